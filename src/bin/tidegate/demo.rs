@@ -1,0 +1,199 @@
+//! `tidegate demo`: nodes under load, and what one ideal bucket would have admitted.
+#![allow(clippy::disallowed_methods, reason = "a demo runs by the real clock")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tidegate::{AnyStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError};
+
+use crate::figures::{Decided, Figures};
+use crate::trace::{Trace, TraceError};
+use crate::workload::{Arrival, WorkloadError};
+
+mod node;
+pub(crate) mod options;
+mod outage;
+pub(crate) mod process;
+mod report;
+
+use node::{Live, Load, Traffic};
+use options::{Options, Store};
+use outage::OwnRedis;
+use process::{Processes, Source};
+use report::{Report, TraceReport};
+
+/// What can stop a demo.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DemoError {
+    #[error("{flag}: {value}: {reason}")]
+    Flag { flag: &'static str, value: String, reason: &'static str },
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("redis-server could not be started: {0}: install it (Debian: apt-get install redis-server)")]
+    OwnRedis(String),
+    #[error("node {0}'s process ended early: see its message above")]
+    Process(u16),
+    #[error("metrics: {0}")]
+    Metrics(#[from] metrics_exporter_prometheus::BuildError),
+    #[error("a node's message could not be read: {0}")]
+    Message(#[from] serde_json::Error),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// The input of a run: who asks for what when.
+struct Input {
+    arrivals: Vec<Arrival>,
+    keys: Vec<String>,
+    seconds: f64,
+    source: Source,
+    trace: Option<Trace>,
+}
+
+/// The output of a run, before it is judged.
+struct Output {
+    decided: Vec<Decided>,
+    traffic: Traffic,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
+    options.validate()?;
+    let input = read_input(options)?;
+    let own_redis = options.outage.is_some().then(OwnRedis::start).transpose()?;
+    let store = match &own_redis {
+        Some(server) => Store::Redis(server.address()),
+        None => options.store.clone(),
+    };
+    let runtime = runtime()?;
+    let _entered = runtime.enter();
+    if let Some(address) = options.metrics {
+        metrics_exporter_prometheus::PrometheusBuilder::new()
+            .with_http_listener(address)
+            .install()?;
+    }
+    let output = match &store {
+        Store::Redis(address) if options.processes => {
+            run_processes(options, &input, address, own_redis.as_ref())?
+        }
+        _ => run_here(options, &input, &store, own_redis.as_ref(), &runtime)?,
+    };
+    let figures = Figures::of(
+        &output.decided,
+        options.rate as f64,
+        options.burst as f64,
+        input.seconds,
+    );
+    let trace = input.trace.as_ref().map(|trace| TraceReport::of(trace, &figures));
+    let report = Report::new(options, &store, input.seconds, &output.traffic, figures, trace);
+    report.print(options.json)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, DemoError> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+fn key_names(keys: u32) -> Vec<String> {
+    (0..keys).map(|key| format!("key-{key}")).collect()
+}
+
+fn read_input(options: &Options) -> Result<Input, DemoError> {
+    let Some(file) = &options.trace else {
+        let workload = options.workload();
+        return Ok(Input {
+            arrivals: if options.processes { Vec::new() } else { workload.arrivals() },
+            keys: key_names(options.keys),
+            seconds: options.seconds,
+            source: Source::Synthetic(workload),
+            trace: None,
+        });
+    };
+    let trace = Trace::load(file)?;
+    for (line, reason) in &trace.rejections {
+        eprintln!("{}:{line}: {reason}", file.display());
+    }
+    let (speed, nodes, seed) = (options.speed, options.nodes, options.seed);
+    let arrivals = trace.arrivals(speed, nodes, seed);
+    Ok(Input {
+        seconds: arrivals.last().map_or(0.0, |last| last.at_us as f64 / 1e6),
+        arrivals,
+        keys: trace.keys.clone(),
+        source: Source::Trace { file: file.clone(), speed, nodes, seed },
+        trace: Some(trace),
+    })
+}
+
+/// All nodes in this process.
+fn run_here(
+    options: &Options,
+    input: &Input,
+    store: &Store,
+    own_redis: Option<&OwnRedis>,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<Output, DemoError> {
+    let live = Arc::new(Live::default());
+    let memory = MemoryStore::new();
+    let limiters = (0..options.nodes)
+        .map(|node| {
+            let store: AnyStore = match store {
+                Store::Memory => memory.clone().into(),
+                Store::Redis(address) => RedisStore::open(address)?.into(),
+            };
+            node::start(&options.limit(), store, node, &live)
+        })
+        .collect::<Result<Vec<Limiter>, DemoError>>()?;
+    runtime.block_on(node::ready(&limiters, &live))?;
+    let load = Load { arrivals: &input.arrivals, keys: &input.keys, start: Instant::now() };
+    let over = AtomicBool::new(false);
+    let decided = std::thread::scope(|scope| {
+        scope.spawn(|| report::each_second(&live, options, load.start, &over));
+        let outage = own_redis.zip(options.outage).map(|(server, outage)| {
+            let start = load.start;
+            scope.spawn(move || server.suffer(outage, start))
+        });
+        let decided = node::drive(&load, |node| limiters.get(usize::from(node)), &live);
+        over.store(true, Ordering::Release);
+        if let Some(Ok(result)) = outage.map(std::thread::ScopedJoinHandle::join) {
+            result?;
+        }
+        decided
+    })?;
+    let traffic = live.traffic().clone();
+    runtime.block_on(node::leave(&limiters));
+    Ok(Output { decided, traffic })
+}
+
+/// Each node in a process of its own.
+fn run_processes(
+    options: &Options,
+    input: &Input,
+    address: &str,
+    own_redis: Option<&OwnRedis>,
+) -> Result<Output, DemoError> {
+    let mut processes =
+        Processes::start(options.nodes, address, options.limit(), &input.source)?;
+    let start = processes.begin()?;
+    eprintln!("{} processes under load for {:.1} s", options.nodes, input.seconds);
+    if let (Some(server), Some(outage)) = (own_redis, options.outage) {
+        server.suffer(outage, start)?;
+    }
+    let (decided, traffic) = processes.gather()?;
+    Ok(Output { decided, traffic })
+}
+
+/// Sleeps until `instant`, or until `over`; returns whether it is over.
+fn sleep_until(instant: Instant, over: &AtomicBool) -> bool {
+    while Instant::now() < instant {
+        if over.load(Ordering::Acquire) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    over.load(Ordering::Acquire)
+}

@@ -1,0 +1,169 @@
+//! Nodes under load: limiters, and the one thread that asks them.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a load generator measures with the real clock and waits for arrivals"
+)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tidegate::{AnyStore, Event, Limiter};
+
+use super::DemoError;
+use super::options::LimitSpec;
+use crate::figures::Decided;
+use crate::workload::Arrival;
+
+/// How long a node may take to find its store.
+const READY_WITHIN: Duration = Duration::from_secs(5);
+/// How long a node may take to leave.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// Below this, waiting for the next arrival is not worth a sleep.
+const SLEEP_MIN: Duration = Duration::from_micros(60);
+
+/// What the nodes' sync tasks have told so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Traffic {
+    pub(crate) store_calls: u64,
+    pub(crate) keys_synced: u64,
+    pub(crate) store_errors: u64,
+    /// Absolute drift of each view, in % of the burst.
+    pub(crate) drift_pct: Vec<f32>,
+}
+
+impl Traffic {
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.store_calls += other.store_calls;
+        self.keys_synced += other.keys_synced;
+        self.store_errors += other.store_errors;
+        self.drift_pct.extend(other.drift_pct);
+    }
+
+    fn hear(&mut self, event: &Event) {
+        match event {
+            Event::Synced { keys, error, .. } => {
+                self.store_calls += 1;
+                self.keys_synced += *keys as u64;
+                self.store_errors += u64::from(error.is_some());
+            }
+            Event::Viewed { drift_tokens, burst_tokens, .. } => {
+                self.drift_pct.push((100.0 * drift_tokens.abs() / *burst_tokens as f64) as f32);
+            }
+            _ => {}
+        }
+    }
+
+    /// The drift that `part` of all views stayed below, in % of the burst.
+    pub(crate) fn drift_quantile(&self, part: f64) -> f64 {
+        let mut sorted = self.drift_pct.clone();
+        sorted.sort_unstable_by(f32::total_cmp);
+        let index = (part * sorted.len().saturating_sub(1) as f64).round() as usize;
+        sorted.get(index).copied().unwrap_or(0.0).into()
+    }
+}
+
+/// What can be seen while the load runs.
+#[derive(Debug, Default)]
+pub(crate) struct Live {
+    pub(crate) offered: AtomicU64,
+    pub(crate) admitted: AtomicU64,
+    pub(crate) traffic: Mutex<Traffic>,
+}
+
+impl Live {
+    pub(crate) fn traffic(&self) -> std::sync::MutexGuard<'_, Traffic> {
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts a node that reports to `live`. Must be called inside a runtime.
+pub(crate) fn start(
+    spec: &LimitSpec,
+    store: AnyStore,
+    node: u16,
+    live: &Arc<Live>,
+) -> Result<Limiter, DemoError> {
+    let heard = live.clone();
+    let limiter = Limiter::builder()
+        .name(format!("node-{node}"))
+        .limit(spec.limit())
+        .store(store)
+        .listen(move |event| heard.traffic().hear(event))
+        .build()?;
+    Ok(limiter)
+}
+
+/// Waits until the nodes' stores can be relied on; what happened so far is not counted.
+pub(crate) async fn ready(limiters: &[Limiter], live: &Live) -> Result<(), DemoError> {
+    for limiter in limiters {
+        limiter.ready(READY_WITHIN).await?;
+    }
+    *live.traffic() = Traffic::default();
+    Ok(())
+}
+
+/// Leaves in good order: a store that is away by then is told about, and no failure of the run.
+pub(crate) async fn leave(limiters: &[Limiter]) {
+    for limiter in limiters {
+        if let Err(error) = limiter.shutdown(LEAVE_WITHIN).await {
+            eprintln!("tidegate: {error}");
+        }
+    }
+}
+
+/// The nodes' load: what to ask whom when.
+pub(crate) struct Load<'a> {
+    pub(crate) arrivals: &'a [Arrival],
+    pub(crate) keys: &'a [String],
+    /// The instant that the arrivals' times count from.
+    pub(crate) start: Instant,
+}
+
+/// Asks `limiter_of` each arrival's node at each arrival's time: an open loop, which falls behind
+/// rather than slow down when a node is slow.
+pub(crate) fn drive<'a>(
+    load: &Load<'_>,
+    limiter_of: impl Fn(u16) -> Option<&'a Limiter>,
+    live: &Live,
+) -> Result<Vec<Decided>, DemoError> {
+    let mut decided = Vec::with_capacity(load.arrivals.len());
+    let mut limits = std::collections::HashMap::new();
+    for arrival in load.arrivals {
+        let Some(limiter) = limiter_of(arrival.node) else { continue };
+        let limit = match limits.entry(arrival.node) {
+            std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => place.insert(limiter.limit("demo")?),
+        };
+        wait_until(load.start + Duration::from_micros(arrival.at_us));
+        let key = &load.keys[arrival.key as usize];
+        let began = Instant::now();
+        let answer = limit.check_n(key, arrival.cost);
+        let took = began.elapsed();
+        // A cost above the burst is an error of the caller: it counts as denied.
+        let (allowed, sure) =
+            answer.map_or((false, true), |decision| (decision.is_allowed(), decision.is_sure()));
+        live.offered.fetch_add(u64::from(arrival.cost), Ordering::Relaxed);
+        if allowed {
+            live.admitted.fetch_add(u64::from(arrival.cost), Ordering::Relaxed);
+        }
+        decided.push(Decided {
+            at_us: load.start.elapsed().as_micros() as u64,
+            took_ns: took.as_nanos() as u64,
+            node: arrival.node,
+            key: arrival.key,
+            cost: arrival.cost,
+            allowed,
+            sure,
+        });
+    }
+    Ok(decided)
+}
+
+fn wait_until(instant: Instant) {
+    let wait = instant.saturating_duration_since(Instant::now());
+    if wait > SLEEP_MIN {
+        std::thread::sleep(wait);
+    }
+}

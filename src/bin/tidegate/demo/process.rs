@@ -1,0 +1,165 @@
+//! Nodes as operating-system processes: the parent sends each its orders on standard input and
+//! reads what it decided from standard output.
+#![allow(clippy::disallowed_methods, reason = "parent and children agree on a start by the clock")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::DemoError;
+use super::node::{self, Live, Load, Traffic};
+use super::options::LimitSpec;
+use crate::figures::Decided;
+use crate::trace::Trace;
+use crate::workload::{Arrival, Workload};
+
+/// Between the parent's word and the start of the load.
+const START_AFTER: Duration = Duration::from_millis(300);
+
+/// What a node's process is to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Orders {
+    pub(crate) node: u16,
+    pub(crate) address: String,
+    pub(crate) limit: LimitSpec,
+    pub(crate) source: Source,
+}
+
+/// Where the arrivals come from: each process makes or reads its own part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Source {
+    Synthetic(Workload),
+    Trace { file: PathBuf, speed: f64, nodes: u16, seed: u64 },
+}
+
+/// What came of it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Outcome {
+    decided: Vec<Decided>,
+    traffic: Traffic,
+}
+
+impl Source {
+    /// The arrivals of one node and the names of the keys.
+    fn arrivals_of(&self, node: u16) -> Result<(Vec<Arrival>, Vec<String>), DemoError> {
+        match self {
+            Self::Synthetic(workload) => {
+                Ok((workload.arrivals_of_node(node), super::key_names(workload.keys)))
+            }
+            Self::Trace { file, speed, nodes, seed } => {
+                let trace = Trace::load(file)?;
+                let mut arrivals = trace.arrivals(*speed, *nodes, *seed);
+                arrivals.retain(|arrival| arrival.node == node);
+                Ok((arrivals, trace.keys))
+            }
+        }
+    }
+}
+
+fn unix_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}
+
+/// A node's process.
+pub(crate) fn run_node() -> Result<(), DemoError> {
+    let mut lines = std::io::stdin().lines();
+    let orders: Orders = serde_json::from_str(&lines.next().unwrap_or(Ok(String::new()))?)?;
+    let (arrivals, keys) = orders.source.arrivals_of(orders.node)?;
+    let runtime = super::runtime()?;
+    let live = Arc::new(Live::default());
+    let _entered = runtime.enter();
+    let store = tidegate::RedisStore::open(&orders.address)?;
+    let limiter = node::start(&orders.limit, store.into(), orders.node, &live)?;
+    runtime.block_on(node::ready(std::slice::from_ref(&limiter), &live))?;
+    println!("ready");
+    std::io::stdout().flush()?;
+    let start_us: u64 = serde_json::from_str(&lines.next().unwrap_or(Ok(String::new()))?)?;
+    let start = Instant::now() + Duration::from_micros(start_us.saturating_sub(unix_us()));
+    let load = Load { arrivals: &arrivals, keys: &keys, start };
+    let decided = node::drive(&load, |_| Some(&limiter), &live)?;
+    runtime.block_on(node::leave(std::slice::from_ref(&limiter)));
+    let traffic = live.traffic().clone();
+    serde_json::to_writer(std::io::stdout().lock(), &Outcome { decided, traffic })?;
+    Ok(())
+}
+
+/// The nodes' processes, ready to start.
+pub(crate) struct Processes {
+    children: Vec<(Child, BufReader<ChildStdout>)>,
+}
+
+impl Processes {
+    /// Starts a process a node and waits until all are ready.
+    pub(crate) fn start(
+        nodes: u16,
+        address: &str,
+        limit: LimitSpec,
+        source: &Source,
+    ) -> Result<Self, DemoError> {
+        let program = std::env::current_exe()?;
+        let mut children = Vec::new();
+        for node in 0..nodes {
+            let mut child = Command::new(&program)
+                .arg("demo-node")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()?;
+            let orders =
+                Orders { node, address: address.to_owned(), limit, source: source.clone() };
+            let line = serde_json::to_string(&orders)? + "\n";
+            let (Some(input), Some(output)) = (&mut child.stdin, child.stdout.take()) else {
+                return Err(DemoError::Process(node));
+            };
+            input.write_all(line.as_bytes())?;
+            children.push((child, BufReader::new(output)));
+        }
+        let mut processes = Self { children };
+        for (node, (_, output)) in (0..).zip(&mut processes.children) {
+            let mut line = String::new();
+            output.read_line(&mut line)?;
+            if line.trim() != "ready" {
+                return Err(DemoError::Process(node));
+            }
+        }
+        Ok(processes)
+    }
+
+    /// Lets all begin at one instant, which is returned.
+    pub(crate) fn begin(&mut self) -> Result<Instant, DemoError> {
+        let line = format!("{}\n", unix_us() + START_AFTER.as_micros() as u64);
+        let start = Instant::now() + START_AFTER;
+        for (node, (child, _)) in (0..).zip(&mut self.children) {
+            let input = child.stdin.as_mut().ok_or(DemoError::Process(node))?;
+            input.write_all(line.as_bytes())?;
+        }
+        Ok(start)
+    }
+
+    /// Waits for all and gathers what they decided.
+    pub(crate) fn gather(mut self) -> Result<(Vec<Decided>, Traffic), DemoError> {
+        let (mut decided, mut traffic) = (Vec::new(), Traffic::default());
+        for (node, (child, output)) in (0..).zip(&mut self.children) {
+            let outcome: Outcome =
+                serde_json::from_reader(output).map_err(|_| DemoError::Process(node))?;
+            decided.extend(outcome.decided);
+            traffic.merge(outcome.traffic);
+            child.wait()?;
+        }
+        decided.sort_by_key(|decided| decided.at_us);
+        Ok((decided, traffic))
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.children {
+            // Those that have ended need no killing.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The `tidegate` command: see and measure the limiter at work.
+
+use clap::{Parser, Subcommand};
+
+mod demo;
+mod figures;
+mod trace;
+mod workload;
+
+/// A hybrid local and global rate limiter.
+#[derive(Parser)]
+#[command(version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs several nodes under load and compares what they admitted with one ideal bucket.
+    Demo(Box<demo::options::Options>),
+    /// One node of a demo, as an operating-system process of its own; reads its orders from
+    /// standard input.
+    #[command(hide = true)]
+    DemoNode,
+}
+
+fn main() -> std::process::ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
+        )
+        .init();
+    let result = match Cli::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::DemoNode => demo::process::run_node(),
+    };
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidegate: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! The load of a demo: open-loop Poisson arrivals, seeded, so that a seed is a bug report.
+//!
+//! Open-loop: a request comes when it comes, however long the decisions before it took. The
+//! scenarios are those of ACCURACY.md. Each node has a random stream of its own, so that nodes in
+//! processes of their own can generate their part without hearing of the others.
+
+use serde::{Deserialize, Serialize};
+
+/// The most requests that one run may offer: they are held in memory, before and after deciding.
+pub(crate) const ARRIVALS_MAX: u64 = 50_000_000;
+
+/// The longest run: a week.
+pub(crate) const RUN_SECONDS_MAX: f64 = 604_800.0;
+
+const US_PER_SECOND: f64 = 1e6;
+
+/// One herd cycle: a second of load, then three of silence.
+const HERD_CYCLE_SECONDS: u64 = 4;
+
+/// A request, before it is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Arrival {
+    /// When it comes, in microseconds since the run's start.
+    pub at_us: u64,
+    /// The node it comes to, from 0.
+    pub node: u16,
+    /// The key it is charged to, from 0.
+    pub key: u32,
+    /// What it costs, in tokens.
+    pub cost: u32,
+}
+
+/// Who offers how much, and where: the rows of ACCURACY.md that a demo can play.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[value(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Scenario {
+    /// Three times the rate, spread evenly.
+    OverUniform,
+    /// Three times the rate, the i-th node in proportion to 1/i.
+    OverSkew,
+    /// Nine tenths of the rate, spread evenly.
+    Under,
+    /// Five times the rate for a second, evenly, then three seconds of silence, repeated.
+    Herd,
+    /// Nine tenths of the rate, all on one node, which changes each second.
+    ShiftUnder,
+}
+
+impl Scenario {
+    /// What is offered while something is, as a multiple of the rate.
+    const fn load(self) -> f64 {
+        match self {
+            Self::OverUniform | Self::OverSkew => 3.0,
+            Self::Under | Self::ShiftUnder => 0.9,
+            Self::Herd => 5.0,
+        }
+    }
+}
+
+/// A load that no run can offer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("workload: {field} = {value}: {reason}")]
+pub(crate) struct WorkloadError {
+    /// The field at fault.
+    pub field: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What is wrong, and what would be right.
+    pub reason: &'static str,
+}
+
+/// A load to generate. [`validate`](Self::validate) it first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Workload {
+    /// Who offers how much, and where.
+    pub scenario: Scenario,
+    /// How many nodes there are.
+    pub nodes: u16,
+    /// How many keys there are; each request picks one with equal odds.
+    pub keys: u32,
+    /// The limit's rate, in tokens per second and key.
+    pub rate_per_second: f64,
+    /// Replaces the scenario's own multiple of the rate.
+    pub load: Option<f64>,
+    /// How long the load lasts.
+    pub seconds: f64,
+    /// The same seed gives the same arrivals.
+    pub seed: u64,
+}
+
+impl Workload {
+    /// Refuses what cannot be generated, or would not fit into memory.
+    ///
+    /// # Errors
+    ///
+    /// Names the field and its value; the caller can only ask for another one.
+    pub(crate) fn validate(&self) -> Result<(), WorkloadError> {
+        let refuse = |field, value: &dyn ToString, reason| {
+            Err(WorkloadError { field, value: value.to_string(), reason })
+        };
+        if self.nodes == 0 {
+            return refuse("nodes", &self.nodes, "at least one node must take requests");
+        }
+        if self.keys == 0 {
+            return refuse("keys", &self.keys, "at least one key must be limited");
+        }
+        if !is_above_zero(self.rate_per_second) {
+            return refuse("rate", &self.rate_per_second, "must be a number above zero");
+        }
+        if !is_above_zero(self.load_multiple()) {
+            return refuse("load", &self.load_multiple(), "must be a number above zero");
+        }
+        if !is_above_zero(self.seconds) || self.seconds > RUN_SECONDS_MAX {
+            return refuse("seconds", &self.seconds, "must be above zero, and 604800 at most");
+        }
+        // In `f64`, where a product that is far too large is infinite and does not wrap.
+        let expected = self.intensity_per_second() * self.seconds;
+        if expected > ARRIVALS_MAX as f64 {
+            let reason = "load × rate × keys × seconds is more than 50000000 requests: lower one";
+            return refuse("seconds", &self.seconds, reason);
+        }
+        Ok(())
+    }
+
+    /// What comes to all nodes, ordered by time.
+    pub(crate) fn arrivals(&self) -> Vec<Arrival> {
+        let mut all: Vec<Arrival> =
+            (0..self.nodes).flat_map(|node| self.arrivals_of_node(node)).collect();
+        // Stable: nodes keep their order within a microsecond, so a seed gives one order only.
+        all.sort_by_key(|arrival| arrival.at_us);
+        all
+    }
+
+    /// What comes to `node`, ordered by time: the same as this node's part of
+    /// [`arrivals`](Self::arrivals), whichever process asks.
+    pub(crate) fn arrivals_of_node(&self, node: u16) -> Vec<Arrival> {
+        let mut random = fastrand::Rng::with_seed(seed_of(self.seed, u64::from(node)));
+        let mut arrivals = Vec::new();
+        for second in 0..self.seconds.ceil() as u64 {
+            self.fill_second(second, node, &mut random, &mut arrivals);
+        }
+        arrivals
+    }
+
+    /// Adds what comes to `node` within `second`. Intensities change only between seconds, and
+    /// Poisson arrivals have no memory, so each second may start afresh.
+    fn fill_second(
+        &self,
+        second: u64,
+        node: u16,
+        random: &mut fastrand::Rng,
+        into: &mut Vec<Arrival>,
+    ) {
+        let per_second = self.node_intensity_per_second(second, node);
+        if !is_above_zero(per_second) {
+            return;
+        }
+        let end_s = (second as f64 + 1.0).min(self.seconds);
+        let mut at_s = second as f64 + gap_s(per_second, random);
+        while at_s < end_s {
+            let key = random.u32(0..self.keys.max(1));
+            into.push(Arrival { at_us: (at_s * US_PER_SECOND) as u64, node, key, cost: 1 });
+            at_s += gap_s(per_second, random);
+        }
+    }
+
+    /// What comes to `node` on average within `second`, in tokens per second.
+    fn node_intensity_per_second(&self, second: u64, node: u16) -> f64 {
+        let all = self.intensity_per_second();
+        let even = all / f64::from(self.nodes);
+        match self.scenario {
+            Scenario::OverUniform | Scenario::Under => even,
+            Scenario::OverSkew => all * skew_share(node, self.nodes),
+            Scenario::Herd if second.is_multiple_of(HERD_CYCLE_SECONDS) => even,
+            Scenario::ShiftUnder if node == self.node_on_shift(second) => all,
+            Scenario::Herd | Scenario::ShiftUnder => 0.0,
+        }
+    }
+
+    /// The node that takes everything in this second: one after the other, the first by the seed.
+    fn node_on_shift(&self, second: u64) -> u16 {
+        let nodes = u64::from(self.nodes.max(1));
+        ((self.seed % nodes + second % nodes) % nodes) as u16
+    }
+
+    /// What the cluster is offered while something is, in tokens per second.
+    fn intensity_per_second(&self) -> f64 {
+        self.load_multiple() * self.rate_per_second * f64::from(self.keys)
+    }
+
+    fn load_multiple(&self) -> f64 {
+        self.load.unwrap_or(self.scenario.load())
+    }
+}
+
+/// False for NaN and infinity too.
+fn is_above_zero(value: f64) -> bool {
+    value.is_finite() && value > 0.0
+}
+
+/// The part of the load on `node` (from 0), where the i-th of `nodes` weighs 1/i.
+fn skew_share(node: u16, nodes: u16) -> f64 {
+    let weights: f64 = (1..=nodes).map(|i| 1.0 / f64::from(i)).sum();
+    1.0 / (f64::from(node) + 1.0) / weights
+}
+
+/// The time to the next arrival, exponentially distributed. `1 - f64()` is never 0, so that the
+/// logarithm is finite.
+fn gap_s(per_second: f64, random: &mut fastrand::Rng) -> f64 {
+    -(1.0 - random.f64()).ln() / per_second
+}
+
+/// A seed for one stream out of many: `SplitMix64` (Steele, Lea and Flood 2014), because streams of
+/// a generator that is seeded with neighbouring numbers are alike at first.
+fn seed_of(seed: u64, stream: u64) -> u64 {
+    let mut mixed = seed.wrapping_add((stream + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    fn workload(scenario: Scenario) -> Workload {
+        Workload {
+            scenario,
+            nodes: 4,
+            keys: 1,
+            rate_per_second: 1000.0,
+            load: None,
+            seconds: 10.0,
+            seed: 7,
+        }
+    }
+
+    /// A Poisson count is within five standard deviations of its mean, but for one in 10^6.
+    fn assert_about(count: usize, mean: f64) {
+        let off = (count as f64 - mean).abs();
+        assert!(off < 5.0 * mean.sqrt(), "{count} where about {mean} was expected");
+    }
+
+    fn count_of_node(arrivals: &[Arrival], node: u16) -> usize {
+        arrivals.iter().filter(|arrival| arrival.node == node).count()
+    }
+
+    #[test]
+    fn an_even_load_is_offered_in_full_and_spread_evenly() {
+        for (scenario, load) in [(Scenario::OverUniform, 3.0), (Scenario::Under, 0.9)] {
+            let arrivals = workload(scenario).arrivals();
+            assert_about(arrivals.len(), load * 10_000.0);
+            for node in 0..4 {
+                assert_about(count_of_node(&arrivals, node), load * 2_500.0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_skewed_load_falls_as_one_over_the_nodes_number() {
+        let arrivals = workload(Scenario::OverSkew).arrivals();
+        let weights = 1.0 + 1.0 / 2.0 + 1.0 / 3.0 + 1.0 / 4.0;
+        for node in 0..4_u16 {
+            let mean = 30_000.0 / f64::from(node + 1) / weights;
+            assert_about(count_of_node(&arrivals, node), mean);
+        }
+    }
+
+    #[test]
+    fn a_herd_runs_for_one_second_in_four() {
+        let arrivals = workload(Scenario::Herd).arrivals();
+        // Seconds 0, 4 and 8 of ten.
+        assert_about(arrivals.len(), 3.0 * 5_000.0);
+        assert!(arrivals.iter().all(|arrival| arrival.at_us / 1_000_000 % 4 == 0));
+    }
+
+    #[test]
+    fn the_load_given_replaces_the_herds_multiple_and_keeps_its_silence() {
+        let arrivals = Workload { load: Some(2.0), ..workload(Scenario::Herd) }.arrivals();
+        assert_about(arrivals.len(), 3.0 * 2_000.0);
+        assert!(arrivals.iter().all(|arrival| arrival.at_us / 1_000_000 % 4 == 0));
+    }
+
+    #[test]
+    fn a_shifting_load_is_on_one_node_at_a_time_and_moves_each_second() {
+        let arrivals = workload(Scenario::ShiftUnder).arrivals();
+        assert_about(arrivals.len(), 9_000.0);
+        let mut node_of_second = [None; 10];
+        for arrival in &arrivals {
+            let node = node_of_second[(arrival.at_us / 1_000_000) as usize];
+            assert!(node.is_none_or(|node| node == arrival.node));
+            node_of_second[(arrival.at_us / 1_000_000) as usize] = Some(arrival.node);
+        }
+        assert!(node_of_second.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn every_key_gets_the_load_of_one() {
+        let arrivals = Workload { keys: 20, ..workload(Scenario::Under) }.arrivals();
+        for key in 0..20 {
+            let count = arrivals.iter().filter(|arrival| arrival.key == key).count();
+            assert_about(count, 9_000.0);
+        }
+    }
+
+    #[test]
+    fn gaps_between_arrivals_vary_as_poissons_do() {
+        let arrivals = Workload { nodes: 1, ..workload(Scenario::OverUniform) }.arrivals();
+        let gaps_us: Vec<f64> =
+            arrivals.windows(2).map(|pair| (pair[1].at_us - pair[0].at_us) as f64).collect();
+        let mean = gaps_us.iter().sum::<f64>() / gaps_us.len() as f64;
+        let variance =
+            gaps_us.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps_us.len() as f64;
+        // An exponential distribution's deviation equals its mean; a metronome's would be 0.
+        assert!((variance.sqrt() / mean - 1.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn a_seed_gives_one_run_and_another_seed_another() {
+        let load = workload(Scenario::OverSkew);
+        assert_eq!(load.arrivals(), load.arrivals());
+        assert_ne!(load.arrivals(), Workload { seed: 8, ..load.clone() }.arrivals());
+    }
+
+    #[test]
+    fn a_node_on_its_own_generates_its_part_of_the_whole() {
+        let load = workload(Scenario::ShiftUnder);
+        let all = load.arrivals();
+        assert!(all.is_sorted_by_key(|arrival| arrival.at_us));
+        for node in 0..4 {
+            let mut part = all.clone();
+            part.retain(|arrival| arrival.node == node);
+            assert_eq!(part, load.arrivals_of_node(node));
+        }
+    }
+
+    #[test]
+    fn nodes_do_not_echo_each_other() {
+        let load = workload(Scenario::OverUniform);
+        let [first, second] = [0, 1].map(|node| load.arrivals_of_node(node));
+        let same = first.iter().zip(&second).filter(|(a, b)| a.at_us == b.at_us).count();
+        assert!(same < 20, "{same} arrivals at the same instant in the same place");
+    }
+
+    #[test]
+    fn a_run_may_end_within_a_second() {
+        let arrivals = Workload { seconds: 1.25, ..workload(Scenario::OverUniform) }.arrivals();
+        assert_about(arrivals.len(), 1.25 * 3_000.0);
+        assert!(arrivals.iter().all(|arrival| arrival.at_us < 1_250_000));
+    }
+
+    #[test]
+    fn what_cannot_be_offered_is_refused_by_name() {
+        let good = workload(Scenario::Under);
+        assert_eq!(good.validate(), Ok(()));
+        let bad = [
+            ("nodes", Workload { nodes: 0, ..good.clone() }),
+            ("keys", Workload { keys: 0, ..good.clone() }),
+            ("rate", Workload { rate_per_second: f64::NAN, ..good.clone() }),
+            ("load", Workload { load: Some(-1.0), ..good.clone() }),
+            ("seconds", Workload { seconds: f64::NAN, ..good.clone() }),
+            ("seconds", Workload { seconds: 1e12, rate_per_second: 1e-9, ..good.clone() }),
+            ("seconds", Workload { keys: u32::MAX, rate_per_second: 1e9, ..good.clone() }),
+        ];
+        for (field, workload) in bad {
+            assert_eq!(workload.validate().map_err(|error| error.field), Err(field));
+        }
+    }
+
+    #[test]
+    fn scenarios_go_by_the_names_of_the_accuracy_page() {
+        let names = ["over_uniform", "over_skew", "under", "herd", "shift_under"];
+        for (scenario, name) in Scenario::value_variants().iter().zip(names) {
+            assert_eq!(Scenario::from_str(name, false), Ok(*scenario));
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The data plane: lock-free buckets in a sharded map, and the queue that tells the engine which
+//! of them were touched.
+
+pub(crate) mod dirty;
+pub(crate) mod map;
+pub(crate) mod state;
+mod word;
+
+pub(crate) use dirty::DirtyQueue;
+pub(crate) use map::{BucketMap, KeyBudget};
+pub(crate) use state::{Bucket, Collected, Terms as LeaseTerms};
+pub(crate) use word::FIELD_MAX;

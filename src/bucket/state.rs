@@ -1,0 +1,592 @@
+//! One key's bucket: what a decision reads and writes, and the few things the engine does to it.
+//!
+//! # Who may do what
+//!
+//! Any number of threads call [`take`](Bucket::take). One engine calls
+//! [`collect`](Bucket::collect), [`withdraw`](Bucket::withdraw) and [`amend`](Bucket::amend).
+//!
+//! # Argument
+//!
+//! Every change of tokens, credit and pending is one compare-and-swap of the word, so a token is
+//! spent once or not at all. Refill needs more than the word: a thread that runs out computes what
+//! the lease's rate has earned since `minted_us`, claims that stretch of time by moving `minted_us`
+//! with a compare-and-swap, and then adds the tokens to the word. Between the two it may be
+//! interrupted for as long as it likes: the tokens are late, never doubled. When the engine changes
+//! the lease in between, the word's epoch differs and the tokens are dropped, never added to a
+//! lease that did not earn them.
+//!
+//! # Orderings
+//!
+//! The engine closes `minted_us`, then writes rate, depth and end, then moves the word to the next
+//! epoch, then opens `minted_us`, each store with `Release`. A thread that reads a new rate with
+//! `Acquire` therefore also sees `minted_us` closed or opened anew, and its claim under the old
+//! value fails; a thread that reads the new word sees the new end. Counters for demand and metrics
+//! publish nothing and are `Relaxed`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::word::{FIELD_MAX, Word};
+use crate::time::Timestamp;
+
+/// The bucket stands in the dirty queue (or the queue was full).
+const QUEUED: u8 = 1;
+/// The engine was told that the bucket runs low.
+const URGENT: u8 = 2;
+
+const NO_SLOT: u32 = u32::MAX;
+
+/// A lease as the bucket applies it: until `ends`, `rate` units per microsecond flow in, up to
+/// `depth` whole tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    pub rate: i64,
+    pub depth: u32,
+    pub ends: Timestamp,
+    /// Tell the engine when fewer tokens than this are left.
+    pub low: u32,
+    /// The tokens come from an outage policy.
+    pub policy: bool,
+}
+
+impl Terms {
+    /// No lease: nothing flows in, nothing may be held.
+    pub const NONE: Self =
+        Self { rate: 0, depth: 0, ends: Timestamp::ZERO, low: 0, policy: false };
+}
+
+/// What the engine is told after a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// Nothing new.
+    None,
+    /// Something is pending that was not before: report it at the next tick.
+    Dirty,
+    /// The key runs low or was denied: sync early.
+    Urgent,
+}
+
+/// What [`Bucket::take`] decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    pub allowed: bool,
+    pub sure: bool,
+    /// Tokens left in the word.
+    pub left: u32,
+    pub touch: Touch,
+}
+
+/// What [`Bucket::collect`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Tokens spent since the last collection, from tokens and from credit.
+    pub spent: u64,
+    /// Tokens asked for and denied since.
+    pub denied: u64,
+    /// Tokens left in the word.
+    pub tokens: u32,
+    /// Credit left in the word.
+    pub credit: u32,
+    /// Decisions since, for the metrics.
+    pub allowed_decisions: u64,
+    pub denied_decisions: u64,
+    pub unsure_decisions: u64,
+}
+
+/// A key's state on this node.
+#[derive(Debug)]
+pub struct Bucket {
+    /// Publishes the lease's end along with itself.
+    word: AtomicU64,
+    /// The end of the lease; tokens are void from then on.
+    ends_us: AtomicU64,
+    /// Refill up to here has been turned into tokens; publishes rate and depth. Closed: `u64::MAX`.
+    minted_us: AtomicU64,
+    /// Units per microsecond.
+    rate: AtomicU64,
+    depth: AtomicU32,
+    low: AtomicU32,
+    flags: AtomicU8,
+    /// Pending tokens that no longer fitted the word.
+    spilled: AtomicU64,
+    /// Tokens denied since the last collection.
+    denied: AtomicU64,
+    denied_decisions: AtomicU32,
+    unsure_decisions: AtomicU32,
+    /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
+    surplus: AtomicU64,
+    /// The store's level at the last reply, in tokens, and when that came (0: never).
+    view_tokens: AtomicI64,
+    view_us: AtomicU64,
+    /// From then on the store's bucket is full if nobody else spends; never while it is tracked.
+    full_us: AtomicU64,
+    /// The engine's own note; nobody else reads it.
+    slot: AtomicU32,
+    pub(crate) limit: u32,
+    pub(crate) lane: u32,
+    pub(crate) key: Arc<[u8]>,
+}
+
+impl Bucket {
+    /// A bucket that holds no lease and has `credit`.
+    pub fn new(limit: u32, lane: u32, key: &[u8], credit: u32) -> Self {
+        Self {
+            word: AtomicU64::new(Word::new(0, credit).0),
+            ends_us: AtomicU64::new(0),
+            minted_us: AtomicU64::new(u64::MAX),
+            rate: AtomicU64::new(0),
+            depth: AtomicU32::new(0),
+            low: AtomicU32::new(0),
+            flags: AtomicU8::new(0),
+            spilled: AtomicU64::new(0),
+            denied: AtomicU64::new(0),
+            denied_decisions: AtomicU32::new(0),
+            unsure_decisions: AtomicU32::new(0),
+            surplus: AtomicU64::new(0),
+            view_tokens: AtomicI64::new(0),
+            view_us: AtomicU64::new(0),
+            full_us: AtomicU64::new(0),
+            slot: AtomicU32::new(NO_SLOT),
+            limit,
+            lane,
+            key: key.into(),
+        }
+    }
+
+    /// A full bucket that this node alone refills, for ever.
+    pub fn local(limit: u32, key: &[u8], rate: i64, depth: u32, now: Timestamp) -> Self {
+        let bucket = Self::new(limit, 0, key, 0);
+        let terms = Terms { rate, depth, ends: Timestamp::NEVER, low: 0, policy: false };
+        bucket.amend(now, terms, i64::from(depth), 0, 1);
+        bucket
+    }
+
+    /// Decides about `cost` tokens; `unit` is the number of units in a token.
+    ///
+    /// Cost: two loads and one compare-and-swap when tokens are there.
+    #[inline]
+    pub fn take(&self, cost: u32, now: Timestamp, unit: i64) -> Taken {
+        let mut word = Word(self.word.load(Ordering::Acquire));
+        loop {
+            let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
+            let tokens = if live { word.tokens() } else { 0 };
+            let from_tokens = tokens.min(cost);
+            let from_credit = cost - from_tokens;
+            if from_credit > 0 {
+                if live && self.mint(word, now, unit) {
+                    word = Word(self.word.load(Ordering::Acquire));
+                    continue;
+                }
+                if from_credit > word.credit() {
+                    return self.deny(cost, word, tokens);
+                }
+            }
+            let Some(spent) = word.spend(from_tokens, from_credit) else {
+                word = self.spill(word);
+                continue;
+            };
+            match self.word.compare_exchange_weak(
+                word.0,
+                spent.0,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return self.admitted(cost, word, tokens - from_tokens, from_credit),
+                Err(seen) => word = Word(seen),
+            }
+        }
+    }
+
+    #[inline]
+    fn admitted(&self, cost: u32, before: Word, left: u32, from_credit: u32) -> Taken {
+        let sure = from_credit == 0 && !before.policy();
+        if cost > 1 {
+            self.surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
+        }
+        if !sure {
+            self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
+        }
+        let touch = if from_credit > 0 || left < self.low.load(Ordering::Relaxed) {
+            self.raise(QUEUED | URGENT)
+        } else if before.pending() == 0 {
+            self.raise(QUEUED)
+        } else {
+            Touch::None
+        };
+        Taken { allowed: true, sure, left, touch }
+    }
+
+    #[cold]
+    fn deny(&self, cost: u32, word: Word, tokens: u32) -> Taken {
+        self.denied.fetch_add(u64::from(cost), Ordering::Relaxed);
+        self.denied_decisions.fetch_add(1, Ordering::Relaxed);
+        // Without a lease the store may have more than this node knows of.
+        let sure = self.rate.load(Ordering::Relaxed) > 0 && !word.policy();
+        if !sure {
+            self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
+        }
+        Taken { allowed: false, sure, left: tokens, touch: self.raise(QUEUED | URGENT) }
+    }
+
+    /// Raises flags and says what of it is news.
+    #[inline]
+    fn raise(&self, flags: u8) -> Touch {
+        if self.flags.load(Ordering::Relaxed) & flags == flags {
+            return Touch::None;
+        }
+        let before = self.flags.fetch_or(flags, Ordering::AcqRel);
+        if before & flags == flags {
+            Touch::None
+        } else if flags & URGENT != 0 {
+            Touch::Urgent
+        } else {
+            Touch::Dirty
+        }
+    }
+
+    /// Turns earned time into tokens. Returns whether the word is worth another look.
+    fn mint(&self, seen: Word, now: Timestamp, unit: i64) -> bool {
+        let minted = self.minted_us.load(Ordering::Acquire);
+        let rate = self.rate.load(Ordering::Acquire);
+        let now_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
+        if minted >= now_us || rate == 0 {
+            return false;
+        }
+        let unit = unit as u64;
+        let whole = rate.saturating_mul(now_us - minted) / unit;
+        let room = u64::from(self.depth.load(Ordering::Acquire).saturating_sub(seen.tokens()));
+        if whole == 0 || room == 0 {
+            return false;
+        }
+        let (tokens, claimed) = if whole >= room {
+            (room, now_us)
+        } else {
+            (whole, minted + (whole * unit).div_ceil(rate))
+        };
+        let claim =
+            self.minted_us.compare_exchange(minted, claimed, Ordering::AcqRel, Ordering::Relaxed);
+        if claim.is_ok() {
+            self.deposit(tokens as u32, seen.epoch());
+        }
+        true
+    }
+
+    /// Adds minted tokens, unless the lease that earned them has changed.
+    fn deposit(&self, tokens: u32, epoch: u64) {
+        let depth = self.depth.load(Ordering::Relaxed).min(FIELD_MAX);
+        let _ = self.update(|word| {
+            (word.epoch() == epoch)
+                .then(|| word.with_tokens((word.tokens() + tokens).min(depth.max(word.tokens()))))
+        });
+    }
+
+    /// Moves pending tokens out of a word that can count no more of them.
+    #[cold]
+    fn spill(&self, word: Word) -> Word {
+        let emptied = word.collected();
+        match self.word.compare_exchange(
+            word.0,
+            emptied.0,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => {
+                self.spilled.fetch_add(u64::from(word.pending()), Ordering::AcqRel);
+                emptied
+            }
+            Err(seen) => Word(seen),
+        }
+    }
+
+    /// Applies `change` to the word until it sticks or `change` declines; returns the word before.
+    fn update(&self, mut change: impl FnMut(Word) -> Option<Word>) -> Result<Word, Word> {
+        self.word
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+                change(Word(word)).map(|changed| changed.0)
+            })
+            .map(Word)
+            .map_err(Word)
+    }
+
+    /// What a decision would find, spending nothing: tokens, credit, and whether it would be sure.
+    pub fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
+        let mut word = Word(self.word.load(Ordering::Acquire));
+        let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
+        if live && self.mint(word, now, unit) {
+            word = Word(self.word.load(Ordering::Acquire));
+        }
+        (if live { word.tokens() } else { 0 }, word.credit(), !word.policy())
+    }
+
+    /// The store's level at its last word, in tokens, and when that came.
+    pub fn view(&self) -> Option<(i64, Timestamp)> {
+        let at_us = self.view_us.load(Ordering::Relaxed);
+        (at_us > 0)
+            .then(|| (self.view_tokens.load(Ordering::Relaxed), Timestamp::from_micros(at_us)))
+    }
+
+    /// Refill in units per microsecond.
+    pub fn rate(&self) -> u64 {
+        self.rate.load(Ordering::Relaxed)
+    }
+
+    // ---- the engine's side -------------------------------------------------------------------
+
+    /// Takes what is pending, sets the credit that is left to `recredit` of itself in the same
+    /// step, and lowers the flags, so that the next decision raises them again.
+    pub fn collect(&self, recredit: impl Fn(u32) -> u32) -> Collected {
+        self.flags.store(0, Ordering::Release);
+        let collect = |word: Word| {
+            let after = word.collected().with_credit(recredit(word.credit()));
+            (after != word).then_some(after)
+        };
+        let (Ok(before) | Err(before)) = self.update(collect);
+        let spent = u64::from(before.pending()) + self.spilled.swap(0, Ordering::AcqRel);
+        let surplus = self.surplus.swap(0, Ordering::Relaxed);
+        Collected {
+            spent,
+            denied: self.denied.swap(0, Ordering::Relaxed),
+            tokens: before.tokens(),
+            credit: before.credit(),
+            allowed_decisions: spent.saturating_sub(surplus),
+            denied_decisions: u64::from(self.denied_decisions.swap(0, Ordering::Relaxed)),
+            unsure_decisions: u64::from(self.unsure_decisions.swap(0, Ordering::Relaxed)),
+        }
+    }
+
+    /// Tokens spent and denied since the last collection, without collecting them.
+    pub fn demand(&self) -> u64 {
+        let word = Word(self.word.load(Ordering::Relaxed));
+        u64::from(word.pending())
+            + self.spilled.load(Ordering::Relaxed)
+            + self.denied.load(Ordering::Relaxed)
+    }
+
+    /// Takes tokens away until at most `keep` are left; returns how many.
+    pub fn withdraw(&self, keep: u32) -> u32 {
+        let before = self.update(|word| (word.tokens() > keep).then(|| word.with_tokens(keep)));
+        before.map_or(0, |word| word.tokens() - keep)
+    }
+
+    /// Lowers the depth: refill stops there.
+    pub fn set_depth(&self, depth: u32) {
+        self.depth.store(depth, Ordering::Release);
+    }
+
+    /// Sets the level below which the engine is told.
+    pub fn set_low(&self, low: u32) {
+        self.low.store(low, Ordering::Relaxed);
+    }
+
+    /// Where the engine keeps its books on this key.
+    pub fn slot(&self) -> Option<usize> {
+        let slot = self.slot.load(Ordering::Relaxed);
+        (slot != NO_SLOT).then_some(slot as usize)
+    }
+
+    /// Notes where the engine keeps its books on this key.
+    pub fn set_slot(&self, slot: Option<usize>) {
+        self.slot.store(slot.map_or(NO_SLOT, |slot| slot as u32), Ordering::Relaxed);
+    }
+
+    /// Changes the lease at `now`: settles what the old one earned, applies `terms`, and adds
+    /// `tokens` and `fraction` units. Returns the units that make no whole token and no whole
+    /// microsecond of the new rate: the engine keeps them until the next change.
+    pub fn amend(
+        &self,
+        now: Timestamp,
+        terms: Terms,
+        tokens: i64,
+        fraction: i64,
+        unit: i64,
+    ) -> i64 {
+        let earned = self.settle(now);
+        self.rate.store(terms.rate as u64, Ordering::Release);
+        self.depth.store(terms.depth, Ordering::Release);
+        self.low.store(terms.low, Ordering::Relaxed);
+        let old_ends = self.ends_us.swap(terms.ends.as_micros(), Ordering::AcqRel);
+        let units = i128::from(tokens) * i128::from(unit) + i128::from(fraction) + earned;
+        let whole = (units / i128::from(unit)).clamp(0, i128::from(FIELD_MAX)) as u32;
+        let mut capped = false;
+        let _ = self.update(|word| {
+            let held = if now.as_micros() < old_ends { word.tokens() } else { 0 };
+            let level = held.saturating_add(whole);
+            capped = level > terms.depth;
+            let level = level.min(terms.depth).min(FIELD_MAX);
+            Some(word.next_epoch().with_tokens(level).with_policy(terms.policy))
+        });
+        let rest = if capped { 0 } else { (units - i128::from(whole) * i128::from(unit)) as i64 };
+        let (minted_us, rest) = if terms.rate > 0 {
+            (now.as_micros().saturating_sub((rest / terms.rate) as u64), rest % terms.rate)
+        } else {
+            (now.as_micros(), rest)
+        };
+        self.minted_us.store(minted_us, Ordering::Release);
+        rest
+    }
+
+    /// Closes the refill and returns the units it has earned and not yet turned into tokens.
+    fn settle(&self, now: Timestamp) -> i128 {
+        let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
+        let until_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
+        let rate = self.rate.load(Ordering::Relaxed);
+        i128::from(rate) * i128::from(until_us.saturating_sub(minted_us))
+    }
+
+    /// Notes what the store said last.
+    pub fn set_view(&self, tokens: i64, at: Timestamp) {
+        self.view_tokens.store(tokens, Ordering::Relaxed);
+        self.view_us.store(at.as_micros().max(1), Ordering::Relaxed);
+    }
+
+    /// Notes when the key will be full if left alone; until then it may not be evicted.
+    pub fn set_full_at(&self, at: Timestamp) {
+        self.full_us.store(at.as_micros(), Ordering::Release);
+    }
+
+    /// Whether forgetting the bucket gives nothing back to its key: it is full, has its whole
+    /// credit, and nothing is pending.
+    pub fn is_idle_and_full(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
+        let full_at = self.full_us.load(Ordering::Acquire);
+        let (tokens, credit_left, _) = self.peek(now, unit);
+        let word = Word(self.word.load(Ordering::Acquire));
+        let quiet = word.pending() == 0 && self.flags.load(Ordering::Acquire) == 0;
+        let full = if local {
+            tokens == self.depth.load(Ordering::Relaxed)
+        } else {
+            full_at <= now.as_micros() && tokens == 0 && credit_left == credit
+        };
+        quiet && full
+    }
+
+    /// Whether the bucket has run low since it was last collected.
+    pub fn is_urgent(&self) -> bool {
+        self.flags.load(Ordering::Acquire) & URGENT != 0
+    }
+
+    /// Whether a decision has touched the bucket since it was last collected.
+    pub fn is_touched(&self) -> bool {
+        self.flags.load(Ordering::Acquire) & QUEUED != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: i64 = 1000;
+
+    fn at(us: u64) -> Timestamp {
+        Timestamp::from_micros(us)
+    }
+
+    fn lease(rate: i64, depth: u32, ends_us: u64) -> Terms {
+        Terms { rate, depth, ends: at(ends_us), low: 0, policy: false }
+    }
+
+    #[test]
+    fn tokens_are_spent_then_minted_then_denied() {
+        let bucket = Bucket::new(0, 0, b"k", 0);
+        // One unit per microsecond: a token a millisecond.
+        assert_eq!(bucket.amend(at(1), lease(1, 10, 1_000_000), 2, 0, UNIT), 0);
+        assert!(bucket.take(2, at(1), UNIT).allowed);
+        assert!(!bucket.take(1, at(1000), UNIT).allowed);
+        assert!(bucket.take(1, at(1001), UNIT).allowed);
+        assert!(bucket.take(10, at(11_001), UNIT).allowed, "refill stops at the depth");
+        assert!(!bucket.take(1, at(11_001), UNIT).allowed);
+    }
+
+    #[test]
+    fn a_lease_that_has_ended_gives_nothing_even_if_tokens_are_left() {
+        let bucket = Bucket::new(0, 0, b"k", 0);
+        bucket.amend(at(1), lease(0, 10, 5000), 5, 0, UNIT);
+        assert!(bucket.take(1, at(4999), UNIT).allowed);
+        assert!(!bucket.take(1, at(5000), UNIT).allowed);
+        bucket.amend(at(6000), lease(0, 10, 9000), 1, 0, UNIT);
+        assert_eq!(bucket.peek(at(6000), UNIT).0, 1, "tokens of the ended lease do not return");
+    }
+
+    #[test]
+    fn credit_is_spent_after_tokens_and_is_unsure() {
+        let bucket = Bucket::new(0, 0, b"k", 1);
+        let taken = bucket.take(1, at(1), UNIT);
+        assert!(taken.allowed && !taken.sure);
+        assert_eq!(taken.touch, Touch::Urgent);
+        assert!(!bucket.take(1, at(1), UNIT).allowed);
+        let collected = bucket.collect(|left| left);
+        assert_eq!((collected.spent, collected.denied, collected.credit), (1, 1, 0));
+        assert_eq!((collected.allowed_decisions, collected.denied_decisions), (1, 1));
+    }
+
+    #[test]
+    fn fractions_survive_a_change_of_rate() {
+        let bucket = Bucket::new(0, 0, b"k", 0);
+        bucket.amend(at(0), lease(1, 10, 1_000_000), 0, 0, UNIT);
+        // 600 units at rate 1, then 200 us at rate 2: a whole token.
+        bucket.amend(at(600), lease(2, 10, 1_000_000), 0, 0, UNIT);
+        assert!(!bucket.take(1, at(799), UNIT).allowed);
+        assert!(bucket.take(1, at(800), UNIT).allowed);
+        let rest = bucket.amend(at(1000), lease(0, 10, 1_000_000), 0, 0, UNIT);
+        assert_eq!(rest, 400, "kept by the engine while nothing flows in");
+    }
+
+    #[test]
+    fn pending_tokens_that_do_not_fit_the_word_are_not_lost() {
+        let bucket = Bucket::new(0, 0, b"k", 0);
+        let mut spent = 0_u64;
+        for _ in 0..3 {
+            bucket.amend(at(1), lease(0, FIELD_MAX, 100), i64::from(FIELD_MAX), 0, UNIT);
+            assert!(bucket.take(FIELD_MAX, at(2), UNIT).allowed);
+            spent += u64::from(FIELD_MAX);
+        }
+        assert_eq!(bucket.collect(|left| left).spent, spent);
+        assert_eq!(bucket.collect(|left| left).spent, 0);
+    }
+
+    #[test]
+    fn two_threads_and_a_changing_lease_never_spend_more_than_was_given() {
+        let bucket = Arc::new(Bucket::new(0, 0, b"k", 0));
+        let clock = crate::time::Clock::new();
+        clock.set(at(1));
+        let start = Arc::new(std::sync::Barrier::new(3));
+        let spenders: Vec<_> = (0..2)
+            .map(|_| {
+                let (bucket, clock, start) = (bucket.clone(), clock.clone(), start.clone());
+                spawn(move || {
+                    start.wait();
+                    let mut spent = 0_u64;
+                    while clock.now() < at(2_000_000) {
+                        spent += u64::from(bucket.take(1, clock.now(), UNIT).allowed);
+                    }
+                    spent
+                })
+            })
+            .collect();
+        let (mut earned, mut fraction, mut rate, mut granted) = (0_i64, 0, 0, 0);
+        start.wait();
+        for step in 1..=20_000_i64 {
+            clock.set(at(step as u64 * 100));
+            earned += rate * 100;
+            if step % 3 == 0 {
+                // The change sees the clock as the spenders do.
+                rate = step % 40;
+                granted += step % 2;
+                let now = clock.now();
+                fraction =
+                    bucket.amend(now, lease(rate, 1000, u64::MAX), step % 2, fraction, UNIT);
+            }
+        }
+        let spent: u64 = spenders.into_iter().map(|spender| spender.join().unwrap()).sum();
+        assert_eq!(bucket.collect(|left| left).spent, spent, "every token spent is pending once");
+        let given = granted + earned / UNIT + 1;
+        assert!(spent <= given as u64, "spent {spent} of {given}");
+        assert!(spent > 0);
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    fn spawn<T: Send + 'static>(
+        body: impl FnOnce() -> T + Send + 'static,
+    ) -> std::thread::JoinHandle<T> {
+        std::thread::spawn(body)
+    }
+}

@@ -1,0 +1,122 @@
+//! The word that decides: pending, tokens, credit and lease epoch in 64 bits.
+//!
+//! ```text
+//!  63        53   52   51    48 47          24 23           0
+//! |   epoch   | policy | credit |   tokens    |   pending    |
+//! ```
+//!
+//! *pending* counts tokens spent and not yet collected by the engine; *tokens* are whole tokens
+//! that may be spent without asking; *credit* is what may be spent beyond them; *policy* says that
+//! the tokens come from an outage policy, not from the store. *epoch* changes with every change of
+//! the lease, so that whoever computed a refill under the old lease fails to add it.
+
+/// The most tokens, and the most pending tokens, that a word can count.
+pub const FIELD_MAX: u32 = (1 << 24) - 1;
+
+const TOKENS_AT: u32 = 24;
+const CREDIT_AT: u32 = 48;
+const POLICY_AT: u32 = 52;
+const EPOCH_AT: u32 = 53;
+const FIELD: u64 = FIELD_MAX as u64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    pub fn new(tokens: u32, credit: u32) -> Self {
+        Self(0).with_tokens(tokens).with_credit(credit)
+    }
+
+    pub fn pending(self) -> u32 {
+        (self.0 & FIELD) as u32
+    }
+
+    pub fn tokens(self) -> u32 {
+        ((self.0 >> TOKENS_AT) & FIELD) as u32
+    }
+
+    pub fn credit(self) -> u32 {
+        ((self.0 >> CREDIT_AT) & 0xf) as u32
+    }
+
+    pub fn policy(self) -> bool {
+        (self.0 >> POLICY_AT) & 1 == 1
+    }
+
+    pub fn epoch(self) -> u64 {
+        self.0 >> EPOCH_AT
+    }
+
+    pub fn with_tokens(self, tokens: u32) -> Self {
+        debug_assert!(tokens <= FIELD_MAX);
+        Self(self.0 & !(FIELD << TOKENS_AT) | u64::from(tokens) << TOKENS_AT)
+    }
+
+    pub fn with_credit(self, credit: u32) -> Self {
+        debug_assert!(credit <= 15);
+        Self(self.0 & !(0xf << CREDIT_AT) | u64::from(credit) << CREDIT_AT)
+    }
+
+    pub fn with_policy(self, policy: bool) -> Self {
+        Self(self.0 & !(1 << POLICY_AT) | u64::from(policy) << POLICY_AT)
+    }
+
+    /// The same word in the next lease epoch.
+    pub fn next_epoch(self) -> Self {
+        Self(self.0.wrapping_add(1 << EPOCH_AT))
+    }
+
+    /// The same word with nothing pending.
+    pub fn collected(self) -> Self {
+        Self(self.0 & !FIELD)
+    }
+
+    /// `from_tokens` less tokens, `from_credit` less credit, and both pending; `None` when that
+    /// many pending tokens do not fit.
+    pub fn spend(self, from_tokens: u32, from_credit: u32) -> Option<Self> {
+        let pending = self.pending() + from_tokens + from_credit;
+        (pending <= FIELD_MAX).then(|| {
+            let word = self
+                .with_tokens(self.tokens() - from_tokens)
+                .with_credit(self.credit() - from_credit);
+            Self(word.0 & !FIELD | u64::from(pending))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn fields_do_not_disturb_each_other(
+            raw in any::<u64>(), tokens in 0..=FIELD_MAX, credit in 0..=15_u32, policy in any::<bool>(),
+        ) {
+            let word = Word(raw);
+            let set = word.with_tokens(tokens).with_credit(credit).with_policy(policy);
+            prop_assert_eq!((set.tokens(), set.credit(), set.policy()), (tokens, credit, policy));
+            prop_assert_eq!((set.pending(), set.epoch()), (word.pending(), word.epoch()));
+            prop_assert_ne!(word.next_epoch().epoch(), word.epoch());
+            prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
+            prop_assert_eq!(word.collected().pending(), 0);
+        }
+
+        #[test]
+        fn spending_moves_tokens_and_credit_to_pending(
+            tokens in 0..=FIELD_MAX, credit in 0..=15_u32, part in 0.0..=1.0_f64,
+        ) {
+            let from_tokens = (f64::from(tokens) * part) as u32;
+            let from_credit = (f64::from(credit) * part) as u32;
+            match Word::new(tokens, credit).spend(from_tokens, from_credit) {
+                Some(spent) => {
+                    prop_assert_eq!(spent.tokens() + from_tokens, tokens);
+                    prop_assert_eq!(spent.credit() + from_credit, credit);
+                    prop_assert_eq!(spent.pending(), from_tokens + from_credit);
+                }
+                None => prop_assert!(from_tokens + from_credit > FIELD_MAX),
+            }
+        }
+    }
+}

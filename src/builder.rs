@@ -1,0 +1,325 @@
+//! From limits and a store to a running limiter.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
+use crate::driver::clock::{ManualClock, Ticker, TimeSource};
+use crate::driver::{Driver, LimitState, Listener};
+use crate::error::ConfigError;
+use crate::key::lane_of;
+use crate::limit::{Limit, Mode, Terms};
+use crate::limiter::{Limiter, Shared};
+use crate::store::{MemoryStore, Store};
+use crate::sync::{Config, Engine, Event};
+use crate::time::micros;
+
+/// The most keys that a limiter holds, over all its limits. One key takes about 300 bytes.
+pub const DEFAULT_KEYS_MAX: usize = 1_000_000;
+/// The lanes of a namespace. Fixed in the store by the first node; the others must agree.
+pub const DEFAULT_LANES: u32 = 16;
+/// The most lanes a namespace can have.
+pub const LANES_MAX: u32 = 1024;
+
+/// A store, whichever it is.
+#[derive(Clone)]
+pub struct AnyStore(StoreKind);
+
+#[derive(Clone)]
+enum StoreKind {
+    Memory(MemoryStore),
+    Other(Arc<dyn Store>),
+}
+
+impl From<MemoryStore> for AnyStore {
+    fn from(store: MemoryStore) -> Self {
+        Self(StoreKind::Memory(store))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<crate::store::redis::RedisStore> for AnyStore {
+    fn from(store: crate::store::redis::RedisStore) -> Self {
+        Self(StoreKind::Other(Arc::new(store)))
+    }
+}
+
+impl AnyStore {
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn other(store: impl Store) -> Self {
+        Self(StoreKind::Other(Arc::new(store)))
+    }
+
+    /// The store, telling time by `time` if it has no clock of its own.
+    fn open(self, time: &TimeSource) -> Arc<dyn Store> {
+        match self.0 {
+            StoreKind::Memory(store) => {
+                let time = time.clone();
+                Arc::new(store.with_time(move || time.now()))
+            }
+            StoreKind::Other(store) => store,
+        }
+    }
+}
+
+/// Collects what a limiter is made of; every default is a constant of this crate.
+///
+/// ```
+/// use tidegate::{Limit, Limiter, Quota};
+///
+/// let limiter = Limiter::builder()
+///     .limit(Limit::new("api", Quota::per_second(100)))
+///     .build()?;
+/// let api = limiter.limit("api")?;
+/// assert!(api.check("user:42")?.is_allowed());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a builder does nothing until it is built"]
+pub struct Builder {
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "names the metrics"))]
+    name: Option<String>,
+    limits: Vec<Limit>,
+    store: Option<AnyStore>,
+    keys_max: usize,
+    lanes: u32,
+    nodes_max: Option<u32>,
+    listeners: Vec<Listener>,
+    manual_clock: Option<ManualClock>,
+}
+
+impl Limiter {
+    /// Begins a limiter without limits and without a store.
+    pub fn builder() -> Builder {
+        Builder {
+            name: None,
+            limits: Vec::new(),
+            store: None,
+            keys_max: DEFAULT_KEYS_MAX,
+            lanes: DEFAULT_LANES,
+            nodes_max: None,
+            listeners: Vec::new(),
+            manual_clock: None,
+        }
+    }
+}
+
+impl Builder {
+    /// Names this limiter in its metrics (label `limiter`), where a process has several.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Adds a limit.
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// The store that nodes share. Without one this node is alone, and decides exactly.
+    pub fn store(mut self, store: impl Into<AnyStore>) -> Self {
+        self.store = Some(store.into());
+        self
+    }
+
+    /// The most keys held at a time, over all limits ([`DEFAULT_KEYS_MAX`]). When no idle key can
+    /// make room, new keys share one overflow bucket a limit until there is room.
+    pub fn keys_max(mut self, keys: usize) -> Self {
+        self.keys_max = keys;
+        self
+    }
+
+    /// The number of lanes, a power of two or not, 1 to [`LANES_MAX`] ([`DEFAULT_LANES`]). All
+    /// nodes of a namespace must agree: the store refuses others with
+    /// [`StoreError::Lanes`](crate::StoreError::Lanes).
+    pub fn lanes(mut self, lanes: u32) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// How many nodes there may be at most: what [`OutagePolicy::Share`](crate::OutagePolicy)
+    /// divides by on a node that never reached the store. Without it such a node denies.
+    pub fn nodes_max(mut self, nodes: u32) -> Self {
+        self.nodes_max = Some(nodes);
+        self
+    }
+
+    /// Calls `listener` with every [`Event`], from the sync task: it must not block.
+    pub fn listen(mut self, listener: impl Fn(&Event) + Send + Sync + 'static) -> Self {
+        self.listeners.push(Arc::new(listener));
+        self
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn manual_clock(mut self, clock: ManualClock) -> Self {
+        self.manual_clock = Some(clock);
+        self
+    }
+
+    /// Starts the limiter. An unreachable store is no error: limits begin with their outage policy
+    /// and the store is tried again and again, loudly.
+    ///
+    /// Inside a tokio runtime (also a current-thread one) the sync task runs there and ends with
+    /// it; elsewhere it gets a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] names the field and the value that cannot be kept.
+    pub fn build(self) -> Result<Limiter, ConfigError> {
+        let (limiter, driver) = self.assemble()?;
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                runtime.spawn(driver.run());
+            }
+            Err(_) => run_on_own_thread(driver)?,
+        }
+        Ok(limiter)
+    }
+
+    /// Starts the limiter and waits until the store can be relied on.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Store`] if the store could not be used within `deadline`; otherwise as
+    /// [`build`](Self::build).
+    pub async fn build_ready(self, deadline: Duration) -> Result<Limiter, ConfigError> {
+        let limiter = self.build()?;
+        limiter.ready(deadline).await?;
+        Ok(limiter)
+    }
+
+    fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
+        self.validate()?;
+        let time = match self.manual_clock {
+            Some(clock) => TimeSource::Manual(clock),
+            None => TimeSource::System(
+                Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
+            ),
+        };
+        let alone = self.store.is_none();
+        let store = self.store.map(|store| store.open(&time));
+        let budget = Arc::new(KeyBudget::new(self.keys_max));
+        let limits: Arc<[Arc<LimitState>]> = self
+            .limits
+            .iter()
+            .zip(0..)
+            .map(|(limit, index)| limit_state(limit, index, self.lanes, alone, &budget, &time))
+            .collect::<Result<_, _>>()?;
+        let dirty = Arc::new(DirtyQueue::new(self.keys_max));
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let last_error = Arc::new(Mutex::new(None));
+        let clock = time.cached();
+        let [instance_low, instance_high, seed] = random()?;
+        let mut instance = [0; 16];
+        instance[..8].copy_from_slice(&instance_low.to_le_bytes());
+        instance[8..].copy_from_slice(&instance_high.to_le_bytes());
+        let config = Config {
+            limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
+            lanes: if alone { 0 } else { self.lanes },
+            instance,
+            seed,
+            retry_us: store.as_ref().map_or(0, |store| micros(store.timeout())),
+            nodes_max: self.nodes_max,
+        };
+        let mut listeners = self.listeners;
+        listeners.push(Arc::new(crate::driver::log::record));
+        #[cfg(feature = "metrics")]
+        listeners.push(crate::metrics::listener(self.name.as_deref()));
+        let driver = Driver {
+            engine: Engine::new(config, time.now()),
+            store,
+            dirty: dirty.clone(),
+            limits: limits.clone(),
+            budget,
+            clock: clock.clone(),
+            time: time.clone(),
+            commands: inbox,
+            listeners,
+            last_error: last_error.clone(),
+        };
+        let shared =
+            Shared { limits, dirty, clock, lanes: self.lanes, commands, last_error, _time: time };
+        Ok((Limiter { shared: Arc::new(shared) }, driver))
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        let invalid = |field, value: String, reason| {
+            Err(ConfigError::Limiter { field, value, reason })
+        };
+        if self.limits.is_empty() {
+            return invalid("limits", "none".to_owned(), "give the limiter at least one limit");
+        }
+        if self.keys_max == 0 {
+            return invalid("keys_max", "0".to_owned(), "must be at least 1");
+        }
+        if self.lanes == 0 || self.lanes > LANES_MAX {
+            return invalid("lanes", self.lanes.to_string(), "must be 1 to 1024");
+        }
+        if self.nodes_max == Some(0) {
+            return invalid("nodes_max", "0".to_owned(), "must be at least 1");
+        }
+        let mut names: Vec<&str> = self.limits.iter().map(Limit::name).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(ConfigError::DuplicateLimit(pair[0].to_owned())),
+            None => Ok(()),
+        }
+    }
+}
+
+fn limit_state(
+    limit: &Limit,
+    index: u32,
+    lanes: u32,
+    alone: bool,
+    budget: &Arc<KeyBudget>,
+    time: &TimeSource,
+) -> Result<Arc<LimitState>, ConfigError> {
+    let mut terms: Terms = limit.validate()?;
+    if alone {
+        // Nobody shares the limit: this node's own bucket is the whole truth.
+        terms.mode = Mode::Local;
+    }
+    let overflow = match terms.mode {
+        Mode::Local => Bucket::local(index, b"", terms.scale.rate, terms.burst_depth(), time.now()),
+        Mode::Hybrid => Bucket::new(index, lane_of(limit.name(), b"", lanes), b"", terms.credit),
+    };
+    Ok(Arc::new(LimitState {
+        index,
+        name: limit.name().into(),
+        terms,
+        buckets: BucketMap::new(budget.clone(), overflow),
+    }))
+}
+
+/// Three random numbers: the instance id, and the seed of the jitter.
+#[allow(clippy::disallowed_methods, reason = "a node draws its id and seed once, here")]
+fn random() -> Result<[u64; 3], ConfigError> {
+    /// Two limiters of one process never draw the same id, whatever the system's source does.
+    static DRAWN: AtomicU64 = AtomicU64::new(0);
+    let mut bytes = [0; 24];
+    getrandom::fill(&mut bytes).map_err(|error| ConfigError::Random(error.to_string()))?;
+    let (words, _) = bytes.as_chunks::<8>();
+    let mut numbers = [0; 3];
+    for (number, word) in numbers.iter_mut().zip(words) {
+        *number = u64::from_le_bytes(*word);
+    }
+    numbers[0] = numbers[0].wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed));
+    Ok(numbers)
+}
+
+/// Runs the driver where there is no runtime.
+#[allow(clippy::disallowed_methods, reason = "the driver's own thread")]
+fn run_on_own_thread(driver: Driver) -> Result<(), ConfigError> {
+    let failed = |error: std::io::Error| ConfigError::Thread(error.to_string());
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    std::thread::Builder::new()
+        .name("tidegate-sync".to_owned())
+        .spawn(move || runtime.block_on(driver.run()))
+        .map_err(failed)?;
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use crate::bucket::{BucketMap, DirtyQueue, KeyBudget};
+use crate::error::StoreError;
+use crate::limit::{Mode, Terms};
+use crate::store::Store;
+use crate::sync::message::Reply;
+use crate::sync::{Engine, Event, Input, Output};
+use crate::time::{Clock, Timestamp};
+
+pub(crate) mod clock;
+pub(crate) mod log;
+
+use clock::TimeSource;
+
+/// How often decisions are told to the listeners, and room is looked for.
+const FLUSH_US: u64 = 1_000_000;
+/// Between two searches for idle keys there is at least this.
+const EVICT_GAP_US: u64 = 100_000;
+
+/// Hears every event.
+pub(crate) type Listener = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// What somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// That the store can be relied on.
+    Ready,
+    /// That everything is reported and given back.
+    Leave,
+    /// That everything that is due has been done.
+    #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "for tests"))]
+    Settle,
+}
+
+/// What the limiter asks of its driver; answered with whether it came true in time.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) wish: Wish,
+    pub(crate) within: Duration,
+    pub(crate) done: oneshot::Sender<bool>,
+}
+
+/// The data plane of one limit, as limiter and driver share it.
+#[derive(Debug)]
+pub(crate) struct LimitState {
+    /// The limit's place among the limiter's limits.
+    pub(crate) index: u32,
+    pub(crate) name: Arc<str>,
+    pub(crate) terms: Terms,
+    pub(crate) buckets: BucketMap,
+}
+
+/// Everything the loop owns.
+pub(crate) struct Driver {
+    pub(crate) engine: Engine,
+    pub(crate) store: Option<Arc<dyn Store>>,
+    pub(crate) dirty: Arc<DirtyQueue>,
+    pub(crate) limits: Arc<[Arc<LimitState>]>,
+    pub(crate) budget: Arc<KeyBudget>,
+    pub(crate) clock: Clock,
+    pub(crate) time: TimeSource,
+    pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    pub(crate) listeners: Vec<Listener>,
+    /// The store's last error, for those who wait for it.
+    pub(crate) last_error: Arc<std::sync::Mutex<Option<StoreError>>>,
+}
+
+/// An exchange that came to an end.
+struct Answer {
+    lane: u32,
+    sequence: i64,
+    result: Result<Reply, StoreError>,
+}
+
+/// Somebody who waits for the driver.
+struct Waiter {
+    wish: Wish,
+    deadline: Timestamp,
+    done: oneshot::Sender<bool>,
+}
+
+impl Driver {
+    /// Runs until every handle to the limiter is gone.
+    pub(crate) async fn run(mut self) {
+        let mut exchanges = JoinSet::new();
+        let mut waiting: Vec<Waiter> = Vec::new();
+        let mut flush_at = self.now().plus_micros(FLUSH_US);
+        let mut evict_at = Timestamp::ZERO;
+        self.engine.handle(self.now(), Input::Timeout);
+        loop {
+            let now = self.now();
+            self.drain_dirty(now);
+            if now >= flush_at {
+                flush_at = now.plus_micros(FLUSH_US);
+                self.flush();
+            }
+            if now >= evict_at && self.budget.used() >= self.budget.max() / 8 * 7 {
+                evict_at = now.plus_micros(EVICT_GAP_US);
+                self.evict(now);
+            }
+            if now >= self.engine.poll_timeout() {
+                self.engine.handle(now, Input::Timeout);
+            }
+            self.drain_outputs(&mut exchanges);
+            self.tell(&mut waiting, now, exchanges.is_empty());
+            let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
+            let wake_at =
+                self.engine.poll_timeout().min(flush_at).min(deadline.unwrap_or(Timestamp::NEVER));
+            tokio::select! {
+                () = self.time.sleep_until(wake_at) => {}
+                () = self.dirty.urgent() => {}
+                Some(done) = exchanges.join_next() => {
+                    if let Ok(Answer { lane, sequence, result }) = done {
+                        self.answered(lane, sequence, result);
+                    }
+                }
+                command = self.commands.recv() => match command {
+                    Some(command) => waiting.push(self.take_on(command)),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        let now = self.time.now();
+        self.clock.set(now);
+        now
+    }
+
+    fn answered(&mut self, lane: u32, sequence: i64, result: Result<Reply, StoreError>) {
+        let error = result.as_ref().err().cloned();
+        *self.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = error;
+        self.engine.handle(self.now(), Input::Answer { lane, sequence, result });
+    }
+
+    fn drain_dirty(&mut self, now: Timestamp) {
+        while let Some(bucket) = self.dirty.pop() {
+            self.engine.handle(now, Input::Touched(bucket));
+        }
+        if self.dirty.take_overflowed() {
+            for limit in self.limits.iter() {
+                for bucket in limit.buckets.touched() {
+                    self.engine.handle(now, Input::Touched(bucket));
+                }
+            }
+        }
+    }
+
+    fn drain_outputs(&mut self, exchanges: &mut JoinSet<Answer>) {
+        while let Some(output) = self.engine.poll_output() {
+            match output {
+                Output::Event(event) => self.publish(&event),
+                Output::Send { lane, request } => {
+                    // Without a store there are no hybrid limits, and nothing is ever sent.
+                    let Some(store) = self.store.clone() else { continue };
+                    exchanges.spawn(async move {
+                        let sequence = request.sequence;
+                        Answer { lane, sequence, result: store.exchange(request).await }
+                    });
+                }
+            }
+        }
+    }
+
+    fn take_on(&mut self, Command { wish, within, done }: Command) -> Waiter {
+        let now = self.now();
+        if wish == Wish::Leave {
+            self.drain_dirty(now);
+            self.engine.handle(now, Input::Leave);
+        }
+        Waiter { wish, deadline: now.plus_micros(crate::time::micros(within)), done }
+    }
+
+    /// Answers those whose wait is over.
+    fn tell(&mut self, waiting: &mut Vec<Waiter>, now: Timestamp, idle: bool) {
+        let alone = self.store.is_none();
+        let ready = alone || self.engine.is_ready(now);
+        let left = alone || self.engine.is_settled();
+        let settled = idle && self.engine.poll_timeout() > now;
+        let fulfilled = |waiter: &Waiter| match waiter.wish {
+            Wish::Ready => ready,
+            Wish::Leave => left,
+            Wish::Settle => settled,
+        };
+        let over = |waiter: &mut Waiter| fulfilled(waiter) || waiter.deadline <= now;
+        for waiter in waiting.extract_if(.., over).collect::<Vec<_>>() {
+            let fulfilled = fulfilled(&waiter);
+            if waiter.wish == Wish::Leave {
+                self.flush();
+            }
+            // Whoever gave up waiting has dropped the other end.
+            let _ = waiter.done.send(fulfilled);
+        }
+    }
+
+    fn flush(&mut self) {
+        for event in self.engine.take_decisions() {
+            self.publish(&event);
+        }
+        let gauges = self.engine.gauges();
+        let stall = self.time.take_stall();
+        if stall > Duration::ZERO {
+            self.publish(&Event::ClockStalled { stall });
+        }
+        self.publish(&Event::State {
+            keys: self.budget.used(),
+            pending: gauges.pending,
+            leased_depth: gauges.leased_depth,
+            nodes: gauges.nodes,
+            lanes_down: gauges.lanes_down,
+        });
+    }
+
+    fn evict(&mut self, now: Timestamp) {
+        let keys = self
+            .limits
+            .iter()
+            .map(|limit| {
+                let Terms { scale, credit, mode, .. } = limit.terms;
+                let local = mode == Mode::Local;
+                limit.buckets.evict(|bucket| bucket.is_idle_and_full(now, scale.token, credit, local))
+            })
+            .sum();
+        if keys > 0 {
+            self.publish(&Event::Evicted { keys });
+        }
+    }
+
+    fn publish(&self, event: &Event) {
+        self.listeners.iter().for_each(|listener| listener(event));
+    }
+}

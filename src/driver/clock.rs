@@ -1,0 +1,171 @@
+//! Where the driver gets the time: the system's clock, or a clock that a test drives.
+//!
+//! The system's clock is `CLOCK_BOOTTIME`, which goes on while the machine is suspended, so that a
+//! lease ends by the store's time even then. One thread in the process copies it into a cached
+//! [`Clock`] every millisecond for as long as any limiter lives.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "this is the one place that reads clocks, sleeps and owns the ticker thread"
+)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::time::{Clock, Timestamp};
+
+/// How often the cached clock is set.
+const TICKER_PERIOD: Duration = Duration::from_millis(1);
+/// The longest stall of the ticker that leases allow for.
+pub(crate) const STALL_MAX: Duration = Duration::from_millis(20);
+
+/// The system's time since boot, suspend included.
+pub(crate) fn system_now() -> Timestamp {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+    let now = rustix::time::clock_gettime(CLOCK);
+    Timestamp::from_micros(now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000)
+}
+
+/// The process's cached clock and the thread that sets it.
+#[derive(Debug)]
+pub(crate) struct Ticker {
+    clock: Clock,
+    /// The longest stall since it was last asked for.
+    stall_us: AtomicU64,
+}
+
+static TICKER: Mutex<Weak<Ticker>> = Mutex::new(Weak::new());
+
+impl Ticker {
+    /// The process's ticker; its thread starts with the first user and ends after the last.
+    pub(crate) fn shared() -> std::io::Result<Arc<Self>> {
+        let mut shared = TICKER.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ticker) = shared.upgrade() {
+            return Ok(ticker);
+        }
+        let clock = Clock::new();
+        clock.set(system_now());
+        let ticker = Arc::new(Self { clock, stall_us: AtomicU64::new(0) });
+        let weak = Arc::downgrade(&ticker);
+        std::thread::Builder::new().name("tidegate-clock".to_owned()).spawn(move || tick(&weak))?;
+        *shared = Arc::downgrade(&ticker);
+        Ok(ticker)
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+}
+
+fn tick(ticker: &Weak<Ticker>) {
+    while let Some(ticker) = ticker.upgrade() {
+        let now = system_now();
+        let stall_us = now.micros_since(ticker.clock.now());
+        if stall_us > STALL_MAX.as_micros() as u64 {
+            ticker.stall_us.fetch_max(stall_us, Ordering::Relaxed);
+        }
+        ticker.clock.set(now);
+        drop(ticker);
+        std::thread::sleep(TICKER_PERIOD);
+    }
+}
+
+/// The time that a driver lives by.
+#[derive(Clone, Debug)]
+pub(crate) enum TimeSource {
+    /// The system's clock, with the ticker that caches it.
+    System(Arc<Ticker>),
+    /// A clock that a test drives.
+    Manual(ManualClock),
+}
+
+impl TimeSource {
+    /// The time now, precisely.
+    pub(crate) fn now(&self) -> Timestamp {
+        match self {
+            Self::System(_) => system_now(),
+            Self::Manual(manual) => manual.now(),
+        }
+    }
+
+    /// The cached clock that decisions read.
+    pub(crate) fn cached(&self) -> Clock {
+        match self {
+            Self::System(ticker) => ticker.clock().clone(),
+            Self::Manual(manual) => manual.clock.clone(),
+        }
+    }
+
+    /// Waits until `deadline`.
+    pub(crate) async fn sleep_until(&self, deadline: Timestamp) {
+        match self {
+            Self::System(_) => {
+                let wait_us = deadline.micros_since(system_now());
+                tokio::time::sleep(Duration::from_micros(wait_us)).await;
+            }
+            Self::Manual(manual) => manual.reached(deadline).await,
+        }
+    }
+
+    /// The longest stall of the cached clock beyond what leases allow for, since the last call.
+    pub(crate) fn take_stall(&self) -> Duration {
+        match self {
+            Self::System(ticker) => {
+                Duration::from_micros(ticker.stall_us.swap(0, Ordering::Relaxed))
+            }
+            Self::Manual(_) => Duration::ZERO,
+        }
+    }
+}
+
+/// A clock that stands still until a test moves it.
+///
+/// Cheap to clone; all clones are one clock. It begins at one second, so that nothing of a
+/// limiter's life happens at the origin.
+#[derive(Clone, Debug)]
+pub struct ManualClock {
+    clock: Clock,
+    moved: Arc<Notify>,
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        let clock = Clock::new();
+        clock.set(Timestamp::from_micros(1_000_000));
+        Self { clock, moved: Arc::new(Notify::new()) }
+    }
+}
+
+impl ManualClock {
+    /// A clock at one second after its origin.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The time it shows.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Moves it forward. Limiters act on it when their tasks run next: await
+    /// [`Limiter::settle`](crate::Limiter::settle) to let them.
+    pub fn advance(&self, by: Duration) {
+        self.clock.set(self.now().plus_micros(crate::time::micros(by)));
+        self.moved.notify_waiters();
+    }
+
+    async fn reached(&self, deadline: Timestamp) {
+        loop {
+            let moved = self.moved.notified();
+            if self.now() >= deadline {
+                return;
+            }
+            moved.await;
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What operators must hear of, through `tracing`.
+
+use tracing::{error, info, warn};
+
+use crate::sync::Event;
+
+/// Logs the events that say that something is wrong, or right again.
+pub(crate) fn record(event: &Event) {
+    match event {
+        Event::StoreDown { lane, error } => {
+            warn!(lane, %error, "the store is away: limits go on by their leases, then by their outage policies");
+        }
+        Event::StoreUp { lane } => info!(lane, "the store answers again"),
+        Event::MemoryLost { lane } => {
+            warn!(lane, "the store lost this lane's memory: rebuilding it from what the nodes know");
+        }
+        Event::QuotaMismatch {
+            limit,
+            configured_version,
+            stored_version,
+            stored_burst,
+            stored_per_second,
+        } => error!(
+            %limit,
+            configured_version,
+            stored_version,
+            stored_burst,
+            stored_per_second,
+            "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
+        ),
+        Event::ForeignKey { error } => error!(%error, "a key goes on by its outage policy"),
+        Event::ClockStalled { stall } => {
+            warn!(?stall, "the cached clock stood still for longer than leases allow for");
+        }
+        Event::Evicted { keys } => info!(keys, "forgot idle keys to make room"),
+        Event::Decisions { .. }
+        | Event::Synced { .. }
+        | Event::Viewed { .. }
+        | Event::OutagePolicy { .. }
+        | Event::State { .. } => {}
+    }
+}

@@ -1,0 +1,170 @@
+//! What can go wrong, typed: each error names the field and the value, and says what to do.
+//!
+//! A denial is never an error: it is a [`Decision`](crate::Decision).
+
+use std::time::Duration;
+
+/// A value that was refused while a limit or a limiter was built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A field of a limit has a value that cannot be kept.
+    #[error("limit {limit:?}: {field} = {value}: {reason}")]
+    Limit {
+        /// The limit's name.
+        limit: String,
+        /// The field at fault.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong, and what would be right.
+        reason: &'static str,
+    },
+    /// A field of the limiter has a value that cannot be kept.
+    #[error("limiter: {field} = {value}: {reason}")]
+    Limiter {
+        /// The field at fault.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong, and what would be right.
+        reason: &'static str,
+    },
+    /// Two limits carry the same name.
+    #[error("limit {0:?} is defined twice: give each limit a name of its own")]
+    DuplicateLimit(String),
+    /// A limit was asked for that the limiter was not built with.
+    #[error("limit {name:?} is not known; known are: {known}")]
+    UnknownLimit {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The store could not be used, and the builder was told to insist on it.
+    #[error("the store is required and cannot be used: {0}")]
+    Store(#[from] StoreError),
+    /// The driver's thread could not be started.
+    #[error("the driver's thread could not be started: {0}")]
+    Thread(String),
+    /// The system gave no random bytes for the instance id.
+    #[error("the system's random source failed, so no instance id can be drawn: {0}")]
+    Random(String),
+}
+
+/// The store did not take everything back in time. What it did not take is lost with the limiter:
+/// leases return by their end, and pending tokens go uncharged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the store did not take everything within {within:?}: leases return by their end, pending tokens are lost")]
+pub struct ShutdownError {
+    /// The deadline that passed.
+    pub within: Duration,
+}
+
+/// A request that cannot be decided: the caller's bug, never a denial.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckError {
+    /// The key has no bytes.
+    #[error("key: empty: name who is limited")]
+    KeyEmpty,
+    /// The key is longer than [`KEY_BYTES_MAX`](crate::KEY_BYTES_MAX).
+    #[error("key: {bytes} bytes, at most {max} allowed: hash or shorten it")]
+    KeyTooLong {
+        /// The key's length in bytes.
+        bytes: usize,
+        /// The longest key allowed.
+        max: usize,
+    },
+    /// A cost of 0 decides nothing.
+    #[error("cost: 0 on limit {limit:?}: use peek to look without spending")]
+    CostZero {
+        /// The limit's name.
+        limit: String,
+    },
+    /// No bucket of this limit can ever hold so many tokens.
+    #[error("cost: {cost} on limit {limit:?} can never be admitted: the most is {max}")]
+    CostTooHigh {
+        /// The limit's name.
+        limit: String,
+        /// The cost asked for, in tokens.
+        cost: u64,
+        /// The highest cost that can be admitted, in tokens.
+        max: u64,
+    },
+}
+
+/// What an exchange with the store can end in. The limit goes on by its outage policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The address cannot be parsed or names no store.
+    #[error("store address {address:?}: {reason}")]
+    Address {
+        /// The address as given, without its password.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No connection, or it broke: whether the batch was applied is unknown.
+    #[error("the store is unreachable: {0}")]
+    Unreachable(String),
+    /// No answer in time: whether the batch was applied is unknown.
+    #[error("the store did not answer within {0:?}")]
+    TimedOut(Duration),
+    /// User or password were refused.
+    #[error("the store refused the credentials: {0}: check user and password")]
+    Credentials(String),
+    /// The user may not run scripts, or not write these keys.
+    #[error("the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, MGET, TYPE, SET, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys")]
+    Denied(String),
+    /// The server cannot write now: a replica, no memory, a failed disk.
+    #[error("the store cannot write: {0}")]
+    ReadOnly(String),
+    /// The server is older than what the scripts need.
+    #[error("the store's version is {found}; {needed} or newer is needed: upgrade it")]
+    TooOld {
+        /// The version that the server reports.
+        found: String,
+        /// The oldest version supported.
+        needed: &'static str,
+    },
+    /// The store was set up with another number of lanes.
+    #[error("lanes = {configured}, but the namespace was set up with {stored}: configure {stored}, or use another namespace")]
+    Lanes {
+        /// What this node is configured with.
+        configured: u32,
+        /// What the store holds.
+        stored: u32,
+    },
+    /// The store speaks another version of the wire format.
+    #[error("the namespace holds wire version {stored}, this node speaks {spoken}: use another namespace or upgrade")]
+    Wire {
+        /// The version spoken here.
+        spoken: u32,
+        /// The version found.
+        stored: u32,
+    },
+    /// A key of the namespace holds another program's value.
+    #[error("key {key:?} holds a {found} that tidegate did not write: remove it, or use another namespace")]
+    ForeignKey {
+        /// The key.
+        key: String,
+        /// The type found.
+        found: String,
+    },
+    /// Somebody else writes under this node's instance id.
+    #[error("another process uses this node's instance id (a cloned machine?): a new id was drawn")]
+    ClonedInstance,
+    /// The answer could not be understood.
+    #[error("the store's reply: {field} = {value}: not a reply of this protocol")]
+    Reply {
+        /// The part of the reply at fault.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// Anything else that the server said.
+    #[error("the store answered: {0}")]
+    Server(String),
+}

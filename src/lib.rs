@@ -1,0 +1,77 @@
+//! A hybrid local and global rate limiter: every node decides from memory, a background task keeps
+//! the nodes of a cluster in step through Redis, and no request waits for a round trip.
+//!
+//! ```
+//! use tidegate::{Limit, Limiter, Quota};
+//!
+//! let limiter = Limiter::builder()
+//!     .limit(Limit::new("api", Quota::per_second(1000).burst(200)))
+//!     .build()?;
+//! let api = limiter.limit("api")?;
+//! let decision = api.check("user:42")?;
+//! assert!(decision.is_allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # How it works
+//!
+//! Busy keys hold *leases*: slices of the one bucket in the store, subtracted there before a node
+//! may spend them, so that the cluster as a whole cannot overshoot. Quiet keys are decided from the
+//! last view of the store plus a *credit* of one token, which is reported at once. A sync batches
+//! what was spent on many keys into one script call and brings new leases back.
+//!
+//! # Modes
+//!
+//! [`Mode::Hybrid`] is the product; [`Mode::Local`] keeps a limit on this node alone. A limiter
+//! without a store is alone, and every limit is decided exactly.
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `cli` (default) | the `tidegate` binary |
+//! | `redis` | the Redis and Valkey store |
+//! | `tls` | `rediss://` |
+//! | `metrics` | counters, gauges and histograms through the `metrics` facade |
+//! | `testing` | a clock that tests drive and a store that tests script |
+//!
+//! # Guarantees
+//!
+//! Decisions never wait; every token spent is charged once; nodes that die take no more than their
+//! leases with them. The README lists each promise with the test that proves it;
+//! docs/ARCHITECTURE.md tells how.
+#![forbid(unsafe_code)]
+
+mod bucket;
+mod builder;
+mod decision;
+mod driver;
+mod error;
+mod key;
+mod limit;
+mod limiter;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod quota;
+#[cfg(test)]
+mod sim;
+mod store;
+mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod time;
+
+pub use builder::{AnyStore, Builder, DEFAULT_KEYS_MAX, DEFAULT_LANES, LANES_MAX};
+pub use decision::{Decision, Outcome};
+pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
+pub use key::{KEY_BYTES_MAX, lane_of};
+pub use limit::{
+    COST_MAX, CREDIT_MAX, DEFAULT_CREDIT, DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX,
+    OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
+};
+pub use limiter::{ActiveLimit, KeyHandle, Limiter};
+pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};
+pub use store::MemoryStore;
+#[cfg(feature = "redis")]
+pub use store::redis::RedisStore;
+pub use sync::Event;

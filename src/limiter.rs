@@ -1,0 +1,313 @@
+//! What users hold: a limiter, its limits, and pre-resolved keys.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::bucket::{Bucket, DirtyQueue};
+use crate::decision::{Decision, Outcome};
+use crate::driver::clock::TimeSource;
+use crate::driver::{Command, LimitState, Wish};
+use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
+use crate::key::{self, lane_of};
+use crate::limit::Mode;
+use crate::time::{Clock, Timestamp};
+
+/// A denied caller is never told to come back sooner than this.
+const RETRY_MIN_US: u64 = 1_000;
+
+/// A node: its limits, their buckets, and the task that keeps them in step with the store.
+///
+/// Cheap to clone; all clones are one node. When the last clone, limit and key handle is dropped,
+/// the task ends by itself: what was pending is lost and leases are given back by their end. To
+/// leave in good order, call [`shutdown`](Self::shutdown) first.
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What all handles share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) limits: Arc<[Arc<LimitState>]>,
+    pub(crate) dirty: Arc<DirtyQueue>,
+    pub(crate) clock: Clock,
+    pub(crate) lanes: u32,
+    pub(crate) commands: mpsc::UnboundedSender<Command>,
+    pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
+    /// Keeps the cached clock running for as long as decisions are taken.
+    pub(crate) _time: TimeSource,
+}
+
+impl Limiter {
+    /// The limit called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnknownLimit`] if the limiter was built without it.
+    pub fn limit(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
+        let found = self.shared.limits.iter().find(|limit| &*limit.name == name);
+        let Some(state) = found else {
+            let known: Vec<&str> = self.shared.limits.iter().map(|limit| &*limit.name).collect();
+            return Err(ConfigError::UnknownLimit {
+                name: name.to_owned(),
+                known: known.join(", "),
+            });
+        };
+        Ok(ActiveLimit { state: state.clone(), shared: self.shared.clone() })
+    }
+
+    /// Waits until every lane of the store has answered and gives leases: what a readiness probe
+    /// should ask. Without a store it is ready at once.
+    ///
+    /// A limiter decides before it is ready too, on credit and then by its outage policy.
+    ///
+    /// # Errors
+    ///
+    /// The store's last error, or [`StoreError::TimedOut`] after `deadline`.
+    pub async fn ready(&self, deadline: Duration) -> Result<(), StoreError> {
+        if self.ask(Wish::Ready, deadline).await {
+            return Ok(());
+        }
+        let last = self.shared.last_error.lock().unwrap_or_else(PoisonError::into_inner);
+        Err(last.clone().unwrap_or(StoreError::TimedOut(deadline)))
+    }
+
+    /// Reports what is pending and gives all leases back. Decisions go on meanwhile, but should
+    /// have ceased: what is spent after this is lost with the limiter.
+    ///
+    /// # Errors
+    ///
+    /// [`ShutdownError`] if the store did not take everything within `deadline`.
+    pub async fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
+        if self.ask(Wish::Leave, deadline).await {
+            Ok(())
+        } else {
+            Err(ShutdownError { within: deadline })
+        }
+    }
+
+    /// Waits until everything that is due by now has been done and nothing is under way: for tests
+    /// that drive the clock.
+    #[cfg(any(test, feature = "testing"))]
+    pub async fn settle(&self) {
+        // A driver that has ended has nothing due any more.
+        let _ = self.ask(Wish::Settle, Duration::MAX).await;
+    }
+
+    /// Sends a command and waits for its answer; the driver minds the deadline, so that this
+    /// works on any runtime.
+    async fn ask(&self, wish: Wish, deadline: Duration) -> bool {
+        let (done, answer) = oneshot::channel();
+        let command = Command { wish, within: deadline, done };
+        self.shared.commands.send(command).is_ok() && answer.await.unwrap_or(false)
+    }
+}
+
+/// A limit of a running limiter. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ActiveLimit {
+    state: Arc<LimitState>,
+    shared: Arc<Shared>,
+}
+
+impl ActiveLimit {
+    /// Decides about one request of `key`, costing one token.
+    ///
+    /// Never waits, does no I/O, and allocates nothing on a key that is known.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the key is empty or too long.
+    #[inline]
+    pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
+        self.check_n(key, 1)
+    }
+
+    /// Decides about one request of `key`, costing `cost` tokens: all or none are spent.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the key is empty or too long, or if the cost is 0 or can never be
+    /// admitted.
+    #[inline]
+    pub fn check_n<K: AsRef<[u8]> + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Decision, CheckError> {
+        let key = key.as_ref();
+        key::validate(key)?;
+        self.validate_cost(cost)?;
+        Ok(self.state.buckets.with(
+            key,
+            || self.create(key),
+            |bucket| self.decide(bucket, cost),
+        ))
+    }
+
+    /// What [`check`](Self::check) would say now, spending nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the key is empty or too long.
+    pub fn peek<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
+        let key = key.as_ref();
+        key::validate(key)?;
+        let found = self.state.buckets.find(key, |bucket| self.look(bucket));
+        Ok(found.unwrap_or_else(|| self.look(&self.create(key))))
+    }
+
+    /// Resolves `key` once, for callers that decide about it often: no map is looked into again.
+    ///
+    /// A key in hand is never evicted. When the limiter holds as many keys as it may, the handle is
+    /// one to the limit's overflow bucket.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the key is empty or too long.
+    pub fn handle<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<KeyHandle, CheckError> {
+        let key = key.as_ref();
+        key::validate(key)?;
+        let bucket = self.state.buckets.with(key, || self.create(key), Arc::clone);
+        Ok(KeyHandle { bucket, limit: self.clone() })
+    }
+
+    /// The limit's name.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
+        let max = self.state.terms.cost_max;
+        if cost == 0 {
+            return Err(CheckError::CostZero { limit: self.name().to_owned() });
+        }
+        if cost > max {
+            return Err(CheckError::CostTooHigh {
+                limit: self.name().to_owned(),
+                cost: u64::from(cost),
+                max: u64::from(max),
+            });
+        }
+        Ok(())
+    }
+
+    fn create(&self, key: &[u8]) -> Bucket {
+        let terms = &self.state.terms;
+        let index = self.state.index;
+        match terms.mode {
+            Mode::Local => {
+                let depth = terms.burst_depth();
+                Bucket::local(index, key, terms.scale.rate, depth, self.shared.clock.now())
+            }
+            Mode::Hybrid => {
+                let lane = lane_of(self.name(), key, self.shared.lanes);
+                Bucket::new(index, lane, key, terms.credit)
+            }
+        }
+    }
+
+    #[inline]
+    fn decide(&self, bucket: &Arc<Bucket>, cost: u32) -> Decision {
+        let now = self.shared.clock.now();
+        let taken = bucket.take(cost, now, self.state.terms.scale.token);
+        self.shared.dirty.push(bucket, taken.touch);
+        let outcome = if taken.allowed { Outcome::Allowed } else { Outcome::Denied };
+        self.decision(bucket, cost, outcome, taken.sure, taken.left, now)
+    }
+
+    fn look(&self, bucket: &Bucket) -> Decision {
+        let now = self.shared.clock.now();
+        let (tokens, credit, sure) = bucket.peek(now, self.state.terms.scale.token);
+        let outcome = if tokens + credit > 0 { Outcome::Allowed } else { Outcome::Denied };
+        self.decision(bucket, 1, outcome, sure && tokens > 0, tokens, now)
+    }
+
+    fn decision(
+        &self,
+        bucket: &Bucket,
+        cost: u32,
+        outcome: Outcome,
+        sure: bool,
+        left: u32,
+        now: Timestamp,
+    ) -> Decision {
+        let scale = self.state.terms.scale;
+        let view = bucket.view();
+        let elsewhere = view.map_or(0, |(tokens, _)| tokens.max(0) as u64);
+        let retry_after_us = match outcome {
+            Outcome::Denied => self.retry_after_us(bucket, cost, left, view, now),
+            Outcome::Allowed | Outcome::AllowedAfter(_) => 0,
+        };
+        Decision {
+            outcome,
+            sure,
+            cost,
+            remaining: (u64::from(left) + elsewhere).min((scale.burst / scale.token) as u64),
+            retry_after_us,
+            view_age_us: view.map(|(_, at)| now.micros_since(at)),
+            scale,
+        }
+    }
+
+    /// When `cost` tokens are expected: by the lease's refill, or by the store's level as last seen
+    /// and the limit's rate.
+    #[cold]
+    fn retry_after_us(
+        &self,
+        bucket: &Bucket,
+        cost: u32,
+        left: u32,
+        view: Option<(i64, Timestamp)>,
+        now: Timestamp,
+    ) -> u64 {
+        let scale = self.state.terms.scale;
+        let missing = i64::from(cost.saturating_sub(left));
+        let wait_us = match (bucket.rate(), view) {
+            (rate @ 1.., _) => (missing * scale.token) as u64 / rate + 1,
+            (0, Some((tokens, at))) => {
+                scale.micros_for((missing - tokens) * scale.token).saturating_sub(now.micros_since(at))
+            }
+            (0, None) => 0,
+        };
+        wait_us.max(RETRY_MIN_US)
+    }
+}
+
+/// A key, resolved once. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct KeyHandle {
+    bucket: Arc<Bucket>,
+    limit: ActiveLimit,
+}
+
+impl KeyHandle {
+    /// Decides about one request, costing one token: see [`ActiveLimit::check`].
+    #[inline]
+    pub fn check(&self) -> Decision {
+        self.limit.decide(&self.bucket, 1)
+    }
+
+    /// Decides about one request, costing `cost` tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the cost is 0 or can never be admitted.
+    #[inline]
+    pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
+        self.limit.validate_cost(cost)?;
+        Ok(self.limit.decide(&self.bucket, cost))
+    }
+
+    /// What [`check`](Self::check) would say now, spending nothing.
+    pub fn peek(&self) -> Decision {
+        self.limit.look(&self.bucket)
+    }
+
+    /// The key; empty for a limit's overflow bucket.
+    pub fn key(&self) -> &[u8] {
+        &self.bucket.key
+    }
+}

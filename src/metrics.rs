@@ -1,0 +1,111 @@
+//! The events as metrics, through the `metrics` facade. A decision never comes here: counters are
+//! flushed by the sync task.
+
+use std::sync::Arc;
+
+use metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+use crate::driver::Listener;
+use crate::sync::Event;
+
+const DECISIONS: &str = "tidegate_decisions_total";
+const UNSURE: &str = "tidegate_unsure_decisions_total";
+const SYNCS: &str = "tidegate_syncs_total";
+const KEYS_SYNCED: &str = "tidegate_keys_synced_total";
+const SYNC_SECONDS: &str = "tidegate_sync_duration_seconds";
+const PENDING: &str = "tidegate_pending_tokens";
+const VIEW_AGE: &str = "tidegate_view_age_seconds";
+const DRIFT: &str = "tidegate_drift_ratio";
+const LEASED: &str = "tidegate_leased_tokens";
+const KEYS: &str = "tidegate_keys";
+const NODES: &str = "tidegate_nodes";
+const EVICTIONS: &str = "tidegate_evicted_keys_total";
+const STORE_UP: &str = "tidegate_store_up";
+const POLICIES: &str = "tidegate_outage_policies_total";
+const LOSSES: &str = "tidegate_memory_losses_total";
+const MISMATCHES: &str = "tidegate_quota_mismatches_total";
+const FOREIGN: &str = "tidegate_foreign_keys_total";
+const STALLS: &str = "tidegate_clock_stall_seconds";
+
+/// Describes all metrics and returns the listener that records them, labelled with the limiter's
+/// name if it has one.
+pub(crate) fn listener(name: Option<&str>) -> Listener {
+    describe();
+    let labels: Labels = name.map(|name| Label::new("limiter", name.to_owned())).into_iter().collect();
+    Arc::new(move |event| record(event, &labels))
+}
+
+type Labels = Vec<Label>;
+
+fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push(Label::new(name, value.to_owned()));
+    labels
+}
+
+fn describe() {
+    describe_counter!(DECISIONS, Unit::Count, "Decisions, by limit and outcome (allowed, denied)");
+    describe_counter!(UNSURE, Unit::Count, "Decisions not backed by a lease, by limit");
+    describe_counter!(SYNCS, Unit::Count, "Exchanges with the store, by outcome (ok, error)");
+    describe_counter!(KEYS_SYNCED, Unit::Count, "Keys in those exchanges");
+    describe_histogram!(SYNC_SECONDS, Unit::Seconds, "From first sending a batch to its outcome");
+    describe_gauge!(PENDING, Unit::Count, "Tokens spent and not acknowledged by the store");
+    describe_histogram!(VIEW_AGE, Unit::Seconds, "Age of a key's view when it is replaced, by limit");
+    describe_histogram!(
+        DRIFT,
+        "The node's estimate of the store's level less that level, as a part of the burst, by limit"
+    );
+    describe_gauge!(LEASED, Unit::Count, "Tokens that this node's leases may hold");
+    describe_gauge!(KEYS, Unit::Count, "Keys held on this node");
+    describe_gauge!(NODES, Unit::Count, "Nodes alive, 0 while unknown");
+    describe_counter!(EVICTIONS, Unit::Count, "Idle keys forgotten to make room");
+    describe_gauge!(STORE_UP, "1 while every lane of the store answers, else 0");
+    describe_counter!(POLICIES, Unit::Count, "Keys that an outage policy took over, by limit");
+    describe_counter!(LOSSES, Unit::Count, "Lanes that lost their memory and were rebuilt");
+    describe_counter!(MISMATCHES, Unit::Count, "Times that the store kept another quota, by limit");
+    describe_counter!(FOREIGN, Unit::Count, "Keys found to hold another program's value");
+    describe_histogram!(STALLS, Unit::Seconds, "Stalls of the cached clock beyond what leases allow");
+}
+
+fn record(event: &Event, labels: &Labels) {
+    match event {
+        Event::Decisions { limit, allowed, denied, unsure } => {
+            let labels = with(labels, "limit", limit);
+            counter!(DECISIONS, with(&labels, "outcome", "allowed")).increment(*allowed);
+            counter!(DECISIONS, with(&labels, "outcome", "denied")).increment(*denied);
+            counter!(UNSURE, labels).increment(*unsure);
+        }
+        Event::Synced { keys, took, error, .. } => {
+            let outcome = if error.is_none() { "ok" } else { "error" };
+            counter!(SYNCS, with(labels, "outcome", outcome)).increment(1);
+            counter!(KEYS_SYNCED, labels.clone()).increment(*keys as u64);
+            histogram!(SYNC_SECONDS, labels.clone()).record(took.as_secs_f64());
+        }
+        Event::Viewed { limit, drift_tokens, burst_tokens, age } => {
+            let labels = with(labels, "limit", limit);
+            histogram!(DRIFT, labels.clone()).record(drift_tokens / *burst_tokens as f64);
+            histogram!(VIEW_AGE, labels).record(age.as_secs_f64());
+        }
+        Event::State { keys, pending, leased_depth, nodes, lanes_down } => {
+            gauge!(KEYS, labels.clone()).set(*keys as f64);
+            gauge!(PENDING, labels.clone()).set(*pending as f64);
+            gauge!(LEASED, labels.clone()).set(*leased_depth as f64);
+            gauge!(NODES, labels.clone()).set(*nodes as f64);
+            gauge!(STORE_UP, labels.clone()).set(if *lanes_down == 0 { 1.0 } else { 0.0 });
+        }
+        Event::OutagePolicy { limit } => {
+            counter!(POLICIES, with(labels, "limit", limit)).increment(1);
+        }
+        Event::QuotaMismatch { limit, .. } => {
+            counter!(MISMATCHES, with(labels, "limit", limit)).increment(1);
+        }
+        Event::MemoryLost { .. } => counter!(LOSSES, labels.clone()).increment(1),
+        Event::ForeignKey { .. } => counter!(FOREIGN, labels.clone()).increment(1),
+        Event::Evicted { keys } => counter!(EVICTIONS, labels.clone()).increment(*keys as u64),
+        Event::ClockStalled { stall } => {
+            histogram!(STALLS, labels.clone()).record(stall.as_secs_f64());
+        }
+        Event::StoreDown { .. } => gauge!(STORE_UP, labels.clone()).set(0.0),
+        Event::StoreUp { .. } => {}
+    }
+}

@@ -1,0 +1,250 @@
+//! How much is allowed: so many tokens per period, and how many at once.
+
+use std::time::Duration;
+
+use crate::error::ConfigError;
+use crate::time::micros;
+
+/// The most tokens that a quota may grant per period, and the largest burst.
+pub const TOKENS_MAX: u64 = 1_000_000_000;
+
+/// The longest period, and the longest time that an empty bucket may take to fill.
+pub const PERIOD_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// A rate and a burst.
+///
+/// The *rate* is what a key may spend for ever: `tokens` per `period`, refilled continuously, not
+/// at the period's end. The *burst* is the bucket's capacity: what a key that was quiet may spend
+/// at once, on top of the rate. In any window of length `w` at most `burst + rate × w` tokens are
+/// admitted. Unless it is set, the burst is one period's worth.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::Quota;
+///
+/// const API: Quota = Quota::per_second(1000).burst(200);
+/// const LOGIN: Quota = Quota::new(1, Duration::from_secs(90)).burst(5);
+/// assert_eq!(API.burst_tokens(), 200);
+/// # let _ = LOGIN;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Quota {
+    tokens: u64,
+    period: Duration,
+    burst: u64,
+}
+
+impl Quota {
+    /// `tokens` per `period`, with a burst of `tokens`.
+    ///
+    /// Nothing is checked here, so that quotas can be constants; a limiter that is built with an
+    /// impossible quota fails with a [`ConfigError`] that names the field.
+    pub const fn new(tokens: u64, period: Duration) -> Self {
+        Self { tokens, period, burst: tokens }
+    }
+
+    /// `tokens` per second, with a burst of `tokens`.
+    pub const fn per_second(tokens: u64) -> Self {
+        Self::new(tokens, Duration::from_secs(1))
+    }
+
+    /// `tokens` per minute, with a burst of `tokens`.
+    pub const fn per_minute(tokens: u64) -> Self {
+        Self::new(tokens, Duration::from_secs(60))
+    }
+
+    /// `tokens` per hour, with a burst of `tokens`.
+    pub const fn per_hour(tokens: u64) -> Self {
+        Self::new(tokens, Duration::from_secs(3600))
+    }
+
+    /// `tokens` per day of 24 hours, with a burst of `tokens`.
+    pub const fn per_day(tokens: u64) -> Self {
+        Self::new(tokens, Duration::from_secs(24 * 3600))
+    }
+
+    /// The same rate with another burst, in tokens.
+    #[must_use]
+    pub const fn burst(self, burst: u64) -> Self {
+        Self { burst, ..self }
+    }
+
+    /// Tokens granted per [`period`](Self::period).
+    pub const fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// The period that the rate is given in.
+    pub const fn period(&self) -> Duration {
+        self.period
+    }
+
+    /// The bucket's capacity in tokens.
+    pub const fn burst_tokens(&self) -> u64 {
+        self.burst
+    }
+
+    /// Tokens per second, for reports.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.period.as_secs_f64()
+    }
+
+    /// The integer units in which levels of this quota are kept.
+    pub(crate) fn scale(&self, limit: &str) -> Result<Scale, ConfigError> {
+        let invalid = |field, value: String, reason| {
+            Err(ConfigError::Limit { limit: limit.to_owned(), field, value, reason })
+        };
+        let period_us = micros(self.period);
+        if self.tokens == 0 || self.tokens > TOKENS_MAX {
+            return invalid("quota.tokens", self.tokens.to_string(), "must be 1 to 1000000000");
+        }
+        if self.burst == 0 || self.burst > TOKENS_MAX {
+            return invalid("quota.burst", self.burst.to_string(), "must be 1 to 1000000000");
+        }
+        if period_us == 0 || self.period > PERIOD_MAX {
+            let value = format!("{:?}", self.period);
+            return invalid("quota.period", value, "must be 1 microsecond to 366 days");
+        }
+        let fill_us = u128::from(self.burst) * u128::from(period_us) / u128::from(self.tokens);
+        if fill_us > PERIOD_MAX.as_micros() {
+            let reason = "an empty bucket would take more than 366 days to fill";
+            return invalid("quota.burst", self.burst.to_string(), reason);
+        }
+        Scale::new(self.tokens, period_us, self.burst).map_or_else(
+            || {
+                let reason = "rate and burst cannot be kept together within 0.01%: choose rounder numbers";
+                invalid("quota.burst", self.burst.to_string(), reason)
+            },
+            Ok,
+        )
+    }
+}
+
+/// The units in which a quota's levels are counted, chosen so that refill is a whole number of
+/// units per microsecond: no fraction is ever rounded away. A full bucket has at most 2^52 units,
+/// so that Lua's doubles hold every level exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Scale {
+    /// Refill, in units per microsecond.
+    pub rate: i64,
+    /// Units in one token.
+    pub token: i64,
+    /// Units in a full bucket.
+    pub burst: i64,
+}
+
+/// The largest bucket, in units.
+const BURST_UNITS_MAX: u64 = 1 << 52;
+/// The refill aimed at, in units per microsecond: fine enough to split a rate among many nodes.
+const RATE_UNITS: u64 = 1 << 20;
+/// The coarsest refill accepted where rate and burst have no exact common unit.
+const RATE_UNITS_MIN: u64 = 10_000;
+
+impl Scale {
+    fn new(tokens: u64, period_us: u64, burst: u64) -> Option<Self> {
+        let token_max = BURST_UNITS_MAX / burst;
+        let divisor = gcd(tokens, period_us);
+        let (rate, token) = (tokens / divisor, period_us / divisor);
+        let (rate, token) = match token_max / token {
+            0 => {
+                // No exact unit: the rate is rounded down, against admission.
+                let rate = u128::from(token_max) * u128::from(tokens) / u128::from(period_us);
+                (rate as u64, token_max)
+            }
+            times_max => {
+                let times = (RATE_UNITS / rate).clamp(1, times_max);
+                (rate * times, token * times)
+            }
+        };
+        let exact = u128::from(rate) * u128::from(period_us)
+            == u128::from(token) * u128::from(tokens);
+        (exact || rate >= RATE_UNITS_MIN).then_some(Self {
+            rate: rate as i64,
+            token: token as i64,
+            burst: (token * burst) as i64,
+        })
+    }
+
+    /// Microseconds that an empty bucket takes to fill, rounded up.
+    pub fn fill_us(&self) -> u64 {
+        (self.burst as u64).div_ceil(self.rate as u64)
+    }
+
+    /// Whole tokens in `units`, rounded down.
+    pub fn tokens(&self, units: i64) -> i64 {
+        units.div_euclid(self.token)
+    }
+
+    /// Microseconds that refill at the full rate takes for `units`, rounded up; 0 for none.
+    pub fn micros_for(&self, units: i64) -> u64 {
+        (units.max(0) as u64).div_ceil(self.rate as u64)
+    }
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn refill_of_common_quotas_is_exact() {
+        for quota in [
+            Quota::per_second(1000),
+            Quota::per_second(1_000_000).burst(1_000_000_000),
+            Quota::per_minute(7),
+            Quota::per_hour(100),
+            Quota::per_day(1),
+            Quota::new(1, Duration::from_secs(90)),
+            Quota::new(100, Duration::from_secs(30 * 24 * 3600)),
+        ] {
+            let scale = quota.scale("x").unwrap();
+            let per_period = i128::from(scale.rate) * quota.period().as_micros() as i128;
+            assert_eq!(per_period, i128::from(scale.token) * i128::from(quota.tokens()), "{quota:?}");
+        }
+    }
+
+    #[test]
+    fn impossible_quotas_name_field_and_value() {
+        let cases = [
+            (Quota::per_second(0), "quota.tokens"),
+            (Quota::per_second(TOKENS_MAX + 1), "quota.tokens"),
+            (Quota::per_second(1).burst(0), "quota.burst"),
+            (Quota::per_second(1).burst(u64::MAX), "quota.burst"),
+            (Quota::new(1, Duration::ZERO), "quota.period"),
+            (Quota::new(1, Duration::MAX), "quota.period"),
+            (Quota::per_day(1).burst(400), "quota.burst"),
+        ];
+        for (quota, expected) in cases {
+            let ConfigError::Limit { field, value, .. } = quota.scale("x").unwrap_err() else {
+                panic!("{quota:?}: another error");
+            };
+            assert_eq!(field, expected, "{quota:?}");
+            assert!(!value.is_empty());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_kept_rate_is_never_above_the_quota_and_within_a_ten_thousandth_of_it(
+            tokens in 1..=TOKENS_MAX, period_us in 1..=31_622_400_000_000_u64, burst in 1..=TOKENS_MAX,
+        ) {
+            let quota = Quota::new(tokens, Duration::from_micros(period_us)).burst(burst);
+            if let Ok(scale) = quota.scale("x") {
+                let kept = i128::from(scale.rate) * i128::from(period_us);
+                let asked = i128::from(scale.token) * i128::from(tokens);
+                prop_assert!(kept <= asked);
+                prop_assert!((asked - kept) * 10_000 <= asked);
+                prop_assert!(scale.burst as u64 <= BURST_UNITS_MAX);
+                prop_assert_eq!(scale.burst, scale.token * burst as i64);
+                prop_assert!(scale.rate > 0 && scale.token > 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,541 @@
+//! The reference model and the script on a real Redis are the same machine.
+//!
+//! The same random batches go through both; each reply and each touched record must be equal. The
+//! server's clock is fed to the model, so no time passes here but the server's own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Commands;
+
+use super::Store;
+use super::model::{Key, Lane, Model, Node};
+use super::redis::RedisStore;
+use crate::error::StoreError;
+use crate::quota::{Quota, Scale};
+use crate::sync::message::{
+    Entry, Grant, Header, Held, Incarnation, InstanceId, Reply, Request, Verdict,
+};
+
+#[path = "../../tests/parts/redis_server.rs"]
+pub(super) mod redis_server;
+
+use redis_server::RedisServer;
+
+/// What a failure prints, and what repeats it as far as the server's clock allows.
+const SEED: u64 = 0x7469_6465_6761_7465;
+/// Entries that go through both in the long run.
+const ENTRIES_TOTAL: usize = 100_000;
+/// Requests between two losses of the whole memory.
+const FLUSH_EVERY: usize = 1500;
+const LANES: u32 = 3;
+const NODES: usize = 4;
+const KEYS: u64 = 30;
+/// Keys from here on are sent absurd numbers too, which would spoil the others for good.
+const KEYS_SANE: u64 = 24;
+
+/// SplitMix64 (Steele, Lea, Flood 2014): enough for choosing test values.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, most: u64) -> u64 {
+        self.next() % most.max(1)
+    }
+
+    fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    fn among<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    /// Mostly nothing or little, sometimes up to `most`.
+    fn amount(&mut self, most: i64) -> i64 {
+        let most = most.max(0) as u64;
+        let up_to = self.among(&[0, 0, 3.min(most), most / 100, most / 8, most]);
+        self.below(up_to + 1) as i64
+    }
+
+    fn instance(&mut self) -> InstanceId {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.next().to_le_bytes());
+        bytes[8..].copy_from_slice(&self.next().to_le_bytes());
+        bytes
+    }
+}
+
+/// A node in one lane, as far as it decides what it sends next.
+#[derive(Clone)]
+struct Sender {
+    instance: InstanceId,
+    incarnation: Option<Incarnation>,
+    sequence: i64,
+    last: Option<Arc<Request>>,
+}
+
+impl Sender {
+    fn new(random: &mut Random) -> Self {
+        Self { instance: random.instance(), incarnation: None, sequence: 0, last: None }
+    }
+
+    fn hear(&mut self, request: &Arc<Request>, reply: &Reply, random: &mut Random) {
+        match reply.verdict {
+            Verdict::Applied(_) => {
+                self.incarnation = Some(reply.incarnation);
+                self.sequence = request.sequence;
+                self.last = Some(request.clone());
+            }
+            Verdict::Reborn => {
+                self.incarnation = Some(reply.incarnation);
+                self.sequence = 0;
+            }
+            // Most go on, so that these verdicts come more than once; a real one draws a new id.
+            Verdict::Stale | Verdict::Cloned if random.one_in(3) => *self = Self::new(random),
+            _ => {}
+        }
+    }
+}
+
+/// A batch as a failure prints it: without its bytes.
+struct Shown<'a>(&'a Request);
+
+impl std::fmt::Display for Shown<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Request { lane, lanes, instance, incarnation, sequence, .. } = self.0;
+        let Request { recovery_us, silence_us, alive_us, entries, .. } = self.0;
+        write!(
+            formatter,
+            "batch {sequence} of {instance:?} to lane {lane} of {lanes}, {incarnation:?}, recovery \
+             {recovery_us} us, silence {silence_us} us, alive {alive_us} us: {entries:#?}"
+        )
+    }
+}
+
+/// The definitions of a limit by version.
+fn scales(limit: usize) -> [Scale; 3] {
+    let slow = Quota::new(1, Duration::from_secs(90)).burst(5);
+    let quotas = [
+        [Quota::per_second(1000).burst(200), Quota::per_second(500), Quota::per_second(3000)],
+        [Quota::per_second(1_000_000).burst(1_000_000_000), Quota::per_second(7), slow],
+        [Quota::per_minute(7), Quota::per_minute(11), Quota::per_second(100).burst(3)],
+        [slow, Quota::per_day(100), Quota::per_second(1_000_000_000)],
+        [Quota::per_second(20), Quota::per_second(20).burst(1), Quota::per_hour(3)],
+    ];
+    quotas[limit % quotas.len()].map(|quota| quota.scale("x").expect("these quotas can be kept"))
+}
+
+/// The store, its model, and those who send.
+struct World {
+    server: RedisServer,
+    raw: redis::Connection,
+    runtime: tokio::runtime::Runtime,
+    store: RedisStore,
+    model: Model,
+    random: Random,
+    senders: Vec<Sender>,
+    time_us: i64,
+    /// Rises during the run, so that limits are redefined.
+    version: i64,
+}
+
+impl World {
+    fn new() -> Self {
+        let server = RedisServer::start();
+        let client = redis::Client::open(server.url()).unwrap();
+        let raw = client.get_connection().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let store = RedisStore::open(&server.url()).unwrap().timeout(Duration::from_secs(5));
+        let mut random = Random(SEED);
+        let senders = (0..NODES * LANES as usize).map(|_| Sender::new(&mut random)).collect();
+        let model = Model::default();
+        Self { server, raw, runtime, store, model, random, senders, time_us: 1, version: 0 }
+    }
+
+    fn exchange(&self, request: &Arc<Request>) -> Result<Reply, StoreError> {
+        self.runtime.block_on(self.store.exchange(request.clone()))
+    }
+
+    /// One batch through both; returns the verdict's name.
+    fn step(&mut self) -> (&'static str, usize) {
+        let chosen = self.random.below(self.senders.len() as u64) as usize;
+        let lane = chosen as u32 % LANES;
+        let request = self.request(chosen, lane);
+        let reply = self.compare(&request);
+        let mut sender = self.senders[chosen].clone();
+        sender.hear(&request, &reply, &mut self.random);
+        self.senders[chosen] = sender;
+        self.time_us = self.time_us.max(reply.time_us);
+        (name_of(&reply.verdict), request.entries.len())
+    }
+
+    fn compare(&mut self, request: &Arc<Request>) -> Reply {
+        let reply = self.exchange(request).unwrap_or_else(|error| panic!("{error}: {}", Shown(request)));
+        let expected = self.model.sync(request, reply.time_us);
+        self.compare_grants(request, &reply, &expected);
+        assert_eq!(reply, expected, "seed {SEED:#x}, {}", Shown(request));
+        self.compare_lane(request);
+        self.compare_keys(request);
+        reply
+    }
+
+    /// Names the first entry that was answered differently, before all of them are printed.
+    fn compare_grants(&self, request: &Request, reply: &Reply, expected: &Reply) {
+        let (Verdict::Applied(grants), Verdict::Applied(others)) =
+            (&reply.verdict, &expected.verdict)
+        else {
+            return;
+        };
+        for (index, entry) in request.entries.iter().enumerate() {
+            let name = (entry.limit.clone(), entry.key.clone());
+            let key = self.model.keys.get(&name);
+            assert_eq!(grants[index], others[index], "seed {SEED:#x}, {entry:#?} of {key:#?}");
+        }
+    }
+
+    fn compare_lane(&mut self, request: &Request) {
+        let prefix = prefix(request.lane);
+        let lane: Option<Vec<u8>> = self.raw.get(format!("{prefix}lane")).unwrap();
+        let lane = lane.map(|bytes| lane_of(&bytes));
+        assert_eq!(lane.as_ref(), self.model.lanes.get(&request.lane), "after {}", Shown(request));
+        let node: Option<Vec<u8>> = self.raw.get(node_key(request)).unwrap();
+        let node = node.map(|bytes| node_of(&bytes));
+        let place = (request.lane, request.instance);
+        assert_eq!(node.as_ref(), self.model.nodes.get(&place), "after {}", Shown(request));
+        let members: Vec<(Vec<u8>, i64)> =
+            self.raw.zrange_withscores(format!("{prefix}nodes"), 0, -1).unwrap();
+        let members: HashMap<InstanceId, i64> = members
+            .into_iter()
+            .map(|(instance, seen_us)| (instance.try_into().unwrap(), seen_us))
+            .collect();
+        let expected = self.model.members.get(&request.lane).cloned().unwrap_or_default();
+        assert_eq!(members, expected, "after {}", Shown(request));
+    }
+
+    fn compare_keys(&mut self, request: &Request) {
+        for entry in &request.entries {
+            let name = key_name(request.lane, entry);
+            let (record, ttl_ms): (Option<Vec<u8>>, i64) =
+                redis::pipe().get(&name).pttl(&name).query(&mut self.raw).unwrap();
+            let key = record.map(|bytes| key_of(&bytes));
+            let expected = self.model.keys.get(&(entry.limit.clone(), entry.key.clone()));
+            assert_eq!(key.as_ref(), expected, "{name:?} after {}", Shown(request));
+            if let Some(key) = key {
+                assert!(ttl_ms > 0 && ttl_ms <= key.keep_ms(), "{ttl_ms} ms: {key:?}");
+            }
+        }
+    }
+
+    fn request(&mut self, chosen: usize, lane: u32) -> Arc<Request> {
+        let sender = self.senders[chosen].clone();
+        let next = sender.sequence + 1;
+        let (incarnation, sequence) = match self.random.below(100) {
+            0..8 => match sender.last {
+                Some(last) => return last,
+                None => (sender.incarnation, next),
+            },
+            8..12 => (sender.incarnation, sender.sequence),
+            12..16 => (sender.incarnation, sender.sequence - 1),
+            16..17 => (sender.incarnation, next + 1),
+            17..19 => (Some(Incarnation::new(&sender.instance, 5)), next),
+            19..23 => (None, next),
+            _ => (sender.incarnation, next),
+        };
+        let header = Header {
+            lane,
+            lanes: if self.random.one_in(100) { LANES + 1 } else { LANES },
+            instance: sender.instance,
+            incarnation,
+            sequence,
+            recovery_us: self.random.among(&[0, 1000, 10_000]),
+            silence_us: self.random.among(&[500, 5000, 1_000_000_000, 1_000_000_000]),
+            alive_us: self.random.among(&[3000, 50_000, 1_000_000_000]),
+        };
+        let count = self.random.below(41);
+        let entries = (0..count).map(|_| self.entry(lane)).collect();
+        Arc::new(Request::new(header, entries))
+    }
+
+    fn entry(&mut self, lane: u32) -> Entry {
+        let random = &mut self.random;
+        let number = random.below(KEYS);
+        let limit = number as usize % 5;
+        let version = self.version + i64::from(random.one_in(50)) - i64::from(random.one_in(50));
+        let version = version.clamp(0, 2);
+        let mut scale = scales(limit)[version as usize];
+        if random.one_in(100) {
+            scale.burst += scale.token;
+        }
+        let epoch_us = random.among(&[20_000, 20_000, 20_000, 50_000]);
+        let tokens = scale.burst / scale.token;
+        let held_rate = random.amount(scale.rate);
+        let mut entry = Entry {
+            limit: format!("limit/{limit}").into(),
+            // Any byte may be in a key.
+            key: vec![b'k', 0, 0xff, b'\r', b'\n', lane as u8, number as u8].into(),
+            scale,
+            version,
+            epoch_us,
+            spent: random.amount(tokens),
+            debt: random.amount(tokens),
+            allowed: random.amount(tokens),
+            back_units: random.amount(scale.burst / 4),
+            back_rate: random.amount(held_rate),
+            back_depth: random.amount(tokens / 4),
+            held: Held {
+                rate: held_rate,
+                depth: random.amount(tokens / 4),
+                demand: random.amount(scale.rate),
+                tag: (self.time_us / epoch_us - random.among(&[-1, 0, 0, 0, 1, 1, 2, 3])).max(0),
+            },
+            demand: random.amount(4 * scale.rate),
+            want: random.amount(2 * tokens),
+            want_rate: random.amount(2 * scale.rate),
+            restore: random.one_in(20),
+            claim: random.one_in(3).then(|| scale.burst - random.amount(2 * scale.burst)),
+        };
+        if number >= KEYS_SANE && random.one_in(4) {
+            spoil(&mut entry, random);
+        }
+        entry
+    }
+}
+
+/// Puts an absurd number into a random field.
+fn spoil(entry: &mut Entry, random: &mut Random) {
+    let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
+    let fields: [&mut i64; 18] = [
+        &mut entry.scale.rate,
+        &mut entry.scale.token,
+        &mut entry.scale.burst,
+        &mut entry.version,
+        &mut entry.epoch_us,
+        &mut entry.spent,
+        &mut entry.debt,
+        &mut entry.allowed,
+        &mut entry.back_units,
+        &mut entry.back_rate,
+        &mut entry.back_depth,
+        &mut entry.held.rate,
+        &mut entry.held.depth,
+        &mut entry.held.demand,
+        &mut entry.held.tag,
+        &mut entry.demand,
+        &mut entry.want,
+        &mut entry.want_rate,
+    ];
+    let chosen = random.below(fields.len() as u64) as usize;
+    for (index, field) in fields.into_iter().enumerate() {
+        if index == chosen {
+            *field = absurd;
+        }
+    }
+}
+
+fn name_of(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Applied(_) => "applied",
+        Verdict::Reborn => "reborn",
+        Verdict::Stale => "stale",
+        Verdict::Cloned => "cloned",
+        Verdict::Lanes(_) => "lanes",
+        Verdict::Wire(_) => "wire",
+    }
+}
+
+fn prefix(lane: u32) -> String {
+    format!("tg1:{{{}/{lane}}}:", RedisStore::DEFAULT_NAMESPACE)
+}
+
+fn node_key(request: &Request) -> String {
+    let instance: String = request.instance.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}node:{instance}", prefix(request.lane))
+}
+
+fn key_name(lane: u32, entry: &Entry) -> Vec<u8> {
+    let mut name = format!("{}key:{}:", prefix(lane), entry.limit).into_bytes();
+    name.extend_from_slice(&entry.key);
+    name
+}
+
+/// Splits a record of ours into its first `N` numbers and the bytes after them.
+fn record<const N: usize>(bytes: &[u8]) -> ([i64; N], &[u8]) {
+    let rest = bytes.strip_prefix(b"T1").expect("a record begins with its layout");
+    let (numbers, rest) = rest.split_at(8 * N);
+    let mut read = numbers.chunks_exact(8).map(|chunk| i64::from_le_bytes(chunk.try_into().unwrap()));
+    (std::array::from_fn(|_| read.next().unwrap()), rest)
+}
+
+fn lane_of(bytes: &[u8]) -> Lane {
+    let (numbers, rest) = record::<8>(bytes);
+    let [lanes, recovering_until_us, lost_us, seen_us, ..] = numbers;
+    let [.., gap_from_us, gap_silence_us, gap_until_us, keep_ms] = numbers;
+    Lane {
+        lanes,
+        incarnation: Incarnation(rest.try_into().unwrap()),
+        recovering_until_us,
+        lost_us,
+        seen_us,
+        gap_from_us,
+        gap_silence_us,
+        gap_until_us,
+        keep_ms,
+    }
+}
+
+fn node_of(bytes: &[u8]) -> Node {
+    let ([sequence, hash], rest) = record::<2>(bytes);
+    let (incarnation, reply) = rest.split_at(24);
+    Node {
+        incarnation: Incarnation(incarnation.try_into().unwrap()),
+        sequence,
+        hash: hash as u64,
+        reply: reply.to_vec(),
+    }
+}
+
+fn key_of(bytes: &[u8]) -> Key {
+    let (numbers, rest) = record::<16>(bytes);
+    assert!(rest.is_empty());
+    let [rate, token, burst, version, epoch_us, level, stamp_us, epoch, ..] = numbers;
+    let [.., leased0, leased1, depth0, depth1, demand0, demand1, charged, forgiven] = numbers;
+    Key {
+        scale: Scale { rate, token, burst },
+        version,
+        epoch_us,
+        level,
+        stamp_us,
+        epoch,
+        leased: [leased0, leased1],
+        depth: [depth0, depth1],
+        demand: [demand0, demand1],
+        charged,
+        forgiven,
+    }
+}
+
+#[test]
+fn the_same_random_batches_through_model_and_script_give_equal_replies_and_states() {
+    println!("seed {SEED:#x}");
+    let mut world = World::new();
+    let mut verdicts: HashMap<&str, usize> = HashMap::new();
+    let (mut entries, mut requests) = (0, 0);
+    while entries < ENTRIES_TOTAL {
+        world.version = (3 * entries / ENTRIES_TOTAL) as i64;
+        let (verdict, sent) = world.step();
+        *verdicts.entry(verdict).or_default() += 1;
+        entries += sent;
+        requests += 1;
+        if requests % FLUSH_EVERY == 0 {
+            world.server.command(&["FLUSHALL"]);
+            world.model = Model::default();
+        }
+    }
+    println!("{requests} requests, {entries} entries: {verdicts:?}");
+    for verdict in ["applied", "reborn", "stale", "cloned", "lanes"] {
+        assert!(verdicts.contains_key(verdict), "{verdict} never happened: {verdicts:?}");
+    }
+    every_key_expires(&mut world.raw);
+}
+
+fn every_key_expires(raw: &mut redis::Connection) {
+    let names: Vec<Vec<u8>> = raw.keys("*").unwrap();
+    assert!(!names.is_empty());
+    for name in names {
+        let ttl_ms: i64 = raw.pttl(&name).unwrap();
+        assert!(ttl_ms > 0, "{} never expires", String::from_utf8_lossy(&name));
+    }
+}
+
+/// A batch of three keys in lane 0, and the names that it touches.
+fn three_keys(world: &mut World) -> (Arc<Request>, Vec<Vec<u8>>) {
+    let header = Header {
+        lane: 0,
+        lanes: LANES,
+        instance: [7; 16],
+        incarnation: None,
+        sequence: 1,
+        recovery_us: 0,
+        silence_us: 1_000_000,
+        alive_us: 1_000_000,
+    };
+    let entries: Vec<_> = (0..3_u8)
+        .map(|number| Entry { key: vec![b'k', number].into(), ..world.entry(0) })
+        .collect();
+    let names = entries.iter().map(|entry| key_name(0, entry)).collect();
+    (Arc::new(Request::new(header, entries)), names)
+}
+
+#[test]
+fn another_programs_value_under_a_key_is_left_alone_and_the_batch_goes_on() {
+    let mut world = World::new();
+    let (request, names) = three_keys(&mut world);
+    let (): () = world.raw.rpush(&names[0], "theirs").unwrap();
+    let (): () = world.raw.set(&names[1], "T1theirs").unwrap();
+    let reply = world.exchange(&request).unwrap();
+    let Verdict::Applied(grants) = reply.verdict else { panic!("{reply:?}") };
+    assert!(matches!(grants[..], [Grant::Foreign, Grant::Foreign, Grant::Given(_)]), "{grants:?}");
+    let list: Vec<String> = world.raw.lrange(&names[0], 0, -1).unwrap();
+    let string: String = world.raw.get(&names[1]).unwrap();
+    assert_eq!((list, string.as_str()), (vec!["theirs".to_owned()], "T1theirs"));
+}
+
+#[test]
+fn another_programs_value_under_a_record_of_the_lane_is_named_and_nothing_is_written() {
+    let mut world = World::new();
+    let (request, _) = three_keys(&mut world);
+    let [lane, nodes] = ["lane", "nodes"].map(|suffix| prefix(0) + suffix);
+    for name in [lane, node_key(&request), nodes] {
+        for found in ["list", "string"] {
+            let (): () = redis::cmd("FLUSHALL").query(&mut world.raw).unwrap();
+            let (): () = match found {
+                "list" => world.raw.rpush(&name, "theirs").unwrap(),
+                _ => world.raw.set(&name, "theirs").unwrap(),
+            };
+            let expected = StoreError::ForeignKey { key: name.clone(), found: found.to_owned() };
+            assert_eq!(world.exchange(&request), Err(expected));
+            let keys: i64 = redis::cmd("DBSIZE").query(&mut world.raw).unwrap();
+            assert_eq!(keys, 1, "something was written beside {name}");
+        }
+    }
+}
+
+#[test]
+fn a_lane_of_another_layout_is_told_by_its_version() {
+    let mut world = World::new();
+    let (request, _) = three_keys(&mut world);
+    let (): () = world.raw.set(prefix(0) + "lane", "T2 whatever follows").unwrap();
+    let reply = world.exchange(&request).unwrap();
+    assert_eq!(reply.verdict, Verdict::Wire(2));
+}
+
+#[test]
+fn a_batch_whose_parts_do_not_match_is_refused_before_anything_is_written() {
+    let mut world = World::new();
+    let (request, names) = three_keys(&mut world);
+    let script = redis::Script::new(include_str!("../../lua/sync-v1.lua"));
+    let hash = request.hash().to_le_bytes();
+    let bytes = request.bytes();
+    let cases: [(&[Vec<u8>], &[u8], &[u8]); 4] = [
+        (&names[..2], bytes, &hash),
+        (&names, &bytes[..bytes.len() - 1], &hash),
+        (&names, &bytes[..10], &hash),
+        (&names, bytes, &hash[..7]),
+    ];
+    for (keys, bytes, hash) in cases {
+        let mut call = script.prepare_invoke();
+        call.key("{a}l").key("{a}n").key("{a}m").key(keys).arg(bytes).arg(hash);
+        let refused = call.invoke::<redis::Value>(&mut world.raw).unwrap_err();
+        assert!(format!("{refused}").contains("REQUEST"), "{refused}");
+    }
+    let keys: i64 = redis::cmd("DBSIZE").query(&mut world.raw).unwrap();
+    assert_eq!(keys, 0);
+}

@@ -1,0 +1,470 @@
+//! The reference model of the store: what `lua/sync-v1.lua` does, in Rust.
+//!
+//! The script and this file are kept step for step alike; a test runs the same random operations
+//! through both and compares every state and reply. Shares are computed in doubles, in the same
+//! order of operations on both sides; everything else is integers up to 2^53. A request's numbers
+//! are brought within [`NUMBER_MAX`] first, so that no request, however absurd, overflows here or
+//! loses a digit in Lua.
+//!
+//! What is kept, always: the refill leased out is at most the rate, and the level is at most the
+//! burst less the depths leased out. So the level and all leases together grow at the rate at most
+//! and never exceed the burst, and each admission lowers them.
+
+use std::collections::HashMap;
+
+use crate::quota::Scale;
+use crate::sync::message::{
+    Entry, Given, Grant, Held, Incarnation, InstanceId, Reply, Request, Verdict,
+};
+
+/// A lane remembers at least so long.
+pub(crate) const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
+/// A bucket is kept so much longer than it takes to fill.
+const BUCKET_MARGIN_MS: i64 = 60_000;
+/// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
+const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
+/// Debt beyond the burst, or beyond what the rate gives in this time, is written off.
+const DEBT_US: i64 = 1_000_000;
+/// No number of a request counts for more: the sum of two is still exact in a double.
+const NUMBER_MAX: i64 = 1 << 52;
+/// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
+const SUM_MAX: i64 = 1 << 53;
+/// The most refill a microsecond, so that [`DEBT_US`] of it is a [`NUMBER_MAX`] at most.
+const RATE_MAX: i64 = NUMBER_MAX / DEBT_US;
+/// The longest epoch, so that the end of the epoch after next is still exact: 35 years.
+const EPOCH_US_MAX: i64 = 1 << 50;
+
+/// One lane's record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lane {
+    pub(crate) lanes: i64,
+    pub(crate) incarnation: Incarnation,
+    /// Nothing new is granted until then.
+    pub(crate) recovering_until_us: i64,
+    /// When the memory was lost, 0 if the lane was new.
+    pub(crate) lost_us: i64,
+    /// When any node called last.
+    pub(crate) seen_us: i64,
+    /// The last outage: a silence of all nodes from `gap_from_us`, judged as one after
+    /// `gap_silence_us`, over at `gap_until_us`.
+    pub(crate) gap_from_us: i64,
+    pub(crate) gap_silence_us: i64,
+    pub(crate) gap_until_us: i64,
+    /// How long the record is kept without a call, in milliseconds.
+    pub(crate) keep_ms: i64,
+}
+
+/// What the store knows of one node in one lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) sequence: i64,
+    pub(crate) hash: u64,
+    pub(crate) reply: Vec<u8>,
+}
+
+/// One key's record. Index 0 is the epoch of the stamp, index 1 the one before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) scale: Scale,
+    pub(crate) version: i64,
+    pub(crate) epoch_us: i64,
+    /// The level in units; negative while debt is repaid.
+    pub(crate) level: i64,
+    pub(crate) stamp_us: i64,
+    pub(crate) epoch: i64,
+    /// Leased refill, in units per microsecond.
+    pub(crate) leased: [i64; 2],
+    /// Leased depth, in tokens.
+    pub(crate) depth: [i64; 2],
+    /// Registered demand, in units per microsecond.
+    pub(crate) demand: [i64; 2],
+    /// Tokens charged since the key was born.
+    pub(crate) charged: i64,
+    /// Units of debt written off.
+    pub(crate) forgiven: i64,
+}
+
+impl Key {
+    fn new(entry: &Entry, lane: &Lane, now_us: i64) -> Self {
+        let Scale { rate, burst, .. } = entry.scale;
+        let lost = lane.lost_us > 0 && burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
+        let level = if lost { flow(0, rate, now_us - lane.lost_us, burst) } else { burst };
+        Self {
+            scale: entry.scale,
+            version: entry.version,
+            epoch_us: entry.epoch_us,
+            level,
+            stamp_us: now_us,
+            epoch: now_us / entry.epoch_us,
+            leased: [0; 2],
+            depth: [0; 2],
+            demand: [0; 2],
+            charged: 0,
+            forgiven: 0,
+        }
+    }
+
+    /// The stretch in which nothing flows in because all nodes were cut off, if it is not over
+    /// at the stamp: they lived on their outage policies.
+    fn frozen(&self, lane: &Lane) -> (i64, i64) {
+        if lane.gap_until_us <= self.stamp_us {
+            return (0, 0);
+        }
+        let from = if self.stamp_us > lane.gap_from_us {
+            self.stamp_us
+        } else if self.leased[0] > 0 || self.depth[0] > 0 {
+            lane.gap_from_us.max((self.epoch + 2) * self.epoch_us)
+        } else if self.leased[1] > 0 || self.depth[1] > 0 {
+            lane.gap_from_us.max((self.epoch + 1) * self.epoch_us)
+        } else {
+            lane.gap_from_us + lane.gap_silence_us
+        };
+        (from, lane.gap_until_us)
+    }
+
+    /// Brings the level to `now_us`, ending leases whose epochs are over on the way.
+    fn refill(&mut self, lane: &Lane, now_us: i64) {
+        // A key that outlives its lane's record may have been stamped by a clock that was ahead.
+        let now_us = now_us.max(self.stamp_us);
+        let (frozen_from, frozen_until) = self.frozen(lane);
+        let stretches = [
+            ((self.epoch + 1) * self.epoch_us, self.leased[0] + self.leased[1], self.depth[0] + self.depth[1]),
+            ((self.epoch + 2) * self.epoch_us, self.leased[0], self.depth[0]),
+            (now_us, 0, 0),
+        ];
+        let mut at_us = self.stamp_us;
+        for (ends_us, leased, depth) in stretches {
+            let until_us = ends_us.min(now_us);
+            if until_us > at_us {
+                let frozen = (until_us.min(frozen_until) - at_us.max(frozen_from)).max(0);
+                let rate = (self.scale.rate - leased).max(0);
+                let cap = self.cap(depth);
+                self.level = flow(self.level, rate, until_us - at_us - frozen, cap);
+                at_us = until_us;
+            }
+        }
+        let epoch = now_us / self.epoch_us;
+        if epoch > self.epoch {
+            let kept = epoch == self.epoch + 1;
+            for pair in [&mut self.leased, &mut self.depth, &mut self.demand] {
+                *pair = [0, if kept { pair[0] } else { 0 }];
+            }
+        }
+        self.epoch = epoch;
+        self.stamp_us = now_us;
+    }
+
+    /// The highest level, in units, beside leases of `depth` tokens.
+    fn cap(&self, depth: i64) -> i64 {
+        self.scale.burst.saturating_sub(depth.saturating_mul(self.scale.token)).max(0)
+    }
+
+    /// Moves the key to a newer definition of its limit; leases of the old one count until they end.
+    fn adopt(&mut self, entry: &Entry) {
+        let ratio = entry.scale.token as f64 / self.scale.token as f64;
+        let scaled = |units: i64| (units as f64 * ratio).floor() as i64;
+        let leased = |rate: i64| ((rate as f64 * ratio).ceil() as i64).min(NUMBER_MAX);
+        self.level = scaled(self.level).min(entry.scale.burst).max(-SUM_MAX);
+        self.leased = self.leased.map(leased);
+        self.demand = self.demand.map(leased);
+        self.scale = entry.scale;
+        self.version = entry.version;
+    }
+
+    /// Applies one entry and answers it.
+    fn apply(&mut self, entry: &Entry, fresh: bool, lane: &Lane, nodes: i64, now_us: i64) -> Given {
+        self.refill(lane, now_us);
+        let idle = self.leased == [0; 2] && self.depth == [0; 2] && self.demand == [0; 2];
+        if idle && entry.epoch_us != self.epoch_us {
+            self.epoch_us = entry.epoch_us;
+            self.epoch = now_us / self.epoch_us;
+        }
+        let restore = fresh || entry.restore;
+        if let (true, Some(claim)) = (restore, entry.claim) {
+            self.level = self.level.min(claim);
+        }
+        let void = self.renew(entry, restore);
+        self.charge(entry);
+        self.grant(entry, void, lane, nodes, now_us)
+    }
+
+    /// Moves what the node holds to the current epoch, less what it gives back.
+    fn renew(&mut self, entry: &Entry, restore: bool) -> bool {
+        let held = entry.held;
+        let age = self.epoch - held.tag;
+        let current = age == 0 || age == 1;
+        if current && !restore {
+            let index = age as usize;
+            let lower = |value: &mut i64, by: i64| *value = (*value - by).max(0);
+            lower(&mut self.leased[index], held.rate + entry.back_rate);
+            lower(&mut self.depth[index], held.depth + entry.back_depth);
+            lower(&mut self.demand[index], held.demand);
+        }
+        if current {
+            raise(&mut self.leased[0], held.rate);
+            raise(&mut self.depth[0], held.depth);
+        }
+        raise(&mut self.demand[0], entry.demand);
+        !current && (held.rate > 0 || held.depth > 0)
+    }
+
+    fn charge(&mut self, entry: &Entry) {
+        let spent = entry.spent + entry.debt + entry.allowed;
+        self.charged = (self.charged + spent).min(SUM_MAX);
+        let debt = entry.debt.saturating_mul(self.scale.token).min(SUM_MAX);
+        let level = (self.level + (entry.back_units - debt)).max(-SUM_MAX);
+        self.level = level.min(self.cap(self.depth[0] + self.depth[1]));
+        let lowest = -self.scale.burst.max(self.scale.rate * DEBT_US);
+        if self.level < lowest {
+            self.forgiven = (self.forgiven + (lowest - self.level)).min(SUM_MAX);
+            self.level = lowest;
+        }
+    }
+
+    fn grant(&mut self, entry: &Entry, void: bool, lane: &Lane, nodes: i64, now_us: i64) -> Given {
+        let Scale { rate, token, burst } = self.scale;
+        let giving = now_us >= lane.recovering_until_us;
+        let held = if void { Held::default() } else { entry.held };
+        let demand = self.demand[0] + self.demand[1];
+        let share = if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 };
+        let nodes = nodes.max(1) as f64;
+
+        let mut tokens = 0;
+        if giving && self.level > 0 {
+            let part = (self.level as f64 * (share / 2.0 + 0.5 / nodes)).floor();
+            let least = i64::from(self.level >= token);
+            tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
+            self.level -= tokens * token;
+        }
+        let mut depth = tokens;
+
+        let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
+        if now_us < lane.gap_until_us {
+            target = target.min((rate as f64 / nodes).floor() as i64);
+        }
+        let leased = self.leased[0] + self.leased[1];
+        let pressed = self.level < burst / 20 || demand > rate;
+        let most = if self.level < 0 { rate / 2 } else { rate };
+        let mut added = 0;
+        if giving && pressed {
+            added = (target - held.rate).min(most - leased).max(0);
+            if held.rate + added > 0 {
+                let room = ((burst / token) as f64 * share / 2.0).floor() as i64;
+                let free = (burst - self.level) / token - self.depth[0] - self.depth[1] - depth;
+                depth += (room.max(2) - held.depth - depth).min(free).max(0);
+            }
+        }
+        let recall = if self.level > burst / 10 && demand < rate - rate / 10 {
+            held.rate
+        } else {
+            let above = if held.rate - target > target / 4 { held.rate - target } else { 0 };
+            let repay = if self.level < 0 && leased > most {
+                (held.rate as f64 * ((leased - most) as f64 / leased as f64)).ceil() as i64
+            } else {
+                0
+            };
+            above.max(repay).min(held.rate)
+        };
+        self.leased[0] += added;
+        raise(&mut self.depth[0], depth);
+        Given {
+            tokens,
+            rate: added,
+            depth,
+            tag: self.epoch,
+            life_us: (self.epoch + 2) * self.epoch_us - now_us,
+            level: self.level,
+            leased: leased + added,
+            recall,
+            void,
+        }
+    }
+
+    /// Milliseconds until the key may be forgotten: full, and all leases ended.
+    pub(crate) fn keep_ms(&self) -> i64 {
+        let fill_us = self.scale.micros_for(self.scale.burst - self.level) as i64;
+        (fill_us + 2 * self.epoch_us) / 1000 + BUCKET_MARGIN_MS
+    }
+}
+
+/// Adds to a sum of leases or demands.
+fn raise(sum: &mut i64, by: i64) {
+    *sum = (*sum + by).min(NUMBER_MAX);
+}
+
+/// A number of a request, within its range.
+fn natural(number: i64) -> i64 {
+    number.clamp(0, NUMBER_MAX)
+}
+
+/// The entry with every number within its range.
+fn bounded(entry: &Entry) -> Entry {
+    let positive = |number: i64, max: i64| number.clamp(1, max);
+    let Scale { rate, token, burst } = entry.scale;
+    Entry {
+        limit: entry.limit.clone(),
+        key: entry.key.clone(),
+        scale: Scale {
+            rate: positive(rate, RATE_MAX),
+            token: positive(token, NUMBER_MAX),
+            burst: positive(burst, NUMBER_MAX),
+        },
+        version: natural(entry.version),
+        epoch_us: positive(entry.epoch_us, EPOCH_US_MAX),
+        spent: natural(entry.spent),
+        debt: natural(entry.debt),
+        allowed: natural(entry.allowed),
+        back_units: natural(entry.back_units),
+        back_rate: natural(entry.back_rate),
+        back_depth: natural(entry.back_depth),
+        held: Held {
+            rate: natural(entry.held.rate),
+            depth: natural(entry.held.depth),
+            demand: natural(entry.held.demand),
+            tag: natural(entry.held.tag),
+        },
+        demand: natural(entry.demand),
+        want: natural(entry.want),
+        want_rate: natural(entry.want_rate),
+        restore: entry.restore,
+        claim: entry.claim.map(|claim| claim.clamp(-NUMBER_MAX, NUMBER_MAX)),
+    }
+}
+
+/// `level` after `rate` has flowed in for `micros`, at most `cap`.
+fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
+    let flowed = i128::from(level) + i128::from(rate) * i128::from(micros);
+    flowed.min(i128::from(cap)) as i64
+}
+
+/// A whole store in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    pub(crate) lanes: HashMap<u32, Lane>,
+    pub(crate) nodes: HashMap<(u32, InstanceId), Node>,
+    /// When each node was seen last in each lane.
+    pub(crate) members: HashMap<u32, HashMap<InstanceId, i64>>,
+    pub(crate) keys: HashMap<(std::sync::Arc<str>, std::sync::Arc<[u8]>), Key>,
+}
+
+impl Model {
+    /// One call of the script at `time_us`, the store's clock.
+    pub(crate) fn sync(&mut self, request: &Request, time_us: i64) -> Reply {
+        let sequence = natural(request.sequence);
+        let recovery_us = natural(request.recovery_us);
+        let silence_us = natural(request.silence_us);
+        let alive_us = natural(request.alive_us);
+        let found = self.lanes.get(&request.lane).cloned();
+        let now_us = found.as_ref().map_or(time_us, |lane| time_us.max(lane.seen_us));
+        let born = Incarnation::new(&request.instance, now_us);
+        let mut lane = match found {
+            Some(lane) => lane,
+            None => Lane {
+                lanes: i64::from(request.lanes),
+                incarnation: born,
+                recovering_until_us: now_us + recovery_us,
+                lost_us: 0,
+                seen_us: now_us,
+                gap_from_us: 0,
+                gap_silence_us: 0,
+                gap_until_us: 0,
+                keep_ms: LANE_KEEP_MS,
+            },
+        };
+        if lane.lanes != i64::from(request.lanes) {
+            return reply(&lane, now_us, 0, Verdict::Lanes(lane.lanes as u32));
+        }
+        if request.incarnation.is_some_and(|known| known != lane.incarnation) {
+            if lane.lost_us == 0 {
+                lane.lost_us = now_us;
+                lane.recovering_until_us = now_us + recovery_us;
+            }
+            return self.reborn(request, lane, now_us);
+        }
+        let place = (request.lane, request.instance);
+        let node = self.nodes.get(&place);
+        if request.incarnation.is_none()
+            && node.is_some_and(|node| node.incarnation != lane.incarnation)
+        {
+            // A late copy of the node's very first batch: it knows the lane by name since then.
+            return reply(&lane, now_us, 0, Verdict::Stale);
+        }
+        let node = node.filter(|node| node.incarnation == lane.incarnation);
+        let last = node.map_or(0, |node| node.sequence);
+        if let Some(node) = node.filter(|node| node.sequence == sequence) {
+            if node.hash != request.hash() {
+                return reply(&lane, now_us, 0, Verdict::Cloned);
+            }
+            return Reply::decode(&node.reply, request.entries.len())
+                .unwrap_or_else(|_| reply(&lane, now_us, 0, Verdict::Cloned));
+        }
+        if sequence < last {
+            return reply(&lane, now_us, 0, Verdict::Stale);
+        }
+        if sequence > last + 1 {
+            lane.incarnation = born;
+            lane.lost_us = now_us;
+            lane.recovering_until_us = now_us + recovery_us;
+            return self.reborn(request, lane, now_us);
+        }
+        if last > 0 && now_us - lane.seen_us > silence_us {
+            lane.gap_from_us = lane.seen_us;
+            lane.gap_silence_us = silence_us;
+            lane.gap_until_us = now_us + recovery_us;
+        }
+        lane.seen_us = now_us;
+        let members = self.members.entry(request.lane).or_default();
+        members.insert(request.instance, now_us);
+        members.retain(|_, seen_us| *seen_us >= now_us - alive_us);
+        let nodes = members.len() as i64;
+
+        let mut grants = Vec::with_capacity(request.entries.len());
+        for entry in &request.entries {
+            grants.push(self.entry(&bounded(entry), &mut lane, nodes, now_us));
+        }
+        let answer = reply(&lane, now_us, nodes, Verdict::Applied(grants));
+        let node = Node {
+            incarnation: lane.incarnation,
+            sequence,
+            hash: request.hash(),
+            reply: answer.encode(),
+        };
+        self.nodes.insert(place, node);
+        self.lanes.insert(request.lane, lane);
+        answer
+    }
+
+    fn entry(&mut self, entry: &Entry, lane: &mut Lane, nodes: i64, now_us: i64) -> Grant {
+        let name = (entry.limit.clone(), entry.key.clone());
+        let found = self.keys.get(&name).cloned();
+        let fresh = found.is_none();
+        let mut key = found.unwrap_or_else(|| Key::new(entry, lane, now_us));
+        if key.version < entry.version {
+            key.refill(lane, now_us);
+            key.adopt(entry);
+        } else if key.version > entry.version || key.scale != entry.scale {
+            return Grant::OtherQuota { version: key.version, scale: key.scale };
+        }
+        let given = key.apply(entry, fresh, lane, nodes, now_us);
+        lane.keep_ms = lane.keep_ms.max(key.keep_ms() + BUCKET_MARGIN_MS);
+        self.keys.insert(name, key);
+        Grant::Given(given)
+    }
+
+    fn reborn(&mut self, request: &Request, lane: Lane, now_us: i64) -> Reply {
+        let answer = reply(&lane, now_us, 0, Verdict::Reborn);
+        self.lanes.insert(request.lane, lane);
+        answer
+    }
+}
+
+fn reply(lane: &Lane, now_us: i64, nodes: i64, verdict: Verdict) -> Reply {
+    Reply {
+        time_us: now_us,
+        incarnation: lane.incarnation,
+        nodes,
+        recovering_until_us: lane.recovering_until_us,
+        verdict,
+    }
+}

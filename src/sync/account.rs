@@ -1,0 +1,589 @@
+//! The engine's books on one key: what is held, what is to be reported, what to ask for.
+
+use std::sync::Arc;
+
+use super::backoff::Backoff;
+use super::demand::Demand;
+use super::message::{Entry, Given, Held};
+use crate::bucket::{Bucket, Collected, FIELD_MAX, LeaseTerms};
+use crate::limit::{OutagePolicy, Terms};
+use crate::time::Timestamp;
+
+/// How much faster or slower than the store's a node's clock may run: 500 parts per million.
+const CLOCK_ERROR_DIVISOR: u64 = 2000;
+/// The longest stall of the cached clock that leases allow for.
+pub(crate) const STALL_MAX_US: u64 = 20_000;
+/// A key above half its burst is synced so many times more rarely.
+const PLENTY_TICKS: u64 = 4;
+/// Arrivals that must be expected in a quarter tick before their absence says anything.
+const PROBE_ARRIVALS: f64 = 4.0;
+/// An early sync was productive if it brought this part of what was wanted.
+const PRODUCTIVE_PART: i64 = 4;
+/// The longest gap between fruitless early syncs, in ticks.
+const EARLY_TICKS_MAX: u64 = 16;
+/// A key is kept in the books at least so long after its last request.
+const LINGER_MIN_US: u64 = 250_000;
+/// A key is kept in the books at most so long after its last request.
+const LINGER_MAX_US: u64 = 1_000_000;
+/// Refill that is never the limit: a policy that lets everything pass.
+const BOUNDLESS_RATE: i64 = 1 << 50;
+
+/// What the store last said about a key.
+#[derive(Clone, Copy, Debug)]
+struct View {
+    level: i64,
+    leased: i64,
+    at: Timestamp,
+}
+
+/// Tokens spent and not yet in a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Unsent {
+    spent: i64,
+    debt: i64,
+    allowed: i64,
+}
+
+/// An outage policy in force: what the key brought into it.
+#[derive(Clone, Copy, Debug)]
+struct Policy {
+    /// Units that the store had given before: what is left of them goes back.
+    own: i64,
+    /// Tokens taken from the node's share of the last view: what is used of them becomes debt.
+    loan: i64,
+}
+
+/// What a grant meant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Installed {
+    /// The node's estimate less the store's level, in units.
+    pub(crate) drift: Option<i64>,
+    /// Age of the view that was replaced, in microseconds.
+    pub(crate) age_us: u64,
+}
+
+/// A key's books.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub(crate) bucket: Arc<Bucket>,
+    held: Held,
+    ends: Timestamp,
+    /// Units that are the node's and not in the bucket: fractions, and what came too late.
+    stash: i64,
+    unsent: Unsent,
+    credit_given: u32,
+    view: Option<View>,
+    demand: Demand,
+    recall: i64,
+    policy: Option<Policy>,
+    /// The next batch must register the lease anew.
+    pub(crate) restore: bool,
+    /// When to report next.
+    pub(crate) due: Timestamp,
+    early: Backoff,
+    /// A report is in flight.
+    pub(crate) reporting: bool,
+    /// The report under way was sent ahead of schedule.
+    early_sent: bool,
+    last_arrival: Timestamp,
+    /// Tokens asked for that the demand estimate has not seen yet.
+    arrivals: u64,
+    /// When to look next whether arrivals have ceased, and what had arrived at the last look.
+    probe_at: Timestamp,
+    probed_arrivals: u64,
+    tally: Tally,
+}
+
+impl Account {
+    pub(crate) fn new(bucket: Arc<Bucket>, terms: &Terms, now: Timestamp) -> Self {
+        let unit = terms.scale.token;
+        let view = bucket.view().map(|(tokens, at)| View {
+            level: tokens.saturating_mul(unit),
+            leased: 0,
+            at,
+        });
+        Self {
+            bucket,
+            held: Held::default(),
+            ends: Timestamp::ZERO,
+            stash: 0,
+            unsent: Unsent::default(),
+            credit_given: terms.credit,
+            view,
+            demand: Demand::new(now.minus_micros(1000)),
+            recall: 0,
+            policy: None,
+            restore: false,
+            due: Timestamp::NEVER,
+            early: Backoff::default(),
+            reporting: false,
+            early_sent: false,
+            last_arrival: now,
+            arrivals: 0,
+            probe_at: Timestamp::NEVER,
+            probed_arrivals: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    // ---- what came in ------------------------------------------------------------------------
+
+    /// Books what decisions spent since the last time. `recredit` turns the credit that is left
+    /// into the credit from now on, given the debt that the store has not confirmed.
+    fn absorb(&mut self, now: Timestamp, recredit: impl Fn(i64) -> u32) {
+        let (given, debt) = (self.credit_given, self.unsent.debt);
+        let recredited = |left: u32| recredit(debt + i64::from(given - left.min(given)));
+        let collected = self.bucket.collect(recredited);
+        let used = i64::from(given - collected.credit.min(given));
+        self.credit_given = recredited(collected.credit);
+        let spent = collected.spent as i64;
+        if self.policy.is_some() {
+            self.unsent.allowed += spent;
+        } else {
+            let debt = used.min(spent);
+            self.unsent.debt += debt;
+            self.unsent.spent += spent - debt;
+        }
+        if collected.spent + collected.denied > 0 {
+            self.last_arrival = now;
+        }
+        self.arrivals += collected.spent + collected.denied;
+        self.tally.add(&collected);
+    }
+
+    /// Books what decisions spent, leaving the credit as it is.
+    fn collect(&mut self, now: Timestamp) {
+        let unsent_before = self.unsent.debt;
+        let given = i64::from(self.credit_given);
+        self.absorb(now, |debt| (given - (debt - unsent_before)).max(0) as u32);
+    }
+
+    /// Decisions booked since the last time, for the metrics.
+    pub(crate) fn take_tally(&mut self) -> Tally {
+        std::mem::take(&mut self.tally)
+    }
+
+    /// Whether there is anything that the store must hear about.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.unsent == Unsent::default()
+            && self.held.rate == 0
+            && self.held.depth == 0
+            && self.policy.is_none()
+    }
+
+    /// Whether the key can leave the books at `now`: nothing held, owed or expected. If so, its
+    /// bucket is told when it will be full.
+    pub(crate) fn try_close(&mut self, now: Timestamp, terms: &Terms) -> bool {
+        let quiet = now.micros_since(self.last_arrival) >= linger_us(terms);
+        if !quiet || !self.is_settled() || self.bucket.is_touched() || self.stash > 0 {
+            return false;
+        }
+        if self.credit_given < terms.credit {
+            return false;
+        }
+        let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
+        self.bucket.set_full_at(now.plus_micros(terms.scale.micros_for(missing)));
+        true
+    }
+
+    // ---- what is known -----------------------------------------------------------------------
+
+    /// The store's level at `now` by what is known here, in units, if nobody else spends.
+    fn estimate(&self, now: Timestamp, terms: &Terms) -> Option<i64> {
+        self.view.map(|view| {
+            let rate = (terms.scale.rate - view.leased).max(0);
+            let flowed = i128::from(rate) * i128::from(now.micros_since(view.at));
+            (i128::from(view.level) + flowed).min(i128::from(terms.scale.burst)) as i64
+        })
+    }
+
+    fn is_plentiful(&self, now: Timestamp, terms: &Terms) -> bool {
+        self.estimate(now, terms).is_some_and(|level| level > terms.scale.burst / 2)
+    }
+
+    /// Whether the store had next to nothing to give when it spoke last.
+    fn is_scarce(&self, terms: &Terms) -> bool {
+        self.view.is_some_and(|view| view.level < terms.scale.burst / 20)
+    }
+
+    fn is_hot(&self, terms: &Terms) -> bool {
+        self.demand.over(terms.tick_us) >= 1.0
+    }
+
+    /// Until the next report on schedule.
+    fn interval_us(&self, now: Timestamp, terms: &Terms) -> u64 {
+        if self.is_plentiful(now, terms) { PLENTY_TICKS * terms.tick_us } else { terms.tick_us }
+    }
+
+    /// Tokens to hold so that the key does not run dry before the next report.
+    fn need(&self, now: Timestamp, terms: &Terms) -> i64 {
+        let unknown = self.view.is_none();
+        if now.micros_since(self.last_arrival) >= linger_us(terms) {
+            return 0;
+        }
+        if !unknown && !self.is_hot(terms) && !self.is_plentiful(now, terms) {
+            return 0;
+        }
+        let span_us = self.interval_us(now, terms) + terms.tick_us / 2;
+        let flows_in = self.held.rate as f64 / terms.scale.token as f64;
+        let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
+        let spread = 2.0 * self.demand.over(span_us).sqrt();
+        let need = (expected + spread + 1.0).ceil() as i64;
+        need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
+    }
+
+    /// Tokens pending or to be reported.
+    pub(crate) fn pending(&self) -> u64 {
+        (self.unsent.spent + self.unsent.debt + self.unsent.allowed) as u64 + self.bucket.demand()
+    }
+
+    /// Tokens leased, by depth.
+    pub(crate) fn leased_depth(&self) -> i64 {
+        self.held.depth
+    }
+
+    /// When the lease ends, if there is one that the outage policy has not replaced.
+    pub(crate) fn lease_ends(&self) -> Option<Timestamp> {
+        let holds = self.held.rate > 0 || self.held.depth > 0;
+        (holds && self.policy.is_none() && self.ends > Timestamp::ZERO).then_some(self.ends)
+    }
+
+    // ---- when to report ----------------------------------------------------------------------
+
+    /// A decision touched the key: report at the next tick, or early when it runs low.
+    pub(crate) fn touch(&mut self, now: Timestamp, urgent: bool, terms: &Terms) {
+        self.last_arrival = now;
+        let soon = if urgent { self.early.not_before() } else { now.plus_micros(terms.tick_us) };
+        let soon = soon.max(now);
+        if soon < self.due {
+            self.due = soon;
+            self.early_sent = urgent;
+        }
+    }
+
+    /// When to look whether arrivals have ceased.
+    pub(crate) fn probe_at(&self) -> Timestamp {
+        self.probe_at
+    }
+
+    /// Plans a look in a quarter tick, for keys so busy that a quarter tick says something.
+    fn plan_probe(&mut self, now: Timestamp, terms: &Terms) {
+        let busy = self.demand.over(terms.tick_us / 4) >= PROBE_ARRIVALS;
+        let holds = self.held.depth > 0 && self.policy.is_none();
+        self.probed_arrivals = self.arrivals + self.bucket.demand();
+        self.probe_at =
+            if busy && holds { now.plus_micros(terms.tick_us / 4) } else { Timestamp::NEVER };
+    }
+
+    /// Looks whether arrivals over the last quarter tick have fallen below a quarter of what was
+    /// expected; if so the key is due at once, to give back what it holds.
+    pub(crate) fn probe(&mut self, now: Timestamp, terms: &Terms) {
+        let arrived = (self.arrivals + self.bucket.demand()).saturating_sub(self.probed_arrivals);
+        let span_us = now.micros_since(self.probe_at) + terms.tick_us / 4;
+        if (arrived as f64) < self.demand.over(span_us) / 4.0 {
+            self.collect(now);
+            self.arrivals = 0;
+            self.demand.collapse(arrived, span_us, now);
+            self.due = now;
+            self.probe_at = Timestamp::NEVER;
+        } else {
+            self.plan_probe(now, terms);
+        }
+    }
+
+    // ---- reporting ---------------------------------------------------------------------------
+
+    /// Makes the key's entry for a batch: books what was spent, gives back what is not needed,
+    /// and asks for what is. What is given back leaves the bucket before the batch is sent.
+    pub(crate) fn report(
+        &mut self,
+        limit: &Arc<str>,
+        terms: &Terms,
+        now: Timestamp,
+        leaving: bool,
+    ) -> Entry {
+        let unit = terms.scale.token;
+        self.bucket.peek(now, unit);
+        self.collect(now);
+        let arrivals = std::mem::take(&mut self.arrivals);
+        self.demand.observe(arrivals, now, terms.tick_us, terms.scale.fill_us());
+        let claim = self.estimate(now, terms);
+        let need = if leaving { 0 } else { self.need(now, terms) };
+        let demand = (self.demand.per_us() * unit as f64) as i64;
+        let hot = self.is_hot(terms) && !leaving;
+        let back = self.give_back(terms, now, need, if hot { demand } else { 0 });
+        let tokens = self.bucket.peek(now, unit).0;
+        let unsent = std::mem::take(&mut self.unsent);
+        self.probe_at = Timestamp::NEVER;
+        Entry {
+            limit: limit.clone(),
+            key: self.bucket.key.clone(),
+            scale: terms.scale,
+            version: i64::from(terms.version),
+            epoch_us: terms.epoch_us as i64,
+            spent: unsent.spent,
+            debt: unsent.debt,
+            allowed: unsent.allowed,
+            back_units: back.units,
+            back_rate: back.rate,
+            back_depth: back.depth,
+            held: self.held,
+            demand: if leaving { 0 } else { demand.min(4 * terms.scale.burst) },
+            want: (need - i64::from(tokens)).max(0),
+            want_rate: if hot { demand } else { 0 },
+            restore: self.restore,
+            claim,
+        }
+    }
+
+    /// Takes what is not needed out of the bucket: tokens beyond `need`, the rate that the store
+    /// wants back or that demand does not use, and the depth that goes with them.
+    fn give_back(&mut self, terms: &Terms, now: Timestamp, need: i64, rate_used: i64) -> Back {
+        if self.policy.is_some() {
+            return Back::default();
+        }
+        let unit = terms.scale.token;
+        let ended = now >= self.ends;
+        let unused = if self.held.rate > 2 * rate_used { self.held.rate - rate_used } else { 0 };
+        let mut back = Back {
+            rate: if ended { self.held.rate } else { self.recall.max(unused).min(self.held.rate) },
+            ..Back::default()
+        };
+        self.recall = 0;
+        self.held.rate -= back.rate;
+        if back.rate > 0 && !ended {
+            let lease = self.lease_terms(0);
+            self.stash = self.bucket.amend(now, lease, 0, self.stash, unit);
+        }
+        let tokens = i64::from(self.bucket.peek(now, unit).0);
+        let keep = if ended { 0 } else { need + need / 4 };
+        if ended || tokens > keep {
+            let withdrawn = self.bucket.withdraw(if ended { 0 } else { need as u32 });
+            back.units += i64::from(withdrawn) * unit;
+        }
+        if self.held.rate == 0 {
+            back.units += std::mem::take(&mut self.stash);
+        }
+        if self.held.rate == 0 || !self.is_scarce(terms) {
+            // Depth that is not filled keeps the store's level down: while there is plenty it
+            // would cost refill.
+            let left = self.bucket.peek(now, unit).0;
+            let room = i64::from(left) + i64::from(self.held.rate > 0);
+            let depth = room.min(self.held.depth);
+            back.depth = self.held.depth - depth;
+            self.held.depth = depth;
+            self.bucket.set_depth(depth as u32);
+        }
+        back
+    }
+
+    /// The batch with this entry was never applied: its contents are to be reported anew.
+    pub(crate) fn revoke(&mut self, entry: &Entry) {
+        self.unsent.spent += entry.spent;
+        self.unsent.debt += entry.debt;
+        self.unsent.allowed += entry.allowed;
+        self.stash += entry.back_units;
+        self.restore = true;
+    }
+
+    // ---- the answer --------------------------------------------------------------------------
+
+    /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.
+    pub(crate) fn install(
+        &mut self,
+        given: &Given,
+        entry: &Entry,
+        first_sent: Timestamp,
+        now: Timestamp,
+        terms: &Terms,
+    ) -> Installed {
+        let unit = terms.scale.token;
+        self.collect(now);
+        if self.policy.is_some() {
+            self.leave_policy(now, terms);
+        }
+        let installed = self.drift(given, entry, now, terms);
+        let kept = if given.void { Held::default() } else { entry.held };
+        self.held = Held {
+            rate: kept.rate + given.rate,
+            depth: kept.depth + given.depth,
+            demand: entry.demand,
+            tag: given.tag,
+        };
+        let life_us = given.life_us as u64;
+        self.ends = first_sent
+            .plus_micros(life_us - life_us / CLOCK_ERROR_DIVISOR)
+            .minus_micros(STALL_MAX_US);
+        self.view = Some(View { level: given.level, leased: given.leased, at: now });
+        self.recall = given.recall;
+        self.restore = false;
+        self.bucket.set_view(terms.scale.tokens(given.level), now);
+        if self.ends > now {
+            let lease = self.lease_terms(self.low(now, terms));
+            self.stash = self.bucket.amend(now, lease, given.tokens, self.stash, unit);
+        } else {
+            self.stash += given.tokens * unit;
+        }
+        let credit = self.credit(given.level, terms);
+        self.absorb(now, |debt| (credit - debt).max(0) as u32);
+        self.schedule(given, entry, now, terms);
+        self.plan_probe(now, terms);
+        installed
+    }
+
+    /// The credit from now on: none while the store is in debt, or while refill is leased.
+    fn credit(&self, level: i64, terms: &Terms) -> i64 {
+        if level >= 0 && self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
+    }
+
+    fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
+        if self.is_scarce(terms) { 0 } else { (self.need(now, terms) / 4) as u32 }
+    }
+
+    fn lease_terms(&self, low: u32) -> LeaseTerms {
+        let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
+        LeaseTerms {
+            rate: self.held.rate - error,
+            depth: self.held.depth.clamp(0, i64::from(FIELD_MAX)) as u32,
+            ends: self.ends,
+            low,
+            policy: false,
+        }
+    }
+
+    fn drift(&self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) -> Installed {
+        let unit = terms.scale.token;
+        let before = given.level + given.tokens * unit;
+        let estimate = self.estimate(now, terms);
+        Installed {
+            drift: estimate.map(|level| {
+                (level + entry.back_units - entry.debt * unit).min(terms.scale.burst) - before
+            }),
+            age_us: self.view.map_or(0, |view| now.micros_since(view.at)),
+        }
+    }
+
+    /// Decides when to report next, and whether asking early helped.
+    fn schedule(&mut self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) {
+        let tick_us = terms.tick_us;
+        let rate_missed = (entry.want_rate - entry.held.rate).max(1);
+        let brought = given.tokens * PRODUCTIVE_PART >= entry.want.max(1)
+            || given.rate * PRODUCTIVE_PART >= rate_missed;
+        let plenty = given.level > terms.scale.burst / 20;
+        let credited = entry.want == 0 && self.credit_given > 0;
+        if brought || plenty || credited {
+            self.early.succeeded();
+        } else if self.early_sent {
+            self.early.failed(now, tick_us / 8, EARLY_TICKS_MAX * tick_us);
+        }
+        self.early_sent = false;
+        let quiet_us = now.micros_since(self.last_arrival);
+        let linger_us = linger_us(terms);
+        self.due = if self.unsent.debt > 0 {
+            self.early.not_before().max(now)
+        } else if !self.is_settled() || self.stash > 0 || quiet_us < linger_us {
+            let interval_us = self.interval_us(now, terms);
+            let repaid_us = terms.scale.micros_for(-given.level);
+            now.plus_micros(interval_us.max(repaid_us.min(EARLY_TICKS_MAX * tick_us)))
+        } else {
+            now.plus_micros(linger_us)
+        };
+    }
+
+    // ---- outages -----------------------------------------------------------------------------
+
+    /// The lease has ended without a word from the store: what is left of it leaves the bucket.
+    pub(crate) fn lease_ended(&mut self, now: Timestamp, terms: &Terms) {
+        self.collect(now);
+        self.stash += i64::from(self.bucket.withdraw(0)) * terms.scale.token;
+    }
+
+    /// The end of the lease has been dealt with.
+    pub(crate) fn forget_end(&mut self) {
+        self.ends = Timestamp::ZERO;
+    }
+
+    /// Whether an outage policy is in force.
+    pub(crate) fn in_policy(&self) -> bool {
+        self.policy.is_some()
+    }
+
+    /// Puts the limit's outage policy in force. `nodes` is how many nodes share the limit, `None`
+    /// when that was never known.
+    pub(crate) fn enter_policy(&mut self, now: Timestamp, terms: &Terms, nodes: Option<i64>) {
+        let unit = terms.scale.token;
+        self.absorb(now, |_| 0);
+        let own = std::mem::take(&mut self.stash) + i64::from(self.bucket.withdraw(0)) * unit;
+        let burst = terms.scale.burst / unit;
+        let (rate, depth, loan) = match (terms.outage, nodes) {
+            (OutagePolicy::Share, Some(nodes)) => {
+                let depth = (burst / nodes).max(1);
+                let share = self.estimate(now, terms).unwrap_or(0).max(0) / unit / nodes;
+                let room = depth - (own / unit).min(depth);
+                (terms.scale.rate / nodes, depth, share.min(room))
+            }
+            (OutagePolicy::LastRate, _) => (self.held.rate, self.held.depth.max(1), 0),
+            (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
+            (OutagePolicy::Closed, _) | (OutagePolicy::Share, None) => (0, 0, 0),
+        };
+        let lease = LeaseTerms {
+            rate,
+            depth: depth.min(i64::from(FIELD_MAX)) as u32,
+            ends: Timestamp::NEVER,
+            low: 0,
+            policy: true,
+        };
+        self.stash = self.bucket.amend(now, lease, loan, own, unit);
+        self.policy = Some(Policy { own, loan });
+    }
+
+    /// Ends the outage policy: what the store had given before and is still there is kept to be
+    /// given back; what the policy let pass is charged, and only a used loan lowers the level.
+    fn leave_policy(&mut self, now: Timestamp, terms: &Terms) {
+        let unit = terms.scale.token;
+        let Some(Policy { own, loan }) = self.policy.take() else { return };
+        self.bucket.peek(now, unit);
+        let left = i64::from(self.bucket.withdraw(0)) * unit;
+        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, unit);
+        let own_left = own.min(left);
+        let used = (loan - (left - own_left) / unit).clamp(0, loan).min(self.unsent.allowed);
+        self.unsent.allowed -= used;
+        self.unsent.debt += used;
+        self.stash = own_left;
+    }
+}
+
+/// Decisions booked, for the metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    pub(crate) unsure: u64,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, collected: &Collected) {
+        self.allowed += collected.allowed_decisions;
+        self.denied += collected.denied_decisions;
+        self.unsure += collected.unsure_decisions;
+    }
+
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.allowed += other.allowed;
+        self.denied += other.denied;
+        self.unsure += other.unsure;
+    }
+}
+
+/// How long a key is kept in the books after its last request.
+fn linger_us(terms: &Terms) -> u64 {
+    terms.scale.fill_us().clamp(LINGER_MIN_US, LINGER_MAX_US)
+}
+
+/// What a report gives back.
+#[derive(Clone, Copy, Debug, Default)]
+struct Back {
+    units: i64,
+    rate: i64,
+    depth: i64,
+}

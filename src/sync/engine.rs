@@ -1,0 +1,259 @@
+//! The control plane: a pure state machine with no clock, socket, task or global randomness in it.
+//!
+//! # Run loop
+//!
+//! The owner calls [`handle`](Engine::handle) with each input and the time it came, then drains
+//! [`poll_output`](Engine::poll_output) until it returns `None`, then waits for the next input, but
+//! no longer than until [`poll_timeout`](Engine::poll_timeout), when it hands in
+//! [`Input::Timeout`]. Each [`Output::Send`] is to be answered by exactly one [`Input::Answer`],
+//! whether or not the exchange succeeded. The driver does this over tokio and a store; tests and
+//! simulations do it over virtual time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::account::Tally;
+use super::event::Event;
+use super::lane::Lane;
+use super::message::{Entry, Grant, InstanceId, Reply, Request};
+use super::rng::Rng;
+use crate::bucket::Bucket;
+use crate::error::StoreError;
+use crate::limit::{Mode, Terms};
+use crate::time::Timestamp;
+
+/// What an engine is made of.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) limits: Vec<(Arc<str>, Terms)>,
+    pub(crate) lanes: u32,
+    pub(crate) instance: InstanceId,
+    /// Seeds the jitter.
+    pub(crate) seed: u64,
+    /// How long an exchange may take, and the longest wait before the next attempt.
+    pub(crate) retry_us: u64,
+    /// The nodes that share the limits while the store was never reached.
+    pub(crate) nodes_max: Option<u32>,
+}
+
+/// What can happen to an engine.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A decision touched this bucket.
+    Touched(Arc<Bucket>),
+    /// An exchange came to an end.
+    Answer { lane: u32, sequence: i64, result: Result<Reply, StoreError> },
+    /// Time has passed.
+    Timeout,
+    /// The node is leaving: report everything and give everything back.
+    Leave,
+}
+
+/// What an engine wants done.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// Send this batch to the store and hand in the outcome.
+    Send { lane: u32, request: Arc<Request> },
+    /// Tell whoever listens.
+    Event(Event),
+}
+
+/// A limit, as the engine keeps it.
+#[derive(Debug)]
+pub(crate) struct LimitBooks {
+    pub(crate) name: Arc<str>,
+    pub(crate) terms: Terms,
+    pub(crate) tally: Tally,
+    /// A quota mismatch was told about; it is told again when it has ended and begins anew.
+    mismatch_told: bool,
+}
+
+/// What lanes share.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) limits: Vec<LimitBooks>,
+    pub(crate) lanes: u32,
+    pub(crate) recovery_us: u64,
+    pub(crate) silence_us: u64,
+    pub(crate) retry_us: u64,
+    pub(crate) rng: Rng,
+    pub(crate) outputs: VecDeque<Output>,
+    pub(crate) nodes_by_lane: Vec<Option<i64>>,
+    nodes_max: Option<i64>,
+}
+
+impl Context {
+    pub(crate) fn event(&mut self, event: Event) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    /// How many nodes share the limits, by the latest word of any lane.
+    pub(crate) fn nodes(&self) -> Option<i64> {
+        self.nodes_by_lane.iter().copied().max().flatten().or(self.nodes_max)
+    }
+
+    pub(crate) fn limit_name(&self, limit: u32) -> Arc<str> {
+        self.limits[limit as usize].name.clone()
+    }
+
+    pub(crate) fn draw_instance(&mut self) -> InstanceId {
+        let mut instance = [0; 16];
+        instance[..8].copy_from_slice(&self.rng.next().to_le_bytes());
+        instance[8..].copy_from_slice(&self.rng.next().to_le_bytes());
+        instance
+    }
+
+    /// The store refused one key of a batch.
+    pub(crate) fn refused(&mut self, limit: u32, entry: &Entry, grant: &Grant) {
+        let event = match *grant {
+            Grant::OtherQuota { version, scale } => {
+                if std::mem::replace(&mut self.limits[limit as usize].mismatch_told, true) {
+                    return;
+                }
+                Event::QuotaMismatch {
+                    limit: entry.limit.clone(),
+                    configured_version: entry.version,
+                    stored_version: version,
+                    stored_burst: scale.burst / scale.token,
+                    stored_per_second: scale.rate as f64 * 1e6 / scale.token as f64,
+                }
+            }
+            Grant::Foreign | Grant::Given(_) => Event::ForeignKey {
+                error: StoreError::ForeignKey {
+                    key: format!("{}:{}", entry.limit, String::from_utf8_lossy(&entry.key)),
+                    found: "value".to_owned(),
+                },
+            },
+        };
+        self.event(event);
+    }
+
+    pub(crate) fn agreed(&mut self, limit: u32) {
+        self.limits[limit as usize].mismatch_told = false;
+    }
+}
+
+/// Totals for gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gauges {
+    /// Tokens spent and not acknowledged by the store.
+    pub(crate) pending: u64,
+    /// Tokens that leases may hold.
+    pub(crate) leased_depth: i64,
+    /// Nodes alive, 0 while unknown.
+    pub(crate) nodes: i64,
+    /// Lanes that cannot be reached.
+    pub(crate) lanes_down: usize,
+}
+
+/// The engine of one node.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    lanes: Vec<Lane>,
+    context: Context,
+}
+
+impl Engine {
+    pub(crate) fn new(config: Config, now: Timestamp) -> Self {
+        let epoch_us = config.limits.iter().map(|(_, terms)| terms.epoch_us).max().unwrap_or(0);
+        let tick_us = config.limits.iter().map(|(_, terms)| terms.tick_us).max().unwrap_or(0);
+        let context = Context {
+            limits: config
+                .limits
+                .into_iter()
+                .map(|(name, terms)| LimitBooks {
+                    name,
+                    terms,
+                    tally: Tally::default(),
+                    mismatch_told: false,
+                })
+                .collect(),
+            lanes: config.lanes,
+            recovery_us: 5 * tick_us + 2 * config.retry_us,
+            silence_us: (2 * epoch_us).max(2 * super::lane::HEARTBEAT_US) + 2 * config.retry_us,
+            retry_us: config.retry_us,
+            rng: Rng::new(config.seed),
+            outputs: VecDeque::new(),
+            nodes_by_lane: vec![None; config.lanes as usize],
+            nodes_max: config.nodes_max.map(i64::from),
+        };
+        let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
+        Self { lanes, context }
+    }
+
+    /// Takes in what happened at `now`.
+    pub(crate) fn handle(&mut self, now: Timestamp, input: Input) {
+        match input {
+            Input::Touched(bucket) => self.touched(bucket, now),
+            Input::Answer { lane, sequence, result } => {
+                let number = lane as usize;
+                self.lanes[number].advance(now, &mut self.context);
+                self.lanes[number].answer(sequence, result, now, &mut self.context);
+                self.lanes[number].advance(now, &mut self.context);
+            }
+            Input::Timeout => {
+                for lane in &mut self.lanes {
+                    lane.advance(now, &mut self.context);
+                }
+            }
+            Input::Leave => {
+                for lane in &mut self.lanes {
+                    lane.leave(now);
+                    lane.advance(now, &mut self.context);
+                }
+            }
+        }
+    }
+
+    fn touched(&mut self, bucket: Arc<Bucket>, now: Timestamp) {
+        let limit = bucket.limit as usize;
+        if self.context.limits[limit].terms.mode == Mode::Local {
+            let collected = bucket.collect(|left| left);
+            self.context.limits[limit].tally.add(&collected);
+            return;
+        }
+        let lane = bucket.lane as usize;
+        self.lanes[lane].touch(bucket, now, &mut self.context);
+    }
+
+    /// The next thing to be done; drained before anything is waited for.
+    pub(crate) fn poll_output(&mut self) -> Option<Output> {
+        self.context.outputs.pop_front()
+    }
+
+    /// When [`Input::Timeout`] is due.
+    pub(crate) fn poll_timeout(&self) -> Timestamp {
+        self.lanes.iter().map(Lane::timeout).min().unwrap_or(Timestamp::NEVER)
+    }
+
+    /// Whether every lane was reached and none recovers from a loss of memory.
+    pub(crate) fn is_ready(&self, now: Timestamp) -> bool {
+        self.lanes.iter().all(|lane| lane.is_ready(now))
+    }
+
+    /// Whether nothing is left to report or to give back.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.lanes.iter().all(Lane::is_settled)
+    }
+
+    /// Decisions collected since the last time.
+    pub(crate) fn take_decisions(&mut self) -> Vec<Event> {
+        let tell = |limit: &mut LimitBooks| {
+            let Tally { allowed, denied, unsure } = std::mem::take(&mut limit.tally);
+            let limit = limit.name.clone();
+            (allowed + denied > 0).then_some(Event::Decisions { limit, allowed, denied, unsure })
+        };
+        self.context.limits.iter_mut().filter_map(tell).collect()
+    }
+
+    pub(crate) fn gauges(&self) -> Gauges {
+        let mut gauges = Gauges { nodes: self.context.nodes().unwrap_or(0), ..Gauges::default() };
+        for lane in &self.lanes {
+            let (pending, leased_depth) = lane.gauges();
+            gauges.pending += pending;
+            gauges.leased_depth += leased_depth;
+            gauges.lanes_down += usize::from(lane.is_down());
+        }
+        gauges
+    }
+}

@@ -1,0 +1,109 @@
+//! What the engine has to tell: the one source of metrics, logs and reports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::StoreError;
+
+/// Something worth knowing. Sent by the driver to whoever listens, never from a decision.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// Decisions collected since the last such event.
+    Decisions {
+        /// The limit.
+        limit: Arc<str>,
+        /// Allowed.
+        allowed: u64,
+        /// Denied.
+        denied: u64,
+        /// Of both, those that were not backed by a lease.
+        unsure: u64,
+    },
+    /// A batch came back, or did not.
+    Synced {
+        /// The lane.
+        lane: u32,
+        /// Keys in the batch.
+        keys: usize,
+        /// From sending to the reply.
+        took: Duration,
+        /// What went wrong; `None` when it was applied.
+        error: Option<StoreError>,
+    },
+    /// The store spoke about a key.
+    Viewed {
+        /// The limit.
+        limit: Arc<str>,
+        /// The node's own estimate of the store's level less the store's, in tokens.
+        drift_tokens: f64,
+        /// The limit's burst, in tokens.
+        burst_tokens: u64,
+        /// The age of the view that this one replaces.
+        age: Duration,
+    },
+    /// A lane of the store cannot be reached any more.
+    StoreDown {
+        /// The lane.
+        lane: u32,
+        /// The last error.
+        error: StoreError,
+    },
+    /// A lane of the store answers again.
+    StoreUp {
+        /// The lane.
+        lane: u32,
+    },
+    /// A limit's outage policy took over for a key.
+    OutagePolicy {
+        /// The limit.
+        limit: Arc<str>,
+    },
+    /// A lane lost its memory and is being rebuilt from what the nodes know.
+    MemoryLost {
+        /// The lane.
+        lane: u32,
+    },
+    /// The store keeps another quota under this limit's name; the limit goes on by its outage
+    /// policy until both agree.
+    QuotaMismatch {
+        /// The limit.
+        limit: Arc<str>,
+        /// The version configured here.
+        configured_version: i64,
+        /// The version that the store keeps.
+        stored_version: i64,
+        /// The burst that the store keeps, in tokens.
+        stored_burst: i64,
+        /// The rate that the store keeps, in tokens per second.
+        stored_per_second: f64,
+    },
+    /// A key of the namespace holds another program's value; the key goes on by its outage policy.
+    ForeignKey {
+        /// What is wrong, and what to do.
+        error: StoreError,
+    },
+    /// How things stand, told once a second.
+    State {
+        /// Keys held on this node.
+        keys: usize,
+        /// Tokens spent and not acknowledged by the store.
+        pending: u64,
+        /// Tokens that this node's leases may hold.
+        leased_depth: i64,
+        /// Nodes alive, 0 while unknown.
+        nodes: i64,
+        /// Lanes of the store that cannot be reached.
+        lanes_down: usize,
+    },
+    /// Idle keys were forgotten to make room.
+    Evicted {
+        /// How many.
+        keys: usize,
+    },
+    /// The cached clock stood still for longer than leases allow for.
+    ClockStalled {
+        /// For how long.
+        stall: Duration,
+    },
+}

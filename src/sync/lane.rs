@@ -1,0 +1,511 @@
+//! One lane: its keys, the one batch in flight, and what the lane's store has told.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slab::Slab;
+
+use super::account::{Account, Tally};
+use super::backoff::Backoff;
+use super::engine::{Context, Output};
+use super::event::Event;
+use super::message::{
+    ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Reply, Request, Verdict,
+};
+use crate::bucket::Bucket;
+use crate::error::StoreError;
+use crate::time::Timestamp;
+
+/// Every lane is called at least so often, to show that this node lives.
+pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
+/// A node that was silent for so long has gone.
+const ALIVE_US: u64 = 4 * HEARTBEAT_US;
+/// Between two batches of a lane there is at least this.
+const BATCH_GAP_US: u64 = 1_000;
+/// The longest lease that a reply may grant.
+const LIFE_MAX_US: i64 = 64_000_000;
+
+/// A batch that was sent and has no outcome yet.
+#[derive(Debug)]
+struct Flight {
+    request: Arc<Request>,
+    slots: Vec<usize>,
+    first_sent: Timestamp,
+    /// When to send the same bytes again; `None` while an answer may still come.
+    resend_at: Option<Timestamp>,
+}
+
+/// A lane of the store, as this node sees it.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    number: u32,
+    instance: InstanceId,
+    incarnation: Option<Incarnation>,
+    sequence: i64,
+    flight: Option<Flight>,
+    accounts: Slab<Account>,
+    /// When each account wants to report or to be probed.
+    due: BTreeSet<(Timestamp, usize)>,
+    /// When each account's lease ends.
+    ends: BTreeSet<(Timestamp, usize)>,
+    heartbeat_at: Timestamp,
+    sendable_at: Timestamp,
+    /// When the store answered last.
+    answered: Timestamp,
+    retry: Backoff,
+    failures: u32,
+    /// The lane gives nothing new until then.
+    recovering_until: Timestamp,
+    leaving: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(number: u32, instance: InstanceId, now: Timestamp) -> Self {
+        Self {
+            number,
+            instance,
+            incarnation: None,
+            sequence: 0,
+            flight: None,
+            accounts: Slab::new(),
+            due: BTreeSet::new(),
+            ends: BTreeSet::new(),
+            heartbeat_at: now,
+            sendable_at: now,
+            answered: now,
+            retry: Backoff::default(),
+            failures: 0,
+            recovering_until: Timestamp::ZERO,
+            leaving: false,
+        }
+    }
+
+    /// Whether the lane was reached and has nothing to recover from.
+    pub(crate) fn is_ready(&self, now: Timestamp) -> bool {
+        self.incarnation.is_some() && self.failures == 0 && now >= self.recovering_until
+    }
+
+    /// Whether the lane has nothing left to tell the store.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.flight.is_none() && self.accounts.is_empty()
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// Tokens spent and not acknowledged, and tokens leased by depth.
+    pub(crate) fn gauges(&self) -> (u64, i64) {
+        let in_flight: i64 = self.flight.iter().flat_map(|flight| &flight.request.entries).map(
+            |entry| entry.spent + entry.debt + entry.allowed).sum();
+        self.accounts.iter().fold((in_flight as u64, 0), |(pending, leased), (_, account)| {
+            (pending + account.pending(), leased + account.leased_depth())
+        })
+    }
+
+    /// Whether the store has been silent for so long that every lease has ended.
+    fn is_cut_off(&self, now: Timestamp, context: &Context) -> bool {
+        let silent_us = now.micros_since(self.answered);
+        self.failures > 0 && (self.incarnation.is_none() || silent_us > context.silence_us)
+    }
+
+    // ---- inputs ------------------------------------------------------------------------------
+
+    /// A decision touched `bucket`.
+    pub(crate) fn touch(&mut self, bucket: Arc<Bucket>, now: Timestamp, context: &mut Context) {
+        let limit = bucket.limit as usize;
+        let terms = context.limits[limit].terms;
+        let slot = bucket.slot().unwrap_or_else(|| {
+            bucket.set_full_at(Timestamp::NEVER);
+            let slot = self.accounts.insert(Account::new(bucket.clone(), &terms, now));
+            bucket.set_slot(Some(slot));
+            slot
+        });
+        let urgent = bucket.is_urgent();
+        self.rescheduled(slot, |account| account.touch(now, urgent, &terms));
+        let account = &mut self.accounts[slot];
+        if self.failures > 0 && account.lease_ends().is_none() {
+            let nodes = context.nodes();
+            let graced = now.micros_since(self.answered) >= terms.grace_us;
+            if !self.accounts[slot].in_policy() && graced && self.is_cut_off(now, context) {
+                self.enter_policy(slot, now, nodes, context);
+            }
+        }
+    }
+
+    /// Time has passed.
+    pub(crate) fn advance(&mut self, now: Timestamp, context: &mut Context) {
+        while let Some(&(at, slot)) = self.ends.first() {
+            if at > now {
+                break;
+            }
+            self.lease_ended(slot, now, context);
+        }
+        match &mut self.flight {
+            Some(flight) => {
+                if flight.resend_at.is_some_and(|at| at <= now) {
+                    flight.resend_at = None;
+                    let request = flight.request.clone();
+                    context.outputs.push_back(Output::Send { lane: self.number, request });
+                }
+            }
+            None => self.send(now, context),
+        }
+    }
+
+    /// When [`advance`](Self::advance) has something to do next.
+    pub(crate) fn timeout(&self) -> Timestamp {
+        let ends = self.ends.first().map_or(Timestamp::NEVER, |&(at, _)| at);
+        let next = match &self.flight {
+            Some(flight) => flight.resend_at.unwrap_or(Timestamp::NEVER),
+            None => {
+                let due = self.due.first().map_or(Timestamp::NEVER, |&(at, _)| at);
+                due.min(self.heartbeat_at).max(self.sendable_at)
+            }
+        };
+        next.min(ends)
+    }
+
+    /// The node is leaving: everything is given back.
+    pub(crate) fn leave(&mut self, now: Timestamp) {
+        self.leaving = true;
+        let slots: Vec<usize> = self.accounts.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.rescheduled(slot, |account| account.due = now);
+        }
+        self.sendable_at = now;
+    }
+
+    /// An exchange came to an end.
+    pub(crate) fn answer(
+        &mut self,
+        sequence: i64,
+        result: Result<Reply, StoreError>,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let Some(flight) = self.flight.take() else { return };
+        if flight.request.sequence != sequence {
+            self.flight = Some(flight);
+            return;
+        }
+        let keys = flight.slots.len();
+        let took = Duration::from_micros(now.micros_since(flight.first_sent));
+        let lane = self.number;
+        match result.and_then(|reply| check(reply, &flight.request)) {
+            Ok(reply) => {
+                context.event(Event::Synced { lane, keys, took, error: None });
+                self.answered = now;
+                self.retry.succeeded();
+                if std::mem::take(&mut self.failures) > 0 {
+                    context.event(Event::StoreUp { lane });
+                }
+                self.accept(flight, reply, now, context);
+            }
+            Err(error) => {
+                context.event(Event::Synced { lane, keys, took, error: Some(error.clone()) });
+                self.fail(flight, error, now, context);
+            }
+        }
+    }
+
+    // ---- sending -----------------------------------------------------------------------------
+
+    fn send(&mut self, now: Timestamp, context: &mut Context) {
+        if now < self.sendable_at {
+            return;
+        }
+        let mut entries = Vec::new();
+        let mut slots = Vec::new();
+        while let Some(&(at, slot)) = self.due.first() {
+            if at > now || entries.len() == ENTRIES_MAX {
+                break;
+            }
+            if self.reports(slot, now, context) {
+                let limit = &context.limits[self.accounts[slot].bucket.limit as usize];
+                let leaving = self.leaving;
+                entries.push(self.rescheduled(slot, |account| {
+                    account.reporting = true;
+                    account.report(&limit.name, &limit.terms, now, leaving)
+                }));
+                self.tally(slot, context);
+                slots.push(slot);
+            }
+        }
+        if entries.is_empty() && now < self.heartbeat_at {
+            return;
+        }
+        self.sequence += 1;
+        let header = Header {
+            lane: self.number,
+            lanes: context.lanes,
+            instance: self.instance,
+            incarnation: self.incarnation,
+            sequence: self.sequence,
+            recovery_us: context.recovery_us as i64,
+            silence_us: context.silence_us as i64,
+            alive_us: ALIVE_US.max(2 * context.silence_us) as i64,
+        };
+        let request = Arc::new(Request::new(header, entries));
+        self.flight = Some(Flight { request: request.clone(), slots, first_sent: now, resend_at: None });
+        self.sendable_at = now.plus_micros(BATCH_GAP_US);
+        self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
+        context.outputs.push_back(Output::Send { lane: self.number, request });
+    }
+
+    /// Whether the account at the head of the queue reports now; if not, it was put elsewhere.
+    fn reports(&mut self, slot: usize, now: Timestamp, context: &mut Context) -> bool {
+        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        if self.accounts[slot].due > now {
+            self.rescheduled(slot, |account| account.probe(now, &terms));
+            return self.accounts[slot].due <= now;
+        }
+        if self.accounts[slot].try_close(now, &terms) {
+            self.close(slot);
+            return false;
+        }
+        true
+    }
+
+    fn close(&mut self, slot: usize) {
+        self.unschedule(slot);
+        let account = self.accounts.remove(slot);
+        account.bucket.set_slot(None);
+    }
+
+    /// Changes an account and keeps the queues in step with it.
+    fn rescheduled<T>(&mut self, slot: usize, change: impl FnOnce(&mut Account) -> T) -> T {
+        self.unschedule(slot);
+        let result = change(&mut self.accounts[slot]);
+        let account = &self.accounts[slot];
+        let at = account.due.min(account.probe_at());
+        if at < Timestamp::NEVER && !account.reporting {
+            self.due.insert((at, slot));
+        }
+        if let Some(at) = account.lease_ends() {
+            self.ends.insert((at, slot));
+        }
+        result
+    }
+
+    fn unschedule(&mut self, slot: usize) {
+        let account = &self.accounts[slot];
+        self.due.remove(&(account.due.min(account.probe_at()), slot));
+        if let Some(at) = account.lease_ends() {
+            self.ends.remove(&(at, slot));
+        }
+    }
+
+    // ---- outcomes ----------------------------------------------------------------------------
+
+    /// The outcome is unknown: the same bytes are sent again, later.
+    fn fail(&mut self, mut flight: Flight, error: StoreError, now: Timestamp, context: &mut Context) {
+        self.failures += 1;
+        if self.failures == 1 {
+            context.event(Event::StoreDown { lane: self.number, error });
+        }
+        let first_us = context.rng.jitter(context.retry_us / 8);
+        self.retry.failed(now, first_us, context.retry_us);
+        flight.resend_at = Some(self.retry.not_before());
+        self.flight = Some(flight);
+        self.touch_all_unleased(now, context);
+    }
+
+    /// Keys without a lease have nothing to live on: their outage policy takes over once the
+    /// lane is cut off.
+    fn touch_all_unleased(&mut self, now: Timestamp, context: &mut Context) {
+        if !self.is_cut_off(now, context) {
+            return;
+        }
+        let unleased: Vec<usize> = self
+            .accounts
+            .iter()
+            .filter(|(_, account)| !account.in_policy() && account.lease_ends().is_none())
+            .map(|(slot, _)| slot)
+            .collect();
+        let nodes = context.nodes();
+        for slot in unleased {
+            let terms = &context.limits[self.accounts[slot].bucket.limit as usize].terms;
+            if now.micros_since(self.answered) >= terms.grace_us {
+                self.enter_policy(slot, now, nodes, context);
+            }
+        }
+    }
+
+    fn accept(&mut self, flight: Flight, reply: Reply, now: Timestamp, context: &mut Context) {
+        for slot in &flight.slots {
+            self.accounts[*slot].reporting = false;
+        }
+        let wait_us = (reply.recovering_until_us - reply.time_us).max(0) as u64;
+        self.recovering_until = now.plus_micros(wait_us);
+        match reply.verdict {
+            Verdict::Applied(grants) => {
+                self.incarnation = Some(reply.incarnation);
+                context.nodes_by_lane[self.number as usize] = Some(reply.nodes.max(1));
+                for (index, grant) in grants.iter().enumerate() {
+                    self.granted(&flight, index, grant, now, context);
+                }
+            }
+            Verdict::Reborn => {
+                context.event(Event::MemoryLost { lane: self.number });
+                self.restart(Some(reply.incarnation), &flight, now);
+            }
+            Verdict::Cloned | Verdict::Stale => {
+                self.instance = context.draw_instance();
+                self.restart(self.incarnation, &flight, now);
+            }
+            // Both were turned into errors by `check`.
+            Verdict::Lanes(_) | Verdict::Wire(_) => {}
+        }
+    }
+
+    fn granted(
+        &mut self,
+        flight: &Flight,
+        index: usize,
+        grant: &Grant,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let (slot, entry) = (flight.slots[index], &flight.request.entries[index]);
+        let leaving = self.leaving;
+        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        match grant {
+            Grant::Given(given) => {
+                context.agreed(self.accounts[slot].bucket.limit);
+                let recovering_until = self.recovering_until;
+                let installed = self.rescheduled(slot, |account| {
+                    let installed = account.install(given, entry, flight.first_sent, now, &terms);
+                    if now < recovering_until {
+                        account.due = account.due.min(recovering_until);
+                    }
+                    if leaving {
+                        account.due = now;
+                    }
+                    installed
+                });
+                if let Some(drift) = installed.drift {
+                    context.event(Event::Viewed {
+                        limit: entry.limit.clone(),
+                        drift_tokens: drift as f64 / terms.scale.token as f64,
+                        burst_tokens: (terms.scale.burst / terms.scale.token) as u64,
+                        age: Duration::from_micros(installed.age_us),
+                    });
+                }
+            }
+            Grant::OtherQuota { .. } | Grant::Foreign => {
+                context.refused(self.accounts[slot].bucket.limit, entry, grant);
+                let nodes = context.nodes();
+                self.rescheduled(slot, |account| {
+                    account.revoke(entry);
+                    account.due = now.plus_micros(HEARTBEAT_US);
+                });
+                if !self.accounts[slot].in_policy() {
+                    self.enter_policy(slot, now, nodes, context);
+                }
+            }
+        }
+        self.tally(slot, context);
+        if leaving && self.accounts[slot].is_settled() {
+            self.close(slot);
+        }
+    }
+
+    /// Begins anew under `incarnation`: the batch in flight was not applied, and every key tells
+    /// the store what this node knows of it.
+    fn restart(
+        &mut self,
+        incarnation: Option<Incarnation>,
+        flight: &Flight,
+        now: Timestamp,
+    ) {
+        self.incarnation = incarnation;
+        self.sequence = 0;
+        for (slot, entry) in flight.slots.iter().zip(&flight.request.entries) {
+            self.accounts[*slot].revoke(entry);
+        }
+        let slots: Vec<usize> = self.accounts.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.rescheduled(slot, |account| {
+                account.restore = true;
+                account.due = now;
+            });
+        }
+        self.sendable_at = now;
+        self.heartbeat_at = now;
+    }
+
+    // ---- outages -----------------------------------------------------------------------------
+
+    fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
+        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        self.unschedule(slot);
+        self.accounts[slot].lease_ended(now, &terms);
+        self.tally(slot, context);
+        let nodes = context.nodes();
+        let graced = now.micros_since(self.answered) >= terms.grace_us;
+        if self.flight.is_some() && graced {
+            self.accounts[slot].enter_policy(now, &terms, nodes);
+            context.event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].bucket.limit) });
+        } else {
+            self.accounts[slot].forget_end();
+        }
+        self.rescheduled(slot, |_| ());
+    }
+
+    fn enter_policy(&mut self, slot: usize, now: Timestamp, nodes: Option<i64>, context: &mut Context) {
+        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        self.rescheduled(slot, |account| account.enter_policy(now, &terms, nodes));
+        context.event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].bucket.limit) });
+        self.tally(slot, context);
+    }
+
+    fn tally(&mut self, slot: usize, context: &mut Context) {
+        let account = &mut self.accounts[slot];
+        let tally = account.take_tally();
+        if tally != Tally::default() {
+            context.limits[account.bucket.limit as usize].tally.merge(tally);
+        }
+    }
+}
+
+/// Refuses replies that no store of this protocol would give to `request`.
+fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
+    match &reply.verdict {
+        Verdict::Lanes(stored) => {
+            Err(StoreError::Lanes { configured: request.lanes, stored: *stored })
+        }
+        Verdict::Wire(stored) => {
+            Err(StoreError::Wire { spoken: super::message::WIRE_VERSION, stored: *stored })
+        }
+        Verdict::Applied(grants) if grants.len() != request.entries.len() => {
+            Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
+        }
+        Verdict::Applied(grants) => {
+            for (grant, entry) in grants.iter().zip(&request.entries) {
+                if let Grant::Given(given) = grant {
+                    let burst = entry.scale.burst / entry.scale.token;
+                    plausible(given, entry.want, entry.scale.rate, burst)?;
+                }
+            }
+            Ok(reply)
+        }
+        Verdict::Reborn | Verdict::Stale | Verdict::Cloned => Ok(reply),
+    }
+}
+
+fn plausible(given: &Given, want: i64, rate: i64, burst: i64) -> Result<(), StoreError> {
+    let bounds = [
+        ("grant.tokens", given.tokens, want),
+        ("grant.rate", given.rate, rate),
+        ("grant.depth", given.depth, burst),
+        ("grant.life_us", given.life_us, LIFE_MAX_US),
+    ];
+    for (field, value, most) in bounds {
+        if value > most {
+            return Err(StoreError::Reply { field, value: value.to_string() });
+        }
+    }
+    Ok(())
+}

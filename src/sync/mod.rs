@@ -1,0 +1,14 @@
+//! The control plane: what a node tells the store, what it asks for, and what it does with the
+//! answer.
+
+mod account;
+mod backoff;
+mod demand;
+pub(crate) mod engine;
+pub(crate) mod event;
+mod lane;
+pub(crate) mod message;
+mod rng;
+
+pub(crate) use engine::{Config, Engine, Input, Output};
+pub use event::Event;

@@ -1,0 +1,29 @@
+//! The engine's own seeded randomness, for jitter only: the same seed gives the same run.
+
+/// `SplitMix64` (Steele, Lea, Flood 2014): one multiply-xorshift step a number.
+#[derive(Clone, Debug)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`, 0 for a bound of 0.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// `span` and up to an eighth of it more or less, so that nodes do not fall into step.
+    pub(crate) fn jitter(&mut self, span: u64) -> u64 {
+        span - span / 8 + self.below(span / 4 + 1)
+    }
+}

@@ -1,0 +1,130 @@
+//! For users' own tests: a clock that tests drive, and a store that tests script.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate::testing::{Fault, ManualClock, ScriptedStore};
+//! use tidegate::{Limit, Limiter, Quota};
+//!
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! let clock = ManualClock::new();
+//! let store = ScriptedStore::new(&clock);
+//! let limiter = Limiter::builder()
+//!     .limit(Limit::new("api", Quota::per_second(10)))
+//!     .store(store.clone())
+//!     .clock(&clock)
+//!     .build()?;
+//! let api = limiter.limit("api")?;
+//! assert!(api.check("user:42")?.is_allowed());
+//! store.fail(Fault::ReplyLost);
+//! clock.advance(Duration::from_millis(60));
+//! limiter.settle().await;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub use crate::driver::clock::ManualClock;
+
+use crate::builder::{AnyStore, Builder};
+use crate::error::StoreError;
+use crate::store::{Exchange, MemoryStore, Store};
+use crate::sync::message::Request;
+
+impl Builder {
+    /// Lives by `clock` instead of the system's.
+    pub fn clock(self, clock: &ManualClock) -> Self {
+        self.manual_clock(clock.clone())
+    }
+}
+
+/// What goes wrong with one exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The batch never arrives.
+    RequestLost,
+    /// The batch is applied; its reply is lost.
+    ReplyLost,
+    /// The batch arrives twice; the second reply is the one that is seen.
+    Duplicated,
+}
+
+/// A [`MemoryStore`] whose exchanges go wrong as a test says. Cheap to clone; clones are one store.
+#[derive(Clone, Debug)]
+pub struct ScriptedStore {
+    memory: MemoryStore,
+    script: Arc<Mutex<Script>>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    next: VecDeque<Fault>,
+    away: bool,
+}
+
+impl ScriptedStore {
+    /// A store in which nothing goes wrong yet, living by `clock`.
+    pub fn new(clock: &ManualClock) -> Self {
+        let clock = clock.clone();
+        let memory = MemoryStore::new().with_time(move || clock.now());
+        Self { memory, script: Arc::default() }
+    }
+
+    /// Lets `fault` happen to the next exchange that has none planned.
+    pub fn fail(&self, fault: Fault) {
+        self.lock().next.push_back(fault);
+    }
+
+    /// Takes the store away, or brings it back: meanwhile no batch arrives.
+    pub fn set_away(&self, away: bool) {
+        self.lock().away = away;
+    }
+
+    /// Forgets everything, as a store does that restarts without its data.
+    pub fn clear(&self) {
+        self.memory.clear();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_fault(&self) -> Option<Fault> {
+        let mut script = self.lock();
+        if script.away { Some(Fault::RequestLost) } else { script.next.pop_front() }
+    }
+}
+
+impl Store for ScriptedStore {
+    fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
+        Box::pin(async move {
+            let lost = Err(StoreError::TimedOut(self.timeout()));
+            match self.next_fault() {
+                None => self.memory.exchange(request).await,
+                Some(Fault::RequestLost) => lost,
+                Some(Fault::ReplyLost) => {
+                    self.memory.exchange(request).await?;
+                    lost
+                }
+                Some(Fault::Duplicated) => {
+                    self.memory.exchange(request.clone()).await?;
+                    self.memory.exchange(request).await
+                }
+            }
+        })
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+}
+
+impl From<ScriptedStore> for AnyStore {
+    fn from(store: ScriptedStore) -> Self {
+        Self::other(store)
+    }
+}

@@ -1,0 +1,9 @@
+//! Real parts for tests: a server of our own, and a wire that breaks on request.
+
+#![allow(dead_code, unused_imports, reason = "each test file uses some of the parts only")]
+
+pub(crate) mod proxy;
+pub(crate) mod redis_server;
+
+pub(crate) use proxy::{Counts, Fault, Proxy};
+pub(crate) use redis_server::RedisServer;

@@ -1,0 +1,144 @@
+//! The parts of docs/CONTRIBUTING.md that a machine can hold us to.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What may stand in the repository's top folder, beside dot-files.
+const TOP_LEVEL: [&str; 10] = [
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "README.md",
+    "benches",
+    "docs",
+    "examples",
+    "lua",
+    "src",
+    "tests",
+];
+/// A longer file is two rooms with one door. Unit tests count.
+const FILE_LINES_MAX: usize = 700;
+/// The folders that hold code.
+const CODE: [&str; 5] = ["src", "lua", "tests", "benches", "examples"];
+/// Marks of unfinished work, put together here so that this file does not carry them.
+const UNFINISHED: [&str; 4] = [
+    concat!("to", "do!"),
+    concat!("un", "implemented!"),
+    concat!("TO", "DO"),
+    concat!("FIX", "ME"),
+];
+/// A test that does not run proves nothing.
+const IGNORED: &str = concat!("#[", "ignore");
+
+#[test]
+fn the_top_folder_holds_the_usual_places_and_nothing_else() {
+    let strangers: Vec<String> = top_level()
+        .into_iter()
+        .filter(|name| !name.starts_with('.') && !TOP_LEVEL.contains(&name.as_str()))
+        .collect();
+    assert!(strangers.is_empty(), "find a place in src, docs, tests, ... for {strangers:?}");
+}
+
+#[test]
+fn no_file_of_src_is_longer_than_it_should_be() {
+    let long: Vec<String> = files(&["src"])
+        .into_iter()
+        .map(|file| (lines(&file), file))
+        .filter(|&(lines, _)| lines > FILE_LINES_MAX)
+        .map(|(lines, file)| format!("{}: {lines} lines", file.display()))
+        .collect();
+    assert!(long.is_empty(), "more than {FILE_LINES_MAX} lines: split\n{}", long.join("\n"));
+}
+
+#[test]
+fn no_code_carries_a_mark_of_unfinished_work() {
+    let marked = lines_with(&CODE, &UNFINISHED);
+    assert!(marked.is_empty(), "finish these:\n{}", marked.join("\n"));
+}
+
+#[test]
+fn no_test_is_switched_off() {
+    let ignored = lines_with(&["src", "tests"], &[IGNORED]);
+    assert!(ignored.is_empty(), "let these run, or remove them:\n{}", ignored.join("\n"));
+}
+
+#[test]
+fn the_marks_are_found_where_they_are() {
+    let text = format!("fine\n    {}(\"later\")\n", UNFINISHED[0]);
+    assert_eq!(marks("a.rs", &text, &UNFINISHED), [format!("a.rs:2: {}", UNFINISHED[0])]);
+    assert!(marks("a.rs", "fine", &UNFINISHED).is_empty());
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Git's answer where there is git: it knows what is ignored, such as build folders.
+fn top_level() -> BTreeSet<String> {
+    let names = listed_by_git().unwrap_or_else(listed_by_folder);
+    assert!(names.contains("Cargo.toml"), "the top folder was not read: {names:?}");
+    names
+}
+
+fn listed_by_git() -> Option<BTreeSet<String>> {
+    if !root().join(".git").exists() {
+        return None;
+    }
+    let output = Command::new("git")
+        .current_dir(root())
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let paths = String::from_utf8_lossy(&output.stdout);
+    let tops = paths.split('\0').filter_map(|path| path.split('/').next());
+    Some(tops.filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+fn listed_by_folder() -> BTreeSet<String> {
+    let entries = fs::read_dir(root()).expect("the top folder is readable");
+    entries
+        .map(|entry| entry.expect("the top folder is readable").file_name())
+        .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| name != "target")
+        .collect()
+}
+
+/// All files of these folders, those that are missing left out.
+fn files(folders: &[&str]) -> Vec<PathBuf> {
+    folders.iter().flat_map(|folder| files_below(&root().join(folder))).collect()
+}
+
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let paths = entries.map(|entry| entry.expect("the folder is readable").path());
+    paths.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+}
+
+/// Empty for what is not text.
+fn text(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_default()
+}
+
+fn lines(file: &Path) -> usize {
+    text(file).lines().count()
+}
+
+fn lines_with(folders: &[&str], needles: &[&str]) -> Vec<String> {
+    let files = files(folders);
+    assert!(!files.is_empty(), "no files in {folders:?}");
+    files.iter().flat_map(|file| marks(&file.to_string_lossy(), &text(file), needles)).collect()
+}
+
+/// `file:line: needle` for each needle found.
+fn marks(file: &str, text: &str, needles: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for needle in needles.iter().filter(|&&needle| line.contains(needle)) {
+            found.push(format!("{file}:{}: {needle}", index + 1));
+        }
+    }
+    found
+}
