@@ -414,7 +414,7 @@ end
 -- The refill that the store would like back.
 local function recall_of(bucket, held_rate, target, leased, most, demand)
   if bucket.level > floor(bucket.burst / 10)
-    and demand < bucket.rate - floor(bucket.rate / 10) then
+    and demand <= bucket.rate + floor(bucket.rate / 4) then
     return held_rate
   end
   local above, repay = held_rate - target, 0
@@ -456,7 +456,7 @@ local function grant(bucket, entry, void, lane, nodes, now_us)
   local leased = bucket.leased0 + bucket.leased1
   local most = bucket.level < 0 and floor(bucket.rate / 2) or bucket.rate
   local depth, added = tokens, 0
-  local pressed = bucket.level < floor(bucket.burst / 20) or demand > bucket.rate
+  local pressed = bucket.level < floor(bucket.burst / 20) or demand > bucket.rate + floor(bucket.rate / 4)
   if giving and pressed then
     added = max(min(target - held_rate, most - leased), 0)
     if held_rate + added > 0 then

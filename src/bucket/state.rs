@@ -332,10 +332,10 @@ impl Bucket {
 
     // ---- the engine's side -------------------------------------------------------------------
 
-    /// Takes what is pending, sets the credit that is left to `recredit` of itself in the same
-    /// step, and lowers the flags, so that the next decision raises them again.
-    pub fn collect(&self, recredit: impl Fn(u32) -> u32) -> Collected {
-        self.flags.store(0, Ordering::Release);
+    /// Takes what is pending and sets the credit that is left to `recredit` of itself in the same
+    /// step. Unless the engine is to be left alone (`muted`), the next decision tells it anew.
+    pub fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
+        self.flags.store(if muted { QUEUED | URGENT } else { 0 }, Ordering::Release);
         let collect = |word: Word| {
             let after = word.collected().with_credit(recredit(word.credit()));
             (after != word).then_some(after)
@@ -513,7 +513,7 @@ mod tests {
         assert!(taken.allowed && !taken.sure);
         assert_eq!(taken.touch, Touch::Urgent);
         assert!(!bucket.take(1, at(1), UNIT).allowed);
-        let collected = bucket.collect(|left| left);
+        let collected = bucket.collect(false, |left| left);
         assert_eq!((collected.spent, collected.denied, collected.credit), (1, 1, 0));
         assert_eq!((collected.allowed_decisions, collected.denied_decisions), (1, 1));
     }
@@ -539,8 +539,8 @@ mod tests {
             assert!(bucket.take(FIELD_MAX, at(2), UNIT).allowed);
             spent += u64::from(FIELD_MAX);
         }
-        assert_eq!(bucket.collect(|left| left).spent, spent);
-        assert_eq!(bucket.collect(|left| left).spent, 0);
+        assert_eq!(bucket.collect(false, |left| left).spent, spent);
+        assert_eq!(bucket.collect(false, |left| left).spent, 0);
     }
 
     #[test]
@@ -577,7 +577,7 @@ mod tests {
             }
         }
         let spent: u64 = spenders.into_iter().map(|spender| spender.join().unwrap()).sum();
-        assert_eq!(bucket.collect(|left| left).spent, spent, "every token spent is pending once");
+        assert_eq!(bucket.collect(false, |left| left).spent, spent, "every token spent is pending once");
         let given = granted + earned / UNIT + 1;
         assert!(spent <= given as u64, "spent {spent} of {given}");
         assert!(spent > 0);

@@ -78,20 +78,19 @@ fn explore() {
 }
 
 #[test]
-fn herd_debug() {
-    for (rate, nodes) in [(1000, 16), (10000, 4)] {
-        let limit = Limit::new("api", Quota::per_second(rate));
-        let setup = Setup::new(limit, nodes, 1);
-        let mut world = World::new(setup.clone());
-        load_up(&mut world, Load::Herd(5.0), rate as f64, nodes, 10, 1);
-        for step in 0..60 {
-            world.run_until(BEGIN_US + SECOND_US + 4_000_000 * (step/40) + (step%40) * 25_000);
-            let f = figures(&world.decided, rate as f64, rate as f64);
-            let key = world.store.keys.values().next();
-            if let Some(key) = key {
-            let held: u32 = world.nodes.iter().map(|node| node.tokens_held(world.now_us, key.scale.token)).sum();
-            println!("{:6} ms admitted {} ideal {} g {} leased {:?} of {} depth {:?} held {held}", (world.now_us-BEGIN_US)/1000, f.admitted, f.ideal, key.level/key.scale.token, key.leased, key.scale.rate, key.depth);
+fn herds() {
+    for (rate, burst) in [(1000, 1000), (10000, 10000), (1000, 100), (100, 100)] {
+        for nodes in [4, 16] {
+            for load in [Load::Herd(5.0), Load::Even(0.9), Load::Even(3.0), Load::Skewed(3.0)] {
+                let limit = Limit::new("api", Quota::per_second(rate).burst(burst));
+                let all: Vec<_> = (1..6)
+                    .map(|seed| run(&Setup::new(limit.clone(), nodes, seed), load, 10))
+                    .collect();
+                let worst = all.iter().map(|(_, f)| f.vs_ideal_pct).fold(200.0, f64::min);
+                let synced: u64 = all[0].0.nodes.iter().map(|node| node.keys_synced).sum();
+                print!("{rate}/{burst} N{nodes} {load:?} {worst:6.2} ({:.2});  ", synced as f64 / nodes as f64 / 200.0);
             }
+            println!();
         }
     }
 }

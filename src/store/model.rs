@@ -129,7 +129,11 @@ impl Key {
         let now_us = now_us.max(self.stamp_us);
         let (frozen_from, frozen_until) = self.frozen(lane);
         let stretches = [
-            ((self.epoch + 1) * self.epoch_us, self.leased[0] + self.leased[1], self.depth[0] + self.depth[1]),
+            (
+                (self.epoch + 1) * self.epoch_us,
+                self.leased[0] + self.leased[1],
+                self.depth[0] + self.depth[1],
+            ),
             ((self.epoch + 2) * self.epoch_us, self.leased[0], self.depth[0]),
             (now_us, 0, 0),
         ];
@@ -244,7 +248,7 @@ impl Key {
             target = target.min((rate as f64 / nodes).floor() as i64);
         }
         let leased = self.leased[0] + self.leased[1];
-        let pressed = self.level < burst / 20 || demand > rate;
+        let pressed = self.level < burst / 20 || demand > rate + rate / 4;
         let most = if self.level < 0 { rate / 2 } else { rate };
         let mut added = 0;
         if giving && pressed {
@@ -255,7 +259,7 @@ impl Key {
                 depth += (room.max(2) - held.depth - depth).min(free).max(0);
             }
         }
-        let recall = if self.level > burst / 10 && demand < rate - rate / 10 {
+        let recall = if self.level > burst / 10 && demand <= rate + rate / 4 {
             held.rate
         } else {
             let above = if held.rate - target > target / 4 { held.rate - target } else { 0 };

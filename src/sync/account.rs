@@ -128,12 +128,12 @@ impl Account {
 
     // ---- what came in ------------------------------------------------------------------------
 
-    /// Books what decisions spent since the last time. `recredit` turns the credit that is left
-    /// into the credit from now on, given the debt that the store has not confirmed.
-    fn absorb(&mut self, now: Timestamp, recredit: impl Fn(i64) -> u32) {
+    /// Books what decisions spent since the last time. `recredit` turns the debt that the store has
+    /// not confirmed into the credit from now on. `muted`: the next decisions need not tell.
+    fn absorb(&mut self, now: Timestamp, muted: bool, recredit: impl Fn(i64) -> u32) {
         let (given, debt) = (self.credit_given, self.unsent.debt);
         let recredited = |left: u32| recredit(debt + i64::from(given - left.min(given)));
-        let collected = self.bucket.collect(recredited);
+        let collected = self.bucket.collect(muted, recredited);
         let used = i64::from(given - collected.credit.min(given));
         self.credit_given = recredited(collected.credit);
         let spent = collected.spent as i64;
@@ -152,10 +152,10 @@ impl Account {
     }
 
     /// Books what decisions spent, leaving the credit as it is.
-    fn collect(&mut self, now: Timestamp) {
+    fn collect(&mut self, now: Timestamp, muted: bool) {
         let unsent_before = self.unsent.debt;
         let given = i64::from(self.credit_given);
-        self.absorb(now, |debt| (given - (debt - unsent_before)).max(0) as u32);
+        self.absorb(now, muted, |debt| (given - (debt - unsent_before)).max(0) as u32);
     }
 
     /// Decisions booked since the last time, for the metrics.
@@ -174,11 +174,12 @@ impl Account {
     /// Whether the key can leave the books at `now`: nothing held, owed or expected. If so, its
     /// bucket is told when it will be full.
     pub(crate) fn try_close(&mut self, now: Timestamp, terms: &Terms) -> bool {
-        let quiet = now.micros_since(self.last_arrival) >= linger_us(terms);
-        if !quiet || !self.is_settled() || self.bucket.is_touched() || self.stash > 0 {
+        let quiet = |account: &Self| now.micros_since(account.last_arrival) >= linger_us(terms);
+        if !quiet(self) || !self.is_settled() || self.stash > 0 {
             return false;
         }
-        if self.credit_given < terms.credit {
+        self.collect(now, false);
+        if !quiet(self) || self.credit_given < terms.credit {
             return false;
         }
         let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
@@ -217,11 +218,11 @@ impl Account {
 
     /// Tokens to hold so that the key does not run dry before the next report.
     fn need(&self, now: Timestamp, terms: &Terms) -> i64 {
-        let unknown = self.view.is_none();
         if now.micros_since(self.last_arrival) >= linger_us(terms) {
             return 0;
         }
-        if !unknown && !self.is_hot(terms) && !self.is_plentiful(now, terms) {
+        let plentiful = self.view.is_none() || self.is_plentiful(now, terms);
+        if !plentiful && !self.is_hot(terms) {
             return 0;
         }
         let span_us = self.interval_us(now, terms) + terms.tick_us / 2;
@@ -281,7 +282,7 @@ impl Account {
         let arrived = (self.arrivals + self.bucket.demand()).saturating_sub(self.probed_arrivals);
         let span_us = now.micros_since(self.probe_at) + terms.tick_us / 4;
         if (arrived as f64) < self.demand.over(span_us) / 4.0 {
-            self.collect(now);
+            self.collect(now, true);
             self.arrivals = 0;
             self.demand.collapse(arrived, span_us, now);
             self.due = now;
@@ -304,7 +305,8 @@ impl Account {
     ) -> Entry {
         let unit = terms.scale.token;
         self.bucket.peek(now, unit);
-        self.collect(now);
+        // Nothing more can be sent until the answer is here.
+        self.collect(now, true);
         let arrivals = std::mem::take(&mut self.arrivals);
         self.demand.observe(arrivals, now, terms.tick_us, terms.scale.fill_us());
         let claim = self.estimate(now, terms);
@@ -398,7 +400,7 @@ impl Account {
         terms: &Terms,
     ) -> Installed {
         let unit = terms.scale.token;
-        self.collect(now);
+        self.collect(now, true);
         if self.policy.is_some() {
             self.leave_policy(now, terms);
         }
@@ -425,8 +427,12 @@ impl Account {
             self.stash += given.tokens * unit;
         }
         let credit = self.credit(given.level, terms);
-        self.absorb(now, |debt| (credit - debt).max(0) as u32);
-        self.schedule(given, entry, now, terms);
+        self.judge_early(given, entry, now, terms);
+        // While asking early does not help before the next report is due anyway, not to be told
+        // spares the decisions the telling.
+        let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
+        self.absorb(now, muted, |debt| (credit - debt).max(0) as u32);
+        self.schedule(given, now, terms);
         self.plan_probe(now, terms);
         installed
     }
@@ -437,7 +443,7 @@ impl Account {
     }
 
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
-        if self.is_scarce(terms) { 0 } else { (self.need(now, terms) / 4) as u32 }
+        if self.is_scarce(terms) { 0 } else { (self.need(now, terms) / 2) as u32 }
     }
 
     fn lease_terms(&self, low: u32) -> LeaseTerms {
@@ -463,20 +469,25 @@ impl Account {
         }
     }
 
-    /// Decides when to report next, and whether asking early helped.
-    fn schedule(&mut self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) {
+    /// Judges whether asking early helped.
+    fn judge_early(&mut self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) {
         let tick_us = terms.tick_us;
         let rate_missed = (entry.want_rate - entry.held.rate).max(1);
         let brought = given.tokens * PRODUCTIVE_PART >= entry.want.max(1)
             || given.rate * PRODUCTIVE_PART >= rate_missed;
         let plenty = given.level > terms.scale.burst / 20;
-        let credited = entry.want == 0 && self.credit_given > 0;
+        let credited = entry.want == 0 && self.credit(given.level, terms) > 0;
         if brought || plenty || credited {
             self.early.succeeded();
         } else if self.early_sent {
             self.early.failed(now, tick_us / 8, EARLY_TICKS_MAX * tick_us);
         }
         self.early_sent = false;
+    }
+
+    /// Decides when to report next.
+    fn schedule(&mut self, given: &Given, now: Timestamp, terms: &Terms) {
+        let tick_us = terms.tick_us;
         let quiet_us = now.micros_since(self.last_arrival);
         let linger_us = linger_us(terms);
         self.due = if self.unsent.debt > 0 {
@@ -494,7 +505,7 @@ impl Account {
 
     /// The lease has ended without a word from the store: what is left of it leaves the bucket.
     pub(crate) fn lease_ended(&mut self, now: Timestamp, terms: &Terms) {
-        self.collect(now);
+        self.collect(now, true);
         self.stash += i64::from(self.bucket.withdraw(0)) * terms.scale.token;
     }
 
@@ -512,7 +523,7 @@ impl Account {
     /// when that was never known.
     pub(crate) fn enter_policy(&mut self, now: Timestamp, terms: &Terms, nodes: Option<i64>) {
         let unit = terms.scale.token;
-        self.absorb(now, |_| 0);
+        self.absorb(now, true, |_| 0);
         let own = std::mem::take(&mut self.stash) + i64::from(self.bucket.withdraw(0)) * unit;
         let burst = terms.scale.burst / unit;
         let (rate, depth, loan) = match (terms.outage, nodes) {

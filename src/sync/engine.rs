@@ -208,7 +208,7 @@ impl Engine {
     fn touched(&mut self, bucket: Arc<Bucket>, now: Timestamp) {
         let limit = bucket.limit as usize;
         if self.context.limits[limit].terms.mode == Mode::Local {
-            let collected = bucket.collect(|left| left);
+            let collected = bucket.collect(false, |left| left);
             self.context.limits[limit].tally.add(&collected);
             return;
         }

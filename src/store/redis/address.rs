@@ -27,9 +27,9 @@ pub(super) fn without_secrets(address: &str) -> String {
         None => (String::new(), address),
     };
     // From the last '@' on: a password that was not escaped may hold one.
-    let place = rest.rsplit_once('@').map_or_else(|| rest.to_owned(), |(_, place)| {
-        format!("{HIDDEN}@{place}")
-    });
+    let place = rest
+        .rsplit_once('@')
+        .map_or_else(|| rest.to_owned(), |(_, place)| format!("{HIDDEN}@{place}"));
     format!("{scheme}{}", without_query_password(&place))
 }
 

@@ -136,7 +136,8 @@ async fn connect(
     info: ConnectionInfo,
     credentials: Option<Credentials>,
 ) -> Result<MultiplexedConnection, StoreError> {
-    let client = Client::open(logged_in(info, credentials)).map_err(|error| connect_error(&error))?;
+    let client =
+        Client::open(logged_in(info, credentials)).map_err(|error| connect_error(&error))?;
     // Both ends of the time are watched from outside, where a cancelled wait is seen too.
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
@@ -182,9 +183,9 @@ fn version_of(answer: Value) -> Option<String> {
         _ => return None,
     };
     let text = |value| redis::from_redis_value::<String>(value).ok();
-    pairs.into_iter().find_map(|(name, value)| {
-        (text(name)? == "version").then(|| text(value)).flatten()
-    })
+    pairs
+        .into_iter()
+        .find_map(|(name, value)| (text(name)? == "version").then(|| text(value)).flatten())
 }
 
 /// A connection in use.

@@ -4,6 +4,8 @@
 //! into one slot of a Redis Cluster, so that one script call may touch them all.
 
 mod address;
+#[cfg(test)]
+mod against_server;
 mod fault;
 mod link;
 
@@ -100,7 +102,12 @@ impl RedisStore {
     }
 
     fn over(line: Line, address: String) -> Self {
-        Self { line, address, namespace: Self::DEFAULT_NAMESPACE.into(), timeout: Self::DEFAULT_TIMEOUT }
+        Self {
+            line,
+            address,
+            namespace: Self::DEFAULT_NAMESPACE.into(),
+            timeout: Self::DEFAULT_TIMEOUT,
+        }
     }
 
     /// Keeps this cluster's limits apart from those of others in the same database: 1 to
@@ -225,7 +232,7 @@ fn kind_of(value: &Value) -> &'static str {
 }
 
 fn hex(instance: &InstanceId) -> String {
-    instance.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:032x}", u128::from_be_bytes(*instance))
 }
 
 #[cfg(test)]

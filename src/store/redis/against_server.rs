@@ -1,0 +1,230 @@
+//! The store against a real server: what it answers, and what it does when the server does not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RedisStore;
+use crate::error::StoreError;
+use crate::store::Store;
+use crate::store::equality::redis_server::RedisServer;
+use crate::sync::message::{Header, InstanceId, Reply, Request, Verdict};
+
+/// Long enough for a busy machine, short enough to wait for.
+const TIMEOUT: Duration = Duration::from_millis(300);
+const LANES: u32 = 16;
+
+fn batch(lane: u32, instance: InstanceId) -> Arc<Request> {
+    let header = Header {
+        lane,
+        lanes: LANES,
+        instance,
+        incarnation: None,
+        sequence: 1,
+        recovery_us: 0,
+        silence_us: 1_000_000,
+        alive_us: 1_000_000,
+    };
+    Arc::new(Request::new(header, Vec::new()))
+}
+
+fn open(address: &str) -> RedisStore {
+    RedisStore::open(address).unwrap().timeout(TIMEOUT)
+}
+
+async fn send(store: &RedisStore, lane: u32) -> Result<Reply, StoreError> {
+    store.exchange(batch(lane, [lane as u8; 16])).await
+}
+
+fn is_applied(answer: &Result<Reply, StoreError>) -> bool {
+    matches!(answer, Ok(Reply { verdict: Verdict::Applied(_), .. }))
+}
+
+/// Sends until an answer comes; the harness has its own deadline for a server that never starts.
+async fn send_until_applied(store: &RedisStore) {
+    let mut answer = send(store, 0).await;
+    for _ in 0..20 {
+        if is_applied(&answer) {
+            return;
+        }
+        answer = send(store, 0).await;
+    }
+    panic!("no answer: {answer:?}");
+}
+
+/// Connections of named clients: of stores, not of the harness.
+fn connections(server: &RedisServer) -> usize {
+    let clients = server.command(&["CLIENT", "LIST"]);
+    clients.lines().filter(|line| !line.contains("cmd=client")).count()
+}
+
+#[tokio::test]
+async fn all_lanes_and_clones_share_one_connection() {
+    let server = RedisServer::start();
+    let store = open(&server.url());
+    let mut tasks = tokio::task::JoinSet::new();
+    for lane in 0..LANES {
+        let store = store.clone();
+        tasks.spawn(async move { send(&store, lane).await });
+    }
+    while let Some(answer) = tasks.join_next().await {
+        let answer = answer.unwrap();
+        assert!(is_applied(&answer), "{answer:?}");
+    }
+    assert_eq!(connections(&server), 1, "{}", server.command(&["CLIENT", "LIST"]));
+}
+
+#[tokio::test]
+async fn a_server_that_lost_its_scripts_is_given_them_again() {
+    let server = RedisServer::start();
+    let store = open(&server.url());
+    for lane in 0..3 {
+        let answer = send(&store, lane).await;
+        assert!(is_applied(&answer), "{answer:?}");
+        server.command(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_server_times_out_and_the_same_batch_is_applied_once_when_it_goes_on() {
+    let server = RedisServer::start();
+    let store = open(&server.url());
+    let first = send(&store, 0).await.unwrap();
+    server.stop();
+    for _ in 0..5 {
+        assert_eq!(send(&store, 1).await, Err(StoreError::TimedOut(TIMEOUT)));
+    }
+    server.cont();
+    let mut answer = send(&store, 0).await;
+    for _ in 0..20 {
+        if answer.is_ok() {
+            break;
+        }
+        answer = send(&store, 0).await;
+    }
+    assert_eq!(answer, Ok(first), "a resend is answered as the first time");
+}
+
+#[tokio::test]
+async fn a_server_that_dies_is_unreachable_and_found_again_when_it_is_back() {
+    let mut server = RedisServer::start();
+    let store = open(&server.url());
+    send_until_applied(&store).await;
+    server.kill();
+    let broken = send(&store, 0).await;
+    assert!(matches!(broken, Err(StoreError::Unreachable(_))), "{broken:?}");
+    let refused = send(&store, 0).await;
+    assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
+    server.restart();
+    send_until_applied(&store).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_the_server_closed_is_replaced() {
+    let server = RedisServer::start();
+    let store = open(&server.url());
+    send_until_applied(&store).await;
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let _ = send(&store, 0).await;
+    send_until_applied(&store).await;
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_write_says_so() {
+    let server = RedisServer::start();
+    let store = open(&server.url());
+    send_until_applied(&store).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let full = send(&store, 1).await;
+    assert!(matches!(full, Err(StoreError::ReadOnly(_))), "{full:?}");
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.command(&["CONFIG", "SET", "replica-serve-stale-data", "yes"]);
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let replica = send(&store, 1).await;
+    assert!(matches!(replica, Err(StoreError::ReadOnly(_))), "{replica:?}");
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    send_until_applied(&store).await;
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_told_and_a_callbacks_new_ones_are_used() {
+    let server = RedisServer::start_with(&["--requirepass", "right"]);
+    let address = format!("127.0.0.1:{}", server.port());
+    for wrong in [format!("redis://{address}"), format!("redis://:wrong@{address}")] {
+        let refused = send(&open(&wrong), 0).await;
+        assert!(matches!(refused, Err(StoreError::Credentials(_))), "{refused:?}");
+    }
+    let answer = send(&open(&format!("redis://:right@{address}")), 0).await;
+    assert!(is_applied(&answer), "{answer:?}");
+
+    let passwords = Arc::new(std::sync::Mutex::new(vec!["right", "wrong"]));
+    let told = passwords.clone();
+    let store = open(&format!("redis://{address}"))
+        .credentials(move || (None, told.lock().unwrap().pop().unwrap_or("none").to_owned()));
+    let refused = send(&store, 0).await;
+    assert!(matches!(refused, Err(StoreError::Credentials(_))), "{refused:?}");
+    let answer = send(&store, 0).await;
+    assert!(is_applied(&answer), "{answer:?}");
+}
+
+/// What [`StoreError::Denied`] tells users to allow, as ACL rules.
+const ALLOWED: [&str; 13] = [
+    "-@all",
+    "+evalsha",
+    "+eval",
+    "+time",
+    "+get",
+    "+mget",
+    "+type",
+    "+set",
+    "+zadd",
+    "+zcard",
+    "+zremrangebyscore",
+    "+pexpire",
+    "~tg1:{tidegate/*",
+];
+
+#[tokio::test]
+async fn a_user_with_the_commands_that_are_documented_suffices_and_one_less_is_denied() {
+    let server = RedisServer::start();
+    let mut user = vec!["ACL", "SETUSER", "me", "on", ">pw"];
+    user.extend(ALLOWED);
+    assert_eq!(server.command(&user), "OK");
+    let address = format!("redis://me:pw@127.0.0.1:{}", server.port());
+    let answer = send(&open(&address), 0).await;
+    assert!(is_applied(&answer), "{answer:?}");
+    for rule in &ALLOWED[1..12] {
+        let removed = rule.replace('+', "-");
+        server.command(&["ACL", "SETUSER", "me", &removed]);
+        server.command(&["SCRIPT", "FLUSH"]);
+        let lane = batch(1, [9; 16]);
+        let denied = open(&address).exchange(lane).await;
+        // A batch without keys reads none; EVALSHA alone does until the script is lost.
+        let unused = ["+mget", "+type"].contains(rule);
+        match denied {
+            Err(StoreError::Denied(_)) => assert!(!unused, "{rule}"),
+            other => assert!(unused, "{rule}: {other:?}"),
+        }
+        server.command(&["ACL", "SETUSER", "me", rule]);
+        server.command(&["FLUSHALL"]);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_of_the_users_own_serves_too() {
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let store = RedisStore::with_connection(connection).timeout(TIMEOUT);
+    let answer = send(&store, 0).await;
+    assert!(is_applied(&answer), "{answer:?}");
+}
+
+#[tokio::test]
+async fn resp3_and_sockets_serve_too() {
+    let server = RedisServer::start_with(&["--unixsocket", "socket"]);
+    let socket = format!("unix://{}/socket", server.directory().display());
+    for address in [format!("{}/?protocol=resp3", server.url()), socket] {
+        let answer = send(&open(&address), 0).await;
+        assert!(is_applied(&answer), "{address}: {answer:?}");
+    }
+}
