@@ -113,10 +113,11 @@ impl Key {
         }
         let from = if self.stamp_us > lane.gap_from_us {
             self.stamp_us
+        } else if self.leased[1] > 0 || self.depth[1] > 0 {
+            // The first leases to end decide: their holders were the first to live on a policy.
+            lane.gap_from_us.max((self.epoch + 1) * self.epoch_us)
         } else if self.leased[0] > 0 || self.depth[0] > 0 {
             lane.gap_from_us.max((self.epoch + 2) * self.epoch_us)
-        } else if self.leased[1] > 0 || self.depth[1] > 0 {
-            lane.gap_from_us.max((self.epoch + 1) * self.epoch_us)
         } else {
             lane.gap_from_us + lane.gap_silence_us
         };
