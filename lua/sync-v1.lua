@@ -413,9 +413,8 @@ local function give_tokens(bucket, entry, share, nodes)
 end
 
 -- The refill that the store would like back.
-local function recall_of(bucket, held_rate, target, leased, most, demand)
-  if bucket.level > floor(bucket.burst / 10)
-    and demand <= bucket.rate + floor(bucket.rate / 4) then
+local function recall_of(bucket, held_rate, target, leased, most, pressing)
+  if bucket.level > floor(bucket.burst / 10) and not pressing then
     return held_rate
   end
   local above, repay = held_rate - target, 0
@@ -430,10 +429,11 @@ end
 
 -- The depth that goes with a leased refill, on top of `tokens`.
 local function extra_depth(bucket, share, held_depth, tokens)
-  local room = floor(floor(bucket.burst / bucket.token) * share / 2)
+  local capacity = floor(bucket.burst / bucket.token)
+  local room = min(max(floor(capacity * share / 2), 2), capacity)
   local free = floor((bucket.burst - bucket.level) / bucket.token)
     - bucket.depth0 - bucket.depth1 - tokens
-  return max(min(max(room, 2) - held_depth - tokens, free), 0)
+  return max(min(room - held_depth - tokens, free), 0)
 end
 
 -- The most refill that the node should hold.
@@ -457,14 +457,14 @@ local function grant(bucket, entry, void, lane, nodes, now_us)
   local leased = bucket.leased0 + bucket.leased1
   local most = bucket.level < 0 and floor(bucket.rate / 2) or bucket.rate
   local depth, added = tokens, 0
-  local pressed = bucket.level < floor(bucket.burst / 20) or demand > bucket.rate + floor(bucket.rate / 4)
-  if giving and pressed then
+  local pressing = now_us < lane.gap_until_us or demand > bucket.rate + floor(bucket.rate / 4)
+  if giving and (pressing or bucket.level < floor(bucket.burst / 20)) then
     added = max(min(target - held_rate, most - leased), 0)
     if held_rate + added > 0 then
       depth = depth + extra_depth(bucket, share, held_depth, tokens)
     end
   end
-  local recall = recall_of(bucket, held_rate, target, leased, most, demand)
+  local recall = recall_of(bucket, held_rate, target, leased, most, pressing)
   bucket.leased0 = bucket.leased0 + added
   bucket.depth0 = raised(bucket.depth0, depth)
   local life_us = (bucket.epoch + 2) * bucket.epoch_us - now_us

@@ -246,9 +246,8 @@ impl Builder {
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
-        let invalid = |field, value: String, reason| {
-            Err(ConfigError::Limiter { field, value, reason })
-        };
+        let invalid =
+            |field, value: String, reason| Err(ConfigError::Limiter { field, value, reason });
         if self.limits.is_empty() {
             return invalid("limits", "none".to_owned(), "give the limiter at least one limit");
         }

@@ -226,7 +226,9 @@ impl Driver {
             .map(|limit| {
                 let Terms { scale, credit, mode, .. } = limit.terms;
                 let local = mode == Mode::Local;
-                limit.buckets.evict(|bucket| bucket.is_idle_and_full(now, scale.token, credit, local))
+                limit
+                    .buckets
+                    .evict(|bucket| bucket.is_idle_and_full(now, scale.token, credit, local))
             })
             .sum();
         if keys > 0 {

@@ -55,7 +55,9 @@ pub enum ConfigError {
 /// The store did not take everything back in time. What it did not take is lost with the limiter:
 /// leases return by their end, and pending tokens go uncharged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store did not take everything within {within:?}: leases return by their end, pending tokens are lost")]
+#[error(
+    "the store did not take everything within {within:?}: leases return by their end, pending tokens are lost"
+)]
 pub struct ShutdownError {
     /// The deadline that passed.
     pub within: Duration,
@@ -116,7 +118,9 @@ pub enum StoreError {
     #[error("the store refused the credentials: {0}: check user and password")]
     Credentials(String),
     /// The user may not run scripts, or not write these keys.
-    #[error("the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, MGET, TYPE, SET, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys")]
+    #[error(
+        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, MGET, TYPE, SET, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys"
+    )]
     Denied(String),
     /// The server cannot write now: a replica, no memory, a failed disk.
     #[error("the store cannot write: {0}")]
@@ -130,7 +134,9 @@ pub enum StoreError {
         needed: &'static str,
     },
     /// The store was set up with another number of lanes.
-    #[error("lanes = {configured}, but the namespace was set up with {stored}: configure {stored}, or use another namespace")]
+    #[error(
+        "lanes = {configured}, but the namespace was set up with {stored}: configure {stored}, or use another namespace"
+    )]
     Lanes {
         /// What this node is configured with.
         configured: u32,
@@ -138,7 +144,9 @@ pub enum StoreError {
         stored: u32,
     },
     /// The store speaks another version of the wire format.
-    #[error("the namespace holds wire version {stored}, this node speaks {spoken}: use another namespace or upgrade")]
+    #[error(
+        "the namespace holds wire version {stored}, this node speaks {spoken}: use another namespace or upgrade"
+    )]
     Wire {
         /// The version spoken here.
         spoken: u32,
@@ -146,7 +154,9 @@ pub enum StoreError {
         stored: u32,
     },
     /// A key of the namespace holds another program's value.
-    #[error("key {key:?} holds a {found} that tidegate did not write: remove it, or use another namespace")]
+    #[error(
+        "key {key:?} holds a {found} that tidegate did not write: remove it, or use another namespace"
+    )]
     ForeignKey {
         /// The key.
         key: String,

@@ -41,6 +41,7 @@
 //! leases with them. The README lists each promise with the test that proves it;
 //! docs/ARCHITECTURE.md tells how.
 #![forbid(unsafe_code)]
+#![warn(clippy::unwrap_used)]
 
 mod bucket;
 mod builder;

@@ -199,7 +199,7 @@ const KEY_TICK_MIN_US: u64 = 2_000;
 
 /// A limit's numbers, checked and in the units that the floors below the limiter use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub(crate) struct Terms {
     /// Units of the quota.
     pub scale: Scale,
     /// A key's tick: the sync interval, or a quarter of the time to fill, whichever is shorter.

@@ -140,11 +140,7 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
-        Ok(self.state.buckets.with(
-            key,
-            || self.create(key),
-            |bucket| self.decide(bucket, cost),
-        ))
+        Ok(self.state.buckets.with(key, || self.create(key), |bucket| self.decide(bucket, cost)))
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.
@@ -267,9 +263,9 @@ impl ActiveLimit {
         let missing = i64::from(cost.saturating_sub(left));
         let wait_us = match (bucket.rate(), view) {
             (rate @ 1.., _) => (missing * scale.token) as u64 / rate + 1,
-            (0, Some((tokens, at))) => {
-                scale.micros_for((missing - tokens) * scale.token).saturating_sub(now.micros_since(at))
-            }
+            (0, Some((tokens, at))) => scale
+                .micros_for((missing - tokens) * scale.token)
+                .saturating_sub(now.micros_since(at)),
             (0, None) => 0,
         };
         wait_us.max(RETRY_MIN_US)

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use crate::driver::Listener;
 use crate::sync::Event;
@@ -31,7 +33,8 @@ const STALLS: &str = "tidegate_clock_stall_seconds";
 /// name if it has one.
 pub(crate) fn listener(name: Option<&str>) -> Listener {
     describe();
-    let labels: Labels = name.map(|name| Label::new("limiter", name.to_owned())).into_iter().collect();
+    let labels: Labels =
+        name.map(|name| Label::new("limiter", name.to_owned())).into_iter().collect();
     Arc::new(move |event| record(event, &labels))
 }
 
@@ -50,7 +53,11 @@ fn describe() {
     describe_counter!(KEYS_SYNCED, Unit::Count, "Keys in those exchanges");
     describe_histogram!(SYNC_SECONDS, Unit::Seconds, "From first sending a batch to its outcome");
     describe_gauge!(PENDING, Unit::Count, "Tokens spent and not acknowledged by the store");
-    describe_histogram!(VIEW_AGE, Unit::Seconds, "Age of a key's view when it is replaced, by limit");
+    describe_histogram!(
+        VIEW_AGE,
+        Unit::Seconds,
+        "Age of a key's view when it is replaced, by limit"
+    );
     describe_histogram!(
         DRIFT,
         "The node's estimate of the store's level less that level, as a part of the burst, by limit"
@@ -64,7 +71,11 @@ fn describe() {
     describe_counter!(LOSSES, Unit::Count, "Lanes that lost their memory and were rebuilt");
     describe_counter!(MISMATCHES, Unit::Count, "Times that the store kept another quota, by limit");
     describe_counter!(FOREIGN, Unit::Count, "Keys found to hold another program's value");
-    describe_histogram!(STALLS, Unit::Seconds, "Stalls of the cached clock beyond what leases allow");
+    describe_histogram!(
+        STALLS,
+        Unit::Seconds,
+        "Stalls of the cached clock beyond what leases allow"
+    );
 }
 
 fn record(event: &Event, labels: &Labels) {

@@ -112,7 +112,8 @@ impl Quota {
         }
         Scale::new(self.tokens, period_us, self.burst).map_or_else(
             || {
-                let reason = "rate and burst cannot be kept together within 0.01%: choose rounder numbers";
+                let reason =
+                    "rate and burst cannot be kept together within 0.01%: choose rounder numbers";
                 invalid("quota.burst", self.burst.to_string(), reason)
             },
             Ok,
@@ -124,7 +125,7 @@ impl Quota {
 /// units per microsecond: no fraction is ever rounded away. A full bucket has at most 2^52 units,
 /// so that Lua's doubles hold every level exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Scale {
+pub(crate) struct Scale {
     /// Refill, in units per microsecond.
     pub rate: i64,
     /// Units in one token.
@@ -156,8 +157,8 @@ impl Scale {
                 (rate * times, token * times)
             }
         };
-        let exact = u128::from(rate) * u128::from(period_us)
-            == u128::from(token) * u128::from(tokens);
+        let exact =
+            u128::from(rate) * u128::from(period_us) == u128::from(token) * u128::from(tokens);
         (exact || rate >= RATE_UNITS_MIN).then_some(Self {
             rate: rate as i64,
             token: token as i64,
@@ -166,17 +167,17 @@ impl Scale {
     }
 
     /// Microseconds that an empty bucket takes to fill, rounded up.
-    pub fn fill_us(&self) -> u64 {
+    pub(crate) fn fill_us(&self) -> u64 {
         (self.burst as u64).div_ceil(self.rate as u64)
     }
 
     /// Whole tokens in `units`, rounded down.
-    pub fn tokens(&self, units: i64) -> i64 {
+    pub(crate) fn tokens(&self, units: i64) -> i64 {
         units.div_euclid(self.token)
     }
 
     /// Microseconds that refill at the full rate takes for `units`, rounded up; 0 for none.
-    pub fn micros_for(&self, units: i64) -> u64 {
+    pub(crate) fn micros_for(&self, units: i64) -> u64 {
         (units.max(0) as u64).div_ceil(self.rate as u64)
     }
 }
@@ -206,7 +207,11 @@ mod tests {
         ] {
             let scale = quota.scale("x").unwrap();
             let per_period = i128::from(scale.rate) * quota.period().as_micros() as i128;
-            assert_eq!(per_period, i128::from(scale.token) * i128::from(quota.tokens()), "{quota:?}");
+            assert_eq!(
+                per_period,
+                i128::from(scale.token) * i128::from(quota.tokens()),
+                "{quota:?}"
+            );
         }
     }
 

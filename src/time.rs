@@ -57,25 +57,25 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 ///
 /// Cheap to clone; all clones show the same time. It never steps back.
 #[derive(Clone, Debug, Default)]
-pub struct Clock {
+pub(crate) struct Clock {
     /// Publishes nothing but itself, hence `Relaxed` on both sides.
     now_us: Arc<CachePadded<AtomicU64>>,
 }
 
 impl Clock {
     /// A clock that stands at its origin until somebody sets it.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// The time last set.
     #[inline]
-    pub fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         Timestamp(self.now_us.load(Ordering::Relaxed))
     }
 
     /// Moves the clock to `now`; an earlier time changes nothing.
-    pub fn set(&self, now: Timestamp) {
+    pub(crate) fn set(&self, now: Timestamp) {
         self.now_us.fetch_max(now.0, Ordering::Relaxed);
     }
 }

@@ -9,11 +9,11 @@ use tokio::sync::Notify;
 use super::state::{Bucket, Touch};
 
 /// The most buckets that wait in the queue; beyond it the engine looks through the map once.
-pub const DIRTY_MAX: usize = 65_536;
+pub(crate) const DIRTY_MAX: usize = 65_536;
 
 /// A bounded lock-free queue and the bell that wakes the driver. Pushing allocates nothing.
 #[derive(Debug)]
-pub struct DirtyQueue {
+pub(crate) struct DirtyQueue {
     queue: ArrayQueue<Arc<Bucket>>,
     /// Buckets were touched that did not fit; published by the push, read by the drain.
     overflowed: AtomicBool,
@@ -22,7 +22,7 @@ pub struct DirtyQueue {
 
 impl DirtyQueue {
     /// A queue for at most `keys_max` buckets, never more than [`DIRTY_MAX`].
-    pub fn new(keys_max: usize) -> Self {
+    pub(crate) fn new(keys_max: usize) -> Self {
         Self {
             queue: ArrayQueue::new(keys_max.clamp(64, DIRTY_MAX)),
             overflowed: AtomicBool::new(false),
@@ -32,7 +32,7 @@ impl DirtyQueue {
 
     /// Tells the engine about a touched bucket.
     #[inline]
-    pub fn push(&self, bucket: &Arc<Bucket>, touch: Touch) {
+    pub(crate) fn push(&self, bucket: &Arc<Bucket>, touch: Touch) {
         if touch == Touch::None {
             return;
         }
@@ -45,22 +45,17 @@ impl DirtyQueue {
     }
 
     /// The next touched bucket.
-    pub fn pop(&self) -> Option<Arc<Bucket>> {
+    pub(crate) fn pop(&self) -> Option<Arc<Bucket>> {
         self.queue.pop()
     }
 
     /// Whether buckets were touched that are not in the queue; says so once.
-    pub fn take_overflowed(&self) -> bool {
+    pub(crate) fn take_overflowed(&self) -> bool {
         self.overflowed.swap(false, Ordering::AcqRel)
     }
 
     /// Waits until a bucket runs low.
-    pub async fn urgent(&self) {
+    pub(crate) async fn urgent(&self) {
         self.urgent.notified().await;
-    }
-
-    /// Wakes the driver for another reason.
-    pub fn wake(&self) {
-        self.urgent.notify_one();
     }
 }

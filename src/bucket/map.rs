@@ -12,24 +12,24 @@ const SHARDS: usize = 256;
 
 /// How many keys all limits of one limiter may hold together.
 #[derive(Debug)]
-pub struct KeyBudget {
+pub(crate) struct KeyBudget {
     used: AtomicUsize,
     max: usize,
 }
 
 impl KeyBudget {
     /// A budget of `max` keys.
-    pub fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         Self { used: AtomicUsize::new(0), max }
     }
 
     /// Keys held now.
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
     /// The most keys allowed.
-    pub fn max(&self) -> usize {
+    pub(crate) fn max(&self) -> usize {
         self.max
     }
 
@@ -48,7 +48,7 @@ impl KeyBudget {
 
 /// The buckets of one limit.
 #[derive(Debug)]
-pub struct BucketMap {
+pub(crate) struct BucketMap {
     map: DashMap<Box<[u8]>, Arc<Bucket>, foldhash::quality::RandomState>,
     budget: Arc<KeyBudget>,
     /// Where keys go that find no room: they share one bucket, and starve nobody else.
@@ -57,7 +57,7 @@ pub struct BucketMap {
 
 impl BucketMap {
     /// An empty map that draws on `budget`.
-    pub fn new(budget: Arc<KeyBudget>, overflow: Bucket) -> Self {
+    pub(crate) fn new(budget: Arc<KeyBudget>, overflow: Bucket) -> Self {
         let hasher = foldhash::quality::RandomState::default();
         Self {
             map: DashMap::with_capacity_and_hasher_and_shard_amount(0, hasher, SHARDS),
@@ -69,7 +69,7 @@ impl BucketMap {
     /// Calls `body` with the bucket of `key`, made by `create` if it is new. A new key beyond the
     /// budget gets the overflow bucket. The shard is locked for as long as `body` runs.
     #[inline]
-    pub fn with<T>(
+    pub(crate) fn with<T>(
         &self,
         key: &[u8],
         create: impl FnOnce() -> Bucket,
@@ -101,14 +101,14 @@ impl BucketMap {
     }
 
     /// Calls `body` with the bucket of `key` if there is one.
-    pub fn find<T>(&self, key: &[u8], body: impl FnOnce(&Arc<Bucket>) -> T) -> Option<T> {
+    pub(crate) fn find<T>(&self, key: &[u8], body: impl FnOnce(&Arc<Bucket>) -> T) -> Option<T> {
         self.map.get(key).map(|found| body(found.value()))
     }
 
     /// Forgets the buckets that nobody holds and that `idle` calls idle; returns how many.
     ///
     /// Nobody can take hold of a bucket meanwhile: that needs the shard, which is locked.
-    pub fn evict(&self, idle: impl Fn(&Bucket) -> bool) -> usize {
+    pub(crate) fn evict(&self, idle: impl Fn(&Bucket) -> bool) -> usize {
         let mut evicted = 0;
         self.map.retain(|_, bucket| {
             let keep = Arc::strong_count(bucket) > 1 || !idle(bucket);
@@ -120,14 +120,9 @@ impl BucketMap {
     }
 
     /// The buckets that were touched since they were last collected, the overflow bucket included.
-    pub fn touched(&self) -> Vec<Arc<Bucket>> {
+    pub(crate) fn touched(&self) -> Vec<Arc<Bucket>> {
         let all = self.map.iter().map(|entry| entry.value().clone());
         all.chain([self.overflow.clone()]).filter(|bucket| bucket.is_touched()).collect()
-    }
-
-    /// Keys held.
-    pub fn len(&self) -> usize {
-        self.map.len()
     }
 }
 
@@ -147,7 +142,7 @@ mod tests {
             let found = map.with(key, || bucket(key), |bucket| bucket.key.to_vec());
             assert_eq!(found, if key < b"c" { key.to_vec() } else { Vec::new() });
         }
-        assert_eq!(map.len(), 2);
+        assert_eq!(map.budget.used(), 2);
     }
 
     #[test]
@@ -159,7 +154,7 @@ mod tests {
         map.with(b"spent", || bucket(b"spent"), |bucket| bucket.take(1, now, 1));
         let evict = || map.evict(|bucket| bucket.is_idle_and_full(now, 1, 1, false));
         assert_eq!(evict(), 1);
-        assert_eq!(map.len(), 2);
+        assert_eq!(map.budget.used(), 2);
         drop(held);
         assert_eq!(evict(), 1);
         assert!(map.find(b"spent", |_| ()).is_some());

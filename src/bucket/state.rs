@@ -39,7 +39,7 @@ const NO_SLOT: u32 = u32::MAX;
 /// A lease as the bucket applies it: until `ends`, `rate` units per microsecond flow in, up to
 /// `depth` whole tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub(crate) struct Terms {
     pub rate: i64,
     pub depth: u32,
     pub ends: Timestamp,
@@ -51,13 +51,13 @@ pub struct Terms {
 
 impl Terms {
     /// No lease: nothing flows in, nothing may be held.
-    pub const NONE: Self =
+    pub(crate) const NONE: Self =
         Self { rate: 0, depth: 0, ends: Timestamp::ZERO, low: 0, policy: false };
 }
 
 /// What the engine is told after a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Touch {
+pub(crate) enum Touch {
     /// Nothing new.
     None,
     /// Something is pending that was not before: report it at the next tick.
@@ -68,7 +68,7 @@ pub enum Touch {
 
 /// What [`Bucket::take`] decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub(crate) struct Taken {
     pub allowed: bool,
     pub sure: bool,
     /// Tokens left in the word.
@@ -78,7 +78,7 @@ pub struct Taken {
 
 /// What [`Bucket::collect`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
+pub(crate) struct Collected {
     /// Tokens spent since the last collection, from tokens and from credit.
     pub spent: u64,
     /// Tokens asked for and denied since.
@@ -95,7 +95,7 @@ pub struct Collected {
 
 /// A key's state on this node.
 #[derive(Debug)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     /// Publishes the lease's end along with itself.
     word: AtomicU64,
     /// The end of the lease; tokens are void from then on.
@@ -129,7 +129,7 @@ pub struct Bucket {
 
 impl Bucket {
     /// A bucket that holds no lease and has `credit`.
-    pub fn new(limit: u32, lane: u32, key: &[u8], credit: u32) -> Self {
+    pub(crate) fn new(limit: u32, lane: u32, key: &[u8], credit: u32) -> Self {
         Self {
             word: AtomicU64::new(Word::new(0, credit).0),
             ends_us: AtomicU64::new(0),
@@ -154,7 +154,7 @@ impl Bucket {
     }
 
     /// A full bucket that this node alone refills, for ever.
-    pub fn local(limit: u32, key: &[u8], rate: i64, depth: u32, now: Timestamp) -> Self {
+    pub(crate) fn local(limit: u32, key: &[u8], rate: i64, depth: u32, now: Timestamp) -> Self {
         let bucket = Self::new(limit, 0, key, 0);
         let terms = Terms { rate, depth, ends: Timestamp::NEVER, low: 0, policy: false };
         bucket.amend(now, terms, i64::from(depth), 0, 1);
@@ -165,21 +165,22 @@ impl Bucket {
     ///
     /// Cost: two loads and one compare-and-swap when tokens are there.
     #[inline]
-    pub fn take(&self, cost: u32, now: Timestamp, unit: i64) -> Taken {
+    pub(crate) fn take(&self, cost: u32, now: Timestamp, unit: i64) -> Taken {
         let mut word = Word(self.word.load(Ordering::Acquire));
         loop {
             let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
             let tokens = if live { word.tokens() } else { 0 };
             let from_tokens = tokens.min(cost);
             let from_credit = cost - from_tokens;
-            if from_credit > 0 {
-                if live && self.mint(word, now, unit) {
-                    word = Word(self.word.load(Ordering::Acquire));
-                    continue;
-                }
-                if from_credit > word.credit() {
-                    return self.deny(cost, word, tokens);
-                }
+            if live
+                && (from_credit > 0 || self.overflows(word, now, unit))
+                && self.mint(word, now, unit)
+            {
+                word = Word(self.word.load(Ordering::Acquire));
+                continue;
+            }
+            if from_credit > word.credit() {
+                return self.deny(cost, word, tokens);
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
                 word = self.spill(word);
@@ -244,6 +245,16 @@ impl Bucket {
         }
     }
 
+    /// Whether refill has run into the depth: what flowed in since is lost, and must be before
+    /// tokens are spent, or it would be earned again afterwards.
+    #[inline]
+    fn overflows(&self, word: Word, now: Timestamp, unit: i64) -> bool {
+        let rate = self.rate.load(Ordering::Acquire);
+        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Acquire));
+        let room = u64::from(self.depth.load(Ordering::Relaxed).saturating_sub(word.tokens()));
+        elapsed_us > 0 && rate > 0 && rate.saturating_mul(elapsed_us) >= room * unit as u64
+    }
+
     /// Turns earned time into tokens. Returns whether the word is worth another look.
     fn mint(&self, seen: Word, now: Timestamp, unit: i64) -> bool {
         let minted = self.minted_us.load(Ordering::Acquire);
@@ -255,14 +266,12 @@ impl Bucket {
         let unit = unit as u64;
         let whole = rate.saturating_mul(now_us - minted) / unit;
         let room = u64::from(self.depth.load(Ordering::Acquire).saturating_sub(seen.tokens()));
-        if whole == 0 || room == 0 {
+        let full = whole >= room;
+        if whole == 0 && !full {
             return false;
         }
-        let (tokens, claimed) = if whole >= room {
-            (room, now_us)
-        } else {
-            (whole, minted + (whole * unit).div_ceil(rate))
-        };
+        let (tokens, claimed) =
+            if full { (room, now_us) } else { (whole, minted + (whole * unit).div_ceil(rate)) };
         let claim =
             self.minted_us.compare_exchange(minted, claimed, Ordering::AcqRel, Ordering::Relaxed);
         if claim.is_ok() {
@@ -284,12 +293,7 @@ impl Bucket {
     #[cold]
     fn spill(&self, word: Word) -> Word {
         let emptied = word.collected();
-        match self.word.compare_exchange(
-            word.0,
-            emptied.0,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
+        match self.word.compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 self.spilled.fetch_add(u64::from(word.pending()), Ordering::AcqRel);
                 emptied
@@ -309,7 +313,7 @@ impl Bucket {
     }
 
     /// What a decision would find, spending nothing: tokens, credit, and whether it would be sure.
-    pub fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
+    pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
         let mut word = Word(self.word.load(Ordering::Acquire));
         let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
         if live && self.mint(word, now, unit) {
@@ -319,14 +323,14 @@ impl Bucket {
     }
 
     /// The store's level at its last word, in tokens, and when that came.
-    pub fn view(&self) -> Option<(i64, Timestamp)> {
+    pub(crate) fn view(&self) -> Option<(i64, Timestamp)> {
         let at_us = self.view_us.load(Ordering::Relaxed);
         (at_us > 0)
             .then(|| (self.view_tokens.load(Ordering::Relaxed), Timestamp::from_micros(at_us)))
     }
 
     /// Refill in units per microsecond.
-    pub fn rate(&self) -> u64 {
+    pub(crate) fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }
 
@@ -334,7 +338,7 @@ impl Bucket {
 
     /// Takes what is pending and sets the credit that is left to `recredit` of itself in the same
     /// step. Unless the engine is to be left alone (`muted`), the next decision tells it anew.
-    pub fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
+    pub(crate) fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
         self.flags.store(if muted { QUEUED | URGENT } else { 0 }, Ordering::Release);
         let collect = |word: Word| {
             let after = word.collected().with_credit(recredit(word.credit()));
@@ -355,7 +359,7 @@ impl Bucket {
     }
 
     /// Tokens spent and denied since the last collection, without collecting them.
-    pub fn demand(&self) -> u64 {
+    pub(crate) fn demand(&self) -> u64 {
         let word = Word(self.word.load(Ordering::Relaxed));
         u64::from(word.pending())
             + self.spilled.load(Ordering::Relaxed)
@@ -363,36 +367,31 @@ impl Bucket {
     }
 
     /// Takes tokens away until at most `keep` are left; returns how many.
-    pub fn withdraw(&self, keep: u32) -> u32 {
+    pub(crate) fn withdraw(&self, keep: u32) -> u32 {
         let before = self.update(|word| (word.tokens() > keep).then(|| word.with_tokens(keep)));
         before.map_or(0, |word| word.tokens() - keep)
     }
 
     /// Lowers the depth: refill stops there.
-    pub fn set_depth(&self, depth: u32) {
+    pub(crate) fn set_depth(&self, depth: u32) {
         self.depth.store(depth, Ordering::Release);
     }
 
-    /// Sets the level below which the engine is told.
-    pub fn set_low(&self, low: u32) {
-        self.low.store(low, Ordering::Relaxed);
-    }
-
     /// Where the engine keeps its books on this key.
-    pub fn slot(&self) -> Option<usize> {
+    pub(crate) fn slot(&self) -> Option<usize> {
         let slot = self.slot.load(Ordering::Relaxed);
         (slot != NO_SLOT).then_some(slot as usize)
     }
 
     /// Notes where the engine keeps its books on this key.
-    pub fn set_slot(&self, slot: Option<usize>) {
+    pub(crate) fn set_slot(&self, slot: Option<usize>) {
         self.slot.store(slot.map_or(NO_SLOT, |slot| slot as u32), Ordering::Relaxed);
     }
 
     /// Changes the lease at `now`: settles what the old one earned, applies `terms`, and adds
     /// `tokens` and `fraction` units. Returns the units that make no whole token and no whole
     /// microsecond of the new rate: the engine keeps them until the next change.
-    pub fn amend(
+    pub(crate) fn amend(
         &self,
         now: Timestamp,
         terms: Terms,
@@ -402,20 +401,23 @@ impl Bucket {
     ) -> i64 {
         let earned = self.settle(now);
         self.rate.store(terms.rate as u64, Ordering::Release);
-        self.depth.store(terms.depth, Ordering::Release);
+        let old_depth = self.depth.swap(terms.depth, Ordering::AcqRel);
         self.low.store(terms.low, Ordering::Relaxed);
         let old_ends = self.ends_us.swap(terms.ends.as_micros(), Ordering::AcqRel);
-        let units = i128::from(tokens) * i128::from(unit) + i128::from(fraction) + earned;
-        let whole = (units / i128::from(unit)).clamp(0, i128::from(FIELD_MAX)) as u32;
-        let mut capped = false;
+        let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
+        let mut rest = 0;
         let _ = self.update(|word| {
             let held = if now.as_micros() < old_ends { word.tokens() } else { 0 };
-            let level = held.saturating_add(whole);
-            capped = level > terms.depth;
-            let level = level.min(terms.depth).min(FIELD_MAX);
+            // What flowed in beyond the old depth was lost then.
+            let room = i128::from(old_depth.saturating_sub(held)) * i128::from(unit);
+            let units = given + earned.min(room);
+            let whole = (units / i128::from(unit)).clamp(0, i128::from(FIELD_MAX));
+            let level = (u64::from(held) + whole as u64).min(u64::from(FIELD_MAX)) as u32;
+            let full = level >= terms.depth;
+            rest = if full { 0 } else { (units - whole * i128::from(unit)) as i64 };
+            let level = level.min(terms.depth);
             Some(word.next_epoch().with_tokens(level).with_policy(terms.policy))
         });
-        let rest = if capped { 0 } else { (units - i128::from(whole) * i128::from(unit)) as i64 };
         let (minted_us, rest) = if terms.rate > 0 {
             (now.as_micros().saturating_sub((rest / terms.rate) as u64), rest % terms.rate)
         } else {
@@ -434,19 +436,25 @@ impl Bucket {
     }
 
     /// Notes what the store said last.
-    pub fn set_view(&self, tokens: i64, at: Timestamp) {
+    pub(crate) fn set_view(&self, tokens: i64, at: Timestamp) {
         self.view_tokens.store(tokens, Ordering::Relaxed);
         self.view_us.store(at.as_micros().max(1), Ordering::Relaxed);
     }
 
     /// Notes when the key will be full if left alone; until then it may not be evicted.
-    pub fn set_full_at(&self, at: Timestamp) {
+    pub(crate) fn set_full_at(&self, at: Timestamp) {
         self.full_us.store(at.as_micros(), Ordering::Release);
     }
 
     /// Whether forgetting the bucket gives nothing back to its key: it is full, has its whole
     /// credit, and nothing is pending.
-    pub fn is_idle_and_full(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
+    pub(crate) fn is_idle_and_full(
+        &self,
+        now: Timestamp,
+        unit: i64,
+        credit: u32,
+        local: bool,
+    ) -> bool {
         let full_at = self.full_us.load(Ordering::Acquire);
         let (tokens, credit_left, _) = self.peek(now, unit);
         let word = Word(self.word.load(Ordering::Acquire));
@@ -460,12 +468,12 @@ impl Bucket {
     }
 
     /// Whether the bucket has run low since it was last collected.
-    pub fn is_urgent(&self) -> bool {
+    pub(crate) fn is_urgent(&self) -> bool {
         self.flags.load(Ordering::Acquire) & URGENT != 0
     }
 
     /// Whether a decision has touched the bucket since it was last collected.
-    pub fn is_touched(&self) -> bool {
+    pub(crate) fn is_touched(&self) -> bool {
         self.flags.load(Ordering::Acquire) & QUEUED != 0
     }
 }
@@ -494,6 +502,24 @@ mod tests {
         assert!(bucket.take(1, at(1001), UNIT).allowed);
         assert!(bucket.take(10, at(11_001), UNIT).allowed, "refill stops at the depth");
         assert!(!bucket.take(1, at(11_001), UNIT).allowed);
+    }
+
+    #[test]
+    fn what_flows_into_a_full_bucket_is_lost_and_not_earned_again_later() {
+        let bucket = Bucket::local(0, b"k", 1, 10, at(1));
+        // Full for a second; then the burst is spent in two halves.
+        assert!(bucket.take(5, at(1_000_000), UNIT).allowed);
+        assert!(bucket.take(5, at(1_000_000), UNIT).allowed);
+        assert!(!bucket.take(1, at(1_000_999), UNIT).allowed);
+        assert!(bucket.take(1, at(1_001_000), UNIT).allowed);
+    }
+
+    #[test]
+    fn what_was_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
+        let bucket = Bucket::new(0, 0, b"k", 0);
+        bucket.amend(at(0), lease(1, 2, 1_000_000_000), 2, 0, UNIT);
+        bucket.amend(at(1_000_000), lease(1, 100, 1_000_000_000), 0, 0, UNIT);
+        assert_eq!(bucket.peek(at(1_000_000), UNIT).0, 2);
     }
 
     #[test]
@@ -572,12 +598,15 @@ mod tests {
                 rate = step % 40;
                 granted += step % 2;
                 let now = clock.now();
-                fraction =
-                    bucket.amend(now, lease(rate, 1000, u64::MAX), step % 2, fraction, UNIT);
+                fraction = bucket.amend(now, lease(rate, 1000, u64::MAX), step % 2, fraction, UNIT);
             }
         }
         let spent: u64 = spenders.into_iter().map(|spender| spender.join().unwrap()).sum();
-        assert_eq!(bucket.collect(false, |left| left).spent, spent, "every token spent is pending once");
+        assert_eq!(
+            bucket.collect(false, |left| left).spent,
+            spent,
+            "every token spent is pending once"
+        );
         let given = granted + earned / UNIT + 1;
         assert!(spent <= given as u64, "spent {spent} of {given}");
         assert!(spent > 0);

@@ -11,7 +11,7 @@
 //! the lease, so that whoever computed a refill under the old lease fails to add it.
 
 /// The most tokens, and the most pending tokens, that a word can count.
-pub const FIELD_MAX: u32 = (1 << 24) - 1;
+pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;
 
 const TOKENS_AT: u32 = 24;
 const CREDIT_AT: u32 = 48;
@@ -20,60 +20,60 @@ const EPOCH_AT: u32 = 53;
 const FIELD: u64 = FIELD_MAX as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word(pub u64);
+pub(super) struct Word(pub u64);
 
 impl Word {
-    pub fn new(tokens: u32, credit: u32) -> Self {
+    pub(super) fn new(tokens: u32, credit: u32) -> Self {
         Self(0).with_tokens(tokens).with_credit(credit)
     }
 
-    pub fn pending(self) -> u32 {
+    pub(super) fn pending(self) -> u32 {
         (self.0 & FIELD) as u32
     }
 
-    pub fn tokens(self) -> u32 {
+    pub(super) fn tokens(self) -> u32 {
         ((self.0 >> TOKENS_AT) & FIELD) as u32
     }
 
-    pub fn credit(self) -> u32 {
+    pub(super) fn credit(self) -> u32 {
         ((self.0 >> CREDIT_AT) & 0xf) as u32
     }
 
-    pub fn policy(self) -> bool {
+    pub(super) fn policy(self) -> bool {
         (self.0 >> POLICY_AT) & 1 == 1
     }
 
-    pub fn epoch(self) -> u64 {
+    pub(super) fn epoch(self) -> u64 {
         self.0 >> EPOCH_AT
     }
 
-    pub fn with_tokens(self, tokens: u32) -> Self {
+    pub(super) fn with_tokens(self, tokens: u32) -> Self {
         debug_assert!(tokens <= FIELD_MAX);
         Self(self.0 & !(FIELD << TOKENS_AT) | u64::from(tokens) << TOKENS_AT)
     }
 
-    pub fn with_credit(self, credit: u32) -> Self {
+    pub(super) fn with_credit(self, credit: u32) -> Self {
         debug_assert!(credit <= 15);
         Self(self.0 & !(0xf << CREDIT_AT) | u64::from(credit) << CREDIT_AT)
     }
 
-    pub fn with_policy(self, policy: bool) -> Self {
+    pub(super) fn with_policy(self, policy: bool) -> Self {
         Self(self.0 & !(1 << POLICY_AT) | u64::from(policy) << POLICY_AT)
     }
 
     /// The same word in the next lease epoch.
-    pub fn next_epoch(self) -> Self {
+    pub(super) fn next_epoch(self) -> Self {
         Self(self.0.wrapping_add(1 << EPOCH_AT))
     }
 
     /// The same word with nothing pending.
-    pub fn collected(self) -> Self {
+    pub(super) fn collected(self) -> Self {
         Self(self.0 & !FIELD)
     }
 
     /// `from_tokens` less tokens, `from_credit` less credit, and both pending; `None` when that
     /// many pending tokens do not fit.
-    pub fn spend(self, from_tokens: u32, from_credit: u32) -> Option<Self> {
+    pub(super) fn spend(self, from_tokens: u32, from_credit: u32) -> Option<Self> {
         let pending = self.pending() + from_tokens + from_credit;
         (pending <= FIELD_MAX).then(|| {
             let word = self

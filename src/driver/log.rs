@@ -12,7 +12,10 @@ pub(crate) fn record(event: &Event) {
         }
         Event::StoreUp { lane } => info!(lane, "the store answers again"),
         Event::MemoryLost { lane } => {
-            warn!(lane, "the store lost this lane's memory: rebuilding it from what the nodes know");
+            warn!(
+                lane,
+                "the store lost this lane's memory: rebuilding it from what the nodes know"
+            );
         }
         Event::QuotaMismatch {
             limit,

@@ -79,14 +79,6 @@ const LANES: u32 = 2;
 /// The world begins here, so that no timestamp is 0.
 pub(super) const BEGIN_US: u64 = 10_000_000;
 
-impl Node {
-    /// Whole tokens in the buckets.
-    pub(super) fn tokens_held(&self, now_us: u64, unit: i64) -> u32 {
-        let now = Timestamp::from_micros(now_us);
-        self.buckets.find(&1_u32.to_le_bytes(), |bucket| bucket.peek(now, unit).0).unwrap_or(0)
-    }
-}
-
 impl World {
     pub(super) fn new(setup: Setup) -> Self {
         let terms = setup.limit.validate().expect("a valid limit");
@@ -172,7 +164,7 @@ impl World {
                     self.pump(node);
                 }
             }
-            Happening::Delivery { node, request } => self.deliver(node, request),
+            Happening::Delivery { node, request } => self.deliver(node, &request),
             Happening::Answer { node, lane, sequence, result } => {
                 if self.nodes[node].alive {
                     self.nodes[node].engine.handle(now, Input::Answer { lane, sequence, result });
@@ -247,32 +239,44 @@ impl World {
     }
 
     fn time_out(&mut self, node: usize, request: &Request) {
-        let result = Err(StoreError::TimedOut(std::time::Duration::from_micros(self.setup.timeout_us)));
+        let result =
+            Err(StoreError::TimedOut(std::time::Duration::from_micros(self.setup.timeout_us)));
         let (lane, sequence) = (request.lane, request.sequence);
         let at_us = self.now_us + self.setup.timeout_us;
         self.plan(at_us, Happening::Answer { node, lane, sequence, result });
     }
 
-    fn deliver(&mut self, node: usize, request: Arc<Request>) {
+    fn deliver(&mut self, node: usize, request: &Arc<Request>) {
         if self.now_us < self.hung_until_us {
             // The sender gives up; the request is executed when the store goes on.
             let late_us = self.hung_until_us + self.rng.u64(0..1000);
             self.plan(late_us, Happening::Delivery { node: usize::MAX, request: request.clone() });
             if node != usize::MAX {
-                self.time_out(node, &request);
+                self.time_out(node, request);
             }
             return;
         }
-        let reply = self.store.sync(&request, self.now_us as i64);
+        let reply = self.store.sync(request, self.now_us as i64);
         if node == usize::MAX {
             return;
         }
         if self.rng.f64() < self.setup.loss {
-            return self.time_out(node, &request);
+            return self.time_out(node, request);
         }
         let at_us = self.now_us + self.one_way_us();
         let (lane, sequence) = (request.lane, request.sequence);
         self.plan(at_us, Happening::Answer { node, lane, sequence, result: Ok(reply) });
+    }
+
+    /// All nodes leave in good order.
+    pub(super) fn leave(&mut self) {
+        for index in 0..self.nodes.len() {
+            if self.nodes[index].alive {
+                let now = Timestamp::from_micros(self.now_us);
+                self.nodes[index].engine.handle(now, Input::Leave);
+                self.pump(index);
+            }
+        }
     }
 
     /// Tokens charged in the store.
@@ -285,16 +289,15 @@ impl World {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     pub(super) admitted: u64,
-    pub(super) ideal: u64,
     pub(super) vs_ideal_pct: f64,
     pub(super) excess_tokens: f64,
 }
 
 /// Computes the figures of one key by plain token buckets that share nothing with the limiter.
-pub(super) fn figures(decided: &[Decided], rate: f64, burst: f64) -> Figures {
+pub(super) fn figures(decided: &[Decided], key: u32, rate: f64, burst: f64) -> Figures {
     let (mut ideal_level, mut real_level, mut lowest) = (burst, burst, 0.0_f64);
-    let (mut ideal, mut admitted, mut at_us) = (0, 0, BEGIN_US);
-    for request in decided {
+    let (mut ideal, mut admitted, mut at_us) = (0_u64, 0, BEGIN_US);
+    for request in decided.iter().filter(|request| request.key == key) {
         let flowed = rate * (request.at_us - at_us) as f64 / 1e6;
         at_us = request.at_us;
         ideal_level = (ideal_level + flowed).min(burst);
@@ -311,14 +314,18 @@ pub(super) fn figures(decided: &[Decided], rate: f64, burst: f64) -> Figures {
     }
     Figures {
         admitted,
-        ideal,
         vs_ideal_pct: 100.0 * admitted as f64 / ideal as f64,
         excess_tokens: -lowest,
     }
 }
 
 /// Poisson arrivals of `per_second` between two instants.
-pub(super) fn poisson(rng: &mut fastrand::Rng, from_us: u64, until_us: u64, per_second: f64) -> Vec<u64> {
+pub(super) fn poisson(
+    rng: &mut fastrand::Rng,
+    from_us: u64,
+    until_us: u64,
+    per_second: f64,
+) -> Vec<u64> {
     let mut at_us = from_us as f64;
     let mut arrivals = Vec::new();
     loop {

@@ -18,8 +18,7 @@ pub(crate) mod redis;
 pub use memory::MemoryStore;
 
 /// A store's answer, some day.
-pub(crate) type Exchange<'a> =
-    Pin<Box<dyn Future<Output = Result<Reply, StoreError>> + Send + 'a>>;
+pub(crate) type Exchange<'a> = Pin<Box<dyn Future<Output = Result<Reply, StoreError>> + Send + 'a>>;
 
 /// One place that applies batches, each at most once.
 pub(crate) trait Store: Send + Sync + 'static {

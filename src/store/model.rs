@@ -228,48 +228,34 @@ impl Key {
     }
 
     fn grant(&mut self, entry: &Entry, void: bool, lane: &Lane, nodes: i64, now_us: i64) -> Given {
-        let Scale { rate, token, burst } = self.scale;
+        let Scale { rate, burst, .. } = self.scale;
         let giving = now_us >= lane.recovering_until_us;
         let held = if void { Held::default() } else { entry.held };
         let demand = self.demand[0] + self.demand[1];
         let share = if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 };
         let nodes = nodes.max(1) as f64;
 
-        let mut tokens = 0;
-        if giving && self.level > 0 {
-            let part = (self.level as f64 * (share / 2.0 + 0.5 / nodes)).floor();
-            let least = i64::from(self.level >= token);
-            tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
-            self.level -= tokens * token;
-        }
-        let mut depth = tokens;
-
+        let tokens = if giving { self.give_tokens(entry.want, share, nodes) } else { 0 };
         let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
-        if now_us < lane.gap_until_us {
+        let returning = now_us < lane.gap_until_us;
+        if returning {
+            // The others still live on their shares, or have just come back from them.
             target = target.min((rate as f64 / nodes).floor() as i64);
         }
         let leased = self.leased[0] + self.leased[1];
-        let pressed = self.level < burst / 20 || demand > rate + rate / 4;
         let most = if self.level < 0 { rate / 2 } else { rate };
-        let mut added = 0;
-        if giving && pressed {
+        let pressing = returning || demand > rate + rate / 4;
+        let (mut added, mut depth) = (0, tokens);
+        if giving && (pressing || self.level < burst / 20) {
             added = (target - held.rate).min(most - leased).max(0);
             if held.rate + added > 0 {
-                let room = ((burst / token) as f64 * share / 2.0).floor() as i64;
-                let free = (burst - self.level) / token - self.depth[0] - self.depth[1] - depth;
-                depth += (room.max(2) - held.depth - depth).min(free).max(0);
+                depth += self.extra_depth(share, held.depth, tokens);
             }
         }
-        let recall = if self.level > burst / 10 && demand <= rate + rate / 4 {
+        let recall = if self.level > burst / 10 && !pressing {
             held.rate
         } else {
-            let above = if held.rate - target > target / 4 { held.rate - target } else { 0 };
-            let repay = if self.level < 0 && leased > most {
-                (held.rate as f64 * ((leased - most) as f64 / leased as f64)).ceil() as i64
-            } else {
-                0
-            };
-            above.max(repay).min(held.rate)
+            self.surplus_rate(held.rate, target, leased, most)
         };
         self.leased[0] += added;
         raise(&mut self.depth[0], depth);
@@ -284,6 +270,41 @@ impl Key {
             recall,
             void,
         }
+    }
+
+    /// Gives tokens out of the level: half of it by share, half spread evenly, and one at least
+    /// while there is one.
+    fn give_tokens(&mut self, want: i64, share: f64, nodes: f64) -> i64 {
+        if self.level <= 0 {
+            return 0;
+        }
+        let part = (self.level as f64 * (share / 2.0 + 0.5 / nodes)).floor();
+        let least = i64::from(self.level >= self.scale.token);
+        let tokens = want.min(((part / self.scale.token as f64).floor() as i64).max(least));
+        self.level -= tokens * self.scale.token;
+        tokens
+    }
+
+    /// The depth that goes with a leased refill, on top of `tokens`.
+    fn extra_depth(&self, share: f64, held_depth: i64, tokens: i64) -> i64 {
+        let Scale { token, burst, .. } = self.scale;
+        let capacity = burst / token;
+        let room = ((capacity as f64 * share / 2.0).floor() as i64).max(2).min(capacity);
+        let free = (burst - self.level) / token - self.depth[0] - self.depth[1] - tokens;
+        (room - held_depth - tokens).min(free).max(0)
+    }
+
+    /// What a node should give back of its leased refill: what is well above its target, and its
+    /// part of what keeps debt from being repaid.
+    fn surplus_rate(&self, held_rate: i64, target: i64, leased: i64, most: i64) -> i64 {
+        let above = held_rate - target;
+        let above = if above > target / 4 { above } else { 0 };
+        let repay = if self.level < 0 && leased > most {
+            (held_rate as f64 * ((leased - most) as f64 / leased as f64)).ceil() as i64
+        } else {
+            0
+        };
+        above.max(repay).min(held_rate)
     }
 
     /// Milliseconds until the key may be forgotten: full, and all leases ended.

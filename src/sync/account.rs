@@ -529,9 +529,7 @@ impl Account {
         let (rate, depth, loan) = match (terms.outage, nodes) {
             (OutagePolicy::Share, Some(nodes)) => {
                 let depth = (burst / nodes).max(1);
-                let share = self.estimate(now, terms).unwrap_or(0).max(0) / unit / nodes;
-                let room = depth - (own / unit).min(depth);
-                (terms.scale.rate / nodes, depth, share.min(room))
+                (terms.scale.rate / nodes, depth, self.loan(nodes, unit).min(depth))
             }
             (OutagePolicy::LastRate, _) => (self.held.rate, self.held.depth.max(1), 0),
             (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
@@ -546,6 +544,14 @@ impl Account {
         };
         self.stash = self.bucket.amend(now, lease, loan, own, unit);
         self.policy = Some(Policy { own, loan });
+    }
+
+    /// What a key that held no lease may spend of the level last seen, in tokens; a key that held
+    /// one goes on with what is left of it.
+    fn loan(&self, nodes: i64, unit: i64) -> i64 {
+        let held = self.held.rate > 0 || self.held.depth > 0;
+        let level = self.view.map_or(0, |view| view.level.max(0));
+        if held { 0 } else { level / unit / nodes }
     }
 
     /// Ends the outage policy: what the store had given before and is still there is kept to be

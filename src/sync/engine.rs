@@ -184,7 +184,7 @@ impl Engine {
     /// Takes in what happened at `now`.
     pub(crate) fn handle(&mut self, now: Timestamp, input: Input) {
         match input {
-            Input::Touched(bucket) => self.touched(bucket, now),
+            Input::Touched(bucket) => self.touched(&bucket, now),
             Input::Answer { lane, sequence, result } => {
                 let number = lane as usize;
                 self.lanes[number].advance(now, &mut self.context);
@@ -205,7 +205,7 @@ impl Engine {
         }
     }
 
-    fn touched(&mut self, bucket: Arc<Bucket>, now: Timestamp) {
+    fn touched(&mut self, bucket: &Arc<Bucket>, now: Timestamp) {
         let limit = bucket.limit as usize;
         if self.context.limits[limit].terms.mode == Mode::Local {
             let collected = bucket.collect(false, |left| left);

@@ -88,7 +88,8 @@ impl Lane {
 
     /// Whether the lane has nothing left to tell the store.
     pub(crate) fn is_settled(&self) -> bool {
-        self.flight.is_none() && self.accounts.is_empty()
+        let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
+        self.accounts.is_empty() && !reporting
     }
 
     pub(crate) fn is_down(&self) -> bool {
@@ -97,8 +98,12 @@ impl Lane {
 
     /// Tokens spent and not acknowledged, and tokens leased by depth.
     pub(crate) fn gauges(&self) -> (u64, i64) {
-        let in_flight: i64 = self.flight.iter().flat_map(|flight| &flight.request.entries).map(
-            |entry| entry.spent + entry.debt + entry.allowed).sum();
+        let in_flight: i64 = self
+            .flight
+            .iter()
+            .flat_map(|flight| &flight.request.entries)
+            .map(|entry| entry.spent + entry.debt + entry.allowed)
+            .sum();
         self.accounts.iter().fold((in_flight as u64, 0), |(pending, leased), (_, account)| {
             (pending + account.pending(), leased + account.leased_depth())
         })
@@ -113,7 +118,7 @@ impl Lane {
     // ---- inputs ------------------------------------------------------------------------------
 
     /// A decision touched `bucket`.
-    pub(crate) fn touch(&mut self, bucket: Arc<Bucket>, now: Timestamp, context: &mut Context) {
+    pub(crate) fn touch(&mut self, bucket: &Arc<Bucket>, now: Timestamp, context: &mut Context) {
         let limit = bucket.limit as usize;
         let terms = context.limits[limit].terms;
         let slot = bucket.slot().unwrap_or_else(|| {
@@ -157,12 +162,11 @@ impl Lane {
     /// When [`advance`](Self::advance) has something to do next.
     pub(crate) fn timeout(&self) -> Timestamp {
         let ends = self.ends.first().map_or(Timestamp::NEVER, |&(at, _)| at);
-        let next = match &self.flight {
-            Some(flight) => flight.resend_at.unwrap_or(Timestamp::NEVER),
-            None => {
-                let due = self.due.first().map_or(Timestamp::NEVER, |&(at, _)| at);
-                due.min(self.heartbeat_at).max(self.sendable_at)
-            }
+        let next = if let Some(flight) = &self.flight {
+            flight.resend_at.unwrap_or(Timestamp::NEVER)
+        } else {
+            let due = self.due.first().map_or(Timestamp::NEVER, |&(at, _)| at);
+            due.min(self.heartbeat_at).max(self.sendable_at)
         };
         next.min(ends)
     }
@@ -201,7 +205,7 @@ impl Lane {
                 if std::mem::take(&mut self.failures) > 0 {
                     context.event(Event::StoreUp { lane });
                 }
-                self.accept(flight, reply, now, context);
+                self.accept(&flight, &reply, now, context);
             }
             Err(error) => {
                 context.event(Event::Synced { lane, keys, took, error: Some(error.clone()) });
@@ -248,7 +252,8 @@ impl Lane {
             alive_us: ALIVE_US.max(2 * context.silence_us) as i64,
         };
         let request = Arc::new(Request::new(header, entries));
-        self.flight = Some(Flight { request: request.clone(), slots, first_sent: now, resend_at: None });
+        self.flight =
+            Some(Flight { request: request.clone(), slots, first_sent: now, resend_at: None });
         self.sendable_at = now.plus_micros(BATCH_GAP_US);
         self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
         context.outputs.push_back(Output::Send { lane: self.number, request });
@@ -300,7 +305,13 @@ impl Lane {
     // ---- outcomes ----------------------------------------------------------------------------
 
     /// The outcome is unknown: the same bytes are sent again, later.
-    fn fail(&mut self, mut flight: Flight, error: StoreError, now: Timestamp, context: &mut Context) {
+    fn fail(
+        &mut self,
+        mut flight: Flight,
+        error: StoreError,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
         self.failures += 1;
         if self.failures == 1 {
             context.event(Event::StoreDown { lane: self.number, error });
@@ -333,27 +344,27 @@ impl Lane {
         }
     }
 
-    fn accept(&mut self, flight: Flight, reply: Reply, now: Timestamp, context: &mut Context) {
+    fn accept(&mut self, flight: &Flight, reply: &Reply, now: Timestamp, context: &mut Context) {
         for slot in &flight.slots {
             self.accounts[*slot].reporting = false;
         }
         let wait_us = (reply.recovering_until_us - reply.time_us).max(0) as u64;
         self.recovering_until = now.plus_micros(wait_us);
-        match reply.verdict {
+        match &reply.verdict {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
                 context.nodes_by_lane[self.number as usize] = Some(reply.nodes.max(1));
                 for (index, grant) in grants.iter().enumerate() {
-                    self.granted(&flight, index, grant, now, context);
+                    self.granted(flight, index, grant, now, context);
                 }
             }
             Verdict::Reborn => {
                 context.event(Event::MemoryLost { lane: self.number });
-                self.restart(Some(reply.incarnation), &flight, now);
+                self.restart(Some(reply.incarnation), flight, now);
             }
             Verdict::Cloned | Verdict::Stale => {
                 self.instance = context.draw_instance();
-                self.restart(self.incarnation, &flight, now);
+                self.restart(self.incarnation, flight, now);
             }
             // Both were turned into errors by `check`.
             Verdict::Lanes(_) | Verdict::Wire(_) => {}
@@ -414,12 +425,7 @@ impl Lane {
 
     /// Begins anew under `incarnation`: the batch in flight was not applied, and every key tells
     /// the store what this node knows of it.
-    fn restart(
-        &mut self,
-        incarnation: Option<Incarnation>,
-        flight: &Flight,
-        now: Timestamp,
-    ) {
+    fn restart(&mut self, incarnation: Option<Incarnation>, flight: &Flight, now: Timestamp) {
         self.incarnation = incarnation;
         self.sequence = 0;
         for (slot, entry) in flight.slots.iter().zip(&flight.request.entries) {
@@ -447,17 +453,27 @@ impl Lane {
         let graced = now.micros_since(self.answered) >= terms.grace_us;
         if self.flight.is_some() && graced {
             self.accounts[slot].enter_policy(now, &terms, nodes);
-            context.event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].bucket.limit) });
+            context.event(Event::OutagePolicy {
+                limit: context.limit_name(self.accounts[slot].bucket.limit),
+            });
         } else {
             self.accounts[slot].forget_end();
         }
         self.rescheduled(slot, |_| ());
     }
 
-    fn enter_policy(&mut self, slot: usize, now: Timestamp, nodes: Option<i64>, context: &mut Context) {
+    fn enter_policy(
+        &mut self,
+        slot: usize,
+        now: Timestamp,
+        nodes: Option<i64>,
+        context: &mut Context,
+    ) {
         let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
         self.rescheduled(slot, |account| account.enter_policy(now, &terms, nodes));
-        context.event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].bucket.limit) });
+        context.event(Event::OutagePolicy {
+            limit: context.limit_name(self.accounts[slot].bucket.limit),
+        });
         self.tally(slot, context);
     }
 

@@ -10,22 +10,22 @@ use crate::error::StoreError;
 use crate::quota::Scale;
 
 /// The version of the wire format, of the layout in the store, and of the scripts.
-pub const WIRE_VERSION: u32 = 1;
-/// The most keys in one batch, so that one call stays short in the store.
-pub const ENTRIES_MAX: usize = 250;
+pub(crate) const WIRE_VERSION: u32 = 1;
+/// The most keys in one batch, so that one call takes the store about a millisecond at most.
+pub(crate) const ENTRIES_MAX: usize = 64;
 /// The largest magnitude of any number on the wire.
 const NUMBER_MAX: i64 = 1 << 53;
 
 /// A node's random name.
-pub type InstanceId = [u8; 16];
+pub(crate) type InstanceId = [u8; 16];
 
 /// The name that a lane got when it was born: who bore it (16 bytes), and when (8 bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Incarnation(pub [u8; 24]);
+pub(crate) struct Incarnation(pub [u8; 24]);
 
 impl Incarnation {
     /// The name of a lane that `instance` bears at `now_us`, the store's time.
-    pub fn new(instance: &InstanceId, now_us: i64) -> Self {
+    pub(crate) fn new(instance: &InstanceId, now_us: i64) -> Self {
         let mut bytes = [0; 24];
         bytes[..16].copy_from_slice(instance);
         bytes[16..].copy_from_slice(&now_us.to_le_bytes());
@@ -35,7 +35,7 @@ impl Incarnation {
 
 /// What a node holds of a key, as the store has it registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub(crate) struct Held {
     /// Leased refill, in units per microsecond.
     pub rate: i64,
     /// Leased depth, in tokens.
@@ -48,7 +48,7 @@ pub struct Held {
 
 /// One key of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub limit: Arc<str>,
     pub key: Arc<[u8]>,
     pub scale: Scale,
@@ -83,7 +83,7 @@ pub struct Entry {
 
 /// One batch for one lane.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub(crate) struct Request {
     pub lane: u32,
     pub lanes: u32,
     pub instance: InstanceId,
@@ -102,8 +102,8 @@ pub struct Request {
 }
 
 /// What a batch says apart from its entries.
-#[derive(Clone, Debug)]
-pub struct Header {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
     pub lane: u32,
     pub lanes: u32,
     pub instance: InstanceId,
@@ -116,7 +116,7 @@ pub struct Header {
 
 impl Request {
     /// Encodes a batch.
-    pub fn new(header: Header, entries: Vec<Entry>) -> Self {
+    pub(crate) fn new(header: Header, entries: Vec<Entry>) -> Self {
         debug_assert!(entries.len() <= ENTRIES_MAX);
         let mut bytes = Vec::with_capacity(96 + entries.len() * ENTRY_BYTES);
         let numbers = [
@@ -128,18 +128,26 @@ impl Request {
             header.alive_us,
             entries.len() as i64,
         ];
-        numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+        bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(header.instance);
         bytes.extend(header.incarnation.map_or([0; 24], |name| name.0));
         for entry in &entries {
-            entry.numbers().iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+            bytes.extend(entry.numbers().iter().flat_map(|number| number.to_le_bytes()));
         }
         let mut hash = fnv(&bytes, FNV_BASIS);
         for entry in &entries {
             hash = fnv(&entry.key, fnv(entry.limit.as_bytes(), hash));
         }
-        let Header { lane, lanes, instance, incarnation, sequence, recovery_us, silence_us, alive_us } =
-            header;
+        let Header {
+            lane,
+            lanes,
+            instance,
+            incarnation,
+            sequence,
+            recovery_us,
+            silence_us,
+            alive_us,
+        } = header;
         Self {
             lane,
             lanes,
@@ -156,12 +164,12 @@ impl Request {
     }
 
     /// The batch as the script reads it.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Names the batch's content: a resend has the same hash.
-    pub fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
 }
@@ -174,8 +182,8 @@ const FLAG_CLAIM: i64 = 2;
 
 impl Entry {
     fn numbers(&self) -> [i64; ENTRY_NUMBERS] {
-        let flags = i64::from(self.restore) * FLAG_RESTORE
-            + i64::from(self.claim.is_some()) * FLAG_CLAIM;
+        let flags =
+            i64::from(self.restore) * FLAG_RESTORE + i64::from(self.claim.is_some()) * FLAG_CLAIM;
         [
             self.scale.rate,
             self.scale.token,
@@ -203,7 +211,7 @@ impl Entry {
 
 /// What the store did with a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub(crate) struct Reply {
     /// The store's time, in microseconds.
     pub time_us: i64,
     /// The lane's name now.
@@ -217,7 +225,7 @@ pub struct Reply {
 
 /// What became of a batch as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Applied, now or when it first arrived: one grant an entry.
     Applied(Vec<Grant>),
     /// The lane has lost its memory, or this node's place in it: nothing was applied.
@@ -234,7 +242,7 @@ pub enum Verdict {
 
 /// The store's answer about one key. Everything in it is an addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grant {
+pub(crate) enum Grant {
     /// Additions to what the node holds, and what the store knows.
     Given(Given),
     /// The store keeps another quota under this limit's name.
@@ -245,7 +253,7 @@ pub enum Grant {
 
 /// Additions to a lease, and the view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub(crate) struct Given {
     /// Tokens added.
     pub tokens: i64,
     /// Refill added, in units per microsecond.
@@ -271,7 +279,7 @@ const GRANT_NUMBERS: usize = 10;
 
 impl Reply {
     /// Encodes a reply as the script does.
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let none = Vec::new();
         let (status, value, grants) = match &self.verdict {
             Verdict::Applied(grants) => (0, 0, grants),
@@ -281,13 +289,19 @@ impl Reply {
             Verdict::Lanes(lanes) => (4, i64::from(*lanes), &none),
             Verdict::Wire(version) => (5, i64::from(*version), &none),
         };
-        let header =
-            [status, value, self.time_us, self.nodes, self.recovering_until_us, grants.len() as i64];
+        let header = [
+            status,
+            value,
+            self.time_us,
+            self.nodes,
+            self.recovering_until_us,
+            grants.len() as i64,
+        ];
         let mut bytes = Vec::with_capacity(REPLY_HEADER_BYTES + grants.len() * GRANT_NUMBERS * 8);
-        header.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+        bytes.extend(header.iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(self.incarnation.0);
         for grant in grants {
-            grant.numbers().iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+            bytes.extend(grant.numbers().iter().flat_map(|number| number.to_le_bytes()));
         }
         bytes
     }
@@ -297,7 +311,7 @@ impl Reply {
     /// # Errors
     ///
     /// [`StoreError::Reply`] names the field that no store of this protocol would send.
-    pub fn decode(bytes: &[u8], entries: usize) -> Result<Self, StoreError> {
+    pub(crate) fn decode(bytes: &[u8], entries: usize) -> Result<Self, StoreError> {
         let mut reader = Reader { bytes };
         let status = reader.number("status")?;
         let value = reader.number("value")?;
@@ -307,8 +321,7 @@ impl Reply {
         let count = reader.natural("grants")?;
         let incarnation = Incarnation(reader.take("incarnation")?);
         let small = |field| {
-            u32::try_from(value)
-                .map_err(|_| StoreError::Reply { field, value: value.to_string() })
+            u32::try_from(value).map_err(|_| StoreError::Reply { field, value: value.to_string() })
         };
         let verdict = match status {
             0 if count == entries as i64 => Verdict::Applied(
@@ -356,13 +369,7 @@ impl Grant {
 
     fn read(reader: &mut Reader<'_>) -> Result<Self, StoreError> {
         let status = reader.number("grant.status")?;
-        let natural = [
-            "grant.tokens",
-            "grant.rate",
-            "grant.depth",
-            "grant.tag",
-            "grant.life_us",
-        ];
+        let natural = ["grant.tokens", "grant.rate", "grant.depth", "grant.tag", "grant.life_us"];
         let mut numbers = [0; 5];
         for (number, field) in numbers.iter_mut().zip(natural) {
             *number = reader.natural(field)?;
@@ -428,9 +435,9 @@ impl Reader<'_> {
 const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn fnv(bytes: &[u8], basis: u64) -> u64 {
-    bytes.iter().fold(basis, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    bytes
+        .iter()
+        .fold(basis, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 #[cfg(test)]

@@ -36,7 +36,9 @@ pub(crate) enum DemoError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("redis-server could not be started: {0}: install it (Debian: apt-get install redis-server)")]
+    #[error(
+        "redis-server could not be started: {0}: install it (Debian: apt-get install redis-server)"
+    )]
     OwnRedis(String),
     #[error("node {0}'s process ended early: see its message above")]
     Process(u16),
@@ -84,12 +86,8 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
         }
         _ => run_here(options, &input, &store, own_redis.as_ref(), &runtime)?,
     };
-    let figures = Figures::of(
-        &output.decided,
-        options.rate as f64,
-        options.burst as f64,
-        input.seconds,
-    );
+    let figures =
+        Figures::of(&output.decided, options.rate as f64, options.burst as f64, input.seconds);
     let trace = input.trace.as_ref().map(|trace| TraceReport::of(trace, &figures));
     let report = Report::new(options, &store, input.seconds, &output.traffic, figures, trace);
     report.print(options.json)
@@ -176,8 +174,7 @@ fn run_processes(
     address: &str,
     own_redis: Option<&OwnRedis>,
 ) -> Result<Output, DemoError> {
-    let mut processes =
-        Processes::start(options.nodes, address, options.limit(), &input.source)?;
+    let mut processes = Processes::start(options.nodes, address, options.limit(), &input.source)?;
     let start = processes.begin()?;
     eprintln!("{} processes under load for {:.1} s", options.nodes, input.seconds);
     if let (Some(server), Some(outage)) = (own_redis, options.outage) {

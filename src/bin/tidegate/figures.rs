@@ -1,4 +1,4 @@
-//! What was right: the figures of ACCURACY.md, from what was offered and what was decided.
+//! What was right: from what was offered and what was decided.
 //!
 //! This file shares nothing with the limiter on purpose: its bucket is the plainest one that can
 //! be written, in floating point, so that a mistake in the limiter cannot be one in its judge.

@@ -134,7 +134,9 @@ pub(crate) fn drive<'a>(
         let Some(limiter) = limiter_of(arrival.node) else { continue };
         let limit = match limits.entry(arrival.node) {
             std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
-            std::collections::hash_map::Entry::Vacant(place) => place.insert(limiter.limit("demo")?),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(limiter.limit("demo")?)
+            }
         };
         wait_until(load.start + Duration::from_micros(arrival.at_us));
         let key = &load.keys[arrival.key as usize];

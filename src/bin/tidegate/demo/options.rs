@@ -82,7 +82,9 @@ impl FromStr for Store {
         match text {
             "memory" => Ok(Self::Memory),
             address if address.contains("://") => Ok(Self::Redis(address.to_owned())),
-            other => Err(format!("{other:?} is neither memory nor an address such as redis://127.0.0.1:6379")),
+            other => Err(format!(
+                "{other:?} is neither memory nor an address such as redis://127.0.0.1:6379"
+            )),
         }
     }
 }
@@ -110,9 +112,8 @@ impl FromStr for Outage {
 
 /// A duration such as `50ms` or `1.5s`.
 fn duration(text: &str) -> Result<Duration, String> {
-    let parsed: jiff::SignedDuration = text
-        .parse()
-        .map_err(|_| format!("{text:?} is not a duration such as 50ms or 3s"))?;
+    let parsed: jiff::SignedDuration =
+        text.parse().map_err(|_| format!("{text:?} is not a duration such as 50ms or 3s"))?;
     Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative"))
 }
 

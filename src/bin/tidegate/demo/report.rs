@@ -87,7 +87,7 @@ impl OutageReport {
             let slots = figures.timeline.iter().skip(slot(from)).take(slot(until) - slot(from));
             slots.map(|slot| slot.admitted).sum()
         };
-        let seconds = (outage.until - outage.from).as_secs_f64();
+        let seconds = outage.until.saturating_sub(outage.from).as_secs_f64();
         let during = admitted(outage.from, outage.until);
         Some(Self {
             seconds,

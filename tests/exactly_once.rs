@@ -1,0 +1,249 @@
+//! Every token spent is charged once, on a real Redis behind a wire that breaks on purpose.
+//!
+//! `cargo test --test exactly_once -- --nocapture` prints what was cut, doubled, spent and charged.
+#![cfg(feature = "redis")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the load and its deadline are real time: the wire and the server are real too"
+)]
+
+mod parts;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parts::{Counts, Fault, Proxy, RedisServer};
+use tidegate::{Event, Limit, Limiter, Quota, RedisStore};
+use tokio::task::JoinSet;
+
+/// Nodes, two behind each proxy.
+const NODES: usize = 4;
+const PROXIES: usize = 2;
+const KEYS: usize = 20;
+/// Few, so that each has keys and no batch is a bare heartbeat.
+const LANES: u32 = 4;
+const SYNC_INTERVAL: Duration = Duration::from_millis(10);
+const STORE_TIMEOUT: Duration = Duration::from_millis(60);
+/// Between two rounds of requests.
+const ROUND: Duration = Duration::from_millis(1);
+/// Requests that each node decides a round.
+const REQUESTS_A_ROUND: usize = 6;
+const DEADLINE: Duration = Duration::from_secs(60);
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(30);
+
+/// What must have happened to batches before the load ends.
+const BATCHES_MIN: u64 = 200;
+const CUT_MIN: u64 = 100;
+const DUPLICATED_MIN: u64 = 20;
+const DELAYED_MIN: u64 = 10;
+const DROPPED_MIN: u64 = 5;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_charged_are_tokens_spent_when_half_the_replies_are_cut_and_some_batches_arrive_twice()
+ {
+    spend_over_a_breaking_wire(Quota::per_second(50_000)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_spent_on_credit_while_there_are_none_are_charged_once_too() {
+    spend_over_a_breaking_wire(Quota::per_second(100).burst(50)).await;
+}
+
+async fn spend_over_a_breaking_wire(quota: Quota) {
+    let server = RedisServer::start();
+    let mut proxies = Vec::new();
+    for _ in 0..PROXIES {
+        proxies.push(Proxy::start(server.port()).await);
+    }
+    let synced = Arc::new(Synced::default());
+    let nodes: Vec<Limiter> =
+        (0..NODES).map(|node| start(&proxies[node % PROXIES], quota, &synced)).collect();
+    for node in &nodes {
+        node.ready(DEADLINE).await.expect("nothing is broken yet");
+    }
+    let mut load = Load::new(&nodes);
+    load.run_until(|| synced.with_keys.load(Ordering::Relaxed) > 0).await;
+
+    let before = total(&proxies);
+    synced.without_keys.store(0, Ordering::Relaxed);
+    for (seed, proxy) in (1..).zip(&proxies) {
+        proxy.set_policy(move |index| fault(seed, index));
+    }
+    load.run_until(|| enough(since(before, total(&proxies)))).await;
+    let seen = since(before, total(&proxies));
+    assert_eq!(synced.without_keys.load(Ordering::Relaxed), 0, "every batch carried keys");
+
+    // The wire stays as bad as it was: leaving is part of the promise.
+    shut_down(&nodes).await;
+    let charged = charged(&server);
+    println!(
+        "batches {}, replies cut {}, arrived twice {}, spent {}, charged {charged}",
+        batches(seen),
+        seen.cut,
+        seen.duplicated,
+        load.spent,
+    );
+    assert!(load.spent > 0);
+    assert_eq!(charged, load.spent, "tokens charged in Redis and tokens spent; {seen:?}");
+}
+
+/// Batches acknowledged or failed, by whether they carried keys.
+#[derive(Default)]
+struct Synced {
+    with_keys: AtomicU64,
+    without_keys: AtomicU64,
+}
+
+fn start(proxy: &Proxy, quota: Quota, synced: &Arc<Synced>) -> Limiter {
+    let store = RedisStore::open(&proxy.url()).expect("a good address").timeout(STORE_TIMEOUT);
+    let synced = synced.clone();
+    Limiter::builder()
+        .limit(Limit::new("api", quota).sync_interval(SYNC_INTERVAL))
+        .lanes(LANES)
+        .store(store)
+        .listen(move |event| {
+            if let Event::Synced { keys, .. } = event {
+                let count = if *keys > 0 { &synced.with_keys } else { &synced.without_keys };
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+        .build()
+        .expect("a good configuration")
+}
+
+/// Half of the replies are cut, a tenth of the batches arrive twice, some are late or mute.
+///
+/// Drawn from the index, not in turn: lanes that resend side by side would fall into step with it.
+fn fault(seed: u64, index: u64) -> Fault {
+    match fastrand::Rng::with_seed(seed << 32 | index).u32(0..100) {
+        0..50 => Fault::CutReply,
+        50..60 => Fault::Duplicate,
+        60..64 => Fault::Delay(STORE_TIMEOUT / 3),
+        // Beyond the timeout: the node has resent by then.
+        64..66 => Fault::Delay(STORE_TIMEOUT * 2),
+        66..68 => Fault::LateRequest(STORE_TIMEOUT * 2),
+        68..70 => Fault::DropReply,
+        _ => Fault::Pass,
+    }
+}
+
+/// Requests with keys and costs from a seed, on all nodes alike.
+struct Load<'a> {
+    nodes: &'a [Limiter],
+    draw: fastrand::Rng,
+    keys: Vec<String>,
+    spent: u64,
+}
+
+impl<'a> Load<'a> {
+    fn new(nodes: &'a [Limiter]) -> Self {
+        let keys = (0..KEYS).map(|key| format!("user:{key}")).collect();
+        Self { nodes, draw: fastrand::Rng::with_seed(7), keys, spent: 0 }
+    }
+
+    async fn run_until(&mut self, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        let mut rounds = tokio::time::interval(ROUND);
+        while !done() {
+            assert!(Instant::now() < deadline, "not enough happened within {DEADLINE:?}");
+            rounds.tick().await;
+            self.round();
+        }
+    }
+
+    fn round(&mut self) {
+        for node in self.nodes {
+            let api = node.limit("api").expect("the limit is there");
+            for _ in 0..REQUESTS_A_ROUND {
+                let key = &self.keys[self.draw.usize(0..KEYS)];
+                let cost = self.draw.u32(1..=3);
+                let decision = api.check_n(key, cost).expect("a good key and cost");
+                if decision.is_allowed() {
+                    self.spent += u64::from(cost);
+                }
+            }
+        }
+    }
+}
+
+async fn shut_down(nodes: &[Limiter]) {
+    let mut leaving = JoinSet::new();
+    for node in nodes {
+        let node = node.clone();
+        leaving.spawn(async move { node.shutdown(SHUTDOWN_DEADLINE).await });
+    }
+    while let Some(left) = leaving.join_next().await {
+        left.expect("no panic").expect("a bad wire delays the end and does not prevent it");
+    }
+}
+
+fn batches(counts: Counts) -> u64 {
+    counts.passed + counts.cut + counts.dropped + counts.duplicated + counts.delayed
+}
+
+fn enough(counts: Counts) -> bool {
+    batches(counts) >= BATCHES_MIN
+        && counts.cut >= CUT_MIN
+        && counts.duplicated >= DUPLICATED_MIN
+        && counts.delayed >= DELAYED_MIN
+        && counts.dropped >= DROPPED_MIN
+}
+
+fn total(proxies: &[Proxy]) -> Counts {
+    proxies.iter().map(Proxy::counts).fold(Counts::default(), |sum, counts| Counts {
+        passed: sum.passed + counts.passed,
+        cut: sum.cut + counts.cut,
+        dropped: sum.dropped + counts.dropped,
+        duplicated: sum.duplicated + counts.duplicated,
+        delayed: sum.delayed + counts.delayed,
+    })
+}
+
+fn since(before: Counts, now: Counts) -> Counts {
+    Counts {
+        passed: now.passed - before.passed,
+        cut: now.cut - before.cut,
+        dropped: now.dropped - before.dropped,
+        duplicated: now.duplicated - before.duplicated,
+        delayed: now.delayed - before.delayed,
+    }
+}
+
+/// The layout of a bucket's record, as lua/sync-v1.lua documents it.
+const MAGIC: &[u8] = b"T1";
+const RECORD_NUMBERS: usize = 16;
+const CHARGED: usize = 14;
+
+/// Tokens charged, over all buckets in Redis.
+fn charged(server: &RedisServer) -> u64 {
+    let client = redis::Client::open(server.url()).expect("a good address");
+    let mut connection = client.get_connection().expect("the server runs");
+    let mut cursor = 0_u64;
+    let mut names = std::collections::BTreeSet::new();
+    loop {
+        let (next, page): (u64, Vec<Vec<u8>>) = redis::cmd("SCAN")
+            .arg(cursor)
+            .arg("MATCH")
+            .arg("tg1:{*}:key:*")
+            .query(&mut connection)
+            .expect("SCAN is answered");
+        names.extend(page);
+        cursor = next;
+        if cursor == 0 {
+            break;
+        }
+    }
+    assert_eq!(names.len(), KEYS, "a bucket a key");
+    let record = |name: &Vec<u8>| -> Vec<u8> {
+        redis::cmd("GET").arg(name).query(&mut connection).expect("GET is answered")
+    };
+    names.iter().map(record).map(|bytes| charged_in(&bytes)).sum()
+}
+
+fn charged_in(record: &[u8]) -> u64 {
+    let numbers = record.strip_prefix(MAGIC).expect("a record of ours");
+    let (numbers, rest) = numbers.as_chunks::<8>();
+    assert!(numbers.len() == RECORD_NUMBERS && rest.is_empty(), "the layout of version 1");
+    u64::try_from(i64::from_le_bytes(numbers[CHARGED])).expect("nothing is charged below zero")
+}
