@@ -220,8 +220,11 @@ async fn a_limiter_without_a_store_decides_as_one_central_bucket_would() {
             let decision = api.check_n("user", cost).unwrap();
             let expected = oracle.take(cost);
             assert_eq!(decision.is_allowed(), expected, "{rate}/s, burst {burst}, step {step}");
-            let left = oracle.level / TOKEN;
-            assert_eq!(api.peek("user").unwrap().remaining(), left, "{rate}/s, step {step}");
+            // Now and then only: a look brings the bucket up to date.
+            if draw.u32(0..4) == 0 {
+                let left = oracle.level / TOKEN;
+                assert_eq!(api.peek("user").unwrap().remaining(), left, "{rate}/s, step {step}");
+            }
         }
     }
 }
@@ -576,12 +579,12 @@ fn the_thread_of_a_dropped_limiter_vanishes() {
     const NAME: &str = "the_thread_of_a_dropped_limiter_vanishes";
     if std::env::var_os(VARIABLE).is_none() {
         // A process of its own, where no other test's limiters have threads.
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([NAME, "--exact", "--test-threads", "1"])
             .env(VARIABLE, "1")
-            .status()
+            .output()
             .unwrap();
-        assert!(status.success());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
     let limiter =

@@ -1,7 +1,7 @@
 //! The load of a demo: open-loop Poisson arrivals, seeded, so that a seed is a bug report.
 //!
 //! Open-loop: a request comes when it comes, however long the decisions before it took. The
-//! scenarios are those of ACCURACY.md. Each node has a random stream of its own, so that nodes in
+//! scenarios are the five that a demo can play. Each node has a random stream of its own, so that nodes in
 //! processes of their own can generate their part without hearing of the others.
 
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ pub(crate) struct Arrival {
     pub cost: u32,
 }
 
-/// Who offers how much, and where: the rows of ACCURACY.md that a demo can play.
+/// Who offers how much, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[value(rename_all = "snake_case")]
 #[serde(rename_all = "snake_case")]

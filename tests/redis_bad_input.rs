@@ -1,0 +1,550 @@
+//! What users and servers get wrong, on a real Redis: each a typed error or event, and the limiter
+//! goes on by its outage policy.
+#![cfg(feature = "redis")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the servers are real, so their time is: tests poll it with a deadline"
+)]
+
+mod parts;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use parts::RedisServer;
+use tidegate::{
+    ActiveLimit, Builder, ConfigError, DEFAULT_LANES, Event, Limit, Limiter, OutagePolicy, Quota,
+    RedisStore, StoreError, lane_of,
+};
+
+/// Long enough for a busy machine, short enough to wait for.
+const STORE_TIMEOUT: Duration = Duration::from_millis(300);
+/// For what must come.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// For what is to fail.
+const PATIENCE: Duration = Duration::from_millis(700);
+/// Between two looks at what a test waits for.
+const POLL_GAP: Duration = Duration::from_millis(5);
+
+// ---- parts -----------------------------------------------------------------------------------
+
+fn store(address: &str) -> RedisStore {
+    RedisStore::open(address).expect("a good address").timeout(STORE_TIMEOUT)
+}
+
+fn limit(quota: Quota) -> Limit {
+    Limit::new("api", quota).sync_interval(Duration::from_millis(10)).outage(OutagePolicy::Open)
+}
+
+fn builder(store: RedisStore) -> Builder {
+    Limiter::builder().limit(limit(Quota::per_second(100))).store(store)
+}
+
+async fn ready(builder: Builder) -> Limiter {
+    builder.build_ready(DEADLINE).await.expect("a good store")
+}
+
+fn api(limiter: &Limiter) -> ActiveLimit {
+    limiter.limit("api").expect("the limit is there")
+}
+
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
+        tokio::time::sleep(POLL_GAP).await;
+    }
+}
+
+/// Waits until more than any credit is admitted at once, again and again: the limit is open.
+async fn until_open(limiter: &Limiter, key: &str) {
+    let api = api(limiter);
+    until("the limit goes on by its outage policy", || {
+        (0..5).all(|_| api.check_n(key, 90).expect("check is no error").is_allowed())
+    })
+    .await;
+}
+
+/// Events that somebody listened to, without those that come all the time.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<Event>>>);
+
+impl Heard {
+    fn ear(&self) -> impl Fn(&Event) + Send + Sync + 'static {
+        let events = self.0.clone();
+        move |event| match event {
+            Event::Viewed { .. } | Event::State { .. } | Event::Synced { error: None, .. } => {}
+            event => events.lock().unwrap_or_else(PoisonError::into_inner).push(event.clone()),
+        }
+    }
+
+    fn any(&self, which: impl Fn(&Event) -> bool) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().any(which)
+    }
+
+    fn store_down(&self, which: impl Fn(&StoreError) -> bool) -> bool {
+        self.any(|event| matches!(event, Event::StoreDown { error, .. } if which(error)))
+    }
+}
+
+/// The numbers of a bucket's record, as lua/sync-v1.lua documents them.
+struct Record([i64; 16]);
+
+impl Record {
+    fn read(server: &RedisServer, name: &str) -> Option<Self> {
+        let mut connection = client(server).get_connection().expect("the server runs");
+        let bytes: Option<Vec<u8>> =
+            redis::cmd("GET").arg(name).query(&mut connection).expect("GET is answered");
+        let bytes = bytes?;
+        let numbers = bytes.strip_prefix(b"T1").expect("a record of ours").as_chunks::<8>().0;
+        let numbers: Vec<i64> = numbers.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        Some(Self(numbers.try_into().expect("the layout of version 1")))
+    }
+
+    fn burst(&self) -> i64 {
+        self.0[2] / self.0[1]
+    }
+
+    fn version(&self) -> i64 {
+        self.0[3]
+    }
+
+    fn charged(&self) -> u64 {
+        u64::try_from(self.0[14]).expect("nothing is charged below zero")
+    }
+}
+
+fn client(server: &RedisServer) -> redis::Client {
+    redis::Client::open(server.url()).expect("a good address")
+}
+
+/// Where the default namespace keeps a key of limit `api`.
+fn name_of(key: &str) -> String {
+    let lane = lane_of("api", key.as_bytes(), DEFAULT_LANES);
+    format!("tg1:{{tidegate/{lane}}}:key:api:{key}")
+}
+
+fn as_user(server: &RedisServer, rules: &[&str]) -> String {
+    let mut command = vec!["ACL", "SETUSER", "me", "on", ">pw"];
+    command.extend(rules);
+    assert_eq!(server.command(&command), "OK");
+    format!("redis://me:pw@127.0.0.1:{}", server.port())
+}
+
+/// The error of a limiter that insists on its store.
+async fn refused(store: RedisStore) -> StoreError {
+    match builder(store).build_ready(PATIENCE).await {
+        Err(ConfigError::Store(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A limiter that does not insist hears of the same error, and goes on by its policy.
+async fn goes_on(store: RedisStore, which: impl Fn(&StoreError) -> bool) -> Limiter {
+    let heard = Heard::default();
+    let limiter =
+        builder(store).listen(heard.ear()).build().expect("an unusable store is no error");
+    until("the store is told to be down, and why", || heard.store_down(&which)).await;
+    until_open(&limiter, "user").await;
+    let told = limiter.ready(PATIENCE).await;
+    assert!(told.as_ref().is_err_and(&which), "{told:?}");
+    limiter
+}
+
+// ---- addresses and servers -------------------------------------------------------------------
+
+#[test]
+fn an_address_that_names_no_store_is_refused_at_once_and_its_password_is_not_told() {
+    let addresses = ["", "redis://", "h:6379", "http://me:hunter2@h", "redis://me:hunter2@h:x"];
+    for address in addresses {
+        let Err(StoreError::Address { address: told, reason }) = RedisStore::open(address) else {
+            panic!("{address}: accepted");
+        };
+        assert!(!reason.is_empty(), "{address}");
+        assert!(!told.contains("hunter2") && !reason.contains("hunter2"), "{told}: {reason}");
+    }
+}
+
+#[tokio::test]
+async fn an_unreachable_store_is_fatal_to_those_who_insist_and_to_nobody_else() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let error = refused(store(&server.url())).await;
+    assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
+    let unreachable = |error: &StoreError| matches!(error, StoreError::Unreachable(_));
+    let limiter = goes_on(store(&server.url()), unreachable).await;
+    server.restart();
+    limiter.ready(DEADLINE).await.expect("a store that comes is used");
+}
+
+#[tokio::test]
+async fn a_limit_that_never_reached_its_store_answers_by_its_outage_policy() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let quota = Quota::per_second(100);
+    let named = |name, policy| Limit::new(name, quota).outage(policy).credit(0);
+    let heard = Heard::default();
+    let limiter = Limiter::builder()
+        .limit(named("open", OutagePolicy::Open))
+        .limit(named("closed", OutagePolicy::Closed))
+        .limit(named("share", OutagePolicy::Share))
+        .store(store(&server.url()))
+        .nodes_max(4)
+        .listen(heard.ear())
+        .build()
+        .expect("not fatal");
+    until("StoreDown", || heard.store_down(|_| true)).await;
+    let check = |name| limiter.limit(name).expect("it is there").check_n("user", 20);
+    until("open admits", || check("open").expect("no error").is_allowed()).await;
+    until("share admits a quarter", || check("share").expect("no error").is_allowed()).await;
+    let decision = check("share").expect("no error");
+    assert!(decision.is_denied() && !decision.is_sure(), "{decision:?}");
+    assert!(check("closed").expect("no error").is_denied());
+}
+
+#[tokio::test]
+async fn a_server_without_hello_is_too_old() {
+    let server = RedisServer::start_with(&["--rename-command", "HELLO", ""]);
+    let too_old = |error: &StoreError| matches!(error, StoreError::TooOld { .. });
+    let error = refused(store(&server.url())).await;
+    assert!(too_old(&error), "{error:?}");
+    goes_on(store(&server.url()), too_old).await;
+}
+
+// ---- rights ----------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_redis_that_denies_scripts_or_writes_or_keys_says_so_and_serves_once_it_allows_them() {
+    let denied = |error: &StoreError| matches!(error, StoreError::Denied(_));
+    let cases: [&[&str]; 4] = [
+        &["~*", "+@all", "-@scripting"],
+        &["~*", "+@all", "-@write"],
+        &["%R~*", "+@all"],
+        &["~other:*", "+@all"],
+    ];
+    let server = RedisServer::start();
+    for rules in cases {
+        server.command(&["ACL", "DELUSER", "me"]);
+        let address = as_user(&server, rules);
+        let error = refused(store(&address)).await;
+        assert!(denied(&error), "{rules:?}: {error:?}");
+        assert!(error.to_string().contains("EVALSHA"), "what to do: {error}");
+        let limiter = goes_on(store(&address), denied).await;
+        as_user(&server, &["resetkeys", "~*", "+@all"]);
+        limiter.ready(DEADLINE).await.expect("allowed now");
+    }
+}
+
+#[tokio::test]
+async fn a_replica_cannot_write_and_serves_once_it_is_promoted() {
+    let server = RedisServer::start();
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let read_only = |error: &StoreError| matches!(error, StoreError::ReadOnly(_));
+    let error = refused(store(&server.url())).await;
+    assert!(read_only(&error), "{error:?}");
+    let limiter = goes_on(store(&server.url()), read_only).await;
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    limiter.ready(DEADLINE).await.expect("a primary now");
+}
+
+#[tokio::test]
+async fn a_wrong_password_or_none_is_told() {
+    let server = RedisServer::start_with(&["--requirepass", "right"]);
+    let credentials = |error: &StoreError| matches!(error, StoreError::Credentials(_));
+    for login in ["", ":wrong@", "nobody:right@"] {
+        let address = format!("redis://{login}127.0.0.1:{}", server.port());
+        let error = refused(store(&address)).await;
+        assert!(credentials(&error), "{login}: {error:?}");
+        goes_on(store(&address), credentials).await;
+    }
+    let address = format!("redis://:right@127.0.0.1:{}", server.port());
+    ready(builder(store(&address))).await;
+}
+
+#[tokio::test]
+async fn credentials_come_from_a_callback_at_each_connect() {
+    let server = RedisServer::start();
+    as_user(&server, &["~*", "+@all"]);
+    server.command(&["ACL", "SETUSER", "default", "-@all", "+acl", "+client"]);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = asked.clone();
+    let store = store(&server.url()).credentials(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        (Some("me".to_owned()), "pw".to_owned())
+    });
+    let limiter = ready(builder(store)).await;
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    server.command(&["CLIENT", "KILL", "USER", "me"]);
+    until("asked again", || asked.load(Ordering::Relaxed) == 2).await;
+    limiter.ready(DEADLINE).await.expect("connected again");
+}
+
+#[tokio::test]
+async fn a_connection_of_the_users_own_serves() {
+    let server = RedisServer::start();
+    let connection = client(&server).get_multiplexed_async_connection().await.expect("it runs");
+    let limiter = ready(builder(RedisStore::with_connection(connection))).await;
+    assert!(api(&limiter).check("user").expect("no error").is_allowed());
+    limiter.shutdown(DEADLINE).await.expect("the store is there");
+    assert_eq!(Record::read(&server, &name_of("user")).expect("it was told").charged(), 1);
+}
+
+// ---- what others keep there ------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_node_with_another_number_of_lanes_is_refused_and_told_the_number() {
+    let server = RedisServer::start();
+    ready(builder(store(&server.url()))).await;
+    let other = builder(store(&server.url())).lanes(4);
+    match other.build_ready(PATIENCE).await {
+        Err(ConfigError::Store(error)) => assert_eq!(error, OTHER_LANES),
+        other => panic!("{other:?}"),
+    }
+}
+
+const OTHER_LANES: StoreError = StoreError::Lanes { configured: 4, stored: DEFAULT_LANES };
+
+#[tokio::test]
+async fn a_node_with_another_number_of_lanes_goes_on_by_its_policy() {
+    let server = RedisServer::start();
+    ready(builder(store(&server.url()))).await;
+    let heard = Heard::default();
+    let other = builder(store(&server.url())).lanes(4).listen(heard.ear());
+    let other = other.build().expect("not fatal");
+    until("the error is told", || heard.store_down(|error| *error == OTHER_LANES)).await;
+    until_open(&other, "user").await;
+}
+
+#[tokio::test]
+async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
+    let server = RedisServer::start();
+    let list = name_of("listed");
+    let text = name_of("written");
+    server.command(&["RPUSH", &list, "theirs"]);
+    server.command(&["SET", &text, "theirs"]);
+    let heard = Heard::default();
+    let limiter = ready(builder(store(&server.url())).listen(heard.ear())).await;
+    for key in ["listed", "written"] {
+        let told = |event: &Event| match event {
+            Event::ForeignKey { error: StoreError::ForeignKey { key: told, .. } } => {
+                told.contains(key)
+            }
+            _ => false,
+        };
+        assert!(api(&limiter).check(key).is_ok());
+        until("ForeignKey", || heard.any(told)).await;
+        until_open(&limiter, key).await;
+    }
+    // The lane's other keys are not touched by it.
+    let other = (0..).map(|number| format!("own:{number}")).find(|other| {
+        let lane = |key: &str| lane_of("api", key.as_bytes(), DEFAULT_LANES);
+        lane(other) == lane("listed")
+    });
+    let other = other.expect("some key shares the lane");
+    assert!(api(&limiter).check(&other).expect("no error").is_allowed());
+    until("charged", || {
+        Record::read(&server, &name_of(&other)).is_some_and(|record| record.charged() == 1)
+    })
+    .await;
+    assert_eq!(server.command(&["LRANGE", &list, "0", "-1"]), "theirs");
+    assert_eq!(server.command(&["GET", &text]), "theirs");
+}
+
+#[tokio::test]
+async fn those_who_insist_on_their_store_are_told_of_the_one_lane_that_is_foreign() {
+    let server = RedisServer::start();
+    server.command(&["HSET", "tg1:{tidegate/3}:lane", "field", "theirs"]);
+    let error = refused(store(&server.url())).await;
+    assert!(matches!(error, StoreError::ForeignKey { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_lane_record_that_is_another_programs_value_is_told_and_left_alone() {
+    let server = RedisServer::start();
+    let name = "tg1:{tidegate/3}:lane";
+    server.command(&["HSET", name, "field", "theirs"]);
+    let theirs = |error: &StoreError| {
+        let expected = StoreError::ForeignKey { key: name.to_owned(), found: "hash".to_owned() };
+        *error == expected
+    };
+    let heard = Heard::default();
+    let limiter = builder(store(&server.url())).listen(heard.ear()).build().expect("goes on");
+    until("the error is told", || heard.store_down(theirs)).await;
+    let in_lane = |wanted: u32| {
+        let mut keys = (0..).map(|number| format!("user:{number}"));
+        let lane = |key: &String| lane_of("api", key.as_bytes(), DEFAULT_LANES);
+        keys.find(|key| lane(key) == wanted).expect("some key is in it")
+    };
+    until_open(&limiter, &in_lane(3)).await;
+    let good = in_lane(4);
+    assert!(api(&limiter).check(&good).expect("no error").is_allowed());
+    until("other lanes serve", || Record::read(&server, &name_of(&good)).is_some()).await;
+    assert!(limiter.ready(PATIENCE).await.is_err(), "not all lanes can be relied on");
+    assert_eq!(server.command(&["HGET", name, "field"]), "theirs");
+    server.command(&["DEL", name]);
+    limiter.ready(DEADLINE).await.expect("the lane is free now");
+}
+
+#[tokio::test]
+async fn namespaces_do_not_see_each_other() {
+    let server = RedisServer::start();
+    let quota = Quota::per_hour(10);
+    let node = |namespace: &str| {
+        let store = store(&server.url()).namespace(namespace).expect("a good name");
+        ready(Limiter::builder().limit(limit(quota)).store(store))
+    };
+    let (one, same, other) = (node("a").await, node("a").await, node("b").await);
+    let admitted = |limiter: &Limiter| u32::from(api(limiter).check("user").unwrap().is_allowed());
+    let (mut in_a, mut in_b) = (0, 0);
+    until("both namespaces give their whole burst", || {
+        in_a += admitted(&one) + admitted(&same);
+        in_b += admitted(&other);
+        in_a >= 10 && in_b >= 10
+    })
+    .await;
+    let nodes_of_a = 2;
+    assert!(in_a <= 10 + nodes_of_a && in_b <= 10 + 1, "a {in_a}, b {in_b}");
+    assert!(server.command(&["KEYS", "tg1:{tidegate/*"]).is_empty());
+}
+
+// ---- other quotas under one name -------------------------------------------------------------
+
+/// Waits until the store keeps `user` as a limit of this burst and version.
+async fn until_kept(server: &RedisServer, limiter: &Limiter, burst: i64, version: i64) {
+    until("the store keeps the quota", || {
+        let _ = api(limiter).check("user").expect("no error");
+        Record::read(server, &name_of("user"))
+            .is_some_and(|record| (record.burst(), record.version()) == (burst, version))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_with_another_quota_is_told_both_and_goes_on_by_its_policy() {
+    let server = RedisServer::start();
+    let heard = [Heard::default(), Heard::default()];
+    let node = |quota, heard: &Heard| {
+        let limiter = Limiter::builder().limit(limit(quota)).store(store(&server.url()));
+        ready(limiter.listen(heard.ear()))
+    };
+    let first = node(Quota::per_second(100), &heard[0]).await;
+    until_kept(&server, &first, 100, 0).await;
+    let second = node(Quota::per_second(200), &heard[1]).await;
+    assert!(api(&second).check("user").is_ok());
+    let told = |event: &Event| match event {
+        Event::QuotaMismatch {
+            limit,
+            configured_version: 0,
+            stored_version: 0,
+            stored_burst: 100,
+            stored_per_second,
+        } => &**limit == "api" && (stored_per_second - 100.0).abs() < 0.1,
+        _ => false,
+    };
+    until("QuotaMismatch", || heard[1].any(told)).await;
+    until_open(&second, "user").await;
+    let mismatch = |event: &Event| matches!(event, Event::QuotaMismatch { .. });
+    until_kept(&server, &first, 100, 0).await;
+    assert!(!heard[0].any(mismatch), "the first node has the quota that is kept");
+}
+
+#[tokio::test]
+async fn a_raised_version_is_adopted_and_older_nodes_are_told() {
+    let server = RedisServer::start();
+    let heard = [Heard::default(), Heard::default()];
+    let node = |limit, heard: &Heard| {
+        ready(Limiter::builder().limit(limit).store(store(&server.url())).listen(heard.ear()))
+    };
+    let old = node(limit(Quota::per_second(100)), &heard[0]).await;
+    until_kept(&server, &old, 100, 0).await;
+    let new = node(limit(Quota::per_second(200)).version(1), &heard[1]).await;
+    until_kept(&server, &new, 200, 1).await;
+    until("the older node is told", || {
+        let _ = api(&old).check("user").expect("no error");
+        heard[0].any(|event| matches!(event, Event::QuotaMismatch { stored_version: 1, .. }))
+    })
+    .await;
+    until_open(&old, "user").await;
+    until("the newer node is leased tokens of the newer quota", || {
+        let decision = api(&new).check("user").expect("no error");
+        decision.is_allowed() && decision.is_sure() && decision.limit() == 200
+    })
+    .await;
+    let mismatch = |event: &Event| matches!(event, Event::QuotaMismatch { .. });
+    assert!(!heard[1].any(mismatch));
+}
+
+// ---- a server that forgets -------------------------------------------------------------------
+
+/// Between two rounds of requests.
+const ROUND: Duration = Duration::from_millis(2);
+
+/// One request a node, key and round, for so long; counts what is admitted.
+async fn press(nodes: &[Limiter], keys: &[String], time: Duration, admitted: &AtomicU64) {
+    let apis: Vec<ActiveLimit> = nodes.iter().map(api).collect();
+    let mut rounds = tokio::time::interval(ROUND);
+    let start = Instant::now();
+    while start.elapsed() < time {
+        rounds.tick().await;
+        for api in &apis {
+            for key in keys {
+                let allowed = api.check(key).expect("no error").is_allowed();
+                admitted.fetch_add(u64::from(allowed), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn forgotten_scripts_are_sent_again_and_nobody_notices() {
+    let server = RedisServer::start();
+    let heard = Heard::default();
+    let limit = Limit::new("api", Quota::per_second(5000)).sync_interval(Duration::from_millis(10));
+    let limiter = Limiter::builder().limit(limit).store(store(&server.url())).listen(heard.ear());
+    let nodes = [ready(limiter).await];
+    let keys = ["user".to_owned()];
+    let spent = AtomicU64::new(0);
+    for _ in 0..5 {
+        press(&nodes, &keys, Duration::from_millis(100), &spent).await;
+        assert_eq!(server.command(&["SCRIPT", "FLUSH"]), "OK");
+    }
+    nodes[0].shutdown(DEADLINE).await.expect("the store is there");
+    let failed = |event: &Event| matches!(event, Event::Synced { error: Some(_), .. });
+    assert!(!heard.any(failed) && !heard.store_down(|_| true));
+    let charged = Record::read(&server, &name_of("user")).expect("it was told").charged();
+    assert_eq!(charged, spent.load(Ordering::Relaxed));
+}
+
+#[tokio::test]
+async fn a_flushed_redis_is_rebuilt_by_its_nodes_and_gives_no_fresh_burst() {
+    const NODES: u64 = 3;
+    const KEYS: u64 = 4;
+    const RATE: u64 = 100;
+    const BURST: u64 = 300;
+    const FLUSHES: u64 = 3;
+    let server = RedisServer::start();
+    let heard = Heard::default();
+    let mut nodes = Vec::new();
+    for _ in 0..NODES {
+        let limit = limit(Quota::per_second(RATE).burst(BURST)).outage(OutagePolicy::Share);
+        let limiter = Limiter::builder().limit(limit).store(store(&server.url()));
+        nodes.push(ready(limiter.listen(heard.ear())).await);
+    }
+    let keys: Vec<String> = (0..KEYS).map(|key| format!("user:{key}")).collect();
+    let admitted = AtomicU64::new(0);
+    let start = Instant::now();
+    press(&nodes, &keys, Duration::from_secs(2), &admitted).await;
+    for _ in 0..FLUSHES {
+        assert_eq!(server.command(&["FLUSHALL"]), "OK");
+        press(&nodes, &keys, Duration::from_secs(1), &admitted).await;
+    }
+    let elapsed = start.elapsed();
+    assert!(heard.any(|event| matches!(event, Event::MemoryLost { .. })));
+    let refilled = RATE * elapsed.as_micros() as u64 / 1_000_000;
+    // A loss of memory may cost what was spent on credit and not yet reported.
+    let a_key = BURST + refilled + NODES + FLUSHES * NODES;
+    let admitted = admitted.into_inner();
+    assert!(admitted <= KEYS * a_key, "{admitted} of {} in {elapsed:?}", KEYS * a_key);
+    assert!(admitted >= KEYS * (BURST + refilled / 2), "the limit goes on: {admitted}");
+}
