@@ -282,11 +282,10 @@ local function frozen(bucket, lane)
   local from
   if bucket.stamp_us > lane.gap_from_us then
     from = bucket.stamp_us
-  elseif bucket.leased1 > 0 or bucket.depth1 > 0 then
-    -- The first leases to end decide: their holders were the first to live on a policy.
-    from = max(lane.gap_from_us, (bucket.epoch + 1) * bucket.epoch_us)
-  elseif bucket.leased0 > 0 or bucket.depth0 > 0 then
-    from = max(lane.gap_from_us, (bucket.epoch + 2) * bucket.epoch_us)
+  elseif bucket.leased0 + bucket.leased1 + bucket.depth0 + bucket.depth1 > 0 then
+    -- The holders lived on their leases first: what they did not hold is lost, so that nobody
+    -- finds it beside what the policies let pass.
+    from = lane.gap_from_us
   else
     from = lane.gap_from_us + lane.gap_silence_us
   end

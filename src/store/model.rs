@@ -111,13 +111,13 @@ impl Key {
         if lane.gap_until_us <= self.stamp_us {
             return (0, 0);
         }
+        let leased = self.leased != [0; 2] || self.depth != [0; 2];
         let from = if self.stamp_us > lane.gap_from_us {
             self.stamp_us
-        } else if self.leased[1] > 0 || self.depth[1] > 0 {
-            // The first leases to end decide: their holders were the first to live on a policy.
-            lane.gap_from_us.max((self.epoch + 1) * self.epoch_us)
-        } else if self.leased[0] > 0 || self.depth[0] > 0 {
-            lane.gap_from_us.max((self.epoch + 2) * self.epoch_us)
+        } else if leased {
+            // The holders lived on their leases first: what they did not hold is lost, so that
+            // nobody finds it beside what the policies let pass.
+            lane.gap_from_us
         } else {
             lane.gap_from_us + lane.gap_silence_us
         };
