@@ -163,7 +163,8 @@ impl Builder {
     /// and the store is tried again and again, loudly.
     ///
     /// Inside a tokio runtime (also a current-thread one) the sync task runs there and ends with
-    /// it; elsewhere it gets a thread of its own.
+    /// it; the runtime needs its timer, and for Redis its I/O. Elsewhere the task gets a thread of
+    /// its own.
     ///
     /// # Errors
     ///

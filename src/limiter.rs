@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bucket::{Bucket, DirtyQueue};
+use crate::bucket::{Bucket, DirtyQueue, Touch};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Command, LimitState, Wish};
@@ -140,7 +140,19 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
-        Ok(self.state.buckets.with(key, || self.create(key), |bucket| self.decide(bucket, cost)))
+        let (decision, touched) = self.state.buckets.with(
+            key,
+            || self.create(key),
+            |bucket| {
+                let (decision, touch) = self.decide(bucket, cost);
+                (decision, (touch != Touch::None).then(|| (bucket.clone(), touch)))
+            },
+        );
+        // Telling the engine may wake a thread, which is not to happen under the map's lock.
+        if let Some((bucket, touch)) = touched {
+            self.shared.dirty.push(bucket, touch);
+        }
+        Ok(decision)
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.
@@ -206,12 +218,11 @@ impl ActiveLimit {
     }
 
     #[inline]
-    fn decide(&self, bucket: &Arc<Bucket>, cost: u32) -> Decision {
+    fn decide(&self, bucket: &Bucket, cost: u32) -> (Decision, Touch) {
         let now = self.shared.clock.now();
         let taken = bucket.take(cost, now, self.state.terms.scale.token);
-        self.shared.dirty.push(bucket, taken.touch);
         let outcome = if taken.allowed { Outcome::Allowed } else { Outcome::Denied };
-        self.decision(bucket, cost, outcome, taken.sure, taken.left, now)
+        (self.decision(bucket, cost, outcome, taken.sure, taken.left, now), taken.touch)
     }
 
     fn look(&self, bucket: &Bucket) -> Decision {
@@ -283,7 +294,7 @@ impl KeyHandle {
     /// Decides about one request, costing one token: see [`ActiveLimit::check`].
     #[inline]
     pub fn check(&self) -> Decision {
-        self.limit.decide(&self.bucket, 1)
+        self.decide(1)
     }
 
     /// Decides about one request, costing `cost` tokens.
@@ -294,7 +305,16 @@ impl KeyHandle {
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
-        Ok(self.limit.decide(&self.bucket, cost))
+        Ok(self.decide(cost))
+    }
+
+    #[inline]
+    fn decide(&self, cost: u32) -> Decision {
+        let (decision, touch) = self.limit.decide(&self.bucket, cost);
+        if touch != Touch::None {
+            self.limit.shared.dirty.push(self.bucket.clone(), touch);
+        }
+        decision
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.

@@ -125,6 +125,13 @@ fn name_of(key: &str) -> String {
     format!("tg1:{{tidegate/{lane}}}:key:api:{key}")
 }
 
+/// Some key of limit `api` that is in this lane.
+fn key_in(wanted: u32) -> String {
+    let mut keys = (0..1000).map(|number| format!("own:{number}"));
+    let found = keys.find(|key| lane_of("api", key.as_bytes(), DEFAULT_LANES) == wanted);
+    found.expect("a thousand keys leave no lane empty")
+}
+
 fn as_user(server: &RedisServer, rules: &[&str]) -> String {
     let mut command = vec!["ACL", "SETUSER", "me", "on", ">pw"];
     command.extend(rules);
@@ -217,11 +224,8 @@ async fn a_server_without_hello_is_too_old() {
 #[tokio::test]
 async fn a_redis_that_denies_scripts_or_writes_or_keys_says_so_and_serves_once_it_allows_them() {
     let denied = |error: &StoreError| matches!(error, StoreError::Denied(_));
-    let cases: [&[&str]; 3] = [
-        &["~*", "+@all", "-@scripting"],
-        &["~*", "+@all", "-@write"],
-        &["~other:*", "+@all"],
-    ];
+    let cases: [&[&str]; 3] =
+        [&["~*", "+@all", "-@scripting"], &["~*", "+@all", "-@write"], &["~other:*", "+@all"]];
     let server = RedisServer::start();
     for rules in cases {
         server.command(&["ACL", "DELUSER", "me"]);
@@ -336,11 +340,7 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
         until_open(&limiter, key).await;
     }
     // The lane's other keys are not touched by it.
-    let other = (0..).map(|number| format!("own:{number}")).find(|other| {
-        let lane = |key: &str| lane_of("api", key.as_bytes(), DEFAULT_LANES);
-        lane(other) == lane("listed")
-    });
-    let other = other.expect("some key shares the lane");
+    let other = key_in(lane_of("api", b"listed", DEFAULT_LANES));
     assert!(api(&limiter).check(&other).expect("no error").is_allowed());
     until("charged", || {
         Record::read(&server, &name_of(&other)).is_some_and(|record| record.charged() == 1)
@@ -382,13 +382,8 @@ async fn a_lane_record_that_is_another_programs_value_is_told_and_left_alone() {
     let heard = Heard::default();
     let limiter = builder(store(&server.url())).listen(heard.ear()).build().expect("goes on");
     until("the error is told", || heard.store_down(theirs)).await;
-    let in_lane = |wanted: u32| {
-        let mut keys = (0..).map(|number| format!("user:{number}"));
-        let lane = |key: &String| lane_of("api", key.as_bytes(), DEFAULT_LANES);
-        keys.find(|key| lane(key) == wanted).expect("some key is in it")
-    };
-    until_open(&limiter, &in_lane(3)).await;
-    let good = in_lane(4);
+    until_open(&limiter, &key_in(3)).await;
+    let good = key_in(4);
     assert!(api(&limiter).check(&good).expect("no error").is_allowed());
     until("other lanes serve", || Record::read(&server, &name_of(&good)).is_some()).await;
     assert!(limiter.ready(PATIENCE).await.is_err(), "not all lanes can be relied on");

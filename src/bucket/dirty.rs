@@ -32,11 +32,8 @@ impl DirtyQueue {
 
     /// Tells the engine about a touched bucket.
     #[inline]
-    pub(crate) fn push(&self, bucket: &Arc<Bucket>, touch: Touch) {
-        if touch == Touch::None {
-            return;
-        }
-        if self.queue.push(bucket.clone()).is_err() {
+    pub(crate) fn push(&self, bucket: Arc<Bucket>, touch: Touch) {
+        if self.queue.push(bucket).is_err() {
             self.overflowed.store(true, Ordering::Release);
         }
         if touch == Touch::Urgent {

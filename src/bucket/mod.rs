@@ -8,5 +8,5 @@ mod word;
 
 pub(crate) use dirty::DirtyQueue;
 pub(crate) use map::{BucketMap, KeyBudget};
-pub(crate) use state::{Bucket, Collected, Terms as LeaseTerms};
+pub(crate) use state::{Bucket, Collected, Terms as LeaseTerms, Touch};
 pub(crate) use word::FIELD_MAX;

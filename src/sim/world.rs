@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
+use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget, Touch};
 use crate::error::StoreError;
 use crate::key::lane_of;
 use crate::limit::{Limit, Terms};
@@ -189,7 +189,9 @@ impl World {
         let create = || Bucket::new(0, lane_of(LIMIT, &name, LANES), &name, credit);
         let taken = node.buckets.with(&name, create, |bucket| {
             let taken = bucket.take(1, now, unit);
-            node.dirty.push(bucket, taken.touch);
+            if taken.touch != Touch::None {
+                node.dirty.push(bucket.clone(), taken.touch);
+            }
             taken
         });
         node.spent += u64::from(taken.allowed);
