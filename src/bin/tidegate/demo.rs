@@ -97,6 +97,13 @@ fn runtime() -> Result<tokio::runtime::Runtime, DemoError> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
+/// A namespace of this run's own: what an earlier run left in the store does not matter to it.
+fn namespace() -> String {
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("demo-{}-{}", std::process::id(), now.as_micros())
+}
+
 fn key_names(keys: u32) -> Vec<String> {
     (0..keys).map(|key| format!("key-{key}")).collect()
 }
@@ -137,11 +144,14 @@ fn run_here(
 ) -> Result<Output, DemoError> {
     let live = Arc::new(Live::default());
     let memory = MemoryStore::new();
+    let namespace = namespace();
     let limiters = (0..options.nodes)
         .map(|node| {
             let store: AnyStore = match store {
                 Store::Memory => memory.clone().into(),
-                Store::Redis(address) => RedisStore::open(address)?.into(),
+                Store::Redis(address) => {
+                    RedisStore::open(address)?.namespace(namespace.clone())?.into()
+                }
             };
             node::start(&options.limit(), store, node, &live)
         })
@@ -174,7 +184,8 @@ fn run_processes(
     address: &str,
     own_redis: Option<&OwnRedis>,
 ) -> Result<Output, DemoError> {
-    let mut processes = Processes::start(options.nodes, address, options.limit(), &input.source)?;
+    let store = process::StoreSpec { address: address.to_owned(), namespace: namespace() };
+    let mut processes = Processes::start(options.nodes, &store, options.limit(), &input.source)?;
     let start = processes.begin()?;
     eprintln!("{} processes under load for {:.1} s", options.nodes, input.seconds);
     if let (Some(server), Some(outage)) = (own_redis, options.outage) {

@@ -24,9 +24,16 @@ const START_AFTER: Duration = Duration::from_millis(300);
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Orders {
     pub(crate) node: u16,
-    pub(crate) address: String,
+    pub(crate) store: StoreSpec,
     pub(crate) limit: LimitSpec,
     pub(crate) source: Source,
+}
+
+/// Where the nodes' processes meet.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StoreSpec {
+    pub(crate) address: String,
+    pub(crate) namespace: String,
 }
 
 /// Where the arrivals come from: each process makes or reads its own part.
@@ -72,7 +79,8 @@ pub(crate) fn run_node() -> Result<(), DemoError> {
     let runtime = super::runtime()?;
     let live = Arc::new(Live::default());
     let _entered = runtime.enter();
-    let store = tidegate::RedisStore::open(&orders.address)?;
+    let store =
+        tidegate::RedisStore::open(&orders.store.address)?.namespace(orders.store.namespace)?;
     let limiter = node::start(&orders.limit, store.into(), orders.node, &live)?;
     runtime.block_on(node::ready(std::slice::from_ref(&limiter), &live))?;
     println!("ready");
@@ -96,7 +104,7 @@ impl Processes {
     /// Starts a process a node and waits until all are ready.
     pub(crate) fn start(
         nodes: u16,
-        address: &str,
+        store: &StoreSpec,
         limit: LimitSpec,
         source: &Source,
     ) -> Result<Self, DemoError> {
@@ -108,8 +116,7 @@ impl Processes {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;
-            let orders =
-                Orders { node, address: address.to_owned(), limit, source: source.clone() };
+            let orders = Orders { node, store: store.clone(), limit, source: source.clone() };
             let line = serde_json::to_string(&orders)? + "\n";
             let (Some(input), Some(output)) = (&mut child.stdin, child.stdout.take()) else {
                 return Err(DemoError::Process(node));
