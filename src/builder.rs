@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
-use crate::driver::clock::{ManualClock, Ticker, TimeSource};
+use crate::driver::clock::{Ticker, TimeSource};
+#[cfg(any(test, feature = "testing"))]
+use crate::driver::manual::ManualClock;
 use crate::driver::{Driver, LimitState, Listener};
 use crate::error::ConfigError;
 use crate::key::lane_of;
@@ -31,6 +33,10 @@ pub struct AnyStore(StoreKind);
 #[derive(Clone)]
 enum StoreKind {
     Memory(MemoryStore),
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "testing")),
+        allow(dead_code, reason = "for stores behind features")
+    )]
     Other(Arc<dyn Store>),
 }
 
@@ -79,7 +85,7 @@ impl AnyStore {
 /// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
-    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "names the metrics"))]
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "names the metrics"))]
     name: Option<String>,
     limits: Vec<Limit>,
     store: Option<AnyStore>,
@@ -87,7 +93,7 @@ pub struct Builder {
     lanes: u32,
     nodes_max: Option<u32>,
     listeners: Vec<Listener>,
-    manual_clock: Option<ManualClock>,
+    time: Option<TimeSource>,
 }
 
 impl Limiter {
@@ -101,7 +107,7 @@ impl Limiter {
             lanes: DEFAULT_LANES,
             nodes_max: None,
             listeners: Vec::new(),
-            manual_clock: None,
+            time: None,
         }
     }
 }
@@ -155,7 +161,7 @@ impl Builder {
 
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn manual_clock(mut self, clock: ManualClock) -> Self {
-        self.manual_clock = Some(clock);
+        self.time = Some(TimeSource::Manual(clock));
         self
     }
 
@@ -194,8 +200,8 @@ impl Builder {
 
     fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
-        let time = match self.manual_clock {
-            Some(clock) => TimeSource::Manual(clock),
+        let time = match self.time {
+            Some(time) => time,
             None => TimeSource::System(
                 Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
             ),

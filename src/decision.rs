@@ -25,8 +25,10 @@ pub struct Decision {
     pub(crate) outcome: Outcome,
     pub(crate) sure: bool,
     pub(crate) cost: u32,
-    /// What the node believes the whole cluster may still spend on the key, in tokens.
-    pub(crate) remaining: u64,
+    /// Tokens left in the node's own bucket and, as last seen, in the store.
+    pub(crate) left: u64,
+    /// Units that have flowed into the bucket and are not counted in `left`.
+    pub(crate) earned: u64,
     /// Microseconds until `cost` tokens are expected, when denied.
     pub(crate) retry_after_us: u64,
     /// Age of the last word from the store about this key, if there was one.
@@ -58,7 +60,8 @@ impl Decision {
     /// Tokens that the key is believed to have left in the whole cluster after this decision.
     /// A hint from this node's view: the next decision may still differ.
     pub fn remaining(&self) -> u64 {
-        self.remaining
+        let earned = self.earned / self.scale.token as u64;
+        self.left.saturating_add(earned).min(self.limit())
     }
 
     /// How long to wait before the same request has a chance; zero when it was allowed.
@@ -68,7 +71,7 @@ impl Decision {
 
     /// How long until the key's bucket is full again, if nobody spends on it.
     pub fn reset_after(&self) -> Duration {
-        let missing = self.limit().saturating_sub(self.remaining) as i64;
+        let missing = self.limit().saturating_sub(self.remaining()) as i64;
         Duration::from_micros(self.scale.micros_for(missing * self.scale.token))
     }
 

@@ -16,6 +16,8 @@ use crate::time::{Clock, Timestamp};
 
 pub(crate) mod clock;
 pub(crate) mod log;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod manual;
 
 use clock::TimeSource;
 
@@ -136,9 +138,9 @@ impl Driver {
     }
 
     fn answered(&mut self, lane: u32, sequence: i64, result: Result<Reply, StoreError>) {
-        let error = result.as_ref().err().cloned();
-        *self.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = error;
         self.engine.handle(self.now(), Input::Answer { lane, sequence, result });
+        let error = self.engine.error().cloned();
+        *self.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = error;
     }
 
     fn drain_dirty(&mut self, now: Timestamp) {

@@ -76,3 +76,4 @@ pub use store::MemoryStore;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
 pub use sync::Event;
+pub use time::Timestamp;

@@ -252,7 +252,8 @@ impl ActiveLimit {
             outcome,
             sure,
             cost,
-            remaining: (u64::from(left) + elsewhere).min((scale.burst / scale.token) as u64),
+            left: u64::from(left) + elsewhere,
+            earned: bucket.earned(now),
             retry_after_us,
             view_age_us: view.map(|(_, at)| now.micros_since(at)),
             scale,
@@ -273,7 +274,10 @@ impl ActiveLimit {
         let scale = self.state.terms.scale;
         let missing = i64::from(cost.saturating_sub(left));
         let wait_us = match (bucket.rate(), view) {
-            (rate @ 1.., _) => (missing * scale.token) as u64 / rate + 1,
+            (rate @ 1.., _) => {
+                let earned = bucket.earned(now);
+                ((missing * scale.token) as u64).saturating_sub(earned).div_ceil(rate)
+            }
             (0, Some((tokens, at))) => scale
                 .micros_for((missing - tokens) * scale.token)
                 .saturating_sub(now.micros_since(at)),

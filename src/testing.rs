@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use crate::driver::clock::ManualClock;
+pub use crate::driver::manual::ManualClock;
 
 use crate::builder::{AnyStore, Builder};
 use crate::error::StoreError;

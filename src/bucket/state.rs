@@ -329,6 +329,14 @@ impl Bucket {
             .then(|| (self.view_tokens.load(Ordering::Relaxed), Timestamp::from_micros(at_us)))
     }
 
+    /// Units that have flowed in by `now` and are not tokens in the word yet: a hint, for reports.
+    #[inline]
+    pub(crate) fn earned(&self, now: Timestamp) -> u64 {
+        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Relaxed));
+        let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
+        if live { self.rate.load(Ordering::Relaxed).saturating_mul(elapsed_us) } else { 0 }
+    }
+
     /// Refill in units per microsecond.
     pub(crate) fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
+#[cfg(any(test, feature = "testing"))]
+use super::manual::ManualClock;
 use crate::time::{Clock, Timestamp};
 
 /// How often the cached clock is set.
@@ -81,6 +81,7 @@ pub(crate) enum TimeSource {
     /// The system's clock, with the ticker that caches it.
     System(Arc<Ticker>),
     /// A clock that a test drives.
+    #[cfg(any(test, feature = "testing"))]
     Manual(ManualClock),
 }
 
@@ -89,6 +90,7 @@ impl TimeSource {
     pub(crate) fn now(&self) -> Timestamp {
         match self {
             Self::System(_) => system_now(),
+            #[cfg(any(test, feature = "testing"))]
             Self::Manual(manual) => manual.now(),
         }
     }
@@ -97,6 +99,7 @@ impl TimeSource {
     pub(crate) fn cached(&self) -> Clock {
         match self {
             Self::System(ticker) => ticker.clock().clone(),
+            #[cfg(any(test, feature = "testing"))]
             Self::Manual(manual) => manual.clock.clone(),
         }
     }
@@ -108,6 +111,7 @@ impl TimeSource {
                 let wait_us = deadline.micros_since(system_now());
                 tokio::time::sleep(Duration::from_micros(wait_us)).await;
             }
+            #[cfg(any(test, feature = "testing"))]
             Self::Manual(manual) => manual.reached(deadline).await,
         }
     }
@@ -118,54 +122,8 @@ impl TimeSource {
             Self::System(ticker) => {
                 Duration::from_micros(ticker.stall_us.swap(0, Ordering::Relaxed))
             }
+            #[cfg(any(test, feature = "testing"))]
             Self::Manual(_) => Duration::ZERO,
-        }
-    }
-}
-
-/// A clock that stands still until a test moves it.
-///
-/// Cheap to clone; all clones are one clock. It begins at one second, so that nothing of a
-/// limiter's life happens at the origin.
-#[derive(Clone, Debug)]
-pub struct ManualClock {
-    clock: Clock,
-    moved: Arc<Notify>,
-}
-
-impl Default for ManualClock {
-    fn default() -> Self {
-        let clock = Clock::new();
-        clock.set(Timestamp::from_micros(1_000_000));
-        Self { clock, moved: Arc::new(Notify::new()) }
-    }
-}
-
-impl ManualClock {
-    /// A clock at one second after its origin.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The time it shows.
-    pub fn now(&self) -> Timestamp {
-        self.clock.now()
-    }
-
-    /// Moves it forward. Limiters act on it when their tasks run next: await
-    /// [`Limiter::settle`](crate::Limiter::settle) to let them.
-    pub fn advance(&self, by: Duration) {
-        self.clock.set(self.now().plus_micros(crate::time::micros(by)));
-        self.moved.notify_waiters();
-    }
-
-    async fn reached(&self, deadline: Timestamp) {
-        loop {
-            let moved = self.moved.notified();
-            if self.now() >= deadline {
-                return;
-            }
-            moved.await;
         }
     }
 }

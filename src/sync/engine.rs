@@ -231,6 +231,11 @@ impl Engine {
         self.lanes.iter().all(|lane| lane.is_ready(now))
     }
 
+    /// What keeps a lane from answering, if one does not.
+    pub(crate) fn error(&self) -> Option<&StoreError> {
+        self.lanes.iter().find_map(Lane::error)
+    }
+
     /// Whether nothing is left to report or to give back.
     pub(crate) fn is_settled(&self) -> bool {
         self.lanes.iter().all(Lane::is_settled)

@@ -55,6 +55,8 @@ pub(crate) struct Lane {
     answered: Timestamp,
     retry: Backoff,
     failures: u32,
+    /// What went wrong last, until the lane answers again.
+    error: Option<StoreError>,
     /// The lane gives nothing new until then.
     recovering_until: Timestamp,
     leaving: bool,
@@ -76,6 +78,7 @@ impl Lane {
             answered: now,
             retry: Backoff::default(),
             failures: 0,
+            error: None,
             recovering_until: Timestamp::ZERO,
             leaving: false,
         }
@@ -90,6 +93,10 @@ impl Lane {
     pub(crate) fn is_settled(&self) -> bool {
         let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
         self.accounts.is_empty() && !reporting
+    }
+
+    pub(crate) fn error(&self) -> Option<&StoreError> {
+        self.error.as_ref()
     }
 
     pub(crate) fn is_down(&self) -> bool {
@@ -202,6 +209,7 @@ impl Lane {
                 context.event(Event::Synced { lane, keys, took, error: None });
                 self.answered = now;
                 self.retry.succeeded();
+                self.error = None;
                 if std::mem::take(&mut self.failures) > 0 {
                     context.event(Event::StoreUp { lane });
                 }
@@ -313,6 +321,7 @@ impl Lane {
         context: &mut Context,
     ) {
         self.failures += 1;
+        self.error = Some(error.clone());
         if self.failures == 1 {
             context.event(Event::StoreDown { lane: self.number, error });
         }

@@ -97,6 +97,7 @@ pub(crate) struct Request {
     /// A node that was silent for so long has gone.
     pub alive_us: i64,
     pub entries: Vec<Entry>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for stores on a wire"))]
     bytes: Vec<u8>,
     hash: u64,
 }
@@ -164,6 +165,7 @@ impl Request {
     }
 
     /// The batch as the script reads it.
+    #[cfg(feature = "redis")]
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

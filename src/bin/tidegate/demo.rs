@@ -149,9 +149,7 @@ fn run_here(
         .map(|node| {
             let store: AnyStore = match store {
                 Store::Memory => memory.clone().into(),
-                Store::Redis(address) => {
-                    RedisStore::open(address)?.namespace(namespace.clone())?.into()
-                }
+                Store::Redis(address) => RedisStore::open(address)?.namespace(&namespace)?.into(),
             };
             node::start(&options.limit(), store, node, &live)
         })

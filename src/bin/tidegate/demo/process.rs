@@ -80,7 +80,7 @@ pub(crate) fn run_node() -> Result<(), DemoError> {
     let live = Arc::new(Live::default());
     let _entered = runtime.enter();
     let store =
-        tidegate::RedisStore::open(&orders.store.address)?.namespace(orders.store.namespace)?;
+        tidegate::RedisStore::open(&orders.store.address)?.namespace(&orders.store.namespace)?;
     let limiter = node::start(&orders.limit, store.into(), orders.node, &live)?;
     runtime.block_on(node::ready(std::slice::from_ref(&limiter), &live))?;
     println!("ready");
