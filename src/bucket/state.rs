@@ -582,23 +582,29 @@ mod tests {
         let bucket = Arc::new(Bucket::new(0, 0, b"k", 0));
         let clock = crate::time::Clock::new();
         clock.set(at(1));
-        let start = Arc::new(std::sync::Barrier::new(3));
+        let rounds = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let spenders: Vec<_> = (0..2)
-            .map(|_| {
-                let (bucket, clock, start) = (bucket.clone(), clock.clone(), start.clone());
+            .map(|spender| {
+                let (bucket, clock, rounds) = (bucket.clone(), clock.clone(), rounds.clone());
                 spawn(move || {
-                    start.wait();
+                    let rounds: &[AtomicU64; 2] = &rounds;
                     let mut spent = 0_u64;
                     while clock.now() < at(2_000_000) {
                         spent += u64::from(bucket.take(1, clock.now(), UNIT).allowed);
+                        rounds[spender].fetch_add(1, Ordering::Relaxed);
                     }
                     spent
                 })
             })
             .collect();
         let (mut earned, mut fraction, mut rate, mut granted) = (0_i64, 0, 0, 0);
-        start.wait();
         for step in 1..=20_000_i64 {
+            // However the threads are scheduled, both keep spending.
+            while step % 100 == 0
+                && rounds.iter().any(|rounds| rounds.load(Ordering::Relaxed) < step as u64 / 100)
+            {
+                std::thread::yield_now();
+            }
             clock.set(at(step as u64 * 100));
             earned += rate * 100;
             if step % 3 == 0 {
