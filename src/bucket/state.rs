@@ -83,8 +83,8 @@ pub(crate) struct Collected {
     pub spent: u64,
     /// Tokens asked for and denied since.
     pub denied: u64,
-    /// Tokens left in the word.
-    pub tokens: u32,
+    /// The largest cost denied since.
+    pub denied_cost: u32,
     /// Credit left in the word.
     pub credit: u32,
     /// Decisions since, for the metrics.
@@ -111,6 +111,8 @@ pub(crate) struct Bucket {
     spilled: AtomicU64,
     /// Tokens denied since the last collection.
     denied: AtomicU64,
+    /// The largest cost denied since the last collection.
+    denied_cost: AtomicU32,
     denied_decisions: AtomicU32,
     unsure_decisions: AtomicU32,
     /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
@@ -140,6 +142,7 @@ impl Bucket {
             flags: AtomicU8::new(0),
             spilled: AtomicU64::new(0),
             denied: AtomicU64::new(0),
+            denied_cost: AtomicU32::new(0),
             denied_decisions: AtomicU32::new(0),
             unsure_decisions: AtomicU32::new(0),
             surplus: AtomicU64::new(0),
@@ -180,7 +183,7 @@ impl Bucket {
                 continue;
             }
             if from_credit > word.credit() {
-                return self.deny(cost, word, tokens);
+                return self.deny(cost, word, tokens, live);
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
                 word = self.spill(word);
@@ -218,11 +221,14 @@ impl Bucket {
     }
 
     #[cold]
-    fn deny(&self, cost: u32, word: Word, tokens: u32) -> Taken {
+    fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool) -> Taken {
         self.denied.fetch_add(u64::from(cost), Ordering::Relaxed);
+        if cost > 1 {
+            self.denied_cost.fetch_max(cost, Ordering::Relaxed);
+        }
         self.denied_decisions.fetch_add(1, Ordering::Relaxed);
         // Without a lease the store may have more than this node knows of.
-        let sure = self.rate.load(Ordering::Relaxed) > 0 && !word.policy();
+        let sure = live && self.rate.load(Ordering::Relaxed) > 0 && !word.policy();
         if !sure {
             self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
         }
@@ -252,7 +258,9 @@ impl Bucket {
         let rate = self.rate.load(Ordering::Acquire);
         let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Acquire));
         let room = u64::from(self.depth.load(Ordering::Relaxed).saturating_sub(word.tokens()));
-        elapsed_us > 0 && rate > 0 && rate.saturating_mul(elapsed_us) >= room * unit as u64
+        elapsed_us > 0
+            && rate > 0
+            && rate.saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
     }
 
     /// Turns earned time into tokens. Returns whether the word is worth another look.
@@ -358,7 +366,7 @@ impl Bucket {
         Collected {
             spent,
             denied: self.denied.swap(0, Ordering::Relaxed),
-            tokens: before.tokens(),
+            denied_cost: self.denied_cost.swap(0, Ordering::Relaxed),
             credit: before.credit(),
             allowed_decisions: spent.saturating_sub(surplus),
             denied_decisions: u64::from(self.denied_decisions.swap(0, Ordering::Relaxed)),
@@ -366,12 +374,15 @@ impl Bucket {
         }
     }
 
+    /// Tokens spent since the last collection, without collecting them.
+    pub(crate) fn pending(&self) -> u64 {
+        let word = Word(self.word.load(Ordering::Relaxed));
+        u64::from(word.pending()) + self.spilled.load(Ordering::Relaxed)
+    }
+
     /// Tokens spent and denied since the last collection, without collecting them.
     pub(crate) fn demand(&self) -> u64 {
-        let word = Word(self.word.load(Ordering::Relaxed));
-        u64::from(word.pending())
-            + self.spilled.load(Ordering::Relaxed)
-            + self.denied.load(Ordering::Relaxed)
+        self.pending() + self.denied.load(Ordering::Relaxed)
     }
 
     /// Takes tokens away until at most `keep` are left; returns how many.
@@ -407,7 +418,7 @@ impl Bucket {
         fraction: i64,
         unit: i64,
     ) -> i64 {
-        let earned = self.settle(now);
+        let (earned, settled_us) = self.settle(now);
         self.rate.store(terms.rate as u64, Ordering::Release);
         let old_depth = self.depth.swap(terms.depth, Ordering::AcqRel);
         self.low.store(terms.low, Ordering::Relaxed);
@@ -427,20 +438,23 @@ impl Bucket {
             Some(word.next_epoch().with_tokens(level).with_policy(terms.policy))
         });
         let (minted_us, rest) = if terms.rate > 0 {
-            (now.as_micros().saturating_sub((rest / terms.rate) as u64), rest % terms.rate)
+            (settled_us.saturating_sub((rest / terms.rate) as u64), rest % terms.rate)
         } else {
-            (now.as_micros(), rest)
+            (settled_us, rest)
         };
         self.minted_us.store(minted_us, Ordering::Release);
         rest
     }
 
-    /// Closes the refill and returns the units it has earned and not yet turned into tokens.
-    fn settle(&self, now: Timestamp) -> i128 {
+    /// Closes the refill. Returns the units it has earned and not yet turned into tokens, and up to
+    /// when it has been settled: a decision's clock may have been ahead of `now`.
+    fn settle(&self, now: Timestamp) -> (i128, u64) {
         let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
         let until_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
         let rate = self.rate.load(Ordering::Relaxed);
-        i128::from(rate) * i128::from(until_us.saturating_sub(minted_us))
+        let earned = i128::from(rate) * i128::from(until_us.saturating_sub(minted_us));
+        let ahead_us = if minted_us == u64::MAX { 0 } else { minted_us };
+        (earned, now.as_micros().max(ahead_us))
     }
 
     /// Notes what the store said last.
@@ -608,10 +622,10 @@ mod tests {
             clock.set(at(step as u64 * 100));
             earned += rate * 100;
             if step % 3 == 0 {
-                // The change sees the clock as the spenders do.
+                // The change's clock may be behind the spenders'.
                 rate = step % 40;
                 granted += step % 2;
-                let now = clock.now();
+                let now = clock.now().minus_micros(step as u64 % 2 * 50);
                 fraction = bucket.amend(now, lease(rate, 1000, u64::MAX), step % 2, fraction, UNIT);
             }
         }

@@ -86,6 +86,8 @@ pub(crate) struct Account {
     /// The report under way was sent ahead of schedule.
     early_sent: bool,
     last_arrival: Timestamp,
+    /// The largest cost that was denied since the key came into the books.
+    denied_cost: u32,
     /// Tokens asked for that the demand estimate has not seen yet.
     arrivals: u64,
     /// When to look next whether arrivals have ceased, and what had arrived at the last look.
@@ -119,6 +121,7 @@ impl Account {
             reporting: false,
             early_sent: false,
             last_arrival: now,
+            denied_cost: 0,
             arrivals: 0,
             probe_at: Timestamp::NEVER,
             probed_arrivals: 0,
@@ -148,6 +151,7 @@ impl Account {
             self.last_arrival = now;
         }
         self.arrivals += collected.spent + collected.denied;
+        self.denied_cost = self.denied_cost.max(collected.denied_cost);
         self.tally.add(&collected);
     }
 
@@ -229,13 +233,17 @@ impl Account {
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
         let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let need = (expected + spread + 1.0).ceil() as i64;
+        let mut need = (expected + spread + 1.0).ceil() as i64;
+        if plentiful {
+            // Whoever was denied a large cost comes again with it.
+            need = need.max(i64::from(self.denied_cost));
+        }
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
     }
 
     /// Tokens pending or to be reported.
     pub(crate) fn pending(&self) -> u64 {
-        (self.unsent.spent + self.unsent.debt + self.unsent.allowed) as u64 + self.bucket.demand()
+        (self.unsent.spent + self.unsent.debt + self.unsent.allowed) as u64 + self.bucket.pending()
     }
 
     /// Tokens leased, by depth.

@@ -460,7 +460,7 @@ impl Lane {
         self.tally(slot, context);
         let nodes = context.nodes();
         let graced = now.micros_since(self.answered) >= terms.grace_us;
-        if self.flight.is_some() && graced {
+        if self.failures > 0 && graced {
             self.accounts[slot].enter_policy(now, &terms, nodes);
             context.event(Event::OutagePolicy {
                 limit: context.limit_name(self.accounts[slot].bucket.limit),
