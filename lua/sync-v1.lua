@@ -47,6 +47,9 @@ local LANE_KEEP_MS = 24 * 3600 * 1000
 local BUCKET_MARGIN_MS = 60000
 local EMPTY_AFTER_LOSS_US = 60000000
 local DEBT_US = 1000000
+-- When a new node is the first to call after a silence, nobody can tell whether the others were
+-- cut off or have ended: up to so long it is taken for an outage.
+local DOUBTFUL_US = 600000000
 local NUMBER_MAX = 2 ^ 52
 local SUM_MAX = 2 ^ 53
 local RATE_MAX = floor(NUMBER_MAX / DEBT_US)
@@ -621,7 +624,8 @@ local function sequence_rule(request, lane, node, members, buckets, born, now_us
     lane.recovering_until_us = now_us + request.recovery_us
     return reborn(lane, now_us)
   end
-  if last > 0 and now_us - lane.seen_us > request.silence_us then
+  local silent_us = now_us - lane.seen_us
+  if silent_us > request.silence_us and (last > 0 or silent_us <= DOUBTFUL_US) then
     lane.gap_from_us, lane.gap_silence_us = lane.seen_us, request.silence_us
     lane.gap_until_us = now_us + request.recovery_us
   end

@@ -1,5 +1,6 @@
 //! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::bucket::{BucketMap, DirtyQueue, KeyBudget};
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
 use crate::store::Store;
-use crate::sync::message::Reply;
+use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, Output};
 use crate::time::{Clock, Timestamp};
 
@@ -25,6 +26,8 @@ use clock::TimeSource;
 const FLUSH_US: u64 = 1_000_000;
 /// Between two searches for idle keys there is at least this.
 const EVICT_GAP_US: u64 = 100_000;
+/// While searching finds nothing, the gap doubles up to this.
+const EVICT_GAP_MAX_US: u64 = 5_000_000;
 
 /// Hears every event.
 pub(crate) type Listener = Arc<dyn Fn(&Event) + Send + Sync>;
@@ -81,6 +84,36 @@ struct Answer {
     result: Result<Reply, StoreError>,
 }
 
+/// What is under way with the store.
+#[derive(Default)]
+struct Exchanges {
+    tasks: JoinSet<Result<Reply, StoreError>>,
+    /// Lane and sequence of each task.
+    places: HashMap<tokio::task::Id, (u32, i64)>,
+}
+
+impl Exchanges {
+    fn begin(&mut self, lane: u32, store: Arc<dyn Store>, request: Arc<Request>) {
+        let sequence = request.sequence;
+        let task = self.tasks.spawn(async move { store.exchange(request).await });
+        self.places.insert(task.id(), (lane, sequence));
+    }
+
+    /// How an exchange ended. One that panicked (in a user's callback, say) has an unknown outcome
+    /// like any other that failed.
+    fn outcome(
+        &mut self,
+        done: Result<(tokio::task::Id, Result<Reply, StoreError>), tokio::task::JoinError>,
+    ) -> Option<Answer> {
+        let (id, result) = match done {
+            Ok(done) => done,
+            Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
+        };
+        let (lane, sequence) = self.places.remove(&id)?;
+        Some(Answer { lane, sequence, result })
+    }
+}
+
 /// Somebody who waits for the driver.
 struct Waiter {
     wish: Wish,
@@ -91,10 +124,10 @@ struct Waiter {
 impl Driver {
     /// Runs until every handle to the limiter is gone.
     pub(crate) async fn run(mut self) {
-        let mut exchanges = JoinSet::new();
+        let mut exchanges = Exchanges::default();
         let mut waiting: Vec<Waiter> = Vec::new();
         let mut flush_at = self.now().plus_micros(FLUSH_US);
-        let mut evict_at = Timestamp::ZERO;
+        let (mut evict_at, mut evict_gap_us) = (Timestamp::ZERO, EVICT_GAP_US);
         self.engine.handle(self.now(), Input::Timeout);
         loop {
             let now = self.now();
@@ -104,22 +137,24 @@ impl Driver {
                 self.flush();
             }
             if now >= evict_at && self.budget.used() >= self.budget.max() / 8 * 7 {
-                evict_at = now.plus_micros(EVICT_GAP_US);
-                self.evict(now);
+                let found = self.evict(now) > 0;
+                evict_gap_us =
+                    if found { EVICT_GAP_US } else { (evict_gap_us * 2).min(EVICT_GAP_MAX_US) };
+                evict_at = now.plus_micros(evict_gap_us);
             }
             if now >= self.engine.poll_timeout() {
                 self.engine.handle(now, Input::Timeout);
             }
             self.drain_outputs(&mut exchanges);
-            self.tell(&mut waiting, now, exchanges.is_empty());
+            self.tell(&mut waiting, now, exchanges.tasks.is_empty());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
             let wake_at =
                 self.engine.poll_timeout().min(flush_at).min(deadline.unwrap_or(Timestamp::NEVER));
             tokio::select! {
                 () = self.time.sleep_until(wake_at) => {}
                 () = self.dirty.urgent() => {}
-                Some(done) = exchanges.join_next() => {
-                    if let Ok(Answer { lane, sequence, result }) = done {
+                Some(done) = exchanges.tasks.join_next_with_id() => {
+                    if let Some(Answer { lane, sequence, result }) = exchanges.outcome(done) {
                         self.answered(lane, sequence, result);
                     }
                 }
@@ -156,17 +191,14 @@ impl Driver {
         }
     }
 
-    fn drain_outputs(&mut self, exchanges: &mut JoinSet<Answer>) {
+    fn drain_outputs(&mut self, exchanges: &mut Exchanges) {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event(event) => self.publish(&event),
                 Output::Send { lane, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
                     let Some(store) = self.store.clone() else { continue };
-                    exchanges.spawn(async move {
-                        let sequence = request.sequence;
-                        Answer { lane, sequence, result: store.exchange(request).await }
-                    });
+                    exchanges.begin(lane, store, request);
                 }
             }
         }
@@ -204,7 +236,7 @@ impl Driver {
     }
 
     fn flush(&mut self) {
-        for event in self.engine.take_decisions() {
+        for event in self.engine.take_decisions(self.time.now()) {
             self.publish(&event);
         }
         let gauges = self.engine.gauges();
@@ -221,7 +253,8 @@ impl Driver {
         });
     }
 
-    fn evict(&mut self, now: Timestamp) {
+    /// Forgets idle keys; returns how many.
+    fn evict(&mut self, now: Timestamp) -> usize {
         let keys = self
             .limits
             .iter()
@@ -236,6 +269,7 @@ impl Driver {
         if keys > 0 {
             self.publish(&Event::Evicted { keys });
         }
+        keys
     }
 
     fn publish(&self, event: &Event) {

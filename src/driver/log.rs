@@ -2,6 +2,7 @@
 
 use tracing::{error, info, warn};
 
+use crate::error::StoreError;
 use crate::sync::Event;
 
 /// Logs the events that say that something is wrong, or right again.
@@ -36,6 +37,9 @@ pub(crate) fn record(event: &Event) {
             warn!(?stall, "the cached clock stood still for longer than leases allow for");
         }
         Event::Evicted { keys } => info!(keys, "forgot idle keys to make room"),
+        Event::Synced { lane, error: Some(error @ StoreError::ClonedInstance), .. } => {
+            error!(lane, %error);
+        }
         Event::Decisions { .. }
         | Event::Synced { .. }
         | Event::Viewed { .. }

@@ -210,7 +210,7 @@ fn an_outage_is_lived_through_on_shares_and_nobody_gets_a_second_burst() {
         assert!(during <= 1000.0 * (1.0 + 1.0 / nodes as f64), "{case}");
         assert!(during >= 850.0, "{case}");
         assert!(after <= 1000.0 + nodes as f64, "{case}");
-        assert!(after >= 750.0, "{case}");
+        assert!(after >= 700.0, "{case}");
     }
 }
 
@@ -266,4 +266,39 @@ fn nodes_that_join_share_the_limit_at_once() {
     let figures = judge(&world, &setup.limit, 1);
     assert!(figures.excess_tokens <= ERROR, "{figures:?}");
     assert!(figures.vs_ideal_pct >= 98.5, "{figures:?}");
+}
+
+#[test]
+fn a_node_that_is_born_in_an_outage_and_calls_first_gives_nobody_a_second_burst() {
+    for seed in 0..20 {
+        let setup = Setup::new(api(1000, 1000).credit(0), 4, seed);
+        let mut world = World::new(setup);
+        Load::Even(3.0).plan(&mut world, 1, 1000.0, 10, seed);
+        let from_us = LOAD_US + 3 * SECOND_US + seed * 50_000;
+        let until_us = from_us + 3 * SECOND_US;
+        world.run_until(from_us);
+        world.hung_until_us = until_us;
+        world.run_until(until_us - 100);
+        world.hung_until_us = 0;
+        // Its first calls are answered before those that the others sent into the outage.
+        world.add_node();
+        for request in 0..20 {
+            world.arrive(until_us - 90 + request, 4, 1);
+        }
+        world.run_until(LOAD_US + 10 * SECOND_US);
+        let within = |at_us: u64| at_us >= until_us && at_us < until_us + SECOND_US;
+        let after = world.decided.iter().filter(|one| one.allowed && within(one.at_us)).count();
+        assert!(after <= 1000, "seed {seed}: {after} after");
+    }
+}
+
+#[test]
+fn a_large_cost_that_was_denied_is_there_when_it_comes_again() {
+    let limit = Limit::new("api", Quota::per_hour(100));
+    let mut world = World::new(Setup::new(limit, 3, 1));
+    world.arrive_costing(LOAD_US, 0, 1, 10);
+    world.arrive_costing(LOAD_US + 20_000, 0, 1, 10);
+    world.run_until(LOAD_US + SECOND_US);
+    let allowed: Vec<bool> = world.decided.iter().map(|one| one.allowed).collect();
+    assert_eq!(allowed, [false, true]);
 }

@@ -42,7 +42,7 @@ pub(super) struct Decided {
 }
 
 enum Happening {
-    Arrival { node: usize, key: u32 },
+    Arrival { node: usize, key: u32, cost: u32 },
     Delivery { node: usize, request: Arc<Request> },
     Answer { node: usize, lane: u32, sequence: i64, result: Result<Reply, StoreError> },
     Timer { node: usize },
@@ -134,7 +134,12 @@ impl World {
 
     /// Plans one request of `key` on `node`.
     pub(super) fn arrive(&mut self, at_us: u64, node: usize, key: u32) {
-        self.plan(at_us, Happening::Arrival { node, key });
+        self.arrive_costing(at_us, node, key, 1);
+    }
+
+    /// Plans one request of `key` on `node` that costs more than a token.
+    pub(super) fn arrive_costing(&mut self, at_us: u64, node: usize, key: u32, cost: u32) {
+        self.plan(at_us, Happening::Arrival { node, key, cost });
     }
 
     fn plan(&mut self, at_us: u64, happening: Happening) {
@@ -158,9 +163,9 @@ impl World {
     fn happen(&mut self, happening: Happening) {
         let now = Timestamp::from_micros(self.now_us);
         match happening {
-            Happening::Arrival { node, key } => {
+            Happening::Arrival { node, key, cost } => {
                 if self.nodes[node].alive {
-                    self.decide(node, key);
+                    self.decide(node, key, cost);
                     self.pump(node);
                 }
             }
@@ -181,20 +186,20 @@ impl World {
         }
     }
 
-    fn decide(&mut self, node: usize, key: u32) {
+    fn decide(&mut self, node: usize, key: u32, cost: u32) {
         let now = Timestamp::from_micros(self.now_us);
         let (credit, unit) = (self.terms.credit, self.terms.scale.token);
         let node = &mut self.nodes[node];
         let name = key.to_le_bytes();
         let create = || Bucket::new(0, lane_of(LIMIT, &name, LANES), &name, credit);
         let taken = node.buckets.with(&name, create, |bucket| {
-            let taken = bucket.take(1, now, unit);
+            let taken = bucket.take(cost, now, unit);
             if taken.touch != Touch::None {
                 node.dirty.push(bucket.clone(), taken.touch);
             }
             taken
         });
-        node.spent += u64::from(taken.allowed);
+        node.spent += u64::from(taken.allowed) * u64::from(cost);
         self.decided.push(Decided { at_us: self.now_us, key, allowed: taken.allowed });
     }
 

@@ -19,12 +19,17 @@ use crate::sync::message::{
 
 /// A lane remembers at least so long.
 pub(crate) const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
+/// Keys whose time is over are looked for every so many calls.
+const EXPIRY_CALLS: u64 = 4096;
 /// A bucket is kept so much longer than it takes to fill.
 const BUCKET_MARGIN_MS: i64 = 60_000;
 /// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
 /// Debt beyond the burst, or beyond what the rate gives in this time, is written off.
 const DEBT_US: i64 = 1_000_000;
+/// When a new node is the first to call after a silence, nobody can tell whether the others were
+/// cut off or have ended: up to so long it is taken for an outage.
+const DOUBTFUL_US: i64 = 600_000_000;
 /// No number of a request counts for more: the sum of two is still exact in a double.
 const NUMBER_MAX: i64 = 1 << 52;
 /// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
@@ -367,6 +372,8 @@ fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
 /// A whole store in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
+    /// Calls so far: keys expire every so many.
+    calls: u64,
     pub(crate) lanes: HashMap<u32, Lane>,
     pub(crate) nodes: HashMap<(u32, InstanceId), Node>,
     /// When each node was seen last in each lane.
@@ -377,6 +384,11 @@ pub(crate) struct Model {
 impl Model {
     /// One call of the script at `time_us`, the store's clock.
     pub(crate) fn sync(&mut self, request: &Request, time_us: i64) -> Reply {
+        self.calls += 1;
+        if self.calls.is_multiple_of(EXPIRY_CALLS) {
+            let kept = |key: &Key| key.stamp_us / 1000 + key.keep_ms() > time_us / 1000;
+            self.keys.retain(|_, key| kept(key));
+        }
         let sequence = natural(request.sequence);
         let recovery_us = natural(request.recovery_us);
         let silence_us = natural(request.silence_us);
@@ -434,7 +446,8 @@ impl Model {
             lane.recovering_until_us = now_us + recovery_us;
             return self.reborn(request, lane, now_us);
         }
-        if last > 0 && now_us - lane.seen_us > silence_us {
+        let silent_us = now_us - lane.seen_us;
+        if silent_us > silence_us && (last > 0 || silent_us <= DOUBTFUL_US) {
             lane.gap_from_us = lane.seen_us;
             lane.gap_silence_us = silence_us;
             lane.gap_until_us = now_us + recovery_us;

@@ -15,6 +15,8 @@ const CLOCK_ERROR_DIVISOR: u64 = 2000;
 pub(crate) const STALL_MAX_US: u64 = 20_000;
 /// A key above half its burst is synced so many times more rarely.
 const PLENTY_TICKS: u64 = 4;
+/// So many requests in one observation speak for themselves: their relative error is a third.
+const TELLING_REQUESTS: u64 = 8;
 /// Arrivals that must be expected in a quarter tick before their absence says anything.
 const PROBE_ARRIVALS: f64 = 4.0;
 /// An early sync was productive if it brought this part of what was wanted.
@@ -90,6 +92,8 @@ pub(crate) struct Account {
     denied_cost: u32,
     /// Tokens asked for that the demand estimate has not seen yet.
     arrivals: u64,
+    /// The requests that these came with.
+    requests: u64,
     /// When to look next whether arrivals have ceased, and what had arrived at the last look.
     probe_at: Timestamp,
     probed_arrivals: u64,
@@ -123,6 +127,7 @@ impl Account {
             last_arrival: now,
             denied_cost: 0,
             arrivals: 0,
+            requests: 0,
             probe_at: Timestamp::NEVER,
             probed_arrivals: 0,
             tally: Tally::default(),
@@ -151,6 +156,7 @@ impl Account {
             self.last_arrival = now;
         }
         self.arrivals += collected.spent + collected.denied;
+        self.requests += collected.allowed_decisions + collected.denied_decisions;
         self.denied_cost = self.denied_cost.max(collected.denied_cost);
         self.tally.add(&collected);
     }
@@ -160,6 +166,11 @@ impl Account {
         let unsent_before = self.unsent.debt;
         let given = i64::from(self.credit_given);
         self.absorb(now, muted, |debt| (given - (debt - unsent_before)).max(0) as u32);
+    }
+
+    /// Books the decisions of a key that lives on an outage policy.
+    pub(crate) fn count(&mut self, now: Timestamp) {
+        self.collect(now, true);
     }
 
     /// Decisions booked since the last time, for the metrics.
@@ -206,6 +217,13 @@ impl Account {
         self.estimate(now, terms).is_some_and(|level| level > terms.scale.burst / 2)
     }
 
+    /// Whether the store's level and what this node holds of it are plenty together.
+    fn is_ample(&self, now: Timestamp, terms: &Terms) -> bool {
+        let own = i64::from(self.bucket.peek(now, terms.scale.token).0) * terms.scale.token;
+        let level = self.estimate(now, terms).unwrap_or(terms.scale.burst);
+        level + own > terms.scale.burst / 2
+    }
+
     /// Whether the store had next to nothing to give when it spoke last.
     fn is_scarce(&self, terms: &Terms) -> bool {
         self.view.is_some_and(|view| view.level < terms.scale.burst / 20)
@@ -226,18 +244,16 @@ impl Account {
             return 0;
         }
         let plentiful = self.view.is_none() || self.is_plentiful(now, terms);
+        // Whoever was denied a large cost comes again with it.
+        let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
         if !plentiful && !self.is_hot(terms) {
-            return 0;
+            return large;
         }
         let span_us = self.interval_us(now, terms) + terms.tick_us / 2;
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
         let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let mut need = (expected + spread + 1.0).ceil() as i64;
-        if plentiful {
-            // Whoever was denied a large cost comes again with it.
-            need = need.max(i64::from(self.denied_cost));
-        }
+        let need = ((expected + spread + 1.0).ceil() as i64).max(large);
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
     }
 
@@ -316,7 +332,8 @@ impl Account {
         // Nothing more can be sent until the answer is here.
         self.collect(now, true);
         let arrivals = std::mem::take(&mut self.arrivals);
-        self.demand.observe(arrivals, now, terms.tick_us, terms.scale.fill_us());
+        let telling = std::mem::take(&mut self.requests) >= TELLING_REQUESTS;
+        self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
         let claim = self.estimate(now, terms);
         let need = if leaving { 0 } else { self.need(now, terms) };
         let demand = (self.demand.per_us() * unit as f64) as i64;

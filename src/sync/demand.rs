@@ -2,8 +2,6 @@
 
 use crate::time::Timestamp;
 
-/// So many arrivals in one observation speak for themselves: their relative error is a third.
-const TELLING_ARRIVALS: u64 = 8;
 /// A quiet key's estimate is averaged over so many of its arrivals.
 const AVERAGED_ARRIVALS: f64 = 4.0;
 
@@ -32,15 +30,23 @@ impl Demand {
         self.per_us * micros as f64
     }
 
-    /// Ends an observation in which `arrivals` tokens were asked for.
-    pub(crate) fn observe(&mut self, arrivals: u64, now: Timestamp, tick_us: u64, fill_us: u64) {
+    /// Ends an observation in which `arrivals` tokens were asked for, by so many requests that they
+    /// speak for themselves if `telling`.
+    pub(crate) fn observe(
+        &mut self,
+        arrivals: u64,
+        telling: bool,
+        now: Timestamp,
+        tick_us: u64,
+        fill_us: u64,
+    ) {
         let span_us = now.micros_since(self.since).max(1) as f64;
         let sample = arrivals as f64 / span_us;
         let slowest_us = fill_us.max(tick_us) as f64;
         let memory_us =
             (AVERAGED_ARRIVALS / self.per_us.max(sample)).clamp(tick_us as f64, slowest_us);
         let mut weight = span_us / (memory_us + span_us);
-        if arrivals >= TELLING_ARRIVALS {
+        if telling {
             weight = weight.max(0.5);
         }
         self.per_us += weight * (sample - self.per_us);
@@ -68,11 +74,11 @@ mod tests {
     fn a_hot_key_is_known_within_two_ticks_and_forgotten_as_fast() {
         let mut demand = Demand::new(at(0));
         for tick in 1..=2 {
-            demand.observe(100, at(tick * TICK_US), TICK_US, 1_000_000);
+            demand.observe(100, true, at(tick * TICK_US), TICK_US, 1_000_000);
         }
         assert!(demand.over(TICK_US) > 70.0, "{}", demand.over(TICK_US));
         for tick in 3..=5 {
-            demand.observe(0, at(tick * TICK_US), TICK_US, 1_000_000);
+            demand.observe(0, false, at(tick * TICK_US), TICK_US, 1_000_000);
         }
         assert!(demand.over(TICK_US) < 15.0, "{}", demand.over(TICK_US));
     }
@@ -80,7 +86,7 @@ mod tests {
     #[test]
     fn one_arrival_after_a_millisecond_is_not_taken_for_a_thousand_a_second() {
         let mut demand = Demand::new(at(0));
-        demand.observe(1, at(1000), TICK_US, 1_000_000);
+        demand.observe(1, false, at(1000), TICK_US, 1_000_000);
         assert!(demand.per_us() * 1e6 < 50.0);
     }
 }

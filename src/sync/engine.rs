@@ -79,6 +79,8 @@ pub(crate) struct Context {
     pub(crate) rng: Rng,
     pub(crate) outputs: VecDeque<Output>,
     pub(crate) nodes_by_lane: Vec<Option<i64>>,
+    /// Losses of memory that lanes have found.
+    pub(crate) losses: u64,
     nodes_max: Option<i64>,
 }
 
@@ -150,6 +152,8 @@ pub(crate) struct Gauges {
 #[derive(Debug)]
 pub(crate) struct Engine {
     lanes: Vec<Lane>,
+    /// Buckets of local limits that were touched since decisions were last taken.
+    local: Vec<Arc<Bucket>>,
     context: Context,
 }
 
@@ -174,11 +178,12 @@ impl Engine {
             retry_us: config.retry_us,
             rng: Rng::new(config.seed),
             outputs: VecDeque::new(),
+            losses: 0,
             nodes_by_lane: vec![None; config.lanes as usize],
             nodes_max: config.nodes_max.map(i64::from),
         };
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
-        Self { lanes, context }
+        Self { lanes, local: Vec::new(), context }
     }
 
     /// Takes in what happened at `now`.
@@ -188,8 +193,16 @@ impl Engine {
             Input::Answer { lane, sequence, result } => {
                 let number = lane as usize;
                 self.lanes[number].advance(now, &mut self.context);
+                let losses = self.context.losses;
                 self.lanes[number].answer(sequence, result, now, &mut self.context);
                 self.lanes[number].advance(now, &mut self.context);
+                if self.context.losses > losses {
+                    // What happened to one lane has probably happened to all.
+                    for lane in &mut self.lanes {
+                        lane.call_soon(now);
+                        lane.advance(now, &mut self.context);
+                    }
+                }
             }
             Input::Timeout => {
                 for lane in &mut self.lanes {
@@ -208,8 +221,10 @@ impl Engine {
     fn touched(&mut self, bucket: &Arc<Bucket>, now: Timestamp) {
         let limit = bucket.limit as usize;
         if self.context.limits[limit].terms.mode == Mode::Local {
-            let collected = bucket.collect(false, |left| left);
+            // There is nobody to tell: the bucket is heard again when decisions are counted.
+            let collected = bucket.collect(true, |left| left);
             self.context.limits[limit].tally.add(&collected);
+            self.local.push(bucket.clone());
             return;
         }
         let lane = bucket.lane as usize;
@@ -242,7 +257,14 @@ impl Engine {
     }
 
     /// Decisions collected since the last time.
-    pub(crate) fn take_decisions(&mut self) -> Vec<Event> {
+    pub(crate) fn take_decisions(&mut self, now: Timestamp) -> Vec<Event> {
+        for bucket in self.local.drain(..) {
+            let collected = bucket.collect(false, |left| left);
+            self.context.limits[bucket.limit as usize].tally.add(&collected);
+        }
+        for lane in &mut self.lanes {
+            lane.count_policies(now, &mut self.context);
+        }
         let tell = |limit: &mut LimitBooks| {
             let Tally { allowed, denied, unsure } = std::mem::take(&mut limit.tally);
             let limit = limit.name.clone();

@@ -178,6 +178,21 @@ impl Lane {
         next.min(ends)
     }
 
+    /// The store is to be called at once, if it is not being called.
+    pub(crate) fn call_soon(&mut self, now: Timestamp) {
+        self.heartbeat_at = self.heartbeat_at.min(now);
+    }
+
+    /// Books the decisions of keys that live on outage policies: no report does it for them.
+    pub(crate) fn count_policies(&mut self, now: Timestamp, context: &mut Context) {
+        for (_, account) in &mut self.accounts {
+            if account.in_policy() {
+                account.count(now);
+                context.limits[account.bucket.limit as usize].tally.merge(account.take_tally());
+            }
+        }
+    }
+
     /// The node is leaving: everything is given back.
     pub(crate) fn leave(&mut self, now: Timestamp) {
         self.leaving = true;
@@ -206,7 +221,9 @@ impl Lane {
         let lane = self.number;
         match result.and_then(|reply| check(reply, &flight.request)) {
             Ok(reply) => {
-                context.event(Event::Synced { lane, keys, took, error: None });
+                let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
+                let error = cloned.then_some(StoreError::ClonedInstance);
+                context.event(Event::Synced { lane, keys, took, error });
                 self.answered = now;
                 self.retry.succeeded();
                 self.error = None;
@@ -369,6 +386,7 @@ impl Lane {
             }
             Verdict::Reborn => {
                 context.event(Event::MemoryLost { lane: self.number });
+                context.losses += 1;
                 self.restart(Some(reply.incarnation), flight, now);
             }
             Verdict::Cloned | Verdict::Stale => {

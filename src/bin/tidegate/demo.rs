@@ -54,6 +54,8 @@ pub(crate) enum DemoError {
 struct Input {
     arrivals: Vec<Arrival>,
     keys: Vec<String>,
+    /// What the keys may spend, for the reader.
+    limit: String,
     seconds: f64,
     source: Source,
     trace: Option<Trace>,
@@ -114,6 +116,7 @@ fn read_input(options: &Options) -> Result<Input, DemoError> {
         return Ok(Input {
             arrivals: if options.processes { Vec::new() } else { workload.arrivals() },
             keys: key_names(options.keys),
+            limit: format!("{}/s", options.rate * u64::from(options.keys)),
             seconds: options.seconds,
             source: Source::Synthetic(workload),
             trace: None,
@@ -129,6 +132,7 @@ fn read_input(options: &Options) -> Result<Input, DemoError> {
         seconds: arrivals.last().map_or(0.0, |last| last.at_us as f64 / 1e6),
         arrivals,
         keys: trace.keys.clone(),
+        limit: format!("{}/s a key", options.rate),
         source: Source::Trace { file: file.clone(), speed, nodes, seed },
         trace: Some(trace),
     })
@@ -158,7 +162,7 @@ fn run_here(
     let load = Load { arrivals: &input.arrivals, keys: &input.keys, start: Instant::now() };
     let over = AtomicBool::new(false);
     let decided = std::thread::scope(|scope| {
-        scope.spawn(|| report::each_second(&live, options, load.start, &over));
+        scope.spawn(|| report::each_second(&live, "", &input.limit, load.start, &over));
         let outage = own_redis.zip(options.outage).map(|(server, outage)| {
             let start = load.start;
             scope.spawn(move || server.suffer(outage, start))

@@ -58,7 +58,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1.0, requires = "trace")]
     pub(crate) speed: f64,
     /// Serve Prometheus metrics on this address while it runs, such as 127.0.0.1:9000
-    #[arg(long)]
+    #[arg(long, conflicts_with = "processes")]
     pub(crate) metrics: Option<SocketAddr>,
     /// Seeds the arrivals
     #[arg(long, default_value_t = 1)]
@@ -163,9 +163,9 @@ impl Options {
             let reason = "processes share no memory: give --store redis://HOST:PORT";
             return refuse("--processes", "--store memory".to_owned(), reason);
         }
-        if let (Some(_), Store::Redis(address)) = (self.outage, &self.store) {
+        if let (Some(_), Store::Redis(_)) = (self.outage, &self.store) {
             let reason = "--outage starts a redis-server of its own: leave --store out";
-            return refuse("--store", address.clone(), reason);
+            return refuse("--store", "redis".to_owned(), reason);
         }
         if !(self.speed > 0.0 && self.speed.is_finite()) {
             return refuse("--speed", self.speed.to_string(), "must be a number above 0");

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -88,7 +89,15 @@ pub(crate) fn run_node() -> Result<(), DemoError> {
     let start_us: u64 = serde_json::from_str(&lines.next().unwrap_or(Ok(String::new()))?)?;
     let start = Instant::now() + Duration::from_micros(start_us.saturating_sub(unix_us()));
     let load = Load { arrivals: &arrivals, keys: &keys, start };
-    let decided = node::drive(&load, |_| Some(&limiter), &live)?;
+    let (who, limit) =
+        (format!("node {:<3}", orders.node), format!("{}/s a key", orders.limit.rate));
+    let over = AtomicBool::new(false);
+    let decided = std::thread::scope(|scope| {
+        scope.spawn(|| super::report::each_second(&live, &who, &limit, start, &over));
+        let decided = node::drive(&load, |_| Some(&limiter), &live);
+        over.store(true, Ordering::Release);
+        decided
+    })?;
     runtime.block_on(node::leave(std::slice::from_ref(&limiter)));
     let traffic = live.traffic().clone();
     serde_json::to_writer(std::io::stdout().lock(), &Outcome { decided, traffic })?;

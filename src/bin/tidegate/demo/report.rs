@@ -15,9 +15,8 @@ use crate::trace::Trace;
 /// Keys in the list of the most denied.
 const TOP_DENIED: usize = 10;
 
-/// Prints a line a second on standard error until it is `over`.
-pub(crate) fn each_second(live: &Live, options: &Options, start: Instant, over: &AtomicBool) {
-    let limit = options.rate * u64::from(options.keys);
+/// Prints a line a second on standard error until it is `over`, beginning with `who`.
+pub(crate) fn each_second(live: &Live, who: &str, limit: &str, start: Instant, over: &AtomicBool) {
     let (mut offered, mut admitted, mut calls) = (0, 0, 0);
     for second in 1_u32.. {
         if sleep_until(start + Duration::from_secs(1) * second, over) {
@@ -29,13 +28,8 @@ pub(crate) fn each_second(live: &Live, options: &Options, start: Instant, over: 
             let traffic = live.traffic();
             (traffic.store_calls, traffic.drift_pct.last().copied().unwrap_or(0.0))
         };
-        let limit = if options.trace.is_some() {
-            format!("limit {}/s a key", options.rate)
-        } else {
-            format!("limit {limit}/s")
-        };
         eprintln!(
-            "{second:>4} s  offered {:>7}/s  admitted {:>7}/s  {limit}  drift {drift:>6.3}% of burst  store calls {:>5}/s",
+            "{who}{second:>4} s  offered {:>7}/s  admitted {:>7}/s  limit {limit}  drift {drift:>6.3}% of burst  store calls {:>5}/s",
             offered_now - offered,
             admitted_now - admitted,
             calls_now - calls,
