@@ -59,6 +59,6 @@ impl Store for MemoryStore {
     }
 
     fn timeout(&self) -> Duration {
-        Duration::from_secs(1)
+        Duration::from_millis(100)
     }
 }
