@@ -457,7 +457,9 @@ local function grant(bucket, entry, void, lane, nodes, now_us)
   local tokens = giving and give_tokens(bucket, entry, share, nodes) or 0
   local target = target_of(bucket, entry, share, lane, nodes, now_us)
   local leased = bucket.leased0 + bucket.leased1
-  local most = bucket.level < 0 and floor(bucket.rate / 2) or bucket.rate
+  -- While refill is frozen no debt is repaid, however little is leased.
+  local repaying = bucket.level < 0 and now_us >= lane.gap_until_us
+  local most = repaying and floor(bucket.rate / 2) or bucket.rate
   local depth, added = tokens, 0
   local pressing = now_us < lane.gap_until_us or demand > bucket.rate + floor(bucket.rate / 4)
   if giving and (pressing or bucket.level < floor(bucket.burst / 20)) then

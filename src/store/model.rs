@@ -248,7 +248,8 @@ impl Key {
             target = target.min((rate as f64 / nodes).floor() as i64);
         }
         let leased = self.leased[0] + self.leased[1];
-        let most = if self.level < 0 { rate / 2 } else { rate };
+        // While refill is frozen no debt is repaid, however little is leased.
+        let most = if self.level < 0 && !returning { rate / 2 } else { rate };
         let pressing = returning || demand > rate + rate / 4;
         let (mut added, mut depth) = (0, tokens);
         if giving && (pressing || self.level < burst / 20) {
