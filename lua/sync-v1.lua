@@ -9,7 +9,7 @@
 --            7 numbers   wire version, lanes, sequence, recovery_us, silence_us, alive_us, entries
 --            16 bytes    instance
 --            24 bytes    incarnation; zeros: the node does not know the lane yet
---            20 numbers  an entry, in the order of `entry_of` below
+--            21 numbers  an entry, in the order of `entry_of` below
 -- ARGV[2]    the batch's hash, 8 bytes
 --
 -- Reply      the bytes of Reply::encode(), a bulk string
@@ -47,6 +47,8 @@ local LANE_KEEP_MS = 24 * 3600 * 1000
 local BUCKET_MARGIN_MS = 60000
 local EMPTY_AFTER_LOSS_US = 60000000
 local DEBT_US = 1000000
+-- Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
+local REPAY_US, REPAY_LEAST_PART = 100000, 16
 -- When a new node is the first to call after a silence, nobody can tell whether the others were
 -- cut off or have ended: up to so long it is taken for an outage.
 local DOUBTFUL_US = 600000000
@@ -55,7 +57,7 @@ local SUM_MAX = 2 ^ 53
 local RATE_MAX = floor(NUMBER_MAX / DEBT_US)
 local EPOCH_US_MAX = 2 ^ 50
 
-local HEADER_BYTES, ENTRY_BYTES, HASH_BYTES = 96, 160, 8
+local HEADER_BYTES, ENTRY_BYTES, HASH_BYTES = 96, 168, 8
 local INCARNATION_BYTES = 24
 local NO_INCARNATION = string.rep('\0', INCARNATION_BYTES)
 
@@ -64,7 +66,7 @@ local function numbers(count)
 end
 
 local HEADER_FORMAT = numbers(7)
-local ENTRY_FORMAT = numbers(20)
+local ENTRY_FORMAT = numbers(21)
 local LANE_FORMAT = numbers(8)
 local BUCKET_FORMAT = numbers(16)
 local REPLY_FORMAT = numbers(6)
@@ -103,18 +105,18 @@ end
 local function entry_of(bytes, at)
   local rate, token, burst, version, epoch_us, spent, debt, allowed,
     back_units, back_rate, back_depth, held_rate, held_depth, held_demand, held_tag,
-    demand, want, want_rate, flags, claim = struct.unpack(ENTRY_FORMAT, bytes, at)
+    demand, want, want_rate, flags, claim, needed = struct.unpack(ENTRY_FORMAT, bytes, at)
   local entry = {
     rate = rate, token = token, burst = burst, version = version, epoch_us = epoch_us,
     spent = spent, debt = debt, allowed = allowed,
     back_units = back_units, back_rate = back_rate, back_depth = back_depth,
     held_rate = held_rate, held_depth = held_depth, held_demand = held_demand, held_tag = held_tag,
-    demand = demand, want = want, want_rate = want_rate,
+    demand = demand, want = want, want_rate = want_rate, needed = needed,
   }
   local least = min(version, spent, debt, allowed, back_units, back_rate, back_depth, held_rate,
-    held_depth, held_demand, held_tag, demand, want, want_rate)
+    held_depth, held_demand, held_tag, demand, want, want_rate, needed)
   local most = max(token, burst, version, spent, debt, allowed, back_units, back_rate, back_depth,
-    held_rate, held_depth, held_demand, held_tag, demand, want, want_rate)
+    held_rate, held_depth, held_demand, held_tag, demand, want, want_rate, needed)
   if least < 0 or most > NUMBER_MAX or min(rate, token, burst, epoch_us) < 1
     or rate > RATE_MAX or epoch_us > EPOCH_US_MAX then
     bounded(entry)
@@ -407,11 +409,19 @@ local function give_tokens(bucket, entry, share, nodes)
   if bucket.level <= 0 then
     return 0
   end
+  local needed = min(entry.needed, floor(bucket.level / bucket.token))
+  bucket.level = bucket.level - needed * bucket.token
   local part = floor(bucket.level * (share / 2 + 0.5 / nodes))
   local least = bucket.level >= bucket.token and 1 or 0
   local tokens = min(entry.want, max(floor(part / bucket.token), least))
   bucket.level = bucket.level - tokens * bucket.token
-  return tokens
+  return needed + tokens
+end
+
+-- The refill that is kept from leases so that debt is repaid: soon, but no more than the debt needs.
+local function repayment_of(bucket)
+  local wanted = max(floor(-bucket.level / REPAY_US), floor(bucket.rate / REPAY_LEAST_PART))
+  return min(wanted, floor(bucket.rate / 2))
 end
 
 -- The refill that the store would like back.
@@ -459,7 +469,7 @@ local function grant(bucket, entry, void, lane, nodes, now_us)
   local leased = bucket.leased0 + bucket.leased1
   -- While refill is frozen no debt is repaid, however little is leased.
   local repaying = bucket.level < 0 and now_us >= lane.gap_until_us
-  local most = repaying and floor(bucket.rate / 2) or bucket.rate
+  local most = repaying and bucket.rate - repayment_of(bucket) or bucket.rate
   local depth, added = tokens, 0
   local pressing = now_us < lane.gap_until_us or demand > bucket.rate + floor(bucket.rate / 4)
   if giving and (pressing or bucket.level < floor(bucket.burst / 20)) then

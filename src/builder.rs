@@ -217,6 +217,7 @@ impl Builder {
             .collect::<Result<_, _>>()?;
         let dirty = Arc::new(DirtyQueue::new(self.keys_max));
         let (commands, inbox) = mpsc::unbounded_channel();
+        let (questions, asked) = mpsc::unbounded_channel();
         let last_error = Arc::new(Mutex::new(None));
         let clock = time.cached();
         let [instance_low, instance_high, seed] = random()?;
@@ -244,11 +245,20 @@ impl Builder {
             clock: clock.clone(),
             time: time.clone(),
             commands: inbox,
+            questions: asked,
             listeners,
             last_error: last_error.clone(),
         };
-        let shared =
-            Shared { limits, dirty, clock, lanes: self.lanes, commands, last_error, _time: time };
+        let shared = Shared {
+            limits,
+            dirty,
+            clock,
+            lanes: self.lanes,
+            commands,
+            questions,
+            last_error,
+            _time: time,
+        };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }
 

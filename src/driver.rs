@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use crate::bucket::{BucketMap, DirtyQueue, KeyBudget};
+use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
-use crate::sync::{Engine, Event, Input, Output};
-use crate::time::{Clock, Timestamp};
+use crate::sync::{Engine, Event, Input, Output, Waiter};
+use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
 pub(crate) mod log;
@@ -52,6 +52,29 @@ pub(crate) struct Command {
     pub(crate) done: oneshot::Sender<bool>,
 }
 
+/// A caller who waits for the store's word, and where to tell it.
+#[derive(Debug)]
+pub(crate) struct Question {
+    pub(crate) bucket: Arc<Bucket>,
+    pub(crate) cost: u32,
+    pub(crate) within: Duration,
+    pub(crate) done: oneshot::Sender<Answered>,
+}
+
+/// What the caller is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answered {
+    pub(crate) allowed: bool,
+    pub(crate) sure: bool,
+}
+
+/// Callers who wait, by ticket.
+#[derive(Debug, Default)]
+struct Questions {
+    last_ticket: u64,
+    open: HashMap<u64, oneshot::Sender<Answered>>,
+}
+
 /// The data plane of one limit, as limiter and driver share it.
 #[derive(Debug)]
 pub(crate) struct LimitState {
@@ -72,6 +95,7 @@ pub(crate) struct Driver {
     pub(crate) clock: Clock,
     pub(crate) time: TimeSource,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    pub(crate) questions: mpsc::UnboundedReceiver<Question>,
     pub(crate) listeners: Vec<Listener>,
     /// The store's last error, for those who wait for it.
     pub(crate) last_error: Arc<std::sync::Mutex<Option<StoreError>>>,
@@ -115,7 +139,7 @@ impl Exchanges {
 }
 
 /// Somebody who waits for the driver.
-struct Waiter {
+struct Wisher {
     wish: Wish,
     deadline: Timestamp,
     done: oneshot::Sender<bool>,
@@ -125,7 +149,8 @@ impl Driver {
     /// Runs until every handle to the limiter is gone.
     pub(crate) async fn run(mut self) {
         let mut exchanges = Exchanges::default();
-        let mut waiting: Vec<Waiter> = Vec::new();
+        let mut asked = Questions::default();
+        let mut waiting: Vec<Wisher> = Vec::new();
         let mut flush_at = self.now().plus_micros(FLUSH_US);
         let (mut evict_at, mut evict_gap_us) = (Timestamp::ZERO, EVICT_GAP_US);
         self.engine.handle(self.now(), Input::Timeout);
@@ -145,7 +170,7 @@ impl Driver {
             if now >= self.engine.poll_timeout() {
                 self.engine.handle(now, Input::Timeout);
             }
-            self.drain_outputs(&mut exchanges);
+            self.drain_outputs(&mut exchanges, &mut asked);
             self.tell(&mut waiting, now, exchanges.tasks.is_empty());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
             let wake_at =
@@ -158,6 +183,7 @@ impl Driver {
                         self.answered(lane, sequence, result);
                     }
                 }
+                Some(question) = self.questions.recv() => self.ask(question, &mut asked),
                 command = self.commands.recv() => match command {
                     Some(command) => waiting.push(self.take_on(command)),
                     None => return,
@@ -191,10 +217,31 @@ impl Driver {
         }
     }
 
-    fn drain_outputs(&mut self, exchanges: &mut Exchanges) {
+    /// Hands a caller who waits to the engine, and all who came meanwhile: they join one batch.
+    fn ask(&mut self, first: Question, asked: &mut Questions) {
+        let now = self.now();
+        let mut next = Some(first);
+        while let Some(Question { bucket, cost, within, done }) = next {
+            asked.last_ticket += 1;
+            let ticket = asked.last_ticket;
+            asked.open.insert(ticket, done);
+            let deadline = now.plus_micros(micros(within));
+            self.engine
+                .handle(now, Input::Wait { bucket, waiter: Waiter { ticket, cost, deadline } });
+            next = self.questions.try_recv().ok();
+        }
+    }
+
+    fn drain_outputs(&mut self, exchanges: &mut Exchanges, asked: &mut Questions) {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event(event) => self.publish(&event),
+                Output::Decided { ticket, allowed, sure } => {
+                    if let Some(done) = asked.open.remove(&ticket) {
+                        // Whoever gave up waiting has dropped the other end.
+                        let _ = done.send(Answered { allowed, sure });
+                    }
+                }
                 Output::Send { lane, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
                     let Some(store) = self.store.clone() else { continue };
@@ -204,27 +251,27 @@ impl Driver {
         }
     }
 
-    fn take_on(&mut self, Command { wish, within, done }: Command) -> Waiter {
+    fn take_on(&mut self, Command { wish, within, done }: Command) -> Wisher {
         let now = self.now();
         if wish == Wish::Leave {
             self.drain_dirty(now);
             self.engine.handle(now, Input::Leave);
         }
-        Waiter { wish, deadline: now.plus_micros(crate::time::micros(within)), done }
+        Wisher { wish, deadline: now.plus_micros(micros(within)), done }
     }
 
     /// Answers those whose wait is over.
-    fn tell(&mut self, waiting: &mut Vec<Waiter>, now: Timestamp, idle: bool) {
+    fn tell(&mut self, waiting: &mut Vec<Wisher>, now: Timestamp, idle: bool) {
         let alone = self.store.is_none();
         let ready = alone || self.engine.is_ready(now);
         let left = alone || self.engine.is_settled();
         let settled = idle && self.engine.poll_timeout() > now;
-        let fulfilled = |waiter: &Waiter| match waiter.wish {
+        let fulfilled = |waiter: &Wisher| match waiter.wish {
             Wish::Ready => ready,
             Wish::Leave => left,
             Wish::Settle => settled,
         };
-        let over = |waiter: &mut Waiter| fulfilled(waiter) || waiter.deadline <= now;
+        let over = |waiter: &mut Wisher| fulfilled(waiter) || waiter.deadline <= now;
         for waiter in waiting.extract_if(.., over).collect::<Vec<_>>() {
             let fulfilled = fulfilled(&waiter);
             if waiter.wish == Wish::Leave {

@@ -33,6 +33,7 @@
 //! | `redis` | the Redis and Valkey store |
 //! | `tls` | `rediss://` |
 //! | `metrics` | counters, gauges and histograms through the `metrics` facade |
+//! | `sim` | a seeded simulator around the unchanged limiter |
 //! | `testing` | a clock that tests drive and a store that tests script |
 //!
 //! # Guarantees
@@ -54,8 +55,8 @@ mod limiter;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod quota;
-#[cfg(test)]
-mod sim;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod store;
 mod sync;
 #[cfg(any(test, feature = "testing"))]
@@ -70,7 +71,7 @@ pub use limit::{
     COST_MAX, CREDIT_MAX, DEFAULT_CREDIT, DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX,
     OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
-pub use limiter::{ActiveLimit, KeyHandle, Limiter};
+pub use limiter::{ActiveLimit, DECIDE_WITHIN, KeyHandle, Limiter};
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};
 pub use store::MemoryStore;
 #[cfg(feature = "redis")]

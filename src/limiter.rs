@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bucket::{Bucket, DirtyQueue, Touch};
+use crate::bucket::{Bucket, DirtyQueue, Taken, Touch};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
-use crate::driver::{Command, LimitState, Wish};
+use crate::driver::{Answered, Command, LimitState, Question, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{self, lane_of};
 use crate::limit::Mode;
@@ -16,6 +16,9 @@ use crate::time::{Clock, Timestamp};
 
 /// A denied caller is never told to come back sooner than this.
 const RETRY_MIN_US: u64 = 1_000;
+
+/// How long [`ActiveLimit::decide`] waits for the store at most.
+pub const DECIDE_WITHIN: Duration = Duration::from_millis(50);
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
 ///
@@ -35,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) lanes: u32,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
+    pub(crate) questions: mpsc::UnboundedSender<Question>,
     pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
     /// Keeps the cached clock running for as long as decisions are taken.
     pub(crate) _time: TimeSource,
@@ -144,7 +148,7 @@ impl ActiveLimit {
             key,
             || self.create(key),
             |bucket| {
-                let (decision, touch) = self.decide(bucket, cost);
+                let (decision, touch) = self.decide_now(bucket, cost);
                 (decision, (touch != Touch::None).then(|| (bucket.clone(), touch)))
             },
         );
@@ -153,6 +157,38 @@ impl ActiveLimit {
             self.shared.dirty.push(bucket, touch);
         }
         Ok(decision)
+    }
+
+    /// Decides about one request of `key`, costing one token, and asks the store when this node
+    /// alone cannot be sure.
+    ///
+    /// Sure answers come at once, like those of [`check`](Self::check). An unsure one waits for
+    /// one round trip, which all callers of this node that wait at the same time share, for at
+    /// most [`DECIDE_WITHIN`]; then, or when the store is known to be away, it is what `check`
+    /// would have said. Dropping the future before it is ready may leave the token spent.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the key is empty or too long.
+    pub async fn decide<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
+        self.decide_n(key, 1).await
+    }
+
+    /// Decides about one request of `key`, costing `cost` tokens, all or none: see
+    /// [`decide`](Self::decide).
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the key is empty or too long, or if the cost is 0 or can never be
+    /// admitted.
+    pub async fn decide_n<K: AsRef<[u8]> + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Decision, CheckError> {
+        let handle = self.handle(key)?;
+        self.validate_cost(cost)?;
+        Ok(handle.decide_or_ask(cost).await)
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.
@@ -218,11 +254,16 @@ impl ActiveLimit {
     }
 
     #[inline]
-    fn decide(&self, bucket: &Bucket, cost: u32) -> (Decision, Touch) {
+    fn decide_now(&self, bucket: &Bucket, cost: u32) -> (Decision, Touch) {
         let now = self.shared.clock.now();
         let taken = bucket.take(cost, now, self.state.terms.scale.token);
+        (self.taken(bucket, cost, taken, now), taken.touch)
+    }
+
+    #[inline]
+    fn taken(&self, bucket: &Bucket, cost: u32, taken: Taken, now: Timestamp) -> Decision {
         let outcome = if taken.allowed { Outcome::Allowed } else { Outcome::Denied };
-        (self.decision(bucket, cost, outcome, taken.sure, taken.left, now), taken.touch)
+        self.decision(bucket, cost, outcome, taken.sure, taken.left, now)
     }
 
     fn look(&self, bucket: &Bucket) -> Decision {
@@ -298,7 +339,7 @@ impl KeyHandle {
     /// Decides about one request, costing one token: see [`ActiveLimit::check`].
     #[inline]
     pub fn check(&self) -> Decision {
-        self.decide(1)
+        self.decide_now(1)
     }
 
     /// Decides about one request, costing `cost` tokens.
@@ -309,16 +350,58 @@ impl KeyHandle {
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
-        Ok(self.decide(cost))
+        Ok(self.decide_now(cost))
+    }
+
+    /// Decides about one request, costing one token, asking the store when unsure: see
+    /// [`ActiveLimit::decide`].
+    pub async fn decide(&self) -> Decision {
+        self.decide_or_ask(1).await
+    }
+
+    /// Decides about one request, costing `cost` tokens, asking the store when unsure.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the cost is 0 or can never be admitted.
+    pub async fn decide_n(&self, cost: u32) -> Result<Decision, CheckError> {
+        self.limit.validate_cost(cost)?;
+        Ok(self.decide_or_ask(cost).await)
     }
 
     #[inline]
-    fn decide(&self, cost: u32) -> Decision {
-        let (decision, touch) = self.limit.decide(&self.bucket, cost);
+    fn decide_now(&self, cost: u32) -> Decision {
+        let (decision, touch) = self.limit.decide_now(&self.bucket, cost);
+        self.tell(touch);
+        decision
+    }
+
+    #[inline]
+    fn tell(&self, touch: Touch) {
         if touch != Touch::None {
             self.limit.shared.dirty.push(self.bucket.clone(), touch);
         }
-        decision
+    }
+
+    async fn decide_or_ask(&self, cost: u32) -> Decision {
+        let Shared { clock, questions, .. } = &*self.limit.shared;
+        let now = clock.now();
+        let taken = self.bucket.take_sure(cost, now, self.limit.state.terms.scale.token);
+        if let Some(taken) = taken {
+            self.tell(taken.touch);
+            return self.limit.taken(&self.bucket, cost, taken, now);
+        }
+        let (done, answer) = oneshot::channel();
+        let bucket = self.bucket.clone();
+        let asked = questions.send(Question { bucket, cost, within: DECIDE_WITHIN, done });
+        let answer = if asked.is_ok() { answer.await.ok() } else { None };
+        let Some(Answered { allowed, sure }) = answer else {
+            // The driver has ended with its runtime: nobody can be asked any more.
+            return self.decide_now(cost);
+        };
+        let (left, ..) = self.bucket.peek(clock.now(), self.limit.state.terms.scale.token);
+        let taken = Taken { allowed, sure, left, touch: Touch::None };
+        self.limit.taken(&self.bucket, cost, taken, clock.now())
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.

@@ -6,7 +6,9 @@ pub(crate) mod map;
 pub(crate) mod state;
 mod word;
 
+#[cfg(feature = "sim")]
+pub(crate) use dirty::DIRTY_MAX;
 pub(crate) use dirty::DirtyQueue;
 pub(crate) use map::{BucketMap, KeyBudget};
-pub(crate) use state::{Bucket, Collected, Terms as LeaseTerms, Touch};
+pub(crate) use state::{Bucket, Collected, Taken, Terms as LeaseTerms, Touch};
 pub(crate) use word::FIELD_MAX;

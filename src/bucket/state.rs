@@ -76,6 +76,10 @@ pub(crate) struct Taken {
     pub touch: Touch,
 }
 
+impl Taken {
+    const DENIED: Self = Self { allowed: false, sure: false, left: 0, touch: Touch::None };
+}
+
 /// What [`Bucket::collect`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
@@ -169,6 +173,32 @@ impl Bucket {
     /// Cost: two loads and one compare-and-swap when tokens are there.
     #[inline]
     pub(crate) fn take(&self, cost: u32, now: Timestamp, unit: i64) -> Taken {
+        self.decide(cost, now, unit, |_| true).unwrap_or(Taken::DENIED)
+    }
+
+    /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
+    /// nothing is spent or counted, and the store is to be asked.
+    #[inline]
+    pub(crate) fn take_sure(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Taken> {
+        self.decide(cost, now, unit, Word::policy)
+    }
+
+    /// Counts a request that was denied after asking the store.
+    pub(crate) fn refuse(&self, cost: u32) {
+        self.denied.fetch_add(u64::from(cost), Ordering::Relaxed);
+        self.denied_decisions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `None` if the tokens are not there, it is not sure that nobody else has them, and the
+    /// bucket may not be `unsure`.
+    #[inline]
+    fn decide(
+        &self,
+        cost: u32,
+        now: Timestamp,
+        unit: i64,
+        unsure: impl Fn(Word) -> bool,
+    ) -> Option<Taken> {
         let mut word = Word(self.word.load(Ordering::Acquire));
         loop {
             let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
@@ -182,8 +212,11 @@ impl Bucket {
                 word = Word(self.word.load(Ordering::Acquire));
                 continue;
             }
+            if from_credit > 0 && !unsure(word) {
+                return self.is_leased(live).then(|| self.deny(cost, word, tokens, live));
+            }
             if from_credit > word.credit() {
-                return self.deny(cost, word, tokens, live);
+                return Some(self.deny(cost, word, tokens, live));
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
                 word = self.spill(word);
@@ -195,7 +228,9 @@ impl Bucket {
                 Ordering::AcqRel,
                 Ordering::Acquire,
             ) {
-                Ok(_) => return self.admitted(cost, word, tokens - from_tokens, from_credit),
+                Ok(_) => {
+                    return Some(self.admitted(cost, word, tokens - from_tokens, from_credit));
+                }
                 Err(seen) => word = Word(seen),
             }
         }
@@ -228,11 +263,16 @@ impl Bucket {
         }
         self.denied_decisions.fetch_add(1, Ordering::Relaxed);
         // Without a lease the store may have more than this node knows of.
-        let sure = live && self.rate.load(Ordering::Relaxed) > 0 && !word.policy();
+        let sure = self.is_leased(live) && !word.policy();
         if !sure {
             self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
         }
         Taken { allowed: false, sure, left: tokens, touch: self.raise(QUEUED | URGENT) }
+    }
+
+    /// Whether refill is leased: then the node knows all that it can have.
+    fn is_leased(&self, live: bool) -> bool {
+        live && self.rate.load(Ordering::Relaxed) > 0
     }
 
     /// Raises flags and says what of it is news.
@@ -391,6 +431,19 @@ impl Bucket {
         before.map_or(0, |word| word.tokens() - keep)
     }
 
+    /// Units that came in and were not collected: tokens there or spent, and what has flowed in by
+    /// `now` without being a token yet. `credit` is what the bucket had been given of it.
+    pub(crate) fn gross(&self, now: Timestamp, credit: u32, unit: i64) -> i64 {
+        let word = Word(self.word.load(Ordering::Acquire));
+        let until_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
+        let unminted_us = until_us.saturating_sub(self.minted_us.load(Ordering::Acquire));
+        let flowing = self.rate().saturating_mul(unminted_us) as i64;
+        let used = i64::from(credit.saturating_sub(word.credit()));
+        let spilled = self.spilled.load(Ordering::Acquire) as i64;
+        let tokens = i64::from(word.tokens()) + i64::from(word.pending()) + spilled - used;
+        tokens.saturating_mul(unit).saturating_add(flowing)
+    }
+
     /// Lowers the depth: refill stops there.
     pub(crate) fn set_depth(&self, depth: u32) {
         self.depth.store(depth, Ordering::Release);
@@ -501,149 +554,4 @@ impl Bucket {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const UNIT: i64 = 1000;
-
-    fn at(us: u64) -> Timestamp {
-        Timestamp::from_micros(us)
-    }
-
-    fn lease(rate: i64, depth: u32, ends_us: u64) -> Terms {
-        Terms { rate, depth, ends: at(ends_us), low: 0, policy: false }
-    }
-
-    #[test]
-    fn tokens_are_spent_then_minted_then_denied() {
-        let bucket = Bucket::new(0, 0, b"k", 0);
-        // One unit per microsecond: a token a millisecond.
-        assert_eq!(bucket.amend(at(1), lease(1, 10, 1_000_000), 2, 0, UNIT), 0);
-        assert!(bucket.take(2, at(1), UNIT).allowed);
-        assert!(!bucket.take(1, at(1000), UNIT).allowed);
-        assert!(bucket.take(1, at(1001), UNIT).allowed);
-        assert!(bucket.take(10, at(11_001), UNIT).allowed, "refill stops at the depth");
-        assert!(!bucket.take(1, at(11_001), UNIT).allowed);
-    }
-
-    #[test]
-    fn what_flows_into_a_full_bucket_is_lost_and_not_earned_again_later() {
-        let bucket = Bucket::local(0, b"k", 1, 10, at(1));
-        // Full for a second; then the burst is spent in two halves.
-        assert!(bucket.take(5, at(1_000_000), UNIT).allowed);
-        assert!(bucket.take(5, at(1_000_000), UNIT).allowed);
-        assert!(!bucket.take(1, at(1_000_999), UNIT).allowed);
-        assert!(bucket.take(1, at(1_001_000), UNIT).allowed);
-    }
-
-    #[test]
-    fn what_was_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
-        let bucket = Bucket::new(0, 0, b"k", 0);
-        bucket.amend(at(0), lease(1, 2, 1_000_000_000), 2, 0, UNIT);
-        bucket.amend(at(1_000_000), lease(1, 100, 1_000_000_000), 0, 0, UNIT);
-        assert_eq!(bucket.peek(at(1_000_000), UNIT).0, 2);
-    }
-
-    #[test]
-    fn a_lease_that_has_ended_gives_nothing_even_if_tokens_are_left() {
-        let bucket = Bucket::new(0, 0, b"k", 0);
-        bucket.amend(at(1), lease(0, 10, 5000), 5, 0, UNIT);
-        assert!(bucket.take(1, at(4999), UNIT).allowed);
-        assert!(!bucket.take(1, at(5000), UNIT).allowed);
-        bucket.amend(at(6000), lease(0, 10, 9000), 1, 0, UNIT);
-        assert_eq!(bucket.peek(at(6000), UNIT).0, 1, "tokens of the ended lease do not return");
-    }
-
-    #[test]
-    fn credit_is_spent_after_tokens_and_is_unsure() {
-        let bucket = Bucket::new(0, 0, b"k", 1);
-        let taken = bucket.take(1, at(1), UNIT);
-        assert!(taken.allowed && !taken.sure);
-        assert_eq!(taken.touch, Touch::Urgent);
-        assert!(!bucket.take(1, at(1), UNIT).allowed);
-        let collected = bucket.collect(false, |left| left);
-        assert_eq!((collected.spent, collected.denied, collected.credit), (1, 1, 0));
-        assert_eq!((collected.allowed_decisions, collected.denied_decisions), (1, 1));
-    }
-
-    #[test]
-    fn fractions_survive_a_change_of_rate() {
-        let bucket = Bucket::new(0, 0, b"k", 0);
-        bucket.amend(at(0), lease(1, 10, 1_000_000), 0, 0, UNIT);
-        // 600 units at rate 1, then 200 us at rate 2: a whole token.
-        bucket.amend(at(600), lease(2, 10, 1_000_000), 0, 0, UNIT);
-        assert!(!bucket.take(1, at(799), UNIT).allowed);
-        assert!(bucket.take(1, at(800), UNIT).allowed);
-        let rest = bucket.amend(at(1000), lease(0, 10, 1_000_000), 0, 0, UNIT);
-        assert_eq!(rest, 400, "kept by the engine while nothing flows in");
-    }
-
-    #[test]
-    fn pending_tokens_that_do_not_fit_the_word_are_not_lost() {
-        let bucket = Bucket::new(0, 0, b"k", 0);
-        let mut spent = 0_u64;
-        for _ in 0..3 {
-            bucket.amend(at(1), lease(0, FIELD_MAX, 100), i64::from(FIELD_MAX), 0, UNIT);
-            assert!(bucket.take(FIELD_MAX, at(2), UNIT).allowed);
-            spent += u64::from(FIELD_MAX);
-        }
-        assert_eq!(bucket.collect(false, |left| left).spent, spent);
-        assert_eq!(bucket.collect(false, |left| left).spent, 0);
-    }
-
-    #[test]
-    fn two_threads_and_a_changing_lease_never_spend_more_than_was_given() {
-        let bucket = Arc::new(Bucket::new(0, 0, b"k", 0));
-        let clock = crate::time::Clock::new();
-        clock.set(at(1));
-        let rounds = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        let spenders: Vec<_> = (0..2)
-            .map(|spender| {
-                let (bucket, clock, rounds) = (bucket.clone(), clock.clone(), rounds.clone());
-                spawn(move || {
-                    let rounds: &[AtomicU64; 2] = &rounds;
-                    let mut spent = 0_u64;
-                    while clock.now() < at(2_000_000) {
-                        spent += u64::from(bucket.take(1, clock.now(), UNIT).allowed);
-                        rounds[spender].fetch_add(1, Ordering::Relaxed);
-                    }
-                    spent
-                })
-            })
-            .collect();
-        let (mut earned, mut fraction, mut rate, mut granted) = (0_i64, 0, 0, 0);
-        for step in 1..=20_000_i64 {
-            // However the threads are scheduled, both keep spending.
-            while step % 100 == 0
-                && rounds.iter().any(|rounds| rounds.load(Ordering::Relaxed) < step as u64 / 100)
-            {
-                std::thread::yield_now();
-            }
-            clock.set(at(step as u64 * 100));
-            earned += rate * 100;
-            if step % 3 == 0 {
-                // The change's clock may be behind the spenders'.
-                rate = step % 40;
-                granted += step % 2;
-                let now = clock.now().minus_micros(step as u64 % 2 * 50);
-                fraction = bucket.amend(now, lease(rate, 1000, u64::MAX), step % 2, fraction, UNIT);
-            }
-        }
-        let spent: u64 = spenders.into_iter().map(|spender| spender.join().unwrap()).sum();
-        assert_eq!(
-            bucket.collect(false, |left| left).spent,
-            spent,
-            "every token spent is pending once"
-        );
-        let given = granted + earned / UNIT + 1;
-        assert!(spent <= given as u64, "spent {spent} of {given}");
-        assert!(spent > 0);
-    }
-
-    #[allow(clippy::disallowed_methods)]
-    fn spawn<T: Send + 'static>(
-        body: impl FnOnce() -> T + Send + 'static,
-    ) -> std::thread::JoinHandle<T> {
-        std::thread::spawn(body)
-    }
-}
+mod tests;

@@ -1,5 +1,16 @@
 //! A seeded discrete-event world around the unchanged buckets, engine and store model: only clock,
 //! transport and random source come from outside. The same seed gives the same run.
 
+mod clock;
+pub mod faults;
+pub mod figures;
+mod run;
+mod setup;
+pub mod sweep;
+#[cfg(test)]
 mod tests;
+pub mod workload;
 mod world;
+
+pub use run::{Outcome, play, run};
+pub use setup::{Form, LATE_MAX_US, Network, Setup, Traffic};

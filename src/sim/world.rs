@@ -1,211 +1,436 @@
 //! The world: nodes, one store, a network between them, and virtual time.
+//!
+//! Every node is the product: its buckets, its dirty queue and its engine. The store is the
+//! reference model of the script. Only clock, transport and random source are the world's.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget, Touch};
-use crate::error::StoreError;
+use super::clock::NodeClock;
+use super::faults::{Fault, Planned};
+use super::figures::{Decided, Judge};
+use super::setup::{Form, LATE_MAX_US, Setup, Traffic};
+use super::workload::Arrival;
+use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget, Taken, Touch};
+use crate::error::{ConfigError, StoreError};
 use crate::key::lane_of;
-use crate::limit::{Limit, Terms};
+use crate::limit::Terms;
 use crate::store::model::Model;
 use crate::sync::message::{Reply, Request};
-use crate::sync::{Config, Engine, Event, Input, Output};
-use crate::time::Timestamp;
+use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
+use crate::time::micros;
 
-/// What the world is made of.
-#[derive(Clone, Debug)]
-pub(super) struct Setup {
-    pub(super) limit: Limit,
-    pub(super) nodes: usize,
-    pub(super) seed: u64,
-    /// Round trip of a message, in microseconds; each way takes 25% to 75% of it.
-    pub(super) rtt_us: u64,
-    /// Part of requests that never arrive, and of replies.
-    pub(super) loss: f64,
-    /// Part of requests that arrive twice, the second time late.
-    pub(super) duplicated: f64,
-    pub(super) timeout_us: u64,
+mod ledger;
+
+#[derive(Debug)]
+enum Happening {
+    Arrival {
+        place: u16,
+        key: u32,
+        cost: u32,
+    },
+    Delivery {
+        node: Option<usize>,
+        exchange: u64,
+        request: Arc<Request>,
+    },
+    Answer {
+        node: usize,
+        lane: u32,
+        exchange: u64,
+        sequence: i64,
+        result: Result<Reply, StoreError>,
+    },
+    Timer {
+        node: usize,
+    },
+    Resumption {
+        node: usize,
+    },
+    Fault(Fault),
+    Snapshot,
 }
 
-impl Setup {
-    pub(super) fn new(limit: Limit, nodes: usize, seed: u64) -> Self {
-        Self { limit, nodes, seed, rtt_us: 1000, loss: 0.0, duplicated: 0.0, timeout_us: 100_000 }
+#[derive(Debug)]
+struct Scheduled {
+    at_us: u64,
+    order: u64,
+    what: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at_us, self.order) == (other.at_us, other.order)
     }
 }
 
-/// One request, as the world saw it decided.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Decided {
-    pub(super) at_us: u64,
-    pub(super) key: u32,
-    pub(super) allowed: bool,
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
-enum Happening {
-    Arrival { node: usize, key: u32, cost: u32 },
-    Delivery { node: usize, request: Arc<Request> },
-    Answer { node: usize, lane: u32, sequence: i64, result: Result<Reply, StoreError> },
-    Timer { node: usize },
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at_us, self.order).cmp(&(other.at_us, other.order))
+    }
+}
+
+/// A request whose caller waits.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    key: u32,
+    cost: u32,
 }
 
 pub(super) struct Node {
     pub(super) engine: Engine,
     buckets: BucketMap,
     dirty: DirtyQueue,
+    clock: NodeClock,
+    /// The place that arrivals name.
+    place: u16,
+    born_us: u64,
+    /// The exchange of each lane that may still be answered.
+    exchanges: HashMap<u32, u64>,
+    waiting: HashMap<u64, Waiting>,
+    /// Tokens admitted.
     pub(super) spent: u64,
-    pub(super) keys_synced: u64,
+    /// Tokens that the store has confirmed.
+    acknowledged: u64,
     timer_us: u64,
     alive: bool,
+    paused_until_us: u64,
+    /// What came while the node was paused.
+    missed: VecDeque<Happening>,
+    cut_until_us: u64,
+    /// The buckets asked for, if the ledger is kept.
+    asked: HashMap<u32, Arc<Bucket>>,
 }
 
+/// Nodes, store, network and time.
 pub(super) struct World {
     pub(super) now_us: u64,
+    /// The world's time at which the load begins.
+    pub(super) origin_us: u64,
     pub(super) nodes: Vec<Node>,
+    /// Who stands where arrivals go.
+    places: Vec<usize>,
     pub(super) store: Model,
-    /// The store takes no requests until then; those sent meanwhile are executed late.
-    pub(super) hung_until_us: u64,
+    snapshots: VecDeque<Model>,
+    store_ahead_us: u64,
+    hung_until_us: u64,
+    /// Every decision, if the setup says so.
     pub(super) decided: Vec<Decided>,
-    pub(super) losses_of_memory: u64,
+    pub(super) judge: Judge,
+    pub(super) traffic: Traffic,
+    /// Tokens in batches that the store has applied, each counted once, since it lost its memory.
+    applied: u64,
+    applied_batches: HashSet<(usize, u32, i64)>,
+    /// The store forgot what it had acknowledged: its sums say nothing any more.
+    forgetful: bool,
     setup: Setup,
     terms: Terms,
-    queue: BTreeMap<(u64, u64), Happening>,
+    queue: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
+    tickets: u64,
     rng: fastrand::Rng,
 }
 
-/// The one limit of the world.
-const LIMIT: &str = "api";
-const LANES: u32 = 2;
 /// The world begins here, so that no timestamp is 0.
-pub(super) const BEGIN_US: u64 = 10_000_000;
+const BEGIN_US: u64 = 10_000_000;
+/// The nodes have met the store by then.
+const MEET_US: u64 = 60_000_000;
 
 impl World {
-    pub(super) fn new(setup: Setup) -> Self {
-        let terms = setup.limit.validate().expect("a valid limit");
+    /// A world in which the nodes have met the store; its load begins now.
+    pub(super) fn new(setup: Setup) -> Result<Self, ConfigError> {
+        let terms = setup.limit.validate()?;
+        let quota = setup.limit.quota();
         let mut world = Self {
             now_us: BEGIN_US,
+            origin_us: 0,
             nodes: Vec::new(),
+            places: Vec::new(),
             store: Model::default(),
+            snapshots: VecDeque::new(),
+            store_ahead_us: 0,
             hung_until_us: 0,
             decided: Vec::new(),
-            losses_of_memory: 0,
-            rng: fastrand::Rng::with_seed(setup.seed),
+            judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64),
+            traffic: Traffic::default(),
+            applied: 0,
+            applied_batches: HashSet::new(),
+            forgetful: false,
+            rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),
             terms,
-            queue: BTreeMap::new(),
+            queue: BinaryHeap::new(),
             order: 0,
+            tickets: 0,
             setup,
         };
-        for _ in 0..world.setup.nodes {
-            world.add_node();
+        for place in 0..world.setup.nodes {
+            world.places.push(usize::MAX);
+            world.bear(place);
         }
-        world
+        world.meet();
+        Ok(world)
     }
 
-    /// A new node joins.
-    pub(super) fn add_node(&mut self) {
+    /// Runs until every node has met the store.
+    fn meet(&mut self) {
+        while self.now_us < BEGIN_US + MEET_US {
+            let ready = |node: &Node| node.engine.is_ready(node.clock.now(self.now_us));
+            if self.nodes.iter().all(ready) {
+                break;
+            }
+            self.run_until(self.now_us + 10_000);
+        }
+        self.origin_us = self.now_us;
+        self.traffic = Traffic::default();
+        for node in &mut self.nodes {
+            node.born_us = self.now_us;
+        }
+    }
+
+    /// A new node takes the place.
+    pub(super) fn bear(&mut self, place: u16) {
         let index = self.nodes.len();
         let config = Config {
-            limits: vec![(LIMIT.into(), self.terms)],
-            lanes: LANES,
+            limits: vec![(self.setup.limit.name().into(), self.terms)],
+            lanes: self.setup.lanes,
             instance: (index as u128 + 1).to_le_bytes(),
             seed: self.rng.u64(..),
-            retry_us: self.setup.timeout_us,
+            retry_us: micros(self.setup.network.timeout),
             nodes_max: None,
         };
-        let overflow = Bucket::new(0, lane_of(LIMIT, b"", LANES), b"", self.terms.credit);
-        let now = Timestamp::from_micros(self.now_us);
+        let lanes = self.setup.lanes;
+        let overflow_lane = lane_of(self.setup.limit.name(), b"", lanes);
+        let overflow = Bucket::new(0, overflow_lane, b"", self.terms.credit);
+        let error = i64::from(self.setup.clock_error_ppm);
+        let clock = NodeClock::new(
+            self.now_us,
+            BEGIN_US + self.rng.u64(0..1_000_000_000),
+            self.rng.i64(-error..=error),
+        );
         self.nodes.push(Node {
-            engine: Engine::new(config, now),
-            buckets: BucketMap::new(Arc::new(KeyBudget::new(1_000_000)), overflow),
-            dirty: DirtyQueue::new(1000),
+            engine: Engine::new(config, clock.now(self.now_us)),
+            buckets: BucketMap::new(Arc::new(KeyBudget::new(10_000_000)), overflow),
+            dirty: DirtyQueue::new(crate::bucket::DIRTY_MAX),
+            clock,
+            place,
+            born_us: self.now_us,
+            exchanges: HashMap::new(),
+            waiting: HashMap::new(),
             spent: 0,
-            keys_synced: 0,
+            acknowledged: 0,
             timer_us: u64::MAX,
             alive: true,
+            paused_until_us: 0,
+            missed: VecDeque::new(),
+            cut_until_us: 0,
+            asked: HashMap::new(),
         });
+        self.places[usize::from(place)] = index;
+        let now = clock.now(self.now_us);
         self.nodes[index].engine.handle(now, Input::Timeout);
         self.pump(index);
     }
 
-    /// A node dies: nothing of it is heard of again.
-    pub(super) fn kill(&mut self, node: usize) {
-        self.nodes[node].alive = false;
+    /// The node in this place dies: nothing of it is heard of again.
+    pub(super) fn kill(&mut self, place: u16) {
+        let index = self.places[usize::from(place)];
+        self.bury(index);
+        let node = &mut self.nodes[index];
+        node.alive = false;
+        // What it holds is not needed any more; its books stay for the ledger.
+        node.missed.clear();
     }
 
-    /// Plans one request of `key` on `node`.
-    pub(super) fn arrive(&mut self, at_us: u64, node: usize, key: u32) {
-        self.arrive_costing(at_us, node, key, 1);
-    }
-
-    /// Plans one request of `key` on `node` that costs more than a token.
-    pub(super) fn arrive_costing(&mut self, at_us: u64, node: usize, key: u32, cost: u32) {
-        self.plan(at_us, Happening::Arrival { node, key, cost });
-    }
-
-    fn plan(&mut self, at_us: u64, happening: Happening) {
-        self.order += 1;
-        self.queue.insert((at_us, self.order), happening);
-    }
-
-    /// Lets everything happen until `until_us`.
-    pub(super) fn run_until(&mut self, until_us: u64) {
-        while let Some((&(at_us, _), _)) = self.queue.first_key_value() {
-            if at_us > until_us {
-                break;
-            }
-            let ((at_us, _), happening) = self.queue.pop_first().expect("there is a first");
-            self.now_us = self.now_us.max(at_us);
-            self.happen(happening);
+    fn bury(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        if node.alive {
+            self.traffic.node_seconds += (self.now_us - node.born_us) as f64 / 1e6;
         }
-        self.now_us = until_us;
+    }
+
+    /// Plans a fault.
+    pub(super) fn suffer(&mut self, planned: &Planned) {
+        let at_us = self.origin_us + planned.at_us;
+        if let Fault::StoreLags { by_us } = planned.fault {
+            self.plan(at_us.saturating_sub(by_us), Happening::Snapshot);
+        }
+        self.plan(at_us, Happening::Fault(planned.fault));
+    }
+
+    fn plan(&mut self, at_us: u64, what: Happening) {
+        self.order += 1;
+        self.queue.push(Reverse(Scheduled { at_us, order: self.order, what }));
+    }
+
+    /// Lets everything happen until `at_us` after the load's beginning, the arrivals among it.
+    pub(super) fn play(&mut self, arrivals: &[Arrival], until_us: u64) {
+        for arrival in arrivals {
+            self.run_until(self.origin_us + arrival.at_us);
+            let Arrival { node, key, cost, .. } = *arrival;
+            self.happen(Happening::Arrival { place: node, key, cost });
+        }
+        self.run_until(self.origin_us + until_us);
+    }
+
+    /// Lets everything happen until `until_us` of the world's time.
+    pub(super) fn run_until(&mut self, until_us: u64) {
+        while self.queue.peek().is_some_and(|Reverse(next)| next.at_us <= until_us) {
+            let Some(Reverse(event)) = self.queue.pop() else { break };
+            self.now_us = self.now_us.max(event.at_us);
+            self.happen(event.what);
+        }
+        self.now_us = self.now_us.max(until_us);
+    }
+
+    /// The load is over.
+    pub(super) fn finish(&mut self) {
+        for index in 0..self.nodes.len() {
+            self.bury(index);
+        }
     }
 
     fn happen(&mut self, happening: Happening) {
-        let now = Timestamp::from_micros(self.now_us);
+        let index = match &happening {
+            Happening::Arrival { place, .. } => self.places[usize::from(*place)],
+            Happening::Answer { node, .. }
+            | Happening::Timer { node }
+            | Happening::Resumption { node } => *node,
+            Happening::Delivery { node, exchange, request } => {
+                let (node, exchange, request) = (*node, *exchange, request.clone());
+                self.deliver(node, exchange, &request);
+                return self.audit_store();
+            }
+            Happening::Fault(fault) => {
+                let fault = *fault;
+                return self.befall(fault);
+            }
+            Happening::Snapshot => return self.snapshots.push_back(self.store.clone()),
+        };
+        if !self.nodes[index].alive {
+            return;
+        }
+        if self.now_us < self.nodes[index].paused_until_us {
+            return self.nodes[index].missed.push_back(happening);
+        }
+        let now = self.nodes[index].clock.now(self.now_us);
         match happening {
-            Happening::Arrival { node, key, cost } => {
-                if self.nodes[node].alive {
-                    self.decide(node, key, cost);
-                    self.pump(node);
+            Happening::Arrival { key, cost, .. } => self.ask(index, key, cost),
+            Happening::Answer { lane, exchange, sequence, result, .. } => {
+                if self.nodes[index].exchanges.get(&lane) == Some(&exchange) {
+                    self.nodes[index].exchanges.remove(&lane);
+                    self.acknowledge(index, lane, sequence, &result);
+                    self.nodes[index].engine.handle(now, Input::Answer { lane, sequence, result });
+                    self.pump(index);
                 }
             }
-            Happening::Delivery { node, request } => self.deliver(node, &request),
-            Happening::Answer { node, lane, sequence, result } => {
-                if self.nodes[node].alive {
-                    self.nodes[node].engine.handle(now, Input::Answer { lane, sequence, result });
-                    self.pump(node);
+            Happening::Timer { .. } => {
+                // A timer that was replaced by an earlier one rings in vain.
+                if self.nodes[index].timer_us <= self.now_us {
+                    self.nodes[index].timer_us = u64::MAX;
+                    self.nodes[index].engine.handle(now, Input::Timeout);
+                    self.pump(index);
                 }
             }
-            Happening::Timer { node } => {
-                self.nodes[node].timer_us = u64::MAX;
-                if self.nodes[node].alive {
-                    self.nodes[node].engine.handle(now, Input::Timeout);
-                    self.pump(node);
+            Happening::Resumption { .. } => {
+                // What came meanwhile is seen in the order in which it came.
+                for missed in std::mem::take(&mut self.nodes[index].missed) {
+                    self.happen(missed);
                 }
             }
+            Happening::Delivery { .. } | Happening::Fault(_) | Happening::Snapshot => {}
+        }
+        self.audit_node(index);
+    }
+
+    // ---- decisions ---------------------------------------------------------------------------
+
+    fn ask(&mut self, index: usize, key: u32, cost: u32) {
+        let unit = self.terms.scale.token;
+        let (credit, lanes) = (self.terms.credit, self.setup.lanes);
+        let name = key.to_le_bytes();
+        let limit = self.setup.limit.name();
+        let node = &mut self.nodes[index];
+        let now = node.clock.cached(self.now_us);
+        if cost > self.terms.cost_max {
+            // The caller's error: it counts as denied.
+            return self.record(index, key, cost, false, true, false);
+        }
+        let create = || Bucket::new(0, lane_of(limit, &name, lanes), &name, credit);
+        let form = self.setup.form;
+        let audit = self.setup.audit;
+        let taken = node.buckets.with(&name, create, |bucket| {
+            if audit {
+                node.asked.entry(key).or_insert_with(|| bucket.clone());
+            }
+            let taken = match form {
+                Form::Check => Some(bucket.take(cost, now, unit)),
+                Form::Async => bucket.take_sure(cost, now, unit),
+            };
+            match taken {
+                Some(taken @ Taken { touch: Touch::None, .. }) => Ok(taken),
+                Some(taken) => {
+                    node.dirty.push(bucket.clone(), taken.touch);
+                    Ok(taken)
+                }
+                None => Err(bucket.clone()),
+            }
+        });
+        let Taken { allowed, sure, touch, .. } = match taken {
+            Ok(taken) => taken,
+            Err(bucket) => return self.wait(index, bucket, key, cost),
+        };
+        self.record(index, key, cost, allowed, sure, false);
+        // The driver sleeps on until somebody rings.
+        if touch == Touch::Urgent {
+            self.pump(index);
         }
     }
 
-    fn decide(&mut self, node: usize, key: u32, cost: u32) {
-        let now = Timestamp::from_micros(self.now_us);
-        let (credit, unit) = (self.terms.credit, self.terms.scale.token);
-        let node = &mut self.nodes[node];
-        let name = key.to_le_bytes();
-        let create = || Bucket::new(0, lane_of(LIMIT, &name, LANES), &name, credit);
-        let taken = node.buckets.with(&name, create, |bucket| {
-            let taken = bucket.take(cost, now, unit);
-            if taken.touch != Touch::None {
-                node.dirty.push(bucket.clone(), taken.touch);
-            }
-            taken
-        });
-        node.spent += u64::from(taken.allowed) * u64::from(cost);
-        self.decided.push(Decided { at_us: self.now_us, key, allowed: taken.allowed });
+    fn wait(&mut self, index: usize, bucket: Arc<Bucket>, key: u32, cost: u32) {
+        self.tickets += 1;
+        let ticket = self.tickets;
+        let node = &mut self.nodes[index];
+        let now = node.clock.now(self.now_us);
+        let deadline = now.plus_micros(micros(self.setup.network.timeout));
+        node.waiting.insert(ticket, Waiting { key, cost });
+        let waiter = Waiter { ticket, cost, deadline };
+        node.engine.handle(now, Input::Wait { bucket, waiter });
+        self.pump(index);
     }
+
+    fn record(
+        &mut self,
+        index: usize,
+        key: u32,
+        cost: u32,
+        allowed: bool,
+        sure: bool,
+        waited: bool,
+    ) {
+        let node = &mut self.nodes[index];
+        node.spent += u64::from(allowed) * u64::from(cost);
+        let at_us = self.now_us.saturating_sub(self.origin_us);
+        let one = Decided { at_us, node: node.place, key, cost, allowed, sure, waited };
+        self.judge.record(&one);
+        if self.setup.audit {
+            self.decided.push(one);
+        }
+    }
+
+    // ---- the driver's part -------------------------------------------------------------------
 
     /// What the driver does: touched buckets in, outputs out, a timer armed.
     pub(super) fn pump(&mut self, index: usize) {
-        let now = Timestamp::from_micros(self.now_us);
+        let now = self.nodes[index].clock.now(self.now_us);
         while let Some(bucket) = self.nodes[index].dirty.pop() {
             self.nodes[index].engine.handle(now, Input::Touched(bucket));
         }
@@ -215,71 +440,151 @@ impl World {
         while let Some(output) = self.nodes[index].engine.poll_output() {
             match output {
                 Output::Send { request, .. } => self.send(index, request),
-                Output::Event(Event::MemoryLost { .. }) => self.losses_of_memory += 1,
-                Output::Event(_) => {}
+                Output::Decided { ticket, allowed, sure } => {
+                    if let Some(Waiting { key, cost }) = self.nodes[index].waiting.remove(&ticket) {
+                        self.record(index, key, cost, allowed, sure, true);
+                    }
+                }
+                Output::Event(event) => self.hear(&event),
             }
         }
-        let next_us = self.nodes[index].engine.poll_timeout().as_micros();
-        assert!(next_us > self.now_us, "the engine asks for a time that has passed");
+        let next = self.nodes[index].engine.poll_timeout();
+        assert!(next > now, "the engine asks for a time that has passed");
+        let next_us = self.nodes[index].clock.world_us(next);
         if next_us < self.nodes[index].timer_us {
             self.nodes[index].timer_us = next_us;
             self.plan(next_us, Happening::Timer { node: index });
         }
     }
 
+    fn hear(&mut self, event: &Event) {
+        match event {
+            Event::Synced { keys, error, .. } => {
+                self.traffic.store_calls += 1;
+                self.traffic.keys_synced += *keys as u64;
+                self.traffic.store_errors += u64::from(error.is_some());
+            }
+            Event::Viewed { drift_tokens, burst_tokens, .. } => {
+                let drift = 100.0 * drift_tokens.abs() / *burst_tokens as f64;
+                self.traffic.drift_pct.push(drift as f32);
+            }
+            Event::MemoryLost { .. } => self.traffic.losses_of_memory += 1,
+            _ => {}
+        }
+    }
+
+    // ---- the network -------------------------------------------------------------------------
+
     fn one_way_us(&mut self) -> u64 {
-        let rtt_us = self.setup.rtt_us;
-        rtt_us / 4 + self.rng.u64(0..=rtt_us / 2)
+        let rtt_us = micros(self.setup.network.rtt);
+        let late_us =
+            if self.happens(self.setup.network.late) { self.rng.u64(0..LATE_MAX_US) } else { 0 };
+        rtt_us / 4 + self.rng.u64(0..=rtt_us / 2) + late_us
+    }
+
+    fn happens(&mut self, odds: f64) -> bool {
+        odds > 0.0 && self.rng.f64() < odds
     }
 
     fn send(&mut self, node: usize, request: Arc<Request>) {
-        self.nodes[node].keys_synced += request.entries.len() as u64;
-        if self.rng.f64() < self.setup.loss {
-            return self.time_out(node, &request);
+        self.order += 1;
+        let exchange = self.order;
+        let (lane, sequence) = (request.lane, request.sequence);
+        self.nodes[node].exchanges.insert(lane, exchange);
+        let timeout = self.setup.network.timeout;
+        let result = Err(StoreError::TimedOut(timeout));
+        let times_out_us = self.now_us + micros(timeout);
+        self.plan(times_out_us, Happening::Answer { node, lane, exchange, sequence, result });
+        let cut = self.now_us < self.nodes[node].cut_until_us;
+        if cut || self.happens(self.setup.network.request_loss) {
+            return;
         }
-        if self.rng.f64() < self.setup.duplicated {
-            let late_us = self.now_us + self.rng.u64(0..3_000_000);
-            self.plan(late_us, Happening::Delivery { node: usize::MAX, request: request.clone() });
+        if self.happens(self.setup.network.duplicated) {
+            let late_us = self.now_us + self.rng.u64(0..LATE_MAX_US);
+            let request = request.clone();
+            self.plan(late_us, Happening::Delivery { node: None, exchange, request });
         }
         let at_us = self.now_us + self.one_way_us();
-        self.plan(at_us, Happening::Delivery { node, request });
+        self.plan(at_us, Happening::Delivery { node: Some(node), exchange, request });
     }
 
-    fn time_out(&mut self, node: usize, request: &Request) {
-        let result =
-            Err(StoreError::TimedOut(std::time::Duration::from_micros(self.setup.timeout_us)));
-        let (lane, sequence) = (request.lane, request.sequence);
-        let at_us = self.now_us + self.setup.timeout_us;
-        self.plan(at_us, Happening::Answer { node, lane, sequence, result });
-    }
-
-    fn deliver(&mut self, node: usize, request: &Arc<Request>) {
+    fn deliver(&mut self, node: Option<usize>, exchange: u64, request: &Arc<Request>) {
         if self.now_us < self.hung_until_us {
             // The sender gives up; the request is executed when the store goes on.
             let late_us = self.hung_until_us + self.rng.u64(0..1000);
-            self.plan(late_us, Happening::Delivery { node: usize::MAX, request: request.clone() });
-            if node != usize::MAX {
-                self.time_out(node, request);
-            }
-            return;
+            let request = request.clone();
+            return self.plan(late_us, Happening::Delivery { node: None, exchange, request });
         }
-        let reply = self.store.sync(request, self.now_us as i64);
-        if node == usize::MAX {
+        let reply = self.store.sync(request, (self.now_us + self.store_ahead_us) as i64);
+        self.book(request, &reply);
+        let Some(node) = node else { return };
+        let cut = self.now_us < self.nodes[node].cut_until_us;
+        if cut || self.happens(self.setup.network.reply_loss) {
             return;
-        }
-        if self.rng.f64() < self.setup.loss {
-            return self.time_out(node, request);
         }
         let at_us = self.now_us + self.one_way_us();
         let (lane, sequence) = (request.lane, request.sequence);
-        self.plan(at_us, Happening::Answer { node, lane, sequence, result: Ok(reply) });
+        let result = Ok(reply);
+        self.plan(at_us, Happening::Answer { node, lane, exchange, sequence, result });
+    }
+
+    // ---- faults ------------------------------------------------------------------------------
+
+    fn befall(&mut self, fault: Fault) {
+        match fault {
+            Fault::NodeDies { place } => self.kill(place),
+            Fault::NodeReplaced { place } => {
+                self.kill(place);
+                self.bear(place);
+            }
+            Fault::NodeJoins => {
+                let place = self.places.len() as u16;
+                self.places.push(usize::MAX);
+                self.bear(place);
+            }
+            Fault::NodePauses { place, for_us } => self.pause(place, for_us),
+            Fault::NodeCutOff { place, for_us } => {
+                let index = self.places[usize::from(place)];
+                self.nodes[index].cut_until_us = self.now_us + for_us;
+            }
+            Fault::ClockJumps { place, by_us } => {
+                let index = self.places[usize::from(place)];
+                self.nodes[index].clock.jump(self.now_us, by_us);
+                self.plan(self.now_us, Happening::Timer { node: index });
+            }
+            Fault::ClockStalls { place, for_us } => {
+                let index = self.places[usize::from(place)];
+                self.nodes[index].clock.stall(self.now_us, for_us);
+            }
+            Fault::StoreHangs { for_us } => self.hung_until_us = self.now_us + for_us,
+            Fault::StoreForgets => {
+                self.store = Model::default();
+                self.forgetful = true;
+            }
+            Fault::StoreLags { .. } => {
+                if let Some(snapshot) = self.snapshots.pop_front() {
+                    self.store = snapshot;
+                    self.forgetful = true;
+                }
+            }
+            Fault::StoreClockJumps { by_us } => self.store_ahead_us += by_us,
+        }
+    }
+
+    fn pause(&mut self, place: u16, for_us: u64) {
+        let index = self.places[usize::from(place)];
+        let until_us = self.now_us + for_us;
+        self.nodes[index].paused_until_us = until_us;
+        self.plan(until_us, Happening::Resumption { node: index });
     }
 
     /// All nodes leave in good order.
+    #[cfg(test)]
     pub(super) fn leave(&mut self) {
         for index in 0..self.nodes.len() {
             if self.nodes[index].alive {
-                let now = Timestamp::from_micros(self.now_us);
+                self.pump(index);
+                let now = self.nodes[index].clock.now(self.now_us);
                 self.nodes[index].engine.handle(now, Input::Leave);
                 self.pump(index);
             }
@@ -289,57 +594,5 @@ impl World {
     /// Tokens charged in the store.
     pub(super) fn charged(&self) -> i64 {
         self.store.keys.values().map(|key| key.charged).sum()
-    }
-}
-
-/// What came out, against one ideal bucket per key.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Figures {
-    pub(super) admitted: u64,
-    pub(super) vs_ideal_pct: f64,
-    pub(super) excess_tokens: f64,
-}
-
-/// Computes the figures of one key by plain token buckets that share nothing with the limiter.
-pub(super) fn figures(decided: &[Decided], key: u32, rate: f64, burst: f64) -> Figures {
-    let (mut ideal_level, mut real_level, mut lowest) = (burst, burst, 0.0_f64);
-    let (mut ideal, mut admitted, mut at_us) = (0_u64, 0, BEGIN_US);
-    for request in decided.iter().filter(|request| request.key == key) {
-        let flowed = rate * (request.at_us - at_us) as f64 / 1e6;
-        at_us = request.at_us;
-        ideal_level = (ideal_level + flowed).min(burst);
-        real_level = (real_level + flowed).min(burst);
-        if ideal_level >= 1.0 {
-            ideal_level -= 1.0;
-            ideal += 1;
-        }
-        if request.allowed {
-            real_level -= 1.0;
-            lowest = lowest.min(real_level);
-            admitted += 1;
-        }
-    }
-    Figures {
-        admitted,
-        vs_ideal_pct: 100.0 * admitted as f64 / ideal as f64,
-        excess_tokens: -lowest,
-    }
-}
-
-/// Poisson arrivals of `per_second` between two instants.
-pub(super) fn poisson(
-    rng: &mut fastrand::Rng,
-    from_us: u64,
-    until_us: u64,
-    per_second: f64,
-) -> Vec<u64> {
-    let mut at_us = from_us as f64;
-    let mut arrivals = Vec::new();
-    loop {
-        at_us -= (1.0 - rng.f64()).ln() * 1e6 / per_second;
-        if at_us >= until_us as f64 {
-            return arrivals;
-        }
-        arrivals.push(at_us as u64);
     }
 }

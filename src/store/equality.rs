@@ -300,6 +300,7 @@ impl World {
                 tag: (self.time_us / epoch_us - random.among(&[-1, 0, 0, 0, 1, 1, 2, 3])).max(0),
             },
             demand: random.amount(4 * scale.rate),
+            needed: if random.one_in(4) { random.amount(tokens) } else { 0 },
             want: random.amount(2 * tokens),
             want_rate: random.amount(2 * scale.rate),
             restore: random.one_in(20),
@@ -315,7 +316,7 @@ impl World {
 /// Puts an absurd number into a random field.
 fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 18] = [
+    let fields: [&mut i64; 19] = [
         &mut entry.scale.rate,
         &mut entry.scale.token,
         &mut entry.scale.burst,
@@ -332,6 +333,7 @@ fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.held.demand,
         &mut entry.held.tag,
         &mut entry.demand,
+        &mut entry.needed,
         &mut entry.want,
         &mut entry.want_rate,
     ];

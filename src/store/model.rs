@@ -27,6 +27,9 @@ const BUCKET_MARGIN_MS: i64 = 60_000;
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
 /// Debt beyond the burst, or beyond what the rate gives in this time, is written off.
 const DEBT_US: i64 = 1_000_000;
+/// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
+const REPAY_US: i64 = 100_000;
+const REPAY_LEAST_PART: i64 = 16;
 /// When a new node is the first to call after a silence, nobody can tell whether the others were
 /// cut off or have ended: up to so long it is taken for an outage.
 const DOUBTFUL_US: i64 = 600_000_000;
@@ -240,7 +243,7 @@ impl Key {
         let share = if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 };
         let nodes = nodes.max(1) as f64;
 
-        let tokens = if giving { self.give_tokens(entry.want, share, nodes) } else { 0 };
+        let tokens = if giving { self.give_tokens(entry, share, nodes) } else { 0 };
         let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
         let returning = now_us < lane.gap_until_us;
         if returning {
@@ -249,7 +252,7 @@ impl Key {
         }
         let leased = self.leased[0] + self.leased[1];
         // While refill is frozen no debt is repaid, however little is leased.
-        let most = if self.level < 0 && !returning { rate / 2 } else { rate };
+        let most = if self.level < 0 && !returning { rate - self.repayment() } else { rate };
         let pressing = returning || demand > rate + rate / 4;
         let (mut added, mut depth) = (0, tokens);
         if giving && (pressing || self.level < burst / 20) {
@@ -278,17 +281,20 @@ impl Key {
         }
     }
 
-    /// Gives tokens out of the level: half of it by share, half spread evenly, and one at least
-    /// while there is one.
-    fn give_tokens(&mut self, want: i64, share: f64, nodes: f64) -> i64 {
+    /// Gives tokens out of the level: first what callers wait for, then half of the rest by share
+    /// and half spread evenly, and one at least while there is one.
+    fn give_tokens(&mut self, entry: &Entry, share: f64, nodes: f64) -> i64 {
+        let token = self.scale.token;
         if self.level <= 0 {
             return 0;
         }
+        let needed = entry.needed.min(self.level / token);
+        self.level -= needed * token;
         let part = (self.level as f64 * (share / 2.0 + 0.5 / nodes)).floor();
-        let least = i64::from(self.level >= self.scale.token);
-        let tokens = want.min(((part / self.scale.token as f64).floor() as i64).max(least));
-        self.level -= tokens * self.scale.token;
-        tokens
+        let least = i64::from(self.level >= token);
+        let tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
+        self.level -= tokens * token;
+        needed + tokens
     }
 
     /// The depth that goes with a leased refill, on top of `tokens`.
@@ -298,6 +304,13 @@ impl Key {
         let room = ((capacity as f64 * share / 2.0).floor() as i64).max(2).min(capacity);
         let free = (burst - self.level) / token - self.depth[0] - self.depth[1] - tokens;
         (room - held_depth - tokens).min(free).max(0)
+    }
+
+    /// The refill that is kept from leases so that debt is repaid: soon, but no more of it than the
+    /// debt needs.
+    fn repayment(&self) -> i64 {
+        let rate = self.scale.rate;
+        (-self.level / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2)
     }
 
     /// What a node should give back of its leased refill: what is well above its target, and its
@@ -357,6 +370,7 @@ fn bounded(entry: &Entry) -> Entry {
             tag: natural(entry.held.tag),
         },
         demand: natural(entry.demand),
+        needed: natural(entry.needed),
         want: natural(entry.want),
         want_rate: natural(entry.want_rate),
         restore: entry.restore,
@@ -371,7 +385,7 @@ fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
 }
 
 /// A whole store in memory.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     /// Calls so far: keys expire every so many.
     calls: u64,

@@ -1,13 +1,20 @@
 //! The engine's books on one key: what is held, what is to be reported, what to ask for.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::backoff::Backoff;
 use super::demand::Demand;
 use super::message::{Entry, Given, Held};
 use crate::bucket::{Bucket, Collected, FIELD_MAX, LeaseTerms};
-use crate::limit::{OutagePolicy, Terms};
+use crate::limit::Terms;
 use crate::time::Timestamp;
+
+mod outage;
+mod waiting;
+
+use outage::Policy;
+pub(crate) use waiting::{Answer, Waiter};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
 const CLOCK_ERROR_DIVISOR: u64 = 2000;
@@ -17,8 +24,9 @@ pub(crate) const STALL_MAX_US: u64 = 20_000;
 const PLENTY_TICKS: u64 = 4;
 /// So many requests in one observation speak for themselves: their relative error is a third.
 const TELLING_REQUESTS: u64 = 8;
-/// Arrivals that must be expected in a quarter tick before their absence says anything.
-const PROBE_ARRIVALS: f64 = 4.0;
+/// So many arrivals must be expected before their absence says anything: chance alone leaves less
+/// than a quarter of them once in three hundred times.
+const PROBE_ARRIVALS: f64 = 8.0;
 /// An early sync was productive if it brought this part of what was wanted.
 const PRODUCTIVE_PART: i64 = 4;
 /// The longest gap between fruitless early syncs, in ticks.
@@ -27,9 +35,6 @@ const EARLY_TICKS_MAX: u64 = 16;
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
 const LINGER_MAX_US: u64 = 1_000_000;
-/// Refill that is never the limit: a policy that lets everything pass.
-const BOUNDLESS_RATE: i64 = 1 << 50;
-
 /// What the store last said about a key.
 #[derive(Clone, Copy, Debug)]
 struct View {
@@ -46,13 +51,15 @@ struct Unsent {
     allowed: i64,
 }
 
-/// An outage policy in force: what the key brought into it.
+/// What the bucket should hold by the store's account: what the store gave, and what the lease
+/// earned by the store's clock. What the bucket does not hold of it (the clock's allowance, what
+/// overflowed the depth, what was under way) is owed to the store.
 #[derive(Clone, Copy, Debug)]
-struct Policy {
-    /// Units that the store had given before: what is left of them goes back.
-    own: i64,
-    /// Tokens taken from the node's share of the last view: what is used of them becomes debt.
-    loan: i64,
+struct Book {
+    /// The store's time of the last word, and the lease's rate and remaining life since.
+    store_us: i64,
+    rate: i64,
+    life_us: i64,
 }
 
 /// What a grant meant.
@@ -68,10 +75,18 @@ pub(crate) struct Installed {
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) bucket: Arc<Bucket>,
+    /// Units in a token.
+    unit: i64,
     held: Held,
     ends: Timestamp,
     /// Units that are the node's and not in the bucket: fractions, and what came too late.
     stash: i64,
+    /// Units that the bucket should hold; `None` until the store has spoken, and while an outage
+    /// policy is in force.
+    book: Option<Book>,
+    booked: i64,
+    /// Units that the lease earned and the bucket lost: given back with the next report.
+    owed: i64,
     unsent: Unsent,
     credit_given: u32,
     view: Option<View>,
@@ -96,8 +111,13 @@ pub(crate) struct Account {
     requests: u64,
     /// When to look next whether arrivals have ceased, and what had arrived at the last look.
     probe_at: Timestamp,
+    probe_span_us: u64,
     probed_arrivals: u64,
     tally: Tally,
+    /// Callers who wait, first come first; so many of them the batch in flight asks for.
+    waiters: VecDeque<Waiter>,
+    asked: usize,
+    answers: Vec<Answer>,
 }
 
 impl Account {
@@ -110,9 +130,13 @@ impl Account {
         });
         Self {
             bucket,
+            unit,
             held: Held::default(),
             ends: Timestamp::ZERO,
             stash: 0,
+            book: None,
+            booked: 0,
+            owed: 0,
             unsent: Unsent::default(),
             credit_given: terms.credit,
             view,
@@ -129,8 +153,12 @@ impl Account {
             arrivals: 0,
             requests: 0,
             probe_at: Timestamp::NEVER,
+            probe_span_us: 0,
             probed_arrivals: 0,
             tally: Tally::default(),
+            waiters: VecDeque::new(),
+            asked: 0,
+            answers: Vec::new(),
         }
     }
 
@@ -149,6 +177,7 @@ impl Account {
             self.unsent.allowed += spent;
         } else {
             let debt = used.min(spent);
+            self.booked -= (spent - debt) * self.unit;
             self.unsent.debt += debt;
             self.unsent.spent += spent - debt;
         }
@@ -184,6 +213,8 @@ impl Account {
             && self.held.rate == 0
             && self.held.depth == 0
             && self.policy.is_none()
+            && self.waiters.is_empty()
+            && self.owed < self.unit
     }
 
     /// Whether the key can leave the books at `now`: nothing held, owed or expected. If so, its
@@ -291,20 +322,23 @@ impl Account {
         self.probe_at
     }
 
-    /// Plans a look in a quarter tick, for keys so busy that a quarter tick says something.
+    /// Plans a look in a quarter tick, or when it will say something if that is well before the
+    /// next report.
     fn plan_probe(&mut self, now: Timestamp, terms: &Terms) {
-        let busy = self.demand.over(terms.tick_us / 4) >= PROBE_ARRIVALS;
+        let telling_us = (PROBE_ARRIVALS / self.demand.per_us().max(f64::MIN_POSITIVE)) as u64;
+        self.probe_span_us = telling_us.max(terms.tick_us / 4);
+        let busy = self.probe_span_us <= terms.tick_us / 2;
         let holds = self.held.depth > 0 && self.policy.is_none();
         self.probed_arrivals = self.arrivals + self.bucket.demand();
         self.probe_at =
-            if busy && holds { now.plus_micros(terms.tick_us / 4) } else { Timestamp::NEVER };
+            if busy && holds { now.plus_micros(self.probe_span_us) } else { Timestamp::NEVER };
     }
 
     /// Looks whether arrivals over the last quarter tick have fallen below a quarter of what was
     /// expected; if so the key is due at once, to give back what it holds.
     pub(crate) fn probe(&mut self, now: Timestamp, terms: &Terms) {
         let arrived = (self.arrivals + self.bucket.demand()).saturating_sub(self.probed_arrivals);
-        let span_us = now.micros_since(self.probe_at) + terms.tick_us / 4;
+        let span_us = now.micros_since(self.probe_at) + self.probe_span_us;
         if (arrived as f64) < self.demand.over(span_us) / 4.0 {
             self.collect(now, true);
             self.arrivals = 0;
@@ -341,6 +375,8 @@ impl Account {
         let back = self.give_back(terms, now, need, if hot { demand } else { 0 });
         let tokens = self.bucket.peek(now, unit).0;
         let unsent = std::mem::take(&mut self.unsent);
+        self.asked = self.waiters.len();
+        let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
         self.probe_at = Timestamp::NEVER;
         Entry {
             limit: limit.clone(),
@@ -356,6 +392,7 @@ impl Account {
             back_depth: back.depth,
             held: self.held,
             demand: if leaving { 0 } else { demand.min(4 * terms.scale.burst) },
+            needed,
             want: (need - i64::from(tokens)).max(0),
             want_rate: if hot { demand } else { 0 },
             restore: self.restore,
@@ -379,33 +416,33 @@ impl Account {
         self.recall = 0;
         self.held.rate -= back.rate;
         if back.rate > 0 && !ended {
-            let lease = self.lease_terms(0);
-            self.stash = self.bucket.amend(now, lease, 0, self.stash, unit);
+            self.amend(now, self.lease_terms(0), 0);
         }
         let tokens = i64::from(self.bucket.peek(now, unit).0);
         let keep = if ended { 0 } else { need + need / 4 };
         if ended || tokens > keep {
             let withdrawn = self.bucket.withdraw(if ended { 0 } else { need as u32 });
             back.units += i64::from(withdrawn) * unit;
+            self.booked -= i64::from(withdrawn) * unit;
         }
+        back.units += std::mem::take(&mut self.owed);
         if self.held.rate == 0 {
             back.units += std::mem::take(&mut self.stash);
         }
-        if self.held.rate == 0 || !self.is_scarce(terms) {
-            // Depth that is not filled keeps the store's level down: while there is plenty it
-            // would cost refill.
-            let left = self.bucket.peek(now, unit).0;
-            let room = i64::from(left) + i64::from(self.held.rate > 0);
-            let depth = room.min(self.held.depth);
-            back.depth = self.held.depth - depth;
-            self.held.depth = depth;
-            self.bucket.set_depth(depth as u32);
-        }
+        // Depth that is not filled keeps the store's level down, and what it has no room for is
+        // given back anyway.
+        let left = i64::from(self.bucket.peek(now, unit).0);
+        let flowing = if self.held.rate > 0 { 1 + i64::from(self.is_scarce(terms)) } else { 0 };
+        let depth = (left + flowing).min(self.held.depth);
+        back.depth = self.held.depth - depth;
+        self.held.depth = depth;
+        self.bucket.set_depth(depth as u32);
         back
     }
 
     /// The batch with this entry was never applied: its contents are to be reported anew.
     pub(crate) fn revoke(&mut self, entry: &Entry) {
+        self.asked = 0;
         self.unsent.spent += entry.spent;
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
@@ -421,6 +458,7 @@ impl Account {
         given: &Given,
         entry: &Entry,
         first_sent: Timestamp,
+        store_us: i64,
         now: Timestamp,
         terms: &Terms,
     ) -> Installed {
@@ -446,20 +484,50 @@ impl Account {
         self.restore = false;
         self.bucket.set_view(terms.scale.tokens(given.level), now);
         if self.ends > now {
-            let lease = self.lease_terms(self.low(now, terms));
-            self.stash = self.bucket.amend(now, lease, given.tokens, self.stash, unit);
+            self.amend(now, self.lease_terms(self.low(now, terms)), given.tokens);
         } else {
             self.stash += given.tokens * unit;
         }
+        self.settle(given, entry, store_us, now);
         let credit = self.credit(given.level, terms);
         self.judge_early(given, entry, now, terms);
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
+        self.answer_asked(now, terms);
         self.absorb(now, muted, |debt| (credit - debt).max(0) as u32);
         self.schedule(given, now, terms);
         self.plan_probe(now, terms);
         installed
+    }
+
+    /// Applies a lease to the bucket, with `tokens` and what is stashed.
+    fn amend(&mut self, now: Timestamp, lease: LeaseTerms, tokens: i64) {
+        let stashed = self.stash;
+        self.stash = self.bucket.amend(now, lease, tokens, stashed, self.unit);
+        self.booked += tokens * self.unit + stashed - self.stash;
+    }
+
+    /// Compares what the bucket holds with what the store's account says it was given: what it
+    /// lost is owed to the store, since nobody else can have it before it is given back. A bucket
+    /// that is ahead of the store's last word is only ahead of the word.
+    fn settle(&mut self, given: &Given, entry: &Entry, store_us: i64, now: Timestamp) {
+        let held = self.bucket.gross(now, self.credit_given, self.unit);
+        match self.book {
+            Some(book) if !entry.restore && !given.void => {
+                let lived_us = (store_us - book.store_us).clamp(0, book.life_us);
+                self.booked += book.rate.saturating_mul(lived_us);
+                let lost = (self.booked - held).max(0);
+                self.owed += lost;
+                self.booked -= lost;
+            }
+            _ => self.booked = held,
+        }
+        // A lease that has ended on its way was never lived on: what it would have earned is lost,
+        // so that nobody finds it beside what an outage policy let pass.
+        let lives = self.ends > now;
+        self.book =
+            lives.then_some(Book { store_us, rate: self.held.rate, life_us: given.life_us });
     }
 
     /// The credit from now on: none while the store is in debt, or while refill is leased.
@@ -515,7 +583,9 @@ impl Account {
         let tick_us = terms.tick_us;
         let quiet_us = now.micros_since(self.last_arrival);
         let linger_us = linger_us(terms);
-        self.due = if self.unsent.debt > 0 {
+        self.due = if !self.waiters.is_empty() {
+            now
+        } else if self.unsent.debt > 0 {
             self.early.not_before().max(now)
         } else if !self.is_settled() || self.stash > 0 || quiet_us < linger_us {
             let interval_us = self.interval_us(now, terms);
@@ -524,74 +594,6 @@ impl Account {
         } else {
             now.plus_micros(linger_us)
         };
-    }
-
-    // ---- outages -----------------------------------------------------------------------------
-
-    /// The lease has ended without a word from the store: what is left of it leaves the bucket.
-    pub(crate) fn lease_ended(&mut self, now: Timestamp, terms: &Terms) {
-        self.collect(now, true);
-        self.stash += i64::from(self.bucket.withdraw(0)) * terms.scale.token;
-    }
-
-    /// The end of the lease has been dealt with.
-    pub(crate) fn forget_end(&mut self) {
-        self.ends = Timestamp::ZERO;
-    }
-
-    /// Whether an outage policy is in force.
-    pub(crate) fn in_policy(&self) -> bool {
-        self.policy.is_some()
-    }
-
-    /// Puts the limit's outage policy in force. `nodes` is how many nodes share the limit, `None`
-    /// when that was never known.
-    pub(crate) fn enter_policy(&mut self, now: Timestamp, terms: &Terms, nodes: Option<i64>) {
-        let unit = terms.scale.token;
-        self.absorb(now, true, |_| 0);
-        let own = std::mem::take(&mut self.stash) + i64::from(self.bucket.withdraw(0)) * unit;
-        let burst = terms.scale.burst / unit;
-        let (rate, depth, loan) = match (terms.outage, nodes) {
-            (OutagePolicy::Share, Some(nodes)) => {
-                let depth = (burst / nodes).max(1);
-                (terms.scale.rate / nodes, depth, self.loan(nodes, unit).min(depth))
-            }
-            (OutagePolicy::LastRate, _) => (self.held.rate, self.held.depth.max(1), 0),
-            (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
-            (OutagePolicy::Closed, _) | (OutagePolicy::Share, None) => (0, 0, 0),
-        };
-        let lease = LeaseTerms {
-            rate,
-            depth: depth.min(i64::from(FIELD_MAX)) as u32,
-            ends: Timestamp::NEVER,
-            low: 0,
-            policy: true,
-        };
-        self.stash = self.bucket.amend(now, lease, loan, own, unit);
-        self.policy = Some(Policy { own, loan });
-    }
-
-    /// What a key that held no lease may spend of the level last seen, in tokens; a key that held
-    /// one goes on with what is left of it.
-    fn loan(&self, nodes: i64, unit: i64) -> i64 {
-        let held = self.held.rate > 0 || self.held.depth > 0;
-        let level = self.view.map_or(0, |view| view.level.max(0));
-        if held { 0 } else { level / unit / nodes }
-    }
-
-    /// Ends the outage policy: what the store had given before and is still there is kept to be
-    /// given back; what the policy let pass is charged, and only a used loan lowers the level.
-    fn leave_policy(&mut self, now: Timestamp, terms: &Terms) {
-        let unit = terms.scale.token;
-        let Some(Policy { own, loan }) = self.policy.take() else { return };
-        self.bucket.peek(now, unit);
-        let left = i64::from(self.bucket.withdraw(0)) * unit;
-        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, unit);
-        let own_left = own.min(left);
-        let used = (loan - (left - own_left) / unit).clamp(0, loan).min(self.unsent.allowed);
-        self.unsent.allowed -= used;
-        self.unsent.debt += used;
-        self.stash = own_left;
     }
 }
 

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::account::Tally;
+use super::account::{Tally, Waiter};
 use super::event::Event;
 use super::lane::Lane;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
@@ -41,6 +41,8 @@ pub(crate) struct Config {
 pub(crate) enum Input {
     /// A decision touched this bucket.
     Touched(Arc<Bucket>),
+    /// A caller waits for the store's word on a request.
+    Wait { bucket: Arc<Bucket>, waiter: Waiter },
     /// An exchange came to an end.
     Answer { lane: u32, sequence: i64, result: Result<Reply, StoreError> },
     /// Time has passed.
@@ -54,6 +56,8 @@ pub(crate) enum Input {
 pub(crate) enum Output {
     /// Send this batch to the store and hand in the outcome.
     Send { lane: u32, request: Arc<Request> },
+    /// The answer to somebody who waited.
+    Decided { ticket: u64, allowed: bool, sure: bool },
     /// Tell whoever listens.
     Event(Event),
 }
@@ -190,6 +194,11 @@ impl Engine {
     pub(crate) fn handle(&mut self, now: Timestamp, input: Input) {
         match input {
             Input::Touched(bucket) => self.touched(&bucket, now),
+            Input::Wait { bucket, waiter } => {
+                let lane = bucket.lane as usize;
+                self.lanes[lane].wait(&bucket, waiter, now, &mut self.context);
+                self.lanes[lane].advance(now, &mut self.context);
+            }
             Input::Answer { lane, sequence, result } => {
                 let number = lane as usize;
                 self.lanes[number].advance(now, &mut self.context);
@@ -271,6 +280,12 @@ impl Engine {
             (allowed + denied > 0).then_some(Event::Decisions { limit, allowed, denied, unsure })
         };
         self.context.limits.iter_mut().filter_map(tell).collect()
+    }
+
+    /// Tokens in the batch of `lane` with this sequence, if it is in flight.
+    #[cfg(feature = "sim")]
+    pub(crate) fn in_flight(&self, lane: u32, sequence: i64) -> u64 {
+        self.lanes[lane as usize].in_flight(sequence)
     }
 
     pub(crate) fn gauges(&self) -> Gauges {

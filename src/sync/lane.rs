@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use super::account::{Account, Tally};
+use super::account::{Account, Answer, Tally, Waiter};
 use super::backoff::Backoff;
 use super::engine::{Context, Output};
 use super::event::Event;
@@ -49,6 +49,8 @@ pub(crate) struct Lane {
     due: BTreeSet<(Timestamp, usize)>,
     /// When each account's lease ends.
     ends: BTreeSet<(Timestamp, usize)>,
+    /// When each account's first waiting caller has waited long enough.
+    waits: BTreeSet<(Timestamp, usize)>,
     heartbeat_at: Timestamp,
     sendable_at: Timestamp,
     /// When the store answered last.
@@ -73,6 +75,7 @@ impl Lane {
             accounts: Slab::new(),
             due: BTreeSet::new(),
             ends: BTreeSet::new(),
+            waits: BTreeSet::new(),
             heartbeat_at: now,
             sendable_at: now,
             answered: now,
@@ -105,13 +108,8 @@ impl Lane {
 
     /// Tokens spent and not acknowledged, and tokens leased by depth.
     pub(crate) fn gauges(&self) -> (u64, i64) {
-        let in_flight: i64 = self
-            .flight
-            .iter()
-            .flat_map(|flight| &flight.request.entries)
-            .map(|entry| entry.spent + entry.debt + entry.allowed)
-            .sum();
-        self.accounts.iter().fold((in_flight as u64, 0), |(pending, leased), (_, account)| {
+        let in_flight = self.flight.as_ref().map_or(0, |flight| flight.request.tokens());
+        self.accounts.iter().fold((in_flight, 0), |(pending, leased), (_, account)| {
             (pending + account.pending(), leased + account.leased_depth())
         })
     }
@@ -126,24 +124,51 @@ impl Lane {
 
     /// A decision touched `bucket`.
     pub(crate) fn touch(&mut self, bucket: &Arc<Bucket>, now: Timestamp, context: &mut Context) {
-        let limit = bucket.limit as usize;
-        let terms = context.limits[limit].terms;
-        let slot = bucket.slot().unwrap_or_else(|| {
-            bucket.set_full_at(Timestamp::NEVER);
-            let slot = self.accounts.insert(Account::new(bucket.clone(), &terms, now));
-            bucket.set_slot(Some(slot));
-            slot
-        });
+        let terms = context.limits[bucket.limit as usize].terms;
+        let slot = self.track(bucket, now, context);
         let urgent = bucket.is_urgent();
         self.rescheduled(slot, |account| account.touch(now, urgent, &terms));
-        let account = &mut self.accounts[slot];
-        if self.failures > 0 && account.lease_ends().is_none() {
-            let nodes = context.nodes();
-            let graced = now.micros_since(self.answered) >= terms.grace_us;
-            if !self.accounts[slot].in_policy() && graced && self.is_cut_off(now, context) {
-                self.enter_policy(slot, now, nodes, context);
-            }
+        self.enter_policy_if_cut_off(slot, now, context);
+    }
+
+    /// The place of the bucket's books, opened if there are none.
+    fn track(&mut self, bucket: &Arc<Bucket>, now: Timestamp, context: &Context) -> usize {
+        bucket.slot().unwrap_or_else(|| {
+            let terms = &context.limits[bucket.limit as usize].terms;
+            bucket.set_full_at(Timestamp::NEVER);
+            let slot = self.accounts.insert(Account::new(bucket.clone(), terms, now));
+            bucket.set_slot(Some(slot));
+            slot
+        })
+    }
+
+    /// A key without a lease lives on its outage policy from the moment it is asked for.
+    fn enter_policy_if_cut_off(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
+        let account = &self.accounts[slot];
+        if self.failures == 0 || account.lease_ends().is_some() || account.in_policy() {
+            return;
         }
+        let terms = &context.limits[account.bucket.limit as usize].terms;
+        let graced = now.micros_since(self.answered) >= terms.grace_us;
+        if graced && self.is_cut_off(now, context) {
+            let nodes = context.nodes();
+            self.enter_policy(slot, now, nodes, context);
+        }
+    }
+
+    /// A caller waits for the store's word on a request of `bucket`.
+    pub(crate) fn wait(
+        &mut self,
+        bucket: &Arc<Bucket>,
+        waiter: Waiter,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let slot = self.track(bucket, now, context);
+        let terms = context.limits[bucket.limit as usize].terms;
+        self.rescheduled(slot, |account| account.wait(waiter, now, &terms));
+        self.enter_policy_if_cut_off(slot, now, context);
+        self.tell(slot, context);
     }
 
     /// Time has passed.
@@ -153,6 +178,14 @@ impl Lane {
                 break;
             }
             self.lease_ended(slot, now, context);
+        }
+        while let Some(&(at, slot)) = self.waits.first() {
+            if at > now {
+                break;
+            }
+            let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+            self.rescheduled(slot, |account| account.give_up(now, &terms));
+            self.tell(slot, context);
         }
         match &mut self.flight {
             Some(flight) => {
@@ -168,14 +201,22 @@ impl Lane {
 
     /// When [`advance`](Self::advance) has something to do next.
     pub(crate) fn timeout(&self) -> Timestamp {
-        let ends = self.ends.first().map_or(Timestamp::NEVER, |&(at, _)| at);
+        let first = |set: &BTreeSet<(Timestamp, usize)>| {
+            set.first().map_or(Timestamp::NEVER, |&(at, _)| at)
+        };
         let next = if let Some(flight) = &self.flight {
             flight.resend_at.unwrap_or(Timestamp::NEVER)
         } else {
-            let due = self.due.first().map_or(Timestamp::NEVER, |&(at, _)| at);
-            due.min(self.heartbeat_at).max(self.sendable_at)
+            first(&self.due).min(self.heartbeat_at).max(self.sendable_at)
         };
-        next.min(ends)
+        next.min(first(&self.ends)).min(first(&self.waits))
+    }
+
+    /// Tokens in the batch with this sequence, if it is in flight.
+    #[cfg(feature = "sim")]
+    pub(crate) fn in_flight(&self, sequence: i64) -> u64 {
+        let flight = self.flight.as_ref().filter(|flight| flight.request.sequence == sequence);
+        flight.map_or(0, |flight| flight.request.tokens())
     }
 
     /// The store is to be called at once, if it is not being called.
@@ -316,6 +357,9 @@ impl Lane {
         if let Some(at) = account.lease_ends() {
             self.ends.insert((at, slot));
         }
+        if let Some(at) = account.waits_until() {
+            self.waits.insert((at, slot));
+        }
         result
     }
 
@@ -324,6 +368,16 @@ impl Lane {
         self.due.remove(&(account.due.min(account.probe_at()), slot));
         if let Some(at) = account.lease_ends() {
             self.ends.remove(&(at, slot));
+        }
+        if let Some(at) = account.waits_until() {
+            self.waits.remove(&(at, slot));
+        }
+    }
+
+    /// Tells the callers who have waited what was decided.
+    fn tell(&mut self, slot: usize, context: &mut Context) {
+        for Answer { ticket, allowed, sure } in self.accounts[slot].take_answers() {
+            context.outputs.push_back(Output::Decided { ticket, allowed, sure });
         }
     }
 
@@ -381,7 +435,7 @@ impl Lane {
                 self.incarnation = Some(reply.incarnation);
                 context.nodes_by_lane[self.number as usize] = Some(reply.nodes.max(1));
                 for (index, grant) in grants.iter().enumerate() {
-                    self.granted(flight, index, grant, now, context);
+                    self.granted(flight, index, grant, reply.time_us, now, context);
                 }
             }
             Verdict::Reborn => {
@@ -403,6 +457,7 @@ impl Lane {
         flight: &Flight,
         index: usize,
         grant: &Grant,
+        store_us: i64,
         now: Timestamp,
         context: &mut Context,
     ) {
@@ -414,7 +469,8 @@ impl Lane {
                 context.agreed(self.accounts[slot].bucket.limit);
                 let recovering_until = self.recovering_until;
                 let installed = self.rescheduled(slot, |account| {
-                    let installed = account.install(given, entry, flight.first_sent, now, &terms);
+                    let installed =
+                        account.install(given, entry, flight.first_sent, store_us, now, &terms);
                     if now < recovering_until {
                         account.due = account.due.min(recovering_until);
                     }
@@ -423,6 +479,7 @@ impl Lane {
                     }
                     installed
                 });
+                self.tell(slot, context);
                 if let Some(drift) = installed.drift {
                     context.event(Event::Viewed {
                         limit: entry.limit.clone(),
@@ -480,6 +537,7 @@ impl Lane {
         let graced = now.micros_since(self.answered) >= terms.grace_us;
         if self.failures > 0 && graced {
             self.accounts[slot].enter_policy(now, &terms, nodes);
+            self.tell(slot, context);
             context.event(Event::OutagePolicy {
                 limit: context.limit_name(self.accounts[slot].bucket.limit),
             });
@@ -498,6 +556,7 @@ impl Lane {
     ) {
         let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
         self.rescheduled(slot, |account| account.enter_policy(now, &terms, nodes));
+        self.tell(slot, context);
         context.event(Event::OutagePolicy {
             limit: context.limit_name(self.accounts[slot].bucket.limit),
         });
@@ -529,7 +588,7 @@ fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
             for (grant, entry) in grants.iter().zip(&request.entries) {
                 if let Grant::Given(given) = grant {
                     let burst = entry.scale.burst / entry.scale.token;
-                    plausible(given, entry.want, entry.scale.rate, burst)?;
+                    plausible(given, entry.needed + entry.want, entry.scale.rate, burst)?;
                 }
             }
             Ok(reply)

@@ -71,7 +71,9 @@ pub(crate) struct Entry {
     pub held: Held,
     /// The demand to register, in units per microsecond.
     pub demand: i64,
-    /// Tokens wanted.
+    /// Tokens that callers are waiting for.
+    pub needed: i64,
+    /// Tokens wanted on top of these.
     pub want: i64,
     /// Leased refill wanted in all, in units per microsecond.
     pub want_rate: i64,
@@ -170,6 +172,12 @@ impl Request {
         &self.bytes
     }
 
+    /// Tokens that the batch reports as spent.
+    pub(crate) fn tokens(&self) -> u64 {
+        let spent = |entry: &Entry| entry.spent + entry.debt + entry.allowed;
+        self.entries.iter().map(spent).sum::<i64>() as u64
+    }
+
     /// Names the batch's content: a resend has the same hash.
     pub(crate) fn hash(&self) -> u64 {
         self.hash
@@ -177,7 +185,7 @@ impl Request {
 }
 
 /// Numbers in an encoded entry.
-const ENTRY_NUMBERS: usize = 20;
+const ENTRY_NUMBERS: usize = 21;
 const ENTRY_BYTES: usize = ENTRY_NUMBERS * 8;
 const FLAG_RESTORE: i64 = 1;
 const FLAG_CLAIM: i64 = 2;
@@ -207,6 +215,7 @@ impl Entry {
             self.want_rate,
             flags,
             self.claim.unwrap_or(0),
+            self.needed,
         ]
     }
 }

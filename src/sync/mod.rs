@@ -10,5 +10,6 @@ mod lane;
 pub(crate) mod message;
 mod rng;
 
+pub(crate) use account::Waiter;
 pub(crate) use engine::{Config, Engine, Input, Output};
 pub use event::Event;

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidegate::sim::figures::Figures;
+use tidegate::sim::workload::Arrival;
 use tidegate::{AnyStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError};
 
-use crate::figures::{Decided, Figures};
-use crate::trace::{Trace, TraceError};
-use crate::workload::{Arrival, WorkloadError};
+use crate::flags::InputError;
+use crate::summary::{Summary, print};
+use crate::trace::Trace;
 
 mod node;
 pub(crate) mod options;
@@ -17,21 +19,17 @@ mod outage;
 pub(crate) mod process;
 mod report;
 
-use node::{Live, Load, Traffic};
+use node::{Driven, Live, Load, Traffic};
 use options::{Options, Store};
 use outage::OwnRedis;
 use process::{Processes, Source};
-use report::{Report, TraceReport};
+use report::Report;
 
 /// What can stop a demo.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
-    #[error("{flag}: {value}: {reason}")]
-    Flag { flag: &'static str, value: String, reason: &'static str },
     #[error(transparent)]
-    Workload(#[from] WorkloadError),
-    #[error(transparent)]
-    Trace(#[from] TraceError),
+    Input(#[from] InputError),
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
@@ -63,7 +61,7 @@ struct Input {
 
 /// The output of a run, before it is judged.
 struct Output {
-    decided: Vec<Decided>,
+    driven: Driven,
     traffic: Traffic,
 }
 
@@ -88,11 +86,22 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
         }
         _ => run_here(options, &input, &store, own_redis.as_ref(), &runtime)?,
     };
-    let figures =
-        Figures::of(&output.decided, options.rate as f64, options.burst as f64, input.seconds);
-    let trace = input.trace.as_ref().map(|trace| TraceReport::of(trace, &figures));
-    let report = Report::new(options, &store, input.seconds, &output.traffic, figures, trace);
-    report.print(options.json)
+    report(options, &store, &input, output)
+}
+
+fn report(
+    options: &Options,
+    store: &Store,
+    input: &Input,
+    output: Output,
+) -> Result<(), DemoError> {
+    let Output { driven: Driven { decided, took_ns }, traffic } = output;
+    let (flags, trace) = (&options.load, input.trace.as_ref());
+    let figures = Figures::of(&decided, flags.rate as f64, flags.burst as f64, input.seconds);
+    let traffic = traffic.into();
+    let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
+    print(&Report::new(summary, &took_ns, options.outage), flags.json)?;
+    Ok(())
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, DemoError> {
@@ -111,28 +120,25 @@ fn key_names(keys: u32) -> Vec<String> {
 }
 
 fn read_input(options: &Options) -> Result<Input, DemoError> {
-    let Some(file) = &options.trace else {
-        let workload = options.workload();
+    let flags = &options.load;
+    let (Some(trace), Some(file)) = (flags.read_trace()?, &flags.trace) else {
+        let workload = flags.workload();
         return Ok(Input {
             arrivals: if options.processes { Vec::new() } else { workload.arrivals() },
-            keys: key_names(options.keys),
-            limit: format!("{}/s", options.rate * u64::from(options.keys)),
-            seconds: options.seconds,
+            keys: key_names(flags.keys),
+            limit: format!("{}/s", flags.rate * u64::from(flags.keys)),
+            seconds: flags.seconds,
             source: Source::Synthetic(workload),
             trace: None,
         });
     };
-    let trace = Trace::load(file)?;
-    for (line, reason) in &trace.rejections {
-        eprintln!("{}:{line}: {reason}", file.display());
-    }
-    let (speed, nodes, seed) = (options.speed, options.nodes, options.seed);
-    let arrivals = trace.arrivals(speed, nodes, seed);
+    let (speed, nodes, seed) = (flags.speed, flags.nodes, flags.seed);
+    let (arrivals, seconds) = flags.replay(&trace, seed);
     Ok(Input {
-        seconds: arrivals.last().map_or(0.0, |last| last.at_us as f64 / 1e6),
+        seconds,
         arrivals,
         keys: trace.keys.clone(),
-        limit: format!("{}/s a key", options.rate),
+        limit: format!("{}/s a key", flags.rate),
         source: Source::Trace { file: file.clone(), speed, nodes, seed },
         trace: Some(trace),
     })
@@ -149,34 +155,34 @@ fn run_here(
     let live = Arc::new(Live::default());
     let memory = MemoryStore::new();
     let namespace = namespace();
-    let limiters = (0..options.nodes)
+    let limiters = (0..options.load.nodes)
         .map(|node| {
             let store: AnyStore = match store {
                 Store::Memory => memory.clone().into(),
                 Store::Redis(address) => RedisStore::open(address)?.namespace(&namespace)?.into(),
             };
-            node::start(&options.limit(), store, node, &live)
+            node::start(&options.load.limit(), store, node, &live)
         })
         .collect::<Result<Vec<Limiter>, DemoError>>()?;
     runtime.block_on(node::ready(&limiters, &live))?;
     let load = Load { arrivals: &input.arrivals, keys: &input.keys, start: Instant::now() };
     let over = AtomicBool::new(false);
-    let decided = std::thread::scope(|scope| {
+    let driven = std::thread::scope(|scope| {
         scope.spawn(|| report::each_second(&live, "", &input.limit, load.start, &over));
         let outage = own_redis.zip(options.outage).map(|(server, outage)| {
             let start = load.start;
             scope.spawn(move || server.suffer(outage, start))
         });
-        let decided = node::drive(&load, |node| limiters.get(usize::from(node)), &live);
+        let driven = node::drive(&load, |node| limiters.get(usize::from(node)), &live);
         over.store(true, Ordering::Release);
         if let Some(Ok(result)) = outage.map(std::thread::ScopedJoinHandle::join) {
             result?;
         }
-        decided
+        driven
     })?;
     let traffic = live.traffic().clone();
     runtime.block_on(node::leave(&limiters));
-    Ok(Output { decided, traffic })
+    Ok(Output { driven, traffic })
 }
 
 /// Each node in a process of its own.
@@ -187,14 +193,15 @@ fn run_processes(
     own_redis: Option<&OwnRedis>,
 ) -> Result<Output, DemoError> {
     let store = process::StoreSpec { address: address.to_owned(), namespace: namespace() };
-    let mut processes = Processes::start(options.nodes, &store, options.limit(), &input.source)?;
+    let flags = &options.load;
+    let mut processes = Processes::start(flags.nodes, &store, flags.limit(), &input.source)?;
     let start = processes.begin()?;
-    eprintln!("{} processes under load for {:.1} s", options.nodes, input.seconds);
+    eprintln!("{} processes under load for {:.1} s", flags.nodes, input.seconds);
     if let (Some(server), Some(outage)) = (own_redis, options.outage) {
         server.suffer(outage, start)?;
     }
-    let (decided, traffic) = processes.gather()?;
-    Ok(Output { decided, traffic })
+    let (driven, traffic) = processes.gather()?;
+    Ok(Output { driven, traffic })
 }
 
 /// Sleeps until `instant`, or until `over`; returns whether it is over.

@@ -3,9 +3,10 @@
 use clap::{Parser, Subcommand};
 
 mod demo;
-mod figures;
+mod flags;
+mod simulate;
+mod summary;
 mod trace;
-mod workload;
 
 /// A hybrid local and global rate limiter.
 #[derive(Parser)]
@@ -19,6 +20,8 @@ struct Cli {
 enum Command {
     /// Runs several nodes under load and compares what they admitted with one ideal bucket.
     Demo(Box<demo::options::Options>),
+    /// Plays nodes, network, store and their faults in virtual time; a seed gives the same run.
+    Simulate(Box<simulate::Options>),
     /// One node of a demo, as an operating-system process of its own; reads its orders from
     /// standard input.
     #[command(hide = true)]
@@ -32,15 +35,20 @@ fn main() -> std::process::ExitCode {
             tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
         )
         .init();
-    let result = match Cli::parse().command {
-        Command::Demo(options) => demo::run(&options),
-        Command::DemoNode => demo::process::run_node(),
-    };
-    match result {
+    match run(&Cli::parse().command) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tidegate: {error}");
             std::process::ExitCode::FAILURE
         }
     }
+}
+
+fn run(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
+    match command {
+        Command::Demo(options) => demo::run(options)?,
+        Command::Simulate(options) => simulate::run(options)?,
+        Command::DemoNode => demo::process::run_node()?,
+    }
+    Ok(())
 }

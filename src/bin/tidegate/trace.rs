@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::workload::Arrival;
+use tidegate::sim::workload::Arrival;
 
 use self::line::{Format, Line, Reason, is_csv_header, parse, recognise};
 

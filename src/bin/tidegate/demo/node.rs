@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tidegate::sim::figures::Decided;
+use tidegate::sim::workload::Arrival;
 use tidegate::{AnyStore, Event, Limiter};
 
 use super::DemoError;
-use super::options::LimitSpec;
-use crate::figures::Decided;
-use crate::workload::Arrival;
+use crate::flags::LimitSpec;
 
 /// How long a node may take to find its store.
 const READY_WITHIN: Duration = Duration::from_secs(5);
@@ -54,13 +54,12 @@ impl Traffic {
             _ => {}
         }
     }
+}
 
-    /// The drift that `part` of all views stayed below, in % of the burst.
-    pub(crate) fn drift_quantile(&self, part: f64) -> f64 {
-        let mut sorted = self.drift_pct.clone();
-        sorted.sort_unstable_by(f32::total_cmp);
-        let index = (part * sorted.len().saturating_sub(1) as f64).round() as usize;
-        sorted.get(index).copied().unwrap_or(0.0).into()
+impl From<Traffic> for tidegate::sim::Traffic {
+    fn from(heard: Traffic) -> Self {
+        let Traffic { store_calls, keys_synced, store_errors, drift_pct } = heard;
+        Self { store_calls, keys_synced, store_errors, drift_pct, ..Self::default() }
     }
 }
 
@@ -121,14 +120,34 @@ pub(crate) struct Load<'a> {
     pub(crate) start: Instant,
 }
 
+/// What came of the load.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Driven {
+    pub(crate) decided: Vec<Decided>,
+    /// How long each decision took, in nanoseconds.
+    pub(crate) took_ns: Vec<u64>,
+}
+
+impl Driven {
+    /// With room for `requests`, so that no growing delays a decision.
+    fn with_capacity(requests: usize) -> Self {
+        Self { decided: Vec::with_capacity(requests), took_ns: Vec::with_capacity(requests) }
+    }
+
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.decided.extend(other.decided);
+        self.took_ns.extend(other.took_ns);
+    }
+}
+
 /// Asks `limiter_of` each arrival's node at each arrival's time: an open loop, which falls behind
 /// rather than slow down when a node is slow.
 pub(crate) fn drive<'a>(
     load: &Load<'_>,
     limiter_of: impl Fn(u16) -> Option<&'a Limiter>,
     live: &Live,
-) -> Result<Vec<Decided>, DemoError> {
-    let mut decided = Vec::with_capacity(load.arrivals.len());
+) -> Result<Driven, DemoError> {
+    let mut driven = Driven::with_capacity(load.arrivals.len());
     let mut limits = std::collections::HashMap::new();
     for arrival in load.arrivals {
         let Some(limiter) = limiter_of(arrival.node) else { continue };
@@ -150,17 +169,18 @@ pub(crate) fn drive<'a>(
         if allowed {
             live.admitted.fetch_add(u64::from(arrival.cost), Ordering::Relaxed);
         }
-        decided.push(Decided {
+        driven.took_ns.push(took.as_nanos() as u64);
+        driven.decided.push(Decided {
             at_us: load.start.elapsed().as_micros() as u64,
-            took_ns: took.as_nanos() as u64,
             node: arrival.node,
             key: arrival.key,
             cost: arrival.cost,
             allowed,
             sure,
+            waited: false,
         });
     }
-    Ok(decided)
+    Ok(driven)
 }
 
 fn wait_until(instant: Instant) {

@@ -10,13 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use tidegate::sim::workload::{Arrival, Workload};
 
 use super::DemoError;
-use super::node::{self, Live, Load, Traffic};
-use super::options::LimitSpec;
-use crate::figures::Decided;
+use super::node::{self, Driven, Live, Load, Traffic};
+use crate::flags::{InputError, LimitSpec};
 use crate::trace::Trace;
-use crate::workload::{Arrival, Workload};
 
 /// Between the parent's word and the start of the load.
 const START_AFTER: Duration = Duration::from_millis(300);
@@ -47,13 +46,13 @@ pub(crate) enum Source {
 /// What came of it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Outcome {
-    decided: Vec<Decided>,
+    driven: Driven,
     traffic: Traffic,
 }
 
 impl Source {
     /// The arrivals of one node and the names of the keys.
-    fn arrivals_of(&self, node: u16) -> Result<(Vec<Arrival>, Vec<String>), DemoError> {
+    fn arrivals_of(&self, node: u16) -> Result<(Vec<Arrival>, Vec<String>), InputError> {
         match self {
             Self::Synthetic(workload) => {
                 Ok((workload.arrivals_of_node(node), super::key_names(workload.keys)))
@@ -92,15 +91,15 @@ pub(crate) fn run_node() -> Result<(), DemoError> {
     let (who, limit) =
         (format!("node {:<3}", orders.node), format!("{}/s a key", orders.limit.rate));
     let over = AtomicBool::new(false);
-    let decided = std::thread::scope(|scope| {
+    let driven = std::thread::scope(|scope| {
         scope.spawn(|| super::report::each_second(&live, &who, &limit, start, &over));
-        let decided = node::drive(&load, |_| Some(&limiter), &live);
+        let driven = node::drive(&load, |_| Some(&limiter), &live);
         over.store(true, Ordering::Release);
-        decided
+        driven
     })?;
     runtime.block_on(node::leave(std::slice::from_ref(&limiter)));
     let traffic = live.traffic().clone();
-    serde_json::to_writer(std::io::stdout().lock(), &Outcome { decided, traffic })?;
+    serde_json::to_writer(std::io::stdout().lock(), &Outcome { driven, traffic })?;
     Ok(())
 }
 
@@ -156,17 +155,17 @@ impl Processes {
     }
 
     /// Waits for all and gathers what they decided.
-    pub(crate) fn gather(mut self) -> Result<(Vec<Decided>, Traffic), DemoError> {
-        let (mut decided, mut traffic) = (Vec::new(), Traffic::default());
+    pub(crate) fn gather(mut self) -> Result<(Driven, Traffic), DemoError> {
+        let (mut driven, mut traffic) = (Driven::default(), Traffic::default());
         for (node, (child, output)) in (0..).zip(&mut self.children) {
             let outcome: Outcome =
                 serde_json::from_reader(output).map_err(|_| DemoError::Process(node))?;
-            decided.extend(outcome.decided);
+            driven.merge(outcome.driven);
             traffic.merge(outcome.traffic);
             child.wait()?;
         }
-        decided.sort_by_key(|decided| decided.at_us);
-        Ok((decided, traffic))
+        driven.decided.sort_by_key(|decided| decided.at_us);
+        Ok((driven, traffic))
     }
 }
 

@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
+use hdrhistogram::Histogram;
 use serde::Serialize;
+use tidegate::sim::figures::{Figures, SLOT_US};
 
-use super::node::{Live, Traffic};
-use super::options::{Options, Store};
-use super::{DemoError, sleep_until};
-use crate::figures::{Figures, SLOT_US};
-use crate::trace::Trace;
+use super::node::Live;
+use super::options::Outage;
+use super::sleep_until;
+use crate::summary::Summary;
 
-/// Keys in the list of the most denied.
-const TOP_DENIED: usize = 10;
+/// The longest decision that is told apart, one minute; longer ones count as this long.
+const TOOK_NS_MAX: u64 = 60_000_000_000;
 
 /// Prints a line a second on standard error until it is `over`, beginning with `who`.
 pub(crate) fn each_second(live: &Live, who: &str, limit: &str, start: Instant, over: &AtomicBool) {
@@ -38,32 +38,6 @@ pub(crate) fn each_second(live: &Live, who: &str, limit: &str, start: Instant, o
     }
 }
 
-/// What a replayed log adds to the summary.
-#[derive(Debug, Serialize)]
-pub(crate) struct TraceReport {
-    lines_parsed: u64,
-    lines_rejected: u64,
-    top_denied: Vec<Denied>,
-}
-
-#[derive(Debug, Serialize)]
-struct Denied {
-    key: String,
-    denied: u64,
-}
-
-impl TraceReport {
-    pub(crate) fn of(trace: &Trace, figures: &Figures) -> Self {
-        let top_denied = figures
-            .denied_by_key
-            .iter()
-            .take(TOP_DENIED)
-            .map(|&(key, denied)| Denied { key: trace.keys[key as usize].clone(), denied })
-            .collect();
-        Self { lines_parsed: trace.parsed, lines_rejected: trace.rejected, top_denied }
-    }
-}
-
 /// What an outage adds to the summary, in tokens.
 #[derive(Debug, Serialize)]
 struct OutageReport {
@@ -74,8 +48,7 @@ struct OutageReport {
 }
 
 impl OutageReport {
-    fn of(options: &Options, figures: &Figures) -> Option<Self> {
-        let outage = options.outage?;
+    fn of(outage: Outage, figures: &Figures) -> Self {
         let slot = |time: Duration| (time.as_micros() as u64 / SLOT_US) as usize;
         let admitted = |from: Duration, until: Duration| -> u64 {
             let slots = figures.timeline.iter().skip(slot(from)).take(slot(until) - slot(from));
@@ -83,7 +56,7 @@ impl OutageReport {
         };
         let seconds = outage.until.saturating_sub(outage.from).as_secs_f64();
         let during = admitted(outage.from, outage.until);
-        Some(Self {
+        Self {
             seconds,
             admitted_during: during,
             admitted_during_per_second: during as f64 / seconds,
@@ -91,93 +64,59 @@ impl OutageReport {
                 outage.until,
                 outage.until + Duration::from_secs(1),
             ),
-        })
+        }
     }
 }
 
-/// The summary.
+/// The summary, and what only a demo can tell: how long its decisions took, by the real clock.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    scenario: String,
-    store: String,
-    nodes: u16,
-    rate: u64,
-    burst: u64,
-    interval_ms: f64,
-    seconds: f64,
     #[serde(flatten)]
-    figures: Figures,
-    drift_p50_pct_of_burst: f64,
-    drift_p99_pct_of_burst: f64,
-    drift_max_pct_of_burst: f64,
-    store_calls: u64,
-    store_errors: u64,
-    keys_synced: u64,
-    store_calls_per_admitted: f64,
-    #[serde(flatten)]
-    trace: Option<TraceReport>,
+    summary: Summary,
+    /// Half of the decisions took at most so long.
+    decision_p50_ns: u64,
+    /// 99 in 100 decisions took at most so long.
+    decision_p99_ns: u64,
+    /// 999 in 1000 decisions took at most so long.
+    decision_p999_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     outage: Option<OutageReport>,
 }
 
 impl Report {
-    pub(crate) fn new(
-        options: &Options,
-        store: &Store,
-        seconds: f64,
-        traffic: &Traffic,
-        figures: Figures,
-        trace: Option<TraceReport>,
-    ) -> Self {
-        let scenario = match &trace {
-            Some(_) => "trace".to_owned(),
-            None => options
-                .scenario
-                .to_possible_value()
-                .map_or_else(String::new, |value| value.get_name().to_owned()),
-        };
+    pub(crate) fn new(summary: Summary, took_ns: &[u64], outage: Option<Outage>) -> Self {
+        let took = histogram(took_ns);
         Self {
-            scenario,
-            store: match store {
-                Store::Memory => "memory",
-                Store::Redis(_) => "redis",
-            }
-            .to_owned(),
-            nodes: options.nodes,
-            rate: options.rate,
-            burst: options.burst,
-            interval_ms: options.interval.as_secs_f64() * 1e3,
-            seconds,
-            drift_p50_pct_of_burst: traffic.drift_quantile(0.5),
-            drift_p99_pct_of_burst: traffic.drift_quantile(0.99),
-            drift_max_pct_of_burst: traffic.drift_quantile(1.0),
-            store_calls: traffic.store_calls,
-            store_errors: traffic.store_errors,
-            keys_synced: traffic.keys_synced,
-            store_calls_per_admitted: traffic.store_calls as f64 / figures.admitted.max(1) as f64,
-            outage: OutageReport::of(options, &figures),
-            figures,
-            trace,
+            decision_p50_ns: took.value_at_quantile(0.5),
+            decision_p99_ns: took.value_at_quantile(0.99),
+            decision_p999_ns: took.value_at_quantile(0.999),
+            outage: outage.map(|outage| OutageReport::of(outage, &summary.figures)),
+            summary,
         }
     }
+}
 
-    pub(crate) fn print(&self, json: bool) -> Result<(), DemoError> {
-        if json {
-            println!("{}", serde_json::to_string(self)?);
-            return Ok(());
-        }
-        let serde_json::Value::Object(fields) = serde_json::to_value(self)? else {
-            return Ok(());
-        };
-        for (name, value) in fields.iter().filter(|(name, _)| *name != "timeline") {
-            match value {
-                serde_json::Value::Number(number) if number.is_f64() => {
-                    println!("{name:<28} {:.3}", number.as_f64().unwrap_or_default());
-                }
-                serde_json::Value::String(text) => println!("{name:<28} {text}"),
-                other => println!("{name:<28} {other}"),
-            }
-        }
-        Ok(())
+fn histogram(took_ns: &[u64]) -> Histogram<u64> {
+    // It refuses only a low bound of 0, a high one below twice the low one, or over five digits.
+    let mut took = Histogram::new_with_bounds(1, TOOK_NS_MAX, 3).expect("constants in bounds");
+    for &one in took_ns {
+        took.saturating_record(one);
+    }
+    took
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_the_decisions_times() {
+        let took = histogram(&(1..=1000).collect::<Vec<u64>>());
+        assert_eq!([0.5, 0.99, 0.999].map(|part| took.value_at_quantile(part)), [500, 990, 999]);
+    }
+
+    #[test]
+    fn a_decision_that_took_forever_is_counted_as_long_not_lost() {
+        assert!(histogram(&[u64::MAX]).value_at_quantile(0.5) >= TOOK_NS_MAX);
     }
 }

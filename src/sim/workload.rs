@@ -1,16 +1,16 @@
-//! The load of a demo: open-loop Poisson arrivals, seeded, so that a seed is a bug report.
+//! Who asks for what when: open-loop Poisson arrivals, seeded, so that a seed is a bug report.
 //!
-//! Open-loop: a request comes when it comes, however long the decisions before it took. The
-//! scenarios are the five that a demo can play. Each node has a random stream of its own, so that nodes in
-//! processes of their own can generate their part without hearing of the others.
+//! Open-loop: a request comes when it comes, however long the decisions before it took. Each node
+//! has a random stream of its own, so that nodes in processes of their own can generate their part
+//! without hearing of the others.
 
 use serde::{Deserialize, Serialize};
 
 /// The most requests that one run may offer: they are held in memory, before and after deciding.
-pub(crate) const ARRIVALS_MAX: u64 = 50_000_000;
+pub const ARRIVALS_MAX: u64 = 50_000_000;
 
 /// The longest run: a week.
-pub(crate) const RUN_SECONDS_MAX: f64 = 604_800.0;
+pub const RUN_SECONDS_MAX: f64 = 604_800.0;
 
 const US_PER_SECOND: f64 = 1e6;
 
@@ -19,7 +19,7 @@ const HERD_CYCLE_SECONDS: u64 = 4;
 
 /// A request, before it is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Arrival {
+pub struct Arrival {
     /// When it comes, in microseconds since the run's start.
     pub at_us: u64,
     /// The node it comes to, from 0.
@@ -31,37 +31,123 @@ pub(crate) struct Arrival {
 }
 
 /// Who offers how much, and where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[value(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Scenario {
+#[non_exhaustive]
+pub enum Scenario {
     /// Three times the rate, spread evenly.
     OverUniform,
     /// Three times the rate, the i-th node in proportion to 1/i.
     OverSkew,
     /// Nine tenths of the rate, spread evenly.
     Under,
+    /// Nine tenths of the rate, the i-th node in proportion to 1/i.
+    UnderSkew,
     /// Five times the rate for a second, evenly, then three seconds of silence, repeated.
     Herd,
     /// Nine tenths of the rate, all on one node, which changes each second.
     ShiftUnder,
+    /// Keys that stay on one node each; every five seconds a node dies, its keys move to others and
+    /// a new node takes its place.
+    Sticky,
+    /// Keys that are asked for on a random node each time.
+    ManySmall,
+    /// Keys of very different fame (Zipf, exponent 1), each request on a random node.
+    HotSet,
+    /// Three times the rate, evenly; every two seconds one node in ten is replaced by a new one.
+    Churn,
+    /// Three times the rate, evenly, while the store is gone from second 5 to second 8.
+    Outage,
+    /// Three times the rate, evenly, over a store that is far away and loses one reply in a hundred.
+    SlowStore,
+    /// The herd, over such a store.
+    SlowHerd,
 }
 
 impl Scenario {
-    /// What is offered while something is, as a multiple of the rate.
-    const fn load(self) -> f64 {
+    /// All scenarios, in the order of docs/ACCURACY.md.
+    pub const ALL: [Self; 13] = [
+        Self::OverUniform,
+        Self::OverSkew,
+        Self::Under,
+        Self::UnderSkew,
+        Self::Herd,
+        Self::ShiftUnder,
+        Self::Sticky,
+        Self::ManySmall,
+        Self::HotSet,
+        Self::Churn,
+        Self::Outage,
+        Self::SlowStore,
+        Self::SlowHerd,
+    ];
+
+    /// What the scenario goes by on the command line and in reports.
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::OverUniform | Self::OverSkew => 3.0,
-            Self::Under | Self::ShiftUnder => 0.9,
-            Self::Herd => 5.0,
+            Self::OverUniform => "over_uniform",
+            Self::OverSkew => "over_skew",
+            Self::Under => "under",
+            Self::UnderSkew => "under_skew",
+            Self::Herd => "herd",
+            Self::ShiftUnder => "shift_under",
+            Self::Sticky => "sticky",
+            Self::ManySmall => "many_small",
+            Self::HotSet => "hot_set",
+            Self::Churn => "churn",
+            Self::Outage => "outage",
+            Self::SlowStore => "slow_store",
+            Self::SlowHerd => "slow_herd",
         }
     }
+
+    /// Whether nodes die or the store fails in it: a demo plays only those without.
+    pub const fn has_faults(self) -> bool {
+        matches!(self, Self::Sticky | Self::Churn | Self::Outage | Self::SlowStore | Self::SlowHerd)
+    }
+
+    /// What is offered while something is, as a multiple of the rate.
+    pub const fn load(self) -> f64 {
+        match self {
+            Self::Under | Self::UnderSkew | Self::ShiftUnder => 0.9,
+            Self::Herd | Self::SlowHerd => 5.0,
+            // 2000000 requests a second on 100000 keys of 50 a second each.
+            Self::HotSet => 0.4,
+            Self::OverUniform
+            | Self::OverSkew
+            | Self::Sticky
+            | Self::ManySmall
+            | Self::Churn
+            | Self::Outage
+            | Self::SlowStore => 3.0,
+        }
+    }
+}
+
+impl std::str::FromStr for Scenario {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL
+            .into_iter()
+            .find(|scenario| scenario.name() == text)
+            .ok_or_else(|| format!("no scenario is called {text:?}; there are {}", known()))
+    }
+}
+
+/// How often a node dies where keys stay on their nodes.
+pub(super) const STICKY_DEATH_SECONDS: u64 = 5;
+
+/// The node that dies in the `round`-th death, from 1, of a run on `nodes` nodes.
+pub(super) fn dying_node(seed: u64, round: u64, nodes: u16) -> u16 {
+    (seed_of(seed, u64::MAX - round) % u64::from(nodes.max(1))) as u16
 }
 
 /// A load that no run can offer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("workload: {field} = {value}: {reason}")]
-pub(crate) struct WorkloadError {
+pub struct WorkloadError {
     /// The field at fault.
     pub field: &'static str,
     /// Its value.
@@ -72,7 +158,7 @@ pub(crate) struct WorkloadError {
 
 /// A load to generate. [`validate`](Self::validate) it first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Workload {
+pub struct Workload {
     /// Who offers how much, and where.
     pub scenario: Scenario,
     /// How many nodes there are.
@@ -95,7 +181,7 @@ impl Workload {
     /// # Errors
     ///
     /// Names the field and its value; the caller can only ask for another one.
-    pub(crate) fn validate(&self) -> Result<(), WorkloadError> {
+    pub fn validate(&self) -> Result<(), WorkloadError> {
         let refuse = |field, value: &dyn ToString, reason| {
             Err(WorkloadError { field, value: value.to_string(), reason })
         };
@@ -124,7 +210,7 @@ impl Workload {
     }
 
     /// What comes to all nodes, ordered by time.
-    pub(crate) fn arrivals(&self) -> Vec<Arrival> {
+    pub fn arrivals(&self) -> Vec<Arrival> {
         let mut all: Vec<Arrival> =
             (0..self.nodes).flat_map(|node| self.arrivals_of_node(node)).collect();
         // Stable: nodes keep their order within a microsecond, so a seed gives one order only.
@@ -134,11 +220,13 @@ impl Workload {
 
     /// What comes to `node`, ordered by time: the same as this node's part of
     /// [`arrivals`](Self::arrivals), whichever process asks.
-    pub(crate) fn arrivals_of_node(&self, node: u16) -> Vec<Arrival> {
+    pub fn arrivals_of_node(&self, node: u16) -> Vec<Arrival> {
         let mut random = fastrand::Rng::with_seed(seed_of(self.seed, u64::from(node)));
         let mut arrivals = Vec::new();
+        let mut keys = Keys::new(self);
         for second in 0..self.seconds.ceil() as u64 {
-            self.fill_second(second, node, &mut random, &mut arrivals);
+            keys.begin(second, node);
+            self.fill_second(second, node, &mut random, &keys, &mut arrivals);
         }
         arrivals
     }
@@ -150,16 +238,17 @@ impl Workload {
         second: u64,
         node: u16,
         random: &mut fastrand::Rng,
+        keys: &Keys<'_>,
         into: &mut Vec<Arrival>,
     ) {
-        let per_second = self.node_intensity_per_second(second, node);
+        let per_second = self.node_intensity_per_second(second, node) * keys.part();
         if !is_above_zero(per_second) {
             return;
         }
         let end_s = (second as f64 + 1.0).min(self.seconds);
         let mut at_s = second as f64 + gap_s(per_second, random);
         while at_s < end_s {
-            let key = random.u32(0..self.keys.max(1));
+            let key = keys.draw(random);
             into.push(Arrival { at_us: (at_s * US_PER_SECOND) as u64, node, key, cost: 1 });
             at_s += gap_s(per_second, random);
         }
@@ -170,11 +259,29 @@ impl Workload {
         let all = self.intensity_per_second();
         let even = all / f64::from(self.nodes);
         match self.scenario {
-            Scenario::OverUniform | Scenario::Under => even,
-            Scenario::OverSkew => all * skew_share(node, self.nodes),
-            Scenario::Herd if second.is_multiple_of(HERD_CYCLE_SECONDS) => even,
-            Scenario::ShiftUnder if node == self.node_on_shift(second) => all,
-            Scenario::Herd | Scenario::ShiftUnder => 0.0,
+            Scenario::OverSkew | Scenario::UnderSkew => all * skew_share(node, self.nodes),
+            Scenario::Herd | Scenario::SlowHerd => {
+                if second.is_multiple_of(HERD_CYCLE_SECONDS) {
+                    even
+                } else {
+                    0.0
+                }
+            }
+            Scenario::ShiftUnder => {
+                if node == self.node_on_shift(second) {
+                    all
+                } else {
+                    0.0
+                }
+            }
+            Scenario::OverUniform
+            | Scenario::Under
+            | Scenario::Sticky
+            | Scenario::ManySmall
+            | Scenario::HotSet
+            | Scenario::Churn
+            | Scenario::Outage
+            | Scenario::SlowStore => even,
         }
     }
 
@@ -191,6 +298,76 @@ impl Workload {
 
     fn load_multiple(&self) -> f64 {
         self.load.unwrap_or(self.scenario.load())
+    }
+}
+
+/// Which key a request asks for.
+#[derive(Debug)]
+enum Keys<'a> {
+    /// Each with equal odds.
+    Alike(u32),
+    /// By fame: the sums of the odds of the keys up to each.
+    Zipf(Vec<f64>),
+    /// Each on one node, until that dies.
+    Sticky { workload: &'a Workload, homes: Vec<u16>, deaths: u64, here: Vec<u32> },
+}
+
+impl<'a> Keys<'a> {
+    fn new(workload: &'a Workload) -> Self {
+        let keys = workload.keys.max(1);
+        match workload.scenario {
+            Scenario::HotSet => {
+                let mut sum = 0.0;
+                let sums = (1..=keys).map(|rank| {
+                    sum += 1.0 / f64::from(rank);
+                    sum
+                });
+                Self::Zipf(sums.collect())
+            }
+            Scenario::Sticky => {
+                let nodes = u32::from(workload.nodes.max(1));
+                let homes = (0..keys).map(|key| (key % nodes) as u16).collect();
+                Self::Sticky { workload, homes, deaths: 0, here: Vec::new() }
+            }
+            _ => Self::Alike(keys),
+        }
+    }
+
+    /// A new second begins on `node`.
+    fn begin(&mut self, second: u64, node: u16) {
+        let Self::Sticky { workload, homes, deaths, here } = self else { return };
+        while *deaths < second / STICKY_DEATH_SECONDS {
+            *deaths += 1;
+            let dead = dying_node(workload.seed, *deaths, workload.nodes);
+            let others = u64::from(workload.nodes.max(2)) - 1;
+            for (key, home) in homes.iter_mut().enumerate().filter(|(_, home)| **home == dead) {
+                let step = 1 + seed_of(*deaths, key as u64) % others;
+                *home = ((u64::from(dead) + step) % u64::from(workload.nodes.max(1))) as u16;
+            }
+        }
+        let living_here = homes.iter().enumerate().filter(|(_, home)| **home == node);
+        *here = living_here.map(|(key, _)| key as u32).collect();
+    }
+
+    /// The node's load as a multiple of an even one.
+    fn part(&self) -> f64 {
+        match self {
+            Self::Alike(_) | Self::Zipf(_) => 1.0,
+            Self::Sticky { workload, homes, here, .. } => {
+                here.len() as f64 * f64::from(workload.nodes) / homes.len() as f64
+            }
+        }
+    }
+
+    fn draw(&self, random: &mut fastrand::Rng) -> u32 {
+        match self {
+            Self::Alike(keys) => random.u32(0..*keys),
+            Self::Zipf(sums) => {
+                let point = random.f64() * sums.last().copied().unwrap_or(0.0);
+                sums.partition_point(|sum| *sum < point).min(sums.len() - 1) as u32
+            }
+            Self::Sticky { here, .. } => here[random.usize(0..here.len().max(1))],
+        }
     }
 }
 
@@ -223,7 +400,6 @@ fn seed_of(seed: u64, stream: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::ValueEnum;
 
     fn workload(scenario: Scenario) -> Workload {
         Workload {
@@ -371,9 +547,10 @@ mod tests {
 
     #[test]
     fn scenarios_go_by_the_names_of_the_accuracy_page() {
-        let names = ["over_uniform", "over_skew", "under", "herd", "shift_under"];
-        for (scenario, name) in Scenario::value_variants().iter().zip(names) {
-            assert_eq!(Scenario::from_str(name, false), Ok(*scenario));
+        for scenario in Scenario::ALL {
+            assert_eq!(scenario.name().parse(), Ok(scenario));
+            let json = serde_json::to_string(&scenario).unwrap();
+            assert_eq!(json, format!("{:?}", scenario.name()));
         }
     }
 }

@@ -3,19 +3,13 @@
 //! This file shares nothing with the limiter on purpose: its bucket is the plainest one that can
 //! be written, in floating point, so that a mistake in the limiter cannot be one in its judge.
 
-use std::collections::HashMap;
-
-use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 /// The length of one entry of the timeline.
-pub(crate) const SLOT_US: u64 = 100_000;
+pub const SLOT_US: u64 = 100_000;
 
 /// The most entries of a timeline, some 28 hours; the last one takes whatever comes later.
-pub(crate) const SLOTS_MAX: u64 = 1_000_000;
-
-/// The longest decision that is told apart, one minute; longer ones count as this long.
-const TOOK_NS_MAX: u64 = 60_000_000_000;
+pub const SLOTS_MAX: u64 = 1_000_000;
 
 /// Below this many tokens a level counts as zero: floating-point error, not an admission.
 const TOKENS_ERROR: f64 = 1e-6;
@@ -23,13 +17,15 @@ const TOKENS_ERROR: f64 = 1e-6;
 /// With less than this part of the burst at hand, a denial is not called wrong.
 const WRONG_DENIAL_BURST_PART: f64 = 0.05;
 
+/// A node's share of a window says something from so many tokens on: chance alone then rarely
+/// takes half of it.
+const FAIR_SHARE_MIN: f64 = 60.0;
+
 /// A request and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Decided {
+pub struct Decided {
     /// When the decision was completed, in microseconds since the run's start.
     pub at_us: u64,
-    /// How long the decision took, in nanoseconds.
-    pub took_ns: u64,
     /// The node that decided.
     pub node: u16,
     /// The key charged.
@@ -40,11 +36,13 @@ pub(crate) struct Decided {
     pub allowed: bool,
     /// Whether the node was sure.
     pub sure: bool,
+    /// Whether the caller had to wait for the store.
+    pub waited: bool,
 }
 
 /// What happened within one [`SLOT_US`], in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Slot {
+pub struct Slot {
     /// Asked for.
     pub offered: u64,
     /// Admitted.
@@ -53,7 +51,7 @@ pub(crate) struct Slot {
 
 /// The summary of a run; the fields go by their names in the demo's JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Figures {
+pub struct Figures {
     /// Tokens asked for.
     pub offered: u64,
     /// Tokens admitted.
@@ -70,12 +68,13 @@ pub(crate) struct Figures {
     pub wrong_denials_pct: f64,
     /// Decisions that the node was not sure of, in % of all requests.
     pub unsure_pct: f64,
-    /// Half of the decisions took at most so long.
-    pub decision_p50_ns: u64,
-    /// 99 in 100 decisions took at most so long.
-    pub decision_p99_ns: u64,
-    /// 999 in 1000 decisions took at most so long.
-    pub decision_p999_ns: u64,
+    /// Requests that waited for the store, in % of all requests.
+    pub waited_pct: f64,
+    /// The same ratio as `admitted_vs_ideal_pct` for the worst percentile of keys.
+    pub worst_keys_vs_ideal_pct: f64,
+    /// The least that a node got of its fair share over ten times burst / rate, in %; 100 when no
+    /// node's share was large enough to tell.
+    pub least_fair_share_pct: f64,
     /// What was offered and admitted in each 100 ms.
     pub timeline: Vec<Slot>,
     /// Keys with the number of their denied requests, most first; keys without any are left out.
@@ -86,34 +85,17 @@ pub(crate) struct Figures {
 impl Figures {
     /// Judges `decided`, which is ordered by `at_us`, under a limit of `rate_per_second` and `burst`
     /// tokens a key. The timeline covers `seconds`, and longer if decisions came later.
-    pub(crate) fn of(decided: &[Decided], rate_per_second: f64, burst: f64, seconds: f64) -> Self {
-        debug_assert!(decided.is_sorted_by_key(|one| one.at_us), "ordered by completion");
-        let tally = Tally::of(decided, rate_per_second, burst);
-        let timeline = timeline(decided, seconds);
-        let offered = timeline.iter().map(|slot| slot.offered).sum();
-        let admitted = timeline.iter().map(|slot| slot.admitted).sum();
-        let took = took_ns(decided);
-        let unsure = decided.iter().filter(|one| !one.sure).count();
-        Self {
-            offered,
-            admitted,
-            ideal: tally.ideal,
-            admitted_vs_ideal_pct: vs_ideal_pct(admitted, tally.ideal),
-            excess_tokens: tally.excess_tokens,
-            excess_pct_of_burst: percent(tally.excess_tokens, burst),
-            wrong_denials_pct: percent(tally.wrong_denials as f64, decided.len() as f64),
-            unsure_pct: percent(unsure as f64, decided.len() as f64),
-            decision_p50_ns: took.value_at_quantile(0.5),
-            decision_p99_ns: took.value_at_quantile(0.99),
-            decision_p999_ns: took.value_at_quantile(0.999),
-            timeline,
-            denied_by_key: denied_by_key(decided),
+    pub fn of(decided: &[Decided], rate_per_second: f64, burst: f64, seconds: f64) -> Self {
+        let mut judge = Judge::new(rate_per_second, burst);
+        for one in decided {
+            judge.record(one);
         }
+        judge.figures(seconds)
     }
 }
 
 /// A token bucket without any cleverness. Its level may go below zero.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Bucket {
     level: f64,
     at_us: u64,
@@ -129,82 +111,190 @@ impl Bucket {
     }
 }
 
-/// One walk through all requests, with two buckets a key: what an ideal limiter would have, and
-/// what is left after what was really admitted.
-#[derive(Default)]
-struct Tally {
+/// One key: what an ideal limiter would have, and what is left after what was really admitted.
+#[derive(Clone, Copy, Debug)]
+struct KeyTally {
+    ideal_bucket: Bucket,
+    real_bucket: Bucket,
     ideal: u64,
-    excess_tokens: f64,
+    admitted: u64,
+    denied_requests: u64,
+}
+
+/// One node within the current window.
+#[derive(Clone, Copy, Debug, Default)]
+struct NodeTally {
+    offered: u64,
+    admitted: u64,
+}
+
+/// A walk through all requests, one at a time, in the order in which they were decided.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    rate_per_second: f64,
+    burst: f64,
+    keys: Vec<Option<KeyTally>>,
+    nodes: Vec<NodeTally>,
+    window_us: u64,
+    window_ends_us: u64,
+    window_ideal: u64,
+    least_fair_share: f64,
+    requests: u64,
+    unsure: u64,
+    waited: u64,
     wrong_denials: u64,
+    excess_tokens: f64,
+    timeline: Vec<Slot>,
 }
 
-impl Tally {
-    fn of(decided: &[Decided], rate_per_second: f64, burst: f64) -> Self {
+impl Judge {
+    /// A judge of a limit of `rate_per_second` and `burst` tokens a key.
+    pub fn new(rate_per_second: f64, burst: f64) -> Self {
+        let window_us = (10.0 * burst / rate_per_second * 1e6).min(u64::MAX as f64 / 2.0) as u64;
+        Self {
+            rate_per_second,
+            burst,
+            keys: Vec::new(),
+            nodes: Vec::new(),
+            window_us: window_us.max(1),
+            window_ends_us: window_us.max(1),
+            window_ideal: 0,
+            least_fair_share: 1.0,
+            requests: 0,
+            unsure: 0,
+            waited: 0,
+            wrong_denials: 0,
+            excess_tokens: 0.0,
+            timeline: Vec::new(),
+        }
+    }
+
+    /// Takes in the next request.
+    pub fn record(&mut self, one: &Decided) {
+        self.requests += 1;
+        self.unsure += u64::from(!one.sure);
+        self.waited += u64::from(one.waited);
+        self.record_slot(one);
+        let admitted = if one.allowed { u64::from(one.cost) } else { 0 };
+        let ideal = self.record_key(one);
+        if one.at_us >= self.window_ends_us {
+            self.close_window(one.at_us);
+        }
+        self.window_ideal += ideal;
+        let node = usize::from(one.node);
+        if node >= self.nodes.len() {
+            self.nodes.resize(node + 1, NodeTally::default());
+        }
+        self.nodes[node].offered += u64::from(one.cost);
+        self.nodes[node].admitted += admitted;
+    }
+
+    /// Tokens admitted so far above what there was, of the worst key.
+    pub fn excess_tokens(&self) -> f64 {
+        self.excess_tokens
+    }
+
+    fn record_slot(&mut self, one: &Decided) {
+        let slot = (one.at_us / SLOT_US).min(SLOTS_MAX - 1) as usize;
+        if slot >= self.timeline.len() {
+            self.timeline.resize(slot + 1, Slot::default());
+        }
+        self.timeline[slot].offered += u64::from(one.cost);
+        self.timeline[slot].admitted += if one.allowed { u64::from(one.cost) } else { 0 };
+    }
+
+    /// Returns what the ideal admitted.
+    fn record_key(&mut self, one: &Decided) -> u64 {
+        let (rate, burst) = (self.rate_per_second, self.burst);
+        let index = one.key as usize;
+        if index >= self.keys.len() {
+            self.keys.resize(index + 1, None);
+        }
         let full = Bucket { level: burst, at_us: 0 };
-        let mut buckets: HashMap<u32, (Bucket, Bucket)> = HashMap::new();
-        let mut tally = Self::default();
-        for one in decided {
-            let (ideal, real) = buckets.entry(one.key).or_insert((full, full));
-            ideal.refill(one.at_us, rate_per_second, burst);
-            real.refill(one.at_us, rate_per_second, burst);
-            tally.count_ideal(one, ideal);
-            tally.count_real(one, real, burst);
-        }
-        tally
-    }
-
-    fn count_ideal(&mut self, one: &Decided, bucket: &mut Bucket) {
+        let key = self.keys[index].get_or_insert(KeyTally {
+            ideal_bucket: full,
+            real_bucket: full,
+            ideal: 0,
+            admitted: 0,
+            denied_requests: 0,
+        });
         let cost = f64::from(one.cost);
-        if bucket.level + TOKENS_ERROR >= cost {
-            bucket.level -= cost;
-            self.ideal += u64::from(one.cost);
-        }
-    }
-
-    fn count_real(&mut self, one: &Decided, bucket: &mut Bucket, burst: f64) {
-        let cost = f64::from(one.cost);
+        key.ideal_bucket.refill(one.at_us, rate, burst);
+        key.real_bucket.refill(one.at_us, rate, burst);
         if one.allowed {
-            bucket.level -= cost;
-            if bucket.level < -TOKENS_ERROR {
-                self.excess_tokens = self.excess_tokens.max(-bucket.level);
+            key.admitted += u64::from(one.cost);
+            key.real_bucket.level -= cost;
+            if key.real_bucket.level < -TOKENS_ERROR {
+                self.excess_tokens = self.excess_tokens.max(-key.real_bucket.level);
             }
-        } else if bucket.level + TOKENS_ERROR >= cost.max(WRONG_DENIAL_BURST_PART * burst) {
-            self.wrong_denials += 1;
+        } else {
+            key.denied_requests += 1;
+            let telling = cost.max(WRONG_DENIAL_BURST_PART * burst);
+            if key.real_bucket.level + TOKENS_ERROR >= telling {
+                self.wrong_denials += 1;
+            }
+        }
+        if key.ideal_bucket.level + TOKENS_ERROR < cost {
+            return 0;
+        }
+        key.ideal_bucket.level -= cost;
+        key.ideal += u64::from(one.cost);
+        u64::from(one.cost)
+    }
+
+    fn close_window(&mut self, at_us: u64) {
+        let offered: u64 = self.nodes.iter().map(|node| node.offered).sum();
+        for node in &mut self.nodes {
+            let node = std::mem::take(node);
+            let fair = self.window_ideal as f64 * node.offered as f64 / offered.max(1) as f64;
+            if fair >= FAIR_SHARE_MIN {
+                self.least_fair_share = self.least_fair_share.min(node.admitted as f64 / fair);
+            }
+        }
+        self.window_ideal = 0;
+        self.window_ends_us =
+            (at_us / self.window_us).saturating_add(1).saturating_mul(self.window_us);
+    }
+
+    /// What came out. The timeline covers `seconds`, and longer if decisions came later.
+    pub fn figures(mut self, seconds: f64) -> Figures {
+        let planned = (seconds * 1e6 / SLOT_US as f64).ceil() as u64;
+        let slots = planned.clamp(1, SLOTS_MAX).max(self.timeline.len() as u64) as usize;
+        self.timeline.resize(slots, Slot::default());
+        let offered = self.timeline.iter().map(|slot| slot.offered).sum();
+        let admitted = self.timeline.iter().map(|slot| slot.admitted).sum();
+        let ideal = self.keys.iter().flatten().map(|key| key.ideal).sum();
+        let mut by_key: Vec<f64> =
+            self.keys.iter().flatten().map(|key| vs_ideal_pct(key.admitted, key.ideal)).collect();
+        by_key.sort_unstable_by(f64::total_cmp);
+        let requests = self.requests as f64;
+        Figures {
+            offered,
+            admitted,
+            ideal,
+            admitted_vs_ideal_pct: vs_ideal_pct(admitted, ideal),
+            excess_tokens: self.excess_tokens,
+            excess_pct_of_burst: percent(self.excess_tokens, self.burst),
+            wrong_denials_pct: percent(self.wrong_denials as f64, requests),
+            unsure_pct: percent(self.unsure as f64, requests),
+            waited_pct: percent(self.waited as f64, requests),
+            worst_keys_vs_ideal_pct: by_key.get(by_key.len() / 100).copied().unwrap_or(100.0),
+            least_fair_share_pct: 100.0 * self.least_fair_share,
+            denied_by_key: self.denied_by_key(),
+            timeline: self.timeline,
         }
     }
-}
 
-fn timeline(decided: &[Decided], seconds: f64) -> Vec<Slot> {
-    let planned = (seconds * 1e6 / SLOT_US as f64).ceil() as u64;
-    let needed = decided.last().map_or(0, |last| last.at_us / SLOT_US + 1);
-    let slots = planned.max(needed).clamp(1, SLOTS_MAX) as usize;
-    let mut timeline = vec![Slot::default(); slots];
-    for one in decided {
-        let slot = &mut timeline[((one.at_us / SLOT_US) as usize).min(slots - 1)];
-        slot.offered += u64::from(one.cost);
-        slot.admitted += if one.allowed { u64::from(one.cost) } else { 0 };
+    fn denied_by_key(&self) -> Vec<(u32, u64)> {
+        let denied = |(key, tally): (usize, &Option<KeyTally>)| {
+            tally.map(|tally| (key as u32, tally.denied_requests))
+        };
+        let mut denied: Vec<(u32, u64)> = self.keys.iter().enumerate().filter_map(denied).collect();
+        denied.retain(|&(_, count)| count > 0);
+        // By key as well, so that equals come in the same order in each run.
+        denied.sort_by_key(|&(key, count)| (std::cmp::Reverse(count), key));
+        denied
     }
-    timeline
-}
-
-fn took_ns(decided: &[Decided]) -> Histogram<u64> {
-    // It refuses only a low bound of 0, a high one below twice the low one, or over five digits.
-    let mut took = Histogram::new_with_bounds(1, TOOK_NS_MAX, 3).expect("constants in bounds");
-    for one in decided {
-        took.saturating_record(one.took_ns);
-    }
-    took
-}
-
-fn denied_by_key(decided: &[Decided]) -> Vec<(u32, u64)> {
-    let mut denied: HashMap<u32, u64> = HashMap::new();
-    for one in decided.iter().filter(|one| !one.allowed) {
-        *denied.entry(one.key).or_default() += 1;
-    }
-    let mut denied: Vec<(u32, u64)> = denied.into_iter().collect();
-    // By key as well, so that equals come in the same order in each run.
-    denied.sort_by_key(|&(key, count)| (std::cmp::Reverse(count), key));
-    denied
 }
 
 fn vs_ideal_pct(admitted: u64, ideal: u64) -> f64 {
@@ -225,7 +315,7 @@ mod tests {
 
     /// A request of one token on key 0 of node 0, surely allowed or denied.
     fn one(at_us: u64, allowed: bool) -> Decided {
-        Decided { at_us, took_ns: 100, node: 0, key: 0, cost: 1, allowed, sure: true }
+        Decided { at_us, node: 0, key: 0, cost: 1, allowed, sure: true, waited: false }
     }
 
     fn assert_near(value: f64, expected: f64) {
@@ -343,19 +433,27 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_the_decisions_times() {
-        let decided: Vec<Decided> =
-            (1..=1000).map(|took_ns| Decided { took_ns, ..one(0, true) }).collect();
-        let figures = Figures::of(&decided, 1.0, 10.0, 1.0);
-        assert_eq!(figures.decision_p50_ns, 500);
-        assert_eq!(figures.decision_p99_ns, 990);
-        assert_eq!(figures.decision_p999_ns, 999);
+    fn a_node_that_is_starved_while_others_feast_shows_in_the_fair_share() {
+        // 1000 a second, burst 1000: over ten seconds nodes 0 and 1 ask alike, 1 gets a quarter.
+        let asks = (0..11_000_u64).flat_map(|i| {
+            let at_us = i * 1000;
+            let node = |node| Decided { node, ..one(at_us, node == 0 || i.is_multiple_of(4)) };
+            [node(0), node(1)]
+        });
+        let decided: Vec<Decided> = asks.collect();
+        let figures = Figures::of(&decided, 1000.0, 1000.0, 11.0);
+        assert!(figures.least_fair_share_pct < 50.0, "{}", figures.least_fair_share_pct);
     }
 
     #[test]
-    fn a_decision_that_took_forever_is_counted_as_long_not_lost() {
-        let decided = [Decided { took_ns: u64::MAX, ..one(0, true) }];
-        assert!(Figures::of(&decided, 1.0, 1.0, 1.0).decision_p50_ns >= TOOK_NS_MAX);
+    fn the_worst_percentile_of_keys_is_told_apart_from_the_total() {
+        // 200 keys with a burst of 2; two of them get nothing.
+        let decided: Vec<Decided> = (0..200)
+            .flat_map(|key| [0, 1].map(|at_us| Decided { key, ..one(at_us, key > 2) }))
+            .collect();
+        let figures = Figures::of(&decided, 1.0, 2.0, 1.0);
+        assert_near(figures.worst_keys_vs_ideal_pct, 0.0);
+        assert_near(figures.admitted_vs_ideal_pct, 98.5);
     }
 
     #[test]

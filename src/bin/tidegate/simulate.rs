@@ -1,0 +1,348 @@
+//! `tidegate simulate`: the same nodes in virtual time, over a network and a store that fail to
+//! order. The same flags print the same bytes.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use tidegate::ConfigError;
+use tidegate::sim::faults::{Planned, of_scenario};
+use tidegate::sim::figures::Figures;
+use tidegate::sim::workload::Workload;
+use tidegate::sim::{self, Network, Setup, Traffic};
+
+use crate::flags::{InputError, LimitSpec, LoadFlags, duration};
+use crate::summary::{Summary, print};
+use crate::trace::Trace;
+
+mod faults;
+
+/// The most seeds of one call.
+const SEEDS_MAX: u64 = 100_000;
+
+/// The longest round trip.
+const RTT_MAX: Duration = Duration::from_secs(60);
+
+/// What can stop a simulation.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SimulateError {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("the report cannot be written: {0}")]
+    Report(#[from] serde_json::Error),
+}
+
+/// Plays nodes, network and store in virtual time, faults included, from a seed.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    load: LoadFlags,
+    /// Round trip between node and store, such as 1ms [default: the scenario's]
+    #[arg(long, value_parser = duration)]
+    rtt: Option<Duration>,
+    /// Part of requests, and of replies, that are lost, such as 0.01 [default: the scenario's]
+    #[arg(long)]
+    loss: Option<f64>,
+    /// What goes wrong besides the scenario's own: a list of <kind>@<time>[/<node>][+<duration>],
+    /// such as hang@5s+3s,die@2s/3
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = faults::parse,
+          long_help = faults_help())]
+    faults: Vec<Planned>,
+    /// Whether quiet keys are decided on a credit
+    #[arg(long, value_enum, default_value_t)]
+    policy: Policy,
+    /// How requests are decided
+    #[arg(long, value_enum, default_value_t)]
+    form: Form,
+    /// Run so many seeds, from --seed on
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=SEEDS_MAX))]
+    seeds: u64,
+}
+
+fn faults_help() -> String {
+    format!(
+        "What goes wrong besides the scenario's own: a comma-separated list of \
+         <kind>@<time>[/<node>][+<duration>], such as hang@5s+3s,die@2s/3,pause@2s/1+500ms. \
+         Kinds: {}. Times count from the load's beginning, nodes from 0.",
+        faults::KINDS
+    )
+}
+
+/// Whether quiet keys are decided on a credit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Policy {
+    /// The credit of --credit
+    #[default]
+    Default,
+    /// No credit: nothing is admitted that the store has not granted
+    Strict,
+}
+
+/// How requests are decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Form {
+    /// At once
+    #[default]
+    Check,
+    /// After a round trip where the node is unsure
+    Async,
+}
+
+impl From<Form> for sim::Form {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Check => Self::Check,
+            Form::Async => Self::Async,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses what cannot be simulated.
+    fn validate(&self) -> Result<(), InputError> {
+        self.load.validate()?;
+        if let (Policy::Strict, Some(credit @ 1..)) = (self.policy, self.load.credit) {
+            return Err(InputError::flag("--credit", &credit, "must be 0 with --policy strict"));
+        }
+        if let Some(rtt) = self.rtt.filter(|&rtt| rtt > RTT_MAX) {
+            return Err(InputError::flag("--rtt", &format!("{rtt:?}"), "must be 60s at most"));
+        }
+        if let Some(loss) = self.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
+            return Err(InputError::flag("--loss", &loss, "must be 0 to 1"));
+        }
+        if self.load.seed.checked_add(self.seeds - 1).is_none() {
+            return Err(InputError::flag(
+                "--seed",
+                &self.load.seed,
+                "too high for so many --seeds",
+            ));
+        }
+        faults::validate(&self.faults, self.load.nodes)
+    }
+
+    fn limit(&self) -> LimitSpec {
+        let limit = self.load.limit();
+        match self.policy {
+            Policy::Default => limit,
+            Policy::Strict => LimitSpec { credit: 0, ..limit },
+        }
+    }
+
+    /// The scenario's network, and what the flags put in its place.
+    fn network(&self) -> Network {
+        let own = Network::of_scenario(self.load.scenario)
+            .unwrap_or_else(|| Network::new(Duration::from_millis(1)));
+        Network {
+            request_loss: self.loss.unwrap_or(own.request_loss),
+            reply_loss: self.loss.unwrap_or(own.reply_loss),
+            ..Network::new(self.rtt.unwrap_or(own.rtt))
+        }
+    }
+
+    fn setup(&self, seed: u64) -> Setup {
+        let setup = Setup::new(self.limit().limit(), self.load.nodes, seed);
+        Setup { network: self.network(), form: self.form.into(), ..setup }
+    }
+
+    fn workload(&self, seed: u64) -> Workload {
+        Workload { seed, ..self.load.workload() }
+    }
+
+    /// How often a busy key is synced: as often as the interval says, and four times while its
+    /// burst is spent at the rate.
+    fn tick_s(&self) -> f64 {
+        let quarter_s = self.load.burst as f64 / (4.0 * self.load.rate as f64);
+        self.load.interval.as_secs_f64().min(quarter_s)
+    }
+}
+
+/// What came of one seed.
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    summary: Summary,
+    seed: u64,
+    policy: Policy,
+    form: Form,
+    rtt_ms: f64,
+    keys_synced_per_tick_and_node: f64,
+}
+
+impl Report {
+    fn new(options: &Options, seed: u64, summary: Summary, traffic: &Traffic) -> Self {
+        let ticks = traffic.node_seconds / options.tick_s();
+        Self {
+            summary,
+            seed,
+            policy: options.policy,
+            form: options.form,
+            rtt_ms: options.network().rtt.as_secs_f64() * 1e3,
+            // A trace of one instant has no ticks, and infinity cannot be written in JSON.
+            keys_synced_per_tick_and_node: if ticks > 0.0 {
+                traffic.keys_synced as f64 / ticks
+            } else {
+                0.0
+            },
+        }
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), SimulateError> {
+    options.validate()?;
+    let trace = options.load.read_trace()?;
+    let first = options.load.seed;
+    let mut worst: Option<Line> = None;
+    for seed in first..=first + (options.seeds - 1) {
+        let report = simulate(options, trace.as_ref(), seed)?;
+        if options.load.json || options.seeds == 1 {
+            print(&report, options.load.json)?;
+            continue;
+        }
+        let line = Line::of(&report.summary.figures);
+        println!("seed {seed:<8} {line}");
+        worst = Some(worst.map_or(line, |worst| worst.worse(line)));
+    }
+    if let Some(worst) = worst {
+        println!("the worst     {worst}");
+    }
+    Ok(())
+}
+
+fn simulate(options: &Options, trace: Option<&Trace>, seed: u64) -> Result<Report, SimulateError> {
+    let workload = options.workload(seed);
+    let (arrivals, mut planned, seconds) = match trace {
+        Some(trace) => {
+            let (arrivals, seconds) = options.load.replay(trace, seed);
+            (arrivals, Vec::new(), seconds)
+        }
+        None => (workload.arrivals(), of_scenario(&workload), workload.seconds),
+    };
+    planned.extend(&options.faults);
+    let outcome = sim::run(&options.setup(seed), &arrivals, &planned, seconds)?;
+    let sim::Outcome { figures, traffic } = outcome;
+    let summary = Summary::new(&options.load, "simulated", seconds, &traffic, figures, trace);
+    Ok(Report::new(options, seed, summary, &traffic))
+}
+
+/// What one line a seed has room for, in %.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Line {
+    admitted_vs_ideal: f64,
+    excess_of_burst: f64,
+    wrong_denials: f64,
+    unsure: f64,
+    waited: f64,
+}
+
+impl Line {
+    fn of(figures: &Figures) -> Self {
+        Self {
+            admitted_vs_ideal: figures.admitted_vs_ideal_pct,
+            excess_of_burst: figures.excess_pct_of_burst,
+            wrong_denials: figures.wrong_denials_pct,
+            unsure: figures.unsure_pct,
+            waited: figures.waited_pct,
+        }
+    }
+
+    /// The worse of each figure. Admitting too little counts here; too much is excess.
+    fn worse(self, other: Self) -> Self {
+        Self {
+            admitted_vs_ideal: self.admitted_vs_ideal.min(other.admitted_vs_ideal),
+            excess_of_burst: self.excess_of_burst.max(other.excess_of_burst),
+            wrong_denials: self.wrong_denials.max(other.wrong_denials),
+            unsure: self.unsure.max(other.unsure),
+            waited: self.waited.max(other.waited),
+        }
+    }
+}
+
+impl std::fmt::Display for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "admitted {:>7.3}% of ideal  excess {:>7.3}% of burst  wrong denials {:>6.3}%  \
+             unsure {:>6.3}%  waited {:>6.3}%",
+            self.admitted_vs_ideal,
+            self.excess_of_burst,
+            self.wrong_denials,
+            self.unsure,
+            self.waited,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use tidegate::sim::workload::Scenario;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(flags: &str) -> Options {
+        let words = std::iter::once("simulate").chain(flags.split_whitespace());
+        Command::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).options
+    }
+
+    #[test]
+    fn without_flags_of_its_own_a_scenario_is_the_one_that_the_library_plays() {
+        for scenario in Scenario::ALL {
+            let name = scenario.name();
+            let options = options(&format!("--scenario {name} --seconds 6 --rate 50 --keys 2"));
+            let workload = options.workload(3);
+            let setup = Setup::new(options.limit().limit(), options.load.nodes, 3);
+            let played = sim::play(&setup, &workload).unwrap();
+            let report = simulate(&options, None, 3).unwrap();
+            assert_eq!(report.summary.figures, played.figures, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_same_flags_give_the_same_bytes() {
+        let flags = "--seconds 4 --loss 0.05 --faults die@1s/1,join@2s,hang@1s+1s --form async";
+        let print = || {
+            let report = simulate(&options(flags), None, 5).unwrap();
+            serde_json::to_string(&report).unwrap()
+        };
+        assert_eq!(print(), print());
+    }
+
+    #[test]
+    fn what_cannot_be_simulated_is_refused_by_flag() {
+        let cases = [
+            ("--policy strict --credit 1", "--credit"),
+            ("--rtt 61s", "--rtt"),
+            ("--loss 1.5", "--loss"),
+            ("--loss NaN", "--loss"),
+            ("--seed 18446744073709551615 --seeds 2", "--seed"),
+            ("--faults die@1s/4", "--faults"),
+        ];
+        for (flags, expected) in cases {
+            let refused = options(flags).validate();
+            let Err(InputError::Flag { flag, .. }) = refused else {
+                panic!("{flags}: {refused:?}")
+            };
+            assert_eq!(flag, expected);
+        }
+        assert!(options("--policy strict --credit 0").validate().is_ok());
+    }
+
+    #[test]
+    fn the_flags_stand_above_the_scenarios_network() {
+        let network = options("--scenario slow_store --rtt 5ms").network();
+        assert_eq!((network.rtt, network.request_loss), (Duration::from_millis(5), 0.0));
+        assert!((network.reply_loss - 0.01).abs() < 1e-9);
+        let network = options("--scenario slow_store --loss 0").network();
+        assert_eq!(network, Network::new(Duration::from_millis(20)));
+    }
+}

@@ -1,0 +1,212 @@
+//! Faults as they are written on the command line: `<kind>@<time>[/<node>][+<duration>]`.
+
+use std::time::Duration;
+
+use tidegate::sim::faults::{Fault, Planned};
+use tidegate::sim::workload::RUN_SECONDS_MAX;
+
+use crate::flags::{InputError, duration};
+
+/// The most faults of one run: each node that joins is held in memory.
+pub(super) const FAULTS_MAX: usize = 1_000;
+
+/// The kinds, in the order in which help and errors name them.
+pub(super) const KINDS: &str =
+    "die, replace, join, pause, cut, clock, stall, hang, forget, lag, store-clock";
+
+/// A fault that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FaultError {
+    #[error("{0:?} has no time: write <kind>@<time>[/<node>][+<duration>], such as die@2s/3")]
+    NoTime(String),
+    #[error("no fault is called {0:?}; there are {KINDS}")]
+    Kind(String),
+    #[error("{0}")]
+    Time(String),
+    #[error("{0:?} is longer than a week")]
+    TooLong(String),
+    #[error("{0:?} is no node: write its number, from 0")]
+    Node(String),
+    #[error("{0} befalls one node: write its number, from 0, after the time, such as {0}@2s/1")]
+    NodeMissing(String),
+    #[error("{0} befalls no single node: leave /<node> out")]
+    NodeGiven(String),
+    #[error("{0} needs to know how long: write it at the end, such as +500ms")]
+    DurationMissing(String),
+    #[error("{0} is over at once: leave +<duration> out")]
+    DurationGiven(String),
+}
+
+/// The parts of one fault as they stand on the command line.
+struct Parts<'a> {
+    kind: &'a str,
+    place: Option<u16>,
+    duration_us: Option<u64>,
+}
+
+impl Parts<'_> {
+    fn kind(&self) -> String {
+        self.kind.to_owned()
+    }
+
+    fn place(&self) -> Result<u16, FaultError> {
+        self.place.ok_or_else(|| FaultError::NodeMissing(self.kind()))
+    }
+
+    fn duration_us(&self) -> Result<u64, FaultError> {
+        self.duration_us.ok_or_else(|| FaultError::DurationMissing(self.kind()))
+    }
+
+    fn fault(&self) -> Result<Fault, FaultError> {
+        let fault = match self.kind {
+            "die" => Fault::NodeDies { place: self.place()? },
+            "replace" => Fault::NodeReplaced { place: self.place()? },
+            "join" => Fault::NodeJoins,
+            "pause" => Fault::NodePauses { place: self.place()?, for_us: self.duration_us()? },
+            "cut" => Fault::NodeCutOff { place: self.place()?, for_us: self.duration_us()? },
+            "clock" => Fault::ClockJumps { place: self.place()?, by_us: self.duration_us()? },
+            "stall" => Fault::ClockStalls { place: self.place()?, for_us: self.duration_us()? },
+            "hang" => Fault::StoreHangs { for_us: self.duration_us()? },
+            "forget" => Fault::StoreForgets,
+            "lag" => Fault::StoreLags { by_us: self.duration_us()? },
+            "store-clock" => Fault::StoreClockJumps { by_us: self.duration_us()? },
+            _ => return Err(FaultError::Kind(self.kind())),
+        };
+        if self.place.is_some() && place_of(fault).is_none() {
+            return Err(FaultError::NodeGiven(self.kind()));
+        }
+        if self.duration_us.is_some() && matches!(self.kind, "die" | "replace" | "join" | "forget")
+        {
+            return Err(FaultError::DurationGiven(self.kind()));
+        }
+        Ok(fault)
+    }
+}
+
+/// Reads one fault.
+pub(super) fn parse(text: &str) -> Result<Planned, FaultError> {
+    let (kind, rest) = text.split_once('@').ok_or_else(|| FaultError::NoTime(text.to_owned()))?;
+    let (rest, lasting) = split(rest, '+');
+    let (time, node) = split(rest, '/');
+    let place = node.map(|node| node.parse().map_err(|_| FaultError::Node(node.to_owned())));
+    let place = place.transpose()?;
+    let duration_us = lasting.map(bounded_us).transpose()?;
+    let fault = Parts { kind, place, duration_us }.fault()?;
+    Ok(Planned { at_us: bounded_us(time)?, fault })
+}
+
+fn split(text: &str, mark: char) -> (&str, Option<&str>) {
+    text.split_once(mark).map_or((text, None), |(head, tail)| (head, Some(tail)))
+}
+
+/// The simulator adds times up in microseconds: what is no longer than a run cannot overflow.
+fn bounded_us(text: &str) -> Result<u64, FaultError> {
+    let parsed = duration(text).map_err(FaultError::Time)?;
+    if parsed > Duration::from_secs(RUN_SECONDS_MAX as u64) {
+        return Err(FaultError::TooLong(text.to_owned()));
+    }
+    Ok(parsed.as_micros() as u64)
+}
+
+/// The node that a fault befalls, if it is a node's.
+fn place_of(fault: Fault) -> Option<u16> {
+    match fault {
+        Fault::NodeDies { place }
+        | Fault::NodeReplaced { place }
+        | Fault::NodePauses { place, .. }
+        | Fault::NodeCutOff { place, .. }
+        | Fault::ClockJumps { place, .. }
+        | Fault::ClockStalls { place, .. } => Some(place),
+        _ => None,
+    }
+}
+
+/// Refuses more faults than a run can hold, and those of nodes that are not there at their time.
+pub(super) fn validate(planned: &[Planned], nodes: u16) -> Result<(), InputError> {
+    if planned.len() > FAULTS_MAX {
+        return Err(InputError::flag("--faults", &planned.len(), "no more than 1000 in one run"));
+    }
+    let mut by_time = planned.to_vec();
+    by_time.sort_by_key(|planned| planned.at_us);
+    let mut places = nodes;
+    for planned in by_time {
+        if planned.fault == Fault::NodeJoins {
+            places += 1;
+        }
+        if let Some(place) = place_of(planned.fault).filter(|&place| place >= places) {
+            let value = format!("node {place} of {places}");
+            return Err(InputError::flag("--faults", &value, "nodes are numbered from 0"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(at_us: u64, fault: Fault) -> Planned {
+        Planned { at_us, fault }
+    }
+
+    #[test]
+    fn every_kind_of_fault_can_be_written() {
+        let cases = [
+            ("die@2s/3", at(2_000_000, Fault::NodeDies { place: 3 })),
+            ("replace@2s/0", at(2_000_000, Fault::NodeReplaced { place: 0 })),
+            ("join@3s", at(3_000_000, Fault::NodeJoins)),
+            ("pause@2s/1+500ms", at(2_000_000, Fault::NodePauses { place: 1, for_us: 500_000 })),
+            ("cut@0s/1+3s", at(0, Fault::NodeCutOff { place: 1, for_us: 3_000_000 })),
+            ("clock@1.5s/1+1s", at(1_500_000, Fault::ClockJumps { place: 1, by_us: 1_000_000 })),
+            ("stall@2s/1+20ms", at(2_000_000, Fault::ClockStalls { place: 1, for_us: 20_000 })),
+            ("hang@5s+3s", at(5_000_000, Fault::StoreHangs { for_us: 3_000_000 })),
+            ("forget@7s", at(7_000_000, Fault::StoreForgets)),
+            ("lag@7s+200ms", at(7_000_000, Fault::StoreLags { by_us: 200_000 })),
+            ("store-clock@4s+1s", at(4_000_000, Fault::StoreClockJumps { by_us: 1_000_000 })),
+        ];
+        for (text, planned) in cases {
+            assert_eq!(parse(text), Ok(planned), "{text}");
+        }
+        let kinds: Vec<&str> =
+            cases.iter().filter_map(|(text, _)| text.split('@').next()).collect();
+        assert_eq!(kinds.join(", "), KINDS);
+    }
+
+    #[test]
+    fn what_is_missing_or_too_much_is_named() {
+        let owned = str::to_owned;
+        let cases = [
+            ("hang", FaultError::NoTime(owned("hang"))),
+            ("", FaultError::NoTime(owned(""))),
+            ("burn@2s", FaultError::Kind(owned("burn"))),
+            ("die@2s", FaultError::NodeMissing(owned("die"))),
+            ("die@2s/x", FaultError::Node(owned("x"))),
+            ("die@2s/-1", FaultError::Node(owned("-1"))),
+            ("die@2s/70000", FaultError::Node(owned("70000"))),
+            ("die@2s/1+1s", FaultError::DurationGiven(owned("die"))),
+            ("pause@2s/1", FaultError::DurationMissing(owned("pause"))),
+            ("hang@2s/1+1s", FaultError::NodeGiven(owned("hang"))),
+            ("forget@200h", FaultError::TooLong(owned("200h"))),
+            ("hang@1s+200h", FaultError::TooLong(owned("200h"))),
+        ];
+        for (text, error) in cases {
+            assert_eq!(parse(text), Err(error), "{text}");
+        }
+        for text in ["forget@", "forget@5", "forget@-1s", "hang@1s+", "hang@1s+1s+1s", "die@/1"] {
+            assert!(matches!(parse(text), Err(FaultError::Time(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_fault_befalls_only_a_node_that_is_there_at_its_time() {
+        let list = |texts: &[&str]| -> Vec<Planned> {
+            texts.iter().map(|text| parse(text).unwrap()).collect()
+        };
+        assert!(validate(&list(&["die@2s/3"]), 4).is_ok());
+        assert!(validate(&list(&["die@2s/4"]), 4).is_err());
+        // Written in any order, played by time.
+        assert!(validate(&list(&["die@2s/4", "join@1s"]), 4).is_ok());
+        assert!(validate(&list(&["join@3s", "die@2s/4"]), 4).is_err());
+        assert!(validate(&vec![at(0, Fault::NodeJoins); FAULTS_MAX + 1], 4).is_err());
+    }
+}

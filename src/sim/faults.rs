@@ -1,0 +1,111 @@
+//! What goes wrong in a world, and when.
+
+use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
+
+/// Where nodes come and go, one in ten is replaced so often.
+const CHURN_SECONDS: u64 = 2;
+/// The store is gone from then to then.
+const OUTAGE_SECONDS: (u64, u64) = (5, 8);
+
+/// One thing that goes wrong. Places are those that arrivals name, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The node dies; what comes to its place is lost.
+    NodeDies {
+        /// The place.
+        place: u16,
+    },
+    /// The node dies and a new one takes its place.
+    NodeReplaced {
+        /// The place.
+        place: u16,
+    },
+    /// A node more, in a place of its own.
+    NodeJoins,
+    /// The node does nothing for a while; what comes meanwhile waits.
+    NodePauses {
+        /// The place.
+        place: u16,
+        /// For how long, in microseconds.
+        for_us: u64,
+    },
+    /// Nothing passes between the node and the store.
+    NodeCutOff {
+        /// The place.
+        place: u16,
+        /// For how long, in microseconds.
+        for_us: u64,
+    },
+    /// The node's clock jumps ahead.
+    ClockJumps {
+        /// The place.
+        place: u16,
+        /// By how much, in microseconds.
+        by_us: u64,
+    },
+    /// The clock that the node's decisions read stands still.
+    ClockStalls {
+        /// The place.
+        place: u16,
+        /// For how long, in microseconds.
+        for_us: u64,
+    },
+    /// The store executes nothing for a while, then everything that was sent meanwhile.
+    StoreHangs {
+        /// For how long, in microseconds.
+        for_us: u64,
+    },
+    /// The store restarts empty.
+    StoreForgets,
+    /// A replica takes over that is behind.
+    StoreLags {
+        /// By how much, in microseconds.
+        by_us: u64,
+    },
+    /// The store's clock jumps ahead.
+    StoreClockJumps {
+        /// By how much, in microseconds.
+        by_us: u64,
+    },
+}
+
+/// A fault and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Planned {
+    /// When, in microseconds since the load began.
+    pub at_us: u64,
+    /// What.
+    pub fault: Fault,
+}
+
+/// What goes wrong in a workload's scenario.
+pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
+    let Workload { scenario, nodes, seed, seconds, .. } = *workload;
+    let at = |second: u64, fault| Planned { at_us: second * 1_000_000, fault };
+    let rounds = |every: u64| 1..(seconds.ceil() as u64).div_ceil(every);
+    match scenario {
+        Scenario::Sticky => rounds(STICKY_DEATH_SECONDS)
+            .map(|round| {
+                let place = dying_node(seed, round, nodes);
+                at(round * STICKY_DEATH_SECONDS, Fault::NodeReplaced { place })
+            })
+            .collect(),
+        Scenario::Churn => {
+            let replaced = nodes.div_ceil(10);
+            let round = |round: u64| {
+                let first = (round as u16 - 1) * replaced;
+                (0..replaced).map(move |next| {
+                    let place = (first + next) % nodes;
+                    at(round * CHURN_SECONDS, Fault::NodeReplaced { place })
+                })
+            };
+            rounds(CHURN_SECONDS).flat_map(round).collect()
+        }
+        Scenario::Outage => {
+            let (from, until) = OUTAGE_SECONDS;
+            vec![at(from, Fault::StoreHangs { for_us: (until - from) * 1_000_000 })]
+        }
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,53 @@
+//! The ledger: where every token is that was spent.
+
+use super::World;
+use crate::error::StoreError;
+use crate::sync::message::{Reply, Request, Verdict};
+
+impl World {
+    pub(super) fn acknowledge(
+        &mut self,
+        node: usize,
+        lane: u32,
+        sequence: i64,
+        result: &Result<Reply, StoreError>,
+    ) {
+        if !self.setup.audit {
+            return;
+        }
+        if let Ok(Reply { verdict: Verdict::Applied(_), .. }) = result {
+            let tokens = self.nodes[node].engine.in_flight(lane, sequence);
+            self.nodes[node].acknowledged += tokens;
+        }
+    }
+
+    /// Notes what the store has applied, each batch once.
+    pub(super) fn book(&mut self, request: &Request, reply: &Reply) {
+        if !self.setup.audit || !matches!(reply.verdict, Verdict::Applied(_)) {
+            return;
+        }
+        let node = u128::from_le_bytes(request.instance) as usize;
+        if self.applied_batches.insert((node, request.lane, request.sequence)) {
+            self.applied += request.tokens();
+        }
+    }
+
+    /// Consumed = acknowledged + in flight + pending.
+    pub(super) fn audit_node(&self, index: usize) {
+        if self.setup.audit {
+            let node = &self.nodes[index];
+            let untold = node.asked.values().filter(|bucket| bucket.slot().is_none());
+            let pending =
+                node.engine.gauges().pending + untold.map(|bucket| bucket.pending()).sum::<u64>();
+            let told = node.acknowledged + pending;
+            assert_eq!(node.spent, told, "consumed = acknowledged + in flight + pending");
+        }
+    }
+
+    /// Charged in the store = applied, each batch once, for as long as it keeps its memory.
+    pub(super) fn audit_store(&self) {
+        if self.setup.audit && !self.forgetful {
+            assert_eq!(self.charged() as u64, self.applied, "charged = applied, each batch once");
+        }
+    }
+}

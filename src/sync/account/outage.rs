@@ -1,0 +1,90 @@
+//! What a key lives on while the store is away.
+
+use super::Account;
+use crate::bucket::{FIELD_MAX, LeaseTerms};
+use crate::limit::{OutagePolicy, Terms};
+use crate::time::Timestamp;
+
+/// Refill that is never the limit: a policy that lets everything pass.
+const BOUNDLESS_RATE: i64 = 1 << 50;
+
+/// An outage policy in force: what the key brought into it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Policy {
+    /// Units that the store had given before: what is left of them goes back.
+    own: i64,
+    /// Tokens taken from the node's share of the last view: what is used of them becomes debt.
+    loan: i64,
+}
+
+impl Account {
+    /// The lease has ended without a word from the store: what is left of it leaves the bucket.
+    pub(crate) fn lease_ended(&mut self, now: Timestamp, terms: &Terms) {
+        self.collect(now, true);
+        let left = i64::from(self.bucket.withdraw(0)) * terms.scale.token;
+        self.booked -= left;
+        self.stash += left;
+    }
+
+    /// The end of the lease has been dealt with.
+    pub(crate) fn forget_end(&mut self) {
+        self.ends = Timestamp::ZERO;
+    }
+
+    /// Whether an outage policy is in force.
+    pub(crate) fn in_policy(&self) -> bool {
+        self.policy.is_some()
+    }
+
+    /// Puts the limit's outage policy in force. `nodes` is how many nodes share the limit, `None`
+    /// when that was never known.
+    pub(crate) fn enter_policy(&mut self, now: Timestamp, terms: &Terms, nodes: Option<i64>) {
+        let unit = terms.scale.token;
+        self.absorb(now, true, |_| 0);
+        self.book = None;
+        let own = std::mem::take(&mut self.stash) + i64::from(self.bucket.withdraw(0)) * unit;
+        let burst = terms.scale.burst / unit;
+        let (rate, depth, loan) = match (terms.outage, nodes) {
+            (OutagePolicy::Share, Some(nodes)) => {
+                let depth = (burst / nodes).max(1);
+                (terms.scale.rate / nodes, depth, self.loan(nodes, unit).min(depth))
+            }
+            (OutagePolicy::LastRate, _) => (self.held.rate, self.held.depth.max(1), 0),
+            (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
+            (OutagePolicy::Closed, _) | (OutagePolicy::Share, None) => (0, 0, 0),
+        };
+        let lease = LeaseTerms {
+            rate,
+            depth: depth.min(i64::from(FIELD_MAX)) as u32,
+            ends: Timestamp::NEVER,
+            low: 0,
+            policy: true,
+        };
+        self.stash = self.bucket.amend(now, lease, loan, own, unit);
+        self.policy = Some(Policy { own, loan });
+        self.answer_by_policy(now, terms);
+    }
+
+    /// What a key that held no lease may spend of the level last seen, in tokens; a key that held
+    /// one goes on with what is left of it.
+    fn loan(&self, nodes: i64, unit: i64) -> i64 {
+        let held = self.held.rate > 0 || self.held.depth > 0;
+        let level = self.view.map_or(0, |view| view.level.max(0));
+        if held { 0 } else { level / unit / nodes }
+    }
+
+    /// Ends the outage policy: what the store had given before and is still there is kept to be
+    /// given back; what the policy let pass is charged, and only a used loan lowers the level.
+    pub(super) fn leave_policy(&mut self, now: Timestamp, terms: &Terms) {
+        let unit = terms.scale.token;
+        let Some(Policy { own, loan }) = self.policy.take() else { return };
+        self.bucket.peek(now, unit);
+        let left = i64::from(self.bucket.withdraw(0)) * unit;
+        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, unit);
+        let own_left = own.min(left);
+        let used = (loan - (left - own_left) / unit).clamp(0, loan).min(self.unsent.allowed);
+        self.unsent.allowed -= used;
+        self.unsent.debt += used;
+        self.stash = own_left;
+    }
+}

@@ -1,0 +1,83 @@
+//! Callers who wait for the store's word.
+
+use super::Account;
+use crate::bucket::Taken;
+use crate::limit::Terms;
+use crate::time::Timestamp;
+
+/// A caller who waits for the store's word on a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    /// Names the request in the answer.
+    pub(crate) ticket: u64,
+    /// What it costs, in tokens.
+    pub(crate) cost: u32,
+    /// Until when the caller waits.
+    pub(crate) deadline: Timestamp,
+}
+
+/// What a caller who waited is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) ticket: u64,
+    pub(crate) allowed: bool,
+    pub(crate) sure: bool,
+}
+
+impl Account {
+    /// A caller waits: the key is due at once.
+    pub(crate) fn wait(&mut self, waiter: Waiter, now: Timestamp, terms: &Terms) {
+        self.last_arrival = now;
+        self.waiters.push_back(waiter);
+        self.due = self.due.min(now);
+        if self.policy.is_some() {
+            self.answer_by_policy(now, terms);
+        }
+    }
+
+    /// When the first caller has waited long enough.
+    pub(crate) fn waits_until(&self) -> Option<Timestamp> {
+        self.waiters.iter().map(|waiter| waiter.deadline).min()
+    }
+
+    /// Answers for callers who waited.
+    pub(crate) fn take_answers(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Callers who have waited long enough are answered as if they had not waited.
+    pub(crate) fn give_up(&mut self, now: Timestamp, terms: &Terms) {
+        for index in (0..self.waiters.len()).rev() {
+            if self.waiters[index].deadline <= now {
+                self.asked -= usize::from(index < self.asked);
+                if let Some(Waiter { ticket, cost, .. }) = self.waiters.remove(index) {
+                    let taken = self.bucket.take(cost, now, terms.scale.token);
+                    let Taken { allowed, sure, .. } = taken;
+                    self.answers.push(Answer { ticket, allowed, sure });
+                }
+            }
+        }
+    }
+
+    /// The store has answered those whom the batch asked for: as many go on as tokens came.
+    pub(super) fn answer_asked(&mut self, now: Timestamp, terms: &Terms) {
+        for Waiter { ticket, cost, .. } in self.waiters.drain(..self.asked) {
+            let taken = self.bucket.take_sure(cost, now, terms.scale.token);
+            if taken.is_none() {
+                self.bucket.refuse(cost);
+            }
+            let allowed = taken.is_some_and(|taken| taken.allowed);
+            self.answers.push(Answer { ticket, allowed, sure: true });
+        }
+        self.asked = 0;
+    }
+
+    /// Callers who wait are answered by the outage policy.
+    pub(super) fn answer_by_policy(&mut self, now: Timestamp, terms: &Terms) {
+        for Waiter { ticket, cost, .. } in self.waiters.drain(..) {
+            let Taken { allowed, sure, .. } = self.bucket.take(cost, now, terms.scale.token);
+            self.answers.push(Answer { ticket, allowed, sure });
+        }
+        self.asked = 0;
+    }
+}
