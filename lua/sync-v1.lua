@@ -47,6 +47,8 @@ local LANE_KEEP_MS = 24 * 3600 * 1000
 local BUCKET_MARGIN_MS = 60000
 local EMPTY_AFTER_LOSS_US = 60000000
 local DEBT_US = 1000000
+-- The most that a node may owe on credit, in tokens.
+local CREDIT_TOKENS = 15
 -- Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 local REPAY_US, REPAY_LEAST_PART = 100000, 16
 -- When a new node is the first to call after a silence, nobody can tell whether the others were
@@ -390,13 +392,15 @@ local function renew(bucket, entry, restore)
   return not current and (entry.held_rate > 0 or entry.held_depth > 0)
 end
 
-local function charge(bucket, entry)
+local function charge(bucket, entry, nodes)
   local spent = entry.spent + entry.debt + entry.allowed
   bucket.charged = min(bucket.charged + spent, SUM_MAX)
   local debt = min(entry.debt * bucket.token, SUM_MAX)
   local level = max(bucket.level + (entry.back_units - debt), -SUM_MAX)
   level = min(level, cap_of(bucket, bucket.depth0 + bucket.depth1))
-  local lowest = -max(bucket.burst, bucket.rate * DEBT_US)
+  -- What all nodes may spend on credit is never forgiven: they would have it twice.
+  local credit = min(nodes * CREDIT_TOKENS * bucket.token, NUMBER_MAX)
+  local lowest = -max(bucket.burst, bucket.rate * DEBT_US, credit)
   if level < lowest then
     bucket.forgiven = min(bucket.forgiven + (lowest - level), SUM_MAX)
     level = lowest
@@ -499,7 +503,7 @@ local function apply(bucket, entry, fresh, lane, nodes, now_us)
     bucket.level = min(bucket.level, entry.claim)
   end
   local void = renew(bucket, entry, restore)
-  charge(bucket, entry)
+  charge(bucket, entry, nodes)
   return grant(bucket, entry, void, lane, nodes, now_us)
 end
 

@@ -62,6 +62,7 @@ mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod time;
+mod weakness;
 
 pub use builder::{AnyStore, Builder, DEFAULT_KEYS_MAX, DEFAULT_LANES, LANES_MAX};
 pub use decision::{Decision, Outcome};

@@ -431,19 +431,6 @@ impl Bucket {
         before.map_or(0, |word| word.tokens() - keep)
     }
 
-    /// Units that came in and were not collected: tokens there or spent, and what has flowed in by
-    /// `now` without being a token yet. `credit` is what the bucket had been given of it.
-    pub(crate) fn gross(&self, now: Timestamp, credit: u32, unit: i64) -> i64 {
-        let word = Word(self.word.load(Ordering::Acquire));
-        let until_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
-        let unminted_us = until_us.saturating_sub(self.minted_us.load(Ordering::Acquire));
-        let flowing = self.rate().saturating_mul(unminted_us) as i64;
-        let used = i64::from(credit.saturating_sub(word.credit()));
-        let spilled = self.spilled.load(Ordering::Acquire) as i64;
-        let tokens = i64::from(word.tokens()) + i64::from(word.pending()) + spilled - used;
-        tokens.saturating_mul(unit).saturating_add(flowing)
-    }
-
     /// Lowers the depth: refill stops there.
     pub(crate) fn set_depth(&self, depth: u32) {
         self.depth.store(depth, Ordering::Release);

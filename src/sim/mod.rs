@@ -1,10 +1,14 @@
 //! A seeded discrete-event world around the unchanged buckets, engine and store model: only clock,
 //! transport and random source come from outside. The same seed gives the same run.
 
+pub mod baseline;
+pub mod bound;
 mod clock;
 pub mod faults;
 pub mod figures;
 mod run;
+#[cfg(test)]
+mod search;
 mod setup;
 pub mod sweep;
 #[cfg(test)]

@@ -45,8 +45,14 @@ fn lived(setup: &Setup, scenario: Scenario, seconds: f64, faults: &[Planned]) ->
     for planned in faults {
         world.suffer(planned);
     }
-    world.play(&load(setup, scenario, seconds).arrivals(), (seconds * 1e6) as u64);
+    play(&mut world, &load(setup, scenario, seconds).arrivals(), (seconds * 1e6) as u64);
     world
+}
+
+/// Plays a load and looks at the ledger.
+fn play(world: &mut World, arrivals: &[Arrival], until_us: u64) {
+    world.play(arrivals, until_us);
+    assert_eq!(world.discrepancy, None);
 }
 
 fn figures(world: World) -> Figures {
@@ -137,7 +143,7 @@ fn every_token_is_charged_once_whatever_the_network_does() {
         setup.network.duplicated = 0.1;
         let workload = Workload { keys: 5, ..load(&setup, scenario, 5.0) };
         let mut world = World::new(setup.clone()).unwrap();
-        world.play(&workload.arrivals(), 5 * SECOND_US);
+        play(&mut world, &workload.arrivals(), 5 * SECOND_US);
         world.leave();
         world.run_until(world.now_us + 25 * SECOND_US);
         let settled = world.nodes.iter().all(|node| node.engine.is_settled());
@@ -251,7 +257,7 @@ fn nodes_that_join_share_the_limit_at_once() {
             arrival.node %= 2;
         }
     }
-    world.play(&arrivals, 7 * SECOND_US);
+    play(&mut world, &arrivals, 7 * SECOND_US);
     let figures = figures(world);
     assert!(figures.excess_tokens <= ERROR, "{}", figures.excess_tokens);
     assert!(figures.admitted_vs_ideal_pct >= 98.5, "{}", figures.admitted_vs_ideal_pct);
@@ -270,7 +276,7 @@ fn a_node_that_is_born_in_an_outage_and_calls_first_gives_nobody_a_second_burst(
         let mut arrivals = load(&setup, Scenario::OverUniform, 10.0).arrivals();
         arrivals.extend((0..20).map(|late| request(until_us - 90 + late, 4, 1)));
         arrivals.sort_by_key(|arrival| arrival.at_us);
-        world.play(&arrivals, 10 * SECOND_US);
+        play(&mut world, &arrivals, 10 * SECOND_US);
         let after = admitted(&world, until_us, until_us + SECOND_US);
         assert!(after <= 1000.0, "seed {seed}: {after} after");
     }
@@ -279,7 +285,7 @@ fn a_node_that_is_born_in_an_outage_and_calls_first_gives_nobody_a_second_burst(
 #[test]
 fn a_large_cost_that_was_denied_is_there_when_it_comes_again() {
     let mut world = World::new(audited(Limit::new("api", Quota::per_hour(100)), 3, 1)).unwrap();
-    world.play(&[request(0, 0, 10), request(20_000, 0, 10)], SECOND_US);
+    play(&mut world, &[request(0, 0, 10), request(20_000, 0, 10)], SECOND_US);
     let allowed: Vec<bool> = world.decided.iter().map(|one| one.allowed).collect();
     assert_eq!(allowed, [false, true]);
 }
@@ -288,7 +294,7 @@ fn a_large_cost_that_was_denied_is_there_when_it_comes_again() {
 fn a_large_cost_is_there_at_once_for_who_waits() {
     let limit = Limit::new("api", Quota::per_hour(100));
     let mut world = World::new(Setup { form: Form::Async, ..audited(limit, 3, 1) }).unwrap();
-    world.play(&[request(0, 0, 60), request(0, 1, 60)], SECOND_US);
+    play(&mut world, &[request(0, 0, 60), request(0, 1, 60)], SECOND_US);
     let mut allowed: Vec<bool> = world.decided.iter().map(|one| one.allowed).collect();
     allowed.sort_unstable();
     assert_eq!(allowed, [false, true]);

@@ -132,6 +132,8 @@ pub(super) struct World {
     applied_batches: HashSet<(usize, u32, i64)>,
     /// The store forgot what it had acknowledged: its sums say nothing any more.
     forgetful: bool,
+    /// The first time that the ledger did not add up.
+    pub(super) discrepancy: Option<String>,
     setup: Setup,
     terms: Terms,
     queue: BinaryHeap<Reverse<Scheduled>>,
@@ -165,6 +167,7 @@ impl World {
             applied: 0,
             applied_batches: HashSet::new(),
             forgetful: false,
+            discrepancy: None,
             rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),
             terms,
             queue: BinaryHeap::new(),

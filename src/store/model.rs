@@ -16,6 +16,7 @@ use crate::quota::Scale;
 use crate::sync::message::{
     Entry, Given, Grant, Held, Incarnation, InstanceId, Reply, Request, Verdict,
 };
+use crate::weakness::{Weakness, is_weak};
 
 /// A lane remembers at least so long.
 pub(crate) const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
@@ -27,6 +28,8 @@ const BUCKET_MARGIN_MS: i64 = 60_000;
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
 /// Debt beyond the burst, or beyond what the rate gives in this time, is written off.
 const DEBT_US: i64 = 1_000_000;
+/// The most that a node may owe on credit, in tokens.
+const CREDIT_TOKENS: i64 = 15;
 /// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 const REPAY_US: i64 = 100_000;
 const REPAY_LEAST_PART: i64 = 16;
@@ -198,7 +201,7 @@ impl Key {
             self.level = self.level.min(claim);
         }
         let void = self.renew(entry, restore);
-        self.charge(entry);
+        self.charge(entry, nodes);
         self.grant(entry, void, lane, nodes, now_us)
     }
 
@@ -222,13 +225,18 @@ impl Key {
         !current && (held.rate > 0 || held.depth > 0)
     }
 
-    fn charge(&mut self, entry: &Entry) {
+    fn charge(&mut self, entry: &Entry, nodes: i64) {
         let spent = entry.spent + entry.debt + entry.allowed;
         self.charged = (self.charged + spent).min(SUM_MAX);
-        let debt = entry.debt.saturating_mul(self.scale.token).min(SUM_MAX);
+        let skipped = is_weak(Weakness::DebtSkipped);
+        let debt =
+            if skipped { 0 } else { entry.debt.saturating_mul(self.scale.token).min(SUM_MAX) };
         let level = (self.level + (entry.back_units - debt)).max(-SUM_MAX);
         self.level = level.min(self.cap(self.depth[0] + self.depth[1]));
-        let lowest = -self.scale.burst.max(self.scale.rate * DEBT_US);
+        // What all nodes may spend on credit is never forgiven: they would have it twice.
+        let credit = nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(self.scale.token);
+        let most = self.scale.burst.max(self.scale.rate * DEBT_US).max(credit.min(NUMBER_MAX));
+        let lowest = -most;
         if self.level < lowest {
             self.forgiven = (self.forgiven + (lowest - self.level)).min(SUM_MAX);
             self.level = lowest;
@@ -405,7 +413,8 @@ impl Model {
             self.keys.retain(|_, key| kept(key));
         }
         let sequence = natural(request.sequence);
-        let recovery_us = natural(request.recovery_us);
+        let waits = !is_weak(Weakness::NoWaitAfterLoss);
+        let recovery_us = if waits { natural(request.recovery_us) } else { 0 };
         let silence_us = natural(request.silence_us);
         let alive_us = natural(request.alive_us);
         let found = self.lanes.get(&request.lane).cloned();
@@ -443,7 +452,10 @@ impl Model {
             // A late copy of the node's very first batch: it knows the lane by name since then.
             return reply(&lane, now_us, 0, Verdict::Stale);
         }
-        let node = node.filter(|node| node.incarnation == lane.incarnation);
+        let known = |node: &&Node| {
+            node.incarnation == lane.incarnation && !is_weak(Weakness::SequenceIgnored)
+        };
+        let node = node.filter(known);
         let last = node.map_or(0, |node| node.sequence);
         if let Some(node) = node.filter(|node| node.sequence == sequence) {
             if node.hash != request.hash() {
@@ -455,7 +467,7 @@ impl Model {
         if sequence < last {
             return reply(&lane, now_us, 0, Verdict::Stale);
         }
-        if sequence > last + 1 {
+        if sequence > last + 1 && !is_weak(Weakness::SequenceIgnored) {
             lane.incarnation = born;
             lane.lost_us = now_us;
             lane.recovering_until_us = now_us + recovery_us;

@@ -9,6 +9,7 @@ use super::message::{Entry, Given, Held};
 use crate::bucket::{Bucket, Collected, FIELD_MAX, LeaseTerms};
 use crate::limit::Terms;
 use crate::time::Timestamp;
+use crate::weakness::{Weakness, is_weak};
 
 mod outage;
 mod waiting;
@@ -51,17 +52,6 @@ struct Unsent {
     allowed: i64,
 }
 
-/// What the bucket should hold by the store's account: what the store gave, and what the lease
-/// earned by the store's clock. What the bucket does not hold of it (the clock's allowance, what
-/// overflowed the depth, what was under way) is owed to the store.
-#[derive(Clone, Copy, Debug)]
-struct Book {
-    /// The store's time of the last word, and the lease's rate and remaining life since.
-    store_us: i64,
-    rate: i64,
-    life_us: i64,
-}
-
 /// What a grant meant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Installed {
@@ -81,12 +71,6 @@ pub(crate) struct Account {
     ends: Timestamp,
     /// Units that are the node's and not in the bucket: fractions, and what came too late.
     stash: i64,
-    /// Units that the bucket should hold; `None` until the store has spoken, and while an outage
-    /// policy is in force.
-    book: Option<Book>,
-    booked: i64,
-    /// Units that the lease earned and the bucket lost: given back with the next report.
-    owed: i64,
     unsent: Unsent,
     credit_given: u32,
     view: Option<View>,
@@ -134,9 +118,6 @@ impl Account {
             held: Held::default(),
             ends: Timestamp::ZERO,
             stash: 0,
-            book: None,
-            booked: 0,
-            owed: 0,
             unsent: Unsent::default(),
             credit_given: terms.credit,
             view,
@@ -177,7 +158,6 @@ impl Account {
             self.unsent.allowed += spent;
         } else {
             let debt = used.min(spent);
-            self.booked -= (spent - debt) * self.unit;
             self.unsent.debt += debt;
             self.unsent.spent += spent - debt;
         }
@@ -214,7 +194,6 @@ impl Account {
             && self.held.depth == 0
             && self.policy.is_none()
             && self.waiters.is_empty()
-            && self.owed < self.unit
     }
 
     /// Whether the key can leave the books at `now`: nothing held, owed or expected. If so, its
@@ -421,18 +400,27 @@ impl Account {
         let tokens = i64::from(self.bucket.peek(now, unit).0);
         let keep = if ended { 0 } else { need + need / 4 };
         if ended || tokens > keep {
-            let withdrawn = self.bucket.withdraw(if ended { 0 } else { need as u32 });
+            let keep = if ended { 0 } else { need as u32 };
+            let withdrawn = if is_weak(Weakness::ReturnsKept) {
+                (tokens - i64::from(keep)) as u32
+            } else {
+                self.bucket.withdraw(keep)
+            };
             back.units += i64::from(withdrawn) * unit;
-            self.booked -= i64::from(withdrawn) * unit;
         }
-        back.units += std::mem::take(&mut self.owed);
         if self.held.rate == 0 {
             back.units += std::mem::take(&mut self.stash);
         }
-        // Depth that is not filled keeps the store's level down, and what it has no room for is
-        // given back anyway.
+        // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
+        // in needs next to none; other refill would be lost without it, once tokens are scarce.
         let left = i64::from(self.bucket.peek(now, unit).0);
-        let flowing = if self.held.rate > 0 { 1 + i64::from(self.is_scarce(terms)) } else { 0 };
+        let pressed = rate_used > self.held.rate + self.held.rate / 4;
+        let flowing = match (self.held.rate > 0, self.is_scarce(terms)) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) if pressed => 2,
+            (true, true) => self.held.depth,
+        };
         let depth = (left + flowing).min(self.held.depth);
         back.depth = self.held.depth - depth;
         self.held.depth = depth;
@@ -458,7 +446,6 @@ impl Account {
         given: &Given,
         entry: &Entry,
         first_sent: Timestamp,
-        store_us: i64,
         now: Timestamp,
         terms: &Terms,
     ) -> Installed {
@@ -479,16 +466,20 @@ impl Account {
         self.ends = first_sent
             .plus_micros(life_us - life_us / CLOCK_ERROR_DIVISOR)
             .minus_micros(STALL_MAX_US);
+        if is_weak(Weakness::LeasesNeverEnd) {
+            self.ends = now.plus_micros(u64::from(u32::MAX) * 1000);
+        }
         self.view = Some(View { level: given.level, leased: given.leased, at: now });
         self.recall = given.recall;
         self.restore = false;
         self.bucket.set_view(terms.scale.tokens(given.level), now);
         if self.ends > now {
-            self.amend(now, self.lease_terms(self.low(now, terms)), given.tokens);
+            let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
+            let lease = self.lease_terms(self.low(now, terms));
+            self.amend(now, lease, given.tokens + under_way);
         } else {
             self.stash += given.tokens * unit;
         }
-        self.settle(given, entry, store_us, now);
         let credit = self.credit(given.level, terms);
         self.judge_early(given, entry, now, terms);
         // While asking early does not help before the next report is due anyway, not to be told
@@ -503,31 +494,7 @@ impl Account {
 
     /// Applies a lease to the bucket, with `tokens` and what is stashed.
     fn amend(&mut self, now: Timestamp, lease: LeaseTerms, tokens: i64) {
-        let stashed = self.stash;
-        self.stash = self.bucket.amend(now, lease, tokens, stashed, self.unit);
-        self.booked += tokens * self.unit + stashed - self.stash;
-    }
-
-    /// Compares what the bucket holds with what the store's account says it was given: what it
-    /// lost is owed to the store, since nobody else can have it before it is given back. A bucket
-    /// that is ahead of the store's last word is only ahead of the word.
-    fn settle(&mut self, given: &Given, entry: &Entry, store_us: i64, now: Timestamp) {
-        let held = self.bucket.gross(now, self.credit_given, self.unit);
-        match self.book {
-            Some(book) if !entry.restore && !given.void => {
-                let lived_us = (store_us - book.store_us).clamp(0, book.life_us);
-                self.booked += book.rate.saturating_mul(lived_us);
-                let lost = (self.booked - held).max(0);
-                self.owed += lost;
-                self.booked -= lost;
-            }
-            _ => self.booked = held,
-        }
-        // A lease that has ended on its way was never lived on: what it would have earned is lost,
-        // so that nobody finds it beside what an outage policy let pass.
-        let lives = self.ends > now;
-        self.book =
-            lives.then_some(Book { store_us, rate: self.held.rate, life_us: given.life_us });
+        self.stash = self.bucket.amend(now, lease, tokens, self.stash, self.unit);
     }
 
     /// The credit from now on: none while the store is in debt, or while refill is leased.

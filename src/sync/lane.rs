@@ -435,7 +435,7 @@ impl Lane {
                 self.incarnation = Some(reply.incarnation);
                 context.nodes_by_lane[self.number as usize] = Some(reply.nodes.max(1));
                 for (index, grant) in grants.iter().enumerate() {
-                    self.granted(flight, index, grant, reply.time_us, now, context);
+                    self.granted(flight, index, grant, now, context);
                 }
             }
             Verdict::Reborn => {
@@ -457,7 +457,6 @@ impl Lane {
         flight: &Flight,
         index: usize,
         grant: &Grant,
-        store_us: i64,
         now: Timestamp,
         context: &mut Context,
     ) {
@@ -469,8 +468,7 @@ impl Lane {
                 context.agreed(self.accounts[slot].bucket.limit);
                 let recovering_until = self.recovering_until;
                 let installed = self.rescheduled(slot, |account| {
-                    let installed =
-                        account.install(given, entry, flight.first_sent, store_us, now, &terms);
+                    let installed = account.install(given, entry, flight.first_sent, now, &terms);
                     if now < recovering_until {
                         account.due = account.due.min(recovering_until);
                     }

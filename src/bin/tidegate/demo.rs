@@ -97,7 +97,8 @@ fn report(
 ) -> Result<(), DemoError> {
     let Output { driven: Driven { decided, took_ns }, traffic } = output;
     let (flags, trace) = (&options.load, input.trace.as_ref());
-    let figures = Figures::of(&decided, flags.rate as f64, flags.burst as f64, input.seconds);
+    let figures =
+        Figures::of(&decided, flags.cluster.rate as f64, flags.cluster.burst as f64, input.seconds);
     let traffic = traffic.into();
     let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
     print(&Report::new(summary, &took_ns, options.outage), flags.json)?;
@@ -121,24 +122,24 @@ fn key_names(keys: u32) -> Vec<String> {
 
 fn read_input(options: &Options) -> Result<Input, DemoError> {
     let flags = &options.load;
-    let (Some(trace), Some(file)) = (flags.read_trace()?, &flags.trace) else {
+    let (Some(trace), Some(file)) = (flags.replay.read()?, &flags.replay.trace) else {
         let workload = flags.workload();
         return Ok(Input {
             arrivals: if options.processes { Vec::new() } else { workload.arrivals() },
             keys: key_names(flags.keys),
-            limit: format!("{}/s", flags.rate * u64::from(flags.keys)),
+            limit: format!("{}/s", flags.cluster.rate * u64::from(flags.keys)),
             seconds: flags.seconds,
             source: Source::Synthetic(workload),
             trace: None,
         });
     };
-    let (speed, nodes, seed) = (flags.speed, flags.nodes, flags.seed);
-    let (arrivals, seconds) = flags.replay(&trace, seed);
+    let (speed, nodes, seed) = (flags.replay.speed, flags.cluster.nodes, flags.seed);
+    let (arrivals, seconds) = flags.replay.arrivals(&trace, nodes, seed);
     Ok(Input {
         seconds,
         arrivals,
         keys: trace.keys.clone(),
-        limit: format!("{}/s a key", flags.rate),
+        limit: format!("{}/s a key", flags.cluster.rate),
         source: Source::Trace { file: file.clone(), speed, nodes, seed },
         trace: Some(trace),
     })
@@ -155,7 +156,7 @@ fn run_here(
     let live = Arc::new(Live::default());
     let memory = MemoryStore::new();
     let namespace = namespace();
-    let limiters = (0..options.load.nodes)
+    let limiters = (0..options.load.cluster.nodes)
         .map(|node| {
             let store: AnyStore = match store {
                 Store::Memory => memory.clone().into(),
@@ -194,9 +195,10 @@ fn run_processes(
 ) -> Result<Output, DemoError> {
     let store = process::StoreSpec { address: address.to_owned(), namespace: namespace() };
     let flags = &options.load;
-    let mut processes = Processes::start(flags.nodes, &store, flags.limit(), &input.source)?;
+    let mut processes =
+        Processes::start(flags.cluster.nodes, &store, flags.limit(), &input.source)?;
     let start = processes.begin()?;
-    eprintln!("{} processes under load for {:.1} s", flags.nodes, input.seconds);
+    eprintln!("{} processes under load for {:.1} s", flags.cluster.nodes, input.seconds);
     if let (Some(server), Some(outage)) = (own_redis, options.outage) {
         server.suffer(outage, start)?;
     }

@@ -1,14 +1,27 @@
-//! What demo and simulation are both told: the limit and the load on it.
+//! What several commands are told alike: the limit, the load on it, how it is decided and how often.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
-use tidegate::{DEFAULT_CREDIT, Limit, Quota};
+use tidegate::{DEFAULT_CREDIT, Limit, Quota, sim};
 
 use crate::trace::{Trace, TraceError};
+
+/// The most seeds of one call.
+pub(crate) const SEEDS_MAX: u64 = 100_000;
+
+/// Simulations that run at the same time, unless told otherwise.
+pub(crate) const THREADS_DEFAULT: u16 = 2;
+
+/// The most of them.
+pub(crate) const THREADS_MAX: i64 = 256;
+
+/// The longest round trip.
+pub(crate) const RTT_MAX: Duration = Duration::from_secs(60);
 
 /// What is asked for cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -28,9 +41,9 @@ impl InputError {
     }
 }
 
-/// The limit, and who asks for what when.
+/// The nodes, and the quota that they keep together.
 #[derive(Args)]
-pub(crate) struct LoadFlags {
+pub(crate) struct ClusterFlags {
     /// Nodes, each with a limiter and a connection of its own
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) nodes: u16,
@@ -40,14 +53,33 @@ pub(crate) struct LoadFlags {
     /// Tokens that a key can have at once
     #[arg(long, default_value_t = 1000)]
     pub(crate) burst: u64,
-    /// Offered load as a multiple of the rate, instead of the scenario's own
+}
+
+/// Real input to replay.
+#[derive(Args)]
+pub(crate) struct TraceFlags {
+    /// Replay an access log (Common or Combined Log Format) or a CSV of `unix_ms,key[,cost]`
     #[arg(long)]
+    pub(crate) trace: Option<PathBuf>,
+    /// Replay the trace so many times faster than it was recorded
+    #[arg(long, default_value_t = 1.0, requires = "trace")]
+    pub(crate) speed: f64,
+}
+
+/// The limit, and who asks for what when.
+#[derive(Args)]
+pub(crate) struct LoadFlags {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterFlags,
+    /// Offered load as a multiple of the rate, instead of the scenario's own
+    #[arg(long, conflicts_with = "trace")]
     pub(crate) load: Option<f64>,
     /// Keys, chosen uniformly unless the scenario says otherwise
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, conflicts_with = "trace")]
     pub(crate) keys: u32,
     /// Who asks for what when
-    #[arg(long, default_value = Scenario::OverUniform.name(), long_help = scenario_help())]
+    #[arg(long, default_value = Scenario::OverUniform.name(), long_help = scenario_help(),
+          conflicts_with = "trace")]
     pub(crate) scenario: Scenario,
     /// Sync interval, such as 50ms
     #[arg(long, default_value = "50ms", value_parser = duration)]
@@ -57,14 +89,10 @@ pub(crate) struct LoadFlags {
     #[arg(long)]
     pub(crate) credit: Option<u32>,
     /// How long the load lasts, in seconds
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, conflicts_with = "trace")]
     pub(crate) seconds: f64,
-    /// Replay an access log (Common or Combined Log Format) or a CSV of `unix_ms,key[,cost]`
-    #[arg(long, conflicts_with_all = ["scenario", "load", "keys", "seconds"])]
-    pub(crate) trace: Option<PathBuf>,
-    /// Replay the trace so many times faster than it was recorded
-    #[arg(long, default_value_t = 1.0, requires = "trace")]
-    pub(crate) speed: f64,
+    #[command(flatten)]
+    pub(crate) replay: TraceFlags,
     /// Seeds the arrivals, and whatever else is random
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -82,6 +110,63 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is not a duration such as 50ms or 3s"))?;
     Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative"))
+}
+
+/// Whether quiet keys are decided on a credit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Policy {
+    /// The credit of --credit, or the default one
+    #[default]
+    Default,
+    /// No credit: nothing is admitted that the store has not granted
+    Strict,
+}
+
+/// How requests are decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Form {
+    /// At once
+    #[default]
+    Check,
+    /// After a round trip where the node is unsure
+    Async,
+}
+
+impl Policy {
+    /// The credit of a limit that would have `credit` by default.
+    pub(crate) const fn credit(self, credit: u32) -> u32 {
+        match self {
+            Self::Default => credit,
+            Self::Strict => 0,
+        }
+    }
+}
+
+impl From<Form> for sim::Form {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Check => Self::Check,
+            Form::Async => Self::Async,
+        }
+    }
+}
+
+/// So many seeds, from `first` on.
+pub(crate) fn seed_range(first: u64, count: u64) -> Result<RangeInclusive<u64>, InputError> {
+    first
+        .checked_add(count.saturating_sub(1))
+        .map(|last| first..=last)
+        .ok_or_else(|| InputError::flag("--seed", &first, "too high for so many --seeds"))
+}
+
+/// Refuses a round trip that no network takes.
+pub(crate) fn validate_rtt(rtt: Duration) -> Result<(), InputError> {
+    if rtt > RTT_MAX {
+        return Err(InputError::flag("--rtt", &format!("{rtt:?}"), "must be 60s at most"));
+    }
+    Ok(())
 }
 
 /// The limit that all nodes keep, as the nodes' processes are told of it.
@@ -104,8 +189,8 @@ impl LimitSpec {
 impl LoadFlags {
     pub(crate) fn limit(&self) -> LimitSpec {
         LimitSpec {
-            rate: self.rate,
-            burst: self.burst,
+            rate: self.cluster.rate,
+            burst: self.cluster.burst,
             interval_us: self.interval.as_micros() as u64,
             credit: self.credit.unwrap_or(DEFAULT_CREDIT),
         }
@@ -114,9 +199,9 @@ impl LoadFlags {
     pub(crate) fn workload(&self) -> Workload {
         Workload {
             scenario: self.scenario,
-            nodes: self.nodes,
+            nodes: self.cluster.nodes,
             keys: self.keys,
-            rate_per_second: self.rate as f64,
+            rate_per_second: self.cluster.rate as f64,
             load: self.load,
             seconds: self.seconds,
             seed: self.seed,
@@ -125,17 +210,25 @@ impl LoadFlags {
 
     /// Refuses a load that cannot be offered.
     pub(crate) fn validate(&self) -> Result<(), InputError> {
+        self.replay.validate()?;
+        if self.replay.trace.is_none() {
+            self.workload().validate()?;
+        }
+        Ok(())
+    }
+}
+
+impl TraceFlags {
+    /// Refuses a speed that nothing can be replayed at.
+    pub(crate) fn validate(&self) -> Result<(), InputError> {
         if !(self.speed > 0.0 && self.speed.is_finite()) {
             return Err(InputError::flag("--speed", &self.speed, "must be a number above 0"));
-        }
-        if self.trace.is_none() {
-            self.workload().validate()?;
         }
         Ok(())
     }
 
     /// Reads the trace, if there is one, and names on standard error what could not be read of it.
-    pub(crate) fn read_trace(&self) -> Result<Option<Trace>, InputError> {
+    pub(crate) fn read(&self) -> Result<Option<Trace>, InputError> {
         let Some(file) = &self.trace else { return Ok(None) };
         let trace = Trace::load(file)?;
         for (line, reason) in &trace.rejections {
@@ -144,9 +237,10 @@ impl LoadFlags {
         Ok(Some(trace))
     }
 
-    /// The trace's requests as these flags have it replayed, and how many seconds that takes.
-    pub(crate) fn replay(&self, trace: &Trace, seed: u64) -> (Vec<Arrival>, f64) {
-        let arrivals = trace.arrivals(self.speed, self.nodes, seed);
+    /// The trace's requests as these flags have it replayed on `nodes` nodes, and how many seconds
+    /// that takes.
+    pub(crate) fn arrivals(&self, trace: &Trace, nodes: u16, seed: u64) -> (Vec<Arrival>, f64) {
+        let arrivals = trace.arrivals(self.speed, nodes, seed);
         let seconds = arrivals.last().map_or(0.0, |last| last.at_us as f64 / 1e6);
         (arrivals, seconds)
     }

@@ -4,9 +4,12 @@ use clap::{Parser, Subcommand};
 
 mod demo;
 mod flags;
+mod progress;
 mod simulate;
 mod summary;
+mod sweep;
 mod trace;
+mod tune;
 
 /// A hybrid local and global rate limiter.
 #[derive(Parser)]
@@ -22,6 +25,10 @@ enum Command {
     Demo(Box<demo::options::Options>),
     /// Plays nodes, network, store and their faults in virtual time; a seed gives the same run.
     Simulate(Box<simulate::Options>),
+    /// Simulates every cell of the sweep and names those that miss a target.
+    Sweep(sweep::Options),
+    /// Simulates intervals and policies, and recommends one of them.
+    Tune(Box<tune::Options>),
     /// One node of a demo, as an operating-system process of its own; reads its orders from
     /// standard input.
     #[command(hide = true)]
@@ -48,6 +55,8 @@ fn run(command: &Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Demo(options) => demo::run(options)?,
         Command::Simulate(options) => simulate::run(options)?,
+        Command::Sweep(options) => sweep::run(options)?,
+        Command::Tune(options) => tune::run(options)?,
         Command::DemoNode => demo::process::run_node()?,
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use tidegate::ConfigError;
 use tidegate::sim::faults::{Planned, of_scenario};
@@ -11,17 +11,13 @@ use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Workload;
 use tidegate::sim::{self, Network, Setup, Traffic};
 
-use crate::flags::{InputError, LimitSpec, LoadFlags, duration};
+use crate::flags::{
+    Form, InputError, LimitSpec, LoadFlags, Policy, SEEDS_MAX, duration, seed_range, validate_rtt,
+};
 use crate::summary::{Summary, print};
 use crate::trace::Trace;
 
 mod faults;
-
-/// The most seeds of one call.
-const SEEDS_MAX: u64 = 100_000;
-
-/// The longest round trip.
-const RTT_MAX: Duration = Duration::from_secs(60);
 
 /// What can stop a simulation.
 #[derive(Debug, thiserror::Error)]
@@ -70,37 +66,6 @@ fn faults_help() -> String {
     )
 }
 
-/// Whether quiet keys are decided on a credit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Policy {
-    /// The credit of --credit
-    #[default]
-    Default,
-    /// No credit: nothing is admitted that the store has not granted
-    Strict,
-}
-
-/// How requests are decided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Form {
-    /// At once
-    #[default]
-    Check,
-    /// After a round trip where the node is unsure
-    Async,
-}
-
-impl From<Form> for sim::Form {
-    fn from(form: Form) -> Self {
-        match form {
-            Form::Check => Self::Check,
-            Form::Async => Self::Async,
-        }
-    }
-}
-
 impl Options {
     /// Refuses what cannot be simulated.
     fn validate(&self) -> Result<(), InputError> {
@@ -108,28 +73,17 @@ impl Options {
         if let (Policy::Strict, Some(credit @ 1..)) = (self.policy, self.load.credit) {
             return Err(InputError::flag("--credit", &credit, "must be 0 with --policy strict"));
         }
-        if let Some(rtt) = self.rtt.filter(|&rtt| rtt > RTT_MAX) {
-            return Err(InputError::flag("--rtt", &format!("{rtt:?}"), "must be 60s at most"));
-        }
+        self.rtt.map_or(Ok(()), validate_rtt)?;
         if let Some(loss) = self.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
             return Err(InputError::flag("--loss", &loss, "must be 0 to 1"));
         }
-        if self.load.seed.checked_add(self.seeds - 1).is_none() {
-            return Err(InputError::flag(
-                "--seed",
-                &self.load.seed,
-                "too high for so many --seeds",
-            ));
-        }
-        faults::validate(&self.faults, self.load.nodes)
+        seed_range(self.load.seed, self.seeds)?;
+        faults::validate(&self.faults, self.load.cluster.nodes)
     }
 
     fn limit(&self) -> LimitSpec {
         let limit = self.load.limit();
-        match self.policy {
-            Policy::Default => limit,
-            Policy::Strict => LimitSpec { credit: 0, ..limit },
-        }
+        LimitSpec { credit: self.policy.credit(limit.credit), ..limit }
     }
 
     /// The scenario's network, and what the flags put in its place.
@@ -144,7 +98,7 @@ impl Options {
     }
 
     fn setup(&self, seed: u64) -> Setup {
-        let setup = Setup::new(self.limit().limit(), self.load.nodes, seed);
+        let setup = Setup::new(self.limit().limit(), self.load.cluster.nodes, seed);
         Setup { network: self.network(), form: self.form.into(), ..setup }
     }
 
@@ -155,7 +109,7 @@ impl Options {
     /// How often a busy key is synced: as often as the interval says, and four times while its
     /// burst is spent at the rate.
     fn tick_s(&self) -> f64 {
-        let quarter_s = self.load.burst as f64 / (4.0 * self.load.rate as f64);
+        let quarter_s = self.load.cluster.burst as f64 / (4.0 * self.load.cluster.rate as f64);
         self.load.interval.as_secs_f64().min(quarter_s)
     }
 }
@@ -193,10 +147,9 @@ impl Report {
 
 pub(crate) fn run(options: &Options) -> Result<(), SimulateError> {
     options.validate()?;
-    let trace = options.load.read_trace()?;
-    let first = options.load.seed;
+    let trace = options.load.replay.read()?;
     let mut worst: Option<Line> = None;
-    for seed in first..=first + (options.seeds - 1) {
+    for seed in seed_range(options.load.seed, options.seeds)? {
         let report = simulate(options, trace.as_ref(), seed)?;
         if options.load.json || options.seeds == 1 {
             print(&report, options.load.json)?;
@@ -216,7 +169,8 @@ fn simulate(options: &Options, trace: Option<&Trace>, seed: u64) -> Result<Repor
     let workload = options.workload(seed);
     let (arrivals, mut planned, seconds) = match trace {
         Some(trace) => {
-            let (arrivals, seconds) = options.load.replay(trace, seed);
+            let (arrivals, seconds) =
+                options.load.replay.arrivals(trace, options.load.cluster.nodes, seed);
             (arrivals, Vec::new(), seconds)
         }
         None => (workload.arrivals(), of_scenario(&workload), workload.seconds),
@@ -300,7 +254,7 @@ mod tests {
             let name = scenario.name();
             let options = options(&format!("--scenario {name} --seconds 6 --rate 50 --keys 2"));
             let workload = options.workload(3);
-            let setup = Setup::new(options.limit().limit(), options.load.nodes, 3);
+            let setup = Setup::new(options.limit().limit(), options.load.cluster.nodes, 3);
             let played = sim::play(&setup, &workload).unwrap();
             let report = simulate(&options, None, 3).unwrap();
             assert_eq!(report.summary.figures, played.figures, "{name}");

@@ -71,9 +71,9 @@ impl Summary {
         Self {
             scenario: trace.map_or(flags.scenario.name(), |_| "trace"),
             store,
-            nodes: flags.nodes,
-            rate: flags.rate,
-            burst: flags.burst,
+            nodes: flags.cluster.nodes,
+            rate: flags.cluster.rate,
+            burst: flags.cluster.burst,
             interval_ms: flags.interval.as_secs_f64() * 1e3,
             seconds,
             drift_p50_pct_of_burst: traffic.drift_quantile(0.5),

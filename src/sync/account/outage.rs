@@ -21,9 +21,7 @@ impl Account {
     /// The lease has ended without a word from the store: what is left of it leaves the bucket.
     pub(crate) fn lease_ended(&mut self, now: Timestamp, terms: &Terms) {
         self.collect(now, true);
-        let left = i64::from(self.bucket.withdraw(0)) * terms.scale.token;
-        self.booked -= left;
-        self.stash += left;
+        self.stash += i64::from(self.bucket.withdraw(0)) * terms.scale.token;
     }
 
     /// The end of the lease has been dealt with.
@@ -41,7 +39,6 @@ impl Account {
     pub(crate) fn enter_policy(&mut self, now: Timestamp, terms: &Terms, nodes: Option<i64>) {
         let unit = terms.scale.token;
         self.absorb(now, true, |_| 0);
-        self.book = None;
         let own = std::mem::take(&mut self.stash) + i64::from(self.bucket.withdraw(0)) * unit;
         let burst = terms.scale.burst / unit;
         let (rate, depth, loan) = match (terms.outage, nodes) {

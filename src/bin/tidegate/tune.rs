@@ -1,0 +1,260 @@
+//! `tidegate tune`: which sync interval and policy to use, by simulation of what is asked for.
+//! The same flags print the same bytes.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use tidegate::ConfigError;
+
+use self::bounds::{MaxExcess, Percent};
+use self::choice::Bounds;
+use self::measure::{Point, SCENARIOS};
+use crate::flags::{
+    ClusterFlags, InputError, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX, TraceFlags, duration,
+    seed_range, validate_rtt,
+};
+use crate::progress;
+
+mod bounds;
+mod chart;
+mod choice;
+mod measure;
+
+/// What can stop the tuning.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TuneError {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("the chart cannot be drawn: {0}")]
+    Draw(Box<dyn std::error::Error>),
+    #[error("--svg: {}: cannot be written: {source}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("the report cannot be written: {0}")]
+    Report(#[from] serde_json::Error),
+}
+
+/// Simulates intervals and policies, and recommends one of them.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    cluster: ClusterFlags,
+    /// Round trip between node and store
+    #[arg(long, default_value = "1ms", value_parser = duration)]
+    rtt: Duration,
+    /// The most to admit above what there is: a part of the burst such as 1%, or tokens such as 5
+    #[arg(long, default_value = "1%")]
+    max_excess: MaxExcess,
+    /// The least to admit, in % of an ideal bucket, such as 97%
+    #[arg(long)]
+    min_ideal: Option<Percent>,
+    #[command(flatten)]
+    replay: TraceFlags,
+    /// Seeds the arrivals, and whatever else is random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Run so many seeds, from --seed on; the worst of them counts
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=SEEDS_MAX))]
+    seeds: u64,
+    /// Simulations that run at the same time
+    #[arg(long, default_value_t = THREADS_DEFAULT,
+          value_parser = clap::value_parser!(u16).range(1..=THREADS_MAX))]
+    threads: u16,
+    /// Where to draw excess and shortfall against the interval
+    #[arg(long, default_value = "tidegate-tune.svg")]
+    svg: PathBuf,
+    /// Print JSON on standard output, one object, and nothing else
+    #[arg(long)]
+    json: bool,
+}
+
+impl Options {
+    /// Refuses what cannot be simulated, and a chart that has no place, before the long wait.
+    fn validate(&self) -> Result<(), InputError> {
+        validate_rtt(self.rtt)?;
+        self.replay.validate()?;
+        seed_range(self.seed, self.seeds)?;
+        if self.replay.trace.is_none() {
+            for scenario in SCENARIOS {
+                measure::workload(self, scenario, self.seed).validate()?;
+            }
+        }
+        let folder = self.svg.parent().filter(|folder| *folder != Path::new(""));
+        if self.svg.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+            let reason = "must be a file in a folder that is there";
+            return Err(InputError::flag("--svg", &self.svg.display(), reason));
+        }
+        Ok(())
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            excess_tokens_max: self.max_excess.tokens(self.cluster.burst),
+            shortfall_pct_max: self.min_ideal.map(|Percent(least)| 100.0 - least),
+        }
+    }
+
+    fn title(&self) -> String {
+        let ClusterFlags { nodes, rate, burst } = self.cluster;
+        let rtt = self.rtt;
+        let load = self.replay.trace.as_ref().map_or_else(
+            || SCENARIOS.map(tidegate::sim::workload::Scenario::name).join(", "),
+            |file| format!("trace {}", file.display()),
+        );
+        format!("{nodes} nodes, {rate}/s, burst {burst}, round trip {rtt:?}: worst of {load}")
+    }
+}
+
+/// A point, and whether no other is better.
+#[derive(Debug, Serialize)]
+struct Row {
+    #[serde(flatten)]
+    point: Point,
+    frontier: bool,
+}
+
+/// All that is told.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    nodes: u16,
+    rate: u64,
+    burst: u64,
+    rtt_ms: f64,
+    excess_tokens_max: f64,
+    shortfall_pct_max: Option<f64>,
+    seed: u64,
+    seeds: u64,
+    points: Vec<Row>,
+    recommended: Option<Point>,
+    reason: String,
+    svg: &'a Path,
+}
+
+const HEADER: &str = "   policy   interval    excess  % of burst  shortfall %  store calls/s    \
+                      keys/s  store CPU %  waited %";
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Point { policy, interval_ms, figures } = &self.point;
+        write!(
+            f,
+            "{:<2} {:<8} {interval_ms:>5} ms {:>9.2} {:>11.2} {:>12.2} {:>14.1} {:>9.1} {:>12.2} \
+             {:>9.2}",
+            if self.frontier { "*" } else { "" },
+            policy.name(),
+            figures.excess_tokens,
+            figures.excess_pct_of_burst,
+            figures.shortfall_pct,
+            figures.store_calls_per_second,
+            figures.keys_synced_per_second,
+            figures.store_cpu_pct,
+            figures.waited_pct,
+        )
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), TuneError> {
+    options.validate()?;
+    let trace = options.replay.read()?;
+    let bar = progress::bar(0, "runs");
+    let points = measure::points(options, trace.as_ref(), &bar);
+    bar.finish_and_clear();
+    let points = points?;
+    let recommended = choice::recommended(&points, &options.bounds());
+    draw(options, &points, recommended)?;
+    let report = report(options, &points, recommended);
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    println!("{}", options.title());
+    println!("{HEADER}");
+    for row in &report.points {
+        println!("{row}");
+    }
+    println!("* no other point has less excess, shortfall and store calls");
+    println!("recommended: {}", report.reason);
+    println!("chart: {}", report.svg.display());
+    Ok(())
+}
+
+fn report<'a>(options: &'a Options, points: &[Point], recommended: Option<usize>) -> Report<'a> {
+    let bounds = options.bounds();
+    let rows = points.iter().zip(choice::frontier(points));
+    Report {
+        nodes: options.cluster.nodes,
+        rate: options.cluster.rate,
+        burst: options.cluster.burst,
+        rtt_ms: options.rtt.as_secs_f64() * 1e3,
+        excess_tokens_max: bounds.excess_tokens_max,
+        shortfall_pct_max: bounds.shortfall_pct_max,
+        seed: options.seed,
+        seeds: options.seeds,
+        points: rows.map(|(&point, frontier)| Row { point, frontier }).collect(),
+        recommended: recommended.map(|index| points[index]),
+        reason: choice::reason(points, &bounds),
+        svg: &options.svg,
+    }
+}
+
+fn draw(options: &Options, points: &[Point], recommended: Option<usize>) -> Result<(), TuneError> {
+    let bounds = options.bounds();
+    let burst = options.cluster.burst.max(1) as f64;
+    let allowed = chart::Allowed {
+        excess_pct_of_burst: 100.0 * bounds.excess_tokens_max / burst,
+        shortfall_pct: bounds.shortfall_pct_max,
+    };
+    let svg =
+        chart::svg(&options.title(), points, recommended, &allowed).map_err(TuneError::Draw)?;
+    std::fs::write(&options.svg, svg)
+        .map_err(|source| TuneError::Write { path: options.svg.clone(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parsed(flags: &str) -> Result<Options, clap::Error> {
+        let words = std::iter::once("tune").chain(flags.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.options)
+    }
+
+    #[test]
+    fn what_cannot_be_tuned_for_is_refused_by_flag_and_value() {
+        let cases = [
+            ("--rtt 61s", "--rtt: 61s"),
+            ("--svg /no/such/folder/a.svg", "--svg: /no/such/folder/a.svg"),
+            ("--seed 18446744073709551615", "--seed: 18446744073709551615"),
+            ("--trace a.log --speed 0", "--speed: 0"),
+            ("--rate 100000000", "seconds = 10"),
+        ];
+        for (flags, expected) in cases {
+            let refused = parsed(flags).unwrap().validate().unwrap_err().to_string();
+            assert!(refused.contains(expected), "{flags}: {refused}");
+        }
+        for (flag, value) in [("--max-excess", "much"), ("--min-ideal", "0.97")] {
+            let refused = parsed(&format!("{flag} {value}")).err().unwrap().to_string();
+            assert!(refused.contains(flag) && refused.contains(value), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_same_flags_give_the_same_points_on_any_number_of_threads() {
+        let points = |threads| {
+            let options = parsed(&format!("--rate 50 --burst 20 --threads {threads}")).unwrap();
+            measure::points(&options, None, &indicatif::ProgressBar::hidden()).unwrap()
+        };
+        assert_eq!(points(1), points(3));
+    }
+}

@@ -1,0 +1,357 @@
+//! The usual way, to compare with: count locally, send the delta every T, believe the total that
+//! comes back. A small engine of its own that shares nothing with the product's.
+//!
+//! Which of the usual ways: the one that reproduces the table of docs/DESIGN.md, 'Why not the usual
+//! way', and the most careful of those tried. The store's level may fall below zero, so that an
+//! excess is repaid; floored at zero, nodes that refill what they believe admit up to 4 times the
+//! ideal under overload. A node syncs every key that it knows, changed or not; if only changed
+//! ones, a node that waits goes on refilling a total that others have long spent (138% of the ideal
+//! in the sixth row). What is spent while a sync is in flight stays subtracted from its answer.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use super::faults;
+use super::figures::{Decided, Judge};
+use super::run::Outcome;
+use super::setup::{LATE_MAX_US, Network, Setup, Traffic};
+use super::workload::{Arrival, Workload};
+use crate::error::ConfigError;
+use crate::limit::SyncPolicy;
+
+/// What a node, or the store, has of a key.
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    tokens: f64,
+    at_us: u64,
+}
+
+/// A key on a node.
+#[derive(Clone, Copy, Debug)]
+struct View {
+    /// The last total heard of.
+    believed: Level,
+    /// Spent, and not sent yet.
+    delta: u64,
+    /// Spent since the last answer, in so far as that does not include it.
+    unseen: u64,
+}
+
+/// Keys with what goes along with each, in the order of keys: a seed gives one run only.
+type Batch<T> = Vec<(u32, T)>;
+
+#[derive(Debug)]
+enum Happening {
+    Tick { node: usize },
+    Request { node: usize, deltas: Batch<u64> },
+    Answer { node: usize, levels: Batch<f64> },
+}
+
+/// The nodes, the store, and what is under way between them.
+#[derive(Debug)]
+struct Baseline {
+    rate_per_second: f64,
+    burst: f64,
+    interval_us: u64,
+    network: Network,
+    random: fastrand::Rng,
+    now_us: u64,
+    /// By time, then in the order in which it was planned.
+    queue: BTreeMap<(u64, u64), Happening>,
+    planned: u64,
+    /// As many keys a node as the workload has: nothing is forgotten within a run.
+    nodes: Vec<BTreeMap<u32, View>>,
+    store: HashMap<u32, Level>,
+    judge: Judge,
+    traffic: Traffic,
+}
+
+/// Plays a workload the usual way, with the network that belongs to its scenario. Of `setup` it
+/// takes the limit's quota and interval, the nodes, the seed and the network, where it knows of
+/// losses and late messages but neither of duplicates nor of timeouts: nothing is sent again, so
+/// that a lost request is never charged.
+///
+/// # Errors
+///
+/// [`ConfigError`] if the limit cannot be kept, or the scenario has faults of nodes or store, which
+/// are not played here: ask for another one.
+pub fn play(setup: &Setup, workload: &Workload) -> Result<Outcome, ConfigError> {
+    setup.limit.validate()?;
+    if !faults::of_scenario(workload).is_empty() {
+        return Err(ConfigError::Limiter {
+            field: "scenario",
+            value: workload.scenario.name().to_owned(),
+            reason: "has faults that the usual way is not played with: choose one without",
+        });
+    }
+    let network = Network::of_scenario(workload.scenario).unwrap_or(setup.network);
+    let mut baseline = Baseline::new(setup, network, workload.nodes.max(setup.nodes));
+    for arrival in &workload.arrivals() {
+        baseline.run_until(arrival.at_us);
+        baseline.decide(arrival);
+    }
+    baseline.run_until((workload.seconds * 1e6) as u64);
+    baseline.traffic.node_seconds = baseline.nodes.len() as f64 * workload.seconds;
+    let figures = baseline.judge.figures(workload.seconds);
+    Ok(Outcome { figures, traffic: baseline.traffic })
+}
+
+impl Baseline {
+    fn new(setup: &Setup, network: Network, nodes: u16) -> Self {
+        let quota = setup.limit.quota();
+        let (rate_per_second, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
+        let SyncPolicy::Interval(interval) = setup.limit.sync;
+        let mut baseline = Self {
+            rate_per_second,
+            burst,
+            interval_us: micros(interval).max(1),
+            network,
+            random: fastrand::Rng::with_seed(setup.seed ^ 0x0075_7375_616c),
+            now_us: 0,
+            queue: BTreeMap::new(),
+            planned: 0,
+            nodes: vec![BTreeMap::new(); usize::from(nodes)],
+            store: HashMap::new(),
+            judge: Judge::new(rate_per_second, burst),
+            traffic: Traffic::default(),
+        };
+        for node in 0..baseline.nodes.len() {
+            let phase_us = baseline.random.u64(0..baseline.interval_us);
+            baseline.plan(phase_us, Happening::Tick { node });
+        }
+        baseline
+    }
+
+    /// Nobody has spent anything yet, as far as one knows.
+    fn full(&self) -> Level {
+        Level { tokens: self.burst, at_us: self.now_us }
+    }
+
+    fn refilled(&self, level: Level) -> f64 {
+        let passed_s = (self.now_us - level.at_us) as f64 / 1e6;
+        self.burst.min(level.tokens + self.rate_per_second * passed_s)
+    }
+
+    fn decide(&mut self, arrival: &Arrival) {
+        let Arrival { at_us, node, key, cost } = *arrival;
+        self.now_us = at_us;
+        let new = View { believed: self.full(), delta: 0, unseen: 0 };
+        let view = *self.nodes[usize::from(node)].entry(key).or_insert(new);
+        let allowed = self.refilled(view.believed) - view.unseen as f64 >= f64::from(cost);
+        if allowed {
+            let spent = u64::from(cost);
+            let view = View { delta: view.delta + spent, unseen: view.unseen + spent, ..view };
+            self.nodes[usize::from(node)].insert(key, view);
+        }
+        // Never sure: what a node believes is set aside for nobody.
+        let (sure, waited) = (false, false);
+        self.judge.record(&Decided { at_us, node, key, cost, allowed, sure, waited });
+    }
+
+    fn run_until(&mut self, until_us: u64) {
+        while let Some(next) = self.queue.first_entry() {
+            let (at_us, _) = *next.key();
+            if at_us > until_us {
+                break;
+            }
+            let happening = next.remove();
+            self.now_us = at_us;
+            match happening {
+                Happening::Tick { node } => self.tick(node),
+                Happening::Request { node, deltas } => self.charge(node, &deltas),
+                Happening::Answer { node, levels } => self.believe(node, &levels),
+            }
+        }
+    }
+
+    fn tick(&mut self, node: usize) {
+        self.plan(self.now_us + self.interval_us, Happening::Tick { node });
+        let views = self.nodes[node].iter_mut();
+        let deltas: Batch<u64> =
+            views.map(|(&key, view)| (key, std::mem::take(&mut view.delta))).collect();
+        if deltas.is_empty() {
+            return;
+        }
+        self.traffic.store_calls += 1;
+        self.traffic.keys_synced += deltas.len() as u64;
+        self.send(self.network.request_loss, Happening::Request { node, deltas });
+    }
+
+    fn charge(&mut self, node: usize, deltas: &[(u32, u64)]) {
+        let mut levels = Batch::with_capacity(deltas.len());
+        for &(key, delta) in deltas {
+            let stored = self.store.get(&key).copied().unwrap_or(self.full());
+            let tokens = self.refilled(stored) - delta as f64;
+            self.store.insert(key, Level { tokens, at_us: self.now_us });
+            levels.push((key, tokens));
+        }
+        self.send(self.network.reply_loss, Happening::Answer { node, levels });
+    }
+
+    fn believe(&mut self, node: usize, levels: &[(u32, f64)]) {
+        for &(key, tokens) in levels {
+            let Some(&View { believed, delta, unseen }) = self.nodes[node].get(&key) else {
+                continue;
+            };
+            let before = self.refilled(believed) - unseen as f64;
+            let drift = (before - (tokens - delta as f64)).abs();
+            self.traffic.drift_pct.push((100.0 * drift / self.burst) as f32);
+            let believed = Level { tokens, at_us: self.now_us };
+            self.nodes[node].insert(key, View { believed, delta, unseen: delta });
+        }
+    }
+
+    fn send(&mut self, loss: f64, message: Happening) {
+        if self.happens(loss) {
+            return;
+        }
+        let rtt_us = micros(self.network.rtt);
+        let late_us =
+            if self.happens(self.network.late) { self.random.u64(0..LATE_MAX_US) } else { 0 };
+        let way_us = rtt_us / 4 + self.random.u64(0..=rtt_us / 2) + late_us;
+        self.plan(self.now_us + way_us, message);
+    }
+
+    fn happens(&mut self, odds: f64) -> bool {
+        odds > 0.0 && self.random.f64() < odds
+    }
+
+    fn plan(&mut self, at_us: u64, happening: Happening) {
+        self.planned += 1;
+        self.queue.insert((at_us, self.planned), happening);
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+    use crate::sim::workload::Scenario;
+
+    /// A row of the table of docs/DESIGN.md, 'Why not the usual way'.
+    struct Row {
+        rate: u64,
+        burst: u64,
+        interval_ms: u64,
+        scenario: Scenario,
+        excess_pct_of_burst: f64,
+        vs_ideal_pct: f64,
+    }
+
+    const fn row(quota: (u64, u64), interval_ms: u64, scenario: Scenario, is: (f64, f64)) -> Row {
+        let ((rate, burst), (excess_pct_of_burst, vs_ideal_pct)) = (quota, is);
+        Row { rate, burst, interval_ms, scenario, excess_pct_of_burst, vs_ideal_pct }
+    }
+
+    const TABLE: [Row; 8] = [
+        row((10_000, 10_000), 50, Scenario::OverUniform, (11.6, 100.5)),
+        row((10_000, 10_000), 50, Scenario::Herd, (22.0, 106.9)),
+        row((10_000, 10_000), 200, Scenario::Herd, (89.2, 123.7)),
+        row((1000, 100), 50, Scenario::OverUniform, (144.0, 100.4)),
+        row((1000, 100), 50, Scenario::Herd, (254.0, 116.8)),
+        row((1000, 100), 200, Scenario::Herd, (910.0, 115.0)),
+        row((20, 20), 50, Scenario::OverUniform, (33.0, 99.8)),
+        row((20, 20), 50, Scenario::Under, (0.0, 100.0)),
+    ];
+
+    const SECONDS: f64 = 40.0;
+    /// The most requests of a row (a herd's silence counted as load), so that the test is quick; the fewer the requests of a run, the
+    /// more chance there is in its worst moment, and the more runs are wanted and can be had.
+    const REQUESTS_MAX: f64 = 4e6;
+    const SEEDS_MAX: f64 = 41.0;
+
+    fn play_row(row: &Row, nodes: u16, seed: u64) -> Outcome {
+        let quota = Quota::per_second(row.rate).burst(row.burst);
+        let limit = Limit::new("api", quota).sync_interval(Duration::from_millis(row.interval_ms));
+        let workload = Workload {
+            scenario: row.scenario,
+            nodes,
+            keys: 1,
+            rate_per_second: row.rate as f64,
+            load: None,
+            seconds: SECONDS,
+            seed,
+        };
+        play(&Setup::new(limit, nodes, seed), &workload).unwrap()
+    }
+
+    fn median(mut values: Vec<f64>) -> f64 {
+        values.sort_unstable_by(f64::total_cmp);
+        values[values.len() / 2]
+    }
+
+    /// What is wrong with a row, if anything is.
+    fn failure_of(row: &Row) -> Option<String> {
+        let Row { rate, burst, interval_ms, scenario, .. } = row;
+        let name = format!("{rate}/s, {burst}, {interval_ms} ms, {}", scenario.name());
+        let requests = SECONDS * row.rate as f64 * scenario.load();
+        let seeds = (REQUESTS_MAX / requests).min(SEEDS_MAX) as u64;
+        let seen: Vec<_> = (1..=seeds).map(|seed| play_row(row, 20, seed).figures).collect();
+        let excess = median(seen.iter().map(|one| one.excess_pct_of_burst).collect());
+        let vs_ideal = median(seen.iter().map(|one| one.admitted_vs_ideal_pct).collect());
+        println!("{name}, {seeds} seeds: {excess:.1} / {vs_ideal:.1}");
+        let excess_error = row.excess_pct_of_burst / 10.0;
+        let vs_ideal_error = ((row.vs_ideal_pct - 100.0).abs() / 10.0).max(1.0);
+        let is_near = (excess - row.excess_pct_of_burst).abs() <= excess_error
+            && (vs_ideal - row.vs_ideal_pct).abs() <= vs_ideal_error;
+        let (excess_said, said) = (row.excess_pct_of_burst, row.vs_ideal_pct);
+        let failure = || format!("{name}: {excess:.1} / {vs_ideal:.1}, not {excess_said} / {said}");
+        (!is_near).then(failure)
+    }
+
+    #[test]
+    fn the_usual_way_is_as_wrong_as_the_design_page_says() {
+        let failures: Vec<String> = std::thread::scope(|scope| {
+            let rows = TABLE.each_ref().map(|row| scope.spawn(move || failure_of(row)));
+            rows.into_iter().filter_map(|row| row.join().unwrap()).collect()
+        });
+        assert!(failures.is_empty(), "{failures:#?}");
+    }
+
+    #[test]
+    fn a_seed_gives_one_run_and_another_seed_another() {
+        let row = &TABLE[4];
+        assert_eq!(play_row(row, 20, 1), play_row(row, 20, 1));
+        assert_ne!(play_row(row, 20, 1), play_row(row, 20, 2));
+    }
+
+    #[test]
+    fn a_node_that_is_alone_is_never_wrong_about_its_own_spending() {
+        let Outcome { figures, .. } = play_row(&TABLE[0], 1, 1);
+        // What the store hears late it refills late, by a millisecond's tokens at most.
+        assert!(figures.excess_tokens <= 10.0, "{}", figures.excess_tokens);
+        assert!((figures.admitted_vs_ideal_pct - 100.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn every_node_syncs_a_key_that_it_knows_once_an_interval() {
+        let Outcome { traffic, .. } = play_row(&TABLE[3], 20, 1);
+        let per_interval = traffic.keys_synced as f64 / traffic.node_seconds * 0.050;
+        assert!((per_interval - 1.0).abs() < 0.01, "{per_interval}");
+        assert_eq!(traffic.store_calls, traffic.keys_synced);
+    }
+
+    #[test]
+    fn a_scenario_with_faults_is_refused_by_name() {
+        let churn =
+            Row { scenario: Scenario::Churn, ..row((10, 10), 50, Scenario::Under, (0.0, 0.0)) };
+        let quota = Quota::per_second(churn.rate).burst(churn.burst);
+        let workload = Workload {
+            scenario: churn.scenario,
+            nodes: 2,
+            keys: 1,
+            rate_per_second: 10.0,
+            load: None,
+            seconds: 10.0,
+            seed: 1,
+        };
+        let refused = play(&Setup::new(Limit::new("api", quota), 2, 1), &workload);
+        let is_scenario = matches!(refused, Err(ConfigError::Limiter { field: "scenario", .. }));
+        assert!(is_scenario, "{refused:?}");
+    }
+}

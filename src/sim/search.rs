@@ -1,0 +1,313 @@
+//! The search for counter-examples to the bound: random limits, clusters, networks, loads and
+//! faults. What breaks the bound is made as small as it can be and printed with its seed.
+//!
+//! `TIDEGATE_SEARCH=10000 cargo test --release --lib search -- --nocapture` searches for longer.
+
+use std::time::Duration;
+
+use super::bound::{Incidents, bound};
+use super::faults::{Fault, Planned};
+use super::setup::{Form, Network, Setup};
+use super::workload::Arrival;
+use super::world::World;
+use crate::limit::{Limit, OutagePolicy};
+use crate::quota::Quota;
+use crate::weakness::{Weakness, weakened};
+
+/// Cases of the short form.
+const CASES: u64 = 60;
+/// Floating-point error of the judge, in tokens.
+const ERROR: f64 = 1e-3;
+
+/// One random case.
+#[derive(Clone, Debug)]
+struct Case {
+    setup: Setup,
+    arrivals: Vec<Arrival>,
+    faults: Vec<Planned>,
+    until_us: u64,
+}
+
+/// What a case came to.
+#[derive(Clone, Debug)]
+struct Verdict {
+    excess: f64,
+    bound: f64,
+    discrepancy: Option<String>,
+}
+
+impl Verdict {
+    fn is_broken(&self) -> bool {
+        self.excess > self.bound + ERROR || self.discrepancy.is_some()
+    }
+}
+
+/// A number between `least` and `most`, each order of magnitude alike.
+fn scaled(rng: &mut fastrand::Rng, least: f64, most: f64) -> f64 {
+    (least.ln() + rng.f64() * (most / least).ln()).exp()
+}
+
+fn random_limit(rng: &mut fastrand::Rng) -> Limit {
+    loop {
+        let rate = scaled(rng, 0.001, 1e6);
+        let burst = scaled(rng, 1.0, 1e6) as u64;
+        let quota = if rate >= 1.0 {
+            Quota::per_second(rate as u64)
+        } else {
+            Quota::new(1, Duration::from_secs_f64(1.0 / rate))
+        };
+        let interval = Duration::from_secs_f64(scaled(rng, 0.005, 5.0));
+        let outage = rng.choice([OutagePolicy::Closed, OutagePolicy::Share]);
+        let limit = Limit::new("search", quota.burst(burst))
+            .sync_interval(interval)
+            .credit(rng.u32(0..=8))
+            .outage(outage.unwrap_or_default());
+        if limit.validate().is_ok() {
+            return limit;
+        }
+    }
+}
+
+impl Case {
+    fn random(seed: u64, faulty: bool) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut limit = random_limit(&mut rng);
+        let terms = limit.validate().unwrap();
+        let nodes = scaled(&mut rng, 1.0, 64.9) as u16;
+        let mut network = Network::new(Duration::from_secs_f64(scaled(&mut rng, 0.0001, 1.0)));
+        if faulty {
+            let share = |rng: &mut fastrand::Rng| rng.choice([0.0, 0.02, 0.1]).unwrap_or(0.0);
+            network.request_loss = share(&mut rng);
+            network.reply_loss = share(&mut rng);
+            network.duplicated = share(&mut rng);
+            network.late = share(&mut rng) / 2.0;
+            if network != Network::new(network.rtt) {
+                // Many messages lost in a row cut a node off: what it then lives on is counted
+                // where cutting off is what was planned.
+                limit = limit.outage(OutagePolicy::Closed);
+            }
+        }
+        let mut setup = Setup { network, audit: true, lanes: 2, ..Setup::new(limit, nodes, seed) };
+        setup.clock_error_ppm = rng.choice([0, 100, 400]).unwrap_or(0);
+        // Fifty ticks, and the leases' ends among them.
+        let until_us = (50 * terms.tick_us).max(8_000_000);
+        let arrivals = random_arrivals(&mut rng, &setup, until_us);
+        let faults = if faulty { random_faults(&mut rng, nodes, until_us) } else { Vec::new() };
+        Self { setup, arrivals, faults, until_us }
+    }
+
+    fn run(&self) -> Verdict {
+        let mut world = World::new(self.setup.clone()).unwrap();
+        for planned in &self.faults {
+            world.suffer(planned);
+        }
+        world.play(&self.arrivals, self.until_us);
+        let incidents = Incidents::of(&self.faults, &self.setup);
+        Verdict {
+            excess: world.judge.excess_tokens(),
+            bound: bound(&self.setup.limit, u32::from(self.setup.nodes), &incidents),
+            discrepancy: world.discrepancy.take(),
+        }
+    }
+
+    /// The smallest case found that still breaks the bound.
+    fn shrunk(mut self) -> Self {
+        loop {
+            let Some(smaller) = self.smaller().into_iter().find(|case| case.run().is_broken())
+            else {
+                return self;
+            };
+            self = smaller;
+        }
+    }
+
+    fn smaller(&self) -> Vec<Self> {
+        let mut cases = Vec::new();
+        for index in 0..self.faults.len() {
+            let mut case = self.clone();
+            case.faults.remove(index);
+            cases.push(case);
+        }
+        let clean =
+            Network { timeout: self.setup.network.timeout, ..Network::new(self.setup.network.rtt) };
+        if clean != self.setup.network {
+            let mut case = self.clone();
+            case.setup.network = clean;
+            cases.push(case);
+        }
+        let half = self.arrivals.len() / 2;
+        if half > 0 {
+            let (first, last) = self.arrivals.split_at(half);
+            for part in [first.to_vec(), last.to_vec()] {
+                cases.push(Self { arrivals: part, ..self.clone() });
+            }
+            let mut thin = self.clone();
+            thin.arrivals = self.arrivals.iter().copied().step_by(2).collect();
+            cases.push(thin);
+        }
+        cases
+    }
+}
+
+/// Up to ten thousand requests, whose costs make the load a multiple of the rate.
+fn random_arrivals(rng: &mut fastrand::Rng, setup: &Setup, until_us: u64) -> Vec<Arrival> {
+    let quota = setup.limit.quota();
+    let keys = scaled(rng, 1.0, 50.9) as u32;
+    let count = rng.usize(200..10_000);
+    let wanted = quota.tokens_per_second() * until_us as f64 / 1e6 + quota.burst_tokens() as f64;
+    let load = scaled(rng, 0.5, 10.0) * f64::from(keys);
+    let mean = (load * wanted / count as f64).max(1.0);
+    let herd = rng.bool();
+    let skew = rng.bool();
+    let mut arrivals: Vec<Arrival> = (0..count)
+        .map(|_| {
+            let mut at_us = rng.u64(0..until_us);
+            if herd {
+                // Everything in the first fifth of each stretch.
+                let stretch = (until_us / 4).max(1);
+                at_us = at_us / stretch * stretch + at_us % stretch / 5;
+            }
+            let places = if skew { rng.u16(1..=setup.nodes) } else { setup.nodes };
+            let node = rng.u16(0..places);
+            let most = (2.0 * mean).min(quota.burst_tokens() as f64).min(1e7) as u32;
+            Arrival { at_us, node, key: rng.u32(0..keys), cost: rng.u32(1..=most.max(1)) }
+        })
+        .collect();
+    arrivals.sort_by_key(|arrival| arrival.at_us);
+    arrivals
+}
+
+fn random_faults(rng: &mut fastrand::Rng, nodes: u16, until_us: u64) -> Vec<Planned> {
+    let fault = |rng: &mut fastrand::Rng| {
+        let place = rng.u16(0..nodes);
+        let for_us = scaled(rng, 10_000.0, 5e6) as u64;
+        match rng.u8(0..9) {
+            0 => Fault::NodeReplaced { place },
+            1 => Fault::NodeDies { place },
+            2 => Fault::NodePauses { place, for_us },
+            3 | 4 => Fault::NodeCutOff { place, for_us },
+            5 => Fault::StoreHangs { for_us },
+            6 => Fault::StoreForgets,
+            7 => Fault::ClockStalls { place, for_us: rng.u64(1..20_000) },
+            _ => Fault::StoreClockJumps { by_us: for_us },
+        }
+    };
+    let count = rng.usize(0..6);
+    (0..count).map(|_| Planned { at_us: rng.u64(0..until_us), fault: fault(rng) }).collect()
+}
+
+fn cases() -> u64 {
+    std::env::var("TIDEGATE_SEARCH").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES)
+}
+
+/// Searches `seeds`; returns the first case that breaks the bound, and how near the others came.
+fn search(seeds: std::ops::Range<u64>, make: impl Fn(u64) -> Case) -> (Option<(u64, Case)>, f64) {
+    let mut nearest = 0.0_f64;
+    for seed in seeds {
+        let case = make(seed);
+        let verdict = case.run();
+        if verdict.is_broken() {
+            return (Some((seed, case)), nearest);
+        }
+        if verdict.bound > 0.0 {
+            nearest = nearest.max(verdict.excess / verdict.bound);
+        }
+    }
+    (None, nearest)
+}
+
+fn assert_holds(name: &str, make: impl Fn(u64) -> Case) {
+    let (broken, nearest) = search(0..cases(), make);
+    if let Some((seed, case)) = broken {
+        let small = case.shrunk();
+        let verdict = small.run();
+        let count = small.arrivals.len();
+        let shown = &small.arrivals[..count.min(20)];
+        panic!(
+            "{name}: seed {seed} breaks the bound: {verdict:?}\n{:?}\nfaults {:?}\n{count} arrivals, the first {shown:?}",
+            small.setup, small.faults
+        );
+    }
+    println!("{name}: {} cases, largest observed / bound {nearest:.3}", cases());
+}
+
+#[test]
+fn the_bound_holds_whatever_goes_wrong() {
+    assert_holds("faults", |seed| Case::random(seed, true));
+}
+
+#[test]
+fn without_faults_the_excess_is_at_most_the_credit_of_all_nodes() {
+    assert_holds("no faults", |seed| Case::random(seed, false));
+}
+
+#[test]
+fn strict_limits_admit_nothing_in_excess() {
+    assert_holds("strict", |seed| {
+        let mut case = Case::random(seed, false);
+        case.setup.limit = case.setup.limit.credit(0);
+        case
+    });
+}
+
+#[test]
+fn who_waits_for_the_store_admits_nothing_in_excess() {
+    assert_holds("async", |seed| {
+        let mut case = Case::random(seed, false);
+        case.setup.limit = case.setup.limit.credit(0);
+        case.setup.form = Form::Async;
+        case
+    });
+}
+
+/// The search finds each mistake that the protocol could have.
+fn assert_found(weakness: Weakness) {
+    let make = |seed| {
+        let mut case = Case::random(seed, true);
+        if matches!(weakness, Weakness::LeasesNeverEnd | Weakness::NoWaitAfterLoss) {
+            // The fault that the mistake is about, in every case, and nothing that excuses it.
+            let fault = match weakness {
+                Weakness::NoWaitAfterLoss => Fault::StoreForgets,
+                _ => Fault::NodeCutOff { place: 0, for_us: case.until_us },
+            };
+            case.setup.network = Network::new(case.setup.network.rtt);
+            case.setup.limit = case.setup.limit.credit(0).outage(OutagePolicy::Closed);
+            case.faults = vec![Planned { at_us: case.until_us / 2, fault }];
+        }
+        case
+    };
+    let (broken, _) = weakened(weakness, || search(0..3000, make));
+    let Some((seed, case)) = broken else { panic!("{weakness:?} was not found") };
+    assert!(!case.run().is_broken(), "seed {seed} breaks the bound without the weakness");
+    println!("{weakness:?}: found by seed {seed}");
+}
+
+#[test]
+fn it_finds_a_store_that_ignores_sequences() {
+    assert_found(Weakness::SequenceIgnored);
+}
+
+#[test]
+fn it_finds_replies_that_overwrite() {
+    assert_found(Weakness::RepliesOverwrite);
+}
+
+#[test]
+fn it_finds_a_debt_that_is_skipped() {
+    assert_found(Weakness::DebtSkipped);
+}
+
+#[test]
+fn it_finds_leases_that_never_end() {
+    assert_found(Weakness::LeasesNeverEnd);
+}
+
+#[test]
+fn it_finds_returns_that_stay_in_the_bucket() {
+    assert_found(Weakness::ReturnsKept);
+}
+
+#[test]
+fn it_finds_a_store_that_does_not_wait_after_a_loss() {
+    assert_found(Weakness::NoWaitAfterLoss);
+}
