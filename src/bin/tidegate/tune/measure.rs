@@ -28,10 +28,10 @@ pub(crate) const SCENARIOS: [Scenario; 5] = [
 const SECONDS: f64 = 10.0;
 
 /// What a call keeps the store busy for, whatever is in it: docs/REDIS.md, "Cost".
-const STORE_CALL_US: f64 = 35.0;
+const STORE_CALL_US: f64 = 39.0;
 
 /// What each key in a call adds: docs/REDIS.md, "Cost".
-const STORE_KEY_US: f64 = 13.0;
+const STORE_KEY_US: f64 = 20.0;
 
 /// How a node decides what it is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
