@@ -3,7 +3,7 @@
 
 /// One way in which the protocol could be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), allow(dead_code, reason = "only tests weaken"))]
+#[cfg_attr(not(all(test, feature = "sim")), allow(dead_code, reason = "only tests weaken"))]
 pub(crate) enum Weakness {
     /// The store applies whatever arrives, however often.
     SequenceIgnored,
@@ -19,26 +19,26 @@ pub(crate) enum Weakness {
     NoWaitAfterLoss,
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 thread_local! {
     static THROWN: std::cell::Cell<Option<Weakness>> = const { std::cell::Cell::new(None) };
 }
 
 /// Whether the protocol is to be broken in this way, on this thread.
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 pub(crate) fn is_weak(weakness: Weakness) -> bool {
     THROWN.get() == Some(weakness)
 }
 
 /// Never, outside tests.
-#[cfg(not(test))]
+#[cfg(not(all(test, feature = "sim")))]
 #[inline]
 pub(crate) const fn is_weak(_: Weakness) -> bool {
     false
 }
 
 /// Runs `body` with the protocol broken in this way, on this thread.
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 pub(crate) fn weakened<T>(weakness: Weakness, body: impl FnOnce() -> T) -> T {
     THROWN.set(Some(weakness));
     let result = body();
