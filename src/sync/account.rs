@@ -36,6 +36,7 @@ const EARLY_TICKS_MAX: u64 = 16;
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
 const LINGER_MAX_US: u64 = 1_000_000;
+
 /// What the store last said about a key.
 #[derive(Clone, Copy, Debug)]
 struct View {
