@@ -27,10 +27,11 @@ pub(crate) const SCENARIOS: [Scenario; 5] = [
 /// How long each scenario is played, in seconds of virtual time.
 const SECONDS: f64 = 10.0;
 
-/// What a call keeps the store busy for, whatever is in it: docs/REDIS.md, "Cost".
+/// What a call keeps the store busy for, whatever is in it: the line through the smallest and the
+/// largest batch in docs/REDIS.md, "Cost".
 const STORE_CALL_US: f64 = 39.0;
 
-/// What each key in a call adds: docs/REDIS.md, "Cost".
+/// What each key in a call adds, by the same line.
 const STORE_KEY_US: f64 = 20.0;
 
 /// How a node decides what it is asked.
