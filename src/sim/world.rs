@@ -362,7 +362,7 @@ impl World {
         let name = key.to_le_bytes();
         let limit = self.setup.limit.name();
         let node = &mut self.nodes[index];
-        let now = node.clock.cached(self.now_us);
+        let now = node.clock.reading(self.now_us);
         if cost > self.terms.cost_max {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
