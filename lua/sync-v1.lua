@@ -89,6 +89,10 @@ local function natural(number)
   return min(max(number, 0), NUMBER_MAX)
 end
 
+local function within(number)
+  return min(max(number, -NUMBER_MAX), NUMBER_MAX)
+end
+
 local function positive(number, most)
   return min(max(number, 1), most)
 end
@@ -117,17 +121,18 @@ local function entry_of(bytes, at)
     demand = demand, want = want, want_rate = want_rate, needed = needed,
   }
   local least = min(version, spent, debt, allowed, back_units, lost, back_rate, back_depth,
-    held_rate, held_depth, held_lent, held_stamp_us, held_demand, held_tag, demand, want, want_rate, needed)
+    held_rate, held_depth, held_stamp_us, held_demand, held_tag, demand, want, want_rate, needed)
   local most = max(token, burst, version, spent, debt, allowed, back_units, lost, back_rate,
-    back_depth, held_rate, held_depth, held_lent, held_stamp_us, held_demand, held_tag, demand, want, want_rate,
-    needed)
+    back_depth, held_rate, held_depth, held_stamp_us, held_demand, held_tag, demand, want,
+    want_rate, needed)
   if least < 0 or most > NUMBER_MAX or min(rate, token, burst, epoch_us) < 1
     or rate > RATE_MAX or epoch_us > EPOCH_US_MAX then
     bounded(entry)
   end
+  entry.held_lent = within(held_lent)
   entry.restore = flags % 2 >= 1
   if flags % 4 >= 2 then
-    entry.claim = min(max(claim, -NUMBER_MAX), NUMBER_MAX)
+    entry.claim = within(claim)
   end
   return entry
 end
@@ -312,14 +317,20 @@ local function drain(bucket, units)
   bucket.central = max(bucket.central - units, -NUMBER_MAX)
 end
 
--- Ends all leases but those of the last `alive` epochs: what was lent counts as spent.
+-- What was lent counts as spent; what was spent ahead is owed.
+local function forget(bucket, lent)
+  drain(bucket, max(lent, 0))
+  bucket.level = max(bucket.level + min(lent, 0), -NUMBER_MAX)
+end
+
+-- Ends all leases but those of the last `alive` epochs.
 local function end_leases(bucket, alive)
   if alive < 1 then
-    drain(bucket, bucket.lent0)
+    forget(bucket, bucket.lent0)
     bucket.lent0 = 0
   end
   if alive < 2 then
-    drain(bucket, bucket.lent1)
+    forget(bucket, bucket.lent1)
     bucket.lent1 = 0
   end
 end
@@ -384,7 +395,7 @@ local function adopt(bucket, entry)
   end
   bucket.level, bucket.central = level(bucket.level), level(bucket.central)
   bucket.leased0, bucket.leased1 = scaled(bucket.leased0), scaled(bucket.leased1)
-  bucket.lent0, bucket.lent1 = scaled(bucket.lent0), scaled(bucket.lent1)
+  bucket.lent0, bucket.lent1 = within(scaled(bucket.lent0)), within(scaled(bucket.lent1))
   bucket.demand0, bucket.demand1 = scaled(bucket.demand0), scaled(bucket.demand1)
   bucket.rate, bucket.token, bucket.burst = entry.rate, entry.token, entry.burst
   bucket.version = entry.version
@@ -406,14 +417,20 @@ local function unregister(bucket, entry, rate, lent, age)
   if age == 0 then
     bucket.leased0 = lowered(bucket.leased0, rate)
     bucket.depth0 = lowered(bucket.depth0, depth)
-    bucket.lent0 = lowered(bucket.lent0, lent)
+    bucket.lent0 = within(bucket.lent0 - lent)
     bucket.demand0 = lowered(bucket.demand0, entry.held_demand)
   else
     bucket.leased1 = lowered(bucket.leased1, rate)
     bucket.depth1 = lowered(bucket.depth1, depth)
-    bucket.lent1 = lowered(bucket.lent1, lent)
+    bucket.lent1 = within(bucket.lent1 - lent)
     bucket.demand1 = lowered(bucket.demand1, entry.held_demand)
   end
+end
+
+-- The least that may be lent to a node with a lease of `rate`: what it has spent ahead is less than
+-- nothing, until the lease ends.
+local function lent_least(rate, token)
+  return rate > 0 and -min(token * CREDIT_TOKENS, NUMBER_MAX) or 0
 end
 
 -- Moves what the node holds to the current epoch, less what it spent and gives back. What was lent
@@ -431,9 +448,11 @@ local function renew(bucket, entry, restore)
     local spent = min(entry.spent * bucket.token, NUMBER_MAX)
     bucket.leased0 = raised(bucket.leased0, entry.held_rate)
     bucket.depth0 = raised(bucket.depth0, entry.held_depth)
-    bucket.lent0 = raised(bucket.lent0, max(lent - spent - entry.back_units - entry.lost, 0))
+    local left = max(lent - spent - entry.back_units - entry.lost, -NUMBER_MAX)
+    local kept = max(left, lent_least(entry.held_rate, bucket.token))
+    bucket.lent0 = within(bucket.lent0 + kept)
     drain(bucket, spent)
-    bucket.level = min(bucket.level + entry.back_units, NUMBER_MAX)
+    bucket.level = min(bucket.level + entry.back_units, NUMBER_MAX) + (left - kept)
   end
   bucket.demand0 = raised(bucket.demand0, entry.demand)
   return not current and (entry.held_rate > 0 or entry.held_depth > 0)
@@ -535,7 +554,7 @@ local function grant(bucket, entry, void, lane, nodes, now_us)
   local recall = recall_of(bucket, held_rate, target, leased, most, pressing)
   bucket.leased0 = bucket.leased0 + added
   bucket.depth0 = raised(bucket.depth0, depth)
-  bucket.lent0 = raised(bucket.lent0, tokens * bucket.token)
+  bucket.lent0 = within(bucket.lent0 + tokens * bucket.token)
   local life_us = (bucket.epoch + 2) * bucket.epoch_us - now_us
   return pack(GRANT_FORMAT, GIVEN, tokens, added, depth, bucket.stamp_us, bucket.epoch, life_us,
     bucket.level, leased + added, recall, void and 1 or 0)
@@ -545,7 +564,7 @@ end
 local function apply(bucket, entry, fresh, lane, nodes, now_us)
   refill(bucket, lane, now_us)
   if entry.epoch_us ~= bucket.epoch_us and bucket.leased0 + bucket.leased1 == 0
-    and bucket.depth0 + bucket.depth1 == 0 and bucket.lent0 + bucket.lent1 == 0
+    and bucket.depth0 + bucket.depth1 == 0 and bucket.lent0 == 0 and bucket.lent1 == 0
     and bucket.demand0 + bucket.demand1 == 0 then
     bucket.epoch_us = entry.epoch_us
     bucket.epoch = floor(now_us / entry.epoch_us)
@@ -553,6 +572,7 @@ local function apply(bucket, entry, fresh, lane, nodes, now_us)
   local restore = fresh or entry.restore
   if restore and entry.claim then
     bucket.level = min(bucket.level, entry.claim)
+    bucket.central = min(bucket.central, bucket.level + bucket.lent0 + bucket.lent1)
   end
   local void = renew(bucket, entry, restore)
   charge(bucket, entry, nodes)

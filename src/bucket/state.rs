@@ -45,6 +45,8 @@ pub(crate) struct Terms {
     pub ends: Timestamp,
     /// Tell the engine when fewer tokens than this are left.
     pub low: u32,
+    /// How long before it is whole a token may be spent by who takes unsure answers.
+    pub ahead_us: u64,
     /// The tokens come from an outage policy.
     pub policy: bool,
 }
@@ -52,7 +54,7 @@ pub(crate) struct Terms {
 impl Terms {
     /// No lease: nothing flows in, nothing may be held.
     pub(crate) const NONE: Self =
-        Self { rate: 0, depth: 0, ends: Timestamp::ZERO, low: 0, policy: false };
+        Self { rate: 0, depth: 0, ends: Timestamp::ZERO, low: 0, ahead_us: 0, policy: false };
 }
 
 /// What the engine is told after a decision.
@@ -101,7 +103,7 @@ pub(crate) struct Collected {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amended {
     /// Units that make no whole token and no whole microsecond of the new rate: the engine keeps
-    /// them until the next change.
+    /// them until the next change. Less than none if tokens were minted ahead.
     pub rest: i64,
     /// All that the bucket holds, `rest` included, in units.
     pub units: i64,
@@ -122,6 +124,7 @@ pub(crate) struct Bucket {
     rate: AtomicU64,
     depth: AtomicU32,
     low: AtomicU32,
+    ahead_us: AtomicU64,
     flags: AtomicU8,
     /// Pending tokens that no longer fitted the word.
     spilled: AtomicU64,
@@ -155,6 +158,7 @@ impl Bucket {
             rate: AtomicU64::new(0),
             depth: AtomicU32::new(0),
             low: AtomicU32::new(0),
+            ahead_us: AtomicU64::new(0),
             flags: AtomicU8::new(0),
             spilled: AtomicU64::new(0),
             denied: AtomicU64::new(0),
@@ -175,7 +179,8 @@ impl Bucket {
     /// A full bucket that this node alone refills, for ever.
     pub(crate) fn local(limit: u32, key: &[u8], rate: i64, depth: u32, now: Timestamp) -> Self {
         let bucket = Self::new(limit, 0, key, 0);
-        let terms = Terms { rate, depth, ends: Timestamp::NEVER, low: 0, policy: false };
+        let ends = Timestamp::NEVER;
+        let terms = Terms { rate, depth, ends, low: 0, ahead_us: 0, policy: false };
         bucket.amend(now, terms, i64::from(depth), 0, 1);
         bucket
     }
@@ -185,14 +190,14 @@ impl Bucket {
     /// Cost: two loads and one compare-and-swap when tokens are there.
     #[inline]
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.decide(cost, now, unit, |_| true).unwrap_or(Taken::DENIED)
+        self.decide(cost, now, unit, true).unwrap_or(Taken::DENIED)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
     #[inline]
     pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        self.decide(cost, now, unit, Word::policy)
+        self.decide(cost, now, unit, false)
     }
 
     /// Counts a request that was denied after asking the store.
@@ -201,18 +206,12 @@ impl Bucket {
         self.denied_decisions.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// `None` if the tokens are not there, it is not sure that nobody else has them, and the
-    /// bucket may not be `unsure`.
+    /// `None` if the tokens are not there, it is not sure that nobody else has them, the answer may
+    /// not be `unsure`, and no outage policy is in force.
     #[inline]
-    fn decide(
-        &self,
-        cost: u32,
-        time: impl Now,
-        unit: i64,
-        unsure: impl Fn(Word) -> bool,
-    ) -> Option<Taken> {
+    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Option<Taken> {
         let mut now = time.cached();
-        let mut settled = false;
+        let (mut settled, mut ahead) = (false, false);
         let mut word = Word(self.word.load(Ordering::Acquire));
         loop {
             let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
@@ -222,15 +221,20 @@ impl Bucket {
             if live && !settled && self.may_overflow(word, now, unit) {
                 now = time.precise();
                 settled = true;
-                self.mint(word, now, unit);
+                self.mint(word, now, 0, unit);
                 word = Word(self.word.load(Ordering::Acquire));
                 continue;
             }
-            if live && from_credit > 0 && self.mint(word, now, unit) {
-                word = Word(self.word.load(Ordering::Acquire));
-                continue;
+            if live && from_credit > 0 {
+                let minted = self.mint(word, now, 0, unit);
+                let ahead_us = if unsure { self.ahead_us.load(Ordering::Relaxed) } else { 0 };
+                if minted || ahead_us > 0 && self.mint(word, now, ahead_us, unit) {
+                    ahead |= !minted;
+                    word = Word(self.word.load(Ordering::Acquire));
+                    continue;
+                }
             }
-            if from_credit > 0 && !unsure(word) {
+            if from_credit > 0 && !unsure && !word.policy() {
                 return self.is_leased(live).then(|| self.deny(cost, word, tokens, live));
             }
             if from_credit > word.credit() {
@@ -247,7 +251,9 @@ impl Bucket {
                 Ordering::Acquire,
             ) {
                 Ok(_) => {
-                    return Some(self.admitted(cost, word, tokens - from_tokens, from_credit));
+                    let sure = from_credit == 0 && !ahead && !word.policy();
+                    let urgent = from_credit > 0;
+                    return Some(self.admitted(cost, word, tokens - from_tokens, sure, urgent));
                 }
                 Err(seen) => word = Word(seen),
             }
@@ -255,15 +261,14 @@ impl Bucket {
     }
 
     #[inline]
-    fn admitted(&self, cost: u32, before: Word, left: u32, from_credit: u32) -> Taken {
-        let sure = from_credit == 0 && !before.policy();
+    fn admitted(&self, cost: u32, before: Word, left: u32, sure: bool, urgent: bool) -> Taken {
         if cost > 1 {
             self.surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
         }
         if !sure {
             self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
         }
-        let touch = if from_credit > 0 || left < self.low.load(Ordering::Relaxed) {
+        let touch = if urgent || left < self.low.load(Ordering::Relaxed) {
             self.raise(QUEUED | URGENT)
         } else if before.pending() == 0 {
             self.raise(QUEUED)
@@ -324,11 +329,12 @@ impl Bucket {
         elapsed_us > 0 && rate.saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
     }
 
-    /// Turns earned time into tokens. Returns whether the word is worth another look.
-    fn mint(&self, seen: Word, now: Timestamp, unit: i64) -> bool {
+    /// Turns earned time into tokens, and time up to `ahead_us` from now that is still to be earned.
+    /// Returns whether the word is worth another look.
+    fn mint(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> bool {
         let minted = self.minted_us.load(Ordering::Acquire);
         let rate = self.rate.load(Ordering::Acquire);
-        let now_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
+        let now_us = (now.as_micros() + ahead_us).min(self.ends_us.load(Ordering::Relaxed));
         if minted >= now_us || rate == 0 {
             return false;
         }
@@ -385,7 +391,7 @@ impl Bucket {
     pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
         let mut word = Word(self.word.load(Ordering::Acquire));
         let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
-        if live && self.mint(word, now, unit) {
+        if live && self.mint(word, now, 0, unit) {
             word = Word(self.word.load(Ordering::Acquire));
         }
         (if live { word.tokens() } else { 0 }, word.credit(), !word.policy())
@@ -401,7 +407,8 @@ impl Bucket {
     /// Units that have flowed in by `now` and are not tokens in the word yet: a hint, for reports.
     #[inline]
     pub(crate) fn earned(&self, now: Timestamp) -> u64 {
-        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Relaxed));
+        let until_us = now.as_micros() + self.ahead_us.load(Ordering::Relaxed);
+        let elapsed_us = until_us.saturating_sub(self.minted_us.load(Ordering::Relaxed));
         let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
         if live { self.rate.load(Ordering::Relaxed).saturating_mul(elapsed_us) } else { 0 }
     }
@@ -484,10 +491,11 @@ impl Bucket {
         fraction: i64,
         unit: i64,
     ) -> Amended {
-        let (earned, settled_us) = self.settle(now);
+        let earned = self.settle(now);
         self.rate.store(terms.rate as u64, Ordering::Release);
         let old_depth = self.depth.swap(terms.depth, Ordering::AcqRel);
         self.low.store(terms.low, Ordering::Relaxed);
+        self.ahead_us.store(terms.ahead_us, Ordering::Relaxed);
         let old_ends = self.ends_us.swap(terms.ends.as_micros(), Ordering::AcqRel);
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
         let mut amended = Amended::default();
@@ -499,31 +507,34 @@ impl Bucket {
             let whole = (units / i128::from(unit)).clamp(0, i128::from(FIELD_MAX));
             let level = (u64::from(held) + whole as u64).min(u64::from(FIELD_MAX)) as u32;
             let full = level >= terms.depth;
-            let rest = if full { 0 } else { (units - whole * i128::from(unit)) as i64 };
+            let rest = (units - whole * i128::from(unit)) as i64;
+            let rest = if full { rest.min(0) } else { rest };
             let level = level.min(terms.depth);
             let units = i64::from(level).saturating_mul(unit).saturating_add(rest);
             amended = Amended { rest, units, pending: u64::from(word.pending()) };
             Some(word.next_epoch().with_tokens(level).with_policy(terms.policy))
         });
-        let mut minted_us = settled_us;
+        let mut minted_us = now.as_micros();
         if terms.rate > 0 {
-            minted_us = minted_us.saturating_sub((amended.rest / terms.rate) as u64);
-            amended.rest %= terms.rate;
+            let micros = amended.rest.div_euclid(terms.rate);
+            minted_us = minted_us.saturating_add_signed(-micros);
+            amended.rest = amended.rest.rem_euclid(terms.rate);
         }
         self.minted_us.store(minted_us, Ordering::Release);
         amended.pending += self.spilled.load(Ordering::Acquire);
         amended
     }
 
-    /// Closes the refill. Returns the units it has earned and not yet turned into tokens, and up to
-    /// when it has been settled: a decision's clock may have been ahead of `now`.
-    fn settle(&self, now: Timestamp) -> (i128, u64) {
+    /// Closes the refill. Returns the units it has earned and not yet turned into tokens: less than
+    /// none if tokens were minted ahead, or by a decision whose clock was ahead of `now`.
+    fn settle(&self, now: Timestamp) -> i128 {
         let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
-        let until_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
+        let ended = now.as_micros() >= self.ends_us.load(Ordering::Relaxed);
+        if minted_us == u64::MAX || ended {
+            return 0;
+        }
         let rate = self.rate.load(Ordering::Relaxed);
-        let earned = i128::from(rate) * i128::from(until_us.saturating_sub(minted_us));
-        let ahead_us = if minted_us == u64::MAX { 0 } else { minted_us };
-        (earned, now.as_micros().max(ahead_us))
+        i128::from(rate) * (i128::from(now.as_micros()) - i128::from(minted_us))
     }
 
     /// Notes what the store said last.

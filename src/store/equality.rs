@@ -297,7 +297,7 @@ impl World {
             held: Held {
                 rate: held_rate,
                 depth: random.amount(tokens / 4),
-                lent: random.amount(scale.burst / 4),
+                lent: random.amount(scale.burst / 4) - random.amount(3 * scale.token),
                 stamp_us: self.time_us - random.among(&[0, 10, 1000, 20_000, -5]),
                 demand: random.amount(scale.rate),
                 tag: (self.time_us / epoch_us - random.among(&[-1, 0, 0, 0, 1, 1, 2, 3])).max(0),

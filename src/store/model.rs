@@ -93,7 +93,8 @@ pub(crate) struct Key {
     pub(crate) leased: [i64; 2],
     /// Leased depth, in tokens.
     pub(crate) depth: [i64; 2],
-    /// Lent to nodes, in units: the most that they hold, or have spent and not reported.
+    /// Lent to nodes, in units: the most that they hold, or have spent and not reported, less what
+    /// they have spent ahead.
     pub(crate) lent: [i64; 2],
     /// Registered demand, in units per microsecond.
     pub(crate) demand: [i64; 2],
@@ -176,7 +177,9 @@ impl Key {
     /// Ends all leases but those of the last `alive` epochs: what was lent counts as spent.
     fn end(&mut self, alive: usize) {
         for lent in &mut self.lent[alive..] {
-            self.central = (self.central - std::mem::take(lent)).max(-NUMBER_MAX);
+            let left = std::mem::take(lent);
+            self.central = (self.central - left.max(0)).max(-NUMBER_MAX);
+            self.level = (self.level + left.min(0)).max(-NUMBER_MAX);
         }
     }
 
@@ -209,7 +212,7 @@ impl Key {
         let level = |level: i64| scaled(level).min(entry.scale.burst).max(-NUMBER_MAX);
         (self.level, self.central) = (level(self.level), level(self.central));
         self.leased = self.leased.map(leased);
-        self.lent = self.lent.map(leased);
+        self.lent = self.lent.map(|units| leased(units).max(-NUMBER_MAX));
         self.demand = self.demand.map(leased);
         self.scale = entry.scale;
         self.version = entry.version;
@@ -226,6 +229,7 @@ impl Key {
         let restore = fresh || entry.restore;
         if let (true, Some(claim)) = (restore, entry.claim) {
             self.level = self.level.min(claim);
+            self.central = self.central.min(self.level + self.lent[0] + self.lent[1]);
         }
         let void = self.renew(entry, restore);
         self.charge(entry, nodes);
@@ -246,15 +250,17 @@ impl Key {
                 let index = age as usize;
                 lower(&mut self.leased[index], rate);
                 lower(&mut self.depth[index], held.depth + entry.back_depth);
-                lower(&mut self.lent[index], lent);
+                shift(&mut self.lent[index], -lent);
                 lower(&mut self.demand[index], held.demand);
             }
             let spent = entry.spent.saturating_mul(self.scale.token).min(NUMBER_MAX);
             raise(&mut self.leased[0], held.rate);
             raise(&mut self.depth[0], held.depth);
-            raise(&mut self.lent[0], (lent - spent - entry.back_units - entry.lost).max(0));
+            let left = (lent - spent - entry.back_units - entry.lost).max(-NUMBER_MAX);
+            let kept = left.max(lent_least(held.rate, self.scale.token));
+            shift(&mut self.lent[0], kept);
             self.central = (self.central - spent).max(-NUMBER_MAX);
-            self.level = (self.level + entry.back_units).min(NUMBER_MAX);
+            self.level = (self.level + entry.back_units).min(NUMBER_MAX) + (left - kept);
         }
         raise(&mut self.demand[0], entry.demand);
         !current && (held.rate > 0 || held.depth > 0)
@@ -314,7 +320,7 @@ impl Key {
         };
         self.leased[0] += added;
         raise(&mut self.depth[0], depth);
-        raise(&mut self.lent[0], tokens * self.scale.token);
+        shift(&mut self.lent[0], tokens * self.scale.token);
         Given {
             tokens,
             rate: added,
@@ -391,6 +397,17 @@ fn lower(sum: &mut i64, by: i64) {
     *sum = (*sum - by).max(0);
 }
 
+/// Adds to a sum of what is lent.
+fn shift(sum: &mut i64, by: i64) {
+    *sum = (*sum + by).clamp(-NUMBER_MAX, NUMBER_MAX);
+}
+
+/// The least that may be lent to a node with a lease of `rate`, in units: what it has spent ahead is
+/// less than nothing, until the lease ends.
+pub(crate) fn lent_least(rate: i64, token: i64) -> i64 {
+    if rate > 0 { -token.saturating_mul(CREDIT_TOKENS).min(NUMBER_MAX) } else { 0 }
+}
+
 /// A number of a request, within its range.
 fn natural(number: i64) -> i64 {
     number.clamp(0, NUMBER_MAX)
@@ -420,7 +437,7 @@ fn bounded(entry: &Entry) -> Entry {
         held: Held {
             rate: natural(entry.held.rate),
             depth: natural(entry.held.depth),
-            lent: natural(entry.held.lent),
+            lent: entry.held.lent.clamp(-NUMBER_MAX, NUMBER_MAX),
             stamp_us: natural(entry.held.stamp_us),
             demand: natural(entry.held.demand),
             tag: natural(entry.held.tag),

@@ -405,7 +405,7 @@ impl Account {
         self.recall = 0;
         self.held.rate -= rate;
         if rate > 0 && !ended {
-            self.amend(now, self.lease_terms(0), 0);
+            self.amend(now, self.lease_terms(0, self.ahead_us(terms)), 0);
         }
         let tokens = i64::from(self.bucket.peek(now, unit).0);
         let keep = match ended {
@@ -470,7 +470,12 @@ impl Account {
         terms: &Terms,
     ) -> Installed {
         let unit = terms.scale.token;
-        self.collect(now, true);
+        if given.rate > 0 {
+            // A node spends on credit or ahead of its refill, never both.
+            self.absorb(now, true, |_| 0);
+        } else {
+            self.collect(now, true);
+        }
         if self.policy.is_some() {
             self.leave_policy(now, terms);
         }
@@ -501,7 +506,7 @@ impl Account {
         self.bucket.set_view(terms.scale.tokens(given.level), now);
         if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
-            let lease = self.lease_terms(self.low(now, terms));
+            let lease = self.lease_terms(self.low(now, terms), self.ahead_us(terms));
             let there = self.amend(now, lease, given.tokens + under_way);
             self.lost = (self.held.lent - there).max(0);
         } else {
@@ -531,7 +536,10 @@ impl Account {
         let spent = i128::from(entry.spent) * i128::from(self.unit);
         let gone = spent + i128::from(entry.back_units) + i128::from(entry.lost);
         let lent = i128::from(held.lent) + flowed - gone;
-        lent.clamp(0, i128::from(LENT_MAX)) as i64
+        // What was spent ahead is owed as long as refill is leased; then the store takes it off
+        // the level.
+        let least = if held.rate > 0 { -i128::from(LENT_MAX) } else { 0 };
+        lent.clamp(least, i128::from(LENT_MAX)) as i64
     }
 
     /// Applies a lease to the bucket, with `tokens` and what is stashed. Returns the units that the
@@ -547,17 +555,26 @@ impl Account {
         if level >= 0 && self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
     }
 
+    /// How long before it is whole a token may be spent: half of it is credit, so that the
+    /// fractions that all nodes hold are none on average.
+    fn ahead_us(&self, terms: &Terms) -> u64 {
+        let paid = self.unsent.debt == 0 && self.view.is_some_and(|view| view.level >= 0);
+        let may = terms.credit > 0 && self.held.rate > 0 && paid;
+        if may { (self.unit / 2 / self.held.rate) as u64 } else { 0 }
+    }
+
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
         if self.is_scarce(terms) { 0 } else { (self.need(now, terms) / 2) as u32 }
     }
 
-    fn lease_terms(&self, low: u32) -> LeaseTerms {
+    fn lease_terms(&self, low: u32, ahead_us: u64) -> LeaseTerms {
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         LeaseTerms {
             rate: self.held.rate - error,
             depth: self.held.depth.clamp(0, i64::from(FIELD_MAX)) as u32,
             ends: self.ends,
             low,
+            ahead_us,
             policy: false,
         }
     }

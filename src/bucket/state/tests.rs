@@ -9,7 +9,7 @@ fn at(us: u64) -> Timestamp {
 }
 
 fn lease(rate: i64, depth: u32, ends_us: u64) -> Terms {
-    Terms { rate, depth, ends: at(ends_us), low: 0, policy: false }
+    Terms { rate, depth, ends: at(ends_us), low: 0, ahead_us: 0, policy: false }
 }
 
 #[test]

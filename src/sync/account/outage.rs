@@ -53,6 +53,7 @@ impl Account {
             depth: depth.min(i64::from(FIELD_MAX)) as u32,
             ends: Timestamp::NEVER,
             low: 0,
+            ahead_us: 0,
             policy: true,
         };
         self.stash = self.bucket.amend(now, lease, own + loan, 0, unit).rest;
