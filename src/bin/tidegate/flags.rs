@@ -30,7 +30,7 @@ pub(crate) enum InputError {
     #[error("{flag}: {value}: {reason}")]
     Flag { flag: &'static str, value: String, reason: &'static str },
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(ConfigError),
     #[error(transparent)]
     Trace(#[from] TraceError),
 }
@@ -39,6 +39,24 @@ impl InputError {
     /// A flag whose value is at fault, and what would be right.
     pub(crate) fn flag(flag: &'static str, value: &dyn ToString, reason: &'static str) -> Self {
         Self::Flag { flag, value: value.to_string(), reason }
+    }
+
+    /// What cannot be kept or played, by the flag that asked for it.
+    pub(crate) fn of_config(error: ConfigError) -> Self {
+        let (ConfigError::Limit { field, value, reason, .. }
+        | ConfigError::Limiter { field, value, reason }) = error
+        else {
+            return Self::Config(error);
+        };
+        let flag = match field {
+            "quota.tokens" => "--rate",
+            "quota.burst" => "--burst",
+            "sync.interval" => "--interval",
+            "credit" => "--credit",
+            "faults" => "--faults",
+            other => other,
+        };
+        Self::Flag { flag, value, reason }
     }
 }
 
@@ -202,18 +220,8 @@ impl LimitSpec {
 
     /// Refuses a limit that cannot be kept, by flag and value.
     pub(crate) fn validate(&self) -> Result<(), InputError> {
-        let Err(error) = Setup::new(self.limit(), 1, 0).tick_s() else { return Ok(()) };
-        let ConfigError::Limit { field, value, reason, .. } = error else {
-            return Err(error.into());
-        };
-        let flag = match field {
-            "quota.tokens" => "--rate",
-            "quota.burst" => "--burst",
-            "sync.interval" => "--interval",
-            "credit" => "--credit",
-            other => other,
-        };
-        Err(InputError::Flag { flag, value, reason })
+        Setup::new(self.limit(), 1, 0).tick_s().map_err(InputError::of_config)?;
+        Ok(())
     }
 }
 

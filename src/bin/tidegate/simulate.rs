@@ -167,7 +167,8 @@ fn simulate(options: &Options, trace: Option<&Trace>, seed: u64) -> Result<Repor
     planned.extend(&options.faults);
     let setup = options.cluster().setup(seed);
     let tick_s = setup.tick_s()?;
-    let outcome = options.policy.run(&setup, &arrivals, &planned, seconds)?;
+    let outcome = options.policy.run(&setup, &arrivals, &planned, seconds);
+    let outcome = outcome.map_err(InputError::of_config)?;
     let sim::Outcome { figures, traffic } = outcome;
     let summary = Summary::new(&options.load, "simulated", seconds, &traffic, figures, trace);
     Ok(Report::new(options, seed, summary, &traffic, tick_s))
@@ -289,7 +290,8 @@ mod tests {
         }
         assert!(options("--policy strict --credit 0").validate().is_ok());
         let refused = simulate(&options("--policy write-behind --faults forget@1s"), None, 1);
-        assert!(matches!(refused, Err(SimulateError::Config(_))), "{refused:?}");
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.starts_with("--faults: StoreForgets: "), "{refused}");
     }
 
     #[test]

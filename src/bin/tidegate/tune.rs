@@ -47,10 +47,10 @@ pub(crate) struct Options {
     #[arg(long, default_value = "1ms", value_parser = duration, allow_hyphen_values = true)]
     rtt: Duration,
     /// The most to admit above what there is: a part of the burst such as 1%, or tokens such as 5
-    #[arg(long, default_value = "1%")]
+    #[arg(long, default_value = "1%", allow_hyphen_values = true)]
     max_excess: MaxExcess,
     /// The least to admit, in % of an ideal bucket, such as 97%
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     min_ideal: Option<Percent>,
     #[command(flatten)]
     replay: TraceFlags,
@@ -106,6 +106,12 @@ impl Options {
             policy: way.policy,
             form: way.form,
         }
+    }
+
+    /// How often a busy key is synced, in seconds, however long the interval.
+    fn longest_tick_s(&self) -> Result<f64, ConfigError> {
+        let longest_ms = INTERVALS_MS[INTERVALS_MS.len() - 1];
+        self.cluster(Way::DEFAULT, longest_ms).setup(self.seed).tick_s()
     }
 
     fn bounds(&self) -> Bounds {
@@ -203,7 +209,7 @@ pub(crate) fn run(options: &Options) -> Result<(), TuneError> {
     let points = points?;
     let recommended = choice::recommended(&points, &options.bounds());
     draw(options, &points, recommended)?;
-    let report = report(options, &points, recommended);
+    let report = report(options, &points, recommended)?;
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
@@ -219,10 +225,15 @@ pub(crate) fn run(options: &Options) -> Result<(), TuneError> {
     Ok(())
 }
 
-fn report<'a>(options: &'a Options, points: &[Point], recommended: Option<usize>) -> Report<'a> {
+fn report<'a>(
+    options: &'a Options,
+    points: &[Point],
+    recommended: Option<usize>,
+) -> Result<Report<'a>, ConfigError> {
     let bounds = options.bounds();
     let rows: Vec<Row> = points.iter().zip(choice::frontier(points)).map(Row::new).collect();
-    Report {
+    let reason = choice::reason(points, &bounds, options.longest_tick_s()?);
+    Ok(Report {
         nodes: options.cluster.nodes,
         rate: options.cluster.rate,
         burst: options.cluster.burst,
@@ -233,9 +244,9 @@ fn report<'a>(options: &'a Options, points: &[Point], recommended: Option<usize>
         seeds: options.seeds,
         recommended: recommended.map(|index| rows[index]),
         points: rows,
-        reason: choice::reason(points, &bounds),
+        reason,
         svg: &options.svg,
-    }
+    })
 }
 
 fn draw(options: &Options, points: &[Point], recommended: Option<usize>) -> Result<(), TuneError> {
@@ -287,6 +298,7 @@ mod tests {
             ("--max-excess", "much"),
             ("--max-excess", "200%"),
             ("--min-ideal", "0.97"),
+            ("--min-ideal", "-1%"),
             ("--rtt", "-1"),
             ("--nodes", "0"),
             ("--seeds", "0"),

@@ -73,12 +73,12 @@ pub(crate) fn svg(
         draw_legend(&legend, marked.is_some())?;
         let axes = [
             Axis {
-                title: "excess, % of burst",
+                title: "excess, % of burst (log)",
                 of: |point| point.worst.excess_pct_of_burst,
                 allowed: Some(allowed.excess_pct_of_burst),
             },
             Axis {
-                title: "shortfall, % of ideal",
+                title: "shortfall, % of ideal (log)",
                 of: |point| point.worst.shortfall_pct(),
                 allowed: allowed.shortfall_pct,
             },

@@ -83,7 +83,8 @@ fn keep_near_least(indices: &mut Vec<usize>, of: impl Fn(usize) -> f64, near: im
 }
 
 /// The recommendation and its reason, in a paragraph.
-pub(crate) fn reason(points: &[Point], bounds: &Bounds) -> String {
+/// A busy key is synced each `longest_tick_s`, however long the interval.
+pub(crate) fn reason(points: &[Point], bounds: &Bounds, longest_tick_s: f64) -> String {
     let Some(index) = recommended(points, bounds) else { return no_reason(points, bounds) };
     let Point { way, interval_ms, worst } = &points[index];
     let waiting = if way.waits() {
@@ -92,12 +93,21 @@ pub(crate) fn reason(points: &[Point], bounds: &Bounds) -> String {
     } else {
         "no request waits for the store".to_owned()
     };
+    let longest_ms = longest_tick_s * 1e3;
+    let longer = if *interval_ms as f64 >= longest_ms {
+        format!(
+            " A longer interval changes little: a busy key of this limit is synced each \
+             {longest_ms:.0} ms, a quarter of the time that its burst takes to fill."
+        )
+    } else {
+        String::new()
+    };
     format!(
         "policy {} at {interval_ms} ms: at worst {:.2} tokens more than the limit allows ({} \
          tolerated) and {:.2}% less than an ideal limiter admits, for {:.1} store calls a second; \
          {waiting}. Why: of the choices that keep to what is tolerated, those within {SLACK_PCT} \
          point of the best were taken; of these, those with the fewest store calls; and of these, \
-         the shortest interval, because its nodes learn soonest what the others spend.",
+         the shortest interval, because its nodes learn soonest what the others spend.{longer}",
         way.name,
         worst.excess_tokens,
         bounds.excess_tokens_max,
@@ -172,9 +182,12 @@ mod tests {
         ];
         // The last falls short by more than a point above the best that keeps the excess.
         assert_eq!(recommended(&points, &BOUNDS), Some(2));
-        let reason = reason(&points, &BOUNDS);
+        let reason = reason(&points, &BOUNDS, 1.0);
         assert!(reason.starts_with("policy default at 50 ms: "), "{reason}");
         assert!(reason.contains("no request waits for the store"), "{reason}");
+        assert!(!reason.contains("longer interval"), "{reason}");
+        let reason = super::reason(&points, &BOUNDS, 0.05);
+        assert!(reason.contains(" is synced each 50 ms, "), "{reason}");
     }
 
     #[test]
@@ -195,7 +208,7 @@ mod tests {
         ];
         assert_eq!(recommended(&points, &BOUNDS), Some(1));
         assert_eq!(frontier(&points), [true, false]);
-        let none = reason(&points[..1], &BOUNDS);
+        let none = reason(&points[..1], &BOUNDS, 1.0);
         assert!(none.starts_with("none: "), "{none}");
     }
 
@@ -223,7 +236,7 @@ mod tests {
             [point(Way::DEFAULT, 3.0, 1.0, 1.0, 0.0), point(Way::STRICT, 0.0, 8.0, 1.0, 0.0)];
         let bounds = Bounds { shortfall_pct_max: Some(3.0), ..BOUNDS };
         assert_eq!(recommended(&points, &bounds), None);
-        let reason = reason(&points, &bounds);
+        let reason = reason(&points, &bounds, 1.0);
         assert!(reason.contains("The least excess of any is 0.00 tokens"), "{reason}");
         assert!(reason.contains("the least shortfall 1.00%"), "{reason}");
         assert_eq!(recommended(&points, &BOUNDS), Some(1));
