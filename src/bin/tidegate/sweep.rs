@@ -79,8 +79,8 @@ and 1000/50 an hour. But:
   long_run            over_uniform for 600 s: the limits from 1000/1000 to 1/10, 20 nodes, 50 ms
   outage              the limits whose burst is the rate of a second or less
 slow_store and slow_herd are over_uniform and herd over a store that is far away; their excess is
-compared with that of the same run over a store that is near. All of it takes a quarter of an hour
-on two cores, most of it for the scenarios on many keys.
+compared with that of the same run over a store that is near. All of it takes about half an hour on
+two cores and 2 GB, most of it for the scenarios on many keys.
 
 The worst of all seeds counts, and the exit status is 0 whatever was missed.";
 
