@@ -4,6 +4,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod demo;
 mod flags;
+mod output;
 mod progress;
 mod simulate;
 mod summary;

@@ -13,8 +13,8 @@ use self::table::Table;
 use crate::flags::{
     InputError, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX, duration, policy_help, validate_form,
 };
-use crate::progress;
 use crate::threads::on_threads;
+use crate::{output, progress};
 
 mod filter;
 mod table;
@@ -30,6 +30,8 @@ pub(crate) enum SweepError {
     Config(#[from] ConfigError),
     #[error("the report cannot be written: {0}")]
     Report(#[from] serde_json::Error),
+    #[error("the report cannot be written: {0}")]
+    Output(#[from] std::io::Error),
 }
 
 /// Simulates every cell of the sweep and names those that miss a target.
@@ -159,21 +161,23 @@ impl std::fmt::Display for Report {
 
 pub(crate) fn run(options: &Options) -> Result<(), SweepError> {
     let reports = reports(options)?;
-    if options.json {
-        for report in &reports {
-            println!("{}", serde_json::to_string(report)?);
-        }
-        return Ok(());
-    }
-    print!("{}", Table::of(&reports));
-    println!();
-    for report in reports.iter().filter(|report| !report.misses.is_empty()) {
-        println!("missed: {report}");
-    }
-    for &policy in &options.policy {
-        println!("{}", count(&reports, policy));
-    }
-    Ok(())
+    let text = if options.json { json(&reports)? } else { told(options, &reports) };
+    Ok(output::write(&text)?)
+}
+
+/// A line of JSON for each cell.
+fn json(reports: &[Report]) -> Result<String, serde_json::Error> {
+    let lines = reports.iter().map(|report| Ok(serde_json::to_string(report)? + "\n"));
+    lines.collect()
+}
+
+/// The table, what was missed, and how many cells that were.
+fn told(options: &Options, reports: &[Report]) -> String {
+    let missed = reports.iter().filter(|report| !report.misses.is_empty());
+    let missed = missed.map(|report| format!("missed: {report}\n"));
+    let counts = options.policy.iter().map(|&policy| count(reports, policy) + "\n");
+    let rest: String = missed.chain(counts).collect();
+    format!("{}\n{rest}", Table::of(reports))
 }
 
 /// How many cells of a policy there are, and what they come to all together.

@@ -16,7 +16,7 @@ use crate::flags::{
     ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX,
     TraceFlags, duration, seed_range,
 };
-use crate::progress;
+use crate::{output, progress};
 
 mod bounds;
 mod chart;
@@ -36,6 +36,8 @@ pub(crate) enum TuneError {
     Write { path: PathBuf, source: std::io::Error },
     #[error("the report cannot be written: {0}")]
     Report(#[from] serde_json::Error),
+    #[error("the report cannot be written: {0}")]
+    Output(#[from] std::io::Error),
 }
 
 /// Simulates intervals and policies, and recommends one of them.
@@ -210,19 +212,22 @@ pub(crate) fn run(options: &Options) -> Result<(), TuneError> {
     let recommended = choice::recommended(&points, &options.bounds());
     draw(options, &points, recommended)?;
     let report = report(options, &points, recommended)?;
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-        return Ok(());
-    }
-    println!("{}", options.title());
-    println!("{HEADER}");
-    for row in &report.points {
-        println!("{row}");
-    }
-    println!("* no other point has less excess, shortfall and store calls");
-    println!("recommended: {}", report.reason);
-    println!("chart: {}", report.svg.display());
-    Ok(())
+    let text =
+        if options.json { serde_json::to_string(&report)? + "\n" } else { told(options, &report) };
+    Ok(output::write(&text)?)
+}
+
+/// All points in a table, and which of them to take.
+fn told(options: &Options, report: &Report<'_>) -> String {
+    let rows: Vec<String> = report.points.iter().map(ToString::to_string).collect();
+    format!(
+        "{}\n{HEADER}\n{}\n* no other point has less excess, shortfall and store calls\n\
+         recommended: {}\nchart: {}\n",
+        options.title(),
+        rows.join("\n"),
+        report.reason,
+        report.svg.display()
+    )
 }
 
 fn report<'a>(
