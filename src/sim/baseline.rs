@@ -11,11 +11,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use super::faults;
+use super::faults::{Fault, Planned};
 use super::figures::{Decided, Judge};
 use super::run::Outcome;
-use super::setup::{LATE_MAX_US, Network, Setup, Traffic};
-use super::workload::{Arrival, Workload};
+use super::setup::{Form, LATE_MAX_US, Network, Setup, Traffic, asked_seconds};
+use super::workload::Arrival;
 use crate::error::ConfigError;
 use crate::limit::SyncPolicy;
 
@@ -29,12 +29,10 @@ struct Level {
 /// A key on a node.
 #[derive(Clone, Copy, Debug)]
 struct View {
-    /// The last total heard of.
+    /// The last total heard of, less what was spent since in so far as that does not include it.
     believed: Level,
     /// Spent, and not sent yet.
     delta: u64,
-    /// Spent since the last answer, in so far as that does not include it.
-    unseen: u64,
 }
 
 /// Keys with what goes along with each, in the order of keys: a seed gives one run only.
@@ -42,9 +40,24 @@ type Batch<T> = Vec<(u32, T)>;
 
 #[derive(Debug)]
 enum Happening {
-    Tick { node: usize },
-    Request { node: usize, deltas: Batch<u64> },
-    Answer { node: usize, levels: Batch<f64> },
+    Tick {
+        node: usize,
+    },
+    Request {
+        node: usize,
+        deltas: Batch<u64>,
+    },
+    Answer {
+        node: usize,
+        levels: Batch<f64>,
+    },
+    /// The node dies with what it has not sent, and one takes its place that knows nothing.
+    Replacement {
+        node: usize,
+    },
+    Hang {
+        until_us: u64,
+    },
 }
 
 /// The nodes, the store, and what is under way between them.
@@ -62,42 +75,56 @@ struct Baseline {
     /// As many keys a node as the workload has: nothing is forgotten within a run.
     nodes: Vec<BTreeMap<u32, View>>,
     store: HashMap<u32, Level>,
+    hung_until_us: u64,
     judge: Judge,
     traffic: Traffic,
 }
 
-/// Plays a workload the usual way, with the network that belongs to its scenario. Of `setup` it
-/// takes the limit's quota and interval, the nodes, the seed and the network, where it knows of
-/// losses and late messages but neither of duplicates nor of timeouts: nothing is sent again, so
-/// that a lost request is never charged.
+/// Plays `arrivals`, ordered by time, the usual way. Of `setup` it takes the limit's quota and
+/// interval, the nodes, the seed and the network, where it knows of losses and late messages but
+/// neither of duplicates nor of timeouts: nothing is sent again, so that a lost request is never
+/// charged. A store that hangs charges what was sent meanwhile when it goes on.
 ///
 /// # Errors
 ///
-/// [`ConfigError`] if the limit cannot be kept, or the scenario has faults of nodes or store, which
-/// are not played here: ask for another one.
-pub fn play(setup: &Setup, workload: &Workload) -> Result<Outcome, ConfigError> {
+/// [`ConfigError`] if the limit cannot be kept, if a fault is neither a node that is replaced nor a
+/// store that hangs, or if callers should wait: ask for another one.
+pub fn run(
+    setup: &Setup,
+    arrivals: &[Arrival],
+    faults: &[Planned],
+    seconds: f64,
+) -> Result<Outcome, ConfigError> {
     setup.limit.validate()?;
-    if !faults::of_scenario(workload).is_empty() {
-        return Err(ConfigError::Limiter {
-            field: "scenario",
-            value: workload.scenario.name().to_owned(),
-            reason: "has faults that the usual way is not played with: choose one without",
-        });
+    let refuse = |field, value: String, reason| Err(ConfigError::Limiter { field, value, reason });
+    if setup.form == Form::Async {
+        return refuse("form", "async".to_owned(), "write-behind never waits: choose check");
     }
-    let network = Network::of_scenario(workload.scenario).unwrap_or(setup.network);
-    let mut baseline = Baseline::new(setup, network, workload.nodes.max(setup.nodes));
-    for arrival in &workload.arrivals() {
+    let mut baseline = Baseline::new(setup);
+    for &Planned { at_us, fault } in faults {
+        let happening = match fault {
+            Fault::NodeReplaced { place } => Happening::Replacement { node: usize::from(place) },
+            Fault::StoreHangs { for_us } => Happening::Hang { until_us: at_us + for_us },
+            other => {
+                let reason = "write-behind is played with nodes replaced and stores that hang only";
+                return refuse("faults", format!("{other:?}"), reason);
+            }
+        };
+        baseline.plan(at_us, happening);
+    }
+    for arrival in arrivals {
         baseline.run_until(arrival.at_us);
         baseline.decide(arrival);
     }
-    baseline.run_until((workload.seconds * 1e6) as u64);
-    baseline.traffic.node_seconds = baseline.nodes.len() as f64 * workload.seconds;
-    let figures = baseline.judge.figures(workload.seconds);
+    baseline.run_until((seconds * 1e6) as u64);
+    baseline.traffic.node_seconds = baseline.nodes.len() as f64 * seconds;
+    baseline.traffic.asked_seconds = asked_seconds(arrivals);
+    let figures = baseline.judge.figures(seconds);
     Ok(Outcome { figures, traffic: baseline.traffic })
 }
 
 impl Baseline {
-    fn new(setup: &Setup, network: Network, nodes: u16) -> Self {
+    fn new(setup: &Setup) -> Self {
         let quota = setup.limit.quota();
         let (rate_per_second, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
         let SyncPolicy::Interval(interval) = setup.limit.sync;
@@ -105,13 +132,14 @@ impl Baseline {
             rate_per_second,
             burst,
             interval_us: micros(interval).max(1),
-            network,
+            network: setup.network,
             random: fastrand::Rng::with_seed(setup.seed ^ 0x0075_7375_616c),
             now_us: 0,
             queue: BTreeMap::new(),
             planned: 0,
-            nodes: vec![BTreeMap::new(); usize::from(nodes)],
+            nodes: vec![BTreeMap::new(); usize::from(setup.nodes)],
             store: HashMap::new(),
+            hung_until_us: 0,
             judge: Judge::new(rate_per_second, burst),
             traffic: Traffic::default(),
         };
@@ -135,12 +163,13 @@ impl Baseline {
     fn decide(&mut self, arrival: &Arrival) {
         let Arrival { at_us, node, key, cost } = *arrival;
         self.now_us = at_us;
-        let new = View { believed: self.full(), delta: 0, unseen: 0 };
-        let view = *self.nodes[usize::from(node)].entry(key).or_insert(new);
-        let allowed = self.refilled(view.believed) - view.unseen as f64 >= f64::from(cost);
+        let new = View { believed: self.full(), delta: 0 };
+        let View { believed, delta } = *self.nodes[usize::from(node)].entry(key).or_insert(new);
+        let tokens = self.refilled(believed);
+        let allowed = tokens >= f64::from(cost);
         if allowed {
-            let spent = u64::from(cost);
-            let view = View { delta: view.delta + spent, unseen: view.unseen + spent, ..view };
+            let believed = Level { tokens: tokens - f64::from(cost), at_us };
+            let view = View { believed, delta: delta + u64::from(cost) };
             self.nodes[usize::from(node)].insert(key, view);
         }
         // Never sure: what a node believes is set aside for nobody.
@@ -158,8 +187,14 @@ impl Baseline {
             self.now_us = at_us;
             match happening {
                 Happening::Tick { node } => self.tick(node),
+                Happening::Request { node, deltas } if self.now_us < self.hung_until_us => {
+                    self.plan(self.hung_until_us, Happening::Request { node, deltas });
+                }
                 Happening::Request { node, deltas } => self.charge(node, &deltas),
                 Happening::Answer { node, levels } => self.believe(node, &levels),
+                // An answer to the dead may still come: the total in it is true for the new one too.
+                Happening::Replacement { node } => self.nodes[node].clear(),
+                Happening::Hang { until_us } => self.hung_until_us = until_us,
             }
         }
     }
@@ -190,14 +225,12 @@ impl Baseline {
 
     fn believe(&mut self, node: usize, levels: &[(u32, f64)]) {
         for &(key, tokens) in levels {
-            let Some(&View { believed, delta, unseen }) = self.nodes[node].get(&key) else {
-                continue;
-            };
-            let before = self.refilled(believed) - unseen as f64;
-            let drift = (before - (tokens - delta as f64)).abs();
+            let Some(&View { believed, delta }) = self.nodes[node].get(&key) else { continue };
+            let tokens = tokens - delta as f64;
+            let drift = (self.refilled(believed) - tokens).abs();
             self.traffic.drift_pct.push((100.0 * drift / self.burst) as f32);
             let believed = Level { tokens, at_us: self.now_us };
-            self.nodes[node].insert(key, View { believed, delta, unseen: delta });
+            self.nodes[node].insert(key, View { believed, delta });
         }
     }
 
@@ -231,7 +264,7 @@ mod tests {
     use super::*;
     use crate::limit::Limit;
     use crate::quota::Quota;
-    use crate::sim::workload::Scenario;
+    use crate::sim::workload::{Scenario, Workload};
 
     /// A row of the table of docs/DESIGN.md, 'Why not the usual way'.
     struct Row {
@@ -277,7 +310,7 @@ mod tests {
             seconds: SECONDS,
             seed,
         };
-        play(&Setup::new(limit, nodes, seed), &workload).unwrap()
+        run(&Setup::new(limit, nodes, seed), &workload.arrivals(), &[], SECONDS).unwrap()
     }
 
     fn median(mut values: Vec<f64>) -> f64 {
@@ -336,22 +369,49 @@ mod tests {
         assert_eq!(traffic.store_calls, traffic.keys_synced);
     }
 
-    #[test]
-    fn a_scenario_with_faults_is_refused_by_name() {
-        let churn =
-            Row { scenario: Scenario::Churn, ..row((10, 10), 50, Scenario::Under, (0.0, 0.0)) };
-        let quota = Quota::per_second(churn.rate).burst(churn.burst);
+    /// Four nodes at three times 100 a second, for 20 seconds, and what was admitted in each tenth
+    /// of a second.
+    fn play_faults(faults: &[Planned]) -> Result<Vec<u64>, ConfigError> {
+        let limit = Limit::new("api", Quota::per_second(100));
+        let setup = Setup::new(limit.sync_interval(Duration::from_millis(500)), 4, 1);
         let workload = Workload {
-            scenario: churn.scenario,
-            nodes: 2,
+            scenario: Scenario::OverUniform,
+            nodes: 4,
             keys: 1,
-            rate_per_second: 10.0,
+            rate_per_second: 100.0,
             load: None,
-            seconds: 10.0,
+            seconds: 20.0,
             seed: 1,
         };
-        let refused = play(&Setup::new(Limit::new("api", quota), 2, 1), &workload);
-        let is_scenario = matches!(refused, Err(ConfigError::Limiter { field: "scenario", .. }));
-        assert!(is_scenario, "{refused:?}");
+        let outcome = run(&setup, &workload.arrivals(), faults, 20.0)?;
+        Ok(outcome.figures.timeline.iter().map(|slot| slot.admitted).collect())
+    }
+
+    #[test]
+    fn new_nodes_have_a_burst_of_their_own_until_the_store_has_answered() {
+        let second =
+            |faults: &[Planned]| play_faults(faults).unwrap()[100..105].iter().sum::<u64>();
+        let replaced = |place| Planned { at_us: 10_000_000, fault: Fault::NodeReplaced { place } };
+        let (healthy, replaced) = (second(&[]), second(&[0, 1, 2, 3].map(replaced)));
+        assert!(replaced > healthy + 15, "{replaced} in half a second, {healthy} without deaths");
+    }
+
+    #[test]
+    fn while_the_store_hangs_every_node_spends_the_whole_rate() {
+        let hang = Planned { at_us: 5_000_000, fault: Fault::StoreHangs { for_us: 3_000_000 } };
+        let during: u64 = play_faults(&[hang]).unwrap()[50..80].iter().sum();
+        assert!(during > 600, "{during} admitted in 3 s at 100/s");
+    }
+
+    #[test]
+    fn what_the_usual_way_is_not_played_with_is_refused_by_name() {
+        let jump = Fault::StoreClockJumps { by_us: 1 };
+        let refused = play_faults(&[Planned { at_us: 0, fault: jump }]);
+        let is_refused = matches!(refused, Err(ConfigError::Limiter { field: "faults", .. }));
+        assert!(is_refused, "{refused:?}");
+        let limit = Limit::new("api", Quota::per_second(10));
+        let setup = Setup { form: Form::Async, ..Setup::new(limit, 2, 1) };
+        let refused = run(&setup, &[], &[], 1.0);
+        assert!(matches!(refused, Err(ConfigError::Limiter { field: "form", .. })), "{refused:?}");
     }
 }

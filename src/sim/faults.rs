@@ -3,9 +3,14 @@
 use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
 
 /// Where nodes come and go, one in ten is replaced so often.
-const CHURN_SECONDS: u64 = 2;
+pub(super) const CHURN_SECONDS: u64 = 2;
 /// The store is gone from then to then.
-const OUTAGE_SECONDS: (u64, u64) = (5, 8);
+pub(super) const OUTAGE_SECONDS: (u64, u64) = (5, 8);
+
+/// How many of `nodes` are replaced at a time where nodes come and go.
+pub(super) const fn churned(nodes: u16) -> u16 {
+    nodes.div_ceil(10)
+}
 
 /// One thing that goes wrong. Places are those that arrivals name, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,7 +97,7 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
             })
             .collect(),
         Scenario::Churn => {
-            let replaced = nodes.div_ceil(10);
+            let replaced = churned(nodes);
             let round = |round: u64| {
                 let first = (round as u16 - 1) * replaced;
                 (0..replaced).map(move |next| {

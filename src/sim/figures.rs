@@ -75,6 +75,11 @@ pub struct Figures {
     /// The least that a node got of its fair share over ten times burst / rate, in %; 100 when no
     /// node's share was large enough to tell.
     pub least_fair_share_pct: f64,
+    /// The longest that a key took to repay what it had admitted in excess, in seconds.
+    pub longest_excess_s: f64,
+    /// Time that a key had more than half its burst, in %: the mean of all keys, each from its first
+    /// request to its last.
+    pub above_half_pct: f64,
     /// What was offered and admitted in each 100 ms.
     pub timeline: Vec<Slot>,
     /// Keys with the number of their denied requests, most first; keys without any are left out.
@@ -109,6 +114,11 @@ impl Bucket {
         self.at_us = at_us;
         self.level
     }
+
+    /// When the refill reaches `level`, or has reached it, in seconds since the run's start.
+    fn reaches_s(&self, level: f64, rate_per_second: f64) -> f64 {
+        self.at_us as f64 / 1e6 + (level - self.level) / rate_per_second
+    }
 }
 
 /// One key: what an ideal limiter would have, and what is left after what was really admitted.
@@ -119,6 +129,45 @@ struct KeyTally {
     ideal: u64,
     admitted: u64,
     denied_requests: u64,
+    first_us: u64,
+    /// Since when tokens have been admitted that were not there.
+    in_excess_since_s: Option<f64>,
+    longest_excess_s: f64,
+    above_half_s: f64,
+}
+
+impl KeyTally {
+    /// A key that is asked for the first time.
+    fn new(at_us: u64, burst: f64) -> Self {
+        let full = Bucket { level: burst, at_us };
+        Self {
+            ideal_bucket: full,
+            real_bucket: full,
+            ideal: 0,
+            admitted: 0,
+            denied_requests: 0,
+            first_us: at_us,
+            in_excess_since_s: None,
+            longest_excess_s: 0.0,
+            above_half_s: 0.0,
+        }
+    }
+
+    /// Refills both buckets, and sees what the real one was meanwhile.
+    fn refill(&mut self, at_us: u64, rate: f64, burst: f64) {
+        let now_s = at_us as f64 / 1e6;
+        let half_s = self.real_bucket.reaches_s(burst / 2.0, rate);
+        self.above_half_s += now_s - half_s.clamp(self.real_bucket.at_us as f64 / 1e6, now_s);
+        if let Some(since_s) = self.in_excess_since_s {
+            let repaid_s = self.real_bucket.reaches_s(0.0, rate);
+            self.longest_excess_s = self.longest_excess_s.max(repaid_s.min(now_s) - since_s);
+            if repaid_s <= now_s {
+                self.in_excess_since_s = None;
+            }
+        }
+        self.ideal_bucket.refill(at_us, rate, burst);
+        self.real_bucket.refill(at_us, rate, burst);
+    }
 }
 
 /// One node within the current window.
@@ -210,22 +259,15 @@ impl Judge {
         if index >= self.keys.len() {
             self.keys.resize(index + 1, None);
         }
-        let full = Bucket { level: burst, at_us: 0 };
-        let key = self.keys[index].get_or_insert(KeyTally {
-            ideal_bucket: full,
-            real_bucket: full,
-            ideal: 0,
-            admitted: 0,
-            denied_requests: 0,
-        });
+        let key = self.keys[index].get_or_insert_with(|| KeyTally::new(one.at_us, burst));
         let cost = f64::from(one.cost);
-        key.ideal_bucket.refill(one.at_us, rate, burst);
-        key.real_bucket.refill(one.at_us, rate, burst);
+        key.refill(one.at_us, rate, burst);
         if one.allowed {
             key.admitted += u64::from(one.cost);
             key.real_bucket.level -= cost;
             if key.real_bucket.level < -TOKENS_ERROR {
                 self.excess_tokens = self.excess_tokens.max(-key.real_bucket.level);
+                key.in_excess_since_s.get_or_insert(one.at_us as f64 / 1e6);
             }
         } else {
             key.denied_requests += 1;
@@ -258,6 +300,10 @@ impl Judge {
 
     /// What came out. The timeline covers `seconds`, and longer if decisions came later.
     pub fn figures(mut self, seconds: f64) -> Figures {
+        let end_us = (seconds * 1e6) as u64;
+        if end_us >= self.window_ends_us {
+            self.close_window(end_us);
+        }
         let planned = (seconds * 1e6 / SLOT_US as f64).ceil() as u64;
         let slots = planned.clamp(1, SLOTS_MAX).max(self.timeline.len() as u64) as usize;
         self.timeline.resize(slots, Slot::default());
@@ -280,9 +326,27 @@ impl Judge {
             waited_pct: percent(self.waited as f64, requests),
             worst_keys_vs_ideal_pct: by_key.get(by_key.len() / 100).copied().unwrap_or(100.0),
             least_fair_share_pct: 100.0 * self.least_fair_share,
+            longest_excess_s: self.longest_excess_s(),
+            above_half_pct: self.above_half_pct(),
             denied_by_key: self.denied_by_key(),
             timeline: self.timeline,
         }
+    }
+
+    /// What is not repaid at the end has at least lasted until the key's last request.
+    fn longest_excess_s(&self) -> f64 {
+        let of_key = |key: &KeyTally| {
+            let last_s = key.real_bucket.at_us as f64 / 1e6;
+            let unpaid_s = key.in_excess_since_s.map_or(0.0, |since_s| last_s - since_s);
+            key.longest_excess_s.max(unpaid_s)
+        };
+        self.keys.iter().flatten().map(of_key).fold(0.0, f64::max)
+    }
+
+    fn above_half_pct(&self) -> f64 {
+        let lasted_s = |key: &KeyTally| (key.real_bucket.at_us - key.first_us) as f64 / 1e6;
+        let all_s = self.keys.iter().flatten().map(lasted_s).sum();
+        percent(self.keys.iter().flatten().map(|key| key.above_half_s).sum(), all_s)
     }
 
     fn denied_by_key(&self) -> Vec<(u32, u64)> {
@@ -443,6 +507,41 @@ mod tests {
         let decided: Vec<Decided> = asks.collect();
         let figures = Figures::of(&decided, 1000.0, 1000.0, 11.0);
         assert!(figures.least_fair_share_pct < 50.0, "{}", figures.least_fair_share_pct);
+    }
+
+    #[test]
+    fn a_window_that_ends_with_the_run_is_judged_too() {
+        // 100 a second, burst 100, ten seconds and no request after: node 1 gets nothing.
+        let asks = (0..1000_u64)
+            .flat_map(|i| [0, 1].map(|node| Decided { node, ..one(i * 10_000, node == 0) }));
+        let decided: Vec<Decided> = asks.collect();
+        assert_near(Figures::of(&decided, 100.0, 100.0, 9.99).least_fair_share_pct, 100.0);
+        assert_near(Figures::of(&decided, 100.0, 100.0, 10.0).least_fair_share_pct, 0.0);
+    }
+
+    #[test]
+    fn an_excess_lasts_from_the_first_token_too_many_until_refill_has_repaid_the_last() {
+        // Burst 1, 1 a second. Second 0: -1; half a second on: -1.5, repaid at second 2.
+        let at_us = [0, 0, 500_000, 3_000_000, 3_000_000, 3_250_000];
+        let decided = at_us.map(|at_us| one(at_us, true));
+        assert_near(Figures::of(&decided[..4], 1.0, 1.0, 4.0).longest_excess_s, 2.0);
+        // The second one is unpaid at the end, and was looked at a quarter of a second later.
+        assert_near(Figures::of(&decided[3..], 1.0, 1.0, 4.0).longest_excess_s, 0.25);
+        assert_near(Figures::of(&[one(0, true)], 1.0, 1.0, 4.0).longest_excess_s, 0.0);
+    }
+
+    #[test]
+    fn time_above_half_the_burst_is_told_by_key_from_the_first_request_to_the_last() {
+        // Burst 4, 1 a second: at 1 from second 10, at half at 11, asked again at 14.
+        let mut decided = vec![one(10_000_000, true); 3];
+        decided.push(one(14_000_000, false));
+        assert_near(Figures::of(&decided, 1.0, 4.0, 20.0).above_half_pct, 75.0);
+        // Another that is above half throughout, for as long.
+        let other = [10_000_000, 14_000_000].map(|at_us| Decided { key: 1, ..one(at_us, true) });
+        decided.extend(other);
+        decided.sort_by_key(|one| one.at_us);
+        assert_near(Figures::of(&decided, 1.0, 4.0, 20.0).above_half_pct, 87.5);
+        assert_near(Figures::of(&[], 1.0, 4.0, 20.0).above_half_pct, 0.0);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub mod sweep;
 mod tests;
 pub mod workload;
 mod world;
+mod worst;
 
 pub use run::{Outcome, play, run};
-pub use setup::{Form, LATE_MAX_US, Network, Setup, Traffic};
+pub use setup::{Form, LATE_MAX_US, Network, Policy, Setup, Traffic};
+pub use worst::Worst;

@@ -1,8 +1,9 @@
 //! One run: a world, a load, what goes wrong, and what came of it.
 
+use super::baseline;
 use super::faults::{self, Planned};
 use super::figures::Figures;
-use super::setup::{Network, Setup, Traffic};
+use super::setup::{Network, Policy, Setup, Traffic, asked_seconds};
 use super::workload::{Arrival, Workload};
 use super::world::World;
 use crate::error::ConfigError;
@@ -33,7 +34,31 @@ pub fn run(
     }
     world.play(arrivals, (seconds * 1e6) as u64);
     world.finish();
-    Ok(Outcome { figures: world.judge.figures(seconds), traffic: world.traffic })
+    let traffic = Traffic { asked_seconds: asked_seconds(arrivals), ..world.traffic };
+    Ok(Outcome { figures: world.judge.figures(seconds), traffic })
+}
+
+impl Policy {
+    /// [`run`] by this policy, whose credit goes before that of the limit.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if the limit cannot be kept, or if the policy cannot be played so.
+    pub fn run(
+        self,
+        setup: &Setup,
+        arrivals: &[Arrival],
+        faults: &[Planned],
+        seconds: f64,
+    ) -> Result<Outcome, ConfigError> {
+        let limit = setup.limit.clone();
+        let setup = match self {
+            Self::Default => setup,
+            Self::Strict => &Setup { limit: limit.credit(0), ..setup.clone() },
+            Self::WriteBehind => return baseline::run(setup, arrivals, faults, seconds),
+        };
+        run(setup, arrivals, faults, seconds)
+    }
 }
 
 /// Plays a workload, with the faults and the network that belong to its scenario.

@@ -1,8 +1,12 @@
 //! What a world is made of, and what it tells.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use super::workload::Scenario;
+use serde::Serialize;
+
+use super::workload::{Arrival, Scenario};
+use crate::error::ConfigError;
 use crate::limit::Limit;
 
 /// How messages travel.
@@ -40,13 +44,83 @@ impl Network {
 }
 
 /// How requests are decided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Form {
     /// At once: `check`.
     #[default]
     Check,
     /// After a round trip when unsure: `decide`.
     Async,
+}
+
+/// What nodes spend from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Leases, and the limit's credit.
+    #[default]
+    Default,
+    /// Leases alone.
+    Strict,
+    /// The total last heard of: [`baseline`](super::baseline), to compare with.
+    WriteBehind,
+}
+
+impl Form {
+    /// All forms.
+    pub const ALL: [Self; 2] = [Self::Check, Self::Async];
+
+    /// What it goes by on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Check => "check",
+            Self::Async => "async",
+        }
+    }
+}
+
+impl Policy {
+    /// All policies.
+    pub const ALL: [Self; 3] = [Self::Default, Self::Strict, Self::WriteBehind];
+
+    /// What it goes by on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Strict => "strict",
+            Self::WriteBehind => "write-behind",
+        }
+    }
+}
+
+impl std::str::FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name("policy", &Self::ALL, Self::name, text)
+    }
+}
+
+impl std::str::FromStr for Form {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name("form", &Self::ALL, Self::name, text)
+    }
+}
+
+/// The one of `all` that is called `text`.
+pub(super) fn by_name<T: Copy>(
+    kind: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+    text: &str,
+) -> Result<T, String> {
+    all.iter().copied().find(|&one| name(one) == text).ok_or_else(|| {
+        let known: Vec<&str> = all.iter().map(|&one| name(one)).collect();
+        format!("no {kind} is called {text:?}; there are {}", known.join(", "))
+    })
 }
 
 /// What a world is made of.
@@ -84,6 +158,15 @@ impl Setup {
             audit: false,
         }
     }
+
+    /// How often a busy key is synced, in seconds: its own tick.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if the limit cannot be kept.
+    pub fn tick_s(&self) -> Result<f64, ConfigError> {
+        Ok(self.limit.validate()?.tick_us as f64 / 1e6)
+    }
 }
 
 /// What the nodes' engines told, all together.
@@ -97,6 +180,8 @@ pub struct Traffic {
     pub keys_synced: u64,
     /// Sum over nodes and seconds: nodes that lived while the load lasted.
     pub node_seconds: f64,
+    /// Keys with traffic: each key counts once for each node and second in which it was asked for.
+    pub asked_seconds: u64,
     /// Absolute drift of each view, in % of the burst.
     pub drift_pct: Vec<f32>,
     /// Lanes found to have lost their memory.
@@ -110,5 +195,67 @@ impl Traffic {
         sorted.sort_unstable_by(f32::total_cmp);
         let index = (part * sorted.len().saturating_sub(1) as f64).round() as usize;
         sorted.get(index).copied().unwrap_or(0.0).into()
+    }
+
+    /// Keys synced in each of the key's own ticks, of `tick_s`, and node with traffic on it.
+    pub fn keys_synced_per_tick(&self, tick_s: f64) -> f64 {
+        // Who asks for nothing has no ticks, and infinity cannot be written in JSON.
+        self.keys_synced as f64 * tick_s / self.asked_seconds.max(1) as f64
+    }
+}
+
+/// Keys with traffic in `arrivals`, which are ordered by time: [`Traffic::asked_seconds`].
+pub(super) fn asked_seconds(arrivals: &[Arrival]) -> u64 {
+    let second = |arrival: &Arrival| arrival.at_us / 1_000_000;
+    let mut asked = HashSet::new();
+    let of_second = |within: &[Arrival]| {
+        asked.clear();
+        asked.extend(within.iter().map(|arrival| (arrival.node, arrival.key)));
+        asked.len() as u64
+    };
+    arrivals.chunk_by(|one, next| second(one) == second(next)).map(of_second).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Quota;
+
+    #[test]
+    fn a_key_counts_once_for_each_node_and_second_in_which_it_was_asked_for() {
+        let asked =
+            [(0, 0, 7), (1, 0, 7), (2, 1, 7), (3, 0, 8), (999_999, 0, 7), (1_000_000, 0, 7)];
+        let arrival = |(at_us, node, key)| Arrival { at_us, node, key, cost: 1 };
+        let asked_seconds = asked_seconds(&asked.map(arrival));
+        assert_eq!(asked_seconds, 4);
+        let traffic = Traffic { keys_synced: 40, asked_seconds, ..Traffic::default() };
+        assert!((traffic.keys_synced_per_tick(0.1) - 1.0).abs() < 1e-9);
+        assert!(Traffic::default().keys_synced_per_tick(0.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn policies_and_forms_are_read_by_the_names_that_reports_give_them() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.name().parse(), Ok(policy));
+            assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
+        }
+        for form in Form::ALL {
+            assert_eq!(form.name().parse(), Ok(form));
+            assert_eq!(serde_json::to_value(form).unwrap(), form.name());
+        }
+        let refused = "lax".parse::<Policy>().unwrap_err();
+        assert!(refused.contains("\"lax\"") && refused.contains("write-behind"), "{refused}");
+    }
+
+    #[test]
+    fn a_key_that_fills_quickly_has_a_tick_of_its_own() {
+        let tick_s = |rate, burst| {
+            let limit = Limit::new("api", Quota::per_second(rate).burst(burst));
+            let limit = limit.sync_interval(Duration::from_millis(50));
+            Setup::new(limit, 1, 1).tick_s().map(|tick_s| (tick_s * 1e6).round())
+        };
+        assert_eq!(tick_s(1000, 1000), Ok(50_000.0));
+        assert_eq!(tick_s(1000, 100), Ok(25_000.0));
+        assert!(tick_s(0, 100).is_err());
     }
 }

@@ -6,6 +6,7 @@ use super::faults::{Fault, Planned};
 use super::figures::{Decided, Figures};
 use super::run;
 use super::setup::{Form, Network, Setup};
+use super::sweep::SCENARIOS;
 use super::workload::{Arrival, Scenario, Workload};
 use super::world::World;
 use crate::limit::{Limit, OutagePolicy};
@@ -14,16 +15,6 @@ use crate::quota::Quota;
 const SECOND_US: u64 = 1_000_000;
 /// Floating-point error of the judge, in tokens.
 const ERROR: f64 = 1e-6;
-
-/// Those that need no faults, on one key.
-const SCENARIOS: [Scenario; 6] = [
-    Scenario::OverUniform,
-    Scenario::OverSkew,
-    Scenario::Under,
-    Scenario::UnderSkew,
-    Scenario::Herd,
-    Scenario::ShiftUnder,
-];
 
 fn load(setup: &Setup, scenario: Scenario, seconds: f64) -> Workload {
     let rate_per_second = setup.limit.quota().tokens_per_second();

@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::setup::by_name;
+
 /// The most requests that one run may offer: they are held in memory, before and after deciding.
 pub const ARRIVALS_MAX: u64 = 50_000_000;
 
@@ -128,11 +130,7 @@ impl std::str::FromStr for Scenario {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL
-            .into_iter()
-            .find(|scenario| scenario.name() == text)
-            .ok_or_else(|| format!("no scenario is called {text:?}; there are {}", known()))
+        by_name("scenario", &Self::ALL, Self::name, text)
     }
 }
 

@@ -249,8 +249,9 @@ impl World {
         self.bury(index);
         let node = &mut self.nodes[index];
         node.alive = false;
-        // What it holds is not needed any more; its books stay for the ledger.
+        // What it holds is not needed any more, and thousands may die; its books stay for the ledger.
         node.missed.clear();
+        node.dirty = DirtyQueue::new(0);
     }
 
     fn bury(&mut self, index: usize) {

@@ -4,10 +4,11 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
-use tidegate::{DEFAULT_CREDIT, Limit, Quota, sim};
+use tidegate::sim::{Form, Network, Policy, Setup};
+use tidegate::{ConfigError, DEFAULT_CREDIT, Limit, Quota};
 
 use crate::trace::{Trace, TraceError};
 
@@ -29,7 +30,7 @@ pub(crate) enum InputError {
     #[error("{flag}: {value}: {reason}")]
     Flag { flag: &'static str, value: String, reason: &'static str },
     #[error(transparent)]
-    Workload(#[from] WorkloadError),
+    Config(ConfigError),
     #[error(transparent)]
     Trace(#[from] TraceError),
 }
@@ -38,6 +39,38 @@ impl InputError {
     /// A flag whose value is at fault, and what would be right.
     pub(crate) fn flag(flag: &'static str, value: &dyn ToString, reason: &'static str) -> Self {
         Self::Flag { flag, value: value.to_string(), reason }
+    }
+
+    /// What cannot be kept or played, by the flag that asked for it.
+    pub(crate) fn of_config(error: ConfigError) -> Self {
+        let (ConfigError::Limit { field, value, reason, .. }
+        | ConfigError::Limiter { field, value, reason }) = error
+        else {
+            return Self::Config(error);
+        };
+        let flag = match field {
+            "quota.tokens" => "--rate",
+            "quota.burst" => "--burst",
+            "sync.interval" => "--interval",
+            "credit" => "--credit",
+            "faults" => "--faults",
+            other => other,
+        };
+        Self::Flag { flag, value, reason }
+    }
+}
+
+impl From<WorkloadError> for InputError {
+    fn from(WorkloadError { field, value, reason }: WorkloadError) -> Self {
+        let flag = match field {
+            "nodes" => "--nodes",
+            "keys" => "--keys",
+            "rate" => "--rate",
+            "load" => "--load",
+            "seconds" => "--seconds",
+            other => other,
+        };
+        Self::Flag { flag, value, reason }
     }
 }
 
@@ -82,7 +115,7 @@ pub(crate) struct LoadFlags {
           conflicts_with = "trace")]
     pub(crate) scenario: Scenario,
     /// Sync interval, such as 50ms
-    #[arg(long, default_value = "50ms", value_parser = duration)]
+    #[arg(long, default_value = "50ms", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) interval: Duration,
     /// Tokens that a node may spend on a key before it hears from the store [default: 1]
     // No default value here: a strict policy refuses a credit that was given.
@@ -105,52 +138,20 @@ fn scenario_help() -> String {
     format!("Who asks for what when: {}", Scenario::ALL.map(Scenario::name).join(", "))
 }
 
+/// What policies there are, for the help of a flag.
+pub(crate) fn policy_help() -> String {
+    format!(
+        "What nodes spend from: leases and a credit (default), leases alone (strict), or, to \
+         compare with, the total last heard of (write-behind). There are {}",
+        Policy::ALL.map(Policy::name).join(", ")
+    )
+}
+
 /// A duration such as `50ms` or `1.5s`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is not a duration such as 50ms or 3s"))?;
     Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative"))
-}
-
-/// Whether quiet keys are decided on a credit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Policy {
-    /// The credit of --credit, or the default one
-    #[default]
-    Default,
-    /// No credit: nothing is admitted that the store has not granted
-    Strict,
-}
-
-/// How requests are decided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Form {
-    /// At once
-    #[default]
-    Check,
-    /// After a round trip where the node is unsure
-    Async,
-}
-
-impl Policy {
-    /// The credit of a limit that would have `credit` by default.
-    pub(crate) const fn credit(self, credit: u32) -> u32 {
-        match self {
-            Self::Default => credit,
-            Self::Strict => 0,
-        }
-    }
-}
-
-impl From<Form> for sim::Form {
-    fn from(form: Form) -> Self {
-        match form {
-            Form::Check => Self::Check,
-            Form::Async => Self::Async,
-        }
-    }
 }
 
 /// So many seeds, from `first` on.
@@ -161,10 +162,42 @@ pub(crate) fn seed_range(first: u64, count: u64) -> Result<RangeInclusive<u64>, 
         .ok_or_else(|| InputError::flag("--seed", &first, "too high for so many --seeds"))
 }
 
-/// Refuses a round trip that no network takes.
-pub(crate) fn validate_rtt(rtt: Duration) -> Result<(), InputError> {
-    if rtt > RTT_MAX {
-        return Err(InputError::flag("--rtt", &format!("{rtt:?}"), "must be 60s at most"));
+/// A cluster to be simulated.
+pub(crate) struct ClusterSpec {
+    pub(crate) limit: LimitSpec,
+    pub(crate) nodes: u16,
+    pub(crate) network: Network,
+    pub(crate) policy: Policy,
+    pub(crate) form: Form,
+}
+
+impl ClusterSpec {
+    /// Refuses what cannot be simulated, by flag and value.
+    pub(crate) fn validate(&self) -> Result<(), InputError> {
+        let Network { rtt, request_loss, reply_loss, .. } = self.network;
+        if rtt > RTT_MAX {
+            return Err(InputError::flag("--rtt", &format!("{rtt:?}"), "must be 60s at most"));
+        }
+        for loss in [request_loss, reply_loss] {
+            if !(0.0..=1.0).contains(&loss) {
+                return Err(InputError::flag("--loss", &loss, "must be 0 to 1"));
+            }
+        }
+        validate_form(self.policy, self.form)?;
+        self.limit.validate()
+    }
+
+    pub(crate) fn setup(&self, seed: u64) -> Setup {
+        let setup = Setup::new(self.limit.limit(), self.nodes, seed);
+        Setup { network: self.network, form: self.form, ..setup }
+    }
+}
+
+/// Refuses a form that a policy does not have.
+pub(crate) fn validate_form(policy: Policy, form: Form) -> Result<(), InputError> {
+    if (policy, form) == (Policy::WriteBehind, Form::Async) {
+        let reason = "--policy write-behind never waits: choose check";
+        return Err(InputError::flag("--form", &form.name(), reason));
     }
     Ok(())
 }
@@ -183,6 +216,12 @@ impl LimitSpec {
         Limit::new("demo", Quota::per_second(self.rate).burst(self.burst))
             .sync_interval(Duration::from_micros(self.interval_us))
             .credit(self.credit)
+    }
+
+    /// Refuses a limit that cannot be kept, by flag and value.
+    pub(crate) fn validate(&self) -> Result<(), InputError> {
+        Setup::new(self.limit(), 1, 0).tick_s().map_err(InputError::of_config)?;
+        Ok(())
     }
 }
 
@@ -214,7 +253,7 @@ impl LoadFlags {
         if self.replay.trace.is_none() {
             self.workload().validate()?;
         }
-        Ok(())
+        self.limit().validate()
     }
 }
 
@@ -243,5 +282,52 @@ impl TraceFlags {
         let arrivals = trace.arrivals(self.speed, nodes, seed);
         let seconds = arrivals.last().map_or(0.0, |last| last.at_us as f64 / 1e6);
         (arrivals, seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> ClusterSpec {
+        ClusterSpec {
+            limit: LimitSpec { rate: 10, burst: 10, interval_us: 50_000, credit: 1 },
+            nodes: 2,
+            network: Network::new(Duration::from_millis(1)),
+            policy: Policy::Default,
+            form: Form::Check,
+        }
+    }
+
+    #[test]
+    fn a_cluster_that_cannot_be_simulated_is_refused_by_flag_and_value() {
+        assert!(spec().validate().is_ok());
+        let limit = spec().limit;
+        let network = spec().network;
+        let cases = [
+            ("--rate: 0: ", ClusterSpec { limit: LimitSpec { rate: 0, ..limit }, ..spec() }),
+            ("--burst: 0: ", ClusterSpec { limit: LimitSpec { burst: 0, ..limit }, ..spec() }),
+            (
+                "--interval: 0ns: ",
+                ClusterSpec { limit: LimitSpec { interval_us: 0, ..limit }, ..spec() },
+            ),
+            ("--credit: 16: ", ClusterSpec { limit: LimitSpec { credit: 16, ..limit }, ..spec() }),
+            (
+                "--rtt: 61s: ",
+                ClusterSpec { network: Network::new(Duration::from_secs(61)), ..spec() },
+            ),
+            (
+                "--loss: NaN: ",
+                ClusterSpec { network: Network { reply_loss: f64::NAN, ..network }, ..spec() },
+            ),
+            (
+                "--form: async: ",
+                ClusterSpec { policy: Policy::WriteBehind, form: Form::Async, ..spec() },
+            ),
+        ];
+        for (expected, spec) in cases {
+            let refused = spec.validate().unwrap_err().to_string();
+            assert!(refused.starts_with(expected), "{refused} where {expected} was expected");
+        }
     }
 }

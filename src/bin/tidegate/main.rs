@@ -1,13 +1,15 @@
 //! The `tidegate` command: see and measure the limiter at work.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod demo;
 mod flags;
+mod output;
 mod progress;
 mod simulate;
 mod summary;
 mod sweep;
+mod threads;
 mod trace;
 mod tune;
 
@@ -42,13 +44,25 @@ fn main() -> std::process::ExitCode {
             tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
         )
         .init();
-    match run(&Cli::parse().command) {
+    match run(&parse().command) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tidegate: {error}");
             std::process::ExitCode::FAILURE
         }
     }
+}
+
+/// A negative number is a bad value of the flag before it, not a flag that is not known.
+fn parse() -> Cli {
+    let command = Cli::command().mut_subcommands(|command| {
+        command.mut_args(|flag| {
+            let takes_values = flag.get_action().takes_values();
+            flag.allow_negative_numbers(takes_values)
+        })
+    });
+    let cli = Cli::from_arg_matches(&command.get_matches());
+    cli.unwrap_or_else(|error| error.exit())
 }
 
 fn run(command: &Command) -> Result<(), Box<dyn std::error::Error>> {

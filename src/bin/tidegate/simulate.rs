@@ -9,10 +9,10 @@ use tidegate::ConfigError;
 use tidegate::sim::faults::{Planned, of_scenario};
 use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Workload;
-use tidegate::sim::{self, Network, Setup, Traffic};
+use tidegate::sim::{self, Form, Network, Policy, Traffic};
 
 use crate::flags::{
-    Form, InputError, LimitSpec, LoadFlags, Policy, SEEDS_MAX, duration, seed_range, validate_rtt,
+    ClusterSpec, InputError, LoadFlags, SEEDS_MAX, duration, policy_help, seed_range,
 };
 use crate::summary::{Summary, print};
 use crate::trace::Trace;
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     load: LoadFlags,
     /// Round trip between node and store, such as 1ms [default: the scenario's]
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     rtt: Option<Duration>,
     /// Part of requests, and of replies, that are lost, such as 0.01 [default: the scenario's]
     #[arg(long)]
@@ -46,11 +46,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = faults::parse,
           long_help = faults_help())]
     faults: Vec<Planned>,
-    /// Whether quiet keys are decided on a credit
-    #[arg(long, value_enum, default_value_t)]
+    /// What nodes spend from: default, strict or, to compare with, write-behind
+    #[arg(long, default_value = Policy::Default.name(), long_help = policy_help())]
     policy: Policy,
-    /// How requests are decided
-    #[arg(long, value_enum, default_value_t)]
+    /// How requests are decided: check (at once) or async (after a round trip where unsure)
+    #[arg(long, default_value = Form::Check.name())]
     form: Form,
     /// Run so many seeds, from --seed on
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=SEEDS_MAX))]
@@ -73,17 +73,19 @@ impl Options {
         if let (Policy::Strict, Some(credit @ 1..)) = (self.policy, self.load.credit) {
             return Err(InputError::flag("--credit", &credit, "must be 0 with --policy strict"));
         }
-        self.rtt.map_or(Ok(()), validate_rtt)?;
-        if let Some(loss) = self.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
-            return Err(InputError::flag("--loss", &loss, "must be 0 to 1"));
-        }
+        self.cluster().validate()?;
         seed_range(self.load.seed, self.seeds)?;
         faults::validate(&self.faults, self.load.cluster.nodes)
     }
 
-    fn limit(&self) -> LimitSpec {
-        let limit = self.load.limit();
-        LimitSpec { credit: self.policy.credit(limit.credit), ..limit }
+    fn cluster(&self) -> ClusterSpec {
+        ClusterSpec {
+            limit: self.load.limit(),
+            nodes: self.load.cluster.nodes,
+            network: self.network(),
+            policy: self.policy,
+            form: self.form,
+        }
     }
 
     /// The scenario's network, and what the flags put in its place.
@@ -97,20 +99,8 @@ impl Options {
         }
     }
 
-    fn setup(&self, seed: u64) -> Setup {
-        let setup = Setup::new(self.limit().limit(), self.load.cluster.nodes, seed);
-        Setup { network: self.network(), form: self.form.into(), ..setup }
-    }
-
     fn workload(&self, seed: u64) -> Workload {
         Workload { seed, ..self.load.workload() }
-    }
-
-    /// How often a busy key is synced: as often as the interval says, and four times while its
-    /// burst is spent at the rate.
-    fn tick_s(&self) -> f64 {
-        let quarter_s = self.load.cluster.burst as f64 / (4.0 * self.load.cluster.rate as f64);
-        self.load.interval.as_secs_f64().min(quarter_s)
     }
 }
 
@@ -123,24 +113,23 @@ struct Report {
     policy: Policy,
     form: Form,
     rtt_ms: f64,
+    store_calls_per_second: f64,
+    keys_synced_per_second: f64,
     keys_synced_per_tick_and_node: f64,
 }
 
 impl Report {
-    fn new(options: &Options, seed: u64, summary: Summary, traffic: &Traffic) -> Self {
-        let ticks = traffic.node_seconds / options.tick_s();
+    fn new(options: &Options, seed: u64, summary: Summary, traffic: &Traffic, tick_s: f64) -> Self {
+        let per_second = |count: u64| count as f64 / summary.seconds.max(1.0);
         Self {
+            store_calls_per_second: per_second(traffic.store_calls),
+            keys_synced_per_second: per_second(traffic.keys_synced),
+            keys_synced_per_tick_and_node: traffic.keys_synced_per_tick(tick_s),
             summary,
             seed,
             policy: options.policy,
             form: options.form,
             rtt_ms: options.network().rtt.as_secs_f64() * 1e3,
-            // A trace of one instant has no ticks, and infinity cannot be written in JSON.
-            keys_synced_per_tick_and_node: if ticks > 0.0 {
-                traffic.keys_synced as f64 / ticks
-            } else {
-                0.0
-            },
         }
     }
 }
@@ -176,10 +165,13 @@ fn simulate(options: &Options, trace: Option<&Trace>, seed: u64) -> Result<Repor
         None => (workload.arrivals(), of_scenario(&workload), workload.seconds),
     };
     planned.extend(&options.faults);
-    let outcome = sim::run(&options.setup(seed), &arrivals, &planned, seconds)?;
+    let setup = options.cluster().setup(seed);
+    let tick_s = setup.tick_s()?;
+    let outcome = options.policy.run(&setup, &arrivals, &planned, seconds);
+    let outcome = outcome.map_err(InputError::of_config)?;
     let sim::Outcome { figures, traffic } = outcome;
     let summary = Summary::new(&options.load, "simulated", seconds, &traffic, figures, trace);
-    Ok(Report::new(options, seed, summary, &traffic))
+    Ok(Report::new(options, seed, summary, &traffic, tick_s))
 }
 
 /// What one line a seed has room for, in %.
@@ -235,6 +227,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use tidegate::sim::Setup;
     use tidegate::sim::workload::Scenario;
 
     #[derive(Parser)]
@@ -254,7 +247,7 @@ mod tests {
             let name = scenario.name();
             let options = options(&format!("--scenario {name} --seconds 6 --rate 50 --keys 2"));
             let workload = options.workload(3);
-            let setup = Setup::new(options.limit().limit(), options.load.cluster.nodes, 3);
+            let setup = Setup::new(options.load.limit().limit(), options.load.cluster.nodes, 3);
             let played = sim::play(&setup, &workload).unwrap();
             let report = simulate(&options, None, 3).unwrap();
             assert_eq!(report.summary.figures, played.figures, "{name}");
@@ -278,6 +271,13 @@ mod tests {
             ("--rtt 61s", "--rtt"),
             ("--loss 1.5", "--loss"),
             ("--loss NaN", "--loss"),
+            ("--rate 0", "--rate"),
+            ("--burst 0", "--burst"),
+            ("--interval 1ms", "--interval"),
+            ("--seconds 0", "--seconds"),
+            ("--keys 0", "--keys"),
+            ("--load=-1", "--load"),
+            ("--policy write-behind --form async", "--form"),
             ("--seed 18446744073709551615 --seeds 2", "--seed"),
             ("--faults die@1s/4", "--faults"),
         ];
@@ -289,6 +289,9 @@ mod tests {
             assert_eq!(flag, expected);
         }
         assert!(options("--policy strict --credit 0").validate().is_ok());
+        let refused = simulate(&options("--policy write-behind --faults forget@1s"), None, 1);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.starts_with("--faults: StoreForgets: "), "{refused}");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(crate) struct Summary {
     rate: u64,
     burst: u64,
     interval_ms: f64,
-    seconds: f64,
+    pub(crate) seconds: f64,
     #[serde(flatten)]
     pub(crate) figures: Figures,
     drift_p50_pct_of_burst: f64,

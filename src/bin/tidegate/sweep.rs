@@ -1,27 +1,42 @@
 //! `tidegate sweep`: the cells of docs/ACCURACY.md, their figures, and the targets that they miss.
 //! The same flags print the same bytes.
 
+use std::time::Duration;
+
 use clap::Args;
 use serde::Serialize;
-use tidegate::sim::sweep::{Cell, CellFigures, QUOTAS, cells, run_all};
-use tidegate::{ConfigError, DEFAULT_CREDIT, Quota};
+use tidegate::sim::sweep::{Cell, CellFigures, Load, Miss, cells, waited_mean_target};
+use tidegate::sim::{Form, Policy};
+use tidegate::{ConfigError, Quota};
 
-use crate::flags::{Form, Policy, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX};
-use crate::progress;
+use self::table::Table;
+use crate::flags::{
+    InputError, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX, duration, policy_help, validate_form,
+};
+use crate::threads::on_threads;
+use crate::{output, progress};
+
+mod filter;
+mod table;
 
 /// What can stop a sweep.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SweepError {
-    #[error("{wanted}: no quota of the sweep: there are {known}")]
-    NoQuota { wanted: String, known: String },
+    #[error("{wanted}: no cell of the sweep: {known}")]
+    NoCell { wanted: String, known: String },
+    #[error(transparent)]
+    Input(#[from] InputError),
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error("the report cannot be written: {0}")]
     Report(#[from] serde_json::Error),
+    #[error("the report cannot be written: {0}")]
+    Output(#[from] std::io::Error),
 }
 
 /// Simulates every cell of the sweep and names those that miss a target.
 #[derive(Args)]
+#[command(after_long_help = CELLS)]
 pub(crate) struct Options {
     /// Run each cell with so many seeds, from 1 on; the worst of them counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=SEEDS_MAX))]
@@ -30,48 +45,50 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = THREADS_DEFAULT,
           value_parser = clap::value_parser!(u16).range(1..=THREADS_MAX))]
     threads: u16,
-    /// Whether quiet keys are decided on a credit
-    #[arg(long, value_enum, default_value_t)]
-    policy: Policy,
-    /// How requests are decided
-    #[arg(long, value_enum, default_value_t)]
+    /// What nodes spend from: default, strict or write-behind; a list runs one beside the other
+    #[arg(long, value_delimiter = ',', default_value = Policy::Default.name(),
+          long_help = policy_help() + "; a list runs one beside the other")]
+    policy: Vec<Policy>,
+    /// How requests are decided: check (at once) or async (after a round trip where unsure)
+    #[arg(long, default_value = Form::Check.name())]
     form: Form,
+    /// Only these scenarios, such as under,herd
+    #[arg(long, value_delimiter = ',', long_help = scenario_help())]
+    scenario: Vec<Load>,
     /// Only quotas of this rate, such as 1000 (a second) or 100/h
     #[arg(long)]
     rate: Option<String>,
     /// Only quotas of this burst, in tokens
     #[arg(long)]
     burst: Option<u64>,
+    /// Only cells of so many nodes, such as 20 or 4,100
+    #[arg(long, value_delimiter = ',')]
+    nodes: Vec<u16>,
+    /// Only cells of this sync interval, such as 50ms or 10ms,200ms
+    #[arg(long, value_delimiter = ',', value_parser = duration, allow_hyphen_values = true)]
+    interval: Vec<Duration>,
     /// Print JSON on standard output, one object a cell, and nothing else
     #[arg(long)]
     json: bool,
 }
 
-impl Options {
-    /// The cells of the quotas that are asked for.
-    fn cells(&self) -> Result<Vec<Cell>, SweepError> {
-        let mut cells = cells(self.policy.credit(DEFAULT_CREDIT), self.form.into());
-        cells.retain(|cell| self.wants(&cell.quota));
-        if cells.is_empty() {
-            let wanted = self.rate.iter().map(|rate| format!("--rate {rate}"));
-            let wanted = wanted.chain(self.burst.iter().map(|burst| format!("--burst {burst}")));
-            let known = QUOTAS.map(|quota| quota_name(&quota)).join(", ");
-            return Err(SweepError::NoQuota {
-                wanted: wanted.collect::<Vec<_>>().join(" "),
-                known,
-            });
-        }
-        Ok(cells)
-    }
+const CELLS: &str = "\
+Cells: each scenario on 4, 20 and 100 nodes, with sync intervals of 10, 50 and 200 ms, under each of
+eight limits (rate/burst): 10000/10000, 1000/1000, 1000/100, 100/100, 20/20, 1/10 a second, 100/100
+and 1000/50 an hour. But:
+  sticky, many_small  1000 keys of 20/20 and of 5/5 a second
+  hot_set             100000 keys of 50/50 a second, 20 nodes, 50 ms, 5 s
+  long_run            over_uniform for 600 s: the limits from 1000/1000 to 1/10, 20 nodes, 50 ms
+  outage              the limits whose burst is the rate of a second or less
+slow_store and slow_herd are over_uniform and herd over a store that is far away; their excess is
+compared with that of the same run over a store that is near. All of it takes about half an hour on
+two cores and 2 GB, most of it for the scenarios on many keys.
 
-    fn wants(&self, quota: &Quota) -> bool {
-        let same_rate = |wanted: &String| {
-            let name = rate_name(quota);
-            *wanted == name || name.strip_suffix("/s") == Some(wanted)
-        };
-        self.rate.as_ref().is_none_or(same_rate)
-            && self.burst.is_none_or(|burst| burst == quota.burst_tokens())
-    }
+The worst of all seeds counts, and the exit status is 0 whatever was missed.";
+
+fn scenario_help() -> String {
+    let names: Vec<&str> = Load::all().into_iter().map(Load::name).collect();
+    format!("Only these scenarios, a list of: {}", names.join(", "))
 }
 
 /// Such as `1000/s`.
@@ -91,92 +108,125 @@ fn quota_name(quota: &Quota) -> String {
 /// What is told of a cell.
 #[derive(Debug, Serialize)]
 struct Report {
-    rate: String,
+    #[serde(skip)]
+    cell: Cell,
+    limit: String,
+    /// A second, whatever the period.
+    rate: f64,
     burst: u64,
     nodes: u16,
-    interval_ms: u64,
+    interval_ms: f64,
     scenario: &'static str,
-    credit: u32,
+    policy: Policy,
     form: Form,
+    seconds: f64,
+    seed: u64,
+    seeds: u64,
     #[serde(flatten)]
     figures: CellFigures,
-    misses: Vec<String>,
+    misses: Vec<Miss>,
 }
 
 impl Report {
-    fn new(cell: &Cell, form: Form, figures: CellFigures) -> Self {
+    fn new(cell: Cell, seeds: u64, figures: CellFigures) -> Self {
         Self {
-            rate: rate_name(&cell.quota),
+            cell,
+            limit: quota_name(&cell.quota),
+            rate: cell.quota.tokens_per_second(),
             burst: cell.quota.burst_tokens(),
             nodes: cell.nodes,
-            interval_ms: cell.interval.as_millis() as u64,
-            scenario: cell.scenario.name(),
-            credit: cell.credit,
-            form,
+            interval_ms: cell.interval.as_secs_f64() * 1e3,
+            scenario: cell.load.name(),
+            policy: cell.policy,
+            form: cell.form,
+            seconds: cell.seconds(),
+            seed: 1,
+            seeds,
             misses: cell.misses(&figures),
             figures,
         }
     }
-
-    /// Which cell it is, in the table and below it.
-    fn cell_columns(&self) -> String {
-        format!(
-            "{:>8} {:>6} {:>5} {:>5} ms  {:<12}",
-            self.rate, self.burst, self.nodes, self.interval_ms, self.scenario
-        )
-    }
 }
 
-const HEADER: &str = "    rate  burst nodes interval  scenario     excess     vs ideal (%)  \
-                      wrong denied %  unsure %  waited %  synced/tick  fair share %";
-
+/// What a missed cell is told by.
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let figures = &self.figures;
-        write!(
-            f,
-            "{} {:>7.2} {:>7.2}..{:<7.2} {:>13.2} {:>9.2} {:>9.2} {:>12.3} {:>13.1}",
-            self.cell_columns(),
-            figures.excess_tokens,
-            figures.vs_ideal_least_pct,
-            figures.vs_ideal_most_pct,
-            figures.wrong_denials_pct,
-            figures.unsure_pct,
-            figures.waited_pct,
-            figures.synced_per_tick,
-            figures.least_fair_share_pct,
-        )
+        let Self { limit, scenario, nodes, interval_ms, .. } = self;
+        let misses: Vec<String> = self.misses.iter().map(ToString::to_string).collect();
+        let policy = self.policy.name();
+        let misses = misses.join(", ");
+        write!(f, "{limit}, {scenario}, {nodes} nodes, {interval_ms} ms, {policy}: {misses}")
     }
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), SweepError> {
     let reports = reports(options)?;
-    if options.json {
-        for report in &reports {
-            println!("{}", serde_json::to_string(report)?);
-        }
-        return Ok(());
+    let text = if options.json { json(&reports)? } else { told(options, &reports) };
+    Ok(output::write(&text)?)
+}
+
+/// A line of JSON for each cell.
+fn json(reports: &[Report]) -> Result<String, serde_json::Error> {
+    let lines = reports.iter().map(|report| Ok(serde_json::to_string(report)? + "\n"));
+    lines.collect()
+}
+
+/// The table, what was missed, and how many cells that were.
+fn told(options: &Options, reports: &[Report]) -> String {
+    let missed = reports.iter().filter(|report| !report.misses.is_empty());
+    let missed = missed.map(|report| format!("missed: {report}\n"));
+    let counts = options.policy.iter().map(|&policy| count(reports, policy) + "\n");
+    let rest: String = missed.chain(counts).collect();
+    format!("{}\n{rest}", Table::of(reports))
+}
+
+/// How many cells of a policy there are, and what they come to all together.
+fn count(reports: &[Report], policy: Policy) -> String {
+    let own: Vec<&Report> = reports.iter().filter(|report| report.policy == policy).collect();
+    let missed = own.iter().filter(|report| !report.misses.is_empty()).count();
+    let line = format!("{}: {} cells, {missed} miss a target", policy.name(), own.len());
+    if own.iter().all(|report| report.form == Form::Check) {
+        return line;
     }
-    println!("{HEADER}");
-    for report in &reports {
-        println!("{report}");
-    }
-    let missing = reports.iter().filter(|report| !report.misses.is_empty());
-    for report in missing.clone() {
-        println!("missed: {}: {}", report.cell_columns().trim(), report.misses.join(", "));
-    }
-    println!("{} cells, {} miss their target", reports.len(), missing.count());
-    Ok(())
+    let waited: f64 = own.iter().map(|report| report.figures.worst.waited_pct).sum();
+    let mean_pct = waited / own.len() as f64;
+    let miss = waited_mean_target(mean_pct).map(|miss| format!(": missed: {miss}"));
+    format!("{line}; {mean_pct:.2}% waited in the mean{}", miss.unwrap_or_default())
 }
 
 fn reports(options: &Options) -> Result<Vec<Report>, SweepError> {
     let cells = options.cells()?;
     let bar = progress::bar(cells.len(), "cells");
-    let done = |_: &Cell, _: &CellFigures| bar.inc(1);
-    let figures = run_all(&cells, 1..=options.seeds, options.threads.into(), done);
+    // The longest first, so that no thread is left with it alone at the end.
+    let mut order: Vec<usize> = (0..cells.len()).collect();
+    order.sort_by(|&one, &other| cells[other].requests().total_cmp(&cells[one].requests()));
+    let run = |&index: &usize| {
+        let figures = cells[index].run(1..=options.seeds);
+        bar.inc(1);
+        figures.map(|figures| Report::new(cells[index], options.seeds, figures))
+    };
+    let reports = on_threads(&order, options.threads.into(), run);
     bar.finish_and_clear();
-    let report = |(cell, figures)| Report::new(cell, options.form, figures);
-    Ok(cells.iter().zip(figures?).map(report).collect())
+    let mut reports: Vec<(usize, Report)> = order
+        .into_iter()
+        .zip(reports)
+        .map(|(index, report)| report.map(|report| (index, report)))
+        .collect::<Result<_, _>>()?;
+    reports.sort_by_key(|(index, _)| *index);
+    Ok(reports.into_iter().map(|(_, report)| report).collect())
+}
+
+impl Options {
+    /// The cells that are asked for, those of all policies one after the other.
+    fn cells(&self) -> Result<Vec<Cell>, SweepError> {
+        for &policy in &self.policy {
+            validate_form(policy, self.form)?;
+        }
+        let all = cells(Policy::Default, self.form);
+        let wanted = filter::wanted(self, &all)?;
+        let of_policy = |cell: Cell| self.policy.iter().map(move |&policy| Cell { policy, ..cell });
+        Ok(wanted.into_iter().flat_map(of_policy).collect())
+    }
 }
 
 #[cfg(test)]
@@ -191,37 +241,53 @@ mod tests {
         options: Options,
     }
 
-    fn options(flags: &str) -> Options {
+    pub(super) fn options(flags: &str) -> Options {
         let words = std::iter::once("sweep").chain(flags.split_whitespace());
         Command::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).options
     }
 
     #[test]
-    fn a_rate_is_a_second_unless_it_says_otherwise() {
-        let quotas = |flags: &str| {
-            let cells = options(flags).cells().unwrap();
-            let mut names: Vec<String> = cells.iter().map(|cell| quota_name(&cell.quota)).collect();
-            names.dedup();
-            names
-        };
-        assert_eq!(quotas("").len(), QUOTAS.len());
-        assert_eq!(quotas("--rate 1000"), ["1000/s burst 1000", "1000/s burst 100"]);
-        assert_eq!(quotas("--rate 1000/h"), ["1000/h burst 50"]);
-        assert_eq!(quotas("--rate 100/s --burst 100"), ["100/s burst 100"]);
-        assert_eq!(quotas("--burst 100").len(), 3);
+    fn policies_run_one_beside_the_other_and_a_form_for_all() {
+        let all = options("").cells().unwrap().len();
+        let cells = options("--policy strict,default --form async").cells().unwrap();
+        assert_eq!(cells.len(), 2 * all);
+        assert_eq!((cells[0].policy, cells[1].policy), (Policy::Strict, Policy::Default));
+        assert!(cells.iter().all(|cell| cell.form == Form::Async));
+        assert!(cells.chunks(2).all(|pair| pair[0].load == pair[1].load));
+        let refused = options("--policy write-behind --form async").cells().unwrap_err();
+        assert!(refused.to_string().starts_with("--form: async: "), "{refused}");
     }
 
     #[test]
-    fn a_quota_that_the_sweep_does_not_have_is_refused_by_flag_and_value() {
-        let refused = options("--rate 7 --burst 9").cells().unwrap_err().to_string();
-        assert!(refused.starts_with("--rate 7 --burst 9: "), "{refused}");
-        assert!(refused.contains("20/s burst 20"), "{refused}");
+    fn a_cell_is_told_with_what_it_missed_and_counted() {
+        let flags = "--scenario herd --rate 20 --nodes 4,20 --interval 50ms --seeds 1";
+        let reports = reports(&options(&format!("{flags} --policy default,write-behind"))).unwrap();
+        let named: Vec<(u16, Policy)> =
+            reports.iter().map(|report| (report.nodes, report.policy)).collect();
+        let (default, usual) = (Policy::Default, Policy::WriteBehind);
+        assert_eq!(named, [(4, default), (4, usual), (20, default), (20, usual)]);
+        // The usual way admits 6% more than there is.
+        let miss = reports[3].to_string();
+        let cell =
+            "20/s burst 20, herd, 20 nodes, 50 ms, write-behind: admitted_vs_ideal_most_pct ";
+        assert!(miss.starts_with(cell) && miss.contains(" (at most 102.5"), "{miss}");
+        let count = count(&reports, usual);
+        assert!(
+            count.starts_with("write-behind: 2 cells, ") && !count.contains("waited"),
+            "{count}"
+        );
     }
 
     #[test]
-    fn a_strict_sweep_has_no_credit() {
-        let cells = options("--policy strict --form async").cells().unwrap();
-        assert!(cells.iter().all(|cell| cell.credit == 0));
-        assert!(cells.iter().all(|cell| cell.form == tidegate::sim::Form::Async));
+    fn what_waited_is_held_to_its_mean_over_all_cells() {
+        let cell = options("--scenario herd --form async").cells().unwrap()[0];
+        let mut report = Report::new(cell, 1, cell.run(1..=1).unwrap());
+        report.figures.worst.waited_pct = 29.0;
+        let line = count(&[report], Policy::Default);
+        assert!(line.ends_with("; 29.00% waited in the mean"), "{line}");
+        let mut report = Report::new(cell, 1, cell.run(1..=1).unwrap());
+        report.figures.worst.waited_pct = 31.0;
+        let line = count(&[report], Policy::Default);
+        assert!(line.ends_with(": missed: mean waited_pct 31 (at most 30)"), "{line}");
     }
 }

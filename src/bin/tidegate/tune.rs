@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tidegate::ConfigError;
+use tidegate::sim::{Form, Network, Policy, Worst};
+use tidegate::{ConfigError, DEFAULT_CREDIT};
 
 use self::bounds::{MaxExcess, Percent};
 use self::choice::Bounds;
-use self::measure::{Point, SCENARIOS};
+use self::measure::{INTERVALS_MS, Point, SCENARIOS, Way};
 use crate::flags::{
-    ClusterFlags, InputError, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX, TraceFlags, duration,
-    seed_range, validate_rtt,
+    ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX,
+    TraceFlags, duration, seed_range,
 };
-use crate::progress;
+use crate::{output, progress};
 
 mod bounds;
 mod chart;
@@ -35,6 +36,8 @@ pub(crate) enum TuneError {
     Write { path: PathBuf, source: std::io::Error },
     #[error("the report cannot be written: {0}")]
     Report(#[from] serde_json::Error),
+    #[error("the report cannot be written: {0}")]
+    Output(#[from] std::io::Error),
 }
 
 /// Simulates intervals and policies, and recommends one of them.
@@ -43,13 +46,13 @@ pub(crate) struct Options {
     #[command(flatten)]
     cluster: ClusterFlags,
     /// Round trip between node and store
-    #[arg(long, default_value = "1ms", value_parser = duration)]
+    #[arg(long, default_value = "1ms", value_parser = duration, allow_hyphen_values = true)]
     rtt: Duration,
     /// The most to admit above what there is: a part of the burst such as 1%, or tokens such as 5
-    #[arg(long, default_value = "1%")]
+    #[arg(long, default_value = "1%", allow_hyphen_values = true)]
     max_excess: MaxExcess,
     /// The least to admit, in % of an ideal bucket, such as 97%
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     min_ideal: Option<Percent>,
     #[command(flatten)]
     replay: TraceFlags,
@@ -74,12 +77,16 @@ pub(crate) struct Options {
 impl Options {
     /// Refuses what cannot be simulated, and a chart that has no place, before the long wait.
     fn validate(&self) -> Result<(), InputError> {
-        validate_rtt(self.rtt)?;
+        self.cluster(Way::DEFAULT, INTERVALS_MS[0]).validate()?;
         self.replay.validate()?;
         seed_range(self.seed, self.seeds)?;
         if self.replay.trace.is_none() {
             for scenario in SCENARIOS {
-                measure::workload(self, scenario, self.seed).validate()?;
+                // The seconds of a run are not the user's choice: the rate is.
+                let workload = measure::workload(self, scenario, self.seed).validate();
+                workload.map_err(|error| {
+                    InputError::flag("--rate", &self.cluster.rate, error.reason)
+                })?;
             }
         }
         let folder = self.svg.parent().filter(|folder| *folder != Path::new(""));
@@ -88,6 +95,25 @@ impl Options {
             return Err(InputError::flag("--svg", &self.svg.display(), reason));
         }
         Ok(())
+    }
+
+    /// The cluster that decides in this way at this interval.
+    fn cluster(&self, way: Way, interval_ms: u64) -> ClusterSpec {
+        let ClusterFlags { nodes, rate, burst } = self.cluster;
+        let interval_us = interval_ms * 1000;
+        ClusterSpec {
+            limit: LimitSpec { rate, burst, interval_us, credit: DEFAULT_CREDIT },
+            nodes,
+            network: Network::new(self.rtt),
+            policy: way.policy,
+            form: way.form,
+        }
+    }
+
+    /// How often a busy key is synced, in seconds, however long the interval.
+    fn longest_tick_s(&self) -> Result<f64, ConfigError> {
+        let longest_ms = INTERVALS_MS[INTERVALS_MS.len() - 1];
+        self.cluster(Way::DEFAULT, longest_ms).setup(self.seed).tick_s()
     }
 
     fn bounds(&self) -> Bounds {
@@ -109,11 +135,34 @@ impl Options {
 }
 
 /// A point, and whether no other is better.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 struct Row {
+    policy: Policy,
+    form: Form,
+    interval_ms: f64,
     #[serde(flatten)]
-    point: Point,
+    worst: Worst,
+    shortfall_pct: f64,
+    store_cpu_pct: f64,
     frontier: bool,
+    #[serde(skip)]
+    name: &'static str,
+}
+
+impl Row {
+    fn new((point, frontier): (&Point, bool)) -> Self {
+        let Point { way, interval_ms, worst } = *point;
+        Self {
+            policy: way.policy,
+            form: way.form,
+            interval_ms: interval_ms as f64,
+            worst,
+            shortfall_pct: worst.shortfall_pct(),
+            store_cpu_pct: point.store_cpu_pct(),
+            frontier,
+            name: way.name,
+        }
+    }
 }
 
 /// All that is told.
@@ -128,30 +177,27 @@ struct Report<'a> {
     seed: u64,
     seeds: u64,
     points: Vec<Row>,
-    recommended: Option<Point>,
+    recommended: Option<Row>,
     reason: String,
     svg: &'a Path,
 }
 
-const HEADER: &str = "   policy   interval    excess  % of burst  shortfall %  store calls/s    \
+const HEADER: &str = "   policy       interval    excess  % of burst  shortfall %  store calls/s    \
                       keys/s  store CPU %  waited %";
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Point { policy, interval_ms, figures } = &self.point;
+        let Self { name, interval_ms, worst, shortfall_pct, store_cpu_pct, .. } = self;
         write!(
             f,
-            "{:<2} {:<8} {interval_ms:>5} ms {:>9.2} {:>11.2} {:>12.2} {:>14.1} {:>9.1} {:>12.2} \
-             {:>9.2}",
+            "{:<2} {name:<12} {interval_ms:>5} ms {:>9.2} {:>11.2} {shortfall_pct:>12.2} \
+             {:>14.1} {:>9.1} {store_cpu_pct:>12.2} {:>9.2}",
             if self.frontier { "*" } else { "" },
-            policy.name(),
-            figures.excess_tokens,
-            figures.excess_pct_of_burst,
-            figures.shortfall_pct,
-            figures.store_calls_per_second,
-            figures.keys_synced_per_second,
-            figures.store_cpu_pct,
-            figures.waited_pct,
+            worst.excess_tokens,
+            worst.excess_pct_of_burst,
+            worst.store_calls_per_second,
+            worst.keys_synced_per_second,
+            worst.waited_pct,
         )
     }
 }
@@ -165,26 +211,34 @@ pub(crate) fn run(options: &Options) -> Result<(), TuneError> {
     let points = points?;
     let recommended = choice::recommended(&points, &options.bounds());
     draw(options, &points, recommended)?;
-    let report = report(options, &points, recommended);
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-        return Ok(());
-    }
-    println!("{}", options.title());
-    println!("{HEADER}");
-    for row in &report.points {
-        println!("{row}");
-    }
-    println!("* no other point has less excess, shortfall and store calls");
-    println!("recommended: {}", report.reason);
-    println!("chart: {}", report.svg.display());
-    Ok(())
+    let report = report(options, &points, recommended)?;
+    let text =
+        if options.json { serde_json::to_string(&report)? + "\n" } else { told(options, &report) };
+    Ok(output::write(&text)?)
 }
 
-fn report<'a>(options: &'a Options, points: &[Point], recommended: Option<usize>) -> Report<'a> {
+/// All points in a table, and which of them to take.
+fn told(options: &Options, report: &Report<'_>) -> String {
+    let rows: Vec<String> = report.points.iter().map(ToString::to_string).collect();
+    format!(
+        "{}\n{HEADER}\n{}\n* no other point has less excess, shortfall and store calls\n\
+         recommended: {}\nchart: {}\n",
+        options.title(),
+        rows.join("\n"),
+        report.reason,
+        report.svg.display()
+    )
+}
+
+fn report<'a>(
+    options: &'a Options,
+    points: &[Point],
+    recommended: Option<usize>,
+) -> Result<Report<'a>, ConfigError> {
     let bounds = options.bounds();
-    let rows = points.iter().zip(choice::frontier(points));
-    Report {
+    let rows: Vec<Row> = points.iter().zip(choice::frontier(points)).map(Row::new).collect();
+    let reason = choice::reason(points, &bounds, options.longest_tick_s()?);
+    Ok(Report {
         nodes: options.cluster.nodes,
         rate: options.cluster.rate,
         burst: options.cluster.burst,
@@ -193,11 +247,11 @@ fn report<'a>(options: &'a Options, points: &[Point], recommended: Option<usize>
         shortfall_pct_max: bounds.shortfall_pct_max,
         seed: options.seed,
         seeds: options.seeds,
-        points: rows.map(|(&point, frontier)| Row { point, frontier }).collect(),
-        recommended: recommended.map(|index| points[index]),
-        reason: choice::reason(points, &bounds),
+        recommended: recommended.map(|index| rows[index]),
+        points: rows,
+        reason,
         svg: &options.svg,
-    }
+    })
 }
 
 fn draw(options: &Options, points: &[Point], recommended: Option<usize>) -> Result<(), TuneError> {
@@ -237,13 +291,23 @@ mod tests {
             ("--svg /no/such/folder/a.svg", "--svg: /no/such/folder/a.svg"),
             ("--seed 18446744073709551615", "--seed: 18446744073709551615"),
             ("--trace a.log --speed 0", "--speed: 0"),
-            ("--rate 100000000", "seconds = 10"),
+            ("--rate 100000000", "--rate: 100000000"),
+            ("--rate 0", "--rate: 0"),
+            ("--burst 0", "--burst: 0"),
         ];
         for (flags, expected) in cases {
             let refused = parsed(flags).unwrap().validate().unwrap_err().to_string();
             assert!(refused.contains(expected), "{flags}: {refused}");
         }
-        for (flag, value) in [("--max-excess", "much"), ("--min-ideal", "0.97")] {
+        for (flag, value) in [
+            ("--max-excess", "much"),
+            ("--max-excess", "200%"),
+            ("--min-ideal", "0.97"),
+            ("--min-ideal", "-1%"),
+            ("--rtt", "-1"),
+            ("--nodes", "0"),
+            ("--seeds", "0"),
+        ] {
             let refused = parsed(&format!("{flag} {value}")).err().unwrap().to_string();
             assert!(refused.contains(flag) && refused.contains(value), "{refused}");
         }

@@ -1,9 +1,14 @@
 //! Which points are worth a thought, and which one is recommended.
 
-use super::measure::{Point, PointFigures};
+use tidegate::sim::Worst;
+
+use super::measure::Point;
 
 /// As good as the best: points of shortfall, or of waiting, that are given for fewer store calls.
 const SLACK_PCT: f64 = 1.0;
+
+/// As cheap as the cheapest: a part of its store calls, for a shorter interval.
+const CALLS_SLACK: f64 = 0.01;
 
 /// Rounding errors of the judge, in tokens and in %.
 const ERROR: f64 = 1e-6;
@@ -16,19 +21,19 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    fn holds(&self, figures: &PointFigures) -> bool {
-        figures.excess_tokens <= self.excess_tokens_max + ERROR
-            && self.shortfall_pct_max.is_none_or(|most| figures.shortfall_pct <= most + ERROR)
+    fn holds(&self, worst: &Worst) -> bool {
+        worst.excess_tokens <= self.excess_tokens_max + ERROR
+            && self.shortfall_pct_max.is_none_or(|most| worst.shortfall_pct() <= most + ERROR)
     }
 }
 
 /// Excess, shortfall and store calls: less of each is better.
-fn costs(figures: &PointFigures) -> [f64; 3] {
-    [figures.excess_tokens, figures.shortfall_pct, figures.store_calls_per_second]
+fn costs(worst: &Worst) -> [f64; 3] {
+    [worst.excess_tokens, worst.shortfall_pct(), worst.store_calls_per_second]
 }
 
 /// Whether `one` is nowhere worse than `other`, and somewhere better.
-fn dominates(one: &PointFigures, other: &PointFigures) -> bool {
+fn dominates(one: &Worst, other: &Worst) -> bool {
     let (one, other) = (costs(one), costs(other));
     let pairs = || one.iter().zip(&other);
     pairs().all(|(one, other)| one <= other) && pairs().any(|(one, other)| one < other)
@@ -36,92 +41,120 @@ fn dominates(one: &PointFigures, other: &PointFigures) -> bool {
 
 /// Of each point, whether no other dominates it.
 pub(crate) fn frontier(points: &[Point]) -> Vec<bool> {
-    let best =
-        |point: &Point| !points.iter().any(|other| dominates(&other.figures, &point.figures));
+    let best = |point: &Point| !points.iter().any(|other| dominates(&other.worst, &point.worst));
     points.iter().map(best).collect()
+}
+
+/// The points that a limiter can be told to be, and that keep the bounds.
+fn within(points: &[Point], bounds: &Bounds) -> Vec<usize> {
+    let keeps = |&index: &usize| {
+        let Point { way, worst, .. } = &points[index];
+        way.is_on_offer() && bounds.holds(worst)
+    };
+    (0..points.len()).filter(keeps).collect()
 }
 
 /// The index of the point to use, if one keeps the bounds. Of those that do and that fall short by
 /// about as little as the best of them: one that does not wait, or else one that waits about as
-/// seldom as the best; of these, the cheapest in store calls.
+/// seldom as the best; of these, one that takes about as few store calls as the cheapest; and of
+/// these, the one of the shortest interval, because it knows soonest what the others spend.
 pub(crate) fn recommended(points: &[Point], bounds: &Bounds) -> Option<usize> {
-    let figures = |index: usize| &points[index].figures;
-    let mut left: Vec<usize> =
-        (0..points.len()).filter(|&index| bounds.holds(figures(index))).collect();
-    keep_near_least(&mut left, |index| figures(index).shortfall_pct);
-    if left.iter().any(|&index| !points[index].policy.waits()) {
-        left.retain(|&index| !points[index].policy.waits());
+    let worst = |index: usize| &points[index].worst;
+    let mut left = within(points, bounds);
+    keep_near_least(&mut left, |index| worst(index).shortfall_pct(), |least| least + SLACK_PCT);
+    if left.iter().any(|&index| !points[index].way.waits()) {
+        left.retain(|&index| !points[index].way.waits());
     }
-    keep_near_least(&mut left, |index| figures(index).waited_pct);
+    keep_near_least(&mut left, |index| worst(index).waited_pct, |least| least + SLACK_PCT);
+    let near_calls = |least| least * (1.0 + CALLS_SLACK);
+    keep_near_least(&mut left, |index| worst(index).store_calls_per_second, near_calls);
     left.into_iter().min_by(|&one, &other| {
-        let order = |index| {
-            let [excess, shortfall, calls] = costs(figures(index));
-            [calls, excess, shortfall]
+        let order = |index: usize| {
+            let [excess, shortfall, calls] = costs(worst(index));
+            [points[index].interval_ms as f64, calls, excess, shortfall]
         };
         order(one).partial_cmp(&order(other)).unwrap_or(std::cmp::Ordering::Equal)
     })
 }
 
-fn keep_near_least(indices: &mut Vec<usize>, of: impl Fn(usize) -> f64) {
+fn keep_near_least(indices: &mut Vec<usize>, of: impl Fn(usize) -> f64, near: impl Fn(f64) -> f64) {
     let least = indices.iter().map(|&index| of(index)).fold(f64::INFINITY, f64::min);
-    indices.retain(|&index| of(index) <= least + SLACK_PCT);
+    indices.retain(|&index| of(index) <= near(least));
 }
 
-/// The recommendation and its reason, in a line.
-pub(crate) fn reason(points: &[Point], bounds: &Bounds) -> String {
-    let allowed = bounds.excess_tokens_max;
-    let Some(index) = recommended(points, bounds) else {
-        let least = |of: fn(&PointFigures) -> f64| {
-            points.iter().map(|point| of(&point.figures)).fold(f64::INFINITY, f64::min)
-        };
-        return format!(
-            "none: no point keeps excess at {allowed} tokens{}; the least excess is {:.2} tokens, \
-             the least shortfall {:.2}%",
-            bounds
-                .shortfall_pct_max
-                .map_or_else(String::new, |most| { format!(" and shortfall at {most:.2}%") }),
-            least(|figures| figures.excess_tokens),
-            least(|figures| figures.shortfall_pct),
-        );
-    };
-    let Point { policy, interval_ms, figures } = &points[index];
-    let waiting = if policy.waits() {
-        format!("{:.2}% of requests wait for the store", figures.waited_pct)
+/// The recommendation and its reason, in a paragraph.
+/// A busy key is synced each `longest_tick_s`, however long the interval.
+pub(crate) fn reason(points: &[Point], bounds: &Bounds, longest_tick_s: f64) -> String {
+    let Some(index) = recommended(points, bounds) else { return no_reason(points, bounds) };
+    let Point { way, interval_ms, worst } = &points[index];
+    let waiting = if way.waits() {
+        let waited_pct = worst.waited_pct;
+        format!("{waited_pct:.2}% of requests wait for the store; what does not wait is worse here")
     } else {
-        "nothing waits".to_owned()
+        "no request waits for the store".to_owned()
+    };
+    let longest_ms = longest_tick_s * 1e3;
+    let longer = if *interval_ms as f64 >= longest_ms {
+        format!(
+            " A longer interval changes little: a busy key of this limit is synced each \
+             {longest_ms:.0} ms, a quarter of the time that its burst takes to fill."
+        )
+    } else {
+        String::new()
     };
     format!(
-        "{} at {interval_ms} ms: the fewest store calls ({:.1}/s) among those with excess of at \
-         most {allowed} tokens ({:.2}) and shortfall within {SLACK_PCT} point of the best \
-         ({:.2}%); {waiting}",
-        policy.name(),
-        figures.store_calls_per_second,
-        figures.excess_tokens,
-        figures.shortfall_pct,
+        "policy {} at {interval_ms} ms: at worst {:.2} tokens more than the limit allows ({} \
+         tolerated) and {:.2}% less than an ideal limiter admits, for {:.1} store calls a second; \
+         {waiting}. Why: of the choices that keep to what is tolerated, those within {SLACK_PCT} \
+         point of the best were taken; of these, those with the fewest store calls; and of these, \
+         the shortest interval, because its nodes learn soonest what the others spend.{longer}",
+        way.name,
+        worst.excess_tokens,
+        bounds.excess_tokens_max,
+        worst.shortfall_pct(),
+        worst.store_calls_per_second,
+    )
+}
+
+fn no_reason(points: &[Point], bounds: &Bounds) -> String {
+    let least = |of: fn(&Worst) -> f64| {
+        let on_offer = points.iter().filter(|point| point.way.is_on_offer());
+        on_offer.map(|point| of(&point.worst)).fold(f64::INFINITY, f64::min)
+    };
+    let shortfall = bounds
+        .shortfall_pct_max
+        .map(|most| format!(" and admits at most {most:.2}% less than an ideal limiter would"));
+    format!(
+        "none: no choice keeps to at most {} tokens in excess{}. The least excess of any is {:.2} \
+         tokens, the least shortfall {:.2}%: tolerate more of one, or raise the burst",
+        bounds.excess_tokens_max,
+        shortfall.unwrap_or_default(),
+        least(|worst| worst.excess_tokens),
+        least(Worst::shortfall_pct),
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::measure::Policy;
+    use crate::tune::measure::Way;
 
-    fn point(policy: Policy, excess: f64, shortfall: f64, calls: f64, waited: f64) -> Point {
-        let figures = PointFigures {
+    fn point(way: Way, excess: f64, shortfall: f64, calls: f64, waited: f64) -> Point {
+        let worst = Worst {
             excess_tokens: excess,
-            shortfall_pct: shortfall,
+            admitted_vs_ideal_pct: 100.0 - shortfall,
             store_calls_per_second: calls,
             waited_pct: waited,
-            ..PointFigures::default()
+            ..Worst::NONE
         };
-        Point { policy, interval_ms: 50, figures }
+        Point { way, interval_ms: 50, worst }
     }
 
     const BOUNDS: Bounds = Bounds { excess_tokens_max: 2.0, shortfall_pct_max: None };
 
     #[test]
     fn a_point_is_off_the_frontier_if_another_is_nowhere_worse_and_somewhere_better() {
-        let of = |excess, shortfall, calls| point(Policy::Default, excess, shortfall, calls, 0.0);
+        let of = |excess, shortfall, calls| point(Way::DEFAULT, excess, shortfall, calls, 0.0);
         let points = [
             of(1.0, 1.0, 100.0),
             of(1.0, 1.0, 101.0),
@@ -134,7 +167,7 @@ mod tests {
 
     #[test]
     fn equal_points_do_not_dominate_each_other() {
-        let points = [point(Policy::Strict, 1.0, 1.0, 1.0, 0.0); 2];
+        let points = [point(Way::STRICT, 1.0, 1.0, 1.0, 0.0); 2];
         assert_eq!(frontier(&points), [true, true]);
         assert!(frontier(&[]).is_empty());
     }
@@ -142,30 +175,57 @@ mod tests {
     #[test]
     fn the_cheapest_of_those_that_keep_the_bounds_is_recommended() {
         let points = [
-            point(Policy::Default, 2.1, 0.0, 10.0, 0.0),
-            point(Policy::Default, 2.0, 0.5, 300.0, 0.0),
-            point(Policy::Default, 0.0, 1.0, 200.0, 0.0),
-            point(Policy::Strict, 0.0, 1.6, 100.0, 0.0),
+            point(Way::DEFAULT, 2.1, 0.0, 10.0, 0.0),
+            point(Way::DEFAULT, 2.0, 0.5, 300.0, 0.0),
+            point(Way::DEFAULT, 0.0, 1.0, 200.0, 0.0),
+            point(Way::STRICT, 0.0, 1.6, 100.0, 0.0),
         ];
         // The last falls short by more than a point above the best that keeps the excess.
         assert_eq!(recommended(&points, &BOUNDS), Some(2));
-        assert!(reason(&points, &BOUNDS).starts_with("default at 50 ms: "));
+        let reason = reason(&points, &BOUNDS, 1.0);
+        assert!(reason.starts_with("policy default at 50 ms: "), "{reason}");
+        assert!(reason.contains("no request waits for the store"), "{reason}");
+        assert!(!reason.contains("longer interval"), "{reason}");
+        let reason = super::reason(&points, &BOUNDS, 0.05);
+        assert!(reason.contains(" is synced each 50 ms, "), "{reason}");
+    }
+
+    #[test]
+    fn of_points_that_cost_about_the_same_the_shortest_interval_is_recommended() {
+        let of =
+            |interval_ms, calls| Point { interval_ms, ..point(Way::DEFAULT, 0.0, 0.0, calls, 0.0) };
+        let points = [of(20, 101.1), of(50, 101.0), of(100, 100.5), of(200, 100.0)];
+        assert_eq!(recommended(&points, &BOUNDS), Some(1));
+        let points = [of(200, 101.0), of(100, 100.0)];
+        assert_eq!(recommended(&points, &BOUNDS), Some(1));
+    }
+
+    #[test]
+    fn the_usual_way_is_compared_with_and_never_recommended() {
+        let points = [
+            point(Way::WRITE_BEHIND, 0.0, 0.0, 1.0, 0.0),
+            point(Way::DEFAULT, 1.0, 1.0, 100.0, 0.0),
+        ];
+        assert_eq!(recommended(&points, &BOUNDS), Some(1));
+        assert_eq!(frontier(&points), [true, false]);
+        let none = reason(&points[..1], &BOUNDS, 1.0);
+        assert!(none.starts_with("none: "), "{none}");
     }
 
     #[test]
     fn a_policy_that_does_not_wait_goes_before_a_cheaper_one_that_does() {
-        let waiting = point(Policy::Async, 0.0, 0.0, 10.0, 0.5);
-        let points = [waiting, point(Policy::Strict, 0.0, 0.9, 1000.0, 0.0)];
+        let waiting = point(Way::ASYNC, 0.0, 0.0, 10.0, 0.5);
+        let points = [waiting, point(Way::STRICT, 0.0, 0.9, 1000.0, 0.0)];
         assert_eq!(recommended(&points, &BOUNDS), Some(1));
         assert_eq!(recommended(&[waiting], &BOUNDS), Some(0));
         // Unless it falls short by much more.
-        let points = [waiting, point(Policy::Strict, 0.0, 7.0, 1000.0, 0.0)];
+        let points = [waiting, point(Way::STRICT, 0.0, 7.0, 1000.0, 0.0)];
         assert_eq!(recommended(&points, &BOUNDS), Some(0));
     }
 
     #[test]
     fn of_points_that_all_wait_those_that_wait_seldom_are_compared_by_calls() {
-        let of = |calls, waited| point(Policy::Async, 0.0, 0.0, calls, waited);
+        let of = |calls, waited| point(Way::ASYNC, 0.0, 0.0, calls, waited);
         let points = [of(10.0, 9.0), of(300.0, 1.0), of(200.0, 1.9)];
         assert_eq!(recommended(&points, &BOUNDS), Some(2));
     }
@@ -173,11 +233,11 @@ mod tests {
     #[test]
     fn nothing_is_recommended_that_breaks_a_bound() {
         let points =
-            [point(Policy::Default, 3.0, 1.0, 1.0, 0.0), point(Policy::Strict, 0.0, 8.0, 1.0, 0.0)];
+            [point(Way::DEFAULT, 3.0, 1.0, 1.0, 0.0), point(Way::STRICT, 0.0, 8.0, 1.0, 0.0)];
         let bounds = Bounds { shortfall_pct_max: Some(3.0), ..BOUNDS };
         assert_eq!(recommended(&points, &bounds), None);
-        let reason = reason(&points, &bounds);
-        assert!(reason.contains("the least excess is 0.00 tokens"), "{reason}");
+        let reason = reason(&points, &bounds, 1.0);
+        assert!(reason.contains("The least excess of any is 0.00 tokens"), "{reason}");
         assert!(reason.contains("the least shortfall 1.00%"), "{reason}");
         assert_eq!(recommended(&points, &BOUNDS), Some(1));
     }
