@@ -24,7 +24,7 @@ use crate::time::micros;
 mod ledger;
 
 /// What happened to the store, for tests that play it again.
-#[cfg(test)]
+#[cfg(all(test, feature = "redis"))]
 #[derive(Clone, Debug)]
 pub(super) enum StoreCall {
     Sync { request: Arc<Request>, time_us: i64, reply: Reply },
@@ -134,7 +134,7 @@ pub(super) struct World {
     /// Every decision, if the setup says so.
     pub(super) decided: Vec<Decided>,
     /// Every call of the store, likewise.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "redis"))]
     pub(super) calls: Vec<StoreCall>,
     pub(super) judge: Judge,
     pub(super) traffic: Traffic,
@@ -173,7 +173,7 @@ impl World {
             store_ahead_us: 0,
             hung_until_us: 0,
             decided: Vec::new(),
-            #[cfg(test)]
+            #[cfg(all(test, feature = "redis"))]
             calls: Vec::new(),
             judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64),
             traffic: Traffic::default(),
@@ -533,7 +533,7 @@ impl World {
         }
         let time_us = (self.now_us + self.store_ahead_us) as i64;
         let reply = self.store.sync(request, time_us);
-        #[cfg(test)]
+        #[cfg(all(test, feature = "redis"))]
         if self.setup.audit {
             let (request, reply) = (request.clone(), reply.clone());
             self.calls.push(StoreCall::Sync { request, time_us, reply });
@@ -580,7 +580,7 @@ impl World {
             }
             Fault::StoreHangs { for_us } => self.hung_until_us = self.now_us + for_us,
             Fault::StoreForgets => {
-                #[cfg(test)]
+                #[cfg(all(test, feature = "redis"))]
                 self.calls.push(StoreCall::Forgets);
                 self.store = Model::default();
                 self.forgetful = true;

@@ -362,6 +362,7 @@ pub(crate) fn name_of(verdict: &Verdict) -> &'static str {
 }
 
 /// The script's KEYS, as the default namespace has them.
+#[cfg(feature = "sim")]
 pub(crate) fn keys_of(request: &Request) -> Vec<Vec<u8>> {
     let prefix = prefix(request.lane);
     let lane = [format!("{prefix}lane"), node_key(request), format!("{prefix}nodes")];
