@@ -262,7 +262,7 @@ async fn who_waits_while_an_outage_begins_is_answered_by_its_policy_at_once() {
     let cluster = Cluster::new(1, &limit().outage(OutagePolicy::Closed)).await;
     cluster.store.set_away(true);
     cluster.pass(CUT_OFF).await;
-    let asked = waiting(&cluster.apis[0], "unknown until now", 5);
+    let asked = waiting(&cluster.apis[0], "unknown until now", 1);
     assert_eq!(
         admitted(&cluster.answered(asked).await),
         0,
