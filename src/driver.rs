@@ -183,9 +183,13 @@ impl Driver {
                         self.answered(lane, sequence, result);
                     }
                 }
-                Some(question) = self.questions.recv() => self.ask(question, &mut asked),
+                Some(question) = self.questions.recv() => self.ask(Some(question), &mut asked),
                 command = self.commands.recv() => match command {
-                    Some(command) => waiting.push(self.take_on(command)),
+                    Some(command) => {
+                        // Who asked before is part of what a command is about.
+                        self.ask(None, &mut asked);
+                        waiting.push(self.take_on(command));
+                    }
                     None => return,
                 },
             }
@@ -218,17 +222,21 @@ impl Driver {
     }
 
     /// Hands a caller who waits to the engine, and all who came meanwhile: they join one batch.
-    fn ask(&mut self, first: Question, asked: &mut Questions) {
+    /// Nothing is asked for those who have gone away.
+    fn ask(&mut self, first: Option<Question>, asked: &mut Questions) {
         let now = self.now();
-        let mut next = Some(first);
+        let mut next = first.or_else(|| self.questions.try_recv().ok());
         while let Some(Question { bucket, cost, within, done }) = next {
+            next = self.questions.try_recv().ok();
+            if done.is_closed() {
+                continue;
+            }
             asked.last_ticket += 1;
             let ticket = asked.last_ticket;
             asked.open.insert(ticket, done);
             let deadline = now.plus_micros(micros(within));
-            self.engine
-                .handle(now, Input::Wait { bucket, waiter: Waiter { ticket, cost, deadline } });
-            next = self.questions.try_recv().ok();
+            let waiter = Waiter { ticket, cost, deadline };
+            self.engine.handle(now, Input::Wait { bucket, waiter });
         }
     }
 

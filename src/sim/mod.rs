@@ -6,6 +6,8 @@ pub mod bound;
 mod clock;
 pub mod faults;
 pub mod figures;
+#[cfg(all(test, feature = "redis"))]
+mod on_redis;
 mod run;
 #[cfg(test)]
 mod search;

@@ -23,6 +23,14 @@ use crate::time::micros;
 
 mod ledger;
 
+/// What happened to the store, for tests that play it again.
+#[cfg(all(test, feature = "redis"))]
+#[derive(Clone, Debug)]
+pub(super) enum StoreCall {
+    Sync { request: Arc<Request>, time_us: i64, reply: Reply },
+    Forgets,
+}
+
 #[derive(Debug)]
 enum Happening {
     Arrival {
@@ -125,6 +133,9 @@ pub(super) struct World {
     hung_until_us: u64,
     /// Every decision, if the setup says so.
     pub(super) decided: Vec<Decided>,
+    /// Every call of the store, likewise.
+    #[cfg(all(test, feature = "redis"))]
+    pub(super) calls: Vec<StoreCall>,
     pub(super) judge: Judge,
     pub(super) traffic: Traffic,
     /// Tokens in batches that the store has applied, each counted once, since it lost its memory.
@@ -162,6 +173,8 @@ impl World {
             store_ahead_us: 0,
             hung_until_us: 0,
             decided: Vec::new(),
+            #[cfg(all(test, feature = "redis"))]
+            calls: Vec::new(),
             judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64),
             traffic: Traffic::default(),
             applied: 0,
@@ -519,7 +532,13 @@ impl World {
             let request = request.clone();
             return self.plan(late_us, Happening::Delivery { node: None, exchange, request });
         }
-        let reply = self.store.sync(request, (self.now_us + self.store_ahead_us) as i64);
+        let time_us = (self.now_us + self.store_ahead_us) as i64;
+        let reply = self.store.sync(request, time_us);
+        #[cfg(all(test, feature = "redis"))]
+        if self.setup.audit {
+            let (request, reply) = (request.clone(), reply.clone());
+            self.calls.push(StoreCall::Sync { request, time_us, reply });
+        }
         self.book(request, &reply);
         let Some(node) = node else { return };
         let cut = self.now_us < self.nodes[node].cut_until_us;
@@ -562,6 +581,8 @@ impl World {
             }
             Fault::StoreHangs { for_us } => self.hung_until_us = self.now_us + for_us,
             Fault::StoreForgets => {
+                #[cfg(all(test, feature = "redis"))]
+                self.calls.push(StoreCall::Forgets);
                 self.store = Model::default();
                 self.forgetful = true;
             }

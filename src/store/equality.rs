@@ -21,7 +21,7 @@ use crate::sync::message::{
 };
 
 #[path = "../../tests/parts/redis_server.rs"]
-pub(super) mod redis_server;
+pub(crate) mod redis_server;
 
 use redis_server::RedisServer;
 
@@ -185,8 +185,7 @@ impl World {
         let expected = self.model.sync(request, reply.time_us);
         self.compare_grants(request, &reply, &expected);
         assert_eq!(reply, expected, "seed {SEED:#x}, {}", Shown(request));
-        self.compare_lane(request);
-        self.compare_keys(request);
+        compare_states(&mut self.raw, &self.model, request);
         reply
     }
 
@@ -201,39 +200,6 @@ impl World {
             let name = (entry.limit.clone(), entry.key.clone());
             let key = self.model.keys.get(&name);
             assert_eq!(grants[index], others[index], "seed {SEED:#x}, {entry:#?} of {key:#?}");
-        }
-    }
-
-    fn compare_lane(&mut self, request: &Request) {
-        let prefix = prefix(request.lane);
-        let lane: Option<Vec<u8>> = self.raw.get(format!("{prefix}lane")).unwrap();
-        let lane = lane.map(|bytes| lane_of(&bytes));
-        assert_eq!(lane.as_ref(), self.model.lanes.get(&request.lane), "after {}", Shown(request));
-        let node: Option<Vec<u8>> = self.raw.get(node_key(request)).unwrap();
-        let node = node.map(|bytes| node_of(&bytes));
-        let place = (request.lane, request.instance);
-        assert_eq!(node.as_ref(), self.model.nodes.get(&place), "after {}", Shown(request));
-        let members: Vec<(Vec<u8>, i64)> =
-            self.raw.zrange_withscores(format!("{prefix}nodes"), 0, -1).unwrap();
-        let members: HashMap<InstanceId, i64> = members
-            .into_iter()
-            .map(|(instance, seen_us)| (instance.try_into().unwrap(), seen_us))
-            .collect();
-        let expected = self.model.members.get(&request.lane).cloned().unwrap_or_default();
-        assert_eq!(members, expected, "after {}", Shown(request));
-    }
-
-    fn compare_keys(&mut self, request: &Request) {
-        for entry in &request.entries {
-            let name = key_name(request.lane, entry);
-            let (record, ttl_ms): (Option<Vec<u8>>, i64) =
-                redis::pipe().get(&name).pttl(&name).query(&mut self.raw).unwrap();
-            let key = record.map(|bytes| key_of(&bytes));
-            let expected = self.model.keys.get(&(entry.limit.clone(), entry.key.clone()));
-            assert_eq!(key.as_ref(), expected, "{name:?} after {}", Shown(request));
-            if let Some(key) = key {
-                assert!(ttl_ms > 0 && ttl_ms <= key.keep_ms(), "{ttl_ms} ms: {key:?}");
-            }
         }
     }
 
@@ -316,6 +282,45 @@ impl World {
     }
 }
 
+/// Every record that the batch touches must be in Redis what it is in the model.
+pub(crate) fn compare_states(raw: &mut redis::Connection, model: &Model, request: &Request) {
+    compare_lane(raw, model, request);
+    compare_keys(raw, model, request);
+}
+
+fn compare_lane(raw: &mut redis::Connection, model: &Model, request: &Request) {
+    let prefix = prefix(request.lane);
+    let lane: Option<Vec<u8>> = raw.get(format!("{prefix}lane")).unwrap();
+    let lane = lane.map(|bytes| lane_of(&bytes));
+    assert_eq!(lane.as_ref(), model.lanes.get(&request.lane), "after {}", Shown(request));
+    let node: Option<Vec<u8>> = raw.get(node_key(request)).unwrap();
+    let node = node.map(|bytes| node_of(&bytes));
+    let place = (request.lane, request.instance);
+    assert_eq!(node.as_ref(), model.nodes.get(&place), "after {}", Shown(request));
+    let members: Vec<(Vec<u8>, i64)> =
+        raw.zrange_withscores(format!("{prefix}nodes"), 0, -1).unwrap();
+    let members: HashMap<InstanceId, i64> = members
+        .into_iter()
+        .map(|(instance, seen_us)| (instance.try_into().unwrap(), seen_us))
+        .collect();
+    let expected = model.members.get(&request.lane).cloned().unwrap_or_default();
+    assert_eq!(members, expected, "after {}", Shown(request));
+}
+
+fn compare_keys(raw: &mut redis::Connection, model: &Model, request: &Request) {
+    for entry in &request.entries {
+        let name = key_name(request.lane, entry);
+        let (record, ttl_ms): (Option<Vec<u8>>, i64) =
+            redis::pipe().get(&name).pttl(&name).query(raw).unwrap();
+        let key = record.map(|bytes| key_of(&bytes));
+        let expected = model.keys.get(&(entry.limit.clone(), entry.key.clone()));
+        assert_eq!(key.as_ref(), expected, "{name:?} after {}", Shown(request));
+        if let Some(key) = key {
+            assert!(ttl_ms > 0 && ttl_ms <= key.keep_ms(), "{ttl_ms} ms: {key:?}");
+        }
+    }
+}
+
 /// Puts an absurd number into a random field.
 fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
@@ -351,7 +356,7 @@ fn spoil(entry: &mut Entry, random: &mut Random) {
     }
 }
 
-fn name_of(verdict: &Verdict) -> &'static str {
+pub(crate) fn name_of(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Applied(_) => "applied",
         Verdict::Reborn => "reborn",
@@ -360,6 +365,15 @@ fn name_of(verdict: &Verdict) -> &'static str {
         Verdict::Lanes(_) => "lanes",
         Verdict::Wire(_) => "wire",
     }
+}
+
+/// The script's KEYS, as the default namespace has them.
+#[cfg(feature = "sim")]
+pub(crate) fn keys_of(request: &Request) -> Vec<Vec<u8>> {
+    let prefix = prefix(request.lane);
+    let lane = [format!("{prefix}lane"), node_key(request), format!("{prefix}nodes")];
+    let lane = lane.into_iter().map(String::into_bytes);
+    lane.chain(request.entries.iter().map(|entry| key_name(request.lane, entry))).collect()
 }
 
 fn prefix(lane: u32) -> String {

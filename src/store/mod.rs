@@ -9,7 +9,7 @@ use crate::error::StoreError;
 use crate::sync::message::{Reply, Request};
 
 #[cfg(all(test, feature = "redis"))]
-mod equality;
+pub(crate) mod equality;
 mod memory;
 pub(crate) mod model;
 #[cfg(feature = "redis")]

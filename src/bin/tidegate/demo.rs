@@ -99,9 +99,10 @@ fn report(
     let (flags, trace) = (&options.load, input.trace.as_ref());
     let figures =
         Figures::of(&decided, flags.cluster.rate as f64, flags.cluster.burst as f64, input.seconds);
+    let round_trips_us = traffic.took_us.clone();
     let traffic = traffic.into();
     let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
-    print(&Report::new(summary, &took_ns, options.outage), flags.json)?;
+    print(&Report::new(summary, &took_ns, &round_trips_us, options.outage), flags.json)?;
     Ok(())
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Traffic {
     pub(crate) store_errors: u64,
     /// Absolute drift of each view, in % of the burst.
     pub(crate) drift_pct: Vec<f32>,
+    /// How long each exchange that was answered took, in microseconds.
+    pub(crate) took_us: Vec<u64>,
 }
 
 impl Traffic {
@@ -39,14 +41,18 @@ impl Traffic {
         self.keys_synced += other.keys_synced;
         self.store_errors += other.store_errors;
         self.drift_pct.extend(other.drift_pct);
+        self.took_us.extend(other.took_us);
     }
 
     fn hear(&mut self, event: &Event) {
         match event {
-            Event::Synced { keys, error, .. } => {
+            Event::Synced { keys, error, took, .. } => {
                 self.store_calls += 1;
                 self.keys_synced += *keys as u64;
                 self.store_errors += u64::from(error.is_some());
+                if error.is_none() {
+                    self.took_us.push(took.as_micros() as u64);
+                }
             }
             Event::Viewed { drift_tokens, burst_tokens, .. } => {
                 self.drift_pct.push((100.0 * drift_tokens.abs() / *burst_tokens as f64) as f32);
@@ -58,7 +64,7 @@ impl Traffic {
 
 impl From<Traffic> for tidegate::sim::Traffic {
     fn from(heard: Traffic) -> Self {
-        let Traffic { store_calls, keys_synced, store_errors, drift_pct } = heard;
+        let Traffic { store_calls, keys_synced, store_errors, drift_pct, took_us: _ } = heard;
         Self { store_calls, keys_synced, store_errors, drift_pct, ..Self::default() }
     }
 }

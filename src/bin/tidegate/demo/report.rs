@@ -79,27 +79,40 @@ pub(crate) struct Report {
     decision_p99_ns: u64,
     /// 999 in 1000 decisions took at most so long.
     decision_p999_ns: u64,
+    /// Half of the exchanges with the store were answered within so long, queues included.
+    round_trip_p50_ms: f64,
+    /// 99 in 100 of them.
+    round_trip_p99_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     outage: Option<OutageReport>,
 }
 
 impl Report {
-    pub(crate) fn new(summary: Summary, took_ns: &[u64], outage: Option<Outage>) -> Self {
+    pub(crate) fn new(
+        summary: Summary,
+        took_ns: &[u64],
+        round_trips_us: &[u64],
+        outage: Option<Outage>,
+    ) -> Self {
         let took = histogram(took_ns);
+        let round_trips = histogram(round_trips_us);
+        let round_trip_ms = |part| round_trips.value_at_quantile(part) as f64 / 1e3;
         Self {
             decision_p50_ns: took.value_at_quantile(0.5),
             decision_p99_ns: took.value_at_quantile(0.99),
             decision_p999_ns: took.value_at_quantile(0.999),
+            round_trip_p50_ms: round_trip_ms(0.5),
+            round_trip_p99_ms: round_trip_ms(0.99),
             outage: outage.map(|outage| OutageReport::of(outage, &summary.figures)),
             summary,
         }
     }
 }
 
-fn histogram(took_ns: &[u64]) -> Histogram<u64> {
+fn histogram(all: &[u64]) -> Histogram<u64> {
     // It refuses only a low bound of 0, a high one below twice the low one, or over five digits.
     let mut took = Histogram::new_with_bounds(1, TOOK_NS_MAX, 3).expect("constants in bounds");
-    for &one in took_ns {
+    for &one in all {
         took.saturating_record(one);
     }
     took
@@ -113,6 +126,11 @@ mod tests {
     fn percentiles_are_those_of_the_decisions_times() {
         let took = histogram(&(1..=1000).collect::<Vec<u64>>());
         assert_eq!([0.5, 0.99, 0.999].map(|part| took.value_at_quantile(part)), [500, 990, 999]);
+    }
+
+    #[test]
+    fn percentiles_of_nothing_are_nothing() {
+        assert_eq!(histogram(&[]).value_at_quantile(0.5), 0);
     }
 
     #[test]
