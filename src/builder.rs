@@ -303,12 +303,8 @@ fn limit_state(
         Mode::Local => Bucket::local(index, b"", terms.scale.rate, terms.burst_depth(), time.now()),
         Mode::Hybrid => Bucket::new(index, lane_of(limit.name(), b"", lanes), b"", terms.credit),
     };
-    Ok(Arc::new(LimitState {
-        index,
-        name: limit.name().into(),
-        terms,
-        buckets: BucketMap::new(budget.clone(), overflow),
-    }))
+    let buckets = BucketMap::new(budget.clone(), overflow);
+    Ok(Arc::new(LimitState::new(index, limit.name().into(), terms, buckets)))
 }
 
 /// Three random numbers: the instance id, and the seed of the jitter.

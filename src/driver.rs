@@ -1,12 +1,13 @@
 //! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
+use crate::bound::Excess;
 use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
@@ -83,6 +84,22 @@ pub(crate) struct LimitState {
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
     pub(crate) buckets: BucketMap,
+    /// As it was told last.
+    excess: Mutex<Excess>,
+}
+
+impl LimitState {
+    pub(crate) fn new(index: u32, name: Arc<str>, terms: Terms, buckets: BucketMap) -> Self {
+        Self { index, name, terms, buckets, excess: Mutex::default() }
+    }
+
+    pub(crate) fn excess(&self) -> Excess {
+        *self.excess.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_excess(&self, excess: Excess) {
+        *self.excess.lock().unwrap_or_else(PoisonError::into_inner) = excess;
+    }
 }
 
 /// Everything the loop owns.
@@ -98,7 +115,7 @@ pub(crate) struct Driver {
     pub(crate) questions: mpsc::UnboundedReceiver<Question>,
     pub(crate) listeners: Vec<Listener>,
     /// The store's last error, for those who wait for it.
-    pub(crate) last_error: Arc<std::sync::Mutex<Option<StoreError>>>,
+    pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
 }
 
 /// An exchange that came to an end.
@@ -201,7 +218,7 @@ impl Driver {
     fn answered(&mut self, lane: u32, sequence: i64, result: Result<Reply, StoreError>) {
         self.engine.handle(self.now(), Input::Answer { lane, sequence, result });
         let error = self.engine.error().cloned();
-        *self.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = error;
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 
     fn drain_dirty(&mut self, now: Timestamp) {
@@ -289,6 +306,7 @@ impl Driver {
         let gauges = self.engine.gauges();
         let stall = self.time.take_stall();
         if stall > Duration::ZERO {
+            self.engine.clock_stalled(micros(stall));
             self.publish(&Event::ClockStalled { stall });
         }
         self.publish(&Event::State {
@@ -298,6 +316,11 @@ impl Driver {
             nodes: gauges.nodes,
             lanes_down: gauges.lanes_down,
         });
+        for (index, excess) in self.engine.excess(self.time.now()).into_iter().enumerate() {
+            let limit = &self.limits[index];
+            limit.set_excess(excess);
+            self.publish(&Event::Excess { limit: limit.name.clone(), excess });
+        }
     }
 
     /// Forgets idle keys; returns how many.

@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::unwrap_used)]
 
+mod bound;
 mod bucket;
 mod builder;
 mod decision;
@@ -64,6 +65,7 @@ pub mod testing;
 mod time;
 mod weakness;
 
+pub use bound::{Excess, Incidents, bound};
 pub use builder::{AnyStore, Builder, DEFAULT_KEYS_MAX, DEFAULT_LANES, LANES_MAX};
 pub use decision::{Decision, Outcome};
 pub use error::{CheckError, ConfigError, ShutdownError, StoreError};

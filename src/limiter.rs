@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::bound::Excess;
 use crate::bucket::{Bucket, DirtyQueue, Taken, Touch};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
@@ -221,6 +222,12 @@ impl ActiveLimit {
     /// The limit's name.
     pub fn name(&self) -> &str {
         &self.state.name
+    }
+
+    /// How far this limit can have been exceeded, and was by what the store said, as of the last
+    /// second.
+    pub fn excess(&self) -> Excess {
+        self.state.excess()
     }
 
     fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {

@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use super::bound::{Incidents, bound};
-use super::faults::{Fault, Planned};
+use super::faults::{Fault, Planned, incidents};
 use super::setup::{Form, Network, Setup};
 use super::workload::Arrival;
 use super::world::World;
+use crate::bound::bound;
 use crate::limit::{Limit, OutagePolicy};
 use crate::quota::Quota;
 use crate::weakness::{Weakness, weakened};
@@ -102,7 +102,7 @@ impl Case {
             world.suffer(planned);
         }
         world.play(&self.arrivals, self.until_us);
-        let incidents = Incidents::of(&self.faults, &self.setup);
+        let incidents = incidents(&self.faults, &self.setup);
         Verdict {
             excess: world.judge.excess_tokens(),
             bound: bound(&self.setup.limit, u32::from(self.setup.nodes), &incidents),

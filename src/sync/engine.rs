@@ -14,9 +14,11 @@ use std::sync::Arc;
 
 use super::account::{Tally, Waiter};
 use super::event::Event;
+use super::excess::{ExcessBooks, Known, LaneTrouble};
 use super::lane::Lane;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
 use super::rng::Rng;
+use crate::bound::Excess;
 use crate::bucket::Bucket;
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
@@ -68,6 +70,7 @@ pub(crate) struct LimitBooks {
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
     pub(crate) tally: Tally,
+    pub(crate) excess: ExcessBooks,
     /// A quota mismatch was told about; it is told again when it has ended and begins anew.
     mismatch_told: bool,
 }
@@ -85,6 +88,7 @@ pub(crate) struct Context {
     pub(crate) nodes_by_lane: Vec<Option<i64>>,
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
+    pub(crate) known: Known,
     nodes_max: Option<i64>,
 }
 
@@ -96,6 +100,15 @@ impl Context {
     /// How many nodes share the limits, by the latest word of any lane.
     pub(crate) fn nodes(&self) -> Option<i64> {
         self.nodes_by_lane.iter().copied().max().flatten().or(self.nodes_max)
+    }
+
+    /// The store has counted the nodes that call a lane.
+    pub(crate) fn counted(&mut self, lane: u32, nodes: i64) {
+        self.nodes_by_lane[lane as usize] = Some(nodes);
+        let all = self.nodes().unwrap_or(nodes);
+        if self.known.count(all as u32) {
+            self.raise_bounds(LaneTrouble::default());
+        }
     }
 
     pub(crate) fn limit_name(&self, limit: u32) -> Arc<str> {
@@ -134,8 +147,11 @@ impl Context {
         self.event(event);
     }
 
-    pub(crate) fn agreed(&mut self, limit: u32) {
-        self.limits[limit as usize].mismatch_told = false;
+    /// The store gave to a key whose level it said to be `level`, in units.
+    pub(crate) fn agreed(&mut self, limit: u32, level: i64) {
+        let limit = &mut self.limits[limit as usize];
+        limit.mismatch_told = false;
+        limit.excess.saw(level);
     }
 }
 
@@ -173,6 +189,7 @@ impl Engine {
                     name,
                     terms,
                     tally: Tally::default(),
+                    excess: ExcessBooks::default(),
                     mismatch_told: false,
                 })
                 .collect(),
@@ -183,6 +200,7 @@ impl Engine {
             rng: Rng::new(config.seed),
             outputs: VecDeque::new(),
             losses: 0,
+            known: Known::default(),
             nodes_by_lane: vec![None; config.lanes as usize],
             nodes_max: config.nodes_max.map(i64::from),
         };
@@ -286,6 +304,19 @@ impl Engine {
     #[cfg(feature = "sim")]
     pub(crate) fn in_flight(&self, lane: u32, sequence: i64) -> u64 {
         self.lanes[lane as usize].in_flight(sequence)
+    }
+
+    /// The cached clock stood still for longer than leases allow for.
+    pub(crate) fn clock_stalled(&mut self, stall_us: u64) {
+        self.context.known.stalled(stall_us);
+    }
+
+    /// What is known of each limit's excess at `now`, in the limits' order.
+    pub(crate) fn excess(&mut self, now: Timestamp) -> Vec<Excess> {
+        let troubles = self.lanes.iter().map(|lane| lane.trouble(now));
+        let trouble = troubles.fold(LaneTrouble::default(), LaneTrouble::worst);
+        self.context.raise_bounds(trouble);
+        self.context.excess()
     }
 
     pub(crate) fn gauges(&self) -> Gauges {

@@ -10,6 +10,7 @@ use super::account::{Account, Answer, Tally, Waiter};
 use super::backoff::Backoff;
 use super::engine::{Context, Output};
 use super::event::Event;
+use super::excess::LaneTrouble;
 use super::message::{
     ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Reply, Request, Verdict,
 };
@@ -62,6 +63,7 @@ pub(crate) struct Lane {
     /// The lane gives nothing new until then.
     recovering_until: Timestamp,
     leaving: bool,
+    trouble: LaneTrouble,
 }
 
 impl Lane {
@@ -84,6 +86,7 @@ impl Lane {
             error: None,
             recovering_until: Timestamp::ZERO,
             leaving: false,
+            trouble: LaneTrouble::default(),
         }
     }
 
@@ -112,6 +115,15 @@ impl Lane {
         self.accounts.iter().fold((in_flight, 0), |(pending, leased), (_, account)| {
             (pending + account.pending(), leased + account.leased_depth())
         })
+    }
+
+    /// What went wrong in the lane, the outage among it that lasts at `now`.
+    pub(crate) fn trouble(&self, now: Timestamp) -> LaneTrouble {
+        let mut trouble = self.trouble;
+        if self.failures > 0 && self.accounts.iter().any(|(_, account)| account.in_policy()) {
+            trouble.lived_through(now.micros_since(self.answered));
+        }
+        trouble
     }
 
     /// Whether the store has been silent for so long that every lease has ended.
@@ -265,6 +277,7 @@ impl Lane {
                 let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
                 let error = cloned.then_some(StoreError::ClonedInstance);
                 context.event(Event::Synced { lane, keys, took, error });
+                self.trouble = self.trouble(now);
                 self.answered = now;
                 self.retry.succeeded();
                 self.error = None;
@@ -433,7 +446,7 @@ impl Lane {
         match &reply.verdict {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
-                context.nodes_by_lane[self.number as usize] = Some(reply.nodes.max(1));
+                context.counted(self.number, reply.nodes.max(1));
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
@@ -441,6 +454,7 @@ impl Lane {
             Verdict::Reborn => {
                 context.event(Event::MemoryLost { lane: self.number });
                 context.losses += 1;
+                self.trouble.losses += 1;
                 self.restart(Some(reply.incarnation), flight, now);
             }
             Verdict::Cloned | Verdict::Stale => {
@@ -465,7 +479,7 @@ impl Lane {
         let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
         match grant {
             Grant::Given(given) => {
-                context.agreed(self.accounts[slot].bucket.limit);
+                context.agreed(self.accounts[slot].bucket.limit, given.level);
                 let recovering_until = self.recovering_until;
                 let installed = self.rescheduled(slot, |account| {
                     let installed = account.install(given, entry, flight.first_sent, now, &terms);

@@ -99,9 +99,10 @@ fn report(
     let (flags, trace) = (&options.load, input.trace.as_ref());
     let figures =
         Figures::of(&decided, flags.cluster.rate as f64, flags.cluster.burst as f64, input.seconds);
+    let excess = traffic.excess;
     let traffic = traffic.into();
     let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
-    print(&Report::new(summary, &took_ns, options.outage), flags.json)?;
+    print(&Report::new(summary, excess, &took_ns, options.outage), flags.json)?;
     Ok(())
 }
 
@@ -181,8 +182,10 @@ fn run_here(
         }
         driven
     })?;
-    let traffic = live.traffic().clone();
+    let mut traffic = live.traffic().clone();
     runtime.block_on(node::leave(&limiters));
+    // What leaving cost is no part of the load; what was seen of the excess by then is.
+    traffic.excess = live.traffic().excess;
     Ok(Output { driven, traffic })
 }
 
