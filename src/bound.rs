@@ -1,7 +1,7 @@
 //! How much can be admitted in excess, when so much goes wrong: docs/ACCURACY.md has the argument,
 //! and what is assumed.
 
-use crate::limit::{Limit, Mode, OutagePolicy, Terms};
+use crate::limit::{CreditRule, Limit, Mode, OutagePolicy, Terms};
 
 /// How old the cached clock may be by which a decision is taken, in seconds.
 pub(crate) const CLOCK_GRAIN_S: f64 = 0.001;
@@ -61,7 +61,7 @@ pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {
     let basis = Basis {
         rate: quota.tokens_per_second(),
         burst: quota.burst_tokens() as f64,
-        credit: f64::from(limit.credit),
+        credit: limit.credit_rule(),
         outage: limit.outage,
     };
     basis.bound(nodes, incidents)
@@ -73,7 +73,7 @@ pub(crate) fn bound_of(terms: &Terms, nodes: u32, incidents: &Incidents) -> f64 
     let basis = Basis {
         rate: terms.scale.rate as f64 * 1e6 / unit,
         burst: terms.scale.burst as f64 / unit,
-        credit: if terms.mode == Mode::Local { 0.0 } else { f64::from(terms.credit) },
+        credit: if terms.mode == Mode::Local { CreditRule::fixed(0) } else { terms.credit_rule },
         outage: terms.outage,
     };
     basis.bound(nodes, incidents)
@@ -97,17 +97,19 @@ struct Basis {
     rate: f64,
     /// Tokens.
     burst: f64,
-    /// Tokens.
-    credit: f64,
+    credit: CreditRule,
     outage: OutagePolicy,
 }
 
 impl Basis {
     fn bound(&self, nodes: u32, incidents: &Incidents) -> f64 {
-        let Self { rate, burst, credit, .. } = *self;
+        let Self { rate, burst, .. } = *self;
         let n = f64::from(nodes.max(1));
+        let credit = f64::from(self.credit.at(Some(nodes)));
+        // Who has just been born gives what it gives before it has heard of the others.
+        let newcomer = credit.max(f64::from(self.credit.unheard));
         let mut tokens =
-            credit * (n + f64::from(incidents.deaths)) + rate * incidents.staleness_s();
+            credit * n + newcomer * f64::from(incidents.deaths) + rate * incidents.staleness_s();
         let unknown = incidents.unheard || burst / rate > FORGOTTEN_FULL_S;
         let forgotten = if unknown { burst } else { 0.0 };
         tokens += f64::from(incidents.losses_of_memory) * (forgotten + credit * n);

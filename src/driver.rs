@@ -1,6 +1,7 @@
 //! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -84,13 +85,27 @@ pub(crate) struct LimitState {
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
     pub(crate) buckets: BucketMap,
+    /// What a new key may spend before the store is heard; publishes nothing else.
+    credit: AtomicU32,
     /// As it was told last.
     excess: Mutex<Excess>,
 }
 
 impl LimitState {
     pub(crate) fn new(index: u32, name: Arc<str>, terms: Terms, buckets: BucketMap) -> Self {
-        Self { index, name, terms, buckets, excess: Mutex::default() }
+        let credit = AtomicU32::new(terms.credit);
+        Self { index, name, terms, buckets, credit, excess: Mutex::default() }
+    }
+
+    /// What a new key may spend before the store is heard, in tokens.
+    pub(crate) fn credit(&self) -> u32 {
+        self.credit.load(Ordering::Relaxed)
+    }
+
+    /// New keys and those at rest have this credit from now on.
+    fn set_credit(&self, credit: u32) {
+        self.credit.store(credit, Ordering::Relaxed);
+        self.buckets.rest_on(credit);
     }
 
     pub(crate) fn excess(&self) -> Excess {
@@ -259,6 +274,7 @@ impl Driver {
                         let _ = done.send(Answered { allowed, sure });
                     }
                 }
+                Output::Credit { limit, credit } => self.limits[limit as usize].set_credit(credit),
                 Output::Send { lane, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
                     let Some(store) = self.store.clone() else { continue };
@@ -329,7 +345,8 @@ impl Driver {
             .limits
             .iter()
             .map(|limit| {
-                let Terms { scale, credit, mode, .. } = limit.terms;
+                let Terms { scale, mode, .. } = limit.terms;
+                let credit = limit.credit();
                 let local = mode == Mode::Local;
                 limit
                     .buckets

@@ -3,10 +3,16 @@
 use std::time::Duration;
 
 use crate::error::ConfigError;
-use crate::quota::{Quota, Scale};
+use crate::quota::Quota;
 use crate::time::micros;
 
-/// How far a node may spend on a key before it hears from the store, in tokens.
+mod terms;
+
+pub(crate) use terms::{CreditRule, Pace, Terms};
+use terms::{KEY_TICK_MIN_US, epoch_us};
+
+/// How far a node may spend on a key before it hears from the store, in tokens, unless the limit
+/// says otherwise and as long as there are no more nodes than the burst has tokens.
 pub const DEFAULT_CREDIT: u32 = 1;
 /// The most credit a limit can give.
 pub const CREDIT_MAX: u32 = 15;
@@ -80,7 +86,7 @@ pub struct Limit {
     pub(crate) sync: SyncPolicy,
     pub(crate) outage: OutagePolicy,
     pub(crate) grace: Duration,
-    pub(crate) credit: u32,
+    pub(crate) credit: Option<u32>,
     pub(crate) version: u32,
 }
 
@@ -94,7 +100,7 @@ impl Limit {
             sync: SyncPolicy::default(),
             outage: OutagePolicy::default(),
             grace: Duration::ZERO,
-            credit: DEFAULT_CREDIT,
+            credit: None,
             version: 0,
         }
     }
@@ -136,9 +142,17 @@ impl Limit {
 
     /// How far a node may spend on a key beyond its lease before it hears from the store, in
     /// tokens, 0 to [`CREDIT_MAX`]. The cluster admits at most nodes × credit too much.
+    ///
+    /// With 0 a limit is strict: [`check`](crate::ActiveLimit::check) says yes to nothing that the
+    /// store has not given to this node, so the first request of a key on a node is denied, and
+    /// [`decide`](crate::ActiveLimit::decide) is the better way to ask.
+    ///
+    /// Unless this is called, the credit is [`DEFAULT_CREDIT`], and 0 while the store counts more
+    /// nodes than the burst has tokens: where each node's one token would be more than the limit
+    /// itself, as with logins.
     #[must_use]
     pub fn credit(mut self, tokens: u32) -> Self {
-        self.credit = tokens;
+        self.credit = Some(tokens);
         self
     }
 
@@ -171,8 +185,8 @@ impl Limit {
             let reason = "must be 1 to 64 of the characters a-z A-Z 0-9 _ . - /";
             return invalid("name", self.name.clone(), reason);
         }
-        if self.credit > CREDIT_MAX {
-            return invalid("credit", self.credit.to_string(), "must be 0 to 15 tokens");
+        if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
+            return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
         }
         let SyncPolicy::Interval(interval) = self.sync;
         if !(SYNC_INTERVAL_MIN..=SYNC_INTERVAL_MAX).contains(&interval) {
@@ -180,11 +194,14 @@ impl Limit {
         }
         let scale = self.quota.scale(&self.name)?;
         let tick_us = micros(interval).min(scale.fill_us() / 4).max(KEY_TICK_MIN_US);
+        let credit_rule = self.credit_rule();
         Ok(Terms {
             scale,
             tick_us,
+            pace: None,
             epoch_us: epoch_us(micros(interval)),
-            credit: self.credit.min(self.quota.burst_tokens() as u32),
+            credit: credit_rule.at(None),
+            credit_rule,
             cost_max: self.quota.burst_tokens().min(COST_MAX) as u32,
             mode: self.mode,
             outage: self.outage,
@@ -192,45 +209,16 @@ impl Limit {
             version: self.version,
         })
     }
-}
 
-/// The shortest tick of a key, however fast its burst is spent.
-const KEY_TICK_MIN_US: u64 = 2_000;
-
-/// A limit's numbers, checked and in the units that the floors below the limiter use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    /// Units of the quota.
-    pub scale: Scale,
-    /// A key's tick: the sync interval, or a quarter of the time to fill, whichever is shorter.
-    pub tick_us: u64,
-    /// Length of a lease epoch; a lease lasts one to two of them.
-    pub epoch_us: u64,
-    /// Credit in tokens.
-    pub credit: u32,
-    /// The highest cost that can be admitted, in tokens.
-    pub cost_max: u32,
-    /// Who decides.
-    pub mode: Mode,
-    /// What happens while the store is away.
-    pub outage: OutagePolicy,
-    /// The least silence before the outage policy takes over.
-    pub grace_us: u64,
-    /// Version of the definition.
-    pub version: u32,
-}
-
-impl Terms {
-    /// The depth of a bucket that holds the whole burst, in tokens: as much as a word can count.
-    pub(crate) fn burst_depth(&self) -> u32 {
-        (self.scale.burst / self.scale.token).min(COST_MAX as i64) as u32
+    /// How much credit nodes give.
+    pub(crate) fn credit_rule(&self) -> CreditRule {
+        let burst = self.quota.burst_tokens();
+        let least = |credit: u32| burst.min(u64::from(credit)) as u32;
+        match self.credit {
+            Some(credit) => CreditRule::fixed(least(credit)),
+            None => CreditRule { together: burst, ..CreditRule::fixed(least(DEFAULT_CREDIT)) },
+        }
     }
-}
-
-/// A lease outlives several ticks: the power of two of seconds that holds four intervals.
-const fn epoch_us(interval_us: u64) -> u64 {
-    let seconds = (4 * interval_us).div_ceil(1_000_000);
-    seconds.next_power_of_two() * 1_000_000
 }
 
 #[cfg(test)]
@@ -263,13 +251,5 @@ mod tests {
         assert_eq!(terms.tick_us, 25_000);
         let terms = Limit::new("x", Quota::per_second(1000)).validate().unwrap();
         assert_eq!(terms.tick_us, 50_000);
-    }
-
-    #[test]
-    fn a_lease_epoch_holds_four_intervals() {
-        assert_eq!(epoch_us(50_000), 1_000_000);
-        assert_eq!(epoch_us(250_000), 1_000_000);
-        assert_eq!(epoch_us(251_000), 2_000_000);
-        assert_eq!(epoch_us(5_000_000), 32_000_000);
     }
 }

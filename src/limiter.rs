@@ -255,7 +255,7 @@ impl ActiveLimit {
             }
             Mode::Hybrid => {
                 let lane = lane_of(self.name(), key, self.shared.lanes);
-                Bucket::new(index, lane, key, terms.credit)
+                Bucket::new(index, lane, key, self.state.credit())
             }
         }
     }

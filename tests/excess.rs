@@ -162,3 +162,38 @@ async fn an_outage_lived_through_on_shares_raises_the_bound_and_a_closed_one_doe
         assert_eq!(after > before + 1.0, raised, "{policy:?}: {before}, then {after}");
     }
 }
+
+#[tokio::test]
+async fn keys_at_rest_lose_their_credit_when_more_nodes_come_than_the_burst_has_tokens() {
+    let login = Limit::new("api", Quota::per_hour(60).burst(3));
+    let mut cluster = Cluster::new(2, &login);
+    cluster.pass(3 * SECOND).await;
+    let keys: Vec<String> = (0..10).map(|key| format!("user-{key}")).collect();
+    // Each node has met each key, and the keys are at rest.
+    for key in &keys {
+        assert_eq!(cluster.ask_all(key), 2, "one of credit on each node");
+    }
+    cluster.pass(5 * SECOND).await;
+    (0..6).for_each(|_| cluster.join(&login));
+    cluster.pass(3 * SECOND).await;
+    for key in &keys {
+        assert_eq!(cluster.ask_all(key), 0, "{key}: eight nodes share three tokens");
+    }
+    assert_eq!(cluster.ask_all("new"), 0);
+    for told in cluster.excess() {
+        assert!(told.observed_tokens <= ERROR, "{told:?}");
+        assert!(bound_tokens(&told) <= 3.0 + ERROR, "{told:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_new_node_goes_by_the_most_nodes_there_may_be_until_the_store_counts_them() {
+    let clock = ManualClock::new();
+    for (nodes_max, allowed) in [(3, true), (4, false)] {
+        let store = ScriptedStore::new(&clock);
+        let builder = Limiter::builder().limit(Limit::new("api", Quota::per_hour(3)));
+        let limiter = builder.store(store).clock(&clock).nodes_max(nodes_max).build().unwrap();
+        let api = limiter.limit("api").unwrap();
+        assert_eq!(api.check("user").unwrap().is_allowed(), allowed, "of {nodes_max}");
+    }
+}

@@ -425,6 +425,20 @@ impl Bucket {
         self.pending() + self.denied.load(Ordering::Relaxed)
     }
 
+    /// The credit that a bucket without lease and books had before anything was spent on it.
+    pub(crate) fn credit_at_rest(&self) -> u32 {
+        let word = Word(self.word.load(Ordering::Acquire));
+        word.credit() + word.pending()
+    }
+
+    /// Sets the credit of a bucket that the engine keeps no books on, unless something is pending:
+    /// then it is about to.
+    pub(crate) fn rest_on(&self, credit: u32) {
+        let _ = self.update(|word| {
+            (self.slot().is_none() && word.pending() == 0).then(|| word.with_credit(credit))
+        });
+    }
+
     /// Takes tokens away until at most `keep` are left; returns how many.
     pub(crate) fn withdraw(&self, keep: u32) -> u32 {
         let before = self.update(|word| (word.tokens() > keep).then(|| word.with_tokens(keep)));

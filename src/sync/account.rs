@@ -102,6 +102,8 @@ pub(crate) struct Account {
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
+    /// Callers have waited since the key came into the books.
+    waited: bool,
     answers: Vec<Answer>,
 }
 
@@ -114,13 +116,13 @@ impl Account {
             at,
         });
         Self {
+            credit_given: bucket.credit_at_rest(),
             bucket,
             unit,
             held: Held::default(),
             ends: Timestamp::ZERO,
             stash: 0,
             unsent: Unsent::default(),
-            credit_given: terms.credit,
             view,
             demand: Demand::new(now.minus_micros(1000)),
             recall: 0,
@@ -140,6 +142,7 @@ impl Account {
             tally: Tally::default(),
             waiters: VecDeque::new(),
             asked: 0,
+            waited: false,
             answers: Vec::new(),
         }
     }
@@ -258,7 +261,9 @@ impl Account {
         // Whoever was denied a large cost comes again with it.
         let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
         if !plentiful && !self.is_hot(terms) {
-            return large;
+            // Without credit nothing else would admit whoever is denied and comes again. Who waits
+            // for the store gets what is there, and needs nobody to hold it ready.
+            return large.max(i64::from(terms.credit == 0 && !self.waited));
         }
         let span_us = self.interval_us(now, terms) + terms.tick_us / 2;
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;

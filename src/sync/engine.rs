@@ -60,6 +60,8 @@ pub(crate) enum Output {
     Send { lane: u32, request: Arc<Request> },
     /// The answer to somebody who waited.
     Decided { ticket: u64, allowed: bool, sure: bool },
+    /// New keys of the limit begin with this credit, and those at rest have it, in tokens.
+    Credit { limit: u32, credit: u32 },
     /// Tell whoever listens.
     Event(Event),
 }
@@ -107,7 +109,22 @@ impl Context {
         self.nodes_by_lane[lane as usize] = Some(nodes);
         let all = self.nodes().unwrap_or(nodes);
         if self.known.count(all as u32) {
+            self.set_credit();
             self.raise_bounds(LaneTrouble::default());
+        }
+    }
+
+    /// Puts in force the credit that belongs to the number of nodes.
+    fn set_credit(&mut self) {
+        let nodes = self.nodes().map(|nodes| nodes as u32);
+        for (index, limit) in (0..).zip(&mut self.limits) {
+            if limit.terms.mode == Mode::Local {
+                continue;
+            }
+            let credit = limit.terms.credit_rule.at(nodes);
+            if std::mem::replace(&mut limit.terms.credit, credit) != credit {
+                self.outputs.push_back(Output::Credit { limit: index, credit });
+            }
         }
     }
 
@@ -181,7 +198,7 @@ impl Engine {
     pub(crate) fn new(config: Config, now: Timestamp) -> Self {
         let epoch_us = config.limits.iter().map(|(_, terms)| terms.epoch_us).max().unwrap_or(0);
         let tick_us = config.limits.iter().map(|(_, terms)| terms.tick_us).max().unwrap_or(0);
-        let context = Context {
+        let mut context = Context {
             limits: config
                 .limits
                 .into_iter()
@@ -204,6 +221,7 @@ impl Engine {
             nodes_by_lane: vec![None; config.lanes as usize],
             nodes_max: config.nodes_max.map(i64::from),
         };
+        context.set_credit();
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
         Self { lanes, local: Vec::new(), context }
     }
