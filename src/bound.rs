@@ -1,10 +1,8 @@
 //! How much can be admitted in excess, when so much goes wrong: docs/ACCURACY.md has the argument,
 //! and what is assumed.
 
-use crate::limit::{CreditRule, Limit, Mode, OutagePolicy, Terms};
+use crate::limit::{CLOCK_GRAIN, CreditRule, Limit, Mode, OutagePolicy, Terms};
 
-/// How old the cached clock may be by which a decision is taken, in seconds.
-pub(crate) const CLOCK_GRAIN_S: f64 = 0.001;
 /// The longest stall of the cached clock that leases allow for, in seconds.
 const STALL_S: f64 = 0.020;
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
@@ -35,7 +33,7 @@ impl Incidents {
     /// How old the time can be by which a decision is taken, in seconds. What flows into a full
     /// bucket meanwhile is not seen to be lost.
     fn staleness_s(&self) -> f64 {
-        CLOCK_GRAIN_S + if self.clock_stalls { STALL_S } else { 0.0 }
+        CLOCK_GRAIN.as_secs_f64() + if self.clock_stalls { STALL_S } else { 0.0 }
     }
 }
 

@@ -11,6 +11,8 @@ use super::world::World;
 use crate::limit::{Limit, OutagePolicy};
 use crate::quota::Quota;
 
+mod accuracy;
+
 const SECOND_US: u64 = 1_000_000;
 /// Floating-point error of the judge, in tokens.
 const ERROR: f64 = 1e-6;

@@ -113,6 +113,14 @@ pub(super) struct Node {
     asked: HashMap<u32, Arc<Bucket>>,
 }
 
+#[cfg(test)]
+impl Node {
+    /// What the node knows of the limit's excess at the world's time `now_us`.
+    pub(super) fn excess(&mut self, now_us: u64) -> crate::bound::Excess {
+        self.engine.excess(self.clock.now(now_us))[0]
+    }
+}
+
 /// Nodes, store, network and time.
 pub(super) struct World {
     pub(super) now_us: u64,

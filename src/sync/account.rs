@@ -12,9 +12,11 @@ use crate::time::Timestamp;
 use crate::weakness::{Weakness, is_weak};
 
 mod outage;
+mod pace;
 mod waiting;
 
 use outage::Policy;
+pub(crate) use pace::Paces;
 pub(crate) use waiting::{Answer, Waiter};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
@@ -82,6 +84,10 @@ pub(crate) struct Account {
     pub(crate) restore: bool,
     /// When to report next.
     pub(crate) due: Timestamp,
+    /// The key's own tick.
+    tick_us: u64,
+    /// Its part of what the limit's keys are expected to cost.
+    expected: u64,
     early: Backoff,
     /// A report is in flight.
     pub(crate) reporting: bool,
@@ -129,6 +135,8 @@ impl Account {
             policy: None,
             restore: false,
             due: Timestamp::NEVER,
+            tick_us: terms.first_tick_us(),
+            expected: 0,
             early: Backoff::default(),
             reporting: false,
             early_sent: false,

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::account::{Tally, Waiter};
+use super::account::{Paces, Tally, Waiter};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble};
 use super::lane::Lane;
@@ -73,6 +73,7 @@ pub(crate) struct LimitBooks {
     pub(crate) terms: Terms,
     pub(crate) tally: Tally,
     pub(crate) excess: ExcessBooks,
+    pub(crate) paces: Paces,
     /// A quota mismatch was told about; it is told again when it has ended and begins anew.
     mismatch_told: bool,
 }
@@ -207,6 +208,7 @@ impl Engine {
                     terms,
                     tally: Tally::default(),
                     excess: ExcessBooks::default(),
+                    paces: Paces::default(),
                     mismatch_told: false,
                 })
                 .collect(),
