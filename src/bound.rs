@@ -42,8 +42,9 @@ impl Incidents {
 /// [`OutagePolicy::Open`].
 ///
 /// Assumed: the store's clock never steps back, nodes' clocks run within 500 ppm of it, no cached
-/// clock is older than 20 ms but as the incidents say, instance ids are unique, and all nodes have
-/// one version of the limit.
+/// clock is older than 20 ms but as the incidents say, instance ids are unique, all nodes have one
+/// version of the limit, and where credit goes by the number of nodes they have heard from the
+/// store how many there are, which takes a second when one comes or goes.
 ///
 /// ```
 /// use tidegate::{Incidents, Limit, Quota, bound};
@@ -103,18 +104,25 @@ impl Basis {
     fn bound(&self, nodes: u32, incidents: &Incidents) -> f64 {
         let Self { rate, burst, .. } = *self;
         let n = f64::from(nodes.max(1));
-        let credit = f64::from(self.credit.at(Some(nodes)));
-        // Who has just been born gives what it gives before it has heard of the others.
-        let newcomer = credit.max(f64::from(self.credit.unheard));
-        let mut tokens =
-            credit * n + newcomer * f64::from(incidents.deaths) + rate * incidents.staleness_s();
+        let (all, one) = self.credit_given(nodes.max(1), incidents.deaths);
+        let mut tokens = all + one * f64::from(incidents.deaths) + rate * incidents.staleness_s();
         let unknown = incidents.unheard || burst / rate > FORGOTTEN_FULL_S;
         let forgotten = if unknown { burst } else { 0.0 };
-        tokens += f64::from(incidents.losses_of_memory) * (forgotten + credit * n);
+        tokens += f64::from(incidents.losses_of_memory) * (forgotten + all);
         for jumps_s in [incidents.store_jumps_s, incidents.clock_jumps_s] {
             tokens += (rate * jumps_s).min(burst * jumps_s.ceil());
         }
         tokens + self.outages(n, incidents)
+    }
+
+    /// The credit that all nodes together have, and the most that one of those that came or went
+    /// had: the fewer nodes there are, the more each is given, and who has just been born gives
+    /// what it gives before it has heard of the others.
+    fn credit_given(&self, nodes: u32, deaths: u32) -> (f64, f64) {
+        let fewest = nodes.saturating_sub(deaths).max(1);
+        let most = f64::from(self.credit.at(Some(fewest)));
+        let all = (most * f64::from(nodes)).min(self.credit.together as f64);
+        (all, if deaths > 0 { most.max(f64::from(self.credit.unheard)) } else { 0.0 })
     }
 
     /// What nodes that are cut off admit beside the others.
@@ -161,6 +169,20 @@ mod tests {
         let open = limit().outage(OutagePolicy::Open);
         assert!(bound(&open, 4, &two_of_four).is_infinite());
         assert_near(bound(&open, 4, &Incidents::default()), 1.0);
+    }
+
+    #[test]
+    fn nodes_that_die_leave_more_credit_to_the_others() {
+        // 90 tokens of credit for all, so none on 91 nodes.
+        let limit = Limit::new("x", Quota::per_second(10_000)).accuracy(0.01);
+        let deaths = |deaths| Incidents { deaths, ..Incidents::default() };
+        assert_near(bound(&limit, 91, &deaths(0)), 10.0);
+        assert_near(bound(&limit, 91, &deaths(1)), 10.0 + 90.0 + 1.0);
+        assert_near(bound(&limit, 91, &deaths(90)), 10.0 + 90.0 + 90.0 * 8.0);
+        // What sets no credit has one a node again where the nodes are as few as the tokens.
+        let login = Limit::new("x", Quota::per_hour(3600).burst(5));
+        assert_near(bound(&login, 6, &deaths(0)), 0.001);
+        assert_near(bound(&login, 6, &deaths(1)), 5.0 + 1.0 + 0.001);
     }
 
     #[test]

@@ -113,14 +113,6 @@ pub(super) struct Node {
     asked: HashMap<u32, Arc<Bucket>>,
 }
 
-#[cfg(test)]
-impl Node {
-    /// What the node knows of the limit's excess at the world's time `now_us`.
-    pub(super) fn excess(&mut self, now_us: u64) -> crate::bound::Excess {
-        self.engine.excess(self.clock.now(now_us))[0]
-    }
-}
-
 /// Nodes, store, network and time.
 pub(super) struct World {
     pub(super) now_us: u64,
@@ -608,6 +600,19 @@ impl World {
                 self.pump(index);
             }
         }
+    }
+
+    /// What the nodes know of the limit's excess, the highest of each figure.
+    #[cfg(test)]
+    pub(super) fn told(&mut self) -> crate::bound::Excess {
+        let mut highest = crate::bound::Excess::default();
+        for node in &mut self.nodes {
+            let told = node.engine.excess(node.clock.now(self.now_us))[0];
+            let bounds = highest.bound_tokens.into_iter().chain(told.bound_tokens);
+            highest.bound_tokens = bounds.reduce(f64::max);
+            highest.observed_tokens = highest.observed_tokens.max(told.observed_tokens);
+        }
+        highest
     }
 
     /// Tokens charged in the store.

@@ -12,12 +12,6 @@ fn held_back(rate: u64, burst: u64, ceiling: Option<f64>) -> Limit {
         .sync(SyncPolicy::Accuracy { excess: ONE_PERCENT, key_syncs_per_second_max: ceiling })
 }
 
-/// What the node of each place tells of its excess.
-fn told(world: &mut World) -> Vec<crate::bound::Excess> {
-    let now_us = world.now_us;
-    world.nodes.iter_mut().map(|node| node.excess(now_us)).collect()
-}
-
 /// Key syncs of each node and second, and what was admitted in % of the ideal.
 fn cost(limit: Limit, nodes: u16, workload: impl Fn(&Setup) -> Workload) -> (f64, f64) {
     let setup = Setup::new(limit, nodes, 1);
@@ -36,11 +30,10 @@ fn one_percent_is_kept_and_told_on_twenty_nodes() {
             let setup = Setup::new(held_back(rate, burst, None), NODES, rate);
             let mut world = lived(&setup, scenario, 5.0, &[]);
             let case = format!("{rate}/s, burst {burst}, {scenario:?}");
-            for told in told(&mut world) {
-                let bound = told.bound_tokens.unwrap();
-                assert!(bound <= allowed + ERROR, "{case}: {bound} of {allowed}");
-                assert!(told.observed_tokens <= bound, "{case}: {told:?}");
-            }
+            let told = world.told();
+            let bound = told.bound_tokens.unwrap();
+            assert!(bound <= allowed + ERROR, "{case}: {bound} of {allowed}");
+            assert!(told.observed_tokens <= bound, "{case}: {told:?}");
             let figures = figures(world);
             assert!(figures.excess_tokens <= allowed + ERROR, "{case}: {}", figures.excess_tokens);
             assert!(figures.admitted_vs_ideal_pct >= 95.0, "{case}: {figures:?}");
@@ -55,7 +48,7 @@ fn the_credit_that_an_accuracy_gives_is_used_and_stays_within_it() {
     let mut deepest = 0.0_f64;
     for seed in 1..=10 {
         let mut world = lived(&audited(limit.clone(), 4, seed), Scenario::Herd, 10.0, &[]);
-        let seen = told(&mut world).iter().map(|told| told.observed_tokens).fold(0.0, f64::max);
+        let seen = world.told().observed_tokens;
         let excess = figures(world).excess_tokens;
         assert!(excess <= 5.0 && seen <= 5.0, "seed {seed}: {excess}, {seen} seen");
         deepest = deepest.max(seen);
