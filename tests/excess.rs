@@ -12,6 +12,9 @@ const SECOND: Duration = Duration::from_secs(1);
 /// What a sum of floats may be off by.
 const ERROR: f64 = 1e-6;
 
+/// More than flows in within a millisecond here.
+const GRAIN: f64 = 0.001;
+
 /// What was told last of the limit's excess.
 type Told = Arc<Mutex<Option<Excess>>>;
 
@@ -128,6 +131,19 @@ async fn a_limiter_without_a_store_has_no_excess_but_the_clocks_grain() {
 }
 
 #[tokio::test]
+async fn by_accuracy_a_node_gives_credit_once_the_store_has_counted_the_nodes() {
+    let limit = Limit::new("api", Quota::per_hour(60).burst(100)).accuracy(0.03);
+    let cluster = Cluster::new(2, &limit);
+    assert_eq!(cluster.ask_all("early"), 0, "nobody knows how many nodes there are");
+    cluster.pass(3 * SECOND).await;
+    assert_eq!(cluster.ask_all("user"), 2, "one of the three tokens that may be too many for each");
+    assert_eq!(cluster.ask_all("user"), 0);
+    for told in cluster.excess() {
+        assert!(bound_tokens(&told) <= 3.0 + GRAIN, "{told:?}");
+    }
+}
+
+#[tokio::test]
 async fn nodes_that_join_and_a_loss_of_memory_raise_the_bound() {
     let mut cluster = Cluster::new(2, &limit());
     cluster.pass(3 * SECOND).await;
@@ -164,25 +180,27 @@ async fn an_outage_lived_through_on_shares_raises_the_bound_and_a_closed_one_doe
 }
 
 #[tokio::test]
-async fn keys_at_rest_lose_their_credit_when_more_nodes_come_than_the_burst_has_tokens() {
+async fn keys_in_use_and_at_rest_lose_their_credit_when_there_are_more_nodes_than_tokens() {
     let login = Limit::new("api", Quota::per_hour(60).burst(3));
-    let mut cluster = Cluster::new(2, &login);
-    cluster.pass(3 * SECOND).await;
-    let keys: Vec<String> = (0..10).map(|key| format!("user-{key}")).collect();
-    // Each node has met each key, and the keys are at rest.
-    for key in &keys {
-        assert_eq!(cluster.ask_all(key), 2, "one of credit on each node");
-    }
-    cluster.pass(5 * SECOND).await;
-    (0..6).for_each(|_| cluster.join(&login));
-    cluster.pass(3 * SECOND).await;
-    for key in &keys {
-        assert_eq!(cluster.ask_all(key), 0, "{key}: eight nodes share three tokens");
-    }
-    assert_eq!(cluster.ask_all("new"), 0);
-    for told in cluster.excess() {
-        assert!(told.observed_tokens <= ERROR, "{told:?}");
-        assert!(bound_tokens(&told) <= 3.0 + ERROR, "{told:?}");
+    for rest_ms in [0, 300, 600, 900, 1200, 5000] {
+        let mut cluster = Cluster::new(2, &login);
+        cluster.pass(3 * SECOND).await;
+        let keys: Vec<String> = (0..10).map(|key| format!("user-{key}")).collect();
+        for key in &keys {
+            assert_eq!(cluster.ask_all(key), 2, "one of credit on each node");
+        }
+        cluster.pass(Duration::from_millis(rest_ms)).await;
+        (0..6).for_each(|_| cluster.join(&login));
+        cluster.pass(4 * SECOND).await;
+        for key in &keys {
+            let admitted = cluster.ask_all(key);
+            assert_eq!(admitted, 0, "{key}, {rest_ms} ms: eight nodes share three tokens");
+        }
+        assert_eq!(cluster.ask_all("new"), 0);
+        for told in cluster.excess() {
+            assert!(told.observed_tokens <= ERROR, "{told:?}");
+            assert!(bound_tokens(&told) <= 3.0 + GRAIN, "{told:?}");
+        }
     }
 }
 

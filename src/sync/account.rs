@@ -108,8 +108,8 @@ pub(crate) struct Account {
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
-    /// Callers have waited since the key came into the books.
-    waited: bool,
+    /// When somebody waited last, 0 for never.
+    waited_at: Timestamp,
     answers: Vec<Answer>,
 }
 
@@ -150,7 +150,7 @@ impl Account {
             tally: Tally::default(),
             waiters: VecDeque::new(),
             asked: 0,
-            waited: false,
+            waited_at: Timestamp::ZERO,
             answers: Vec::new(),
         }
     }
@@ -216,7 +216,7 @@ impl Account {
             return false;
         }
         self.collect(now, false);
-        if !quiet(self) || self.credit_given < terms.credit {
+        if !quiet(self) || self.credit_given != terms.credit {
             return false;
         }
         let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
@@ -271,7 +271,7 @@ impl Account {
         if !plentiful && !self.is_hot(terms) {
             // Without credit nothing else would admit whoever is denied and comes again. Who waits
             // for the store gets what is there, and needs nobody to hold it ready.
-            return large.max(i64::from(terms.credit == 0 && !self.waited));
+            return large.max(i64::from(terms.credit == 0 && self.waited_at == Timestamp::ZERO));
         }
         let span_us = self.interval_us(now, terms) + terms.tick_us / 2;
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
