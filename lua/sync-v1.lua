@@ -9,13 +9,13 @@
 --            7 numbers   wire version, lanes, sequence, recovery_us, silence_us, alive_us, entries
 --            16 bytes    instance
 --            24 bytes    incarnation; zeros: the node does not know the lane yet
---            21 numbers  an entry, in the order of `entry_of` below
+--            24 numbers  an entry, in the order of `entry_of` below
 -- ARGV[2]    the batch's hash, 8 bytes
 --
 -- Reply      the bytes of Reply::encode(), a bulk string
 --            6 numbers   status, value, time_us, nodes, recovering_until_us, grants
 --            24 bytes    the lane's incarnation
---            10 numbers  a grant
+--            11 numbers  a grant
 --
 -- Errors     TIDEGATE FOREIGN <key> <type>  a record of ours holds another program's value
 --            TIDEGATE REQUEST <reason>      the batch is not one of this protocol
@@ -59,7 +59,7 @@ local SUM_MAX = 2 ^ 53
 local RATE_MAX = floor(NUMBER_MAX / DEBT_US)
 local EPOCH_US_MAX = 2 ^ 50
 
-local HEADER_BYTES, ENTRY_BYTES, HASH_BYTES = 96, 168, 8
+local HEADER_BYTES, ENTRY_BYTES, HASH_BYTES = 96, 192, 8
 local INCARNATION_BYTES = 24
 local NO_INCARNATION = string.rep('\0', INCARNATION_BYTES)
 
@@ -68,16 +68,16 @@ local function numbers(count)
 end
 
 local HEADER_FORMAT = numbers(7)
-local ENTRY_FORMAT = numbers(21)
+local ENTRY_FORMAT = numbers(24)
 local LANE_FORMAT = numbers(8)
-local BUCKET_FORMAT = numbers(16)
+local BUCKET_FORMAT = numbers(19)
 local REPLY_FORMAT = numbers(6)
-local GRANT_FORMAT = numbers(10)
+local GRANT_FORMAT = numbers(11)
 local NUMBER_FORMAT = numbers(1)
 
 local LANE_BYTES = #MAGIC + 8 * 8 + INCARNATION_BYTES
 local NODE_HEAD_BYTES = #MAGIC + 8 + HASH_BYTES + INCARNATION_BYTES
-local BUCKET_BYTES = #MAGIC + 16 * 8
+local BUCKET_BYTES = #MAGIC + 19 * 8
 
 local APPLIED, REBORN, STALE, CLONED, LANES, WIRE = 0, 1, 2, 3, 4, 5
 local GIVEN, OTHER_QUOTA, FOREIGN = 0, 1, 2
@@ -106,19 +106,21 @@ end
 
 local function entry_of(bytes, at)
   local rate, token, burst, version, epoch_us, spent, debt, allowed,
-    back_units, back_rate, back_depth, held_rate, held_depth, held_demand, held_tag,
-    demand, want, want_rate, flags, claim, needed = struct.unpack(ENTRY_FORMAT, bytes, at)
+    back_units, lost, back_rate, back_depth, held_rate, held_depth, held_lent, held_stamp_us,
+    held_demand, held_tag, demand, want, want_rate, flags, claim, needed = struct.unpack(ENTRY_FORMAT, bytes, at)
   local entry = {
     rate = rate, token = token, burst = burst, version = version, epoch_us = epoch_us,
     spent = spent, debt = debt, allowed = allowed,
-    back_units = back_units, back_rate = back_rate, back_depth = back_depth,
-    held_rate = held_rate, held_depth = held_depth, held_demand = held_demand, held_tag = held_tag,
+    back_units = back_units, lost = lost, back_rate = back_rate, back_depth = back_depth,
+    held_rate = held_rate, held_depth = held_depth, held_lent = held_lent,
+    held_stamp_us = held_stamp_us, held_demand = held_demand, held_tag = held_tag,
     demand = demand, want = want, want_rate = want_rate, needed = needed,
   }
-  local least = min(version, spent, debt, allowed, back_units, back_rate, back_depth, held_rate,
-    held_depth, held_demand, held_tag, demand, want, want_rate, needed)
-  local most = max(token, burst, version, spent, debt, allowed, back_units, back_rate, back_depth,
-    held_rate, held_depth, held_demand, held_tag, demand, want, want_rate, needed)
+  local least = min(version, spent, debt, allowed, back_units, lost, back_rate, back_depth,
+    held_rate, held_depth, held_lent, held_stamp_us, held_demand, held_tag, demand, want, want_rate, needed)
+  local most = max(token, burst, version, spent, debt, allowed, back_units, lost, back_rate,
+    back_depth, held_rate, held_depth, held_lent, held_stamp_us, held_demand, held_tag, demand, want, want_rate,
+    needed)
   if least < 0 or most > NUMBER_MAX or min(rate, token, burst, epoch_us) < 1
     or rate > RATE_MAX or epoch_us > EPOCH_US_MAX then
     bounded(entry)
@@ -229,13 +231,14 @@ local function bucket_of(bytes)
     return nil
   end
   local rate, token, burst, version, epoch_us, level, stamp_us, epoch, leased0, leased1,
-    depth0, depth1, demand0, demand1, charged, forgiven =
+    depth0, depth1, lent0, lent1, demand0, demand1, charged, forgiven, central =
     struct.unpack(BUCKET_FORMAT, bytes, #MAGIC + 1)
   return {
     rate = rate, token = token, burst = burst, version = version, epoch_us = epoch_us,
     level = level, stamp_us = stamp_us, epoch = epoch, leased0 = leased0, leased1 = leased1,
-    depth0 = depth0, depth1 = depth1, demand0 = demand0, demand1 = demand1,
-    charged = charged, forgiven = forgiven,
+    depth0 = depth0, depth1 = depth1, lent0 = lent0, lent1 = lent1,
+    demand0 = demand0, demand1 = demand1,
+    charged = charged, forgiven = forgiven, central = central,
   }
 end
 
@@ -276,8 +279,8 @@ local function new_bucket(entry, lane, now_us)
     rate = rate, token = entry.token, burst = burst, version = entry.version,
     epoch_us = entry.epoch_us, level = level, stamp_us = now_us,
     epoch = floor(now_us / entry.epoch_us),
-    leased0 = 0, leased1 = 0, depth0 = 0, depth1 = 0, demand0 = 0, demand1 = 0,
-    charged = 0, forgiven = 0,
+    leased0 = 0, leased1 = 0, depth0 = 0, depth1 = 0, lent0 = 0, lent1 = 0,
+    demand0 = 0, demand1 = 0, charged = 0, forgiven = 0, central = level,
   }
 end
 
@@ -304,14 +307,43 @@ local function cap_of(bucket, depth)
   return max(bucket.burst - depth * bucket.token, 0)
 end
 
--- Brings the level from `at_us` to `until_us` beside `leased` refill and `depth`.
-local function stretch(bucket, at_us, until_us, leased, depth, frozen_from, frozen_until)
+-- Takes `units` from the central level.
+local function drain(bucket, units)
+  bucket.central = max(bucket.central - units, -NUMBER_MAX)
+end
+
+-- Ends all leases but those of the last `alive` epochs: what was lent counts as spent.
+local function end_leases(bucket, alive)
+  if alive < 1 then
+    drain(bucket, bucket.lent0)
+    bucket.lent0 = 0
+  end
+  if alive < 2 then
+    drain(bucket, bucket.lent1)
+    bucket.lent1 = 0
+  end
+end
+
+-- Lets the time from `at_us` to `until_us` pass beside the leases of the last `alive` epochs.
+local function stretch(bucket, at_us, until_us, alive, frozen_from, frozen_until)
   if until_us <= at_us then
     return at_us
   end
+  local passed_us = until_us - at_us
   local still = max(min(until_us, frozen_until) - max(at_us, frozen_from), 0)
-  local rate = max(bucket.rate - leased, 0)
-  bucket.level = flow(bucket.level, rate, until_us - at_us - still, cap_of(bucket, depth))
+  end_leases(bucket, alive)
+  local leased, depth = 0, 0
+  if alive >= 1 then
+    bucket.lent0 = flow(bucket.lent0, bucket.leased0, passed_us, NUMBER_MAX)
+    leased, depth = bucket.leased0, bucket.depth0
+  end
+  if alive == 2 then
+    bucket.lent1 = flow(bucket.lent1, bucket.leased1, passed_us, NUMBER_MAX)
+    leased, depth = leased + bucket.leased1, depth + bucket.depth1
+  end
+  local free = max(bucket.rate - leased, 0)
+  bucket.level = flow(bucket.level, free, passed_us - still, cap_of(bucket, depth))
+  bucket.central = flow(bucket.central, bucket.rate, passed_us - still, bucket.burst)
   return until_us
 end
 
@@ -319,8 +351,10 @@ end
 local function turn(bucket, epoch)
   if epoch > bucket.epoch then
     local kept = epoch == bucket.epoch + 1
+    end_leases(bucket, kept and 1 or 0)
     bucket.leased0, bucket.leased1 = 0, kept and bucket.leased0 or 0
     bucket.depth0, bucket.depth1 = 0, kept and bucket.depth0 or 0
+    bucket.lent0, bucket.lent1 = 0, kept and bucket.lent0 or 0
     bucket.demand0, bucket.demand1 = 0, kept and bucket.demand0 or 0
   end
   bucket.epoch = epoch
@@ -332,10 +366,9 @@ local function refill(bucket, lane, now_us)
   local from, till = frozen(bucket, lane)
   local first_us = min((bucket.epoch + 1) * bucket.epoch_us, now_us)
   local second_us = min((bucket.epoch + 2) * bucket.epoch_us, now_us)
-  local leased, depth = bucket.leased0 + bucket.leased1, bucket.depth0 + bucket.depth1
-  local at_us = stretch(bucket, bucket.stamp_us, first_us, leased, depth, from, till)
-  at_us = stretch(bucket, at_us, second_us, bucket.leased0, bucket.depth0, from, till)
-  stretch(bucket, at_us, now_us, 0, 0, from, till)
+  local at_us = stretch(bucket, bucket.stamp_us, first_us, 2, from, till)
+  at_us = stretch(bucket, at_us, second_us, 1, from, till)
+  stretch(bucket, at_us, now_us, 0, from, till)
   turn(bucket, floor(now_us / bucket.epoch_us))
   bucket.stamp_us = now_us
 end
@@ -346,8 +379,12 @@ local function adopt(bucket, entry)
   local function scaled(rate)
     return min(ceil(rate * ratio), NUMBER_MAX)
   end
-  bucket.level = max(min(floor(bucket.level * ratio), entry.burst), -SUM_MAX)
+  local function level(units)
+    return max(min(floor(units * ratio), entry.burst), -NUMBER_MAX)
+  end
+  bucket.level, bucket.central = level(bucket.level), level(bucket.central)
   bucket.leased0, bucket.leased1 = scaled(bucket.leased0), scaled(bucket.leased1)
+  bucket.lent0, bucket.lent1 = scaled(bucket.lent0), scaled(bucket.lent1)
   bucket.demand0, bucket.demand1 = scaled(bucket.demand0), scaled(bucket.demand1)
   bucket.rate, bucket.token, bucket.burst = entry.rate, entry.token, entry.burst
   bucket.version = entry.version
@@ -362,42 +399,55 @@ local function lowered(sum, by)
   return max(sum - by, 0)
 end
 
--- Takes what the node held out of the epoch in which it was registered: 0 is the current one.
-local function unregister(bucket, entry, age)
-  local rate, depth = entry.held_rate + entry.back_rate, entry.held_depth + entry.back_depth
+-- Takes what the node held, `lent` units with `rate` among it, out of the epoch in which it was
+-- registered: 0 is the current one.
+local function unregister(bucket, entry, rate, lent, age)
+  local depth = entry.held_depth + entry.back_depth
   if age == 0 then
     bucket.leased0 = lowered(bucket.leased0, rate)
     bucket.depth0 = lowered(bucket.depth0, depth)
+    bucket.lent0 = lowered(bucket.lent0, lent)
     bucket.demand0 = lowered(bucket.demand0, entry.held_demand)
   else
     bucket.leased1 = lowered(bucket.leased1, rate)
     bucket.depth1 = lowered(bucket.depth1, depth)
+    bucket.lent1 = lowered(bucket.lent1, lent)
     bucket.demand1 = lowered(bucket.demand1, entry.held_demand)
   end
 end
 
--- Moves what the node holds to the current epoch, less what it gives back; tells whether the
--- lease had ended.
+-- Moves what the node holds to the current epoch, less what it spent and gives back. What was lent
+-- to it under a lease that has ended counts as spent already. Tells whether it has ended.
 local function renew(bucket, entry, restore)
   local age = bucket.epoch - entry.held_tag
   local current = age == 0 or age == 1
-  if current and not restore then
-    unregister(bucket, entry, age)
-  end
   if current then
+    local rate = entry.held_rate + entry.back_rate
+    local passed_us = entry.restore and 0 or max(bucket.stamp_us - entry.held_stamp_us, 0)
+    local lent = flow(entry.held_lent, rate, passed_us, NUMBER_MAX)
+    if not restore then
+      unregister(bucket, entry, rate, lent, age)
+    end
+    local spent = min(entry.spent * bucket.token, NUMBER_MAX)
     bucket.leased0 = raised(bucket.leased0, entry.held_rate)
     bucket.depth0 = raised(bucket.depth0, entry.held_depth)
+    bucket.lent0 = raised(bucket.lent0, max(lent - spent - entry.back_units - entry.lost, 0))
+    drain(bucket, spent)
+    bucket.level = min(bucket.level + entry.back_units, NUMBER_MAX)
   end
   bucket.demand0 = raised(bucket.demand0, entry.demand)
   return not current and (entry.held_rate > 0 or entry.held_depth > 0)
 end
 
+-- Charges what was spent on credit, and brings the level within its limits.
 local function charge(bucket, entry, nodes)
   local spent = entry.spent + entry.debt + entry.allowed
   bucket.charged = min(bucket.charged + spent, SUM_MAX)
-  local debt = min(entry.debt * bucket.token, SUM_MAX)
-  local level = max(bucket.level + (entry.back_units - debt), -SUM_MAX)
-  level = min(level, cap_of(bucket, bucket.depth0 + bucket.depth1))
+  local debt = min(entry.debt * bucket.token, NUMBER_MAX)
+  drain(bucket, debt)
+  local found = bucket.central - bucket.lent0 - bucket.lent1
+  local cap = cap_of(bucket, bucket.depth0 + bucket.depth1)
+  local level = min(max(bucket.level - debt, found), cap)
   -- What all nodes may spend on credit is never forgiven: they would have it twice.
   local credit = min(nodes * CREDIT_TOKENS * bucket.token, NUMBER_MAX)
   local lowest = -max(bucket.burst, bucket.rate * DEBT_US, credit)
@@ -485,16 +535,18 @@ local function grant(bucket, entry, void, lane, nodes, now_us)
   local recall = recall_of(bucket, held_rate, target, leased, most, pressing)
   bucket.leased0 = bucket.leased0 + added
   bucket.depth0 = raised(bucket.depth0, depth)
+  bucket.lent0 = raised(bucket.lent0, tokens * bucket.token)
   local life_us = (bucket.epoch + 2) * bucket.epoch_us - now_us
-  return pack(GRANT_FORMAT, GIVEN, tokens, added, depth, bucket.epoch, life_us, bucket.level,
-    leased + added, recall, void and 1 or 0)
+  return pack(GRANT_FORMAT, GIVEN, tokens, added, depth, bucket.stamp_us, bucket.epoch, life_us,
+    bucket.level, leased + added, recall, void and 1 or 0)
 end
 
 -- Applies one entry to its bucket and answers it.
 local function apply(bucket, entry, fresh, lane, nodes, now_us)
   refill(bucket, lane, now_us)
   if entry.epoch_us ~= bucket.epoch_us and bucket.leased0 + bucket.leased1 == 0
-    and bucket.depth0 + bucket.depth1 == 0 and bucket.demand0 + bucket.demand1 == 0 then
+    and bucket.depth0 + bucket.depth1 == 0 and bucket.lent0 + bucket.lent1 == 0
+    and bucket.demand0 + bucket.demand1 == 0 then
     bucket.epoch_us = entry.epoch_us
     bucket.epoch = floor(now_us / entry.epoch_us)
   end
@@ -520,7 +572,7 @@ end
 local function answer(name, entry, buckets, changed, lane, nodes, now_us)
   local bucket = buckets[name]
   if bucket == false then
-    return pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    return pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
   end
   local fresh = bucket == nil
   if fresh then
@@ -532,7 +584,7 @@ local function answer(name, entry, buckets, changed, lane, nodes, now_us)
   elseif bucket.version > entry.version or bucket.rate ~= entry.rate
     or bucket.token ~= entry.token or bucket.burst ~= entry.burst then
     return pack(GRANT_FORMAT, OTHER_QUOTA, bucket.version, bucket.rate, bucket.token, bucket.burst,
-      0, 0, 0, 0, 0)
+      0, 0, 0, 0, 0, 0)
   end
   local given = apply(bucket, entry, fresh, lane, nodes, now_us)
   bucket.keep_ms = keep_ms_of(bucket)
@@ -577,7 +629,8 @@ end
 local function write_bucket(name, bucket)
   local record = pack(BUCKET_FORMAT, bucket.rate, bucket.token, bucket.burst, bucket.version,
     bucket.epoch_us, bucket.level, bucket.stamp_us, bucket.epoch, bucket.leased0, bucket.leased1,
-    bucket.depth0, bucket.depth1, bucket.demand0, bucket.demand1, bucket.charged, bucket.forgiven)
+    bucket.depth0, bucket.depth1, bucket.lent0, bucket.lent1, bucket.demand0, bucket.demand1,
+    bucket.charged, bucket.forgiven, bucket.central)
   redis.call('SET', name, MAGIC .. record, 'PX', bucket.keep_ms)
 end
 

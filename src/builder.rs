@@ -260,7 +260,7 @@ impl Builder {
             commands,
             questions,
             last_error,
-            _time: time,
+            time,
         };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }

@@ -55,7 +55,7 @@ pub enum SyncPolicy {
     /// As often as its traffic warrants, with no more credit than the accuracy allows: see
     /// 'Choosing by accuracy' in docs/ACCURACY.md.
     ///
-    /// Each node gives `(excess x burst - rate x 1 ms) / nodes` tokens of credit, rounded down, at
+    /// Each node gives `excess x burst / nodes` tokens of credit, rounded down, at
     /// most [`ACCURACY_CREDIT_MAX`] or what [`Limit::credit`] says, and none before the store has
     /// counted the nodes. A key is synced before its node is asked for more than `excess x burst`
     /// tokens of it, or two if that is less: each 5 ms at the most often, and each
@@ -63,8 +63,7 @@ pub enum SyncPolicy {
     /// time to fill at the least.
     Accuracy {
         /// The most that [`bound`](crate::bound()) may come to while nothing goes wrong, as a part
-        /// of the burst: 0.01 is one percent. Above 0, at most 1, and no less than the refill of a
-        /// millisecond.
+        /// of the burst: 0.01 is one percent. Above 0 and at most 1.
         excess: f64,
         /// The most key syncs a second that this node asks of the store for the limit, 1 to
         /// [`CEILING_MAX`]: ticks grow up to [`CEILING_TICK_MAX`] to stay below it, and beyond
@@ -96,8 +95,6 @@ pub enum OutagePolicy {
     Closed,
 }
 
-/// How late the cached clock may be by which decisions are taken, while it runs.
-pub(crate) const CLOCK_GRAIN: Duration = Duration::from_millis(1);
 /// Keys that are synced before so few tokens are asked for would never be worth a lease.
 const PACE_TOKENS_MIN: f64 = 2.0;
 
@@ -297,11 +294,6 @@ impl Limit {
                     let reason = "must be above 0 and at most 1, a part of the burst: 0.01 is 1%";
                     return invalid("sync.excess", value, reason);
                 }
-                if self.excess_together(excess) < 0.0 {
-                    let reason = "is less than flows in within 1 ms, by which decisions may be \
-                                  late: ask for at least rate / 1000 / burst";
-                    return invalid("sync.excess", value, reason);
-                }
                 let ceiling = key_syncs_per_second_max.unwrap_or(1.0);
                 if !(1.0..=CEILING_MAX).contains(&ceiling) {
                     let reason = "must be 1 to 1000000 key syncs a second";
@@ -313,21 +305,14 @@ impl Limit {
         Ok(())
     }
 
-    /// What all nodes together may spend on credit to be as accurate as this, in tokens.
-    fn excess_together(&self, excess: f64) -> f64 {
-        let late = self.quota.tokens_per_second() * CLOCK_GRAIN.as_secs_f64();
-        let tokens = excess * self.quota.burst_tokens() as f64 - late;
-        // A sum that comes out even is not to be lost to the last bit of a float.
-        if tokens.abs() < 1e-9 { 0.0 } else { tokens + 1e-9 }
-    }
-
     /// How much credit nodes give.
     pub(crate) fn credit_rule(&self) -> CreditRule {
         let burst = self.quota.burst_tokens();
         let least = |credit: u32| burst.min(u64::from(credit)) as u32;
         if let SyncPolicy::Accuracy { excess, .. } = self.sync {
             let most = self.credit.map_or(ACCURACY_CREDIT_MAX, |credit| credit);
-            let together = self.excess_together(excess) as u64;
+            // What comes out even is not to be lost to the last bit of a float.
+            let together = (excess * burst as f64 + 1e-9) as u64;
             return CreditRule { most: least(most), together, unheard: 0 };
         }
         match self.credit {
@@ -362,7 +347,6 @@ mod tests {
             (Limit::new("x", quota).accuracy(-0.01), "sync.excess"),
             (Limit::new("x", quota).accuracy(1.01), "sync.excess"),
             (Limit::new("x", quota).accuracy(f64::NAN), "sync.excess"),
-            (Limit::new("x", quota).accuracy(0.0009), "sync.excess"),
             (held_back(0.5), "sync.key_syncs_per_second_max"),
             (held_back(1e7), "sync.key_syncs_per_second_max"),
             (held_back(f64::NAN), "sync.key_syncs_per_second_max"),
@@ -385,19 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn the_least_accuracy_that_can_be_kept_is_the_refill_of_a_millisecond() {
-        let quota = Quota::per_second(1000).burst(100);
-        let terms = Limit::new("x", quota).accuracy(0.01).validate().unwrap();
-        assert_eq!(terms.credit_rule.at(Some(1)), 0);
-        assert!(Limit::new("x", quota).accuracy(0.0099).validate().is_err());
-    }
-
-    #[test]
     fn credit_by_accuracy_is_what_the_nodes_can_share_and_none_before_they_are_counted() {
         let credit = |limit: Limit, nodes| limit.validate().unwrap().credit_rule.at(nodes);
         let limit = || Limit::new("x", Quota::per_second(10_000)).accuracy(0.01);
-        let seen = [None, Some(4), Some(20), Some(90), Some(91)].map(|n| credit(limit(), n));
-        assert_eq!(seen, [0, 8, 4, 1, 0]);
+        let seen = [None, Some(4), Some(20), Some(100), Some(101)].map(|n| credit(limit(), n));
+        assert_eq!(seen, [0, 8, 5, 1, 0]);
         assert_eq!(credit(limit().credit(2), Some(20)), 2, "the user's own word caps it");
         assert_eq!(credit(limit().credit(0), Some(4)), 0);
     }

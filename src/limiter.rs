@@ -13,7 +13,7 @@ use crate::driver::{Answered, Command, LimitState, Question, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{self, lane_of};
 use crate::limit::Mode;
-use crate::time::{Clock, Timestamp};
+use crate::time::{Clock, Now, Timestamp};
 
 /// A denied caller is never told to come back sooner than this.
 const RETRY_MIN_US: u64 = 1_000;
@@ -42,7 +42,19 @@ pub(crate) struct Shared {
     pub(crate) questions: mpsc::UnboundedSender<Question>,
     pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
     /// Keeps the cached clock running for as long as decisions are taken.
-    pub(crate) _time: TimeSource,
+    pub(crate) time: TimeSource,
+}
+
+impl Now for &Shared {
+    #[inline]
+    fn cached(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    #[cold]
+    fn precise(&self) -> Timestamp {
+        self.time.now()
+    }
 }
 
 impl Limiter {
@@ -262,9 +274,8 @@ impl ActiveLimit {
 
     #[inline]
     fn decide_now(&self, bucket: &Bucket, cost: u32) -> (Decision, Touch) {
-        let now = self.shared.clock.now();
-        let taken = bucket.take(cost, now, self.state.terms.scale.token);
-        (self.taken(bucket, cost, taken, now), taken.touch)
+        let taken = bucket.take(cost, &*self.shared, self.state.terms.scale.token);
+        (self.taken(bucket, cost, taken, self.shared.clock.now()), taken.touch)
     }
 
     #[inline]
@@ -391,12 +402,12 @@ impl KeyHandle {
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        let Shared { clock, questions, .. } = &*self.limit.shared;
-        let now = clock.now();
-        let taken = self.bucket.take_sure(cost, now, self.limit.state.terms.scale.token);
+        let shared = &*self.limit.shared;
+        let Shared { clock, questions, .. } = shared;
+        let taken = self.bucket.take_sure(cost, shared, self.limit.state.terms.scale.token);
         if let Some(taken) = taken {
             self.tell(taken.touch);
-            return self.limit.taken(&self.bucket, cost, taken, now);
+            return self.limit.taken(&self.bucket, cost, taken, clock.now());
         }
         let (done, answer) = oneshot::channel();
         let bucket = self.bucket.clone();

@@ -48,6 +48,27 @@ impl Timestamp {
     }
 }
 
+/// The time as a decision asks for it.
+pub(crate) trait Now {
+    /// The time that normally will do: at most [`CLOCK_GRAIN_US`] old, nearly for nothing.
+    fn cached(&self) -> Timestamp;
+    /// The time to the microsecond.
+    fn precise(&self) -> Timestamp;
+}
+
+impl Now for Timestamp {
+    fn cached(&self) -> Timestamp {
+        *self
+    }
+
+    fn precise(&self) -> Timestamp {
+        *self
+    }
+}
+
+/// How old the cached clock normally is at most.
+pub(crate) const CLOCK_GRAIN_US: u64 = 1000;
+
 /// A duration in whole microseconds, saturating.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)

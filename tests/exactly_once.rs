@@ -212,8 +212,8 @@ fn since(before: Counts, now: Counts) -> Counts {
 
 /// The layout of a bucket's record, as lua/sync-v1.lua documents it.
 const MAGIC: &[u8] = b"T1";
-const RECORD_NUMBERS: usize = 16;
-const CHARGED: usize = 14;
+const RECORD_NUMBERS: usize = 19;
+const CHARGED: usize = 16;
 
 /// Tokens charged, over all buckets in Redis.
 fn charged(server: &RedisServer) -> u64 {

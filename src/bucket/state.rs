@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::word::{FIELD_MAX, Word};
-use crate::time::Timestamp;
+use crate::time::{CLOCK_GRAIN_US, Now, Timestamp};
 
 /// The bucket stands in the dirty queue (or the queue was full).
 const QUEUED: u8 = 1;
@@ -95,6 +95,18 @@ pub(crate) struct Collected {
     pub allowed_decisions: u64,
     pub denied_decisions: u64,
     pub unsure_decisions: u64,
+}
+
+/// What [`Bucket::amend`] left behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amended {
+    /// Units that make no whole token and no whole microsecond of the new rate: the engine keeps
+    /// them until the next change.
+    pub rest: i64,
+    /// All that the bucket holds, `rest` included, in units.
+    pub units: i64,
+    /// Tokens spent and not collected at that moment.
+    pub pending: u64,
 }
 
 /// A key's state on this node.
@@ -172,14 +184,14 @@ impl Bucket {
     ///
     /// Cost: two loads and one compare-and-swap when tokens are there.
     #[inline]
-    pub(crate) fn take(&self, cost: u32, now: Timestamp, unit: i64) -> Taken {
+    pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, |_| true).unwrap_or(Taken::DENIED)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
     #[inline]
-    pub(crate) fn take_sure(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Taken> {
+    pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
         self.decide(cost, now, unit, Word::policy)
     }
 
@@ -195,20 +207,26 @@ impl Bucket {
     fn decide(
         &self,
         cost: u32,
-        now: Timestamp,
+        time: impl Now,
         unit: i64,
         unsure: impl Fn(Word) -> bool,
     ) -> Option<Taken> {
+        let mut now = time.cached();
+        let mut settled = false;
         let mut word = Word(self.word.load(Ordering::Acquire));
         loop {
             let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
             let tokens = if live { word.tokens() } else { 0 };
             let from_tokens = tokens.min(cost);
             let from_credit = cost - from_tokens;
-            if live
-                && (from_credit > 0 || self.overflows(word, now, unit))
-                && self.mint(word, now, unit)
-            {
+            if live && !settled && self.may_overflow(word, now, unit) {
+                now = time.precise();
+                settled = true;
+                self.mint(word, now, unit);
+                word = Word(self.word.load(Ordering::Acquire));
+                continue;
+            }
+            if live && from_credit > 0 && self.mint(word, now, unit) {
                 word = Word(self.word.load(Ordering::Acquire));
                 continue;
             }
@@ -291,16 +309,19 @@ impl Bucket {
         }
     }
 
-    /// Whether refill has run into the depth: what flowed in since is lost, and must be before
-    /// tokens are spent, or it would be earned again afterwards.
+    /// Whether refill may have run into the depth by now, if `now` is the cached time: what flowed
+    /// in since is lost, and must be before tokens are spent, or it would be earned again
+    /// afterwards.
     #[inline]
-    fn overflows(&self, word: Word, now: Timestamp, unit: i64) -> bool {
+    fn may_overflow(&self, word: Word, now: Timestamp, unit: i64) -> bool {
         let rate = self.rate.load(Ordering::Acquire);
-        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Acquire));
+        if rate == 0 {
+            return false;
+        }
+        let until_us = now.as_micros() + CLOCK_GRAIN_US;
+        let elapsed_us = until_us.saturating_sub(self.minted_us.load(Ordering::Acquire));
         let room = u64::from(self.depth.load(Ordering::Relaxed).saturating_sub(word.tokens()));
-        elapsed_us > 0
-            && rate > 0
-            && rate.saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
+        elapsed_us > 0 && rate.saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
     }
 
     /// Turns earned time into tokens. Returns whether the word is worth another look.
@@ -420,6 +441,12 @@ impl Bucket {
         u64::from(word.pending()) + self.spilled.load(Ordering::Relaxed)
     }
 
+    /// Tokens held, and tokens spent since the last collection, at one moment.
+    pub(crate) fn held_and_pending(&self) -> (u32, u64) {
+        let word = Word(self.word.load(Ordering::Acquire));
+        (word.tokens(), u64::from(word.pending()) + self.spilled.load(Ordering::Acquire))
+    }
+
     /// Tokens spent and denied since the last collection, without collecting them.
     pub(crate) fn demand(&self) -> u64 {
         self.pending() + self.denied.load(Ordering::Relaxed)
@@ -462,8 +489,7 @@ impl Bucket {
     }
 
     /// Changes the lease at `now`: settles what the old one earned, applies `terms`, and adds
-    /// `tokens` and `fraction` units. Returns the units that make no whole token and no whole
-    /// microsecond of the new rate: the engine keeps them until the next change.
+    /// `tokens` and `fraction` units.
     pub(crate) fn amend(
         &self,
         now: Timestamp,
@@ -471,14 +497,14 @@ impl Bucket {
         tokens: i64,
         fraction: i64,
         unit: i64,
-    ) -> i64 {
+    ) -> Amended {
         let (earned, settled_us) = self.settle(now);
         self.rate.store(terms.rate as u64, Ordering::Release);
         let old_depth = self.depth.swap(terms.depth, Ordering::AcqRel);
         self.low.store(terms.low, Ordering::Relaxed);
         let old_ends = self.ends_us.swap(terms.ends.as_micros(), Ordering::AcqRel);
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
-        let mut rest = 0;
+        let mut amended = Amended::default();
         let _ = self.update(|word| {
             let held = if now.as_micros() < old_ends { word.tokens() } else { 0 };
             // What flowed in beyond the old depth was lost then.
@@ -487,17 +513,20 @@ impl Bucket {
             let whole = (units / i128::from(unit)).clamp(0, i128::from(FIELD_MAX));
             let level = (u64::from(held) + whole as u64).min(u64::from(FIELD_MAX)) as u32;
             let full = level >= terms.depth;
-            rest = if full { 0 } else { (units - whole * i128::from(unit)) as i64 };
+            let rest = if full { 0 } else { (units - whole * i128::from(unit)) as i64 };
             let level = level.min(terms.depth);
+            let units = i64::from(level).saturating_mul(unit).saturating_add(rest);
+            amended = Amended { rest, units, pending: u64::from(word.pending()) };
             Some(word.next_epoch().with_tokens(level).with_policy(terms.policy))
         });
-        let (minted_us, rest) = if terms.rate > 0 {
-            (settled_us.saturating_sub((rest / terms.rate) as u64), rest % terms.rate)
-        } else {
-            (settled_us, rest)
-        };
+        let mut minted_us = settled_us;
+        if terms.rate > 0 {
+            minted_us = minted_us.saturating_sub((amended.rest / terms.rate) as u64);
+            amended.rest %= terms.rate;
+        }
         self.minted_us.store(minted_us, Ordering::Release);
-        rest
+        amended.pending += self.spilled.load(Ordering::Acquire);
+        amended
     }
 
     /// Closes the refill. Returns the units it has earned and not yet turned into tokens, and up to

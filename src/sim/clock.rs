@@ -1,6 +1,6 @@
 //! A node's own clock: it may run fast or slow, jump, and stand still for decisions.
 
-use crate::time::Timestamp;
+use crate::time::{Now, Timestamp};
 
 /// How often the cached clock that decisions read is set, in microseconds.
 const TICKER_PERIOD_US: u64 = 1_000;
@@ -16,6 +16,23 @@ pub(super) struct NodeClock {
     /// Until then (the world's time) the cached clock stands still, at what it showed.
     stalled_until_us: u64,
     stalled_at_us: u64,
+}
+
+/// One moment by a node's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    cached: Timestamp,
+    precise: Timestamp,
+}
+
+impl Now for Reading {
+    fn cached(&self) -> Timestamp {
+        self.cached
+    }
+
+    fn precise(&self) -> Timestamp {
+        self.precise
+    }
 }
 
 impl NodeClock {
@@ -40,6 +57,11 @@ impl NodeClock {
         let shown = self.local_us(world_us) / TICKER_PERIOD_US * TICKER_PERIOD_US;
         let stalled = world_us < self.stalled_until_us;
         Timestamp::from_micros(if stalled { self.stalled_at_us.min(shown) } else { shown })
+    }
+
+    /// What a decision at `world_us` reads.
+    pub(super) fn reading(&self, world_us: u64) -> Reading {
+        Reading { cached: self.cached(world_us), precise: self.now(world_us) }
     }
 
     /// When the clock will show `local`, by the world's time.

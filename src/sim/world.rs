@@ -366,7 +366,7 @@ impl World {
         let limit = self.setup.limit.name();
         let node = &mut self.nodes[index];
         let credit = node.credit;
-        let now = node.clock.cached(self.now_us);
+        let now = node.clock.reading(self.now_us);
         if cost > self.terms.cost_max {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);

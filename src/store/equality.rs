@@ -291,11 +291,14 @@ impl World {
             debt: random.amount(tokens),
             allowed: random.amount(tokens),
             back_units: random.amount(scale.burst / 4),
+            lost: random.amount(scale.burst / 4),
             back_rate: random.amount(held_rate),
             back_depth: random.amount(tokens / 4),
             held: Held {
                 rate: held_rate,
                 depth: random.amount(tokens / 4),
+                lent: random.amount(scale.burst / 4),
+                stamp_us: self.time_us - random.among(&[0, 10, 1000, 20_000, -5]),
                 demand: random.amount(scale.rate),
                 tag: (self.time_us / epoch_us - random.among(&[-1, 0, 0, 0, 1, 1, 2, 3])).max(0),
             },
@@ -316,7 +319,7 @@ impl World {
 /// Puts an absurd number into a random field.
 fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 19] = [
+    let fields: [&mut i64; 22] = [
         &mut entry.scale.rate,
         &mut entry.scale.token,
         &mut entry.scale.burst,
@@ -326,10 +329,13 @@ fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.debt,
         &mut entry.allowed,
         &mut entry.back_units,
+        &mut entry.lost,
         &mut entry.back_rate,
-        &mut entry.back_depth,
         &mut entry.held.rate,
+        &mut entry.back_depth,
         &mut entry.held.depth,
+        &mut entry.held.lent,
+        &mut entry.held.stamp_us,
         &mut entry.held.demand,
         &mut entry.held.tag,
         &mut entry.demand,
@@ -408,10 +414,11 @@ fn node_of(bytes: &[u8]) -> Node {
 }
 
 fn key_of(bytes: &[u8]) -> Key {
-    let (numbers, rest) = record::<16>(bytes);
+    let (numbers, rest) = record::<19>(bytes);
     assert!(rest.is_empty());
     let [rate, token, burst, version, epoch_us, level, stamp_us, epoch, ..] = numbers;
-    let [.., leased0, leased1, depth0, depth1, demand0, demand1, charged, forgiven] = numbers;
+    let [.., leased0, leased1, depth0, depth1, _, _, _, _, _, _, _] = numbers;
+    let [.., lent0, lent1, demand0, demand1, charged, forgiven, central] = numbers;
     Key {
         scale: Scale { rate, token, burst },
         version,
@@ -421,9 +428,11 @@ fn key_of(bytes: &[u8]) -> Key {
         epoch,
         leased: [leased0, leased1],
         depth: [depth0, depth1],
+        lent: [lent0, lent1],
         demand: [demand0, demand1],
         charged,
         forgiven,
+        central,
     }
 }
 

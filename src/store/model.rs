@@ -9,6 +9,11 @@
 //! What is kept, always: the refill leased out is at most the rate, and the level is at most the
 //! burst less the depths leased out. So the level and all leases together grow at the rate at most
 //! and never exceed the burst, and each admission lowers them.
+//!
+//! What leases lose on the way (a node's clock runs slow to be safe, refill overflows a depth) is
+//! found again: beside the level stands what one central bucket would have by all that was charged,
+//! and what is lent: the most that nodes can hold, or have spent without having said so. The level
+//! may always rise to the central one less what is lent.
 
 use std::collections::HashMap;
 
@@ -88,12 +93,16 @@ pub(crate) struct Key {
     pub(crate) leased: [i64; 2],
     /// Leased depth, in tokens.
     pub(crate) depth: [i64; 2],
+    /// Lent to nodes, in units: the most that they hold, or have spent and not reported.
+    pub(crate) lent: [i64; 2],
     /// Registered demand, in units per microsecond.
     pub(crate) demand: [i64; 2],
     /// Tokens charged since the key was born.
     pub(crate) charged: i64,
     /// Units of debt written off.
     pub(crate) forgiven: i64,
+    /// The level of one central bucket by all that was charged so far, in units.
+    pub(crate) central: i64,
 }
 
 impl Key {
@@ -110,9 +119,11 @@ impl Key {
             epoch: now_us / entry.epoch_us,
             leased: [0; 2],
             depth: [0; 2],
+            lent: [0; 2],
             demand: [0; 2],
             charged: 0,
             forgiven: 0,
+            central: level,
         }
     }
 
@@ -140,35 +151,49 @@ impl Key {
         // A key that outlives its lane's record may have been stamped by a clock that was ahead.
         let now_us = now_us.max(self.stamp_us);
         let (frozen_from, frozen_until) = self.frozen(lane);
-        let stretches = [
-            (
-                (self.epoch + 1) * self.epoch_us,
-                self.leased[0] + self.leased[1],
-                self.depth[0] + self.depth[1],
-            ),
-            ((self.epoch + 2) * self.epoch_us, self.leased[0], self.depth[0]),
-            (now_us, 0, 0),
-        ];
         let mut at_us = self.stamp_us;
-        for (ends_us, leased, depth) in stretches {
-            let until_us = ends_us.min(now_us);
+        for alive in [2, 1, 0] {
+            let ends_us = (self.epoch + 3 - alive as i64) * self.epoch_us;
+            let until_us = if alive > 0 { ends_us.min(now_us) } else { now_us };
             if until_us > at_us {
                 let frozen = (until_us.min(frozen_until) - at_us.max(frozen_from)).max(0);
-                let rate = (self.scale.rate - leased).max(0);
-                let cap = self.cap(depth);
-                self.level = flow(self.level, rate, until_us - at_us - frozen, cap);
+                self.stretch(alive, until_us - at_us, frozen);
                 at_us = until_us;
             }
         }
         let epoch = now_us / self.epoch_us;
         if epoch > self.epoch {
             let kept = epoch == self.epoch + 1;
-            for pair in [&mut self.leased, &mut self.depth, &mut self.demand] {
+            self.end(usize::from(kept));
+            for pair in [&mut self.leased, &mut self.depth, &mut self.lent, &mut self.demand] {
                 *pair = [0, if kept { pair[0] } else { 0 }];
             }
         }
         self.epoch = epoch;
         self.stamp_us = now_us;
+    }
+
+    /// Ends all leases but those of the last `alive` epochs: what was lent counts as spent.
+    fn end(&mut self, alive: usize) {
+        for lent in &mut self.lent[alive..] {
+            self.central = (self.central - std::mem::take(lent)).max(-NUMBER_MAX);
+        }
+    }
+
+    /// Lets `micros` pass, `frozen` of them without refill, beside the leases of the last `alive`
+    /// epochs.
+    fn stretch(&mut self, alive: usize, micros: i64, frozen: i64) {
+        let (mut leased, mut depth) = (0, 0);
+        for index in 0..alive {
+            self.lent[index] = flow(self.lent[index], self.leased[index], micros, NUMBER_MAX);
+            leased += self.leased[index];
+            depth += self.depth[index];
+        }
+        self.end(alive);
+        let Scale { rate, burst, .. } = self.scale;
+        let free = (rate - leased).max(0);
+        self.level = flow(self.level, free, micros - frozen, self.cap(depth));
+        self.central = flow(self.central, rate, micros - frozen, burst);
     }
 
     /// The highest level, in units, beside leases of `depth` tokens.
@@ -181,8 +206,10 @@ impl Key {
         let ratio = entry.scale.token as f64 / self.scale.token as f64;
         let scaled = |units: i64| (units as f64 * ratio).floor() as i64;
         let leased = |rate: i64| ((rate as f64 * ratio).ceil() as i64).min(NUMBER_MAX);
-        self.level = scaled(self.level).min(entry.scale.burst).max(-SUM_MAX);
+        let level = |level: i64| scaled(level).min(entry.scale.burst).max(-NUMBER_MAX);
+        (self.level, self.central) = (level(self.level), level(self.central));
         self.leased = self.leased.map(leased);
+        self.lent = self.lent.map(leased);
         self.demand = self.demand.map(leased);
         self.scale = entry.scale;
         self.version = entry.version;
@@ -191,7 +218,7 @@ impl Key {
     /// Applies one entry and answers it.
     fn apply(&mut self, entry: &Entry, fresh: bool, lane: &Lane, nodes: i64, now_us: i64) -> Given {
         self.refill(lane, now_us);
-        let idle = self.leased == [0; 2] && self.depth == [0; 2] && self.demand == [0; 2];
+        let idle = [self.leased, self.depth, self.lent, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
             self.epoch_us = entry.epoch_us;
             self.epoch = now_us / self.epoch_us;
@@ -205,34 +232,45 @@ impl Key {
         self.grant(entry, void, lane, nodes, now_us)
     }
 
-    /// Moves what the node holds to the current epoch, less what it gives back.
+    /// Moves what the node holds to the current epoch, less what it spent and gives back. What was
+    /// lent to it under a lease that has ended counts as spent already. Tells whether it has ended.
     fn renew(&mut self, entry: &Entry, restore: bool) -> bool {
         let held = entry.held;
         let age = self.epoch - held.tag;
         let current = age == 0 || age == 1;
-        if current && !restore {
-            let index = age as usize;
-            let lower = |value: &mut i64, by: i64| *value = (*value - by).max(0);
-            lower(&mut self.leased[index], held.rate + entry.back_rate);
-            lower(&mut self.depth[index], held.depth + entry.back_depth);
-            lower(&mut self.demand[index], held.demand);
-        }
         if current {
+            let rate = held.rate + entry.back_rate;
+            let passed_us = if entry.restore { 0 } else { self.stamp_us - held.stamp_us };
+            let lent = flow(held.lent, rate, passed_us.max(0), NUMBER_MAX);
+            if !restore {
+                let index = age as usize;
+                lower(&mut self.leased[index], rate);
+                lower(&mut self.depth[index], held.depth + entry.back_depth);
+                lower(&mut self.lent[index], lent);
+                lower(&mut self.demand[index], held.demand);
+            }
+            let spent = entry.spent.saturating_mul(self.scale.token).min(NUMBER_MAX);
             raise(&mut self.leased[0], held.rate);
             raise(&mut self.depth[0], held.depth);
+            raise(&mut self.lent[0], (lent - spent - entry.back_units - entry.lost).max(0));
+            self.central = (self.central - spent).max(-NUMBER_MAX);
+            self.level = (self.level + entry.back_units).min(NUMBER_MAX);
         }
         raise(&mut self.demand[0], entry.demand);
         !current && (held.rate > 0 || held.depth > 0)
     }
 
+    /// Charges what was spent on credit, and brings the level within its limits.
     fn charge(&mut self, entry: &Entry, nodes: i64) {
         let spent = entry.spent + entry.debt + entry.allowed;
         self.charged = (self.charged + spent).min(SUM_MAX);
         let skipped = is_weak(Weakness::DebtSkipped);
         let debt =
-            if skipped { 0 } else { entry.debt.saturating_mul(self.scale.token).min(SUM_MAX) };
-        let level = (self.level + (entry.back_units - debt)).max(-SUM_MAX);
-        self.level = level.min(self.cap(self.depth[0] + self.depth[1]));
+            if skipped { 0 } else { entry.debt.saturating_mul(self.scale.token).min(NUMBER_MAX) };
+        self.central = (self.central - debt).max(-NUMBER_MAX);
+        let found = self.central - self.lent[0] - self.lent[1];
+        let cap = self.cap(self.depth[0] + self.depth[1]);
+        self.level = (self.level - debt).max(found).min(cap);
         // What all nodes may spend on credit is never forgiven: they would have it twice.
         let credit = nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(self.scale.token);
         let most = self.scale.burst.max(self.scale.rate * DEBT_US).max(credit.min(NUMBER_MAX));
@@ -276,10 +314,12 @@ impl Key {
         };
         self.leased[0] += added;
         raise(&mut self.depth[0], depth);
+        raise(&mut self.lent[0], tokens * self.scale.token);
         Given {
             tokens,
             rate: added,
             depth,
+            stamp_us: self.stamp_us,
             tag: self.epoch,
             life_us: (self.epoch + 2) * self.epoch_us - now_us,
             level: self.level,
@@ -346,6 +386,11 @@ fn raise(sum: &mut i64, by: i64) {
     *sum = (*sum + by).min(NUMBER_MAX);
 }
 
+/// Takes from a sum of leases or demands.
+fn lower(sum: &mut i64, by: i64) {
+    *sum = (*sum - by).max(0);
+}
+
 /// A number of a request, within its range.
 fn natural(number: i64) -> i64 {
     number.clamp(0, NUMBER_MAX)
@@ -369,11 +414,14 @@ fn bounded(entry: &Entry) -> Entry {
         debt: natural(entry.debt),
         allowed: natural(entry.allowed),
         back_units: natural(entry.back_units),
+        lost: natural(entry.lost),
         back_rate: natural(entry.back_rate),
         back_depth: natural(entry.back_depth),
         held: Held {
             rate: natural(entry.held.rate),
             depth: natural(entry.held.depth),
+            lent: natural(entry.held.lent),
+            stamp_us: natural(entry.held.stamp_us),
             demand: natural(entry.held.demand),
             tag: natural(entry.held.tag),
         },

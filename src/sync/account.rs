@@ -34,6 +34,8 @@ const PROBE_ARRIVALS: f64 = 8.0;
 const PRODUCTIVE_PART: i64 = 4;
 /// The longest gap between fruitless early syncs, in ticks.
 const EARLY_TICKS_MAX: u64 = 16;
+/// What is lent counts for no more, as in the store.
+const LENT_MAX: i64 = 1 << 52;
 /// A key is kept in the books at least so long after its last request.
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
@@ -72,8 +74,11 @@ pub(crate) struct Account {
     unit: i64,
     held: Held,
     ends: Timestamp,
-    /// Units that are the node's and not in the bucket: fractions, and what came too late.
+    /// Units in the bucket that make no whole token and no whole microsecond of refill.
     stash: i64,
+    /// Units lent to this node that it neither holds nor has spent: overflow, what came too late,
+    /// and what the clock's allowance took of the refill. The store is told.
+    lost: i64,
     unsent: Unsent,
     credit_given: u32,
     view: Option<View>,
@@ -128,6 +133,7 @@ impl Account {
             held: Held::default(),
             ends: Timestamp::ZERO,
             stash: 0,
+            lost: 0,
             unsent: Unsent::default(),
             view,
             demand: Demand::new(now.minus_micros(1000)),
@@ -204,6 +210,7 @@ impl Account {
         self.unsent == Unsent::default()
             && self.held.rate == 0
             && self.held.depth == 0
+            && self.held.lent == 0
             && self.policy.is_none()
             && self.waiters.is_empty()
     }
@@ -212,7 +219,7 @@ impl Account {
     /// bucket is told when it will be full.
     pub(crate) fn try_close(&mut self, now: Timestamp, terms: &Terms) -> bool {
         let quiet = |account: &Self| now.micros_since(account.last_arrival) >= linger_us(terms);
-        if !quiet(self) || !self.is_settled() || self.stash > 0 {
+        if !quiet(self) || !self.is_settled() {
             return false;
         }
         self.collect(now, false);
@@ -367,6 +374,9 @@ impl Account {
         let hot = self.is_hot(terms) && !leaving;
         let back = self.give_back(terms, now, need, if hot { demand } else { 0 });
         let tokens = self.bucket.peek(now, unit).0;
+        if self.restore {
+            self.held.lent = self.most_held(tokens);
+        }
         let unsent = std::mem::take(&mut self.unsent);
         self.asked = self.waiters.len();
         let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
@@ -380,7 +390,8 @@ impl Account {
             spent: unsent.spent,
             debt: unsent.debt,
             allowed: unsent.allowed,
-            back_units: back.units,
+            back_units: if self.restore { 0 } else { back.units },
+            lost: if self.restore { 0 } else { back.lost },
             back_rate: back.rate,
             back_depth: back.depth,
             held: self.held,
@@ -402,32 +413,35 @@ impl Account {
         let unit = terms.scale.token;
         let ended = now >= self.ends;
         let unused = if self.held.rate > 2 * rate_used { self.held.rate - rate_used } else { 0 };
-        let mut back = Back {
-            rate: if ended { self.held.rate } else { self.recall.max(unused).min(self.held.rate) },
-            ..Back::default()
-        };
+        let rate_before = self.held.rate;
+        let rate = if ended { rate_before } else { self.recall.max(unused).min(rate_before) };
         self.recall = 0;
-        self.held.rate -= back.rate;
-        if back.rate > 0 && !ended {
+        self.held.rate -= rate;
+        if rate > 0 && !ended {
             self.amend(now, self.lease_terms(0), 0);
         }
         let tokens = i64::from(self.bucket.peek(now, unit).0);
-        let keep = if ended { 0 } else { need + need / 4 };
-        if ended || tokens > keep {
-            let keep = if ended { 0 } else { need as u32 };
-            let withdrawn = if is_weak(Weakness::ReturnsKept) {
-                (tokens - i64::from(keep)) as u32
-            } else {
-                self.bucket.withdraw(keep)
-            };
-            back.units += i64::from(withdrawn) * unit;
-        }
-        if self.held.rate == 0 {
-            back.units += std::mem::take(&mut self.stash);
+        let keep = match ended {
+            true => 0,
+            false if tokens > need + need / 4 => need,
+            false => tokens,
+        };
+        let withdrawn = if is_weak(Weakness::ReturnsKept) {
+            (tokens - keep) as u32
+        } else {
+            self.bucket.withdraw(keep as u32)
+        };
+        let units = i64::from(withdrawn) * unit;
+        let mut lost = std::mem::take(&mut self.lost);
+        let (left, pending) = self.bucket.held_and_pending();
+        if rate_before == 0 {
+            // Nothing flowed in, so what is not there any more is known to the unit.
+            self.stash = 0;
+            let spent = self.unsent.spent + pending as i64;
+            lost = lost.max(self.held.lent - (i64::from(left) + spent) * unit - units);
         }
         // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
         // in needs next to none; other refill would be lost without it, once tokens are scarce.
-        let left = i64::from(self.bucket.peek(now, unit).0);
         let pressed = rate_used > self.held.rate + self.held.rate / 4;
         let flowing = match (self.held.rate > 0, self.is_scarce(terms)) {
             (false, _) => 0,
@@ -435,11 +449,16 @@ impl Account {
             (true, true) if pressed => 2,
             (true, true) => self.held.depth,
         };
-        let depth = (left + flowing).min(self.held.depth);
-        back.depth = self.held.depth - depth;
-        self.held.depth = depth;
-        self.bucket.set_depth(depth as u32);
-        back
+        let depth_before = self.held.depth;
+        self.held.depth = (i64::from(left) + flowing).min(depth_before);
+        self.bucket.set_depth(self.held.depth as u32);
+        Back { units, lost, rate, depth: depth_before - self.held.depth }
+    }
+
+    /// The most that the node can come to hold of its lease, with what it spent, in units.
+    fn most_held(&self, tokens: u32) -> i64 {
+        let refilled = if self.held.rate > 0 { self.held.depth } else { 0 };
+        (refilled.max(i64::from(tokens)) + 1 + self.unsent.spent) * self.unit
     }
 
     /// The batch with this entry was never applied: its contents are to be reported anew.
@@ -448,7 +467,7 @@ impl Account {
         self.unsent.spent += entry.spent;
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
-        self.stash += entry.back_units;
+        self.lost += entry.back_units + entry.lost;
         self.restore = true;
     }
 
@@ -470,9 +489,15 @@ impl Account {
         }
         let installed = self.drift(given, entry, now, terms);
         let kept = if given.void { Held::default() } else { entry.held };
+        if given.void {
+            // The store counted all that was lent as spent.
+            self.unsent.allowed += std::mem::take(&mut self.unsent.spent);
+        }
         self.held = Held {
             rate: kept.rate + given.rate,
             depth: kept.depth + given.depth,
+            lent: self.lent(given, entry) + given.tokens * unit,
+            stamp_us: given.stamp_us,
             demand: entry.demand,
             tag: given.tag,
         };
@@ -490,9 +515,10 @@ impl Account {
         if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
             let lease = self.lease_terms(self.low(now, terms));
-            self.amend(now, lease, given.tokens + under_way);
+            let there = self.amend(now, lease, given.tokens + under_way);
+            self.lost = (self.held.lent - there).max(0);
         } else {
-            self.stash += given.tokens * unit;
+            self.lost = (self.held.lent - self.unsent.spent * unit).max(0);
         }
         let credit = self.credit(given.level, terms);
         self.judge_early(given, entry, now, terms);
@@ -506,9 +532,27 @@ impl Account {
         installed
     }
 
-    /// Applies a lease to the bucket, with `tokens` and what is stashed.
-    fn amend(&mut self, now: Timestamp, lease: LeaseTerms, tokens: i64) {
-        self.stash = self.bucket.amend(now, lease, tokens, self.stash, self.unit);
+    /// What is lent to this node after the store applied `entry`, without what it gave, in units:
+    /// the store's own reckoning.
+    fn lent(&self, given: &Given, entry: &Entry) -> i64 {
+        if given.void {
+            return 0;
+        }
+        let held = entry.held;
+        let rate = if entry.restore { 0 } else { held.rate + entry.back_rate };
+        let flowed = i128::from(rate) * i128::from((given.stamp_us - held.stamp_us).max(0));
+        let spent = i128::from(entry.spent) * i128::from(self.unit);
+        let gone = spent + i128::from(entry.back_units) + i128::from(entry.lost);
+        let lent = i128::from(held.lent) + flowed - gone;
+        lent.clamp(0, i128::from(LENT_MAX)) as i64
+    }
+
+    /// Applies a lease to the bucket, with `tokens` and what is stashed. Returns the units that the
+    /// node holds then, or spent and has not reported.
+    fn amend(&mut self, now: Timestamp, lease: LeaseTerms, tokens: i64) -> i64 {
+        let amended = self.bucket.amend(now, lease, tokens, self.stash, self.unit);
+        self.stash = amended.rest;
+        amended.units + (self.unsent.spent + amended.pending as i64) * self.unit
     }
 
     /// The credit from now on: none while the store is in debt, or while refill is leased.
@@ -568,7 +612,7 @@ impl Account {
             now
         } else if self.unsent.debt > 0 {
             self.early.not_before().max(now)
-        } else if !self.is_settled() || self.stash > 0 || quiet_us < linger_us {
+        } else if !self.is_settled() || quiet_us < linger_us {
             let interval_us = self.interval_us(now, terms);
             let repaid_us = terms.scale.micros_for(-given.level);
             now.plus_micros(interval_us.max(repaid_us.min(EARLY_TICKS_MAX * tick_us)))
@@ -609,6 +653,7 @@ fn linger_us(terms: &Terms) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 struct Back {
     units: i64,
+    lost: i64,
     rate: i64,
     depth: i64,
 }

@@ -144,7 +144,7 @@ mod tests {
         books.raise(&terms(2), 20, &Incidents::default());
         books.raise(&terms(0), 20, &Incidents::default());
         let bound = books.told(&terms(0)).bound_tokens.unwrap();
-        assert!((bound - 41.0).abs() < 1e-6, "{bound}");
+        assert!((bound - 40.0).abs() < 1e-6, "{bound}");
     }
 
     #[test]
@@ -164,8 +164,8 @@ mod tests {
         let other = LaneTrouble { losses: 1, ..LaneTrouble::default() };
         let trouble = trouble.worst(other);
         let incidents = Known::default().incidents(trouble, 4);
-        // Credit and grain; three seconds of the rate and the burst; and the burst for the loss.
-        let expected = 4.0 + 1.0 + (3000.0 + 100.0) + (100.0 + 4.0);
+        // Credit; three seconds of the rate and the burst; and the burst for the loss.
+        let expected = 4.0 + (3000.0 + 100.0) + (100.0 + 4.0);
         let bound = bound_of(&terms(1), 4, &incidents);
         assert!((bound - expected).abs() < 1e-6, "{bound}");
     }

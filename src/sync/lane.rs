@@ -562,7 +562,7 @@ impl Lane {
     fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
         let terms = self.terms(slot, context);
         self.unschedule(slot);
-        self.accounts[slot].lease_ended(now, &terms);
+        self.accounts[slot].lease_ended(now);
         self.tally(slot, context);
         let nodes = context.nodes();
         let graced = now.micros_since(self.answered) >= terms.grace_us;

@@ -40,6 +40,11 @@ pub(crate) struct Held {
     pub rate: i64,
     /// Leased depth, in tokens.
     pub depth: i64,
+    /// What was lent to the node and not reported as spent, in units, at `stamp_us`. It grows at
+    /// `rate` from then on.
+    pub lent: i64,
+    /// The store's time at its last word on the key, in microseconds.
+    pub stamp_us: i64,
     /// Registered demand, in units per microsecond.
     pub demand: i64,
     /// The store's epoch in which rate, depth and demand were registered last.
@@ -55,14 +60,16 @@ pub(crate) struct Entry {
     pub version: i64,
     /// Length of a lease epoch, in microseconds.
     pub epoch_us: i64,
-    /// Tokens spent from a lease: charged, not subtracted from the level again.
+    /// Tokens spent of what was lent: charged, not subtracted from the level again.
     pub spent: i64,
     /// Tokens spent on credit: charged and subtracted from the level.
     pub debt: i64,
     /// Tokens spent under an outage policy: charged only.
     pub allowed: i64,
-    /// Units given back.
+    /// Units given back of what was held.
     pub back_units: i64,
+    /// Units lent to the node that it neither holds nor has spent.
+    pub lost: i64,
     /// Leased refill given back, in units per microsecond.
     pub back_rate: i64,
     /// Leased depth given back, in tokens.
@@ -185,7 +192,7 @@ impl Request {
 }
 
 /// Numbers in an encoded entry.
-const ENTRY_NUMBERS: usize = 21;
+const ENTRY_NUMBERS: usize = 24;
 const ENTRY_BYTES: usize = ENTRY_NUMBERS * 8;
 const FLAG_RESTORE: i64 = 1;
 const FLAG_CLAIM: i64 = 2;
@@ -204,10 +211,13 @@ impl Entry {
             self.debt,
             self.allowed,
             self.back_units,
+            self.lost,
             self.back_rate,
             self.back_depth,
             self.held.rate,
             self.held.depth,
+            self.held.lent,
+            self.held.stamp_us,
             self.held.demand,
             self.held.tag,
             self.demand,
@@ -271,6 +281,8 @@ pub(crate) struct Given {
     pub rate: i64,
     /// Depth added, in tokens.
     pub depth: i64,
+    /// The store's time, in microseconds.
+    pub stamp_us: i64,
     /// The epoch in which the lease is now registered.
     pub tag: i64,
     /// How long the lease lasts from the store's time on, in microseconds.
@@ -286,7 +298,7 @@ pub(crate) struct Given {
 }
 
 const REPLY_HEADER_BYTES: usize = 6 * 8 + 24;
-const GRANT_NUMBERS: usize = 10;
+const GRANT_NUMBERS: usize = 11;
 
 impl Reply {
     /// Encodes a reply as the script does.
@@ -364,6 +376,7 @@ impl Grant {
                 given.tokens,
                 given.rate,
                 given.depth,
+                given.stamp_us,
                 given.tag,
                 given.life_us,
                 given.level,
@@ -372,20 +385,27 @@ impl Grant {
                 i64::from(given.void),
             ],
             Self::OtherQuota { version, scale } => {
-                [1, version, scale.rate, scale.token, scale.burst, 0, 0, 0, 0, 0]
+                [1, version, scale.rate, scale.token, scale.burst, 0, 0, 0, 0, 0, 0]
             }
-            Self::Foreign => [2, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            Self::Foreign => [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         }
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self, StoreError> {
         let status = reader.number("grant.status")?;
-        let natural = ["grant.tokens", "grant.rate", "grant.depth", "grant.tag", "grant.life_us"];
-        let mut numbers = [0; 5];
+        let natural = [
+            "grant.tokens",
+            "grant.rate",
+            "grant.depth",
+            "grant.stamp_us",
+            "grant.tag",
+            "grant.life_us",
+        ];
+        let mut numbers = [0; 6];
         for (number, field) in numbers.iter_mut().zip(natural) {
             *number = reader.natural(field)?;
         }
-        let [tokens, rate, depth, tag, life_us] = numbers;
+        let [tokens, rate, depth, stamp_us, tag, life_us] = numbers;
         let level = reader.number("grant.level")?;
         let leased = reader.natural("grant.leased")?;
         let recall = reader.natural("grant.recall")?;
@@ -395,6 +415,7 @@ impl Grant {
                 tokens,
                 rate,
                 depth,
+                stamp_us,
                 tag,
                 life_us,
                 level,
@@ -404,7 +425,7 @@ impl Grant {
             })),
             1 => Ok(Self::OtherQuota {
                 version: tokens,
-                scale: Scale { rate, token: depth.max(1), burst: tag },
+                scale: Scale { rate, token: depth.max(1), burst: stamp_us },
             }),
             2 => Ok(Self::Foreign),
             _ => Err(StoreError::Reply { field: "grant.status", value: status.to_string() }),
@@ -459,7 +480,7 @@ mod tests {
     fn given() -> impl Strategy<Value = Grant> {
         (0..NUMBER_MAX, 0..NUMBER_MAX, -NUMBER_MAX..NUMBER_MAX, any::<bool>()).prop_map(
             |(tokens, rate, level, void)| {
-                let rest = Given { depth: tokens, life_us: rate, ..Given::default() };
+                let rest = Given { stamp_us: tokens, life_us: rate, ..Given::default() };
                 Grant::Given(Given { tokens, rate, level, void, ..rest })
             },
         )
@@ -489,7 +510,7 @@ mod tests {
         }
 
         #[test]
-        fn a_reply_cut_anywhere_is_refused(cut in 0..152_usize) {
+        fn a_reply_cut_anywhere_is_refused(cut in 0..160_usize) {
             let reply = Reply {
                 time_us: 1,
                 incarnation: Incarnation([1; 24]),
@@ -498,7 +519,7 @@ mod tests {
                 verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
             };
             let bytes = reply.encode();
-            prop_assert_eq!(bytes.len(), 152);
+            prop_assert_eq!(bytes.len(), 160);
             prop_assert!(Reply::decode(&bytes[..cut], 1).is_err());
         }
     }

@@ -45,7 +45,7 @@ impl InputError {
 #[derive(Args)]
 pub(crate) struct ClusterFlags {
     /// Nodes, each with a limiter and a connection of its own
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) nodes: u16,
     /// Tokens a second for each key; with --trace, in replay time
     #[arg(long, default_value_t = 1000)]

@@ -8,20 +8,18 @@ use crate::time::Timestamp;
 /// Refill that is never the limit: a policy that lets everything pass.
 const BOUNDLESS_RATE: i64 = 1 << 50;
 
-/// An outage policy in force: what the key brought into it.
+/// An outage policy in force.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Policy {
-    /// Units that the store had given before: what is left of them goes back.
-    own: i64,
     /// Tokens taken from the node's share of the last view: what is used of them becomes debt.
     loan: i64,
 }
 
 impl Account {
-    /// The lease has ended without a word from the store: what is left of it leaves the bucket.
-    pub(crate) fn lease_ended(&mut self, now: Timestamp, terms: &Terms) {
+    /// The lease has ended without a word from the store. What is left of it may no longer be spent,
+    /// unless an outage policy begins with it.
+    pub(crate) fn lease_ended(&mut self, now: Timestamp) {
         self.collect(now, true);
-        self.stash += i64::from(self.bucket.withdraw(0)) * terms.scale.token;
     }
 
     /// The end of the lease has been dealt with.
@@ -39,7 +37,7 @@ impl Account {
     pub(crate) fn enter_policy(&mut self, now: Timestamp, terms: &Terms, nodes: Option<i64>) {
         let unit = terms.scale.token;
         self.absorb(now, true, |_| 0);
-        let own = std::mem::take(&mut self.stash) + i64::from(self.bucket.withdraw(0)) * unit;
+        let own = i64::from(self.bucket.withdraw(0));
         let burst = terms.scale.burst / unit;
         let (rate, depth, loan) = match (terms.outage, nodes) {
             (OutagePolicy::Share, Some(nodes)) => {
@@ -57,8 +55,8 @@ impl Account {
             low: 0,
             policy: true,
         };
-        self.stash = self.bucket.amend(now, lease, loan, own, unit);
-        self.policy = Some(Policy { own, loan });
+        self.stash = self.bucket.amend(now, lease, own + loan, 0, unit).rest;
+        self.policy = Some(Policy { loan });
         self.answer_by_policy(now, terms);
     }
 
@@ -70,18 +68,15 @@ impl Account {
         if held { 0 } else { level / unit / nodes }
     }
 
-    /// Ends the outage policy: what the store had given before and is still there is kept to be
-    /// given back; what the policy let pass is charged, and only a used loan lowers the level.
+    /// Ends the outage policy: what it let pass is charged, and only a used loan lowers the level.
     pub(super) fn leave_policy(&mut self, now: Timestamp, terms: &Terms) {
-        let unit = terms.scale.token;
-        let Some(Policy { own, loan }) = self.policy.take() else { return };
-        self.bucket.peek(now, unit);
-        let left = i64::from(self.bucket.withdraw(0)) * unit;
-        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, unit);
-        let own_left = own.min(left);
-        let used = (loan - (left - own_left) / unit).clamp(0, loan).min(self.unsent.allowed);
+        let Some(Policy { loan }) = self.policy.take() else { return };
+        self.bucket.peek(now, terms.scale.token);
+        let left = i64::from(self.bucket.withdraw(0));
+        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, terms.scale.token);
+        self.stash = 0;
+        let used = (loan - left).clamp(0, loan).min(self.unsent.allowed);
         self.unsent.allowed -= used;
         self.unsent.debt += used;
-        self.stash = own_left;
     }
 }
