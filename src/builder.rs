@@ -147,7 +147,8 @@ impl Builder {
     }
 
     /// How many nodes there may be at most: what [`OutagePolicy::Share`](crate::OutagePolicy)
-    /// divides by on a node that never reached the store. Without it such a node denies.
+    /// divides by on a node that never reached the store, and what the credit of a limit that sets
+    /// none goes by until the store has counted the nodes. Without it such a node denies.
     pub fn nodes_max(mut self, nodes: u32) -> Self {
         self.nodes_max = Some(nodes);
         self
@@ -213,7 +214,9 @@ impl Builder {
             .limits
             .iter()
             .zip(0..)
-            .map(|(limit, index)| limit_state(limit, index, self.lanes, alone, &budget, &time))
+            .map(|(limit, index)| {
+                limit_state(limit, index, self.lanes, alone, self.nodes_max, &budget, &time)
+            })
             .collect::<Result<_, _>>()?;
         let dirty = Arc::new(DirtyQueue::new(self.keys_max));
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -257,7 +260,7 @@ impl Builder {
             commands,
             questions,
             last_error,
-            time: time,
+            time,
         };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }
@@ -291,10 +294,12 @@ fn limit_state(
     index: u32,
     lanes: u32,
     alone: bool,
+    nodes_max: Option<u32>,
     budget: &Arc<KeyBudget>,
     time: &TimeSource,
 ) -> Result<Arc<LimitState>, ConfigError> {
     let mut terms: Terms = limit.validate()?;
+    terms.credit = terms.credit_rule.at(nodes_max);
     if alone {
         // Nobody shares the limit: this node's own bucket is the whole truth.
         terms.mode = Mode::Local;
@@ -303,12 +308,8 @@ fn limit_state(
         Mode::Local => Bucket::local(index, b"", terms.scale.rate, terms.burst_depth(), time.now()),
         Mode::Hybrid => Bucket::new(index, lane_of(limit.name(), b"", lanes), b"", terms.credit),
     };
-    Ok(Arc::new(LimitState {
-        index,
-        name: limit.name().into(),
-        terms,
-        buckets: BucketMap::new(budget.clone(), overflow),
-    }))
+    let buckets = BucketMap::new(budget.clone(), overflow);
+    Ok(Arc::new(LimitState::new(index, limit.name().into(), terms, buckets)))
 }
 
 /// Three random numbers: the instance id, and the seed of the jitter.

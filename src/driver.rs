@@ -1,12 +1,14 @@
 //! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
+use crate::bound::Excess;
 use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
@@ -83,6 +85,36 @@ pub(crate) struct LimitState {
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
     pub(crate) buckets: BucketMap,
+    /// What a new key may spend before the store is heard; publishes nothing else.
+    credit: AtomicU32,
+    /// As it was told last.
+    excess: Mutex<Excess>,
+}
+
+impl LimitState {
+    pub(crate) fn new(index: u32, name: Arc<str>, terms: Terms, buckets: BucketMap) -> Self {
+        let credit = AtomicU32::new(terms.credit);
+        Self { index, name, terms, buckets, credit, excess: Mutex::default() }
+    }
+
+    /// What a new key may spend before the store is heard, in tokens.
+    pub(crate) fn credit(&self) -> u32 {
+        self.credit.load(Ordering::Relaxed)
+    }
+
+    /// New keys and those at rest have this credit from now on.
+    fn set_credit(&self, credit: u32) {
+        self.credit.store(credit, Ordering::Relaxed);
+        self.buckets.rest_on(credit);
+    }
+
+    pub(crate) fn excess(&self) -> Excess {
+        *self.excess.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_excess(&self, excess: Excess) {
+        *self.excess.lock().unwrap_or_else(PoisonError::into_inner) = excess;
+    }
 }
 
 /// Everything the loop owns.
@@ -98,7 +130,7 @@ pub(crate) struct Driver {
     pub(crate) questions: mpsc::UnboundedReceiver<Question>,
     pub(crate) listeners: Vec<Listener>,
     /// The store's last error, for those who wait for it.
-    pub(crate) last_error: Arc<std::sync::Mutex<Option<StoreError>>>,
+    pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
 }
 
 /// An exchange that came to an end.
@@ -205,7 +237,7 @@ impl Driver {
     fn answered(&mut self, lane: u32, sequence: i64, result: Result<Reply, StoreError>) {
         self.engine.handle(self.now(), Input::Answer { lane, sequence, result });
         let error = self.engine.error().cloned();
-        *self.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = error;
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 
     fn drain_dirty(&mut self, now: Timestamp) {
@@ -250,6 +282,7 @@ impl Driver {
                         let _ = done.send(Answered { allowed, sure });
                     }
                 }
+                Output::Credit { limit, credit } => self.limits[limit as usize].set_credit(credit),
                 Output::Send { lane, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
                     let Some(store) = self.store.clone() else { continue };
@@ -297,6 +330,7 @@ impl Driver {
         let gauges = self.engine.gauges();
         let stall = self.time.take_stall();
         if stall > Duration::ZERO {
+            self.engine.clock_stalled(micros(stall));
             self.publish(&Event::ClockStalled { stall });
         }
         self.publish(&Event::State {
@@ -306,6 +340,11 @@ impl Driver {
             nodes: gauges.nodes,
             lanes_down: gauges.lanes_down,
         });
+        for (index, excess) in self.engine.excess(self.time.now()).into_iter().enumerate() {
+            let limit = &self.limits[index];
+            limit.set_excess(excess);
+            self.publish(&Event::Excess { limit: limit.name.clone(), excess });
+        }
     }
 
     /// Forgets idle keys; returns how many.
@@ -314,7 +353,8 @@ impl Driver {
             .limits
             .iter()
             .map(|limit| {
-                let Terms { scale, credit, mode, .. } = limit.terms;
+                let Terms { scale, mode, .. } = limit.terms;
+                let credit = limit.credit();
                 let local = mode == Mode::Local;
                 limit
                     .buckets

@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::unwrap_used)]
 
+mod bound;
 mod bucket;
 mod builder;
 mod decision;
@@ -64,13 +65,15 @@ pub mod testing;
 mod time;
 mod weakness;
 
+pub use bound::{Excess, Incidents, bound};
 pub use builder::{AnyStore, Builder, DEFAULT_KEYS_MAX, DEFAULT_LANES, LANES_MAX};
 pub use decision::{Decision, Outcome};
 pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
 pub use key::{KEY_BYTES_MAX, lane_of};
 pub use limit::{
-    COST_MAX, CREDIT_MAX, DEFAULT_CREDIT, DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX,
-    OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
+    ACCURACY_CREDIT_MAX, ACCURACY_TICK_MAX, CEILING_MAX, CEILING_TICK_MAX, COST_MAX, CREDIT_MAX,
+    DEFAULT_CREDIT, DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX, OutagePolicy,
+    SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{ActiveLimit, DECIDE_WITHIN, KeyHandle, Limiter};
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};

@@ -3,10 +3,16 @@
 use std::time::Duration;
 
 use crate::error::ConfigError;
-use crate::quota::{Quota, Scale};
+use crate::quota::Quota;
 use crate::time::micros;
 
-/// How far a node may spend on a key before it hears from the store, in tokens.
+mod terms;
+
+pub(crate) use terms::{CreditRule, Pace, Terms};
+use terms::{KEY_TICK_MIN_US, epoch_us};
+
+/// How far a node may spend on a key before it hears from the store, in tokens, unless the limit
+/// says otherwise and as long as there are no more nodes than the burst has tokens.
 pub const DEFAULT_CREDIT: u32 = 1;
 /// The most credit a limit can give.
 pub const CREDIT_MAX: u32 = 15;
@@ -16,6 +22,14 @@ pub const DEFAULT_SYNC_INTERVAL: Duration = Duration::from_millis(50);
 pub const SYNC_INTERVAL_MIN: Duration = Duration::from_millis(5);
 /// The longest sync interval.
 pub const SYNC_INTERVAL_MAX: Duration = Duration::from_secs(5);
+/// The most credit that a node gives by accuracy, in tokens.
+pub const ACCURACY_CREDIT_MAX: u32 = 8;
+/// The longest tick of a key that is synced by accuracy, unless a ceiling lengthens it.
+pub const ACCURACY_TICK_MAX: Duration = Duration::from_millis(500);
+/// The longest tick of a key that a ceiling on store traffic can bring about.
+pub const CEILING_TICK_MAX: Duration = Duration::from_secs(2);
+/// The highest ceiling on store traffic, in key syncs a second.
+pub const CEILING_MAX: f64 = 1e6;
 /// The longest name of a limit, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 /// The highest cost of one request, in tokens: what the decision word can count.
@@ -33,11 +47,31 @@ pub enum Mode {
 }
 
 /// When a key is synced with the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SyncPolicy {
     /// Every so often while it is busy, sooner when it runs low or when its burst is spent faster.
     Interval(Duration),
+    /// As often as its traffic warrants, with no more credit than the accuracy allows: see
+    /// 'Choosing by accuracy' in docs/ACCURACY.md.
+    ///
+    /// Each node gives `excess x burst / nodes` tokens of credit, rounded down, at
+    /// most [`ACCURACY_CREDIT_MAX`] or what [`Limit::credit`] says, and none before the store has
+    /// counted the nodes. A key is synced before its node is asked for more than `excess x burst`
+    /// tokens of it, or two if that is less: each 5 ms at the most often, and each
+    /// [`ACCURACY_TICK_MAX`] ([`DEFAULT_SYNC_INTERVAL`] if it is less than two) or quarter of the
+    /// time to fill at the least.
+    Accuracy {
+        /// The most that [`bound`](crate::bound()) may come to while nothing goes wrong, as a part
+        /// of the burst: 0.01 is one percent. Above 0 and at most 1.
+        excess: f64,
+        /// The most key syncs a second that this node asks of the store for the limit, 1 to
+        /// [`CEILING_MAX`]: ticks grow up to [`CEILING_TICK_MAX`] to stay below it, and beyond
+        /// that keys wait their turn. A limit that is held back so admits less, not more. Calls
+        /// that show that a node lives (one a lane and second) and syncs that callers of
+        /// [`decide`](crate::ActiveLimit::decide) wait for come on top.
+        key_syncs_per_second_max: Option<f64>,
+    },
 }
 
 impl Default for SyncPolicy {
@@ -61,6 +95,9 @@ pub enum OutagePolicy {
     Closed,
 }
 
+/// Keys that are synced before so few tokens are asked for would never be worth a lease.
+const PACE_TOKENS_MIN: f64 = 2.0;
+
 /// A named limit: a quota, who decides, how it is synced, and what happens in an outage.
 ///
 /// ```
@@ -72,7 +109,7 @@ pub enum OutagePolicy {
 ///     .outage(OutagePolicy::Closed);
 /// # let _ = limit;
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
     pub(crate) name: String,
     pub(crate) quota: Quota,
@@ -80,7 +117,7 @@ pub struct Limit {
     pub(crate) sync: SyncPolicy,
     pub(crate) outage: OutagePolicy,
     pub(crate) grace: Duration,
-    pub(crate) credit: u32,
+    pub(crate) credit: Option<u32>,
     pub(crate) version: u32,
 }
 
@@ -94,7 +131,7 @@ impl Limit {
             sync: SyncPolicy::default(),
             outage: OutagePolicy::default(),
             grace: Duration::ZERO,
-            credit: DEFAULT_CREDIT,
+            credit: None,
             version: 0,
         }
     }
@@ -119,6 +156,22 @@ impl Limit {
         self.sync(SyncPolicy::Interval(interval))
     }
 
+    /// Short for [`sync`](Self::sync) with [`SyncPolicy::Accuracy`] without a ceiling: the cluster
+    /// admits at most `excess`, a part of the burst, too much. One percent is 0.01.
+    ///
+    /// ```
+    /// use tidegate::{Incidents, Limit, Quota, bound};
+    ///
+    /// let limit = Limit::new("api", Quota::per_second(10_000)).accuracy(0.01);
+    /// for nodes in [1, 7, 20, 64, 1000] {
+    ///     assert!(bound(&limit, nodes, &Incidents::default()) <= 100.0);
+    /// }
+    /// ```
+    #[must_use]
+    pub fn accuracy(self, excess: f64) -> Self {
+        self.sync(SyncPolicy::Accuracy { excess, key_syncs_per_second_max: None })
+    }
+
     /// What happens while the store is away.
     #[must_use]
     pub fn outage(mut self, policy: OutagePolicy) -> Self {
@@ -136,9 +189,17 @@ impl Limit {
 
     /// How far a node may spend on a key beyond its lease before it hears from the store, in
     /// tokens, 0 to [`CREDIT_MAX`]. The cluster admits at most nodes × credit too much.
+    ///
+    /// With 0 a limit is strict: [`check`](crate::ActiveLimit::check) says yes to nothing that the
+    /// store has not given to this node, so the first request of a key on a node is denied, and
+    /// [`decide`](crate::ActiveLimit::decide) is the better way to ask.
+    ///
+    /// Unless this is called, the credit is [`DEFAULT_CREDIT`], and 0 while the store counts more
+    /// nodes than the burst has tokens: where each node's one token would be more than the limit
+    /// itself, as with logins.
     #[must_use]
     pub fn credit(mut self, tokens: u32) -> Self {
-        self.credit = tokens;
+        self.credit = Some(tokens);
         self
     }
 
@@ -171,20 +232,40 @@ impl Limit {
             let reason = "must be 1 to 64 of the characters a-z A-Z 0-9 _ . - /";
             return invalid("name", self.name.clone(), reason);
         }
-        if self.credit > CREDIT_MAX {
-            return invalid("credit", self.credit.to_string(), "must be 0 to 15 tokens");
-        }
-        let SyncPolicy::Interval(interval) = self.sync;
-        if !(SYNC_INTERVAL_MIN..=SYNC_INTERVAL_MAX).contains(&interval) {
-            return invalid("sync.interval", format!("{interval:?}"), "must be 5 ms to 5 s");
+        if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
+            return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
         }
         let scale = self.quota.scale(&self.name)?;
-        let tick_us = micros(interval).min(scale.fill_us() / 4).max(KEY_TICK_MIN_US);
+        self.validate_sync()?;
+        let spent_us = (scale.fill_us() / 4).max(KEY_TICK_MIN_US);
+        let (interval, pace) = match self.sync {
+            SyncPolicy::Interval(interval) => (interval, None),
+            SyncPolicy::Accuracy { excess, key_syncs_per_second_max: ceiling } => {
+                let longest = if ceiling.is_some() { CEILING_TICK_MAX } else { ACCURACY_TICK_MAX };
+                let tokens = excess * self.quota.burst_tokens() as f64;
+                // Where next to nothing may be wrong, nothing is gained by hearing of it late.
+                let small = tokens < PACE_TOKENS_MIN;
+                let rare = if small { DEFAULT_SYNC_INTERVAL } else { ACCURACY_TICK_MAX };
+                let most_us = micros(rare).min(spent_us);
+                let pace = Pace {
+                    tokens: tokens.max(PACE_TOKENS_MIN),
+                    least_us: micros(SYNC_INTERVAL_MIN).min(most_us),
+                    most_us,
+                    ceiling,
+                };
+                (longest, Some(pace))
+            }
+        };
+        let held_back = pace.is_some_and(|pace| pace.ceiling.is_some());
+        let tick_us = if held_back { micros(interval) } else { micros(interval).min(spent_us) };
+        let credit_rule = self.credit_rule();
         Ok(Terms {
             scale,
             tick_us,
+            pace,
             epoch_us: epoch_us(micros(interval)),
-            credit: self.credit.min(self.quota.burst_tokens() as u32),
+            credit: credit_rule.at(None),
+            credit_rule,
             cost_max: self.quota.burst_tokens().min(COST_MAX) as u32,
             mode: self.mode,
             outage: self.outage,
@@ -192,50 +273,65 @@ impl Limit {
             version: self.version,
         })
     }
-}
 
-/// The shortest tick of a key, however fast its burst is spent.
-const KEY_TICK_MIN_US: u64 = 2_000;
-
-/// A limit's numbers, checked and in the units that the floors below the limiter use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    /// Units of the quota.
-    pub scale: Scale,
-    /// A key's tick: the sync interval, or a quarter of the time to fill, whichever is shorter.
-    pub tick_us: u64,
-    /// Length of a lease epoch; a lease lasts one to two of them.
-    pub epoch_us: u64,
-    /// Credit in tokens.
-    pub credit: u32,
-    /// The highest cost that can be admitted, in tokens.
-    pub cost_max: u32,
-    /// Who decides.
-    pub mode: Mode,
-    /// What happens while the store is away.
-    pub outage: OutagePolicy,
-    /// The least silence before the outage policy takes over.
-    pub grace_us: u64,
-    /// Version of the definition.
-    pub version: u32,
-}
-
-impl Terms {
-    /// The depth of a bucket that holds the whole burst, in tokens: as much as a word can count.
-    pub(crate) fn burst_depth(&self) -> u32 {
-        (self.scale.burst / self.scale.token).min(COST_MAX as i64) as u32
+    fn validate_sync(&self) -> Result<(), ConfigError> {
+        let invalid = |field, value: String, reason| {
+            Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
+        };
+        match self.sync {
+            SyncPolicy::Interval(interval) => {
+                if !(SYNC_INTERVAL_MIN..=SYNC_INTERVAL_MAX).contains(&interval) {
+                    return invalid(
+                        "sync.interval",
+                        format!("{interval:?}"),
+                        "must be 5 ms to 5 s",
+                    );
+                }
+            }
+            SyncPolicy::Accuracy { excess, key_syncs_per_second_max } => {
+                let (is_part, value) = (excess > 0.0 && excess <= 1.0, excess.to_string());
+                if !is_part {
+                    let reason = "must be above 0 and at most 1, a part of the burst: 0.01 is 1%";
+                    return invalid("sync.excess", value, reason);
+                }
+                let ceiling = key_syncs_per_second_max.unwrap_or(1.0);
+                if !(1.0..=CEILING_MAX).contains(&ceiling) {
+                    let reason = "must be 1 to 1000000 key syncs a second";
+                    let field = "sync.key_syncs_per_second_max";
+                    return invalid(field, ceiling.to_string(), reason);
+                }
+            }
+        }
+        Ok(())
     }
-}
 
-/// A lease outlives several ticks: the power of two of seconds that holds four intervals.
-const fn epoch_us(interval_us: u64) -> u64 {
-    let seconds = (4 * interval_us).div_ceil(1_000_000);
-    seconds.next_power_of_two() * 1_000_000
+    /// How much credit nodes give.
+    pub(crate) fn credit_rule(&self) -> CreditRule {
+        let burst = self.quota.burst_tokens();
+        let least = |credit: u32| burst.min(u64::from(credit)) as u32;
+        if let SyncPolicy::Accuracy { excess, .. } = self.sync {
+            let most = self.credit.map_or(ACCURACY_CREDIT_MAX, |credit| credit);
+            // What comes out even is not to be lost to the last bit of a float.
+            let together = (excess * burst as f64 + 1e-9) as u64;
+            return CreditRule { most: least(most), together, unheard: 0 };
+        }
+        match self.credit {
+            Some(credit) => CreditRule::fixed(least(credit)),
+            None => CreditRule { together: burst, ..CreditRule::fixed(least(DEFAULT_CREDIT)) },
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bound::{Incidents, bound};
+
+    fn held_back(ceiling: f64) -> Limit {
+        let key_syncs_per_second_max = Some(ceiling);
+        let policy = SyncPolicy::Accuracy { excess: 0.01, key_syncs_per_second_max };
+        Limit::new("x", Quota::per_second(10)).sync(policy)
+    }
 
     #[test]
     fn a_limit_that_cannot_be_kept_names_field_and_value() {
@@ -247,6 +343,13 @@ mod tests {
             (Limit::new("x", quota).credit(16), "credit"),
             (Limit::new("x", quota).sync_interval(Duration::from_millis(4)), "sync.interval"),
             (Limit::new("x", quota).sync_interval(Duration::from_secs(6)), "sync.interval"),
+            (Limit::new("x", quota).accuracy(0.0), "sync.excess"),
+            (Limit::new("x", quota).accuracy(-0.01), "sync.excess"),
+            (Limit::new("x", quota).accuracy(1.01), "sync.excess"),
+            (Limit::new("x", quota).accuracy(f64::NAN), "sync.excess"),
+            (held_back(0.5), "sync.key_syncs_per_second_max"),
+            (held_back(1e7), "sync.key_syncs_per_second_max"),
+            (held_back(f64::NAN), "sync.key_syncs_per_second_max"),
             (Limit::new("x", Quota::per_day(0)), "quota.tokens"),
         ];
         for (limit, expected) in cases {
@@ -266,10 +369,40 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_epoch_holds_four_intervals() {
-        assert_eq!(epoch_us(50_000), 1_000_000);
-        assert_eq!(epoch_us(250_000), 1_000_000);
-        assert_eq!(epoch_us(251_000), 2_000_000);
-        assert_eq!(epoch_us(5_000_000), 32_000_000);
+    fn credit_by_accuracy_is_what_the_nodes_can_share_and_none_before_they_are_counted() {
+        let credit = |limit: Limit, nodes| limit.validate().unwrap().credit_rule.at(nodes);
+        let limit = || Limit::new("x", Quota::per_second(10_000)).accuracy(0.01);
+        let seen = [None, Some(4), Some(20), Some(100), Some(101)].map(|n| credit(limit(), n));
+        assert_eq!(seen, [0, 8, 5, 1, 0]);
+        assert_eq!(credit(limit().credit(2), Some(20)), 2, "the user's own word caps it");
+        assert_eq!(credit(limit().credit(0), Some(4)), 0);
+    }
+
+    #[test]
+    fn the_bound_keeps_every_accuracy_that_is_accepted() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut kept = 0;
+        for _ in 0..2000 {
+            let quota = Quota::per_second(rng.u64(1..20_000)).burst(rng.u64(1..20_000));
+            let excess = rng.f64();
+            let limit = Limit::new("x", quota).accuracy(excess);
+            if limit.validate().is_ok() {
+                let bound = bound(&limit, rng.u32(1..300), &Incidents::default());
+                let allowed = excess * quota.burst_tokens() as f64;
+                assert!(bound <= allowed + 1e-6, "{limit:?}: {bound} of {allowed}");
+                kept += 1;
+            }
+        }
+        assert!(kept > 1000, "{kept}");
+    }
+
+    #[test]
+    fn without_a_ceiling_a_tick_is_never_longer_than_a_quarter_of_the_time_to_fill() {
+        let terms = |limit: Limit| limit.validate().unwrap();
+        let small = terms(Limit::new("x", Quota::per_second(1000).burst(100)).accuracy(0.01));
+        assert_eq!((small.tick_us, small.first_tick_us()), (25_000, 25_000));
+        let slow = terms(Limit::new("x", Quota::per_hour(100)).accuracy(0.01));
+        assert_eq!((slow.tick_us, slow.first_tick_us()), (500_000, 50_000));
+        assert_eq!(terms(held_back(100.0)).tick_us, 2_000_000);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::bound::Excess;
 use crate::bucket::{Bucket, DirtyQueue, Taken, Touch};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
@@ -235,6 +236,12 @@ impl ActiveLimit {
         &self.state.name
     }
 
+    /// How far this limit can have been exceeded, and was by what the store said, as of the last
+    /// second.
+    pub fn excess(&self) -> Excess {
+        self.state.excess()
+    }
+
     fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
         let max = self.state.terms.cost_max;
         if cost == 0 {
@@ -260,7 +267,7 @@ impl ActiveLimit {
             }
             Mode::Hybrid => {
                 let lane = lane_of(self.name(), key, self.shared.lanes);
-                Bucket::new(index, lane, key, terms.credit)
+                Bucket::new(index, lane, key, self.state.credit())
             }
         }
     }

@@ -19,6 +19,8 @@ const PENDING: &str = "tidegate_pending_tokens";
 const VIEW_AGE: &str = "tidegate_view_age_seconds";
 const DRIFT: &str = "tidegate_drift_ratio";
 const LEASED: &str = "tidegate_leased_tokens";
+const EXCESS_BOUND: &str = "tidegate_excess_bound_tokens";
+const EXCESS_OBSERVED: &str = "tidegate_excess_observed_tokens";
 const KEYS: &str = "tidegate_keys";
 const NODES: &str = "tidegate_nodes";
 const EVICTIONS: &str = "tidegate_evicted_keys_total";
@@ -63,6 +65,16 @@ fn describe() {
         "The node's estimate of the store's level less that level, as a part of the burst, by limit"
     );
     describe_gauge!(LEASED, Unit::Count, "Tokens that this node's leases may hold");
+    describe_gauge!(
+        EXCESS_BOUND,
+        Unit::Count,
+        "Most tokens that a key can be exceeded by, by what this node knows, by limit"
+    );
+    describe_gauge!(
+        EXCESS_OBSERVED,
+        Unit::Count,
+        "Deepest debt of a key that the store told this node of, by limit"
+    );
     describe_gauge!(KEYS, Unit::Count, "Keys held on this node");
     describe_gauge!(NODES, Unit::Count, "Nodes alive, 0 while unknown");
     describe_counter!(EVICTIONS, Unit::Count, "Idle keys forgotten to make room");
@@ -103,6 +115,13 @@ fn record(event: &Event, labels: &Labels) {
             gauge!(LEASED, labels.clone()).set(*leased_depth as f64);
             gauge!(NODES, labels.clone()).set(*nodes as f64);
             gauge!(STORE_UP, labels.clone()).set(if *lanes_down == 0 { 1.0 } else { 0.0 });
+        }
+        Event::Excess { limit, excess } => {
+            let labels = with(labels, "limit", limit);
+            if let Some(bound) = excess.bound_tokens {
+                gauge!(EXCESS_BOUND, labels.clone()).set(bound);
+            }
+            gauge!(EXCESS_OBSERVED, labels).set(excess.observed_tokens);
         }
         Event::OutagePolicy { limit } => {
             counter!(POLICIES, with(labels, "limit", limit)).increment(1);

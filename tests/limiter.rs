@@ -899,6 +899,11 @@ mod metrics_of_a_limiter {
         assert!(kept.value(&labelled("drift_ratio", ",limit=api")) > 0);
         assert_eq!(kept.value(&labelled("store_up", "")), 0.0_f64.to_bits());
         assert_eq!(kept.value(&labelled("keys", "")), 1.0_f64.to_bits());
+        // One node's credit, and its share of two seconds' outage.
+        let gauge = |name| f64::from_bits(kept.value(&labelled(name, ",limit=api")));
+        let bound = gauge("excess_bound_tokens");
+        assert!((1.0 - 1e-6..=1.0 + 3.0 * RATE as f64).contains(&bound), "{bound}");
+        assert!((0.0..=bound).contains(&gauge("excess_observed_tokens")));
         let described = kept.described.lock().unwrap();
         for name in kept.values.lock().unwrap().keys() {
             let name = name.split('{').next().unwrap();

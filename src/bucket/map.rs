@@ -119,6 +119,12 @@ impl BucketMap {
         evicted
     }
 
+    /// Gives every bucket that rests this credit.
+    pub(crate) fn rest_on(&self, credit: u32) {
+        self.map.iter().for_each(|entry| entry.value().rest_on(credit));
+        self.overflow.rest_on(credit);
+    }
+
     /// The buckets that were touched since they were last collected, the overflow bucket included.
     pub(crate) fn touched(&self) -> Vec<Arc<Bucket>> {
         let all = self.map.iter().map(|entry| entry.value().clone());

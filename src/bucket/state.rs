@@ -190,14 +190,14 @@ impl Bucket {
     /// Cost: two loads and one compare-and-swap when tokens are there.
     #[inline]
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.decide(cost, now, unit, true).unwrap_or(Taken::DENIED)
+        self.decide(cost, &now, unit, true).unwrap_or(Taken::DENIED)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
     #[inline]
     pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        self.decide(cost, now, unit, false)
+        self.decide(cost, &now, unit, false)
     }
 
     /// Counts a request that was denied after asking the store.
@@ -209,7 +209,7 @@ impl Bucket {
     /// `None` if the tokens are not there, it is not sure that nobody else has them, the answer may
     /// not be `unsure`, and no outage policy is in force.
     #[inline]
-    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Option<Taken> {
+    fn decide(&self, cost: u32, time: &impl Now, unit: i64, unsure: bool) -> Option<Taken> {
         let mut now = time.cached();
         let (mut settled, mut ahead) = (false, false);
         let mut word = Word(self.word.load(Ordering::Acquire));
@@ -457,6 +457,20 @@ impl Bucket {
     /// Tokens spent and denied since the last collection, without collecting them.
     pub(crate) fn demand(&self) -> u64 {
         self.pending() + self.denied.load(Ordering::Relaxed)
+    }
+
+    /// The credit that a bucket without lease and books had before anything was spent on it.
+    pub(crate) fn credit_at_rest(&self) -> u32 {
+        let word = Word(self.word.load(Ordering::Acquire));
+        word.credit() + word.pending()
+    }
+
+    /// Sets the credit of a bucket that the engine keeps no books on, unless something is pending:
+    /// then it is about to.
+    pub(crate) fn rest_on(&self, credit: u32) {
+        let _ = self.update(|word| {
+            (self.slot().is_none() && word.pending() == 0).then(|| word.with_credit(credit))
+        });
     }
 
     /// Takes tokens away until at most `keep` are left; returns how many.

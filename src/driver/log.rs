@@ -44,6 +44,7 @@ pub(crate) fn record(event: &Event) {
         | Event::Synced { .. }
         | Event::Viewed { .. }
         | Event::OutagePolicy { .. }
+        | Event::Excess { .. }
         | Event::State { .. } => {}
     }
 }

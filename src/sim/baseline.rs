@@ -17,7 +17,7 @@ use super::run::Outcome;
 use super::setup::{Form, LATE_MAX_US, Network, Setup, Traffic, asked_seconds};
 use super::workload::Arrival;
 use crate::error::ConfigError;
-use crate::limit::SyncPolicy;
+use crate::limit::{DEFAULT_SYNC_INTERVAL, SyncPolicy};
 
 /// What a node, or the store, has of a key.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +127,11 @@ impl Baseline {
     fn new(setup: &Setup) -> Self {
         let quota = setup.limit.quota();
         let (rate_per_second, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
-        let SyncPolicy::Interval(interval) = setup.limit.sync;
+        // The usual way knows nothing but intervals.
+        let interval = match setup.limit.sync {
+            SyncPolicy::Interval(interval) => interval,
+            SyncPolicy::Accuracy { .. } => DEFAULT_SYNC_INTERVAL,
+        };
         let mut baseline = Self {
             rate_per_second,
             burst,

@@ -1,6 +1,8 @@
 //! What goes wrong in a world, and when.
 
+use super::setup::{Network, Setup};
 use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
+use crate::bound::Incidents;
 
 /// Where nodes come and go, one in ten is replaced so often.
 pub(super) const CHURN_SECONDS: u64 = 2;
@@ -113,4 +115,36 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
         }
         _ => Vec::new(),
     }
+}
+
+/// What goes wrong in a world of which this is planned, as the bound counts it.
+pub fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
+    let Network { request_loss, reply_loss, late, .. } = setup.network;
+    let mut incidents =
+        Incidents { unheard: request_loss + reply_loss + late > 0.0, ..Incidents::default() };
+    for planned in faults {
+        match planned.fault {
+            Fault::NodeDies { .. } | Fault::NodeReplaced { .. } | Fault::NodeJoins => {
+                incidents.deaths += 1;
+                incidents.unheard = true;
+            }
+            Fault::StoreForgets | Fault::StoreLags { .. } => incidents.losses_of_memory += 1,
+            Fault::StoreClockJumps { by_us } => incidents.store_jumps_s += by_us as f64 / 1e6,
+            Fault::ClockJumps { by_us, .. } => incidents.clock_jumps_s += by_us as f64 / 1e6,
+            Fault::NodeCutOff { for_us, .. } => {
+                incidents.unheard = true;
+                incidents.nodes_cut_off += 1;
+                incidents.cut_off_node_s += for_us as f64 / 1e6;
+            }
+            Fault::StoreHangs { for_us } => {
+                incidents.unheard = true;
+                // Nodes see its end at different times.
+                incidents.nodes_cut_off += u32::from(setup.nodes);
+                incidents.cut_off_node_s += f64::from(setup.nodes) * for_us as f64 / 1e6;
+            }
+            Fault::ClockStalls { .. } => incidents.clock_stalls = true,
+            Fault::NodePauses { .. } => incidents.unheard = true,
+        }
+    }
+    incidents
 }

@@ -2,7 +2,6 @@
 //! transport and random source come from outside. The same seed gives the same run.
 
 pub mod baseline;
-pub mod bound;
 mod clock;
 pub mod faults;
 pub mod figures;

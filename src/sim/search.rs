@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use super::bound::{Incidents, bound};
-use super::faults::{Fault, Planned};
+use super::faults::{Fault, Planned, incidents};
 use super::setup::{Form, Network, Setup};
 use super::workload::Arrival;
 use super::world::World;
-use crate::limit::{Limit, OutagePolicy};
+use crate::bound::{Excess, bound};
+use crate::limit::{Limit, OutagePolicy, SyncPolicy};
 use crate::quota::Quota;
 use crate::weakness::{Weakness, weakened};
 
@@ -33,12 +33,17 @@ struct Case {
 struct Verdict {
     excess: f64,
     bound: f64,
+    /// The deepest debt that a node saw, and the highest bound that one told.
+    told: Excess,
     discrepancy: Option<String>,
 }
 
 impl Verdict {
     fn is_broken(&self) -> bool {
-        self.excess > self.bound + ERROR || self.discrepancy.is_some()
+        let told = self.told.bound_tokens.unwrap_or(f64::INFINITY);
+        self.excess > self.bound + ERROR
+            || self.told.observed_tokens > told.max(self.bound) + ERROR
+            || self.discrepancy.is_some()
     }
 }
 
@@ -102,9 +107,10 @@ impl Case {
             world.suffer(planned);
         }
         world.play(&self.arrivals, self.until_us);
-        let incidents = Incidents::of(&self.faults, &self.setup);
+        let incidents = incidents(&self.faults, &self.setup);
         Verdict {
             excess: world.judge.excess_tokens(),
+            told: world.told(),
             bound: bound(&self.setup.limit, u32::from(self.setup.nodes), &incidents),
             discrepancy: world.discrepancy.take(),
         }
@@ -258,6 +264,35 @@ fn who_waits_for_the_store_admits_nothing_in_excess() {
         case.setup.form = Form::Async;
         case
     });
+}
+
+/// Until all nodes have heard how many they are, in microseconds.
+const COUNTED_US: u64 = 2_500_000;
+
+/// A case whose limit is synced by accuracy, with a ceiling or without; its nodes know each other
+/// before the load begins.
+fn by_accuracy(seed: u64, faulty: bool) -> Case {
+    let mut case = Case::random(seed, faulty);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let limit = &case.setup.limit;
+    let key_syncs_per_second_max = rng.bool().then(|| scaled(&mut rng, 1.0, 1000.0));
+    let excess = scaled(&mut rng, 0.0005, 0.9999);
+    let policy = SyncPolicy::Accuracy { excess, key_syncs_per_second_max };
+    case.setup.limit = limit.clone().sync(policy).credit(8);
+    case.until_us += COUNTED_US;
+    case.arrivals.iter_mut().for_each(|arrival| arrival.at_us += COUNTED_US);
+    case.faults.iter_mut().for_each(|planned| planned.at_us += COUNTED_US);
+    case
+}
+
+#[test]
+fn by_accuracy_no_more_is_admitted_in_excess_than_was_asked_for() {
+    assert_holds("accuracy", |seed| by_accuracy(seed, false));
+}
+
+#[test]
+fn by_accuracy_the_bound_holds_whatever_goes_wrong() {
+    assert_holds("accuracy, faults", |seed| by_accuracy(seed, true));
 }
 
 /// The search finds each mistake that the protocol could have.

@@ -12,6 +12,8 @@ use super::world::World;
 use crate::limit::{Limit, OutagePolicy};
 use crate::quota::Quota;
 
+mod accuracy;
+
 const SECOND_US: u64 = 1_000_000;
 /// Floating-point error of the judge, in tokens.
 const ERROR: f64 = 1e-6;
@@ -173,6 +175,38 @@ fn with_credit_the_excess_is_at_most_the_credit_of_all_nodes() {
         let excess = lived(&setup, scenario, 6.0, &[]).judge.excess_tokens();
         let bound = f64::from(credit) * f64::from(setup.nodes);
         assert!(excess <= bound + ERROR, "seed {seed}: {setup:?} {scenario:?}: {excess}");
+    }
+}
+
+#[test]
+fn a_limit_that_sets_no_credit_is_strict_where_there_are_more_nodes_than_tokens() {
+    let login = || Limit::new("login", Quota::per_second(5).burst(5));
+    let mut seen = 0.0_f64;
+    for scenario in [Scenario::Herd, Scenario::OverUniform, Scenario::Under] {
+        for seed in 1..=5 {
+            let excess = |limit, nodes| {
+                lived(&audited(limit, nodes, seed), scenario, 20.0, &[]).judge.excess_tokens()
+            };
+            let case = format!("{scenario:?}, seed {seed}");
+            assert!(excess(login(), 20) <= ERROR, "{case}");
+            let few = excess(login(), 5);
+            assert!(few <= 5.0 + ERROR, "{case}: {few}");
+            seen = seen.max(few);
+            assert!(excess(login().credit(1), 20) <= 20.0 + ERROR, "{case}");
+        }
+    }
+    assert!(seen > 0.0, "as many nodes as tokens have their credit");
+}
+
+#[test]
+fn who_waits_for_the_store_gets_most_of_a_strict_limit() {
+    let limit = Limit::new("login", Quota::per_second(5).burst(5));
+    for seed in 1..=5 {
+        let setup = Setup { form: Form::Async, ..audited(limit.clone(), 20, seed) };
+        let figures = figures(lived(&setup, Scenario::Under, 60.0, &[]));
+        let case = format!("seed {seed}: {}", figures.admitted_vs_ideal_pct);
+        assert!(figures.excess_tokens <= ERROR, "{case}");
+        assert!(figures.admitted_vs_ideal_pct >= 85.0, "{case}");
     }
 }
 

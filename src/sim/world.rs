@@ -97,6 +97,8 @@ struct Waiting {
 pub(super) struct Node {
     pub(super) engine: Engine,
     buckets: BucketMap,
+    /// What a new key may spend before the store is heard.
+    credit: u32,
     dirty: DirtyQueue,
     clock: NodeClock,
     /// The place that arrivals name.
@@ -235,6 +237,7 @@ impl World {
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
             buckets: BucketMap::new(Arc::new(KeyBudget::new(10_000_000)), overflow),
+            credit: self.terms.credit,
             dirty: DirtyQueue::new(crate::bucket::DIRTY_MAX),
             clock,
             place,
@@ -372,10 +375,11 @@ impl World {
 
     fn ask(&mut self, index: usize, key: u32, cost: u32) {
         let unit = self.terms.scale.token;
-        let (credit, lanes) = (self.terms.credit, self.setup.lanes);
+        let lanes = self.setup.lanes;
         let name = key.to_le_bytes();
         let limit = self.setup.limit.name();
         let node = &mut self.nodes[index];
+        let credit = node.credit;
         let now = node.clock.reading(self.now_us);
         if cost > self.terms.cost_max {
             // The caller's error: it counts as denied.
@@ -457,6 +461,10 @@ impl World {
         while let Some(output) = self.nodes[index].engine.poll_output() {
             match output {
                 Output::Send { request, .. } => self.send(index, request),
+                Output::Credit { credit, .. } => {
+                    self.nodes[index].credit = credit;
+                    self.nodes[index].buckets.rest_on(credit);
+                }
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(Waiting { key, cost }) = self.nodes[index].waiting.remove(&ticket) {
                         self.record(index, key, cost, allowed, sure, true);
@@ -614,6 +622,19 @@ impl World {
                 self.pump(index);
             }
         }
+    }
+
+    /// What the nodes know of the limit's excess, the highest of each figure.
+    #[cfg(test)]
+    pub(super) fn told(&mut self) -> crate::bound::Excess {
+        let mut highest = crate::bound::Excess::default();
+        for node in &mut self.nodes {
+            let told = node.engine.excess(node.clock.now(self.now_us))[0];
+            let bounds = highest.bound_tokens.into_iter().chain(told.bound_tokens);
+            highest.bound_tokens = bounds.reduce(f64::max);
+            highest.observed_tokens = highest.observed_tokens.max(told.observed_tokens);
+        }
+        highest
     }
 
     /// Tokens charged in the store.

@@ -12,9 +12,11 @@ use crate::time::Timestamp;
 use crate::weakness::{Weakness, is_weak};
 
 mod outage;
+mod pace;
 mod waiting;
 
 use outage::Policy;
+pub(crate) use pace::Paces;
 pub(crate) use waiting::{Answer, Waiter};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
@@ -87,6 +89,10 @@ pub(crate) struct Account {
     pub(crate) restore: bool,
     /// When to report next.
     pub(crate) due: Timestamp,
+    /// The key's own tick.
+    tick_us: u64,
+    /// Its part of what the limit's keys are expected to cost.
+    expected: u64,
     early: Backoff,
     /// A report is in flight.
     pub(crate) reporting: bool,
@@ -107,6 +113,8 @@ pub(crate) struct Account {
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
+    /// When somebody waited last, 0 for never.
+    waited_at: Timestamp,
     answers: Vec<Answer>,
 }
 
@@ -119,6 +127,7 @@ impl Account {
             at,
         });
         Self {
+            credit_given: bucket.credit_at_rest(),
             bucket,
             unit,
             held: Held::default(),
@@ -126,13 +135,14 @@ impl Account {
             stash: 0,
             lost: 0,
             unsent: Unsent::default(),
-            credit_given: terms.credit,
             view,
             demand: Demand::new(now.minus_micros(1000)),
             recall: 0,
             policy: None,
             restore: false,
             due: Timestamp::NEVER,
+            tick_us: terms.first_tick_us(),
+            expected: 0,
             early: Backoff::default(),
             reporting: false,
             early_sent: false,
@@ -146,6 +156,7 @@ impl Account {
             tally: Tally::default(),
             waiters: VecDeque::new(),
             asked: 0,
+            waited_at: Timestamp::ZERO,
             answers: Vec::new(),
         }
     }
@@ -212,7 +223,7 @@ impl Account {
             return false;
         }
         self.collect(now, false);
-        if !quiet(self) || self.credit_given < terms.credit {
+        if !quiet(self) || self.credit_given != terms.credit {
             return false;
         }
         let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
@@ -265,7 +276,9 @@ impl Account {
         // Whoever was denied a large cost comes again with it.
         let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
         if !plentiful && !self.is_hot(terms) {
-            return large;
+            // Without credit nothing else would admit whoever is denied and comes again. Who waits
+            // for the store gets what is there, and needs nobody to hold it ready.
+            return large.max(i64::from(terms.credit == 0 && self.waited_at == Timestamp::ZERO));
         }
         let span_us = self.interval_us(now, terms) + terms.tick_us / 2;
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;

@@ -12,11 +12,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::account::{Tally, Waiter};
+use super::account::{Paces, Tally, Waiter};
 use super::event::Event;
+use super::excess::{ExcessBooks, Known, LaneTrouble};
 use super::lane::Lane;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
 use super::rng::Rng;
+use crate::bound::Excess;
 use crate::bucket::Bucket;
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
@@ -58,6 +60,8 @@ pub(crate) enum Output {
     Send { lane: u32, request: Arc<Request> },
     /// The answer to somebody who waited.
     Decided { ticket: u64, allowed: bool, sure: bool },
+    /// New keys of the limit begin with this credit, and those at rest have it, in tokens.
+    Credit { limit: u32, credit: u32 },
     /// Tell whoever listens.
     Event(Event),
 }
@@ -68,6 +72,8 @@ pub(crate) struct LimitBooks {
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
     pub(crate) tally: Tally,
+    pub(crate) excess: ExcessBooks,
+    pub(crate) paces: Paces,
     /// A quota mismatch was told about; it is told again when it has ended and begins anew.
     mismatch_told: bool,
 }
@@ -85,6 +91,7 @@ pub(crate) struct Context {
     pub(crate) nodes_by_lane: Vec<Option<i64>>,
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
+    pub(crate) known: Known,
     nodes_max: Option<i64>,
 }
 
@@ -96,6 +103,30 @@ impl Context {
     /// How many nodes share the limits, by the latest word of any lane.
     pub(crate) fn nodes(&self) -> Option<i64> {
         self.nodes_by_lane.iter().copied().max().flatten().or(self.nodes_max)
+    }
+
+    /// The store has counted the nodes that call a lane.
+    pub(crate) fn counted(&mut self, lane: u32, nodes: i64) {
+        self.nodes_by_lane[lane as usize] = Some(nodes);
+        let all = self.nodes().unwrap_or(nodes);
+        if self.known.count(all as u32) {
+            self.set_credit();
+            self.raise_bounds(LaneTrouble::default());
+        }
+    }
+
+    /// Puts in force the credit that belongs to the number of nodes.
+    fn set_credit(&mut self) {
+        let nodes = self.nodes().map(|nodes| nodes as u32);
+        for (index, limit) in (0..).zip(&mut self.limits) {
+            if limit.terms.mode == Mode::Local {
+                continue;
+            }
+            let credit = limit.terms.credit_rule.at(nodes);
+            if std::mem::replace(&mut limit.terms.credit, credit) != credit {
+                self.outputs.push_back(Output::Credit { limit: index, credit });
+            }
+        }
     }
 
     pub(crate) fn limit_name(&self, limit: u32) -> Arc<str> {
@@ -134,8 +165,11 @@ impl Context {
         self.event(event);
     }
 
-    pub(crate) fn agreed(&mut self, limit: u32) {
-        self.limits[limit as usize].mismatch_told = false;
+    /// The store gave to a key whose level it said to be `level`, in units.
+    pub(crate) fn agreed(&mut self, limit: u32, level: i64) {
+        let limit = &mut self.limits[limit as usize];
+        limit.mismatch_told = false;
+        limit.excess.saw(level);
     }
 }
 
@@ -165,7 +199,7 @@ impl Engine {
     pub(crate) fn new(config: Config, now: Timestamp) -> Self {
         let epoch_us = config.limits.iter().map(|(_, terms)| terms.epoch_us).max().unwrap_or(0);
         let tick_us = config.limits.iter().map(|(_, terms)| terms.tick_us).max().unwrap_or(0);
-        let context = Context {
+        let mut context = Context {
             limits: config
                 .limits
                 .into_iter()
@@ -173,6 +207,8 @@ impl Engine {
                     name,
                     terms,
                     tally: Tally::default(),
+                    excess: ExcessBooks::default(),
+                    paces: Paces::default(),
                     mismatch_told: false,
                 })
                 .collect(),
@@ -183,9 +219,11 @@ impl Engine {
             rng: Rng::new(config.seed),
             outputs: VecDeque::new(),
             losses: 0,
+            known: Known::default(),
             nodes_by_lane: vec![None; config.lanes as usize],
             nodes_max: config.nodes_max.map(i64::from),
         };
+        context.set_credit();
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
         Self { lanes, local: Vec::new(), context }
     }
@@ -286,6 +324,19 @@ impl Engine {
     #[cfg(feature = "sim")]
     pub(crate) fn in_flight(&self, lane: u32, sequence: i64) -> u64 {
         self.lanes[lane as usize].in_flight(sequence)
+    }
+
+    /// The cached clock stood still for longer than leases allow for.
+    pub(crate) fn clock_stalled(&mut self, stall_us: u64) {
+        self.context.known.stalled(stall_us);
+    }
+
+    /// What is known of each limit's excess at `now`, in the limits' order.
+    pub(crate) fn excess(&mut self, now: Timestamp) -> Vec<Excess> {
+        let troubles = self.lanes.iter().map(|lane| lane.trouble(now));
+        let trouble = troubles.fold(LaneTrouble::default(), LaneTrouble::worst);
+        self.context.raise_bounds(trouble);
+        self.context.excess()
     }
 
     pub(crate) fn gauges(&self) -> Gauges {

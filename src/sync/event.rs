@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::bound::Excess;
 use crate::error::StoreError;
 
 /// Something worth knowing. Sent by the driver to whoever listens, never from a decision.
@@ -95,6 +96,13 @@ pub enum Event {
         nodes: i64,
         /// Lanes of the store that cannot be reached.
         lanes_down: usize,
+    },
+    /// How far a limit can have been exceeded, and was by what the store said; told once a second.
+    Excess {
+        /// The limit.
+        limit: Arc<str>,
+        /// What is known.
+        excess: Excess,
     },
     /// Idle keys were forgotten to make room.
     Evicted {

@@ -10,11 +10,13 @@ use super::account::{Account, Answer, Tally, Waiter};
 use super::backoff::Backoff;
 use super::engine::{Context, Output};
 use super::event::Event;
+use super::excess::LaneTrouble;
 use super::message::{
     ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Reply, Request, Verdict,
 };
 use crate::bucket::Bucket;
 use crate::error::StoreError;
+use crate::limit::Terms;
 use crate::time::Timestamp;
 
 /// Every lane is called at least so often, to show that this node lives.
@@ -62,6 +64,7 @@ pub(crate) struct Lane {
     /// The lane gives nothing new until then.
     recovering_until: Timestamp,
     leaving: bool,
+    trouble: LaneTrouble,
 }
 
 impl Lane {
@@ -84,6 +87,7 @@ impl Lane {
             error: None,
             recovering_until: Timestamp::ZERO,
             leaving: false,
+            trouble: LaneTrouble::default(),
         }
     }
 
@@ -114,6 +118,15 @@ impl Lane {
         })
     }
 
+    /// What went wrong in the lane, the outage among it that lasts at `now`.
+    pub(crate) fn trouble(&self, now: Timestamp) -> LaneTrouble {
+        let mut trouble = self.trouble;
+        if self.failures > 0 && self.accounts.iter().any(|(_, account)| account.in_policy()) {
+            trouble.lived_through(now.micros_since(self.answered));
+        }
+        trouble
+    }
+
     /// Whether the store has been silent for so long that every lease has ended.
     fn is_cut_off(&self, now: Timestamp, context: &Context) -> bool {
         let silent_us = now.micros_since(self.answered);
@@ -124,11 +137,17 @@ impl Lane {
 
     /// A decision touched `bucket`.
     pub(crate) fn touch(&mut self, bucket: &Arc<Bucket>, now: Timestamp, context: &mut Context) {
-        let terms = context.limits[bucket.limit as usize].terms;
         let slot = self.track(bucket, now, context);
+        let terms = self.terms(slot, context);
         let urgent = bucket.is_urgent();
         self.rescheduled(slot, |account| account.touch(now, urgent, &terms));
         self.enter_policy_if_cut_off(slot, now, context);
+    }
+
+    /// The terms by which the key is kept.
+    fn terms(&self, slot: usize, context: &Context) -> Terms {
+        let account = &self.accounts[slot];
+        account.terms(&context.limits[account.bucket.limit as usize].terms)
     }
 
     /// The place of the bucket's books, opened if there are none.
@@ -165,7 +184,7 @@ impl Lane {
         context: &mut Context,
     ) {
         let slot = self.track(bucket, now, context);
-        let terms = context.limits[bucket.limit as usize].terms;
+        let terms = self.terms(slot, context);
         self.rescheduled(slot, |account| account.wait(waiter, now, &terms));
         self.enter_policy_if_cut_off(slot, now, context);
         self.tell(slot, context);
@@ -183,7 +202,7 @@ impl Lane {
             if at > now {
                 break;
             }
-            let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+            let terms = self.terms(slot, context);
             self.rescheduled(slot, |account| account.give_up(now, &terms));
             self.tell(slot, context);
         }
@@ -265,6 +284,7 @@ impl Lane {
                 let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
                 let error = cloned.then_some(StoreError::ClonedInstance);
                 context.event(Event::Synced { lane, keys, took, error });
+                self.trouble = self.trouble(now);
                 self.answered = now;
                 self.retry.succeeded();
                 self.error = None;
@@ -293,11 +313,14 @@ impl Lane {
                 break;
             }
             if self.reports(slot, now, context) {
-                let limit = &context.limits[self.accounts[slot].bucket.limit as usize];
+                let terms = self.terms(slot, context);
+                let limit = &mut context.limits[self.accounts[slot].bucket.limit as usize];
                 let leaving = self.leaving;
                 entries.push(self.rescheduled(slot, |account| {
                     account.reporting = true;
-                    account.report(&limit.name, &limit.terms, now, leaving)
+                    let entry = account.report(&limit.name, &terms, now, leaving);
+                    account.keep_pace(now, &limit.terms, &mut limit.paces);
+                    entry
                 }));
                 self.tally(slot, context);
                 slots.push(slot);
@@ -327,21 +350,30 @@ impl Lane {
 
     /// Whether the account at the head of the queue reports now; if not, it was put elsewhere.
     fn reports(&mut self, slot: usize, now: Timestamp, context: &mut Context) -> bool {
-        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        let terms = self.terms(slot, context);
         if self.accounts[slot].due > now {
             self.rescheduled(slot, |account| account.probe(now, &terms));
-            return self.accounts[slot].due <= now;
-        }
-        if self.accounts[slot].try_close(now, &terms) {
-            self.close(slot);
+            if self.accounts[slot].due > now {
+                return false;
+            }
+        } else if self.accounts[slot].try_close(now, &terms) {
+            self.close(slot, context);
             return false;
         }
-        true
+        let account = &self.accounts[slot];
+        let pressing = self.leaving || account.is_pressing();
+        let limit = &mut context.limits[account.bucket.limit as usize];
+        let admitted = limit.paces.admit(pressing, now, &terms);
+        if !admitted {
+            self.rescheduled(slot, |account| account.put_off(now));
+        }
+        admitted
     }
 
-    fn close(&mut self, slot: usize) {
+    fn close(&mut self, slot: usize, context: &mut Context) {
         self.unschedule(slot);
-        let account = self.accounts.remove(slot);
+        let mut account = self.accounts.remove(slot);
+        account.lose_pace(&mut context.limits[account.bucket.limit as usize].paces);
         account.bucket.set_slot(None);
     }
 
@@ -433,7 +465,7 @@ impl Lane {
         match &reply.verdict {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
-                context.nodes_by_lane[self.number as usize] = Some(reply.nodes.max(1));
+                context.counted(self.number, reply.nodes.max(1));
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
@@ -441,6 +473,7 @@ impl Lane {
             Verdict::Reborn => {
                 context.event(Event::MemoryLost { lane: self.number });
                 context.losses += 1;
+                self.trouble.losses += 1;
                 self.restart(Some(reply.incarnation), flight, now);
             }
             Verdict::Cloned | Verdict::Stale => {
@@ -462,10 +495,10 @@ impl Lane {
     ) {
         let (slot, entry) = (flight.slots[index], &flight.request.entries[index]);
         let leaving = self.leaving;
-        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        let terms = self.terms(slot, context);
         match grant {
             Grant::Given(given) => {
-                context.agreed(self.accounts[slot].bucket.limit);
+                context.agreed(self.accounts[slot].bucket.limit, given.level);
                 let recovering_until = self.recovering_until;
                 let installed = self.rescheduled(slot, |account| {
                     let installed = account.install(given, entry, flight.first_sent, now, &terms);
@@ -501,7 +534,7 @@ impl Lane {
         }
         self.tally(slot, context);
         if leaving && self.accounts[slot].is_settled() {
-            self.close(slot);
+            self.close(slot, context);
         }
     }
 
@@ -527,7 +560,7 @@ impl Lane {
     // ---- outages -----------------------------------------------------------------------------
 
     fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
-        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        let terms = self.terms(slot, context);
         self.unschedule(slot);
         self.accounts[slot].lease_ended(now);
         self.tally(slot, context);
@@ -552,7 +585,7 @@ impl Lane {
         nodes: Option<i64>,
         context: &mut Context,
     ) {
-        let terms = context.limits[self.accounts[slot].bucket.limit as usize].terms;
+        let terms = self.terms(slot, context);
         self.rescheduled(slot, |account| account.enter_policy(now, &terms, nodes));
         self.tell(slot, context);
         context.event(Event::OutagePolicy {

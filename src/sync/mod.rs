@@ -6,6 +6,7 @@ mod backoff;
 mod demand;
 pub(crate) mod engine;
 pub(crate) mod event;
+mod excess;
 mod lane;
 pub(crate) mod message;
 mod rng;

@@ -99,10 +99,11 @@ fn report(
     let (flags, trace) = (&options.load, input.trace.as_ref());
     let figures =
         Figures::of(&decided, flags.cluster.rate as f64, flags.cluster.burst as f64, input.seconds);
-    let round_trips_us = traffic.took_us.clone();
+    let (excess, round_trips_us) = (traffic.excess, traffic.took_us.clone());
     let traffic = traffic.into();
     let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
-    print(&Report::new(summary, &took_ns, &round_trips_us, options.outage), flags.json)?;
+    let report = Report::new(summary, excess, &took_ns, &round_trips_us, options.outage);
+    print(&report, flags.json)?;
     Ok(())
 }
 
@@ -182,8 +183,10 @@ fn run_here(
         }
         driven
     })?;
-    let traffic = live.traffic().clone();
+    let mut traffic = live.traffic().clone();
     runtime.block_on(node::leave(&limiters));
+    // What leaving cost is no part of the load; what was seen of the excess by then is.
+    traffic.excess = live.traffic().excess;
     Ok(Output { driven, traffic })
 }
 

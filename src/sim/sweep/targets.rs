@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::super::bound::{Incidents, bound};
 use super::super::faults::{self, CHURN_SECONDS, churned};
 use super::super::setup::{Form, Policy};
 use super::super::workload::{STICKY_DEATH_SECONDS, Scenario};
 use super::{Cell, CellFigures, Load};
+use crate::bound::bound;
 
 /// Rounding errors of the judge.
 const ERROR: f64 = 1e-6;
@@ -151,7 +151,7 @@ impl Cell {
 
     fn outage_bound(&self) -> f64 {
         let (setup, workload) = (self.setup(1), self.workload(1));
-        let incidents = Incidents::of(&faults::of_scenario(&workload), &setup);
+        let incidents = faults::incidents(&faults::of_scenario(&workload), &setup);
         bound(&setup.limit, self.nodes.into(), &incidents)
     }
 

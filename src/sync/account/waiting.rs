@@ -28,6 +28,7 @@ impl Account {
     /// A caller waits: the key is due at once.
     pub(crate) fn wait(&mut self, waiter: Waiter, now: Timestamp, terms: &Terms) {
         self.last_arrival = now;
+        self.waited_at = now;
         self.waiters.push_back(waiter);
         self.due = self.due.min(now);
         if self.policy.is_some() {

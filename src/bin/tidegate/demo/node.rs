@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tidegate::sim::figures::Decided;
 use tidegate::sim::workload::Arrival;
-use tidegate::{AnyStore, Event, Limiter};
+use tidegate::{AnyStore, Event, Excess, Limiter};
 
 use super::DemoError;
 use crate::flags::LimitSpec;
@@ -33,6 +33,32 @@ pub(crate) struct Traffic {
     pub(crate) drift_pct: Vec<f32>,
     /// How long each exchange that was answered took, in microseconds.
     pub(crate) took_us: Vec<u64>,
+    pub(crate) excess: Told,
+}
+
+/// What the nodes know of the excess: the highest that any of them told.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Told {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) excess_bound_tokens: Option<f64>,
+    pub(crate) excess_observed_tokens: f64,
+}
+
+impl Told {
+    fn merge(&mut self, other: Self) {
+        let bounds = self.excess_bound_tokens.into_iter().chain(other.excess_bound_tokens);
+        self.excess_bound_tokens = bounds.reduce(f64::max);
+        self.excess_observed_tokens = self.excess_observed_tokens.max(other.excess_observed_tokens);
+    }
+}
+
+impl From<Excess> for Told {
+    fn from(excess: Excess) -> Self {
+        Self {
+            excess_bound_tokens: excess.bound_tokens,
+            excess_observed_tokens: excess.observed_tokens,
+        }
+    }
 }
 
 impl Traffic {
@@ -42,6 +68,7 @@ impl Traffic {
         self.store_errors += other.store_errors;
         self.drift_pct.extend(other.drift_pct);
         self.took_us.extend(other.took_us);
+        self.excess.merge(other.excess);
     }
 
     fn hear(&mut self, event: &Event) {
@@ -57,6 +84,7 @@ impl Traffic {
             Event::Viewed { drift_tokens, burst_tokens, .. } => {
                 self.drift_pct.push((100.0 * drift_tokens.abs() / *burst_tokens as f64) as f32);
             }
+            Event::Excess { excess, .. } => self.excess.merge((*excess).into()),
             _ => {}
         }
     }
@@ -64,7 +92,7 @@ impl Traffic {
 
 impl From<Traffic> for tidegate::sim::Traffic {
     fn from(heard: Traffic) -> Self {
-        let Traffic { store_calls, keys_synced, store_errors, drift_pct, took_us: _ } = heard;
+        let Traffic { store_calls, keys_synced, store_errors, drift_pct, .. } = heard;
         Self { store_calls, keys_synced, store_errors, drift_pct, ..Self::default() }
     }
 }

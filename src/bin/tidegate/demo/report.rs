@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use tidegate::sim::figures::{Figures, SLOT_US};
 
-use super::node::Live;
+use super::node::{Live, Told};
 use super::options::Outage;
 use super::sleep_until;
 use crate::summary::Summary;
@@ -24,14 +24,17 @@ pub(crate) fn each_second(live: &Live, who: &str, limit: &str, start: Instant, o
         }
         let (offered_now, admitted_now) =
             (live.offered.load(Ordering::Relaxed), live.admitted.load(Ordering::Relaxed));
-        let (calls_now, drift) = {
+        let (calls_now, drift, excess) = {
             let traffic = live.traffic();
-            (traffic.store_calls, traffic.drift_pct.last().copied().unwrap_or(0.0))
+            let drift = traffic.drift_pct.last().copied().unwrap_or(0.0);
+            (traffic.store_calls, drift, traffic.excess)
         };
         eprintln!(
-            "{who}{second:>4} s  offered {:>7}/s  admitted {:>7}/s  limit {limit}  drift {drift:>6.3}% of burst  store calls {:>5}/s",
+            "{who}{second:>4} s  offered {:>7}/s  admitted {:>7}/s  limit {limit}  drift {drift:>6.3}% of burst  excess seen {:.0} of {}  store calls {:>5}/s",
             offered_now - offered,
             admitted_now - admitted,
+            excess.excess_observed_tokens,
+            excess.excess_bound_tokens.map_or("?".to_owned(), |bound| format!("{bound:.0}")),
             calls_now - calls,
         );
         (offered, admitted, calls) = (offered_now, admitted_now, calls_now);
@@ -73,6 +76,8 @@ impl OutageReport {
 pub(crate) struct Report {
     #[serde(flatten)]
     summary: Summary,
+    #[serde(flatten)]
+    excess: Told,
     /// Half of the decisions took at most so long.
     decision_p50_ns: u64,
     /// 99 in 100 decisions took at most so long.
@@ -90,6 +95,7 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(
         summary: Summary,
+        excess: Told,
         took_ns: &[u64],
         round_trips_us: &[u64],
         outage: Option<Outage>,
@@ -105,6 +111,7 @@ impl Report {
             round_trip_p99_ms: round_trip_ms(0.99),
             outage: outage.map(|outage| OutageReport::of(outage, &summary.figures)),
             summary,
+            excess,
         }
     }
 }

@@ -1,0 +1,214 @@
+//! What a running limiter tells of its excess, against what it really admitted.
+#![cfg(feature = "testing")]
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tidegate::testing::{ManualClock, ScriptedStore};
+use tidegate::{ActiveLimit, Event, Excess, Incidents, Limit, Limiter, OutagePolicy, Quota, bound};
+
+const STEP: Duration = Duration::from_millis(5);
+const SECOND: Duration = Duration::from_secs(1);
+/// What a sum of floats may be off by.
+const ERROR: f64 = 1e-6;
+
+/// What was told last of the limit's excess.
+type Told = Arc<Mutex<Option<Excess>>>;
+
+/// Nodes that share a scripted store and live by one driven clock.
+struct Cluster {
+    clock: ManualClock,
+    store: ScriptedStore,
+    nodes: Vec<Limiter>,
+    told: Told,
+}
+
+impl Cluster {
+    fn new(nodes: usize, limit: &Limit) -> Self {
+        let clock = ManualClock::new();
+        let store = ScriptedStore::new(&clock);
+        let mut cluster = Self { clock, store, nodes: Vec::new(), told: Told::default() };
+        (0..nodes).for_each(|_| cluster.join(limit));
+        cluster
+    }
+
+    fn join(&mut self, limit: &Limit) {
+        let told = self.told.clone();
+        let hear = move |event: &Event| {
+            if let Event::Excess { excess, .. } = event {
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(*excess);
+            }
+        };
+        let builder = Limiter::builder().limit(limit.clone()).store(self.store.clone()).lanes(2);
+        self.nodes.push(builder.clock(&self.clock).listen(hear).build().unwrap());
+    }
+
+    fn apis(&self) -> Vec<ActiveLimit> {
+        self.nodes.iter().map(|node| node.limit("api").unwrap()).collect()
+    }
+
+    async fn pass(&self, time: Duration) {
+        for _ in 0..time.as_micros() / STEP.as_micros() {
+            self.clock.advance(STEP);
+            for node in &self.nodes {
+                node.settle().await;
+            }
+        }
+    }
+
+    /// One request a node, all at one instant; returns how many were admitted.
+    fn ask_all(&self, key: &str) -> u32 {
+        self.apis().iter().map(|api| u32::from(api.check(key).unwrap().is_allowed())).sum()
+    }
+
+    /// What each node tells.
+    fn excess(&self) -> Vec<Excess> {
+        self.apis().iter().map(ActiveLimit::excess).collect()
+    }
+}
+
+fn limit() -> Limit {
+    Limit::new("api", Quota::per_hour(60).burst(10)).credit(1)
+}
+
+fn bound_tokens(excess: &Excess) -> f64 {
+    excess.bound_tokens.expect("the store was reached")
+}
+
+#[tokio::test]
+async fn credit_that_several_nodes_use_is_seen_as_excess_within_the_bound() {
+    const NODES: usize = 6;
+    let cluster = Cluster::new(NODES, &limit());
+    cluster.pass(3 * SECOND).await;
+    // Ten tokens, and one each of six nodes asks for: the second round is on credit that the
+    // store cannot cover.
+    let mut admitted = 0;
+    for _ in 0..4 {
+        admitted += cluster.ask_all("user");
+        cluster.pass(Duration::from_millis(200)).await;
+    }
+    cluster.pass(3 * SECOND).await;
+    let over = f64::from(admitted) - 10.0;
+    assert!(over >= 1.0, "{admitted} admitted of 10: nothing was in excess");
+    let expected = bound(&limit(), NODES as u32, &Incidents::default());
+    for told in cluster.excess() {
+        assert!(told.observed_tokens > 0.0, "{told:?}");
+        assert!(told.observed_tokens <= bound_tokens(&told), "{told:?}");
+        assert!((bound_tokens(&told) - expected).abs() < ERROR, "{told:?}, not {expected}");
+    }
+    let deepest = cluster.excess().iter().map(|told| told.observed_tokens).fold(0.0, f64::max);
+    assert!(deepest >= over - 0.1, "{deepest} seen of {over}");
+    assert!(cluster.told.lock().unwrap().is_some(), "listeners hear of it too");
+}
+
+#[tokio::test]
+async fn nothing_is_told_of_the_bound_before_the_store_was_reached() {
+    let cluster = Cluster::new(1, &limit());
+    cluster.store.set_away(true);
+    cluster.pass(3 * SECOND).await;
+    assert_eq!(cluster.excess()[0].bound_tokens, None);
+    assert!(cluster.excess()[0].observed_tokens.abs() < ERROR);
+    cluster.store.set_away(false);
+    cluster.pass(3 * SECOND).await;
+    assert!(cluster.excess()[0].bound_tokens.is_some());
+}
+
+#[tokio::test]
+async fn a_limiter_without_a_store_has_no_excess() {
+    let clock = ManualClock::new();
+    let limit = Limit::new("api", Quota::per_second(1000));
+    let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
+    for _ in 0..2 {
+        clock.advance(SECOND);
+        limiter.settle().await;
+    }
+    let told = limiter.limit("api").unwrap().excess();
+    assert!(bound_tokens(&told).abs() < ERROR, "{told:?}");
+    assert!(told.observed_tokens.abs() < ERROR, "{told:?}");
+}
+
+#[tokio::test]
+async fn by_accuracy_a_node_gives_credit_once_the_store_has_counted_the_nodes() {
+    let limit = Limit::new("api", Quota::per_hour(60).burst(100)).accuracy(0.03);
+    let cluster = Cluster::new(2, &limit);
+    assert_eq!(cluster.ask_all("early"), 0, "nobody knows how many nodes there are");
+    cluster.pass(3 * SECOND).await;
+    assert_eq!(cluster.ask_all("user"), 2, "one of the three tokens that may be too many for each");
+    assert_eq!(cluster.ask_all("user"), 0);
+    for told in cluster.excess() {
+        assert!(bound_tokens(&told) <= 3.0 + ERROR, "{told:?}");
+    }
+}
+
+#[tokio::test]
+async fn nodes_that_join_and_a_loss_of_memory_raise_the_bound() {
+    let mut cluster = Cluster::new(2, &limit());
+    cluster.pass(3 * SECOND).await;
+    let quiet = bound(&limit(), 2, &Incidents::default());
+    assert!((bound_tokens(&cluster.excess()[0]) - quiet).abs() < ERROR);
+    cluster.join(&limit());
+    cluster.pass(3 * SECOND).await;
+    let joined = bound(&limit(), 3, &Incidents::default());
+    assert!((bound_tokens(&cluster.excess()[0]) - joined).abs() < ERROR);
+    cluster.store.clear();
+    cluster.pass(3 * SECOND).await;
+    let loss = Incidents { losses_of_memory: 1, unheard: true, ..Incidents::default() };
+    let lost = bound_tokens(&cluster.excess()[0]);
+    assert!(lost >= bound(&limit(), 3, &loss) - ERROR, "{lost}");
+}
+
+#[tokio::test]
+async fn an_outage_lived_through_on_shares_raises_the_bound_and_a_closed_one_does_not() {
+    for (policy, raised) in [(OutagePolicy::Share, true), (OutagePolicy::Closed, false)] {
+        let limit = limit().outage(policy);
+        let cluster = Cluster::new(2, &limit);
+        cluster.pass(3 * SECOND).await;
+        let before = bound_tokens(&cluster.excess()[0]);
+        cluster.store.set_away(true);
+        for _ in 0..10 {
+            cluster.ask_all("user");
+            cluster.pass(SECOND).await;
+        }
+        cluster.store.set_away(false);
+        cluster.pass(3 * SECOND).await;
+        let after = bound_tokens(&cluster.excess()[0]);
+        assert_eq!(after > before + 1.0, raised, "{policy:?}: {before}, then {after}");
+    }
+}
+
+#[tokio::test]
+async fn keys_in_use_and_at_rest_lose_their_credit_when_there_are_more_nodes_than_tokens() {
+    let login = Limit::new("api", Quota::per_hour(60).burst(3));
+    for rest_ms in [0, 300, 600, 900, 1200, 5000] {
+        let mut cluster = Cluster::new(2, &login);
+        cluster.pass(3 * SECOND).await;
+        let keys: Vec<String> = (0..10).map(|key| format!("user-{key}")).collect();
+        for key in &keys {
+            assert_eq!(cluster.ask_all(key), 2, "one of credit on each node");
+        }
+        cluster.pass(Duration::from_millis(rest_ms)).await;
+        (0..6).for_each(|_| cluster.join(&login));
+        cluster.pass(4 * SECOND).await;
+        for key in &keys {
+            let admitted = cluster.ask_all(key);
+            assert_eq!(admitted, 0, "{key}, {rest_ms} ms: eight nodes share three tokens");
+        }
+        assert_eq!(cluster.ask_all("new"), 0);
+        for told in cluster.excess() {
+            assert!(told.observed_tokens <= ERROR, "{told:?}");
+            assert!(bound_tokens(&told) <= 3.0 + ERROR, "{told:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_new_node_goes_by_the_most_nodes_there_may_be_until_the_store_counts_them() {
+    let clock = ManualClock::new();
+    for (nodes_max, allowed) in [(3, true), (4, false)] {
+        let store = ScriptedStore::new(&clock);
+        let builder = Limiter::builder().limit(Limit::new("api", Quota::per_hour(3)));
+        let limiter = builder.store(store).clock(&clock).nodes_max(nodes_max).build().unwrap();
+        let api = limiter.limit("api").unwrap();
+        assert_eq!(api.check("user").unwrap().is_allowed(), allowed, "of {nodes_max}");
+    }
+}
