@@ -49,7 +49,7 @@ impl Timestamp {
 }
 
 /// The time as a decision asks for it.
-pub(crate) trait Now {
+pub(crate) trait Now: Copy {
     /// The time that normally will do: at most [`CLOCK_GRAIN_US`] old, nearly for nothing.
     fn cached(&self) -> Timestamp;
     /// The time to the microsecond.

@@ -190,14 +190,14 @@ impl Bucket {
     /// Cost: two loads and one compare-and-swap when tokens are there.
     #[inline]
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.decide(cost, &now, unit, true).unwrap_or(Taken::DENIED)
+        self.decide(cost, now, unit, true).unwrap_or(Taken::DENIED)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
     #[inline]
     pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        self.decide(cost, &now, unit, false)
+        self.decide(cost, now, unit, false)
     }
 
     /// Counts a request that was denied after asking the store.
@@ -209,7 +209,7 @@ impl Bucket {
     /// `None` if the tokens are not there, it is not sure that nobody else has them, the answer may
     /// not be `unsure`, and no outage policy is in force.
     #[inline]
-    fn decide(&self, cost: u32, time: &impl Now, unit: i64, unsure: bool) -> Option<Taken> {
+    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Option<Taken> {
         let mut now = time.cached();
         let (mut settled, mut ahead) = (false, false);
         let mut word = Word(self.word.load(Ordering::Acquire));
