@@ -455,7 +455,7 @@ local function renew(bucket, entry, restore)
     bucket.level = min(bucket.level + entry.back_units, NUMBER_MAX) + (left - kept)
   end
   bucket.demand0 = raised(bucket.demand0, entry.demand)
-  return not current and (entry.held_rate > 0 or entry.held_depth > 0)
+  return not current and (entry.held_rate > 0 or entry.held_depth > 0 or entry.held_lent ~= 0)
 end
 
 -- Charges what was spent on credit, and brings the level within its limits.
