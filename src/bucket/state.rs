@@ -125,6 +125,8 @@ pub(crate) struct Bucket {
     depth: AtomicU32,
     low: AtomicU32,
     ahead_us: AtomicU64,
+    /// Credit may be used from then on.
+    credit_from_us: AtomicU64,
     flags: AtomicU8,
     /// Pending tokens that no longer fitted the word.
     spilled: AtomicU64,
@@ -159,6 +161,7 @@ impl Bucket {
             depth: AtomicU32::new(0),
             low: AtomicU32::new(0),
             ahead_us: AtomicU64::new(0),
+            credit_from_us: AtomicU64::new(0),
             flags: AtomicU8::new(0),
             spilled: AtomicU64::new(0),
             denied: AtomicU64::new(0),
@@ -237,7 +240,7 @@ impl Bucket {
             if from_credit > 0 && !unsure && !word.policy() {
                 return self.is_leased(live).then(|| self.deny(cost, word, tokens, live));
             }
-            if from_credit > word.credit() {
+            if from_credit > 0 && from_credit > self.credit(word, now) {
                 return Some(self.deny(cost, word, tokens, live));
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
@@ -291,6 +294,12 @@ impl Bucket {
             self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
         }
         Taken { allowed: false, sure, left: tokens, touch: self.raise(QUEUED | URGENT) }
+    }
+
+    /// The credit that may be used now.
+    fn credit(&self, word: Word, now: Timestamp) -> u32 {
+        let from_us = self.credit_from_us.load(Ordering::Relaxed);
+        if now.as_micros() >= from_us { word.credit() } else { 0 }
     }
 
     /// Whether refill is leased: then the node knows all that it can have.
@@ -394,7 +403,7 @@ impl Bucket {
         if live && self.mint(word, now, 0, unit) {
             word = Word(self.word.load(Ordering::Acquire));
         }
-        (if live { word.tokens() } else { 0 }, word.credit(), !word.policy())
+        (if live { word.tokens() } else { 0 }, self.credit(word, now), !word.policy())
     }
 
     /// The store's level at its last word, in tokens, and when that came.
@@ -549,6 +558,11 @@ impl Bucket {
         }
         let rate = self.rate.load(Ordering::Relaxed);
         i128::from(rate) * (i128::from(now.as_micros()) - i128::from(minted_us))
+    }
+
+    /// Credit may be used from `at` on.
+    pub(crate) fn set_credit_from(&self, at: Timestamp) {
+        self.credit_from_us.store(at.as_micros(), Ordering::Relaxed);
     }
 
     /// Notes what the store said last.

@@ -191,12 +191,11 @@ impl Cell {
         self.quota.burst_tokens() as f64
     }
 
+    /// The credit of each node: by default none where the burst is less than a token a node. The
+    /// usual way is held to what tidegate is.
     fn credit(&self) -> u32 {
-        match self.policy {
-            // The usual way is held to what tidegate is.
-            Policy::Default | Policy::WriteBehind => DEFAULT_CREDIT,
-            Policy::Strict => 0,
-        }
+        let strict = self.policy == Policy::Strict || self.burst() < f64::from(self.nodes);
+        if strict { 0 } else { DEFAULT_CREDIT }
     }
 
     /// How long the cell runs, in seconds of virtual time.
@@ -236,7 +235,8 @@ impl Cell {
 
     fn setup(&self, seed: u64) -> Setup {
         let limit = Limit::new("sweep", self.quota).sync_interval(self.interval);
-        let setup = Setup::new(limit.credit(self.credit()), self.nodes, seed);
+        let limit = if self.policy == Policy::Strict { limit.credit(0) } else { limit };
+        let setup = Setup::new(limit, self.nodes, seed);
         let network = Network::of_scenario(self.load.scenario()).unwrap_or(setup.network);
         Setup { form: self.form, network, ..setup }
     }

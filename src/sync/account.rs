@@ -36,6 +36,8 @@ const PRODUCTIVE_PART: i64 = 4;
 const EARLY_TICKS_MAX: u64 = 16;
 /// What is lent counts for no more, as in the store.
 const LENT_MAX: i64 = 1 << 52;
+/// Fractions of tokens on all nodes may add up to this part of the burst.
+const HELD_BURST_PART: f64 = 0.01;
 /// A key is kept in the books at least so long after its last request.
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
@@ -72,6 +74,8 @@ pub(crate) struct Account {
     pub(crate) bucket: Arc<Bucket>,
     /// Units in a token.
     unit: i64,
+    /// Nodes that share the limit, by the store's last word.
+    pub(crate) nodes: i64,
     held: Held,
     ends: Timestamp,
     /// Units in the bucket that make no whole token and no whole microsecond of refill.
@@ -130,6 +134,7 @@ impl Account {
             credit_given: bucket.credit_at_rest(),
             bucket,
             unit,
+            nodes: 1,
             held: Held::default(),
             ends: Timestamp::ZERO,
             stash: 0,
@@ -309,7 +314,8 @@ impl Account {
     /// A decision touched the key: report at the next tick, or early when it runs low.
     pub(crate) fn touch(&mut self, now: Timestamp, urgent: bool, terms: &Terms) {
         self.last_arrival = now;
-        let soon = if urgent { self.early.not_before() } else { now.plus_micros(terms.tick_us) };
+        let scheduled = now.plus_micros(self.interval_us(now, terms));
+        let soon = if urgent { self.early.not_before() } else { scheduled };
         let soon = soon.max(now);
         if soon < self.due {
             self.due = soon;
@@ -517,6 +523,7 @@ impl Account {
         self.recall = given.recall;
         self.restore = false;
         self.bucket.set_view(terms.scale.tokens(given.level), now);
+        self.bucket.set_credit_from(now.plus_micros(terms.scale.micros_for(unit - given.level)));
         if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
             let lease = self.lease_terms(self.low(now, terms), self.ahead_us(terms));
@@ -525,7 +532,7 @@ impl Account {
         } else {
             self.lost = (self.held.lent - self.unsent.spent * unit).max(0);
         }
-        let credit = self.credit(given.level, terms);
+        let credit = self.credit(terms);
         self.judge_early(given, entry, now, terms);
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.
@@ -563,17 +570,23 @@ impl Account {
         amended.units + (self.unsent.spent + amended.pending as i64) * self.unit
     }
 
-    /// The credit from now on: none while the store is in debt, or while refill is leased.
-    fn credit(&self, level: i64, terms: &Terms) -> i64 {
-        if level >= 0 && self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
+    /// The credit from now on: none while refill is leased.
+    fn credit(&self, terms: &Terms) -> i64 {
+        if self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
     }
 
-    /// How long before it is whole a token may be spent: half of it is credit, so that the
-    /// fractions that all nodes hold are none on average.
+    /// How long before it is whole a token may be spent, so that the fractions that all nodes hold
+    /// come to next to nothing: a token waits half of its time on average, and then for a request.
     fn ahead_us(&self, terms: &Terms) -> u64 {
         let paid = self.unsent.debt == 0 && self.view.is_some_and(|view| view.level >= 0);
-        let may = terms.credit > 0 && self.held.rate > 0 && paid;
-        if may { (self.unit / 2 / self.held.rate) as u64 } else { 0 }
+        if terms.credit == 0 || self.held.rate == 0 || !paid {
+            return 0;
+        }
+        let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
+        let burst = (terms.scale.burst / self.unit) as f64;
+        let spare = HELD_BURST_PART * burst / self.nodes as f64;
+        let ahead = (0.5 + self.held.rate as f64 / demand - spare).clamp(0.0, 1.0);
+        (ahead * self.unit as f64 / self.held.rate as f64) as u64
     }
 
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
@@ -611,7 +624,7 @@ impl Account {
         let brought = given.tokens * PRODUCTIVE_PART >= entry.want.max(1)
             || given.rate * PRODUCTIVE_PART >= rate_missed;
         let plenty = given.level > terms.scale.burst / 20;
-        let credited = entry.want == 0 && self.credit(given.level, terms) > 0;
+        let credited = entry.want == 0 && given.level >= 0 && self.credit(terms) > 0;
         if brought || plenty || credited {
             self.early.succeeded();
         } else if self.early_sent {

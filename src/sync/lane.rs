@@ -500,7 +500,9 @@ impl Lane {
             Grant::Given(given) => {
                 context.agreed(self.accounts[slot].bucket.limit, given.level);
                 let recovering_until = self.recovering_until;
+                let nodes = context.nodes().unwrap_or(1).max(1);
                 let installed = self.rescheduled(slot, |account| {
+                    account.nodes = nodes;
                     let installed = account.install(given, entry, flight.first_sent, now, &terms);
                     if now < recovering_until {
                         account.due = account.due.min(recovering_until);

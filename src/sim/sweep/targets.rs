@@ -104,7 +104,7 @@ impl Cell {
 
     /// `check` on credit: the usual way is held to the same.
     fn is_check_on_credit(&self) -> bool {
-        self.form == Form::Check && self.policy != Policy::Strict
+        self.form == Form::Check && self.credit() > 0
     }
 
     fn is_ample(&self) -> bool {
@@ -128,7 +128,7 @@ impl Cell {
                 most,
             );
         }
-        let sure = self.form == Form::Async || self.policy == Policy::Strict;
+        let sure = !self.is_check_on_credit();
         let most = if scenario == Scenario::Outage {
             self.outage_bound()
         } else if sure {
@@ -168,12 +168,12 @@ impl Cell {
 
     fn judge_vs_ideal(&self, figures: &CellFigures, judgement: &mut Judgement) {
         let worst = &figures.worst;
-        let least = match (self.form, self.policy, self.is_ample()) {
+        let least = match (self.form, self.is_check_on_credit(), self.is_ample()) {
             (Form::Async, ..) => 99.5,
-            (Form::Check, Policy::Strict, true) => 97.0,
-            (Form::Check, Policy::Strict, false) => 0.0,
-            (Form::Check, _, true) => 99.0,
-            (Form::Check, _, false) => 97.0,
+            (Form::Check, false, true) => 97.0,
+            (Form::Check, false, false) => 0.0,
+            (Form::Check, true, true) => 99.0,
+            (Form::Check, true, false) => 97.0,
         };
         let slack_tokens = if self.is_ample() || !self.is_check_on_credit() {
             0.0
