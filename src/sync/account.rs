@@ -36,8 +36,14 @@ const PRODUCTIVE_PART: i64 = 4;
 const EARLY_TICKS_MAX: u64 = 16;
 /// What is lent counts for no more, as in the store.
 const LENT_MAX: i64 = 1 << 52;
-/// Fractions of tokens on all nodes may add up to this part of the burst.
-const HELD_BURST_PART: f64 = 0.01;
+/// What fractions of tokens on all nodes come to does not matter for a burst of so many tokens a
+/// node.
+const FRACTIONS_BURST: i64 = 100;
+/// From so many nodes on it is rare that more than half of them have just spent ahead.
+const MANY_NODES: i64 = 16;
+/// All nodes together spend about this part of the burst ahead: as much as is lost when a full
+/// bucket is spent from and the store hears of it later.
+const OWED_BURST_PART: f64 = 0.02;
 /// A key is kept in the books at least so long after its last request.
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
@@ -85,6 +91,8 @@ pub(crate) struct Account {
     lost: i64,
     unsent: Unsent,
     credit_given: u32,
+    /// The node has spent on credit and not seen that repaid.
+    owes: bool,
     view: Option<View>,
     demand: Demand,
     recall: i64,
@@ -132,6 +140,7 @@ impl Account {
         });
         Self {
             credit_given: bucket.credit_at_rest(),
+            owes: false,
             bucket,
             unit,
             nodes: 1,
@@ -181,6 +190,7 @@ impl Account {
             self.unsent.allowed += spent;
         } else {
             let debt = used.min(spent);
+            self.owes |= debt > 0;
             self.unsent.debt += debt;
             self.unsent.spent += spent - debt;
         }
@@ -520,6 +530,7 @@ impl Account {
             self.ends = now.plus_micros(u64::from(u32::MAX) * 1000);
         }
         self.view = Some(View { level: given.level, leased: given.leased, at: now });
+        self.owes &= given.level < 0 || self.unsent.debt > 0;
         self.recall = given.recall;
         self.restore = false;
         self.bucket.set_view(terms.scale.tokens(given.level), now);
@@ -578,19 +589,30 @@ impl Account {
     /// How long before it is whole a token may be spent, so that the fractions that all nodes hold
     /// come to next to nothing: a token waits half of its time on average, and then for a request.
     fn ahead_us(&self, terms: &Terms) -> u64 {
-        let paid = self.unsent.debt == 0 && self.view.is_some_and(|view| view.level >= 0);
-        if terms.credit == 0 || self.held.rate == 0 || !paid {
+        if terms.credit == 0 || self.held.rate == 0 || self.owes {
             return 0;
         }
-        let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
-        let burst = (terms.scale.burst / self.unit) as f64;
-        let spare = HELD_BURST_PART * burst / self.nodes as f64;
-        let ahead = (0.5 + self.held.rate as f64 / demand - spare).clamp(0.0, 1.0);
+        let burst = terms.scale.burst / self.unit;
+        if burst >= FRACTIONS_BURST * self.nodes {
+            return 0;
+        }
+        let mut ahead = 0.5;
+        if self.nodes >= MANY_NODES {
+            let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
+            let owed = OWED_BURST_PART * burst as f64 / self.nodes as f64;
+            ahead = (ahead + self.held.rate as f64 / demand + owed).min(1.0);
+        }
         (ahead * self.unit as f64 / self.held.rate as f64) as u64
     }
 
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
-        if self.is_scarce(terms) { 0 } else { (self.need(now, terms) / 2) as u32 }
+        if self.is_scarce(terms) {
+            0
+        } else if self.is_plentiful(now, terms) {
+            self.demand.over(terms.tick_us).ceil() as u32
+        } else {
+            (self.need(now, terms) / 2) as u32
+        }
     }
 
     fn lease_terms(&self, low: u32, ahead_us: u64) -> LeaseTerms {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::faults::{self, CHURN_SECONDS, churned};
-use super::super::setup::{Form, Policy};
+use super::super::setup::Form;
 use super::super::workload::{STICKY_DEATH_SECONDS, Scenario};
 use super::{Cell, CellFigures, Load};
 use crate::bound::bound;
@@ -260,6 +260,7 @@ mod tests {
 
     use super::*;
     use crate::quota::Quota;
+    use crate::sim::Policy;
     use crate::sim::worst::Worst;
 
     fn cell(scenario: Scenario, quota: Quota, nodes: u16) -> Cell {

@@ -79,5 +79,6 @@ impl Account {
         let used = (loan - left).clamp(0, loan).min(self.unsent.allowed);
         self.unsent.allowed -= used;
         self.unsent.debt += used;
+        self.owes |= used > 0;
     }
 }
