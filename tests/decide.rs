@@ -179,7 +179,7 @@ async fn all_who_wait_on_a_key_share_one_round_trip_and_go_on_first_come_first()
     let asked = waiting(&cluster.apis[0], "user", 50);
     let decisions = cluster.answered(asked).await;
     let batches = cluster.batches.load(Ordering::Relaxed);
-    assert!(batches <= 2, "one for who came first, one for the 49 others: {batches}");
+    assert_eq!(batches, 1, "one for all 50");
     let allowed: Vec<bool> = decisions.iter().map(Decision::is_allowed).collect();
     let expected: Vec<bool> = (0..50).map(|caller| caller < BURST).collect();
     assert_eq!(allowed, expected);

@@ -91,7 +91,7 @@ impl Stage {
     fn new() -> Self {
         let server = RedisServer::start();
         let raw = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
-        let code = include_str!("../../lua/sync-v1.lua");
+        let code = crate::store::redis::SYNC_CODE;
         let asks_time = "redis.call('TIME')";
         assert_eq!(code.matches(asks_time).count(), 1, "the script asks for the time once");
         let told = format!("{{ 0, redis.call('GET', '{CLOCK}') }}");

@@ -549,7 +549,7 @@ fn a_lane_of_another_layout_is_told_by_its_version() {
 fn a_batch_whose_parts_do_not_match_is_refused_before_anything_is_written() {
     let mut world = World::new();
     let (request, names) = three_keys(&mut world);
-    let script = redis::Script::new(include_str!("../../lua/sync-v1.lua"));
+    let script = redis::Script::new(crate::store::redis::SYNC_CODE);
     let hash = request.hash().to_le_bytes();
     let bytes = request.bytes();
     let cases = [

@@ -263,7 +263,8 @@ impl Key {
             self.level = (self.level + entry.back_units).min(NUMBER_MAX) + (left - kept);
         }
         raise(&mut self.demand[0], entry.demand);
-        !current && (held.rate > 0 || held.depth > 0 || held.lent != 0)
+        let rate = held.rate + entry.back_rate;
+        !current && (rate > 0 || held.depth + entry.back_depth > 0 || held.lent != 0)
     }
 
     /// Charges what was spent on credit, and brings the level within its limits.

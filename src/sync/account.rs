@@ -11,6 +11,7 @@ use crate::limit::Terms;
 use crate::time::Timestamp;
 use crate::weakness::{Weakness, is_weak};
 
+mod lending;
 mod outage;
 mod pace;
 mod waiting;
@@ -34,16 +35,6 @@ const PROBE_ARRIVALS: f64 = 8.0;
 const PRODUCTIVE_PART: i64 = 4;
 /// The longest gap between fruitless early syncs, in ticks.
 const EARLY_TICKS_MAX: u64 = 16;
-/// What is lent counts for no more, as in the store.
-const LENT_MAX: i64 = 1 << 52;
-/// What fractions of tokens on all nodes come to does not matter for a burst of so many tokens a
-/// node.
-const FRACTIONS_BURST: i64 = 100;
-/// From so many nodes on it is rare that more than half of them have just spent ahead.
-const MANY_NODES: i64 = 16;
-/// All nodes together spend about this part of the burst ahead: as much as is lost when a full
-/// bucket is spent from and the store hears of it later.
-const OWED_BURST_PART: f64 = 0.02;
 /// A key is kept in the books at least so long after its last request.
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
@@ -76,6 +67,7 @@ pub(crate) struct Installed {
 
 /// A key's books.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each says something else about the key")]
 pub(crate) struct Account {
     pub(crate) bucket: Arc<Bucket>,
     /// Units in a token.
@@ -91,6 +83,8 @@ pub(crate) struct Account {
     lost: i64,
     unsent: Unsent,
     credit_given: u32,
+    /// How fast the store's level rises while this node spends nothing, in units per microsecond.
+    growth: f64,
     /// The node has spent on credit and not seen that repaid.
     owes: bool,
     view: Option<View>,
@@ -140,6 +134,7 @@ impl Account {
         });
         Self {
             credit_given: bucket.credit_at_rest(),
+            growth: terms.scale.rate as f64,
             owes: false,
             bucket,
             unit,
@@ -263,9 +258,10 @@ impl Account {
 
     /// Whether the store's level and what this node holds of it are plenty together.
     fn is_ample(&self, now: Timestamp, terms: &Terms) -> bool {
-        let own = i64::from(self.bucket.peek(now, terms.scale.token).0) * terms.scale.token;
+        let tokens = i64::from(self.bucket.peek(now, terms.scale.token).0);
+        let own = tokens.saturating_mul(terms.scale.token);
         let level = self.estimate(now, terms).unwrap_or(terms.scale.burst);
-        level + own > terms.scale.burst / 2
+        level.saturating_add(own) > terms.scale.burst / 2
     }
 
     /// Whether the store had next to nothing to give when it spoke last.
@@ -471,12 +467,6 @@ impl Account {
         Back { units, lost, rate, depth: depth_before - self.held.depth }
     }
 
-    /// The most that the node can come to hold of its lease, with what it spent, in units.
-    fn most_held(&self, tokens: u32) -> i64 {
-        let refilled = if self.held.rate > 0 { self.held.depth } else { 0 };
-        (refilled.max(i64::from(tokens)) + 1 + self.unsent.spent) * self.unit
-    }
-
     /// The batch with this entry was never applied: its contents are to be reported anew.
     pub(crate) fn revoke(&mut self, entry: &Entry) {
         self.asked = 0;
@@ -509,6 +499,7 @@ impl Account {
             self.leave_policy(now, terms);
         }
         let installed = self.drift(given, entry, now, terms);
+        self.observe_growth(given, entry, now, terms);
         let kept = if given.void { Held::default() } else { entry.held };
         if given.void {
             // The store counted all that was lent as spent.
@@ -534,7 +525,8 @@ impl Account {
         self.recall = given.recall;
         self.restore = false;
         self.bucket.set_view(terms.scale.tokens(given.level), now);
-        self.bucket.set_credit_from(now.plus_micros(terms.scale.micros_for(unit - given.level)));
+        let missing = (unit - given.level).max(0) as f64;
+        self.bucket.set_credit_from(now.plus_micros((missing / self.growth) as u64));
         if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
             let lease = self.lease_terms(self.low(now, terms), self.ahead_us(terms));
@@ -555,54 +547,13 @@ impl Account {
         installed
     }
 
-    /// What is lent to this node after the store applied `entry`, without what it gave, in units:
-    /// the store's own reckoning.
-    fn lent(&self, given: &Given, entry: &Entry) -> i64 {
-        if given.void {
-            return 0;
-        }
-        let held = entry.held;
-        let rate = if entry.restore { 0 } else { held.rate + entry.back_rate };
-        let flowed = i128::from(rate) * i128::from((given.stamp_us - held.stamp_us).max(0));
-        let spent = i128::from(entry.spent) * i128::from(self.unit);
-        let gone = spent + i128::from(entry.back_units) + i128::from(entry.lost);
-        let lent = i128::from(held.lent) + flowed - gone;
-        // What was spent ahead is owed as long as refill is leased; then the store takes it off
-        // the level.
-        let least = if held.rate > 0 { -i128::from(LENT_MAX) } else { 0 };
-        lent.clamp(least, i128::from(LENT_MAX)) as i64
-    }
-
     /// Applies a lease to the bucket, with `tokens` and what is stashed. Returns the units that the
     /// node holds then, or spent and has not reported.
     fn amend(&mut self, now: Timestamp, lease: LeaseTerms, tokens: i64) -> i64 {
         let amended = self.bucket.amend(now, lease, tokens, self.stash, self.unit);
         self.stash = amended.rest;
-        amended.units + (self.unsent.spent + amended.pending as i64) * self.unit
-    }
-
-    /// The credit from now on: none while refill is leased.
-    fn credit(&self, terms: &Terms) -> i64 {
-        if self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
-    }
-
-    /// How long before it is whole a token may be spent, so that the fractions that all nodes hold
-    /// come to next to nothing: a token waits half of its time on average, and then for a request.
-    fn ahead_us(&self, terms: &Terms) -> u64 {
-        if terms.credit == 0 || self.held.rate == 0 || self.owes {
-            return 0;
-        }
-        let burst = terms.scale.burst / self.unit;
-        if burst >= FRACTIONS_BURST * self.nodes {
-            return 0;
-        }
-        let mut ahead = 0.5;
-        if self.nodes >= MANY_NODES {
-            let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
-            let owed = OWED_BURST_PART * burst as f64 / self.nodes as f64;
-            ahead = (ahead + self.held.rate as f64 / demand + owed).min(1.0);
-        }
-        (ahead * self.unit as f64 / self.held.rate as f64) as u64
+        let spent = self.unsent.spent.saturating_add_unsigned(amended.pending);
+        amended.units.saturating_add(spent.saturating_mul(self.unit))
     }
 
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {

@@ -234,8 +234,8 @@ impl Engine {
             Input::Touched(bucket) => self.touched(&bucket, now),
             Input::Wait { bucket, waiter } => {
                 let lane = bucket.lane as usize;
+                // The batch goes with the next timeout, so that it asks for all who come till then.
                 self.lanes[lane].wait(&bucket, waiter, now, &mut self.context);
-                self.lanes[lane].advance(now, &mut self.context);
             }
             Input::Answer { lane, sequence, result } => {
                 let number = lane as usize;

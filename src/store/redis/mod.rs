@@ -21,7 +21,8 @@ use super::{Exchange, Store};
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
-const SYNC_CODE: &str = include_str!("../../../lua/sync-v1.lua");
+pub(crate) const SYNC_CODE: &str =
+    concat!(include_str!("../../../lua/bucket-v1.lua"), include_str!("../../../lua/sync-v1.lua"));
 static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 
 /// A store in Redis 6.2 or newer, or in Valkey.

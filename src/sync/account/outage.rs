@@ -56,7 +56,8 @@ impl Account {
             ahead_us: 0,
             policy: true,
         };
-        self.stash = self.bucket.amend(now, lease, own + loan, 0, unit).rest;
+        let tokens = if terms.outage == OutagePolicy::Open { depth } else { own + loan };
+        self.stash = self.bucket.amend(now, lease, tokens, 0, unit).rest;
         self.policy = Some(Policy { loan });
         self.answer_by_policy(now, terms);
     }

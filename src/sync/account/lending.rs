@@ -1,0 +1,89 @@
+//! What the store has lent to this node, and how far the node may spend beyond it.
+
+use super::Account;
+use crate::limit::Terms;
+use crate::quota::Scale;
+use crate::sync::message::{Entry, Given};
+use crate::time::Timestamp;
+
+/// What is lent counts for no more, as in the store.
+const LENT_MAX: i64 = 1 << 52;
+/// What fractions of tokens on all nodes come to does not matter for a burst of so many tokens a
+/// node.
+const FRACTIONS_BURST: i64 = 100;
+/// From so many nodes on it is rare that more than half of them have just spent ahead.
+const MANY_NODES: i64 = 16;
+/// Then so much of a token may be spent ahead at most.
+const AHEAD_MAX: f64 = 0.75;
+
+impl Account {
+    /// What is lent to this node after the store applied `entry`, without what it gave, in units:
+    /// the store's own reckoning.
+    pub(super) fn lent(&self, given: &Given, entry: &Entry) -> i64 {
+        if given.void {
+            return 0;
+        }
+        let held = entry.held;
+        let rate = if entry.restore { 0 } else { held.rate + entry.back_rate };
+        let flowed = i128::from(rate) * i128::from((given.stamp_us - held.stamp_us).max(0));
+        let spent = i128::from(entry.spent) * i128::from(self.unit);
+        let gone = spent + i128::from(entry.back_units) + i128::from(entry.lost);
+        let lent = i128::from(held.lent) + flowed - gone;
+        // What was spent ahead is owed as long as refill is leased; then the store takes it off
+        // the level.
+        let least = if held.rate > 0 { -i128::from(LENT_MAX) } else { 0 };
+        lent.clamp(least, i128::from(LENT_MAX)) as i64
+    }
+
+    /// The most that the node can come to hold of its lease, with what it spent, in units.
+    pub(super) fn most_held(&self, tokens: u32) -> i64 {
+        let refilled = if self.held.rate > 0 { self.held.depth } else { 0 };
+        let tokens = refilled.max(i64::from(tokens)) + 1 + self.unsent.spent;
+        tokens.saturating_mul(self.unit).min(LENT_MAX)
+    }
+
+    /// The credit from now on: none while refill is leased.
+    pub(super) fn credit(&self, terms: &Terms) -> i64 {
+        if self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
+    }
+
+    /// How long before it is whole a token may be spent, so that the fractions that all nodes hold
+    /// come to next to nothing: a token waits half of its time on average, and then for a request.
+    pub(super) fn ahead_us(&self, terms: &Terms) -> u64 {
+        if terms.credit == 0 || self.held.rate == 0 || self.owes {
+            return 0;
+        }
+        let burst = terms.scale.burst / self.unit;
+        if burst >= FRACTIONS_BURST * self.nodes {
+            return 0;
+        }
+        let mut ahead = 0.5;
+        if self.nodes >= MANY_NODES {
+            let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
+            ahead = (ahead + self.held.rate as f64 / demand).min(AHEAD_MAX);
+        }
+        (ahead * self.unit as f64 / self.held.rate as f64) as u64
+    }
+
+    /// Learns how fast the level rises for this node: by the rate less what the others spend.
+    pub(super) fn observe_growth(
+        &mut self,
+        given: &Given,
+        entry: &Entry,
+        now: Timestamp,
+        terms: &Terms,
+    ) {
+        let Scale { rate, token, burst } = terms.scale;
+        let Some(view) = self.view else { return };
+        let passed_us = now.micros_since(view.at);
+        // What a full bucket lost says nothing, nor does a glance.
+        if given.level > burst / 2 || passed_us < terms.tick_us {
+            self.growth = if given.level > burst / 2 { rate as f64 } else { self.growth };
+            return;
+        }
+        let taken = (given.tokens + entry.debt) * token - entry.back_units;
+        let seen = (given.level - view.level + taken) as f64 / passed_us as f64;
+        let least = rate as f64 / self.nodes as f64;
+        self.growth = f64::midpoint(self.growth, seen.clamp(least, rate as f64));
+    }
+}
