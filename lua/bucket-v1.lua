@@ -41,7 +41,7 @@ local ENTRY_FORMAT = numbers(24)
 local LANE_FORMAT = numbers(8)
 local BUCKET_FORMAT = numbers(19)
 local REPLY_FORMAT = numbers(6)
-local GRANT_FORMAT = numbers(11)
+local GRANT_FORMAT = numbers(12)
 local NUMBER_FORMAT = numbers(1)
 
 local LANE_BYTES = #MAGIC + 8 * 8 + INCARNATION_BYTES
@@ -343,8 +343,9 @@ local function grant(bucket, entry, void, lane, nodes, now_us)
   bucket.depth0 = raised(bucket.depth0, depth)
   bucket.lent0 = within(bucket.lent0 + tokens * bucket.token)
   local life_us = (bucket.epoch + 2) * bucket.epoch_us - now_us
+  local whole = min(max(bucket.level + bucket.lent0 + bucket.lent1, -SUM_MAX), SUM_MAX)
   return pack(GRANT_FORMAT, GIVEN, tokens, added, depth, bucket.stamp_us, bucket.epoch, life_us,
-    bucket.level, leased + added, recall, void and 1 or 0)
+    bucket.level, whole, leased + added, recall, void and 1 or 0)
 end
 
 -- Applies one entry to its bucket and answers it.

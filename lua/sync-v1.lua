@@ -15,7 +15,7 @@
 -- Reply      the bytes of Reply::encode(), a bulk string
 --            6 numbers   status, value, time_us, nodes, recovering_until_us, grants
 --            24 bytes    the lane's incarnation
---            11 numbers  a grant
+--            12 numbers  a grant
 --
 -- Errors     TIDEGATE FOREIGN <key> <type>  a record of ours holds another program's value
 --            TIDEGATE REQUEST <reason>      the batch is not one of this protocol
@@ -223,7 +223,7 @@ end
 local function answer(name, entry, buckets, changed, lane, nodes, now_us)
   local bucket = buckets[name]
   if bucket == false then
-    return pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    return pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
   end
   local fresh = bucket == nil
   if fresh then
@@ -235,7 +235,7 @@ local function answer(name, entry, buckets, changed, lane, nodes, now_us)
   elseif bucket.version > entry.version or bucket.rate ~= entry.rate
     or bucket.token ~= entry.token or bucket.burst ~= entry.burst then
     return pack(GRANT_FORMAT, OTHER_QUOTA, bucket.version, bucket.rate, bucket.token, bucket.burst,
-      0, 0, 0, 0, 0, 0)
+      0, 0, 0, 0, 0, 0, 0)
   end
   local given = apply(bucket, entry, fresh, lane, nodes, now_us)
   bucket.keep_ms = keep_ms_of(bucket)

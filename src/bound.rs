@@ -85,8 +85,8 @@ pub struct Excess {
     /// [`bound`] for the nodes that the store has counted and the incidents that this node knows
     /// of since it began, in tokens; the highest so far. `None` before the store was reached.
     pub bound_tokens: Option<f64>,
-    /// The deepest that the store's level of any key was below zero, in tokens, by the replies
-    /// that this node has had.
+    /// The deepest that any key was in debt, in tokens, by the replies that this node has had: its
+    /// level in the store with all that is lent to nodes, below zero.
     pub observed_tokens: f64,
 }
 

@@ -330,6 +330,7 @@ impl Key {
             tag: self.epoch,
             life_us: (self.epoch + 2) * self.epoch_us - now_us,
             level: self.level,
+            whole: (self.level + self.lent[0] + self.lent[1]).clamp(-SUM_MAX, SUM_MAX),
             leased: leased + added,
             recall,
             void,

@@ -166,10 +166,10 @@ impl Context {
     }
 
     /// The store gave to a key whose level it said to be `level`, in units.
-    pub(crate) fn agreed(&mut self, limit: u32, level: i64) {
+    pub(crate) fn agreed(&mut self, limit: u32, whole: i64) {
         let limit = &mut self.limits[limit as usize];
         limit.mismatch_told = false;
-        limit.excess.saw(level);
+        limit.excess.saw(whole);
     }
 }
 

@@ -498,7 +498,7 @@ impl Lane {
         let terms = self.terms(slot, context);
         match grant {
             Grant::Given(given) => {
-                context.agreed(self.accounts[slot].bucket.limit, given.level);
+                context.agreed(self.accounts[slot].bucket.limit, given.whole);
                 let recovering_until = self.recovering_until;
                 let nodes = context.nodes().unwrap_or(1).max(1);
                 let installed = self.rescheduled(slot, |account| {

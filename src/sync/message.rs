@@ -289,6 +289,9 @@ pub(crate) struct Given {
     pub life_us: i64,
     /// The level left in the store, in units.
     pub level: i64,
+    /// That and all that is lent, in units: less than nothing while what was spent on credit or ahead
+    /// is not repaid.
+    pub whole: i64,
     /// The refill leased to all nodes, in units per microsecond.
     pub leased: i64,
     /// The refill that the store would like back, in units per microsecond.
@@ -298,7 +301,7 @@ pub(crate) struct Given {
 }
 
 const REPLY_HEADER_BYTES: usize = 6 * 8 + 24;
-const GRANT_NUMBERS: usize = 11;
+const GRANT_NUMBERS: usize = 12;
 
 impl Reply {
     /// Encodes a reply as the script does.
@@ -380,14 +383,15 @@ impl Grant {
                 given.tag,
                 given.life_us,
                 given.level,
+                given.whole,
                 given.leased,
                 given.recall,
                 i64::from(given.void),
             ],
             Self::OtherQuota { version, scale } => {
-                [1, version, scale.rate, scale.token, scale.burst, 0, 0, 0, 0, 0, 0]
+                [1, version, scale.rate, scale.token, scale.burst, 0, 0, 0, 0, 0, 0, 0]
             }
-            Self::Foreign => [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            Self::Foreign => [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         }
     }
 
@@ -407,6 +411,7 @@ impl Grant {
         }
         let [tokens, rate, depth, stamp_us, tag, life_us] = numbers;
         let level = reader.number("grant.level")?;
+        let whole = reader.number("grant.whole")?;
         let leased = reader.natural("grant.leased")?;
         let recall = reader.natural("grant.recall")?;
         let void = reader.natural("grant.void")? != 0;
@@ -419,6 +424,7 @@ impl Grant {
                 tag,
                 life_us,
                 level,
+                whole,
                 leased,
                 recall,
                 void,
@@ -510,7 +516,7 @@ mod tests {
         }
 
         #[test]
-        fn a_reply_cut_anywhere_is_refused(cut in 0..160_usize) {
+        fn a_reply_cut_anywhere_is_refused(cut in 0..168_usize) {
             let reply = Reply {
                 time_us: 1,
                 incarnation: Incarnation([1; 24]),
@@ -519,7 +525,7 @@ mod tests {
                 verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
             };
             let bytes = reply.encode();
-            prop_assert_eq!(bytes.len(), 160);
+            prop_assert_eq!(bytes.len(), 168);
             prop_assert!(Reply::decode(&bytes[..cut], 1).is_err());
         }
     }
