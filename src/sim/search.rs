@@ -268,6 +268,29 @@ fn who_waits_for_the_store_admits_nothing_in_excess() {
     });
 }
 
+#[test]
+fn what_once_broke_the_bound_does_not_break_it_again() {
+    let strict = |case: &mut Case| case.setup.limit = case.setup.limit.clone().credit(0);
+    let waiting = |case: &mut Case| case.setup.form = Form::Async;
+    let plain = |_: &mut Case| ();
+    let cases: [(u64, bool, &dyn Fn(&mut Case), &str); 8] = [
+        (17, false, &strict, "what a lease had lost came back as if it had been held"),
+        (33, false, &waiting, "two nodes held a token each of a burst of one"),
+        (499, false, &strict, "a lease was full by the clock, and not by the cached clock"),
+        (163, false, &plain, "a node spent on credit and ahead of its refill"),
+        (3, false, &strict, "what was lent without rate and depth ended unnoticed"),
+        (3, false, &waiting, "a lease that was given back too late was still reckoned with"),
+        (480, false, &plain, "tokens that were out counted as debt"),
+        (242, true, &plain, "tokens that were out counted as debt, with faults"),
+    ];
+    for (seed, faulty, change, what) in cases {
+        let mut case = Case::random(seed, faulty);
+        change(&mut case);
+        let verdict = case.run();
+        assert!(!verdict.is_broken(), "{what}: seed {seed}: {verdict:?}");
+    }
+}
+
 /// Until all nodes have heard how many they are, in microseconds.
 const COUNTED_US: u64 = 2_500_000;
 
