@@ -230,7 +230,9 @@ impl Bucket {
             }
             if live && from_credit > 0 {
                 let minted = self.mint(word, now, 0, unit);
-                let ahead_us = if unsure { self.ahead_us.load(Ordering::Relaxed) } else { 0 };
+                // A token ahead is for who spends it at once: others may want sure answers.
+                let last = unsure && from_credit == 1;
+                let ahead_us = if last { self.ahead_us.load(Ordering::Relaxed) } else { 0 };
                 if minted || ahead_us > 0 && self.mint(word, now, ahead_us, unit) {
                     ahead |= !minted;
                     word = Word(self.word.load(Ordering::Acquire));

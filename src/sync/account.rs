@@ -431,6 +431,8 @@ impl Account {
         self.held.rate -= rate;
         if rate > 0 && !ended {
             self.amend(now, self.lease_terms(0, self.ahead_us(terms)), 0);
+            // What was spent ahead is owed from now on.
+            self.owes |= self.held.rate == 0 && self.stash < 0;
         }
         let tokens = i64::from(self.bucket.peek(now, unit).0);
         let keep = match ended {
