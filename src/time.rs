@@ -50,7 +50,7 @@ impl Timestamp {
 
 /// The time as a decision asks for it.
 pub(crate) trait Now: Copy {
-    /// The time that normally will do: at most [`CLOCK_GRAIN_US`] old, nearly for nothing.
+    /// The time that normally will do: at most [`CLOCK_AGE_MAX_US`] old, nearly for nothing.
     fn cached(&self) -> Timestamp;
     /// The time to the microsecond.
     fn precise(&self) -> Timestamp;
@@ -66,8 +66,8 @@ impl Now for Timestamp {
     }
 }
 
-/// How old the cached clock normally is at most.
-pub(crate) const CLOCK_GRAIN_US: u64 = 1000;
+/// How old the cached clock is at most; an older one is a stall, which is noticed and counted.
+pub(crate) const CLOCK_AGE_MAX_US: u64 = 20_000;
 
 /// A duration in whole microseconds, saturating.
 pub(crate) fn micros(duration: Duration) -> u64 {

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::word::{FIELD_MAX, Word};
-use crate::time::{CLOCK_GRAIN_US, Now, Timestamp};
+use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
 /// The bucket stands in the dirty queue (or the queue was full).
 const QUEUED: u8 = 1;
@@ -334,7 +334,7 @@ impl Bucket {
         if rate == 0 {
             return false;
         }
-        let until_us = now.as_micros() + CLOCK_GRAIN_US;
+        let until_us = now.as_micros() + CLOCK_AGE_MAX_US;
         let elapsed_us = until_us.saturating_sub(self.minted_us.load(Ordering::Acquire));
         let room = u64::from(self.depth.load(Ordering::Relaxed).saturating_sub(word.tokens()));
         elapsed_us > 0 && rate.saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
@@ -356,8 +356,13 @@ impl Bucket {
         if whole == 0 && !full {
             return false;
         }
-        let (tokens, claimed) =
-            if full { (room, now_us) } else { (whole, minted + (whole * unit).div_ceil(rate)) };
+        let tokens = whole.min(room);
+        let earned_us = minted.saturating_add((tokens.saturating_mul(unit)).div_ceil(rate));
+        // What flows into a full bucket is lost up to now; what is minted ahead is not there yet.
+        let claimed = if full { earned_us.max(now.as_micros()).min(now_us) } else { earned_us };
+        if claimed == minted {
+            return false;
+        }
         let claim =
             self.minted_us.compare_exchange(minted, claimed, Ordering::AcqRel, Ordering::Relaxed);
         if claim.is_ok() {
@@ -516,6 +521,8 @@ impl Bucket {
         fraction: i64,
         unit: i64,
     ) -> Amended {
+        // What has overflowed is lost before the refill is closed and anything more is spent.
+        self.peek(now, unit);
         let earned = self.settle(now);
         self.rate.store(terms.rate as u64, Ordering::Release);
         let old_depth = self.depth.swap(terms.depth, Ordering::AcqRel);

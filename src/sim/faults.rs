@@ -128,7 +128,12 @@ pub fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.deaths += 1;
                 incidents.unheard = true;
             }
-            Fault::StoreForgets | Fault::StoreLags { .. } => incidents.losses_of_memory += 1,
+            Fault::StoreForgets => incidents.losses_of_memory += 1,
+            Fault::StoreLags { .. } => {
+                incidents.losses_of_memory += 1;
+                // Some nodes may be served from the older state before anybody notices.
+                incidents.unheard = true;
+            }
             Fault::StoreClockJumps { by_us } => incidents.store_jumps_s += by_us as f64 / 1e6,
             Fault::ClockJumps { by_us, .. } => incidents.clock_jumps_s += by_us as f64 / 1e6,
             Fault::NodeCutOff { for_us, .. } => {

@@ -340,3 +340,18 @@ fn a_paused_node_goes_on_where_it_was_and_admits_nothing_extra() {
         assert!(world.judge.excess_tokens() <= ERROR, "seed {seed}");
     }
 }
+
+#[test]
+fn node_and_store_reckon_what_is_lent_alike_after_a_restore_that_travelled_long() {
+    for seed in 1..=4 {
+        let setup = audited(api(10_000, 10_000), 4, seed);
+        let faults = [
+            at(2 * SECOND_US, Fault::StoreForgets),
+            at(2_016_000, Fault::StoreHangs { for_us: 95_000 }),
+        ];
+        let world = lived(&setup, Scenario::OverUniform, 16.0, &faults);
+        // The last five seconds: a part of the refill would be missing in each.
+        let later = admitted(&world, 11 * SECOND_US, 16 * SECOND_US);
+        assert!(later >= 0.98 * 50_000.0, "seed {seed}: {later} in 5 s");
+    }
+}

@@ -16,6 +16,7 @@ use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget, Taken, Touch};
 use crate::error::{ConfigError, StoreError};
 use crate::key::lane_of;
 use crate::limit::Terms;
+use crate::limiter::DECIDE_WITHIN;
 use crate::store::model::Model;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
@@ -421,7 +422,7 @@ impl World {
         let ticket = self.tickets;
         let node = &mut self.nodes[index];
         let now = node.clock.now(self.now_us);
-        let deadline = now.plus_micros(micros(self.setup.network.timeout));
+        let deadline = now.plus_micros(micros(DECIDE_WITHIN));
         node.waiting.insert(ticket, Waiting { key, cost });
         let waiter = Waiter { ticket, cost, deadline };
         node.engine.handle(now, Input::Wait { bucket, waiter });

@@ -1,4 +1,4 @@
-//! The reference model of the store: what `lua/sync-v1.lua` does, in Rust.
+//! The reference model of the store: what `lua/bucket-v1.lua` and `lua/sync-v1.lua` do, in Rust.
 //!
 //! The script and this file are kept step for step alike; a test runs the same random operations
 //! through both and compares every state and reply. Shares are computed in doubles, in the same
@@ -19,7 +19,8 @@ use std::collections::HashMap;
 
 use crate::quota::Scale;
 use crate::sync::message::{
-    Entry, Given, Grant, Held, Incarnation, InstanceId, Reply, Request, Verdict,
+    CREDIT_TOKENS, Entry, Given, Grant, Held, Incarnation, InstanceId, Reply, Request, Verdict,
+    lent_least,
 };
 use crate::weakness::{Weakness, is_weak};
 
@@ -33,8 +34,6 @@ const BUCKET_MARGIN_MS: i64 = 60_000;
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
 /// Debt beyond the burst, or beyond what the rate gives in this time, is written off.
 const DEBT_US: i64 = 1_000_000;
-/// The most that a node may owe on credit, in tokens.
-const CREDIT_TOKENS: i64 = 15;
 /// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 const REPAY_US: i64 = 100_000;
 const REPAY_LEAST_PART: i64 = 16;
@@ -402,12 +401,6 @@ fn lower(sum: &mut i64, by: i64) {
 /// Adds to a sum of what is lent.
 fn shift(sum: &mut i64, by: i64) {
     *sum = (*sum + by).clamp(-NUMBER_MAX, NUMBER_MAX);
-}
-
-/// The least that may be lent to a node with a lease of `rate`, in units: what it has spent ahead is
-/// less than nothing, until the lease ends.
-pub(crate) fn lent_least(rate: i64, token: i64) -> i64 {
-    if rate > 0 { -token.saturating_mul(CREDIT_TOKENS).min(NUMBER_MAX) } else { 0 }
 }
 
 /// A number of a request, within its range.

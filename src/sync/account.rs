@@ -23,7 +23,7 @@ pub(crate) use waiting::{Answer, Waiter};
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
 const CLOCK_ERROR_DIVISOR: u64 = 2000;
 /// The longest stall of the cached clock that leases allow for.
-pub(crate) const STALL_MAX_US: u64 = 20_000;
+pub(crate) const STALL_MAX_US: u64 = crate::time::CLOCK_AGE_MAX_US;
 /// A key above half its burst is synced so many times more rarely.
 const PLENTY_TICKS: u64 = 4;
 /// So many requests in one observation speak for themselves: their relative error is a third.
@@ -497,7 +497,8 @@ impl Account {
         } else {
             self.collect(now, true);
         }
-        if self.policy.is_some() {
+        let lived_on_policy = self.policy.is_some();
+        if lived_on_policy {
             self.leave_policy(now, terms);
         }
         let installed = self.drift(given, entry, now, terms);
@@ -515,6 +516,17 @@ impl Account {
             demand: entry.demand,
             tag: given.tag,
         };
+        if lived_on_policy && !given.void {
+            // The policy began with what was left of the lease: that is spent, and not lost.
+            let left = self.held.lent / unit - self.unsent.spent;
+            let moved = self.unsent.allowed.min(left).max(0);
+            self.unsent.allowed -= moved;
+            self.unsent.spent += moved;
+        }
+        if entry.held.rate == 0 {
+            // What was spent ahead has been taken off the level.
+            self.stash = self.stash.max(0);
+        }
         let life_us = given.life_us as u64;
         self.ends = first_sent
             .plus_micros(life_us - life_us / CLOCK_ERROR_DIVISOR)
@@ -527,8 +539,7 @@ impl Account {
         self.recall = given.recall;
         self.restore = false;
         self.bucket.set_view(terms.scale.tokens(given.level), now);
-        let missing = (unit - given.level).max(0) as f64;
-        self.bucket.set_credit_from(now.plus_micros((missing / self.growth) as u64));
+        self.bucket.set_credit_from(now.plus_micros(self.token_in_us(given, terms)));
         if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
             let lease = self.lease_terms(self.low(now, terms), self.ahead_us(terms));

@@ -16,6 +16,17 @@ pub(crate) const ENTRIES_MAX: usize = 64;
 /// The largest magnitude of any number on the wire.
 const NUMBER_MAX: i64 = 1 << 53;
 
+/// What is lent counts for no more, in units.
+pub(crate) const LENT_MAX: i64 = 1 << 52;
+/// The most that a node may owe on credit, or have spent ahead, in tokens.
+pub(crate) const CREDIT_TOKENS: i64 = 15;
+
+/// The least that may be lent to a node with a lease of `rate`, in units: what it has spent ahead is
+/// less than nothing, until the rate goes; then the store takes it off the level.
+pub(crate) fn lent_least(rate: i64, token: i64) -> i64 {
+    if rate > 0 { -token.saturating_mul(CREDIT_TOKENS).min(LENT_MAX) } else { 0 }
+}
+
 /// A node's random name.
 pub(crate) type InstanceId = [u8; 16];
 

@@ -3,11 +3,9 @@
 use super::Account;
 use crate::limit::Terms;
 use crate::quota::Scale;
-use crate::sync::message::{Entry, Given};
+use crate::sync::message::{Entry, Given, LENT_MAX, lent_least};
 use crate::time::Timestamp;
 
-/// What is lent counts for no more, as in the store.
-const LENT_MAX: i64 = 1 << 52;
 /// What fractions of tokens on all nodes come to does not matter for a burst of so many tokens a
 /// node.
 const FRACTIONS_BURST: i64 = 100;
@@ -29,10 +27,8 @@ impl Account {
         let spent = i128::from(entry.spent) * i128::from(self.unit);
         let gone = spent + i128::from(entry.back_units) + i128::from(entry.lost);
         let lent = i128::from(held.lent) + flowed - gone;
-        // What was spent ahead is owed as long as refill is leased; then the store takes it off
-        // the level.
-        let least = if held.rate > 0 { -i128::from(LENT_MAX) } else { 0 };
-        lent.clamp(least, i128::from(LENT_MAX)) as i64
+        let least = lent_least(held.rate, self.unit);
+        lent.clamp(least.into(), LENT_MAX.into()) as i64
     }
 
     /// The most that the node can come to hold of its lease, with what it spent, in units.
@@ -63,6 +59,14 @@ impl Account {
             ahead = (ahead + self.held.rate as f64 / demand).min(AHEAD_MAX);
         }
         (ahead * self.unit as f64 / self.held.rate as f64) as u64
+    }
+
+    /// When the level is believed to come to a whole token, by what this node has seen of its growth
+    /// and by what of the refill is not leased.
+    pub(super) fn token_in_us(&self, given: &Given, terms: &Terms) -> u64 {
+        let missing = (self.unit - given.level).max(0) as f64;
+        let free = (terms.scale.rate - given.leased).max(0) as f64;
+        if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }
     }
 
     /// Learns how fast the level rises for this node: by the rate less what the others spend.

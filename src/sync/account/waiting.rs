@@ -36,9 +36,9 @@ impl Account {
         }
     }
 
-    /// When the first caller has waited long enough.
+    /// When the first caller has waited long enough: all wait equally long.
     pub(crate) fn waits_until(&self) -> Option<Timestamp> {
-        self.waiters.iter().map(|waiter| waiter.deadline).min()
+        self.waiters.front().map(|waiter| waiter.deadline)
     }
 
     /// Answers for callers who waited.
@@ -48,15 +48,11 @@ impl Account {
 
     /// Callers who have waited long enough are answered as if they had not waited.
     pub(crate) fn give_up(&mut self, now: Timestamp, terms: &Terms) {
-        for index in (0..self.waiters.len()).rev() {
-            if self.waiters[index].deadline <= now {
-                self.asked -= usize::from(index < self.asked);
-                if let Some(Waiter { ticket, cost, .. }) = self.waiters.remove(index) {
-                    let taken = self.bucket.take(cost, now, terms.scale.token);
-                    let Taken { allowed, sure, .. } = taken;
-                    self.answers.push(Answer { ticket, allowed, sure });
-                }
-            }
+        while self.waiters.front().is_some_and(|first| first.deadline <= now) {
+            let Some(Waiter { ticket, cost, .. }) = self.waiters.pop_front() else { return };
+            self.asked = self.asked.saturating_sub(1);
+            let Taken { allowed, sure, .. } = self.bucket.take(cost, now, terms.scale.token);
+            self.answers.push(Answer { ticket, allowed, sure });
         }
     }
 
