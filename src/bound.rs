@@ -41,7 +41,7 @@ impl Incidents {
 /// over any window, with `incidents` in it. Infinite if a node was cut off under
 /// [`OutagePolicy::Open`].
 ///
-/// Assumed: the store's clock never steps back, nodes' clocks run within 500 ppm of it, no cached
+/// Assumed: the store's clock never steps forward, nodes' clocks run within 500 ppm of it, no cached
 /// clock is older than 20 ms but as the incidents say, instance ids are unique, all nodes have one
 /// version of the limit, and where credit goes by the number of nodes they have heard from the
 /// store how many there are, which takes a second when one comes or goes.

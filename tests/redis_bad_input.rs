@@ -89,7 +89,7 @@ impl Heard {
 }
 
 /// The numbers of a bucket's record, as lua/sync-v1.lua documents them.
-struct Record([i64; 16]);
+struct Record([i64; 19]);
 
 impl Record {
     fn read(server: &RedisServer, name: &str) -> Option<Self> {
@@ -111,7 +111,7 @@ impl Record {
     }
 
     fn charged(&self) -> u64 {
-        u64::try_from(self.0[14]).expect("nothing is charged below zero")
+        u64::try_from(self.0[16]).expect("nothing is charged below zero")
     }
 }
 
