@@ -31,8 +31,10 @@ impl Account {
         lent.clamp(least.into(), LENT_MAX.into()) as i64
     }
 
-    /// The most that the node can come to hold of its lease, with what it spent, in units.
+    /// The most that the node can come to hold of its lease, with what it spent, in units. What an
+    /// outage policy gives is no lease.
     pub(super) fn most_held(&self, tokens: u32) -> i64 {
+        let tokens = if self.policy.is_some() { 0 } else { tokens };
         let refilled = if self.held.rate > 0 { self.held.depth } else { 0 };
         let tokens = refilled.max(i64::from(tokens)) + 1 + self.unsent.spent;
         tokens.saturating_mul(self.unit).min(LENT_MAX)
@@ -80,9 +82,12 @@ impl Account {
         let Scale { rate, token, burst } = terms.scale;
         let Some(view) = self.view else { return };
         let passed_us = now.micros_since(view.at);
-        // What a full bucket lost says nothing, nor does a glance.
-        if given.level > burst / 2 || passed_us < terms.tick_us {
-            self.growth = if given.level > burst / 2 { rate as f64 } else { self.growth };
+        if given.level > burst / 2 {
+            // There is enough for all; and what a full bucket lost would look like their spending.
+            self.growth = rate as f64;
+            return;
+        }
+        if passed_us < terms.tick_us {
             return;
         }
         let taken = (given.tokens + entry.debt) * token - entry.back_units;
