@@ -285,6 +285,18 @@ impl TraceFlags {
     }
 }
 
+/// The options of a subcommand as its flags make them.
+#[cfg(test)]
+pub(crate) fn parsed<A: clap::Args>(flags: &str) -> Result<A, clap::Error> {
+    #[derive(clap::Parser)]
+    struct Command<A: clap::Args> {
+        #[command(flatten)]
+        options: A,
+    }
+    let words = std::iter::once("tidegate").chain(flags.split_whitespace());
+    <Command<A> as clap::Parser>::try_parse_from(words).map(|command| command.options)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -224,21 +224,13 @@ impl std::fmt::Display for Line {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
+    use crate::flags::parsed;
     use tidegate::sim::Setup;
     use tidegate::sim::workload::Scenario;
 
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        options: Options,
-    }
-
     fn options(flags: &str) -> Options {
-        let words = std::iter::once("simulate").chain(flags.split_whitespace());
-        Command::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).options
+        parsed(flags).unwrap_or_else(|error| panic!("{error}"))
     }
 
     #[test]

@@ -231,19 +231,11 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::flags::parsed;
 
     pub(super) fn options(flags: &str) -> Options {
-        let words = std::iter::once("sweep").chain(flags.split_whitespace());
-        Command::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).options
+        parsed(flags).unwrap_or_else(|error| panic!("{error}"))
     }
 
     #[test]

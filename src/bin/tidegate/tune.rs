@@ -269,19 +269,11 @@ fn draw(options: &Options, points: &[Point], recommended: Option<usize>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
+    use crate::flags::parsed;
 
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        options: Options,
-    }
-
-    fn parsed(flags: &str) -> Result<Options, clap::Error> {
-        let words = std::iter::once("tune").chain(flags.split_whitespace());
-        Command::try_parse_from(words).map(|command| command.options)
+    fn options(flags: &str) -> Result<Options, clap::Error> {
+        parsed(flags)
     }
 
     #[test]
@@ -296,7 +288,7 @@ mod tests {
             ("--burst 0", "--burst: 0"),
         ];
         for (flags, expected) in cases {
-            let refused = parsed(flags).unwrap().validate().unwrap_err().to_string();
+            let refused = options(flags).unwrap().validate().unwrap_err().to_string();
             assert!(refused.contains(expected), "{flags}: {refused}");
         }
         for (flag, value) in [
@@ -308,7 +300,7 @@ mod tests {
             ("--nodes", "0"),
             ("--seeds", "0"),
         ] {
-            let refused = parsed(&format!("{flag} {value}")).err().unwrap().to_string();
+            let refused = options(&format!("{flag} {value}")).err().unwrap().to_string();
             assert!(refused.contains(flag) && refused.contains(value), "{refused}");
         }
     }
@@ -316,7 +308,7 @@ mod tests {
     #[test]
     fn the_same_flags_give_the_same_points_on_any_number_of_threads() {
         let points = |threads| {
-            let options = parsed(&format!("--rate 50 --burst 20 --threads {threads}")).unwrap();
+            let options = options(&format!("--rate 50 --burst 20 --threads {threads}")).unwrap();
             measure::points(&options, None, &indicatif::ProgressBar::hidden()).unwrap()
         };
         assert_eq!(points(1), points(3));
