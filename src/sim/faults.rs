@@ -3,6 +3,7 @@
 use super::setup::{Network, Setup};
 use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
 use crate::bound::Incidents;
+use crate::time::CLOCK_AGE_MAX_US;
 
 /// Where nodes come and go, one in ten is replaced so often.
 pub(super) const CHURN_SECONDS: u64 = 2;
@@ -147,7 +148,11 @@ pub fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.nodes_cut_off += u32::from(setup.nodes);
                 incidents.cut_off_node_s += f64::from(setup.nodes) * for_us as f64 / 1e6;
             }
-            Fault::ClockStalls { .. } => incidents.clock_stalls = true,
+            Fault::ClockStalls { for_us, .. } => {
+                incidents.clock_stalls = true;
+                let beyond_us = for_us.saturating_sub(CLOCK_AGE_MAX_US);
+                incidents.clock_jumps_s += beyond_us as f64 / 1e6;
+            }
             Fault::NodePauses { .. } => incidents.unheard = true,
         }
     }

@@ -210,6 +210,45 @@ fn random_faults(rng: &mut fastrand::Rng, nodes: u16, until_us: u64) -> Vec<Plan
     (0..count).map(|_| Planned { at_us: rng.u64(0..until_us), fault: fault(rng) }).collect()
 }
 
+/// What goes wrong more rarely: nodes join, clocks jump or stand still for long, replicas lag.
+fn rare_fault(rng: &mut fastrand::Rng, nodes: u16) -> Fault {
+    let place = rng.u16(0..nodes);
+    let for_us = scaled(rng, 10_000.0, 5e6) as u64;
+    match rng.u8(0..7) {
+        0 | 1 => Fault::NodeJoins,
+        2 => Fault::ClockJumps { place, by_us: for_us },
+        3 => Fault::ClockStalls { place, for_us },
+        4 => Fault::StoreLags { by_us: for_us / 5 },
+        5 => Fault::NodeReplaced { place },
+        _ => Fault::NodeCutOff { place, for_us },
+    }
+}
+
+/// A case of rarer faults, under any outage policy with a bound.
+fn rare(seed: u64) -> Case {
+    let mut case = Case::random(seed, false);
+    let mut rng = fastrand::Rng::with_seed(!seed);
+    let policies = [OutagePolicy::Closed, OutagePolicy::Share, OutagePolicy::LastRate];
+    let outage = rng.choice(policies).unwrap_or_default();
+    case.setup.limit = case.setup.limit.outage(outage);
+    let nodes = case.setup.nodes;
+    let mut places = nodes;
+    for _ in 0..rng.usize(1..6) {
+        let planned =
+            Planned { at_us: rng.u64(0..case.until_us), fault: rare_fault(&mut rng, nodes) };
+        case.faults.push(planned);
+    }
+    case.faults.sort_by_key(|planned| planned.at_us);
+    for planned in case.faults.clone() {
+        if planned.fault == Fault::NodeJoins {
+            let later = case.arrivals.iter_mut().filter(|arrival| arrival.at_us > planned.at_us);
+            later.filter(|_| rng.bool()).for_each(|arrival| arrival.node = places);
+            places += 1;
+        }
+    }
+    case
+}
+
 fn cases() -> u64 {
     std::env::var("TIDEGATE_SEARCH").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES)
 }
@@ -271,6 +310,11 @@ fn who_waits_for_the_store_admits_nothing_in_excess() {
         case.setup.form = Form::Async;
         case
     });
+}
+
+#[test]
+fn the_bound_holds_when_nodes_join_clocks_jump_or_stand_still_and_replicas_lag() {
+    assert_holds("rare faults", rare);
 }
 
 /// A seed, whether faults are drawn, what is changed, and what was wrong.

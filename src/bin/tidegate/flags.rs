@@ -8,8 +8,9 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
 use tidegate::sim::{Form, Network, Policy, Setup};
-use tidegate::{ConfigError, DEFAULT_CREDIT, Limit, Quota};
+use tidegate::{ACCURACY_CREDIT_MAX, ConfigError, DEFAULT_CREDIT, Limit, Quota};
 
+use crate::bounds::Percent;
 use crate::trace::{Trace, TraceError};
 
 /// The most seeds of one call.
@@ -52,6 +53,7 @@ impl InputError {
             "quota.tokens" => "--rate",
             "quota.burst" => "--burst",
             "sync.interval" => "--interval",
+            "sync.excess" => "--accuracy",
             "credit" => "--credit",
             "faults" => "--faults",
             other => other,
@@ -117,7 +119,12 @@ pub(crate) struct LoadFlags {
     /// Sync interval, such as 50ms
     #[arg(long, default_value = "50ms", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) interval: Duration,
-    /// Tokens that a node may spend on a key before it hears from the store [default: 1]
+    /// Sync by accuracy in place of an interval: the most of the burst that may be admitted in
+    /// excess, such as 1%
+    #[arg(long, conflicts_with = "interval")]
+    pub(crate) accuracy: Option<Percent>,
+    /// Tokens that a node may spend on a key before it hears from the store [default: 1, or
+    /// what --accuracy allows]
     // No default value here: a strict policy refuses a credit that was given.
     #[arg(long)]
     pub(crate) credit: Option<u32>,
@@ -208,14 +215,19 @@ pub(crate) struct LimitSpec {
     pub(crate) rate: u64,
     pub(crate) burst: u64,
     pub(crate) interval_us: u64,
+    /// The part of the burst that may be admitted in excess, which then says when to sync.
+    pub(crate) accuracy: Option<f64>,
     pub(crate) credit: u32,
 }
 
 impl LimitSpec {
     pub(crate) fn limit(&self) -> Limit {
-        Limit::new("demo", Quota::per_second(self.rate).burst(self.burst))
-            .sync_interval(Duration::from_micros(self.interval_us))
-            .credit(self.credit)
+        let limit = Limit::new("demo", Quota::per_second(self.rate).burst(self.burst));
+        let synced = match self.accuracy {
+            Some(excess) => limit.accuracy(excess),
+            None => limit.sync_interval(Duration::from_micros(self.interval_us)),
+        };
+        synced.credit(self.credit)
     }
 
     /// Refuses a limit that cannot be kept, by flag and value.
@@ -227,11 +239,13 @@ impl LimitSpec {
 
 impl LoadFlags {
     pub(crate) fn limit(&self) -> LimitSpec {
+        let most = if self.accuracy.is_some() { ACCURACY_CREDIT_MAX } else { DEFAULT_CREDIT };
         LimitSpec {
             rate: self.cluster.rate,
             burst: self.cluster.burst,
             interval_us: self.interval.as_micros() as u64,
-            credit: self.credit.unwrap_or(DEFAULT_CREDIT),
+            accuracy: self.accuracy.map(|Percent(percent)| percent / 100.0),
+            credit: self.credit.unwrap_or(most),
         }
     }
 
@@ -303,7 +317,13 @@ mod tests {
 
     fn spec() -> ClusterSpec {
         ClusterSpec {
-            limit: LimitSpec { rate: 10, burst: 10, interval_us: 50_000, credit: 1 },
+            limit: LimitSpec {
+                rate: 10,
+                burst: 10,
+                interval_us: 50_000,
+                accuracy: None,
+                credit: 1,
+            },
             nodes: 2,
             network: Network::new(Duration::from_millis(1)),
             policy: Policy::Default,
@@ -322,6 +342,10 @@ mod tests {
             (
                 "--interval: 0ns: ",
                 ClusterSpec { limit: LimitSpec { interval_us: 0, ..limit }, ..spec() },
+            ),
+            (
+                "--accuracy: 0: ",
+                ClusterSpec { limit: LimitSpec { accuracy: Some(0.0), ..limit }, ..spec() },
             ),
             ("--credit: 16: ", ClusterSpec { limit: LimitSpec { credit: 16, ..limit }, ..spec() }),
             (

@@ -2,6 +2,7 @@
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+mod bounds;
 mod demo;
 mod flags;
 mod output;

@@ -4,6 +4,7 @@ use serde::Serialize;
 use tidegate::sim::Traffic;
 use tidegate::sim::figures::Figures;
 
+use crate::bounds::Percent;
 use crate::flags::LoadFlags;
 use crate::trace::Trace;
 
@@ -44,7 +45,10 @@ pub(crate) struct Summary {
     nodes: u16,
     rate: u64,
     burst: u64,
-    interval_ms: f64,
+    /// None where the accuracy says when to sync.
+    interval_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accuracy_pct: Option<f64>,
     pub(crate) seconds: f64,
     #[serde(flatten)]
     pub(crate) figures: Figures,
@@ -74,7 +78,8 @@ impl Summary {
             nodes: flags.cluster.nodes,
             rate: flags.cluster.rate,
             burst: flags.cluster.burst,
-            interval_ms: flags.interval.as_secs_f64() * 1e3,
+            interval_ms: flags.accuracy.is_none().then_some(flags.interval.as_secs_f64() * 1e3),
+            accuracy_pct: flags.accuracy.map(|Percent(percent)| percent),
             seconds,
             drift_p50_pct_of_burst: traffic.drift_quantile(0.5),
             drift_p99_pct_of_burst: traffic.drift_quantile(0.99),

@@ -9,16 +9,15 @@ use serde::Serialize;
 use tidegate::sim::{Form, Network, Policy, Worst};
 use tidegate::{ConfigError, DEFAULT_CREDIT};
 
-use self::bounds::{MaxExcess, Percent};
 use self::choice::Bounds;
 use self::measure::{INTERVALS_MS, Point, SCENARIOS, Way};
+use crate::bounds::{MaxExcess, Percent};
 use crate::flags::{
     ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX,
     TraceFlags, duration, seed_range,
 };
 use crate::{output, progress};
 
-mod bounds;
 mod chart;
 mod choice;
 mod measure;
@@ -102,7 +101,7 @@ impl Options {
         let ClusterFlags { nodes, rate, burst } = self.cluster;
         let interval_us = interval_ms * 1000;
         ClusterSpec {
-            limit: LimitSpec { rate, burst, interval_us, credit: DEFAULT_CREDIT },
+            limit: LimitSpec { rate, burst, interval_us, accuracy: None, credit: DEFAULT_CREDIT },
             nodes,
             network: Network::new(self.rtt),
             policy: way.policy,
