@@ -26,6 +26,9 @@ const CLOCK_ERROR_DIVISOR: u64 = 2000;
 pub(crate) const STALL_MAX_US: u64 = crate::time::CLOCK_AGE_MAX_US;
 /// A key above half its burst is synced so many times more rarely.
 const PLENTY_TICKS: u64 = 4;
+/// A key is hot that is asked for once in a tick, or once in so many microseconds if that is shorter:
+/// refill that comes slower than that is stranded in fractions on all nodes.
+const HOT_US: u64 = 125_000;
 /// So many requests in one observation speak for themselves: their relative error is a third.
 const TELLING_REQUESTS: u64 = 8;
 /// So many arrivals must be expected before their absence says anything: chance alone leaves less
@@ -270,7 +273,7 @@ impl Account {
     }
 
     fn is_hot(&self, terms: &Terms) -> bool {
-        self.demand.over(terms.tick_us) >= 1.0
+        self.demand.over(terms.tick_us.min(HOT_US)) >= 1.0
     }
 
     /// Until the next report on schedule.
