@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
+use crate::bucket::{DirtyQueue, KeyBudget};
 use crate::driver::clock::{Ticker, TimeSource};
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
 use crate::driver::{Driver, LimitState, Listener};
 use crate::error::ConfigError;
-use crate::key::lane_of;
 use crate::limit::{Limit, Mode, Terms};
 use crate::limiter::{Limiter, Shared};
 use crate::store::{MemoryStore, Store};
@@ -21,6 +20,7 @@ use crate::time::micros;
 
 /// The most keys that a limiter holds, over all its limits. One key takes about 300 bytes.
 pub const DEFAULT_KEYS_MAX: usize = 1_000_000;
+pub use crate::bucket::KEYS_MAX;
 /// The lanes of a namespace. Fixed in the store by the first node; the others must agree.
 pub const DEFAULT_LANES: u32 = 16;
 /// The most lanes a namespace can have.
@@ -214,9 +214,7 @@ impl Builder {
             .limits
             .iter()
             .zip(0..)
-            .map(|(limit, index)| {
-                limit_state(limit, index, self.lanes, alone, self.nodes_max, &budget, &time)
-            })
+            .map(|(limit, index)| limit_state(limit, index, alone, self.nodes_max, &budget, &time))
             .collect::<Result<_, _>>()?;
         let dirty = Arc::new(DirtyQueue::new(self.keys_max));
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -252,16 +250,7 @@ impl Builder {
             listeners,
             last_error: last_error.clone(),
         };
-        let shared = Shared {
-            limits,
-            dirty,
-            clock,
-            lanes: self.lanes,
-            commands,
-            questions,
-            last_error,
-            time,
-        };
+        let shared = Shared { limits, dirty, clock, commands, questions, last_error, time };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }
 
@@ -273,6 +262,9 @@ impl Builder {
         }
         if self.keys_max == 0 {
             return invalid("keys_max", "0".to_owned(), "must be at least 1");
+        }
+        if self.keys_max > KEYS_MAX {
+            return invalid("keys_max", self.keys_max.to_string(), "must be 50000000 at most");
         }
         if self.lanes == 0 || self.lanes > LANES_MAX {
             return invalid("lanes", self.lanes.to_string(), "must be 1 to 1024");
@@ -292,7 +284,6 @@ impl Builder {
 fn limit_state(
     limit: &Limit,
     index: u32,
-    lanes: u32,
     alone: bool,
     nodes_max: Option<u32>,
     budget: &Arc<KeyBudget>,
@@ -304,12 +295,7 @@ fn limit_state(
         // Nobody shares the limit: this node's own bucket is the whole truth.
         terms.mode = Mode::Local;
     }
-    let overflow = match terms.mode {
-        Mode::Local => Bucket::local(index, b"", terms.scale.rate, terms.burst_depth(), time.now()),
-        Mode::Hybrid => Bucket::new(index, lane_of(limit.name(), b"", lanes), b"", terms.credit),
-    };
-    let buckets = BucketMap::new(budget.clone(), overflow);
-    Ok(Arc::new(LimitState::new(index, limit.name().into(), terms, buckets)))
+    Ok(Arc::new(LimitState::new(index, limit.name().into(), terms, budget, time.now())))
 }
 
 /// Three random numbers: the instance id, and the seed of the jitter.

@@ -31,8 +31,8 @@ pub struct Decision {
     pub(crate) earned: u64,
     /// Microseconds until `cost` tokens are expected, when denied.
     pub(crate) retry_after_us: u64,
-    /// Age of the last word from the store about this key, if there was one.
-    pub(crate) view_age_us: Option<u64>,
+    /// Age of the last word from the store about this key, if there was one, in milliseconds.
+    pub(crate) view_age_ms: Option<u32>,
     pub(crate) scale: Scale,
 }
 
@@ -84,7 +84,7 @@ impl Decision {
     /// How old this node's last word from the store about the key is; `None` when the store never
     /// spoke of it (a `local` limit, or a new key).
     pub fn view_age(&self) -> Option<Duration> {
-        self.view_age_us.map(Duration::from_micros)
+        self.view_age_ms.map(|millis| Duration::from_millis(millis.into()))
     }
 
     /// The tokens asked for.

@@ -9,12 +9,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::bound::Excess;
-use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget};
+use crate::bucket::{Bucket, BucketRef, DirtyQueue, Held, KeyBudget, Note, Table};
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
-use crate::sync::{Engine, Event, Input, Output, Waiter};
+use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
@@ -26,6 +26,8 @@ use clock::TimeSource;
 
 /// How often decisions are told to the listeners, and room is looked for.
 const FLUSH_US: u64 = 1_000_000;
+/// So many keys of a limit are looked at in one search.
+const EVICT_PLACES: u32 = 65_536;
 /// Between two searches for idle keys there is at least this.
 const EVICT_GAP_US: u64 = 100_000;
 /// While searching finds nothing, the gap doubles up to this.
@@ -57,7 +59,8 @@ pub(crate) struct Command {
 /// A caller who waits for the store's word, and where to tell it.
 #[derive(Debug)]
 pub(crate) struct Question {
-    pub(crate) bucket: Arc<Bucket>,
+    pub(crate) bucket: Arc<Held>,
+    pub(crate) key: Arc<[u8]>,
     pub(crate) cost: u32,
     pub(crate) within: Duration,
     pub(crate) done: oneshot::Sender<Answered>,
@@ -84,7 +87,7 @@ pub(crate) struct LimitState {
     pub(crate) index: u32,
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
-    pub(crate) buckets: BucketMap,
+    pub(crate) buckets: Arc<Table>,
     /// What a new key may spend before the store is heard; publishes nothing else.
     credit: AtomicU32,
     /// As it was told last.
@@ -92,9 +95,27 @@ pub(crate) struct LimitState {
 }
 
 impl LimitState {
-    pub(crate) fn new(index: u32, name: Arc<str>, terms: Terms, buckets: BucketMap) -> Self {
-        let credit = AtomicU32::new(terms.credit);
+    pub(crate) fn new(
+        index: u32,
+        name: Arc<str>,
+        terms: Terms,
+        budget: &Arc<KeyBudget>,
+        now: Timestamp,
+    ) -> Self {
+        // Where this node alone knows of a key, there is nothing to wait for.
+        let credit = if terms.mode == Mode::Local { 0 } else { terms.credit };
+        let overflow = |bucket: &Bucket| {
+            bucket.rest_on(credit);
+            settle(&terms, now)(bucket);
+        };
+        let buckets = Arc::new(Table::new(index, budget.clone(), overflow));
+        let credit = AtomicU32::new(credit);
         Self { index, name, terms, buckets, credit, excess: Mutex::default() }
+    }
+
+    /// Makes a new key's bucket what it is to be.
+    pub(crate) fn settle(&self, now: Timestamp) -> impl FnOnce(&Bucket) {
+        settle(&self.terms, now)
     }
 
     /// What a new key may spend before the store is heard, in tokens.
@@ -115,6 +136,28 @@ impl LimitState {
     fn set_excess(&self, excess: Excess) {
         *self.excess.lock().unwrap_or_else(PoisonError::into_inner) = excess;
     }
+}
+
+/// What a new key's bucket holds beside its credit: everything, where this node alone knows of it.
+fn settle(terms: &Terms, now: Timestamp) -> impl FnOnce(&Bucket) + use<> {
+    let Terms { scale, mode, .. } = *terms;
+    let depth = terms.burst_depth();
+    move |bucket| {
+        if mode == Mode::Local {
+            bucket.fill(scale.rate, depth, now);
+        }
+    }
+}
+
+/// What a decision tells the engine; `None` where the place has another key by now.
+pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
+    let bucket = BucketRef::new(table, note.place);
+    let key = note.key();
+    if key.as_ref().is_some_and(|key| !bucket.is_of_key(key)) {
+        return None;
+    }
+    let told = Told { key, spilled: note.spilled, refused: note.refused };
+    Some(Input::Touched { bucket, told })
 }
 
 /// Everything the loop owns.
@@ -241,14 +284,10 @@ impl Driver {
     }
 
     fn drain_dirty(&mut self, now: Timestamp) {
-        while let Some(bucket) = self.dirty.pop() {
-            self.engine.handle(now, Input::Touched(bucket));
-        }
-        if self.dirty.take_overflowed() {
-            for limit in self.limits.iter() {
-                for bucket in limit.buckets.touched() {
-                    self.engine.handle(now, Input::Touched(bucket));
-                }
+        while let Some(note) = self.dirty.pop() {
+            let table = &self.limits[note.limit as usize].buckets;
+            if let Some(touched) = touched(table, &note) {
+                self.engine.handle(now, touched);
             }
         }
     }
@@ -258,7 +297,7 @@ impl Driver {
     fn ask(&mut self, first: Option<Question>, asked: &mut Questions) {
         let now = self.now();
         let mut next = first.or_else(|| self.questions.try_recv().ok());
-        while let Some(Question { bucket, cost, within, done }) = next {
+        while let Some(Question { bucket, key, cost, within, done }) = next {
             next = self.questions.try_recv().ok();
             if done.is_closed() {
                 continue;
@@ -268,7 +307,8 @@ impl Driver {
             asked.open.insert(ticket, done);
             let deadline = now.plus_micros(micros(within));
             let waiter = Waiter { ticket, cost, deadline };
-            self.engine.handle(now, Input::Wait { bucket, waiter });
+            let bucket = (**bucket).clone();
+            self.engine.handle(now, Input::Wait { bucket, key, waiter });
         }
     }
 
@@ -324,6 +364,9 @@ impl Driver {
     }
 
     fn flush(&mut self) {
+        for limit in self.limits.iter() {
+            self.engine.unsure(limit.index, limit.buckets.take_unsure());
+        }
         for event in self.engine.take_decisions(self.time.now()) {
             self.publish(&event);
         }
@@ -347,18 +390,15 @@ impl Driver {
         }
     }
 
-    /// Forgets idle keys; returns how many.
+    /// Forgets idle keys among the next [`EVICT_PLACES`] of each limit; returns how many.
     fn evict(&mut self, now: Timestamp) -> usize {
         let keys = self
             .limits
             .iter()
             .map(|limit| {
                 let Terms { scale, mode, .. } = limit.terms;
-                let credit = limit.credit();
                 let local = mode == Mode::Local;
-                limit
-                    .buckets
-                    .evict(|bucket| bucket.is_idle_and_full(now, scale.token, credit, local))
+                limit.buckets.evict(EVICT_PLACES, now, scale.token, limit.credit(), local)
             })
             .sum();
         if keys > 0 {

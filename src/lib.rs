@@ -66,7 +66,7 @@ mod time;
 mod weakness;
 
 pub use bound::{Excess, Incidents, bound};
-pub use builder::{AnyStore, Builder, DEFAULT_KEYS_MAX, DEFAULT_LANES, LANES_MAX};
+pub use builder::{AnyStore, Builder, DEFAULT_KEYS_MAX, DEFAULT_LANES, KEYS_MAX, LANES_MAX};
 pub use decision::{Decision, Outcome};
 pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
 pub use key::{KEY_BYTES_MAX, lane_of};

@@ -6,13 +6,12 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
-use crate::bucket::{Bucket, DirtyQueue, Taken, Touch};
+use crate::bucket::{Bucket, DirtyQueue, Held, Note, Taken, Verdict};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, LimitState, Question, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
-use crate::key::{self, lane_of};
-use crate::limit::Mode;
+use crate::key;
 use crate::time::{Clock, Now, Timestamp};
 
 /// A denied caller is never told to come back sooner than this.
@@ -37,7 +36,6 @@ pub(crate) struct Shared {
     pub(crate) limits: Arc<[Arc<LimitState>]>,
     pub(crate) dirty: Arc<DirtyQueue>,
     pub(crate) clock: Clock,
-    pub(crate) lanes: u32,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) questions: mpsc::UnboundedSender<Question>,
     pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
@@ -157,19 +155,35 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
-        let (decision, touched) = self.state.buckets.with(
-            key,
-            || self.create(key),
-            |bucket| {
-                let (decision, touch) = self.decide_now(bucket, cost);
-                (decision, (touch != Touch::None).then(|| (bucket.clone(), touch)))
-            },
-        );
-        // Telling the engine may wake a thread, which is not to happen under the map's lock.
-        if let Some((bucket, touch)) = touched {
-            self.shared.dirty.push(bucket, touch);
+        loop {
+            let place = self.place(key);
+            let bucket = self.state.buckets.at(place);
+            let taken = bucket.take(cost, &*self.shared, self.state.terms.scale.token);
+            if taken.allowed() || !bucket.is_gone() {
+                self.tell(&taken, cost, place, key);
+                return Ok(self.taken(bucket, cost, &taken, self.shared.clock.now()));
+            }
+            // The key was forgotten a moment ago: it has another place now.
         }
-        Ok(decision)
+    }
+
+    /// The place of the key's bucket, which is made if it is new.
+    #[inline]
+    fn place(&self, key: &[u8]) -> u32 {
+        let now = self.shared.clock.now();
+        let LimitState { buckets, .. } = &*self.state;
+        buckets.find_or_make(buckets.print(key), now, self.state.credit(), self.state.settle(now))
+    }
+
+    /// Tells the engine what it has to know of a decision.
+    #[inline]
+    fn tell(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
+        if !taken.sure && taken.verdict != Verdict::Unsure {
+            self.state.buckets.count_unsure(place);
+        }
+        if let Some(note) = Note::of(taken, cost, self.state.index, place, key) {
+            self.shared.dirty.push(note, taken.touch);
+        }
     }
 
     /// Decides about one request of `key`, costing one token, and asks the store when this node
@@ -199,9 +213,14 @@ impl ActiveLimit {
         key: &K,
         cost: u32,
     ) -> Result<Decision, CheckError> {
-        let handle = self.handle(key)?;
+        let key = key.as_ref();
+        key::validate(key)?;
         self.validate_cost(cost)?;
-        Ok(handle.decide_or_ask(cost).await)
+        let place = self.place(key);
+        match self.decide_surely(place, key, cost) {
+            Some(decision) => Ok(decision),
+            None => Ok(self.handle(key)?.decide_or_ask(cost).await),
+        }
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.
@@ -212,8 +231,23 @@ impl ActiveLimit {
     pub fn peek<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
         let key = key.as_ref();
         key::validate(key)?;
-        let found = self.state.buckets.find(key, |bucket| self.look(bucket));
-        Ok(found.unwrap_or_else(|| self.look(&self.create(key))))
+        let buckets = &self.state.buckets;
+        if let Some(place) = buckets.find(buckets.print(key)) {
+            return Ok(self.look(buckets.at(place)));
+        }
+        let fresh = Bucket::new(self.state.credit());
+        self.state.settle(self.shared.clock.now())(&fresh);
+        Ok(self.look(&fresh))
+    }
+
+    /// Decides if that can be done for sure, or the key was forgotten a moment ago and has nothing.
+    fn decide_surely(&self, place: u32, key: &[u8], cost: u32) -> Option<Decision> {
+        let bucket = self.state.buckets.at(place);
+        let taken = bucket.take_sure(cost, &*self.shared, self.state.terms.scale.token);
+        let found = taken.allowed() || !bucket.is_gone();
+        let decided = found && taken.verdict != Verdict::Unsure;
+        self.tell(&taken, cost, place, key);
+        decided.then(|| self.taken(bucket, cost, &taken, self.shared.clock.now()))
     }
 
     /// Resolves `key` once, for callers that decide about it often: no map is looked into again.
@@ -227,8 +261,12 @@ impl ActiveLimit {
     pub fn handle<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<KeyHandle, CheckError> {
         let key = key.as_ref();
         key::validate(key)?;
-        let bucket = self.state.buckets.with(key, || self.create(key), Arc::clone);
-        Ok(KeyHandle { bucket, limit: self.clone() })
+        let now = self.shared.clock.now();
+        let LimitState { buckets, .. } = &*self.state;
+        let (print, credit) = (buckets.print(key), self.state.credit());
+        let bucket = Held::new(buckets, print, now, credit, self.state.settle(now));
+        let key = if bucket.is_overflow() { Arc::default() } else { key.into() };
+        Ok(KeyHandle { bucket: Arc::new(bucket), key, limit: self.clone() })
     }
 
     /// The limit's name.
@@ -257,30 +295,9 @@ impl ActiveLimit {
         Ok(())
     }
 
-    fn create(&self, key: &[u8]) -> Bucket {
-        let terms = &self.state.terms;
-        let index = self.state.index;
-        match terms.mode {
-            Mode::Local => {
-                let depth = terms.burst_depth();
-                Bucket::local(index, key, terms.scale.rate, depth, self.shared.clock.now())
-            }
-            Mode::Hybrid => {
-                let lane = lane_of(self.name(), key, self.shared.lanes);
-                Bucket::new(index, lane, key, self.state.credit())
-            }
-        }
-    }
-
     #[inline]
-    fn decide_now(&self, bucket: &Bucket, cost: u32) -> (Decision, Touch) {
-        let taken = bucket.take(cost, &*self.shared, self.state.terms.scale.token);
-        (self.taken(bucket, cost, taken, self.shared.clock.now()), taken.touch)
-    }
-
-    #[inline]
-    fn taken(&self, bucket: &Bucket, cost: u32, taken: Taken, now: Timestamp) -> Decision {
-        let outcome = if taken.allowed { Outcome::Allowed } else { Outcome::Denied };
+    fn taken(&self, bucket: &Bucket, cost: u32, taken: &Taken, now: Timestamp) -> Decision {
+        let outcome = if taken.allowed() { Outcome::Allowed } else { Outcome::Denied };
         self.decision(bucket, cost, outcome, taken.sure, taken.left, now)
     }
 
@@ -301,8 +318,8 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> Decision {
         let scale = self.state.terms.scale;
-        let view = bucket.view();
-        let elsewhere = view.map_or(0, |(tokens, _)| tokens.max(0) as u64);
+        let view = bucket.view(now);
+        let elsewhere = view.map_or(0, |(tokens, _)| tokens);
         let retry_after_us = match outcome {
             Outcome::Denied => self.retry_after_us(bucket, cost, left, view, now),
             Outcome::Allowed | Outcome::AllowedAfter(_) => 0,
@@ -312,9 +329,9 @@ impl ActiveLimit {
             sure,
             cost,
             left: u64::from(left) + elsewhere,
-            earned: bucket.earned(now),
+            earned: bucket.earned(now, scale.token),
             retry_after_us,
-            view_age_us: view.map(|(_, at)| now.micros_since(at)),
+            view_age_ms: view.map(|(_, age_ms)| age_ms),
             scale,
         }
     }
@@ -327,19 +344,19 @@ impl ActiveLimit {
         bucket: &Bucket,
         cost: u32,
         left: u32,
-        view: Option<(i64, Timestamp)>,
+        view: Option<(u64, u32)>,
         now: Timestamp,
     ) -> u64 {
         let scale = self.state.terms.scale;
         let missing = i64::from(cost.saturating_sub(left));
         let wait_us = match (bucket.rate(), view) {
             (rate @ 1.., _) => {
-                let earned = bucket.earned(now);
+                let earned = bucket.earned(now, scale.token);
                 ((missing * scale.token) as u64).saturating_sub(earned).div_ceil(rate)
             }
-            (0, Some((tokens, at))) => scale
-                .micros_for((missing - tokens) * scale.token)
-                .saturating_sub(now.micros_since(at)),
+            (0, Some((tokens, age_ms))) => scale
+                .micros_for((missing - tokens as i64) * scale.token)
+                .saturating_sub(u64::from(age_ms) * 1000),
             (0, None) => 0,
         };
         wait_us.max(RETRY_MIN_US)
@@ -349,7 +366,9 @@ impl ActiveLimit {
 /// A key, resolved once. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct KeyHandle {
-    bucket: Arc<Bucket>,
+    bucket: Arc<Held>,
+    /// Empty for the overflow bucket.
+    key: Arc<[u8]>,
     limit: ActiveLimit,
 }
 
@@ -389,37 +408,30 @@ impl KeyHandle {
 
     #[inline]
     fn decide_now(&self, cost: u32) -> Decision {
-        let (decision, touch) = self.limit.decide_now(&self.bucket, cost);
-        self.tell(touch);
-        decision
-    }
-
-    #[inline]
-    fn tell(&self, touch: Touch) {
-        if touch != Touch::None {
-            self.limit.shared.dirty.push(self.bucket.clone(), touch);
-        }
+        let ActiveLimit { state, shared } = &self.limit;
+        let taken = self.bucket.take(cost, &**shared, state.terms.scale.token);
+        self.limit.tell(&taken, cost, self.bucket.place(), &self.key);
+        self.limit.taken(&self.bucket, cost, &taken, shared.clock.now())
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
         let shared = &*self.limit.shared;
         let Shared { clock, questions, .. } = shared;
-        let taken = self.bucket.take_sure(cost, shared, self.limit.state.terms.scale.token);
-        if let Some(taken) = taken {
-            self.tell(taken.touch);
-            return self.limit.taken(&self.bucket, cost, taken, clock.now());
+        let decided = self.limit.decide_surely(self.bucket.place(), &self.key, cost);
+        if let Some(decision) = decided {
+            return decision;
         }
         let (done, answer) = oneshot::channel();
-        let bucket = self.bucket.clone();
-        let asked = questions.send(Question { bucket, cost, within: DECIDE_WITHIN, done });
+        let (bucket, key) = (self.bucket.clone(), self.key.clone());
+        let asked = questions.send(Question { bucket, key, cost, within: DECIDE_WITHIN, done });
         let answer = if asked.is_ok() { answer.await.ok() } else { None };
         let Some(Answered { allowed, sure }) = answer else {
             // The driver has ended with its runtime: nobody can be asked any more.
             return self.decide_now(cost);
         };
         let (left, ..) = self.bucket.peek(clock.now(), self.limit.state.terms.scale.token);
-        let taken = Taken { allowed, sure, left, touch: Touch::None };
-        self.limit.taken(&self.bucket, cost, taken, clock.now())
+        let outcome = if allowed { Outcome::Allowed } else { Outcome::Denied };
+        self.limit.decision(&self.bucket, cost, outcome, sure, left, clock.now())
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.
@@ -429,6 +441,6 @@ impl KeyHandle {
 
     /// The key; empty for a limit's overflow bucket.
     pub fn key(&self) -> &[u8] {
-        &self.bucket.key
+        &self.key
     }
 }

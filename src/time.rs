@@ -30,6 +30,11 @@ impl Timestamp {
         self.0
     }
 
+    /// Whole milliseconds since the origin.
+    pub(crate) const fn millis(self) -> u64 {
+        self.0 / 1000
+    }
+
     /// Microseconds from `earlier` to `self`, 0 when `earlier` is later.
     pub const fn micros_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

@@ -1,58 +1,149 @@
-//! The dirty queue: buckets that decisions touched, on their way to the engine.
+//! The dirty queue: what decisions have to tell the engine.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::{ArrayQueue, SegQueue};
 use tokio::sync::Notify;
 
-use super::state::{Bucket, Touch};
+use super::outcome::{Taken, Touch};
 
-/// The most buckets that wait in the queue; beyond it the engine looks through the map once.
+/// The most notes that wait without allocating.
 pub(crate) const DIRTY_MAX: usize = 65_536;
+/// Longer keys are told on the heap.
+const SHORT_BYTES_MAX: usize = 38;
 
-/// A bounded lock-free queue and the bell that wakes the driver. Pushing allocates nothing.
+/// A key on its way to the engine, if the engine does not know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Name {
+    Known,
+    Short { bytes: [u8; SHORT_BYTES_MAX], length: u8 },
+    Long(Box<[u8]>),
+}
+
+/// What a decision has to tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Note {
+    /// The limit's number.
+    pub(crate) limit: u32,
+    /// The bucket's place in the limit's table.
+    pub(crate) place: u32,
+    /// Pending tokens that no longer fitted the bucket's word.
+    pub(crate) spilled: u32,
+    /// What a denied request cost, if that was more than one token.
+    pub(crate) refused: u32,
+    name: Name,
+}
+
+impl Note {
+    /// What is to be told of a decision about `cost` tokens of `key`, if anything is.
+    #[inline]
+    pub(crate) fn of(taken: &Taken, cost: u32, limit: u32, place: u32, key: &[u8]) -> Option<Self> {
+        let refused = if cost > 1 && !taken.allowed() { cost } else { 0 };
+        let news = taken.touch != Touch::None || taken.spilled > 0 || refused > 0;
+        news.then(|| {
+            let name = if taken.unknown { Name::of(key) } else { Name::Known };
+            Self { limit, place, spilled: taken.spilled, refused, name }
+        })
+    }
+
+    /// The key, if the engine may not know it.
+    pub(crate) fn key(&self) -> Option<Arc<[u8]>> {
+        match &self.name {
+            Name::Known => None,
+            Name::Short { bytes, length } => Some(bytes[..usize::from(*length)].into()),
+            Name::Long(key) => Some(key[..].into()),
+        }
+    }
+}
+
+impl Name {
+    fn of(key: &[u8]) -> Self {
+        let mut bytes = [0; SHORT_BYTES_MAX];
+        match bytes.get_mut(..key.len()) {
+            Some(place) => {
+                place.copy_from_slice(key);
+                Self::Short { bytes, length: key.len() as u8 }
+            }
+            None => Self::Long(key.into()),
+        }
+    }
+}
+
+/// A lock-free queue, and the bell that wakes the driver. Pushing allocates nothing until
+/// [`DIRTY_MAX`] notes wait; nothing is ever dropped that counts tokens.
 #[derive(Debug)]
 pub(crate) struct DirtyQueue {
-    queue: ArrayQueue<Arc<Bucket>>,
-    /// Buckets were touched that did not fit; published by the push, read by the drain.
-    overflowed: AtomicBool,
+    queue: ArrayQueue<Note>,
+    overflow: SegQueue<Note>,
     urgent: Notify,
 }
 
 impl DirtyQueue {
-    /// A queue for at most `keys_max` buckets, never more than [`DIRTY_MAX`].
+    /// A queue for about `keys_max` buckets, never more than [`DIRTY_MAX`] without allocating.
     pub(crate) fn new(keys_max: usize) -> Self {
         Self {
             queue: ArrayQueue::new(keys_max.clamp(64, DIRTY_MAX)),
-            overflowed: AtomicBool::new(false),
+            overflow: SegQueue::new(),
             urgent: Notify::new(),
         }
     }
 
-    /// Tells the engine about a touched bucket.
+    /// Tells the engine.
     #[inline]
-    pub(crate) fn push(&self, bucket: Arc<Bucket>, touch: Touch) {
-        if self.queue.push(bucket).is_err() {
-            self.overflowed.store(true, Ordering::Release);
+    pub(crate) fn push(&self, note: Note, touch: Touch) {
+        if let Err(note) = self.queue.push(note) {
+            // A bucket is told of once until the engine has heard of it, and large denials are only
+            // a hint: so there are never more of these than keys.
+            if touch != Touch::None || note.spilled > 0 {
+                self.overflow.push(note);
+            }
         }
         if touch == Touch::Urgent {
             self.urgent.notify_one();
         }
     }
 
-    /// The next touched bucket.
-    pub(crate) fn pop(&self) -> Option<Arc<Bucket>> {
-        self.queue.pop()
-    }
-
-    /// Whether buckets were touched that are not in the queue; says so once.
-    pub(crate) fn take_overflowed(&self) -> bool {
-        self.overflowed.swap(false, Ordering::AcqRel)
+    /// The next note.
+    pub(crate) fn pop(&self) -> Option<Note> {
+        self.queue.pop().or_else(|| self.overflow.pop())
     }
 
     /// Waits until a bucket runs low.
     pub(crate) async fn urgent(&self) {
         self.urgent.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::Verdict;
+
+    fn taken(unknown: bool) -> Taken {
+        let verdict = Verdict::Allowed;
+        Taken { verdict, sure: true, left: 0, touch: Touch::Dirty, unknown, spilled: 0 }
+    }
+
+    #[test]
+    fn a_key_is_told_whatever_its_length_unless_it_is_known() {
+        for length in [1, SHORT_BYTES_MAX - 1, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 512] {
+            let key = vec![b'x'; length];
+            let note = Note::of(&taken(true), 1, 0, 0, &key).unwrap();
+            assert_eq!(note.key().as_deref(), Some(&key[..]), "{length}");
+        }
+        assert_eq!(Note::of(&taken(false), 1, 0, 0, b"key").unwrap().key(), None);
+    }
+
+    #[test]
+    fn only_large_denials_are_dropped_when_more_waits_than_there_is_room_for() {
+        let queue = DirtyQueue::new(0);
+        let note = |place| Note::of(&taken(false), 1, 0, place, b"").unwrap();
+        let large = Note { refused: 5, ..note(0) };
+        (0..100).for_each(|place| queue.push(note(place), Touch::Dirty));
+        queue.push(large, Touch::None);
+        let mut places: Vec<u32> =
+            std::iter::from_fn(|| queue.pop()).map(|one| one.place).collect();
+        places.sort_unstable();
+        assert_eq!(places, (0..100).collect::<Vec<u32>>());
     }
 }

@@ -1,14 +1,20 @@
-//! The data plane: lock-free buckets in a sharded map, and the queue that tells the engine which
-//! of them were touched.
+//! The data plane: lock-free buckets in a table that is read without locks, and the queue that
+//! tells the engine which of them were touched.
 
 pub(crate) mod dirty;
-pub(crate) mod map;
+mod fields;
+mod outcome;
+pub(crate) mod print;
 pub(crate) mod state;
+pub(crate) mod table;
 mod word;
 
+pub(crate) use dirty::{DirtyQueue, Note};
+pub(crate) use fields::{AHEAD_PARTS, BOUNDLESS_RATE};
 #[cfg(feature = "sim")]
-pub(crate) use dirty::DIRTY_MAX;
-pub(crate) use dirty::DirtyQueue;
-pub(crate) use map::{BucketMap, KeyBudget};
-pub(crate) use state::{Bucket, Collected, Taken, Terms as LeaseTerms, Touch};
+pub(crate) use outcome::Touch;
+pub(crate) use outcome::{Collected, Taken, Terms as LeaseTerms, Verdict};
+pub(crate) use state::Bucket;
+pub use table::KEYS_MAX;
+pub(crate) use table::{BucketRef, Held, KeyBudget, Table};
 pub(crate) use word::FIELD_MAX;

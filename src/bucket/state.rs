@@ -15,209 +15,201 @@
 //! the lease in between, the word's epoch differs and the tokens are dropped, never added to a
 //! lease that did not earn them.
 //!
+//! A bucket's place is given to another key when its own has been forgotten: the word is moved to an
+//! epoch in which it is *gone* first, with nothing left in it, and from then on every decision under
+//! way fails to change it and finds no tokens. Whoever made it finds its key's new place.
+//!
 //! # Orderings
 //!
-//! The engine closes `minted_us`, then writes rate, depth and end, then moves the word to the next
-//! epoch, then opens `minted_us`, each store with `Release`. A thread that reads a new rate with
-//! `Acquire` therefore also sees `minted_us` closed or opened anew, and its claim under the old
-//! value fails; a thread that reads the new word sees the new end. Counters for demand and metrics
-//! publish nothing and are `Relaxed`.
+//! The engine closes `minted_us`, then writes flow and end, then moves the word to the next epoch,
+//! then opens `minted_us`, each store with `Release`. A thread that reads a new rate with `Acquire`
+//! therefore also sees `minted_us` closed or opened anew, and its claim under the old value fails;
+//! a thread that reads the new word sees the new end. Counters for demand and metrics publish
+//! nothing and are `Relaxed`.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::fields::{Flow, Moment, rounded, unrounded};
+use super::outcome::{Amended, Collected, Taken, Terms, Touch, Verdict};
 use super::word::{FIELD_MAX, Word};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
-/// The bucket stands in the dirty queue (or the queue was full).
-const QUEUED: u8 = 1;
+/// The bucket is on its way to the engine.
+const QUEUED: u32 = 1;
 /// The engine was told that the bucket runs low.
-const URGENT: u8 = 2;
+const URGENT: u32 = 2;
+/// Pending tokens that no longer fitted the word are on their way to the engine.
+const SPILLED: u32 = 4;
+const FLAGS: u32 = QUEUED | URGENT | SPILLED;
+const FLAG_BITS: u32 = 3;
 
-const NO_SLOT: u32 = u32::MAX;
+/// The most books that an engine can keep.
+pub(crate) const SLOT_MAX: u32 = (u32::MAX >> FLAG_BITS) - 1;
+const NO_SLOT: u32 = SLOT_MAX + 1;
 
-/// A lease as the bucket applies it: until `ends`, `rate` units per microsecond flow in, up to
-/// `depth` whole tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    pub rate: i64,
-    pub depth: u32,
-    pub ends: Timestamp,
-    /// Tell the engine when fewer tokens than this are left.
-    pub low: u32,
-    /// How long before it is whole a token may be spent by who takes unsure answers.
-    pub ahead_us: u64,
-    /// The tokens come from an outage policy.
-    pub policy: bool,
-}
+/// Refill is closed; what is in the other bits is when the bucket will be full if left alone.
+const CLOSED: u64 = 1 << 63;
 
-impl Terms {
-    /// No lease: nothing flows in, nothing may be held.
-    pub(crate) const NONE: Self =
-        Self { rate: 0, depth: 0, ends: Timestamp::ZERO, low: 0, ahead_us: 0, policy: false };
-}
-
-/// What the engine is told after a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Touch {
-    /// Nothing new.
-    None,
-    /// Something is pending that was not before: report it at the next tick.
-    Dirty,
-    /// The key runs low or was denied: sync early.
-    Urgent,
-}
-
-/// What [`Bucket::take`] decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
-    pub allowed: bool,
-    pub sure: bool,
-    /// Tokens left in the word.
-    pub left: u32,
-    pub touch: Touch,
-}
-
-impl Taken {
-    const DENIED: Self = Self { allowed: false, sure: false, left: 0, touch: Touch::None };
-}
-
-/// What [`Bucket::collect`] found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Collected {
-    /// Tokens spent since the last collection, from tokens and from credit.
-    pub spent: u64,
-    /// Tokens asked for and denied since.
-    pub denied: u64,
-    /// The largest cost denied since.
-    pub denied_cost: u32,
-    /// Credit left in the word.
-    pub credit: u32,
-    /// Decisions since, for the metrics.
-    pub allowed_decisions: u64,
-    pub denied_decisions: u64,
-    pub unsure_decisions: u64,
-}
-
-/// What [`Bucket::amend`] left behind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amended {
-    /// Units that make no whole token and no whole microsecond of the new rate: the engine keeps
-    /// them until the next change. Less than none if tokens were minted ahead.
-    pub rest: i64,
-    /// All that the bucket holds, `rest` included, in units.
-    pub units: i64,
-    /// Tokens spent and not collected at that moment.
-    pub pending: u64,
-}
-
-/// A key's state on this node.
+/// A key's state on this node: one cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Bucket {
     /// Publishes the lease's end along with itself.
     word: AtomicU64,
-    /// The end of the lease; tokens are void from then on.
-    ends_us: AtomicU64,
-    /// Refill up to here has been turned into tokens; publishes rate and depth. Closed: `u64::MAX`.
+    /// Refill up to here has been turned into tokens; publishes the flow. [`CLOSED`]: none flows in,
+    /// and the store's bucket is full from then on if nobody else spends.
     minted_us: AtomicU64,
-    /// Units per microsecond.
-    rate: AtomicU64,
-    depth: AtomicU32,
-    low: AtomicU32,
-    ahead_us: AtomicU64,
-    /// Credit may be used from then on.
-    credit_from_us: AtomicU64,
-    flags: AtomicU8,
-    /// Pending tokens that no longer fitted the word.
-    spilled: AtomicU64,
-    /// Tokens denied since the last collection.
-    denied: AtomicU64,
-    /// The largest cost denied since the last collection.
-    denied_cost: AtomicU32,
-    denied_decisions: AtomicU32,
-    unsure_decisions: AtomicU32,
+    /// A [`Flow`], written by the engine.
+    flow: AtomicU64,
+    /// A [`Moment`], written by the engine: the end of the lease, from which on tokens are void,
+    /// and the low mark.
+    ends: AtomicU64,
+    /// A [`Moment`], written by the engine: from when on credit may be used, and the store's level
+    /// at its last word, rounded.
+    seen: AtomicU64,
+    /// Half of what tells the key from others; written before the place is known to anybody.
+    print: AtomicU64,
+    /// When the store's last word came, in milliseconds that wrap; 0: never.
+    view_ms: AtomicU32,
+    /// Requests for one token that were denied since the last collection.
+    denied: AtomicU32,
     /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
-    surplus: AtomicU64,
-    /// The store's level at the last reply, in tokens, and when that came (0: never).
-    view_tokens: AtomicI64,
-    view_us: AtomicU64,
-    /// From then on the store's bucket is full if nobody else spends; never while it is tracked.
-    full_us: AtomicU64,
-    /// The engine's own note; nobody else reads it.
-    slot: AtomicU32,
-    pub(crate) limit: u32,
-    pub(crate) lane: u32,
-    pub(crate) key: Arc<[u8]>,
+    surplus: AtomicU32,
+    /// Flags, and above them where the engine keeps its books on the key.
+    desk: AtomicU32,
 }
 
 impl Bucket {
     /// A bucket that holds no lease and has `credit`.
-    pub(crate) fn new(limit: u32, lane: u32, key: &[u8], credit: u32) -> Self {
+    pub(crate) fn new(credit: u32) -> Self {
         Self {
             word: AtomicU64::new(Word::new(0, credit).0),
-            ends_us: AtomicU64::new(0),
-            minted_us: AtomicU64::new(u64::MAX),
-            rate: AtomicU64::new(0),
-            depth: AtomicU32::new(0),
-            low: AtomicU32::new(0),
-            ahead_us: AtomicU64::new(0),
-            credit_from_us: AtomicU64::new(0),
-            flags: AtomicU8::new(0),
-            spilled: AtomicU64::new(0),
-            denied: AtomicU64::new(0),
-            denied_cost: AtomicU32::new(0),
-            denied_decisions: AtomicU32::new(0),
-            unsure_decisions: AtomicU32::new(0),
-            surplus: AtomicU64::new(0),
-            view_tokens: AtomicI64::new(0),
-            view_us: AtomicU64::new(0),
-            full_us: AtomicU64::new(0),
-            slot: AtomicU32::new(NO_SLOT),
-            limit,
-            lane,
-            key: key.into(),
+            minted_us: AtomicU64::new(CLOSED),
+            flow: AtomicU64::new(Flow::NONE.0),
+            ends: AtomicU64::new(Moment::ZERO.0),
+            seen: AtomicU64::new(Moment::ZERO.0),
+            print: AtomicU64::new(0),
+            view_ms: AtomicU32::new(0),
+            denied: AtomicU32::new(0),
+            surplus: AtomicU32::new(0),
+            desk: AtomicU32::new(NO_SLOT << FLAG_BITS),
         }
     }
 
     /// A full bucket that this node alone refills, for ever.
-    pub(crate) fn local(limit: u32, key: &[u8], rate: i64, depth: u32, now: Timestamp) -> Self {
-        let bucket = Self::new(limit, 0, key, 0);
-        let ends = Timestamp::NEVER;
-        let terms = Terms { rate, depth, ends, low: 0, ahead_us: 0, policy: false };
-        bucket.amend(now, terms, i64::from(depth), 0, 1);
+    #[cfg(test)]
+    pub(crate) fn local(rate: i64, depth: u32, now: Timestamp) -> Self {
+        let bucket = Self::new(0);
+        bucket.fill(rate, depth, now);
         bucket
     }
 
+    /// Makes it a full bucket that this node alone refills, for ever.
+    pub(crate) fn fill(&self, rate: i64, depth: u32, now: Timestamp) {
+        let ends = Timestamp::NEVER;
+        let terms = Terms { rate, depth, ends, low: 0, ahead: 0, policy: false };
+        self.amend(now, terms, i64::from(depth), 0, 1);
+    }
+
+    // ---- the place ---------------------------------------------------------------------------
+
+    /// Whether the bucket is that of the key with this print.
+    #[inline]
+    pub(super) fn is_of(&self, print: u64) -> bool {
+        self.print.load(Ordering::Relaxed) == print
+    }
+
+    pub(super) fn print(&self) -> u64 {
+        self.print.load(Ordering::Relaxed)
+    }
+
+    /// Gives the place to the key with this print, at rest; nobody else knows the place yet.
+    pub(super) fn settle_in(&self, print: u64, credit: u32) {
+        self.print.store(print, Ordering::Relaxed);
+        self.minted_us.store(CLOSED, Ordering::Release);
+        self.flow.store(Flow::NONE.0, Ordering::Release);
+        for number in [&self.ends, &self.seen] {
+            number.store(Moment::ZERO.0, Ordering::Relaxed);
+        }
+        for number in [&self.view_ms, &self.denied, &self.surplus] {
+            number.store(0, Ordering::Relaxed);
+        }
+        self.desk.store(NO_SLOT << FLAG_BITS, Ordering::Relaxed);
+        let word = Word(self.word.load(Ordering::Relaxed));
+        self.word.store(word.reborn(credit).0, Ordering::Release);
+    }
+
+    /// Whether the key was forgotten: nothing can be spent here any more.
+    #[cold]
+    pub(crate) fn is_gone(&self) -> bool {
+        Word(self.word.load(Ordering::Acquire)).gone()
+    }
+
+    /// Forgets the key if that gives nothing back to it: it is full, has its whole credit, nothing
+    /// is pending, and the engine keeps no books on it.
+    pub(super) fn try_forget(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
+        let (tokens, credit_left, _) = self.peek(now, unit);
+        let minted = self.minted_us.load(Ordering::Acquire);
+        let word = Word(self.word.load(Ordering::Acquire));
+        let full = if local {
+            tokens == Flow(self.flow.load(Ordering::Relaxed)).depth()
+        } else {
+            let full = minted >= CLOSED && minted & !CLOSED <= now.as_micros();
+            full && tokens == 0 && credit_left == credit
+        };
+        let quiet =
+            word.pending() == 0 && self.desk.load(Ordering::Acquire) == NO_SLOT << FLAG_BITS;
+        full && quiet
+            && self
+                .word
+                .compare_exchange(word.0, word.forgotten().0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    // ---- decisions ---------------------------------------------------------------------------
+
     /// Decides about `cost` tokens; `unit` is the number of units in a token.
     ///
-    /// Cost: two loads and one compare-and-swap when tokens are there.
+    /// Cost: three loads and one compare-and-swap when tokens are there.
     #[inline]
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.decide(cost, now, unit, true).unwrap_or(Taken::DENIED)
+        self.decide(cost, now, unit, true)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
     #[inline]
-    pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
+    pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, false)
     }
 
-    /// Counts a request that was denied after asking the store.
-    pub(crate) fn refuse(&self, cost: u32) {
-        self.denied.fetch_add(u64::from(cost), Ordering::Relaxed);
-        self.denied_decisions.fetch_add(1, Ordering::Relaxed);
+    #[inline]
+    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
+        let now = time.cached();
+        let word = Word(self.word.load(Ordering::Acquire));
+        let ends = Moment(self.ends.load(Ordering::Relaxed));
+        let live = now.as_micros() < ends.micros();
+        let there = live && word.tokens() >= cost && !self.may_overflow(word, now, unit);
+        if there
+            && let Some(spent) = word.spend(cost, 0)
+            && self.swap(word, spent).is_ok()
+        {
+            let left = spent.tokens();
+            return self.admitted(cost, word, left, !word.policy(), left < ends.tokens(), 0);
+        }
+        self.decide_slowly(cost, time, unit, unsure)
     }
 
-    /// `None` if the tokens are not there, it is not sure that nobody else has them, the answer may
-    /// not be `unsure`, and no outage policy is in force.
-    #[inline]
-    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Option<Taken> {
+    /// Decides where that takes more than spending tokens that are there.
+    #[inline(never)]
+    fn decide_slowly(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
         let mut now = time.cached();
         let (mut settled, mut ahead) = (false, false);
+        let mut spilled = 0;
         let mut word = Word(self.word.load(Ordering::Acquire));
         loop {
-            let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
+            let ends = Moment(self.ends.load(Ordering::Relaxed));
+            let live = now.as_micros() < ends.micros();
             let tokens = if live { word.tokens() } else { 0 };
             let from_tokens = tokens.min(cost);
             let from_credit = cost - from_tokens;
@@ -231,97 +223,112 @@ impl Bucket {
             if live && from_credit > 0 {
                 let minted = self.mint(word, now, 0, unit);
                 // A token ahead is for who spends it at once: others may want sure answers.
+                let flow = Flow(self.flow.load(Ordering::Relaxed));
                 let last = unsure && from_credit == 1;
-                let ahead_us = if last { self.ahead_us.load(Ordering::Relaxed) } else { 0 };
+                let ahead_us = if last { flow.ahead_us(unit) } else { 0 };
                 if minted || ahead_us > 0 && self.mint(word, now, ahead_us, unit) {
                     ahead |= !minted;
                     word = Word(self.word.load(Ordering::Acquire));
                     continue;
                 }
             }
-            if from_credit > 0 && !unsure && !word.policy() {
-                return self.is_leased(live).then(|| self.deny(cost, word, tokens, live));
+            if from_credit > 0 && !unsure && !word.policy() && !self.is_leased(live) {
+                return self.unsure(tokens, spilled);
             }
-            if from_credit > 0 && from_credit > self.credit(word, now) {
-                return Some(self.deny(cost, word, tokens, live));
+            let refused = from_credit > 0 && !unsure && !word.policy();
+            if refused || from_credit > 0 && from_credit > self.credit(word, now) {
+                return self.deny(cost, word, tokens, live, spilled);
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
-                word = self.spill(word);
+                let (moved, emptied) = self.spill(word);
+                spilled += moved;
+                word = emptied;
                 continue;
             };
-            match self.word.compare_exchange_weak(
-                word.0,
-                spent.0,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => {
+            match self.swap(word, spent) {
+                Ok(()) => {
                     let sure = from_credit == 0 && !ahead && !word.policy();
-                    let urgent = from_credit > 0;
-                    return Some(self.admitted(cost, word, tokens - from_tokens, sure, urgent));
+                    let left = tokens - from_tokens;
+                    let urgent = from_credit > 0 || left < ends.tokens();
+                    return self.admitted(cost, word, left, sure, urgent, spilled);
                 }
-                Err(seen) => word = Word(seen),
+                Err(seen) => word = seen,
             }
         }
     }
 
     #[inline]
-    fn admitted(&self, cost: u32, before: Word, left: u32, sure: bool, urgent: bool) -> Taken {
+    fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        let swapped = self.word.compare_exchange_weak(from.0, to.0, order.0, order.1);
+        swapped.map(|_| ()).map_err(Word)
+    }
+
+    #[inline]
+    fn admitted(
+        &self,
+        cost: u32,
+        before: Word,
+        left: u32,
+        sure: bool,
+        urgent: bool,
+        spilled: u32,
+    ) -> Taken {
         if cost > 1 {
-            self.surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
+            self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
         }
-        if !sure {
-            self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
-        }
-        let touch = if urgent || left < self.low.load(Ordering::Relaxed) {
+        let (touch, unknown) = if urgent {
             self.raise(QUEUED | URGENT)
         } else if before.pending() == 0 {
             self.raise(QUEUED)
         } else {
-            Touch::None
+            (Touch::None, false)
         };
-        Taken { allowed: true, sure, left, touch }
+        Taken { verdict: Verdict::Allowed, sure, left, touch, unknown, spilled }
+    }
+
+    fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool, spilled: u32) -> Taken {
+        if cost == 1 {
+            self.denied.fetch_add(1, Ordering::Relaxed);
+        }
+        // Without a lease the store may have more than this node knows of.
+        let sure = self.is_leased(live) && !word.policy();
+        let (touch, unknown) = self.raise(QUEUED | URGENT);
+        Taken { verdict: Verdict::Denied, sure, left: tokens, touch, unknown, spilled }
     }
 
     #[cold]
-    fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool) -> Taken {
-        self.denied.fetch_add(u64::from(cost), Ordering::Relaxed);
-        if cost > 1 {
-            self.denied_cost.fetch_max(cost, Ordering::Relaxed);
-        }
-        self.denied_decisions.fetch_add(1, Ordering::Relaxed);
-        // Without a lease the store may have more than this node knows of.
-        let sure = self.is_leased(live) && !word.policy();
-        if !sure {
-            self.unsure_decisions.fetch_add(1, Ordering::Relaxed);
-        }
-        Taken { allowed: false, sure, left: tokens, touch: self.raise(QUEUED | URGENT) }
+    fn unsure(&self, left: u32, spilled: u32) -> Taken {
+        let unknown = self.slot().is_none();
+        let verdict = Verdict::Unsure;
+        Taken { verdict, sure: false, left, touch: Touch::None, unknown, spilled }
     }
 
     /// The credit that may be used now.
     fn credit(&self, word: Word, now: Timestamp) -> u32 {
-        let from_us = self.credit_from_us.load(Ordering::Relaxed);
+        let from_us = Moment(self.seen.load(Ordering::Relaxed)).micros();
         if now.as_micros() >= from_us { word.credit() } else { 0 }
     }
 
     /// Whether refill is leased: then the node knows all that it can have.
     fn is_leased(&self, live: bool) -> bool {
-        live && self.rate.load(Ordering::Relaxed) > 0
+        live && self.rate() > 0
     }
 
-    /// Raises flags and says what of it is news.
+    /// Raises flags and says what of it is news, and whether the engine has to be told the key.
     #[inline]
-    fn raise(&self, flags: u8) -> Touch {
-        if self.flags.load(Ordering::Relaxed) & flags == flags {
-            return Touch::None;
+    fn raise(&self, flags: u32) -> (Touch, bool) {
+        if self.desk.load(Ordering::Relaxed) & flags == flags {
+            return (Touch::None, false);
         }
-        let before = self.flags.fetch_or(flags, Ordering::AcqRel);
+        let before = self.desk.fetch_or(flags, Ordering::AcqRel);
+        let unknown = before >> FLAG_BITS == NO_SLOT;
         if before & flags == flags {
-            Touch::None
+            (Touch::None, unknown)
         } else if flags & URGENT != 0 {
-            Touch::Urgent
+            (Touch::Urgent, unknown)
         } else {
-            Touch::Dirty
+            (Touch::Dirty, unknown)
         }
     }
 
@@ -330,34 +337,36 @@ impl Bucket {
     /// afterwards.
     #[inline]
     fn may_overflow(&self, word: Word, now: Timestamp, unit: i64) -> bool {
-        let rate = self.rate.load(Ordering::Acquire);
-        if rate == 0 {
+        let flow = Flow(self.flow.load(Ordering::Acquire));
+        if flow.rate() == 0 {
             return false;
         }
         let until_us = now.as_micros() + CLOCK_AGE_MAX_US;
         let elapsed_us = until_us.saturating_sub(self.minted_us.load(Ordering::Acquire));
-        let room = u64::from(self.depth.load(Ordering::Relaxed).saturating_sub(word.tokens()));
-        elapsed_us > 0 && rate.saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
+        let room = u64::from(flow.depth().saturating_sub(word.tokens()));
+        elapsed_us > 0 && flow.rate().saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
     }
 
     /// Turns earned time into tokens, and time up to `ahead_us` from now that is still to be earned.
     /// Returns whether the word is worth another look.
     fn mint(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> bool {
         let minted = self.minted_us.load(Ordering::Acquire);
-        let rate = self.rate.load(Ordering::Acquire);
-        let now_us = (now.as_micros() + ahead_us).min(self.ends_us.load(Ordering::Relaxed));
-        if minted >= now_us || rate == 0 {
+        let flow = Flow(self.flow.load(Ordering::Acquire));
+        let ends_us = Moment(self.ends.load(Ordering::Relaxed)).micros();
+        let now_us = (now.as_micros() + ahead_us).min(ends_us);
+        if minted >= now_us || flow.rate() == 0 {
             return false;
         }
         let unit = unit as u64;
-        let whole = rate.saturating_mul(now_us - minted) / unit;
-        let room = u64::from(self.depth.load(Ordering::Acquire).saturating_sub(seen.tokens()));
+        let room = u64::from(flow.depth().saturating_sub(seen.tokens()));
+        let earned = flow.rate().saturating_mul(now_us - minted) / unit;
+        let whole = if flow.is_boundless() { room } else { earned };
         let full = whole >= room;
         if whole == 0 && !full {
             return false;
         }
         let tokens = whole.min(room);
-        let earned_us = minted.saturating_add((tokens.saturating_mul(unit)).div_ceil(rate));
+        let earned_us = minted.saturating_add((tokens.saturating_mul(unit)).div_ceil(flow.rate()));
         // What flows into a full bucket is lost up to now; what is minted ahead is not there yet.
         let claimed = if full { earned_us.max(now.as_micros()).min(now_us) } else { earned_us };
         if claimed == minted {
@@ -373,23 +382,22 @@ impl Bucket {
 
     /// Adds minted tokens, unless the lease that earned them has changed.
     fn deposit(&self, tokens: u32, epoch: u64) {
-        let depth = self.depth.load(Ordering::Relaxed).min(FIELD_MAX);
+        let depth = Flow(self.flow.load(Ordering::Relaxed)).depth();
         let _ = self.update(|word| {
             (word.epoch() == epoch)
                 .then(|| word.with_tokens((word.tokens() + tokens).min(depth.max(word.tokens()))))
         });
     }
 
-    /// Moves pending tokens out of a word that can count no more of them.
+    /// Moves pending tokens out of a word that can count no more of them; returns how many, and the
+    /// word as it is then.
     #[cold]
-    fn spill(&self, word: Word) -> Word {
+    fn spill(&self, word: Word) -> (u32, Word) {
+        self.desk.fetch_or(SPILLED, Ordering::AcqRel);
         let emptied = word.collected();
         match self.word.compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                self.spilled.fetch_add(u64::from(word.pending()), Ordering::AcqRel);
-                emptied
-            }
-            Err(seen) => Word(seen),
+            Ok(_) => (word.pending(), emptied),
+            Err(seen) => (0, Word(seen)),
         }
     }
 
@@ -406,32 +414,41 @@ impl Bucket {
     /// What a decision would find, spending nothing: tokens, credit, and whether it would be sure.
     pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
         let mut word = Word(self.word.load(Ordering::Acquire));
-        let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
+        let live = now.as_micros() < self.ends_us();
         if live && self.mint(word, now, 0, unit) {
             word = Word(self.word.load(Ordering::Acquire));
         }
         (if live { word.tokens() } else { 0 }, self.credit(word, now), !word.policy())
     }
 
-    /// The store's level at its last word, in tokens, and when that came.
-    pub(crate) fn view(&self) -> Option<(i64, Timestamp)> {
-        let at_us = self.view_us.load(Ordering::Relaxed);
-        (at_us > 0)
-            .then(|| (self.view_tokens.load(Ordering::Relaxed), Timestamp::from_micros(at_us)))
+    fn ends_us(&self) -> u64 {
+        Moment(self.ends.load(Ordering::Relaxed)).micros()
+    }
+
+    /// The store's level at its last word, in tokens, and how long ago that came, in milliseconds.
+    #[inline]
+    pub(crate) fn view(&self, now: Timestamp) -> Option<(u64, u32)> {
+        let at_ms = self.view_ms.load(Ordering::Relaxed);
+        let tokens = Moment(self.seen.load(Ordering::Relaxed)).tokens();
+        // The cached clock may be behind the engine's, and the millisecond after 49 days is 0.
+        let age_ms = (now.millis() as u32).wrapping_sub(at_ms) as i32;
+        (at_ms > 0).then(|| (unrounded(tokens), age_ms.max(0) as u32))
     }
 
     /// Units that have flowed in by `now` and are not tokens in the word yet: a hint, for reports.
     #[inline]
-    pub(crate) fn earned(&self, now: Timestamp) -> u64 {
-        let until_us = now.as_micros() + self.ahead_us.load(Ordering::Relaxed);
-        let elapsed_us = until_us.saturating_sub(self.minted_us.load(Ordering::Relaxed));
-        let live = now.as_micros() < self.ends_us.load(Ordering::Relaxed);
-        if live { self.rate.load(Ordering::Relaxed).saturating_mul(elapsed_us) } else { 0 }
+    pub(crate) fn earned(&self, now: Timestamp, unit: i64) -> u64 {
+        let flow = Flow(self.flow.load(Ordering::Relaxed));
+        if flow.rate() == 0 || now.as_micros() >= self.ends_us() {
+            return 0;
+        }
+        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Relaxed));
+        flow.rate().saturating_mul(elapsed_us).saturating_add(flow.ahead_units(unit))
     }
 
     /// Refill in units per microsecond.
     pub(crate) fn rate(&self) -> u64 {
-        self.rate.load(Ordering::Relaxed)
+        Flow(self.flow.load(Ordering::Relaxed)).rate()
     }
 
     // ---- the engine's side -------------------------------------------------------------------
@@ -439,40 +456,48 @@ impl Bucket {
     /// Takes what is pending and sets the credit that is left to `recredit` of itself in the same
     /// step. Unless the engine is to be left alone (`muted`), the next decision tells it anew.
     pub(crate) fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
-        self.flags.store(if muted { QUEUED | URGENT } else { 0 }, Ordering::Release);
+        if muted {
+            self.desk.fetch_or(QUEUED | URGENT, Ordering::AcqRel);
+        } else {
+            self.desk.fetch_and(!(QUEUED | URGENT), Ordering::AcqRel);
+        }
         let collect = |word: Word| {
             let after = word.collected().with_credit(recredit(word.credit()));
             (after != word).then_some(after)
         };
         let (Ok(before) | Err(before)) = self.update(collect);
-        let spent = u64::from(before.pending()) + self.spilled.swap(0, Ordering::AcqRel);
-        let surplus = self.surplus.swap(0, Ordering::Relaxed);
         Collected {
-            spent,
-            denied: self.denied.swap(0, Ordering::Relaxed),
-            denied_cost: self.denied_cost.swap(0, Ordering::Relaxed),
+            spent: u64::from(before.pending()),
+            surplus: u64::from(self.surplus.swap(0, Ordering::Relaxed)),
+            denied: u64::from(self.denied.swap(0, Ordering::Relaxed)),
             credit: before.credit(),
-            allowed_decisions: spent.saturating_sub(surplus),
-            denied_decisions: u64::from(self.denied_decisions.swap(0, Ordering::Relaxed)),
-            unsure_decisions: u64::from(self.unsure_decisions.swap(0, Ordering::Relaxed)),
         }
     }
 
     /// Tokens spent since the last collection, without collecting them.
     pub(crate) fn pending(&self) -> u64 {
-        let word = Word(self.word.load(Ordering::Relaxed));
-        u64::from(word.pending()) + self.spilled.load(Ordering::Relaxed)
+        u64::from(Word(self.word.load(Ordering::Relaxed)).pending())
     }
 
     /// Tokens held, and tokens spent since the last collection, at one moment.
     pub(crate) fn held_and_pending(&self) -> (u32, u64) {
         let word = Word(self.word.load(Ordering::Acquire));
-        (word.tokens(), u64::from(word.pending()) + self.spilled.load(Ordering::Acquire))
+        (word.tokens(), u64::from(word.pending()))
+    }
+
+    /// Whether pending tokens may be on their way to the engine by themselves.
+    pub(crate) fn has_spilled(&self) -> bool {
+        self.desk.load(Ordering::Acquire) & SPILLED != 0
+    }
+
+    /// What was spilled has arrived.
+    pub(crate) fn spill_booked(&self) {
+        self.desk.fetch_and(!SPILLED, Ordering::AcqRel);
     }
 
     /// Tokens spent and denied since the last collection, without collecting them.
     pub(crate) fn demand(&self) -> u64 {
-        self.pending() + self.denied.load(Ordering::Relaxed)
+        self.pending() + u64::from(self.denied.load(Ordering::Relaxed))
     }
 
     /// The credit that a bucket without lease and books had before anything was spent on it.
@@ -485,7 +510,8 @@ impl Bucket {
     /// then it is about to.
     pub(crate) fn rest_on(&self, credit: u32) {
         let _ = self.update(|word| {
-            (self.slot().is_none() && word.pending() == 0).then(|| word.with_credit(credit))
+            (self.slot().is_none() && word.pending() == 0 && !word.gone())
+                .then(|| word.with_credit(credit))
         });
     }
 
@@ -497,18 +523,39 @@ impl Bucket {
 
     /// Lowers the depth: refill stops there.
     pub(crate) fn set_depth(&self, depth: u32) {
-        self.depth.store(depth, Ordering::Release);
+        let flow = Flow(self.flow.load(Ordering::Relaxed));
+        self.flow.store(flow.with_depth(depth.min(FIELD_MAX)).0, Ordering::Release);
     }
 
     /// Where the engine keeps its books on this key.
-    pub(crate) fn slot(&self) -> Option<usize> {
-        let slot = self.slot.load(Ordering::Relaxed);
-        (slot != NO_SLOT).then_some(slot as usize)
+    pub(crate) fn slot(&self) -> Option<u32> {
+        let slot = self.desk.load(Ordering::Acquire) >> FLAG_BITS;
+        (slot != NO_SLOT).then_some(slot)
     }
 
-    /// Notes where the engine keeps its books on this key.
-    pub(crate) fn set_slot(&self, slot: Option<usize>) {
-        self.slot.store(slot.map_or(NO_SLOT, |slot| slot as u32), Ordering::Relaxed);
+    /// The engine opens its books on this key.
+    pub(crate) fn open_books(&self, slot: u32) {
+        debug_assert!(slot <= SLOT_MAX);
+        debug_assert!(self.minted_us.load(Ordering::Relaxed) >= CLOSED, "no lease without books");
+        self.minted_us.store(u64::MAX, Ordering::Release);
+        let _ = self.desk.fetch_update(Ordering::AcqRel, Ordering::Acquire, |desk| {
+            Some(desk & FLAGS | slot << FLAG_BITS)
+        });
+    }
+
+    /// The engine closes its books on this key, which is full at `full_at` if left alone and may not
+    /// be forgotten before. Fails when a decision has just been taken that the engine is told of.
+    pub(crate) fn try_close_books(&self, full_at: Timestamp) -> bool {
+        let minted = CLOSED | full_at.as_micros().min(CLOSED - 1);
+        self.minted_us.store(minted, Ordering::Release);
+        let open = self.desk.load(Ordering::Acquire);
+        let shut = NO_SLOT << FLAG_BITS;
+        let swapped =
+            self.desk.compare_exchange(open & !FLAGS, shut, Ordering::AcqRel, Ordering::Relaxed);
+        if swapped.is_err() {
+            self.minted_us.store(u64::MAX, Ordering::Release);
+        }
+        swapped.is_ok()
     }
 
     /// Changes the lease at `now`: settles what the old one earned, applies `terms`, and adds
@@ -524,17 +571,17 @@ impl Bucket {
         // What has overflowed is lost before the refill is closed and anything more is spent.
         self.peek(now, unit);
         let earned = self.settle(now);
-        self.rate.store(terms.rate as u64, Ordering::Release);
-        let old_depth = self.depth.swap(terms.depth, Ordering::AcqRel);
-        self.low.store(terms.low, Ordering::Relaxed);
-        self.ahead_us.store(terms.ahead_us, Ordering::Relaxed);
-        let old_ends = self.ends_us.swap(terms.ends.as_micros(), Ordering::AcqRel);
+        let old = Flow(self.flow.load(Ordering::Relaxed));
+        let flow = Flow::new(terms.rate, terms.depth, terms.ahead);
+        self.flow.store(flow.0, Ordering::Release);
+        let ends = Moment::not_after(terms.ends, terms.low.min(FIELD_MAX));
+        let old_ends_us = Moment(self.ends.swap(ends.0, Ordering::AcqRel)).micros();
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
         let mut amended = Amended::default();
         let _ = self.update(|word| {
-            let held = if now.as_micros() < old_ends { word.tokens() } else { 0 };
+            let held = if now.as_micros() < old_ends_us { word.tokens() } else { 0 };
             // What flowed in beyond the old depth was lost then.
-            let room = i128::from(old_depth.saturating_sub(held)) * i128::from(unit);
+            let room = i128::from(old.depth().saturating_sub(held)) * i128::from(unit);
             let units = given + earned.min(room);
             let whole = (units / i128::from(unit)).clamp(0, i128::from(FIELD_MAX));
             let level = (u64::from(held) + whole as u64).min(u64::from(FIELD_MAX)) as u32;
@@ -546,14 +593,14 @@ impl Bucket {
             amended = Amended { rest, units, pending: u64::from(word.pending()) };
             Some(word.next_epoch().with_tokens(level).with_policy(terms.policy))
         });
-        let mut minted_us = now.as_micros();
-        if terms.rate > 0 {
+        let minted_us = if terms.rate > 0 {
             let micros = amended.rest.div_euclid(terms.rate);
-            minted_us = minted_us.saturating_add_signed(-micros);
             amended.rest = amended.rest.rem_euclid(terms.rate);
-        }
+            now.as_micros().saturating_add_signed(-micros)
+        } else {
+            u64::MAX
+        };
         self.minted_us.store(minted_us, Ordering::Release);
-        amended.pending += self.spilled.load(Ordering::Acquire);
         amended
     }
 
@@ -561,59 +608,24 @@ impl Bucket {
     /// none if tokens were minted ahead, or by a decision whose clock was ahead of `now`.
     fn settle(&self, now: Timestamp) -> i128 {
         let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
-        let ended = now.as_micros() >= self.ends_us.load(Ordering::Relaxed);
-        if minted_us == u64::MAX || ended {
+        let flow = Flow(self.flow.load(Ordering::Relaxed));
+        let ended = now.as_micros() >= self.ends_us();
+        if minted_us >= CLOSED || ended || flow.is_boundless() {
             return 0;
         }
-        let rate = self.rate.load(Ordering::Relaxed);
-        i128::from(rate) * (i128::from(now.as_micros()) - i128::from(minted_us))
+        i128::from(flow.rate()) * (i128::from(now.as_micros()) - i128::from(minted_us))
     }
 
-    /// Credit may be used from `at` on.
-    pub(crate) fn set_credit_from(&self, at: Timestamp) {
-        self.credit_from_us.store(at.as_micros(), Ordering::Relaxed);
-    }
-
-    /// Notes what the store said last.
-    pub(crate) fn set_view(&self, tokens: i64, at: Timestamp) {
-        self.view_tokens.store(tokens, Ordering::Relaxed);
-        self.view_us.store(at.as_micros().max(1), Ordering::Relaxed);
-    }
-
-    /// Notes when the key will be full if left alone; until then it may not be evicted.
-    pub(crate) fn set_full_at(&self, at: Timestamp) {
-        self.full_us.store(at.as_micros(), Ordering::Release);
-    }
-
-    /// Whether forgetting the bucket gives nothing back to its key: it is full, has its whole
-    /// credit, and nothing is pending.
-    pub(crate) fn is_idle_and_full(
-        &self,
-        now: Timestamp,
-        unit: i64,
-        credit: u32,
-        local: bool,
-    ) -> bool {
-        let full_at = self.full_us.load(Ordering::Acquire);
-        let (tokens, credit_left, _) = self.peek(now, unit);
-        let word = Word(self.word.load(Ordering::Acquire));
-        let quiet = word.pending() == 0 && self.flags.load(Ordering::Acquire) == 0;
-        let full = if local {
-            tokens == self.depth.load(Ordering::Relaxed)
-        } else {
-            full_at <= now.as_micros() && tokens == 0 && credit_left == credit
-        };
-        quiet && full
+    /// Notes what the store said at `at`, in tokens, and from when on credit may be used.
+    pub(crate) fn set_view(&self, tokens: i64, at: Timestamp, credit_from: Timestamp) {
+        let seen = Moment::not_before(credit_from, rounded(tokens));
+        self.seen.store(seen.0, Ordering::Relaxed);
+        self.view_ms.store((at.millis() as u32).max(1), Ordering::Relaxed);
     }
 
     /// Whether the bucket has run low since it was last collected.
     pub(crate) fn is_urgent(&self) -> bool {
-        self.flags.load(Ordering::Acquire) & URGENT != 0
-    }
-
-    /// Whether a decision has touched the bucket since it was last collected.
-    pub(crate) fn is_touched(&self) -> bool {
-        self.flags.load(Ordering::Acquire) & QUEUED != 0
+        self.desk.load(Ordering::Acquire) & URGENT != 0
     }
 }
 

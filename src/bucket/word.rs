@@ -1,14 +1,15 @@
 //! The word that decides: pending, tokens, credit and lease epoch in 64 bits.
 //!
 //! ```text
-//!  63        53   52   51    48 47          24 23           0
-//! |   epoch   | policy | credit |   tokens    |   pending    |
+//!  63      54   53    52     51    48 47          24 23           0
+//! |  epoch   | gone | policy | credit |   tokens    |   pending    |
 //! ```
 //!
 //! *pending* counts tokens spent and not yet collected by the engine; *tokens* are whole tokens
 //! that may be spent without asking; *credit* is what may be spent beyond them; *policy* says that
-//! the tokens come from an outage policy, not from the store. *epoch* changes with every change of
-//! the lease, so that whoever computed a refill under the old lease fails to add it.
+//! the tokens come from an outage policy, not from the store; *gone* says that the key was forgotten,
+//! and there is nothing. *epoch* changes with every change of the lease, and when the key comes or
+//! goes, so that whoever computed a refill under the old lease fails to add it.
 
 /// The most tokens, and the most pending tokens, that a word can count.
 pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;
@@ -16,7 +17,8 @@ pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;
 const TOKENS_AT: u32 = 24;
 const CREDIT_AT: u32 = 48;
 const POLICY_AT: u32 = 52;
-const EPOCH_AT: u32 = 53;
+const GONE_AT: u32 = 53;
+const EPOCH_AT: u32 = 54;
 const FIELD: u64 = FIELD_MAX as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,20 @@ impl Word {
         Self(self.0 & !(1 << POLICY_AT) | u64::from(policy) << POLICY_AT)
     }
 
+    pub(super) fn gone(self) -> bool {
+        (self.0 >> GONE_AT) & 1 == 1
+    }
+
+    /// The key is forgotten, and whatever it had.
+    pub(super) fn forgotten(self) -> Self {
+        Self(self.next_epoch().0 >> EPOCH_AT << EPOCH_AT | 1 << GONE_AT)
+    }
+
+    /// Another key begins, at rest.
+    pub(super) fn reborn(self, credit: u32) -> Self {
+        Self(self.next_epoch().0 >> EPOCH_AT << EPOCH_AT).with_credit(credit)
+    }
+
     /// The same word in the next lease epoch.
     pub(super) fn next_epoch(self) -> Self {
         Self(self.0.wrapping_add(1 << EPOCH_AT))
@@ -101,6 +117,12 @@ mod tests {
             prop_assert_ne!(word.next_epoch().epoch(), word.epoch());
             prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
             prop_assert_eq!(word.collected().pending(), 0);
+            prop_assert_eq!(set.gone(), word.gone());
+            let (gone, reborn) = (word.forgotten(), word.reborn(credit));
+            prop_assert!(gone.gone() && !reborn.gone());
+            prop_assert_eq!(gone.0 << (64 - GONE_AT), 0);
+            prop_assert_eq!(reborn.0 << (64 - EPOCH_AT), Word::new(0, credit).0 << (64 - EPOCH_AT));
+            prop_assert_ne!(gone.epoch(), word.epoch());
         }
 
         #[test]

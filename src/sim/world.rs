@@ -12,15 +12,15 @@ use super::faults::{Fault, Planned};
 use super::figures::{Decided, Judge};
 use super::setup::{Form, LATE_MAX_US, Setup, Traffic};
 use super::workload::Arrival;
-use crate::bucket::{Bucket, BucketMap, DirtyQueue, KeyBudget, Taken, Touch};
+use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Table, Touch, Verdict};
+use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
-use crate::key::lane_of;
 use crate::limit::Terms;
 use crate::limiter::DECIDE_WITHIN;
 use crate::store::model::Model;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
-use crate::time::micros;
+use crate::time::{Now, micros};
 
 mod ledger;
 
@@ -97,7 +97,7 @@ struct Waiting {
 
 pub(super) struct Node {
     pub(super) engine: Engine,
-    buckets: BucketMap,
+    buckets: Arc<Table>,
     /// What a new key may spend before the store is heard.
     credit: u32,
     dirty: DirtyQueue,
@@ -119,7 +119,7 @@ pub(super) struct Node {
     missed: VecDeque<Happening>,
     cut_until_us: u64,
     /// The buckets asked for, if the ledger is kept.
-    asked: HashMap<u32, Arc<Bucket>>,
+    asked: HashMap<u32, BucketRef>,
 }
 
 /// Nodes, store, network and time.
@@ -156,6 +156,10 @@ pub(super) struct World {
     rng: fastrand::Rng,
 }
 
+/// Keys that a node holds at most.
+const KEYS_MAX: usize = 2_000_000;
+/// Notes for which a node has room at first.
+const DIRTY_MAX: usize = 1024;
 /// The world begins here, so that no timestamp is 0.
 const BEGIN_US: u64 = 10_000_000;
 /// The nodes have met the store by then.
@@ -226,9 +230,6 @@ impl World {
             retry_us: micros(self.setup.network.timeout),
             nodes_max: None,
         };
-        let lanes = self.setup.lanes;
-        let overflow_lane = lane_of(self.setup.limit.name(), b"", lanes);
-        let overflow = Bucket::new(0, overflow_lane, b"", self.terms.credit);
         let error = i64::from(self.setup.clock_error_ppm);
         let clock = NodeClock::new(
             self.now_us,
@@ -237,9 +238,9 @@ impl World {
         );
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
-            buckets: BucketMap::new(Arc::new(KeyBudget::new(10_000_000)), overflow),
+            buckets: Arc::new(Table::new(0, Arc::new(KeyBudget::new(KEYS_MAX)), |_| ())),
             credit: self.terms.credit,
-            dirty: DirtyQueue::new(crate::bucket::DIRTY_MAX),
+            dirty: DirtyQueue::new(DIRTY_MAX),
             clock,
             place,
             born_us: self.now_us,
@@ -376,9 +377,7 @@ impl World {
 
     fn ask(&mut self, index: usize, key: u32, cost: u32) {
         let unit = self.terms.scale.token;
-        let lanes = self.setup.lanes;
         let name = key.to_le_bytes();
-        let limit = self.setup.limit.name();
         let node = &mut self.nodes[index];
         let credit = node.credit;
         let now = node.clock.reading(self.now_us);
@@ -386,38 +385,30 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let create = || Bucket::new(0, lane_of(limit, &name, lanes), &name, credit);
-        let form = self.setup.form;
-        let audit = self.setup.audit;
-        let taken = node.buckets.with(&name, create, |bucket| {
-            if audit {
-                node.asked.entry(key).or_insert_with(|| bucket.clone());
-            }
-            let taken = match form {
-                Form::Check => Some(bucket.take(cost, now, unit)),
-                Form::Async => bucket.take_sure(cost, now, unit),
-            };
-            match taken {
-                Some(taken @ Taken { touch: Touch::None, .. }) => Ok(taken),
-                Some(taken) => {
-                    node.dirty.push(bucket.clone(), taken.touch);
-                    Ok(taken)
-                }
-                None => Err(bucket.clone()),
-            }
-        });
-        let Taken { allowed, sure, touch, .. } = match taken {
-            Ok(taken) => taken,
-            Err(bucket) => return self.wait(index, bucket, key, cost),
+        let place =
+            node.buckets.find_or_make(node.buckets.print(&name), now.cached(), credit, |_| ());
+        let bucket = BucketRef::new(&node.buckets, place);
+        let taken = match self.setup.form {
+            Form::Check => bucket.take(cost, now, unit),
+            Form::Async => bucket.take_sure(cost, now, unit),
         };
-        self.record(index, key, cost, allowed, sure, false);
+        if let Some(note) = Note::of(&taken, cost, 0, place, &name) {
+            node.dirty.push(note, taken.touch);
+        }
+        if self.setup.audit {
+            node.asked.entry(key).or_insert_with(|| bucket.clone());
+        }
+        if taken.verdict == Verdict::Unsure {
+            return self.wait(index, bucket, key, cost);
+        }
+        self.record(index, key, cost, taken.allowed(), taken.sure, false);
         // The driver sleeps on until somebody rings.
-        if touch == Touch::Urgent {
+        if taken.touch == Touch::Urgent {
             self.pump(index);
         }
     }
 
-    fn wait(&mut self, index: usize, bucket: Arc<Bucket>, key: u32, cost: u32) {
+    fn wait(&mut self, index: usize, bucket: BucketRef, key: u32, cost: u32) {
         self.tickets += 1;
         let ticket = self.tickets;
         let node = &mut self.nodes[index];
@@ -425,7 +416,8 @@ impl World {
         let deadline = now.plus_micros(micros(DECIDE_WITHIN));
         node.waiting.insert(ticket, Waiting { key, cost });
         let waiter = Waiter { ticket, cost, deadline };
-        node.engine.handle(now, Input::Wait { bucket, waiter });
+        let key: Arc<[u8]> = key.to_le_bytes().as_slice().into();
+        node.engine.handle(now, Input::Wait { bucket, key, waiter });
         self.pump(index);
     }
 
@@ -453,8 +445,11 @@ impl World {
     /// What the driver does: touched buckets in, outputs out, a timer armed.
     pub(super) fn pump(&mut self, index: usize) {
         let now = self.nodes[index].clock.now(self.now_us);
-        while let Some(bucket) = self.nodes[index].dirty.pop() {
-            self.nodes[index].engine.handle(now, Input::Touched(bucket));
+        while let Some(note) = self.nodes[index].dirty.pop() {
+            let node = &mut self.nodes[index];
+            if let Some(touched) = touched(&node.buckets, &note) {
+                node.engine.handle(now, touched);
+            }
         }
         if self.nodes[index].engine.poll_timeout() <= now {
             self.nodes[index].engine.handle(now, Input::Timeout);

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::backoff::Backoff;
 use super::demand::Demand;
 use super::message::{Entry, Given, Held};
-use crate::bucket::{Bucket, Collected, FIELD_MAX, LeaseTerms};
+use crate::bucket::{BucketRef, Collected, FIELD_MAX, LeaseTerms};
 use crate::limit::Terms;
 use crate::time::Timestamp;
 use crate::weakness::{Weakness, is_weak};
 
+mod giving_back;
 mod lending;
 mod outage;
 mod pace;
@@ -72,7 +73,12 @@ pub(crate) struct Installed {
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each says something else about the key")]
 pub(crate) struct Account {
-    pub(crate) bucket: Arc<Bucket>,
+    pub(crate) bucket: BucketRef,
+    key: Arc<[u8]>,
+    /// Where the engine looks the account up.
+    pub(crate) desk: u32,
+    /// Tokens spent that no longer fitted the bucket's word.
+    spilled: u64,
     /// Units in a token.
     unit: i64,
     /// Nodes that share the limit, by the store's last word.
@@ -128,18 +134,27 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) fn new(bucket: Arc<Bucket>, terms: &Terms, now: Timestamp) -> Self {
+    pub(crate) fn new(
+        bucket: BucketRef,
+        key: Arc<[u8]>,
+        desk: u32,
+        terms: &Terms,
+        now: Timestamp,
+    ) -> Self {
         let unit = terms.scale.token;
-        let view = bucket.view().map(|(tokens, at)| View {
-            level: tokens.saturating_mul(unit),
+        let view = bucket.view(now).map(|(tokens, age_ms)| View {
+            level: (tokens as i64).saturating_mul(unit),
             leased: 0,
-            at,
+            at: now.minus_micros(u64::from(age_ms) * 1000),
         });
         Self {
             credit_given: bucket.credit_at_rest(),
             growth: terms.scale.rate as f64,
             owes: false,
             bucket,
+            key,
+            desk,
+            spilled: 0,
             unit,
             nodes: 1,
             held: Held::default(),
@@ -183,7 +198,8 @@ impl Account {
         let collected = self.bucket.collect(muted, recredited);
         let used = i64::from(given - collected.credit.min(given));
         self.credit_given = recredited(collected.credit);
-        let spent = collected.spent as i64;
+        let all = collected.spent + std::mem::take(&mut self.spilled);
+        let spent = all as i64;
         if self.policy.is_some() {
             self.unsent.allowed += spent;
         } else {
@@ -192,13 +208,13 @@ impl Account {
             self.unsent.debt += debt;
             self.unsent.spent += spent - debt;
         }
-        if collected.spent + collected.denied > 0 {
+        if all + collected.denied > 0 {
             self.last_arrival = now;
         }
-        self.arrivals += collected.spent + collected.denied;
-        self.requests += collected.allowed_decisions + collected.denied_decisions;
-        self.denied_cost = self.denied_cost.max(collected.denied_cost);
-        self.tally.add(&collected);
+        let tally = Tally::of(&collected, all);
+        self.arrivals += all + collected.denied;
+        self.requests += tally.allowed + tally.denied;
+        self.tally.merge(tally);
     }
 
     /// Books what decisions spent, leaving the credit as it is.
@@ -206,6 +222,27 @@ impl Account {
         let unsent_before = self.unsent.debt;
         let given = i64::from(self.credit_given);
         self.absorb(now, muted, |debt| (given - (debt - unsent_before)).max(0) as u32);
+    }
+
+    /// Books tokens that no longer fitted the bucket's word.
+    pub(crate) fn spilled(&mut self, tokens: u32) {
+        if tokens > 0 {
+            self.spilled += u64::from(tokens);
+            self.bucket.spill_booked();
+        }
+    }
+
+    /// Books a denied request that the bucket does not count.
+    fn refused(&mut self, cost: u32) {
+        self.arrivals += u64::from(cost);
+        self.requests += 1;
+        self.tally.denied += 1;
+    }
+
+    /// Books a denied request for more than one token.
+    pub(crate) fn refused_large(&mut self, cost: u32) {
+        self.refused(cost);
+        self.denied_cost = self.denied_cost.max(cost);
     }
 
     /// Books the decisions of a key that lives on an outage policy.
@@ -216,6 +253,11 @@ impl Account {
     /// Decisions booked since the last time, for the metrics.
     pub(crate) fn take_tally(&mut self) -> Tally {
         std::mem::take(&mut self.tally)
+    }
+
+    /// The limit's number.
+    pub(crate) fn limit(&self) -> u32 {
+        self.bucket.limit()
     }
 
     /// Whether there is anything that the store must hear about.
@@ -240,8 +282,13 @@ impl Account {
             return false;
         }
         let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
-        self.bucket.set_full_at(now.plus_micros(terms.scale.micros_for(missing)));
-        true
+        self.bucket.try_close_books(now.plus_micros(terms.scale.micros_for(missing)))
+    }
+
+    /// Whether the key of a node that leaves can leave the books.
+    pub(crate) fn try_leave(&mut self, now: Timestamp) -> bool {
+        self.collect(now, false);
+        self.is_settled() && self.bucket.try_close_books(Timestamp::NEVER)
     }
 
     // ---- what is known -----------------------------------------------------------------------
@@ -304,7 +351,8 @@ impl Account {
 
     /// Tokens pending or to be reported.
     pub(crate) fn pending(&self) -> u64 {
-        (self.unsent.spent + self.unsent.debt + self.unsent.allowed) as u64 + self.bucket.pending()
+        let unsent = self.unsent.spent + self.unsent.debt + self.unsent.allowed;
+        unsent as u64 + self.spilled + self.bucket.pending()
     }
 
     /// Tokens leased, by depth.
@@ -321,7 +369,8 @@ impl Account {
     // ---- when to report ----------------------------------------------------------------------
 
     /// A decision touched the key: report at the next tick, or early when it runs low.
-    pub(crate) fn touch(&mut self, now: Timestamp, urgent: bool, terms: &Terms) {
+    pub(crate) fn touch(&mut self, now: Timestamp, terms: &Terms) {
+        let urgent = self.bucket.is_urgent();
         self.last_arrival = now;
         let scheduled = now.plus_micros(self.interval_us(now, terms));
         let soon = if urgent { self.early.not_before() } else { scheduled };
@@ -344,7 +393,7 @@ impl Account {
         self.probe_span_us = telling_us.max(terms.tick_us / 4);
         let busy = self.probe_span_us <= terms.tick_us / 2;
         let holds = self.held.depth > 0 && self.policy.is_none();
-        self.probed_arrivals = self.arrivals + self.bucket.demand();
+        self.probed_arrivals = self.arrivals + self.spilled + self.bucket.demand();
         self.probe_at =
             if busy && holds { now.plus_micros(self.probe_span_us) } else { Timestamp::NEVER };
     }
@@ -352,7 +401,8 @@ impl Account {
     /// Looks whether arrivals over the last quarter tick have fallen below a quarter of what was
     /// expected; if so the key is due at once, to give back what it holds.
     pub(crate) fn probe(&mut self, now: Timestamp, terms: &Terms) {
-        let arrived = (self.arrivals + self.bucket.demand()).saturating_sub(self.probed_arrivals);
+        let arrived = self.arrivals + self.spilled + self.bucket.demand();
+        let arrived = arrived.saturating_sub(self.probed_arrivals);
         let span_us = now.micros_since(self.probe_at) + self.probe_span_us;
         if (arrived as f64) < self.demand.over(span_us) / 4.0 {
             self.collect(now, true);
@@ -398,7 +448,7 @@ impl Account {
         self.probe_at = Timestamp::NEVER;
         Entry {
             limit: limit.clone(),
-            key: self.bucket.key.clone(),
+            key: self.key.clone(),
             scale: terms.scale,
             version: i64::from(terms.version),
             epoch_us: terms.epoch_us as i64,
@@ -417,59 +467,6 @@ impl Account {
             restore: self.restore,
             claim,
         }
-    }
-
-    /// Takes what is not needed out of the bucket: tokens beyond `need`, the rate that the store
-    /// wants back or that demand does not use, and the depth that goes with them.
-    fn give_back(&mut self, terms: &Terms, now: Timestamp, need: i64, rate_used: i64) -> Back {
-        if self.policy.is_some() {
-            return Back::default();
-        }
-        let unit = terms.scale.token;
-        let ended = now >= self.ends;
-        let unused = if self.held.rate > 2 * rate_used { self.held.rate - rate_used } else { 0 };
-        let rate_before = self.held.rate;
-        let rate = if ended { rate_before } else { self.recall.max(unused).min(rate_before) };
-        self.recall = 0;
-        self.held.rate -= rate;
-        if rate > 0 && !ended {
-            self.amend(now, self.lease_terms(0, self.ahead_us(terms)), 0);
-            // What was spent ahead is owed from now on.
-            self.owes |= self.held.rate == 0 && self.stash < 0;
-        }
-        let tokens = i64::from(self.bucket.peek(now, unit).0);
-        let keep = match ended {
-            true => 0,
-            false if tokens > need + need / 4 => need,
-            false => tokens,
-        };
-        let withdrawn = if is_weak(Weakness::ReturnsKept) {
-            (tokens - keep) as u32
-        } else {
-            self.bucket.withdraw(keep as u32)
-        };
-        let units = i64::from(withdrawn) * unit;
-        let mut lost = std::mem::take(&mut self.lost);
-        let (left, pending) = self.bucket.held_and_pending();
-        if rate_before == 0 {
-            // Nothing flowed in, so what is not there any more is known to the unit.
-            self.stash = 0;
-            let spent = self.unsent.spent + pending as i64;
-            lost = lost.max(self.held.lent - (i64::from(left) + spent) * unit - units);
-        }
-        // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
-        // in needs next to none; other refill would be lost without it, once tokens are scarce.
-        let pressed = rate_used > self.held.rate + self.held.rate / 4;
-        let flowing = match (self.held.rate > 0, self.is_scarce(terms)) {
-            (false, _) => 0,
-            (true, false) => 1,
-            (true, true) if pressed => 2,
-            (true, true) => self.held.depth,
-        };
-        let depth_before = self.held.depth;
-        self.held.depth = (i64::from(left) + flowing).min(depth_before);
-        self.bucket.set_depth(self.held.depth as u32);
-        Back { units, lost, rate, depth: depth_before - self.held.depth }
     }
 
     /// The batch with this entry was never applied: its contents are to be reported anew.
@@ -541,15 +538,19 @@ impl Account {
         self.owes &= given.level < 0 || self.unsent.debt > 0;
         self.recall = given.recall;
         self.restore = false;
-        self.bucket.set_view(terms.scale.tokens(given.level), now);
-        self.bucket.set_credit_from(now.plus_micros(self.token_in_us(given, terms)));
+        let credit_from = now.plus_micros(self.token_in_us(given, terms));
+        self.bucket.set_view(terms.scale.tokens(given.level), now, credit_from);
         if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
-            let lease = self.lease_terms(self.low(now, terms), self.ahead_us(terms));
+            let lease = self.lease_terms(self.low(now, terms), self.ahead(terms));
             let there = self.amend(now, lease, given.tokens + under_way);
             self.lost = (self.held.lent - there).max(0);
         } else {
             self.lost = (self.held.lent - self.unsent.spent * unit).max(0);
+        }
+        if self.bucket.has_spilled() {
+            // What is on its way here would look as if it were lost.
+            self.lost = 0;
         }
         let credit = self.credit(terms);
         self.judge_early(given, entry, now, terms);
@@ -568,7 +569,8 @@ impl Account {
     fn amend(&mut self, now: Timestamp, lease: LeaseTerms, tokens: i64) -> i64 {
         let amended = self.bucket.amend(now, lease, tokens, self.stash, self.unit);
         self.stash = amended.rest;
-        let spent = self.unsent.spent.saturating_add_unsigned(amended.pending);
+        let pending = amended.pending + self.spilled;
+        let spent = self.unsent.spent.saturating_add_unsigned(pending);
         amended.units.saturating_add(spent.saturating_mul(self.unit))
     }
 
@@ -582,14 +584,14 @@ impl Account {
         }
     }
 
-    fn lease_terms(&self, low: u32, ahead_us: u64) -> LeaseTerms {
+    fn lease_terms(&self, low: u32, ahead: u8) -> LeaseTerms {
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         LeaseTerms {
             rate: self.held.rate - error,
             depth: self.held.depth.clamp(0, i64::from(FIELD_MAX)) as u32,
             ends: self.ends,
             low,
-            ahead_us,
+            ahead,
             policy: false,
         }
     }
@@ -650,10 +652,10 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn add(&mut self, collected: &Collected) {
-        self.allowed += collected.allowed_decisions;
-        self.denied += collected.denied_decisions;
-        self.unsure += collected.unsure_decisions;
+    /// Decisions by which `spent` tokens went; how many of them were unsure is counted elsewhere.
+    pub(crate) fn of(collected: &Collected, spent: u64) -> Self {
+        let allowed = spent.saturating_sub(collected.surplus);
+        Self { allowed, denied: collected.denied, unsure: 0 }
     }
 
     pub(crate) fn merge(&mut self, other: Self) {
@@ -666,13 +668,4 @@ impl Tally {
 /// How long a key is kept in the books after its last request.
 fn linger_us(terms: &Terms) -> u64 {
     terms.scale.fill_us().clamp(LINGER_MIN_US, LINGER_MAX_US)
-}
-
-/// What a report gives back.
-#[derive(Clone, Copy, Debug, Default)]
-struct Back {
-    units: i64,
-    lost: i64,
-    rate: i64,
-    depth: i64,
 }

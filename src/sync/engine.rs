@@ -12,6 +12,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use slab::Slab;
+
 use super::account::{Paces, Tally, Waiter};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble};
@@ -19,8 +21,9 @@ use super::lane::Lane;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
 use super::rng::Rng;
 use crate::bound::Excess;
-use crate::bucket::Bucket;
+use crate::bucket::BucketRef;
 use crate::error::StoreError;
+use crate::key::lane_of;
 use crate::limit::{Mode, Terms};
 use crate::time::Timestamp;
 
@@ -41,16 +44,34 @@ pub(crate) struct Config {
 /// What can happen to an engine.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// A decision touched this bucket.
-    Touched(Arc<Bucket>),
-    /// A caller waits for the store's word on a request.
-    Wait { bucket: Arc<Bucket>, waiter: Waiter },
+    /// A decision has told of this bucket.
+    Touched { bucket: BucketRef, told: Told },
+    /// A caller waits for the store's word on a request of `key`.
+    Wait { bucket: BucketRef, key: Arc<[u8]>, waiter: Waiter },
     /// An exchange came to an end.
     Answer { lane: u32, sequence: i64, result: Result<Reply, StoreError> },
     /// Time has passed.
     Timeout,
     /// The node is leaving: report everything and give everything back.
     Leave,
+}
+
+/// What a decision has told.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told {
+    /// The key, if the engine may not know it.
+    pub(crate) key: Option<Arc<[u8]>>,
+    /// Pending tokens that no longer fitted the bucket's word.
+    pub(crate) spilled: u32,
+    /// What a denied request cost, if that was more than one token.
+    pub(crate) refused: u32,
+}
+
+/// Where the books on a key are: the lane, and its place there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Desk {
+    pub(crate) lane: u32,
+    pub(crate) slot: usize,
 }
 
 /// What an engine wants done.
@@ -78,6 +99,17 @@ pub(crate) struct LimitBooks {
     mismatch_told: bool,
 }
 
+impl LimitBooks {
+    /// Counts the decisions of a bucket that nobody else is told of.
+    fn count(&mut self, bucket: &BucketRef, muted: bool, spilled: u32) {
+        let collected = bucket.collect(muted, |left| left);
+        self.tally.merge(Tally::of(&collected, collected.spent + u64::from(spilled)));
+        if spilled > 0 {
+            bucket.spill_booked();
+        }
+    }
+}
+
 /// What lanes share.
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -88,6 +120,8 @@ pub(crate) struct Context {
     pub(crate) retry_us: u64,
     pub(crate) rng: Rng,
     pub(crate) outputs: VecDeque<Output>,
+    /// All books of all lanes, by the number that their buckets have.
+    pub(crate) desks: Slab<Desk>,
     pub(crate) nodes_by_lane: Vec<Option<i64>>,
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
@@ -191,7 +225,7 @@ pub(crate) struct Gauges {
 pub(crate) struct Engine {
     lanes: Vec<Lane>,
     /// Buckets of local limits that were touched since decisions were last taken.
-    local: Vec<Arc<Bucket>>,
+    local: Vec<BucketRef>,
     context: Context,
 }
 
@@ -218,6 +252,7 @@ impl Engine {
             retry_us: config.retry_us,
             rng: Rng::new(config.seed),
             outputs: VecDeque::new(),
+            desks: Slab::new(),
             losses: 0,
             known: Known::default(),
             nodes_by_lane: vec![None; config.lanes as usize],
@@ -231,11 +266,13 @@ impl Engine {
     /// Takes in what happened at `now`.
     pub(crate) fn handle(&mut self, now: Timestamp, input: Input) {
         match input {
-            Input::Touched(bucket) => self.touched(&bucket, now),
-            Input::Wait { bucket, waiter } => {
-                let lane = bucket.lane as usize;
+            Input::Touched { bucket, told } => self.touched(bucket, told, now),
+            Input::Wait { bucket, key, waiter } => {
+                let desk = self.desk(bucket, Some(key), now);
                 // The batch goes with the next timeout, so that it asks for all who come till then.
-                self.lanes[lane].wait(&bucket, waiter, now, &mut self.context);
+                if let Some(Desk { lane, slot }) = desk {
+                    self.lanes[lane as usize].wait(slot, waiter, now, &mut self.context);
+                }
             }
             Input::Answer { lane, sequence, result } => {
                 let number = lane as usize;
@@ -265,17 +302,32 @@ impl Engine {
         }
     }
 
-    fn touched(&mut self, bucket: &Arc<Bucket>, now: Timestamp) {
-        let limit = bucket.limit as usize;
-        if self.context.limits[limit].terms.mode == Mode::Local {
+    fn touched(&mut self, bucket: BucketRef, told: Told, now: Timestamp) {
+        let limit = &mut self.context.limits[bucket.limit() as usize];
+        if limit.terms.mode == Mode::Local {
             // There is nobody to tell: the bucket is heard again when decisions are counted.
-            let collected = bucket.collect(true, |left| left);
-            self.context.limits[limit].tally.add(&collected);
-            self.local.push(bucket.clone());
+            limit.tally.denied += u64::from(told.refused > 0);
+            limit.count(&bucket, true, told.spilled);
+            self.local.push(bucket);
             return;
         }
-        let lane = bucket.lane as usize;
-        self.lanes[lane].touch(bucket, now, &mut self.context);
+        if let Some(Desk { lane, slot }) = self.desk(bucket, told.key, now) {
+            let lane = &mut self.lanes[lane as usize];
+            lane.touch(slot, told.spilled, told.refused, now, &mut self.context);
+        }
+    }
+
+    /// Where the books on the key are; they are opened if there are none.
+    fn desk(&mut self, bucket: BucketRef, key: Option<Arc<[u8]>>, now: Timestamp) -> Option<Desk> {
+        if let Some(desk) = bucket.slot() {
+            return self.context.desks.get(desk as usize).copied();
+        }
+        // Whoever finds no books has told the key, unless what is told is a hint and comes too late.
+        let key = if bucket.is_overflow() { Arc::default() } else { key? };
+        let name = &self.context.limits[bucket.limit() as usize].name;
+        let lane = lane_of(name, &key, self.context.lanes);
+        let slot = self.lanes[lane as usize].open(bucket, key, now, &mut self.context);
+        Some(Desk { lane, slot })
     }
 
     /// The next thing to be done; drained before anything is waited for.
@@ -303,11 +355,15 @@ impl Engine {
         self.lanes.iter().all(Lane::is_settled)
     }
 
+    /// So many decisions of a limit were unsure, beside those that the engine took itself.
+    pub(crate) fn unsure(&mut self, limit: u32, decisions: u64) {
+        self.context.limits[limit as usize].tally.unsure += decisions;
+    }
+
     /// Decisions collected since the last time.
     pub(crate) fn take_decisions(&mut self, now: Timestamp) -> Vec<Event> {
         for bucket in self.local.drain(..) {
-            let collected = bucket.collect(false, |left| left);
-            self.context.limits[bucket.limit as usize].tally.add(&collected);
+            self.context.limits[bucket.limit() as usize].count(&bucket, false, 0);
         }
         for lane in &mut self.lanes {
             lane.count_policies(now, &mut self.context);

@@ -8,13 +8,13 @@ use slab::Slab;
 
 use super::account::{Account, Answer, Tally, Waiter};
 use super::backoff::Backoff;
-use super::engine::{Context, Output};
+use super::engine::{Context, Desk, Output};
 use super::event::Event;
 use super::excess::LaneTrouble;
 use super::message::{
     ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Reply, Request, Verdict,
 };
-use crate::bucket::Bucket;
+use crate::bucket::BucketRef;
 use crate::error::StoreError;
 use crate::limit::Terms;
 use crate::time::Timestamp;
@@ -135,30 +135,47 @@ impl Lane {
 
     // ---- inputs ------------------------------------------------------------------------------
 
-    /// A decision touched `bucket`.
-    pub(crate) fn touch(&mut self, bucket: &Arc<Bucket>, now: Timestamp, context: &mut Context) {
-        let slot = self.track(bucket, now, context);
+    /// A decision has told of a key.
+    pub(crate) fn touch(
+        &mut self,
+        slot: usize,
+        spilled: u32,
+        refused: u32,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
         let terms = self.terms(slot, context);
-        let urgent = bucket.is_urgent();
-        self.rescheduled(slot, |account| account.touch(now, urgent, &terms));
+        self.rescheduled(slot, |account| {
+            account.spilled(spilled);
+            if refused > 0 {
+                account.refused_large(refused);
+            }
+            account.touch(now, &terms);
+        });
         self.enter_policy_if_cut_off(slot, now, context);
     }
 
     /// The terms by which the key is kept.
     fn terms(&self, slot: usize, context: &Context) -> Terms {
         let account = &self.accounts[slot];
-        account.terms(&context.limits[account.bucket.limit as usize].terms)
+        account.terms(&context.limits[account.limit() as usize].terms)
     }
 
-    /// The place of the bucket's books, opened if there are none.
-    fn track(&mut self, bucket: &Arc<Bucket>, now: Timestamp, context: &Context) -> usize {
-        bucket.slot().unwrap_or_else(|| {
-            let terms = &context.limits[bucket.limit as usize].terms;
-            bucket.set_full_at(Timestamp::NEVER);
-            let slot = self.accounts.insert(Account::new(bucket.clone(), terms, now));
-            bucket.set_slot(Some(slot));
-            slot
-        })
+    /// Opens the books on a key; returns their place.
+    pub(crate) fn open(
+        &mut self,
+        bucket: BucketRef,
+        key: Arc<[u8]>,
+        now: Timestamp,
+        context: &mut Context,
+    ) -> usize {
+        let terms = &context.limits[bucket.limit() as usize].terms;
+        let place = self.accounts.vacant_entry();
+        let slot = place.key();
+        let desk = context.desks.insert(Desk { lane: self.number, slot }) as u32;
+        bucket.open_books(desk);
+        place.insert(Account::new(bucket, key, desk, terms, now));
+        slot
     }
 
     /// A key without a lease lives on its outage policy from the moment it is asked for.
@@ -167,7 +184,7 @@ impl Lane {
         if self.failures == 0 || account.lease_ends().is_some() || account.in_policy() {
             return;
         }
-        let terms = &context.limits[account.bucket.limit as usize].terms;
+        let terms = &context.limits[account.limit() as usize].terms;
         let graced = now.micros_since(self.answered) >= terms.grace_us;
         if graced && self.is_cut_off(now, context) {
             let nodes = context.nodes();
@@ -175,15 +192,14 @@ impl Lane {
         }
     }
 
-    /// A caller waits for the store's word on a request of `bucket`.
+    /// A caller waits for the store's word on a request.
     pub(crate) fn wait(
         &mut self,
-        bucket: &Arc<Bucket>,
+        slot: usize,
         waiter: Waiter,
         now: Timestamp,
         context: &mut Context,
     ) {
-        let slot = self.track(bucket, now, context);
         let terms = self.terms(slot, context);
         self.rescheduled(slot, |account| account.wait(waiter, now, &terms));
         self.enter_policy_if_cut_off(slot, now, context);
@@ -248,7 +264,7 @@ impl Lane {
         for (_, account) in &mut self.accounts {
             if account.in_policy() {
                 account.count(now);
-                context.limits[account.bucket.limit as usize].tally.merge(account.take_tally());
+                context.limits[account.limit() as usize].tally.merge(account.take_tally());
             }
         }
     }
@@ -314,7 +330,7 @@ impl Lane {
             }
             if self.reports(slot, now, context) {
                 let terms = self.terms(slot, context);
-                let limit = &mut context.limits[self.accounts[slot].bucket.limit as usize];
+                let limit = &mut context.limits[self.accounts[slot].limit() as usize];
                 let leaving = self.leaving;
                 entries.push(self.rescheduled(slot, |account| {
                     account.reporting = true;
@@ -362,7 +378,7 @@ impl Lane {
         }
         let account = &self.accounts[slot];
         let pressing = self.leaving || account.is_pressing();
-        let limit = &mut context.limits[account.bucket.limit as usize];
+        let limit = &mut context.limits[account.limit() as usize];
         let admitted = limit.paces.admit(pressing, now, &terms);
         if !admitted {
             self.rescheduled(slot, |account| account.put_off(now));
@@ -373,8 +389,8 @@ impl Lane {
     fn close(&mut self, slot: usize, context: &mut Context) {
         self.unschedule(slot);
         let mut account = self.accounts.remove(slot);
-        account.lose_pace(&mut context.limits[account.bucket.limit as usize].paces);
-        account.bucket.set_slot(None);
+        account.lose_pace(&mut context.limits[account.limit() as usize].paces);
+        context.desks.remove(account.desk as usize);
     }
 
     /// Changes an account and keeps the queues in step with it.
@@ -449,7 +465,7 @@ impl Lane {
             .collect();
         let nodes = context.nodes();
         for slot in unleased {
-            let terms = &context.limits[self.accounts[slot].bucket.limit as usize].terms;
+            let terms = &context.limits[self.accounts[slot].limit() as usize].terms;
             if now.micros_since(self.answered) >= terms.grace_us {
                 self.enter_policy(slot, now, nodes, context);
             }
@@ -498,7 +514,7 @@ impl Lane {
         let terms = self.terms(slot, context);
         match grant {
             Grant::Given(given) => {
-                context.agreed(self.accounts[slot].bucket.limit, given.whole);
+                context.agreed(self.accounts[slot].limit(), given.whole);
                 let recovering_until = self.recovering_until;
                 let nodes = context.nodes().unwrap_or(1).max(1);
                 let installed = self.rescheduled(slot, |account| {
@@ -523,7 +539,7 @@ impl Lane {
                 }
             }
             Grant::OtherQuota { .. } | Grant::Foreign => {
-                context.refused(self.accounts[slot].bucket.limit, entry, grant);
+                context.refused(self.accounts[slot].limit(), entry, grant);
                 let nodes = context.nodes();
                 self.rescheduled(slot, |account| {
                     account.revoke(entry);
@@ -535,7 +551,7 @@ impl Lane {
             }
         }
         self.tally(slot, context);
-        if leaving && self.accounts[slot].is_settled() {
+        if leaving && self.rescheduled(slot, |account| account.try_leave(now)) {
             self.close(slot, context);
         }
     }
@@ -572,7 +588,7 @@ impl Lane {
             self.accounts[slot].enter_policy(now, &terms, nodes);
             self.tell(slot, context);
             context.event(Event::OutagePolicy {
-                limit: context.limit_name(self.accounts[slot].bucket.limit),
+                limit: context.limit_name(self.accounts[slot].limit()),
             });
         } else {
             self.accounts[slot].forget_end();
@@ -590,9 +606,8 @@ impl Lane {
         let terms = self.terms(slot, context);
         self.rescheduled(slot, |account| account.enter_policy(now, &terms, nodes));
         self.tell(slot, context);
-        context.event(Event::OutagePolicy {
-            limit: context.limit_name(self.accounts[slot].bucket.limit),
-        });
+        context
+            .event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].limit()) });
         self.tally(slot, context);
     }
 
@@ -600,7 +615,7 @@ impl Lane {
         let account = &mut self.accounts[slot];
         let tally = account.take_tally();
         if tally != Tally::default() {
-            context.limits[account.bucket.limit as usize].tally.merge(tally);
+            context.limits[account.limit() as usize].tally.merge(tally);
         }
     }
 }

@@ -12,5 +12,5 @@ pub(crate) mod message;
 mod rng;
 
 pub(crate) use account::Waiter;
-pub(crate) use engine::{Config, Engine, Input, Output};
+pub(crate) use engine::{Config, Engine, Input, Output, Told};
 pub use event::Event;

@@ -1,6 +1,7 @@
 //! What the store has lent to this node, and how far the node may spend beyond it.
 
 use super::Account;
+use crate::bucket::AHEAD_PARTS;
 use crate::limit::Terms;
 use crate::quota::Scale;
 use crate::sync::message::{Entry, Given, LENT_MAX, lent_least};
@@ -36,7 +37,7 @@ impl Account {
     pub(super) fn most_held(&self, tokens: u32) -> i64 {
         let tokens = if self.policy.is_some() { 0 } else { tokens };
         let refilled = if self.held.rate > 0 { self.held.depth } else { 0 };
-        let tokens = refilled.max(i64::from(tokens)) + 1 + self.unsent.spent;
+        let tokens = refilled.max(i64::from(tokens)) + 1 + self.unsent.spent + self.spilled as i64;
         tokens.saturating_mul(self.unit).min(LENT_MAX)
     }
 
@@ -45,9 +46,9 @@ impl Account {
         if self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
     }
 
-    /// How long before it is whole a token may be spent, so that the fractions that all nodes hold
+    /// How much of a token may be spent before it is whole, in 64ths, so that the fractions that all nodes hold
     /// come to next to nothing: a token waits half of its time on average, and then for a request.
-    pub(super) fn ahead_us(&self, terms: &Terms) -> u64 {
+    pub(super) fn ahead(&self, terms: &Terms) -> u8 {
         if terms.credit == 0 || self.held.rate == 0 || self.owes {
             return 0;
         }
@@ -60,7 +61,7 @@ impl Account {
             let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
             ahead = (ahead + self.held.rate as f64 / demand).min(AHEAD_MAX);
         }
-        (ahead * self.unit as f64 / self.held.rate as f64) as u64
+        (ahead * AHEAD_PARTS as f64) as u8
     }
 
     /// When the level is believed to come to a whole token, by what this node has seen of its growth

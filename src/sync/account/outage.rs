@@ -1,12 +1,9 @@
 //! What a key lives on while the store is away.
 
 use super::Account;
-use crate::bucket::{FIELD_MAX, LeaseTerms};
+use crate::bucket::{BOUNDLESS_RATE, FIELD_MAX, LeaseTerms};
 use crate::limit::{OutagePolicy, Terms};
 use crate::time::Timestamp;
-
-/// Refill that is never the limit: a policy that lets everything pass.
-const BOUNDLESS_RATE: i64 = 1 << 50;
 
 /// An outage policy in force.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +50,7 @@ impl Account {
             depth: depth.min(i64::from(FIELD_MAX)) as u32,
             ends: Timestamp::NEVER,
             low: 0,
-            ahead_us: 0,
+            ahead: 0,
             policy: true,
         };
         let tokens = if terms.outage == OutagePolicy::Open { depth } else { own + loan };

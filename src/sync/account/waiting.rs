@@ -1,7 +1,7 @@
 //! Callers who wait for the store's word.
 
 use super::Account;
-use crate::bucket::Taken;
+use crate::bucket::{Taken, Verdict};
 use crate::limit::Terms;
 use crate::time::Timestamp;
 
@@ -51,29 +51,43 @@ impl Account {
         while self.waiters.front().is_some_and(|first| first.deadline <= now) {
             let Some(Waiter { ticket, cost, .. }) = self.waiters.pop_front() else { return };
             self.asked = self.asked.saturating_sub(1);
-            let Taken { allowed, sure, .. } = self.bucket.take(cost, now, terms.scale.token);
-            self.answers.push(Answer { ticket, allowed, sure });
+            let taken = self.bucket.take(cost, now, terms.scale.token);
+            self.answer(ticket, cost, taken);
         }
+    }
+
+    /// Answers a caller who waited.
+    fn answer(&mut self, ticket: u64, cost: u32, taken: Taken) {
+        self.spilled(taken.spilled);
+        if !taken.allowed() && cost > 1 {
+            self.refused_large(cost);
+        }
+        self.tally.unsure += u64::from(!taken.sure);
+        self.answers.push(Answer { ticket, allowed: taken.allowed(), sure: taken.sure });
     }
 
     /// The store has answered those whom the batch asked for: as many go on as tokens came.
     pub(super) fn answer_asked(&mut self, now: Timestamp, terms: &Terms) {
-        for Waiter { ticket, cost, .. } in self.waiters.drain(..self.asked) {
+        let later = self.waiters.split_off(self.asked);
+        for Waiter { ticket, cost, .. } in std::mem::replace(&mut self.waiters, later) {
             let taken = self.bucket.take_sure(cost, now, terms.scale.token);
-            if taken.is_none() {
-                self.bucket.refuse(cost);
+            if taken.verdict == Verdict::Unsure {
+                // The store gave what it had: that is sure.
+                self.spilled(taken.spilled);
+                self.refused(cost);
+                self.answers.push(Answer { ticket, allowed: false, sure: true });
+            } else {
+                self.answer(ticket, cost, Taken { sure: true, ..taken });
             }
-            let allowed = taken.is_some_and(|taken| taken.allowed);
-            self.answers.push(Answer { ticket, allowed, sure: true });
         }
         self.asked = 0;
     }
 
     /// Callers who wait are answered by the outage policy.
     pub(super) fn answer_by_policy(&mut self, now: Timestamp, terms: &Terms) {
-        for Waiter { ticket, cost, .. } in self.waiters.drain(..) {
-            let Taken { allowed, sure, .. } = self.bucket.take(cost, now, terms.scale.token);
-            self.answers.push(Answer { ticket, allowed, sure });
+        for Waiter { ticket, cost, .. } in std::mem::take(&mut self.waiters) {
+            let taken = self.bucket.take(cost, now, terms.scale.token);
+            self.answer(ticket, cost, taken);
         }
         self.asked = 0;
     }

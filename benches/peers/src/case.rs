@@ -1,0 +1,134 @@
+//! The cases: which keys are asked for in which order, by how many threads.
+
+/// How keys are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draw {
+    Uniform,
+    /// Zipf's law, exponent 1.
+    Zipf,
+}
+
+/// What a contender is asked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Key,
+    Handle,
+}
+
+/// One case.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub keys: usize,
+    pub draw: Draw,
+    pub by: By,
+    pub denied: bool,
+    pub isolated: bool,
+    pub threads: usize,
+}
+
+impl Case {
+    pub fn name(&self) -> String {
+        let keys = match self.keys {
+            1 => "1 key".to_owned(),
+            keys @ ..1_000 => format!("{keys} keys"),
+            keys @ ..1_000_000 => format!("{}k keys", keys / 1_000),
+            keys => format!("{}M keys", keys / 1_000_000),
+        };
+        let draw = match self.draw {
+            _ if self.keys == 1 => "",
+            Draw::Uniform => " uniform",
+            Draw::Zipf => " zipf",
+        };
+        let by = if self.by == By::Handle { "handle" } else { "key" };
+        let denied = if self.denied { ", denied" } else { "" };
+        let isolated = if self.isolated { ", isolated" } else { ", tight" };
+        let threads = if self.threads == 1 { "1 thread" } else { "2 threads" };
+        format!("by {by}, {keys}{draw}{denied}{isolated}, {threads}")
+    }
+
+    /// The keys, and the order in which they are asked for.
+    pub fn keys(&self) -> Keys {
+        let length = if self.keys <= 100_000 { 1 << 18 } else { 1 << 21 };
+        let mut rng = fastrand::Rng::with_seed(1);
+        let zipf = Zipf::new(self.keys);
+        let stream: Vec<u32> = (0..length)
+            .map(|at| match self.draw {
+                // Each key comes before any comes again: what is warm is what is meant to be.
+                _ if at < self.keys => at as u32,
+                Draw::Uniform => rng.u32(0..self.keys as u32),
+                Draw::Zipf => zipf.draw(&mut rng),
+            })
+            .collect();
+        let mut shuffled = stream;
+        rng.shuffle(&mut shuffled);
+        let names = shuffled.iter().map(|key| name(*key)).collect();
+        Keys { count: self.keys, stream: shuffled, names }
+    }
+}
+
+/// A key of 20 bytes.
+pub fn name(key: u32) -> String {
+    format!("user:{key:015}")
+}
+
+/// A stream of keys: by number, and by name, each name a string of its own in the stream's order,
+/// so that reading the question costs the same whatever is done with it.
+pub struct Keys {
+    pub count: usize,
+    pub stream: Vec<u32>,
+    pub names: Vec<String>,
+}
+
+struct Zipf {
+    sums: Vec<f64>,
+}
+
+impl Zipf {
+    fn new(keys: usize) -> Self {
+        let mut sum = 0.0;
+        let sums = (1..=keys)
+            .map(|rank| {
+                sum += 1.0 / rank as f64;
+                sum
+            })
+            .collect();
+        Self { sums }
+    }
+
+    fn draw(&self, rng: &mut fastrand::Rng) -> u32 {
+        let at = rng.f64() * self.sums.last().copied().unwrap_or_default();
+        self.sums.partition_point(|sum| *sum < at).min(self.sums.len() - 1) as u32
+    }
+}
+
+/// All cases.
+pub fn cases() -> Vec<Case> {
+    use Draw::{Uniform, Zipf};
+    let base = Case {
+        keys: 1,
+        draw: Uniform,
+        by: By::Key,
+        denied: false,
+        isolated: false,
+        threads: 1,
+    };
+    let tight = [(1, Uniform), (1_000, Uniform), (100_000, Uniform), (100_000, Zipf)]
+        .into_iter()
+        .chain([(1_000_000, Uniform), (1_000_000, Zipf)])
+        .map(|(keys, draw)| Case { keys, draw, ..base });
+    let isolated =
+        [1_000, 100_000, 1_000_000].map(|keys| Case { keys, isolated: true, ..base });
+    let handle = |keys| Case { keys, by: By::Handle, ..base };
+    let mut cases: Vec<Case> = tight.chain(isolated).collect();
+    cases.extend([
+        Case { keys: 1, denied: true, ..base },
+        Case { keys: 1_000, denied: true, ..base },
+        Case { keys: 1_000, threads: 2, ..base },
+        Case { keys: 1, threads: 2, ..base },
+        handle(1),
+        handle(1_000),
+        Case { denied: true, ..handle(1_000) },
+        Case { threads: 2, ..handle(1) },
+    ]);
+    cases
+}

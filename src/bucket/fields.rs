@@ -1,0 +1,165 @@
+//! How a bucket's less changeable numbers share words, so that all of it fits one cache line.
+
+use super::word::FIELD_MAX;
+use crate::time::Timestamp;
+
+/// More refill than can ever be used up: a policy that lets everything pass.
+pub(crate) const BOUNDLESS_RATE: i64 = (1 << RATE_BITS) - 1;
+/// How finely it is said how much of a token may be spent before it is whole.
+pub(crate) const AHEAD_PARTS: u64 = 1 << AHEAD_BITS;
+
+const RATE_BITS: u32 = 34;
+const AHEAD_BITS: u32 = 6;
+const TOKENS_BITS: u32 = 24;
+const MANTISSA_BITS: u32 = 19;
+/// The last millisecond that can be told: 34 years.
+const MILLIS_MAX: u64 = (1 << 40) - 1;
+
+/// Refill, depth, and how much of a token may be spent before it is whole.
+///
+/// ```text
+///  63               30 29           6 5         0
+/// |  rate, units/us   | depth, tokens | ahead, /64 |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flow(pub u64);
+
+impl Flow {
+    pub(super) const NONE: Self = Self(0);
+
+    pub(super) fn new(rate: i64, depth: u32, ahead: u8) -> Self {
+        debug_assert!((0..=BOUNDLESS_RATE).contains(&rate) && depth <= FIELD_MAX);
+        debug_assert!(u64::from(ahead) < AHEAD_PARTS);
+        let depth = u64::from(depth) << AHEAD_BITS;
+        Self((rate as u64) << (TOKENS_BITS + AHEAD_BITS) | depth | u64::from(ahead))
+    }
+
+    /// Units per microsecond.
+    #[inline]
+    pub(super) fn rate(self) -> u64 {
+        self.0 >> (TOKENS_BITS + AHEAD_BITS)
+    }
+
+    /// Whether nothing is ever lacking.
+    pub(super) fn is_boundless(self) -> bool {
+        self.rate() == BOUNDLESS_RATE as u64
+    }
+
+    /// Whole tokens.
+    #[inline]
+    pub(super) fn depth(self) -> u32 {
+        (self.0 >> AHEAD_BITS) as u32 & FIELD_MAX
+    }
+
+    /// The same refill with another depth.
+    pub(super) fn with_depth(self, depth: u32) -> Self {
+        Self(self.0 & !(u64::from(FIELD_MAX) << AHEAD_BITS) | u64::from(depth) << AHEAD_BITS)
+    }
+
+    /// Units of `unit` a token that may be spent before they have flowed in.
+    #[inline]
+    pub(super) fn ahead_units(self, unit: i64) -> u64 {
+        // A token has 2^52 units at most, so this does not overflow.
+        unit as u64 * (self.0 % AHEAD_PARTS) / AHEAD_PARTS
+    }
+
+    /// How long before it is whole a token may be spent.
+    pub(super) fn ahead_us(self, unit: i64) -> u64 {
+        self.ahead_units(unit).checked_div(self.rate()).unwrap_or(0)
+    }
+}
+
+/// A time to the millisecond, and a number of tokens.
+///
+/// ```text
+///  63            24 23          0
+/// |  milliseconds  |   tokens    |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moment(pub u64);
+
+impl Moment {
+    pub(super) const ZERO: Self = Self(0);
+
+    /// `at`, rounded down.
+    pub(super) fn not_after(at: Timestamp, tokens: u32) -> Self {
+        Self::of_millis(at.as_micros() / 1000, tokens)
+    }
+
+    /// `at`, rounded up.
+    pub(super) fn not_before(at: Timestamp, tokens: u32) -> Self {
+        Self::of_millis(at.as_micros().div_ceil(1000), tokens)
+    }
+
+    fn of_millis(millis: u64, tokens: u32) -> Self {
+        debug_assert!(tokens <= FIELD_MAX);
+        Self(millis.min(MILLIS_MAX) << TOKENS_BITS | u64::from(tokens))
+    }
+
+    /// Microseconds since the clock's origin.
+    #[inline]
+    pub(super) fn micros(self) -> u64 {
+        (self.0 >> TOKENS_BITS) * 1000
+    }
+
+    #[inline]
+    pub(super) fn tokens(self) -> u32 {
+        self.0 as u32 & FIELD_MAX
+    }
+}
+
+/// A number of tokens to 19 bits, rounded down, as it fits a [`Moment`].
+pub(super) fn rounded(tokens: i64) -> u32 {
+    let tokens = tokens.max(0) as u64;
+    let exponent = (u64::BITS - tokens.leading_zeros()).saturating_sub(MANTISSA_BITS).min(31);
+    let mantissa = (tokens >> exponent).min((1 << MANTISSA_BITS) - 1);
+    (u64::from(exponent) << MANTISSA_BITS | mantissa) as u32
+}
+
+/// What [`rounded`] made of a number.
+#[inline]
+pub(super) fn unrounded(tokens: u32) -> u64 {
+    u64::from(tokens % (1 << MANTISSA_BITS)) << (tokens >> MANTISSA_BITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_flow_is_what_it_was_made_of(
+            rate in 0..=BOUNDLESS_RATE, depth in 0..=FIELD_MAX, ahead in 0..64_u8,
+            other in 0..=FIELD_MAX,
+        ) {
+            let flow = Flow::new(rate, depth, ahead);
+            prop_assert_eq!((flow.rate(), flow.depth()), (rate as u64, depth));
+            prop_assert_eq!(flow.ahead_units(6400), u64::from(ahead) * 100);
+            prop_assert_eq!(flow.with_depth(other), Flow::new(rate, other, ahead));
+        }
+
+        #[test]
+        fn a_moment_is_at_most_a_millisecond_off(us in 0..1_u64 << 49, tokens in 0..=FIELD_MAX) {
+            let at = Timestamp::from_micros(us);
+            let (before, after) =
+                (Moment::not_after(at, tokens), Moment::not_before(at, tokens));
+            prop_assert!(before.micros() <= us && us - before.micros() < 1000);
+            prop_assert!(after.micros() >= us && after.micros() - us < 1000);
+            prop_assert_eq!((before.tokens(), after.tokens()), (tokens, tokens));
+        }
+
+        #[test]
+        fn a_rounded_number_is_a_little_less_at_most(tokens in 0..=1_i64 << 40) {
+            let again = unrounded(rounded(tokens)) as i64;
+            prop_assert!(again <= tokens && tokens - again <= tokens >> 18);
+        }
+    }
+
+    #[test]
+    fn never_is_later_than_any_time_that_is_lived_through() {
+        let decade_us = 10 * 366 * 86_400 * 1_000_000;
+        assert!(Moment::not_after(Timestamp::NEVER, 0).micros() > decade_us);
+        assert_eq!(rounded(-5), 0);
+    }
+}

@@ -1,0 +1,92 @@
+//! What goes into a bucket and what comes out of it.
+
+use crate::time::Timestamp;
+
+/// A lease as the bucket applies it: until `ends`, `rate` units per microsecond flow in, up to
+/// `depth` whole tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub rate: i64,
+    pub depth: u32,
+    /// Rounded down to the millisecond.
+    pub ends: Timestamp,
+    /// Tell the engine when fewer tokens than this are left.
+    pub low: u32,
+    /// How much of a token may be spent before it is whole by who takes unsure answers, in 64ths.
+    pub ahead: u8,
+    /// The tokens come from an outage policy.
+    pub policy: bool,
+}
+
+impl Terms {
+    /// No lease: nothing flows in, nothing may be held.
+    pub(crate) const NONE: Self =
+        Self { rate: 0, depth: 0, ends: Timestamp::ZERO, low: 0, ahead: 0, policy: false };
+}
+
+/// What the engine is to be told after a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    /// Nothing new.
+    None,
+    /// Something is pending that was not before: report it at the next tick.
+    Dirty,
+    /// The key runs low or was denied: sync early.
+    Urgent,
+}
+
+/// What was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    Denied,
+    /// It is not sure, and was not to be decided unless it was: nothing was spent or counted.
+    Unsure,
+}
+
+/// What [`Bucket::take`] decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub verdict: Verdict,
+    pub sure: bool,
+    /// Tokens left in the word.
+    pub left: u32,
+    pub touch: Touch,
+    /// The engine keeps no books on the bucket, and must be told its key.
+    pub unknown: bool,
+    /// Tokens that were pending and no longer are: the engine must be told.
+    pub spilled: u32,
+}
+
+impl Taken {
+    /// Whether the request may go on.
+    #[inline]
+    pub(crate) fn allowed(&self) -> bool {
+        self.verdict == Verdict::Allowed
+    }
+}
+
+/// What [`Bucket::collect`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Collected {
+    /// Tokens spent since the last collection, from tokens and from credit.
+    pub spent: u64,
+    /// Of these, what single requests cost beyond one token each.
+    pub surplus: u64,
+    /// Requests for one token that were denied since.
+    pub denied: u64,
+    /// Credit left in the word.
+    pub credit: u32,
+}
+
+/// What [`Bucket::amend`] left behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amended {
+    /// Units that make no whole token and no whole microsecond of the new rate: the engine keeps
+    /// them until the next change. Less than none if tokens were minted ahead.
+    pub rest: i64,
+    /// All that the bucket holds, `rest` included, in units.
+    pub units: i64,
+    /// Tokens spent and not collected at that moment.
+    pub pending: u64,
+}

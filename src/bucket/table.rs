@@ -1,0 +1,615 @@
+//! Where a limit's buckets stand: a table that decisions read without any lock.
+//!
+//! # Shape
+//!
+//! Buckets stand in chunks, one cache line each, and are neither moved nor freed while the table
+//! lives. An index of words leads from a key's [`Print`] to its bucket's place: 26 bits of place,
+//! 38 bits of print, probed linearly. The index grows by levels, each sixteen times larger, the last
+//! one large enough for all keys; an outgrown level is kept, since nobody knows who still reads it.
+//!
+//! # Argument
+//!
+//! Whoever makes or forgets keys holds the keeper's lock, and is the only one to write to the index.
+//! A reader that finds an entry finds the right bucket, or one whose place has just been given up:
+//! its word says *gone* then. A reader may miss an entry while it is moved, or read a level that was
+//! just outgrown: it then looks again with the lock held. A place that was given up is given to
+//! another key after [`QUARANTINE_US`], far longer than a decision may take.
+//!
+//! # Orderings
+//!
+//! A bucket is made ready before its entry is stored with `Release`; who loads the entry with
+//! `Acquire` sees it ready. A level is filled before it is published with `Release`.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crossbeam_utils::CachePadded;
+
+use super::print::{PLACE_BITS, Print, Prints};
+use super::state::Bucket;
+use crate::time::Timestamp;
+
+/// The most keys that all limits of one limiter may hold together.
+pub const KEYS_MAX: usize = 50_000_000;
+
+/// Buckets are made so many at a time.
+const CHUNK: usize = 1024;
+/// The first level of the index.
+const ENTRIES_MIN: usize = 512;
+/// Each level is so many times larger than the one before.
+const GROWTH: usize = 16;
+const LEVELS_MAX: usize = 6;
+/// An index is at most four fifths full.
+const fn filled(entries: usize) -> usize {
+    entries / 5 * 4
+}
+/// How long a place stands empty: no decision takes so long, however its thread is held up.
+const QUARANTINE_US: u64 = 200_000;
+/// While others wait for a moment at the keeper's, so many places are looked at.
+const SCAN: u32 = 1024;
+/// Counters of the same thing, so that threads rarely meet at one.
+const STRIPES: usize = 16;
+
+const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
+/// The place of the bucket that keys share for which there is no room.
+pub(crate) const OVERFLOW: u32 = PLACE_MASK as u32 - 1;
+
+type Chunk = Box<[Bucket; CHUNK]>;
+type Index = Box<[AtomicU64]>;
+
+/// How many keys all limits of one limiter may hold together.
+#[derive(Debug)]
+pub(crate) struct KeyBudget {
+    used: AtomicUsize,
+    max: usize,
+}
+
+impl KeyBudget {
+    /// A budget of `max` keys.
+    pub(crate) fn new(max: usize) -> Self {
+        Self { used: AtomicUsize::new(0), max: max.min(KEYS_MAX) }
+    }
+
+    /// Keys held now.
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The most keys allowed.
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    fn claim(&self) -> bool {
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                (used < self.max).then_some(used + 1)
+            })
+            .is_ok()
+    }
+
+    fn release(&self, keys: usize) {
+        self.used.fetch_sub(keys, Ordering::Relaxed);
+    }
+}
+
+/// What only those touch who make or forget keys.
+#[derive(Debug, Default)]
+struct Keeper {
+    /// Places that were given up, and from when on they may be given again.
+    free: VecDeque<(Timestamp, u32)>,
+    /// The first place that was never given.
+    next: u32,
+    /// Entries in the index.
+    entries: usize,
+    /// Places that may not be given up, and how many hold on to them.
+    held: HashMap<u32, u32>,
+    /// Where the search for idle keys goes on.
+    scanned: u32,
+}
+
+/// The buckets of one limit.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// The limit's number.
+    limit: u32,
+    prints: Prints,
+    /// The level of the index that is in use.
+    level: AtomicUsize,
+    levels: [OnceLock<Index>; LEVELS_MAX],
+    chunks: Box<[OnceLock<Chunk>]>,
+    overflow: Bucket,
+    budget: Arc<KeyBudget>,
+    keeper: Mutex<Keeper>,
+    /// Unsure decisions since they were last counted.
+    unsure: [CachePadded<AtomicU64>; STRIPES],
+}
+
+impl Table {
+    /// An empty table that draws on `budget`; `settle` makes the overflow bucket what it is to be.
+    pub(crate) fn new(limit: u32, budget: Arc<KeyBudget>, settle: impl FnOnce(&Bucket)) -> Self {
+        let overflow = Bucket::new(0);
+        settle(&overflow);
+        let table = Self {
+            limit,
+            prints: Prints::default(),
+            level: AtomicUsize::new(0),
+            levels: Default::default(),
+            chunks: std::iter::repeat_with(OnceLock::new)
+                .take(capacity(&budget).div_ceil(CHUNK))
+                .collect(),
+            overflow,
+            budget,
+            keeper: Mutex::default(),
+            unsure: Default::default(),
+        };
+        table.levels[0].get_or_init(|| index(table.entries(0)));
+        table
+    }
+
+    /// The print of `key`.
+    #[inline]
+    pub(crate) fn print(&self, key: &[u8]) -> Print {
+        self.prints.of(key)
+    }
+
+    /// The bucket at `place`.
+    #[inline]
+    pub(crate) fn at(&self, place: u32) -> &Bucket {
+        let chunk = self.chunks.get(place as usize / CHUNK).and_then(OnceLock::get);
+        chunk.map_or(&self.overflow, |chunk| &chunk[place as usize % CHUNK])
+    }
+
+    /// Where the bucket of the key with this print stands.
+    #[inline]
+    pub(crate) fn find(&self, print: Print) -> Option<u32> {
+        let index = self.levels[self.level.load(Ordering::Acquire) % LEVELS_MAX].get()?;
+        let mut at = home(print.held, index.len());
+        loop {
+            // There are always free entries, so this ends.
+            let entry = index.get(at)?.load(Ordering::Acquire);
+            if entry == 0 {
+                return None;
+            }
+            if entry >> PLACE_BITS == print.tag {
+                let place = place_of(entry);
+                if self.at(place).is_of(print.held) {
+                    return Some(place);
+                }
+            }
+            at = if at + 1 == index.len() { 0 } else { at + 1 };
+        }
+    }
+
+    /// Where the bucket of the key with this print stands; if it is new it is made, with `credit`
+    /// and whatever `settle` does to it. A key for which there is no room has the overflow bucket.
+    #[inline]
+    pub(crate) fn find_or_make(
+        &self,
+        print: Print,
+        now: Timestamp,
+        credit: u32,
+        settle: impl FnOnce(&Bucket),
+    ) -> u32 {
+        match self.find(print) {
+            Some(place) => place,
+            None => self.make(&mut self.keeper(), print, now, credit, settle),
+        }
+    }
+
+    /// Makes the key's bucket, if nobody else has meanwhile.
+    #[cold]
+    fn make(
+        &self,
+        keeper: &mut Keeper,
+        print: Print,
+        now: Timestamp,
+        credit: u32,
+        settle: impl FnOnce(&Bucket),
+    ) -> u32 {
+        if let Some(place) = self.find(print) {
+            return place;
+        }
+        if !self.budget.claim() {
+            return OVERFLOW;
+        }
+        let Some(place) = self.vacancy(keeper, now) else {
+            self.budget.release(1);
+            return OVERFLOW;
+        };
+        let bucket = self.at(place);
+        bucket.settle_in(print.held, credit);
+        settle(bucket);
+        self.grow(keeper.entries + 1);
+        self.enter(self.level.load(Ordering::Relaxed), print, place);
+        keeper.entries += 1;
+        place
+    }
+
+    fn vacancy(&self, keeper: &mut Keeper, now: Timestamp) -> Option<u32> {
+        if let Some(&(from, place)) = keeper.free.front()
+            && from <= now
+        {
+            keeper.free.pop_front();
+            return Some(place);
+        }
+        if keeper.next as usize >= capacity(&self.budget) {
+            return None;
+        }
+        let place = keeper.next;
+        keeper.next += 1;
+        self.chunks[place as usize / CHUNK].get_or_init(chunk);
+        Some(place)
+    }
+
+    /// Entries of a level.
+    fn entries(&self, level: usize) -> usize {
+        let all = (self.budget.max() / 4 * 5 + 8).max(ENTRIES_MIN);
+        let entries = (0..level).fold(ENTRIES_MIN, |entries, _| entries.saturating_mul(GROWTH));
+        // No level is worth the trouble that is nearly as large as the last one.
+        if entries.saturating_mul(4) >= all || level == LEVELS_MAX - 1 { all } else { entries }
+    }
+
+    /// Moves to the next level if `wanted` entries do not fit the present one.
+    fn grow(&self, wanted: usize) {
+        let level = self.level.load(Ordering::Relaxed);
+        let (Some(old), next) = (self.levels[level].get(), level + 1) else { return };
+        if wanted <= filled(old.len()) || next == LEVELS_MAX {
+            return;
+        }
+        self.levels[next].get_or_init(|| index(self.entries(next)));
+        for entry in old.iter().map(|entry| entry.load(Ordering::Relaxed)) {
+            if entry != 0 {
+                let place = place_of(entry);
+                let print = Print { held: self.at(place).print(), tag: entry >> PLACE_BITS };
+                self.enter(next, print, place);
+            }
+        }
+        self.level.store(next, Ordering::Release);
+    }
+
+    /// Enters a place into a level.
+    fn enter(&self, level: usize, print: Print, place: u32) {
+        let Some(index) = self.levels[level].get() else { return };
+        let mut at = home(print.held, index.len());
+        while index[at].load(Ordering::Relaxed) != 0 {
+            at = (at + 1) % index.len();
+        }
+        index[at].store(print.tag << PLACE_BITS | u64::from(place + 1), Ordering::Release);
+    }
+
+    /// Strikes a place out of the index, and closes the gap.
+    fn strike(&self, place: u32) {
+        let Some(index) = self.levels[self.level.load(Ordering::Relaxed)].get() else { return };
+        let entry = |at: usize| index[at].load(Ordering::Relaxed);
+        let mut gap = home(self.at(place).print(), index.len());
+        while place_of(entry(gap)) != place {
+            if entry(gap) == 0 {
+                return;
+            }
+            gap = (gap + 1) % index.len();
+        }
+        let distance = |from: usize, to: usize| (to + index.len() - from) % index.len();
+        let mut at = gap;
+        loop {
+            at = (at + 1) % index.len();
+            if entry(at) == 0 {
+                break;
+            }
+            let home = home(self.at(place_of(entry(at))).print(), index.len());
+            if distance(home, at) >= distance(gap, at) {
+                // Readers find it twice for a moment, never not at all.
+                index[gap].store(entry(at), Ordering::Release);
+                gap = at;
+            }
+        }
+        index[gap].store(0, Ordering::Release);
+    }
+
+    /// Forgets keys that nobody holds and that are idle and full, looking at `most` places; returns
+    /// how many. `unit`, `credit` and `local` are those of [`Bucket`].
+    pub(crate) fn evict(
+        &self,
+        most: u32,
+        now: Timestamp,
+        unit: i64,
+        credit: u32,
+        local: bool,
+    ) -> usize {
+        let mut forgotten = 0;
+        for _ in 0..most.div_ceil(SCAN) {
+            // Whoever makes a key meanwhile waits for this much at most.
+            let keeper = &mut *self.keeper();
+            for _ in 0..SCAN.min(keeper.next) {
+                let place = if keeper.scanned < keeper.next { keeper.scanned } else { 0 };
+                keeper.scanned = place + 1;
+                let bucket = self.at(place);
+                let kept = bucket.is_gone() || keeper.held.contains_key(&place);
+                if !kept && bucket.try_forget(now, unit, credit, local) {
+                    self.strike(place);
+                    keeper.entries -= 1;
+                    keeper.free.push_back((now.plus_micros(QUARANTINE_US), place));
+                    forgotten += 1;
+                }
+            }
+        }
+        self.budget.release(forgotten);
+        forgotten
+    }
+
+    /// Gives every bucket that rests this credit.
+    pub(crate) fn rest_on(&self, credit: u32) {
+        let places = self.keeper().next;
+        (0..places).for_each(|place| self.at(place).rest_on(credit));
+        self.overflow.rest_on(credit);
+    }
+
+    /// Counts an unsure decision at `place`.
+    pub(crate) fn count_unsure(&self, place: u32) {
+        self.unsure[place as usize % STRIPES].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Unsure decisions since the last time.
+    pub(crate) fn take_unsure(&self) -> u64 {
+        self.unsure.iter().map(|count| count.swap(0, Ordering::Relaxed)).sum()
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Keeper> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Places in a table: some more than keys, since a place stands empty for a while.
+fn capacity(budget: &KeyBudget) -> usize {
+    budget.max() + budget.max() / 8 + CHUNK
+}
+
+fn index(entries: usize) -> Index {
+    std::iter::repeat_with(AtomicU64::default).take(entries).collect()
+}
+
+fn chunk() -> Chunk {
+    Box::new(std::array::from_fn(|_| Bucket::new(0)))
+}
+
+/// Where a print is looked for first, out of `entries`.
+#[inline]
+fn home(held: u64, entries: usize) -> usize {
+    (((held >> 32) * entries as u64) >> 32) as usize
+}
+
+#[inline]
+fn place_of(entry: u64) -> u32 {
+    ((entry & PLACE_MASK) as u32).wrapping_sub(1)
+}
+
+/// A bucket and the table that it stands in. Cheap to clone. Whoever keeps one for long holds the
+/// place ([`Held`]), or keeps books on it: then it is not given up.
+#[derive(Clone, Debug)]
+pub(crate) struct BucketRef {
+    table: Arc<Table>,
+    place: u32,
+}
+
+impl BucketRef {
+    /// The bucket at `place` of `table`.
+    pub(crate) fn new(table: &Arc<Table>, place: u32) -> Self {
+        Self { table: table.clone(), place }
+    }
+
+    /// The limit's number.
+    pub(crate) fn limit(&self) -> u32 {
+        self.table.limit
+    }
+
+    /// Whether the bucket is that of `key`; the overflow bucket is everybody's.
+    pub(crate) fn is_of_key(&self, key: &[u8]) -> bool {
+        self.place == OVERFLOW || self.is_of(self.table.print(key).held)
+    }
+
+    /// Whether it is the bucket of keys for which there is no room.
+    pub(crate) fn is_overflow(&self) -> bool {
+        self.place == OVERFLOW
+    }
+
+    /// Its place in the table.
+    pub(crate) fn place(&self) -> u32 {
+        self.place
+    }
+}
+
+impl Deref for BucketRef {
+    type Target = Bucket;
+
+    #[inline]
+    fn deref(&self) -> &Bucket {
+        self.table.at(self.place)
+    }
+}
+
+/// A bucket whose place is not given up while this lives.
+#[derive(Debug)]
+pub(crate) struct Held(BucketRef);
+
+impl Held {
+    /// Holds the bucket of the key with this print: see [`Table::find_or_make`].
+    pub(crate) fn new(
+        table: &Arc<Table>,
+        print: Print,
+        now: Timestamp,
+        credit: u32,
+        settle: impl FnOnce(&Bucket),
+    ) -> Self {
+        let keeper = &mut *table.keeper();
+        let place = table.make(keeper, print, now, credit, settle);
+        *keeper.held.entry(place).or_default() += 1;
+        Self(BucketRef::new(table, place))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let keeper = &mut *self.table.keeper();
+        if let Some(holders) = keeper.held.get_mut(&self.place) {
+            *holders -= 1;
+            if *holders == 0 {
+                keeper.held.remove(&self.place);
+            }
+        }
+    }
+}
+
+impl Deref for Held {
+    type Target = BucketRef;
+
+    fn deref(&self) -> &BucketRef {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: i64 = 1;
+
+    fn table(keys_max: usize) -> Arc<Table> {
+        Arc::new(Table::new(0, Arc::new(KeyBudget::new(keys_max)), |_| ()))
+    }
+
+    fn at(us: u64) -> Timestamp {
+        Timestamp::from_micros(us)
+    }
+
+    fn make(table: &Table, key: u64, now: Timestamp) -> u32 {
+        table.find_or_make(table.print(&key.to_le_bytes()), now, 1, |_| ())
+    }
+
+    fn find(table: &Table, key: u64) -> Option<u32> {
+        table.find(table.print(&key.to_le_bytes()))
+    }
+
+    #[test]
+    fn keys_beyond_the_budget_share_the_overflow_bucket() {
+        let table = table(2);
+        let places: Vec<u32> = (0..4).map(|key| make(&table, key, at(1))).collect();
+        assert_eq!(places, [0, 1, OVERFLOW, OVERFLOW]);
+        assert_eq!(table.budget.used(), 2);
+        assert!(BucketRef::new(&table, OVERFLOW).is_overflow());
+    }
+
+    #[test]
+    fn eviction_takes_only_buckets_that_nobody_holds_and_that_are_idle() {
+        let table = table(3);
+        let now = at(10);
+        let held = Held::new(&table, table.print(b"held"), now, 1, |_| ());
+        let spent = make(&table, 1, now);
+        make(&table, 2, now);
+        assert!(table.at(spent).take(1, now, UNIT).allowed());
+        let evict = || table.evict(CHUNK as u32, now, UNIT, 1, false);
+        assert_eq!(evict(), 1, "the idle one");
+        assert_eq!((table.budget.used(), evict()), (2, 0));
+        drop(held);
+        assert_eq!(evict(), 1);
+        assert_eq!(find(&table, 1), Some(spent));
+        assert_eq!((find(&table, 2), table.find(table.print(b"held"))), (None, None));
+    }
+
+    #[test]
+    fn a_place_that_was_given_up_is_given_again_only_after_a_while() {
+        let table = table(1);
+        let first = make(&table, 1, at(1));
+        assert_eq!(table.evict(1, at(1), UNIT, 1, false), 1);
+        assert!(table.at(first).is_gone());
+        assert!(!table.at(first).take(1, at(2), UNIT).allowed(), "nothing is left there");
+        let second = make(&table, 2, at(2));
+        assert_ne!(first, second);
+        assert_eq!(table.evict(2, at(3), UNIT, 1, false), 1);
+        let third = make(&table, 3, at(QUARANTINE_US + 1));
+        assert_eq!(third, first);
+        assert!(table.at(third).take(1, at(QUARANTINE_US + 2), UNIT).allowed());
+    }
+
+    #[test]
+    fn every_key_is_found_while_others_come_and_go_and_the_index_grows() {
+        let table = table(20_000);
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut alive = HashMap::new();
+        for step in 0..100_000_u64 {
+            let now = at(step * 100);
+            let key = rng.u64(0..30_000);
+            let place = make(&table, key, now);
+            if place != OVERFLOW {
+                let before = alive.insert(key, place);
+                assert!(before.is_none_or(|before| before == place), "{key} was moved");
+            }
+            if step % 1000 == 0 {
+                // Keys with odd numbers are in use.
+                for (key, place) in alive.iter().filter(|(key, _)| *key % 2 == 1) {
+                    table.at(*place).take(1, now, UNIT);
+                    assert_eq!(find(&table, *key), Some(*place));
+                }
+                table.evict(4096, now, UNIT, 1, false);
+                alive.retain(|key, place| {
+                    let gone = table.at(*place).is_gone();
+                    assert_eq!(find(&table, *key), (!gone).then_some(*place));
+                    !gone
+                });
+                assert_eq!(table.budget.used(), alive.len());
+            }
+        }
+        assert!(table.level.load(Ordering::Relaxed) > 0, "the index has grown");
+        assert!(alive.len() > 10_000);
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
+    fn readers_without_a_lock_always_find_keys_that_stay() {
+        let table = table(4_000);
+        let stay: Vec<u32> = (0..500).map(|key| make(&table, key, at(1))).collect();
+        for &place in &stay {
+            assert!(table.at(place).take(1, at(1), UNIT).allowed());
+        }
+        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let reader = {
+            let (table, stay, done) = (table.clone(), stay.clone(), done.clone());
+            std::thread::spawn(move || {
+                let mut rounds = 0_u64;
+                while !done.load(Ordering::Relaxed) || rounds == 0 {
+                    for (key, place) in (0..).zip(&stay) {
+                        // Missed while it was moved: with the lock held it is found.
+                        assert_eq!(make(&table, key, at(2)), *place);
+                    }
+                    rounds += 1;
+                }
+                rounds
+            })
+        };
+        for round in 0..200_u64 {
+            let now = at(round * QUARANTINE_US);
+            for key in 0..3_000 {
+                make(&table, 1_000 + round * 3_000 + key, now);
+            }
+            while table.evict(8_192, now, UNIT, 1, false) > 0 {}
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 0);
+    }
+
+    #[test]
+    fn a_bucket_is_a_cache_line_and_an_index_entry_a_word() {
+        assert_eq!((size_of::<Bucket>(), align_of::<Bucket>()), (64, 64));
+        let large = table(1_000_000);
+        let words: usize = (0..LEVELS_MAX)
+            .map(|level| large.entries(level))
+            .scan(false, |last, entries| {
+                let all = *last;
+                *last |= entries >= 1_000_000;
+                (!all).then_some(entries)
+            })
+            .sum();
+        assert!(words * 8 <= 12 * 1_000_000, "{words} words");
+    }
+}

@@ -1,0 +1,76 @@
+//! What a node returns with a report.
+
+use super::Account;
+use crate::limit::Terms;
+use crate::time::Timestamp;
+use crate::weakness::{Weakness, is_weak};
+
+/// What a report gives back.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Back {
+    pub(super) units: i64,
+    pub(super) lost: i64,
+    pub(super) rate: i64,
+    pub(super) depth: i64,
+}
+
+impl Account {
+    /// Takes what is not needed out of the bucket: tokens beyond `need`, the rate that the store
+    /// wants back or that demand does not use, and the depth that goes with them.
+    pub(super) fn give_back(
+        &mut self,
+        terms: &Terms,
+        now: Timestamp,
+        need: i64,
+        rate_used: i64,
+    ) -> Back {
+        if self.policy.is_some() {
+            return Back::default();
+        }
+        let unit = terms.scale.token;
+        let ended = now >= self.ends;
+        let unused = if self.held.rate > 2 * rate_used { self.held.rate - rate_used } else { 0 };
+        let rate_before = self.held.rate;
+        let rate = if ended { rate_before } else { self.recall.max(unused).min(rate_before) };
+        self.recall = 0;
+        self.held.rate -= rate;
+        if rate > 0 && !ended {
+            self.amend(now, self.lease_terms(0, self.ahead(terms)), 0);
+            // What was spent ahead is owed from now on.
+            self.owes |= self.held.rate == 0 && self.stash < 0;
+        }
+        let tokens = i64::from(self.bucket.peek(now, unit).0);
+        let keep = match ended {
+            true => 0,
+            false if tokens > need + need / 4 => need,
+            false => tokens,
+        };
+        let withdrawn = if is_weak(Weakness::ReturnsKept) {
+            (tokens - keep) as u32
+        } else {
+            self.bucket.withdraw(keep as u32)
+        };
+        let units = i64::from(withdrawn) * unit;
+        let mut lost = std::mem::take(&mut self.lost);
+        let (left, pending) = self.bucket.held_and_pending();
+        if rate_before == 0 {
+            // Nothing flowed in, so what is not there any more is known to the unit.
+            self.stash = 0;
+            let spent = self.unsent.spent + (pending + self.spilled) as i64;
+            lost = lost.max(self.held.lent - (i64::from(left) + spent) * unit - units);
+        }
+        // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
+        // in needs next to none; other refill would be lost without it, once tokens are scarce.
+        let pressed = rate_used > self.held.rate + self.held.rate / 4;
+        let flowing = match (self.held.rate > 0, self.is_scarce(terms)) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) if pressed => 2,
+            (true, true) => self.held.depth,
+        };
+        let depth_before = self.held.depth;
+        self.held.depth = (i64::from(left) + flowing).min(depth_before);
+        self.bucket.set_depth(self.held.depth as u32);
+        Back { units, lost, rate, depth: depth_before - self.held.depth }
+    }
+}
