@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::bucket::{DirtyQueue, KeyBudget};
+use crate::bucket::{DirtyQueue, KeyBudget, Prints};
 use crate::driver::clock::{Ticker, TimeSource};
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
@@ -222,6 +222,7 @@ impl Builder {
         let last_error = Arc::new(Mutex::new(None));
         let clock = time.cached();
         let [instance_low, instance_high, seed] = random()?;
+        let instance_low = instance_low.wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed));
         let mut instance = [0; 16];
         instance[..8].copy_from_slice(&instance_low.to_le_bytes());
         instance[8..].copy_from_slice(&instance_high.to_le_bytes());
@@ -295,22 +296,20 @@ fn limit_state(
         // Nobody shares the limit: this node's own bucket is the whole truth.
         terms.mode = Mode::Local;
     }
-    Ok(Arc::new(LimitState::new(index, limit.name().into(), terms, budget, time.now())))
+    let prints = Prints::new(random()?, random()?);
+    Ok(Arc::new(LimitState::new(index, limit.name().into(), terms, prints, budget, time.now())))
 }
 
-/// Three random numbers: the instance id, and the seed of the jitter.
-#[allow(clippy::disallowed_methods, reason = "a node draws its id and seed once, here")]
-fn random() -> Result<[u64; 3], ConfigError> {
-    /// Two limiters of one process never draw the same id, whatever the system's source does.
-    static DRAWN: AtomicU64 = AtomicU64::new(0);
-    let mut bytes = [0; 24];
-    getrandom::fill(&mut bytes).map_err(|error| ConfigError::Random(error.to_string()))?;
-    let (words, _) = bytes.as_chunks::<8>();
-    let mut numbers = [0; 3];
-    for (number, word) in numbers.iter_mut().zip(words) {
-        *number = u64::from_le_bytes(*word);
+/// Two limiters of one process never draw the same id, whatever the system's source does.
+static DRAWN: AtomicU64 = AtomicU64::new(0);
+
+/// Random numbers: the instance id, the seed of the jitter, and what keys are hashed with.
+#[allow(clippy::disallowed_methods, reason = "a node draws its secrets once, here")]
+fn random<const COUNT: usize>() -> Result<[u64; COUNT], ConfigError> {
+    let mut numbers = [0; COUNT];
+    for number in &mut numbers {
+        *number = getrandom::u64().map_err(|error| ConfigError::Random(error.to_string()))?;
     }
-    numbers[0] = numbers[0].wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed));
     Ok(numbers)
 }
 

@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 use crate::quota::Scale;
+use crate::time::{Timestamp, micros};
+
+/// A denied caller is never told to come back sooner than this.
+const RETRY_MIN_US: u64 = 1_000;
 
 /// Whether a request may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,14 +29,16 @@ pub struct Decision {
     pub(crate) outcome: Outcome,
     pub(crate) sure: bool,
     pub(crate) cost: u32,
-    /// Tokens left in the node's own bucket and, as last seen, in the store.
-    pub(crate) left: u64,
+    /// Tokens left in the node's own bucket.
+    pub(crate) left: u32,
+    /// What the store said last.
+    pub(crate) view: View,
+    /// When it was decided.
+    pub(crate) now: Timestamp,
     /// Units that have flowed into the bucket and are not counted in `left`.
     pub(crate) earned: u64,
-    /// Microseconds until `cost` tokens are expected, when denied.
-    pub(crate) retry_after_us: u64,
-    /// Age of the last word from the store about this key, if there was one, in milliseconds.
-    pub(crate) view_age_ms: Option<u32>,
+    /// Refill into the node's own bucket, in units per microsecond.
+    pub(crate) rate: u64,
     pub(crate) scale: Scale,
 }
 
@@ -61,12 +67,33 @@ impl Decision {
     /// A hint from this node's view: the next decision may still differ.
     pub fn remaining(&self) -> u64 {
         let earned = self.earned / self.scale.token as u64;
-        self.left.saturating_add(earned).min(self.limit())
+        let elsewhere = self.view.tokens().max(0) as u64;
+        u64::from(self.left).saturating_add(elsewhere).saturating_add(earned).min(self.limit())
     }
 
     /// How long to wait before the same request has a chance; zero when it was allowed.
     pub fn retry_after(&self) -> Duration {
-        Duration::from_micros(self.retry_after_us)
+        match self.outcome {
+            Outcome::Denied => Duration::from_micros(self.expected_us().max(RETRY_MIN_US)),
+            Outcome::Allowed | Outcome::AllowedAfter(_) => Duration::ZERO,
+        }
+    }
+
+    /// When the tokens asked for are expected: by the lease's refill, or by the store's level as last
+    /// seen and the limit's rate.
+    fn expected_us(&self) -> u64 {
+        let Scale { token, .. } = self.scale;
+        let missing = i64::from(self.cost.saturating_sub(self.left));
+        match (self.rate, self.view.age(self.now)) {
+            (rate @ 1.., _) => {
+                ((missing * token) as u64).saturating_sub(self.earned).div_ceil(rate)
+            }
+            (0, Some(age)) => {
+                let units = (missing - self.view.tokens()) * token;
+                self.scale.micros_for(units).saturating_sub(micros(age))
+            }
+            (0, None) => 0,
+        }
     }
 
     /// How long until the key's bucket is full again, if nobody spends on it.
@@ -84,11 +111,119 @@ impl Decision {
     /// How old this node's last word from the store about the key is; `None` when the store never
     /// spoke of it (a `local` limit, or a new key).
     pub fn view_age(&self) -> Option<Duration> {
-        self.view_age_ms.map(|millis| Duration::from_millis(millis.into()))
+        self.view.age(self.now)
     }
 
     /// The tokens asked for.
     pub fn cost(&self) -> u32 {
         self.cost
+    }
+}
+
+/// A number of tokens to 18 bits and its sign, rounded down: what a bucket has room for.
+///
+/// ```text
+///  23     22      18 17         0
+/// | sign | exponent |  mantissa  |
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RoughTokens(u32);
+
+const MANTISSA_BITS: u32 = 18;
+const EXPONENT_MAX: u32 = 31;
+const DEBT: u32 = 1 << 23;
+
+impl RoughTokens {
+    pub(crate) fn new(tokens: i64) -> Self {
+        let size = tokens.unsigned_abs();
+        let exponent = (u64::BITS - size.leading_zeros()).saturating_sub(MANTISSA_BITS);
+        let debt = tokens < 0;
+        let sign = u32::from(debt) * DEBT;
+        // Down is away from zero in debt: then a carry may need an exponent more.
+        let round = |exponent: u32| (size + u64::from(debt) * ((1 << exponent) - 1)) >> exponent;
+        let exponent = exponent + (round(exponent) >> MANTISSA_BITS) as u32;
+        if exponent > EXPONENT_MAX {
+            return Self(sign | (DEBT - 1));
+        }
+        Self(sign | exponent << MANTISSA_BITS | round(exponent) as u32)
+    }
+
+    /// The number whose [`bits`](Self::bits) these are.
+    #[inline]
+    pub(crate) fn of_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// 24 bits.
+    pub(crate) fn bits(self) -> u32 {
+        self.0
+    }
+
+    fn tokens(self) -> i64 {
+        let exponent = self.0 >> MANTISSA_BITS & EXPONENT_MAX;
+        let size = i64::from(self.0 % (1 << MANTISSA_BITS)) << exponent;
+        if self.0 & DEBT == 0 { size } else { -size }
+    }
+}
+
+/// The store's last word about a key, as a bucket remembers it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct View {
+    level: RoughTokens,
+    /// In milliseconds that wrap after 49 days; 0 for never.
+    at_ms: u32,
+}
+
+impl View {
+    #[inline]
+    pub(crate) fn new(level: RoughTokens, at_ms: u32) -> Self {
+        Self { level, at_ms }
+    }
+
+    /// Tokens that the store had; less than none if they are owed.
+    pub(crate) fn tokens(self) -> i64 {
+        self.level.tokens()
+    }
+
+    /// How old it is at `now`; `None` if there was none.
+    pub(crate) fn age(self, now: Timestamp) -> Option<Duration> {
+        // The cached clock may be behind the engine's.
+        let age_ms = (now.millis() as u32).wrapping_sub(self.at_ms) as i32;
+        (self.at_ms > 0).then(|| Duration::from_millis(age_ms.max(0) as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_rough_number_is_a_little_less_at_most(bits in 0..=40_u32, part in -1.0..=1.0_f64) {
+            let tokens = (part * 2_f64.powi(bits as i32)) as i64;
+            let rough = RoughTokens::new(tokens);
+            let again = RoughTokens::of_bits(rough.bits()).tokens();
+            prop_assert!(again <= tokens && tokens - again <= tokens.abs() >> 17, "{again}");
+            prop_assert!(rough.bits() < 1 << 24);
+        }
+
+        #[test]
+        fn a_view_is_as_old_as_it_is_also_where_milliseconds_wrap(
+            at_ms in any::<u32>(), age_ms in 0..1_u64 << 30,
+        ) {
+            let view = View::new(RoughTokens::new(1), at_ms.max(1));
+            let now = Timestamp::from_micros((u64::from(at_ms.max(1)) + age_ms) * 1000);
+            prop_assert_eq!(view.age(now), Some(Duration::from_millis(age_ms)));
+        }
+    }
+
+    #[test]
+    fn small_numbers_are_exact_and_no_view_has_no_age() {
+        for tokens in [0, 1, -5, (1 << 18) - 1, 1 - (1 << 18)] {
+            assert_eq!(RoughTokens::new(tokens).tokens(), tokens);
+        }
+        assert!(RoughTokens::new(i64::MAX).tokens() > 1 << 48);
+        assert_eq!(View::default().age(Timestamp::NEVER), None);
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::bound::Excess;
-use crate::bucket::{Bucket, BucketRef, DirtyQueue, Held, KeyBudget, Note, Table};
+use crate::bucket::{Bucket, BucketRef, DirtyQueue, Held, KeyBudget, Note, Prints, Table};
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
 use crate::store::Store;
@@ -99,6 +99,7 @@ impl LimitState {
         index: u32,
         name: Arc<str>,
         terms: Terms,
+        prints: Prints,
         budget: &Arc<KeyBudget>,
         now: Timestamp,
     ) -> Self {
@@ -106,16 +107,16 @@ impl LimitState {
         let credit = if terms.mode == Mode::Local { 0 } else { terms.credit };
         let overflow = |bucket: &Bucket| {
             bucket.rest_on(credit);
-            settle(&terms, now)(bucket);
+            settle(&terms, bucket, now);
         };
-        let buckets = Arc::new(Table::new(index, budget.clone(), overflow));
+        let buckets = Arc::new(Table::new(index, prints, budget.clone(), overflow));
         let credit = AtomicU32::new(credit);
         Self { index, name, terms, buckets, credit, excess: Mutex::default() }
     }
 
     /// Makes a new key's bucket what it is to be.
-    pub(crate) fn settle(&self, now: Timestamp) -> impl FnOnce(&Bucket) {
-        settle(&self.terms, now)
+    pub(crate) fn settle(&self, bucket: &Bucket, now: Timestamp) {
+        settle(&self.terms, bucket, now);
     }
 
     /// What a new key may spend before the store is heard, in tokens.
@@ -139,13 +140,9 @@ impl LimitState {
 }
 
 /// What a new key's bucket holds beside its credit: everything, where this node alone knows of it.
-fn settle(terms: &Terms, now: Timestamp) -> impl FnOnce(&Bucket) + use<> {
-    let Terms { scale, mode, .. } = *terms;
-    let depth = terms.burst_depth();
-    move |bucket| {
-        if mode == Mode::Local {
-            bucket.fill(scale.rate, depth, now);
-        }
+fn settle(terms: &Terms, bucket: &Bucket, now: Timestamp) {
+    if terms.mode == Mode::Local {
+        bucket.fill(terms.scale.rate, terms.burst_depth(), now);
     }
 }
 

@@ -14,9 +14,6 @@ use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key;
 use crate::time::{Clock, Now, Timestamp};
 
-/// A denied caller is never told to come back sooner than this.
-const RETRY_MIN_US: u64 = 1_000;
-
 /// How long [`ActiveLimit::decide`] waits for the store at most.
 pub const DECIDE_WITHIN: Duration = Duration::from_millis(50);
 
@@ -43,15 +40,29 @@ pub(crate) struct Shared {
     pub(crate) time: TimeSource,
 }
 
-impl Now for &Shared {
+/// The cached time as it was read, and where the precise time is to be had.
+#[derive(Clone, Copy, Debug)]
+struct At<'a> {
+    cached: Timestamp,
+    time: &'a TimeSource,
+}
+
+impl Now for At<'_> {
     #[inline]
     fn cached(&self) -> Timestamp {
-        self.clock.now()
+        self.cached
     }
 
     #[cold]
     fn precise(&self) -> Timestamp {
         self.time.now()
+    }
+}
+
+impl Shared {
+    #[inline]
+    fn at(&self, cached: Timestamp) -> At<'_> {
+        At { cached, time: &self.time }
     }
 }
 
@@ -155,29 +166,42 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
+        let now = self.shared.clock.now();
         loop {
-            let place = self.place(key);
+            let place = self.place(key, now);
             let bucket = self.state.buckets.at(place);
-            let taken = bucket.take(cost, &*self.shared, self.state.terms.scale.token);
+            let time = self.shared.at(now);
+            let taken = bucket.take(cost, time, self.state.terms.scale.token);
             if taken.allowed() || !bucket.is_gone() {
                 self.tell(&taken, cost, place, key);
-                return Ok(self.taken(bucket, cost, &taken, self.shared.clock.now()));
+                return Ok(self.taken(bucket, cost, &taken, now));
             }
             // The key was forgotten a moment ago: it has another place now.
         }
     }
 
     /// The place of the key's bucket, which is made if it is new.
-    #[inline]
-    fn place(&self, key: &[u8]) -> u32 {
-        let now = self.shared.clock.now();
-        let LimitState { buckets, .. } = &*self.state;
-        buckets.find_or_make(buckets.print(key), now, self.state.credit(), self.state.settle(now))
+    #[inline(always)]
+    fn place(&self, key: &[u8], now: Timestamp) -> u32 {
+        let buckets = &self.state.buckets;
+        let print = buckets.print(key);
+        buckets.find(print).unwrap_or_else(|| {
+            let settle = |bucket: &Bucket| self.state.settle(bucket, now);
+            buckets.find_or_make(print, now, self.state.credit(), settle)
+        })
     }
 
     /// Tells the engine what it has to know of a decision.
-    #[inline]
+    #[inline(always)]
     fn tell(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
+        if taken.is_news(cost) {
+            self.tell_news(taken, cost, place, key);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_news(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
         if !taken.sure && taken.verdict != Verdict::Unsure {
             self.state.buckets.count_unsure(place);
         }
@@ -216,7 +240,7 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
-        let place = self.place(key);
+        let place = self.place(key, self.shared.clock.now());
         match self.decide_surely(place, key, cost) {
             Some(decision) => Ok(decision),
             None => Ok(self.handle(key)?.decide_or_ask(cost).await),
@@ -236,18 +260,19 @@ impl ActiveLimit {
             return Ok(self.look(buckets.at(place)));
         }
         let fresh = Bucket::new(self.state.credit());
-        self.state.settle(self.shared.clock.now())(&fresh);
+        self.state.settle(&fresh, self.shared.clock.now());
         Ok(self.look(&fresh))
     }
 
     /// Decides if that can be done for sure, or the key was forgotten a moment ago and has nothing.
     fn decide_surely(&self, place: u32, key: &[u8], cost: u32) -> Option<Decision> {
         let bucket = self.state.buckets.at(place);
-        let taken = bucket.take_sure(cost, &*self.shared, self.state.terms.scale.token);
+        let now = self.shared.clock.now();
+        let taken = bucket.take_sure(cost, self.shared.at(now), self.state.terms.scale.token);
         let found = taken.allowed() || !bucket.is_gone();
         let decided = found && taken.verdict != Verdict::Unsure;
         self.tell(&taken, cost, place, key);
-        decided.then(|| self.taken(bucket, cost, &taken, self.shared.clock.now()))
+        decided.then(|| self.taken(bucket, cost, &taken, now))
     }
 
     /// Resolves `key` once, for callers that decide about it often: no map is looked into again.
@@ -262,9 +287,9 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         let now = self.shared.clock.now();
-        let LimitState { buckets, .. } = &*self.state;
-        let (print, credit) = (buckets.print(key), self.state.credit());
-        let bucket = Held::new(buckets, print, now, credit, self.state.settle(now));
+        let buckets = &self.state.buckets;
+        let settle = |bucket: &Bucket| self.state.settle(bucket, now);
+        let bucket = Held::new(buckets, buckets.print(key), now, self.state.credit(), settle);
         let key = if bucket.is_overflow() { Arc::default() } else { key.into() };
         Ok(KeyHandle { bucket: Arc::new(bucket), key, limit: self.clone() })
     }
@@ -295,7 +320,7 @@ impl ActiveLimit {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn taken(&self, bucket: &Bucket, cost: u32, taken: &Taken, now: Timestamp) -> Decision {
         let outcome = if taken.allowed() { Outcome::Allowed } else { Outcome::Denied };
         self.decision(bucket, cost, outcome, taken.sure, taken.left, now)
@@ -308,6 +333,7 @@ impl ActiveLimit {
         self.decision(bucket, 1, outcome, sure && tokens > 0, tokens, now)
     }
 
+    #[inline(always)]
     fn decision(
         &self,
         bucket: &Bucket,
@@ -318,48 +344,18 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> Decision {
         let scale = self.state.terms.scale;
-        let view = bucket.view(now);
-        let elsewhere = view.map_or(0, |(tokens, _)| tokens);
-        let retry_after_us = match outcome {
-            Outcome::Denied => self.retry_after_us(bucket, cost, left, view, now),
-            Outcome::Allowed | Outcome::AllowedAfter(_) => 0,
-        };
+        let view = bucket.view();
         Decision {
             outcome,
             sure,
             cost,
-            left: u64::from(left) + elsewhere,
+            left,
+            view,
+            now,
             earned: bucket.earned(now, scale.token),
-            retry_after_us,
-            view_age_ms: view.map(|(_, age_ms)| age_ms),
+            rate: bucket.rate(),
             scale,
         }
-    }
-
-    /// When `cost` tokens are expected: by the lease's refill, or by the store's level as last seen
-    /// and the limit's rate.
-    #[cold]
-    fn retry_after_us(
-        &self,
-        bucket: &Bucket,
-        cost: u32,
-        left: u32,
-        view: Option<(u64, u32)>,
-        now: Timestamp,
-    ) -> u64 {
-        let scale = self.state.terms.scale;
-        let missing = i64::from(cost.saturating_sub(left));
-        let wait_us = match (bucket.rate(), view) {
-            (rate @ 1.., _) => {
-                let earned = bucket.earned(now, scale.token);
-                ((missing * scale.token) as u64).saturating_sub(earned).div_ceil(rate)
-            }
-            (0, Some((tokens, age_ms))) => scale
-                .micros_for((missing - tokens as i64) * scale.token)
-                .saturating_sub(u64::from(age_ms) * 1000),
-            (0, None) => 0,
-        };
-        wait_us.max(RETRY_MIN_US)
     }
 }
 
@@ -406,12 +402,13 @@ impl KeyHandle {
         Ok(self.decide_or_ask(cost).await)
     }
 
-    #[inline]
+    #[inline(always)]
     fn decide_now(&self, cost: u32) -> Decision {
         let ActiveLimit { state, shared } = &self.limit;
-        let taken = self.bucket.take(cost, &**shared, state.terms.scale.token);
+        let (bucket, now) = (self.bucket.bucket(), shared.clock.now());
+        let taken = bucket.take(cost, shared.at(now), state.terms.scale.token);
         self.limit.tell(&taken, cost, self.bucket.place(), &self.key);
-        self.limit.taken(&self.bucket, cost, &taken, shared.clock.now())
+        self.limit.taken(bucket, cost, &taken, now)
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {

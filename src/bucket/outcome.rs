@@ -64,6 +64,13 @@ impl Taken {
     pub(crate) fn allowed(&self) -> bool {
         self.verdict == Verdict::Allowed
     }
+
+    /// Whether anybody has to know more of a decision about `cost` tokens than the bucket does.
+    #[inline]
+    pub(crate) fn is_news(&self, cost: u32) -> bool {
+        let quiet = self.sure && self.touch == Touch::None && self.spilled == 0;
+        !quiet || cost > 1 && !self.allowed()
+    }
 }
 
 /// What [`Bucket::collect`] found.

@@ -1,15 +1,17 @@
-//! What a key is told from others by: random bits that only this process can compute.
+//! What a key is told from others by: bits that nobody can compute who does not know the secrets.
 //!
-//! A table holds no keys. It holds 102 bits of two hashes, each with a secret of its own, drawn anew
-//! in every process. Among a million keys the odds that any two look alike are one in 10^19; and
-//! who cannot see the hashes cannot choose keys that do, or that crowd one place of the index.
-
-use std::hash::{BuildHasher, Hasher};
-
-use foldhash::quality::RandomState;
+//! A table holds no keys. It holds 102 bits of two hashes of each, whose secrets are drawn anew for
+//! every limit of every process. Among a million keys the odds that any two look alike are one in
+//! 10^19; and who cannot see hashes cannot choose keys that do, or that crowd one place of the index.
+//!
+//! Each hash multiplies 16 bytes at a time with secrets, to 128 bits, and folds those. It is of the
+//! family of wyhash and foldhash; both hashes read the key once, together.
 
 /// Bits of a place in a table.
 pub(super) const PLACE_BITS: u32 = 26;
+
+/// Of one hash: where it begins, and what the last block and all others are multiplied with.
+pub(crate) type Secret = [u64; 3];
 
 /// What stands for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,39 +23,128 @@ pub(crate) struct Print {
 }
 
 /// The secrets.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Prints {
-    held: RandomState,
-    tag: RandomState,
+    held: Secret,
+    tag: Secret,
 }
 
 impl Prints {
+    /// Both secrets are random, and nobody else's.
+    pub(crate) fn new(held: Secret, tag: Secret) -> Self {
+        Self { held, tag }
+    }
+
     /// The print of `key`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of(&self, key: &[u8]) -> Print {
-        let hash = |state: &RandomState| {
-            let mut hasher = state.build_hasher();
-            hasher.write(key);
-            hasher.finish()
+        let Self { held, tag } = self;
+        let length = key.len() as u64;
+        let (mut one, mut two) = (held[0] ^ length, tag[0] ^ length);
+        let last = match key.last_chunk() {
+            Some(last) => {
+                // All but the last 16 bytes, which the last block has, whatever it overlaps.
+                for block in key[..key.len() - 1].as_chunks().0 {
+                    let (low, high) = halves(block);
+                    one = fold(low ^ one, high ^ held[1]);
+                    two = fold(low ^ two, high ^ tag[1]);
+                }
+                halves(last)
+            }
+            None => ends(key),
         };
-        Print { held: hash(&self.held), tag: hash(&self.tag) >> PLACE_BITS }
+        one = fold(last.0 ^ one, last.1 ^ held[2]);
+        two = fold(last.0 ^ two, last.1 ^ tag[2]);
+        // Of a short key nothing has been mixed yet but the last block.
+        Print { held: fold(one, held[1] | 1), tag: fold(two, tag[1] | 1) >> PLACE_BITS }
+    }
+}
+
+/// Both halves of the product.
+#[inline(always)]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+#[inline(always)]
+fn halves(block: &[u8; 16]) -> (u64, u64) {
+    let block = u128::from_le_bytes(*block);
+    (block as u64, (block >> 64) as u64)
+}
+
+/// All bytes of a key of less than 16, some of them twice: with the length, no two are alike.
+#[inline(always)]
+fn ends(key: &[u8]) -> (u64, u64) {
+    if let (Some(first), Some(last)) = (key.first_chunk::<8>(), key.last_chunk()) {
+        (u64::from_le_bytes(*first), u64::from_le_bytes(*last))
+    } else if let (Some(first), Some(last)) = (key.first_chunk::<4>(), key.last_chunk()) {
+        (u32::from_le_bytes(*first).into(), u32::from_le_bytes(*last).into())
+    } else {
+        let byte = |at: usize| u64::from(key.get(at).copied().unwrap_or_default());
+        (byte(0) | byte(1) << 8, byte(2))
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+
+    /// Digits of pi.
+    pub(in crate::bucket) const HELD: Secret =
+        [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0];
+    pub(in crate::bucket) const TAG: Secret =
+        [0x082e_fa98_ec4e_6c89, 0x4528_21e6_38d0_1377, 0xbe54_66cf_34e9_0c6c];
 
     #[test]
     fn keys_of_all_lengths_have_prints_of_their_own_and_no_two_tables_agree_on_them() {
-        let (prints, others) = (Prints::default(), Prints::default());
-        let keys: Vec<Vec<u8>> = (0..=512).map(|length| vec![b'x'; length]).collect();
-        let mut seen = std::collections::HashSet::new();
-        for key in &keys {
-            let print = prints.of(key);
-            assert_eq!(prints.of(key), print);
-            assert_ne!(others.of(key), print);
-            assert!(seen.insert(print.held) & seen.insert(print.tag), "{} bytes", key.len());
+        let prints = Prints::new(HELD, TAG);
+        let others = Prints::new(TAG, HELD);
+        let mut seen = HashSet::new();
+        for length in 0..=512 {
+            let key = vec![b'x'; length];
+            let print = prints.of(&key);
+            assert_eq!(prints.of(&key), print);
+            assert_ne!(others.of(&key), print);
+            assert!(seen.insert(print.held) & seen.insert(print.tag), "{length} bytes");
         }
+    }
+
+    #[test]
+    fn every_bit_of_a_key_changes_half_of_its_print() {
+        let prints = Prints::new(HELD, TAG);
+        for length in [1, 3, 4, 7, 8, 15, 16, 17, 20, 31, 32, 33, 48, 64, 100] {
+            let key: Vec<u8> = (0..length as u8).collect();
+            let print = prints.of(&key);
+            let changed: Vec<(u32, u32)> = (0..8 * length)
+                .map(|bit| {
+                    let mut other = key.clone();
+                    other[bit / 8] ^= 1 << (bit % 8);
+                    let other = prints.of(&other);
+                    let [held, tag] = [print.held ^ other.held, print.tag ^ other.tag];
+                    (held.count_ones(), tag.count_ones())
+                })
+                .collect();
+            let least = changed.iter().min_by_key(|changed| changed.0 + changed.1);
+            assert!(least.is_some_and(|least| least.0 > 10 && least.1 > 5), "{length}: {least:?}");
+            let mean =
+                changed.iter().map(|one| one.0 + one.1).sum::<u32>() as usize / changed.len();
+            assert!((46..=56).contains(&mean), "{length}: {mean} of 102");
+        }
+    }
+
+    #[test]
+    fn keys_that_count_up_are_spread_evenly_by_either_end_of_their_prints() {
+        let prints = Prints::new(HELD, TAG);
+        let of = |key: u32| prints.of(format!("user:{key:015}").as_bytes());
+        for bits in [0, 26, 54] {
+            let mut counts = [0_u32; 1024];
+            (0..1024 * 100).for_each(|key| counts[(of(key).held >> bits) as usize % 1024] += 1);
+            assert!(counts.iter().all(|count| (50..160).contains(count)), "from bit {bits}");
+        }
+        let all: HashSet<u64> = (0..1_000_000).map(|key| of(key).held).collect();
+        assert_eq!(all.len(), 1_000_000);
     }
 }

@@ -29,9 +29,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::fields::{Flow, Moment, rounded, unrounded};
+use super::fields::{Flow, Moment};
 use super::outcome::{Amended, Collected, Taken, Terms, Touch, Verdict};
 use super::word::{FIELD_MAX, Word};
+use crate::decision::{RoughTokens, View};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
 /// The bucket is on its way to the engine.
@@ -114,7 +115,7 @@ impl Bucket {
     // ---- the place ---------------------------------------------------------------------------
 
     /// Whether the bucket is that of the key with this print.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_of(&self, print: u64) -> bool {
         self.print.load(Ordering::Relaxed) == print
     }
@@ -171,19 +172,19 @@ impl Bucket {
     /// Decides about `cost` tokens; `unit` is the number of units in a token.
     ///
     /// Cost: three loads and one compare-and-swap when tokens are there.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, true)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, false)
     }
 
-    #[inline]
+    #[inline(always)]
     fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
         let now = time.cached();
         let word = Word(self.word.load(Ordering::Acquire));
@@ -257,14 +258,14 @@ impl Bucket {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
         let order = (Ordering::AcqRel, Ordering::Acquire);
         let swapped = self.word.compare_exchange_weak(from.0, to.0, order.0, order.1);
         swapped.map(|_| ()).map_err(Word)
     }
 
-    #[inline]
+    #[inline(always)]
     fn admitted(
         &self,
         cost: u32,
@@ -335,7 +336,7 @@ impl Bucket {
     /// Whether refill may have run into the depth by now, if `now` is the cached time: what flowed
     /// in since is lost, and must be before tokens are spent, or it would be earned again
     /// afterwards.
-    #[inline]
+    #[inline(always)]
     fn may_overflow(&self, word: Word, now: Timestamp, unit: i64) -> bool {
         let flow = Flow(self.flow.load(Ordering::Acquire));
         if flow.rate() == 0 {
@@ -359,8 +360,11 @@ impl Bucket {
         }
         let unit = unit as u64;
         let room = u64::from(flow.depth().saturating_sub(seen.tokens()));
-        let earned = flow.rate().saturating_mul(now_us - minted) / unit;
-        let whole = if flow.is_boundless() { room } else { earned };
+        let earned = flow.rate().saturating_mul(now_us - minted);
+        if earned < unit && room > 0 && !flow.is_boundless() {
+            return false;
+        }
+        let whole = if flow.is_boundless() { room } else { earned / unit };
         let full = whole >= room;
         if whole == 0 && !full {
             return false;
@@ -425,18 +429,15 @@ impl Bucket {
         Moment(self.ends.load(Ordering::Relaxed)).micros()
     }
 
-    /// The store's level at its last word, in tokens, and how long ago that came, in milliseconds.
-    #[inline]
-    pub(crate) fn view(&self, now: Timestamp) -> Option<(u64, u32)> {
-        let at_ms = self.view_ms.load(Ordering::Relaxed);
+    /// What the store said last.
+    #[inline(always)]
+    pub(crate) fn view(&self) -> View {
         let tokens = Moment(self.seen.load(Ordering::Relaxed)).tokens();
-        // The cached clock may be behind the engine's, and the millisecond after 49 days is 0.
-        let age_ms = (now.millis() as u32).wrapping_sub(at_ms) as i32;
-        (at_ms > 0).then(|| (unrounded(tokens), age_ms.max(0) as u32))
+        View::new(RoughTokens::of_bits(tokens), self.view_ms.load(Ordering::Relaxed))
     }
 
     /// Units that have flowed in by `now` and are not tokens in the word yet: a hint, for reports.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn earned(&self, now: Timestamp, unit: i64) -> u64 {
         let flow = Flow(self.flow.load(Ordering::Relaxed));
         if flow.rate() == 0 || now.as_micros() >= self.ends_us() {
@@ -618,7 +619,7 @@ impl Bucket {
 
     /// Notes what the store said at `at`, in tokens, and from when on credit may be used.
     pub(crate) fn set_view(&self, tokens: i64, at: Timestamp, credit_from: Timestamp) {
-        let seen = Moment::not_before(credit_from, rounded(tokens));
+        let seen = Moment::not_before(credit_from, RoughTokens::new(tokens).bits());
         self.seen.store(seen.0, Ordering::Relaxed);
         self.view_ms.store((at.millis() as u32).max(1), Ordering::Relaxed);
     }

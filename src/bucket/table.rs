@@ -4,7 +4,7 @@
 //!
 //! Buckets stand in chunks, one cache line each, and are neither moved nor freed while the table
 //! lives. An index of words leads from a key's [`Print`] to its bucket's place: 26 bits of place,
-//! 38 bits of print, probed linearly. The index grows by levels, each sixteen times larger, the last
+//! 38 bits of print, probed linearly. The index grows by levels, each four times larger, the last
 //! one large enough for all keys; an outgrown level is kept, since nobody knows who still reads it.
 //!
 //! # Argument
@@ -39,11 +39,11 @@ const CHUNK: usize = 1024;
 /// The first level of the index.
 const ENTRIES_MIN: usize = 512;
 /// Each level is so many times larger than the one before.
-const GROWTH: usize = 16;
-const LEVELS_MAX: usize = 6;
-/// An index is at most four fifths full.
+const GROWTH: usize = 4;
+const LEVELS_MAX: usize = 16;
+/// An index is at most half full: then a key mostly stands where it is looked for first.
 const fn filled(entries: usize) -> usize {
-    entries / 5 * 4
+    entries / 2
 }
 /// How long a place stands empty: no decision takes so long, however its thread is held up.
 const QUARANTINE_US: u64 = 200_000;
@@ -56,7 +56,7 @@ const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 /// The place of the bucket that keys share for which there is no room.
 pub(crate) const OVERFLOW: u32 = PLACE_MASK as u32 - 1;
 
-type Chunk = Box<[Bucket; CHUNK]>;
+type Chunk = Arc<[Bucket; CHUNK]>;
 type Index = Box<[AtomicU64]>;
 
 /// How many keys all limits of one limiter may hold together.
@@ -129,12 +129,17 @@ pub(crate) struct Table {
 
 impl Table {
     /// An empty table that draws on `budget`; `settle` makes the overflow bucket what it is to be.
-    pub(crate) fn new(limit: u32, budget: Arc<KeyBudget>, settle: impl FnOnce(&Bucket)) -> Self {
+    pub(crate) fn new(
+        limit: u32,
+        prints: Prints,
+        budget: Arc<KeyBudget>,
+        settle: impl FnOnce(&Bucket),
+    ) -> Self {
         let overflow = Bucket::new(0);
         settle(&overflow);
         let table = Self {
             limit,
-            prints: Prints::default(),
+            prints,
             level: AtomicUsize::new(0),
             levels: Default::default(),
             chunks: std::iter::repeat_with(OnceLock::new)
@@ -150,20 +155,20 @@ impl Table {
     }
 
     /// The print of `key`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn print(&self, key: &[u8]) -> Print {
         self.prints.of(key)
     }
 
     /// The bucket at `place`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at(&self, place: u32) -> &Bucket {
         let chunk = self.chunks.get(place as usize / CHUNK).and_then(OnceLock::get);
         chunk.map_or(&self.overflow, |chunk| &chunk[place as usize % CHUNK])
     }
 
     /// Where the bucket of the key with this print stands.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, print: Print) -> Option<u32> {
         let index = self.levels[self.level.load(Ordering::Acquire) % LEVELS_MAX].get()?;
         let mut at = home(print.held, index.len());
@@ -185,7 +190,6 @@ impl Table {
 
     /// Where the bucket of the key with this print stands; if it is new it is made, with `credit`
     /// and whatever `settle` does to it. A key for which there is no room has the overflow bucket.
-    #[inline]
     pub(crate) fn find_or_make(
         &self,
         print: Print,
@@ -200,7 +204,6 @@ impl Table {
     }
 
     /// Makes the key's bucket, if nobody else has meanwhile.
-    #[cold]
     fn make(
         &self,
         keeper: &mut Keeper,
@@ -246,10 +249,10 @@ impl Table {
 
     /// Entries of a level.
     fn entries(&self, level: usize) -> usize {
-        let all = (self.budget.max() / 4 * 5 + 8).max(ENTRIES_MIN);
+        let all = (2 * self.budget.max() + 2).max(ENTRIES_MIN);
         let entries = (0..level).fold(ENTRIES_MIN, |entries, _| entries.saturating_mul(GROWTH));
         // No level is worth the trouble that is nearly as large as the last one.
-        if entries.saturating_mul(4) >= all || level == LEVELS_MAX - 1 { all } else { entries }
+        if entries.saturating_mul(2) >= all || level == LEVELS_MAX - 1 { all } else { entries }
     }
 
     /// Moves to the next level if `wanted` entries do not fit the present one.
@@ -371,7 +374,7 @@ fn index(entries: usize) -> Index {
 }
 
 fn chunk() -> Chunk {
-    Box::new(std::array::from_fn(|_| Bucket::new(0)))
+    Arc::new(std::array::from_fn(|_| Bucket::new(0)))
 }
 
 /// Where a print is looked for first, out of `entries`.
@@ -431,7 +434,11 @@ impl Deref for BucketRef {
 
 /// A bucket whose place is not given up while this lives.
 #[derive(Debug)]
-pub(crate) struct Held(BucketRef);
+pub(crate) struct Held {
+    place: BucketRef,
+    /// Where it stands; `None` for the overflow bucket.
+    chunk: Option<Chunk>,
+}
 
 impl Held {
     /// Holds the bucket of the key with this print: see [`Table::find_or_make`].
@@ -445,17 +452,27 @@ impl Held {
         let keeper = &mut *table.keeper();
         let place = table.make(keeper, print, now, credit, settle);
         *keeper.held.entry(place).or_default() += 1;
-        Self(BucketRef::new(table, place))
+        let chunk = table.chunks.get(place as usize / CHUNK).and_then(OnceLock::get).cloned();
+        Self { place: BucketRef::new(table, place), chunk }
+    }
+
+    /// The bucket, without looking anything up.
+    #[inline]
+    pub(crate) fn bucket(&self) -> &Bucket {
+        match &self.chunk {
+            Some(chunk) => &chunk[self.place.place as usize % CHUNK],
+            None => &self.place.table.overflow,
+        }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let keeper = &mut *self.table.keeper();
-        if let Some(holders) = keeper.held.get_mut(&self.place) {
+        let keeper = &mut *self.place.table.keeper();
+        if let Some(holders) = keeper.held.get_mut(&self.place.place) {
             *holders -= 1;
             if *holders == 0 {
-                keeper.held.remove(&self.place);
+                keeper.held.remove(&self.place.place);
             }
         }
     }
@@ -465,7 +482,7 @@ impl Deref for Held {
     type Target = BucketRef;
 
     fn deref(&self) -> &BucketRef {
-        &self.0
+        &self.place
     }
 }
 
@@ -473,10 +490,13 @@ impl Deref for Held {
 mod tests {
     use super::*;
 
+    use crate::bucket::print::tests::{HELD, TAG};
+
     const UNIT: i64 = 1;
 
     fn table(keys_max: usize) -> Arc<Table> {
-        Arc::new(Table::new(0, Arc::new(KeyBudget::new(keys_max)), |_| ()))
+        let prints = Prints::new(HELD, TAG);
+        Arc::new(Table::new(0, prints, Arc::new(KeyBudget::new(keys_max)), |_| ()))
     }
 
     fn at(us: u64) -> Timestamp {
@@ -610,6 +630,6 @@ mod tests {
                 (!all).then_some(entries)
             })
             .sum();
-        assert!(words * 8 <= 12 * 1_000_000, "{words} words");
+        assert!(words * 8 <= 22 * 1_000_000, "{words} words");
     }
 }

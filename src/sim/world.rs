@@ -12,7 +12,7 @@ use super::faults::{Fault, Planned};
 use super::figures::{Decided, Judge};
 use super::setup::{Form, LATE_MAX_US, Setup, Traffic};
 use super::workload::Arrival;
-use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Table, Touch, Verdict};
+use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Prints, Table, Touch, Verdict};
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
 use crate::limit::Terms;
@@ -156,6 +156,8 @@ pub(super) struct World {
     rng: fastrand::Rng,
 }
 
+/// Nobody chooses keys here: any number will do.
+const SECRET: [u64; 3] = [0x9e37_79b9_7f4a_7c15; 3];
 /// Keys that a node holds at most.
 const KEYS_MAX: usize = 2_000_000;
 /// Notes for which a node has room at first.
@@ -236,9 +238,10 @@ impl World {
             BEGIN_US + self.rng.u64(0..1_000_000_000),
             self.rng.i64(-error..=error),
         );
+        let budget = Arc::new(KeyBudget::new(KEYS_MAX));
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
-            buckets: Arc::new(Table::new(0, Arc::new(KeyBudget::new(KEYS_MAX)), |_| ())),
+            buckets: Arc::new(Table::new(0, Prints::new(SECRET, SECRET), budget, |_| ())),
             credit: self.terms.credit,
             dirty: DirtyQueue::new(DIRTY_MAX),
             clock,

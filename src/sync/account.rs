@@ -8,7 +8,7 @@ use super::demand::Demand;
 use super::message::{Entry, Given, Held};
 use crate::bucket::{BucketRef, Collected, FIELD_MAX, LeaseTerms};
 use crate::limit::Terms;
-use crate::time::Timestamp;
+use crate::time::{Timestamp, micros};
 use crate::weakness::{Weakness, is_weak};
 
 mod giving_back;
@@ -142,10 +142,11 @@ impl Account {
         now: Timestamp,
     ) -> Self {
         let unit = terms.scale.token;
-        let view = bucket.view(now).map(|(tokens, age_ms)| View {
-            level: (tokens as i64).saturating_mul(unit),
+        let told = bucket.view();
+        let view = told.age(now).map(|age| View {
+            level: told.tokens().saturating_mul(unit),
             leased: 0,
-            at: now.minus_micros(u64::from(age_ms) * 1000),
+            at: now.minus_micros(micros(age)),
         });
         Self {
             credit_given: bucket.credit_at_rest(),

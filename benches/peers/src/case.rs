@@ -48,7 +48,12 @@ impl Case {
 
     /// The keys, and the order in which they are asked for.
     pub fn keys(&self) -> Keys {
-        let length = if self.keys <= 100_000 { 1 << 18 } else { 1 << 21 };
+        // A request's key has just been read: short streams stay in the cache.
+        let length = match self.keys {
+            ..=1_000 => 1 << 12,
+            ..=100_000 => 1 << 18,
+            _ => 1 << 21,
+        };
         let mut rng = fastrand::Rng::with_seed(1);
         let zipf = Zipf::new(self.keys);
         let stream: Vec<u32> = (0..length)

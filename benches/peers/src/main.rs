@@ -128,7 +128,7 @@ fn one_round(case: &Case, contender: &dyn Contender, keys: &case::Keys, round: D
 /// Each round begins with so much that does not count: the load that a limiter has seen coming.
 const RUN_UP: Duration = Duration::from_millis(30);
 /// Decisions between two looks at the clock.
-const BLOCK: usize = 10_000;
+const BLOCK: usize = 4096;
 
 fn main() {
     let options = Options::parse();
