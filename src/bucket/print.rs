@@ -73,13 +73,14 @@ fn halves(block: &[u8; 16]) -> (u64, u64) {
     (block as u64, (block >> 64) as u64)
 }
 
-/// All bytes of a key of less than 16, some of them twice: with the length, no two are alike.
+/// All bytes of a key of less than 16, some of them twice: with the length, no two are alike. The
+/// second word is turned, or keys of 4 and 8 bytes would be multiplied with nearly themselves.
 #[inline(always)]
 fn ends(key: &[u8]) -> (u64, u64) {
     if let (Some(first), Some(last)) = (key.first_chunk::<8>(), key.last_chunk()) {
-        (u64::from_le_bytes(*first), u64::from_le_bytes(*last))
+        (u64::from_le_bytes(*first), u64::from_le_bytes(*last).rotate_left(32))
     } else if let (Some(first), Some(last)) = (key.first_chunk::<4>(), key.last_chunk()) {
-        (u32::from_le_bytes(*first).into(), u32::from_le_bytes(*last).into())
+        (u32::from_le_bytes(*first).into(), u64::from(u32::from_le_bytes(*last)) << 32)
     } else {
         let byte = |at: usize| u64::from(key.get(at).copied().unwrap_or_default());
         (byte(0) | byte(1) << 8, byte(2))
@@ -109,6 +110,20 @@ pub(super) mod tests {
             assert_eq!(prints.of(&key), print);
             assert_ne!(others.of(&key), print);
             assert!(seen.insert(print.held) & seen.insert(print.tag), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn numbers_of_4_and_8_bytes_have_prints_of_their_own() {
+        let mut seen = HashSet::new();
+        for prints in [Prints::new(HELD, TAG), Prints::new([HELD[0]; 3], [TAG[0]; 3])] {
+            seen.clear();
+            for number in 0..10_000_u64 {
+                let short = (number as u32).to_le_bytes();
+                for print in [prints.of(&short), prints.of(&number.to_le_bytes())] {
+                    assert!(seen.insert(print.held) & seen.insert(print.tag), "{number}");
+                }
+            }
         }
     }
 

@@ -156,8 +156,8 @@ pub(super) struct World {
     rng: fastrand::Rng,
 }
 
-/// Nobody chooses keys here: any number will do.
-const SECRET: [u64; 3] = [0x9e37_79b9_7f4a_7c15; 3];
+/// Nobody chooses keys here: any numbers will do.
+const SECRET: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
 /// Keys that a node holds at most.
 const KEYS_MAX: usize = 2_000_000;
 /// Notes for which a node has room at first.
