@@ -66,13 +66,18 @@ async fn spend_over_a_breaking_wire(quota: Quota) {
     load.run_until(|| synced.with_keys.load(Ordering::Relaxed) > 0).await;
 
     let before = total(&proxies);
+    synced.with_keys.store(0, Ordering::Relaxed);
     synced.without_keys.store(0, Ordering::Relaxed);
     for (seed, proxy) in (1..).zip(&proxies) {
         proxy.set_policy(move |index| fault(seed, index));
     }
     load.run_until(|| enough(since(before, total(&proxies)))).await;
     let seen = since(before, total(&proxies));
-    assert_eq!(synced.without_keys.load(Ordering::Relaxed), 0, "every batch carried keys");
+    // On a machine that is busy with something else a lane may be idle for the second after which its
+    // node shows that it lives, with a batch that carries nothing.
+    let [with, without] =
+        [&synced.with_keys, &synced.without_keys].map(|count| count.load(Ordering::Relaxed));
+    assert!(10 * without <= with, "{with} batches carried keys, {without} none");
 
     // The wire stays as bad as it was: leaving is part of the promise.
     shut_down(&nodes).await;
