@@ -198,7 +198,24 @@ impl Bucket {
             let left = spent.tokens();
             return self.admitted(cost, word, left, !word.policy(), left < ends.tokens(), 0);
         }
+        if live && word.tokens() < cost && self.surely_lacks(cost, word, now, unit) {
+            return self.deny(cost, word, word.tokens(), true, 0);
+        }
         self.decide_slowly(cost, time, unit, unsure)
+    }
+
+    /// Whether refill is leased, and has not brought what is missing by now, nor filled the lease;
+    /// and there is no credit, nor an outage policy.
+    #[inline(always)]
+    fn surely_lacks(&self, cost: u32, word: Word, now: Timestamp, unit: i64) -> bool {
+        let flow = Flow(self.flow.load(Ordering::Acquire));
+        if flow.rate() == 0 || word.credit() > 0 || word.policy() {
+            return false;
+        }
+        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Acquire));
+        let flowed = flow.rate().saturating_mul(elapsed_us).saturating_add(flow.ahead_units(unit));
+        let lacking = u64::from(cost - word.tokens()).saturating_mul(unit as u64);
+        flowed < lacking && !self.may_overflow(word, now, unit)
     }
 
     /// Decides where that takes more than spending tokens that are there.
@@ -288,6 +305,7 @@ impl Bucket {
         Taken { verdict: Verdict::Allowed, sure, left, touch, unknown, spilled }
     }
 
+    #[inline]
     fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool, spilled: u32) -> Taken {
         if cost == 1 {
             self.denied.fetch_add(1, Ordering::Relaxed);
