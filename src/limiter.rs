@@ -345,17 +345,8 @@ impl ActiveLimit {
     ) -> Decision {
         let scale = self.state.terms.scale;
         let view = bucket.view();
-        Decision {
-            outcome,
-            sure,
-            cost,
-            left,
-            view,
-            now,
-            earned: bucket.earned(now, scale.token),
-            rate: bucket.rate(),
-            scale,
-        }
+        let (rate, earned) = bucket.refill(now, scale.token);
+        Decision { outcome, sure, cost, left, view, now, earned, rate, scale }
     }
 }
 

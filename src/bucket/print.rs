@@ -55,8 +55,11 @@ impl Prints {
         };
         one = fold(last.0 ^ one, last.1 ^ held[2]);
         two = fold(last.0 ^ two, last.1 ^ tag[2]);
-        // Of a short key nothing has been mixed yet but the last block.
-        Print { held: fold(one, held[1] | 1), tag: fold(two, tag[1] | 1) >> PLACE_BITS }
+        if key.len() <= 16 {
+            // Nothing has been mixed yet but the one block.
+            (one, two) = (fold(one, held[1] | 1), fold(two, tag[1] | 1));
+        }
+        Print { held: one, tag: two >> PLACE_BITS }
     }
 }
 

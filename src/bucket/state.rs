@@ -192,7 +192,7 @@ impl Bucket {
         let live = now.as_micros() < ends.micros();
         let there = live && word.tokens() >= cost && !self.may_overflow(word, now, unit);
         if there
-            && let Some(spent) = word.spend(cost, 0)
+            && let Some(spent) = word.spend_tokens(cost)
             && self.swap(word, spent).is_ok()
         {
             let left = spent.tokens();
@@ -454,19 +454,23 @@ impl Bucket {
         View::new(RoughTokens::of_bits(tokens), self.view_ms.load(Ordering::Relaxed))
     }
 
-    /// Units that have flowed in by `now` and are not tokens in the word yet: a hint, for reports.
+    /// Refill in units per microsecond, and the units that have flowed in by `now` and are not tokens
+    /// in the word yet: a hint, for reports.
     #[inline(always)]
-    pub(crate) fn earned(&self, now: Timestamp, unit: i64) -> u64 {
+    pub(crate) fn refill(&self, now: Timestamp, unit: i64) -> (u64, u64) {
         let flow = Flow(self.flow.load(Ordering::Relaxed));
-        if flow.rate() == 0 || now.as_micros() >= self.ends_us() {
+        if flow.rate() == 0 { (0, 0) } else { (flow.rate(), self.earned(flow, now, unit)) }
+    }
+
+    fn earned(&self, flow: Flow, now: Timestamp, unit: i64) -> u64 {
+        if now.as_micros() >= self.ends_us() {
             return 0;
         }
         let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Relaxed));
         flow.rate().saturating_mul(elapsed_us).saturating_add(flow.ahead_units(unit))
     }
 
-    /// Refill in units per microsecond.
-    pub(crate) fn rate(&self) -> u64 {
+    fn rate(&self) -> u64 {
         Flow(self.flow.load(Ordering::Relaxed)).rate()
     }
 

@@ -171,18 +171,34 @@ impl Table {
     #[inline(always)]
     pub(crate) fn find(&self, print: Print) -> Option<u32> {
         let index = self.levels[self.level.load(Ordering::Acquire) % LEVELS_MAX].get()?;
-        let mut at = home(print.held, index.len());
+        let at = home(print.held, index.len());
+        let place = self.match_entry(index.get(at)?.load(Ordering::Acquire), print);
+        // Half of the index is empty: most keys stand where they are looked for first.
+        if place.is_some() { place } else { self.find_further(index, at, print) }
+    }
+
+    #[inline(always)]
+    fn match_entry(&self, entry: u64, print: Print) -> Option<u32> {
+        if entry >> PLACE_BITS != print.tag {
+            return None;
+        }
+        // An empty entry has no place, whose bucket is nobody's.
+        let place = place_of(entry);
+        self.at(place).is_of(print.held).then_some(place)
+    }
+
+    #[inline(never)]
+    fn find_further(&self, index: &[AtomicU64], home: usize, print: Print) -> Option<u32> {
+        let mut at = home;
         loop {
             // There are always free entries, so this ends.
-            let entry = index.get(at)?.load(Ordering::Acquire);
+            let entry = index[at].load(Ordering::Acquire);
             if entry == 0 {
                 return None;
             }
-            if entry >> PLACE_BITS == print.tag {
-                let place = place_of(entry);
-                if self.at(place).is_of(print.held) {
-                    return Some(place);
-                }
+            let place = self.match_entry(entry, print);
+            if place.is_some() {
+                return place;
             }
             at = if at + 1 == index.len() { 0 } else { at + 1 };
         }

@@ -87,6 +87,15 @@ impl Word {
         Self(self.0 & !FIELD)
     }
 
+    /// `cost` less tokens, and as many pending, where there are so many tokens; `None` when that many
+    /// pending tokens do not fit.
+    #[inline(always)]
+    pub(super) fn spend_tokens(self, cost: u32) -> Option<Self> {
+        let fits = self.pending() <= FIELD_MAX - cost;
+        let cost = u64::from(cost);
+        fits.then(|| Self(self.0 - (cost << TOKENS_AT) + cost))
+    }
+
     /// `from_tokens` less tokens, `from_credit` less credit, and both pending; `None` when that
     /// many pending tokens do not fit.
     pub(super) fn spend(self, from_tokens: u32, from_credit: u32) -> Option<Self> {
@@ -136,6 +145,8 @@ mod tests {
                     prop_assert_eq!(spent.tokens() + from_tokens, tokens);
                     prop_assert_eq!(spent.credit() + from_credit, credit);
                     prop_assert_eq!(spent.pending(), from_tokens + from_credit);
+                    let without_credit = Word::new(tokens, credit).spend(from_tokens, 0);
+                    prop_assert_eq!(Word::new(tokens, credit).spend_tokens(from_tokens), without_credit);
                 }
                 None => prop_assert!(from_tokens + from_credit > FIELD_MAX),
             }
