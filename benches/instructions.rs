@@ -1,0 +1,41 @@
+//! How many instructions a decision takes: what may gate, since it does not depend on who else uses
+//! the machine.
+//!
+//! ```text
+//! tests/instructions
+//! ```
+//!
+//! Run under callgrind, which counts what happens in [`decide_many`] alone. The limiter is the
+//! whole hybrid one, with a store, whose driver runs meanwhile.
+#![allow(clippy::disallowed_methods, reason = "waits for a driver, which lives by the real clock")]
+
+use std::time::{Duration, Instant};
+
+use tidegate::{ActiveLimit, Limit, Limiter, MemoryStore, Quota};
+
+const KEYS: usize = 1_000;
+const DECISIONS: usize = 20_000;
+const LEASED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Denied of so many decisions, round robin.
+#[inline(never)]
+fn decide_many(limit: &ActiveLimit, keys: &[String], decisions: usize) -> usize {
+    let turns = keys.iter().cycle().take(decisions);
+    turns.filter(|key| limit.check(key.as_str()).is_ok_and(|one| one.is_denied())).count()
+}
+
+fn main() {
+    let limit = Limit::new("bench", Quota::per_second(1_000_000_000));
+    let limiter = Limiter::builder().limit(limit).store(MemoryStore::new()).build();
+    let limiter = limiter.expect("a good limit");
+    let limit = limiter.limit("bench").expect("it was built with it");
+    let keys: Vec<String> = (0..KEYS).map(|user| format!("user:{user:015}")).collect();
+    let deadline = Instant::now() + LEASED_WITHIN;
+    let unsure = |key: &&String| !limit.check(key.as_str()).is_ok_and(|one| one.is_sure());
+    while keys.iter().filter(unsure).count() > 0 {
+        assert!(Instant::now() < deadline, "no leases within {LEASED_WITHIN:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let denied = decide_many(&limit, &keys, DECISIONS);
+    println!("decisions {DECISIONS} denied {denied}");
+}
