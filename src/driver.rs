@@ -146,11 +146,12 @@ fn settle(terms: &Terms, bucket: &Bucket, now: Timestamp) {
     }
 }
 
-/// What a decision tells the engine; `None` where the place has another key by now.
+/// What a decision tells the engine; `None` where the place has been given up meanwhile, which nothing
+/// that was spent lets happen.
 pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
     let bucket = BucketRef::new(table, note.place);
     let key = note.key();
-    if key.as_ref().is_some_and(|key| !bucket.is_of_key(key)) {
+    if bucket.is_gone() || key.as_ref().is_some_and(|key| !bucket.is_of_key(key)) {
         return None;
     }
     let told = Told { key, spilled: note.spilled, refused: note.refused };

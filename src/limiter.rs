@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
-use crate::bucket::{Bucket, DirtyQueue, Held, Note, Taken, Verdict};
+use crate::bucket::{Bucket, DirtyQueue, Held, Note, Print, Taken, Verdict};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, LimitState, Question, Wish};
@@ -167,8 +167,9 @@ impl ActiveLimit {
         key::validate(key)?;
         self.validate_cost(cost)?;
         let now = self.shared.clock.now();
+        let print = self.state.buckets.print(key);
+        let mut place = self.place(print, now);
         loop {
-            let place = self.place(key, now);
             let bucket = self.state.buckets.at(place);
             let time = self.shared.at(now);
             let taken = bucket.take(cost, time, self.state.terms.scale.token);
@@ -176,19 +177,22 @@ impl ActiveLimit {
                 self.tell(&taken, cost, place, key);
                 return Ok(self.taken(bucket, cost, &taken, now));
             }
-            // The key was forgotten a moment ago: it has another place now.
+            // The key was forgotten a moment ago, and has another place now.
+            place = self.make(print, now);
         }
     }
 
     /// The place of the key's bucket, which is made if it is new.
     #[inline(always)]
-    fn place(&self, key: &[u8], now: Timestamp) -> u32 {
-        let buckets = &self.state.buckets;
-        let print = buckets.print(key);
-        buckets.find(print).unwrap_or_else(|| {
-            let settle = |bucket: &Bucket| self.state.settle(bucket, now);
-            buckets.find_or_make(print, now, self.state.credit(), settle)
-        })
+    fn place(&self, print: Print, now: Timestamp) -> u32 {
+        self.state.buckets.find(print).unwrap_or_else(|| self.make(print, now))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make(&self, print: Print, now: Timestamp) -> u32 {
+        let settle = |bucket: &Bucket| self.state.settle(bucket, now);
+        self.state.buckets.make(print, now, self.state.credit(), settle)
     }
 
     /// Tells the engine what it has to know of a decision.
@@ -240,7 +244,8 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
-        let place = self.place(key, self.shared.clock.now());
+        let print = self.state.buckets.print(key);
+        let place = self.place(print, self.shared.clock.now());
         match self.decide_surely(place, key, cost) {
             Some(decision) => Ok(decision),
             None => Ok(self.handle(key)?.decide_or_ask(cost).await),
@@ -269,10 +274,11 @@ impl ActiveLimit {
         let bucket = self.state.buckets.at(place);
         let now = self.shared.clock.now();
         let taken = bucket.take_sure(cost, self.shared.at(now), self.state.terms.scale.token);
-        let found = taken.allowed() || !bucket.is_gone();
-        let decided = found && taken.verdict != Verdict::Unsure;
+        if !taken.allowed() && bucket.is_gone() {
+            return None;
+        }
         self.tell(&taken, cost, place, key);
-        decided.then(|| self.taken(bucket, cost, &taken, now))
+        (taken.verdict != Verdict::Unsure).then(|| self.taken(bucket, cost, &taken, now))
     }
 
     /// Resolves `key` once, for callers that decide about it often: no map is looked into again.

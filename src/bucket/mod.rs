@@ -14,7 +14,7 @@ pub(crate) use fields::{AHEAD_PARTS, BOUNDLESS_RATE};
 #[cfg(feature = "sim")]
 pub(crate) use outcome::Touch;
 pub(crate) use outcome::{Collected, Taken, Terms as LeaseTerms, Verdict};
-pub(crate) use print::Prints;
+pub(crate) use print::{Print, Prints};
 pub(crate) use state::Bucket;
 pub use table::KEYS_MAX;
 pub(crate) use table::{BucketRef, Held, KeyBudget, Table};

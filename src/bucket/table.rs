@@ -204,23 +204,20 @@ impl Table {
         }
     }
 
-    /// Where the bucket of the key with this print stands; if it is new it is made, with `credit`
-    /// and whatever `settle` does to it. A key for which there is no room has the overflow bucket.
-    pub(crate) fn find_or_make(
+    /// Makes the bucket of the key with this print, with `credit` and whatever `settle` does to it, if
+    /// nobody else has meanwhile; returns its place. A key for which there is no room has the overflow
+    /// bucket.
+    pub(crate) fn make(
         &self,
         print: Print,
         now: Timestamp,
         credit: u32,
         settle: impl FnOnce(&Bucket),
     ) -> u32 {
-        match self.find(print) {
-            Some(place) => place,
-            None => self.make(&mut self.keeper(), print, now, credit, settle),
-        }
+        self.make_kept(&mut self.keeper(), print, now, credit, settle)
     }
 
-    /// Makes the key's bucket, if nobody else has meanwhile.
-    fn make(
+    fn make_kept(
         &self,
         keeper: &mut Keeper,
         print: Print,
@@ -457,7 +454,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Holds the bucket of the key with this print: see [`Table::find_or_make`].
+    /// Holds the bucket of the key with this print: see [`Table::make`].
     pub(crate) fn new(
         table: &Arc<Table>,
         print: Print,
@@ -466,7 +463,7 @@ impl Held {
         settle: impl FnOnce(&Bucket),
     ) -> Self {
         let keeper = &mut *table.keeper();
-        let place = table.make(keeper, print, now, credit, settle);
+        let place = table.make_kept(keeper, print, now, credit, settle);
         *keeper.held.entry(place).or_default() += 1;
         let chunk = table.chunks.get(place as usize / CHUNK).and_then(OnceLock::get).cloned();
         Self { place: BucketRef::new(table, place), chunk }
@@ -520,7 +517,8 @@ mod tests {
     }
 
     fn make(table: &Table, key: u64, now: Timestamp) -> u32 {
-        table.find_or_make(table.print(&key.to_le_bytes()), now, 1, |_| ())
+        let print = table.print(&key.to_le_bytes());
+        table.find(print).unwrap_or_else(|| table.make(print, now, 1, |_| ()))
     }
 
     fn find(table: &Table, key: u64) -> Option<u32> {

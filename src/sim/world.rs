@@ -388,8 +388,9 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let place =
-            node.buckets.find_or_make(node.buckets.print(&name), now.cached(), credit, |_| ());
+        let print = node.buckets.print(&name);
+        let found = node.buckets.find(print);
+        let place = found.unwrap_or_else(|| node.buckets.make(print, now.cached(), credit, |_| ()));
         let bucket = BucketRef::new(&node.buckets, place);
         let taken = match self.setup.form {
             Form::Check => bucket.take(cost, now, unit),
