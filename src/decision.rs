@@ -129,6 +129,8 @@ impl Decision {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RoughTokens(u32);
 
+/// No two clocks of a node are so far apart.
+const CLOCKS_APART_MS: u32 = 60_000;
 const MANTISSA_BITS: u32 = 18;
 const EXPONENT_MAX: u32 = 31;
 const DEBT: u32 = 1 << 23;
@@ -187,9 +189,10 @@ impl View {
 
     /// How old it is at `now`; `None` if there was none.
     pub(crate) fn age(self, now: Timestamp) -> Option<Duration> {
+        let age_ms = (now.millis() as u32).wrapping_sub(self.at_ms);
         // The cached clock may be behind the engine's.
-        let age_ms = (now.millis() as u32).wrapping_sub(self.at_ms) as i32;
-        (self.at_ms > 0).then(|| Duration::from_millis(age_ms.max(0) as u64))
+        let age_ms = if age_ms > u32::MAX - CLOCKS_APART_MS { 0 } else { age_ms };
+        (self.at_ms > 0).then(|| Duration::from_millis(age_ms.into()))
     }
 }
 
@@ -210,7 +213,7 @@ mod tests {
 
         #[test]
         fn a_view_is_as_old_as_it_is_also_where_milliseconds_wrap(
-            at_ms in any::<u32>(), age_ms in 0..1_u64 << 30,
+            at_ms in any::<u32>(), age_ms in 0..4_000_000_000_u64,
         ) {
             let view = View::new(RoughTokens::new(1), at_ms.max(1));
             let now = Timestamp::from_micros((u64::from(at_ms.max(1)) + age_ms) * 1000);

@@ -9,7 +9,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::bound::Excess;
-use crate::bucket::{Bucket, BucketRef, DirtyQueue, Held, KeyBudget, Note, Prints, Table};
+use crate::bucket::{
+    Bucket, BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, Note, Prints, Table,
+};
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
 use crate::store::Store;
@@ -151,7 +153,11 @@ fn settle(terms: &Terms, bucket: &Bucket, now: Timestamp) {
 pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
     let bucket = BucketRef::new(table, note.place);
     let key = note.key();
-    if bucket.is_gone() || key.as_ref().is_some_and(|key| !bucket.is_of_key(key)) {
+    if bucket.is_gone() {
+        return None;
+    }
+    if key.as_ref().is_some_and(|key| !bucket.is_of_key(key)) {
+        bucket.calm();
         return None;
     }
     let told = Told { key, spilled: note.spilled, refused: note.refused };
@@ -225,7 +231,7 @@ impl Driver {
         let mut asked = Questions::default();
         let mut waiting: Vec<Wisher> = Vec::new();
         let mut flush_at = self.now().plus_micros(FLUSH_US);
-        let (mut evict_at, mut evict_gap_us) = (Timestamp::ZERO, EVICT_GAP_US);
+        let (mut evict_at, mut evict_gap_us, mut fruitless) = (Timestamp::ZERO, EVICT_GAP_US, 0);
         self.engine.handle(self.now(), Input::Timeout);
         loop {
             let now = self.now();
@@ -234,10 +240,14 @@ impl Driver {
                 flush_at = now.plus_micros(FLUSH_US);
                 self.flush();
             }
-            if now >= evict_at && self.budget.used() >= self.budget.max() / 8 * 7 {
-                let found = self.evict(now) > 0;
-                evict_gap_us =
-                    if found { EVICT_GAP_US } else { (evict_gap_us * 2).min(EVICT_GAP_MAX_US) };
+            let crowded = self.budget.used() >= self.budget.max() / 8 * 7;
+            if crowded && now >= evict_at {
+                // The time may be late by now, and places stand empty by it.
+                let now = self.now();
+                fruitless = if self.evict(now) > 0 { 0 } else { fruitless + EVICT_PLACES as usize };
+                let looked_through = fruitless >= self.budget.max();
+                let longer_us = (evict_gap_us * 2).min(EVICT_GAP_MAX_US);
+                evict_gap_us = if looked_through { longer_us } else { EVICT_GAP_US };
                 evict_at = now.plus_micros(evict_gap_us);
             }
             if now >= self.engine.poll_timeout() {
@@ -246,8 +256,10 @@ impl Driver {
             self.drain_outputs(&mut exchanges, &mut asked);
             self.tell(&mut waiting, now, exchanges.tasks.is_empty());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
-            let wake_at =
-                self.engine.poll_timeout().min(flush_at).min(deadline.unwrap_or(Timestamp::NEVER));
+            let room_at = if crowded { evict_at } else { Timestamp::NEVER };
+            let wake_at = self.engine.poll_timeout().min(flush_at).min(room_at);
+            let wake_at = wake_at.min(deadline.unwrap_or(Timestamp::NEVER));
+            let wake_at = if self.dirty.is_empty() { wake_at } else { now };
             tokio::select! {
                 () = self.time.sleep_until(wake_at) => {}
                 () = self.dirty.urgent() => {}
@@ -276,13 +288,18 @@ impl Driver {
     }
 
     fn answered(&mut self, lane: u32, sequence: i64, result: Result<Reply, StoreError>) {
-        self.engine.handle(self.now(), Input::Answer { lane, sequence, result });
+        let now = self.now();
+        // What was spent must be known before what is lost is reckoned.
+        self.drain_dirty(now);
+        self.engine.handle(now, Input::Answer { lane, sequence, result });
         let error = self.engine.error().cloned();
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 
     fn drain_dirty(&mut self, now: Timestamp) {
-        while let Some(note) = self.dirty.pop() {
+        // Decisions may tell faster than this listens: what is left waits for the next round.
+        for _ in 0..DIRTY_MAX {
+            let Some(note) = self.dirty.pop() else { break };
             let table = &self.limits[note.limit as usize].buckets;
             if let Some(touched) = touched(table, &note) {
                 self.engine.handle(now, touched);
@@ -363,7 +380,8 @@ impl Driver {
 
     fn flush(&mut self) {
         for limit in self.limits.iter() {
-            self.engine.unsure(limit.index, limit.buckets.take_unsure());
+            let (unsure, denied_surplus) = limit.buckets.take_counts();
+            self.engine.counted(limit.index, unsure, denied_surplus);
         }
         for event in self.engine.take_decisions(self.time.now()) {
             self.publish(&event);

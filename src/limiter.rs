@@ -192,7 +192,7 @@ impl ActiveLimit {
     #[inline(never)]
     fn make(&self, print: Print, now: Timestamp) -> u32 {
         let settle = |bucket: &Bucket| self.state.settle(bucket, now);
-        self.state.buckets.make(print, now, self.state.credit(), settle)
+        self.state.buckets.make(print, now, || self.state.credit(), settle)
     }
 
     /// Tells the engine what it has to know of a decision.
@@ -206,10 +206,8 @@ impl ActiveLimit {
     #[cold]
     #[inline(never)]
     fn tell_news(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
-        if !taken.sure && taken.verdict != Verdict::Unsure {
-            self.state.buckets.count_unsure(place);
-        }
-        if let Some(note) = Note::of(taken, cost, self.state.index, place, key) {
+        self.state.buckets.count(place, taken, cost);
+        if let Some(note) = Note::of(taken, self.state.index, place, key) {
             self.shared.dirty.push(note, taken.touch);
         }
     }
@@ -262,7 +260,10 @@ impl ActiveLimit {
         key::validate(key)?;
         let buckets = &self.state.buckets;
         if let Some(place) = buckets.find(buckets.print(key)) {
-            return Ok(self.look(buckets.at(place)));
+            let found = self.look(buckets.at(place));
+            if !buckets.at(place).is_gone() {
+                return Ok(found);
+            }
         }
         let fresh = Bucket::new(self.state.credit());
         self.state.settle(&fresh, self.shared.clock.now());
@@ -295,7 +296,8 @@ impl ActiveLimit {
         let now = self.shared.clock.now();
         let buckets = &self.state.buckets;
         let settle = |bucket: &Bucket| self.state.settle(bucket, now);
-        let bucket = Held::new(buckets, buckets.print(key), now, self.state.credit(), settle);
+        let credit = || self.state.credit();
+        let bucket = Held::new(buckets, buckets.print(key), now, credit, settle);
         let key = if bucket.is_overflow() { Arc::default() } else { key.into() };
         Ok(KeyHandle { bucket: Arc::new(bucket), key, limit: self.clone() })
     }

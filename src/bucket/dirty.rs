@@ -35,14 +35,13 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    /// What is to be told of a decision about `cost` tokens of `key`, if anything is.
-    #[inline]
-    pub(crate) fn of(taken: &Taken, cost: u32, limit: u32, place: u32, key: &[u8]) -> Option<Self> {
-        let refused = if cost > 1 && !taken.allowed() { cost } else { 0 };
-        let news = taken.touch != Touch::None || taken.spilled > 0 || refused > 0;
+    /// What is to be told of a decision about `key`, if anything is.
+    pub(crate) fn of(taken: &Taken, limit: u32, place: u32, key: &[u8]) -> Option<Self> {
+        let Taken { touch, unknown, spilled, refused, .. } = *taken;
+        let news = touch != Touch::None || spilled > 0 || refused > 0;
         news.then(|| {
-            let name = if taken.unknown { Name::of(key) } else { Name::Known };
-            Self { limit, place, spilled: taken.spilled, refused, name }
+            let name = if unknown { Name::of(key) } else { Name::Known };
+            Self { limit, place, spilled, refused, name }
         })
     }
 
@@ -92,8 +91,8 @@ impl DirtyQueue {
     #[inline]
     pub(crate) fn push(&self, note: Note, touch: Touch) {
         if let Err(note) = self.queue.push(note) {
-            // A bucket is told of once until the engine has heard of it, and large denials are only
-            // a hint: so there are never more of these than keys.
+            // A bucket is told of twice at most until the engine has heard of it, and large denials
+            // are only a hint: so there are about as many of these as keys at the most.
             if touch != Touch::None || note.spilled > 0 {
                 self.overflow.push(note);
             }
@@ -106,6 +105,11 @@ impl DirtyQueue {
     /// The next note.
     pub(crate) fn pop(&self) -> Option<Note> {
         self.queue.pop().or_else(|| self.overflow.pop())
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.overflow.is_empty()
     }
 
     /// Waits until a bucket runs low.
@@ -121,23 +125,24 @@ mod tests {
 
     fn taken(unknown: bool) -> Taken {
         let verdict = Verdict::Allowed;
-        Taken { verdict, sure: true, left: 0, touch: Touch::Dirty, unknown, spilled: 0 }
+        let touch = Touch::Dirty;
+        Taken { verdict, sure: true, left: 0, touch, unknown, spilled: 0, refused: 0 }
     }
 
     #[test]
     fn a_key_is_told_whatever_its_length_unless_it_is_known() {
         for length in [1, SHORT_BYTES_MAX - 1, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 512] {
             let key = vec![b'x'; length];
-            let note = Note::of(&taken(true), 1, 0, 0, &key).unwrap();
+            let note = Note::of(&taken(true), 0, 0, &key).unwrap();
             assert_eq!(note.key().as_deref(), Some(&key[..]), "{length}");
         }
-        assert_eq!(Note::of(&taken(false), 1, 0, 0, b"key").unwrap().key(), None);
+        assert_eq!(Note::of(&taken(false), 0, 0, b"key").unwrap().key(), None);
     }
 
     #[test]
     fn only_large_denials_are_dropped_when_more_waits_than_there_is_room_for() {
         let queue = DirtyQueue::new(0);
-        let note = |place| Note::of(&taken(false), 1, 0, place, b"").unwrap();
+        let note = |place| Note::of(&taken(false), 0, place, b"").unwrap();
         let large = Note { refused: 5, ..note(0) };
         (0..100).for_each(|place| queue.push(note(place), Touch::Dirty));
         queue.push(large, Touch::None);

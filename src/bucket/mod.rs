@@ -9,7 +9,7 @@ pub(crate) mod state;
 pub(crate) mod table;
 mod word;
 
-pub(crate) use dirty::{DirtyQueue, Note};
+pub(crate) use dirty::{DIRTY_MAX, DirtyQueue, Note};
 pub(crate) use fields::{AHEAD_PARTS, BOUNDLESS_RATE};
 #[cfg(feature = "sim")]
 pub(crate) use outcome::Touch;

@@ -56,6 +56,8 @@ pub(crate) struct Taken {
     pub unknown: bool,
     /// Tokens that were pending and no longer are: the engine must be told.
     pub spilled: u32,
+    /// What was denied, if the engine should know how large single requests are.
+    pub refused: u32,
 }
 
 impl Taken {
@@ -69,7 +71,7 @@ impl Taken {
     #[inline]
     pub(crate) fn is_news(&self, cost: u32) -> bool {
         let quiet = self.sure && self.touch == Touch::None && self.spilled == 0;
-        !quiet || cost > 1 && !self.allowed()
+        !quiet || cost > 1 && self.verdict == Verdict::Denied
     }
 }
 
@@ -80,7 +82,7 @@ pub(crate) struct Collected {
     pub spent: u64,
     /// Of these, what single requests cost beyond one token each.
     pub surplus: u64,
-    /// Requests for one token that were denied since.
+    /// Tokens asked for and denied since.
     pub denied: u64,
     /// Credit left in the word.
     pub credit: u32,

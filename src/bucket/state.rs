@@ -39,10 +39,11 @@ use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 const QUEUED: u32 = 1;
 /// The engine was told that the bucket runs low.
 const URGENT: u32 = 2;
-/// Pending tokens that no longer fitted the word are on their way to the engine.
-const SPILLED: u32 = 4;
+/// So often pending tokens that no longer fitted the word are on their way to the engine: 4 bits.
+const SPILLED_ONE: u32 = 4;
+const SPILLED: u32 = 15 * SPILLED_ONE;
 const FLAGS: u32 = QUEUED | URGENT | SPILLED;
-const FLAG_BITS: u32 = 3;
+const FLAG_BITS: u32 = 6;
 
 /// The most books that an engine can keep.
 pub(crate) const SLOT_MAX: u32 = (u32::MAX >> FLAG_BITS) - 1;
@@ -72,7 +73,7 @@ pub(crate) struct Bucket {
     print: AtomicU64,
     /// When the store's last word came, in milliseconds that wrap; 0: never.
     view_ms: AtomicU32,
-    /// Requests for one token that were denied since the last collection.
+    /// Tokens denied since the last collection.
     denied: AtomicU32,
     /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
     surplus: AtomicU32,
@@ -149,14 +150,14 @@ impl Bucket {
     /// Forgets the key if that gives nothing back to it: it is full, has its whole credit, nothing
     /// is pending, and the engine keeps no books on it.
     pub(super) fn try_forget(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
-        let (tokens, credit_left, _) = self.peek(now, unit);
+        let (tokens, ..) = self.peek(now, unit);
         let minted = self.minted_us.load(Ordering::Acquire);
         let word = Word(self.word.load(Ordering::Acquire));
         let full = if local {
             tokens == Flow(self.flow.load(Ordering::Relaxed)).depth()
         } else {
             let full = minted >= CLOSED && minted & !CLOSED <= now.as_micros();
-            full && tokens == 0 && credit_left == credit
+            full && tokens == 0 && word.credit() == credit
         };
         let quiet =
             word.pending() == 0 && self.desk.load(Ordering::Acquire) == NO_SLOT << FLAG_BITS;
@@ -258,8 +259,11 @@ impl Bucket {
                 return self.deny(cost, word, tokens, live, spilled);
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
-                let (moved, emptied) = self.spill(word);
-                spilled += moved;
+                let Some((moved, emptied)) = self.spill(word).filter(|_| spilled == 0) else {
+                    // So much is pending that nobody has been able to count it.
+                    return self.deny(cost, word, tokens, live, spilled);
+                };
+                spilled = moved;
                 word = emptied;
                 continue;
             };
@@ -302,25 +306,26 @@ impl Bucket {
         } else {
             (Touch::None, false)
         };
-        Taken { verdict: Verdict::Allowed, sure, left, touch, unknown, spilled }
+        Taken { verdict: Verdict::Allowed, sure, left, touch, unknown, spilled, refused: 0 }
     }
 
     #[inline]
     fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool, spilled: u32) -> Taken {
-        if cost == 1 {
-            self.denied.fetch_add(1, Ordering::Relaxed);
-        }
+        let before = self.denied.fetch_add(cost, Ordering::Relaxed);
+        // Told whenever it is more than all that was denied before: a few times between collections.
+        let refused = if cost > 1 && before < cost { cost } else { 0 };
         // Without a lease the store may have more than this node knows of.
         let sure = self.is_leased(live) && !word.policy();
         let (touch, unknown) = self.raise(QUEUED | URGENT);
-        Taken { verdict: Verdict::Denied, sure, left: tokens, touch, unknown, spilled }
+        Taken { verdict: Verdict::Denied, sure, left: tokens, touch, unknown, spilled, refused }
     }
 
     #[cold]
     fn unsure(&self, left: u32, spilled: u32) -> Taken {
         let unknown = self.slot().is_none();
         let verdict = Verdict::Unsure;
-        Taken { verdict, sure: false, left, touch: Touch::None, unknown, spilled }
+        let touch = Touch::None;
+        Taken { verdict, sure: false, left, touch, unknown, spilled, refused: 0 }
     }
 
     /// The credit that may be used now.
@@ -406,20 +411,24 @@ impl Bucket {
     fn deposit(&self, tokens: u32, epoch: u64) {
         let depth = Flow(self.flow.load(Ordering::Relaxed)).depth();
         let _ = self.update(|word| {
-            (word.epoch() == epoch)
+            (word.epoch() == epoch && !word.gone())
                 .then(|| word.with_tokens((word.tokens() + tokens).min(depth.max(word.tokens()))))
         });
     }
 
     /// Moves pending tokens out of a word that can count no more of them; returns how many, and the
-    /// word as it is then.
+    /// word as it is then. `None` if too many are on their way already.
     #[cold]
-    fn spill(&self, word: Word) -> (u32, Word) {
-        self.desk.fetch_or(SPILLED, Ordering::AcqRel);
+    fn spill(&self, word: Word) -> Option<(u32, Word)> {
+        let more = |desk: u32| (desk & SPILLED < SPILLED).then_some(desk + SPILLED_ONE);
+        self.desk.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
         let emptied = word.collected();
         match self.word.compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => (word.pending(), emptied),
-            Err(seen) => (0, Word(seen)),
+            Ok(_) => Some((word.pending(), emptied)),
+            Err(seen) => {
+                self.spill_booked();
+                Some((0, Word(seen)))
+            }
         }
     }
 
@@ -513,9 +522,14 @@ impl Bucket {
         self.desk.load(Ordering::Acquire) & SPILLED != 0
     }
 
-    /// What was spilled has arrived.
+    /// One lot of what was spilled has arrived.
     pub(crate) fn spill_booked(&self) {
-        self.desk.fetch_and(!SPILLED, Ordering::AcqRel);
+        self.desk.fetch_sub(SPILLED_ONE, Ordering::AcqRel);
+    }
+
+    /// Whoever told of the bucket meant another key: the next decision tells anew.
+    pub(crate) fn calm(&self) {
+        self.desk.fetch_and(!(QUEUED | URGENT), Ordering::AcqRel);
     }
 
     /// Tokens spent and denied since the last collection, without collecting them.

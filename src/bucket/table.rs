@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
+use super::outcome::{Taken, Verdict};
 use super::print::{PLACE_BITS, Print, Prints};
 use super::state::Bucket;
 use crate::time::Timestamp;
@@ -45,7 +46,7 @@ const LEVELS_MAX: usize = 16;
 const fn filled(entries: usize) -> usize {
     entries / 2
 }
-/// How long a place stands empty: no decision takes so long, however its thread is held up.
+/// How long a place stands empty: no decision takes so long, but where its thread is held up.
 const QUARANTINE_US: u64 = 200_000;
 /// While others wait for a moment at the keeper's, so many places are looked at.
 const SCAN: u32 = 1024;
@@ -110,6 +111,14 @@ struct Keeper {
     scanned: u32,
 }
 
+/// Counted since they were last taken.
+#[derive(Debug, Default)]
+struct Counts {
+    unsure: AtomicU64,
+    /// Tokens denied, less the number of requests.
+    denied_surplus: AtomicU64,
+}
+
 /// The buckets of one limit.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -123,8 +132,8 @@ pub(crate) struct Table {
     overflow: Bucket,
     budget: Arc<KeyBudget>,
     keeper: Mutex<Keeper>,
-    /// Unsure decisions since they were last counted.
-    unsure: [CachePadded<AtomicU64>; STRIPES],
+    /// What is counted by limit alone.
+    counts: [CachePadded<Counts>; STRIPES],
 }
 
 impl Table {
@@ -148,7 +157,7 @@ impl Table {
             overflow,
             budget,
             keeper: Mutex::default(),
-            unsure: Default::default(),
+            counts: Default::default(),
         };
         table.levels[0].get_or_init(|| index(table.entries(0)));
         table
@@ -211,7 +220,7 @@ impl Table {
         &self,
         print: Print,
         now: Timestamp,
-        credit: u32,
+        credit: impl FnOnce() -> u32,
         settle: impl FnOnce(&Bucket),
     ) -> u32 {
         self.make_kept(&mut self.keeper(), print, now, credit, settle)
@@ -222,7 +231,7 @@ impl Table {
         keeper: &mut Keeper,
         print: Print,
         now: Timestamp,
-        credit: u32,
+        credit: impl FnOnce() -> u32,
         settle: impl FnOnce(&Bucket),
     ) -> u32 {
         if let Some(place) = self.find(print) {
@@ -236,7 +245,7 @@ impl Table {
             return OVERFLOW;
         };
         let bucket = self.at(place);
-        bucket.settle_in(print.held, credit);
+        bucket.settle_in(print.held, credit());
         settle(bucket);
         self.grow(keeper.entries + 1);
         self.enter(self.level.load(Ordering::Relaxed), print, place);
@@ -362,14 +371,24 @@ impl Table {
         self.overflow.rest_on(credit);
     }
 
-    /// Counts an unsure decision at `place`.
-    pub(crate) fn count_unsure(&self, place: u32) {
-        self.unsure[place as usize % STRIPES].fetch_add(1, Ordering::Relaxed);
+    /// Counts a decision about `cost` tokens at `place`: whether it was unsure, and what it was denied
+    /// beyond one token.
+    pub(crate) fn count(&self, place: u32, taken: &Taken, cost: u32) {
+        let counts = &self.counts[place as usize % STRIPES];
+        if !taken.sure && taken.verdict != Verdict::Unsure {
+            counts.unsure.fetch_add(1, Ordering::Relaxed);
+        }
+        if cost > 1 && taken.verdict == Verdict::Denied {
+            counts.denied_surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
+        }
     }
 
-    /// Unsure decisions since the last time.
-    pub(crate) fn take_unsure(&self) -> u64 {
-        self.unsure.iter().map(|count| count.swap(0, Ordering::Relaxed)).sum()
+    /// Unsure decisions since the last time, and tokens that were denied beyond one a request.
+    pub(crate) fn take_counts(&self) -> (u64, u64) {
+        let take = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
+        self.counts.iter().fold((0, 0), |(unsure, surplus), counts| {
+            (unsure + take(&counts.unsure), surplus + take(&counts.denied_surplus))
+        })
     }
 
     fn keeper(&self) -> MutexGuard<'_, Keeper> {
@@ -459,7 +478,7 @@ impl Held {
         table: &Arc<Table>,
         print: Print,
         now: Timestamp,
-        credit: u32,
+        credit: impl FnOnce() -> u32,
         settle: impl FnOnce(&Bucket),
     ) -> Self {
         let keeper = &mut *table.keeper();
@@ -518,7 +537,7 @@ mod tests {
 
     fn make(table: &Table, key: u64, now: Timestamp) -> u32 {
         let print = table.print(&key.to_le_bytes());
-        table.find(print).unwrap_or_else(|| table.make(print, now, 1, |_| ()))
+        table.find(print).unwrap_or_else(|| table.make(print, now, || 1, |_| ()))
     }
 
     fn find(table: &Table, key: u64) -> Option<u32> {
@@ -538,7 +557,7 @@ mod tests {
     fn eviction_takes_only_buckets_that_nobody_holds_and_that_are_idle() {
         let table = table(3);
         let now = at(10);
-        let held = Held::new(&table, table.print(b"held"), now, 1, |_| ());
+        let held = Held::new(&table, table.print(b"held"), now, || 1, |_| ());
         let spent = make(&table, 1, now);
         make(&table, 2, now);
         assert!(table.at(spent).take(1, now, UNIT).allowed());

@@ -390,13 +390,14 @@ impl World {
         }
         let print = node.buckets.print(&name);
         let found = node.buckets.find(print);
-        let place = found.unwrap_or_else(|| node.buckets.make(print, now.cached(), credit, |_| ()));
+        let place =
+            found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
         let bucket = BucketRef::new(&node.buckets, place);
         let taken = match self.setup.form {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),
         };
-        if let Some(note) = Note::of(&taken, cost, 0, place, &name) {
+        if let Some(note) = Note::of(&taken, 0, place, &name) {
             node.dirty.push(note, taken.touch);
         }
         if self.setup.audit {

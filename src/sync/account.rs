@@ -214,7 +214,7 @@ impl Account {
         }
         let tally = Tally::of(&collected, all);
         self.arrivals += all + collected.denied;
-        self.requests += tally.allowed + tally.denied;
+        self.requests += tally.allowed + collected.denied.div_ceil(self.denied_cost.max(1).into());
         self.tally.merge(tally);
     }
 
@@ -240,10 +240,9 @@ impl Account {
         self.tally.denied += 1;
     }
 
-    /// Books a denied request for more than one token.
-    pub(crate) fn refused_large(&mut self, cost: u32) {
-        self.refused(cost);
-        self.denied_cost = self.denied_cost.max(cost);
+    /// A request for so many tokens was denied, which the bucket counts.
+    pub(crate) fn heard_of(&mut self, refused: u32) {
+        self.denied_cost = self.denied_cost.max(refused);
     }
 
     /// Books the decisions of a key that lives on an outage policy.
@@ -650,19 +649,22 @@ pub(crate) struct Tally {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) unsure: u64,
+    /// Tokens denied beyond one a request, which `denied` counts as requests.
+    pub(crate) denied_surplus: u64,
 }
 
 impl Tally {
     /// Decisions by which `spent` tokens went; how many of them were unsure is counted elsewhere.
     pub(crate) fn of(collected: &Collected, spent: u64) -> Self {
         let allowed = spent.saturating_sub(collected.surplus);
-        Self { allowed, denied: collected.denied, unsure: 0 }
+        Self { allowed, denied: collected.denied, ..Self::default() }
     }
 
     pub(crate) fn merge(&mut self, other: Self) {
         self.allowed += other.allowed;
         self.denied += other.denied;
         self.unsure += other.unsure;
+        self.denied_surplus += other.denied_surplus;
     }
 }
 

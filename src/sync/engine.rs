@@ -306,7 +306,6 @@ impl Engine {
         let limit = &mut self.context.limits[bucket.limit() as usize];
         if limit.terms.mode == Mode::Local {
             // There is nobody to tell: the bucket is heard again when decisions are counted.
-            limit.tally.denied += u64::from(told.refused > 0);
             limit.count(&bucket, true, told.spilled);
             self.local.push(bucket);
             return;
@@ -355,9 +354,11 @@ impl Engine {
         self.lanes.iter().all(Lane::is_settled)
     }
 
-    /// So many decisions of a limit were unsure, beside those that the engine took itself.
-    pub(crate) fn unsure(&mut self, limit: u32, decisions: u64) {
-        self.context.limits[limit as usize].tally.unsure += decisions;
+    /// So many decisions of a limit were unsure, and so many tokens were denied beyond one a request,
+    /// beside those that the engine decided itself.
+    pub(crate) fn counted(&mut self, limit: u32, unsure: u64, denied_surplus: u64) {
+        let limit = &mut self.context.limits[limit as usize];
+        limit.tally.merge(Tally { unsure, denied_surplus, ..Tally::default() });
     }
 
     /// Decisions collected since the last time.
@@ -369,9 +370,19 @@ impl Engine {
             lane.count_policies(now, &mut self.context);
         }
         let tell = |limit: &mut LimitBooks| {
-            let Tally { allowed, denied, unsure } = std::mem::take(&mut limit.tally);
+            let Tally { allowed, denied, unsure, denied_surplus } =
+                std::mem::take(&mut limit.tally);
+            // What no report has told of yet is left for the next time.
+            let surplus = denied_surplus.min(denied);
+            limit.tally.denied_surplus = denied_surplus - surplus;
+            let denied = denied - surplus;
             let limit = limit.name.clone();
-            (allowed + denied > 0).then_some(Event::Decisions { limit, allowed, denied, unsure })
+            (allowed + denied + unsure > 0).then_some(Event::Decisions {
+                limit,
+                allowed,
+                denied,
+                unsure,
+            })
         };
         self.context.limits.iter_mut().filter_map(tell).collect()
     }

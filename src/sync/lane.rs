@@ -147,9 +147,7 @@ impl Lane {
         let terms = self.terms(slot, context);
         self.rescheduled(slot, |account| {
             account.spilled(spilled);
-            if refused > 0 {
-                account.refused_large(refused);
-            }
+            account.heard_of(refused);
             account.touch(now, &terms);
         });
         self.enter_policy_if_cut_off(slot, now, context);
@@ -552,6 +550,7 @@ impl Lane {
         }
         self.tally(slot, context);
         if leaving && self.rescheduled(slot, |account| account.try_leave(now)) {
+            self.tally(slot, context);
             self.close(slot, context);
         }
     }

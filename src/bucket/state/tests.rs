@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::bucket::Note;
 
 const UNIT: i64 = 1000;
 
@@ -93,7 +94,36 @@ fn pending_tokens_that_do_not_fit_the_word_are_not_lost() {
     assert_eq!(bucket.collect(false, |left| left).spent + spilled, spent);
     assert_eq!(bucket.collect(false, |left| left).spent, 0);
     bucket.spill_booked();
+    assert!(bucket.has_spilled(), "the other lot is still on its way");
+    bucket.spill_booked();
     assert!(!bucket.has_spilled());
+}
+
+#[test]
+fn large_denials_are_all_counted_and_told_of_a_few_times() {
+    let bucket = Bucket::new(0);
+    bucket.amend(at(1), lease(0, 10, 1_000_000), 1, 0, UNIT);
+    let told = (0..1000).filter(|_| bucket.take(5, at(2), UNIT).refused > 0).count();
+    assert_eq!(told, 1, "or notes would come faster than the engine reads them");
+    assert_eq!(bucket.take(10_000, at(2), UNIT).refused, 10_000, "more than all before");
+    assert_eq!(bucket.collect(false, |left| left).denied, 5000 + 10_000);
+}
+
+#[test]
+fn what_is_not_decided_is_not_told_of_as_denied() {
+    let bucket = Bucket::new(0);
+    let taken = bucket.take_sure(5, at(1), UNIT);
+    assert_eq!((taken.verdict, taken.refused), (Verdict::Unsure, 0));
+    assert!(!taken.allowed() && Note::of(&taken, 0, 0, b"k").is_none());
+    assert_eq!(bucket.collect(false, |left| left), Collected::default());
+}
+
+#[test]
+fn a_key_that_was_forgotten_is_minted_nothing_by_who_comes_too_late() {
+    let bucket = Bucket::local(1, 10, at(1));
+    assert!(bucket.try_forget(at(2), UNIT, 0, true));
+    assert!(!bucket.take(1, at(5_000_000), UNIT).allowed());
+    assert!(bucket.is_gone());
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Account {
         let units = i64::from(withdrawn) * unit;
         let mut lost = std::mem::take(&mut self.lost);
         let (left, pending) = self.bucket.held_and_pending();
-        if rate_before == 0 {
+        if rate_before == 0 && !self.bucket.has_spilled() {
             // Nothing flowed in, so what is not there any more is known to the unit.
             self.stash = 0;
             let spent = self.unsent.spent + (pending + self.spilled) as i64;

@@ -59,8 +59,10 @@ impl Account {
     /// Answers a caller who waited.
     fn answer(&mut self, ticket: u64, cost: u32, taken: Taken) {
         self.spilled(taken.spilled);
-        if !taken.allowed() && cost > 1 {
-            self.refused_large(cost);
+        self.heard_of(taken.refused);
+        if taken.verdict == Verdict::Denied {
+            // The bucket counts tokens.
+            self.tally.denied_surplus += u64::from(cost - 1);
         }
         self.tally.unsure += u64::from(!taken.sure);
         self.answers.push(Answer { ticket, allowed: taken.allowed(), sure: taken.sure });
