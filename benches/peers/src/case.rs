@@ -50,8 +50,8 @@ impl Case {
     pub fn keys(&self) -> Keys {
         // A request's key has just been read: short streams stay in the cache.
         let length = match self.keys {
-            ..=1_000 => 1 << 12,
-            ..=100_000 => 1 << 18,
+            0..=1_000 => 1 << 12,
+            1_001..=100_000 => 1 << 18,
             _ => 1 << 21,
         };
         let mut rng = fastrand::Rng::with_seed(1);
@@ -109,20 +109,13 @@ impl Zipf {
 /// All cases.
 pub fn cases() -> Vec<Case> {
     use Draw::{Uniform, Zipf};
-    let base = Case {
-        keys: 1,
-        draw: Uniform,
-        by: By::Key,
-        denied: false,
-        isolated: false,
-        threads: 1,
-    };
+    let base =
+        Case { keys: 1, draw: Uniform, by: By::Key, denied: false, isolated: false, threads: 1 };
     let tight = [(1, Uniform), (1_000, Uniform), (100_000, Uniform), (100_000, Zipf)]
         .into_iter()
         .chain([(1_000_000, Uniform), (1_000_000, Zipf)])
         .map(|(keys, draw)| Case { keys, draw, ..base });
-    let isolated =
-        [1_000, 100_000, 1_000_000].map(|keys| Case { keys, isolated: true, ..base });
+    let isolated = [1_000, 100_000, 1_000_000].map(|keys| Case { keys, isolated: true, ..base });
     let handle = |keys| Case { keys, by: By::Handle, ..base };
     let mut cases: Vec<Case> = tight.chain(isolated).collect();
     cases.extend([

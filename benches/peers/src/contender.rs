@@ -27,7 +27,11 @@ pub trait Contender: Sync {
             if wrong * 2000 <= keys.stream.len() as u64 {
                 break;
             }
-            assert!(Instant::now() < deadline, "{}: {wrong} decisions go the other way", self.name());
+            assert!(
+                Instant::now() < deadline,
+                "{}: {wrong} decisions go the other way",
+                self.name()
+            );
         }
         // Until what many keys need is known.
         let settled = Instant::now() + Duration::from_micros(10 * keys.count as u64);

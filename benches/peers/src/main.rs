@@ -9,6 +9,10 @@
 //! stream, in rounds, one after the other; the median of all rounds counts. tidegate is the whole
 //! hybrid limiter: a store, and a driver that syncs with it meanwhile. A case fails that measures
 //! something else than its name says: decisions are counted by outcome, and so are syncs.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "measures time, and waits for a driver that lives by it"
+)]
 
 use std::time::{Duration, Instant};
 
