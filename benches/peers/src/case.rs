@@ -46,6 +46,12 @@ impl Case {
         format!("by {by}, {keys}{draw}{denied}{isolated}, {threads}")
     }
 
+    /// One decision in so many may go the other way. A million keys are more than a store takes in
+    /// before they are asked for again, and what is new to the store has one token of credit.
+    pub fn strays_one_in(&self) -> u64 {
+        if self.keys > 100_000 { 20 } else { 1000 }
+    }
+
     /// The keys, and the order in which they are asked for.
     pub fn keys(&self) -> Keys {
         // A request's key has just been read: short streams stay in the cache.

@@ -115,7 +115,7 @@ fn one_round(case: &Case, contender: &dyn Contender, keys: &case::Keys, round: D
                         at = if end == keys.stream.len() { 0 } else { end };
                     }
                     assert!(
-                        wrong * 1000 <= decisions,
+                        wrong * case.strays_one_in() <= decisions,
                         "{}: {}: {wrong} of {decisions} went the other way",
                         case.name(),
                         contender.name()
