@@ -172,7 +172,7 @@ impl RoughTokens {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
     level: RoughTokens,
-    /// In milliseconds that wrap after 49 days; 0 for never.
+    /// In milliseconds that wrap after 49 days, as does the age; 0 for never.
     at_ms: u32,
 }
 

@@ -148,8 +148,8 @@ fn settle(terms: &Terms, bucket: &Bucket, now: Timestamp) {
     }
 }
 
-/// What a decision tells the engine; `None` where the place has been given up meanwhile, which nothing
-/// that was spent lets happen.
+/// What a decision tells the engine; `None` where the place has been given up meanwhile: whoever told
+/// was held up for longer than places stand empty.
 pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
     let bucket = BucketRef::new(table, note.place);
     let key = note.key();
@@ -235,7 +235,7 @@ impl Driver {
         self.engine.handle(self.now(), Input::Timeout);
         loop {
             let now = self.now();
-            self.drain_dirty(now);
+            let more = self.drain_dirty(now);
             if now >= flush_at {
                 flush_at = now.plus_micros(FLUSH_US);
                 self.flush();
@@ -259,7 +259,7 @@ impl Driver {
             let room_at = if crowded { evict_at } else { Timestamp::NEVER };
             let wake_at = self.engine.poll_timeout().min(flush_at).min(room_at);
             let wake_at = wake_at.min(deadline.unwrap_or(Timestamp::NEVER));
-            let wake_at = if self.dirty.is_empty() { wake_at } else { now };
+            let wake_at = if more { now } else { wake_at };
             tokio::select! {
                 () = self.time.sleep_until(wake_at) => {}
                 () = self.dirty.urgent() => {}
@@ -296,15 +296,17 @@ impl Driver {
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 
-    fn drain_dirty(&mut self, now: Timestamp) {
-        // Decisions may tell faster than this listens: what is left waits for the next round.
+    /// Hands what decisions told to the engine. Decisions may tell faster than this listens: says
+    /// whether something may be left for the next round.
+    fn drain_dirty(&mut self, now: Timestamp) -> bool {
         for _ in 0..DIRTY_MAX {
-            let Some(note) = self.dirty.pop() else { break };
+            let Some(note) = self.dirty.pop() else { return false };
             let table = &self.limits[note.limit as usize].buckets;
             if let Some(touched) = touched(table, &note) {
                 self.engine.handle(now, touched);
             }
         }
+        true
     }
 
     /// Hands a caller who waits to the engine, and all who came meanwhile: they join one batch.
@@ -380,8 +382,7 @@ impl Driver {
 
     fn flush(&mut self) {
         for limit in self.limits.iter() {
-            let (unsure, denied_surplus) = limit.buckets.take_counts();
-            self.engine.counted(limit.index, unsure, denied_surplus);
+            self.engine.counted(limit.index, limit.buckets.take_counts());
         }
         for event in self.engine.take_decisions(self.time.now()) {
             self.publish(&event);

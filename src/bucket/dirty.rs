@@ -107,11 +107,6 @@ impl DirtyQueue {
         self.queue.pop().or_else(|| self.overflow.pop())
     }
 
-    /// Whether nothing waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.overflow.is_empty()
-    }
-
     /// Waits until a bucket runs low.
     pub(crate) async fn urgent(&self) {
         self.urgent.notified().await;
@@ -126,7 +121,8 @@ mod tests {
     fn taken(unknown: bool) -> Taken {
         let verdict = Verdict::Allowed;
         let touch = Touch::Dirty;
-        Taken { verdict, sure: true, left: 0, touch, unknown, spilled: 0, refused: 0 }
+        let (sure, left, spilled, refused, uncounted) = (true, 0, 0, 0, false);
+        Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
     }
 
     #[test]

@@ -17,5 +17,5 @@ pub(crate) use outcome::{Collected, Taken, Terms as LeaseTerms, Verdict};
 pub(crate) use print::{Print, Prints};
 pub(crate) use state::Bucket;
 pub use table::KEYS_MAX;
-pub(crate) use table::{BucketRef, Held, KeyBudget, Table};
+pub(crate) use table::{BucketRef, Held, KeyBudget, LimitCounts, Table};
 pub(crate) use word::FIELD_MAX;

@@ -58,6 +58,8 @@ pub(crate) struct Taken {
     pub spilled: u32,
     /// What was denied, if the engine should know how large single requests are.
     pub refused: u32,
+    /// It was denied, and the bucket could not count that any more.
+    pub uncounted: bool,
 }
 
 impl Taken {
@@ -71,7 +73,7 @@ impl Taken {
     #[inline]
     pub(crate) fn is_news(&self, cost: u32) -> bool {
         let quiet = self.sure && self.touch == Touch::None && self.spilled == 0;
-        !quiet || cost > 1 && self.verdict == Verdict::Denied
+        !quiet || self.uncounted || cost > 1 && self.verdict == Verdict::Denied
     }
 }
 

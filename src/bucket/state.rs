@@ -26,6 +26,10 @@
 //! therefore also sees `minted_us` closed or opened anew, and its claim under the old value fails;
 //! a thread that reads the new word sees the new end. Counters for demand and metrics publish
 //! nothing and are `Relaxed`.
+//!
+//! A decision writes the word and then reads the flags, a collection writes the flags and then reads
+//! the word. All four are `SeqCst`: else both could read what was before, and what was spent would be
+//! neither collected nor told of.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -48,6 +52,9 @@ const FLAG_BITS: u32 = 6;
 /// The most books that an engine can keep.
 pub(crate) const SLOT_MAX: u32 = (u32::MAX >> FLAG_BITS) - 1;
 const NO_SLOT: u32 = SLOT_MAX + 1;
+
+/// Tokens denied between two collections are summed up to about so many.
+const DENIED_MAX: u32 = 1 << 31;
 
 /// Refill is closed; what is in the other bits is when the bucket will be full if left alone.
 const CLOSED: u64 = 1 << 63;
@@ -259,7 +266,8 @@ impl Bucket {
                 return self.deny(cost, word, tokens, live, spilled);
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
-                let Some((moved, emptied)) = self.spill(word).filter(|_| spilled == 0) else {
+                let moved = if spilled == 0 { self.spill(word) } else { None };
+                let Some((moved, emptied)) = moved else {
                     // So much is pending that nobody has been able to count it.
                     return self.deny(cost, word, tokens, live, spilled);
                 };
@@ -281,7 +289,7 @@ impl Bucket {
 
     #[inline(always)]
     fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
-        let order = (Ordering::AcqRel, Ordering::Acquire);
+        let order = (Ordering::SeqCst, Ordering::Acquire);
         let swapped = self.word.compare_exchange_weak(from.0, to.0, order.0, order.1);
         swapped.map(|_| ()).map_err(Word)
     }
@@ -306,26 +314,31 @@ impl Bucket {
         } else {
             (Touch::None, false)
         };
-        Taken { verdict: Verdict::Allowed, sure, left, touch, unknown, spilled, refused: 0 }
+        let (verdict, refused, uncounted) = (Verdict::Allowed, 0, false);
+        Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
     }
 
     #[inline]
     fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool, spilled: u32) -> Taken {
-        let before = self.denied.fetch_add(cost, Ordering::Relaxed);
+        // So much is no hint any more, and the sum must not wrap: the limit counts the request.
+        let uncounted = self.denied.load(Ordering::Relaxed) >= DENIED_MAX;
+        let counted = if uncounted { 0 } else { cost };
+        let before = self.denied.fetch_add(counted, Ordering::Relaxed);
         // Told whenever it is more than all that was denied before: a few times between collections.
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         // Without a lease the store may have more than this node knows of.
         let sure = self.is_leased(live) && !word.policy();
         let (touch, unknown) = self.raise(QUEUED | URGENT);
-        Taken { verdict: Verdict::Denied, sure, left: tokens, touch, unknown, spilled, refused }
+        let verdict = Verdict::Denied;
+        Taken { verdict, sure, left: tokens, touch, unknown, spilled, refused, uncounted }
     }
 
     #[cold]
     fn unsure(&self, left: u32, spilled: u32) -> Taken {
         let unknown = self.slot().is_none();
-        let verdict = Verdict::Unsure;
-        let touch = Touch::None;
-        Taken { verdict, sure: false, left, touch, unknown, spilled, refused: 0 }
+        let (verdict, sure, touch) = (Verdict::Unsure, false, Touch::None);
+        let (refused, uncounted) = (0, false);
+        Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
     }
 
     /// The credit that may be used now.
@@ -342,7 +355,7 @@ impl Bucket {
     /// Raises flags and says what of it is news, and whether the engine has to be told the key.
     #[inline]
     fn raise(&self, flags: u32) -> (Touch, bool) {
-        if self.desk.load(Ordering::Relaxed) & flags == flags {
+        if self.desk.load(Ordering::SeqCst) & flags == flags {
             return (Touch::None, false);
         }
         let before = self.desk.fetch_or(flags, Ordering::AcqRel);
@@ -420,7 +433,7 @@ impl Bucket {
     /// word as it is then. `None` if too many are on their way already.
     #[cold]
     fn spill(&self, word: Word) -> Option<(u32, Word)> {
-        let more = |desk: u32| (desk & SPILLED < SPILLED).then_some(desk + SPILLED_ONE);
+        let more = |desk: u32| (desk & SPILLED < SPILLED).then(|| desk + SPILLED_ONE);
         self.desk.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
         let emptied = word.collected();
         match self.word.compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
@@ -435,7 +448,7 @@ impl Bucket {
     /// Applies `change` to the word until it sticks or `change` declines; returns the word before.
     fn update(&self, mut change: impl FnMut(Word) -> Option<Word>) -> Result<Word, Word> {
         self.word
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
                 change(Word(word)).map(|changed| changed.0)
             })
             .map(Word)
@@ -489,9 +502,9 @@ impl Bucket {
     /// step. Unless the engine is to be left alone (`muted`), the next decision tells it anew.
     pub(crate) fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
         if muted {
-            self.desk.fetch_or(QUEUED | URGENT, Ordering::AcqRel);
+            self.desk.fetch_or(QUEUED | URGENT, Ordering::SeqCst);
         } else {
-            self.desk.fetch_and(!(QUEUED | URGENT), Ordering::AcqRel);
+            self.desk.fetch_and(!(QUEUED | URGENT), Ordering::SeqCst);
         }
         let collect = |word: Word| {
             let after = word.collected().with_credit(recredit(word.credit()));

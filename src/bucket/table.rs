@@ -111,11 +111,22 @@ struct Keeper {
     scanned: u32,
 }
 
-/// Counted since they were last taken.
+/// Decisions of a limit, beside what its buckets count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LimitCounts {
+    /// Unsure ones.
+    pub(crate) unsure: u64,
+    /// Denied ones that no bucket counts.
+    pub(crate) denied: u64,
+    /// Tokens that buckets count as denied, less the number of requests.
+    pub(crate) denied_surplus: u64,
+}
+
+/// The same since they were last taken, as it is counted.
 #[derive(Debug, Default)]
 struct Counts {
     unsure: AtomicU64,
-    /// Tokens denied, less the number of requests.
+    denied: AtomicU64,
     denied_surplus: AtomicU64,
 }
 
@@ -325,7 +336,7 @@ impl Table {
             }
             let home = home(self.at(place_of(entry(at))).print(), index.len());
             if distance(home, at) >= distance(gap, at) {
-                // Readers find it twice for a moment, never not at all.
+                // Twice for a moment, rather than not at all; who misses it looks again.
                 index[gap].store(entry(at), Ordering::Release);
                 gap = at;
             }
@@ -371,24 +382,30 @@ impl Table {
         self.overflow.rest_on(credit);
     }
 
-    /// Counts a decision about `cost` tokens at `place`: whether it was unsure, and what it was denied
-    /// beyond one token.
+    /// Counts a decision about `cost` tokens at `place`: whether it was unsure, and of a denial what the
+    /// bucket does not say.
     pub(crate) fn count(&self, place: u32, taken: &Taken, cost: u32) {
         let counts = &self.counts[place as usize % STRIPES];
         if !taken.sure && taken.verdict != Verdict::Unsure {
             counts.unsure.fetch_add(1, Ordering::Relaxed);
         }
-        if cost > 1 && taken.verdict == Verdict::Denied {
+        if taken.uncounted {
+            counts.denied.fetch_add(1, Ordering::Relaxed);
+        } else if cost > 1 && taken.verdict == Verdict::Denied {
             counts.denied_surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
         }
     }
 
-    /// Unsure decisions since the last time, and tokens that were denied beyond one a request.
-    pub(crate) fn take_counts(&self) -> (u64, u64) {
-        let take = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
-        self.counts.iter().fold((0, 0), |(unsure, surplus), counts| {
-            (unsure + take(&counts.unsure), surplus + take(&counts.denied_surplus))
-        })
+    /// What was counted since the last time.
+    pub(crate) fn take_counts(&self) -> LimitCounts {
+        let take = |of: fn(&Counts) -> &AtomicU64| {
+            self.counts.iter().map(|counts| of(counts).swap(0, Ordering::Relaxed)).sum()
+        };
+        LimitCounts {
+            unsure: take(|counts| &counts.unsure),
+            denied: take(|counts| &counts.denied),
+            denied_surplus: take(|counts| &counts.denied_surplus),
+        }
     }
 
     fn keeper(&self) -> MutexGuard<'_, Keeper> {
@@ -406,7 +423,8 @@ fn index(entries: usize) -> Index {
 }
 
 fn chunk() -> Chunk {
-    Arc::new(std::array::from_fn(|_| Bucket::new(0)))
+    let buckets: Arc<[Bucket]> = std::iter::repeat_with(|| Bucket::new(0)).take(CHUNK).collect();
+    buckets.try_into().expect("a chunk of buckets was made")
 }
 
 /// Where a print is looked for first, out of `entries`.

@@ -21,7 +21,7 @@ use super::lane::Lane;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
 use super::rng::Rng;
 use crate::bound::Excess;
-use crate::bucket::BucketRef;
+use crate::bucket::{BucketRef, LimitCounts};
 use crate::error::StoreError;
 use crate::key::lane_of;
 use crate::limit::{Mode, Terms};
@@ -305,9 +305,12 @@ impl Engine {
     fn touched(&mut self, bucket: BucketRef, told: Told, now: Timestamp) {
         let limit = &mut self.context.limits[bucket.limit() as usize];
         if limit.terms.mode == Mode::Local {
-            // There is nobody to tell: the bucket is heard again when decisions are counted.
-            limit.count(&bucket, true, told.spilled);
-            self.local.push(bucket);
+            // There is nobody to tell: the bucket is heard again when decisions are counted. Who told
+            // no key knew that somebody else had told of it.
+            if told.key.is_some() || told.spilled > 0 {
+                limit.count(&bucket, true, told.spilled);
+                self.local.push(bucket);
+            }
             return;
         }
         if let Some(Desk { lane, slot }) = self.desk(bucket, told.key, now) {
@@ -354,11 +357,11 @@ impl Engine {
         self.lanes.iter().all(Lane::is_settled)
     }
 
-    /// So many decisions of a limit were unsure, and so many tokens were denied beyond one a request,
-    /// beside those that the engine decided itself.
-    pub(crate) fn counted(&mut self, limit: u32, unsure: u64, denied_surplus: u64) {
+    /// So much was counted of a limit's decisions beside what its buckets tell.
+    pub(crate) fn counted(&mut self, limit: u32, counts: LimitCounts) {
         let limit = &mut self.context.limits[limit as usize];
-        limit.tally.merge(Tally { unsure, denied_surplus, ..Tally::default() });
+        let LimitCounts { unsure, denied, denied_surplus } = counts;
+        limit.tally.merge(Tally { allowed: 0, denied, unsure, denied_surplus });
     }
 
     /// Decisions collected since the last time.

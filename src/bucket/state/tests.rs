@@ -110,6 +110,31 @@ fn large_denials_are_all_counted_and_told_of_a_few_times() {
 }
 
 #[test]
+fn what_nobody_has_counted_stops_the_spending_and_not_the_counting() {
+    let bucket = Bucket::new(0);
+    let (mut spent, mut spilled) = (0_u64, 0_u64);
+    for _ in 0..40 {
+        bucket.amend(at(1), lease(0, FIELD_MAX, 100_000), i64::from(FIELD_MAX), 0, UNIT);
+        let taken = bucket.take(FIELD_MAX, at(2), UNIT);
+        spent += u64::from(taken.allowed()) * u64::from(FIELD_MAX);
+        spilled += u64::from(taken.spilled);
+    }
+    let most = u64::from(FIELD_MAX) * 16;
+    assert_eq!((spent, bucket.collect(false, |left| left).spent + spilled), (most, most));
+}
+
+#[test]
+fn denials_without_end_are_not_counted_from_the_beginning_again() {
+    let bucket = Bucket::new(0);
+    bucket.amend(at(1), lease(0, 10, 1_000_000), 1, 0, UNIT);
+    let takes = (0..1000).map(|_| bucket.take(FIELD_MAX, at(2), UNIT));
+    let counted = takes.filter(|taken| !taken.uncounted).count() as u64;
+    assert!((100..1000).contains(&counted), "{counted}");
+    let denied = bucket.collect(false, |left| left).denied;
+    assert_eq!(denied, counted * u64::from(FIELD_MAX), "the others are the limit's to count");
+}
+
+#[test]
 fn what_is_not_decided_is_not_told_of_as_denied() {
     let bucket = Bucket::new(0);
     let taken = bucket.take_sure(5, at(1), UNIT);

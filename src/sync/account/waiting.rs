@@ -60,7 +60,9 @@ impl Account {
     fn answer(&mut self, ticket: u64, cost: u32, taken: Taken) {
         self.spilled(taken.spilled);
         self.heard_of(taken.refused);
-        if taken.verdict == Verdict::Denied {
+        if taken.uncounted {
+            self.tally.denied += 1;
+        } else if taken.verdict == Verdict::Denied {
             // The bucket counts tokens.
             self.tally.denied_surplus += u64::from(cost - 1);
         }
