@@ -298,7 +298,12 @@ fn limit_state(
         terms.mode = Mode::Local;
     }
     let prints = Prints::new(random()?, random()?);
-    Ok(Arc::new(LimitState::new(index, limit.name().into(), terms, prints, budget, time.now())))
+    let state = LimitState::new(index, limit.name().into(), terms, prints, budget, time.now());
+    state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
+        field: "keys_max",
+        value: budget.max().to_string(),
+        reason: "there is no memory for so many keys in each limit",
+    })
 }
 
 /// Two limiters of one process never draw the same id, whatever the system's source does.

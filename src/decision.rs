@@ -35,10 +35,8 @@ pub struct Decision {
     pub(crate) view: View,
     /// When it was decided.
     pub(crate) now: Timestamp,
-    /// Units that have flowed into the bucket and are not counted in `left`.
-    pub(crate) earned: u64,
-    /// Refill into the node's own bucket, in units per microsecond.
-    pub(crate) rate: u64,
+    /// What flows into the node's own bucket.
+    pub(crate) refill: Refill,
     pub(crate) scale: Scale,
 }
 
@@ -66,7 +64,7 @@ impl Decision {
     /// Tokens that the key is believed to have left in the whole cluster after this decision.
     /// A hint from this node's view: the next decision may still differ.
     pub fn remaining(&self) -> u64 {
-        let earned = self.earned / self.scale.token as u64;
+        let earned = self.refill.earned(self.now, self.scale.token) / self.scale.token as u64;
         let elsewhere = self.view.tokens().max(0) as u64;
         u64::from(self.left).saturating_add(elsewhere).saturating_add(earned).min(self.limit())
     }
@@ -84,9 +82,10 @@ impl Decision {
     fn expected_us(&self) -> u64 {
         let Scale { token, .. } = self.scale;
         let missing = i64::from(self.cost.saturating_sub(self.left));
-        match (self.rate, self.view.age(self.now)) {
+        match (self.refill.rate, self.view.age(self.now)) {
             (rate @ 1.., _) => {
-                ((missing * token) as u64).saturating_sub(self.earned).div_ceil(rate)
+                let earned = self.refill.earned(self.now, token);
+                ((missing * token) as u64).saturating_sub(earned).div_ceil(rate)
             }
             (0, Some(age)) => {
                 let units = (missing - self.view.tokens()) * token;
@@ -117,6 +116,35 @@ impl Decision {
     /// The tokens asked for.
     pub fn cost(&self) -> u32 {
         self.cost
+    }
+}
+
+/// How finely it is said how much of a token may be spent before it is whole.
+pub(crate) const AHEAD_PARTS: u64 = 64;
+
+/// What flows into a node's own bucket, as it was when something was decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Refill {
+    /// Units per microsecond.
+    pub(crate) rate: u64,
+    /// How much of a token may be spent before it is whole, in [`AHEAD_PARTS`].
+    pub(crate) ahead: u64,
+    /// What flowed in before is in the bucket, in microseconds.
+    pub(crate) minted_us: u64,
+    /// From here on nothing flows in, in milliseconds.
+    pub(crate) ends_ms: u64,
+}
+
+impl Refill {
+    /// Units that have flowed in by `now`, and what may be spent ahead, of tokens of `unit` units.
+    fn earned(self, now: Timestamp, unit: i64) -> u64 {
+        if self.rate == 0 || now.millis() >= self.ends_ms {
+            return 0;
+        }
+        let elapsed_us = now.as_micros().saturating_sub(self.minted_us);
+        // A token has 2^52 units at most, so this does not overflow.
+        let ahead = unit as u64 * self.ahead / AHEAD_PARTS;
+        self.rate.saturating_mul(elapsed_us).saturating_add(ahead)
     }
 }
 

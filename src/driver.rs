@@ -97,6 +97,7 @@ pub(crate) struct LimitState {
 }
 
 impl LimitState {
+    /// `None` if there is no memory for so many keys.
     pub(crate) fn new(
         index: u32,
         name: Arc<str>,
@@ -104,16 +105,16 @@ impl LimitState {
         prints: Prints,
         budget: &Arc<KeyBudget>,
         now: Timestamp,
-    ) -> Self {
+    ) -> Option<Self> {
         // Where this node alone knows of a key, there is nothing to wait for.
         let credit = if terms.mode == Mode::Local { 0 } else { terms.credit };
         let overflow = |bucket: &Bucket| {
             bucket.rest_on(credit);
             settle(&terms, bucket, now);
         };
-        let buckets = Arc::new(Table::new(index, prints, budget.clone(), overflow));
+        let buckets = Arc::new(Table::new(index, prints, budget.clone(), overflow)?);
         let credit = AtomicU32::new(credit);
-        Self { index, name, terms, buckets, credit, excess: Mutex::default() }
+        Some(Self { index, name, terms, buckets, credit, excess: Mutex::default() })
     }
 
     /// Makes a new key's bucket what it is to be.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
-use crate::bucket::{Bucket, DirtyQueue, Held, Note, Print, Taken, Verdict};
+use crate::bucket::{Bucket, DirtyQueue, FIELD_MAX, Held, Note, Print, Taken, Touch, Verdict};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, LimitState, Question, Wish};
@@ -146,9 +146,11 @@ impl ActiveLimit {
     /// # Errors
     ///
     /// [`CheckError`] if the key is empty or too long.
-    #[inline]
+    #[inline(always)]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
-        self.check_n(key, 1)
+        let key = key.as_ref();
+        key::validate(key)?;
+        Ok(self.decide_now(key, 1))
     }
 
     /// Decides about one request of `key`, costing `cost` tokens: all or none are spent.
@@ -157,7 +159,7 @@ impl ActiveLimit {
     ///
     /// [`CheckError`] if the key is empty or too long, or if the cost is 0 or can never be
     /// admitted.
-    #[inline]
+    #[inline(always)]
     pub fn check_n<K: AsRef<[u8]> + ?Sized>(
         &self,
         key: &K,
@@ -166,26 +168,83 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
+        Ok(self.decide_now(key, cost))
+    }
+
+    /// What nobody asks of a decision is not computed: so this is inlined, and what it calls is not.
+    #[inline(always)]
+    fn decide_now(&self, key: &[u8], cost: u32) -> Decision {
         let now = self.shared.clock.now();
-        let print = self.state.buckets.print(key);
-        let mut place = self.place(print, now);
-        loop {
-            let bucket = self.state.buckets.at(place);
-            let time = self.shared.at(now);
-            let taken = bucket.take(cost, time, self.state.terms.scale.token);
-            if taken.allowed() || !bucket.is_gone() {
-                self.tell(&taken, cost, place, key);
-                return Ok(self.taken(bucket, cost, &taken, now));
-            }
-            // The key was forgotten a moment ago, and has another place now.
-            place = self.make(print, now);
+        self.decision(self.judge(key, cost, now), cost, now)
+    }
+
+    /// Decides by one look at the key's bucket, if that tells. Whatever else there is to be done comes
+    /// last, so that nothing has to be kept meanwhile.
+    #[inline]
+    fn judge(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        match self.state.buckets.prints().of_two_blocks(key) {
+            Some(print) => self.judge_print(print, key, cost, now),
+            None => self.judge_other_length(key, cost, now),
         }
     }
 
-    /// The place of the key's bucket, which is made if it is new.
+    #[inline(never)]
+    fn judge_other_length(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        self.judge_print(self.state.buckets.print(key), key, cost, now)
+    }
+
     #[inline(always)]
+    fn judge_print(&self, print: Print, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        let LimitState { buckets, terms, .. } = &*self.state;
+        let Some(bucket) = buckets.find(print) else { return self.judge_new(key, cost, now) };
+        match bucket.take_at_once(cost, now, terms.scale.token) {
+            Some(left) => Judged { bucket, said: Said::new(left, true, true) },
+            None => self.judge_at(bucket, key, cost, now),
+        }
+    }
+
+    /// Decides where no tokens are there, or somebody is to be told.
+    #[inline(never)]
+    fn judge_at<'a>(
+        &'a self,
+        bucket: &'a Bucket,
+        key: &[u8],
+        cost: u32,
+        now: Timestamp,
+    ) -> Judged<'a> {
+        let unit = self.state.terms.scale.token;
+        if cost == 1
+            && let Some((touch, unknown)) = bucket.deny_at_once(now, unit)
+        {
+            if touch != Touch::None {
+                let taken = Taken::denied(touch, unknown);
+                self.tell(&taken, cost, self.state.buckets.place_of(bucket), key);
+            }
+            return Judged { bucket, said: Said::new(0, false, true) };
+        }
+        let taken = bucket.take(cost, self.shared.at(now), unit);
+        if !taken.allowed() && bucket.is_gone() {
+            // The key was forgotten a moment ago, and has another place now.
+            return self.judge_new(key, cost, now);
+        }
+        if taken.is_news(cost) {
+            self.tell(&taken, cost, self.state.buckets.place_of(bucket), key);
+        }
+        Judged::of(bucket, &taken)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn judge_new(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        let place = self.make(self.state.buckets.print(key), now);
+        self.judge_at(self.state.buckets.at(place), key, cost, now)
+    }
+
+    /// The place of the key's bucket, which is made if it is new.
     fn place(&self, print: Print, now: Timestamp) -> u32 {
-        self.state.buckets.find(print).unwrap_or_else(|| self.make(print, now))
+        let buckets = &self.state.buckets;
+        let found = buckets.find(print).map(|bucket| buckets.place_of(bucket));
+        found.unwrap_or_else(|| self.make(print, now))
     }
 
     #[cold]
@@ -196,16 +255,8 @@ impl ActiveLimit {
     }
 
     /// Tells the engine what it has to know of a decision.
-    #[inline(always)]
-    fn tell(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
-        if taken.is_news(cost) {
-            self.tell_news(taken, cost, place, key);
-        }
-    }
-
-    #[cold]
     #[inline(never)]
-    fn tell_news(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
+    fn tell(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
         self.state.buckets.count(place, taken, cost);
         if let Some(note) = Note::of(taken, self.state.index, place, key) {
             self.shared.dirty.push(note, taken.touch);
@@ -259,9 +310,9 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         let buckets = &self.state.buckets;
-        if let Some(place) = buckets.find(buckets.print(key)) {
-            let found = self.look(buckets.at(place));
-            if !buckets.at(place).is_gone() {
+        if let Some(bucket) = buckets.find(buckets.print(key)) {
+            let found = self.look(bucket);
+            if !bucket.is_gone() {
                 return Ok(found);
             }
         }
@@ -278,8 +329,11 @@ impl ActiveLimit {
         if !taken.allowed() && bucket.is_gone() {
             return None;
         }
-        self.tell(&taken, cost, place, key);
-        (taken.verdict != Verdict::Unsure).then(|| self.taken(bucket, cost, &taken, now))
+        if taken.is_news(cost) {
+            self.tell(&taken, cost, place, key);
+        }
+        let judged = Judged::of(bucket, &taken);
+        (taken.verdict != Verdict::Unsure).then(|| self.decision(judged, cost, now))
     }
 
     /// Resolves `key` once, for callers that decide about it often: no map is looked into again.
@@ -328,33 +382,49 @@ impl ActiveLimit {
         Ok(())
     }
 
-    #[inline(always)]
-    fn taken(&self, bucket: &Bucket, cost: u32, taken: &Taken, now: Timestamp) -> Decision {
-        let outcome = if taken.allowed() { Outcome::Allowed } else { Outcome::Denied };
-        self.decision(bucket, cost, outcome, taken.sure, taken.left, now)
-    }
-
     fn look(&self, bucket: &Bucket) -> Decision {
         let now = self.shared.clock.now();
-        let (tokens, credit, sure) = bucket.peek(now, self.state.terms.scale.token);
-        let outcome = if tokens + credit > 0 { Outcome::Allowed } else { Outcome::Denied };
-        self.decision(bucket, 1, outcome, sure && tokens > 0, tokens, now)
+        let (left, credit, sure) = bucket.peek(now, self.state.terms.scale.token);
+        let said = Said::new(left, left + credit > 0, sure && left > 0);
+        self.decision(Judged { bucket, said }, 1, now)
     }
 
     #[inline(always)]
-    fn decision(
-        &self,
-        bucket: &Bucket,
-        cost: u32,
-        outcome: Outcome,
-        sure: bool,
-        left: u32,
-        now: Timestamp,
-    ) -> Decision {
-        let scale = self.state.terms.scale;
-        let view = bucket.view();
-        let (rate, earned) = bucket.refill(now, scale.token);
-        Decision { outcome, sure, cost, left, view, now, earned, rate, scale }
+    fn decision(&self, judged: Judged<'_>, cost: u32, now: Timestamp) -> Decision {
+        let Judged { bucket, said: Said(said) } = judged;
+        let outcome = if said & Said::ALLOWED > 0 { Outcome::Allowed } else { Outcome::Denied };
+        let (left, sure) = (said & FIELD_MAX, said & Said::SURE > 0);
+        let (view, refill, scale) = (bucket.view(), bucket.refill(), self.state.terms.scale);
+        Decision { outcome, sure, cost, left, view, now, refill, scale }
+    }
+}
+
+/// What was decided, and where: two words, which are returned in registers.
+#[derive(Clone, Copy, Debug)]
+struct Judged<'a> {
+    bucket: &'a Bucket,
+    said: Said,
+}
+
+/// Tokens left, and two flags above them.
+#[derive(Clone, Copy, Debug)]
+struct Said(u32);
+
+impl Said {
+    const ALLOWED: u32 = 1 << 31;
+    const SURE: u32 = 1 << 30;
+
+    #[inline(always)]
+    fn new(left: u32, allowed: bool, sure: bool) -> Self {
+        debug_assert!(left <= FIELD_MAX);
+        let allowed = if allowed { Self::ALLOWED } else { 0 };
+        Self(left | allowed | if sure { Self::SURE } else { 0 })
+    }
+}
+
+impl<'a> Judged<'a> {
+    fn of(bucket: &'a Bucket, taken: &Taken) -> Self {
+        Self { bucket, said: Said::new(taken.left, taken.allowed(), taken.sure) }
     }
 }
 
@@ -403,11 +473,17 @@ impl KeyHandle {
 
     #[inline(always)]
     fn decide_now(&self, cost: u32) -> Decision {
-        let ActiveLimit { state, shared } = &self.limit;
-        let (bucket, now) = (self.bucket.bucket(), shared.clock.now());
-        let taken = bucket.take(cost, shared.at(now), state.terms.scale.token);
-        self.limit.tell(&taken, cost, self.bucket.place(), &self.key);
-        self.limit.taken(bucket, cost, &taken, now)
+        let now = self.limit.shared.clock.now();
+        self.limit.decision(self.judge(cost, now), cost, now)
+    }
+
+    #[inline]
+    fn judge(&self, cost: u32, now: Timestamp) -> Judged<'_> {
+        let bucket: &Bucket = &self.bucket;
+        match bucket.take_at_once(cost, now, self.limit.state.terms.scale.token) {
+            Some(left) => Judged { bucket, said: Said::new(left, true, true) },
+            None => self.limit.judge_at(bucket, &self.key, cost, now),
+        }
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
@@ -425,9 +501,10 @@ impl KeyHandle {
             // The driver has ended with its runtime: nobody can be asked any more.
             return self.decide_now(cost);
         };
-        let (left, ..) = self.bucket.peek(clock.now(), self.limit.state.terms.scale.token);
-        let outcome = if allowed { Outcome::Allowed } else { Outcome::Denied };
-        self.limit.decision(&self.bucket, cost, outcome, sure, left, clock.now())
+        let bucket: &Bucket = &self.bucket;
+        let (left, ..) = bucket.peek(clock.now(), self.limit.state.terms.scale.token);
+        let said = Said::new(left, allowed, sure);
+        self.limit.decision(Judged { bucket, said }, cost, clock.now())
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.

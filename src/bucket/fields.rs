@@ -1,15 +1,13 @@
 //! How a bucket's less changeable numbers share words, so that all of it fits one cache line.
 
 use super::word::FIELD_MAX;
+use crate::decision::AHEAD_PARTS;
 use crate::time::Timestamp;
 
 /// More refill than can ever be used up: a policy that lets everything pass.
 pub(crate) const BOUNDLESS_RATE: i64 = (1 << RATE_BITS) - 1;
-/// How finely it is said how much of a token may be spent before it is whole.
-pub(crate) const AHEAD_PARTS: u64 = 1 << AHEAD_BITS;
-
 const RATE_BITS: u32 = 34;
-const AHEAD_BITS: u32 = 6;
+const AHEAD_BITS: u32 = AHEAD_PARTS.ilog2();
 const TOKENS_BITS: u32 = 24;
 /// The last millisecond that can be told: 34 years.
 const MILLIS_MAX: u64 = (1 << 40) - 1;
@@ -55,11 +53,17 @@ impl Flow {
         Self(self.0 & !(u64::from(FIELD_MAX) << AHEAD_BITS) | u64::from(depth) << AHEAD_BITS)
     }
 
+    /// How much of a token may be spent before it is whole, in [`AHEAD_PARTS`].
+    #[inline]
+    pub(super) fn ahead(self) -> u64 {
+        self.0 % AHEAD_PARTS
+    }
+
     /// Units of `unit` a token that may be spent before they have flowed in.
     #[inline]
     pub(super) fn ahead_units(self, unit: i64) -> u64 {
         // A token has 2^52 units at most, so this does not overflow.
-        unit as u64 * (self.0 % AHEAD_PARTS) / AHEAD_PARTS
+        unit as u64 * self.ahead() / AHEAD_PARTS
     }
 
     /// How long before it is whole a token may be spent.
@@ -98,10 +102,16 @@ impl Moment {
         Self(millis.min(MILLIS_MAX) << TOKENS_BITS | u64::from(tokens))
     }
 
+    /// Milliseconds since the clock's origin.
+    #[inline]
+    pub(super) fn millis(self) -> u64 {
+        self.0 >> TOKENS_BITS
+    }
+
     /// Microseconds since the clock's origin.
     #[inline]
     pub(super) fn micros(self) -> u64 {
-        (self.0 >> TOKENS_BITS) * 1000
+        self.millis() * 1000
     }
 
     #[inline]

@@ -3,6 +3,7 @@
 
 pub(crate) mod dirty;
 mod fields;
+mod index;
 mod outcome;
 pub(crate) mod print;
 pub(crate) mod state;
@@ -10,10 +11,8 @@ pub(crate) mod table;
 mod word;
 
 pub(crate) use dirty::{DIRTY_MAX, DirtyQueue, Note};
-pub(crate) use fields::{AHEAD_PARTS, BOUNDLESS_RATE};
-#[cfg(feature = "sim")]
-pub(crate) use outcome::Touch;
-pub(crate) use outcome::{Collected, Taken, Terms as LeaseTerms, Verdict};
+pub(crate) use fields::BOUNDLESS_RATE;
+pub(crate) use outcome::{Collected, Taken, Terms as LeaseTerms, Touch, Verdict};
 pub(crate) use print::{Print, Prints};
 pub(crate) use state::Bucket;
 pub use table::KEYS_MAX;

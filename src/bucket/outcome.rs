@@ -63,6 +63,13 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// A request of one token was surely denied.
+    pub(crate) fn denied(touch: Touch, unknown: bool) -> Self {
+        let (verdict, sure, left) = (Verdict::Denied, true, 0);
+        let (spilled, refused, uncounted) = (0, 0, false);
+        Self { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
+    }
+
     /// Whether the request may go on.
     #[inline]
     pub(crate) fn allowed(&self) -> bool {

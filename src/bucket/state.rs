@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::fields::{Flow, Moment};
 use super::outcome::{Amended, Collected, Taken, Terms, Touch, Verdict};
 use super::word::{FIELD_MAX, Word};
-use crate::decision::{RoughTokens, View};
+use crate::decision::{Refill, RoughTokens, View};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
 /// The bucket is on its way to the engine.
@@ -60,7 +60,7 @@ const DENIED_MAX: u32 = 1 << 31;
 const CLOSED: u64 = 1 << 63;
 
 /// A key's state on this node: one cache line.
-#[derive(Debug)]
+#[derive(Debug, bytemuck::Zeroable)]
 #[repr(align(64))]
 pub(crate) struct Bucket {
     /// Publishes the lease's end along with itself.
@@ -128,10 +128,6 @@ impl Bucket {
         self.print.load(Ordering::Relaxed) == print
     }
 
-    pub(super) fn print(&self) -> u64 {
-        self.print.load(Ordering::Relaxed)
-    }
-
     /// Gives the place to the key with this print, at rest; nobody else knows the place yet.
     pub(super) fn settle_in(&self, print: u64, credit: u32) {
         self.print.store(print, Ordering::Relaxed);
@@ -177,59 +173,73 @@ impl Bucket {
 
     // ---- decisions ---------------------------------------------------------------------------
 
-    /// Decides about `cost` tokens; `unit` is the number of units in a token.
+    /// Spends `cost` tokens if they are there, and the engine need not hear of it; returns how many are
+    /// left. `None` otherwise, and nothing is changed. `unit` is the number of units in a token.
     ///
-    /// Cost: three loads and one compare-and-swap when tokens are there.
+    /// Cost: four loads and one compare-and-swap.
     #[inline(always)]
+    pub(crate) fn take_at_once(&self, cost: u32, now: Timestamp, unit: i64) -> Option<u32> {
+        let word = Word(self.word.load(Ordering::Acquire));
+        let ends = Moment(self.ends.load(Ordering::Relaxed));
+        let live = now.as_micros() < ends.micros();
+        let plenty = word.tokens() >= cost + ends.tokens();
+        let plain = word.is_plain(cost);
+        if !live || !plenty || !plain || self.may_overflow(word, now, unit) {
+            return None;
+        }
+        let spent = word.spend_tokens(cost);
+        self.swap(word, spent).ok()?;
+        if cost > 1 {
+            self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
+        }
+        Some(spent.tokens())
+    }
+
+    /// Denies a request of one token if there surely is none: returns what the engine is to be told,
+    /// and whether it must be told the key. `None` otherwise, and nothing is changed.
+    ///
+    /// Cost: seven loads and one atomic change.
+    #[inline(always)]
+    pub(crate) fn deny_at_once(&self, now: Timestamp, unit: i64) -> Option<(Touch, bool)> {
+        let word = Word(self.word.load(Ordering::Acquire));
+        let live = now.as_micros() < self.ends_us();
+        let bare = word.tokens() == 0 && word.credit() == 0 && !word.policy();
+        let countable = self.denied.load(Ordering::Relaxed) < DENIED_MAX;
+        if !live || !bare || !countable || !self.surely_lacks_one(now, unit) {
+            return None;
+        }
+        self.denied.fetch_add(1, Ordering::Relaxed);
+        Some(self.raise(QUEUED | URGENT))
+    }
+
+    /// Decides about `cost` tokens.
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, true)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
-    #[inline(always)]
     pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, false)
     }
 
-    #[inline(always)]
-    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
-        let now = time.cached();
-        let word = Word(self.word.load(Ordering::Acquire));
-        let ends = Moment(self.ends.load(Ordering::Relaxed));
-        let live = now.as_micros() < ends.micros();
-        let there = live && word.tokens() >= cost && !self.may_overflow(word, now, unit);
-        if there
-            && let Some(spent) = word.spend_tokens(cost)
-            && self.swap(word, spent).is_ok()
-        {
-            let left = spent.tokens();
-            return self.admitted(cost, word, left, !word.policy(), left < ends.tokens(), 0);
-        }
-        if live && word.tokens() < cost && self.surely_lacks(cost, word, now, unit) {
-            return self.deny(cost, word, word.tokens(), true, 0);
-        }
-        self.decide_slowly(cost, time, unit, unsure)
-    }
-
-    /// Whether refill is leased, and has not brought what is missing by now, nor filled the lease;
-    /// and there is no credit, nor an outage policy.
-    #[inline(always)]
-    fn surely_lacks(&self, cost: u32, word: Word, now: Timestamp, unit: i64) -> bool {
+    /// Whether refill is leased, and has not brought a token by now.
+    #[inline]
+    fn surely_lacks_one(&self, now: Timestamp, unit: i64) -> bool {
         let flow = Flow(self.flow.load(Ordering::Acquire));
-        if flow.rate() == 0 || word.credit() > 0 || word.policy() {
-            return false;
-        }
         let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Acquire));
         let flowed = flow.rate().saturating_mul(elapsed_us).saturating_add(flow.ahead_units(unit));
-        let lacking = u64::from(cost - word.tokens()).saturating_mul(unit as u64);
-        flowed < lacking && !self.may_overflow(word, now, unit)
+        flow.rate() > 0 && flowed < unit as u64
     }
 
-    /// Decides where that takes more than spending tokens that are there.
-    #[inline(never)]
-    fn decide_slowly(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
+    #[inline]
+    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
         let mut now = time.cached();
+        if cost == 1
+            && let Some((touch, unknown)) = self.deny_at_once(now, unit)
+        {
+            return Taken::denied(touch, unknown);
+        }
         let (mut settled, mut ahead) = (false, false);
         let mut spilled = 0;
         let mut word = Word(self.word.load(Ordering::Acquire));
@@ -375,13 +385,12 @@ impl Bucket {
     #[inline(always)]
     fn may_overflow(&self, word: Word, now: Timestamp, unit: i64) -> bool {
         let flow = Flow(self.flow.load(Ordering::Acquire));
-        if flow.rate() == 0 {
-            return false;
-        }
         let until_us = now.as_micros() + CLOCK_AGE_MAX_US;
-        let elapsed_us = until_us.saturating_sub(self.minted_us.load(Ordering::Acquire));
+        // Where nothing flows in this is closed, and far ahead.
+        let minted_us = self.minted_us.load(Ordering::Acquire);
         let room = u64::from(flow.depth().saturating_sub(word.tokens()));
-        elapsed_us > 0 && flow.rate().saturating_mul(elapsed_us) >= room.saturating_mul(unit as u64)
+        until_us > minted_us
+            && flow.rate().saturating_mul(until_us - minted_us) >= room.saturating_mul(unit as u64)
     }
 
     /// Turns earned time into tokens, and time up to `ahead_us` from now that is still to be earned.
@@ -476,20 +485,16 @@ impl Bucket {
         View::new(RoughTokens::of_bits(tokens), self.view_ms.load(Ordering::Relaxed))
     }
 
-    /// Refill in units per microsecond, and the units that have flowed in by `now` and are not tokens
-    /// in the word yet: a hint, for reports.
+    /// What flows in: a hint, for reports.
     #[inline(always)]
-    pub(crate) fn refill(&self, now: Timestamp, unit: i64) -> (u64, u64) {
+    pub(crate) fn refill(&self) -> Refill {
         let flow = Flow(self.flow.load(Ordering::Relaxed));
-        if flow.rate() == 0 { (0, 0) } else { (flow.rate(), self.earned(flow, now, unit)) }
-    }
-
-    fn earned(&self, flow: Flow, now: Timestamp, unit: i64) -> u64 {
-        if now.as_micros() >= self.ends_us() {
-            return 0;
+        Refill {
+            rate: flow.rate(),
+            ahead: flow.ahead(),
+            minted_us: self.minted_us.load(Ordering::Relaxed),
+            ends_ms: Moment(self.ends.load(Ordering::Relaxed)).millis(),
         }
-        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Relaxed));
-        flow.rate().saturating_mul(elapsed_us).saturating_add(flow.ahead_units(unit))
     }
 
     fn rate(&self) -> u64 {

@@ -1,51 +1,28 @@
 //! Where a limit's buckets stand: a table that decisions read without any lock.
 //!
-//! # Shape
-//!
-//! Buckets stand in chunks, one cache line each, and are neither moved nor freed while the table
-//! lives. An index of words leads from a key's [`Print`] to its bucket's place: 26 bits of place,
-//! 38 bits of print, probed linearly. The index grows by levels, each four times larger, the last
-//! one large enough for all keys; an outgrown level is kept, since nobody knows who still reads it.
-//!
-//! # Argument
-//!
-//! Whoever makes or forgets keys holds the keeper's lock, and is the only one to write to the index.
-//! A reader that finds an entry finds the right bucket, or one whose place has just been given up:
-//! its word says *gone* then. A reader may miss an entry while it is moved, or read a level that was
-//! just outgrown: it then looks again with the lock held. A place that was given up is given to
+//! Buckets stand side by side, one cache line each, and are neither moved nor freed while the table
+//! lives; an [`Index`] leads from a key's [`Print`] to its bucket's place. Room for all keys is asked
+//! for at once, and made up by the system as places are given. Whoever makes or forgets keys holds the
+//! keeper's lock, and is the only one to write to the index; a reader who finds nothing there looks
+//! again with the lock held. A place that was given up, whose bucket's word says *gone*, is given to
 //! another key after [`QUARANTINE_US`], far longer than a decision may take.
-//!
-//! # Orderings
-//!
-//! A bucket is made ready before its entry is stored with `Release`; who loads the entry with
-//! `Acquire` sees it ready. A level is filled before it is published with `Release`.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
+use super::index::{Index, PLACES_MAX};
 use super::outcome::{Taken, Verdict};
-use super::print::{PLACE_BITS, Print, Prints};
+use super::print::{Print, Prints};
 use super::state::Bucket;
 use crate::time::Timestamp;
 
 /// The most keys that all limits of one limiter may hold together.
 pub const KEYS_MAX: usize = 50_000_000;
 
-/// Buckets are made so many at a time.
-const CHUNK: usize = 1024;
-/// The first level of the index.
-const ENTRIES_MIN: usize = 512;
-/// Each level is so many times larger than the one before.
-const GROWTH: usize = 4;
-const LEVELS_MAX: usize = 16;
-/// An index is at most half full: then a key mostly stands where it is looked for first.
-const fn filled(entries: usize) -> usize {
-    entries / 2
-}
 /// How long a place stands empty: no decision takes so long, but where its thread is held up.
 const QUARANTINE_US: u64 = 200_000;
 /// While others wait for a moment at the keeper's, so many places are looked at.
@@ -53,12 +30,11 @@ const SCAN: u32 = 1024;
 /// Counters of the same thing, so that threads rarely meet at one.
 const STRIPES: usize = 16;
 
-const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 /// The place of the bucket that keys share for which there is no room.
-pub(crate) const OVERFLOW: u32 = PLACE_MASK as u32 - 1;
+pub(crate) const OVERFLOW: u32 = PLACES_MAX - 1;
 
-type Chunk = Arc<[Bucket; CHUNK]>;
-type Index = Box<[AtomicU64]>;
+/// More places than keys at the least, since a place stands empty for a while.
+const SPARE_PLACES: usize = 1024;
 
 /// How many keys all limits of one limiter may hold together.
 #[derive(Debug)]
@@ -105,6 +81,8 @@ struct Keeper {
     next: u32,
     /// Entries in the index.
     entries: usize,
+    /// Where in the index each place's print is looked for first.
+    homes: Vec<u32>,
     /// Places that may not be given up, and how many hold on to them.
     held: HashMap<u32, u32>,
     /// Where the search for idle keys goes on.
@@ -136,10 +114,8 @@ pub(crate) struct Table {
     /// The limit's number.
     limit: u32,
     prints: Prints,
-    /// The level of the index that is in use.
-    level: AtomicUsize,
-    levels: [OnceLock<Index>; LEVELS_MAX],
-    chunks: Box<[OnceLock<Chunk>]>,
+    index: Index,
+    buckets: Box<[Bucket]>,
     overflow: Bucket,
     budget: Arc<KeyBudget>,
     keeper: Mutex<Keeper>,
@@ -148,34 +124,35 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// An empty table that draws on `budget`; `settle` makes the overflow bucket what it is to be.
+    /// An empty table that draws on `budget`; `settle` makes the overflow bucket what it is to be. `None`
+    /// if there is not so much memory.
     pub(crate) fn new(
         limit: u32,
         prints: Prints,
         budget: Arc<KeyBudget>,
         settle: impl FnOnce(&Bucket),
-    ) -> Self {
+    ) -> Option<Self> {
         let overflow = Bucket::new(0);
         settle(&overflow);
-        let table = Self {
+        Some(Self {
             limit,
             prints,
-            level: AtomicUsize::new(0),
-            levels: Default::default(),
-            chunks: std::iter::repeat_with(OnceLock::new)
-                .take(capacity(&budget).div_ceil(CHUNK))
-                .collect(),
+            index: Index::new(budget.max())?,
+            buckets: bytemuck::try_zeroed_slice_box(capacity(&budget)).ok()?,
             overflow,
             budget,
             keeper: Mutex::default(),
             counts: Default::default(),
-        };
-        table.levels[0].get_or_init(|| index(table.entries(0)));
-        table
+        })
+    }
+
+    /// What keys are told from others by.
+    #[inline(always)]
+    pub(crate) fn prints(&self) -> &Prints {
+        &self.prints
     }
 
     /// The print of `key`.
-    #[inline(always)]
     pub(crate) fn print(&self, key: &[u8]) -> Print {
         self.prints.of(key)
     }
@@ -183,45 +160,23 @@ impl Table {
     /// The bucket at `place`.
     #[inline(always)]
     pub(crate) fn at(&self, place: u32) -> &Bucket {
-        let chunk = self.chunks.get(place as usize / CHUNK).and_then(OnceLock::get);
-        chunk.map_or(&self.overflow, |chunk| &chunk[place as usize % CHUNK])
+        self.buckets.get(place as usize).unwrap_or(&self.overflow)
     }
 
-    /// Where the bucket of the key with this print stands.
+    /// The bucket of the key with this print.
     #[inline(always)]
-    pub(crate) fn find(&self, print: Print) -> Option<u32> {
-        let index = self.levels[self.level.load(Ordering::Acquire) % LEVELS_MAX].get()?;
-        let at = home(print.held, index.len());
-        let place = self.match_entry(index.get(at)?.load(Ordering::Acquire), print);
-        // Half of the index is empty: most keys stand where they are looked for first.
-        if place.is_some() { place } else { self.find_further(index, at, print) }
+    pub(crate) fn find(&self, print: Print) -> Option<&Bucket> {
+        self.index.find(print, |place| {
+            let bucket = self.at(place);
+            bucket.is_of(print.held).then_some(bucket)
+        })
     }
 
-    #[inline(always)]
-    fn match_entry(&self, entry: u64, print: Print) -> Option<u32> {
-        if entry >> PLACE_BITS != print.tag {
-            return None;
-        }
-        // An empty entry has no place, whose bucket is nobody's.
-        let place = place_of(entry);
-        self.at(place).is_of(print.held).then_some(place)
-    }
-
-    #[inline(never)]
-    fn find_further(&self, index: &[AtomicU64], home: usize, print: Print) -> Option<u32> {
-        let mut at = home;
-        loop {
-            // There are always free entries, so this ends.
-            let entry = index[at].load(Ordering::Acquire);
-            if entry == 0 {
-                return None;
-            }
-            let place = self.match_entry(entry, print);
-            if place.is_some() {
-                return place;
-            }
-            at = if at + 1 == index.len() { 0 } else { at + 1 };
-        }
+    /// The place of a bucket of this table.
+    pub(crate) fn place_of(&self, bucket: &Bucket) -> u32 {
+        let offset = std::ptr::from_ref(bucket).addr().wrapping_sub(self.buckets.as_ptr().addr());
+        let place = offset / size_of::<Bucket>();
+        if place < self.buckets.len() { place as u32 } else { OVERFLOW }
     }
 
     /// Makes the bucket of the key with this print, with `credit` and whatever `settle` does to it, if
@@ -245,8 +200,8 @@ impl Table {
         credit: impl FnOnce() -> u32,
         settle: impl FnOnce(&Bucket),
     ) -> u32 {
-        if let Some(place) = self.find(print) {
-            return place;
+        if let Some(bucket) = self.find(print) {
+            return self.place_of(bucket);
         }
         if !self.budget.claim() {
             return OVERFLOW;
@@ -258,8 +213,12 @@ impl Table {
         let bucket = self.at(place);
         bucket.settle_in(print.held, credit());
         settle(bucket);
-        self.grow(keeper.entries + 1);
-        self.enter(self.level.load(Ordering::Relaxed), print, place);
+        let at = place as usize;
+        if keeper.homes.len() <= at {
+            keeper.homes.resize(at + 1, 0);
+        }
+        keeper.homes[at] = print.home();
+        self.index.enter(print, place, keeper.entries, &keeper.homes);
         keeper.entries += 1;
         place
     }
@@ -271,77 +230,12 @@ impl Table {
             keeper.free.pop_front();
             return Some(place);
         }
-        if keeper.next as usize >= capacity(&self.budget) {
+        if keeper.next as usize >= self.buckets.len() {
             return None;
         }
         let place = keeper.next;
         keeper.next += 1;
-        self.chunks[place as usize / CHUNK].get_or_init(chunk);
         Some(place)
-    }
-
-    /// Entries of a level.
-    fn entries(&self, level: usize) -> usize {
-        let all = (2 * self.budget.max() + 2).max(ENTRIES_MIN);
-        let entries = (0..level).fold(ENTRIES_MIN, |entries, _| entries.saturating_mul(GROWTH));
-        // No level is worth the trouble that is nearly as large as the last one.
-        if entries.saturating_mul(2) >= all || level == LEVELS_MAX - 1 { all } else { entries }
-    }
-
-    /// Moves to the next level if `wanted` entries do not fit the present one.
-    fn grow(&self, wanted: usize) {
-        let level = self.level.load(Ordering::Relaxed);
-        let (Some(old), next) = (self.levels[level].get(), level + 1) else { return };
-        if wanted <= filled(old.len()) || next == LEVELS_MAX {
-            return;
-        }
-        self.levels[next].get_or_init(|| index(self.entries(next)));
-        for entry in old.iter().map(|entry| entry.load(Ordering::Relaxed)) {
-            if entry != 0 {
-                let place = place_of(entry);
-                let print = Print { held: self.at(place).print(), tag: entry >> PLACE_BITS };
-                self.enter(next, print, place);
-            }
-        }
-        self.level.store(next, Ordering::Release);
-    }
-
-    /// Enters a place into a level.
-    fn enter(&self, level: usize, print: Print, place: u32) {
-        let Some(index) = self.levels[level].get() else { return };
-        let mut at = home(print.held, index.len());
-        while index[at].load(Ordering::Relaxed) != 0 {
-            at = (at + 1) % index.len();
-        }
-        index[at].store(print.tag << PLACE_BITS | u64::from(place + 1), Ordering::Release);
-    }
-
-    /// Strikes a place out of the index, and closes the gap.
-    fn strike(&self, place: u32) {
-        let Some(index) = self.levels[self.level.load(Ordering::Relaxed)].get() else { return };
-        let entry = |at: usize| index[at].load(Ordering::Relaxed);
-        let mut gap = home(self.at(place).print(), index.len());
-        while place_of(entry(gap)) != place {
-            if entry(gap) == 0 {
-                return;
-            }
-            gap = (gap + 1) % index.len();
-        }
-        let distance = |from: usize, to: usize| (to + index.len() - from) % index.len();
-        let mut at = gap;
-        loop {
-            at = (at + 1) % index.len();
-            if entry(at) == 0 {
-                break;
-            }
-            let home = home(self.at(place_of(entry(at))).print(), index.len());
-            if distance(home, at) >= distance(gap, at) {
-                // Twice for a moment, rather than not at all; who misses it looks again.
-                index[gap].store(entry(at), Ordering::Release);
-                gap = at;
-            }
-        }
-        index[gap].store(0, Ordering::Release);
     }
 
     /// Forgets keys that nobody holds and that are idle and full, looking at `most` places; returns
@@ -364,7 +258,7 @@ impl Table {
                 let bucket = self.at(place);
                 let kept = bucket.is_gone() || keeper.held.contains_key(&place);
                 if !kept && bucket.try_forget(now, unit, credit, local) {
-                    self.strike(place);
+                    self.index.strike(place, &keeper.homes);
                     keeper.entries -= 1;
                     keeper.free.push_back((now.plus_micros(QUARANTINE_US), place));
                     forgotten += 1;
@@ -415,27 +309,7 @@ impl Table {
 
 /// Places in a table: some more than keys, since a place stands empty for a while.
 fn capacity(budget: &KeyBudget) -> usize {
-    budget.max() + budget.max() / 8 + CHUNK
-}
-
-fn index(entries: usize) -> Index {
-    std::iter::repeat_with(AtomicU64::default).take(entries).collect()
-}
-
-fn chunk() -> Chunk {
-    let buckets: Arc<[Bucket]> = std::iter::repeat_with(|| Bucket::new(0)).take(CHUNK).collect();
-    buckets.try_into().expect("a chunk of buckets was made")
-}
-
-/// Where a print is looked for first, out of `entries`.
-#[inline]
-fn home(held: u64, entries: usize) -> usize {
-    (((held >> 32) * entries as u64) >> 32) as usize
-}
-
-#[inline]
-fn place_of(entry: u64) -> u32 {
-    ((entry & PLACE_MASK) as u32).wrapping_sub(1)
+    budget.max() + budget.max() / 8 + SPARE_PLACES
 }
 
 /// A bucket and the table that it stands in. Cheap to clone. Whoever keeps one for long holds the
@@ -486,8 +360,6 @@ impl Deref for BucketRef {
 #[derive(Debug)]
 pub(crate) struct Held {
     place: BucketRef,
-    /// Where it stands; `None` for the overflow bucket.
-    chunk: Option<Chunk>,
 }
 
 impl Held {
@@ -502,17 +374,7 @@ impl Held {
         let keeper = &mut *table.keeper();
         let place = table.make_kept(keeper, print, now, credit, settle);
         *keeper.held.entry(place).or_default() += 1;
-        let chunk = table.chunks.get(place as usize / CHUNK).and_then(OnceLock::get).cloned();
-        Self { place: BucketRef::new(table, place), chunk }
-    }
-
-    /// The bucket, without looking anything up.
-    #[inline]
-    pub(crate) fn bucket(&self) -> &Bucket {
-        match &self.chunk {
-            Some(chunk) => &chunk[self.place.place as usize % CHUNK],
-            None => &self.place.table.overflow,
-        }
+        Self { place: BucketRef::new(table, place) }
     }
 }
 
@@ -540,13 +402,13 @@ impl Deref for Held {
 mod tests {
     use super::*;
 
-    use crate::bucket::print::tests::{HELD, TAG};
+    use crate::bucket::print::tests::{HELD, PLACE};
 
     const UNIT: i64 = 1;
 
     fn table(keys_max: usize) -> Arc<Table> {
-        let prints = Prints::new(HELD, TAG);
-        Arc::new(Table::new(0, prints, Arc::new(KeyBudget::new(keys_max)), |_| ()))
+        let prints = Prints::new(HELD, PLACE);
+        Arc::new(Table::new(0, prints, Arc::new(KeyBudget::new(keys_max)), |_| ()).unwrap())
     }
 
     fn at(us: u64) -> Timestamp {
@@ -555,11 +417,12 @@ mod tests {
 
     fn make(table: &Table, key: u64, now: Timestamp) -> u32 {
         let print = table.print(&key.to_le_bytes());
-        table.find(print).unwrap_or_else(|| table.make(print, now, || 1, |_| ()))
+        let found = table.find(print).map(|bucket| table.place_of(bucket));
+        found.unwrap_or_else(|| table.make(print, now, || 1, |_| ()))
     }
 
     fn find(table: &Table, key: u64) -> Option<u32> {
-        table.find(table.print(&key.to_le_bytes()))
+        table.find(table.print(&key.to_le_bytes())).map(|bucket| table.place_of(bucket))
     }
 
     #[test]
@@ -579,13 +442,13 @@ mod tests {
         let spent = make(&table, 1, now);
         make(&table, 2, now);
         assert!(table.at(spent).take(1, now, UNIT).allowed());
-        let evict = || table.evict(CHUNK as u32, now, UNIT, 1, false);
+        let evict = || table.evict(SCAN, now, UNIT, 1, false);
         assert_eq!(evict(), 1, "the idle one");
         assert_eq!((table.budget.used(), evict()), (2, 0));
         drop(held);
         assert_eq!(evict(), 1);
         assert_eq!(find(&table, 1), Some(spent));
-        assert_eq!((find(&table, 2), table.find(table.print(b"held"))), (None, None));
+        assert_eq!((find(&table, 2), table.find(table.print(b"held")).is_none()), (None, true));
     }
 
     #[test]
@@ -631,8 +494,7 @@ mod tests {
                 assert_eq!(table.budget.used(), alive.len());
             }
         }
-        assert!(table.level.load(Ordering::Relaxed) > 0, "the index has grown");
-        assert!(alive.len() > 10_000);
+        assert!(alive.len() > 10_000, "the index has grown");
     }
 
     #[test]
@@ -670,17 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_a_cache_line_and_an_index_entry_a_word() {
+    fn a_bucket_is_a_cache_line() {
         assert_eq!((size_of::<Bucket>(), align_of::<Bucket>()), (64, 64));
-        let large = table(1_000_000);
-        let words: usize = (0..LEVELS_MAX)
-            .map(|level| large.entries(level))
-            .scan(false, |last, entries| {
-                let all = *last;
-                *last |= entries >= 1_000_000;
-                (!all).then_some(entries)
-            })
-            .sum();
-        assert!(words * 8 <= 22 * 1_000_000, "{words} words");
     }
 }

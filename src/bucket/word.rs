@@ -87,13 +87,19 @@ impl Word {
         Self(self.0 & !FIELD)
     }
 
-    /// `cost` less tokens, and as many pending, where there are so many tokens; `None` when that many
-    /// pending tokens do not fit.
+    /// Whether there is no policy, something is pending, and `cost` more can be.
     #[inline(always)]
-    pub(super) fn spend_tokens(self, cost: u32) -> Option<Self> {
-        let fits = self.pending() <= FIELD_MAX - cost;
+    pub(super) fn is_plain(self, cost: u32) -> bool {
+        let policy_and_pending = self.0 & (1 << POLICY_AT | FIELD);
+        policy_and_pending.wrapping_sub(1) < u64::from(FIELD_MAX - cost)
+    }
+
+    /// `cost` less tokens, and as many pending, where there are so many tokens and that many pending
+    /// ones fit.
+    #[inline(always)]
+    pub(super) fn spend_tokens(self, cost: u32) -> Self {
         let cost = u64::from(cost);
-        fits.then(|| Self(self.0 - (cost << TOKENS_AT) + cost))
+        Self(self.0 - (cost << TOKENS_AT) + cost)
     }
 
     /// `from_tokens` less tokens, `from_credit` less credit, and both pending; `None` when that
@@ -126,6 +132,9 @@ mod tests {
             prop_assert_ne!(word.next_epoch().epoch(), word.epoch());
             prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
             prop_assert_eq!(word.collected().pending(), 0);
+            let pending = (1..=FIELD_MAX - credit).contains(&set.pending());
+            prop_assert_eq!(set.is_plain(credit), !policy && pending);
+            prop_assert!(!word.collected().is_plain(1));
             prop_assert_eq!(set.gone(), word.gone());
             let (gone, reborn) = (word.forgotten(), word.reborn(credit));
             prop_assert!(gone.gone() && !reborn.gone());
@@ -146,7 +155,8 @@ mod tests {
                     prop_assert_eq!(spent.credit() + from_credit, credit);
                     prop_assert_eq!(spent.pending(), from_tokens + from_credit);
                     let without_credit = Word::new(tokens, credit).spend(from_tokens, 0);
-                    prop_assert_eq!(Word::new(tokens, credit).spend_tokens(from_tokens), without_credit);
+                    let spent = Word::new(tokens, credit).spend_tokens(from_tokens);
+                    prop_assert_eq!(Some(spent), without_credit);
                 }
                 None => prop_assert!(from_tokens + from_credit > FIELD_MAX),
             }

@@ -241,7 +241,10 @@ impl World {
         let budget = Arc::new(KeyBudget::new(KEYS_MAX));
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
-            buckets: Arc::new(Table::new(0, Prints::new(SECRET, SECRET), budget, |_| ())),
+            buckets: Arc::new(
+                Table::new(0, Prints::new(SECRET, SECRET), budget, |_| ())
+                    .expect("memory for few keys"),
+            ),
             credit: self.terms.credit,
             dirty: DirtyQueue::new(DIRTY_MAX),
             clock,
@@ -389,7 +392,7 @@ impl World {
             return self.record(index, key, cost, false, true, false);
         }
         let print = node.buckets.print(&name);
-        let found = node.buckets.find(print);
+        let found = node.buckets.find(print).map(|bucket| node.buckets.place_of(bucket));
         let place =
             found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
         let bucket = BucketRef::new(&node.buckets, place);

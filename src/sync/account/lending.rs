@@ -1,7 +1,7 @@
 //! What the store has lent to this node, and how far the node may spend beyond it.
 
 use super::Account;
-use crate::bucket::AHEAD_PARTS;
+use crate::decision::AHEAD_PARTS;
 use crate::limit::Terms;
 use crate::quota::Scale;
 use crate::sync::message::{Entry, Given, LENT_MAX, lent_least};

@@ -1,0 +1,210 @@
+//! Leads from a key's [`Print`] to its bucket's place, read without any lock.
+//!
+//! # Shape
+//!
+//! One word of 32 bits an entry: 26 bits of place, and 6 bits of the print, so that the buckets of
+//! other keys are seldom looked at. Where a print is looked for first are other bits of it; from there
+//! it is looked for entry by entry. The index grows by levels, each four times larger, the last one
+//! large enough for all keys. Level *b* is the entries from 2^b to 2^(b+1): all levels are one piece of
+//! memory, which the system makes up as it is written to. An outgrown level is left as it is, since
+//! nobody knows who still reads it.
+//!
+//! # Argument
+//!
+//! One thread at a time writes. A reader that finds an entry finds the right place, or one that has
+//! just been given up, and whose bucket says so. A reader may miss an entry while it is moved, or
+//! read a level that was just outgrown: who finds nothing looks again while nobody writes.
+//!
+//! # Orderings
+//!
+//! A bucket is made ready before its entry is stored with `Release`; who loads the entry with
+//! `Acquire` sees it ready. A level is filled before it is published with `Release`.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::print::Print;
+
+/// Bits of a place in a table.
+const PLACE_BITS: u32 = 26;
+/// Beyond the last place that an entry can name.
+pub(super) const PLACES_MAX: u32 = (1 << PLACE_BITS) - 1;
+
+/// The first level.
+const BITS_MIN: u32 = 10;
+/// Each level has so many bits more than the one before.
+const GROWTH_BITS: u32 = 2;
+
+/// A level is at most half full: then a key mostly stands where it is looked for first.
+const fn filled(bits: u32) -> usize {
+    1 << (bits - 1)
+}
+
+/// An index of at most so many keys as it was made for.
+#[derive(Debug)]
+pub(super) struct Index {
+    /// 32 less the bits of the level that is in use.
+    shift: AtomicU32,
+    entries: Box<[AtomicU32]>,
+    /// The bits of the last level.
+    bits_max: u32,
+}
+
+impl Index {
+    /// An empty index; `None` if there is not so much memory.
+    pub(super) fn new(keys_max: usize) -> Option<Self> {
+        let bits_max = (2 * keys_max + 2).next_power_of_two().ilog2().max(BITS_MIN);
+        let entries = bytemuck::try_zeroed_slice_box(2 << bits_max).ok()?;
+        Some(Self { shift: AtomicU32::new(u32::BITS - BITS_MIN), entries, bits_max })
+    }
+
+    /// What `check` makes of the place that the print leads to; it declines the places of others.
+    #[inline(always)]
+    pub(super) fn find<T>(&self, print: Print, check: impl Fn(u32) -> Option<T>) -> Option<T> {
+        let mut at = home(print.home(), self.shift.load(Ordering::Acquire));
+        // There are always free entries, so this ends.
+        loop {
+            let entry = self.entries.get(at)?.load(Ordering::Acquire);
+            if let Some(place) = match_entry(entry, print)
+                && let Some(found) = check(place)
+            {
+                return Some(found);
+            }
+            if entry == 0 {
+                return None;
+            }
+            at = after(at);
+        }
+    }
+
+    /// Enters a place; `homes` are those of all places entered, of which there are `entered`.
+    pub(super) fn enter(&self, print: Print, place: u32, entered: usize, homes: &[u32]) {
+        let bits = self.grow(entered + 1, homes);
+        self.put(bits, print.home(), entry(print, place));
+    }
+
+    fn bits(&self) -> u32 {
+        u32::BITS - self.shift.load(Ordering::Relaxed)
+    }
+
+    /// The level after one of so many bits.
+    fn next(&self, bits: u32) -> u32 {
+        // No level is worth the trouble that is half as large as the last one.
+        if bits + GROWTH_BITS + 1 >= self.bits_max { self.bits_max } else { bits + GROWTH_BITS }
+    }
+
+    /// Moves to the next level if `wanted` entries do not fit the present one; returns the bits of the
+    /// level that is in use then.
+    fn grow(&self, wanted: usize, homes: &[u32]) -> u32 {
+        let (bits, next) = (self.bits(), self.next(self.bits()));
+        if wanted <= filled(bits) || next == bits {
+            return bits;
+        }
+        for entry in self.entries[level(bits)].iter().map(|entry| entry.load(Ordering::Relaxed)) {
+            if let Some(home) = homes.get(place_of(entry) as usize) {
+                self.put(next, *home, entry);
+            }
+        }
+        self.shift.store(u32::BITS - next, Ordering::Release);
+        next
+    }
+
+    fn put(&self, bits: u32, home_bits: u32, entry: u32) {
+        let mut at = home(home_bits, u32::BITS - bits);
+        while self.entries[at].load(Ordering::Relaxed) != 0 {
+            at = after(at);
+        }
+        self.entries[at].store(entry, Ordering::Release);
+    }
+
+    /// Strikes a place out, and closes the gap.
+    pub(super) fn strike(&self, place: u32, homes: &[u32]) {
+        let (shift, length) = (u32::BITS - self.bits(), 1 << self.bits());
+        let entry = |at: usize| self.entries[at].load(Ordering::Relaxed);
+        let home_of = |place: u32| homes.get(place as usize).map(|&bits| home(bits, shift));
+        let Some(mut gap) = home_of(place) else { return };
+        while place_of(entry(gap)) != place {
+            if entry(gap) == 0 {
+                return;
+            }
+            gap = after(gap);
+        }
+        let distance = |from: usize, to: usize| (to + length - from) % length;
+        let mut at = gap;
+        loop {
+            at = after(at);
+            let Some(home) = home_of(place_of(entry(at))) else { break };
+            if distance(home, at) >= distance(gap, at) {
+                // Twice for a moment, rather than not at all; who misses it looks again.
+                self.entries[gap].store(entry(at), Ordering::Release);
+                gap = at;
+            }
+        }
+        self.entries[gap].store(0, Ordering::Release);
+    }
+}
+
+/// Where the level of so many bits stands.
+fn level(bits: u32) -> Range<usize> {
+    1 << bits..2 << bits
+}
+
+/// The next entry of the same level.
+#[inline(always)]
+fn after(at: usize) -> usize {
+    if at & (at + 1) == 0 { at.div_ceil(2) } else { at + 1 }
+}
+
+/// Where a print is looked for first.
+#[inline(always)]
+fn home(bits: u32, shift: u32) -> usize {
+    ((1 << u32::BITS | u64::from(bits)) >> (shift % u32::BITS)) as usize
+}
+
+#[inline(always)]
+fn entry(print: Print, place: u32) -> u32 {
+    print.tag() << PLACE_BITS | (place + 1)
+}
+
+/// The place, if the entry may be that of the key with this print; an empty entry names no place.
+#[inline(always)]
+fn match_entry(entry: u32, print: Print) -> Option<u32> {
+    (entry >> PLACE_BITS == print.tag()).then(|| place_of(entry))
+}
+
+#[inline(always)]
+fn place_of(entry: u32) -> u32 {
+    (entry & PLACES_MAX).wrapping_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_levels_together_take_few_bytes_a_key() {
+        for keys_max in [10_000, 1_000_000, 10_000_000] {
+            let index = Index::new(keys_max).unwrap();
+            let mut levels = vec![index.bits()];
+            while filled(levels[levels.len() - 1]) < keys_max {
+                levels.push(index.next(levels[levels.len() - 1]));
+            }
+            let entries: usize = levels.into_iter().map(|bits| level(bits).len()).sum();
+            assert!(entries * size_of::<AtomicU32>() <= 17 * keys_max, "{keys_max}: {entries}");
+        }
+    }
+
+    #[test]
+    fn entries_follow_each_other_around_their_level() {
+        for bits in [1, 2, 10] {
+            let mut at = level(bits).start;
+            for _ in level(bits) {
+                assert!(level(bits).contains(&at));
+                at = after(at);
+            }
+            assert_eq!(at, level(bits).start);
+            assert_eq!(home(0, u32::BITS - bits), level(bits).start);
+            assert_eq!(home(u32::MAX, u32::BITS - bits), level(bits).end - 1);
+        }
+    }
+}
