@@ -5,7 +5,7 @@
 //! tests/instructions
 //! ```
 //!
-//! Run under callgrind, which counts what happens in [`decide_many`] alone. The limiter is the
+//! That runs it under callgrind, which counts what happens in [`decide_many`] alone. The limiter is the
 //! whole hybrid one, with a store, whose driver runs meanwhile.
 #![allow(clippy::disallowed_methods, reason = "waits for a driver, which lives by the real clock")]
 
