@@ -77,9 +77,9 @@ impl Case {
     }
 }
 
-/// A key of 20 bytes.
+/// A key of 20 bytes. Without a colon: one of the peers takes none.
 pub fn name(key: u32) -> String {
-    format!("user:{key:015}")
+    format!("user_{key:015}")
 }
 
 /// A stream of keys: by number, and by name, each name a string of its own in the stream's order,
@@ -135,4 +135,20 @@ pub fn cases() -> Vec<Case> {
         Case { threads: 2, ..handle(1) },
     ]);
     cases
+}
+
+/// The cases in which limits are shared through a Redis: few keys, each asked for often.
+pub fn shared_cases() -> Vec<Case> {
+    let base = Case {
+        keys: 1,
+        draw: Draw::Uniform,
+        by: By::Key,
+        denied: false,
+        isolated: false,
+        threads: 1,
+    };
+    [(false, 1), (false, 2), (true, 1)]
+        .into_iter()
+        .flat_map(|(denied, threads)| [1, 1_000].map(|keys| Case { keys, denied, threads, ..base }))
+        .collect()
 }
