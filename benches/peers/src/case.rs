@@ -52,6 +52,16 @@ impl Case {
         if self.keys > 100_000 { 20 } else { 1000 }
     }
 
+    /// Whether no more than that went the other way; says so if not.
+    pub fn holds(&self, contender: &str, strays: f64) -> bool {
+        let good = strays * self.strays_one_in() as f64 <= 1.0;
+        if !good {
+            let percent = strays * 100.0;
+            eprintln!("{}: {contender}: {percent:.2}% went the other way", self.name());
+        }
+        good
+    }
+
     /// The keys, and the order in which they are asked for.
     pub fn keys(&self) -> Keys {
         // A request's key has just been read: short streams stay in the cache.

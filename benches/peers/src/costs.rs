@@ -1,7 +1,5 @@
 //! The table of costs: nanoseconds a decision.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
 use crate::case::Case;
@@ -19,34 +17,42 @@ struct Line {
     ns: f64,
     /// How many times faster than governor keyed by String in the same case.
     ratio: f64,
+    /// The part of its decisions that went the other way, in the worst round.
+    strays: f64,
 }
 
-/// Runs all contenders of a case, interleaved, and prints them.
-pub fn run(case: &Case, options: &Options, server: Option<&Server>) {
+/// Runs all contenders of a case, interleaved, and prints them; whether all did what it says.
+pub fn run(case: &Case, options: &Options, server: Option<&Server>) -> bool {
     let keys = case.keys();
     let contenders: Vec<Box<dyn Contender>> = contenders(case, server)
         .into_iter()
         .filter(|one| one.name() == BASE || one.name().contains(&options.contender))
         .collect();
-    let mut seen: Vec<Vec<f64>> = contenders.iter().map(|_| Vec::new()).collect();
+    let mut seen: Vec<(Vec<f64>, f64)> = contenders.iter().map(|_| (Vec::new(), 0.0)).collect();
     for contender in &contenders {
         contender.warm_up(&keys);
     }
-    let round = Duration::from_millis(options.round_ms.unwrap_or(100));
+    let round = options.round(100);
     for _ in 0..options.rounds {
-        for (contender, seen) in contenders.iter().zip(&mut seen) {
-            seen.push(tight(case, contender.as_ref(), &keys, round).ns_a_decision());
+        for (contender, (ns, strays)) in contenders.iter().zip(&mut seen) {
+            let round = tight(case, contender.as_ref(), &keys, round);
+            ns.push(round.ns_a_decision());
+            *strays = strays.max(round.strays());
         }
     }
     contenders.iter().for_each(|contender| contender.check(&keys));
-    let medians: Vec<f64> = seen.into_iter().map(median).collect();
-    let base = contenders.iter().position(|one| one.name() == BASE).map(|base| medians[base]);
-    for (contender, ns) in contenders.iter().zip(medians) {
+    let medians: Vec<(f64, f64)> =
+        seen.into_iter().map(|(ns, strays)| (median(ns), strays)).collect();
+    let base = contenders.iter().position(|one| one.name() == BASE).map(|base| medians[base].0);
+    let mut good = true;
+    for (contender, (ns, strays)) in contenders.iter().zip(medians) {
         let ratio = base.unwrap_or(f64::NAN) / ns;
-        let line = Line { case: case.name(), contender: contender.name(), ns, ratio };
+        let line = Line { case: case.name(), contender: contender.name(), ns, ratio, strays };
+        good &= case.holds(contender.name(), strays);
         print(options, &line, |line| {
-            let Line { case, contender, ns, ratio } = line;
+            let Line { case, contender, ns, ratio, .. } = line;
             format!("{case:<44} {contender:<26} {ns:>9.1} ns {ratio:>8.3}x")
         });
     }
+    good
 }

@@ -8,8 +8,8 @@
 //!
 //! Each case is a stream of keys and a number of threads; each contender decides about the same
 //! stream, in rounds, one after the other; the median of all rounds counts. tidegate is the whole
-//! hybrid limiter: a store, and a driver that syncs with it meanwhile. A case fails that measures
-//! something else than its name says: decisions are counted by outcome, and so are syncs.
+//! hybrid limiter: a store, and a driver that syncs with it meanwhile. A run fails that measures
+//! something else than a case's name says: decisions are counted by outcome, and so are syncs.
 //!
 //! A redis-server is started for the contenders that need one. With `--redis` only they take part,
 //! tidegate with its Redis store among them.
@@ -18,10 +18,14 @@
     reason = "measures time, and waits for a driver that lives by it"
 )]
 
+use std::process::ExitCode;
+use std::time::Duration;
+
 use clap::Parser;
 use serde::Serialize;
 
-use crate::case::{Case, cases, shared_cases};
+use crate::case::{cases, shared_cases};
+use crate::round::Length;
 use crate::server::Server;
 
 mod case;
@@ -48,9 +52,21 @@ struct Options {
     /// How long one round of one contender takes, in milliseconds [default: 100, with --redis 300]
     #[arg(long)]
     round_ms: Option<u64>,
+    /// How long each round runs before it counts, in milliseconds
+    #[arg(long, default_value_t = 200)]
+    run_up_ms: u64,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
+}
+
+impl Options {
+    fn round(&self, default_ms: u64) -> Length {
+        Length {
+            run_up: Duration::from_millis(self.run_up_ms),
+            counted: Duration::from_millis(self.round_ms.unwrap_or(default_ms)),
+        }
+    }
 }
 
 fn print<T: Serialize>(options: &Options, line: &T, text: impl Fn(&T) -> String) {
@@ -61,21 +77,21 @@ fn print<T: Serialize>(options: &Options, line: &T, text: impl Fn(&T) -> String)
     }
 }
 
-fn main() {
+fn main() -> ExitCode {
     let options = Options::parse();
-    let chosen = |case: &Case| case.name().contains(&options.case);
     let server = Server::start();
-    if options.redis {
-        let server = server.expect("--redis needs redis-server on the PATH");
-        shared_cases().iter().filter(|case| chosen(case)).for_each(|case| {
-            latencies::run(case, &options, &server);
-        });
-        return;
-    }
     if let Err(error) = &server {
         eprintln!("no redis-server ({error}): what needs one is left out");
     }
-    cases().iter().filter(|case| chosen(case)).for_each(|case| {
-        costs::run(case, &options, server.as_ref().ok());
-    });
+    let server = server.as_ref().ok();
+    let mut good = !options.redis || server.is_some();
+    let cases = if options.redis { shared_cases() } else { cases() };
+    for case in cases.into_iter().filter(|case| case.name().contains(&options.case)) {
+        good &= match server {
+            Some(server) if options.redis => latencies::run(&case, &options, server),
+            _ if options.redis => false,
+            server => costs::run(&case, &options, server),
+        };
+    }
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

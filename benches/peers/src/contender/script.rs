@@ -84,7 +84,8 @@ impl Scripted {
             let mut connection = link.connection.clone();
             while let Some(name) = names.get(next.replace(next.get() + 1)) {
                 let start = Instant::now();
-                denied.set(denied.get() + u64::from(self.is_denied(&mut connection, name).await));
+                let is_denied = self.is_denied(&mut connection, name).await;
+                denied.set(denied.get() + u64::from(is_denied));
                 if let Some(took) = took {
                     took.borrow_mut().saturating_record(start.elapsed().as_nanos() as u64);
                 }
