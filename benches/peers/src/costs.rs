@@ -32,7 +32,7 @@ pub fn run(case: &Case, options: &Options, server: Option<&Server>) -> bool {
     for contender in &contenders {
         contender.warm_up(&keys);
     }
-    let round = options.round(100);
+    let round = options.round(case, 100);
     for _ in 0..options.rounds {
         for (contender, (ns, strays)) in contenders.iter().zip(&mut seen) {
             let round = tight(case, contender.as_ref(), &keys, round);

@@ -45,7 +45,7 @@ pub fn run(case: &Case, options: &Options, server: &Server) -> bool {
     for contender in &contenders {
         contender.warm_up(&keys);
     }
-    let round = options.round(300);
+    let round = options.round(case, 300);
     for _ in 0..options.rounds {
         for (contender, seen) in contenders.iter().zip(&mut seen) {
             let fast = tight(case, contender.as_ref(), &keys, round);

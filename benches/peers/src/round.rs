@@ -11,8 +11,7 @@ use crate::contender::Contender;
 /// How long a round is.
 #[derive(Clone, Copy)]
 pub struct Length {
-    /// Begins each round and does not count: the load that a limiter has seen coming. A hybrid has
-    /// given back what it held while the others had their turn; it syncs every 50 ms.
+    /// Begins each round and does not count: the load that a limiter has seen coming.
     pub run_up: Duration,
     pub counted: Duration,
 }
