@@ -52,6 +52,16 @@ impl Case {
         if self.keys > 100_000 { 20 } else { 1000 }
     }
 
+    /// Whether no more than that went the other way; says so if not.
+    pub fn holds(&self, contender: &str, strays: f64) -> bool {
+        let good = strays * self.strays_one_in() as f64 <= 1.0;
+        if !good {
+            let percent = strays * 100.0;
+            eprintln!("{}: {contender}: {percent:.2}% went the other way", self.name());
+        }
+        good
+    }
+
     /// The keys, and the order in which they are asked for.
     pub fn keys(&self) -> Keys {
         // A request's key has just been read: short streams stay in the cache.
@@ -77,9 +87,9 @@ impl Case {
     }
 }
 
-/// A key of 20 bytes.
+/// A key of 20 bytes. Without a colon: one of the peers takes none.
 pub fn name(key: u32) -> String {
-    format!("user:{key:015}")
+    format!("user_{key:015}")
 }
 
 /// A stream of keys: by number, and by name, each name a string of its own in the stream's order,
@@ -135,4 +145,20 @@ pub fn cases() -> Vec<Case> {
         Case { threads: 2, ..handle(1) },
     ]);
     cases
+}
+
+/// The cases in which limits are shared through a Redis: few keys, each asked for often.
+pub fn shared_cases() -> Vec<Case> {
+    let base = Case {
+        keys: 1,
+        draw: Draw::Uniform,
+        by: By::Key,
+        denied: false,
+        isolated: false,
+        threads: 1,
+    };
+    [(false, 1), (false, 2), (true, 1)]
+        .into_iter()
+        .flat_map(|(denied, threads)| [1, 1_000].map(|keys| Case { keys, denied, threads, ..base }))
+        .collect()
 }

@@ -3,30 +3,43 @@
 //! ```text
 //! cargo run --release --manifest-path benches/peers/Cargo.toml
 //! cargo run --release --manifest-path benches/peers/Cargo.toml -- --json --case 'handle'
+//! cargo run --release --manifest-path benches/peers/Cargo.toml -- --redis
 //! ```
 //!
 //! Each case is a stream of keys and a number of threads; each contender decides about the same
 //! stream, in rounds, one after the other; the median of all rounds counts. tidegate is the whole
-//! hybrid limiter: a store, and a driver that syncs with it meanwhile. A case fails that measures
-//! something else than its name says: decisions are counted by outcome, and so are syncs.
+//! hybrid limiter: a store, and a driver that syncs with it meanwhile. A run fails that measures
+//! something else than a case's name says: decisions are counted by outcome, and so are syncs.
+//!
+//! A redis-server is started for the contenders that need one. With `--redis` only they take part,
+//! tidegate with its Redis store among them.
 #![allow(
     clippy::disallowed_methods,
     reason = "measures time, and waits for a driver that lives by it"
 )]
 
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use serde::Serialize;
 
-use crate::case::{Case, cases};
-use crate::contender::{Contender, contenders};
+use crate::case::{Case, cases, shared_cases};
+use crate::round::Length;
+use crate::server::Server;
 
 mod case;
 mod contender;
+mod costs;
+mod latencies;
+mod round;
+mod server;
 
 #[derive(Parser)]
 struct Options {
+    /// Limits shared through a Redis: decisions a second, and how long one takes
+    #[arg(long)]
+    redis: bool,
     /// Only cases whose name contains this
     #[arg(long, default_value = "")]
     case: String,
@@ -36,115 +49,53 @@ struct Options {
     /// Rounds of each contender
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// How long one round of one contender takes, in milliseconds
-    #[arg(long, default_value_t = 100)]
-    round_ms: u64,
-    /// One JSON object a line: case, contender, ns, ratio
+    /// How long one round of one contender takes, in milliseconds [default: 100, with --redis 300]
+    #[arg(long)]
+    round_ms: Option<u64>,
+    /// How long each round runs before it counts, in milliseconds [default: 200, with more than
+    /// 10,000 keys 30]
+    #[arg(long)]
+    run_up_ms: Option<u64>,
+    /// One JSON object a line
     #[arg(long)]
     json: bool,
 }
 
-/// What a contender came to in a case.
-#[derive(Serialize)]
-struct Line {
-    case: String,
-    contender: &'static str,
-    /// Nanoseconds of wall-clock time a decision, over all threads; the median of all rounds.
-    ns: f64,
-    /// How many times faster than governor keyed by String in the same case.
-    ratio: f64,
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
-}
-
-/// Runs all contenders of a case, interleaved.
-fn run(case: &Case, options: &Options) -> Vec<Line> {
-    let keys = case.keys();
-    let contenders: Vec<Box<dyn Contender>> = contenders(case, &keys)
-        .into_iter()
-        .filter(|one| one.name() == BASE || one.name().contains(&options.contender))
-        .collect();
-    let mut seen: Vec<Vec<f64>> = contenders.iter().map(|_| Vec::new()).collect();
-    for contender in &contenders {
-        contender.warm_up(&keys);
-    }
-    let round = Duration::from_millis(options.round_ms);
-    for _ in 0..options.rounds {
-        for (contender, seen) in contenders.iter().zip(&mut seen) {
-            seen.push(one_round(case, contender.as_ref(), &keys, round));
+impl Options {
+    fn round(&self, case: &Case, default_ms: u64) -> Length {
+        // A hybrid has given back its leases while the others had their turn. It syncs every 50 ms
+        // or, with many keys, so rarely that a longer run-up would only make all rest longer.
+        let run_up_ms = if case.keys > 10_000 { 30 } else { 200 };
+        Length {
+            run_up: Duration::from_millis(self.run_up_ms.unwrap_or(run_up_ms)),
+            counted: Duration::from_millis(self.round_ms.unwrap_or(default_ms)),
         }
     }
-    contenders.iter().for_each(|contender| contender.check());
-    let medians: Vec<f64> = seen.into_iter().map(median).collect();
-    let base = contenders.iter().position(|one| one.name() == BASE).map(|base| medians[base]);
-    let lines = contenders.iter().zip(medians);
-    lines
-        .map(|(contender, ns)| Line {
-            case: case.name(),
-            contender: contender.name(),
-            ns,
-            ratio: base.unwrap_or(f64::NAN) / ns,
-        })
-        .collect()
 }
 
-const BASE: &str = "governor";
-
-/// Nanoseconds a decision: wall-clock time over the decisions of all threads.
-fn one_round(case: &Case, contender: &dyn Contender, keys: &case::Keys, round: Duration) -> f64 {
-    let start = Instant::now() + RUN_UP;
-    let total: u64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..case.threads)
-            .map(|thread| {
-                scope.spawn(move || {
-                    let (mut decisions, mut wrong) = (0_u64, 0_u64);
-                    let mut at = thread * keys.stream.len() / case.threads;
-                    while start.elapsed() < round {
-                        let end = (at + BLOCK).min(keys.stream.len());
-                        let counts = Instant::now() >= start;
-                        let denied = contender.decide(keys, at..end, case.isolated);
-                        if !counts {
-                            at = if end == keys.stream.len() { 0 } else { end };
-                            continue;
-                        }
-                        decisions += (end - at) as u64;
-                        wrong += if case.denied { (end - at) as u64 - denied } else { denied };
-                        at = if end == keys.stream.len() { 0 } else { end };
-                    }
-                    assert!(
-                        wrong * case.strays_one_in() <= decisions,
-                        "{}: {}: {wrong} of {decisions} went the other way",
-                        case.name(),
-                        contender.name()
-                    );
-                    decisions
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).sum()
-    });
-    start.elapsed().as_nanos() as f64 / total as f64
+fn print<T: Serialize>(options: &Options, line: &T, text: impl Fn(&T) -> String) {
+    if options.json {
+        println!("{}", serde_json::to_string(line).expect("numbers and names"));
+    } else {
+        println!("{}", text(line));
+    }
 }
 
-/// Each round begins with so much that does not count: the load that a limiter has seen coming.
-const RUN_UP: Duration = Duration::from_millis(30);
-/// Decisions between two looks at the clock.
-const BLOCK: usize = 4096;
-
-fn main() {
+fn main() -> ExitCode {
     let options = Options::parse();
-    for case in cases().into_iter().filter(|case| case.name().contains(&options.case)) {
-        let lines = run(&case, &options);
-        for line in lines {
-            if options.json {
-                println!("{}", serde_json::to_string(&line).expect("numbers and names"));
-            } else {
-                let Line { case, contender, ns, ratio } = line;
-                println!("{case:<44} {contender:<24} {ns:>9.1} ns {ratio:>7.2}x");
-            }
-        }
+    let server = Server::start();
+    if let Err(error) = &server {
+        eprintln!("no redis-server ({error}): what needs one is left out");
     }
+    let server = server.as_ref().ok();
+    let mut good = !options.redis || server.is_some();
+    let cases = if options.redis { shared_cases() } else { cases() };
+    for case in cases.into_iter().filter(|case| case.name().contains(&options.case)) {
+        good &= match server {
+            Some(server) if options.redis => latencies::run(&case, &options, server),
+            _ if options.redis => false,
+            server => costs::run(&case, &options, server),
+        };
+    }
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

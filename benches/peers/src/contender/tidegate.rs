@@ -1,0 +1,95 @@
+//! tidegate with a store, and its driver at work.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate::{
+    ActiveLimit, Builder, Event, KeyHandle, Limit, Limiter, MemoryStore, Quota, RedisStore,
+};
+
+use super::{Contender, count, strays};
+use crate::case::{By, Case, Keys, name};
+use crate::server::Server;
+
+struct Tidegate {
+    limit: ActiveLimit,
+    handles: Vec<KeyHandle>,
+    syncs: Arc<AtomicU64>,
+    denied: bool,
+    _limiter: Limiter,
+}
+
+pub fn in_memory(case: &Case) -> Box<dyn Contender> {
+    Box::new(Tidegate::new(case, Limiter::builder().store(MemoryStore::new())))
+}
+
+pub fn over_redis(case: &Case, server: &Server) -> Box<dyn Contender> {
+    let store = RedisStore::open(&server.address()).expect("a good address");
+    let store = store.namespace(&server.fresh_name()).expect("a good namespace");
+    Box::new(Tidegate::new(case, Limiter::builder().store(store)))
+}
+
+impl Tidegate {
+    fn new(case: &Case, builder: Builder) -> Self {
+        let quota = match (case.denied, case.keys) {
+            (true, _) => Quota::per_hour(1).burst(100),
+            (false, 0..=10_000) => Quota::per_second(1_000_000_000),
+            (false, _) => Quota::per_second(10_000_000).burst(1_000_000_000),
+        };
+        // With so many keys more syncs than that are not what a node is asked for.
+        let interval = Duration::from_millis(if case.keys > 10_000 { 5000 } else { 50 });
+        let syncs = Arc::new(AtomicU64::new(0));
+        let counter = syncs.clone();
+        let limiter = builder
+            .keys_max(case.keys.max(1000))
+            .limit(Limit::new("bench", quota).sync_interval(interval))
+            .listen(move |event| {
+                if let Event::Synced { error: None, .. } = event {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+            .build()
+            .expect("a good limit");
+        let limit = limiter.limit("bench").expect("it was built with it");
+        let handles = match case.by {
+            By::Handle => (0..case.keys as u32)
+                .map(|key| limit.handle(&name(key)).expect("a good key"))
+                .collect(),
+            By::Key => Vec::new(),
+        };
+        Self { limit, handles, syncs, denied: case.denied, _limiter: limiter }
+    }
+}
+
+impl Contender for Tidegate {
+    fn name(&self) -> &'static str {
+        "tidegate"
+    }
+
+    fn decide(&self, keys: &Keys, part: Range<usize>, isolated: bool) -> u64 {
+        if self.handles.is_empty() {
+            let limit = &self.limit;
+            return count(&keys.names[part], isolated, |name| {
+                limit.check(name).is_ok_and(|decision| decision.is_denied())
+            });
+        }
+        match &self.handles[..] {
+            [one] => count(&keys.stream[part], isolated, |_| one.check().is_denied()),
+            handles => count(&keys.stream[part], isolated, |key| {
+                handles[*key as usize].check().is_denied()
+            }),
+        }
+    }
+
+    fn wrong(&self, keys: &Keys) -> u64 {
+        let strays = strays(self, keys, self.denied);
+        std::thread::sleep(Duration::from_millis(20));
+        strays
+    }
+
+    fn check(&self, _keys: &Keys) {
+        assert!(self.syncs.load(Ordering::Relaxed) > 0, "nothing was synced meanwhile");
+    }
+}
