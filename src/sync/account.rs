@@ -69,6 +69,27 @@ pub(crate) struct Installed {
     pub(crate) age_us: u64,
 }
 
+/// What the lane's queues and sums have of an account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    /// When it wants to report or to be probed.
+    pub(crate) due: Timestamp,
+    /// When its lease ends.
+    pub(crate) ends: Timestamp,
+    /// When its first waiting caller has waited long enough.
+    pub(crate) waits: Timestamp,
+    pub(crate) pending: u64,
+    pub(crate) depth: i64,
+    pub(crate) policy: bool,
+}
+
+impl Default for Posted {
+    fn default() -> Self {
+        let (due, ends, waits) = (Timestamp::NEVER, Timestamp::NEVER, Timestamp::NEVER);
+        Self { due, ends, waits, pending: 0, depth: 0, policy: false }
+    }
+}
+
 /// A key's books.
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each says something else about the key")]
@@ -104,6 +125,7 @@ pub(crate) struct Account {
     pub(crate) restore: bool,
     /// When to report next.
     pub(crate) due: Timestamp,
+    pub(crate) posted: Posted,
     /// The key's own tick.
     tick_us: u64,
     /// Its part of what the limit's keys are expected to cost.
@@ -169,6 +191,7 @@ impl Account {
             policy: None,
             restore: false,
             due: Timestamp::NEVER,
+            posted: Posted::default(),
             tick_us: terms.first_tick_us(),
             expected: 0,
             early: Backoff::default(),

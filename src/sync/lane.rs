@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use super::account::{Account, Answer, Tally, Waiter};
+use super::account::{Account, Answer, Posted, Tally, Waiter};
 use super::backoff::Backoff;
 use super::engine::{Context, Desk, Output};
 use super::event::Event;
@@ -38,6 +38,17 @@ struct Flight {
     resend_at: Option<Timestamp>,
 }
 
+/// Of all accounts of a lane, each as it was when it was last changed.
+#[derive(Debug, Default)]
+struct Sums {
+    /// Tokens pending or to be reported.
+    pending: u64,
+    /// Tokens leased, by depth.
+    depth: i64,
+    /// Accounts that live on an outage policy.
+    policies: usize,
+}
+
 /// A lane of the store, as this node sees it.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -47,6 +58,7 @@ pub(crate) struct Lane {
     sequence: i64,
     flight: Option<Flight>,
     accounts: Slab<Account>,
+    sums: Sums,
     /// When each account wants to report or to be probed.
     due: BTreeSet<(Timestamp, usize)>,
     /// When each account's lease ends.
@@ -76,6 +88,7 @@ impl Lane {
             sequence: 0,
             flight: None,
             accounts: Slab::new(),
+            sums: Sums::default(),
             due: BTreeSet::new(),
             ends: BTreeSet::new(),
             waits: BTreeSet::new(),
@@ -113,15 +126,13 @@ impl Lane {
     /// Tokens spent and not acknowledged, and tokens leased by depth.
     pub(crate) fn gauges(&self) -> (u64, i64) {
         let in_flight = self.flight.as_ref().map_or(0, |flight| flight.request.tokens());
-        self.accounts.iter().fold((in_flight, 0), |(pending, leased), (_, account)| {
-            (pending + account.pending(), leased + account.leased_depth())
-        })
+        (in_flight + self.sums.pending, self.sums.depth)
     }
 
     /// What went wrong in the lane, the outage among it that lasts at `now`.
     pub(crate) fn trouble(&self, now: Timestamp) -> LaneTrouble {
         let mut trouble = self.trouble;
-        if self.failures > 0 && self.accounts.iter().any(|(_, account)| account.in_policy()) {
+        if self.failures > 0 && self.sums.policies > 0 {
             trouble.lived_through(now.micros_since(self.answered));
         }
         trouble
@@ -259,6 +270,9 @@ impl Lane {
 
     /// Books the decisions of keys that live on outage policies: no report does it for them.
     pub(crate) fn count_policies(&mut self, now: Timestamp, context: &mut Context) {
+        if self.sums.policies == 0 {
+            return;
+        }
         for (_, account) in &mut self.accounts {
             if account.in_policy() {
                 account.count(now);
@@ -385,39 +399,47 @@ impl Lane {
     }
 
     fn close(&mut self, slot: usize, context: &mut Context) {
-        self.unschedule(slot);
+        self.post(slot, Posted::default());
         let mut account = self.accounts.remove(slot);
         account.lose_pace(&mut context.limits[account.limit() as usize].paces);
         context.desks.remove(account.desk as usize);
     }
 
-    /// Changes an account and keeps the queues in step with it.
+    /// Changes an account and keeps queues and sums in step with it.
     fn rescheduled<T>(&mut self, slot: usize, change: impl FnOnce(&mut Account) -> T) -> T {
-        self.unschedule(slot);
         let result = change(&mut self.accounts[slot]);
         let account = &self.accounts[slot];
-        let at = account.due.min(account.probe_at());
-        if at < Timestamp::NEVER && !account.reporting {
-            self.due.insert((at, slot));
-        }
-        if let Some(at) = account.lease_ends() {
-            self.ends.insert((at, slot));
-        }
-        if let Some(at) = account.waits_until() {
-            self.waits.insert((at, slot));
-        }
+        let due = account.due.min(account.probe_at());
+        let posted = Posted {
+            due: if account.reporting { Timestamp::NEVER } else { due },
+            ends: account.lease_ends().unwrap_or(Timestamp::NEVER),
+            waits: account.waits_until().unwrap_or(Timestamp::NEVER),
+            pending: account.pending(),
+            depth: account.leased_depth(),
+            policy: account.in_policy(),
+        };
+        self.post(slot, posted);
         result
     }
 
-    fn unschedule(&mut self, slot: usize) {
-        let account = &self.accounts[slot];
-        self.due.remove(&(account.due.min(account.probe_at()), slot));
-        if let Some(at) = account.lease_ends() {
-            self.ends.remove(&(at, slot));
+    /// Puts an account into queues and sums in place of what they have of it.
+    fn post(&mut self, slot: usize, new: Posted) {
+        let old = std::mem::replace(&mut self.accounts[slot].posted, new);
+        for (queue, old, new) in [
+            (&mut self.due, old.due, new.due),
+            (&mut self.ends, old.ends, new.ends),
+            (&mut self.waits, old.waits, new.waits),
+        ] {
+            if old != new {
+                queue.remove(&(old, slot));
+                if new < Timestamp::NEVER {
+                    queue.insert((new, slot));
+                }
+            }
         }
-        if let Some(at) = account.waits_until() {
-            self.waits.remove(&(at, slot));
-        }
+        self.sums.pending = self.sums.pending - old.pending + new.pending;
+        self.sums.depth += new.depth - old.depth;
+        self.sums.policies = self.sums.policies - usize::from(old.policy) + usize::from(new.policy);
     }
 
     /// Tells the callers who have waited what was decided.
@@ -578,21 +600,15 @@ impl Lane {
 
     fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
         let terms = self.terms(slot, context);
-        self.unschedule(slot);
-        self.accounts[slot].lease_ended(now);
+        self.rescheduled(slot, |account| account.lease_ended(now));
         self.tally(slot, context);
         let nodes = context.nodes();
         let graced = now.micros_since(self.answered) >= terms.grace_us;
         if self.failures > 0 && graced {
-            self.accounts[slot].enter_policy(now, &terms, nodes);
-            self.tell(slot, context);
-            context.event(Event::OutagePolicy {
-                limit: context.limit_name(self.accounts[slot].limit()),
-            });
+            self.enter_policy(slot, now, nodes, context);
         } else {
-            self.accounts[slot].forget_end();
+            self.rescheduled(slot, Account::forget_end);
         }
-        self.rescheduled(slot, |_| ());
     }
 
     fn enter_policy(
