@@ -34,16 +34,16 @@ mod quota {
     }
 }
 
-/// The wire's own code: what is measured here is what nodes send.
-#[path = "../src/sync/message.rs"]
-#[allow(dead_code, reason = "a bench needs a part of it")]
-mod message;
-#[path = "../tests/parts/redis_server.rs"]
-mod redis_server;
 #[path = "sync/live.rs"]
 mod live;
+/// The wire's own code: what is measured here is what nodes send.
+#[path = "../src/sync/message.rs"]
+#[allow(dead_code, unused_imports, reason = "a bench needs a part of it, and none of its tests")]
+mod message;
 #[path = "sync/node.rs"]
 mod node;
+#[path = "../tests/parts/redis_server.rs"]
+mod redis_server;
 #[path = "sync/server.rs"]
 mod server;
 

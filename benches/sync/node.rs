@@ -190,7 +190,7 @@ impl Contender for Node {
         self.own += began.elapsed();
         let answer = server.send(&command);
         let began = Instant::now();
-        let reply = Reply::decode(&answer, numbers.len()).expect("a reply of ours");
+        let reply = Reply::decode(&answer, &request.entries).expect("a reply of ours");
         self.own += began.elapsed();
         self.hear(&request, &numbers, &reply);
     }
