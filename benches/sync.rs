@@ -130,8 +130,8 @@ fn measure(server: &mut Server, keys: usize, batch: usize) -> Vec<Figures> {
         }
     }
     let a_key = |amount: f64| amount / (calls * batch) as f64;
-    let figures = |(contender, rounds): (&Box<dyn Contender>, &Vec<(Spent, Duration)>)| Figures {
-        name: contender.name(),
+    let figures = |name: &'static str, rounds: &[(Spent, Duration)]| Figures {
+        name,
         script_us: a_key(median(rounds.iter().map(|(spent, _)| spent.script_us))),
         cpu_us: a_key(median(rounds.iter().map(|(spent, _)| spent.cpu_us))),
         longest_us: rounds.iter().map(|(spent, _)| spent.longest_us).max().unwrap_or(0),
@@ -140,7 +140,8 @@ fn measure(server: &mut Server, keys: usize, batch: usize) -> Vec<Figures> {
         bytes_out: a_key(median(rounds.iter().map(|(spent, _)| spent.bytes_out))),
         node_us: a_key(median(rounds.iter().map(|(_, own)| own.as_secs_f64() * 1e6))),
     };
-    contenders.iter().zip(&rounds).map(figures).collect()
+    let named = contenders.iter().map(|contender| contender.name());
+    named.zip(&rounds).map(|(name, rounds)| figures(name, rounds)).collect()
 }
 
 fn show(keys: usize, batch: usize, figures: &[Figures], json: bool) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redis::Commands;
 
 use super::Store;
-use super::model::{Key, Lane, Model, Node};
+use super::model::{Key, Lane, Model, Node, SUM_MAX};
 use super::redis::RedisStore;
 use crate::error::StoreError;
 use crate::quota::{Quota, Scale};
@@ -417,9 +417,8 @@ fn record<const N: usize>(bytes: &[u8]) -> ([i64; N], &[u8]) {
 /// A number of a record: no fraction, nor anything that an integer could not say.
 fn whole(bytes: [u8; 8]) -> i64 {
     let number = f64::from_le_bytes(bytes);
-    let whole = number as i64;
-    assert_eq!(whole as f64, number, "a record holds what is no whole number");
-    whole
+    assert!(number.fract() == 0.0 && number.abs() <= SUM_MAX as f64, "{number} in a record");
+    number as i64
 }
 
 fn lane_of(bytes: &[u8]) -> Lane {

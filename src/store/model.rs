@@ -44,7 +44,7 @@ const DOUBTFUL_US: i64 = 600_000_000;
 /// nodes at each call would cost as much as several keys.
 const MARK_US: i64 = 250_000;
 /// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
-const SUM_MAX: i64 = 1 << 53;
+pub(crate) const SUM_MAX: i64 = 1 << 53;
 
 /// One lane's record.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -614,12 +614,12 @@ impl Reader<'_> {
 
     fn number(&mut self, field: &'static str) -> Result<i64, StoreError> {
         let number = f64::from_le_bytes(self.take(field)?);
-        let whole = number as i64;
-        // Also refuses fractions, infinities and what is no number at all.
-        if whole as f64 != number || !(-WIRE_MAX..=WIRE_MAX).contains(&whole) {
+        // Infinities and what is no number at all are not within bounds either.
+        let is_whole = number.abs() <= WIRE_MAX as f64 && number.fract() == 0.0;
+        if !is_whole {
             return Err(StoreError::Reply { field, value: number.to_string() });
         }
-        Ok(whole)
+        Ok(number as i64)
     }
 
     fn natural(&mut self, field: &'static str) -> Result<i64, StoreError> {
