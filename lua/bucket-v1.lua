@@ -1,10 +1,20 @@
--- bucket-v1: what one entry of a batch does to one bucket, and what its node is given.
+-- bucket-v1: what the entries of a batch do to their buckets, and what their node is given.
 --
 -- The first half of the script whose keys, arguments and reply sync-v1.lua documents: the two files
 -- are sent as one, this one first.
+--
+-- Each key pays for each step of `apply_all`: a step of Lua costs about as much as 20 of C, a number
+-- read or written as much as 5 of Lua, and each byte of a string is hashed when it is made. So the
+-- loop keeps its numbers in local variables and writes comparisons where min and max would read
+-- better; what a sync seldom changes is seldom written; and what seldom happens (a new bucket, the
+-- end of an epoch, an outage, a new quota) stands in functions of its own.
+--
+-- 2^52 is NUMBER_MAX of src/sync/message.rs, and 2^53 SUM_MAX of src/store/model.rs: written out,
+-- they are constants to Lua.
 
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
-local pack, concat = struct.pack, table.concat
+local pack, unpack_numbers = struct.pack, struct.unpack
+local call = redis.call
 
 local WIRE_VERSION = 1
 local MAGIC_LETTER = 'T'
@@ -13,363 +23,459 @@ local ENTRIES_MAX = 250
 
 -- As in src/store/model.rs, where each is explained.
 local LANE_KEEP_MS = 24 * 3600 * 1000
-local BUCKET_MARGIN_MS = 60000
+local BUCKET_MARGIN_MS, BUCKET_MARGIN_LEAST_MS = 60000, 30000
 local EMPTY_AFTER_LOSS_US = 60000000
 local DEBT_US = 1000000
--- The most that a node may owe on credit, in tokens.
 local CREDIT_TOKENS = 15
--- Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 local REPAY_US, REPAY_LEAST_PART = 100000, 16
--- When a new node is the first to call after a silence, nobody can tell whether the others were
--- cut off or have ended: up to so long it is taken for an outage.
 local DOUBTFUL_US = 600000000
-local NUMBER_MAX = 2 ^ 52
-local SUM_MAX = 2 ^ 53
-local RATE_MAX = floor(NUMBER_MAX / DEBT_US)
-local EPOCH_US_MAX = 2 ^ 50
+local MARK_US = 250000
 
-local HEADER_BYTES, ENTRY_BYTES, HASH_BYTES = 96, 192, 8
-local INCARNATION_BYTES = 24
-local NO_INCARNATION = string.rep('\0', INCARNATION_BYTES)
+-- A quota stands in a batch as it stands at the head of a bucket's record.
+local QUOTA_FORMAT, QUOTA_BYTES = '<ddddd', #MAGIC + 5 * 8
+local ENTRY_FORMAT, ENTRY_BYTES = '<BBdddddddddddd', 2 + 12 * 8
+local REST_FORMAT, REST_BYTES = '<dddddd', 6 * 8
+-- A record: the quota; what changes with the epochs; what changes with each sync.
+local BUCKET_FORMAT, BUCKET_BYTES = '<c42dddddddddddddd', QUOTA_BYTES + 14 * 8
+local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<ddddddddd', tostring(QUOTA_BYTES + 5 * 8), '0'
+local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
 
-local function numbers(count)
-  return '<' .. string.rep('i8', count)
-end
+-- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
+local RESTORE, CLAIM, REST = 1, 2, 4
+-- What a grant says; TIMED is added where its times are not those of the batch.
+local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED = 0, 1, 2, 3, 4
 
-local HEADER_FORMAT = numbers(7)
-local ENTRY_FORMAT = numbers(24)
-local LANE_FORMAT = numbers(8)
-local BUCKET_FORMAT = numbers(19)
-local REPLY_FORMAT = numbers(6)
-local GRANT_FORMAT = numbers(12)
-local NUMBER_FORMAT = numbers(1)
+-- What holds for the whole batch; sync-v1.lua sets it before the first entry.
+local batch, now_us, time_ms, nodes
+local gap_from_us, gap_silence_us, gap_until_us, recovering_until_us, lost_us
 
-local LANE_BYTES = #MAGIC + 8 * 8 + INCARNATION_BYTES
-local NODE_HEAD_BYTES = #MAGIC + 8 + HASH_BYTES + INCARNATION_BYTES
-local BUCKET_BYTES = #MAGIC + 19 * 8
+---------------------------------------------------------------------------------------------------
+-- What seldom happens
 
-local APPLIED, REBORN, STALE, CLONED, LANES, WIRE = 0, 1, 2, 3, 4, 5
-local GIVEN, OTHER_QUOTA, FOREIGN = 0, 1, 2
-
-local function within(number)
-  return min(max(number, -NUMBER_MAX), NUMBER_MAX)
-end
-
--- `level` after `rate` has flowed in for `micros`, at most `cap`.
-local function flow(level, rate, micros, cap)
-  return min(level + rate * micros, cap)
-end
-
-local function new_bucket(entry, lane, now_us)
-  local rate, burst = entry.rate, entry.burst
+-- The record of a bucket that is not in the store.
+local function first_record(quota, rate, burst)
   local level = burst
-  if lane.lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US then
-    level = flow(0, rate, now_us - lane.lost_us, burst)
+  if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US then
+    level = min(rate * (now_us - lost_us), burst)
   end
-  return {
-    rate = rate, token = entry.token, burst = burst, version = entry.version,
-    epoch_us = entry.epoch_us, level = level, stamp_us = now_us,
-    epoch = floor(now_us / entry.epoch_us),
-    leased0 = 0, leased1 = 0, depth0 = 0, depth1 = 0, lent0 = 0, lent1 = 0,
-    demand0 = 0, demand1 = 0, charged = 0, forgiven = 0, central = level,
-  }
+  return pack(BUCKET_FORMAT, quota, 0, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0, 0)
 end
 
--- The stretch in which nothing flows in because all nodes were cut off.
-local function frozen(bucket, lane)
-  if lane.gap_until_us <= bucket.stamp_us then
-    return 0, 0
+-- The record of a key that comes more than once in a batch: what the entries before `index` made of
+-- what was `found`.
+local function record_now(name, index, found, records, places)
+  for earlier = 1, index - 1 do
+    local record = records[earlier]
+    if record and KEYS[3 + earlier] == name then
+      local is_tail = places[earlier] == TAIL_AT
+      found = is_tail and found:sub(1, tonumber(TAIL_AT)) .. record or record
+    end
   end
-  local from
-  if bucket.stamp_us > lane.gap_from_us then
-    from = bucket.stamp_us
-  elseif bucket.leased0 + bucket.leased1 + bucket.depth0 + bucket.depth1 > 0 then
+  return found
+end
+
+-- Ends a lease: what was lent counts as spent; what was spent ahead is owed.
+local function forget(level, central, lent)
+  if lent > 0 then
+    return level, max(central - lent, -2^52)
+  end
+  return max(level + lent, -2^52), central
+end
+
+-- The stretch in which nothing flows in because all nodes were cut off, where it is not over.
+local function frozen(stamp_us, is_leased)
+  if stamp_us > gap_from_us then
+    return stamp_us, gap_until_us
+  elseif is_leased then
     -- The holders lived on their leases first: what they did not hold is lost, so that nobody
     -- finds it beside what the policies let pass.
-    from = lane.gap_from_us
-  else
-    from = lane.gap_from_us + lane.gap_silence_us
+    return gap_from_us, gap_until_us
   end
-  return from, lane.gap_until_us
+  return gap_from_us + gap_silence_us, gap_until_us
 end
 
--- The highest level beside leases of `depth` tokens.
-local function cap_of(bucket, depth)
-  return max(bucket.burst - depth * bucket.token, 0)
-end
-
--- Takes `units` from the central level.
-local function drain(bucket, units)
-  bucket.central = max(bucket.central - units, -NUMBER_MAX)
-end
-
--- What was lent counts as spent; what was spent ahead is owed.
-local function forget(bucket, lent)
-  drain(bucket, max(lent, 0))
-  bucket.level = max(bucket.level + min(lent, 0), -NUMBER_MAX)
-end
-
--- Ends all leases but those of the last `alive` epochs.
-local function end_leases(bucket, alive)
-  if alive < 1 then
-    forget(bucket, bucket.lent0)
-    bucket.lent0 = 0
+-- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
+local function pass_time(rate, token, burst, epoch_us, stamp_us, level, central,
+    leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1)
+  local until_us, from_us, till_us = now_us, 0, 0
+  if until_us < stamp_us then until_us = stamp_us end
+  if gap_until_us > stamp_us then
+    from_us, till_us = frozen(stamp_us, leased0 + leased1 + depth0 + depth1 > 0)
   end
-  if alive < 2 then
-    forget(bucket, bucket.lent1)
-    bucket.lent1 = 0
-  end
-end
-
--- Lets the time from `at_us` to `until_us` pass beside the leases of the last `alive` epochs.
-local function stretch(bucket, at_us, until_us, alive, frozen_from, frozen_until)
-  if until_us <= at_us then
-    return at_us
-  end
-  local passed_us = until_us - at_us
-  local still = max(min(until_us, frozen_until) - max(at_us, frozen_from), 0)
-  end_leases(bucket, alive)
-  local leased, depth = 0, 0
-  if alive >= 1 then
-    bucket.lent0 = flow(bucket.lent0, bucket.leased0, passed_us, NUMBER_MAX)
-    leased, depth = bucket.leased0, bucket.depth0
-  end
-  if alive == 2 then
-    bucket.lent1 = flow(bucket.lent1, bucket.leased1, passed_us, NUMBER_MAX)
-    leased, depth = leased + bucket.leased1, depth + bucket.depth1
-  end
-  local free = max(bucket.rate - leased, 0)
-  bucket.level = flow(bucket.level, free, passed_us - still, cap_of(bucket, depth))
-  bucket.central = flow(bucket.central, bucket.rate, passed_us - still, bucket.burst)
-  return until_us
-end
-
--- Moves the sums of the last two epochs on to `epoch`.
-local function turn(bucket, epoch)
-  if epoch > bucket.epoch then
-    local kept = epoch == bucket.epoch + 1
-    end_leases(bucket, kept and 1 or 0)
-    bucket.leased0, bucket.leased1 = 0, kept and bucket.leased0 or 0
-    bucket.depth0, bucket.depth1 = 0, kept and bucket.depth0 or 0
-    bucket.lent0, bucket.lent1 = 0, kept and bucket.lent0 or 0
-    bucket.demand0, bucket.demand1 = 0, kept and bucket.demand0 or 0
-  end
-  bucket.epoch = epoch
-end
-
--- Brings the level to `now_us`, ending leases whose epochs are over on the way.
-local function refill(bucket, lane, now_us)
-  now_us = max(now_us, bucket.stamp_us)
-  local from, till = frozen(bucket, lane)
-  local first_us = min((bucket.epoch + 1) * bucket.epoch_us, now_us)
-  local second_us = min((bucket.epoch + 2) * bucket.epoch_us, now_us)
-  local at_us = stretch(bucket, bucket.stamp_us, first_us, 2, from, till)
-  at_us = stretch(bucket, at_us, second_us, 1, from, till)
-  stretch(bucket, at_us, now_us, 0, from, till)
-  turn(bucket, floor(now_us / bucket.epoch_us))
-  bucket.stamp_us = now_us
-end
-
--- Moves the bucket to a newer definition of its limit; leases of the old one count until they end.
-local function adopt(bucket, entry)
-  local ratio = entry.token / bucket.token
-  local function scaled(rate)
-    return min(ceil(rate * ratio), NUMBER_MAX)
-  end
-  local function level(units)
-    return max(min(floor(units * ratio), entry.burst), -NUMBER_MAX)
-  end
-  bucket.level, bucket.central = level(bucket.level), level(bucket.central)
-  bucket.leased0, bucket.leased1 = scaled(bucket.leased0), scaled(bucket.leased1)
-  bucket.lent0, bucket.lent1 = within(scaled(bucket.lent0)), within(scaled(bucket.lent1))
-  bucket.demand0, bucket.demand1 = scaled(bucket.demand0), scaled(bucket.demand1)
-  bucket.rate, bucket.token, bucket.burst = entry.rate, entry.token, entry.burst
-  bucket.version = entry.version
-end
-
--- Adds to a sum of leases or demands.
-local function raised(sum, by)
-  return min(sum + by, NUMBER_MAX)
-end
-
-local function lowered(sum, by)
-  return max(sum - by, 0)
-end
-
--- Takes what the node held, `lent` units with `rate` among it, out of the epoch in which it was
--- registered: 0 is the current one.
-local function unregister(bucket, entry, rate, lent, age)
-  local depth = entry.held_depth + entry.back_depth
-  if age == 0 then
-    bucket.leased0 = lowered(bucket.leased0, rate)
-    bucket.depth0 = lowered(bucket.depth0, depth)
-    bucket.lent0 = within(bucket.lent0 - lent)
-    bucket.demand0 = lowered(bucket.demand0, entry.held_demand)
-  else
-    bucket.leased1 = lowered(bucket.leased1, rate)
-    bucket.depth1 = lowered(bucket.depth1, depth)
-    bucket.lent1 = within(bucket.lent1 - lent)
-    bucket.demand1 = lowered(bucket.demand1, entry.held_demand)
-  end
-end
-
--- The least that may be lent to a node with a lease of `rate`: what it has spent ahead is less than
--- nothing, until the lease ends.
-local function lent_least(rate, token)
-  return rate > 0 and -min(token * CREDIT_TOKENS, NUMBER_MAX) or 0
-end
-
--- Moves what the node holds to the current epoch, less what it spent and gives back. What was lent
--- to it under a lease that has ended counts as spent already. Tells whether it has ended.
-local function renew(bucket, entry, restore)
-  local age = bucket.epoch - entry.held_tag
-  local current = age == 0 or age == 1
-  if current then
-    local rate = entry.held_rate + entry.back_rate
-    local passed_us = entry.restore and 0 or max(bucket.stamp_us - entry.held_stamp_us, 0)
-    local lent = flow(entry.held_lent, rate, passed_us, NUMBER_MAX)
-    if not restore then
-      unregister(bucket, entry, rate, lent, age)
+  local epoch, at_us = floor(stamp_us / epoch_us), stamp_us
+  for alive = 2, 0, -1 do
+    local ends_us = (epoch + 3 - alive) * epoch_us
+    if alive == 0 or ends_us > until_us then ends_us = until_us end
+    if ends_us > at_us then
+      local passed_us = ends_us - at_us
+      local flowing_us, free, depth = passed_us, rate, 0
+      if till_us > at_us then
+        flowing_us = passed_us - max(min(ends_us, till_us) - max(at_us, from_us), 0)
+      end
+      if alive >= 1 then
+        lent0 = lent0 + leased0 * passed_us
+        if lent0 > 2^52 then lent0 = 2^52 end
+        free, depth = free - leased0, depth0
+      elseif lent0 ~= 0 then
+        level, central = forget(level, central, lent0)
+        lent0 = 0
+      end
+      if alive == 2 then
+        lent1 = lent1 + leased1 * passed_us
+        if lent1 > 2^52 then lent1 = 2^52 end
+        free, depth = free - leased1, depth + depth1
+      elseif lent1 ~= 0 then
+        level, central = forget(level, central, lent1)
+        lent1 = 0
+      end
+      local cap = burst - depth * token
+      if cap < 0 then cap = 0 end
+      if free > 0 then level = level + free * flowing_us end
+      if level > cap then level = cap end
+      central = central + rate * flowing_us
+      if central > burst then central = burst end
+      at_us = ends_us
     end
-    local spent = min(entry.spent * bucket.token, NUMBER_MAX)
-    bucket.leased0 = raised(bucket.leased0, entry.held_rate)
-    bucket.depth0 = raised(bucket.depth0, entry.held_depth)
-    local left = max(lent - spent - entry.back_units - entry.lost, -NUMBER_MAX)
-    local kept = max(left, lent_least(entry.held_rate, bucket.token))
-    bucket.lent0 = within(bucket.lent0 + kept)
-    drain(bucket, spent)
-    bucket.level = min(bucket.level + entry.back_units, NUMBER_MAX) + (left - kept)
   end
-  bucket.demand0 = raised(bucket.demand0, entry.demand)
-  return not current and (entry.held_rate + entry.back_rate > 0
-    or entry.held_depth + entry.back_depth > 0 or entry.held_lent ~= 0)
+  local turned = floor(until_us / epoch_us) - epoch
+  if turned > 1 then
+    if lent0 ~= 0 then level, central = forget(level, central, lent0) end
+    leased0, depth0, lent0, demand0 = 0, 0, 0, 0
+  end
+  if turned > 0 then
+    if lent1 ~= 0 then level, central = forget(level, central, lent1) end
+    leased0, leased1, depth0, depth1 = 0, leased0, 0, depth0
+    lent0, lent1, demand0, demand1 = 0, lent0, 0, demand0
+  end
+  return until_us, level, central,
+    leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1
 end
 
--- Charges what was spent on credit, and brings the level within its limits.
-local function charge(bucket, entry, nodes)
-  local spent = entry.spent + entry.debt + entry.allowed
-  bucket.charged = min(bucket.charged + spent, SUM_MAX)
-  local debt = min(entry.debt * bucket.token, NUMBER_MAX)
-  drain(bucket, debt)
-  local found = bucket.central - bucket.lent0 - bucket.lent1
-  local cap = cap_of(bucket, bucket.depth0 + bucket.depth1)
-  local level = min(max(bucket.level - debt, found), cap)
-  -- What all nodes may spend on credit is never forgiven: they would have it twice.
-  local credit = min(nodes * CREDIT_TOKENS * bucket.token, NUMBER_MAX)
-  local lowest = -max(bucket.burst, bucket.rate * DEBT_US, credit)
-  if level < lowest then
-    bucket.forgiven = min(bucket.forgiven + (lowest - level), SUM_MAX)
-    level = lowest
-  end
-  bucket.level = level
+-- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
+local function adopt(ratio, burst, stamp_us, level, central,
+    leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1)
+  level = max(min(floor(level * ratio), burst), -2^52)
+  central = max(min(floor(central * ratio), burst), -2^52)
+  leased0, leased1 = min(ceil(leased0 * ratio), 2^52), min(ceil(leased1 * ratio), 2^52)
+  lent0 = max(min(ceil(lent0 * ratio), 2^52), -2^52)
+  lent1 = max(min(ceil(lent1 * ratio), 2^52), -2^52)
+  demand0, demand1 = min(ceil(demand0 * ratio), 2^52), min(ceil(demand1 * ratio), 2^52)
+  return stamp_us, level, central,
+    leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1
 end
 
--- Takes tokens out of the bucket for the node.
-local function give_tokens(bucket, entry, share, nodes)
-  if bucket.level <= 0 then
-    return 0
-  end
-  local needed = min(entry.needed, floor(bucket.level / bucket.token))
-  bucket.level = bucket.level - needed * bucket.token
-  local part = floor(bucket.level * (share / 2 + 0.5 / nodes))
-  local least = bucket.level >= bucket.token and 1 or 0
-  local tokens = min(entry.want, max(floor(part / bucket.token), least))
-  bucket.level = bucket.level - tokens * bucket.token
-  return needed + tokens
+-- Debt beyond this is written off. What all nodes may spend on credit is never forgiven: they
+-- would have it twice.
+local function lowest_level(rate, token, burst)
+  return -max(burst, rate * DEBT_US, min(nodes * CREDIT_TOKENS * token, 2^52))
 end
 
 -- The refill that is kept from leases so that debt is repaid: soon, but no more than the debt needs.
-local function repayment_of(bucket)
-  local wanted = max(floor(-bucket.level / REPAY_US), floor(bucket.rate / REPAY_LEAST_PART))
-  return min(wanted, floor(bucket.rate / 2))
+local function repayment_of(rate, level)
+  return min(max(floor(-level / REPAY_US), floor(rate / REPAY_LEAST_PART)), floor(rate / 2))
 end
 
--- The refill that the store would like back.
-local function recall_of(bucket, held_rate, target, leased, most, pressing)
-  if bucket.level > floor(bucket.burst / 10) and not pressing then
-    return held_rate
+-- The quotas of the batch, each with its bytes and with what follows from it: the demand that is
+-- pressing, and the levels below which refill is leased and above which it is wanted back.
+local function read_quotas(at, count)
+  local quotas = {}
+  for number = 1, count do
+    local bytes = batch:sub(at, at + QUOTA_BYTES - 1)
+    local rate, token, burst, version, epoch_us = unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
+    quotas[number] = { bytes, rate, token, burst, version, epoch_us,
+      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token) }
+    at = at + QUOTA_BYTES
   end
-  local above, repay = held_rate - target, 0
-  if above <= floor(target / 4) then
-    above = 0
-  end
-  if bucket.level < 0 and leased > most then
-    repay = ceil(held_rate * ((leased - most) / leased))
-  end
-  return min(max(above, repay), held_rate)
+  return quotas, at
 end
 
--- The depth that goes with a leased refill, on top of `tokens`.
-local function extra_depth(bucket, share, held_depth, tokens)
-  local capacity = floor(bucket.burst / bucket.token)
-  local room = min(max(floor(capacity * share / 2), 2), capacity)
-  local free = floor((bucket.burst - bucket.level) / bucket.token)
-    - bucket.depth0 - bucket.depth1 - tokens
-  return max(min(room - held_depth - tokens, free), 0)
-end
+---------------------------------------------------------------------------------------------------
+-- All entries
 
--- The most refill that the node should hold.
-local function target_of(bucket, entry, share, lane, nodes, now_us)
-  local target = min(entry.want_rate, floor(bucket.rate * share))
-  if now_us < lane.gap_until_us then
-    target = min(target, floor(bucket.rate / nodes))
-  end
-  return target
-end
+-- Applies the entries that begin at `at` to the buckets that were `found`, and puts the grants into
+-- `parts`, after what is there. Returns what is to be written: the records (false: nothing), where
+-- each goes (an offset as a string, or as a number for how many milliseconds it is to be kept from
+-- now on), and the longest of these times.
+--
+-- The order of steps is that of Key::apply in src/store/model.rs.
+local function apply_all(at, count, quotas, found, parts)
+  local batch, now_us, gap_until_us = batch, now_us, gap_until_us
+  local giving, returning = now_us >= recovering_until_us, now_us < gap_until_us
+  local even_share = 0.5 / nodes
+  local kept_from_ms, parts_before = time_ms + BUCKET_MARGIN_LEAST_MS, #parts
+  local records, places, seen, longest_ms = {}, {}, {}, 0
 
-local function grant(bucket, entry, void, lane, nodes, now_us)
-  local giving = now_us >= lane.recovering_until_us
-  local held_rate = void and 0 or entry.held_rate
-  local held_depth = void and 0 or entry.held_depth
-  local demand = bucket.demand0 + bucket.demand1
-  local share = demand > 0 and entry.demand / demand or 0
+  local terms, quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level,
+    high_level, capacity, epoch_now, flowing_from_us
 
-  local tokens = giving and give_tokens(bucket, entry, share, nodes) or 0
-  local target = target_of(bucket, entry, share, lane, nodes, now_us)
-  local leased = bucket.leased0 + bucket.leased1
-  -- While refill is frozen no debt is repaid, however little is leased.
-  local repaying = bucket.level < 0 and now_us >= lane.gap_until_us
-  local most = repaying and bucket.rate - repayment_of(bucket) or bucket.rate
-  local depth, added = tokens, 0
-  local pressing = now_us < lane.gap_until_us or demand > bucket.rate + floor(bucket.rate / 4)
-  if giving and (pressing or bucket.level < floor(bucket.burst / 20)) then
-    added = max(min(target - held_rate, most - leased), 0)
-    if held_rate + added > 0 then
-      depth = depth + extra_depth(bucket, share, held_depth, tokens)
+  for index = 1, count do
+    local number, flags, spent, held_rate, held_depth, held_lent, held_stamp_us, held_demand,
+      held_tag, wanted_demand, want, want_rate, lost, claim, next_at =
+      unpack_numbers(ENTRY_FORMAT, batch, at)
+    local debt, allowed, back_units, back_rate, back_depth, needed = 0, 0, 0, 0, 0, 0
+    local restoring, anew, refusal, status, whole_changed = false, false, nil, GIVEN, false
+    at = next_at
+    if flags ~= CLAIM then
+      restoring = flags % 2 >= RESTORE
+      if flags >= REST then
+        debt, allowed, back_units, back_rate, back_depth, needed, at =
+          unpack_numbers(REST_FORMAT, batch, at)
+      end
+      anew = restoring
+    end
+    if quotas[number] ~= terms then
+      terms = quotas[number]
+      quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level, high_level,
+        capacity = unpack(terms)
+      epoch_now = floor(now_us / wanted_epoch_us)
+      flowing_from_us = max(epoch_now * wanted_epoch_us, gap_until_us)
+    end
+
+    -- The bucket.
+    local name, record = KEYS[3 + index], found[1 + index]
+    if seen[name] then
+      record = record_now(name, index, record, records, places)
+    end
+    seen[name] = true
+    if not record then
+      -- MGET passes over other types in silence; nothing of ours is empty.
+      record = call('TYPE', name).ok ~= 'none' and '' or first_record(quota, rate, burst)
+      anew, whole_changed = true, true
+    end
+    if #record ~= BUCKET_BYTES then
+      -- The rest is computed for nothing, and thrown away.
+      refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
+      record = first_record(quota, rate, burst)
+    end
+    local own, until_ms, forgiven, leased1, depth1, demand1, stamp_us, level, central, charged,
+      leased0, depth0, lent0, lent1, demand0 = unpack_numbers(BUCKET_FORMAT, record)
+    local epoch, epoch_us = epoch_now, wanted_epoch_us
+
+    -- The time that has passed: mostly within one epoch, under the same quota, with no outage.
+    local passed_us = now_us - stamp_us
+    if own == quota and passed_us > 0 and stamp_us >= flowing_from_us then
+      lent0 = lent0 + leased0 * passed_us
+      if lent0 > 2^52 then lent0 = 2^52 end
+      lent1 = lent1 + leased1 * passed_us
+      if lent1 > 2^52 then lent1 = 2^52 end
+      local free = rate - leased0 - leased1
+      if free > 0 then level = level + free * passed_us end
+      local cap = burst - (depth0 + depth1) * token
+      if cap < 0 then cap = 0 end
+      if level > cap then level = cap end
+      central = central + rate * passed_us
+      if central > burst then central = burst end
+      stamp_us = now_us
+    else
+      local own_rate, own_token, own_burst, own_version
+      whole_changed = true
+      own_rate, own_token, own_burst, own_version, epoch_us =
+        unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
+      if own:sub(1, #MAGIC) ~= MAGIC then
+        refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
+      elseif own_version > version or own_version == version
+        and (own_rate ~= rate or own_token ~= token or own_burst ~= burst) then
+        refusal = pack(GRANT_FORMAT, OTHER_QUOTA, own_version, own_rate, own_token, own_burst,
+          0, 0, 0)
+      end
+      stamp_us, level, central,
+        leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1 =
+        pass_time(own_rate, own_token, own_burst, epoch_us, stamp_us, level, central,
+          leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1)
+      if own_version < version then
+        stamp_us, level, central,
+          leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1 =
+          adopt(token / own_token, burst, stamp_us, level, central,
+            leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1)
+      end
+      if leased0 + leased1 == 0 and depth0 + depth1 == 0 and lent0 == 0 and lent1 == 0
+        and demand0 + demand1 == 0 then
+        epoch_us = wanted_epoch_us
+      end
+      epoch = floor(stamp_us / epoch_us)
+      own = quota
+      if epoch_us ~= wanted_epoch_us then
+        own = MAGIC .. pack(QUOTA_FORMAT, rate, token, burst, version, epoch_us)
+      end
+    end
+    if anew and flags % 4 >= CLAIM then
+      level = min(level, claim)
+      central = max(min(central, level + lent0 + lent1), -2^52)
+    end
+
+    -- What the node holds moves to the current epoch, less what it spent and gives back. What was
+    -- lent to it under a lease that has ended counts as spent already.
+    local age = epoch - held_tag
+    if age == 0 or age == 1 then
+      local rate_before = held_rate + back_rate
+      local lent = held_lent
+      if stamp_us > held_stamp_us and not restoring then
+        lent = lent + rate_before * (stamp_us - held_stamp_us)
+        if lent > 2^52 then lent = 2^52 end
+      end
+      if anew then
+        -- Nothing of it is registered.
+      elseif age == 0 then
+        leased0 = leased0 - rate_before
+        if leased0 < 0 then leased0 = 0 end
+        depth0 = depth0 - held_depth - back_depth
+        if depth0 < 0 then depth0 = 0 end
+        demand0 = demand0 - held_demand
+        if demand0 < 0 then demand0 = 0 end
+        lent0 = lent0 - lent
+        if lent0 < -2^52 then lent0 = -2^52 elseif lent0 > 2^52 then lent0 = 2^52 end
+      else
+        whole_changed = true
+        leased1 = max(leased1 - rate_before, 0)
+        depth1 = max(depth1 - held_depth - back_depth, 0)
+        demand1 = max(demand1 - held_demand, 0)
+        lent1 = min(max(lent1 - lent, -2^52), 2^52)
+      end
+      local units = spent * token
+      if units > 2^52 then units = 2^52 end
+      local left = lent - units - back_units - lost
+      if left < 0 then
+        -- What the node has spent ahead is less than nothing, until its lease ends.
+        left = max(left, -2^52)
+        local kept = max(left, held_rate > 0 and -min(token * CREDIT_TOKENS, 2^52) or 0)
+        lent0 = lent0 + kept
+        left = left - kept
+      else
+        lent0 = lent0 + left
+        left = 0
+      end
+      if lent0 < -2^52 then lent0 = -2^52 elseif lent0 > 2^52 then lent0 = 2^52 end
+      leased0 = leased0 + held_rate
+      if leased0 > 2^52 then leased0 = 2^52 end
+      depth0 = depth0 + held_depth
+      if depth0 > 2^52 then depth0 = 2^52 end
+      central = central - units
+      if central < -2^52 then central = -2^52 end
+      level = level + back_units
+      if level > 2^52 then level = 2^52 end
+      level = level + left
+    elseif held_rate + back_rate > 0 or held_depth + back_depth > 0 or held_lent ~= 0 then
+      status, held_rate, held_depth = GIVEN_VOID, 0, 0
+    end
+    demand0 = demand0 + wanted_demand
+    if demand0 > 2^52 then demand0 = 2^52 end
+
+    -- What was spent on credit is charged, and the level comes within its limits.
+    charged = charged + (spent + debt + allowed)
+    if charged > 2^53 then charged = 2^53 end
+    if debt > 0 then
+      debt = min(debt * token, 2^52)
+      level, central = level - debt, max(central - debt, -2^52)
+    end
+    local depths = depth0 + depth1
+    local found_level, cap = central - lent0 - lent1, burst - depths * token
+    if level < found_level then level = found_level end
+    if cap < 0 then cap = 0 end
+    if level > cap then level = cap end
+
+    -- Tokens out of the bucket: first what callers wait for, then half of the rest by share and
+    -- half spread evenly, and one at least while there is one.
+    local demand, share, tokens, most = demand0 + demand1, 0, 0, rate
+    if demand > 0 then share = wanted_demand / demand end
+    if level > 0 then
+      if giving then
+        if needed > 0 then
+          tokens = min(needed, floor(level / token))
+          level = level - tokens * token
+        end
+        if want > 0 then
+          local part = level * (share / 2 + even_share)
+          part = (part - part % 1) / token
+          part = part - part % 1
+          if part < 1 and level >= token then part = 1 end
+          if part > want then part = want end
+          level = level - part * token
+          tokens = tokens + part
+        end
+      end
+    elseif level < 0 then
+      local lowest = lowest_level(rate, token, burst)
+      if level < lowest then
+        forgiven, whole_changed = min(forgiven + (lowest - level), 2^53), true
+        level = lowest
+      end
+      -- While refill is frozen no debt is repaid, however little is leased.
+      if not returning then most = rate - repayment_of(rate, level) end
+    end
+
+    -- Refill, while tokens are few; and what of it the store would like back.
+    local leased, depth, added, recall = leased0 + leased1, tokens, 0, held_rate
+    local pressing = returning or demand > busy_demand
+    if pressing or level <= high_level then
+      local target = rate * share
+      target = target - target % 1
+      if target > want_rate then target = want_rate end
+      -- The others still live on their shares, or have just come back from them.
+      if returning then target = min(target, floor(rate / nodes)) end
+      if giving and (pressing or level < low_level) then
+        added = target - held_rate
+        if added > most - leased then added = most - leased end
+        if added < 0 then added = 0 end
+        if held_rate + added > 0 then
+          -- The depth that goes with it, on top of the tokens.
+          local room, free = capacity * share / 2, (burst - level) / token
+          room = room - room % 1
+          if room < 2 then room = 2 end
+          if room > capacity then room = capacity end
+          room = room - held_depth - tokens
+          free = free - free % 1 - depths - tokens
+          if room > free then room = free end
+          if room > 0 then depth = depth + room end
+        end
+      end
+      local above, repay, slack = held_rate - target, 0, target / 4
+      if above <= slack - slack % 1 then above = 0 end
+      if level < 0 and leased > most then
+        repay = ceil(held_rate * ((leased - most) / leased))
+      end
+      if above < repay then above = repay end
+      if recall > above then recall = above end
+    end
+    leased0 = leased0 + added
+    depth0 = depth0 + depth
+    if depth0 > 2^52 then depth0 = 2^52 end
+    lent0 = lent0 + tokens * token
+    if lent0 > 2^52 then lent0 = 2^52 end
+    local whole = level + lent0 + lent1
+    if whole > 2^53 then whole = 2^53 elseif whole < -2^53 then whole = -2^53 end
+
+    if refusal then
+      parts[parts_before + index], records[index], places[index] = refusal, false, false
+    else
+      if stamp_us == now_us and epoch_us == wanted_epoch_us then
+        parts[parts_before + index] = pack(GRANT_FORMAT, status, tokens, added, depth, level, whole,
+          leased + added, recall)
+      else
+        parts[parts_before + index] = pack(TIMED_GRANT_FORMAT, status + TIMED, tokens, added, depth,
+          level, whole, leased + added, recall,
+          stamp_us, epoch, (epoch + 2) * epoch_us - now_us)
+      end
+      -- A bucket may be forgotten when it is full and all its leases have ended, and a little
+      -- later. Its expiry is moved only when it has come near.
+      local spare_us = (until_ms - kept_from_ms) * 1000 - 2 * epoch_us
+      local place = TAIL_AT
+      if spare_us < 0 or burst - level > spare_us * rate then
+        local fill_us = ceil((burst - level) / rate)
+        local keep_ms = floor((fill_us + 2 * epoch_us) / 1000) + BUCKET_MARGIN_MS
+        longest_ms = max(longest_ms, keep_ms)
+        until_ms, whole_changed, place = time_ms + keep_ms, true, keep_ms
+      elseif whole_changed then
+        place = WHOLE_AT
+      end
+      if whole_changed then
+        record = pack(BUCKET_FORMAT, own, until_ms, forgiven, leased1, depth1, demand1,
+          stamp_us, level, central, charged, leased0, depth0, lent0, lent1, demand0)
+      else
+        record = pack(TAIL_FORMAT,
+          stamp_us, level, central, charged, leased0, depth0, lent0, lent1, demand0)
+      end
+      records[index], places[index] = record, place
     end
   end
-  local recall = recall_of(bucket, held_rate, target, leased, most, pressing)
-  bucket.leased0 = bucket.leased0 + added
-  bucket.depth0 = raised(bucket.depth0, depth)
-  bucket.lent0 = within(bucket.lent0 + tokens * bucket.token)
-  local life_us = (bucket.epoch + 2) * bucket.epoch_us - now_us
-  local whole = min(max(bucket.level + bucket.lent0 + bucket.lent1, -SUM_MAX), SUM_MAX)
-  return pack(GRANT_FORMAT, GIVEN, tokens, added, depth, bucket.stamp_us, bucket.epoch, life_us,
-    bucket.level, whole, leased + added, recall, void and 1 or 0)
+  return records, places, longest_ms
 end
-
--- Applies one entry to its bucket and answers it.
-local function apply(bucket, entry, fresh, lane, nodes, now_us)
-  refill(bucket, lane, now_us)
-  if entry.epoch_us ~= bucket.epoch_us and bucket.leased0 + bucket.leased1 == 0
-    and bucket.depth0 + bucket.depth1 == 0 and bucket.lent0 == 0 and bucket.lent1 == 0
-    and bucket.demand0 + bucket.demand1 == 0 then
-    bucket.epoch_us = entry.epoch_us
-    bucket.epoch = floor(now_us / entry.epoch_us)
-  end
-  local restore = fresh or entry.restore
-  if restore and entry.claim then
-    bucket.level = min(bucket.level, entry.claim)
-    bucket.central = min(bucket.central, bucket.level + bucket.lent0 + bucket.lent1)
-  end
-  local void = renew(bucket, entry, restore)
-  charge(bucket, entry, nodes)
-  return grant(bucket, entry, void, lane, nodes, now_us)
-end
-
--- Milliseconds until the bucket may be forgotten: full, and all leases ended.
-local function keep_ms_of(bucket)
-  local fill_us = ceil(max(bucket.burst - bucket.level, 0) / bucket.rate)
-  return floor((fill_us + 2 * bucket.epoch_us) / 1000) + BUCKET_MARGIN_MS
-end
-

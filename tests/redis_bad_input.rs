@@ -98,7 +98,8 @@ impl Record {
             redis::cmd("GET").arg(name).query(&mut connection).expect("GET is answered");
         let bytes = bytes?;
         let numbers = bytes.strip_prefix(b"T1").expect("a record of ours").as_chunks::<8>().0;
-        let numbers: Vec<i64> = numbers.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        let numbers: Vec<i64> =
+            numbers.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
         Some(Self(numbers.try_into().expect("the layout of version 1")))
     }
 
@@ -111,7 +112,7 @@ impl Record {
     }
 
     fn charged(&self) -> u64 {
-        u64::try_from(self.0[16]).expect("nothing is charged below zero")
+        u64::try_from(self.0[13]).expect("nothing is charged below zero")
     }
 }
 

@@ -92,9 +92,9 @@ impl Stage {
         let server = RedisServer::start();
         let raw = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
         let code = crate::store::redis::SYNC_CODE;
-        let asks_time = "redis.call('TIME')";
+        let asks_time = "call('TIME')";
         assert_eq!(code.matches(asks_time).count(), 1, "the script asks for the time once");
-        let told = format!("{{ 0, redis.call('GET', '{CLOCK}') }}");
+        let told = format!("{{ 0, call('GET', '{CLOCK}') }}");
         let script = redis::Script::new(&code.replace(asks_time, &told));
         Self { server, raw, script, model: Model::default() }
     }
@@ -112,7 +112,7 @@ impl Stage {
         }
         call.arg(request.bytes()).arg(&request.hash().to_le_bytes()[..]);
         let bytes: Vec<u8> = call.invoke(&mut self.raw).unwrap();
-        let reply = Reply::decode(&bytes, request.entries.len()).unwrap();
+        let reply = Reply::decode(&bytes, &request.entries).unwrap();
         (reply, self.model.sync(request, time_us))
     }
 

@@ -19,8 +19,8 @@ use std::collections::HashMap;
 
 use crate::quota::Scale;
 use crate::sync::message::{
-    CREDIT_TOKENS, Entry, Given, Grant, Held, Incarnation, InstanceId, Reply, Request, Verdict,
-    lent_least,
+    CREDIT_TOKENS, DEBT_US, Entry, Given, Grant, Held, Incarnation, InstanceId, NUMBER_MAX,
+    Receipt, Reply, Request, Verdict, lent_least, natural,
 };
 use crate::weakness::{Weakness, is_weak};
 
@@ -28,26 +28,23 @@ use crate::weakness::{Weakness, is_weak};
 pub(crate) const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
 /// Keys whose time is over are looked for every so many calls.
 const EXPIRY_CALLS: u64 = 4096;
-/// A bucket is kept so much longer than it takes to fill.
+/// A bucket is kept so much longer than it takes to fill: its expiry is set to the first, and moved
+/// when less than the second is left, so that few writes have to move it.
 const BUCKET_MARGIN_MS: i64 = 60_000;
+const BUCKET_MARGIN_LEAST_MS: i64 = 30_000;
 /// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
-/// Debt beyond the burst, or beyond what the rate gives in this time, is written off.
-const DEBT_US: i64 = 1_000_000;
 /// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 const REPAY_US: i64 = 100_000;
 const REPAY_LEAST_PART: i64 = 16;
 /// When a new node is the first to call after a silence, nobody can tell whether the others were
 /// cut off or have ended: up to so long it is taken for an outage.
 const DOUBTFUL_US: i64 = 600_000_000;
-/// No number of a request counts for more: the sum of two is still exact in a double.
-const NUMBER_MAX: i64 = 1 << 52;
+/// A node is marked as alive with its first batch, and then when it was not for so long: counting the
+/// nodes at each call would cost as much as several keys.
+const MARK_US: i64 = 250_000;
 /// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
-const SUM_MAX: i64 = 1 << 53;
-/// The most refill a microsecond, so that [`DEBT_US`] of it is a [`NUMBER_MAX`] at most.
-const RATE_MAX: i64 = NUMBER_MAX / DEBT_US;
-/// The longest epoch, so that the end of the epoch after next is still exact: 35 years.
-const EPOCH_US_MAX: i64 = 1 << 50;
+pub(crate) const SUM_MAX: i64 = 1 << 53;
 
 /// One lane's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,14 +64,17 @@ pub(crate) struct Lane {
     pub(crate) gap_until_us: i64,
     /// How long the record is kept without a call, in milliseconds.
     pub(crate) keep_ms: i64,
+    /// Nodes alive when they were counted last.
+    pub(crate) nodes: i64,
 }
 
 /// What the store knows of one node in one lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) incarnation: Incarnation,
-    pub(crate) sequence: i64,
-    pub(crate) hash: u64,
+    /// Its last batch.
+    pub(crate) receipt: Receipt,
+    /// The reply to that.
     pub(crate) reply: Vec<u8>,
 }
 
@@ -84,10 +84,11 @@ pub(crate) struct Key {
     pub(crate) scale: Scale,
     pub(crate) version: i64,
     pub(crate) epoch_us: i64,
+    /// When the record may be forgotten, by the store's clock, in milliseconds.
+    pub(crate) until_ms: i64,
     /// The level in units; negative while debt is repaid.
     pub(crate) level: i64,
     pub(crate) stamp_us: i64,
-    pub(crate) epoch: i64,
     /// Leased refill, in units per microsecond.
     pub(crate) leased: [i64; 2],
     /// Leased depth, in tokens.
@@ -114,9 +115,9 @@ impl Key {
             scale: entry.scale,
             version: entry.version,
             epoch_us: entry.epoch_us,
+            until_ms: 0,
             level,
             stamp_us: now_us,
-            epoch: now_us / entry.epoch_us,
             leased: [0; 2],
             depth: [0; 2],
             lent: [0; 2],
@@ -125,6 +126,11 @@ impl Key {
             forgiven: 0,
             central: level,
         }
+    }
+
+    /// The lease epoch of the stamp.
+    fn epoch(&self) -> i64 {
+        self.stamp_us / self.epoch_us
     }
 
     /// The stretch in which nothing flows in because all nodes were cut off, if it is not over
@@ -151,9 +157,9 @@ impl Key {
         // A key that outlives its lane's record may have been stamped by a clock that was ahead.
         let now_us = now_us.max(self.stamp_us);
         let (frozen_from, frozen_until) = self.frozen(lane);
-        let mut at_us = self.stamp_us;
+        let (mut at_us, began) = (self.stamp_us, self.epoch());
         for alive in [2, 1, 0] {
-            let ends_us = (self.epoch + 3 - alive as i64) * self.epoch_us;
+            let ends_us = (began + 3 - alive as i64) * self.epoch_us;
             let until_us = if alive > 0 { ends_us.min(now_us) } else { now_us };
             if until_us > at_us {
                 let frozen = (until_us.min(frozen_until) - at_us.max(frozen_from)).max(0);
@@ -161,16 +167,15 @@ impl Key {
                 at_us = until_us;
             }
         }
-        let epoch = now_us / self.epoch_us;
-        if epoch > self.epoch {
-            let kept = epoch == self.epoch + 1;
+        self.stamp_us = now_us;
+        let epoch = self.epoch();
+        if epoch > began {
+            let kept = epoch == began + 1;
             self.end(usize::from(kept));
             for pair in [&mut self.leased, &mut self.depth, &mut self.lent, &mut self.demand] {
                 *pair = [0, if kept { pair[0] } else { 0 }];
             }
         }
-        self.epoch = epoch;
-        self.stamp_us = now_us;
     }
 
     /// Ends all leases but those of the last `alive` epochs: what was lent counts as spent.
@@ -223,7 +228,6 @@ impl Key {
         let idle = [self.leased, self.depth, self.lent, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
             self.epoch_us = entry.epoch_us;
-            self.epoch = now_us / self.epoch_us;
         }
         let restore = fresh || entry.restore;
         if let (true, Some(claim)) = (restore, entry.claim) {
@@ -239,7 +243,7 @@ impl Key {
     /// lent to it under a lease that has ended counts as spent already. Tells whether it has ended.
     fn renew(&mut self, entry: &Entry, restore: bool) -> bool {
         let held = entry.held;
-        let age = self.epoch - held.tag;
+        let age = self.epoch() - held.tag;
         let current = age == 0 || age == 1;
         if current {
             let rate = held.rate + entry.back_rate;
@@ -326,8 +330,8 @@ impl Key {
             rate: added,
             depth,
             stamp_us: self.stamp_us,
-            tag: self.epoch,
-            life_us: (self.epoch + 2) * self.epoch_us - now_us,
+            tag: self.epoch(),
+            life_us: (self.epoch() + 2) * self.epoch_us - now_us,
             level: self.level,
             whole: (self.level + self.lent[0] + self.lent[1]).clamp(-SUM_MAX, SUM_MAX),
             leased: leased + added,
@@ -386,6 +390,14 @@ impl Key {
         let fill_us = self.scale.micros_for(self.scale.burst - self.level) as i64;
         (fill_us + 2 * self.epoch_us) / 1000 + BUCKET_MARGIN_MS
     }
+
+    /// Whether the key is kept for long enough, as it is.
+    fn is_kept(&self, time_ms: i64) -> bool {
+        let spare_us =
+            (self.until_ms - time_ms - BUCKET_MARGIN_LEAST_MS) * 1000 - 2 * self.epoch_us;
+        let missing = self.scale.burst - self.level;
+        spare_us >= 0 && i128::from(missing) <= i128::from(spare_us) * i128::from(self.scale.rate)
+    }
 }
 
 /// Adds to a sum of leases or demands.
@@ -401,49 +413,6 @@ fn lower(sum: &mut i64, by: i64) {
 /// Adds to a sum of what is lent.
 fn shift(sum: &mut i64, by: i64) {
     *sum = (*sum + by).clamp(-NUMBER_MAX, NUMBER_MAX);
-}
-
-/// A number of a request, within its range.
-fn natural(number: i64) -> i64 {
-    number.clamp(0, NUMBER_MAX)
-}
-
-/// The entry with every number within its range.
-fn bounded(entry: &Entry) -> Entry {
-    let positive = |number: i64, max: i64| number.clamp(1, max);
-    let Scale { rate, token, burst } = entry.scale;
-    Entry {
-        limit: entry.limit.clone(),
-        key: entry.key.clone(),
-        scale: Scale {
-            rate: positive(rate, RATE_MAX),
-            token: positive(token, NUMBER_MAX),
-            burst: positive(burst, NUMBER_MAX),
-        },
-        version: natural(entry.version),
-        epoch_us: positive(entry.epoch_us, EPOCH_US_MAX),
-        spent: natural(entry.spent),
-        debt: natural(entry.debt),
-        allowed: natural(entry.allowed),
-        back_units: natural(entry.back_units),
-        lost: natural(entry.lost),
-        back_rate: natural(entry.back_rate),
-        back_depth: natural(entry.back_depth),
-        held: Held {
-            rate: natural(entry.held.rate),
-            depth: natural(entry.held.depth),
-            lent: entry.held.lent.clamp(-NUMBER_MAX, NUMBER_MAX),
-            stamp_us: natural(entry.held.stamp_us),
-            demand: natural(entry.held.demand),
-            tag: natural(entry.held.tag),
-        },
-        demand: natural(entry.demand),
-        needed: natural(entry.needed),
-        want: natural(entry.want),
-        want_rate: natural(entry.want_rate),
-        restore: entry.restore,
-        claim: entry.claim.map(|claim| claim.clamp(-NUMBER_MAX, NUMBER_MAX)),
-    }
 }
 
 /// `level` after `rate` has flowed in for `micros`, at most `cap`.
@@ -469,7 +438,7 @@ impl Model {
     pub(crate) fn sync(&mut self, request: &Request, time_us: i64) -> Reply {
         self.calls += 1;
         if self.calls.is_multiple_of(EXPIRY_CALLS) {
-            let kept = |key: &Key| key.stamp_us / 1000 + key.keep_ms() > time_us / 1000;
+            let kept = |key: &Key| key.until_ms > time_us / 1000;
             self.keys.retain(|_, key| kept(key));
         }
         let sequence = natural(request.sequence);
@@ -492,6 +461,7 @@ impl Model {
                 gap_silence_us: 0,
                 gap_until_us: 0,
                 keep_ms: LANE_KEEP_MS,
+                nodes: 0,
             },
         };
         if lane.lanes != i64::from(request.lanes) {
@@ -516,12 +486,12 @@ impl Model {
             node.incarnation == lane.incarnation && !is_weak(Weakness::SequenceIgnored)
         };
         let node = node.filter(known);
-        let last = node.map_or(0, |node| node.sequence);
-        if let Some(node) = node.filter(|node| node.sequence == sequence) {
-            if node.hash != request.hash() {
+        let last = node.map_or(0, |node| node.receipt.sequence);
+        if let Some(node) = node.filter(|node| node.receipt.sequence == sequence) {
+            if node.receipt.hash != request.hash() {
                 return reply(&lane, now_us, 0, Verdict::Cloned);
             }
-            return Reply::decode(&node.reply, request.entries.len())
+            return Reply::decode(&node.reply, &request.entries)
                 .unwrap_or_else(|_| reply(&lane, now_us, 0, Verdict::Cloned));
         }
         if sequence < last {
@@ -540,28 +510,38 @@ impl Model {
             lane.gap_until_us = now_us + recovery_us;
         }
         lane.seen_us = now_us;
-        let members = self.members.entry(request.lane).or_default();
-        members.insert(request.instance, now_us);
-        members.retain(|_, seen_us| *seen_us >= now_us - alive_us);
-        let nodes = members.len() as i64;
+        let marked =
+            node.map(|node| node.receipt.marked_us).filter(|at_us| now_us - at_us < MARK_US);
+        let marked_us = marked.unwrap_or(now_us);
+        if marked.is_none() {
+            let members = self.members.entry(request.lane).or_default();
+            members.insert(request.instance, now_us);
+            members.retain(|_, seen_us| *seen_us >= now_us - alive_us);
+            lane.nodes = members.len() as i64;
+        }
+        let nodes = lane.nodes;
 
         let mut grants = Vec::with_capacity(request.entries.len());
         for entry in &request.entries {
-            grants.push(self.entry(&bounded(entry), &mut lane, nodes, now_us));
+            grants.push(self.entry(&entry.bounded(), &mut lane, nodes, now_us, time_us / 1000));
         }
         let answer = reply(&lane, now_us, nodes, Verdict::Applied(grants));
-        let node = Node {
-            incarnation: lane.incarnation,
-            sequence,
-            hash: request.hash(),
-            reply: answer.encode(),
-        };
+        let receipt = Receipt { sequence, marked_us, hash: request.hash() };
+        let reply = answer.encode(receipt, &request.entries);
+        let node = Node { incarnation: lane.incarnation, receipt, reply };
         self.nodes.insert(place, node);
         self.lanes.insert(request.lane, lane);
         answer
     }
 
-    fn entry(&mut self, entry: &Entry, lane: &mut Lane, nodes: i64, now_us: i64) -> Grant {
+    fn entry(
+        &mut self,
+        entry: &Entry,
+        lane: &mut Lane,
+        nodes: i64,
+        now_us: i64,
+        time_ms: i64,
+    ) -> Grant {
         let name = (entry.limit.clone(), entry.key.clone());
         let found = self.keys.get(&name).cloned();
         let fresh = found.is_none();
@@ -573,7 +553,10 @@ impl Model {
             return Grant::OtherQuota { version: key.version, scale: key.scale };
         }
         let given = key.apply(entry, fresh, lane, nodes, now_us);
-        lane.keep_ms = lane.keep_ms.max(key.keep_ms() + BUCKET_MARGIN_MS);
+        if !key.is_kept(time_ms) {
+            key.until_ms = time_ms + key.keep_ms();
+            lane.keep_ms = lane.keep_ms.max(key.keep_ms() + BUCKET_MARGIN_MS);
+        }
         self.keys.insert(name, key);
         Grant::Given(given)
     }

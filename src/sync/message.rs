@@ -1,8 +1,9 @@
 //! The messages between a node and the store, and their bytes on the wire.
 //!
-//! All numbers are 64-bit little-endian integers below 2^53, so that Lua reads them exactly. A
-//! [`Request`] is one batch: at most [`ENTRIES_MAX`] keys of one lane. It is encoded once; a resend
-//! sends the same bytes, and the store recognises them by sequence and hash.
+//! All numbers are whole and below 2^53, and are written as little-endian doubles: Lua has no other
+//! numbers, and reads these at half the cost of integers. A [`Request`] is one batch: at most
+//! [`ENTRIES_MAX`] keys of one lane. It is encoded once; a resend sends the same bytes, and the store
+//! recognises them by sequence and hash.
 
 use std::sync::Arc;
 
@@ -14,7 +15,15 @@ pub(crate) const WIRE_VERSION: u32 = 1;
 /// The most keys in one batch, so that one call takes the store about a millisecond at most.
 pub(crate) const ENTRIES_MAX: usize = 64;
 /// The largest magnitude of any number on the wire.
-const NUMBER_MAX: i64 = 1 << 53;
+const WIRE_MAX: i64 = 1 << 53;
+/// No number of a request counts for more: the sum of two is still exact in a double.
+pub(crate) const NUMBER_MAX: i64 = 1 << 52;
+/// Debt beyond the burst, or beyond what the rate gives in this time, is written off.
+pub(crate) const DEBT_US: i64 = 1_000_000;
+/// The most refill a microsecond, so that [`DEBT_US`] of it is a [`NUMBER_MAX`] at most.
+const RATE_MAX: i64 = NUMBER_MAX / DEBT_US;
+/// The longest epoch, so that the end of the epoch after next is still exact: 35 years.
+const EPOCH_US_MAX: i64 = 1 << 50;
 
 /// What is lent counts for no more, in units.
 pub(crate) const LENT_MAX: i64 = 1 << 52;
@@ -139,22 +148,7 @@ impl Request {
     /// Encodes a batch.
     pub(crate) fn new(header: Header, entries: Vec<Entry>) -> Self {
         debug_assert!(entries.len() <= ENTRIES_MAX);
-        let mut bytes = Vec::with_capacity(96 + entries.len() * ENTRY_BYTES);
-        let numbers = [
-            i64::from(WIRE_VERSION),
-            i64::from(header.lanes),
-            header.sequence,
-            header.recovery_us,
-            header.silence_us,
-            header.alive_us,
-            entries.len() as i64,
-        ];
-        bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-        bytes.extend(header.instance);
-        bytes.extend(header.incarnation.map_or([0; 24], |name| name.0));
-        for entry in &entries {
-            bytes.extend(entry.numbers().iter().flat_map(|number| number.to_le_bytes()));
-        }
+        let bytes = encode(&header, &entries);
         let mut hash = fnv(&bytes, FNV_BASIS);
         for entry in &entries {
             hash = fnv(&entry.key, fnv(entry.limit.as_bytes(), hash));
@@ -202,29 +196,135 @@ impl Request {
     }
 }
 
-/// Numbers in an encoded entry.
-const ENTRY_NUMBERS: usize = 24;
-const ENTRY_BYTES: usize = ENTRY_NUMBERS * 8;
-const FLAG_RESTORE: i64 = 1;
-const FLAG_CLAIM: i64 = 2;
+const HEADER_BYTES: usize = 9 * 8 + 16 + 24;
+/// As it stands at the head of a bucket's record.
+const QUOTA_BYTES: usize = 2 + 5 * 8;
+/// The most that an entry takes: its own, its rest, and a quota that no other has.
+const ENTRY_BYTES_MAX: usize = 2 + (12 + 6 + 5) * 8;
+/// What every reply and every record begins with.
+const MAGIC: [u8; 2] = *b"T1";
+const FLAG_RESTORE: u8 = 1;
+const FLAG_CLAIM: u8 = 2;
+/// The rest of the entry follows: it is not all zeros.
+const FLAG_REST: u8 = 4;
+
+/// A limit's definition, which the entries of a batch mostly share: rate, token, burst, version and
+/// length of an epoch.
+type QuotaNumbers = [i64; 5];
+
+fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
+    let mut quotas: Vec<QuotaNumbers> = Vec::new();
+    let mut body = Vec::with_capacity(entries.len() * ENTRY_BYTES_MAX);
+    let mut rests = 0;
+    for entry in entries {
+        let entry = entry.bounded();
+        let quota = entry.quota();
+        let known = quotas.iter().rposition(|other| *other == quota);
+        let place = known.unwrap_or_else(|| {
+            quotas.push(quota);
+            quotas.len() - 1
+        });
+        let rest = entry.rest();
+        let follows = rest != [0; 6];
+        rests += i64::from(follows);
+        // The store counts from 1.
+        body.extend([place as u8 + 1, entry.flags(follows)]);
+        put(&mut body, &entry.numbers());
+        if follows {
+            put(&mut body, &rest);
+        }
+    }
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + quotas.len() * QUOTA_BYTES + body.len());
+    let numbers = [
+        i64::from(WIRE_VERSION),
+        i64::from(header.lanes),
+        natural(header.sequence),
+        natural(header.recovery_us),
+        natural(header.silence_us),
+        natural(header.alive_us),
+        entries.len() as i64,
+        quotas.len() as i64,
+        rests,
+    ];
+    put(&mut bytes, &numbers);
+    bytes.extend(header.instance);
+    bytes.extend(header.incarnation.map_or([0; 24], |name| name.0));
+    for quota in &quotas {
+        bytes.extend(MAGIC);
+        put(&mut bytes, quota);
+    }
+    bytes.append(&mut body);
+    bytes
+}
+
+/// Writes numbers, each of which a double holds exactly.
+fn put(bytes: &mut Vec<u8>, numbers: &[i64]) {
+    for number in numbers {
+        bytes.extend((*number as f64).to_le_bytes());
+    }
+}
+
+/// A number of a request, within its range.
+pub(crate) fn natural(number: i64) -> i64 {
+    number.clamp(0, NUMBER_MAX)
+}
 
 impl Entry {
-    fn numbers(&self) -> [i64; ENTRY_NUMBERS] {
-        let flags =
-            i64::from(self.restore) * FLAG_RESTORE + i64::from(self.claim.is_some()) * FLAG_CLAIM;
+    /// The entry with every number within its range: what the store takes it for.
+    ///
+    /// No number that a node computes is outside; this is the last look before the bytes, and the
+    /// script relies on it.
+    pub(crate) fn bounded(&self) -> Self {
+        let positive = |number: i64, max: i64| number.clamp(1, max);
+        let Scale { rate, token, burst } = self.scale;
+        Self {
+            limit: self.limit.clone(),
+            key: self.key.clone(),
+            scale: Scale {
+                rate: positive(rate, RATE_MAX),
+                token: positive(token, NUMBER_MAX),
+                burst: positive(burst, NUMBER_MAX),
+            },
+            version: natural(self.version),
+            epoch_us: positive(self.epoch_us, EPOCH_US_MAX),
+            spent: natural(self.spent),
+            debt: natural(self.debt),
+            allowed: natural(self.allowed),
+            back_units: natural(self.back_units),
+            lost: natural(self.lost),
+            back_rate: natural(self.back_rate),
+            back_depth: natural(self.back_depth),
+            held: Held {
+                rate: natural(self.held.rate),
+                depth: natural(self.held.depth),
+                lent: self.held.lent.clamp(-NUMBER_MAX, NUMBER_MAX),
+                stamp_us: natural(self.held.stamp_us),
+                demand: natural(self.held.demand),
+                tag: natural(self.held.tag),
+            },
+            demand: natural(self.demand),
+            needed: natural(self.needed),
+            want: natural(self.want),
+            want_rate: natural(self.want_rate),
+            restore: self.restore,
+            claim: self.claim.map(|claim| claim.clamp(-NUMBER_MAX, NUMBER_MAX)),
+        }
+    }
+
+    fn quota(&self) -> QuotaNumbers {
+        let Scale { rate, token, burst } = self.scale;
+        [rate, token, burst, self.version, self.epoch_us]
+    }
+
+    fn flags(&self, rest_follows: bool) -> u8 {
+        u8::from(self.restore) * FLAG_RESTORE
+            + u8::from(self.claim.is_some()) * FLAG_CLAIM
+            + u8::from(rest_follows) * FLAG_REST
+    }
+
+    fn numbers(&self) -> [i64; 12] {
         [
-            self.scale.rate,
-            self.scale.token,
-            self.scale.burst,
-            self.version,
-            self.epoch_us,
             self.spent,
-            self.debt,
-            self.allowed,
-            self.back_units,
-            self.lost,
-            self.back_rate,
-            self.back_depth,
             self.held.rate,
             self.held.depth,
             self.held.lent,
@@ -234,10 +334,14 @@ impl Entry {
             self.demand,
             self.want,
             self.want_rate,
-            flags,
+            self.lost,
             self.claim.unwrap_or(0),
-            self.needed,
         ]
+    }
+
+    /// What most entries have nothing of.
+    fn rest(&self) -> [i64; 6] {
+        [self.debt, self.allowed, self.back_units, self.back_rate, self.back_depth, self.needed]
     }
 }
 
@@ -311,12 +415,32 @@ pub(crate) struct Given {
     pub void: bool,
 }
 
-const REPLY_HEADER_BYTES: usize = 6 * 8 + 24;
-const GRANT_NUMBERS: usize = 12;
+/// Which batch a reply answers: by this, the store knows one that comes again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Receipt {
+    pub sequence: i64,
+    /// When the node was marked as alive last.
+    pub marked_us: i64,
+    pub hash: u64,
+}
+
+const REPLY_HEADER_BYTES: usize = 2 + 8 * 8 + 8 + 24;
+/// Numbers of a grant, behind its status, and of the times behind those where they follow.
+const GRANT_NUMBERS: usize = 7;
+const GRANT_TIMES: usize = 3;
+const GRANT_BYTES_MAX: usize = 1 + (GRANT_NUMBERS + GRANT_TIMES) * 8;
+
+const GIVEN: u8 = 0;
+const OTHER_QUOTA: u8 = 1;
+const FOREIGN: u8 = 2;
+/// Given, to one whose lease had ended.
+const GIVEN_VOID: u8 = 3;
+/// Added where the times of the grant follow: they are not those of the batch.
+const TIMED: u8 = 4;
 
 impl Reply {
-    /// Encodes a reply as the script does.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// Encodes the reply to a batch of `entries` as the script does, which keeps it as it is.
+    pub(crate) fn encode(&self, receipt: Receipt, entries: &[Entry]) -> Vec<u8> {
         let none = Vec::new();
         let (status, value, grants) = match &self.verdict {
             Verdict::Applied(grants) => (0, 0, grants),
@@ -334,22 +458,31 @@ impl Reply {
             self.recovering_until_us,
             grants.len() as i64,
         ];
-        let mut bytes = Vec::with_capacity(REPLY_HEADER_BYTES + grants.len() * GRANT_NUMBERS * 8);
-        bytes.extend(header.iter().flat_map(|number| number.to_le_bytes()));
+        let mut bytes = Vec::with_capacity(REPLY_HEADER_BYTES + grants.len() * GRANT_BYTES_MAX);
+        bytes.extend(MAGIC);
+        put(&mut bytes, &[receipt.sequence, receipt.marked_us]);
+        bytes.extend(receipt.hash.to_le_bytes());
+        put(&mut bytes, &header);
         bytes.extend(self.incarnation.0);
-        for grant in grants {
-            bytes.extend(grant.numbers().iter().flat_map(|number| number.to_le_bytes()));
+        for (grant, entry) in grants.iter().zip(entries) {
+            grant.put(&mut bytes, self.time_us, entry);
         }
         bytes
     }
 
-    /// Decodes a reply to a batch of `entries` keys.
+    /// Decodes a reply to a batch of `entries`.
     ///
     /// # Errors
     ///
     /// [`StoreError::Reply`] names the field that no store of this protocol would send.
-    pub(crate) fn decode(bytes: &[u8], entries: usize) -> Result<Self, StoreError> {
+    pub(crate) fn decode(bytes: &[u8], entries: &[Entry]) -> Result<Self, StoreError> {
         let mut reader = Reader { bytes };
+        let magic: [u8; 2] = reader.take("magic")?;
+        if magic != MAGIC {
+            return Err(StoreError::Reply { field: "magic", value: format!("{magic:?}") });
+        }
+        // The receipt is the store's own.
+        let _: [u8; 3 * 8] = reader.take("receipt")?;
         let status = reader.number("status")?;
         let value = reader.number("value")?;
         let time_us = reader.natural("time_us")?;
@@ -361,8 +494,11 @@ impl Reply {
             u32::try_from(value).map_err(|_| StoreError::Reply { field, value: value.to_string() })
         };
         let verdict = match status {
-            0 if count == entries as i64 => Verdict::Applied(
-                (0..entries).map(|_| Grant::read(&mut reader)).collect::<Result<_, _>>()?,
+            0 if count == entries.len() as i64 => Verdict::Applied(
+                entries
+                    .iter()
+                    .map(|entry| Grant::read(&mut reader, time_us, entry))
+                    .collect::<Result<_, _>>()?,
             ),
             0 => return Err(StoreError::Reply { field: "grants", value: count.to_string() }),
             1 => Verdict::Reborn,
@@ -383,51 +519,56 @@ impl Reply {
 }
 
 impl Grant {
-    fn numbers(&self) -> [i64; GRANT_NUMBERS] {
-        match *self {
-            Self::Given(given) => [
-                0,
-                given.tokens,
-                given.rate,
-                given.depth,
-                given.stamp_us,
-                given.tag,
-                given.life_us,
-                given.level,
-                given.whole,
-                given.leased,
-                given.recall,
-                i64::from(given.void),
-            ],
-            Self::OtherQuota { version, scale } => {
-                [1, version, scale.rate, scale.token, scale.burst, 0, 0, 0, 0, 0, 0, 0]
+    fn put(&self, bytes: &mut Vec<u8>, time_us: i64, entry: &Entry) {
+        let (status, numbers, times) = match *self {
+            Self::Given(given) => {
+                let numbers = [
+                    given.tokens,
+                    given.rate,
+                    given.depth,
+                    given.level,
+                    given.whole,
+                    given.leased,
+                    given.recall,
+                ];
+                let times = [given.stamp_us, given.tag, given.life_us];
+                let follow = times != times_of(time_us, entry);
+                let status = if given.void { GIVEN_VOID } else { GIVEN };
+                (status + u8::from(follow) * TIMED, numbers, times)
             }
-            Self::Foreign => [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            Self::OtherQuota { version, scale } => {
+                let numbers = [version, scale.rate, scale.token, scale.burst, 0, 0, 0];
+                (OTHER_QUOTA, numbers, [0; GRANT_TIMES])
+            }
+            Self::Foreign => (FOREIGN, [0; GRANT_NUMBERS], [0; GRANT_TIMES]),
+        };
+        bytes.push(status);
+        put(bytes, &numbers);
+        if status >= TIMED {
+            put(bytes, &times);
         }
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, StoreError> {
-        let status = reader.number("grant.status")?;
-        let natural = [
-            "grant.tokens",
-            "grant.rate",
-            "grant.depth",
-            "grant.stamp_us",
-            "grant.tag",
-            "grant.life_us",
-        ];
-        let mut numbers = [0; 6];
-        for (number, field) in numbers.iter_mut().zip(natural) {
-            *number = reader.natural(field)?;
-        }
-        let [tokens, rate, depth, stamp_us, tag, life_us] = numbers;
+    fn read(reader: &mut Reader<'_>, time_us: i64, entry: &Entry) -> Result<Self, StoreError> {
+        let [status] = reader.take("grant.status")?;
+        let tokens = reader.natural("grant.tokens")?;
+        let rate = reader.natural("grant.rate")?;
+        let depth = reader.natural("grant.depth")?;
         let level = reader.number("grant.level")?;
         let whole = reader.number("grant.whole")?;
         let leased = reader.natural("grant.leased")?;
         let recall = reader.natural("grant.recall")?;
-        let void = reader.natural("grant.void")? != 0;
-        match status {
-            0 => Ok(Self::Given(Given {
+        let [stamp_us, tag, life_us] = if status >= TIMED {
+            [
+                reader.natural("grant.stamp_us")?,
+                reader.natural("grant.tag")?,
+                reader.natural("grant.life_us")?,
+            ]
+        } else {
+            times_of(time_us, entry)
+        };
+        match status & !TIMED {
+            void @ (GIVEN | GIVEN_VOID) if status <= GIVEN_VOID + TIMED => Ok(Self::Given(Given {
                 tokens,
                 rate,
                 depth,
@@ -438,16 +579,23 @@ impl Grant {
                 whole,
                 leased,
                 recall,
-                void,
+                void: void == GIVEN_VOID,
             })),
-            1 => Ok(Self::OtherQuota {
-                version: tokens,
-                scale: Scale { rate, token: depth.max(1), burst: stamp_us },
-            }),
-            2 => Ok(Self::Foreign),
+            OTHER_QUOTA if status == OTHER_QUOTA => {
+                let scale = Scale { rate, token: depth.max(1), burst: level };
+                Ok(Self::OtherQuota { version: tokens, scale })
+            }
+            FOREIGN if status == FOREIGN => Ok(Self::Foreign),
             _ => Err(StoreError::Reply { field: "grant.status", value: status.to_string() }),
         }
     }
+}
+
+/// A grant's stamp, tag and life where they follow from the time of the batch and the entry's epoch.
+fn times_of(time_us: i64, entry: &Entry) -> [i64; GRANT_TIMES] {
+    let epoch_us = entry.epoch_us.clamp(1, EPOCH_US_MAX);
+    let tag = time_us / epoch_us;
+    [time_us, tag, (tag + 2) * epoch_us - time_us]
 }
 
 /// Reads numbers off a reply and refuses what cannot be one.
@@ -465,11 +613,13 @@ impl Reader<'_> {
     }
 
     fn number(&mut self, field: &'static str) -> Result<i64, StoreError> {
-        let number = i64::from_le_bytes(self.take(field)?);
-        if !(-NUMBER_MAX..=NUMBER_MAX).contains(&number) {
+        let number = f64::from_le_bytes(self.take(field)?);
+        // Infinities and what is no number at all are not within bounds either.
+        let is_whole = number.abs() <= WIRE_MAX as f64 && number.fract() == 0.0;
+        if !is_whole {
             return Err(StoreError::Reply { field, value: number.to_string() });
         }
-        Ok(number)
+        Ok(number as i64)
     }
 
     fn natural(&mut self, field: &'static str) -> Result<i64, StoreError> {
@@ -490,54 +640,5 @@ fn fnv(bytes: &[u8], basis: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn given() -> impl Strategy<Value = Grant> {
-        (0..NUMBER_MAX, 0..NUMBER_MAX, -NUMBER_MAX..NUMBER_MAX, any::<bool>()).prop_map(
-            |(tokens, rate, level, void)| {
-                let rest = Given { stamp_us: tokens, life_us: rate, ..Given::default() };
-                Grant::Given(Given { tokens, rate, level, void, ..rest })
-            },
-        )
-    }
-
-    proptest! {
-        #[test]
-        fn a_reply_survives_its_encoding(
-            grants in prop::collection::vec(given(), 0..5), time_us in 0..NUMBER_MAX,
-        ) {
-            let entries = grants.len();
-            let reply = Reply {
-                time_us,
-                incarnation: Incarnation::new(&[7; 16], time_us),
-                nodes: 3,
-                recovering_until_us: 5,
-                verdict: Verdict::Applied(grants),
-            };
-            prop_assert_eq!(Reply::decode(&reply.encode(), entries), Ok(reply));
-        }
-
-        #[test]
-        fn a_hostile_reply_is_an_error_and_never_a_panic(
-            bytes in prop::collection::vec(any::<u8>(), 0..400), entries in 0..4_usize,
-        ) {
-            let _ = Reply::decode(&bytes, entries);
-        }
-
-        #[test]
-        fn a_reply_cut_anywhere_is_refused(cut in 0..168_usize) {
-            let reply = Reply {
-                time_us: 1,
-                incarnation: Incarnation([1; 24]),
-                nodes: 1,
-                recovering_until_us: 0,
-                verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
-            };
-            let bytes = reply.encode();
-            prop_assert_eq!(bytes.len(), 168);
-            prop_assert!(Reply::decode(&bytes[..cut], 1).is_err());
-        }
-    }
-}
+#[path = "message/tests.rs"]
+mod tests;

@@ -32,7 +32,7 @@ static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 /// clone of the store shares it too.
 ///
 /// The server's user needs these commands on the keys `tg1:{<namespace>/*`: EVALSHA, EVAL, TIME,
-/// GET, MGET, TYPE, SET, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE; and HELLO to have its version
+/// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE; and HELLO to have its version
 /// checked.
 ///
 /// ```
@@ -217,7 +217,7 @@ fn is_no_script(error: &RedisError) -> bool {
 
 fn decode(answer: &Value, request: &Request) -> Result<Reply, StoreError> {
     match answer {
-        Value::BulkString(bytes) => Reply::decode(bytes, request.entries.len()),
+        Value::BulkString(bytes) => Reply::decode(bytes, &request.entries),
         other => Err(StoreError::Reply { field: "type", value: kind_of(other).to_owned() }),
     }
 }

@@ -1,0 +1,101 @@
+use super::*;
+use proptest::prelude::*;
+
+fn given() -> impl Strategy<Value = Grant> {
+    (0..WIRE_MAX, 0..WIRE_MAX, -WIRE_MAX..WIRE_MAX, any::<bool>()).prop_map(
+        |(tokens, rate, level, void)| {
+            let rest = Given { stamp_us: tokens, life_us: rate, ..Given::default() };
+            Grant::Given(Given { tokens, rate, level, void, ..rest })
+        },
+    )
+}
+
+fn entries(count: usize) -> Vec<Entry> {
+    let entry = Entry {
+        limit: "x".into(),
+        key: b"y".as_slice().into(),
+        scale: Scale { rate: 1, token: 1, burst: 1 },
+        version: 0,
+        epoch_us: 1_000_000,
+        spent: 0,
+        debt: 0,
+        allowed: 0,
+        back_units: 0,
+        lost: 0,
+        back_rate: 0,
+        back_depth: 0,
+        held: Held::default(),
+        demand: 0,
+        needed: 0,
+        want: 0,
+        want_rate: 0,
+        restore: false,
+        claim: None,
+    };
+    vec![entry; count]
+}
+
+proptest! {
+    #[test]
+    fn a_reply_survives_its_encoding(
+        grants in prop::collection::vec(given(), 0..5), time_us in 0..1_i64 << 52,
+    ) {
+        let entries = entries(grants.len());
+        let reply = Reply {
+            time_us,
+            incarnation: Incarnation::new(&[7; 16], time_us),
+            nodes: 3,
+            recovering_until_us: 5,
+            verdict: Verdict::Applied(grants),
+        };
+        let bytes = reply.encode(Receipt::default(), &entries);
+        prop_assert_eq!(Reply::decode(&bytes, &entries), Ok(reply));
+    }
+
+    #[test]
+    fn a_hostile_reply_is_an_error_and_never_a_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..400), count in 0..4_usize,
+    ) {
+        let _ = Reply::decode(&bytes, &entries(count));
+        let hostile = [&MAGIC, &bytes[..]].concat();
+        let _ = Reply::decode(&hostile, &entries(count));
+    }
+
+    #[test]
+    fn a_grant_of_hostile_numbers_is_an_error_and_never_a_panic(
+        status in any::<u8>(), numbers in prop::collection::vec(any::<f64>(), 10),
+    ) {
+        let entries = entries(1);
+        let reply = Reply {
+            time_us: 1,
+            incarnation: Incarnation([1; 24]),
+            nodes: 1,
+            recovering_until_us: 0,
+            verdict: Verdict::Applied(vec![Grant::Foreign]),
+        };
+        let mut bytes = reply.encode(Receipt::default(), &entries);
+        bytes.truncate(REPLY_HEADER_BYTES);
+        bytes.push(status);
+        let count = if status >= TIMED { 10 } else { 7 };
+        bytes.extend(numbers[..count].iter().flat_map(|number| number.to_le_bytes()));
+        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries) {
+            prop_assert_eq!(grants.len(), 1);
+            prop_assert!(status <= GIVEN_VOID + TIMED, "{}", status);
+        }
+    }
+
+    #[test]
+    fn a_reply_cut_anywhere_is_refused(cut in 0..179_usize) {
+        let entries = entries(1);
+        let reply = Reply {
+            time_us: 1,
+            incarnation: Incarnation([1; 24]),
+            nodes: 1,
+            recovering_until_us: 0,
+            verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
+        };
+        let bytes = reply.encode(Receipt::default(), &entries);
+        prop_assert_eq!(bytes.len(), 179);
+        prop_assert!(Reply::decode(&bytes[..cut], &entries).is_err());
+    }
+}
