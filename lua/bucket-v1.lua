@@ -151,6 +151,14 @@ local function pass_time(rate, token, burst, epoch_us, stamp_us, level, central,
     leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1
 end
 
+-- Whether a record of a bucket's length is one: no other program's numbers mean anything.
+local function is_ours(own, rate, token, burst, version, epoch_us, stamp_us, level)
+  local least = min(rate, token, burst, epoch_us)
+  local most = max(rate, token, burst, epoch_us, version, stamp_us, level, -level)
+  local parts = rate % 1 + token % 1 + burst % 1 + epoch_us % 1 + version % 1
+  return own:sub(1, #MAGIC) == MAGIC and parts == 0 and least >= 1 and version >= 0 and most <= 2^53
+end
+
 -- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
 local function adopt(ratio, burst, stamp_us, level, central,
     leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1)
@@ -195,7 +203,7 @@ end
 -- Applies the entries that begin at `at` to the buckets that were `found`, and puts the grants into
 -- `parts`, after what is there. Returns what is to be written: the records (false: nothing), where
 -- each goes (an offset as a string, or as a number for how many milliseconds it is to be kept from
--- now on), and the longest of these times.
+-- now on), and the longest of these times. Nil if an entry names a quota that the batch does not have.
 --
 -- The order of steps is that of Key::apply in src/store/model.rs.
 local function apply_all(at, count, quotas, found, parts)
@@ -225,6 +233,9 @@ local function apply_all(at, count, quotas, found, parts)
     end
     if quotas[number] ~= terms then
       terms = quotas[number]
+      if not terms then
+        return nil
+      end
       quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level, high_level,
         capacity = unpack(terms)
       epoch_now = floor(now_us / wanted_epoch_us)
@@ -271,7 +282,7 @@ local function apply_all(at, count, quotas, found, parts)
       whole_changed = true
       own_rate, own_token, own_burst, own_version, epoch_us =
         unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
-      if own:sub(1, #MAGIC) ~= MAGIC then
+      if not is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
         refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
       elseif own_version > version or own_version == version
         and (own_rate ~= rate or own_token ~= token or own_burst ~= burst) then

@@ -224,12 +224,17 @@ local function sync()
     recovering_until_us, entries, incarnation) }
   local quotas, at = read_quotas(HEADER_BYTES + 1, quota_count)
   local records, places, longest_ms = apply_all(at, entries, quotas, found, parts)
+  if not records then
+    return refused('an entry of a quota that is not there')
+  end
   local reply = table.concat(parts)
   local longer = longest_ms + BUCKET_MARGIN_MS > keep_ms
   if longer then
     keep_ms = longest_ms + BUCKET_MARGIN_MS
   end
 
+  -- Changes nothing: who may not write in place is refused before anything is written.
+  call('SETRANGE', KEYS[2], '0', '')
   write_buckets(records, places)
   call('SET', KEYS[2], reply, 'PX', keep_ms)
   if marks or longer then

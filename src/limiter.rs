@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
-use crate::bucket::{Bucket, DirtyQueue, FIELD_MAX, Held, Note, Print, Taken, Touch, Verdict};
+use crate::bucket::{AtOnce, Bucket, DirtyQueue, FIELD_MAX, Held, Note, Print, Taken, Verdict};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, LimitState, Question, Wish};
@@ -196,39 +196,36 @@ impl ActiveLimit {
     #[inline(always)]
     fn judge_print(&self, print: Print, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let LimitState { buckets, terms, .. } = &*self.state;
-        let Some(bucket) = buckets.find(print) else { return self.judge_new(key, cost, now) };
+        let Some((place, bucket)) = buckets.find(print) else {
+            return self.judge_new(key, cost, now);
+        };
         match bucket.take_at_once(cost, now, terms.scale.token) {
-            Some(left) => Judged { bucket, said: Said::new(left, true, true) },
-            None => self.judge_at(bucket, key, cost, now),
+            Some(AtOnce::Allowed { left }) => Judged { bucket, said: Said::new(left, true, true) },
+            Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
+            Some(AtOnce::Denied { told: false }) => self.tell_denied(place, key),
+            None => self.judge_at(place, key, cost, now),
         }
     }
 
-    /// Decides where no tokens are there, or somebody is to be told.
+    #[cold]
     #[inline(never)]
-    fn judge_at<'a>(
-        &'a self,
-        bucket: &'a Bucket,
-        key: &[u8],
-        cost: u32,
-        now: Timestamp,
-    ) -> Judged<'a> {
-        let unit = self.state.terms.scale.token;
-        if cost == 1
-            && let Some((touch, unknown)) = bucket.deny_at_once(now, unit)
-        {
-            if touch != Touch::None {
-                let taken = Taken::denied(touch, unknown);
-                self.tell(&taken, cost, self.state.buckets.place_of(bucket), key);
-            }
-            return Judged { bucket, said: Said::new(0, false, true) };
-        }
-        let taken = bucket.take(cost, self.shared.at(now), unit);
+    fn tell_denied(&self, place: u32, key: &[u8]) -> Judged<'_> {
+        let bucket = self.state.buckets.at(place);
+        self.tell(&bucket.tell_denied(), 1, place, key);
+        Judged { bucket, said: Said::DENIED }
+    }
+
+    /// Decides where one look does not tell, or somebody is to be told.
+    #[inline(never)]
+    fn judge_at(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        let bucket = self.state.buckets.at(place);
+        let taken = bucket.take(cost, self.shared.at(now), self.state.terms.scale.token);
         if !taken.allowed() && bucket.is_gone() {
             // The key was forgotten a moment ago, and has another place now.
             return self.judge_new(key, cost, now);
         }
         if taken.is_news(cost) {
-            self.tell(&taken, cost, self.state.buckets.place_of(bucket), key);
+            self.tell(&taken, cost, place, key);
         }
         Judged::of(bucket, &taken)
     }
@@ -237,14 +234,13 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_new(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let place = self.make(self.state.buckets.print(key), now);
-        self.judge_at(self.state.buckets.at(place), key, cost, now)
+        self.judge_at(place, key, cost, now)
     }
 
     /// The place of the key's bucket, which is made if it is new.
     fn place(&self, print: Print, now: Timestamp) -> u32 {
-        let buckets = &self.state.buckets;
-        let found = buckets.find(print).map(|bucket| buckets.place_of(bucket));
-        found.unwrap_or_else(|| self.make(print, now))
+        let found = self.state.buckets.find(print);
+        found.map_or_else(|| self.make(print, now), |(place, _)| place)
     }
 
     #[cold]
@@ -310,7 +306,7 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         let buckets = &self.state.buckets;
-        if let Some(bucket) = buckets.find(buckets.print(key)) {
+        if let Some((_, bucket)) = buckets.find(buckets.print(key)) {
             let found = self.look(bucket);
             if !bucket.is_gone() {
                 return Ok(found);
@@ -413,6 +409,8 @@ struct Said(u32);
 impl Said {
     const ALLOWED: u32 = 1 << 31;
     const SURE: u32 = 1 << 30;
+    /// Surely nothing was left.
+    const DENIED: Self = Self(Self::SURE);
 
     #[inline(always)]
     fn new(left: u32, allowed: bool, sure: bool) -> Self {
@@ -481,8 +479,12 @@ impl KeyHandle {
     fn judge(&self, cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket: &Bucket = &self.bucket;
         match bucket.take_at_once(cost, now, self.limit.state.terms.scale.token) {
-            Some(left) => Judged { bucket, said: Said::new(left, true, true) },
-            None => self.limit.judge_at(bucket, &self.key, cost, now),
+            Some(AtOnce::Allowed { left }) => Judged { bucket, said: Said::new(left, true, true) },
+            Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
+            Some(AtOnce::Denied { told: false }) => {
+                self.limit.tell_denied(self.bucket.place(), &self.key)
+            }
+            None => self.limit.judge_at(self.bucket.place(), &self.key, cost, now),
         }
     }
 

@@ -327,9 +327,13 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
     let text = name_of("written");
     server.command(&["RPUSH", &list, "theirs"]);
     server.command(&["SET", &text, "theirs"]);
+    // As long as a record of ours, with its letters in front: an older layout, say.
+    let alike = name_of("alike");
+    let value = format!("T1{}", "A".repeat(152));
+    server.command(&["SET", &alike, &value]);
     let heard = Heard::default();
     let limiter = ready(builder(store(&server.url())).listen(heard.ear())).await;
-    for key in ["listed", "written"] {
+    for key in ["listed", "written", "alike"] {
         let told = |event: &Event| match event {
             Event::ForeignKey { error: StoreError::ForeignKey { key: told, .. } } => {
                 told.contains(key)
@@ -349,6 +353,7 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
     .await;
     assert_eq!(server.command(&["LRANGE", &list, "0", "-1"]), "theirs");
     assert_eq!(server.command(&["GET", &text]), "theirs");
+    assert_eq!(server.command(&["GET", &alike]), value);
 }
 
 #[tokio::test]

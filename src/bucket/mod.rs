@@ -12,7 +12,9 @@ mod word;
 
 pub(crate) use dirty::{DIRTY_MAX, DirtyQueue, Note};
 pub(crate) use fields::BOUNDLESS_RATE;
-pub(crate) use outcome::{Collected, Taken, Terms as LeaseTerms, Touch, Verdict};
+#[cfg(feature = "sim")]
+pub(crate) use outcome::Touch;
+pub(crate) use outcome::{AtOnce, Collected, Taken, Terms as LeaseTerms, Verdict};
 pub(crate) use print::{Print, Prints};
 pub(crate) use state::Bucket;
 pub use table::KEYS_MAX;

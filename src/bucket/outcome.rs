@@ -44,6 +44,15 @@ pub(crate) enum Verdict {
     Unsure,
 }
 
+/// What one look decided, for sure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtOnce {
+    /// So many tokens are left.
+    Allowed { left: u32 },
+    /// Whether the engine knows, or is to be told.
+    Denied { told: bool },
+}
+
 /// What [`Bucket::take`] decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
@@ -63,13 +72,6 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// A request of one token was surely denied.
-    pub(crate) fn denied(touch: Touch, unknown: bool) -> Self {
-        let (verdict, sure, left) = (Verdict::Denied, true, 0);
-        let (spilled, refused, uncounted) = (0, 0, false);
-        Self { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
-    }
-
     /// Whether the request may go on.
     #[inline]
     pub(crate) fn allowed(&self) -> bool {

@@ -34,7 +34,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::fields::{Flow, Moment};
-use super::outcome::{Amended, Collected, Taken, Terms, Touch, Verdict};
+use super::outcome::{Amended, AtOnce, Collected, Taken, Terms, Touch, Verdict};
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, RoughTokens, View};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
@@ -46,7 +46,8 @@ const URGENT: u32 = 2;
 /// So often pending tokens that no longer fitted the word are on their way to the engine: 4 bits.
 const SPILLED_ONE: u32 = 4;
 const SPILLED: u32 = 15 * SPILLED_ONE;
-const FLAGS: u32 = QUEUED | URGENT | SPILLED;
+const TOLD: u32 = QUEUED | URGENT;
+const FLAGS: u32 = TOLD | SPILLED;
 const FLAG_BITS: u32 = 6;
 
 /// The most books that an engine can keep.
@@ -173,43 +174,50 @@ impl Bucket {
 
     // ---- decisions ---------------------------------------------------------------------------
 
-    /// Spends `cost` tokens if they are there, and the engine need not hear of it; returns how many are
-    /// left. `None` otherwise, and nothing is changed. `unit` is the number of units in a token.
+    /// Decides about `cost` tokens if one look tells, and the engine need not hear of it; `None`
+    /// otherwise, and then nothing is changed. `unit` is the number of units in a token.
     ///
-    /// Cost: four loads and one compare-and-swap.
+    /// Cost: four loads and one atomic change, or seven where it is denied.
     #[inline(always)]
-    pub(crate) fn take_at_once(&self, cost: u32, now: Timestamp, unit: i64) -> Option<u32> {
+    pub(crate) fn take_at_once(&self, cost: u32, now: Timestamp, unit: i64) -> Option<AtOnce> {
         let word = Word(self.word.load(Ordering::Acquire));
         let ends = Moment(self.ends.load(Ordering::Relaxed));
-        let live = now.as_micros() < ends.micros();
-        let plenty = word.tokens() >= cost + ends.tokens();
-        let plain = word.is_plain(cost);
-        if !live || !plenty || !plain || self.may_overflow(word, now, unit) {
+        if now.as_micros() >= ends.micros() {
             return None;
         }
-        let spent = word.spend_tokens(cost);
-        self.swap(word, spent).ok()?;
-        if cost > 1 {
-            self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
+        if word.tokens() >= cost + ends.tokens() {
+            if !word.is_plain(cost) || self.may_overflow(word, now, unit) {
+                return None;
+            }
+            let spent = word.spend_tokens(cost);
+            self.swap(word, spent).ok()?;
+            if cost > 1 {
+                self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
+            }
+            return Some(AtOnce::Allowed { left: spent.tokens() });
         }
-        Some(spent.tokens())
+        if cost > 1 || !word.is_bare() || !self.is_told() || !self.surely_lacks_one(now, unit) {
+            return None;
+        }
+        // A collection may come between, which the engine is to be told of then.
+        self.denied.fetch_add(1, Ordering::Relaxed);
+        Some(AtOnce::Denied { told: self.desk.load(Ordering::SeqCst) & TOLD == TOLD })
     }
 
-    /// Denies a request of one token if there surely is none: returns what the engine is to be told,
-    /// and whether it must be told the key. `None` otherwise, and nothing is changed.
-    ///
-    /// Cost: seven loads and one atomic change.
+    /// Whether the engine has been told of denials, and one more can be counted.
     #[inline(always)]
-    pub(crate) fn deny_at_once(&self, now: Timestamp, unit: i64) -> Option<(Touch, bool)> {
-        let word = Word(self.word.load(Ordering::Acquire));
-        let live = now.as_micros() < self.ends_us();
-        let bare = word.tokens() == 0 && word.credit() == 0 && !word.policy();
-        let countable = self.denied.load(Ordering::Relaxed) < DENIED_MAX;
-        if !live || !bare || !countable || !self.surely_lacks_one(now, unit) {
-            return None;
-        }
-        self.denied.fetch_add(1, Ordering::Relaxed);
-        Some(self.raise(QUEUED | URGENT))
+    fn is_told(&self) -> bool {
+        let told = self.desk.load(Ordering::Relaxed) & TOLD == TOLD;
+        told && self.denied.load(Ordering::Relaxed) < DENIED_MAX
+    }
+
+    /// The engine is to hear of a denial that has been counted.
+    #[cold]
+    pub(crate) fn tell_denied(&self) -> Taken {
+        let (touch, unknown) = self.raise(TOLD);
+        let (verdict, sure, left) = (Verdict::Denied, true, 0);
+        let (spilled, refused, uncounted) = (0, 0, false);
+        Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
     }
 
     /// Decides about `cost` tokens.
@@ -235,10 +243,15 @@ impl Bucket {
     #[inline]
     fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
         let mut now = time.cached();
-        if cost == 1
-            && let Some((touch, unknown)) = self.deny_at_once(now, unit)
-        {
-            return Taken::denied(touch, unknown);
+        match self.take_at_once(cost, now, unit) {
+            Some(AtOnce::Allowed { left }) => {
+                let (verdict, sure) = (Verdict::Allowed, true);
+                let (touch, unknown) = (Touch::None, false);
+                let (spilled, refused, uncounted) = (0, 0, false);
+                return Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted };
+            }
+            Some(AtOnce::Denied { .. }) => return self.tell_denied(),
+            None => {}
         }
         let (mut settled, mut ahead) = (false, false);
         let mut spilled = 0;
@@ -318,7 +331,7 @@ impl Bucket {
             self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
         }
         let (touch, unknown) = if urgent {
-            self.raise(QUEUED | URGENT)
+            self.raise(TOLD)
         } else if before.pending() == 0 {
             self.raise(QUEUED)
         } else {
@@ -338,7 +351,7 @@ impl Bucket {
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         // Without a lease the store may have more than this node knows of.
         let sure = self.is_leased(live) && !word.policy();
-        let (touch, unknown) = self.raise(QUEUED | URGENT);
+        let (touch, unknown) = self.raise(TOLD);
         let verdict = Verdict::Denied;
         Taken { verdict, sure, left: tokens, touch, unknown, spilled, refused, uncounted }
     }
@@ -507,9 +520,9 @@ impl Bucket {
     /// step. Unless the engine is to be left alone (`muted`), the next decision tells it anew.
     pub(crate) fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
         if muted {
-            self.desk.fetch_or(QUEUED | URGENT, Ordering::SeqCst);
+            self.desk.fetch_or(TOLD, Ordering::SeqCst);
         } else {
-            self.desk.fetch_and(!(QUEUED | URGENT), Ordering::SeqCst);
+            self.desk.fetch_and(!TOLD, Ordering::SeqCst);
         }
         let collect = |word: Word| {
             let after = word.collected().with_credit(recredit(word.credit()));
@@ -547,7 +560,7 @@ impl Bucket {
 
     /// Whoever told of the bucket meant another key: the next decision tells anew.
     pub(crate) fn calm(&self) {
-        self.desk.fetch_and(!(QUEUED | URGENT), Ordering::AcqRel);
+        self.desk.fetch_and(!TOLD, Ordering::AcqRel);
     }
 
     /// Tokens spent and denied since the last collection, without collecting them.

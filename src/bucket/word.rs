@@ -87,6 +87,12 @@ impl Word {
         Self(self.0 & !FIELD)
     }
 
+    /// Whether there are no tokens, no credit and no policy, but a key.
+    #[inline(always)]
+    pub(super) fn is_bare(self) -> bool {
+        self.0 << (64 - EPOCH_AT) >> (TOKENS_AT + 64 - EPOCH_AT) == 0
+    }
+
     /// Whether there is no policy, something is pending, and `cost` more can be.
     #[inline(always)]
     pub(super) fn is_plain(self, cost: u32) -> bool {
@@ -135,6 +141,10 @@ mod tests {
             let pending = (1..=FIELD_MAX - credit).contains(&set.pending());
             prop_assert_eq!(set.is_plain(credit), !policy && pending);
             prop_assert!(!word.collected().is_plain(1));
+            let empty = set.with_tokens(0).with_credit(0).with_policy(false);
+            prop_assert!(empty.is_bare() != empty.gone());
+            prop_assert_eq!(set.is_bare(), set == empty && !set.gone());
+            prop_assert!(!set.forgotten().is_bare());
             prop_assert_eq!(set.gone(), word.gone());
             let (gone, reborn) = (word.forgotten(), word.reborn(credit));
             prop_assert!(gone.gone() && !reborn.gone());

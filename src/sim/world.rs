@@ -392,7 +392,7 @@ impl World {
             return self.record(index, key, cost, false, true, false);
         }
         let print = node.buckets.print(&name);
-        let found = node.buckets.find(print).map(|bucket| node.buckets.place_of(bucket));
+        let found = node.buckets.find(print).map(|(place, _)| place);
         let place =
             found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
         let bucket = BucketRef::new(&node.buckets, place);

@@ -200,8 +200,9 @@ impl World {
             let ((seconds, micros), ttl_ms): ((i64, i64), i64) =
                 redis::pipe().cmd("TIME").pttl(name).query(&mut self.raw).unwrap();
             let late_ms = seconds * 1000 + micros / 1000 + ttl_ms - key.until_ms;
-            // A busy machine may rest between the script's look at the clock and these.
-            assert!((-1000..=2).contains(&late_ms), "{late_ms} ms after {reply:?}: {key:?}");
+            // A busy machine may rest between the script's look at the clock and what it writes, and
+            // between that and these.
+            assert!((-1000..=1000).contains(&late_ms), "{late_ms} ms after {reply:?}: {key:?}");
         }
     }
 

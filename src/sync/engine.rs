@@ -143,7 +143,7 @@ impl Context {
     pub(crate) fn counted(&mut self, lane: u32, nodes: i64) {
         self.nodes_by_lane[lane as usize] = Some(nodes);
         let all = self.nodes().unwrap_or(nodes);
-        if self.known.count(all as u32) {
+        if self.known.count(u32::try_from(all).unwrap_or(u32::MAX)) {
             self.set_credit();
             self.raise_bounds(LaneTrouble::default());
         }
@@ -151,7 +151,7 @@ impl Context {
 
     /// Puts in force the credit that belongs to the number of nodes.
     fn set_credit(&mut self) {
-        let nodes = self.nodes().map(|nodes| nodes as u32);
+        let nodes = self.nodes().map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX));
         for (index, limit) in (0..).zip(&mut self.limits) {
             if limit.terms.mode == Mode::Local {
                 continue;
@@ -407,6 +407,12 @@ impl Engine {
         let trouble = troubles.fold(LaneTrouble::default(), LaneTrouble::worst);
         self.context.raise_bounds(trouble);
         self.context.excess()
+    }
+
+    /// Tokens spent and not acknowledged by the store, to the last one.
+    #[cfg(feature = "sim")]
+    pub(crate) fn pending(&self) -> u64 {
+        self.lanes.iter().map(Lane::pending).sum()
     }
 
     pub(crate) fn gauges(&self) -> Gauges {

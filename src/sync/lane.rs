@@ -123,10 +123,18 @@ impl Lane {
         self.failures > 0
     }
 
-    /// Tokens spent and not acknowledged, and tokens leased by depth.
+    /// Tokens spent and not acknowledged, and tokens leased by depth, of each key as it was when it was
+    /// last dealt with.
     pub(crate) fn gauges(&self) -> (u64, i64) {
         let in_flight = self.flight.as_ref().map_or(0, |flight| flight.request.tokens());
         (in_flight + self.sums.pending, self.sums.depth)
+    }
+
+    /// Tokens spent and not acknowledged, to the last one.
+    #[cfg(feature = "sim")]
+    pub(crate) fn pending(&self) -> u64 {
+        let in_flight = self.flight.as_ref().map_or(0, |flight| flight.request.tokens());
+        in_flight + self.accounts.iter().map(|(_, account)| account.pending()).sum::<u64>()
     }
 
     /// What went wrong in the lane, the outage among it that lasts at `now`.
@@ -273,11 +281,10 @@ impl Lane {
         if self.sums.policies == 0 {
             return;
         }
-        for (_, account) in &mut self.accounts {
-            if account.in_policy() {
-                account.count(now);
-                context.limits[account.limit() as usize].tally.merge(account.take_tally());
-            }
+        let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
+        for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
+            self.rescheduled(slot, |account| account.count(now));
+            self.tally(slot, context);
         }
     }
 

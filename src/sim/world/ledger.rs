@@ -38,7 +38,7 @@ impl World {
             let node = &self.nodes[index];
             let untold = node.asked.values().filter(|bucket| bucket.slot().is_none());
             let pending =
-                node.engine.gauges().pending + untold.map(|bucket| bucket.pending()).sum::<u64>();
+                node.engine.pending() + untold.map(|bucket| bucket.pending()).sum::<u64>();
             let told = node.acknowledged + pending;
             let spent = node.spent;
             self.note(spent == told, || format!("node {index} spent {spent}, told of {told}"));
