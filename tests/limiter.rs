@@ -919,3 +919,23 @@ mod metrics_of_a_limiter {
         cluster.pass(secs(2)).await;
     }
 }
+
+/// Memory of this process that is not on disk, in bytes.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("this runs on Linux");
+    let resident = pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    resident.expect("the second number") * 4096
+}
+
+#[tokio::test]
+async fn room_for_many_keys_takes_memory_only_when_they_come() {
+    let clock = ManualClock::new();
+    let before = resident_bytes();
+    let limits = (0..5).map(|number| Limit::new(format!("api-{number}"), Quota::per_second(1)));
+    let builder = limits.fold(Limiter::builder(), |builder, limit| builder.limit(limit));
+    let limiter = builder.keys_max(10_000_000).clock(&clock).build().expect("good limits");
+    let api = limiter.limit("api-0").expect("it was built with it");
+    assert!(api.check("key").expect("a good key").is_allowed());
+    let taken = resident_bytes().saturating_sub(before);
+    assert!(taken < 32 << 20, "{taken} bytes for one key");
+}

@@ -72,6 +72,13 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// Decided, and counted by the bucket; `news` is what the engine is to be told, and whether it must
+    /// be told the key.
+    pub(super) fn new(verdict: Verdict, sure: bool, left: u32, news: (Touch, bool)) -> Self {
+        let ((touch, unknown), spilled, refused, uncounted) = (news, 0, 0, false);
+        Self { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
+    }
+
     /// Whether the request may go on.
     #[inline]
     pub(crate) fn allowed(&self) -> bool {

@@ -214,10 +214,7 @@ impl Bucket {
     /// The engine is to hear of a denial that has been counted.
     #[cold]
     pub(crate) fn tell_denied(&self) -> Taken {
-        let (touch, unknown) = self.raise(TOLD);
-        let (verdict, sure, left) = (Verdict::Denied, true, 0);
-        let (spilled, refused, uncounted) = (0, 0, false);
-        Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
+        Taken::new(Verdict::Denied, true, 0, self.raise(TOLD))
     }
 
     /// Decides about `cost` tokens.
@@ -245,10 +242,7 @@ impl Bucket {
         let mut now = time.cached();
         match self.take_at_once(cost, now, unit) {
             Some(AtOnce::Allowed { left }) => {
-                let (verdict, sure) = (Verdict::Allowed, true);
-                let (touch, unknown) = (Touch::None, false);
-                let (spilled, refused, uncounted) = (0, 0, false);
-                return Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted };
+                return Taken::new(Verdict::Allowed, true, left, (Touch::None, false));
             }
             Some(AtOnce::Denied { .. }) => return self.tell_denied(),
             None => {}
@@ -330,15 +324,14 @@ impl Bucket {
         if cost > 1 {
             self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
         }
-        let (touch, unknown) = if urgent {
+        let news = if urgent {
             self.raise(TOLD)
         } else if before.pending() == 0 {
             self.raise(QUEUED)
         } else {
             (Touch::None, false)
         };
-        let (verdict, refused, uncounted) = (Verdict::Allowed, 0, false);
-        Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
+        Taken { spilled, ..Taken::new(Verdict::Allowed, sure, left, news) }
     }
 
     #[inline]
@@ -351,17 +344,14 @@ impl Bucket {
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         // Without a lease the store may have more than this node knows of.
         let sure = self.is_leased(live) && !word.policy();
-        let (touch, unknown) = self.raise(TOLD);
-        let verdict = Verdict::Denied;
-        Taken { verdict, sure, left: tokens, touch, unknown, spilled, refused, uncounted }
+        let taken = Taken::new(Verdict::Denied, sure, tokens, self.raise(TOLD));
+        Taken { spilled, refused, uncounted, ..taken }
     }
 
     #[cold]
     fn unsure(&self, left: u32, spilled: u32) -> Taken {
-        let unknown = self.slot().is_none();
-        let (verdict, sure, touch) = (Verdict::Unsure, false, Touch::None);
-        let (refused, uncounted) = (0, false);
-        Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
+        let news = (Touch::None, self.slot().is_none());
+        Taken { spilled, ..Taken::new(Verdict::Unsure, false, left, news) }
     }
 
     /// The credit that may be used now.
