@@ -932,7 +932,7 @@ async fn room_for_many_keys_takes_memory_only_when_they_come() {
     let clock = ManualClock::new();
     let before = resident_bytes();
     let limits = (0..5).map(|number| Limit::new(format!("api-{number}"), Quota::per_second(1)));
-    let builder = limits.fold(Limiter::builder(), |builder, limit| builder.limit(limit));
+    let builder = limits.fold(Limiter::builder(), Builder::limit);
     let limiter = builder.keys_max(10_000_000).clock(&clock).build().expect("good limits");
     let api = limiter.limit("api-0").expect("it was built with it");
     assert!(api.check("key").expect("a good key").is_allowed());
