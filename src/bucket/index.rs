@@ -27,8 +27,8 @@ use super::print::Print;
 
 /// Bits of a place in a table.
 const PLACE_BITS: u32 = 26;
-/// Beyond the last place that an entry can name.
-pub(super) const PLACES_MAX: u32 = (1 << PLACE_BITS) - 1;
+/// The last place that an entry can name; the first is 1, and no entry is 0.
+pub(super) const PLACE_MAX: u32 = (1 << PLACE_BITS) - 1;
 
 /// The first level.
 const BITS_MIN: u32 = 10;
@@ -101,8 +101,8 @@ impl Index {
             return bits;
         }
         for entry in self.entries[level(bits)].iter().map(|entry| entry.load(Ordering::Relaxed)) {
-            if let Some(home) = homes.get(place_of(entry) as usize) {
-                self.put(next, *home, entry);
+            if let Some(home_bits) = home_bits(entry, homes) {
+                self.put(next, home_bits, entry);
             }
         }
         self.shift.store(u32::BITS - next, Ordering::Release);
@@ -121,7 +121,7 @@ impl Index {
     pub(super) fn strike(&self, place: u32, homes: &[u32]) {
         let (shift, length) = (u32::BITS - self.bits(), 1 << self.bits());
         let entry = |at: usize| self.entries[at].load(Ordering::Relaxed);
-        let home_of = |place: u32| homes.get(place as usize).map(|&bits| home(bits, shift));
+        let home_of = |entry: u32| home_bits(entry, homes).map(|bits| home(bits, shift));
         let Some(mut gap) = home_of(place) else { return };
         while place_of(entry(gap)) != place {
             if entry(gap) == 0 {
@@ -133,7 +133,7 @@ impl Index {
         let mut at = gap;
         loop {
             at = after(at);
-            let Some(home) = home_of(place_of(entry(at))) else { break };
+            let Some(home) = home_of(entry(at)) else { break };
             if distance(home, at) >= distance(gap, at) {
                 // Twice for a moment, rather than not at all; who misses it looks again.
                 self.entries[gap].store(entry(at), Ordering::Release);
@@ -163,10 +163,10 @@ fn home(bits: u32, shift: u32) -> usize {
 
 #[inline(always)]
 fn entry(print: Print, place: u32) -> u32 {
-    print.tag() << PLACE_BITS | (place + 1)
+    print.tag() << PLACE_BITS | place
 }
 
-/// The place, if the entry may be that of the key with this print; an empty entry names no place.
+/// The place, if the entry may be that of the key with this print; 0 may be an empty entry.
 #[inline(always)]
 fn match_entry(entry: u32, print: Print) -> Option<u32> {
     (entry >> PLACE_BITS == print.tag()).then(|| place_of(entry))
@@ -174,7 +174,12 @@ fn match_entry(entry: u32, print: Print) -> Option<u32> {
 
 #[inline(always)]
 fn place_of(entry: u32) -> u32 {
-    (entry & PLACES_MAX).wrapping_sub(1)
+    entry & PLACE_MAX
+}
+
+/// Where the print of an entry is looked for first, as bits; an empty entry has none.
+fn home_bits(entry: u32, homes: &[u32]) -> Option<u32> {
+    homes.get(place_of(entry) as usize).copied().filter(|_| entry > 0)
 }
 
 #[cfg(test)]

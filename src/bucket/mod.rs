@@ -1,9 +1,11 @@
 //! The data plane: lock-free buckets in a table that is read without locks, and the queue that
 //! tells the engine which of them were touched.
 
+mod desk;
 pub(crate) mod dirty;
 mod fields;
 mod index;
+mod line;
 mod outcome;
 pub(crate) mod print;
 pub(crate) mod state;
@@ -12,11 +14,11 @@ mod word;
 
 pub(crate) use dirty::{DIRTY_MAX, DirtyQueue, Note};
 pub(crate) use fields::BOUNDLESS_RATE;
+pub(crate) use line::Bucket;
 #[cfg(feature = "sim")]
 pub(crate) use outcome::Touch;
 pub(crate) use outcome::{AtOnce, Collected, Taken, Terms as LeaseTerms, Verdict};
 pub(crate) use print::{Print, Prints};
-pub(crate) use state::Bucket;
 pub use table::KEYS_MAX;
 pub(crate) use table::{BucketRef, Held, KeyBudget, LimitCounts, Table};
 pub(crate) use word::FIELD_MAX;

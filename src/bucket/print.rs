@@ -6,7 +6,7 @@
 //! hashes cannot choose keys that do, or that crowd one place of the index.
 //!
 //! Each hash multiplies 16 bytes at a time with secrets, to 128 bits, and folds those. It is of the
-//! family of wyhash and foldhash; both hashes read the key once, together.
+//! family of wyhash and foldhash.
 
 /// Of one hash: where it begins, and what the last block and all others are multiplied with.
 pub(crate) type Secret = [u64; 3];
@@ -55,9 +55,13 @@ impl Prints {
     pub(crate) fn of_two_blocks(&self, key: &[u8]) -> Option<Print> {
         match (key.first_chunk(), key.last_chunk()) {
             (Some(first), Some(last)) if key.len() <= 32 => {
-                let (one, two) = self.begin(key);
-                let (one, two) = self.mix(first, one, two);
-                Some(self.end(halves(last), one, two))
+                let hash = |secret: &Secret| {
+                    let mixed = mix(first, begin(key, secret), secret[1]);
+                    mix(last, mixed, secret[2])
+                };
+                // First what is waited for longest.
+                let place = hash(&self.place);
+                Some(Print { held: hash(&self.held), place })
             }
             _ => None,
         }
@@ -65,42 +69,36 @@ impl Prints {
 
     /// The print of `key`.
     pub(crate) fn of(&self, key: &[u8]) -> Print {
-        if let Some(print) = self.of_two_blocks(key) {
-            return print;
-        }
-        let (mut one, mut two) = self.begin(key);
-        let Some(last) = key.last_chunk() else {
-            let Print { held, place } = self.end(ends(key), one, two);
-            // Nothing has been mixed yet but the one block.
-            return Print {
-                held: fold(held, self.held[1] | 1),
-                place: fold(place, self.place[1] | 1),
-            };
-        };
-        // All but the last 16 bytes, which the last block has, whatever it overlaps.
-        for block in key[..key.len() - 1].as_chunks().0 {
-            (one, two) = self.mix(block, one, two);
-        }
-        self.end(halves(last), one, two)
+        self.of_two_blocks(key).unwrap_or_else(|| {
+            let (held, place) = (hash(key, &self.held), hash(key, &self.place));
+            Print { held, place }
+        })
     }
+}
 
-    #[inline(always)]
-    fn begin(&self, key: &[u8]) -> (u64, u64) {
-        let length = key.len() as u64;
-        (self.held[0] ^ length, self.place[0] ^ length)
+fn hash(key: &[u8], secret: &Secret) -> u64 {
+    let mut mixed = begin(key, secret);
+    let Some(last) = key.last_chunk() else {
+        let (low, high) = ends(key);
+        // Nothing has been mixed yet but the one block.
+        return fold(fold(low ^ mixed, high ^ secret[2]), secret[1] | 1);
+    };
+    // All but the last 16 bytes, which the last block has, whatever it overlaps.
+    for block in key[..key.len() - 1].as_chunks().0 {
+        mixed = mix(block, mixed, secret[1]);
     }
+    mix(last, mixed, secret[2])
+}
 
-    #[inline(always)]
-    fn mix(&self, block: &[u8; 16], one: u64, two: u64) -> (u64, u64) {
-        let (low, high) = halves(block);
-        (fold(low ^ one, high ^ self.held[1]), fold(low ^ two, high ^ self.place[1]))
-    }
+#[inline(always)]
+fn begin(key: &[u8], secret: &Secret) -> u64 {
+    secret[0] ^ key.len() as u64
+}
 
-    #[inline(always)]
-    fn end(&self, last: (u64, u64), one: u64, two: u64) -> Print {
-        let held = fold(last.0 ^ one, last.1 ^ self.held[2]);
-        Print { held, place: fold(last.0 ^ two, last.1 ^ self.place[2]) }
-    }
+#[inline(always)]
+fn mix(block: &[u8; 16], mixed: u64, secret: u64) -> u64 {
+    let (low, high) = halves(block);
+    fold(low ^ mixed, high ^ secret)
 }
 
 /// Both halves of the product.

@@ -31,81 +31,20 @@
 //! the word. All four are `SeqCst`: else both could read what was before, and what was spent would be
 //! neither collected nor told of.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
+use super::desk::TOLD;
 use super::fields::{Flow, Moment};
+use super::line::{Bucket, CLOSED, Counts};
 use super::outcome::{Amended, AtOnce, Collected, Taken, Terms, Touch, Verdict};
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, RoughTokens, View};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
-/// The bucket is on its way to the engine.
-const QUEUED: u32 = 1;
-/// The engine was told that the bucket runs low.
-const URGENT: u32 = 2;
-/// So often pending tokens that no longer fitted the word are on their way to the engine: 4 bits.
-const SPILLED_ONE: u32 = 4;
-const SPILLED: u32 = 15 * SPILLED_ONE;
-const TOLD: u32 = QUEUED | URGENT;
-const FLAGS: u32 = TOLD | SPILLED;
-const FLAG_BITS: u32 = 6;
-
-/// The most books that an engine can keep.
-pub(crate) const SLOT_MAX: u32 = (u32::MAX >> FLAG_BITS) - 1;
-const NO_SLOT: u32 = SLOT_MAX + 1;
-
 /// Tokens denied between two collections are summed up to about so many.
 const DENIED_MAX: u32 = 1 << 31;
 
-/// Refill is closed; what is in the other bits is when the bucket will be full if left alone.
-const CLOSED: u64 = 1 << 63;
-
-/// A key's state on this node: one cache line.
-#[derive(Debug, bytemuck::Zeroable)]
-#[repr(align(64))]
-pub(crate) struct Bucket {
-    /// Publishes the lease's end along with itself.
-    word: AtomicU64,
-    /// Refill up to here has been turned into tokens; publishes the flow. [`CLOSED`]: none flows in,
-    /// and the store's bucket is full from then on if nobody else spends.
-    minted_us: AtomicU64,
-    /// A [`Flow`], written by the engine.
-    flow: AtomicU64,
-    /// A [`Moment`], written by the engine: the end of the lease, from which on tokens are void,
-    /// and the low mark.
-    ends: AtomicU64,
-    /// A [`Moment`], written by the engine: from when on credit may be used, and the store's level
-    /// at its last word, rounded.
-    seen: AtomicU64,
-    /// Half of what tells the key from others; written before the place is known to anybody.
-    print: AtomicU64,
-    /// When the store's last word came, in milliseconds that wrap; 0: never.
-    view_ms: AtomicU32,
-    /// Tokens denied since the last collection.
-    denied: AtomicU32,
-    /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
-    surplus: AtomicU32,
-    /// Flags, and above them where the engine keeps its books on the key.
-    desk: AtomicU32,
-}
-
 impl Bucket {
-    /// A bucket that holds no lease and has `credit`.
-    pub(crate) fn new(credit: u32) -> Self {
-        Self {
-            word: AtomicU64::new(Word::new(0, credit).0),
-            minted_us: AtomicU64::new(CLOSED),
-            flow: AtomicU64::new(Flow::NONE.0),
-            ends: AtomicU64::new(Moment::ZERO.0),
-            seen: AtomicU64::new(Moment::ZERO.0),
-            print: AtomicU64::new(0),
-            view_ms: AtomicU32::new(0),
-            denied: AtomicU32::new(0),
-            surplus: AtomicU32::new(0),
-            desk: AtomicU32::new(NO_SLOT << FLAG_BITS),
-        }
-    }
-
     /// A full bucket that this node alone refills, for ever.
     #[cfg(test)]
     pub(crate) fn local(rate: i64, depth: u32, now: Timestamp) -> Self {
@@ -126,48 +65,31 @@ impl Bucket {
     /// Whether the bucket is that of the key with this print.
     #[inline(always)]
     pub(super) fn is_of(&self, print: u64) -> bool {
-        self.print.load(Ordering::Relaxed) == print
-    }
-
-    /// Gives the place to the key with this print, at rest; nobody else knows the place yet.
-    pub(super) fn settle_in(&self, print: u64, credit: u32) {
-        self.print.store(print, Ordering::Relaxed);
-        self.minted_us.store(CLOSED, Ordering::Release);
-        self.flow.store(Flow::NONE.0, Ordering::Release);
-        for number in [&self.ends, &self.seen] {
-            number.store(Moment::ZERO.0, Ordering::Relaxed);
-        }
-        for number in [&self.view_ms, &self.denied, &self.surplus] {
-            number.store(0, Ordering::Relaxed);
-        }
-        self.desk.store(NO_SLOT << FLAG_BITS, Ordering::Relaxed);
-        let word = Word(self.word.load(Ordering::Relaxed));
-        self.word.store(word.reborn(credit).0, Ordering::Release);
+        self.print().load(Ordering::Relaxed) == print
     }
 
     /// Whether the key was forgotten: nothing can be spent here any more.
     #[cold]
     pub(crate) fn is_gone(&self) -> bool {
-        Word(self.word.load(Ordering::Acquire)).gone()
+        Word(self.word().load(Ordering::Acquire)).gone()
     }
 
     /// Forgets the key if that gives nothing back to it: it is full, has its whole credit, nothing
     /// is pending, and the engine keeps no books on it.
     pub(super) fn try_forget(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
         let (tokens, ..) = self.peek(now, unit);
-        let minted = self.minted_us.load(Ordering::Acquire);
-        let word = Word(self.word.load(Ordering::Acquire));
+        let minted = self.minted_us().load(Ordering::Acquire);
+        let word = Word(self.word().load(Ordering::Acquire));
         let full = if local {
-            tokens == Flow(self.flow.load(Ordering::Relaxed)).depth()
+            tokens == Flow(self.flow().load(Ordering::Relaxed)).depth()
         } else {
             let full = minted >= CLOSED && minted & !CLOSED <= now.as_micros();
             full && tokens == 0 && word.credit() == credit
         };
-        let quiet =
-            word.pending() == 0 && self.desk.load(Ordering::Acquire) == NO_SLOT << FLAG_BITS;
-        full && quiet
+        full && word.pending() == 0
+            && self.is_shut()
             && self
-                .word
+                .word()
                 .compare_exchange(word.0, word.forgotten().0, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
     }
@@ -180,8 +102,8 @@ impl Bucket {
     /// Cost: four loads and one atomic change, or seven where it is denied.
     #[inline(always)]
     pub(crate) fn take_at_once(&self, cost: u32, now: Timestamp, unit: i64) -> Option<AtOnce> {
-        let word = Word(self.word.load(Ordering::Acquire));
-        let ends = Moment(self.ends.load(Ordering::Relaxed));
+        let word = Word(self.word().load(Ordering::Acquire));
+        let ends = Moment(self.ends().load(Ordering::Relaxed));
         if now.as_micros() >= ends.micros() {
             return None;
         }
@@ -192,7 +114,7 @@ impl Bucket {
             let spent = word.spend_tokens(cost);
             self.swap(word, spent).ok()?;
             if cost > 1 {
-                self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
+                self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
             }
             return Some(AtOnce::Allowed { left: spent.tokens() });
         }
@@ -200,15 +122,15 @@ impl Bucket {
             return None;
         }
         // A collection may come between, which the engine is to be told of then.
-        self.denied.fetch_add(1, Ordering::Relaxed);
-        Some(AtOnce::Denied { told: self.desk.load(Ordering::SeqCst) & TOLD == TOLD })
+        self.counts().fetch_add(1, Ordering::Relaxed);
+        Some(AtOnce::Denied { told: self.desk().load(Ordering::SeqCst) & TOLD == TOLD })
     }
 
     /// Whether the engine has been told of denials, and one more can be counted.
     #[inline(always)]
     fn is_told(&self) -> bool {
-        let told = self.desk.load(Ordering::Relaxed) & TOLD == TOLD;
-        told && self.denied.load(Ordering::Relaxed) < DENIED_MAX
+        let told = self.desk().load(Ordering::Relaxed) & TOLD == TOLD;
+        told && self.denied() < DENIED_MAX
     }
 
     /// The engine is to hear of a denial that has been counted.
@@ -231,8 +153,8 @@ impl Bucket {
     /// Whether refill is leased, and has not brought a token by now.
     #[inline]
     fn surely_lacks_one(&self, now: Timestamp, unit: i64) -> bool {
-        let flow = Flow(self.flow.load(Ordering::Acquire));
-        let elapsed_us = now.as_micros().saturating_sub(self.minted_us.load(Ordering::Acquire));
+        let flow = Flow(self.flow().load(Ordering::Acquire));
+        let elapsed_us = now.as_micros().saturating_sub(self.minted_us().load(Ordering::Acquire));
         let flowed = flow.rate().saturating_mul(elapsed_us).saturating_add(flow.ahead_units(unit));
         flow.rate() > 0 && flowed < unit as u64
     }
@@ -249,9 +171,9 @@ impl Bucket {
         }
         let (mut settled, mut ahead) = (false, false);
         let mut spilled = 0;
-        let mut word = Word(self.word.load(Ordering::Acquire));
+        let mut word = Word(self.word().load(Ordering::Acquire));
         loop {
-            let ends = Moment(self.ends.load(Ordering::Relaxed));
+            let ends = Moment(self.ends().load(Ordering::Relaxed));
             let live = now.as_micros() < ends.micros();
             let tokens = if live { word.tokens() } else { 0 };
             let from_tokens = tokens.min(cost);
@@ -260,18 +182,18 @@ impl Bucket {
                 now = time.precise();
                 settled = true;
                 self.mint(word, now, 0, unit);
-                word = Word(self.word.load(Ordering::Acquire));
+                word = Word(self.word().load(Ordering::Acquire));
                 continue;
             }
             if live && from_credit > 0 {
                 let minted = self.mint(word, now, 0, unit);
                 // A token ahead is for who spends it at once: others may want sure answers.
-                let flow = Flow(self.flow.load(Ordering::Relaxed));
+                let flow = Flow(self.flow().load(Ordering::Relaxed));
                 let last = unsure && from_credit == 1;
                 let ahead_us = if last { flow.ahead_us(unit) } else { 0 };
                 if minted || ahead_us > 0 && self.mint(word, now, ahead_us, unit) {
                     ahead |= !minted;
-                    word = Word(self.word.load(Ordering::Acquire));
+                    word = Word(self.word().load(Ordering::Acquire));
                     continue;
                 }
             }
@@ -307,7 +229,7 @@ impl Bucket {
     #[inline(always)]
     fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
         let order = (Ordering::SeqCst, Ordering::Acquire);
-        let swapped = self.word.compare_exchange_weak(from.0, to.0, order.0, order.1);
+        let swapped = self.word().compare_exchange_weak(from.0, to.0, order.0, order.1);
         swapped.map(|_| ()).map_err(Word)
     }
 
@@ -322,12 +244,12 @@ impl Bucket {
         spilled: u32,
     ) -> Taken {
         if cost > 1 {
-            self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
+            self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
         }
         let news = if urgent {
             self.raise(TOLD)
         } else if before.pending() == 0 {
-            self.raise(QUEUED)
+            self.raise_queued()
         } else {
             (Touch::None, false)
         };
@@ -337,9 +259,9 @@ impl Bucket {
     #[inline]
     fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool, spilled: u32) -> Taken {
         // So much is no hint any more, and the sum must not wrap: the limit counts the request.
-        let uncounted = self.denied.load(Ordering::Relaxed) >= DENIED_MAX;
-        let counted = if uncounted { 0 } else { cost };
-        let before = self.denied.fetch_add(counted, Ordering::Relaxed);
+        let uncounted = self.denied() >= DENIED_MAX;
+        let counted = if uncounted { 0 } else { u64::from(cost) };
+        let before = Counts(self.counts().fetch_add(counted, Ordering::Relaxed)).denied();
         // Told whenever it is more than all that was denied before: a few times between collections.
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         // Without a lease the store may have more than this node knows of.
@@ -356,7 +278,7 @@ impl Bucket {
 
     /// The credit that may be used now.
     fn credit(&self, word: Word, now: Timestamp) -> u32 {
-        let from_us = Moment(self.seen.load(Ordering::Relaxed)).micros();
+        let from_us = Moment(self.seen().load(Ordering::Relaxed)).micros();
         if now.as_micros() >= from_us { word.credit() } else { 0 }
     }
 
@@ -365,32 +287,15 @@ impl Bucket {
         live && self.rate() > 0
     }
 
-    /// Raises flags and says what of it is news, and whether the engine has to be told the key.
-    #[inline]
-    fn raise(&self, flags: u32) -> (Touch, bool) {
-        if self.desk.load(Ordering::SeqCst) & flags == flags {
-            return (Touch::None, false);
-        }
-        let before = self.desk.fetch_or(flags, Ordering::AcqRel);
-        let unknown = before >> FLAG_BITS == NO_SLOT;
-        if before & flags == flags {
-            (Touch::None, unknown)
-        } else if flags & URGENT != 0 {
-            (Touch::Urgent, unknown)
-        } else {
-            (Touch::Dirty, unknown)
-        }
-    }
-
     /// Whether refill may have run into the depth by now, if `now` is the cached time: what flowed
     /// in since is lost, and must be before tokens are spent, or it would be earned again
     /// afterwards.
     #[inline(always)]
     fn may_overflow(&self, word: Word, now: Timestamp, unit: i64) -> bool {
-        let flow = Flow(self.flow.load(Ordering::Acquire));
+        let flow = Flow(self.flow().load(Ordering::Acquire));
         let until_us = now.as_micros() + CLOCK_AGE_MAX_US;
         // Where nothing flows in this is closed, and far ahead.
-        let minted_us = self.minted_us.load(Ordering::Acquire);
+        let minted_us = self.minted_us().load(Ordering::Acquire);
         let room = u64::from(flow.depth().saturating_sub(word.tokens()));
         until_us > minted_us
             && flow.rate().saturating_mul(until_us - minted_us) >= room.saturating_mul(unit as u64)
@@ -399,9 +304,9 @@ impl Bucket {
     /// Turns earned time into tokens, and time up to `ahead_us` from now that is still to be earned.
     /// Returns whether the word is worth another look.
     fn mint(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> bool {
-        let minted = self.minted_us.load(Ordering::Acquire);
-        let flow = Flow(self.flow.load(Ordering::Acquire));
-        let ends_us = Moment(self.ends.load(Ordering::Relaxed)).micros();
+        let minted = self.minted_us().load(Ordering::Acquire);
+        let flow = Flow(self.flow().load(Ordering::Acquire));
+        let ends_us = Moment(self.ends().load(Ordering::Relaxed)).micros();
         let now_us = (now.as_micros() + ahead_us).min(ends_us);
         if minted >= now_us || flow.rate() == 0 {
             return false;
@@ -425,7 +330,7 @@ impl Bucket {
             return false;
         }
         let claim =
-            self.minted_us.compare_exchange(minted, claimed, Ordering::AcqRel, Ordering::Relaxed);
+            self.minted_us().compare_exchange(minted, claimed, Ordering::AcqRel, Ordering::Relaxed);
         if claim.is_ok() {
             self.deposit(tokens as u32, seen.epoch());
         }
@@ -434,7 +339,7 @@ impl Bucket {
 
     /// Adds minted tokens, unless the lease that earned them has changed.
     fn deposit(&self, tokens: u32, epoch: u64) {
-        let depth = Flow(self.flow.load(Ordering::Relaxed)).depth();
+        let depth = Flow(self.flow().load(Ordering::Relaxed)).depth();
         let _ = self.update(|word| {
             (word.epoch() == epoch && !word.gone())
                 .then(|| word.with_tokens((word.tokens() + tokens).min(depth.max(word.tokens()))))
@@ -445,10 +350,11 @@ impl Bucket {
     /// word as it is then. `None` if too many are on their way already.
     #[cold]
     fn spill(&self, word: Word) -> Option<(u32, Word)> {
-        let more = |desk: u32| (desk & SPILLED < SPILLED).then(|| desk + SPILLED_ONE);
-        self.desk.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        if !self.try_announce_spill() {
+            return None;
+        }
         let emptied = word.collected();
-        match self.word.compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
+        match self.word().compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some((word.pending(), emptied)),
             Err(seen) => {
                 self.spill_booked();
@@ -459,7 +365,7 @@ impl Bucket {
 
     /// Applies `change` to the word until it sticks or `change` declines; returns the word before.
     fn update(&self, mut change: impl FnMut(Word) -> Option<Word>) -> Result<Word, Word> {
-        self.word
+        self.word()
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
                 change(Word(word)).map(|changed| changed.0)
             })
@@ -469,39 +375,39 @@ impl Bucket {
 
     /// What a decision would find, spending nothing: tokens, credit, and whether it would be sure.
     pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
-        let mut word = Word(self.word.load(Ordering::Acquire));
+        let mut word = Word(self.word().load(Ordering::Acquire));
         let live = now.as_micros() < self.ends_us();
         if live && self.mint(word, now, 0, unit) {
-            word = Word(self.word.load(Ordering::Acquire));
+            word = Word(self.word().load(Ordering::Acquire));
         }
         (if live { word.tokens() } else { 0 }, self.credit(word, now), !word.policy())
     }
 
     fn ends_us(&self) -> u64 {
-        Moment(self.ends.load(Ordering::Relaxed)).micros()
+        Moment(self.ends().load(Ordering::Relaxed)).micros()
     }
 
     /// What the store said last.
     #[inline(always)]
     pub(crate) fn view(&self) -> View {
-        let tokens = Moment(self.seen.load(Ordering::Relaxed)).tokens();
-        View::new(RoughTokens::of_bits(tokens), self.view_ms.load(Ordering::Relaxed))
+        let tokens = Moment(self.seen().load(Ordering::Relaxed)).tokens();
+        self.view_of(RoughTokens::of_bits(tokens))
     }
 
     /// What flows in: a hint, for reports.
     #[inline(always)]
     pub(crate) fn refill(&self) -> Refill {
-        let flow = Flow(self.flow.load(Ordering::Relaxed));
+        let flow = Flow(self.flow().load(Ordering::Relaxed));
         Refill {
             rate: flow.rate(),
             ahead: flow.ahead(),
-            minted_us: self.minted_us.load(Ordering::Relaxed),
-            ends_ms: Moment(self.ends.load(Ordering::Relaxed)).millis(),
+            minted_us: self.minted_us().load(Ordering::Relaxed),
+            ends_ms: Moment(self.ends().load(Ordering::Relaxed)).millis(),
         }
     }
 
     fn rate(&self) -> u64 {
-        Flow(self.flow.load(Ordering::Relaxed)).rate()
+        Flow(self.flow().load(Ordering::Relaxed)).rate()
     }
 
     // ---- the engine's side -------------------------------------------------------------------
@@ -509,58 +415,44 @@ impl Bucket {
     /// Takes what is pending and sets the credit that is left to `recredit` of itself in the same
     /// step. Unless the engine is to be left alone (`muted`), the next decision tells it anew.
     pub(crate) fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
-        if muted {
-            self.desk.fetch_or(TOLD, Ordering::SeqCst);
-        } else {
-            self.desk.fetch_and(!TOLD, Ordering::SeqCst);
-        }
+        self.set_told(muted);
         let collect = |word: Word| {
             let after = word.collected().with_credit(recredit(word.credit()));
             (after != word).then_some(after)
         };
         let (Ok(before) | Err(before)) = self.update(collect);
+        let counts = Counts(self.counts().swap(0, Ordering::Relaxed));
         Collected {
             spent: u64::from(before.pending()),
-            surplus: u64::from(self.surplus.swap(0, Ordering::Relaxed)),
-            denied: u64::from(self.denied.swap(0, Ordering::Relaxed)),
+            surplus: u64::from(counts.surplus()),
+            denied: u64::from(counts.denied()),
             credit: before.credit(),
         }
     }
 
     /// Tokens spent since the last collection, without collecting them.
     pub(crate) fn pending(&self) -> u64 {
-        u64::from(Word(self.word.load(Ordering::Relaxed)).pending())
+        u64::from(Word(self.word().load(Ordering::Relaxed)).pending())
     }
 
     /// Tokens held, and tokens spent since the last collection, at one moment.
     pub(crate) fn held_and_pending(&self) -> (u32, u64) {
-        let word = Word(self.word.load(Ordering::Acquire));
+        let word = Word(self.word().load(Ordering::Acquire));
         (word.tokens(), u64::from(word.pending()))
     }
 
-    /// Whether pending tokens may be on their way to the engine by themselves.
-    pub(crate) fn has_spilled(&self) -> bool {
-        self.desk.load(Ordering::Acquire) & SPILLED != 0
-    }
-
-    /// One lot of what was spilled has arrived.
-    pub(crate) fn spill_booked(&self) {
-        self.desk.fetch_sub(SPILLED_ONE, Ordering::AcqRel);
-    }
-
-    /// Whoever told of the bucket meant another key: the next decision tells anew.
-    pub(crate) fn calm(&self) {
-        self.desk.fetch_and(!TOLD, Ordering::AcqRel);
+    fn denied(&self) -> u32 {
+        Counts(self.counts().load(Ordering::Relaxed)).denied()
     }
 
     /// Tokens spent and denied since the last collection, without collecting them.
     pub(crate) fn demand(&self) -> u64 {
-        self.pending() + u64::from(self.denied.load(Ordering::Relaxed))
+        self.pending() + u64::from(self.denied())
     }
 
     /// The credit that a bucket without lease and books had before anything was spent on it.
     pub(crate) fn credit_at_rest(&self) -> u32 {
-        let word = Word(self.word.load(Ordering::Acquire));
+        let word = Word(self.word().load(Ordering::Acquire));
         word.credit() + word.pending()
     }
 
@@ -581,39 +473,8 @@ impl Bucket {
 
     /// Lowers the depth: refill stops there.
     pub(crate) fn set_depth(&self, depth: u32) {
-        let flow = Flow(self.flow.load(Ordering::Relaxed));
-        self.flow.store(flow.with_depth(depth.min(FIELD_MAX)).0, Ordering::Release);
-    }
-
-    /// Where the engine keeps its books on this key.
-    pub(crate) fn slot(&self) -> Option<u32> {
-        let slot = self.desk.load(Ordering::Acquire) >> FLAG_BITS;
-        (slot != NO_SLOT).then_some(slot)
-    }
-
-    /// The engine opens its books on this key.
-    pub(crate) fn open_books(&self, slot: u32) {
-        debug_assert!(slot <= SLOT_MAX);
-        debug_assert!(self.minted_us.load(Ordering::Relaxed) >= CLOSED, "no lease without books");
-        self.minted_us.store(u64::MAX, Ordering::Release);
-        let _ = self.desk.fetch_update(Ordering::AcqRel, Ordering::Acquire, |desk| {
-            Some(desk & FLAGS | slot << FLAG_BITS)
-        });
-    }
-
-    /// The engine closes its books on this key, which is full at `full_at` if left alone and may not
-    /// be forgotten before. Fails when a decision has just been taken that the engine is told of.
-    pub(crate) fn try_close_books(&self, full_at: Timestamp) -> bool {
-        let minted = CLOSED | full_at.as_micros().min(CLOSED - 1);
-        self.minted_us.store(minted, Ordering::Release);
-        let open = self.desk.load(Ordering::Acquire);
-        let shut = NO_SLOT << FLAG_BITS;
-        let swapped =
-            self.desk.compare_exchange(open & !FLAGS, shut, Ordering::AcqRel, Ordering::Relaxed);
-        if swapped.is_err() {
-            self.minted_us.store(u64::MAX, Ordering::Release);
-        }
-        swapped.is_ok()
+        let flow = Flow(self.flow().load(Ordering::Relaxed));
+        self.flow().store(flow.with_depth(depth.min(FIELD_MAX)).0, Ordering::Release);
     }
 
     /// Changes the lease at `now`: settles what the old one earned, applies `terms`, and adds
@@ -629,11 +490,11 @@ impl Bucket {
         // What has overflowed is lost before the refill is closed and anything more is spent.
         self.peek(now, unit);
         let earned = self.settle(now);
-        let old = Flow(self.flow.load(Ordering::Relaxed));
+        let old = Flow(self.flow().load(Ordering::Relaxed));
         let flow = Flow::new(terms.rate, terms.depth, terms.ahead);
-        self.flow.store(flow.0, Ordering::Release);
+        self.flow().store(flow.0, Ordering::Release);
         let ends = Moment::not_after(terms.ends, terms.low.min(FIELD_MAX));
-        let old_ends_us = Moment(self.ends.swap(ends.0, Ordering::AcqRel)).micros();
+        let old_ends_us = Moment(self.ends().swap(ends.0, Ordering::AcqRel)).micros();
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
         let mut amended = Amended::default();
         let _ = self.update(|word| {
@@ -658,15 +519,15 @@ impl Bucket {
         } else {
             u64::MAX
         };
-        self.minted_us.store(minted_us, Ordering::Release);
+        self.minted_us().store(minted_us, Ordering::Release);
         amended
     }
 
     /// Closes the refill. Returns the units it has earned and not yet turned into tokens: less than
     /// none if tokens were minted ahead, or by a decision whose clock was ahead of `now`.
     fn settle(&self, now: Timestamp) -> i128 {
-        let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
-        let flow = Flow(self.flow.load(Ordering::Relaxed));
+        let minted_us = self.minted_us().swap(u64::MAX, Ordering::AcqRel);
+        let flow = Flow(self.flow().load(Ordering::Relaxed));
         let ended = now.as_micros() >= self.ends_us();
         if minted_us >= CLOSED || ended || flow.is_boundless() {
             return 0;
@@ -677,13 +538,8 @@ impl Bucket {
     /// Notes what the store said at `at`, in tokens, and from when on credit may be used.
     pub(crate) fn set_view(&self, tokens: i64, at: Timestamp, credit_from: Timestamp) {
         let seen = Moment::not_before(credit_from, RoughTokens::new(tokens).bits());
-        self.seen.store(seen.0, Ordering::Relaxed);
-        self.view_ms.store((at.millis() as u32).max(1), Ordering::Relaxed);
-    }
-
-    /// Whether the bucket has run low since it was last collected.
-    pub(crate) fn is_urgent(&self) -> bool {
-        self.desk.load(Ordering::Acquire) & URGENT != 0
+        self.seen().store(seen.0, Ordering::Relaxed);
+        self.set_view_at(at);
     }
 }
 

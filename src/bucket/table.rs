@@ -1,7 +1,6 @@
 //! Where a limit's buckets stand: a table that decisions read without any lock.
 //!
-//! Buckets stand in chunks, one cache line each, and are neither moved nor freed while the table
-//! lives; an [`Index`] leads from a key's [`Print`] to its bucket's place. Whoever makes or forgets
+//! Buckets are one cache line each, and neither moved nor freed while the table lives; an [`Index`] leads from a key's [`Print`] to its bucket's place. Whoever makes or forgets
 //! keys holds the keeper's lock, and is the only one to write to the index; a reader who finds nothing
 //! there looks again with the lock held. A place that was given up, whose bucket's word says *gone*,
 //! is given to another key after [`QUARANTINE_US`], far longer than a decision may take.
@@ -9,21 +8,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
-use super::index::{Index, PLACES_MAX};
+use super::index::{Index, PLACE_MAX};
+use super::line::{Bucket, Lines};
 use super::outcome::{Taken, Verdict};
 use super::print::{Print, Prints};
-use super::state::Bucket;
 use crate::time::Timestamp;
 
 /// The most keys that all limits of one limiter may hold together.
 pub const KEYS_MAX: usize = 50_000_000;
 
-/// Buckets are made so many at a time.
-const CHUNK: usize = 1024;
 /// How long a place stands empty: no decision takes so long, but where its thread is held up.
 const QUARANTINE_US: u64 = 200_000;
 /// While others wait for a moment at the keeper's, so many places are looked at.
@@ -31,13 +28,15 @@ const SCAN: u32 = 1024;
 /// Counters of the same thing, so that threads rarely meet at one.
 const STRIPES: usize = 16;
 
-/// The place of the bucket that keys share for which there is no room.
-pub(crate) const OVERFLOW: u32 = PLACES_MAX - 1;
-
-type Chunk = Box<[Bucket; CHUNK]>;
+/// The place of the bucket that keys share for which there is no room. No entry of the index leads
+/// here: none is 0 but empty ones, and no key has the print that this bucket has, but by a chance of one
+/// in 2^64, and then it shares the bucket.
+pub(crate) const OVERFLOW: u32 = 0;
 
 /// More places than keys at the least, since a place stands empty for a while.
 const SPARE_PLACES: usize = 1024;
+
+const _: () = assert!(KEYS_MAX + KEYS_MAX / 8 + SPARE_PLACES <= PLACE_MAX as usize);
 
 /// How many keys all limits of one limiter may hold together.
 #[derive(Debug)]
@@ -80,8 +79,8 @@ impl KeyBudget {
 struct Keeper {
     /// Places that were given up, and from when on they may be given again.
     free: VecDeque<(Timestamp, u32)>,
-    /// The first place that was never given.
-    next: u32,
+    /// The last place that was ever given; the first one is 1.
+    last: u32,
     /// Entries in the index.
     entries: usize,
     /// Where in the index each place's print is looked for first.
@@ -118,8 +117,7 @@ pub(crate) struct Table {
     limit: u32,
     prints: Prints,
     index: Index,
-    chunks: Box<[OnceLock<Chunk>]>,
-    overflow: Bucket,
+    lines: Lines,
     budget: Arc<KeyBudget>,
     keeper: Mutex<Keeper>,
     /// What is counted by limit alone.
@@ -135,16 +133,15 @@ impl Table {
         budget: Arc<KeyBudget>,
         settle: impl FnOnce(&Bucket),
     ) -> Option<Self> {
-        let overflow = Bucket::new(0);
-        settle(&overflow);
+        let lines = Lines::new(1 + capacity(&budget))?;
+        let overflow = lines.get(OVERFLOW)?;
+        overflow.settle_in(0, 0);
+        settle(overflow);
         Some(Self {
             limit,
             prints,
             index: Index::new(budget.max())?,
-            chunks: std::iter::repeat_with(OnceLock::new)
-                .take(capacity(&budget).div_ceil(CHUNK))
-                .collect(),
-            overflow,
+            lines,
             budget,
             keeper: Mutex::default(),
             counts: Default::default(),
@@ -162,18 +159,17 @@ impl Table {
         self.prints.of(key)
     }
 
-    /// The bucket at `place`.
+    /// The bucket at `place`, which was given.
     #[inline(always)]
     pub(crate) fn at(&self, place: u32) -> &Bucket {
-        let chunk = self.chunks.get(place as usize / CHUNK).and_then(OnceLock::get);
-        chunk.map_or(&self.overflow, |chunk| &chunk[place as usize % CHUNK])
+        &self.lines[place]
     }
 
     /// The bucket of the key with this print, and its place.
     #[inline(always)]
     pub(crate) fn find(&self, print: Print) -> Option<(u32, &Bucket)> {
         self.index.find(print, |place| {
-            let bucket = self.at(place);
+            let bucket = self.lines.get(place)?;
             bucket.is_of(print.held).then_some((place, bucket))
         })
     }
@@ -229,13 +225,11 @@ impl Table {
             keeper.free.pop_front();
             return Some(place);
         }
-        if keeper.next as usize >= capacity(&self.budget) {
+        if keeper.last as usize >= capacity(&self.budget) {
             return None;
         }
-        let place = keeper.next;
-        keeper.next += 1;
-        self.chunks[place as usize / CHUNK].get_or_init(bytemuck::zeroed_box);
-        Some(place)
+        keeper.last += 1;
+        Some(keeper.last)
     }
 
     /// Forgets keys that nobody holds and that are idle and full, looking at `most` places; returns
@@ -252,9 +246,9 @@ impl Table {
         for _ in 0..most.div_ceil(SCAN) {
             // Whoever makes a key meanwhile waits for this much at most.
             let keeper = &mut *self.keeper();
-            for _ in 0..SCAN.min(keeper.next) {
-                let place = if keeper.scanned < keeper.next { keeper.scanned } else { 0 };
-                keeper.scanned = place + 1;
+            for _ in 0..SCAN.min(keeper.last) {
+                let place = if keeper.scanned < keeper.last { keeper.scanned + 1 } else { 1 };
+                keeper.scanned = place;
                 let bucket = self.at(place);
                 let kept = bucket.is_gone() || keeper.held.contains_key(&place);
                 if !kept && bucket.try_forget(now, unit, credit, local) {
@@ -271,9 +265,8 @@ impl Table {
 
     /// Gives every bucket that rests this credit.
     pub(crate) fn rest_on(&self, credit: u32) {
-        let places = self.keeper().next;
-        (0..places).for_each(|place| self.at(place).rest_on(credit));
-        self.overflow.rest_on(credit);
+        let last = self.keeper().last;
+        (OVERFLOW..=last).for_each(|place| self.at(place).rest_on(credit));
     }
 
     /// Counts a decision about `cost` tokens at `place`: whether it was unsure, and of a denial what the
@@ -429,7 +422,7 @@ mod tests {
     fn keys_beyond_the_budget_share_the_overflow_bucket() {
         let table = table(2);
         let places: Vec<u32> = (0..4).map(|key| make(&table, key, at(1))).collect();
-        assert_eq!(places, [0, 1, OVERFLOW, OVERFLOW]);
+        assert_eq!(places, [1, 2, OVERFLOW, OVERFLOW]);
         assert_eq!(table.budget.used(), 2);
         assert!(BucketRef::new(&table, OVERFLOW).is_overflow());
     }
@@ -532,10 +525,5 @@ mod tests {
         done.store(true, Ordering::Relaxed);
         let (looks, missed) = reader.join().unwrap();
         assert!(missed * 100 < looks, "{missed} of {looks} looks missed their keys");
-    }
-
-    #[test]
-    fn a_bucket_is_a_cache_line() {
-        assert_eq!((size_of::<Bucket>(), align_of::<Bucket>()), (64, 64));
     }
 }

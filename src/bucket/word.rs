@@ -25,6 +25,7 @@ const FIELD: u64 = FIELD_MAX as u64;
 pub(super) struct Word(pub u64);
 
 impl Word {
+    #[cfg(test)]
     pub(super) fn new(tokens: u32, credit: u32) -> Self {
         Self(0).with_tokens(tokens).with_credit(credit)
     }

@@ -1,6 +1,7 @@
 //! What a bucket promises to those who spend from it and to the one who leases to it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::bucket::Note;
