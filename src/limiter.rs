@@ -6,7 +6,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
-use crate::bucket::{AtOnce, Bucket, DirtyQueue, FIELD_MAX, Held, Note, Print, Taken, Verdict};
+use crate::bucket::{
+    AtOnce, Bucket, DirtyQueue, FIELD_MAX, Held, Note, Print, Taken, Verdict, purse,
+};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, LimitState, Question, Wish};
@@ -219,6 +221,39 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_at(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
+        match if bucket.is_hot() { self.spend_from_purse(place, cost, now) } else { None } {
+            Some(said) => Judged { bucket, said },
+            None => self.judge_fully(place, key, cost, now),
+        }
+    }
+
+    /// What this thread has taken out of a hot bucket tells as well as one look.
+    #[inline(always)]
+    fn spend_from_purse(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
+        if cost > 1 {
+            return None;
+        }
+        let left = purse::spend(self.state.buckets.number(), place, now)?;
+        Some(Said::new(left, true, true))
+    }
+
+    /// What this thread can take out of a hot bucket now.
+    fn refill_purse(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
+        let LimitState { buckets, terms, .. } = &*self.state;
+        let bucket = buckets.at(place);
+        if cost > 1 || !bucket.is_hot() {
+            return None;
+        }
+        purse::refill(buckets.number(), place, bucket, now, terms.scale.token);
+        self.spend_from_purse(place, cost, now)
+    }
+
+    #[inline(never)]
+    fn judge_fully(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        let bucket = self.state.buckets.at(place);
+        if let Some(said) = self.refill_purse(place, cost, now) {
+            return Judged { bucket, said };
+        }
         let taken = bucket.take(cost, self.shared.at(now), self.state.terms.scale.token);
         if !taken.allowed() && bucket.is_gone() {
             // The key was forgotten a moment ago, and has another place now.
@@ -321,6 +356,9 @@ impl ActiveLimit {
     fn decide_surely(&self, place: u32, key: &[u8], cost: u32) -> Option<Decision> {
         let bucket = self.state.buckets.at(place);
         let now = self.shared.clock.now();
+        if let Some(said) = self.refill_purse(place, cost, now) {
+            return Some(self.decision(Judged { bucket, said }, cost, now));
+        }
         let taken = bucket.take_sure(cost, self.shared.at(now), self.state.terms.scale.token);
         if !taken.allowed() && bucket.is_gone() {
             return None;
@@ -475,8 +513,22 @@ impl KeyHandle {
         self.limit.decision(self.judge(cost, now), cost, now)
     }
 
-    #[inline]
+    #[inline(always)]
     fn judge(&self, cost: u32, now: Timestamp) -> Judged<'_> {
+        if self.bucket.is_hot() { self.judge_hot(cost, now) } else { self.judge_cool(cost, now) }
+    }
+
+    #[inline(never)]
+    fn judge_hot(&self, cost: u32, now: Timestamp) -> Judged<'_> {
+        let (limit, place) = (&self.limit, self.bucket.place());
+        match limit.spend_from_purse(place, cost, now) {
+            Some(said) => Judged { bucket: &self.bucket, said },
+            None => limit.judge_fully(place, &self.key, cost, now),
+        }
+    }
+
+    #[inline]
+    fn judge_cool(&self, cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket: &Bucket = &self.bucket;
         match bucket.take_at_once(cost, now, self.limit.state.terms.scale.token) {
             Some(AtOnce::Allowed { left }) => Judged { bucket, said: Said::new(left, true, true) },
@@ -484,7 +536,7 @@ impl KeyHandle {
             Some(AtOnce::Denied { told: false }) => {
                 self.limit.tell_denied(self.bucket.place(), &self.key)
             }
-            None => self.limit.judge_at(self.bucket.place(), &self.key, cost, now),
+            None => self.limit.judge_fully(self.bucket.place(), &self.key, cost, now),
         }
     }
 

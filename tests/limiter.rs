@@ -356,6 +356,23 @@ fn many_threads_together_are_admitted_the_burst_once() {
     assert_eq!(admitted, 1000);
 }
 
+#[test]
+fn threads_that_contend_for_a_large_burst_are_admitted_nearly_all_of_it_and_never_more() {
+    let clock = ManualClock::new();
+    let limit = Limit::new("api", Quota::per_hour(1_000_000));
+    let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
+    let api = limiter.limit("api").unwrap();
+    let handle = api.handle("user").unwrap();
+    let by_key = || (0..500_000).filter(|_| api.check("user").unwrap().is_allowed()).count();
+    let by_handle = || (0..500_000).filter(|_| handle.check().is_allowed()).count();
+    let admitted: usize = std::thread::scope(|scope| {
+        let threads = [scope.spawn(by_key), scope.spawn(by_handle), scope.spawn(by_key)];
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    // A thread that ends leaves what it had taken at once.
+    assert!((1_000_000 - 3 * 1024..=1_000_000).contains(&admitted), "{admitted}");
+}
+
 // ---- a cluster under a driven clock ----------------------------------------------------------
 
 /// Events that somebody listened to.

@@ -48,6 +48,12 @@ impl Flow {
         (self.0 >> AHEAD_BITS) as u32 & FIELD_MAX
     }
 
+    /// Whole tokens that there is room for beside so many.
+    #[inline]
+    pub(super) fn room(self, tokens: u32) -> u32 {
+        self.depth().saturating_sub(tokens)
+    }
+
     /// The same refill with another depth.
     pub(super) fn with_depth(self, depth: u32) -> Self {
         Self(self.0 & !(u64::from(FIELD_MAX) << AHEAD_BITS) | u64::from(depth) << AHEAD_BITS)

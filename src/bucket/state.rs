@@ -171,6 +171,7 @@ impl Bucket {
         }
         let (mut settled, mut ahead) = (false, false);
         let mut spilled = 0;
+        let mut contended = false;
         let mut word = Word(self.word().load(Ordering::Acquire));
         loop {
             let ends = Moment(self.ends().load(Ordering::Relaxed));
@@ -214,20 +215,23 @@ impl Bucket {
                 word = emptied;
                 continue;
             };
-            match self.swap(word, spent) {
+            match self.swap(word, spent.with_hot(word.hot() || contended)) {
                 Ok(()) => {
                     let sure = from_credit == 0 && !ahead && !word.policy();
                     let left = tokens - from_tokens;
                     let urgent = from_credit > 0 || left < ends.tokens();
                     return self.admitted(cost, word, left, sure, urgent, spilled);
                 }
-                Err(seen) => word = seen,
+                Err(seen) => {
+                    contended = true;
+                    word = seen;
+                }
             }
         }
     }
 
     #[inline(always)]
-    fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
+    pub(super) fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
         let order = (Ordering::SeqCst, Ordering::Acquire);
         let swapped = self.word().compare_exchange_weak(from.0, to.0, order.0, order.1);
         swapped.map(|_| ()).map_err(Word)
@@ -292,11 +296,16 @@ impl Bucket {
     /// afterwards.
     #[inline(always)]
     fn may_overflow(&self, word: Word, now: Timestamp, unit: i64) -> bool {
+        self.may_be_full(word, now.as_micros() + CLOCK_AGE_MAX_US, unit)
+    }
+
+    /// Whether refill may have run into the depth by then.
+    #[inline(always)]
+    pub(super) fn may_be_full(&self, word: Word, until_us: u64, unit: i64) -> bool {
         let flow = Flow(self.flow().load(Ordering::Acquire));
-        let until_us = now.as_micros() + CLOCK_AGE_MAX_US;
         // Where nothing flows in this is closed, and far ahead.
         let minted_us = self.minted_us().load(Ordering::Acquire);
-        let room = u64::from(flow.depth().saturating_sub(word.tokens()));
+        let room = u64::from(flow.room(word.tokens()));
         until_us > minted_us
             && flow.rate().saturating_mul(until_us - minted_us) >= room.saturating_mul(unit as u64)
     }
@@ -312,7 +321,7 @@ impl Bucket {
             return false;
         }
         let unit = unit as u64;
-        let room = u64::from(flow.depth().saturating_sub(seen.tokens()));
+        let room = u64::from(flow.room(seen.tokens()));
         let earned = flow.rate().saturating_mul(now_us - minted);
         if earned < unit && room > 0 && !flow.is_boundless() {
             return false;
@@ -417,7 +426,8 @@ impl Bucket {
     pub(crate) fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
         self.set_told(muted);
         let collect = |word: Word| {
-            let after = word.collected().with_credit(recredit(word.credit()));
+            let credit = recredit(word.credit());
+            let after = word.collected().with_credit(credit).with_hot(false);
             (after != word).then_some(after)
         };
         let (Ok(before) | Err(before)) = self.update(collect);
@@ -427,6 +437,7 @@ impl Bucket {
             surplus: u64::from(counts.surplus()),
             denied: u64::from(counts.denied()),
             credit: before.credit(),
+            hot: before.hot(),
         }
     }
 

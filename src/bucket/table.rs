@@ -110,9 +110,14 @@ struct Counts {
     denied_surplus: AtomicU64,
 }
 
+/// Tables made in this process.
+static TABLES: AtomicU64 = AtomicU64::new(0);
+
 /// The buckets of one limit.
 #[derive(Debug)]
 pub(crate) struct Table {
+    /// No other table of this process has this number, which is not 0.
+    number: u64,
     /// The limit's number.
     limit: u32,
     prints: Prints,
@@ -138,6 +143,7 @@ impl Table {
         overflow.settle_in(0, 0);
         settle(overflow);
         Some(Self {
+            number: 1 + TABLES.fetch_add(1, Ordering::Relaxed),
             limit,
             prints,
             index: Index::new(budget.max())?,
@@ -146,6 +152,12 @@ impl Table {
             keeper: Mutex::default(),
             counts: Default::default(),
         })
+    }
+
+    /// A number that no other table of this process has, and that is not 0.
+    #[inline]
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// What keys are told from others by.

@@ -1,14 +1,14 @@
 //! The word that decides: pending, tokens, credit and lease epoch in 64 bits.
 //!
 //! ```text
-//!  63      54   53    52     51    48 47          24 23           0
-//! |  epoch   | gone | policy | credit |   tokens    |   pending    |
+//!  63    62     54   53    52     51    48 47          24 23           0
+//! | hot |  epoch   | gone | policy | credit |   tokens    |   pending    |
 //! ```
 //!
 //! *pending* counts tokens spent and not yet collected by the engine; *tokens* are whole tokens
 //! that may be spent without asking; *credit* is what may be spent beyond them; *policy* says that
 //! the tokens come from an outage policy, not from the store; *gone* says that the key was forgotten,
-//! and there is nothing. *epoch* changes with every change of the lease, and when the key comes or
+//! and there is nothing; *hot* says that threads contend for it. *epoch* changes with every change of the lease, and when the key comes or
 //! goes, so that whoever computed a refill under the old lease fails to add it.
 
 /// The most tokens, and the most pending tokens, that a word can count.
@@ -19,7 +19,9 @@ const CREDIT_AT: u32 = 48;
 const POLICY_AT: u32 = 52;
 const GONE_AT: u32 = 53;
 const EPOCH_AT: u32 = 54;
+const HOT_AT: u32 = 63;
 const FIELD: u64 = FIELD_MAX as u64;
+const HOT: u64 = 1 << HOT_AT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub u64);
@@ -47,7 +49,15 @@ impl Word {
     }
 
     pub(super) fn epoch(self) -> u64 {
-        self.0 >> EPOCH_AT
+        (self.0 & !HOT) >> EPOCH_AT
+    }
+
+    pub(super) fn hot(self) -> bool {
+        self.0 & HOT != 0
+    }
+
+    pub(super) fn with_hot(self, hot: bool) -> Self {
+        Self(self.0 & !HOT | u64::from(hot) << HOT_AT)
     }
 
     pub(super) fn with_tokens(self, tokens: u32) -> Self {
@@ -70,17 +80,17 @@ impl Word {
 
     /// The key is forgotten, and whatever it had.
     pub(super) fn forgotten(self) -> Self {
-        Self(self.next_epoch().0 >> EPOCH_AT << EPOCH_AT | 1 << GONE_AT)
+        Self(self.next_epoch().epoch() << EPOCH_AT | 1 << GONE_AT)
     }
 
     /// Another key begins, at rest.
     pub(super) fn reborn(self, credit: u32) -> Self {
-        Self(self.next_epoch().0 >> EPOCH_AT << EPOCH_AT).with_credit(credit)
+        Self(self.next_epoch().epoch() << EPOCH_AT).with_credit(credit)
     }
 
     /// The same word in the next lease epoch.
     pub(super) fn next_epoch(self) -> Self {
-        Self(self.0.wrapping_add(1 << EPOCH_AT))
+        Self(self.0.wrapping_add(1 << EPOCH_AT) & !HOT | self.0 & HOT)
     }
 
     /// The same word with nothing pending.
@@ -94,11 +104,17 @@ impl Word {
         self.0 << (64 - EPOCH_AT) >> (TOKENS_AT + 64 - EPOCH_AT) == 0
     }
 
-    /// Whether there is no policy, something is pending, and `cost` more can be.
+    /// Whether it is not hot, there is no policy, something is pending, and `cost` more can be.
     #[inline(always)]
     pub(super) fn is_plain(self, cost: u32) -> bool {
-        let policy_and_pending = self.0 & (1 << POLICY_AT | FIELD);
-        policy_and_pending.wrapping_sub(1) < u64::from(FIELD_MAX - cost)
+        let flags_and_pending = self.0 & (HOT | 1 << POLICY_AT | FIELD);
+        flags_and_pending.wrapping_sub(1) < u64::from(FIELD_MAX - cost)
+    }
+
+    /// So many tokens come back that were pending.
+    pub(super) fn unspend_tokens(self, tokens: u32) -> Self {
+        debug_assert!(tokens <= self.pending());
+        Self(self.0 - u64::from(tokens)).with_tokens(self.tokens() + tokens)
     }
 
     /// `cost` less tokens, and as many pending, where there are so many tokens and that many pending
@@ -137,10 +153,13 @@ mod tests {
             prop_assert_eq!((set.tokens(), set.credit(), set.policy()), (tokens, credit, policy));
             prop_assert_eq!((set.pending(), set.epoch()), (word.pending(), word.epoch()));
             prop_assert_ne!(word.next_epoch().epoch(), word.epoch());
+            prop_assert_eq!(word.next_epoch().hot(), word.hot());
+            prop_assert_eq!(word.with_hot(true).with_hot(false).0, raw & !HOT);
+            prop_assert_eq!(word.with_hot(true).epoch(), word.epoch());
             prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
             prop_assert_eq!(word.collected().pending(), 0);
             let pending = (1..=FIELD_MAX - credit).contains(&set.pending());
-            prop_assert_eq!(set.is_plain(credit), !policy && pending);
+            prop_assert_eq!(set.is_plain(credit), !policy && pending && !set.hot());
             prop_assert!(!word.collected().is_plain(1));
             let empty = set.with_tokens(0).with_credit(0).with_policy(false);
             prop_assert!(empty.is_bare() != empty.gone());
@@ -150,6 +169,7 @@ mod tests {
             let (gone, reborn) = (word.forgotten(), word.reborn(credit));
             prop_assert!(gone.gone() && !reborn.gone());
             prop_assert_eq!(gone.0 << (64 - GONE_AT), 0);
+            prop_assert!(!gone.hot() && !reborn.hot());
             prop_assert_eq!(reborn.0 << (64 - EPOCH_AT), Word::new(0, credit).0 << (64 - EPOCH_AT));
             prop_assert_ne!(gone.epoch(), word.epoch());
         }
@@ -168,6 +188,7 @@ mod tests {
                     let without_credit = Word::new(tokens, credit).spend(from_tokens, 0);
                     let spent = Word::new(tokens, credit).spend_tokens(from_tokens);
                     prop_assert_eq!(Some(spent), without_credit);
+                    prop_assert_eq!(spent.unspend_tokens(from_tokens), Word::new(tokens, credit));
                 }
                 None => prop_assert!(from_tokens + from_credit > FIELD_MAX),
             }

@@ -140,6 +140,8 @@ pub struct Setup {
     pub form: Form,
     /// Node clocks are off by so many millionths at most.
     pub clock_error_ppm: u32,
+    /// Threads of each node, which contend for every bucket; 1 has nobody to contend with.
+    pub threads: usize,
     /// Check the ledger after every event, and remember every decision.
     pub audit: bool,
 }
@@ -155,6 +157,7 @@ impl Setup {
             network: Network::new(Duration::from_millis(1)),
             form: Form::Check,
             clock_error_ppm: 0,
+            threads: 1,
             audit: false,
         }
     }

@@ -12,6 +12,7 @@ use super::faults::{Fault, Planned};
 use super::figures::{Decided, Judge};
 use super::setup::{Form, LATE_MAX_US, Setup, Traffic};
 use super::workload::Arrival;
+use crate::bucket::purse::Purses;
 use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Prints, Table, Touch, Verdict};
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
@@ -98,6 +99,8 @@ struct Waiting {
 pub(super) struct Node {
     pub(super) engine: Engine,
     buckets: Arc<Table>,
+    /// Those of each thread, where several contend.
+    purses: Vec<Purses>,
     /// What a new key may spend before the store is heard.
     credit: u32,
     dirty: DirtyQueue,
@@ -120,6 +123,14 @@ pub(super) struct Node {
     cut_until_us: u64,
     /// The buckets asked for, if the ledger is kept.
     asked: HashMap<u32, BucketRef>,
+}
+
+impl Node {
+    /// Tokens in purses that are not void.
+    fn in_purses(&self, now_us: u64) -> u64 {
+        let now = self.clock.reading(now_us).cached();
+        self.purses.iter().map(|purses| purses.held(now)).sum()
+    }
 }
 
 /// Nodes, store, network and time.
@@ -245,6 +256,7 @@ impl World {
                 Table::new(0, Prints::new(SECRET, SECRET), budget, |_| ())
                     .expect("memory for few keys"),
             ),
+            purses: (1..=self.setup.threads).map(|_| Purses::new(0)).collect(),
             credit: self.terms.credit,
             dirty: DirtyQueue::new(DIRTY_MAX),
             clock,
@@ -396,6 +408,18 @@ impl World {
         let place =
             found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
         let bucket = BucketRef::new(&node.buckets, place);
+        if self.setup.threads > 1 && cost == 1 {
+            bucket.heat();
+            let purse = &node.purses[self.rng.usize(..self.setup.threads)];
+            let (table, now) = (node.buckets.number(), now.cached());
+            // As far as the ledger goes all that was taken is spent.
+            let taken = purse.refill(table, place, &bucket, now, unit);
+            node.spent = node.spent.saturating_add_signed(taken);
+            if purse.spend(table, place, now).is_some() {
+                node.spent -= 1;
+                return self.record(index, key, cost, true, true, false);
+            }
+        }
         let taken = match self.setup.form {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),

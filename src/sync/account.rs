@@ -6,19 +6,23 @@ use std::sync::Arc;
 use super::backoff::Backoff;
 use super::demand::Demand;
 use super::message::{Entry, Given, Held};
-use crate::bucket::{BucketRef, Collected, FIELD_MAX, LeaseTerms};
+use crate::bucket::{BucketRef, FIELD_MAX, LeaseTerms};
 use crate::limit::Terms;
 use crate::time::{Timestamp, micros};
 use crate::weakness::{Weakness, is_weak};
 
+mod fresh;
 mod giving_back;
 mod lending;
 mod outage;
 mod pace;
+mod tally;
 mod waiting;
 
+use fresh::Fresh;
 use outage::Policy;
 pub(crate) use pace::Paces;
+pub(crate) use tally::Tally;
 pub(crate) use waiting::{Answer, Waiter};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
@@ -112,6 +116,7 @@ pub(crate) struct Account {
     /// and what the clock's allowance took of the refill. The store is told.
     lost: i64,
     unsent: Unsent,
+    fresh: Fresh,
     credit_given: u32,
     /// How fast the store's level rises while this node spends nothing, in units per microsecond.
     growth: f64,
@@ -185,6 +190,7 @@ impl Account {
             stash: 0,
             lost: 0,
             unsent: Unsent::default(),
+            fresh: Fresh::default(),
             view,
             demand: Demand::new(now.minus_micros(1000)),
             recall: 0,
@@ -231,6 +237,9 @@ impl Account {
             self.owes |= debt > 0;
             self.unsent.debt += debt;
             self.unsent.spent += spent - debt;
+        }
+        if collected.hot {
+            self.fresh.found_hot(now);
         }
         if all + collected.denied > 0 {
             self.last_arrival = now;
@@ -465,7 +474,7 @@ impl Account {
         if self.restore {
             self.held.lent = self.most_held(tokens);
         }
-        let unsent = std::mem::take(&mut self.unsent);
+        let unsent = self.take_unsent(now, leaving);
         self.asked = self.waiters.len();
         let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
         self.probe_at = Timestamp::NEVER;
@@ -490,6 +499,14 @@ impl Account {
             restore: self.restore,
             claim,
         }
+    }
+
+    /// What is to be reported: all, unless threads may be giving it out only now.
+    fn take_unsent(&mut self, now: Timestamp, leaving: bool) -> Unsent {
+        let held_back = if leaving { 0 } else { self.fresh.hold_back(self.unsent.spent, now) };
+        let unsent = std::mem::take(&mut self.unsent);
+        self.unsent.spent = held_back;
+        Unsent { spent: unsent.spent - held_back, ..unsent }
     }
 
     /// The batch with this entry was never applied: its contents are to be reported anew.
@@ -663,31 +680,6 @@ impl Account {
         } else {
             now.plus_micros(linger_us)
         };
-    }
-}
-
-/// Decisions booked, for the metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) allowed: u64,
-    pub(crate) denied: u64,
-    pub(crate) unsure: u64,
-    /// Tokens denied beyond one a request, which `denied` counts as requests.
-    pub(crate) denied_surplus: u64,
-}
-
-impl Tally {
-    /// Decisions by which `spent` tokens went; how many of them were unsure is counted elsewhere.
-    pub(crate) fn of(collected: &Collected, spent: u64) -> Self {
-        let allowed = spent.saturating_sub(collected.surplus);
-        Self { allowed, denied: collected.denied, ..Self::default() }
-    }
-
-    pub(crate) fn merge(&mut self, other: Self) {
-        self.allowed += other.allowed;
-        self.denied += other.denied;
-        self.unsure += other.unsure;
-        self.denied_surplus += other.denied_surplus;
     }
 }
 

@@ -51,6 +51,18 @@ impl World {
             let (charged, applied) = (self.charged() as u64, self.applied);
             self.note(charged == applied, || format!("{charged} charged, {applied} applied"));
         }
+        self.audit_purses();
+    }
+
+    /// What threads may still give out is not charged in the store, but lent.
+    fn audit_purses(&mut self) {
+        if self.setup.audit && self.setup.threads > 1 {
+            let alive = self.nodes.iter().filter(|node| node.alive);
+            let held: u64 = alive.map(|node| node.in_purses(self.now_us)).sum();
+            let (spent, applied) = (self.nodes.iter().map(|node| node.spent).sum(), self.applied);
+            let right = applied + held <= spent;
+            self.note(right, || format!("{applied} applied and {held} in purses of {spent}"));
+        }
     }
 
     fn note(&mut self, right: bool, what: impl FnOnce() -> String) {

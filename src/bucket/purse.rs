@@ -1,0 +1,381 @@
+//! Tokens that a thread takes out of a contended bucket at once, and spends by itself.
+//!
+//! A decision that failed several times to change a bucket's word makes the bucket *hot*. From then on
+//! each thread has a purse for it: it takes many tokens with one change of the word, and decides from
+//! these without writing to anything that other threads read. The engine's next collection, or a thread
+//! that has come back to find most of its purse unused, makes the bucket cool again.
+//!
+//! # Argument
+//!
+//! What is in a purse has been spent as far as the bucket knows: so no token is spent twice, whatever
+//! becomes of the thread. What it left behind stays spent, which is less than it has just used, and at
+//! most 1/[`PART`] of what the bucket held. A thread that comes back a little too late returns it.
+//!
+//! Yet a token in a purse is given out later than the bucket thinks, and the bucket could refill
+//! meanwhile. So a purse is void [`SPAN_US`] after it was filled; it is filled only if the bucket cannot
+//! be full by then, so that bucket and purses hold no more than the bucket may; and the engine reports
+//! what a hot bucket has spent only [`VOID_US`] later, so that the store takes it for held till then.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+use super::fields::{Flow, Moment};
+use super::line::Bucket;
+use super::word::{FIELD_MAX, Word};
+use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
+
+/// A purse is used for so long by the cached clock.
+const SPAN_US: u64 = 2_000;
+/// After so long by any clock it is not used any more.
+pub(crate) const VOID_US: u64 = SPAN_US + CLOCK_AGE_MAX_US;
+/// A purse that was filled at a cached time is void so long after that time at the latest.
+const FILLED_US: u64 = VOID_US + CLOCK_AGE_MAX_US;
+/// What is left in a void purse is returned for so long: later the bucket may have been full meanwhile,
+/// and would come to hold what it had no room for.
+const RETURN_US: u64 = FILLED_US - CLOCK_AGE_MAX_US - SPAN_US;
+/// A purse takes one in so many of the bucket's tokens at most.
+const PART: u32 = 64;
+/// Purses are filled from buckets that hold so many tokens at least: smaller ones are to be used up to
+/// the last token.
+const TOKENS_MIN: u32 = 4096;
+/// How many tokens a purse takes at first, and how many at most.
+const SIZE_MIN: u32 = 8;
+const SIZE_MAX: u32 = 1024;
+/// Purses of a thread.
+const PURSES: usize = 16;
+/// So often a thread tries to change the word to fill its purse.
+const TRIES: u32 = 4;
+
+/// A thread's share of a hot bucket.
+#[derive(Debug)]
+struct Purse {
+    /// Whose tokens they are.
+    table: Cell<u64>,
+    place: Cell<u32>,
+    /// Tokens left in it.
+    left: Cell<u32>,
+    until: Cell<Timestamp>,
+    /// Tokens that were taken at once.
+    size: Cell<u32>,
+    /// Tokens in the bucket, when they were taken.
+    rest: Cell<u32>,
+    /// The lease that they are from.
+    epoch: Cell<u64>,
+}
+
+impl Purse {
+    const fn new() -> Self {
+        Self {
+            table: Cell::new(0),
+            place: Cell::new(0),
+            left: Cell::new(0),
+            until: Cell::new(Timestamp::ZERO),
+            size: Cell::new(0),
+            rest: Cell::new(0),
+            epoch: Cell::new(0),
+        }
+    }
+}
+
+/// A thread's purses.
+#[derive(Debug)]
+pub(crate) struct Purses {
+    purses: [Purse; PURSES],
+    /// They are filled from buckets that hold so many tokens.
+    tokens_min: u32,
+}
+
+thread_local! {
+    static MINE: Purses = const { Purses::new(TOKENS_MIN) };
+}
+
+/// Takes a token of the bucket at `place` of the table with this number out of the calling thread's
+/// purse, if there is one; returns how many are left there and in the bucket.
+#[inline(always)]
+pub(crate) fn spend(table: u64, place: u32, now: Timestamp) -> Option<u32> {
+    MINE.with(|mine| mine.spend(table, place, now))
+}
+
+/// Fills the calling thread's purse for a hot bucket: see [`Purses::refill`].
+pub(crate) fn refill(table: u64, place: u32, bucket: &Bucket, now: Timestamp, unit: i64) {
+    MINE.with(|mine| mine.refill(table, place, bucket, now, unit));
+}
+
+impl Purses {
+    /// Empty ones, to be filled from buckets that hold so many tokens at least.
+    pub(crate) const fn new(tokens_min: u32) -> Self {
+        Self { purses: [const { Purse::new() }; PURSES], tokens_min }
+    }
+
+    /// See [`spend`].
+    #[inline(always)]
+    pub(crate) fn spend(&self, table: u64, place: u32, now: Timestamp) -> Option<u32> {
+        let purse = &self.purses[place as usize % PURSES];
+        let left = purse.left.get().checked_sub(1)?;
+        (purse.is_of(table, place) && now < purse.until.get()).then(|| {
+            purse.left.set(left);
+            purse.rest.get() + left
+        })
+    }
+
+    /// Fills the purse for a bucket that is hot, unless it has some left, or another key has; returns how
+    /// many tokens were taken out of the bucket, less what was returned to it.
+    pub(crate) fn refill(
+        &self,
+        table: u64,
+        place: u32,
+        bucket: &Bucket,
+        now: Timestamp,
+        unit: i64,
+    ) -> i64 {
+        let purse = &self.purses[place as usize % PURSES];
+        if purse.left.get() > 0 && now < purse.until.get() {
+            return 0;
+        }
+        if bucket.tokens() < self.tokens_min {
+            return 0;
+        }
+        purse.refill(table, place, bucket, now, unit)
+    }
+
+    /// Tokens in purses that are not void.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn held(&self, now: Timestamp) -> u64 {
+        let live = self.purses.iter().filter(|purse| now < purse.until.get());
+        live.map(|purse| u64::from(purse.left.get())).sum()
+    }
+}
+
+impl Purse {
+    #[inline(always)]
+    fn is_of(&self, table: u64, place: u32) -> bool {
+        self.table.get() == table && self.place.get() == place
+    }
+
+    fn refill(&self, table: u64, place: u32, bucket: &Bucket, now: Timestamp, unit: i64) -> i64 {
+        let mine = self.is_of(table, place);
+        let (size, left) = (self.size.get(), self.left.replace(0));
+        let returned = if mine && now < self.until.get().plus_micros(RETURN_US) { left } else { 0 };
+        let want = match (mine, left) {
+            (false, _) => SIZE_MIN,
+            (true, 0) if now < self.until.get() => (2 * size).min(SIZE_MAX),
+            (true, 0) => size,
+            // Others hardly come between: the word will do.
+            (true, left) if left > size / 2 => 0,
+            (true, _) => (size / 2).max(SIZE_MIN),
+        };
+        self.size.set(want.max(SIZE_MIN));
+        let exchange = Exchange { returned, epoch: self.epoch.get(), want };
+        let Some(exchanged) = bucket.exchange(exchange, now, unit) else { return 0 };
+        let Exchanged { returned, taken, rest, epoch } = exchanged;
+        if taken > 0 {
+            self.table.set(table);
+            self.place.set(place);
+            self.left.set(taken);
+            self.until.set(now.plus_micros(SPAN_US));
+            self.size.set(taken);
+            self.rest.set(rest);
+            self.epoch.set(epoch);
+        }
+        i64::from(taken) - i64::from(returned)
+    }
+}
+
+/// What a purse returns to the bucket, and would have of it.
+#[derive(Clone, Copy, Debug)]
+struct Exchange {
+    returned: u32,
+    /// The lease that what is returned is from.
+    epoch: u64,
+    /// 0: the bucket is to be cool.
+    want: u32,
+}
+
+/// What a purse returned to the bucket, and took.
+#[derive(Clone, Copy, Debug)]
+struct Exchanged {
+    returned: u32,
+    taken: u32,
+    rest: u32,
+    epoch: u64,
+}
+
+impl Bucket {
+    /// Whether threads contend for the bucket.
+    #[inline]
+    pub(crate) fn is_hot(&self) -> bool {
+        Word(self.word().load(Ordering::Relaxed)).hot()
+    }
+
+    fn tokens(&self) -> u32 {
+        Word(self.word().load(Ordering::Relaxed)).tokens()
+    }
+
+    /// Makes it hot, as contending threads do.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn heat(&self) {
+        let heat = |word| Some(Word(word).with_hot(true).0);
+        let _ = self.word().fetch_update(Ordering::SeqCst, Ordering::SeqCst, heat);
+    }
+
+    /// Takes tokens back and gives others; `None` if there are none, and nothing is changed. Whatever
+    /// else has to be minded, a decision by the word minds.
+    fn exchange(&self, exchange: Exchange, now: Timestamp, unit: i64) -> Option<Exchanged> {
+        let mut word = Word(self.word().load(Ordering::Acquire));
+        for _ in 0..TRIES {
+            let ends = Moment(self.ends().load(Ordering::Relaxed));
+            if word.policy() || word.gone() || now.as_micros() >= ends.micros() {
+                return None;
+            }
+            let same = word.epoch() == exchange.epoch;
+            let room = Flow(self.flow().load(Ordering::Relaxed)).room(word.tokens());
+            let returnable = if same { room.min(word.pending()) } else { 0 };
+            let returned = exchange.returned.min(returnable);
+            let before = word.unspend_tokens(returned);
+            let spare = before.tokens().saturating_sub(ends.tokens());
+            let most = exchange.want.min(before.tokens() / PART).min(spare);
+            let fits = before.pending() > 0 && before.pending() + most <= FIELD_MAX;
+            let full = self.may_be_full(before, now.as_micros() + FILLED_US, unit);
+            let taken = if most > 1 && fits && !full { most } else { 0 };
+            if taken == 0 && returned == 0 && exchange.want > 0 {
+                return None;
+            }
+            let after = before.spend_tokens(taken).with_hot(exchange.want > 0);
+            match self.swap(word, after) {
+                Ok(()) => {
+                    let (rest, epoch) = (after.tokens(), after.epoch());
+                    return Some(Exchanged { returned, taken, rest, epoch });
+                }
+                Err(seen) => word = seen,
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: i64 = 1000;
+
+    fn at(us: u64) -> Timestamp {
+        Timestamp::from_micros(us)
+    }
+
+    fn from_purse(purses: &Purses, place: u32, bucket: &Bucket, now: Timestamp) -> bool {
+        let _ = purses.refill(1, place, bucket, now, UNIT);
+        purses.spend(1, place, now).is_some()
+    }
+
+    /// Spends from the purse or else from the bucket, which is contended all the time.
+    fn spend(purses: &Purses, bucket: &Bucket, now: Timestamp) -> bool {
+        bucket.heat();
+        from_purse(purses, 1, bucket, now) || bucket.take(1, now, UNIT).allowed()
+    }
+
+    #[test]
+    fn a_thread_takes_many_tokens_at_once_and_returns_what_it_comes_back_to() {
+        let bucket = Bucket::local(0, 10_000, at(0));
+        let purses = Purses::new(0);
+        assert!(spend(&purses, &bucket, at(1)), "the first one tells the engine, by the word");
+        assert!(spend(&purses, &bucket, at(1)));
+        assert_eq!(bucket.held_and_pending(), (9_999 - SIZE_MIN, 1 + u64::from(SIZE_MIN)));
+        assert_eq!(purses.held(at(1)), u64::from(SIZE_MIN) - 1);
+        // Emptied in time it takes twice as many, and so on.
+        (1..SIZE_MIN).for_each(|_| assert!(spend(&purses, &bucket, at(1))));
+        assert!(spend(&purses, &bucket, at(1)));
+        assert_eq!(purses.held(at(1)), u64::from(2 * SIZE_MIN) - 1);
+        assert_eq!(purses.held(at(1 + SPAN_US)), 0, "it is void by then");
+        assert!(spend(&purses, &bucket, at(1 + SPAN_US)));
+        let spent = 1 + SIZE_MIN + 1 + 1;
+        assert_eq!(bucket.held_and_pending(), (10_000 - spent, spent.into()), "all was returned");
+        assert!(!bucket.is_hot(), "hardly anybody comes between");
+    }
+
+    #[test]
+    fn one_key_leaves_anothers_purse_alone() {
+        let (one, other) = (Bucket::local(0, 10_000, at(0)), Bucket::local(0, 10_000, at(0)));
+        let purses = Purses::new(0);
+        (0..2).for_each(|_| assert!(spend(&purses, &one, at(1))));
+        other.heat();
+        let place = 1 + PURSES as u32;
+        assert!(other.take(1, at(1), UNIT).allowed());
+        assert!(!from_purse(&purses, place, &other, at(2)));
+        assert_eq!(purses.spend(2, 1, at(2)), None, "another table");
+        assert_eq!(purses.spend(1, 1, at(2)), Some(9_999 - SIZE_MIN + SIZE_MIN - 2));
+        assert!(from_purse(&purses, place, &other, at(1 + SPAN_US)), "that one is void");
+    }
+
+    #[test]
+    fn nothing_is_returned_to_another_lease() {
+        let bucket = Bucket::local(0, 10_000, at(0));
+        let purses = Purses::new(0);
+        (0..2).for_each(|_| assert!(spend(&purses, &bucket, at(1))));
+        bucket.fill(0, 5_000, at(2));
+        let before = bucket.held_and_pending();
+        let late = at(1 + SPAN_US);
+        bucket.heat();
+        assert_eq!(purses.refill(1, 1, &bucket, late, UNIT), 0);
+        assert_eq!(bucket.held_and_pending(), before);
+    }
+
+    /// What one bucket would have, that everybody asks.
+    struct Central {
+        level: f64,
+        at_us: u64,
+    }
+
+    #[test]
+    fn bucket_and_purses_never_admit_more_than_one_bucket_would() {
+        let mut from_purses = 0_u64;
+        for seed in 0..300 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let depth = rng.u32(500..5_000);
+            // So many units a microsecond, of which a token has a thousand: from 1000 tokens a second.
+            let rate = rng.i64(1..100);
+            let bucket = Bucket::local(rate, depth, at(0));
+            let threads: Vec<Purses> = (0..rng.usize(1..6)).map(|_| Purses::new(0)).collect();
+            let mut central = Central { level: depth.into(), at_us: 0 };
+            let (mut now_us, mut cached_us) = (0, 0);
+            for step in 0..20_000 {
+                // All at once, and then time to fill, more or less.
+                now_us += if step % 4096 < 4090 { rng.u64(0..2) } else { rng.u64(0..100_000) };
+                // The cached clock goes on by fits and starts.
+                if now_us - cached_us >= CLOCK_AGE_MAX_US || rng.u8(..) < 3 {
+                    cached_us = now_us;
+                }
+                let flowed = (now_us - central.at_us) as f64 * rate as f64 / UNIT as f64;
+                central.level = (central.level + flowed).min(depth.into());
+                central.at_us = now_us;
+                let now = Stalled { cached: at(cached_us), precise: at(now_us) };
+                bucket.heat();
+                let purses = &threads[rng.usize(..threads.len())];
+                let spent = from_purse(purses, 1, &bucket, now.cached);
+                from_purses += u64::from(spent);
+                if spent || bucket.take(1, now, UNIT).allowed() {
+                    central.level -= 1.0;
+                }
+                assert!(central.level > -1e-6, "seed {seed}: {} at {now_us}", central.level);
+            }
+        }
+        assert!(from_purses > 1_000_000, "{from_purses}");
+    }
+
+    /// A cached clock that has not gone on for a while.
+    #[derive(Clone, Copy, Debug)]
+    struct Stalled {
+        cached: Timestamp,
+        precise: Timestamp,
+    }
+
+    impl crate::time::Now for Stalled {
+        fn cached(&self) -> Timestamp {
+            self.cached
+        }
+
+        fn precise(&self) -> Timestamp {
+            self.precise
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Decisions, counted for the metrics.
+
+use crate::bucket::Collected;
+
+/// Decisions booked, for the metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    pub(crate) unsure: u64,
+    /// Tokens denied beyond one a request, which `denied` counts as requests.
+    pub(crate) denied_surplus: u64,
+}
+
+impl Tally {
+    /// Decisions by which `spent` tokens went; how many of them were unsure is counted elsewhere.
+    pub(crate) fn of(collected: &Collected, spent: u64) -> Self {
+        let allowed = spent.saturating_sub(collected.surplus);
+        Self { allowed, denied: collected.denied, ..Self::default() }
+    }
+
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.allowed += other.allowed;
+        self.denied += other.denied;
+        self.unsure += other.unsure;
+        self.denied_surplus += other.denied_surplus;
+    }
+}
