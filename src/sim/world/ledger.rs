@@ -54,9 +54,10 @@ impl World {
         self.audit_purses();
     }
 
-    /// What threads may still give out is not charged in the store, but lent.
+    /// What threads may still give out is not charged in the store, but lent; what a store forgot is
+    /// charged again.
     fn audit_purses(&mut self) {
-        if self.setup.audit && self.setup.threads > 1 {
+        if self.setup.audit && !self.forgetful && self.setup.threads > 1 {
             let alive = self.nodes.iter().filter(|node| node.alive);
             let held: u64 = alive.map(|node| node.in_purses(self.now_us)).sum();
             let (spent, applied) = (self.nodes.iter().map(|node| node.spent).sum(), self.applied);
