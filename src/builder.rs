@@ -218,6 +218,7 @@ impl Builder {
             .map(|(limit, index)| limit_state(limit, index, alone, self.nodes_max, &budget, &time))
             .collect::<Result<_, _>>()?;
         let dirty = Arc::new(DirtyQueue::new(self.keys_max));
+        time.mind(dirty.bell());
         let (commands, inbox) = mpsc::unbounded_channel();
         let (questions, asked) = mpsc::unbounded_channel();
         let last_error = Arc::new(Mutex::new(None));

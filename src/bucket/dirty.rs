@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
-use tokio::sync::Notify;
 
+use super::bell::Bell;
 use super::outcome::{Taken, Touch};
 
 /// The most notes that wait without allocating.
@@ -74,7 +74,7 @@ impl Name {
 pub(crate) struct DirtyQueue {
     queue: ArrayQueue<Note>,
     overflow: SegQueue<Note>,
-    urgent: Notify,
+    bell: Arc<Bell>,
 }
 
 impl DirtyQueue {
@@ -83,7 +83,7 @@ impl DirtyQueue {
         Self {
             queue: ArrayQueue::new(keys_max.clamp(64, DIRTY_MAX)),
             overflow: SegQueue::new(),
-            urgent: Notify::new(),
+            bell: Arc::default(),
         }
     }
 
@@ -98,7 +98,7 @@ impl DirtyQueue {
             }
         }
         if touch == Touch::Urgent {
-            self.urgent.notify_one();
+            self.bell.ring();
         }
     }
 
@@ -109,7 +109,12 @@ impl DirtyQueue {
 
     /// Waits until a bucket runs low.
     pub(crate) async fn urgent(&self) {
-        self.urgent.notified().await;
+        self.bell.heard().await;
+    }
+
+    /// What is rung when a bucket runs low.
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
     }
 }
 

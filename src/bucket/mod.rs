@@ -1,6 +1,7 @@
 //! The data plane: lock-free buckets in a table that is read without locks, and the queue that
 //! tells the engine which of them were touched.
 
+mod bell;
 mod desk;
 pub(crate) mod dirty;
 mod fields;
@@ -13,6 +14,7 @@ pub(crate) mod state;
 pub(crate) mod table;
 mod word;
 
+pub(crate) use bell::Bell;
 pub(crate) use dirty::{DIRTY_MAX, DirtyQueue, Note};
 pub(crate) use fields::BOUNDLESS_RATE;
 pub(crate) use line::Bucket;

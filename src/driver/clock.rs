@@ -9,11 +9,12 @@
 )]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 #[cfg(any(test, feature = "testing"))]
 use super::manual::ManualClock;
+use crate::bucket::Bell;
 use crate::time::{Clock, Timestamp};
 
 /// How often the cached clock is set.
@@ -37,6 +38,8 @@ pub(crate) struct Ticker {
     clock: Clock,
     /// The longest stall since it was last asked for.
     stall_us: AtomicU64,
+    /// Those of all drivers.
+    bells: Mutex<Vec<Weak<Bell>>>,
 }
 
 static TICKER: Mutex<Weak<Ticker>> = Mutex::new(Weak::new());
@@ -50,7 +53,7 @@ impl Ticker {
         }
         let clock = Clock::new();
         clock.set(system_now());
-        let ticker = Arc::new(Self { clock, stall_us: AtomicU64::new(0) });
+        let ticker = Arc::new(Self { clock, stall_us: AtomicU64::new(0), bells: Mutex::default() });
         let weak = Arc::downgrade(&ticker);
         std::thread::Builder::new().name("tidegate-clock".to_owned()).spawn(move || tick(&weak))?;
         *shared = Arc::downgrade(&ticker);
@@ -59,6 +62,20 @@ impl Ticker {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Wakes the driver that listens to `bell`, for as long as it is there.
+    fn mind(&self, bell: &Arc<Bell>) {
+        self.bells().push(Arc::downgrade(bell));
+        bell.mind();
+    }
+
+    fn ring(&self) {
+        self.bells().retain(|bell| bell.upgrade().inspect(|bell| bell.tick()).is_some());
+    }
+
+    fn bells(&self) -> MutexGuard<'_, Vec<Weak<Bell>>> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,6 +87,7 @@ fn tick(ticker: &Weak<Ticker>) {
             ticker.stall_us.fetch_max(stall_us, Ordering::Relaxed);
         }
         ticker.clock.set(now);
+        ticker.ring();
         drop(ticker);
         std::thread::sleep(TICKER_PERIOD);
     }
@@ -92,6 +110,15 @@ impl TimeSource {
             Self::System(_) => system_now(),
             #[cfg(any(test, feature = "testing"))]
             Self::Manual(manual) => manual.now(),
+        }
+    }
+
+    /// Once a tick wakes whom `bell` is to wake. Whoever drives a clock has it wake at once.
+    pub(crate) fn mind(&self, bell: &Arc<Bell>) {
+        match self {
+            Self::System(ticker) => ticker.mind(bell),
+            #[cfg(any(test, feature = "testing"))]
+            Self::Manual(_) => {}
         }
     }
 
