@@ -50,7 +50,7 @@ const SYNCED_PCT: std::ops::RangeInclusive<u64> = 80..=130;
 const GOAL: Duration = Duration::from_micros(20);
 const GOAL_NOISE: u64 = 3;
 /// About as long as a decision takes.
-const NOTHING_READS: usize = 4;
+const NOTHING_READS: usize = 15;
 /// Whatever takes longer is looked into.
 const LONG: Duration = Duration::from_micros(10);
 /// So many of the longest are told.
