@@ -22,7 +22,7 @@ pub(crate) use line::Bucket;
 pub(crate) use outcome::Touch;
 pub(crate) use outcome::{AtOnce, Collected, Taken, Terms as LeaseTerms, Verdict};
 pub(crate) use print::{Print, Prints};
-pub(crate) use purse::VOID_US;
+pub(crate) use purse::GIVEN_UP_US;
 pub use table::KEYS_MAX;
 pub(crate) use table::{BucketRef, Held, KeyBudget, LimitCounts, Table};
 pub(crate) use word::FIELD_MAX;

@@ -2,19 +2,21 @@
 //!
 //! A decision that failed several times to change a bucket's word makes the bucket *hot*. From then on
 //! each thread has a purse for it: it takes many tokens with one change of the word, and decides from
-//! these without writing to anything that other threads read. The engine's next collection, or a thread
-//! that has come back to find most of its purse unused, makes the bucket cool again.
+//! these without writing to anything that other threads read. The engine's next collection makes the
+//! bucket cool again.
 //!
 //! # Argument
 //!
 //! What is in a purse has been spent as far as the bucket knows: so no token is spent twice, whatever
-//! becomes of the thread. What it left behind stays spent, which is less than it has just used, and at
-//! most 1/[`PART`] of what the bucket held. A thread that comes back a little too late returns it.
+//! becomes of the thread. A thread that comes back a little too late returns what is left. What it
+//! never comes back for stays spent: at most 1/[`PART`] of what the bucket held, [`SIZE_MAX`], and
+//! [`SIZE_MIN`] or twice what it had just used.
 //!
 //! Yet a token in a purse is given out later than the bucket thinks, and the bucket could refill
-//! meanwhile. So a purse is void [`SPAN_US`] after it was filled; it is filled only if the bucket cannot
-//! be full by then, so that bucket and purses hold no more than the bucket may; and the engine reports
-//! what a hot bucket has spent only [`VOID_US`] later, so that the store takes it for held till then.
+//! meanwhile. So a purse is void [`SPAN_US`] after it was filled, and before the lease ends. It is
+//! filled only if the bucket cannot be full until it is given up, so that both together hold no more
+//! than the bucket may; and the engine takes what a hot bucket has spent for held until then, tokens as
+//! well as depth.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -26,18 +28,17 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// A purse is used for so long by the cached clock.
 const SPAN_US: u64 = 2_000;
-/// After so long by any clock it is not used any more.
-pub(crate) const VOID_US: u64 = SPAN_US + CLOCK_AGE_MAX_US;
-/// A purse that was filled at a cached time is void so long after that time at the latest.
-const FILLED_US: u64 = VOID_US + CLOCK_AGE_MAX_US;
+/// So long after it was filled, by any clock, a purse is neither used nor returned: both times the
+/// cached clock may have stood still.
+pub(crate) const GIVEN_UP_US: u64 = SPAN_US + 2 * CLOCK_AGE_MAX_US;
 /// What is left in a void purse is returned for so long: later the bucket may have been full meanwhile,
 /// and would come to hold what it had no room for.
-const RETURN_US: u64 = FILLED_US - CLOCK_AGE_MAX_US - SPAN_US;
+const RETURN_US: u64 = GIVEN_UP_US - CLOCK_AGE_MAX_US - SPAN_US;
 /// A purse takes one in so many of the bucket's tokens at most.
 const PART: u32 = 64;
 /// Purses are filled from buckets that hold so many tokens at least: smaller ones are to be used up to
 /// the last token.
-const TOKENS_MIN: u32 = 4096;
+pub(super) const TOKENS_MIN: u32 = 4096;
 /// How many tokens a purse takes at first, and how many at most.
 const SIZE_MIN: u32 = 8;
 const SIZE_MAX: u32 = 1024;
@@ -132,10 +133,7 @@ impl Purses {
         if purse.left.get() > 0 && now < purse.until.get() {
             return 0;
         }
-        if bucket.tokens() < self.tokens_min {
-            return 0;
-        }
-        purse.refill(table, place, bucket, now, unit)
+        purse.refill((table, place), bucket, self.tokens_min, now, unit)
     }
 
     /// Tokens in purses that are not void.
@@ -152,31 +150,34 @@ impl Purse {
         self.table.get() == table && self.place.get() == place
     }
 
-    fn refill(&self, table: u64, place: u32, bucket: &Bucket, now: Timestamp, unit: i64) -> i64 {
+    fn refill(
+        &self,
+        (table, place): (u64, u32),
+        bucket: &Bucket,
+        tokens_min: u32,
+        now: Timestamp,
+        unit: i64,
+    ) -> i64 {
         let mine = self.is_of(table, place);
-        let (size, left) = (self.size.get(), self.left.replace(0));
-        let returned = if mine && now < self.until.get().plus_micros(RETURN_US) { left } else { 0 };
-        let want = match (mine, left) {
-            (false, _) => SIZE_MIN,
-            (true, 0) if now < self.until.get() => (2 * size).min(SIZE_MAX),
-            (true, 0) => size,
-            // Others hardly come between: the word will do.
-            (true, left) if left > size / 2 => 0,
-            (true, _) => (size / 2).max(SIZE_MIN),
+        let (until, left) = (self.until.get(), self.left.get());
+        let returned = if mine && now < until.plus_micros(RETURN_US) { left } else { 0 };
+        let want = match left {
+            _ if bucket.tokens() < tokens_min => 0,
+            0 if mine && now < until => (2 * self.size.get()).min(SIZE_MAX),
+            _ => SIZE_MIN,
         };
-        self.size.set(want.max(SIZE_MIN));
         let exchange = Exchange { returned, epoch: self.epoch.get(), want };
-        let Some(exchanged) = bucket.exchange(exchange, now, unit) else { return 0 };
-        let Exchanged { returned, taken, rest, epoch } = exchanged;
-        if taken > 0 {
-            self.table.set(table);
-            self.place.set(place);
-            self.left.set(taken);
-            self.until.set(now.plus_micros(SPAN_US));
-            self.size.set(taken);
-            self.rest.set(rest);
-            self.epoch.set(epoch);
-        }
+        let Some(Exchanged { returned, taken, rest, epoch }) = bucket.exchange(exchange, now, unit)
+        else {
+            return 0;
+        };
+        self.table.set(table);
+        self.place.set(place);
+        self.left.set(taken);
+        self.until.set(now.plus_micros(SPAN_US));
+        self.size.set(taken.max(SIZE_MIN));
+        self.rest.set(rest);
+        self.epoch.set(epoch);
         i64::from(taken) - i64::from(returned)
     }
 }
@@ -187,7 +188,6 @@ struct Exchange {
     returned: u32,
     /// The lease that what is returned is from.
     epoch: u64,
-    /// 0: the bucket is to be cool.
     want: u32,
 }
 
@@ -224,7 +224,7 @@ impl Bucket {
         let mut word = Word(self.word().load(Ordering::Acquire));
         for _ in 0..TRIES {
             let ends = Moment(self.ends().load(Ordering::Relaxed));
-            if word.policy() || word.gone() || now.as_micros() >= ends.micros() {
+            if word.policy() || word.gone() || now.as_micros() + SPAN_US >= ends.micros() {
                 return None;
             }
             let same = word.epoch() == exchange.epoch;
@@ -235,12 +235,12 @@ impl Bucket {
             let spare = before.tokens().saturating_sub(ends.tokens());
             let most = exchange.want.min(before.tokens() / PART).min(spare);
             let fits = before.pending() > 0 && before.pending() + most <= FIELD_MAX;
-            let full = self.may_be_full(before, now.as_micros() + FILLED_US, unit);
+            let full = self.may_be_full(before, now.as_micros() + GIVEN_UP_US, unit);
             let taken = if most > 1 && fits && !full { most } else { 0 };
-            if taken == 0 && returned == 0 && exchange.want > 0 {
+            if taken == 0 && returned == 0 {
                 return None;
             }
-            let after = before.spend_tokens(taken).with_hot(exchange.want > 0);
+            let after = before.spend_tokens(taken);
             match self.swap(word, after) {
                 Ok(()) => {
                     let (rest, epoch) = (after.tokens(), after.epoch());
@@ -288,9 +288,11 @@ mod tests {
         assert_eq!(purses.held(at(1)), u64::from(2 * SIZE_MIN) - 1);
         assert_eq!(purses.held(at(1 + SPAN_US)), 0, "it is void by then");
         assert!(spend(&purses, &bucket, at(1 + SPAN_US)));
-        let spent = 1 + SIZE_MIN + 1 + 1;
-        assert_eq!(bucket.held_and_pending(), (10_000 - spent, spent.into()), "all was returned");
-        assert!(!bucket.is_hot(), "hardly anybody comes between");
+        let spent = 1 + SIZE_MIN + 1 + SIZE_MIN;
+        let all_returned = (10_000 - spent, spent.into());
+        assert_eq!(bucket.held_and_pending(), all_returned, "and few taken again");
+        assert!(bucket.collect(false, |left| left).hot);
+        assert!(!bucket.is_hot());
     }
 
     #[test]
@@ -313,11 +315,13 @@ mod tests {
         let purses = Purses::new(0);
         (0..2).for_each(|_| assert!(spend(&purses, &bucket, at(1))));
         bucket.fill(0, 5_000, at(2));
+        assert!(bucket.take(1000, at(2), UNIT).allowed(), "there is room");
         let before = bucket.held_and_pending();
         let late = at(1 + SPAN_US);
         bucket.heat();
-        assert_eq!(purses.refill(1, 1, &bucket, late, UNIT), 0);
-        assert_eq!(bucket.held_and_pending(), before);
+        assert_eq!(purses.refill(1, 1, &bucket, late, UNIT), i64::from(SIZE_MIN), "new ones");
+        let (left, pending) = before;
+        assert_eq!(bucket.held_and_pending(), (left - SIZE_MIN, pending + u64::from(SIZE_MIN)));
     }
 
     /// What one bucket would have, that everybody asks.

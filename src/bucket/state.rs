@@ -37,6 +37,7 @@ use super::desk::TOLD;
 use super::fields::{Flow, Moment};
 use super::line::{Bucket, CLOSED, Counts};
 use super::outcome::{Amended, AtOnce, Collected, Taken, Terms, Touch, Verdict};
+use super::purse::TOKENS_MIN;
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, RoughTokens, View};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
@@ -215,7 +216,8 @@ impl Bucket {
                 word = emptied;
                 continue;
             };
-            match self.swap(word, spent.with_hot(word.hot() || contended)) {
+            let hot = word.hot() || contended && !word.policy() && tokens >= TOKENS_MIN;
+            match self.swap(word, spent.with_hot(hot)) {
                 Ok(()) => {
                     let sure = from_credit == 0 && !ahead && !word.policy();
                     let left = tokens - from_tokens;

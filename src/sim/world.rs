@@ -113,6 +113,8 @@ pub(super) struct Node {
     waiting: HashMap<u64, Waiting>,
     /// Tokens admitted.
     pub(super) spent: u64,
+    /// Tokens that the store has charged for it.
+    applied: u64,
     /// Tokens that the store has confirmed.
     acknowledged: u64,
     timer_us: u64,
@@ -265,6 +267,7 @@ impl World {
             exchanges: HashMap::new(),
             waiting: HashMap::new(),
             spent: 0,
+            applied: 0,
             acknowledged: 0,
             timer_us: u64::MAX,
             alive: true,

@@ -469,12 +469,15 @@ impl Account {
         let need = if leaving { 0 } else { self.need(now, terms) };
         let demand = (self.demand.per_us() * unit as f64) as i64;
         let hot = self.is_hot(terms) && !leaving;
-        let back = self.give_back(terms, now, need, if hot { demand } else { 0 });
+        let held_back = if leaving { 0 } else { self.fresh.hold_back(self.unsent.spent, now) };
+        let back = self.give_back(terms, now, need, if hot { demand } else { 0 }, held_back);
         let tokens = self.bucket.peek(now, unit).0;
         if self.restore {
             self.held.lent = self.most_held(tokens);
         }
-        let unsent = self.take_unsent(now, leaving);
+        let mut unsent = std::mem::take(&mut self.unsent);
+        unsent.spent -= held_back;
+        self.unsent.spent = held_back;
         self.asked = self.waiters.len();
         let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
         self.probe_at = Timestamp::NEVER;
@@ -499,14 +502,6 @@ impl Account {
             restore: self.restore,
             claim,
         }
-    }
-
-    /// What is to be reported: all, unless threads may be giving it out only now.
-    fn take_unsent(&mut self, now: Timestamp, leaving: bool) -> Unsent {
-        let held_back = if leaving { 0 } else { self.fresh.hold_back(self.unsent.spent, now) };
-        let unsent = std::mem::take(&mut self.unsent);
-        self.unsent.spent = held_back;
-        Unsent { spent: unsent.spent - held_back, ..unsent }
     }
 
     /// The batch with this entry was never applied: its contents are to be reported anew.
@@ -547,6 +542,7 @@ impl Account {
         if given.void {
             // The store counted all that was lent as spent.
             self.unsent.allowed += std::mem::take(&mut self.unsent.spent);
+            self.fresh.forget();
         }
         self.held = Held {
             rate: kept.rate + given.rate,
@@ -582,7 +578,7 @@ impl Account {
         self.bucket.set_view(terms.scale.tokens(given.level), now, credit_from);
         if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
-            let lease = self.lease_terms(self.low(now, terms), self.ahead(terms));
+            let lease = self.lease_terms(now, self.low(now, terms), self.ahead(terms));
             let there = self.amend(now, lease, given.tokens + under_way);
             self.lost = (self.held.lent - there).max(0);
         } else {
@@ -624,11 +620,12 @@ impl Account {
         }
     }
 
-    fn lease_terms(&self, low: u32, ahead: u8) -> LeaseTerms {
+    fn lease_terms(&self, now: Timestamp, low: u32, ahead: u8) -> LeaseTerms {
+        let depth = self.held.depth - self.fresh.reserved(now);
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         LeaseTerms {
             rate: self.held.rate - error,
-            depth: self.held.depth.clamp(0, i64::from(FIELD_MAX)) as u32,
+            depth: depth.clamp(0, i64::from(FIELD_MAX)) as u32,
             ends: self.ends,
             low,
             ahead,

@@ -1,6 +1,6 @@
 //! The ledger: where every token is that was spent.
 
-use super::World;
+use super::{Node, World};
 use crate::error::StoreError;
 use crate::sync::message::{Reply, Request, Verdict};
 
@@ -29,6 +29,10 @@ impl World {
         let node = u128::from_le_bytes(request.instance) as usize;
         if self.applied_batches.insert((node, request.lane, request.sequence)) {
             self.applied += request.tokens();
+            // A node that had to take another name is not watched any further.
+            if let Some(node) = self.nodes.get_mut(node.wrapping_sub(1)) {
+                node.applied += request.tokens();
+            }
         }
     }
 
@@ -58,11 +62,13 @@ impl World {
     /// charged again.
     fn audit_purses(&mut self) {
         if self.setup.audit && !self.forgetful && self.setup.threads > 1 {
-            let alive = self.nodes.iter().filter(|node| node.alive);
-            let held: u64 = alive.map(|node| node.in_purses(self.now_us)).sum();
-            let (spent, applied) = (self.nodes.iter().map(|node| node.spent).sum(), self.applied);
-            let right = applied + held <= spent;
-            self.note(right, || format!("{applied} applied and {held} in purses of {spent}"));
+            for index in 0..self.nodes.len() {
+                let Node { spent, applied, alive, .. } = self.nodes[index];
+                let held = self.nodes[index].in_purses(self.now_us);
+                self.note(!alive || applied + held <= spent, || {
+                    format!("node {index}: {applied} applied and {held} in purses of {spent}")
+                });
+            }
         }
     }
 

@@ -16,13 +16,15 @@ pub(super) struct Back {
 
 impl Account {
     /// Takes what is not needed out of the bucket: tokens beyond `need`, the rate that the store
-    /// wants back or that demand does not use, and the depth that goes with them.
+    /// wants back or that demand does not use, and the depth that goes with them. `held_back` tokens
+    /// that were spent are not to be reported yet.
     pub(super) fn give_back(
         &mut self,
         terms: &Terms,
         now: Timestamp,
         need: i64,
         rate_used: i64,
+        held_back: i64,
     ) -> Back {
         if self.policy.is_some() {
             return Back::default();
@@ -35,7 +37,7 @@ impl Account {
         self.recall = 0;
         self.held.rate -= rate;
         if rate > 0 && !ended {
-            self.amend(now, self.lease_terms(0, self.ahead(terms)), 0);
+            self.amend(now, self.lease_terms(now, 0, self.ahead(terms)), 0);
             // What was spent ahead is owed from now on.
             self.owes |= self.held.rate == 0 && self.stash < 0;
         }
@@ -68,9 +70,14 @@ impl Account {
             (true, true) if pressed => 2,
             (true, true) => self.held.depth,
         };
+        // What threads may have in their purses is held beside it.
+        let hot = self.bucket.is_hot() || self.fresh.is_live(now);
+        let in_purses = held_back + if hot { pending as i64 } else { 0 };
         let depth_before = self.held.depth;
-        self.held.depth = (i64::from(left) + flowing).min(depth_before);
-        self.bucket.set_depth(self.held.depth as u32);
+        self.held.depth = (i64::from(left) + flowing + in_purses).min(depth_before);
+        let reserved = in_purses.min(self.held.depth - i64::from(left)).max(0);
+        self.fresh.reserve(reserved);
+        self.bucket.set_depth((self.held.depth - reserved) as u32);
         Back { units, lost, rate, depth: depth_before - self.held.depth }
     }
 }
