@@ -5,7 +5,8 @@
 //! One word of 32 bits an entry: 26 bits of place, and 6 bits of the print, so that the buckets of
 //! other keys are seldom looked at. Where a print is looked for first are other bits of it; from there
 //! it is looked for entry by entry. The index grows by levels, each four times larger, the last one
-//! large enough for all keys. Level *b* is the entries from 2^b to 2^(b+1): all levels are one piece of
+//! large enough for all keys; entries are copied to the next level a few at a time, and readers go over
+//! to it when all are there. Level *b* is the entries from 2^b to 2^(b+1): all levels are one piece of
 //! memory, which the system makes up as it is written to. An outgrown level is left as it is, since
 //! nobody knows who still reads it.
 //!
@@ -35,10 +36,18 @@ const BITS_MIN: u32 = 10;
 /// Each level has so many bits more than the one before.
 const GROWTH_BITS: u32 = 2;
 
+/// While a level is left for the next one, so many of its entries are copied with each that is entered:
+/// it takes an eighth of what a full level holds.
+const MOVED_AT_ONCE: usize = 16;
+
 /// A level is at most half full: then a key mostly stands where it is looked for first.
 const fn filled(bits: u32) -> usize {
     1 << (bits - 1)
 }
+
+/// How many entries of the present level have been copied to the next one.
+#[derive(Debug, Default)]
+pub(super) struct Moved(usize);
 
 /// An index of at most so many keys as it was made for.
 #[derive(Debug)]
@@ -78,9 +87,20 @@ impl Index {
     }
 
     /// Enters a place; `homes` are those of all places entered, of which there are `entered`.
-    pub(super) fn enter(&self, print: Print, place: u32, entered: usize, homes: &[u32]) {
-        let bits = self.grow(entered + 1, homes);
-        self.put(bits, print.home(), entry(print, place));
+    pub(super) fn enter(
+        &self,
+        print: Print,
+        place: u32,
+        entered: usize,
+        homes: &[u32],
+        moved: &mut Moved,
+    ) {
+        self.grow(entered, homes, moved);
+        let (bits, entry) = (self.bits(), entry(print, place));
+        self.put(bits, print.home(), entry);
+        if moved.0 > 0 {
+            self.put(self.next(bits), print.home(), entry);
+        }
     }
 
     fn bits(&self) -> u32 {
@@ -93,33 +113,59 @@ impl Index {
         if bits + GROWTH_BITS + 1 >= self.bits_max { self.bits_max } else { bits + GROWTH_BITS }
     }
 
-    /// Moves to the next level if `wanted` entries do not fit the present one; returns the bits of the
-    /// level that is in use then.
-    fn grow(&self, wanted: usize, homes: &[u32]) -> u32 {
+    /// Once the present level is nearly full, copies a few of its entries to the next level, and goes
+    /// over to that after the last one.
+    fn grow(&self, entered: usize, homes: &[u32], moved: &mut Moved) {
         let (bits, next) = (self.bits(), self.next(self.bits()));
-        if wanted <= filled(bits) || next == bits {
-            return bits;
+        if moved.0 == 0 && (entered < filled(bits) / 4 * 3 || next == bits) {
+            return;
         }
-        for entry in self.entries[level(bits)].iter().map(|entry| entry.load(Ordering::Relaxed)) {
-            if let Some(home_bits) = home_bits(entry, homes) {
-                self.put(next, home_bits, entry);
-            }
+        let entries = &self.entries[level(bits)];
+        for entry in entries.iter().skip(moved.0).take(MOVED_AT_ONCE) {
+            self.copy(next, entry.load(Ordering::Relaxed), homes);
         }
-        self.shift.store(u32::BITS - next, Ordering::Release);
-        next
+        moved.0 += MOVED_AT_ONCE;
+        if moved.0 >= entries.len() {
+            moved.0 = 0;
+            self.shift.store(u32::BITS - next, Ordering::Release);
+        }
     }
 
+    /// Copies an entry to the level of so many bits, unless it is there.
+    fn copy(&self, bits: u32, entry: u32, homes: &[u32]) {
+        if let Some(home_bits) = home_bits(entry, homes) {
+            self.put(bits, home_bits, entry);
+        }
+    }
+
+    /// Puts an entry into the level of so many bits, unless it is there.
     fn put(&self, bits: u32, home_bits: u32, entry: u32) {
         let mut at = home(home_bits, u32::BITS - bits);
-        while self.entries[at].load(Ordering::Relaxed) != 0 {
-            at = after(at);
+        loop {
+            match self.entries[at].load(Ordering::Relaxed) {
+                0 => return self.entries[at].store(entry, Ordering::Release),
+                found if found == entry => return,
+                _ => at = after(at),
+            }
         }
-        self.entries[at].store(entry, Ordering::Release);
     }
 
     /// Strikes a place out, and closes the gap.
-    pub(super) fn strike(&self, place: u32, homes: &[u32]) {
-        let (shift, length) = (u32::BITS - self.bits(), 1 << self.bits());
+    pub(super) fn strike(&self, place: u32, homes: &[u32], moved: &Moved) {
+        let bits = self.bits();
+        if moved.0 > 0 {
+            // What fills the gap may come to stand where all has been moved already.
+            let next = self.next(bits);
+            self.strike_in(bits, place, homes, |entry| self.copy(next, entry, homes));
+            self.strike_in(next, place, homes, |_| ());
+        } else {
+            self.strike_in(bits, place, homes, |_| ());
+        }
+    }
+
+    /// The same in the level of so many bits; `shifted` is told of each entry that fills a gap.
+    fn strike_in(&self, bits: u32, place: u32, homes: &[u32], shifted: impl Fn(u32)) {
+        let (shift, length) = (u32::BITS - bits, 1 << bits);
         let entry = |at: usize| self.entries[at].load(Ordering::Relaxed);
         let home_of = |entry: u32| home_bits(entry, homes).map(|bits| home(bits, shift));
         let Some(mut gap) = home_of(place) else { return };
@@ -137,6 +183,7 @@ impl Index {
             if distance(home, at) >= distance(gap, at) {
                 // Twice for a moment, rather than not at all; who misses it looks again.
                 self.entries[gap].store(entry(at), Ordering::Release);
+                shifted(entry(at));
                 gap = at;
             }
         }
@@ -185,6 +232,53 @@ fn home_bits(entry: u32, homes: &[u32]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::bucket::print::Prints;
+    use crate::bucket::print::tests::{HELD, PLACE};
+
+    fn print(key: u32) -> Print {
+        Prints::new(HELD, PLACE).of(&key.to_le_bytes())
+    }
+
+    fn find(index: &Index, key: u32) -> bool {
+        // A key's place is its number.
+        index.find(print(key), |place| (place == key).then_some(())).is_some()
+    }
+
+    #[test]
+    fn it_grows_a_few_entries_at_a_time_while_keys_come_and_go() {
+        const KEYS: u32 = 20_000;
+        let index = Index::new(KEYS as usize).unwrap();
+        let written = |bits: u32| {
+            index.entries[level(bits)].iter().filter(|one| one.load(Ordering::Relaxed) > 0).count()
+        };
+        let homes: Vec<u32> = (0..=KEYS).map(|key| print(key).home()).collect();
+        let (mut entered, mut moved, mut growths) = (Vec::new(), Moved::default(), 0);
+        let mut rng = fastrand::Rng::with_seed(3);
+        for key in 1..=KEYS {
+            let bits = index.bits();
+            let next = index.next(bits);
+            let before = if moved.0 > 0 { written(next) } else { 0 };
+            index.enter(print(key), key, entered.len(), &homes, &mut moved);
+            entered.push(key);
+            if bits != index.bits() {
+                growths += 1;
+            } else if moved.0 > 0 && key < 2000 {
+                assert!(written(next) <= before + MOVED_AT_ONCE + 1, "{key}");
+            }
+            if rng.u8(..) < 64 {
+                let gone = entered.swap_remove(rng.usize(..entered.len()));
+                index.strike(gone, &homes, &moved);
+                assert!(!find(&index, gone), "{gone} after {key}");
+            }
+            if key % 64 == 0 {
+                let missed = entered.iter().find(|&&key| !find(&index, key));
+                assert_eq!(missed, None, "after {key}");
+            }
+        }
+        assert!(growths >= 2);
+        assert_eq!(written(index.bits()), entered.len());
+    }
 
     #[test]
     fn all_levels_together_take_few_bytes_a_key() {

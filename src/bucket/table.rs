@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
-use super::index::{Index, PLACE_MAX};
+use super::index::{Index, Moved, PLACE_MAX};
 use super::line::{Bucket, Lines};
 use super::outcome::{Taken, Verdict};
 use super::print::{Print, Prints};
@@ -85,6 +85,7 @@ struct Keeper {
     entries: usize,
     /// Where in the index each place's print is looked for first.
     homes: Vec<u32>,
+    moved: Moved,
     /// Places that may not be given up, and how many hold on to them.
     held: HashMap<u32, u32>,
     /// Where the search for idle keys goes on.
@@ -225,7 +226,7 @@ impl Table {
             keeper.homes.resize(at + 1, 0);
         }
         keeper.homes[at] = print.home();
-        self.index.enter(print, place, keeper.entries, &keeper.homes);
+        self.index.enter(print, place, keeper.entries, &keeper.homes, &mut keeper.moved);
         keeper.entries += 1;
         place
     }
@@ -264,7 +265,7 @@ impl Table {
                 let bucket = self.at(place);
                 let kept = bucket.is_gone() || keeper.held.contains_key(&place);
                 if !kept && bucket.try_forget(now, unit, credit, local) {
-                    self.index.strike(place, &keeper.homes);
+                    self.index.strike(place, &keeper.homes, &keeper.moved);
                     keeper.entries -= 1;
                     keeper.free.push_back((now.plus_micros(QUARANTINE_US), place));
                     forgotten += 1;
