@@ -14,6 +14,7 @@ use super::excess::LaneTrouble;
 use super::message::{
     ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Reply, Request, Verdict,
 };
+use super::room;
 use crate::bucket::BucketRef;
 use crate::error::StoreError;
 use crate::limit::Terms;
@@ -410,6 +411,8 @@ impl Lane {
         let mut account = self.accounts.remove(slot);
         account.lose_pace(&mut context.limits[account.limit() as usize].paces);
         context.desks.remove(account.desk as usize);
+        room::give_back(&mut self.accounts);
+        room::give_back(&mut context.desks);
     }
 
     /// Changes an account and keeps queues and sums in step with it.

@@ -10,6 +10,7 @@ mod excess;
 mod lane;
 pub(crate) mod message;
 mod rng;
+mod room;
 
 pub(crate) use account::Waiter;
 pub(crate) use engine::{Config, Engine, Input, Output, Told};
