@@ -28,6 +28,6 @@ mod tests {
             assert!(slab.is_empty() || slab.contains(0));
             assert!(slab.len() > most / 4 || slab.capacity() <= most / 2);
         }
-        assert_eq!(slab.capacity(), 0);
+        assert!(slab.capacity() <= ROOM_KEPT);
     }
 }
