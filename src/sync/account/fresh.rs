@@ -53,7 +53,7 @@ impl Fresh {
 
     /// Nothing of what was spent so far will be reported as spent from the lease.
     pub(super) fn forget(&mut self) {
-        self.spent = 0;
+        (self.spent, self.reserved) = (0, 0);
     }
 }
 

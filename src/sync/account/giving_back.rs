@@ -74,10 +74,10 @@ impl Account {
         let hot = self.bucket.is_hot() || self.fresh.is_live(now);
         let in_purses = held_back + if hot { pending as i64 } else { 0 };
         let depth_before = self.held.depth;
-        self.held.depth = (i64::from(left) + flowing + in_purses).min(depth_before);
-        let reserved = in_purses.min(self.held.depth - i64::from(left)).max(0);
-        self.fresh.reserve(reserved);
-        self.bucket.set_depth((self.held.depth - reserved) as u32);
+        let own = (i64::from(left) + flowing).min(depth_before);
+        self.held.depth = (own + in_purses).min(depth_before);
+        self.fresh.reserve(self.held.depth - own);
+        self.bucket.set_depth(own as u32);
         Back { units, lost, rate, depth: depth_before - self.held.depth }
     }
 }
