@@ -136,11 +136,11 @@ impl Purses {
         purse.refill((table, place), bucket, self.tokens_min, now, unit)
     }
 
-    /// Tokens in purses that are not void.
+    /// The places of purses that are not void, and the tokens in each.
     #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn held(&self, now: Timestamp) -> u64 {
-        let live = self.purses.iter().filter(|purse| now < purse.until.get());
-        live.map(|purse| u64::from(purse.left.get())).sum()
+    pub(crate) fn held(&self, now: Timestamp) -> impl Iterator<Item = (u32, u64)> {
+        let live = self.purses.iter().filter(move |purse| now < purse.until.get());
+        live.map(|purse| (purse.place.get(), purse.left.get().into()))
     }
 }
 
@@ -263,6 +263,10 @@ mod tests {
         Timestamp::from_micros(us)
     }
 
+    fn held(purses: &Purses, now: Timestamp) -> u64 {
+        purses.held(now).map(|(_, tokens)| tokens).sum()
+    }
+
     fn from_purse(purses: &Purses, place: u32, bucket: &Bucket, now: Timestamp) -> bool {
         let _ = purses.refill(1, place, bucket, now, UNIT);
         purses.spend(1, place, now).is_some()
@@ -281,12 +285,12 @@ mod tests {
         assert!(spend(&purses, &bucket, at(1)), "the first one tells the engine, by the word");
         assert!(spend(&purses, &bucket, at(1)));
         assert_eq!(bucket.held_and_pending(), (9_999 - SIZE_MIN, 1 + u64::from(SIZE_MIN)));
-        assert_eq!(purses.held(at(1)), u64::from(SIZE_MIN) - 1);
+        assert_eq!(held(&purses, at(1)), u64::from(SIZE_MIN) - 1);
         // Emptied in time it takes twice as many, and so on.
         (1..SIZE_MIN).for_each(|_| assert!(spend(&purses, &bucket, at(1))));
         assert!(spend(&purses, &bucket, at(1)));
-        assert_eq!(purses.held(at(1)), u64::from(2 * SIZE_MIN) - 1);
-        assert_eq!(purses.held(at(1 + SPAN_US)), 0, "it is void by then");
+        assert_eq!(held(&purses, at(1)), u64::from(2 * SIZE_MIN) - 1);
+        assert_eq!(held(&purses, at(1 + SPAN_US)), 0, "it is void by then");
         assert!(spend(&purses, &bucket, at(1 + SPAN_US)));
         let spent = 1 + SIZE_MIN + 1 + SIZE_MIN;
         let all_returned = (10_000 - spent, spent.into());

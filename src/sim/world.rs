@@ -131,7 +131,20 @@ impl Node {
     /// Tokens in purses that are not void.
     fn in_purses(&self, now_us: u64) -> u64 {
         let now = self.clock.reading(now_us).cached();
-        self.purses.iter().map(|purses| purses.held(now)).sum()
+        self.purses.iter().flat_map(|purses| purses.held(now)).map(|(_, tokens)| tokens).sum()
+    }
+
+    /// A lease that is over-full with what threads have of it: its depth, and what there is.
+    fn overfull(&self, now_us: u64) -> Option<(i64, u64)> {
+        let now = self.clock.reading(now_us).cached();
+        self.asked.values().find_map(|bucket| {
+            let depth = self.engine.leased_depth(bucket.slot()?, now)?;
+            let purses = self.purses.iter().flat_map(|purses| purses.held(now));
+            let mine = purses.filter(|(place, _)| *place == bucket.place());
+            let (tokens, _) = bucket.held_and_pending();
+            let all = u64::from(tokens) + mine.map(|(_, tokens)| tokens).sum::<u64>();
+            (all > depth as u64).then_some((depth, all))
+        })
     }
 }
 

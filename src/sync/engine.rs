@@ -415,6 +415,13 @@ impl Engine {
         self.lanes.iter().map(Lane::pending).sum()
     }
 
+    /// The depth of the lease that the account at this desk has at `now`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn leased_depth(&self, desk: u32, now: Timestamp) -> Option<i64> {
+        let Desk { lane, slot } = *self.context.desks.get(desk as usize)?;
+        self.lanes[lane as usize].leased_depth(slot, now)
+    }
+
     pub(crate) fn gauges(&self) -> Gauges {
         let mut gauges = Gauges { nodes: self.context.nodes().unwrap_or(0), ..Gauges::default() };
         for lane in &self.lanes {

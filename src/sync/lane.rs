@@ -138,6 +138,13 @@ impl Lane {
         in_flight + self.accounts.iter().map(|(_, account)| account.pending()).sum::<u64>()
     }
 
+    /// The depth of the lease that the account has at `now`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn leased_depth(&self, slot: usize, now: Timestamp) -> Option<i64> {
+        let account = self.accounts.get(slot)?;
+        account.lease_ends().is_some_and(|ends| now < ends).then(|| account.leased_depth())
+    }
+
     /// What went wrong in the lane, the outage among it that lasts at `now`.
     pub(crate) fn trouble(&self, now: Timestamp) -> LaneTrouble {
         let mut trouble = self.trouble;

@@ -46,6 +46,11 @@ impl World {
             let told = node.acknowledged + pending;
             let spent = node.spent;
             self.note(spent == told, || format!("node {index} spent {spent}, told of {told}"));
+            if self.setup.threads > 1
+                && let Some((depth, all)) = self.nodes[index].overfull(self.now_us)
+            {
+                self.note(false, || format!("node {index} holds {all} of a depth of {depth}"));
+            }
         }
     }
 
