@@ -58,13 +58,13 @@ const CASES: [(usize, usize); 11] = [
     (1_000, 64),
     (1_000, 128),
     (1_000, 250),
-    (10_000, 64),
+    (10_000, 128),
     (100_000, 16),
-    (100_000, 64),
+    (100_000, 128),
     (1_000_000, 16),
-    (1_000_000, 64),
+    (1_000_000, 128),
 ];
-const CASES_QUICK: [(usize, usize); 4] = [(1_000, 1), (1_000, 8), (1_000, 64), (100_000, 64)];
+const CASES_QUICK: [(usize, usize); 4] = [(1_000, 1), (1_000, 8), (1_000, 128), (100_000, 128)];
 /// Rounds of each contender; the first only warms up.
 const ROUNDS: usize = 7;
 /// Keys that a round syncs, at least.

@@ -16,9 +16,9 @@ local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local pack, unpack_numbers = struct.pack, struct.unpack
 local call = redis.call
 
+-- Numbers that are needed as strings are written as such: Lua takes a microsecond to print one.
 local WIRE_VERSION = 1
-local MAGIC_LETTER = 'T'
-local MAGIC = MAGIC_LETTER .. WIRE_VERSION
+local MAGIC_LETTER, MAGIC = 'T', 'T1'
 local ENTRIES_MAX = 250
 
 -- As in src/store/model.rs, where each is explained.
@@ -37,7 +37,8 @@ local ENTRY_FORMAT, ENTRY_BYTES = '<BBdddddddddddd', 2 + 12 * 8
 local REST_FORMAT, REST_BYTES = '<dddddd', 6 * 8
 -- A record: the quota; what changes with the epochs; what changes with each sync.
 local BUCKET_FORMAT, BUCKET_BYTES = '<c42dddddddddddddd', QUOTA_BYTES + 14 * 8
-local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<ddddddddd', tostring(QUOTA_BYTES + 5 * 8), '0'
+-- Of strings of 64 bytes and less Redis keeps those that its calls had.
+local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '90', '0'
 local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
 
 -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
@@ -58,7 +59,7 @@ local function first_record(quota, rate, burst)
   if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US then
     level = min(rate * (now_us - lost_us), burst)
   end
-  return pack(BUCKET_FORMAT, quota, 0, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0, 0)
+  return pack(BUCKET_FORMAT, quota, 0, 0, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
 end
 
 -- The record of a key that comes more than once in a batch: what the entries before `index` made of
@@ -258,8 +259,8 @@ local function apply_all(at, count, quotas, found, parts)
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
       record = first_record(quota, rate, burst)
     end
-    local own, until_ms, forgiven, leased1, depth1, demand1, stamp_us, level, central, charged,
-      leased0, depth0, lent0, lent1, demand0 = unpack_numbers(BUCKET_FORMAT, record)
+    local own, until_ms, forgiven, leased1, depth1, lent1, demand1, stamp_us, level, central,
+      charged, leased0, depth0, lent0, demand0 = unpack_numbers(BUCKET_FORMAT, record)
     local epoch, epoch_us = epoch_now, wanted_epoch_us
 
     -- The time that has passed: mostly within one epoch, under the same quota, with no outage.
@@ -267,8 +268,10 @@ local function apply_all(at, count, quotas, found, parts)
     if own == quota and passed_us > 0 and stamp_us >= flowing_from_us then
       lent0 = lent0 + leased0 * passed_us
       if lent0 > 2^52 then lent0 = 2^52 end
-      lent1 = lent1 + leased1 * passed_us
-      if lent1 > 2^52 then lent1 = 2^52 end
+      if leased1 > 0 then
+        lent1, whole_changed = lent1 + leased1 * passed_us, true
+        if lent1 > 2^52 then lent1 = 2^52 end
+      end
       local free = rate - leased0 - leased1
       if free > 0 then level = level + free * passed_us end
       local cap = burst - (depth0 + depth1) * token
@@ -278,16 +281,18 @@ local function apply_all(at, count, quotas, found, parts)
       if central > burst then central = burst end
       stamp_us = now_us
     else
-      local own_rate, own_token, own_burst, own_version
+      local own_rate, own_token, own_burst, own_version = rate, token, burst, version
       whole_changed = true
-      own_rate, own_token, own_burst, own_version, epoch_us =
-        unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
-      if not is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
-        refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
-      elseif own_version > version or own_version == version
-        and (own_rate ~= rate or own_token ~= token or own_burst ~= burst) then
-        refusal = pack(GRANT_FORMAT, OTHER_QUOTA, own_version, own_rate, own_token, own_burst,
-          0, 0, 0)
+      if own ~= quota then
+        own_rate, own_token, own_burst, own_version, epoch_us =
+          unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
+        if not is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
+          refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
+        elseif own_version > version or own_version == version
+          and (own_rate ~= rate or own_token ~= token or own_burst ~= burst) then
+          refusal = pack(GRANT_FORMAT, OTHER_QUOTA, own_version, own_rate, own_token, own_burst,
+            0, 0, 0)
+        end
       end
       stamp_us, level, central,
         leased0, leased1, depth0, depth1, lent0, lent1, demand0, demand1 =
@@ -479,11 +484,11 @@ local function apply_all(at, count, quotas, found, parts)
         place = WHOLE_AT
       end
       if whole_changed then
-        record = pack(BUCKET_FORMAT, own, until_ms, forgiven, leased1, depth1, demand1,
-          stamp_us, level, central, charged, leased0, depth0, lent0, lent1, demand0)
+        record = pack(BUCKET_FORMAT, own, until_ms, forgiven, leased1, depth1, lent1, demand1,
+          stamp_us, level, central, charged, leased0, depth0, lent0, demand0)
       else
         record = pack(TAIL_FORMAT,
-          stamp_us, level, central, charged, leased0, depth0, lent0, lent1, demand0)
+          stamp_us, level, central, charged, leased0, depth0, lent0, demand0)
       end
       records[index], places[index] = record, place
     end

@@ -12,6 +12,7 @@ pub(crate) mod print;
 pub(crate) mod purse;
 pub(crate) mod state;
 pub(crate) mod table;
+mod vacant;
 mod word;
 
 pub(crate) use bell::Bell;

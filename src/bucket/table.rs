@@ -5,7 +5,7 @@
 //! there looks again with the lock held. A place that was given up, whose bucket's word says *gone*,
 //! is given to another key after [`QUARANTINE_US`], far longer than a decision may take.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +16,7 @@ use super::index::{Index, Moved, PLACE_MAX};
 use super::line::{Bucket, Lines};
 use super::outcome::{Taken, Verdict};
 use super::print::{Print, Prints};
+use super::vacant::Vacant;
 use crate::time::Timestamp;
 
 /// The most keys that all limits of one limiter may hold together.
@@ -77,14 +78,15 @@ impl KeyBudget {
 /// What only those touch who make or forget keys.
 #[derive(Debug, Default)]
 struct Keeper {
-    /// Places that were given up, and from when on they may be given again.
-    free: VecDeque<(Timestamp, u32)>,
+    /// Places that were given up.
+    vacant: Vacant,
     /// The last place that was ever given; the first one is 1.
     last: u32,
     /// Entries in the index.
     entries: usize,
-    /// Where in the index each place's print is looked for first.
-    homes: Vec<u32>,
+    /// Where in the index each place's print is looked for first; of a vacant one, the next vacant one.
+    /// One piece of memory from the start, which the system makes up as it is written to: never copied.
+    homes: Box<[u32]>,
     moved: Moved,
     /// Places that may not be given up, and how many hold on to them.
     held: HashMap<u32, u32>,
@@ -139,7 +141,9 @@ impl Table {
         budget: Arc<KeyBudget>,
         settle: impl FnOnce(&Bucket),
     ) -> Option<Self> {
-        let lines = Lines::new(1 + capacity(&budget))?;
+        let places = 1 + capacity(&budget);
+        let lines = Lines::new(places)?;
+        let homes = bytemuck::try_zeroed_slice_box(places).ok()?;
         let overflow = lines.get(OVERFLOW)?;
         overflow.settle_in(0, 0);
         settle(overflow);
@@ -150,7 +154,7 @@ impl Table {
             index: Index::new(budget.max())?,
             lines,
             budget,
-            keeper: Mutex::default(),
+            keeper: Mutex::new(Keeper { homes, ..Keeper::default() }),
             counts: Default::default(),
         })
     }
@@ -221,21 +225,14 @@ impl Table {
         let bucket = self.at(place);
         bucket.settle_in(print.held, credit());
         settle(bucket);
-        let at = place as usize;
-        if keeper.homes.len() <= at {
-            keeper.homes.resize(at + 1, 0);
-        }
-        keeper.homes[at] = print.home();
+        keeper.homes[place as usize] = print.home();
         self.index.enter(print, place, keeper.entries, &keeper.homes, &mut keeper.moved);
         keeper.entries += 1;
         place
     }
 
     fn vacancy(&self, keeper: &mut Keeper, now: Timestamp) -> Option<u32> {
-        if let Some(&(from, place)) = keeper.free.front()
-            && from <= now
-        {
-            keeper.free.pop_front();
+        if let Some(place) = keeper.vacant.pop(now, &keeper.homes) {
             return Some(place);
         }
         if keeper.last as usize >= capacity(&self.budget) {
@@ -267,7 +264,7 @@ impl Table {
                 if !kept && bucket.try_forget(now, unit, credit, local) {
                     self.index.strike(place, &keeper.homes, &keeper.moved);
                     keeper.entries -= 1;
-                    keeper.free.push_back((now.plus_micros(QUARANTINE_US), place));
+                    keeper.vacant.push(now.plus_micros(QUARANTINE_US), place, &mut keeper.homes);
                     forgotten += 1;
                 }
             }

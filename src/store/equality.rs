@@ -481,8 +481,8 @@ fn key_of(bytes: &[u8]) -> Key {
     let (numbers, rest) = record::<19>(bytes);
     assert!(rest.is_empty());
     let [rate, token, burst, version, epoch_us, until_ms, forgiven, ..] = numbers;
-    let [.., leased1, depth1, demand1, _, _, _, _, _, _, _, _, _] = numbers;
-    let [.., stamp_us, level, central, charged, leased0, depth0, lent0, lent1, demand0] = numbers;
+    let [.., leased1, depth1, lent1, demand1, _, _, _, _, _, _, _, _] = numbers;
+    let [.., stamp_us, level, central, charged, leased0, depth0, lent0, demand0] = numbers;
     Key {
         scale: Scale { rate, token, burst },
         version,

@@ -366,7 +366,7 @@ impl Engine {
 
     /// Decisions collected since the last time.
     pub(crate) fn take_decisions(&mut self, now: Timestamp) -> Vec<Event> {
-        for bucket in self.local.drain(..) {
+        for bucket in std::mem::take(&mut self.local) {
             self.context.limits[bucket.limit() as usize].count(&bucket, false, 0);
         }
         for lane in &mut self.lanes {
