@@ -58,11 +58,18 @@ pub(crate) struct Command {
     pub(crate) done: oneshot::Sender<bool>,
 }
 
+/// A key that somebody has in hand.
+#[derive(Debug)]
+pub(crate) struct InHand {
+    pub(crate) bucket: Held,
+    /// Empty for the overflow bucket.
+    pub(crate) key: Arc<[u8]>,
+}
+
 /// A caller who waits for the store's word, and where to tell it.
 #[derive(Debug)]
 pub(crate) struct Question {
-    pub(crate) bucket: Arc<Held>,
-    pub(crate) key: Arc<[u8]>,
+    pub(crate) key: Arc<InHand>,
     pub(crate) cost: u32,
     pub(crate) within: Duration,
     pub(crate) done: oneshot::Sender<Answered>,
@@ -315,7 +322,7 @@ impl Driver {
     fn ask(&mut self, first: Option<Question>, asked: &mut Questions) {
         let now = self.now();
         let mut next = first.or_else(|| self.questions.try_recv().ok());
-        while let Some(Question { bucket, key, cost, within, done }) = next {
+        while let Some(Question { key, cost, within, done }) = next {
             next = self.questions.try_recv().ok();
             if done.is_closed() {
                 continue;
@@ -325,7 +332,7 @@ impl Driver {
             asked.open.insert(ticket, done);
             let deadline = now.plus_micros(micros(within));
             let waiter = Waiter { ticket, cost, deadline };
-            let bucket = (**bucket).clone();
+            let (bucket, key) = ((*key.bucket).clone(), key.key.clone());
             self.engine.handle(now, Input::Wait { bucket, key, waiter });
         }
     }

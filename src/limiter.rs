@@ -11,7 +11,7 @@ use crate::bucket::{
 };
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
-use crate::driver::{Answered, Command, LimitState, Question, Wish};
+use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key;
 use crate::time::{Clock, Now, Timestamp};
@@ -387,7 +387,8 @@ impl ActiveLimit {
         let credit = || self.state.credit();
         let bucket = Held::new(buckets, buckets.print(key), now, credit, settle);
         let key = if bucket.is_overflow() { Arc::default() } else { key.into() };
-        Ok(KeyHandle { bucket: Arc::new(bucket), key, limit: self.clone() })
+        let place = bucket.place();
+        Ok(KeyHandle { place, limit: self.clone(), key: Arc::new(InHand { bucket, key }) })
     }
 
     /// The limit's name.
@@ -467,10 +468,10 @@ impl<'a> Judged<'a> {
 /// A key, resolved once. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct KeyHandle {
-    bucket: Arc<Held>,
-    /// Empty for the overflow bucket.
-    key: Arc<[u8]>,
+    place: u32,
     limit: ActiveLimit,
+    /// Most decisions do not touch it; while it is there the place is not given up.
+    key: Arc<InHand>,
 }
 
 impl KeyHandle {
@@ -514,48 +515,50 @@ impl KeyHandle {
     }
 
     #[inline(always)]
+    fn bucket(&self) -> &Bucket {
+        self.limit.state.buckets.at(self.place)
+    }
+
+    #[inline(always)]
     fn judge(&self, cost: u32, now: Timestamp) -> Judged<'_> {
-        if self.bucket.is_hot() { self.judge_hot(cost, now) } else { self.judge_cool(cost, now) }
+        let bucket = self.bucket();
+        if bucket.is_hot() { self.judge_hot(cost, now) } else { self.judge_cool(bucket, cost, now) }
     }
 
     #[inline(never)]
     fn judge_hot(&self, cost: u32, now: Timestamp) -> Judged<'_> {
-        let (limit, place) = (&self.limit, self.bucket.place());
-        match limit.spend_from_purse(place, cost, now) {
-            Some(said) => Judged { bucket: &self.bucket, said },
-            None => limit.judge_fully(place, &self.key, cost, now),
+        match self.limit.spend_from_purse(self.place, cost, now) {
+            Some(said) => Judged { bucket: self.bucket(), said },
+            None => self.limit.judge_fully(self.place, self.key(), cost, now),
         }
     }
 
-    #[inline]
-    fn judge_cool(&self, cost: u32, now: Timestamp) -> Judged<'_> {
-        let bucket: &Bucket = &self.bucket;
+    #[inline(always)]
+    fn judge_cool<'a>(&'a self, bucket: &'a Bucket, cost: u32, now: Timestamp) -> Judged<'a> {
         match bucket.take_at_once(cost, now, self.limit.state.terms.scale.token) {
             Some(AtOnce::Allowed { left }) => Judged { bucket, said: Said::new(left, true, true) },
             Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
-            Some(AtOnce::Denied { told: false }) => {
-                self.limit.tell_denied(self.bucket.place(), &self.key)
-            }
-            None => self.limit.judge_fully(self.bucket.place(), &self.key, cost, now),
+            Some(AtOnce::Denied { told: false }) => self.limit.tell_denied(self.place, self.key()),
+            None => self.limit.judge_fully(self.place, self.key(), cost, now),
         }
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
         let shared = &*self.limit.shared;
         let Shared { clock, questions, .. } = shared;
-        let decided = self.limit.decide_surely(self.bucket.place(), &self.key, cost);
+        let decided = self.limit.decide_surely(self.place, self.key(), cost);
         if let Some(decision) = decided {
             return decision;
         }
         let (done, answer) = oneshot::channel();
-        let (bucket, key) = (self.bucket.clone(), self.key.clone());
-        let asked = questions.send(Question { bucket, key, cost, within: DECIDE_WITHIN, done });
+        let key = self.key.clone();
+        let asked = questions.send(Question { key, cost, within: DECIDE_WITHIN, done });
         let answer = if asked.is_ok() { answer.await.ok() } else { None };
         let Some(Answered { allowed, sure }) = answer else {
             // The driver has ended with its runtime: nobody can be asked any more.
             return self.decide_now(cost);
         };
-        let bucket: &Bucket = &self.bucket;
+        let bucket = self.bucket();
         let (left, ..) = bucket.peek(clock.now(), self.limit.state.terms.scale.token);
         let said = Said::new(left, allowed, sure);
         self.limit.decision(Judged { bucket, said }, cost, clock.now())
@@ -563,11 +566,11 @@ impl KeyHandle {
 
     /// What [`check`](Self::check) would say now, spending nothing.
     pub fn peek(&self) -> Decision {
-        self.limit.look(&self.bucket)
+        self.limit.look(self.bucket())
     }
 
     /// The key; empty for a limit's overflow bucket.
     pub fn key(&self) -> &[u8] {
-        &self.key
+        &self.key.key
     }
 }
