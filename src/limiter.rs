@@ -221,7 +221,8 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_at(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
-        match if bucket.is_hot() { self.spend_from_purse(place, cost, now) } else { None } {
+        let said = bucket.is_hot().then(|| self.spend_from_purse(place, cost, now));
+        match said.flatten() {
             Some(said) => Judged { bucket, said },
             None => self.judge_fully(place, key, cost, now),
         }
