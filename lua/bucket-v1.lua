@@ -37,7 +37,8 @@ local ENTRY_FORMAT, ENTRY_BYTES = '<BBdddddddddddd', 2 + 12 * 8
 local REST_FORMAT, REST_BYTES = '<dddddd', 6 * 8
 -- A record: the quota; what changes with the epochs; what changes with each sync.
 local BUCKET_FORMAT, BUCKET_BYTES = '<c42dddddddddddddd', QUOTA_BYTES + 14 * 8
--- Of strings of 64 bytes and less Redis keeps those that its calls had.
+-- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
+-- QUOTA_BYTES + 6 * 8.
 local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '90', '0'
 local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
 

@@ -54,6 +54,7 @@ local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
 local HASH_BYTES = 8
 -- The head of a reply.
 local REPLY_FORMAT, REPLY_BYTES = '<c2ddc8ddddddc24', #MAGIC + 8 * 8 + HASH_BYTES + 24
+-- REPLY_BYTES - 1.
 local REPLY_LAST = '97'
 local NO_INCARNATION, NO_HASH = string.rep('\0', 24), string.rep('\0', HASH_BYTES)
 

@@ -218,7 +218,7 @@ fn since(before: Counts, now: Counts) -> Counts {
 /// The layout of a bucket's record, as lua/sync-v1.lua documents it.
 const MAGIC: &[u8] = b"T1";
 const RECORD_NUMBERS: usize = 19;
-const CHARGED: usize = 13;
+const CHARGED: usize = 14;
 
 /// Tokens charged, over all buckets in Redis.
 fn charged(server: &RedisServer) -> u64 {

@@ -112,7 +112,7 @@ impl Record {
     }
 
     fn charged(&self) -> u64 {
-        u64::try_from(self.0[13]).expect("nothing is charged below zero")
+        u64::try_from(self.0[14]).expect("nothing is charged below zero")
     }
 }
 

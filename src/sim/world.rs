@@ -143,7 +143,7 @@ impl Node {
             let mine = purses.filter(|(place, _)| *place == bucket.place());
             let (tokens, _) = bucket.held_and_pending();
             let all = u64::from(tokens) + mine.map(|(_, tokens)| tokens).sum::<u64>();
-            (all > depth as u64).then_some((depth, all))
+            (all > u64::try_from(depth).unwrap_or(0)).then_some((depth, all))
         })
     }
 }

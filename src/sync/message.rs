@@ -12,7 +12,7 @@ use crate::quota::Scale;
 
 /// The version of the wire format, of the layout in the store, and of the scripts.
 pub(crate) const WIRE_VERSION: u32 = 1;
-/// The most keys in one batch, so that one call takes the store about a millisecond at most.
+/// The most keys in one batch, so that one call mostly takes the store less than a millisecond.
 pub(crate) const ENTRIES_MAX: usize = 128;
 /// The largest magnitude of any number on the wire.
 const WIRE_MAX: i64 = 1 << 53;
