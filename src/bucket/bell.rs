@@ -4,12 +4,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tokio::sync::Notify;
 
-/// After so many ticks in which nobody rang, the next to ring wakes the driver himself.
-const QUIET_TICKS: u32 = 100;
+/// For every so many ticks on end in which nobody rang, one decision may wake the driver itself.
+const QUIET_TICKS: u32 = 4;
+
+/// So many decisions may do so in a row.
+const DIRECT_MAX: u32 = 8;
 
 /// To wake the driver costs a system call, which may take longer than all else that a decision does. So
 /// where buckets run low all the time, decisions leave it to the clock's thread, which looks once a
-/// tick.
+/// tick. Where they seldom do, the next request may want the answer before the tick: the driver is
+/// woken at once.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     driver: Notify,
@@ -17,37 +21,44 @@ pub(crate) struct Bell {
     minded: AtomicBool,
     /// The driver is to be woken at the next tick.
     rung: AtomicBool,
-    /// Nobody has rung for a while.
-    quiet: AtomicBool,
-    /// Ticks in which nobody rang.
+    /// How many decisions may yet wake the driver themselves.
+    direct: AtomicU32,
+    /// Ticks on end in which nobody rang.
     silent: AtomicU32,
 }
 
 impl Bell {
     /// From now on somebody calls [`tick`](Self::tick) once in a millisecond or so.
     pub(crate) fn mind(&self) {
-        self.quiet.store(true, Ordering::Relaxed);
+        self.direct.store(DIRECT_MAX, Ordering::Relaxed);
         self.minded.store(true, Ordering::Relaxed);
     }
 
     /// Wakes the driver now or at the next tick. It sees what was queued before.
     pub(super) fn ring(&self) {
-        let quiet = self.quiet.load(Ordering::Relaxed) && self.quiet.swap(false, Ordering::Relaxed);
-        if quiet || !self.minded.load(Ordering::Relaxed) {
+        if !self.minded.load(Ordering::Relaxed) || self.take_direct() {
+            self.silent.store(0, Ordering::Relaxed);
             self.driver.notify_one();
         } else {
             self.rung.swap(true, Ordering::AcqRel);
         }
     }
 
-    /// Wakes the driver if anybody rang since the last tick.
+    fn take_direct(&self) -> bool {
+        let less_one = |left: u32| left.checked_sub(1);
+        self.direct.load(Ordering::Relaxed) > 0
+            && self.direct.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less_one).is_ok()
+    }
+
+    /// Wakes the driver if anybody left it to this tick.
     pub(crate) fn tick(&self) {
         if self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::AcqRel) {
             self.silent.store(0, Ordering::Relaxed);
             self.driver.notify_one();
-        } else if self.silent.fetch_add(1, Ordering::Relaxed) >= QUIET_TICKS {
+        } else if self.silent.fetch_add(1, Ordering::Relaxed) + 1 >= QUIET_TICKS {
             self.silent.store(0, Ordering::Relaxed);
-            self.quiet.store(true, Ordering::Relaxed);
+            let one_more = |left: u32| (left < DIRECT_MAX).then_some(left + 1);
+            let _ = self.direct.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
         }
     }
 
@@ -70,23 +81,29 @@ mod tests {
     }
 
     #[test]
-    fn who_rings_after_a_while_wakes_the_driver_and_others_leave_it_to_the_tick() {
+    fn a_few_wake_the_driver_after_a_while_and_the_rest_leave_it_to_the_tick() {
         let bell = Bell::default();
         bell.ring();
         assert!(is_heard(&bell), "nobody else would wake it");
         bell.mind();
-        bell.ring();
-        assert!(is_heard(&bell), "it was quiet");
+        let wakes_at_once = |bell: &Bell| {
+            bell.ring();
+            is_heard(bell)
+        };
+        assert!((0..DIRECT_MAX).all(|_| wakes_at_once(&bell)));
         for _ in 0..3 {
-            (0..3).for_each(|_| bell.ring());
-            assert!(!is_heard(&bell));
+            assert!((0..3).all(|_| !wakes_at_once(&bell)));
             bell.tick();
             assert!(is_heard(&bell));
-            bell.tick();
+            (1..QUIET_TICKS).for_each(|_| bell.tick());
             assert!(!is_heard(&bell), "nobody rang");
         }
-        (0..=QUIET_TICKS).for_each(|_| bell.tick());
-        bell.ring();
-        assert!(is_heard(&bell), "it was quiet again");
+        bell.tick();
+        assert!(wakes_at_once(&bell), "it was quiet for long enough");
+        assert!(!wakes_at_once(&bell), "once");
+        (0..2 * DIRECT_MAX * QUIET_TICKS).for_each(|_| bell.tick());
+        is_heard(&bell);
+        let at_once = (0..3 * DIRECT_MAX).filter(|_| wakes_at_once(&bell)).count();
+        assert_eq!(at_once, DIRECT_MAX as usize, "however long it was quiet");
     }
 }
