@@ -107,8 +107,9 @@ fn report(
     Ok(())
 }
 
+/// All nodes' drivers share a thread: the rest of the machine decides.
 fn runtime() -> Result<tokio::runtime::Runtime, DemoError> {
-    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
 }
 
 /// A namespace of this run's own: what an earlier run left in the store does not matter to it.
