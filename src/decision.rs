@@ -101,6 +101,27 @@ impl Decision {
         Duration::from_micros(self.scale.micros_for(missing * self.scale.token))
     }
 
+    /// How long an empty bucket of the limit takes to fill.
+    pub fn fill_time(&self) -> Duration {
+        Duration::from_micros(self.scale.fill_us())
+    }
+
+    /// How long until the key has a token more, if nobody spends on it; zero when its bucket is full.
+    /// Not longer than [`retry_after`](Self::retry_after), if the request was denied.
+    pub fn next_token_after(&self) -> Duration {
+        let token = self.scale.token as u64;
+        if self.remaining() >= self.limit() {
+            return Duration::ZERO;
+        }
+        let whole_us = self.scale.micros_for(self.scale.token);
+        let own_us = match self.refill.rate {
+            0 => whole_us,
+            rate => (token - self.refill.earned(self.now, self.scale.token) % token).div_ceil(rate),
+        };
+        let next = Duration::from_micros(own_us.min(whole_us));
+        if self.is_denied() { next.min(self.retry_after()) } else { next }
+    }
+
     /// Whether the answer is backed by tokens that this node holds, or is surely no. An unsure
     /// answer was given on credit, from an old view, or by an outage policy.
     pub fn is_sure(&self) -> bool {

@@ -33,6 +33,7 @@
 //! | `redis` | the Redis and Valkey store |
 //! | `tls` | `rediss://` |
 //! | `metrics` | counters, gauges and histograms through the `metrics` facade |
+//! | `http` | who asks, by the peer or trusted proxies; the header fields of a response |
 //! | `sim` | a seeded simulator around the unchanged limiter |
 //! | `testing` | a clock that tests drive and a store that tests script |
 //!
@@ -50,6 +51,8 @@ mod builder;
 mod decision;
 mod driver;
 mod error;
+#[cfg(feature = "http")]
+pub mod http;
 mod key;
 mod limit;
 mod limiter;

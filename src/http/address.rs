@@ -1,0 +1,167 @@
+//! Who asks: the address of a client, as text that a limit takes for a key.
+
+use std::fmt::{self, Write};
+use std::net::IpAddr;
+
+use http::HeaderMap;
+
+use super::forwarded::Forwarding;
+use super::network::{Network, masked};
+
+/// A client that has an IPv6 address mostly has so many bits of it for himself alone.
+pub const PREFIX_V6_DEFAULT: u8 = 64;
+
+/// The longest text of an address: of IPv6 with a prefix length.
+const TEXT_MAX: usize = 43;
+
+/// Reads the client's address off a request: that of the peer, or what trusted proxies say.
+///
+/// ```
+/// use tidegate::http::Client;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let client = Client::peer().behind_networks(["10.0.0.0/8".parse()?]);
+/// let mut headers = http::HeaderMap::new();
+/// headers.append("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse()?);
+/// let proxy = "10.1.2.3".parse()?;
+/// assert_eq!(&*client.key(proxy, &headers), "203.0.113.9");
+/// let stranger = "192.0.2.1".parse()?;
+/// assert_eq!(&*client.key(stranger, &headers), "192.0.2.1");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    trusted: Trusted,
+    forwarding: Forwarding,
+    prefix_v6: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Trusted {
+    Nobody,
+    Networks(Box<[Network]>),
+    Hops(usize),
+}
+
+impl Trusted {
+    /// Whether what this one says is believed, who is so many hops away.
+    fn believes(&self, hop: usize, address: IpAddr) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::Networks(networks) => networks.iter().any(|network| network.contains(address)),
+            Self::Hops(hops) => hop < *hops,
+        }
+    }
+}
+
+impl Client {
+    /// Whoever holds the connection. Header fields are not read.
+    pub fn peer() -> Self {
+        Self {
+            trusted: Trusted::Nobody,
+            forwarding: Forwarding::default(),
+            prefix_v6: PREFIX_V6_DEFAULT,
+        }
+    }
+
+    /// Whoever asked the proxies of these networks. What others say is not read.
+    #[must_use]
+    pub fn behind_networks(mut self, networks: impl IntoIterator<Item = Network>) -> Self {
+        self.trusted = Trusted::Networks(networks.into_iter().collect());
+        self
+    }
+
+    /// Whoever asked the outermost of so many proxies, whatever their addresses are. Every request must
+    /// come through all of them: who reaches the service by fewer is believed what he says.
+    #[must_use]
+    pub fn behind_hops(mut self, hops: usize) -> Self {
+        self.trusted = Trusted::Hops(hops);
+        self
+    }
+
+    /// The field in which they say so, [`Forwarding::XForwardedFor`] otherwise. Only this one is read:
+    /// a proxy passes on what it does not write itself.
+    #[must_use]
+    pub fn forwarding(mut self, field: Forwarding) -> Self {
+        self.forwarding = field;
+        self
+    }
+
+    /// How many bits of an IPv6 address tell clients apart, [`PREFIX_V6_DEFAULT`] otherwise; more than
+    /// 128 are 128.
+    #[must_use]
+    pub fn prefix_v6(mut self, bits: u8) -> Self {
+        self.prefix_v6 = bits.min(128);
+        self
+    }
+
+    /// The address of the client: the first one, from `peer` outwards, that is not of a trusted proxy.
+    /// Where something is told that is no address, it is who told it. IPv4 addresses that are mapped to
+    /// IPv6 ones are IPv4 addresses.
+    pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let mut client = peer.to_canonical();
+        if self.trusted == Trusted::Nobody {
+            return client;
+        }
+        for (hop, told) in self.forwarding.addresses(headers).enumerate() {
+            match told {
+                Some(told) if self.trusted.believes(hop, client) => client = told.to_canonical(),
+                _ => break,
+            }
+        }
+        client
+    }
+
+    /// The [`address`](Self::address) as a key: an IPv4 address, or the network of an IPv6 one. Allocates
+    /// nothing.
+    pub fn key(&self, peer: IpAddr, headers: &HeaderMap) -> AddressText {
+        let mut text = AddressText { bytes: [0; TEXT_MAX], length: 0 };
+        let written = match self.address(peer, headers) {
+            IpAddr::V4(address) => write!(text, "{address}"),
+            address @ IpAddr::V6(_) if self.prefix_v6 < 128 => {
+                write!(text, "{}/{}", masked(address, self.prefix_v6), self.prefix_v6)
+            }
+            IpAddr::V6(address) => write!(text, "{address}"),
+        };
+        debug_assert!(written.is_ok(), "no address is longer");
+        text
+    }
+}
+
+/// The text of an address, in place.
+#[derive(Clone, Copy)]
+pub struct AddressText {
+    bytes: [u8; TEXT_MAX],
+    length: usize,
+}
+
+impl std::ops::Deref for AddressText {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for AddressText {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl fmt::Debug for AddressText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl Write for AddressText {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        let end = self.length + more.len();
+        let room = self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?;
+        room.copy_from_slice(more.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}

@@ -1,0 +1,254 @@
+//! The header fields of a response: what clients may know of the limits that they are under.
+
+use std::fmt::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::decision::Decision;
+
+/// Which header fields a response has. Values are whole tokens, and seconds rounded up.
+///
+/// ```
+/// use tidegate::http::{Fields, Reset, Said};
+/// use tidegate::{Limit, Limiter, Quota};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limit = Limit::new("api", Quota::per_second(10).burst(50));
+/// let api = Limiter::builder().limit(limit).build()?.limit("api")?;
+/// let said = [Said { policy: api.name(), decision: api.check("user:42")? }];
+/// let mut headers = http::HeaderMap::new();
+/// Fields::draft().and(Fields::x_ratelimit(Reset::Seconds)).write(&said, &mut headers);
+/// assert_eq!(headers["ratelimit-policy"], r#""api";q=50;w=5"#);
+/// assert_eq!(headers["ratelimit"], r#""api";r=49;t=1"#);
+/// assert_eq!(headers["x-ratelimit-remaining"], "49");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fields {
+    draft: bool,
+    draft_03: bool,
+    x: Option<Reset>,
+}
+
+/// As what `X-RateLimit-Reset` says when the bucket will be full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reset {
+    /// In so many seconds.
+    Seconds,
+    /// So many seconds after the beginning of 1970, by this machine's clock.
+    Timestamp,
+}
+
+/// What one of a request's limits said.
+#[derive(Clone, Copy, Debug)]
+pub struct Said<'a> {
+    /// The limit's name: letters, digits and `_ . - /` ([`Limit::new`](crate::Limit::new)); whatever
+    /// else there is in it is left out.
+    pub policy: &'a str,
+    /// What it said.
+    pub decision: Decision,
+}
+
+/// Lower case, as HTTP/2 has them.
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const STATE: HeaderName = HeaderName::from_static("ratelimit");
+const DRAFT_03: Trio = Trio([
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+]);
+const X: Trio = Trio([
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+]);
+
+/// The names for a limit, what is left of it, and when it is whole again.
+struct Trio([HeaderName; 3]);
+
+impl Fields {
+    /// No fields.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// `RateLimit-Policy` and `RateLimit`, as in the current draft of the standard (10 and 11), with all
+    /// limits: the burst as `q`, the seconds in which an empty bucket fills as `w`, what is left as `r`,
+    /// and the seconds to the next token as `t`.
+    pub fn draft() -> Self {
+        Self { draft: true, ..Self::default() }
+    }
+
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, as in its third draft, of the
+    /// limit that is next to deny: the burst, what is left, and the seconds until the bucket is full.
+    pub fn draft_03() -> Self {
+        Self { draft_03: true, ..Self::default() }
+    }
+
+    /// The same as `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
+    pub fn x_ratelimit(reset: Reset) -> Self {
+        Self { x: Some(reset), ..Self::default() }
+    }
+
+    /// These fields and those.
+    #[must_use]
+    pub fn and(self, more: Self) -> Self {
+        Self {
+            draft: self.draft || more.draft,
+            draft_03: self.draft_03 || more.draft_03,
+            x: more.x.or(self.x),
+        }
+    }
+
+    /// Writes the fields; what there was of them is replaced. Without a limit nothing is written.
+    ///
+    /// Cost: an allocation a field.
+    #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
+    pub fn write(&self, said: &[Said<'_>], headers: &mut HeaderMap) {
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.write_at(said, now, headers);
+    }
+
+    fn write_at(&self, said: &[Said<'_>], now: impl Fn() -> Duration, headers: &mut HeaderMap) {
+        let Some(tightest) = tightest(said) else { return };
+        if self.draft {
+            headers.insert(POLICY, list(said, policy));
+            headers.insert(STATE, list(said, state));
+        }
+        let reset_s = seconds(tightest.reset_after());
+        if self.draft_03 {
+            DRAFT_03.write(tightest, reset_s, headers);
+        }
+        match self.x {
+            Some(Reset::Seconds) => X.write(tightest, reset_s, headers),
+            Some(Reset::Timestamp) => {
+                X.write(tightest, seconds(now() + tightest.reset_after()), headers);
+            }
+            None => (),
+        }
+    }
+}
+
+impl Trio {
+    fn write(self, decision: &Decision, reset_s: u64, headers: &mut HeaderMap) {
+        let values = [decision.limit(), decision.remaining(), reset_s];
+        for (name, value) in self.0.into_iter().zip(values) {
+            headers.insert(name, value.into());
+        }
+    }
+}
+
+/// The limit that is next to deny: one that did, and longest; or else the one with the least part left.
+fn tightest<'a>(said: &'a [Said<'_>]) -> Option<&'a Decision> {
+    let left = |decision: &Decision| decision.remaining() as f64 / decision.limit().max(1) as f64;
+    said.iter().map(|said| &said.decision).min_by(|a, b| {
+        let later_first = b.retry_after().cmp(&a.retry_after());
+        later_first.then(left(a).total_cmp(&left(b)))
+    })
+}
+
+/// A list of the limits, each a quoted name with parameters.
+fn list(said: &[Said<'_>], parameters: fn(&Decision) -> [(&'static str, u64); 2]) -> HeaderValue {
+    let mut text = String::with_capacity(said.len() * 64);
+    for Said { policy, decision } in said {
+        if !text.is_empty() {
+            text.push_str(", ");
+        }
+        let named = |name: &char| name.is_ascii_alphanumeric() || "_.-/".contains(*name);
+        text.push('"');
+        text.extend(policy.chars().filter(named));
+        text.push('"');
+        for (name, value) in parameters(decision) {
+            // A string takes whatever is written to it.
+            let _ = write!(text, ";{name}={value}");
+        }
+    }
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+fn policy(decision: &Decision) -> [(&'static str, u64); 2] {
+    [("q", decision.limit()), ("w", seconds(decision.fill_time()))]
+}
+
+fn state(decision: &Decision) -> [(&'static str, u64); 2] {
+    [("r", decision.remaining()), ("t", seconds(decision.next_token_after()))]
+}
+
+/// Whole seconds, rounded up.
+pub(super) fn seconds(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::{Limit, Limiter, Quota};
+
+    fn decisions() -> [Decision; 2] {
+        let limiter = Limiter::builder()
+            .limit(Limit::new("wide", Quota::per_second(7).burst(100)))
+            .limit(Limit::new("narrow", Quota::per_minute(3)))
+            .build()
+            .unwrap();
+        let [wide, narrow] = ["wide", "narrow"].map(|name| limiter.limit(name).unwrap());
+        assert!(narrow.check_n("a", 2).unwrap().is_allowed());
+        [wide.check("a").unwrap(), narrow.check_n("a", 2).unwrap()]
+    }
+
+    fn written(fields: Fields) -> Vec<(String, String)> {
+        let [wide, narrow] = decisions();
+        let said = [
+            Said { policy: "wide", decision: wide },
+            Said { policy: "nar\"row\n", decision: narrow },
+        ];
+        let mut headers = HeaderMap::new();
+        fields.write_at(&said, || Duration::from_millis(1_700_000_000_500), &mut headers);
+        let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
+        headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn the_current_draft_tells_of_all_limits() {
+        let expected = [
+            ("ratelimit-policy", r#""wide";q=100;w=15, "narrow";q=3;w=60"#),
+            ("ratelimit", r#""wide";r=99;t=1, "narrow";r=1;t=20"#),
+        ];
+        assert_eq!(written(Fields::draft()), pairs(&expected));
+    }
+
+    #[test]
+    fn the_older_ones_tell_of_the_limit_that_denied() {
+        let values = ["3", "1", "40"];
+        let trio = |prefix: &str, reset: &str| {
+            let names = ["limit", "remaining", "reset"].map(|name| format!("{prefix}{name}"));
+            let values = [values[0], values[1], reset].map(str::to_owned);
+            names.into_iter().zip(values).collect::<Vec<_>>()
+        };
+        assert_eq!(written(Fields::draft_03()), trio("ratelimit-", "40"));
+        assert_eq!(written(Fields::x_ratelimit(Reset::Seconds)), trio("x-ratelimit-", "40"));
+        let later = trio("x-ratelimit-", "1700000041");
+        assert_eq!(written(Fields::x_ratelimit(Reset::Timestamp)), later);
+    }
+
+    #[test]
+    fn fields_that_are_there_already_are_replaced_and_none_are_written_without_a_limit() {
+        let all = Fields::draft().and(Fields::draft_03()).and(Fields::x_ratelimit(Reset::Seconds));
+        assert_eq!(written(all).len(), 8);
+        assert_eq!(written(Fields::none()), []);
+        let mut headers = HeaderMap::new();
+        headers.append(STATE, HeaderValue::from_static("a"));
+        all.write(&[], &mut headers);
+        assert_eq!(headers.len(), 1);
+        let [wide, _] = decisions();
+        all.write(&[Said { policy: "wide", decision: wide }], &mut headers);
+        assert_eq!((headers.len(), headers.get_all(STATE).iter().count()), (8, 1));
+    }
+}

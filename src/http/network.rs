@@ -1,0 +1,139 @@
+//! Networks: an address and how many of its bits count.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// A network of IP addresses, such as `10.0.0.0/8`, `2001:db8::/32` or a single `192.0.2.7`.
+///
+/// IPv4 addresses that are written as IPv6 ones (`::ffff:10.0.0.1`) are IPv4 addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+/// A text that is no network.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("network = {value:?}: {reason}")]
+pub struct NetworkError {
+    /// What was given.
+    pub value: String,
+    /// What is wrong, and what would be right.
+    pub reason: &'static str,
+}
+
+impl Network {
+    /// Whether `address` is in the network.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        address.is_ipv4() == self.address.is_ipv4() && masked(address, self.prefix) == self.address
+    }
+}
+
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        let refused = |reason| NetworkError { value: text.to_owned(), reason };
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address
+            .parse()
+            .map_err(|_| refused("must be an IP address, or one and a prefix length after a /"))?;
+        let bits = bits(address);
+        let prefix = match prefix {
+            None => bits,
+            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                digits.parse().ok().filter(|&prefix| prefix <= bits).ok_or_else(|| {
+                    refused("the prefix length must be 0 to 32, or to 128 for IPv6")
+                })?
+            }
+            Some(_) => return Err(refused("the prefix length must be a number")),
+        };
+        let mapped = address.is_ipv6() && address.to_canonical().is_ipv4();
+        if mapped && prefix < 96 {
+            return Err(refused("a mapped IPv4 address needs a prefix length of 96 or more"));
+        }
+        let (canonical, prefix) =
+            (address.to_canonical(), if mapped { prefix - 96 } else { prefix });
+        if masked(canonical, prefix) != canonical {
+            return Err(refused("bits beyond the prefix length must be 0"));
+        }
+        Ok(Self { address: canonical, prefix })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+fn bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+/// The address without the bits beyond `prefix`.
+pub(super) fn masked(address: IpAddr, prefix: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or_default();
+            IpAddr::from((v4.to_bits() & mask).to_be_bytes())
+        }
+        IpAddr::V6(v6) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or_default();
+            IpAddr::from((v6.to_bits() & mask).to_be_bytes())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(text: &str) -> Network {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_network_holds_its_addresses_in_either_spelling_and_no_others() {
+        for (text, inside, outside) in [
+            ("10.0.0.0/8", "10.255.3.4", "11.0.0.0"),
+            ("10.0.0.0/8", "::ffff:10.1.2.3", "::10.1.2.3"),
+            ("192.0.2.7", "192.0.2.7", "192.0.2.6"),
+            ("0.0.0.0/0", "203.0.113.9", "::1"),
+            ("2001:db8::/32", "2001:db8:ffff::1", "2001:db9::"),
+            ("::/0", "fe80::1", "10.0.0.1"),
+            ("::ffff:10.0.0.0/104", "10.200.0.1", "11.0.0.1"),
+        ] {
+            assert!(network(text).contains(inside.parse().unwrap()), "{inside} in {text}");
+            assert!(!network(text).contains(outside.parse().unwrap()), "{outside} in {text}");
+        }
+        assert_eq!(network("::ffff:10.0.0.0/104").to_string(), "10.0.0.0/8");
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused_by_name_and_value() {
+        for text in [
+            "",
+            "/",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/+8",
+            "10.0.0.0/-1",
+            "10.0.0.1/8",
+            "2001:db8::/129",
+            "2001:db8::1/64",
+            "::ffff:10.0.0.0/95",
+            "10.0.0/8",
+            "proxy",
+            "10.0.0.0/8 ",
+        ] {
+            let error = text.parse::<Network>().unwrap_err();
+            assert!(error.to_string().starts_with(&format!("network = {text:?}: ")), "{error}");
+        }
+    }
+}

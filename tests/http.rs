@@ -1,0 +1,302 @@
+//! The contract at the door: whom a request is charged to, and what its answer tells.
+
+#![cfg(all(feature = "http", feature = "testing"))]
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+use proptest::prelude::*;
+use sfv::{BareItem, Item, List, ListEntry, Parser};
+use tidegate::http::{Client, Fields, Forwarding, Network, Reset, RetryAfter, Said};
+use tidegate::testing::ManualClock;
+use tidegate::{Decision, Limit, Limiter, Mode, Quota};
+
+// ---- who asks --------------------------------------------------------------------------------
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn networks<const COUNT: usize>(networks: [&str; COUNT]) -> [Network; COUNT] {
+    networks.map(|network| network.parse().unwrap())
+}
+
+fn told(lines: &[&str]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        headers.append("x-forwarded-for", line.parse().unwrap());
+        headers.append("forwarded", format!("for={line}").parse().unwrap());
+    }
+    headers
+}
+
+/// What is no list of addresses: a hundred values and more.
+fn malformed() -> Vec<HeaderValue> {
+    let texts = [
+        "",
+        ",",
+        ",,,",
+        " ",
+        "unknown",
+        "_hidden",
+        "for=",
+        "null",
+        "localhost",
+        "1.2.3",
+        "1.2.3.4.5",
+        "256.1.1.1",
+        "1.2.3.4/8",
+        "01.2.3.4",
+        "1.2.3.4:",
+        "1.2.3.4:99999",
+        "::1::",
+        "[::1",
+        "::1]",
+        "[1.2.3.4]",
+        "fe80::1%eth0",
+        "\"1.2.3.4",
+        "1.2.3.4\"",
+        "1.2.3.4;",
+        "%31.2.3.4",
+        "0x7f.1",
+    ];
+    let spelled = |text: &str| {
+        [text.to_owned(), format!("{text},"), format!(" {text} ; x"), format!("\t{text}\t{text}")]
+    };
+    let mut values: Vec<HeaderValue> =
+        texts.iter().flat_map(|text| spelled(text)).map(|text| text.parse().unwrap()).collect();
+    values
+        .extend((0x80..=0xff_u8).step_by(16).map(|byte| HeaderValue::from_bytes(&[byte]).unwrap()));
+    values.push(HeaderValue::from_bytes(&vec![b','; 100_000]).unwrap());
+    values
+}
+
+#[test]
+fn what_a_stranger_forges_changes_nothing() {
+    let clients = [
+        Client::peer(),
+        Client::peer().behind_networks(networks(["10.0.0.0/8", "2001:db8::/32"])),
+        Client::peer().behind_networks(networks(["10.0.0.0/8"])).forwarding(Forwarding::Forwarded),
+        Client::peer().behind_hops(0),
+    ];
+    for client in &clients {
+        for forged in [&["8.8.8.8"][..], &["10.0.0.1, 8.8.8.8", "10.0.0.2"], &["::1", "[::1]:80"]] {
+            assert_eq!(&*client.key(ip("192.0.2.1"), &told(forged)), "192.0.2.1", "{client:?}");
+        }
+        for value in malformed() {
+            let mut headers = HeaderMap::new();
+            headers.append("x-forwarded-for", value.clone());
+            headers.append("forwarded", value.clone());
+            assert_eq!(&*client.key(ip("192.0.2.1"), &headers), "192.0.2.1", "{value:?}");
+        }
+    }
+}
+
+#[test]
+fn what_no_one_can_read_is_charged_to_the_proxy_that_passed_it_on() {
+    let proxy = ip("10.0.0.1");
+    let behind = [
+        Client::peer().behind_networks(networks(["10.0.0.0/8"])),
+        Client::peer().behind_hops(1),
+        Client::peer().behind_hops(1).forwarding(Forwarding::Forwarded),
+    ];
+    for client in &behind {
+        for value in malformed() {
+            let mut headers = HeaderMap::new();
+            headers.append("x-forwarded-for", value.clone());
+            headers.append("forwarded", value.clone());
+            assert_eq!(&*client.key(proxy, &headers), "10.0.0.1", "{value:?}");
+        }
+        assert_eq!(&*client.key(proxy, &HeaderMap::new()), "10.0.0.1", "nothing was told");
+    }
+}
+
+#[test]
+fn the_client_is_the_first_whom_nobody_vouches_for() {
+    let chain = told(&["8.8.8.8, 192.0.2.1", "10.0.0.9"]);
+    let by_network = Client::peer().behind_networks(networks(["10.0.0.0/8"]));
+    assert_eq!(&*by_network.key(ip("10.0.0.1"), &chain), "192.0.2.1");
+    assert_eq!(&*by_network.key(ip("::ffff:10.0.0.1"), &chain), "192.0.2.1");
+    for (hops, client) in [(0, "10.0.0.1"), (1, "10.0.0.9"), (2, "192.0.2.1"), (9, "8.8.8.8")] {
+        let by_hops = Client::peer().behind_hops(hops);
+        assert_eq!(&*by_hops.key(ip("10.0.0.1"), &chain), client, "{hops} hops");
+    }
+    let only = told(&["8.8.8.8"]);
+    assert_eq!(
+        &*by_network.forwarding(Forwarding::Forwarded).key(ip("10.0.0.1"), &only),
+        "8.8.8.8"
+    );
+}
+
+#[test]
+fn clients_with_a_network_of_their_own_are_one() {
+    let client = Client::peer();
+    let key = |client: &Client, peer| client.key(ip(peer), &HeaderMap::new()).to_string();
+    assert_eq!(key(&client, "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
+    assert_eq!(key(&client.clone().prefix_v6(48), "2001:db8:1:2:3:4:5:6"), "2001:db8:1::/48");
+    assert_eq!(key(&client.clone().prefix_v6(0), "2001:db8::1"), "::/0");
+    let longest = "2001:db8:1111:2222:3333:4444:5555:6666";
+    assert_eq!(key(&client.clone().prefix_v6(255), longest), longest);
+    assert_eq!(key(&client.clone().prefix_v6(127), longest), format!("{longest}/127"));
+    assert_eq!(key(&client, "::ffff:192.0.2.1"), "192.0.2.1", "an IPv4 address is whole");
+}
+
+// ---- what the answer tells -------------------------------------------------------------------
+
+/// Limits of one node that live by `clock`, and of which nobody else has any.
+fn limits(clock: &ManualClock, quotas: &[Quota]) -> Vec<tidegate::ActiveLimit> {
+    let names: Vec<String> = (0..quotas.len()).map(|limit| format!("a/b_c-{limit}.d")).collect();
+    let limiter = names
+        .iter()
+        .zip(quotas)
+        .fold(Limiter::builder(), |builder, (name, quota)| {
+            builder.limit(Limit::new(name, *quota).mode(Mode::Local))
+        })
+        .clock(clock)
+        .build()
+        .unwrap();
+    names.iter().map(|name| limiter.limit(name).unwrap()).collect()
+}
+
+fn integer(item: &BareItem) -> u64 {
+    i64::from(item.as_integer().expect("an integer")).try_into().expect("not negative")
+}
+
+/// Names and parameters of a list, as an independent parser reads it.
+fn list(value: &HeaderValue, parameters: [&str; 2]) -> Vec<(String, [u64; 2])> {
+    let list: List = Parser::new(value.as_bytes()).parse().expect("a list");
+    let of = |entry: &ListEntry| {
+        let ListEntry::Item(item) = entry else { panic!("an inner list: {value:?}") };
+        assert_eq!(item.params.len(), 2, "{value:?}");
+        let name = item.bare_item.as_string().expect("a string").as_str().to_owned();
+        (name, parameters.map(|parameter| integer(&item.params[parameter])))
+    };
+    list.iter().map(of).collect()
+}
+
+fn number(headers: &HeaderMap, name: &str) -> u64 {
+    let item: Item = Parser::new(headers[name].as_bytes()).parse().expect("an item");
+    assert!(item.params.is_empty());
+    integer(&item.bare_item)
+}
+
+fn up(duration: Duration) -> u64 {
+    duration.as_nanos().div_ceil(1_000_000_000) as u64
+}
+
+#[test]
+fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant() {
+    let clock = ManualClock::new();
+    let quotas = [
+        Quota::per_second(1),
+        Quota::per_second(1_000_000_000).burst(1_000_000_000),
+        Quota::per_minute(7).burst(100),
+        Quota::per_second(3).burst(1),
+    ];
+    let resets = [None, Some(Reset::Seconds), Some(Reset::Timestamp)];
+    for count in 1..=quotas.len() {
+        for spent in 0..3 {
+            let limits = limits(&clock, &quotas[..count]);
+            let decide = |limit: &tidegate::ActiveLimit| limit.check("user").unwrap();
+            for limit in (0..spent).flat_map(|_| &limits) {
+                let _ = decide(limit);
+            }
+            let decisions: Vec<Decision> = limits.iter().map(decide).collect();
+            let said: Vec<Said<'_>> = limits
+                .iter()
+                .zip(&decisions)
+                .map(|(limit, &decision)| Said { policy: limit.name(), decision })
+                .collect();
+            for combination in 0..12 {
+                let draft = combination % 2 == 1;
+                let draft_03 = combination / 2 % 2 == 1;
+                let reset = resets[combination / 4];
+                let mut fields = Fields::none();
+                fields = if draft { fields.and(Fields::draft()) } else { fields };
+                fields = if draft_03 { fields.and(Fields::draft_03()) } else { fields };
+                fields = reset.map_or(fields, |reset| fields.and(Fields::x_ratelimit(reset)));
+                let mut headers = HeaderMap::new();
+                fields.write(&said, &mut headers);
+                let expected = 2 * usize::from(draft)
+                    + 3 * usize::from(draft_03)
+                    + 3 * usize::from(reset.is_some());
+                assert_eq!(headers.len(), expected, "{fields:?}");
+                if draft {
+                    check_draft(&headers, &said);
+                }
+                let prefixes = [("ratelimit", draft_03), ("x-ratelimit", reset.is_some())];
+                for (prefix, _) in prefixes.into_iter().filter(|prefix| prefix.1) {
+                    let later = prefix == "x-ratelimit" && reset == Some(Reset::Timestamp);
+                    check_trio(&headers, prefix, later, &decisions);
+                }
+            }
+        }
+    }
+}
+
+fn check_draft(headers: &HeaderMap, said: &[Said<'_>]) {
+    let policies = list(&headers["ratelimit-policy"], ["q", "w"]);
+    let states = list(&headers["ratelimit"], ["r", "t"]);
+    assert_eq!((policies.len(), states.len()), (said.len(), said.len()));
+    for ((Said { policy, decision }, (named, [q, w])), (again, [r, t])) in
+        said.iter().zip(policies).zip(states)
+    {
+        assert_eq!((&*named, &*again), (*policy, *policy));
+        assert_eq!((q, r), (decision.limit(), decision.remaining()));
+        assert_eq!(w, up(decision.fill_time()));
+        assert_eq!(t, up(decision.next_token_after()));
+        let retry = RetryAfter::new().spread(Duration::ZERO).seconds(decision);
+        assert!(!decision.is_denied() || retry >= t, "Retry-After is not before t");
+    }
+}
+
+fn check_trio(headers: &HeaderMap, prefix: &str, later: bool, decisions: &[Decision]) {
+    let value = |name: &str| number(headers, &format!("{prefix}-{name}"));
+    let reset = value("reset");
+    let matching = decisions.iter().find(|decision| {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let since = if later { now.abs_diff(reset) } else { reset };
+        let limits =
+            value("limit") == decision.limit() && value("remaining") == decision.remaining();
+        limits && since.abs_diff(up(decision.reset_after())) <= u64::from(later) * 5
+    });
+    let told = matching.expect("it is one of the limits");
+    let longest = decisions.iter().map(Decision::retry_after).max();
+    assert_eq!(Some(told.retry_after()), longest, "the one that denies longest");
+}
+
+proptest! {
+    /// With no other traffic on the key.
+    #[test]
+    fn who_waits_as_long_as_he_is_told_is_admitted_and_a_millisecond_sooner_he_is_not(
+        tokens in 1..=10_000_u64, period_ms in 1..=600_000_u64, burst in 1..=10_000_u64,
+        cost in 1..=10_000_u64, spent in 1..=20_000_u64, start_us in 0..=10_000_000_u64,
+    ) {
+        let quota = Quota::new(tokens, Duration::from_millis(period_ms)).burst(burst);
+        let cost = cost.min(burst) as u32;
+        let spent = spent.min(burst) as u32;
+        // What is asked again meanwhile is other traffic: each question is another run's.
+        let denied = || {
+            let clock = ManualClock::new();
+            clock.advance(Duration::from_micros(start_us));
+            let limiter = Limiter::builder().limit(Limit::new("a", quota)).clock(&clock).build();
+            let limit = limiter.ok()?.limit("a").unwrap();
+            assert!(limit.check_n("key", spent).unwrap().is_allowed());
+            clock.advance(Duration::from_micros(start_us / 7));
+            let decision = limit.check_n("key", cost).unwrap();
+            Some((clock, limit, decision)).filter(|denied| denied.2.is_denied())
+        };
+        let is_allowed_after = |wait: Duration| {
+            let (clock, limit, _) = denied().unwrap();
+            clock.advance(wait);
+            limit.check_n("key", cost).unwrap().is_allowed()
+        };
+        if let Some((_, _, decision)) = denied() {
+            let retry = decision.retry_after();
+            prop_assert!(decision.next_token_after() <= retry);
+            prop_assert!(!is_allowed_after(retry - Duration::from_millis(1)), "before {:?}", retry);
+            prop_assert!(is_allowed_after(retry), "after {:?}", retry);
+        }
+    }
+}
