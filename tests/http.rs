@@ -295,8 +295,41 @@ proptest! {
         if let Some((_, _, decision)) = denied() {
             let retry = decision.retry_after();
             prop_assert!(decision.next_token_after() <= retry);
-            prop_assert!(!is_allowed_after(retry - Duration::from_millis(1)), "before {:?}", retry);
+            let sooner = retry.saturating_sub(Duration::from_millis(1));
+            prop_assert!(!is_allowed_after(sooner), "before {:?}", retry);
             prop_assert!(is_allowed_after(retry), "after {:?}", retry);
         }
     }
+}
+
+/// A thousand clients of one key, who are denied together and obey.
+#[test]
+fn denied_clients_who_obey_return_evenly() {
+    let clock = ManualClock::new();
+    let limit = &limits(&clock, &[Quota::per_minute(600)])[0];
+    let retry = RetryAfter::new();
+    while limit.check("shared").unwrap().is_allowed() {}
+    let mut returns = [0_u32; 120];
+    for _client in 0..1000 {
+        let denied = limit.check("shared").unwrap();
+        assert!(denied.is_denied());
+        returns[retry.seconds(&denied) as usize] += 1;
+    }
+    let (mut admitted, mut waiting) = (0, 1000);
+    for (second, &clients) in returns.iter().enumerate() {
+        if clients > 0 {
+            println!("{second:>3} s {clients:>3} {}", "#".repeat(clients as usize));
+        }
+        admitted += (0..clients).filter(|_| limit.check("shared").unwrap().is_allowed()).count();
+        waiting -= clients;
+        clock.advance(Duration::from_secs(1));
+    }
+    println!("{admitted} of 1000 were admitted on their return");
+    assert_eq!(waiting, 0, "all have returned");
+    assert_eq!(returns[0], 0, "none before there is a token");
+    let first = returns.iter().position(|&clients| clients > 0).unwrap();
+    let last = returns.iter().rposition(|&clients| clients > 0).unwrap();
+    assert_eq!((first, last), (1, 61), "over the minute in which the bucket fills");
+    assert!(returns[1..=61].iter().all(|clients| (15..=18).contains(clients)), "{returns:?}");
+    assert_eq!(admitted, 610, "as many as there were tokens, ten a second");
 }

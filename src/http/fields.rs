@@ -107,12 +107,12 @@ impl Fields {
     ///
     /// Cost: an allocation a field.
     #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
-    pub fn write(&self, said: &[Said<'_>], headers: &mut HeaderMap) {
+    pub fn write(self, said: &[Said<'_>], headers: &mut HeaderMap) {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.write_at(said, now, headers);
     }
 
-    fn write_at(&self, said: &[Said<'_>], now: impl Fn() -> Duration, headers: &mut HeaderMap) {
+    fn write_at(self, said: &[Said<'_>], now: impl Fn() -> Duration, headers: &mut HeaderMap) {
         let Some(tightest) = tightest(said) else { return };
         if self.draft {
             headers.insert(POLICY, list(said, policy));
@@ -186,7 +186,9 @@ pub(super) fn seconds(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    use crate::{Limit, Limiter, Quota};
+    use crate::limit::Limit;
+    use crate::limiter::Limiter;
+    use crate::quota::Quota;
 
     fn decisions() -> [Decision; 2] {
         let limiter = Limiter::builder()

@@ -15,3 +15,8 @@ pub use fields::{Fields, Reset, Said};
 pub use forwarded::Forwarding;
 pub use network::{Network, NetworkError};
 pub use retry_after::{RetryAfter, SPREAD_MAX};
+
+/// Compiles the example there.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/HTTP.md")]
+struct Contract;

@@ -46,7 +46,7 @@ impl RetryAfter {
         };
         // 2^32 over the golden ratio.
         let part = self.denials.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9);
-        let later_s = u128::from(part) * (u128::from(spread_s) + 1) >> u32::BITS;
+        let later_s = (u128::from(part) * (u128::from(spread_s) + 1)) >> u32::BITS;
         seconds(decision.retry_after()).saturating_add(later_s as u64)
     }
 }
@@ -55,7 +55,9 @@ impl RetryAfter {
 mod tests {
     use super::*;
 
-    use crate::{ActiveLimit, Limit, Limiter, Quota};
+    use crate::limit::Limit;
+    use crate::limiter::{ActiveLimit, Limiter};
+    use crate::quota::Quota;
 
     fn exhausted(quota: Quota) -> ActiveLimit {
         let limiter = Limiter::builder().limit(Limit::new("a", quota)).build().unwrap();
@@ -75,7 +77,9 @@ mod tests {
         let least = *told.iter().min().unwrap();
         assert!((59..=60).contains(&least), "the next token comes in a minute: {least}");
         let mut counts = [0; 61];
-        told.iter().for_each(|&seconds| counts[(seconds - least) as usize] += 1);
+        for seconds in told {
+            counts[(seconds - least) as usize] += 1;
+        }
         assert!(counts.iter().all(|count| (14..=19).contains(count)), "{counts:?}");
     }
 
