@@ -97,8 +97,9 @@ impl Decision {
 
     /// How long until the key's bucket is full again, if nobody spends on it.
     pub fn reset_after(&self) -> Duration {
-        let missing = self.limit().saturating_sub(self.remaining()) as i64;
-        Duration::from_micros(self.scale.micros_for(missing * self.scale.token))
+        let missing = self.limit().saturating_sub(self.remaining()) as i64 + self.owed();
+        let full = Duration::from_micros(self.scale.micros_for(missing * self.scale.token));
+        full.max(self.retry_after())
     }
 
     /// How long an empty bucket of the limit takes to fill.
@@ -118,8 +119,14 @@ impl Decision {
             0 => whole_us,
             rate => (token - self.refill.earned(self.now, self.scale.token) % token).div_ceil(rate),
         };
-        let next = Duration::from_micros(own_us.min(whole_us));
+        let owed_us = self.scale.micros_for(self.owed() * self.scale.token);
+        let next = Duration::from_micros(owed_us.saturating_add(own_us.min(whole_us)));
         if self.is_denied() { next.min(self.retry_after()) } else { next }
+    }
+
+    /// Tokens that must come before there is one, of a node that has none itself.
+    fn owed(&self) -> i64 {
+        if self.left > 0 || self.refill.rate > 0 { 0 } else { -self.view.tokens().min(0) }
     }
 
     /// Whether the answer is backed by tokens that this node holds, or is surely no. An unsure

@@ -40,7 +40,7 @@ pub struct Client {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Trusted {
     Nobody,
-    Networks(Box<[Network]>),
+    Networks(Vec<Network>),
     Hops(usize),
 }
 
@@ -65,15 +65,23 @@ impl Client {
         }
     }
 
-    /// Whoever asked the proxies of these networks. What others say is not read.
+    /// Whoever asked the proxies of these networks, and of those that were named before. What others say
+    /// is not read. Each proxy must add to the field or write it anew: what it only passes on is taken for
+    /// its own word. Replaces [`behind_hops`](Self::behind_hops).
     #[must_use]
     pub fn behind_networks(mut self, networks: impl IntoIterator<Item = Network>) -> Self {
-        self.trusted = Trusted::Networks(networks.into_iter().collect());
+        let mut all = match self.trusted {
+            Trusted::Networks(networks) => networks,
+            Trusted::Nobody | Trusted::Hops(_) => Vec::new(),
+        };
+        all.extend(networks);
+        self.trusted = Trusted::Networks(all);
         self
     }
 
     /// Whoever asked the outermost of so many proxies, whatever their addresses are. Every request must
-    /// come through all of them: who reaches the service by fewer is believed what he says.
+    /// come through all of them: who reaches the service by fewer is believed what he says. Replaces
+    /// [`behind_networks`](Self::behind_networks).
     #[must_use]
     pub fn behind_hops(mut self, hops: usize) -> Self {
         self.trusted = Trusted::Hops(hops);
@@ -101,14 +109,13 @@ impl Client {
     /// IPv6 ones are IPv4 addresses.
     pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut client = peer.to_canonical();
-        if self.trusted == Trusted::Nobody {
-            return client;
-        }
-        for (hop, told) in self.forwarding.addresses(headers).enumerate() {
-            match told {
-                Some(told) if self.trusted.believes(hop, client) => client = told.to_canonical(),
-                _ => break,
-            }
+        let mut told = self.forwarding.addresses(headers);
+        let mut hop = 0;
+        while self.trusted.believes(hop, client)
+            && let Some(Some(address)) = told.next()
+        {
+            client = address.to_canonical();
+            hop += 1;
         }
         client
     }
@@ -118,7 +125,7 @@ impl Client {
     pub fn key(&self, peer: IpAddr, headers: &HeaderMap) -> AddressText {
         let mut text = AddressText { bytes: [0; TEXT_MAX], length: 0 };
         let written = match self.address(peer, headers) {
-            IpAddr::V4(address) => write!(text, "{address}"),
+            IpAddr::V4(address) => text.write_octets(address.octets()),
             address @ IpAddr::V6(_) if self.prefix_v6 < 128 => {
                 write!(text, "{}/{}", masked(address, self.prefix_v6), self.prefix_v6)
             }
@@ -126,6 +133,20 @@ impl Client {
         };
         debug_assert!(written.is_ok(), "no address is longer");
         text
+    }
+}
+
+impl AddressText {
+    /// As `Display` does, in a third of the time.
+    fn write_octets(&mut self, octets: [u8; 4]) -> fmt::Result {
+        let mut digits = itoa::Buffer::new();
+        for (at, octet) in octets.into_iter().enumerate() {
+            if at > 0 {
+                self.write_char('.')?;
+            }
+            self.write_str(digits.format(octet))?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,5 @@
 //! The header fields of a response: what clients may know of the limits that they are under.
 
-use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -105,17 +104,32 @@ impl Fields {
 
     /// Writes the fields; what there was of them is replaced. Without a limit nothing is written.
     ///
-    /// Cost: an allocation a field.
-    #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
+    /// Cost: two allocations a list, besides what the map takes.
     pub fn write(self, said: &[Said<'_>], headers: &mut HeaderMap) {
+        self.write_all(said.iter().copied(), headers);
+    }
+
+    /// The same, of limits that are somewhere else.
+    #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
+    pub(super) fn write_all<'a>(
+        self,
+        said: impl Iterator<Item = Said<'a>> + Clone,
+        headers: &mut HeaderMap,
+    ) {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.write_at(said, now, headers);
     }
 
-    fn write_at(self, said: &[Said<'_>], now: impl Fn() -> Duration, headers: &mut HeaderMap) {
-        let Some(tightest) = tightest(said) else { return };
+    fn write_at<'a>(
+        self,
+        said: impl Iterator<Item = Said<'a>> + Clone,
+        now: impl Fn() -> Duration,
+        headers: &mut HeaderMap,
+    ) {
+        let Some(tightest) = tightest(said.clone()) else { return };
+        let tightest = &tightest;
         if self.draft {
-            headers.insert(POLICY, list(said, policy));
+            headers.insert(POLICY, list(said.clone(), policy));
             headers.insert(STATE, list(said, state));
         }
         let reset_s = seconds(tightest.reset_after());
@@ -142,39 +156,43 @@ impl Trio {
 }
 
 /// The limit that is next to deny: one that did, and longest; or else the one with the least part left.
-fn tightest<'a>(said: &'a [Said<'_>]) -> Option<&'a Decision> {
+fn tightest<'a>(said: impl Iterator<Item = Said<'a>>) -> Option<Decision> {
     let left = |decision: &Decision| decision.remaining() as f64 / decision.limit().max(1) as f64;
-    said.iter().map(|said| &said.decision).min_by(|a, b| {
+    said.map(|said| said.decision).min_by(|a, b| {
         let later_first = b.retry_after().cmp(&a.retry_after());
-        later_first.then(left(a).total_cmp(&left(b)))
+        later_first.then_with(|| left(a).total_cmp(&left(b)))
     })
 }
 
 /// A list of the limits, each a quoted name with parameters.
-fn list(said: &[Said<'_>], parameters: fn(&Decision) -> [(&'static str, u64); 2]) -> HeaderValue {
-    let mut text = String::with_capacity(said.len() * 64);
+fn list<'a>(
+    said: impl Iterator<Item = Said<'a>>,
+    parameters: fn(&Decision) -> [(&'static str, u64); 2],
+) -> HeaderValue {
+    let mut text = Vec::with_capacity(64);
+    let mut digits = itoa::Buffer::new();
     for Said { policy, decision } in said {
         if !text.is_empty() {
-            text.push_str(", ");
+            text.extend_from_slice(b", ");
         }
-        let named = |name: &char| name.is_ascii_alphanumeric() || "_.-/".contains(*name);
-        text.push('"');
-        text.extend(policy.chars().filter(named));
-        text.push('"');
-        for (name, value) in parameters(decision) {
-            // A string takes whatever is written to it.
-            let _ = write!(text, ";{name}={value}");
+        let named = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(byte);
+        text.push(b'"');
+        text.extend(policy.bytes().filter(named));
+        text.push(b'"');
+        for (name, value) in parameters(&decision) {
+            text.extend_from_slice(name.as_bytes());
+            text.extend_from_slice(digits.format(value).as_bytes());
         }
     }
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
 fn policy(decision: &Decision) -> [(&'static str, u64); 2] {
-    [("q", decision.limit()), ("w", seconds(decision.fill_time()))]
+    [(";q=", decision.limit()), (";w=", seconds(decision.fill_time()))]
 }
 
 fn state(decision: &Decision) -> [(&'static str, u64); 2] {
-    [("r", decision.remaining()), ("t", seconds(decision.next_token_after()))]
+    [(";r=", decision.remaining()), (";t=", seconds(decision.next_token_after()))]
 }
 
 /// Whole seconds, rounded up.
@@ -208,7 +226,11 @@ mod tests {
             Said { policy: "nar\"row\n", decision: narrow },
         ];
         let mut headers = HeaderMap::new();
-        fields.write_at(&said, || Duration::from_millis(1_700_000_000_500), &mut headers);
+        fields.write_at(
+            said.into_iter(),
+            || Duration::from_millis(1_700_000_000_500),
+            &mut headers,
+        );
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }

@@ -15,54 +15,72 @@ pub enum Forwarding {
     Forwarded,
 }
 
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
 impl Forwarding {
     fn field(self) -> HeaderName {
         match self {
-            Self::XForwardedFor => HeaderName::from_static("x-forwarded-for"),
+            Self::XForwardedFor => X_FORWARDED_FOR,
             Self::Forwarded => header::FORWARDED,
         }
     }
 
     /// The addresses in these header fields, the last one first; `None` stands for what is none.
     ///
-    /// Elements are parted at each comma, whether quoted or not: who comes first cannot open a quote
-    /// that swallows what is said after him, and no address has a comma in it.
+    /// Quotes are paired from the end too: who comes first cannot open one that swallows what is said
+    /// after him, and what a proxy quotes of him (the host he asked for) tells nothing.
     pub(super) fn addresses(self, headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
         let mut lines = headers.get_all(self.field()).into_iter();
         let lines = std::iter::from_fn(move || lines.next_back());
-        let elements =
-            lines.flat_map(|line: &HeaderValue| line.as_bytes().rsplit(|&byte| byte == b','));
-        elements.map(move |element| {
-            let element = str::from_utf8(element).ok()?.trim_matches([' ', '\t']);
-            match self {
-                Self::XForwardedFor => address(element),
-                Self::Forwarded => of_parameters(element),
-            }
+        let elements = lines.flat_map(|line: &HeaderValue| rsplit(line.as_bytes(), b','));
+        elements.map(move |element| match self {
+            Self::XForwardedFor => address(element),
+            Self::Forwarded => of_parameters(element),
         })
     }
 }
 
+/// The parts between separators that are not quoted, the last one first.
+fn rsplit(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let mut quoted = false;
+        let at = (0..text.len()).rev().find(|&at| {
+            let escapes = || text[..at].iter().rev().take_while(|&&byte| byte == b'\\').count();
+            quoted ^= text[at] == b'"' && escapes() % 2 == 0;
+            text[at] == separator && !quoted
+        });
+        rest = at.map(|at| &text[..at]);
+        Some(at.map_or(text, |at| &text[at + 1..]))
+    })
+}
+
 /// The `for` parameter of an element, which may stand there once.
-fn of_parameters(element: &str) -> Option<IpAddr> {
-    let mut values = element.split(';').filter_map(|pair| {
-        let (name, value) = pair.split_once('=')?;
-        name.trim_matches([' ', '\t']).eq_ignore_ascii_case("for").then_some(value)
+fn of_parameters(element: &[u8]) -> Option<IpAddr> {
+    let mut values = rsplit(element, b';').filter_map(|pair| {
+        let (name, value) = pair.split_at_checked(pair.iter().position(|&byte| byte == b'=')?)?;
+        name.trim_ascii().eq_ignore_ascii_case(b"for").then_some(value[1..].trim_ascii())
     });
     let (value, None) = (values.next()?, values.next()) else { return None };
-    let value = value.trim_matches([' ', '\t']);
-    let unquoted = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+    let unquoted = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
     address(unquoted.unwrap_or(value))
 }
 
-/// An address, with a port or without; an IPv6 one in brackets or not.
-fn address(text: &str) -> Option<IpAddr> {
+/// An address, with a port or without, which may be hidden (`_b1`); an IPv6 one in brackets or not.
+fn address(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text).ok()?.trim_matches([' ', '\t']);
     if let Ok(address) = text.parse::<IpAddr>() {
         return Some(address);
     }
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Some(address.ip());
     }
-    text.strip_prefix('[')?.strip_suffix(']')?.parse().ok().map(IpAddr::V6)
+    let text = text.rsplit_once(":_").map_or(text, |(address, _)| address);
+    match text.strip_prefix('[') {
+        Some(bracketed) => bracketed.strip_suffix(']')?.parse().ok().map(IpAddr::V6),
+        None => text.parse().ok().map(IpAddr::V4),
+    }
 }
 
 #[cfg(test)]
@@ -90,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_standard_field_tells_by_its_for_parameter() {
-        let standard = |line| addresses(Forwarding::Forwarded, &[line]);
+        let standard = |line: &str| addresses(Forwarding::Forwarded, &[line]);
         assert_eq!(standard("for=192.0.2.60;proto=http;by=203.0.113.43"), ["192.0.2.60"]);
         assert_eq!(
             standard("by=9.9.9.9; FOR = \"[2001:db8:cafe::17]:4711\""),
@@ -100,6 +118,13 @@ mod tests {
             ["for=unknown", "for=_hidden", "by=1.1.1.1", "for=1.1.1.1;for=2.2.2.2", "for", "\""]
         {
             assert_eq!(standard(none), ["?"], "{none}");
+        }
+        assert_eq!(standard("for=\"192.0.2.43:_p1\""), ["192.0.2.43"]);
+        assert_eq!(standard("for=\"[2001:db8::1]:_p1\""), ["2001:db8::1"]);
+        // What clients may ask for as a host, in the proxy's quotes.
+        for host in ["x,for=8.8.8.8;y=", "x;for=8.8.8.8", "x\\\",for=8.8.8.8;y=\\\"", "x\\\\"] {
+            let line = format!("for=1.1.1.1, for=192.0.2.1;host=\"{host}\"");
+            assert_eq!(standard(&line), ["192.0.2.1", "1.1.1.1"], "{host}");
         }
         let open_quote = "for=\"1.1.1.1, for=2.2.2.2";
         assert_eq!(standard(open_quote), ["2.2.2.2", "?"], "what the last proxy wrote is read");

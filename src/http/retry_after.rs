@@ -1,5 +1,6 @@
 //! When a denied client may come back, and how many that were denied together come back apart.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -13,19 +14,27 @@ pub const SPREAD_MAX: Duration = Duration::from_secs(60);
 /// seconds rounded up, and up to a spread later, so that those who are denied together do not return
 /// together. Never sooner.
 ///
-/// The delays are no random ones but the multiples of the golden ratio, of which any number in a row is
-/// spread evenly.
-#[derive(Debug, Default)]
+/// The delays are no random ones but the multiples of the golden ratio, from one on that is drawn: of
+/// those any number in a row is spread evenly. All keys draw on one row.
+#[derive(Debug)]
 pub struct RetryAfter {
     spread: Option<Duration>,
     denials: AtomicU32,
+}
+
+impl Default for RetryAfter {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl RetryAfter {
     /// Spreads denied clients over the time in which an empty bucket of the limit fills, [`SPREAD_MAX`]
     /// at most.
     pub fn new() -> Self {
-        Self::default()
+        // Nodes that begin together do not go in step.
+        let first = RandomState::new().hash_one(()) as u32;
+        Self { spread: None, denials: AtomicU32::new(first) }
     }
 
     /// Spreads them over `spread` in whole seconds, rounded down: with none, all are told the same.
@@ -35,7 +44,8 @@ impl RetryAfter {
         self
     }
 
-    /// Seconds to wait; 0 for a request that was allowed.
+    /// Seconds to wait; 0 for a request that was allowed. Where several limits denied a request, the
+    /// longest counts.
     pub fn seconds(&self, decision: &Decision) -> u64 {
         if !decision.is_denied() {
             return 0;

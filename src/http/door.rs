@@ -1,0 +1,262 @@
+//! A service's limits, and what they say of a request.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+
+use super::fields::{Fields, Said};
+use super::retry_after::RetryAfter;
+use super::rule::{Head, KeyText, Missing, NO_KEY, Rule};
+use crate::decision::Decision;
+use crate::error::CheckError;
+
+type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
+
+/// The limits of a service, in the order in which they are asked.
+///
+/// A request that one of them denies is not charged to those after it; what it was charged to those
+/// before it is spent.
+#[derive(Debug)]
+pub struct Door {
+    rules: Vec<Rule>,
+    fields: Fields,
+    retry: RetryAfter,
+    skip: Option<SkipRule>,
+    waits: bool,
+}
+
+struct SkipRule(Arc<Skip>);
+
+impl fmt::Debug for SkipRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SkipRule")
+    }
+}
+
+/// Why a request is not passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal<'a> {
+    /// This limit denied it; there may be tokens after so many seconds.
+    Denied {
+        /// The limit's name.
+        policy: &'a str,
+        /// What `Retry-After` says.
+        retry_after_s: u64,
+    },
+    /// It has no key, and the rule of this limit says so.
+    NoKey {
+        /// The limit's name.
+        policy: &'a str,
+        /// The status that the rule says.
+        status: StatusCode,
+    },
+    /// It costs more tokens than this limit can ever have.
+    TooCostly {
+        /// The limit's name.
+        policy: &'a str,
+    },
+}
+
+impl Refusal<'_> {
+    /// The status of the response.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Denied { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::NoKey { status, .. } => *status,
+            Self::TooCostly { .. } => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// The name of the limit.
+    pub fn policy(&self) -> &str {
+        match self {
+            Self::Denied { policy, .. }
+            | Self::NoKey { policy, .. }
+            | Self::TooCostly { policy } => policy,
+        }
+    }
+
+    /// A response with status, `Retry-After` and a body that says so as `application/problem+json`
+    /// (RFC 9457): for a denial by the problem type of the rate limit draft.
+    pub fn response<B: From<String>>(&self) -> Response<B> {
+        let (kind, title) = match self {
+            Self::Denied { .. } => (QUOTA_EXCEEDED, "The quota of this client is used up"),
+            Self::NoKey { .. } => ("about:blank", "The request does not say who is asking"),
+            Self::TooCostly { .. } => {
+                ("about:blank", "The request costs more than can ever be had")
+            }
+        };
+        let (status, policy) = (self.status(), self.policy());
+        // Names of limits have no character that would have to be escaped.
+        let body = format!(
+            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{},\"violated-policies\":[\"{policy}\"]}}",
+            status.as_u16(),
+        );
+        let mut response = Response::new(B::from(body));
+        *response.status_mut() = status;
+        let problem = HeaderValue::from_static("application/problem+json");
+        response.headers_mut().insert(header::CONTENT_TYPE, problem);
+        self.tell(response.headers_mut());
+        response
+    }
+
+    /// Writes `Retry-After`, if there is something to wait for and nothing is said of it.
+    pub(super) fn tell(&self, headers: &mut HeaderMap) {
+        if let Self::Denied { retry_after_s, .. } = *self {
+            headers.entry(header::RETRY_AFTER).or_insert_with(|| retry_after_s.into());
+        }
+    }
+}
+
+/// What the draft calls it when a client has used up its quota.
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+
+/// What the limit at this place said.
+pub(super) type Heard = (usize, Decision);
+
+/// What one request is told.
+pub(super) struct Verdict<'a> {
+    /// Of the limits that were asked, if it is to be told.
+    pub(super) heard: Vec<Heard>,
+    pub(super) refusal: Option<Refusal<'a>>,
+}
+
+impl<'a> Verdict<'a> {
+    /// Key and cost, if this limit is to be asked.
+    fn question(&mut self, rule: &'a Rule, head: &Head<'_>) -> Option<(KeyText, u32)> {
+        let cost = rule.cost_of(head);
+        if cost == 0 {
+            return None;
+        }
+        let mut key = rule.key.read(head);
+        if key.get().is_none() {
+            match rule.missing {
+                Missing::Unlimited => return None,
+                Missing::Refused(status) => {
+                    self.refusal = Some(Refusal::NoKey { policy: rule.limit.name(), status });
+                    return None;
+                }
+                Missing::Shared => {
+                    key = KeyText::new();
+                    key.push(NO_KEY);
+                }
+            }
+        }
+        Some((key, cost))
+    }
+
+    /// Takes in what the limit at this place said.
+    fn hear(&mut self, door: &'a Door, place: usize, answer: Result<Decision, CheckError>) {
+        let policy = door.rules[place].limit.name();
+        let Ok(decision) = answer else {
+            // Key and cost were looked at, but for this.
+            self.refusal = Some(Refusal::TooCostly { policy });
+            return;
+        };
+        if decision.is_denied() {
+            let retry_after_s = door.retry.seconds(&decision);
+            self.refusal = Some(Refusal::Denied { policy, retry_after_s });
+        }
+        if door.fields != Fields::none() {
+            self.heard.push((place, decision));
+        }
+    }
+}
+
+impl Door {
+    /// One limit, and no header fields but `Retry-After`.
+    pub fn new(rule: Rule) -> Self {
+        let (fields, retry) = (Fields::none(), RetryAfter::new());
+        Self { rules: vec![rule], fields, retry, skip: None, waits: false }
+    }
+
+    /// One limit more, which is asked after the others.
+    #[must_use]
+    pub fn and(mut self, rule: Rule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+
+    /// The header fields of every response.
+    #[must_use]
+    pub fn fields(mut self, fields: Fields) -> Self {
+        self.fields = fields;
+        self
+    }
+
+    /// When denied clients are told to return.
+    #[must_use]
+    pub fn retry_after(mut self, retry: RetryAfter) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Requests that no limit is asked about.
+    #[must_use]
+    pub fn skip(mut self, skip: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.skip = Some(SkipRule(Arc::new(skip)));
+        self
+    }
+
+    /// Asks the store where a limit is unsure, as [`ActiveLimit::decide`](crate::ActiveLimit::decide)
+    /// does, and waits for it: for [`DECIDE_WITHIN`](crate::DECIDE_WITHIN) a limit at most.
+    #[must_use]
+    pub fn waiting(mut self) -> Self {
+        self.waits = true;
+        self
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits
+    }
+
+    /// Asks the limits, and waits for nothing.
+    pub(super) fn ask(&self, head: &Head<'_>) -> Verdict<'_> {
+        let mut verdict = self.nothing_said();
+        for (place, rule) in self.rules_for(head).iter().enumerate() {
+            if let Some((key, cost)) = verdict.question(rule, head) {
+                let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
+                verdict.hear(self, place, answer);
+            }
+            if verdict.refusal.is_some() {
+                break;
+            }
+        }
+        verdict
+    }
+
+    /// The same, but limits that are unsure ask the store.
+    pub(super) async fn ask_store(&self, head: &Head<'_>) -> Verdict<'_> {
+        let mut verdict = self.nothing_said();
+        for (place, rule) in self.rules_for(head).iter().enumerate() {
+            if let Some((key, cost)) = verdict.question(rule, head) {
+                let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
+                verdict.hear(self, place, answer);
+            }
+            if verdict.refusal.is_some() {
+                break;
+            }
+        }
+        verdict
+    }
+
+    /// Writes what limits said into a response.
+    pub(super) fn tell(&self, heard: &[Heard], headers: &mut HeaderMap) {
+        let said = heard.iter().map(|&(place, decision)| {
+            let policy = self.rules[place].limit.name();
+            Said { policy, decision }
+        });
+        self.fields.write_all(said, headers);
+    }
+
+    fn rules_for(&self, head: &Head<'_>) -> &[Rule] {
+        let skipped = self.skip.as_ref().is_some_and(|skip| (skip.0)(head));
+        if skipped { &[] } else { &self.rules }
+    }
+
+    fn nothing_said(&self) -> Verdict<'_> {
+        Verdict { heard: Vec::new(), refusal: None }
+    }
+}

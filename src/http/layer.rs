@@ -1,0 +1,211 @@
+//! A tower layer around a service: what the door refuses never reaches it.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::door::{Door, Heard, Refusal, Verdict};
+use super::rule::Head;
+
+type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
+
+/// Limits a service: a [`Door`] decides about each request, and those it refuses do not reach the
+/// service. `B` is the body of responses.
+///
+/// ```
+/// use http::{HeaderName, Request, Response, StatusCode, header};
+/// use tidegate::http::{Door, KeyOf, LimitLayer, Rule};
+/// use tidegate::{Limit, Limiter, Quota};
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::builder().limit(Limit::new("api", Quota::per_minute(1))).build()?;
+/// let key = KeyOf::header(HeaderName::from_static("x-api-key"));
+/// let door = Door::new(Rule::new(limiter.limit("api")?, key));
+/// let served = |_: Request<()>| async { Ok::<_, std::io::Error>(Response::new(String::new())) };
+/// let service = ServiceBuilder::new().layer(LimitLayer::new(door)).service(service_fn(served));
+/// let request = || Request::builder().header("x-api-key", "alice").body(());
+/// assert_eq!(service.clone().oneshot(request()?).await?.status(), StatusCode::OK);
+/// let denied = service.oneshot(request()?).await?;
+/// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert!(denied.headers().contains_key(header::RETRY_AFTER));
+/// # Ok(())
+/// # }
+/// ```
+pub struct LimitLayer<B> {
+    door: Arc<Door>,
+    respond: Arc<Respond<B>>,
+}
+
+impl<B: From<String>> LimitLayer<B> {
+    /// Answers those who are refused with [`Refusal::response`].
+    pub fn new(door: Door) -> Self {
+        Self::with_response(door, |refusal, _| refusal.response())
+    }
+}
+
+impl<B> LimitLayer<B> {
+    /// Answers those who are refused with what `respond` makes; the limits' header fields are written into
+    /// that, and `Retry-After` of a denial if it has none.
+    pub fn with_response(
+        door: Door,
+        respond: impl Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+    ) -> Self {
+        Self { door: Arc::new(door), respond: Arc::new(respond) }
+    }
+}
+
+impl<B> Clone for LimitLayer<B> {
+    fn clone(&self) -> Self {
+        Self { door: self.door.clone(), respond: self.respond.clone() }
+    }
+}
+
+impl<B> fmt::Debug for LimitLayer<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitLayer").field("door", &self.door).finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Layer<S> for LimitLayer<B> {
+    type Service = LimitService<S, B>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        LimitService { inner, limits: self.clone() }
+    }
+}
+
+/// A service behind a [`LimitLayer`].
+#[derive(Debug)]
+pub struct LimitService<S, B> {
+    inner: S,
+    limits: LimitLayer<B>,
+}
+
+impl<S: Clone, B> Clone for LimitService<S, B> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), limits: self.limits.clone() }
+    }
+}
+
+impl<B> LimitLayer<B> {
+    /// What a request that is passed on is to be told, or the response to one that is not.
+    fn sort(&self, verdict: Verdict<'_>, head: &Head<'_>) -> Result<Told, Response<B>> {
+        let told = Told { door: self.door.clone(), heard: verdict.heard };
+        match &verdict.refusal {
+            None => Ok(told),
+            Some(refusal) => {
+                let mut response = (self.respond)(refusal, head);
+                refusal.tell(response.headers_mut());
+                Err(told.in_response(response))
+            }
+        }
+    }
+}
+
+/// What limits said about a request, until there is a response.
+struct Told {
+    door: Arc<Door>,
+    heard: Vec<Heard>,
+}
+
+impl Told {
+    fn in_response<B>(&self, mut response: Response<B>) -> Response<B> {
+        self.door.tell(&self.heard, response.headers_mut());
+        response
+    }
+}
+
+impl<S, R, B> Service<Request<R>> for LimitService<S, B>
+where
+    S: Service<Request<R>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send,
+    R: Send + 'static,
+    B: 'static,
+{
+    type Response = Response<B>;
+    type Error = S::Error;
+    type Future = Answer<S::Future, B, S::Error>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<R>) -> Self::Future {
+        if self.limits.door.is_waiting() {
+            // The service that was found ready is the one to be called.
+            let clone = self.inner.clone();
+            let mut inner = std::mem::replace(&mut self.inner, clone);
+            let limits = self.limits.clone();
+            let answer = async move {
+                let (parts, body) = request.into_parts();
+                let head = Head::from(&parts);
+                let told = match limits.sort(limits.door.ask_store(&head).await, &head) {
+                    Ok(told) => told,
+                    Err(refused) => return Ok(refused),
+                };
+                Ok(told.in_response(inner.call(Request::from_parts(parts, body)).await?))
+            };
+            return Answer { state: State::Waiting { answer: Box::pin(answer) } };
+        }
+        let head = Head::of(&request);
+        let state = match self.limits.sort(self.limits.door.ask(&head), &head) {
+            Ok(told) => State::Passed { told, inner: self.inner.call(request) },
+            Err(refused) => State::Refused { response: Some(refused) },
+        };
+        Answer { state }
+    }
+}
+
+pin_project! {
+    /// The answer to a request.
+    pub struct Answer<F, B, E> {
+        #[pin]
+        state: State<F, B, E>,
+    }
+}
+
+pin_project! {
+    #[project = Stage]
+    enum State<F, B, E> {
+        Passed { #[pin] inner: F, told: Told },
+        Refused { response: Option<Response<B>> },
+        Waiting { answer: Boxed<B, E> },
+    }
+}
+
+type Boxed<B, E> = Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>;
+
+impl<F, B, E> Future for Answer<F, B, E>
+where
+    F: Future<Output = Result<Response<B>, E>>,
+{
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            Stage::Passed { inner, told } => {
+                let response = ready!(inner.poll(context))?;
+                Poll::Ready(Ok(told.in_response(response)))
+            }
+            // Nobody polls what has answered.
+            Stage::Refused { response } => {
+                response.take().map_or(Poll::Pending, |it| Poll::Ready(Ok(it)))
+            }
+            Stage::Waiting { answer } => answer.as_mut().poll(context),
+        }
+    }
+}
+
+impl<F, B, E> fmt::Debug for Answer<F, B, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Answer")
+    }
+}

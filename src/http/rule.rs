@@ -1,0 +1,227 @@
+//! Which requests a limit is asked about, by which key, and at what cost.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{Extensions, HeaderMap, HeaderName, Method, Request, StatusCode, Uri};
+
+use super::address::Client;
+use crate::key::KEY_BYTES_MAX;
+use crate::limiter::ActiveLimit;
+
+/// Whom the request's connection is from: put it into a request's extensions where the framework does
+/// not ([`axum`'s own](https://docs.rs/axum) is found with the feature `axum`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
+
+/// A request without its body.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Head<'a> {
+    /// The method.
+    pub method: &'a Method,
+    /// The target.
+    pub uri: &'a Uri,
+    /// The header fields.
+    pub headers: &'a HeaderMap,
+    /// What other layers left.
+    pub extensions: &'a Extensions,
+}
+
+impl<'a> Head<'a> {
+    /// The head of a request.
+    pub fn of<B>(request: &'a Request<B>) -> Self {
+        Self {
+            method: request.method(),
+            uri: request.uri(),
+            headers: request.headers(),
+            extensions: request.extensions(),
+        }
+    }
+
+    /// The address that the connection is from, if it is known.
+    pub fn peer(&self) -> Option<IpAddr> {
+        #[cfg(feature = "axum")]
+        if let Some(info) = self.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
+            return Some(info.0.ip());
+        }
+        self.extensions.get::<Peer>().map(|peer| peer.0.ip())
+    }
+}
+
+impl<'a> From<&'a Parts> for Head<'a> {
+    fn from(parts: &'a Parts) -> Self {
+        Self {
+            method: &parts.method,
+            uri: &parts.uri,
+            headers: &parts.headers,
+            extensions: &parts.extensions,
+        }
+    }
+}
+
+/// A key that is being written, in place.
+#[derive(Clone)]
+pub struct KeyText {
+    bytes: [u8; KEY_BYTES_MAX],
+    length: usize,
+    overflown: bool,
+}
+
+impl KeyText {
+    pub(super) fn new() -> Self {
+        Self { bytes: [0; KEY_BYTES_MAX], length: 0, overflown: false }
+    }
+
+    /// Adds to the key. One that becomes longer than [`KEY_BYTES_MAX`] counts as missing.
+    pub fn push(&mut self, more: impl AsRef<[u8]>) {
+        let more = more.as_ref();
+        match self.bytes.get_mut(self.length..self.length + more.len()) {
+            Some(room) => {
+                room.copy_from_slice(more);
+                self.length += more.len();
+            }
+            None => self.overflown = true,
+        }
+    }
+
+    /// The key, if one was written.
+    pub(super) fn get(&self) -> Option<&[u8]> {
+        (self.length > 0 && !self.overflown).then(|| &self.bytes[..self.length])
+    }
+}
+
+impl fmt::Debug for KeyText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.get().map(<[u8]>::escape_ascii).map(|text| text.to_string()))
+    }
+}
+
+type WriteKey = dyn Fn(&Head<'_>, &mut KeyText) + Send + Sync;
+type Cost = dyn Fn(&Head<'_>) -> u32 + Send + Sync;
+
+/// What a request is told from others by.
+#[derive(Clone)]
+pub struct KeyOf(Arc<WriteKey>);
+
+impl KeyOf {
+    /// The client's address. The peer's must be known: [`Peer`].
+    pub fn client(client: Client) -> Self {
+        Self::function(move |head, key| {
+            if let Some(peer) = head.peer() {
+                key.push(client.key(peer, head.headers));
+            }
+        })
+    }
+
+    /// The value of a header field, such as an API key; of several lines the first.
+    pub fn header(name: HeaderName) -> Self {
+        Self::function(move |head, key| {
+            if let Some(value) = head.headers.get(&name) {
+                key.push(value);
+            }
+        })
+    }
+
+    /// The route that the request was matched with, such as `/users/{id}`.
+    #[cfg(feature = "axum")]
+    pub fn route() -> Self {
+        Self::function(|head, key| {
+            if let Some(path) = head.extensions.get::<axum::extract::MatchedPath>() {
+                key.push(path.as_str());
+            }
+        })
+    }
+
+    /// What a function writes. A key of which nothing is written is missing.
+    pub fn function(write: impl Fn(&Head<'_>, &mut KeyText) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(write))
+    }
+
+    /// This key and that one together. Where either is missing, both are.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self::function(move |head, key| {
+            let parts = [self.read(head), other.read(head)];
+            if let [Some(one), Some(two)] = parts.each_ref().map(KeyText::get) {
+                // The length keeps `a` and `bc` apart from `ab` and `c`.
+                key.push((one.len() as u16).to_be_bytes());
+                key.push(one);
+                key.push(two);
+            }
+        })
+    }
+
+    pub(super) fn read(&self, head: &Head<'_>) -> KeyText {
+        let mut key = KeyText::new();
+        (self.0)(head, &mut key);
+        key
+    }
+}
+
+impl fmt::Debug for KeyOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyOf")
+    }
+}
+
+/// What becomes of a request that has no key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Missing {
+    /// All of them share one key.
+    #[default]
+    Shared,
+    /// It is answered with this status.
+    Refused(StatusCode),
+    /// This limit is not asked about it.
+    Unlimited,
+}
+
+/// The key of requests that have none. A header field has no such byte in it.
+pub(super) const NO_KEY: &[u8] = b"\0";
+
+/// One limit of a service.
+#[derive(Clone)]
+pub struct Rule {
+    pub(super) limit: ActiveLimit,
+    pub(super) key: KeyOf,
+    pub(super) missing: Missing,
+    cost: Option<Arc<Cost>>,
+}
+
+impl Rule {
+    /// Each request costs a token of its key's bucket. Requests without a key share one.
+    pub fn new(limit: ActiveLimit, key: KeyOf) -> Self {
+        Self { limit, key, missing: Missing::default(), cost: None }
+    }
+
+    /// What becomes of requests that have no key, or one that is too long.
+    #[must_use]
+    pub fn missing(mut self, missing: Missing) -> Self {
+        self.missing = missing;
+        self
+    }
+
+    /// What a request costs, in tokens. One that costs 0 is not limited; one that costs more than there
+    /// can ever be is refused with status 400.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u32 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    pub(super) fn cost_of(&self, head: &Head<'_>) -> u32 {
+        self.cost.as_ref().map_or(1, |cost| cost(head))
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rule = f.debug_struct("Rule");
+        rule.field("limit", &self.limit.name()).field("missing", &self.missing);
+        rule.finish_non_exhaustive()
+    }
+}
