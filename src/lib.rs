@@ -34,6 +34,8 @@
 //! | `tls` | `rediss://` |
 //! | `metrics` | counters, gauges and histograms through the `metrics` facade |
 //! | `http` | who asks, by the peer or trusted proxies; the header fields of a response |
+//! | `tower` | a layer that limits a service |
+//! | `axum` | what axum knows of a request: the peer, the route |
 //! | `sim` | a seeded simulator around the unchanged limiter |
 //! | `testing` | a clock that tests drive and a store that tests script |
 //!

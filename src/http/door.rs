@@ -117,6 +117,7 @@ const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#qu
 pub(super) type Heard = (usize, Decision);
 
 /// What one request is told.
+#[derive(Default)]
 pub(super) struct Verdict<'a> {
     /// Of the limits that were asked, if it is to be told.
     pub(super) heard: Vec<Heard>,
@@ -148,9 +149,9 @@ impl<'a> Verdict<'a> {
     }
 
     /// Takes in what the limit at this place said.
-    fn hear(&mut self, door: &'a Door, place: usize, answer: Result<Decision, CheckError>) {
+    fn hear(&mut self, door: &'a Door, place: usize, answer: &Result<Decision, CheckError>) {
         let policy = door.rules[place].limit.name();
-        let Ok(decision) = answer else {
+        let &Ok(decision) = answer else {
             // Key and cost were looked at, but for this.
             self.refusal = Some(Refusal::TooCostly { policy });
             return;
@@ -214,11 +215,11 @@ impl Door {
 
     /// Asks the limits, and waits for nothing.
     pub(super) fn ask(&self, head: &Head<'_>) -> Verdict<'_> {
-        let mut verdict = self.nothing_said();
+        let mut verdict = Verdict::default();
         for (place, rule) in self.rules_for(head).iter().enumerate() {
             if let Some((key, cost)) = verdict.question(rule, head) {
                 let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
-                verdict.hear(self, place, answer);
+                verdict.hear(self, place, &answer);
             }
             if verdict.refusal.is_some() {
                 break;
@@ -229,11 +230,11 @@ impl Door {
 
     /// The same, but limits that are unsure ask the store.
     pub(super) async fn ask_store(&self, head: &Head<'_>) -> Verdict<'_> {
-        let mut verdict = self.nothing_said();
+        let mut verdict = Verdict::default();
         for (place, rule) in self.rules_for(head).iter().enumerate() {
             if let Some((key, cost)) = verdict.question(rule, head) {
                 let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
-                verdict.hear(self, place, answer);
+                verdict.hear(self, place, &answer);
             }
             if verdict.refusal.is_some() {
                 break;
@@ -254,9 +255,5 @@ impl Door {
     fn rules_for(&self, head: &Head<'_>) -> &[Rule] {
         let skipped = self.skip.as_ref().is_some_and(|skip| (skip.0)(head));
         if skipped { &[] } else { &self.rules }
-    }
-
-    fn nothing_said(&self) -> Verdict<'_> {
-        Verdict { heard: Vec::new(), refusal: None }
     }
 }
