@@ -108,6 +108,50 @@ async fn limits_are_asked_in_order_and_those_after_a_denial_are_not_charged() {
 }
 
 #[tokio::test]
+async fn who_is_denied_waits_for_every_limit_that_has_no_token_left() {
+    let [rare, often] = limits([2, 60]);
+    let door = Door::new(by_header(&rare)).and(by_header(&often).cost(|_| 60));
+    let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
+    assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
+    let denied = ask(with_key("alice")).await;
+    assert_eq!(denied.headers()[header::RETRY_AFTER], "3600", "sixty tokens take longest");
+    let [rare, often] = limits([2, 60]);
+    let door = Door::new(by_header(&rare)).and(by_header(&often).cost(|_| 31));
+    let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
+    assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
+    let denied = ask(with_key("alice")).await;
+    assert_eq!(denied.headers()[header::RETRY_AFTER], "1800", "the first limit's next token");
+}
+
+#[tokio::test]
+async fn who_writes_what_is_no_key_does_not_choose_to_be_unlimited() {
+    let [limit] = limits([1]);
+    let (ask, _) = behind(Door::new(by_header(&limit).missing(Missing::Unlimited)));
+    let twice = || Request::builder().header(KEY, "one").header(KEY, "two").body(()).unwrap();
+    assert_eq!(ask(twice()).await.status(), StatusCode::OK);
+    assert_eq!(ask(twice()).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let too_long = "k".repeat(513);
+    assert_eq!(ask(with_key(&too_long)).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(ask(nobodys()).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn who_is_refused_keeps_nobody_else_out() {
+    let [limit] = limits([1]);
+    let inner =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
+    let one_at_a_time = tower::limit::GlobalConcurrencyLimitLayer::new(1);
+    let service = LimitLayer::new(Door::new(by_header(&limit))).layer(one_at_a_time.layer(inner));
+    let (mut first, mut second) = (service.clone(), service);
+    for status in [200, 429] {
+        let answer = first.ready().await.unwrap().call(with_key("a")).await.unwrap();
+        assert_eq!(answer.status().as_u16(), status);
+    }
+    let ready = tokio::time::timeout(Duration::from_secs(5), second.ready()).await;
+    assert!(ready.is_ok(), "the permit was given back");
+}
+
+#[tokio::test]
 async fn a_request_without_a_key_meets_what_the_rule_says() {
     let [shared, refused, unlimited] = limits([1, 1, 1]);
     let (ask, _) = behind(Door::new(by_header(&shared)));

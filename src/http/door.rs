@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
@@ -81,18 +82,20 @@ impl Refusal<'_> {
     /// A response with status, `Retry-After` and a body that says so as `application/problem+json`
     /// (RFC 9457): for a denial by the problem type of the rate limit draft.
     pub fn response<B: From<String>>(&self) -> Response<B> {
-        let (kind, title) = match self {
-            Self::Denied { .. } => (QUOTA_EXCEEDED, "The quota of this client is used up"),
-            Self::NoKey { .. } => ("about:blank", "The request does not say who is asking"),
+        let status = self.status();
+        let phrase = status.canonical_reason().unwrap_or_default();
+        let (kind, title, detail) = match self {
+            Self::Denied { .. } => (QUOTA_EXCEEDED, "The quota is used up", "Try again later"),
+            Self::NoKey { .. } => ("about:blank", phrase, "The request does not say who is asking"),
             Self::TooCostly { .. } => {
-                ("about:blank", "The request costs more than can ever be had")
+                ("about:blank", phrase, "The request costs more than can be asked for at once")
             }
         };
-        let (status, policy) = (self.status(), self.policy());
         // Names of limits have no character that would have to be escaped.
         let body = format!(
-            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{},\"violated-policies\":[\"{policy}\"]}}",
+            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{},\"detail\":\"{detail}\",\"violated-policies\":[\"{}\"]}}",
             status.as_u16(),
+            self.policy(),
         );
         let mut response = Response::new(B::from(body));
         *response.status_mut() = status;
@@ -105,7 +108,10 @@ impl Refusal<'_> {
     /// Writes `Retry-After`, if there is something to wait for and nothing is said of it.
     pub(super) fn tell(&self, headers: &mut HeaderMap) {
         if let Self::Denied { retry_after_s, .. } = *self {
-            headers.entry(header::RETRY_AFTER).or_insert_with(|| retry_after_s.into());
+            // A map that is full of others' fields stays as it is.
+            if let Ok(entry) = headers.try_entry(header::RETRY_AFTER) {
+                let _ = entry.or_try_insert(retry_after_s.into());
+            }
         }
     }
 }
@@ -122,28 +128,31 @@ pub(super) struct Verdict<'a> {
     /// Of the limits that were asked, if it is to be told.
     pub(super) heard: Vec<Heard>,
     pub(super) refusal: Option<Refusal<'a>>,
+    /// By then no limit that was asked would deny the same for lack of a token.
+    next: Duration,
 }
 
 impl<'a> Verdict<'a> {
     /// Key and cost, if this limit is to be asked.
     fn question(&mut self, rule: &'a Rule, head: &Head<'_>) -> Option<(KeyText, u32)> {
-        let cost = rule.cost_of(head);
-        if cost == 0 {
-            return None;
-        }
         let mut key = rule.key.read(head);
         if key.get().is_none() {
             match rule.missing {
-                Missing::Unlimited => return None,
+                // Who writes what is no key does not choose to be unlimited.
+                Missing::Unlimited if !key.is_spoilt() => return None,
                 Missing::Refused(status) => {
                     self.refusal = Some(Refusal::NoKey { policy: rule.limit.name(), status });
                     return None;
                 }
-                Missing::Shared => {
+                Missing::Shared | Missing::Unlimited => {
                     key = KeyText::new();
                     key.push(NO_KEY);
                 }
             }
+        }
+        let cost = rule.cost_of(head);
+        if cost == 0 {
+            return None;
         }
         Some((key, cost))
     }
@@ -157,8 +166,11 @@ impl<'a> Verdict<'a> {
             return;
         };
         if decision.is_denied() {
-            let retry_after_s = door.retry.seconds(&decision);
+            let wait = self.next.max(decision.retry_after());
+            let retry_after_s = door.retry.spread_from(wait, &decision);
             self.refusal = Some(Refusal::Denied { policy, retry_after_s });
+        } else if decision.remaining() < u64::from(decision.cost()) {
+            self.next = self.next.max(decision.next_token_after());
         }
         if door.fields != Fields::none() {
             self.heard.push((place, decision));
@@ -180,7 +192,7 @@ impl Door {
         self
     }
 
-    /// The header fields of every response.
+    /// The header fields of responses to requests that limits were asked about.
     #[must_use]
     pub fn fields(mut self, fields: Fields) -> Self {
         self.fields = fields;

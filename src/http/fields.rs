@@ -129,8 +129,8 @@ impl Fields {
         let Some(tightest) = tightest(said.clone()) else { return };
         let tightest = &tightest;
         if self.draft {
-            headers.insert(POLICY, list(said.clone(), policy));
-            headers.insert(STATE, list(said, state));
+            insert(headers, POLICY, list(said.clone(), policy));
+            insert(headers, STATE, list(said, state));
         }
         let reset_s = seconds(tightest.reset_after());
         if self.draft_03 {
@@ -150,9 +150,14 @@ impl Trio {
     fn write(self, decision: &Decision, reset_s: u64, headers: &mut HeaderMap) {
         let values = [decision.limit(), decision.remaining(), reset_s];
         for (name, value) in self.0.into_iter().zip(values) {
-            headers.insert(name, value.into());
+            insert(headers, name, value.into());
         }
     }
+}
+
+/// Writes a field; a map that is full of others' fields stays as it is.
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    let _ = headers.try_insert(name, value);
 }
 
 /// The limit that is next to deny: one that did, and longest; or else the one with the least part left.

@@ -158,7 +158,11 @@ where
         let head = Head::of(&request);
         let state = match self.limits.sort(self.limits.door.ask(&head), &head) {
             Ok(told) => State::Passed { told, inner: self.inner.call(request) },
-            Err(refused) => State::Refused { response: Some(refused) },
+            Err(refused) => {
+                // What was kept ready for this request is given back.
+                self.inner = self.inner.clone();
+                State::Refused { response: Some(refused) }
+            }
         };
         Answer { state }
     }

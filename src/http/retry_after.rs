@@ -47,9 +47,11 @@ impl RetryAfter {
     /// Seconds to wait; 0 for a request that was allowed. Where several limits denied a request, the
     /// longest counts.
     pub fn seconds(&self, decision: &Decision) -> u64 {
-        if !decision.is_denied() {
-            return 0;
-        }
+        if decision.is_denied() { self.spread_from(decision.retry_after(), decision) } else { 0 }
+    }
+
+    /// Seconds to wait for what comes after `wait`, where this decision denied.
+    pub(super) fn spread_from(&self, wait: Duration, decision: &Decision) -> u64 {
         let spread_s = match self.spread {
             Some(spread) => spread.as_secs(),
             None => seconds(decision.fill_time().min(SPREAD_MAX)),
@@ -57,7 +59,7 @@ impl RetryAfter {
         // 2^32 over the golden ratio.
         let part = self.denials.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9);
         let later_s = (u128::from(part) * (u128::from(spread_s) + 1)) >> u32::BITS;
-        seconds(decision.retry_after()).saturating_add(later_s as u64)
+        seconds(wait).saturating_add(later_s as u64)
     }
 }
 

@@ -43,11 +43,12 @@ impl<'a> Head<'a> {
 
     /// The address that the connection is from, if it is known.
     pub fn peer(&self) -> Option<IpAddr> {
+        let peer = self.extensions.get::<Peer>().map(|peer| peer.0.ip());
         #[cfg(feature = "axum")]
-        if let Some(info) = self.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
-            return Some(info.0.ip());
-        }
-        self.extensions.get::<Peer>().map(|peer| peer.0.ip())
+        let peer = peer.or_else(|| {
+            self.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+        });
+        peer
     }
 }
 
@@ -87,6 +88,16 @@ impl KeyText {
         }
     }
 
+    /// There is no key, whatever was and will be written.
+    fn spoil(&mut self) {
+        self.overflown = true;
+    }
+
+    /// Whether something was written that is no key.
+    pub(super) fn is_spoilt(&self) -> bool {
+        self.overflown
+    }
+
     /// The key, if one was written.
     pub(super) fn get(&self) -> Option<&[u8]> {
         (self.length > 0 && !self.overflown).then(|| &self.bytes[..self.length])
@@ -116,11 +127,16 @@ impl KeyOf {
         })
     }
 
-    /// The value of a header field, such as an API key; of several lines the first.
+    /// The value of a header field, such as an API key. Who sends several is taken for one without a key:
+    /// which of them others believe is not known. Let only values count that were authenticated, or each
+    /// that somebody makes up is a client.
     pub fn header(name: HeaderName) -> Self {
         Self::function(move |head, key| {
-            if let Some(value) = head.headers.get(&name) {
-                key.push(value);
+            let mut values = head.headers.get_all(&name).iter();
+            match (values.next(), values.next()) {
+                (Some(value), None) => key.push(value),
+                (_, Some(_)) => key.spoil(),
+                (None, None) => (),
             }
         })
     }
@@ -135,7 +151,8 @@ impl KeyOf {
         })
     }
 
-    /// What a function writes. A key of which nothing is written is missing.
+    /// What a function writes. A key of which nothing is written is missing. Functions must not panic: it
+    /// is the request's task that would.
     pub fn function(write: impl Fn(&Head<'_>, &mut KeyText) + Send + Sync + 'static) -> Self {
         Self(Arc::new(write))
     }
@@ -145,6 +162,9 @@ impl KeyOf {
     pub fn and(self, other: Self) -> Self {
         Self::function(move |head, key| {
             let parts = [self.read(head), other.read(head)];
+            if parts.iter().any(KeyText::is_spoilt) {
+                key.spoil();
+            }
             if let [Some(one), Some(two)] = parts.each_ref().map(KeyText::get) {
                 // The length keeps `a` and `bc` apart from `ab` and `c`.
                 key.push((one.len() as u16).to_be_bytes());
@@ -174,9 +194,9 @@ pub enum Missing {
     /// All of them share one key.
     #[default]
     Shared,
-    /// It is answered with this status.
+    /// It is answered with this status, which should be one of an error.
     Refused(StatusCode),
-    /// This limit is not asked about it.
+    /// This limit is not asked about it, unless it has a key that is none: then it shares one.
     Unlimited,
 }
 
@@ -205,8 +225,8 @@ impl Rule {
         self
     }
 
-    /// What a request costs, in tokens. One that costs 0 is not limited; one that costs more than there
-    /// can ever be is refused with status 400.
+    /// What a request costs, in tokens. One that costs 0 is not limited; one that costs more than the burst
+    /// or [`COST_MAX`](crate::COST_MAX) is refused with status 400.
     #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
