@@ -1,7 +1,6 @@
 //! A service's limits, and what they say of a request.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -18,20 +17,19 @@ type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 ///
 /// A request that one of them denies is not charged to those after it; what it was charged to those
 /// before it is spent.
-#[derive(Debug)]
 pub struct Door {
     rules: Vec<Rule>,
     fields: Fields,
     retry: RetryAfter,
-    skip: Option<SkipRule>,
+    skip: Option<Box<Skip>>,
     waits: bool,
 }
 
-struct SkipRule(Arc<Skip>);
-
-impl fmt::Debug for SkipRule {
+impl fmt::Debug for Door {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SkipRule")
+        let mut door = f.debug_struct("Door");
+        door.field("rules", &self.rules).field("fields", &self.fields);
+        door.field("waits", &self.waits).finish_non_exhaustive()
     }
 }
 
@@ -133,28 +131,31 @@ pub(super) struct Verdict<'a> {
 }
 
 impl<'a> Verdict<'a> {
-    /// Key and cost, if this limit is to be asked.
-    fn question(&mut self, rule: &'a Rule, head: &Head<'_>) -> Option<(KeyText, u32)> {
-        let mut key = rule.key.read(head);
-        if key.get().is_none() {
+    /// The next limit that is to be asked, its place, and about which key and cost; none after a refusal.
+    fn next_question(
+        &mut self,
+        rules: &mut impl Iterator<Item = (usize, &'a Rule)>,
+        head: &Head<'_>,
+    ) -> Option<(usize, &'a Rule, KeyText, u32)> {
+        while self.refusal.is_none() {
+            let (place, rule) = rules.next()?;
+            let key = rule.key.read(head);
             match rule.missing {
-                // Who writes what is no key does not choose to be unlimited.
-                Missing::Unlimited if !key.is_spoilt() => return None,
+                _ if key.get().is_some() => (),
                 Missing::Refused(status) => {
                     self.refusal = Some(Refusal::NoKey { policy: rule.limit.name(), status });
-                    return None;
+                    continue;
                 }
-                Missing::Shared | Missing::Unlimited => {
-                    key = KeyText::new();
-                    key.push(NO_KEY);
-                }
+                // Who writes what is no key does not choose to be unlimited.
+                Missing::Unlimited if !key.is_spoilt() => continue,
+                Missing::Unlimited | Missing::Shared => (),
+            }
+            let cost = rule.cost_of(head);
+            if cost > 0 {
+                return Some((place, rule, key, cost));
             }
         }
-        let cost = rule.cost_of(head);
-        if cost == 0 {
-            return None;
-        }
-        Some((key, cost))
+        None
     }
 
     /// Takes in what the limit at this place said.
@@ -209,7 +210,7 @@ impl Door {
     /// Requests that no limit is asked about.
     #[must_use]
     pub fn skip(mut self, skip: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
-        self.skip = Some(SkipRule(Arc::new(skip)));
+        self.skip = Some(Box::new(skip));
         self
     }
 
@@ -227,30 +228,20 @@ impl Door {
 
     /// Asks the limits, and waits for nothing.
     pub(super) fn ask(&self, head: &Head<'_>) -> Verdict<'_> {
-        let mut verdict = Verdict::default();
-        for (place, rule) in self.rules_for(head).iter().enumerate() {
-            if let Some((key, cost)) = verdict.question(rule, head) {
-                let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
-                verdict.hear(self, place, &answer);
-            }
-            if verdict.refusal.is_some() {
-                break;
-            }
+        let (mut verdict, mut rules) = (Verdict::default(), self.rules_for(head));
+        while let Some((place, rule, key, cost)) = verdict.next_question(&mut rules, head) {
+            let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
+            verdict.hear(self, place, &answer);
         }
         verdict
     }
 
     /// The same, but limits that are unsure ask the store.
     pub(super) async fn ask_store(&self, head: &Head<'_>) -> Verdict<'_> {
-        let mut verdict = Verdict::default();
-        for (place, rule) in self.rules_for(head).iter().enumerate() {
-            if let Some((key, cost)) = verdict.question(rule, head) {
-                let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
-                verdict.hear(self, place, &answer);
-            }
-            if verdict.refusal.is_some() {
-                break;
-            }
+        let (mut verdict, mut rules) = (Verdict::default(), self.rules_for(head));
+        while let Some((place, rule, key, cost)) = verdict.next_question(&mut rules, head) {
+            let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
+            verdict.hear(self, place, &answer);
         }
         verdict
     }
@@ -264,8 +255,13 @@ impl Door {
         self.fields.write_all(said, headers);
     }
 
-    fn rules_for(&self, head: &Head<'_>) -> &[Rule] {
-        let skipped = self.skip.as_ref().is_some_and(|skip| (skip.0)(head));
-        if skipped { &[] } else { &self.rules }
+    /// The rules with their places, unless the request is skipped.
+    fn rules_for<'a>(
+        &'a self,
+        head: &Head<'_>,
+    ) -> impl Iterator<Item = (usize, &'a Rule)> + use<'a> {
+        let skipped = self.skip.as_ref().is_some_and(|skip| skip(head));
+        let rules: &[Rule] = if skipped { &[] } else { &self.rules };
+        rules.iter().enumerate()
     }
 }
