@@ -223,7 +223,7 @@ fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant(
                     + 3 * usize::from(reset.is_some());
                 assert_eq!(headers.len(), expected, "{fields:?}");
                 if draft {
-                    check_draft(&headers, &said);
+                    check_draft(&headers, &said, &quotas);
                 }
                 let prefixes = [("ratelimit", draft_03), ("x-ratelimit", reset.is_some())];
                 for (prefix, _) in prefixes.into_iter().filter(|prefix| prefix.1) {
@@ -235,16 +235,18 @@ fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant(
     }
 }
 
-fn check_draft(headers: &HeaderMap, said: &[Said<'_>]) {
+fn check_draft(headers: &HeaderMap, said: &[Said<'_>], quotas: &[Quota]) {
     let policies = list(&headers["ratelimit-policy"], ["q", "w"]);
     let states = list(&headers["ratelimit"], ["r", "t"]);
     assert_eq!((policies.len(), states.len()), (said.len(), said.len()));
-    for ((Said { policy, decision }, (named, [q, w])), (again, [r, t])) in
-        said.iter().zip(policies).zip(states)
+    for (((Said { policy, decision }, (named, [q, w])), (again, [r, t])), quota) in
+        said.iter().zip(policies).zip(states).zip(quotas)
     {
         assert_eq!((&*named, &*again), (*policy, *policy));
         assert_eq!((q, r), (decision.limit(), decision.remaining()));
-        assert_eq!(w, up(decision.fill_time()));
+        let fills_us = quota.burst_tokens() as u128 * quota.period().as_micros();
+        assert_eq!(u128::from(w), fills_us.div_ceil(u128::from(quota.tokens()) * 1_000_000));
+        assert_eq!(q, quota.burst_tokens());
         assert_eq!(t, up(decision.next_token_after()));
         let retry = RetryAfter::new().spread(Duration::ZERO).seconds(decision);
         assert!(!decision.is_denied() || retry >= t, "Retry-After is not before t");
@@ -298,6 +300,16 @@ proptest! {
             let sooner = retry.saturating_sub(Duration::from_millis(1));
             prop_assert!(!is_allowed_after(sooner), "before {:?}", retry);
             prop_assert!(is_allowed_after(retry), "after {:?}", retry);
+            // What is told of the next token is as exact.
+            let left_after = |wait: Duration| {
+                let (clock, limit, _) = denied().unwrap();
+                clock.advance(wait);
+                limit.peek("key").unwrap().remaining()
+            };
+            let next = decision.next_token_after();
+            prop_assert!(left_after(next) > decision.remaining(), "after {:?}", next);
+            let sooner = next.saturating_sub(Duration::from_millis(1));
+            prop_assert_eq!(left_after(sooner), decision.remaining(), "before {:?}", next);
         }
     }
 }

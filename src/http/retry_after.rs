@@ -44,8 +44,8 @@ impl RetryAfter {
         self
     }
 
-    /// Seconds to wait; 0 for a request that was allowed. Where several limits denied a request, the
-    /// longest counts.
+    /// Seconds to wait; 0 for a request that was allowed. Of several limits that denied a request, ask with
+    /// the decision whose [`retry_after`](Decision::retry_after) is longest.
     pub fn seconds(&self, decision: &Decision) -> u64 {
         if decision.is_denied() { self.spread_from(decision.retry_after(), decision) } else { 0 }
     }

@@ -68,12 +68,12 @@ impl<'a> From<&'a Parts> for Head<'a> {
 pub struct KeyText {
     bytes: [u8; KEY_BYTES_MAX],
     length: usize,
-    overflown: bool,
+    spoilt: bool,
 }
 
 impl KeyText {
     pub(super) fn new() -> Self {
-        Self { bytes: [0; KEY_BYTES_MAX], length: 0, overflown: false }
+        Self { bytes: [0; KEY_BYTES_MAX], length: 0, spoilt: false }
     }
 
     /// Adds to the key. One that becomes longer than [`KEY_BYTES_MAX`] counts as missing.
@@ -84,23 +84,23 @@ impl KeyText {
                 room.copy_from_slice(more);
                 self.length += more.len();
             }
-            None => self.overflown = true,
+            None => self.spoilt = true,
         }
     }
 
     /// There is no key, whatever was and will be written.
     fn spoil(&mut self) {
-        self.overflown = true;
+        self.spoilt = true;
     }
 
     /// Whether something was written that is no key.
     pub(super) fn is_spoilt(&self) -> bool {
-        self.overflown
+        self.spoilt
     }
 
     /// The key, if one was written.
     pub(super) fn get(&self) -> Option<&[u8]> {
-        (self.length > 0 && !self.overflown).then(|| &self.bytes[..self.length])
+        (self.length > 0 && !self.spoilt).then(|| &self.bytes[..self.length])
     }
 }
 
