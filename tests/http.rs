@@ -244,7 +244,7 @@ fn check_draft(headers: &HeaderMap, said: &[Said<'_>], quotas: &[Quota]) {
     {
         assert_eq!((&*named, &*again), (*policy, *policy));
         assert_eq!((q, r), (decision.limit(), decision.remaining()));
-        let fills_us = quota.burst_tokens() as u128 * quota.period().as_micros();
+        let fills_us = u128::from(quota.burst_tokens()) * quota.period().as_micros();
         assert_eq!(u128::from(w), fills_us.div_ceil(u128::from(quota.tokens()) * 1_000_000));
         assert_eq!(q, quota.burst_tokens());
         assert_eq!(t, up(decision.next_token_after()));
