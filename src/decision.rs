@@ -64,9 +64,13 @@ impl Decision {
     /// Tokens that the key is believed to have left in the whole cluster after this decision.
     /// A hint from this node's view: the next decision may still differ.
     pub fn remaining(&self) -> u64 {
-        let earned = self.refill.earned(self.now, self.scale.token) / self.scale.token as u64;
+        self.left_of(self.limit(), self.refill.earned(self.now, self.scale.token))
+    }
+
+    fn left_of(&self, limit: u64, earned: u64) -> u64 {
         let elsewhere = self.view.tokens().max(0) as u64;
-        u64::from(self.left).saturating_add(elsewhere).saturating_add(earned).min(self.limit())
+        let earned = earned / self.scale.token as u64;
+        u64::from(self.left).saturating_add(elsewhere).saturating_add(earned).min(limit)
     }
 
     /// How long to wait before the same request has a chance; zero when it was allowed.
@@ -110,18 +114,35 @@ impl Decision {
     /// How long until the key has a token more, if nobody spends on it; zero when its bucket is full.
     /// Not longer than [`retry_after`](Self::retry_after), if the request was denied.
     pub fn next_token_after(&self) -> Duration {
-        let token = self.scale.token as u64;
-        if self.remaining() >= self.limit() {
-            return Duration::ZERO;
+        self.remaining_and_next().1
+    }
+
+    /// [`remaining`](Self::remaining) and [`next_token_after`](Self::next_token_after) for the price of
+    /// one.
+    pub(crate) fn remaining_and_next(&self) -> (u64, Duration) {
+        let Scale { token, rate, .. } = self.scale;
+        let (limit, earned) = (self.limit(), self.refill.earned(self.now, token));
+        let left = self.left_of(limit, earned);
+        if left >= limit {
+            return (left, Duration::ZERO);
         }
-        let whole_us = self.scale.micros_for(self.scale.token);
-        let own_us = match self.refill.rate {
-            0 => whole_us,
-            rate => (token - self.refill.earned(self.now, self.scale.token) % token).div_ceil(rate),
+        // Nobody waits longer for a token of the node's own than for one of the whole limit's.
+        let (rate, earned) = match self.refill.rate {
+            0 => (rate as u64, 0),
+            own => (own, earned),
         };
-        let owed_us = self.scale.micros_for(self.owed() * self.scale.token);
-        let next = Duration::from_micros(owed_us.saturating_add(own_us.min(whole_us)));
-        if self.is_denied() { next.min(self.retry_after()) } else { next }
+        let own_us = (token as u64 - earned % token as u64).div_ceil(rate);
+        let own_us = if rate < self.scale.rate as u64 {
+            own_us.min(self.scale.micros_for(token))
+        } else {
+            own_us
+        };
+        let owed_us = match self.owed() {
+            0 => 0,
+            owed => self.scale.micros_for(owed * token),
+        };
+        let next = Duration::from_micros(owed_us.saturating_add(own_us));
+        (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
     }
 
     /// Tokens that must come before there is one, of a node that has none itself.

@@ -109,6 +109,9 @@ impl Client {
     /// IPv6 ones are IPv4 addresses.
     pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut client = peer.to_canonical();
+        if self.trusted == Trusted::Nobody {
+            return client;
+        }
         let mut told = self.forwarding.addresses(headers);
         let mut hop = 0;
         while self.trusted.believes(hop, client)
@@ -124,30 +127,38 @@ impl Client {
     /// nothing.
     pub fn key(&self, peer: IpAddr, headers: &HeaderMap) -> AddressText {
         let mut text = AddressText { bytes: [0; TEXT_MAX], length: 0 };
-        let written = match self.address(peer, headers) {
-            IpAddr::V4(address) => text.write_octets(address.octets()),
+        let written = self.write_key(peer, headers, &mut text);
+        debug_assert!(written.is_ok(), "no address is longer");
+        text
+    }
+
+    /// The same, written somewhere else.
+    pub(super) fn write_key(
+        &self,
+        peer: IpAddr,
+        headers: &HeaderMap,
+        text: &mut impl Write,
+    ) -> fmt::Result {
+        match self.address(peer, headers) {
+            IpAddr::V4(address) => write_octets(address.octets(), text),
             address @ IpAddr::V6(_) if self.prefix_v6 < 128 => {
                 write!(text, "{}/{}", masked(address, self.prefix_v6), self.prefix_v6)
             }
             IpAddr::V6(address) => write!(text, "{address}"),
-        };
-        debug_assert!(written.is_ok(), "no address is longer");
-        text
+        }
     }
 }
 
-impl AddressText {
-    /// As `Display` does, in a third of the time.
-    fn write_octets(&mut self, octets: [u8; 4]) -> fmt::Result {
-        let mut digits = itoa::Buffer::new();
-        for (at, octet) in octets.into_iter().enumerate() {
-            if at > 0 {
-                self.write_char('.')?;
-            }
-            self.write_str(digits.format(octet))?;
+/// As `Display` does, in a third of the time.
+fn write_octets(octets: [u8; 4], text: &mut impl Write) -> fmt::Result {
+    let mut digits = itoa::Buffer::new();
+    for (at, octet) in octets.into_iter().enumerate() {
+        if at > 0 {
+            text.write_char('.')?;
         }
-        Ok(())
+        text.write_str(digits.format(octet))?;
     }
+    Ok(())
 }
 
 /// The text of an address, in place.

@@ -1,15 +1,17 @@
 //! A service's limits, and what they say of a request.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
-use super::fields::{Fields, Said};
+use super::fields::{Fields, Said, Worded, list_of_policies};
 use super::retry_after::RetryAfter;
 use super::rule::{Head, KeyText, Missing, NO_KEY, Rule};
 use crate::decision::Decision;
 use crate::error::CheckError;
+use crate::quota::Scale;
 
 type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 
@@ -23,6 +25,7 @@ pub struct Door {
     retry: RetryAfter,
     skip: Option<Box<Skip>>,
     waits: bool,
+    policy: OnceLock<(Scale, HeaderValue)>,
 }
 
 impl fmt::Debug for Door {
@@ -117,29 +120,38 @@ impl Refusal<'_> {
 /// What the draft calls it when a client has used up its quota.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
-/// What the limit at this place said.
-pub(super) type Heard = (usize, Decision);
-
 /// What one request is told.
-#[derive(Default)]
 pub(super) struct Verdict<'a> {
-    /// Of the limits that were asked, if it is to be told.
-    pub(super) heard: Vec<Heard>,
+    door: &'a Door,
+    rules: std::slice::Iter<'a, Rule>,
+    heard: Heard<'a>,
     pub(super) refusal: Option<Refusal<'a>>,
     /// By then no limit that was asked would deny the same for lack of a token.
     next: Duration,
 }
 
+/// What limits said, if it is to be told. Mostly there is one, which needs no room of its own.
+#[derive(Default)]
+struct Heard<'a> {
+    first: Option<Said<'a>>,
+    more: Vec<Said<'a>>,
+}
+
 impl<'a> Verdict<'a> {
-    /// The next limit that is to be asked, its place, and about which key and cost; none after a refusal.
-    fn next_question(
-        &mut self,
-        rules: &mut impl Iterator<Item = (usize, &'a Rule)>,
-        head: &Head<'_>,
-    ) -> Option<(usize, &'a Rule, KeyText, u32)> {
+    /// Nothing was asked yet.
+    fn new(door: &'a Door, head: &Head<'_>) -> Self {
+        let skipped = door.skip.as_ref().is_some_and(|skip| skip(head));
+        let rules: &[Rule] = if skipped { &[] } else { &door.rules };
+        let (heard, next) = (Heard::default(), Duration::ZERO);
+        Self { door, rules: rules.iter(), heard, refusal: None, next }
+    }
+
+    /// The next limit that is to be asked, and about which cost; `key` is about which key. None after a
+    /// refusal.
+    fn next_question(&mut self, head: &Head<'_>, key: &mut KeyText) -> Option<(&'a Rule, u32)> {
         while self.refusal.is_none() {
-            let (place, rule) = rules.next()?;
-            let key = rule.key.read(head);
+            let rule = self.rules.next()?;
+            rule.key.read(head, key);
             match rule.missing {
                 _ if key.get().is_some() => (),
                 Missing::Refused(status) => {
@@ -152,15 +164,15 @@ impl<'a> Verdict<'a> {
             }
             let cost = rule.cost_of(head);
             if cost > 0 {
-                return Some((place, rule, key, cost));
+                return Some((rule, cost));
             }
         }
         None
     }
 
-    /// Takes in what the limit at this place said.
-    fn hear(&mut self, door: &'a Door, place: usize, answer: &Result<Decision, CheckError>) {
-        let policy = door.rules[place].limit.name();
+    /// Takes in what a limit said.
+    fn hear(&mut self, rule: &'a Rule, answer: &Result<Decision, CheckError>) {
+        let policy = rule.limit.name();
         let &Ok(decision) = answer else {
             // Key and cost were looked at, but for this.
             self.refusal = Some(Refusal::TooCostly { policy });
@@ -168,13 +180,30 @@ impl<'a> Verdict<'a> {
         };
         if decision.is_denied() {
             let wait = self.next.max(decision.retry_after());
-            let retry_after_s = door.retry.spread_from(wait, &decision);
+            let retry_after_s = self.door.retry.spread_from(wait, &decision);
             self.refusal = Some(Refusal::Denied { policy, retry_after_s });
-        } else if decision.remaining() < u64::from(decision.cost()) {
+        } else if !self.rules.as_slice().is_empty()
+            && decision.remaining() < u64::from(decision.cost())
+        {
             self.next = self.next.max(decision.next_token_after());
         }
-        if door.fields != Fields::none() {
-            self.heard.push((place, decision));
+        if self.door.fields != Fields::none() {
+            let said = Said { policy, decision };
+            match self.heard.first {
+                None => self.heard.first = Some(said),
+                Some(_) => self.heard.more.push(said),
+            }
+        }
+    }
+
+    /// What the response says of the limits that were asked.
+    pub(super) fn word(&self) -> Worded {
+        let Heard { first, more } = &self.heard;
+        match first {
+            Some(said) if more.is_empty() => {
+                self.door.fields.word(std::iter::once(*said), |_| self.door.policy_of(said))
+            }
+            _ => self.door.fields.word(first.iter().chain(more).copied(), list_of_policies),
         }
     }
 }
@@ -183,7 +212,7 @@ impl Door {
     /// One limit, and no header fields but `Retry-After`.
     pub fn new(rule: Rule) -> Self {
         let (fields, retry) = (Fields::none(), RetryAfter::new());
-        Self { rules: vec![rule], fields, retry, skip: None, waits: false }
+        Self { rules: vec![rule], fields, retry, skip: None, waits: false, policy: OnceLock::new() }
     }
 
     /// One limit more, which is asked after the others.
@@ -222,46 +251,39 @@ impl Door {
         self
     }
 
+    /// `RateLimit-Policy` of one limit: of the door's only one it is written once, and anew only where its
+    /// quota has become another.
+    fn policy_of(&self, said: &Said<'_>) -> HeaderValue {
+        let written = || list_of_policies(std::iter::once(*said));
+        if self.rules.len() > 1 {
+            return written();
+        }
+        let scale = said.decision.scale;
+        let (kept_scale, kept) = self.policy.get_or_init(|| (scale, written()));
+        if *kept_scale == scale { kept.clone() } else { written() }
+    }
+
     pub(super) fn is_waiting(&self) -> bool {
         self.waits
     }
 
     /// Asks the limits, and waits for nothing.
     pub(super) fn ask(&self, head: &Head<'_>) -> Verdict<'_> {
-        let (mut verdict, mut rules) = (Verdict::default(), self.rules_for(head));
-        while let Some((place, rule, key, cost)) = verdict.next_question(&mut rules, head) {
+        let (mut verdict, mut key) = (Verdict::new(self, head), KeyText::new());
+        while let Some((rule, cost)) = verdict.next_question(head, &mut key) {
             let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
-            verdict.hear(self, place, &answer);
+            verdict.hear(rule, &answer);
         }
         verdict
     }
 
     /// The same, but limits that are unsure ask the store.
     pub(super) async fn ask_store(&self, head: &Head<'_>) -> Verdict<'_> {
-        let (mut verdict, mut rules) = (Verdict::default(), self.rules_for(head));
-        while let Some((place, rule, key, cost)) = verdict.next_question(&mut rules, head) {
+        let (mut verdict, mut key) = (Verdict::new(self, head), KeyText::new());
+        while let Some((rule, cost)) = verdict.next_question(head, &mut key) {
             let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
-            verdict.hear(self, place, &answer);
+            verdict.hear(rule, &answer);
         }
         verdict
-    }
-
-    /// Writes what limits said into a response.
-    pub(super) fn tell(&self, heard: &[Heard], headers: &mut HeaderMap) {
-        let said = heard.iter().map(|&(place, decision)| {
-            let policy = self.rules[place].limit.name();
-            Said { policy, decision }
-        });
-        self.fields.write_all(said, headers);
-    }
-
-    /// The rules with their places, unless the request is skipped.
-    fn rules_for<'a>(
-        &'a self,
-        head: &Head<'_>,
-    ) -> impl Iterator<Item = (usize, &'a Rule)> + use<'a> {
-        let skipped = self.skip.as_ref().is_some_and(|skip| skip(head));
-        let rules: &[Rule] = if skipped { &[] } else { &self.rules };
-        rules.iter().enumerate()
     }
 }

@@ -52,21 +52,19 @@ pub struct Said<'a> {
 }
 
 /// Lower case, as HTTP/2 has them.
-const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const STATE: HeaderName = HeaderName::from_static("ratelimit");
-const DRAFT_03: Trio = Trio([
+const LISTS: [HeaderName; 2] =
+    [HeaderName::from_static("ratelimit-policy"), HeaderName::from_static("ratelimit")];
+/// A limit, what is left of it, and when it is whole again.
+const DRAFT_03: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
     HeaderName::from_static("ratelimit-remaining"),
     HeaderName::from_static("ratelimit-reset"),
-]);
-const X: Trio = Trio([
+];
+const X: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-limit"),
     HeaderName::from_static("x-ratelimit-remaining"),
     HeaderName::from_static("x-ratelimit-reset"),
-]);
-
-/// The names for a limit, what is left of it, and when it is whole again.
-struct Trio([HeaderName; 3]);
+];
 
 impl Fields {
     /// No fields.
@@ -104,60 +102,79 @@ impl Fields {
 
     /// Writes the fields; what there was of them is replaced. Without a limit nothing is written.
     ///
-    /// Cost: two allocations a list, besides what the map takes.
+    /// Cost: an allocation a list, besides what the map takes.
     pub fn write(self, said: &[Said<'_>], headers: &mut HeaderMap) {
-        self.write_all(said.iter().copied(), headers);
+        self.word(said.iter().copied(), list_of_policies).write(headers);
     }
 
-    /// The same, of limits that are somewhere else.
+    /// What will be written; `policies` is for `RateLimit-Policy`.
     #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
-    pub(super) fn write_all<'a>(
+    pub(super) fn word<'a, I: Iterator<Item = Said<'a>> + Clone>(
         self,
-        said: impl Iterator<Item = Said<'a>> + Clone,
-        headers: &mut HeaderMap,
-    ) {
+        said: I,
+        policies: impl Fn(I) -> HeaderValue,
+    ) -> Worded {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.write_at(said, now, headers);
+        self.word_at(said, policies, now)
     }
 
-    fn write_at<'a>(
+    fn word_at<'a, I: Iterator<Item = Said<'a>> + Clone>(
         self,
-        said: impl Iterator<Item = Said<'a>> + Clone,
+        said: I,
+        policies: impl Fn(I) -> HeaderValue,
         now: impl Fn() -> Duration,
-        headers: &mut HeaderMap,
-    ) {
-        let Some(tightest) = tightest(said.clone()) else { return };
-        let tightest = &tightest;
-        if self.draft {
-            insert(headers, POLICY, list(said.clone(), policy));
-            insert(headers, STATE, list(said, state));
+    ) -> Worded {
+        let mut worded = Worded::default();
+        if self.draft && said.clone().next().is_some() {
+            worded.lists = Some([policies(said.clone()), list(said.clone(), state)]);
         }
-        let reset_s = seconds(tightest.reset_after());
-        if self.draft_03 {
-            DRAFT_03.write(tightest, reset_s, headers);
+        if (self.draft_03 || self.x.is_some())
+            && let Some(tightest) = tightest(said)
+        {
+            let trio = |reset: Duration| [tightest.limit(), tightest.remaining(), seconds(reset)];
+            let reset = tightest.reset_after();
+            worded.draft_03 = self.draft_03.then(|| trio(reset));
+            worded.x = self.x.map(|form| match form {
+                Reset::Seconds => trio(reset),
+                Reset::Timestamp => trio(now() + reset),
+            });
         }
-        match self.x {
-            Some(Reset::Seconds) => X.write(tightest, reset_s, headers),
-            Some(Reset::Timestamp) => {
-                X.write(tightest, seconds(now() + tightest.reset_after()), headers);
-            }
-            None => (),
+        worded
+    }
+}
+
+/// The values of a response's fields.
+#[derive(Default)]
+pub(super) struct Worded {
+    lists: Option<[HeaderValue; 2]>,
+    draft_03: Option<[u64; 3]>,
+    x: Option<[u64; 3]>,
+}
+
+impl Worded {
+    /// Writes them; what there was of these fields is replaced.
+    pub(super) fn write(self, headers: &mut HeaderMap) {
+        if let Some(lists) = self.lists {
+            insert(headers, LISTS, lists);
+        }
+        if let Some(trio) = self.draft_03 {
+            insert(headers, DRAFT_03, trio);
+        }
+        if let Some(trio) = self.x {
+            insert(headers, X, trio);
         }
     }
 }
 
-impl Trio {
-    fn write(self, decision: &Decision, reset_s: u64, headers: &mut HeaderMap) {
-        let values = [decision.limit(), decision.remaining(), reset_s];
-        for (name, value) in self.0.into_iter().zip(values) {
-            insert(headers, name, value.into());
-        }
+/// Writes fields; a map that is full of others' fields stays as it is.
+fn insert<const COUNT: usize>(
+    headers: &mut HeaderMap,
+    names: [HeaderName; COUNT],
+    values: [impl Into<HeaderValue>; COUNT],
+) {
+    for (name, value) in names.into_iter().zip(values) {
+        let _ = headers.try_insert(name, value.into());
     }
-}
-
-/// Writes a field; a map that is full of others' fields stays as it is.
-fn insert(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
-    let _ = headers.try_insert(name, value);
 }
 
 /// The limit that is next to deny: one that did, and longest; or else the one with the least part left.
@@ -174,30 +191,43 @@ fn list<'a>(
     said: impl Iterator<Item = Said<'a>>,
     parameters: fn(&Decision) -> [(&'static str, u64); 2],
 ) -> HeaderValue {
-    let mut text = Vec::with_capacity(64);
-    let mut digits = itoa::Buffer::new();
+    let mut text = Vec::new();
     for Said { policy, decision } in said {
-        if !text.is_empty() {
-            text.extend_from_slice(b", ");
-        }
+        let [(name, value), (more_name, more_value)] = parameters(&decision);
+        let (mut digits, mut more_digits) = (itoa::Buffer::new(), itoa::Buffer::new());
+        let (digits, more_digits) = (digits.format(value), more_digits.format(more_value));
+        let parts = [name, digits, more_name, more_digits];
+        let comma = if text.is_empty() { "" } else { ", " };
+        let length = comma.len() + policy.len() + 2 + parts.map(str::len).iter().sum::<usize>();
+        // Text with no byte to spare becomes a value as it is.
+        text.reserve_exact(length);
+        text.extend_from_slice(comma.as_bytes());
+        text.push(b'"');
         let named = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(byte);
+        if policy.as_bytes().iter().all(named) {
+            text.extend_from_slice(policy.as_bytes());
+        } else {
+            text.extend(policy.bytes().filter(named));
+        }
         text.push(b'"');
-        text.extend(policy.bytes().filter(named));
-        text.push(b'"');
-        for (name, value) in parameters(&decision) {
-            text.extend_from_slice(name.as_bytes());
-            text.extend_from_slice(digits.format(value).as_bytes());
+        for part in parts {
+            text.extend_from_slice(part.as_bytes());
         }
     }
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
-fn policy(decision: &Decision) -> [(&'static str, u64); 2] {
-    [(";q=", decision.limit()), (";w=", seconds(decision.fill_time()))]
+/// What `RateLimit-Policy` says.
+pub(super) fn list_of_policies<'a>(said: impl Iterator<Item = Said<'a>>) -> HeaderValue {
+    let quota =
+        |decision: &Decision| [(";q=", decision.limit()), (";w=", seconds(decision.fill_time()))];
+    list(said, quota)
 }
 
+/// What `RateLimit` says.
 fn state(decision: &Decision) -> [(&'static str, u64); 2] {
-    [(";r=", decision.remaining()), (";t=", seconds(decision.next_token_after()))]
+    let (remaining, next) = decision.remaining_and_next();
+    [(";r=", remaining), (";t=", seconds(next))]
 }
 
 /// Whole seconds, rounded up.
@@ -231,11 +261,8 @@ mod tests {
             Said { policy: "nar\"row\n", decision: narrow },
         ];
         let mut headers = HeaderMap::new();
-        fields.write_at(
-            said.into_iter(),
-            || Duration::from_millis(1_700_000_000_500),
-            &mut headers,
-        );
+        let now = || Duration::from_millis(1_700_000_000_500);
+        fields.word_at(said.into_iter(), list_of_policies, now).write(&mut headers);
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }
@@ -273,11 +300,11 @@ mod tests {
         assert_eq!(written(all).len(), 8);
         assert_eq!(written(Fields::none()), []);
         let mut headers = HeaderMap::new();
-        headers.append(STATE, HeaderValue::from_static("a"));
+        headers.append(LISTS[1].clone(), HeaderValue::from_static("a"));
         all.write(&[], &mut headers);
         assert_eq!(headers.len(), 1);
         let [wide, _] = decisions();
         all.write(&[Said { policy: "wide", decision: wide }], &mut headers);
-        assert_eq!((headers.len(), headers.get_all(STATE).iter().count()), (8, 1));
+        assert_eq!((headers.len(), headers.get_all(&LISTS[1]).iter().count()), (8, 1));
     }
 }

@@ -10,7 +10,8 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::door::{Door, Heard, Refusal, Verdict};
+use super::door::{Door, Refusal, Verdict};
+use super::fields::Worded;
 use super::rule::Head;
 
 type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
@@ -40,8 +41,13 @@ type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
 /// # }
 /// ```
 pub struct LimitLayer<B> {
-    door: Arc<Door>,
-    respond: Arc<Respond<B>>,
+    /// With one count of owners, since all threads count each request in it.
+    entrance: Arc<Entrance<Respond<B>>>,
+}
+
+struct Entrance<R: ?Sized> {
+    door: Door,
+    respond: R,
 }
 
 impl<B: From<String>> LimitLayer<B> {
@@ -58,19 +64,19 @@ impl<B> LimitLayer<B> {
         door: Door,
         respond: impl Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
     ) -> Self {
-        Self { door: Arc::new(door), respond: Arc::new(respond) }
+        Self { entrance: Arc::new(Entrance { door, respond }) }
     }
 }
 
 impl<B> Clone for LimitLayer<B> {
     fn clone(&self) -> Self {
-        Self { door: self.door.clone(), respond: self.respond.clone() }
+        Self { entrance: self.entrance.clone() }
     }
 }
 
 impl<B> fmt::Debug for LimitLayer<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitLayer").field("door", &self.door).finish_non_exhaustive()
+        f.debug_struct("LimitLayer").field("door", &self.entrance.door).finish_non_exhaustive()
     }
 }
 
@@ -95,31 +101,19 @@ impl<S: Clone, B> Clone for LimitService<S, B> {
     }
 }
 
-impl<B> LimitLayer<B> {
+impl<B> Entrance<Respond<B>> {
     /// What a request that is passed on is to be told, or the response to one that is not.
-    fn sort(&self, verdict: Verdict<'_>, head: &Head<'_>) -> Result<Told, Response<B>> {
-        let told = Told { door: self.door.clone(), heard: verdict.heard };
+    fn sort(&self, verdict: &Verdict<'_>, head: &Head<'_>) -> Result<Worded, Response<B>> {
+        let told = verdict.word();
         match &verdict.refusal {
             None => Ok(told),
             Some(refusal) => {
                 let mut response = (self.respond)(refusal, head);
                 refusal.tell(response.headers_mut());
-                Err(told.in_response(response))
+                told.write(response.headers_mut());
+                Err(response)
             }
         }
-    }
-}
-
-/// What limits said about a request, until there is a response.
-struct Told {
-    door: Arc<Door>,
-    heard: Vec<Heard>,
-}
-
-impl Told {
-    fn in_response<B>(&self, mut response: Response<B>) -> Response<B> {
-        self.door.tell(&self.heard, response.headers_mut());
-        response
     }
 }
 
@@ -139,32 +133,34 @@ where
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
-        if self.limits.door.is_waiting() {
+        let entrance = &self.limits.entrance;
+        if entrance.door.is_waiting() {
+            let entrance = entrance.clone();
             // The service that was found ready is the one to be called.
             let clone = self.inner.clone();
             let mut inner = std::mem::replace(&mut self.inner, clone);
-            let limits = self.limits.clone();
             let answer = async move {
                 let (parts, body) = request.into_parts();
                 let head = Head::from(&parts);
-                let told = match limits.sort(limits.door.ask_store(&head).await, &head) {
+                let told = match entrance.sort(&entrance.door.ask_store(&head).await, &head) {
                     Ok(told) => told,
                     Err(refused) => return Ok(refused),
                 };
-                Ok(told.in_response(inner.call(Request::from_parts(parts, body)).await?))
+                let mut response = inner.call(Request::from_parts(parts, body)).await?;
+                told.write(response.headers_mut());
+                Ok(response)
             };
             return Answer { state: State::Waiting { answer: Box::pin(answer) } };
         }
         let head = Head::of(&request);
-        let state = match self.limits.sort(self.limits.door.ask(&head), &head) {
-            Ok(told) => State::Passed { told, inner: self.inner.call(request) },
+        match entrance.sort(&entrance.door.ask(&head), &head) {
+            Ok(told) => Answer { state: State::Passed { told, inner: self.inner.call(request) } },
             Err(refused) => {
                 // What was kept ready for this request is given back.
                 self.inner = self.inner.clone();
-                State::Refused { response: Some(refused) }
+                Answer { state: State::Refused { response: Some(refused) } }
             }
-        };
-        Answer { state }
+        }
     }
 }
 
@@ -179,7 +175,7 @@ pin_project! {
 pin_project! {
     #[project = Stage]
     enum State<F, B, E> {
-        Passed { #[pin] inner: F, told: Told },
+        Passed { #[pin] inner: F, told: Worded },
         Refused { response: Option<Response<B>> },
         Waiting { answer: Boxed<B, E> },
     }
@@ -196,8 +192,9 @@ where
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
             Stage::Passed { inner, told } => {
-                let response = ready!(inner.poll(context))?;
-                Poll::Ready(Ok(told.in_response(response)))
+                let mut response = ready!(inner.poll(context))?;
+                std::mem::take(told).write(response.headers_mut());
+                Poll::Ready(Ok(response))
             }
             // Nobody polls what has answered.
             Stage::Refused { response } => {

@@ -93,6 +93,25 @@ impl KeyText {
         self.spoilt = true;
     }
 
+    /// Takes back what was written after the first so many bytes.
+    fn cut(&mut self, length: usize) {
+        self.length = length;
+    }
+
+    /// A part after a length that nobody else writes, which keeps `a` and `bc` apart from `ab` and `c`.
+    /// Says whether something was written.
+    fn push_part(&mut self, part: &KeyOf, head: &Head<'_>) -> bool {
+        let start = self.length;
+        self.push([0; LENGTH_BYTES]);
+        let part_start = self.length;
+        (part.0)(head, self);
+        let length = ((self.length - part_start) as u16).to_be_bytes();
+        if let Some(room) = self.bytes[start..part_start].first_chunk_mut() {
+            *room = length;
+        }
+        self.length > part_start
+    }
+
     /// Whether something was written that is no key.
     pub(super) fn is_spoilt(&self) -> bool {
         self.spoilt
@@ -104,11 +123,21 @@ impl KeyText {
     }
 }
 
+impl fmt::Write for KeyText {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        self.push(more);
+        Ok(())
+    }
+}
+
 impl fmt::Debug for KeyText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.get().map(<[u8]>::escape_ascii).map(|text| text.to_string()))
     }
 }
+
+/// So long is what says how long a part of a key is.
+const LENGTH_BYTES: usize = 2;
 
 type WriteKey = dyn Fn(&Head<'_>, &mut KeyText) + Send + Sync;
 type Cost = dyn Fn(&Head<'_>) -> u32 + Send + Sync;
@@ -121,9 +150,11 @@ impl KeyOf {
     /// The client's address. The peer's must be known: [`Peer`].
     pub fn client(client: Client) -> Self {
         Self::function(move |head, key| {
-            if let Some(peer) = head.peer() {
-                key.push(client.key(peer, head.headers));
-            }
+            let written = head.peer().map(|peer| client.write_key(peer, head.headers, key));
+            debug_assert!(
+                written.is_none_or(|written| written.is_ok()),
+                "nothing fails to be a key"
+            );
         })
     }
 
@@ -161,23 +192,18 @@ impl KeyOf {
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self::function(move |head, key| {
-            let parts = [self.read(head), other.read(head)];
-            if parts.iter().any(KeyText::is_spoilt) {
-                key.spoil();
-            }
-            if let [Some(one), Some(two)] = parts.each_ref().map(KeyText::get) {
-                // The length keeps `a` and `bc` apart from `ab` and `c`.
-                key.push((one.len() as u16).to_be_bytes());
-                key.push(one);
-                key.push(two);
+            let start = key.length;
+            let written = [&self, &other].map(|part| key.push_part(part, head));
+            if written.contains(&false) {
+                key.cut(start);
             }
         })
     }
 
-    pub(super) fn read(&self, head: &Head<'_>) -> KeyText {
-        let mut key = KeyText::new();
-        (self.0)(head, &mut key);
-        key
+    /// Writes the key anew.
+    pub(super) fn read(&self, head: &Head<'_>, key: &mut KeyText) {
+        (key.length, key.spoilt) = (0, false);
+        (self.0)(head, key);
     }
 }
 
