@@ -32,7 +32,7 @@ async fn pass(limiter: &Limiter, clock: &ManualClock, time: Duration) {
 }
 
 /// Allocations of this thread meanwhile.
-fn allocations(decide: impl FnMut()) -> u64 {
+fn allocations(decide: impl FnOnce()) -> u64 {
     measure(decide).count_total
 }
 
@@ -78,5 +78,63 @@ async fn a_key_that_has_rested_costs_no_allocation_when_it_is_asked_for_again() 
             assert_eq!(count, 0, "allocations");
         }
         limiter.settle().await;
+    }
+}
+
+#[cfg(feature = "tower")]
+#[test]
+fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_change() {
+    use std::convert::Infallible;
+    use std::future::{Ready, ready};
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use http::{HeaderMap, Request, Response};
+    use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Peer, Rule};
+    use tower::{Layer, Service, service_fn};
+
+    let limiter = Limiter::builder()
+        .limit(Limit::new("api", Quota::per_second(1000)))
+        .limit(Limit::new("upload", Quota::per_second(10)))
+        .build()
+        .unwrap();
+    let rule = |name: &str| {
+        let client = Client::peer().behind_networks(["192.0.2.0/24".parse().unwrap()]);
+        Rule::new(
+            limiter.limit(name).unwrap(),
+            KeyOf::client(client).and(KeyOf::client(Client::peer())),
+        )
+    };
+    let expected = [
+        (Door::new(rule("api")), 0),
+        (Door::new(rule("api")).and(rule("upload")), 0),
+        (Door::new(rule("api")).fields(Fields::draft_03()), 3),
+        (Door::new(rule("api")).fields(Fields::draft()), 1),
+    ];
+    for (door, count) in expected {
+        let described = format!("{door:?}");
+        let served = |mut request: Request<HeaderMap>| -> Ready<Result<_, Infallible>> {
+            let mut response = Response::new(String::new());
+            // With room for more.
+            *response.headers_mut() = std::mem::take(request.body_mut());
+            ready(Ok(response))
+        };
+        let mut service = LimitLayer::new(door).layer(service_fn(served));
+        let mut counts = [0; 3];
+        for counted in &mut counts {
+            let mut request = Request::new(HeaderMap::with_capacity(16));
+            request.extensions_mut().insert(Peer("192.0.2.1:80".parse().unwrap()));
+            request.headers_mut().insert("x-forwarded-for", "2001:db8::1".parse().unwrap());
+            let mut context = Context::from_waker(Waker::noop());
+            *counted = allocations(|| {
+                assert!(service.poll_ready(&mut context).is_ready());
+                let answer = pin!(service.call(request));
+                let Poll::Ready(Ok(response)) = answer.poll(&mut context) else {
+                    panic!("it waits")
+                };
+                assert!(response.status().is_success());
+            });
+        }
+        assert_eq!(counts[2], count, "{described}");
     }
 }
