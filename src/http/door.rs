@@ -85,13 +85,11 @@ impl Refusal<'_> {
     pub fn response<B: From<String>>(&self) -> Response<B> {
         let status = self.status();
         let phrase = status.canonical_reason().unwrap_or_default();
-        let (kind, title, detail) = match self {
-            Self::Denied { .. } => (QUOTA_EXCEEDED, "The quota is used up", "Try again later"),
-            Self::NoKey { .. } => ("about:blank", phrase, "The request does not say who is asking"),
-            Self::TooCostly { .. } => {
-                ("about:blank", phrase, "The request costs more than can be asked for at once")
-            }
+        let (kind, title) = match self {
+            Self::Denied { .. } => (QUOTA_EXCEEDED, "The quota is used up"),
+            Self::NoKey { .. } | Self::TooCostly { .. } => ("about:blank", phrase),
         };
+        let detail = self.detail();
         // Names of limits have no character that would have to be escaped.
         let body = format!(
             "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{},\"detail\":\"{detail}\",\"violated-policies\":[\"{}\"]}}",
@@ -104,6 +102,15 @@ impl Refusal<'_> {
         response.headers_mut().insert(header::CONTENT_TYPE, problem);
         self.tell(response.headers_mut());
         response
+    }
+
+    /// What is wrong, in a sentence.
+    pub(super) fn detail(&self) -> &'static str {
+        match self {
+            Self::Denied { .. } => "Try again later",
+            Self::NoKey { .. } => "The request does not say who is asking",
+            Self::TooCostly { .. } => "The request costs more than can be asked for at once",
+        }
     }
 
     /// Writes `Retry-After`, if there is something to wait for and nothing is said of it.

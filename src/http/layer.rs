@@ -12,6 +12,8 @@ use tower_service::Service;
 
 use super::door::{Door, Refusal, Verdict};
 use super::fields::Worded;
+#[cfg(feature = "tonic")]
+use super::grpc::grpc_response;
 use super::rule::Head;
 
 type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
@@ -51,10 +53,19 @@ struct Entrance<R: ?Sized> {
 }
 
 impl<B: From<String>> LimitLayer<B> {
-    /// Answers those who are refused with [`Refusal::response`].
+    /// Answers those who are refused with [`Refusal::response`] or, with the feature `tonic`, with
+    /// `Refusal::grpc_status` if they asked by gRPC.
     pub fn new(door: Door) -> Self {
-        Self::with_response(door, |refusal, _| refusal.response())
+        Self::with_response(door, |refusal, head| {
+            grpc_response(head, refusal).unwrap_or_else(|| refusal.response())
+        })
     }
+}
+
+/// Nobody asks by gRPC.
+#[cfg(not(feature = "tonic"))]
+fn grpc_response<B>(_: &Head<'_>, _: &Refusal<'_>) -> Option<Response<B>> {
+    None
 }
 
 impl<B> LimitLayer<B> {

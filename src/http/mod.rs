@@ -10,6 +10,8 @@ mod address;
 mod door;
 mod fields;
 mod forwarded;
+#[cfg(feature = "tonic")]
+mod grpc;
 #[cfg(feature = "tower")]
 mod layer;
 mod network;

@@ -12,7 +12,7 @@ use crate::key::KEY_BYTES_MAX;
 use crate::limiter::ActiveLimit;
 
 /// Whom the request's connection is from: put it into a request's extensions where the framework does
-/// not ([`axum`'s own](https://docs.rs/axum) is found with the feature `axum`).
+/// not (axum's own is found with the feature `axum`, tonic's of a connection without TLS with `tonic`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
@@ -47,6 +47,11 @@ impl<'a> Head<'a> {
         #[cfg(feature = "axum")]
         let peer = peer.or_else(|| {
             self.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+        });
+        #[cfg(feature = "tonic")]
+        let peer = peer.or_else(|| {
+            let connection = self.extensions.get::<tonic::transport::server::TcpConnectInfo>()?;
+            connection.remote_addr().map(|address| address.ip())
         });
         peer
     }

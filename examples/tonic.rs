@@ -1,0 +1,39 @@
+//! A gRPC service (the standard health check) that admits so many calls a second of each client, over
+//! all processes that share a Redis. Without a Redis the process is alone.
+//!
+//! ```text
+//! cargo run --release --features tonic --example tonic [127.0.0.1:3001 [200 [redis://127.0.0.1:6379]]]
+//! ```
+
+use std::error::Error;
+use std::time::Duration;
+
+use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Rule};
+use tidegate::{Limit, Limiter, Quota, RedisStore};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let address = arguments.next().unwrap_or_else(|| "127.0.0.1:3001".to_owned());
+    let per_second = arguments.next().unwrap_or_else(|| "200".to_owned()).parse()?;
+
+    let mut builder = Limiter::builder().limit(Limit::new("api", Quota::per_second(per_second)));
+    if let Some(url) = arguments.next() {
+        builder = builder.store(RedisStore::open(&url)?);
+    }
+    let limiter = builder.build_ready(Duration::from_secs(2)).await?;
+
+    let rule = Rule::new(limiter.limit("api")?, KeyOf::client(Client::peer()));
+    let door = Door::new(rule).fields(Fields::draft());
+    let (_, health) = tonic_health::server::health_reporter();
+    let service = Server::builder().layer(LimitLayer::grpc(door)).add_service(health);
+
+    let incoming = TcpIncoming::bind(address.parse()?)?;
+    println!("listening on {}", incoming.local_addr()?);
+    let stopped = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
+    service.serve_with_incoming_shutdown(incoming, stopped).await?;
+    // What is pending is reported, and leases are given back.
+    Ok(limiter.shutdown(Duration::from_secs(1)).await?)
+}
