@@ -36,6 +36,8 @@
 //! | `http` | who asks, by the peer or trusted proxies; the header fields of a response |
 //! | `tower` | a layer that limits a service |
 //! | `axum` | what axum knows of a request: the peer, the route |
+//! | `tonic` | gRPC statuses for those who are refused |
+//! | `retry` | for clients of others' APIs: pace, back-off, `Retry-After` |
 //! | `sim` | a seeded simulator around the unchanged limiter |
 //! | `testing` | a clock that tests drive and a store that tests script |
 //!
@@ -61,6 +63,8 @@ mod limiter;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod quota;
+#[cfg(feature = "retry")]
+pub mod retry;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod store;

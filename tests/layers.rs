@@ -17,7 +17,7 @@ const FLOORS: [&[&str]; 10] = [
     &["driver"],
     &["metrics"],
     &["limiter", "builder"],
-    &["testing", "http", "rls", "server", "sim"],
+    &["testing", "http", "retry", "rls", "server", "sim"],
     &["bin"],
 ];
 

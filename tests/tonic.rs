@@ -1,6 +1,7 @@
 //! A gRPC service behind a layer, over real connections.
 
 #![cfg(all(feature = "tonic", feature = "testing"))]
+#![allow(clippy::disallowed_methods, reason = "the service has a task of its own")]
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -47,7 +48,7 @@ async fn a_denied_call_is_told_when_to_come_back_and_admitted_then() {
     let wait = denied.get_details_retry_info().unwrap().retry_delay.unwrap();
     assert_eq!(wait, Duration::from_secs(30));
     assert_eq!(denied.get_details_quota_failure().unwrap().violations[0].subject, "api");
-    clock.advance(wait - Duration::from_millis(1));
+    clock.advance(wait.saturating_sub(Duration::from_millis(1)));
     assert_eq!(ask().await.unwrap_err().code(), Code::ResourceExhausted);
     clock.advance(Duration::from_millis(1));
     assert!(ask().await.is_ok());

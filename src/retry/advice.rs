@@ -1,0 +1,278 @@
+//! What the header fields of a response say of the limits that its request was under.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
+
+/// What a response says of when to ask again, and how often. What cannot be read counts as not said.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use tidegate::retry::Advice;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut headers = http::HeaderMap::new();
+/// headers.insert("retry-after", "7".parse()?);
+/// headers.insert("ratelimit-policy", r#""api";q=50;w=5"#.parse()?);
+/// headers.insert("ratelimit", r#""api";r=0;t=1"#.parse()?);
+/// let advice = Advice::read(&headers, SystemTime::now());
+/// assert_eq!(advice.retry_after, Some(Duration::from_secs(7)));
+/// let allowance = advice.allowance.ok_or("nothing was said")?;
+/// assert_eq!((allowance.remaining, allowance.next_after), (0, Duration::from_secs(1)));
+/// assert_eq!(allowance.step, Some(Duration::from_millis(100)));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// `Retry-After`, in seconds or as a date. A date is taken as so long after the response's own
+    /// `Date`, if it has one: so the clocks need not agree.
+    pub retry_after: Option<Duration>,
+    /// Of the limits that the response speaks of, the one that allows least.
+    pub allowance: Option<Allowance>,
+}
+
+/// How many requests a limit allows, and when it allows more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// Requests that it allows at once.
+    pub remaining: u64,
+    /// How long until it allows more.
+    pub next_after: Duration,
+    /// Then it allows one, and another each time so long has passed; if that is not said, it allows all
+    /// of its quota then.
+    pub step: Option<Duration>,
+    /// Requests that it ever allows at once, if that is said.
+    pub quota: Option<u64>,
+}
+
+const STATE: HeaderName = HeaderName::from_static("ratelimit");
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// A quota, what is left of it, and when it is whole again.
+const TRIOS: [[HeaderName; 3]; 2] = [
+    [
+        HeaderName::from_static("ratelimit-limit"),
+        HeaderName::from_static("ratelimit-remaining"),
+        HeaderName::from_static("ratelimit-reset"),
+    ],
+    [
+        HeaderName::from_static("x-ratelimit-limit"),
+        HeaderName::from_static("x-ratelimit-remaining"),
+        HeaderName::from_static("x-ratelimit-reset"),
+    ],
+];
+
+/// From here on a number of seconds is one since the beginning of 1970: a wait of so many would take
+/// thirty years.
+const TIMESTAMP_MIN_S: u64 = 1_000_000_000;
+/// And from here on one of milliseconds.
+const TIMESTAMP_MIN_MS: u64 = 1_000_000_000_000;
+
+impl Advice {
+    /// Reads, in this order, `RateLimit` with `RateLimit-Policy` (the current draft, or one field as the
+    /// drafts 07 to 09 have it), the trio of draft 03, and the same as `X-RateLimit-*`, of which `Reset`
+    /// may be seconds or a time. `now` is for dates and times.
+    pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
+        let now = response_date(headers).unwrap_or(now);
+        let allowance = of_list(headers)
+            .or_else(|| of_dictionary(headers))
+            .or_else(|| TRIOS.iter().find_map(|trio| of_trio(headers, trio, now)));
+        Self { retry_after: retry_after(headers, now), allowance }
+    }
+}
+
+fn response_date(headers: &HeaderMap) -> Option<SystemTime> {
+    httpdate::parse_http_date(text(headers, &header::DATE)?).ok()
+}
+
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = text(headers, &header::RETRY_AFTER)?;
+    if let Some(seconds) = whole(text) {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+/// The value of a field that is there once.
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut values = headers.get_all(name).iter();
+    let (value, None) = (values.next()?, values.next()) else { return None };
+    value.to_str().ok().map(str::trim)
+}
+
+/// All lines of a field as one list.
+fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
+    let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+    (!lines.is_empty()).then(|| lines.join(&b", "[..]))
+}
+
+/// A number without a sign; one that is too large is the largest.
+fn whole(digits: &str) -> Option<u64> {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().unwrap_or(u64::MAX))
+}
+
+/// Of several limits, the one that allows least.
+fn tightest(allowances: impl Iterator<Item = Allowance>) -> Option<Allowance> {
+    allowances
+        .min_by_key(|allowance| (allowance.remaining, u64::MAX - millis(allowance.next_after)))
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// As the drafts from 10 on have it: a list of named limits.
+fn of_list(headers: &HeaderMap) -> Option<Allowance> {
+    let states: List = Parser::new(&joined(headers, &STATE)?).parse().ok()?;
+    let policies = joined(headers, &POLICY).unwrap_or_default();
+    let policies: List = Parser::new(&policies).parse().unwrap_or_default();
+    tightest(items(&states).filter_map(|state| {
+        let remaining = parameter(&state.params, "r")?;
+        let policy = items(&policies).find(|policy| policy.bare_item == state.bare_item);
+        let of_policy = |name| policy.and_then(|policy| parameter(&policy.params, name));
+        let (quota, window_s) = (of_policy("q"), of_policy("w"));
+        let step = quota.zip(window_s).and_then(|(quota, window_s)| {
+            let quota = u32::try_from(quota).ok().filter(|&quota| quota > 0)?;
+            Some(Duration::from_secs(window_s) / quota)
+        });
+        let next_s = parameter(&state.params, "t").or(window_s)?;
+        Some(Allowance { remaining, next_after: Duration::from_secs(next_s), step, quota })
+    }))
+}
+
+/// The names, or whatever stands there, with their parameters.
+fn items(list: &List) -> impl Iterator<Item = &Item> {
+    list.iter().filter_map(|entry| match entry {
+        ListEntry::Item(item) => Some(item),
+        ListEntry::InnerList(_) => None,
+    })
+}
+
+fn parameter(parameters: &Parameters, name: &str) -> Option<u64> {
+    number(parameters.get(name)?)
+}
+
+fn number(item: &BareItem) -> Option<u64> {
+    item.as_integer().and_then(|number| u64::try_from(i64::from(number)).ok())
+}
+
+/// As the drafts 07 to 09 have it: `limit=100, remaining=50, reset=30`.
+fn of_dictionary(headers: &HeaderMap) -> Option<Allowance> {
+    let said: Dictionary = Parser::new(&joined(headers, &STATE)?).parse().ok()?;
+    let value = |name: &str| match said.get(name)? {
+        ListEntry::Item(item) => number(&item.bare_item),
+        ListEntry::InnerList(_) => None,
+    };
+    let (remaining, reset_s) = (value("remaining")?, value("reset")?);
+    let next_after = Duration::from_secs(reset_s);
+    Some(Allowance { remaining, next_after, step: None, quota: value("limit") })
+}
+
+fn of_trio(headers: &HeaderMap, trio: &[HeaderName; 3], now: SystemTime) -> Option<Allowance> {
+    let [limit, remaining, reset] = trio;
+    // What comes after the first number tells of windows, or of other limits.
+    let first = |name| whole(text(headers, name)?.split([',', ';']).next()?.trim());
+    let next_after = match first(reset)? {
+        at_ms @ TIMESTAMP_MIN_MS.. => until(Duration::from_millis(at_ms), now),
+        at_s @ TIMESTAMP_MIN_S.. => until(Duration::from_secs(at_s), now),
+        seconds => Duration::from_secs(seconds),
+    };
+    Some(Allowance { remaining: first(remaining)?, next_after, step: None, quota: first(limit) })
+}
+
+/// How long from `now` until so long after the beginning of 1970.
+fn until(since_1970: Duration, now: SystemTime) -> Duration {
+    since_1970.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_S: u64 = 784_111_777;
+
+    fn read(fields: &[(&'static str, &str)]) -> Advice {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, value.parse().unwrap());
+        }
+        Advice::read(&headers, UNIX_EPOCH + Duration::from_secs(NOW_S))
+    }
+
+    fn allowance(fields: &[(&'static str, &str)]) -> Option<(u64, u64, Option<u64>, Option<u64>)> {
+        read(fields).allowance.map(|allowance| {
+            let Allowance { remaining, next_after, step, quota } = allowance;
+            (remaining, millis(next_after), step.map(millis), quota)
+        })
+    }
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date_of_any_form_by_the_servers_clock() {
+        let after = |value| read(&[("retry-after", value)]).retry_after;
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(after("0"), seconds(0));
+        assert_eq!(after(" 120 "), seconds(120));
+        assert_eq!(after("99999999999999999999999"), seconds(u64::MAX));
+        // The three forms of RFC 9110.
+        assert_eq!(after("Sun, 06 Nov 1994 08:49:47 GMT"), seconds(10));
+        assert_eq!(after("Sunday, 06-Nov-94 08:49:47 GMT"), seconds(10));
+        assert_eq!(after("Sun Nov  6 08:49:47 1994"), seconds(10));
+        assert_eq!(after("Sun, 06 Nov 1994 08:49:00 GMT"), seconds(0), "it is past");
+        let date = ("date", "Sun, 06 Nov 1994 09:49:40 GMT");
+        let later = ("retry-after", "Sun, 06 Nov 1994 09:49:47 GMT");
+        assert_eq!(read(&[date, later]).retry_after, seconds(7), "an hour ahead of this clock");
+        for none in ["", "-1", "+1", "1.5", "1s", "soon", "Sun, 06 Nov 1994", "1, 2"] {
+            assert_eq!(after(none), None, "{none}");
+        }
+        assert_eq!(read(&[("retry-after", "1"), ("retry-after", "2")]).retry_after, None);
+    }
+
+    #[test]
+    fn the_draft_is_read_with_its_policies_and_the_tightest_limit_counts() {
+        let policy = ("ratelimit-policy", r#""day";q=1000;w=86400, "api";q=50;w=5"#);
+        let of = |state| allowance(&[policy, ("ratelimit", state)]);
+        assert_eq!(of(r#""api";r=49;t=1"#), Some((49, 1000, Some(100), Some(50))));
+        assert_eq!(
+            of(r#""day";r=9;t=60, "api";r=49;t=1"#),
+            Some((9, 60_000, Some(86_400), Some(1000)))
+        );
+        assert_eq!(
+            of(r#""day";r=0;t=60, "api";r=0;t=1"#),
+            Some((0, 60_000, Some(86_400), Some(1000)))
+        );
+        assert_eq!(of(r#""api";r=3"#), Some((3, 5000, Some(100), Some(50))), "the window tells");
+        assert_eq!(of(r#""other";r=3;t=2"#), Some((3, 2000, None, None)));
+        let lines = [("ratelimit", r#""a";r=5;t=1"#), ("ratelimit", r#""b";r=2;t=1"#)];
+        assert_eq!(allowance(&lines), Some((2, 1000, None, None)));
+        for none in
+            [r#""api""#, r#""api";r=3;t"#, r#""api";r=-1;t=1"#, r#""api";r=1.5;t=1"#, "\"", ""]
+        {
+            assert_eq!(allowance(&[("ratelimit", none)]), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn older_forms_are_read_and_times_told_from_seconds() {
+        let dictionary = ("ratelimit", "limit=100, remaining=50, reset=30");
+        assert_eq!(allowance(&[dictionary]), Some((50, 30_000, None, Some(100))));
+        let draft_03 = [
+            ("ratelimit-limit", "100, 100;w=60"),
+            ("ratelimit-remaining", "7"),
+            ("ratelimit-reset", "12"),
+        ];
+        assert_eq!(allowance(&draft_03), Some((7, 12_000, None, Some(100))));
+        let x = |reset| allowance(&[("x-ratelimit-remaining", "7"), ("x-ratelimit-reset", reset)]);
+        assert_eq!(x("12"), Some((7, 12_000, None, None)));
+        let now = ("date", "Mon, 01 Jan 2024 00:00:00 GMT");
+        for reset in ["1704067230", "1704067230000"] {
+            let fields = [now, ("x-ratelimit-remaining", "7"), ("x-ratelimit-reset", reset)];
+            assert_eq!(allowance(&fields), Some((7, 30_000, None, None)), "{reset}");
+        }
+        assert_eq!(x("soon"), None);
+        assert_eq!(allowance(&[("x-ratelimit-remaining", "7")]), None);
+        assert_eq!(read(&[]), Advice::default());
+    }
+}

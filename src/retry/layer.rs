@@ -1,0 +1,108 @@
+//! A tower layer around a client: requests wait for their turn, and denied ones are sent again.
+
+#![allow(clippy::disallowed_methods, reason = "a deadline is told by the clock")]
+
+use std::error::Error;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Method, Request, Response, StatusCode};
+use tokio::time::Instant;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::pacer::{Heard, Pacer, after};
+
+/// Calls are given up after this, unless it is said otherwise.
+pub const WITHIN_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Paces a client of one API by a [`Pacer`], and sends denied requests again.
+///
+/// Status 429 is asked again whatever the method is, since nothing was done; status 503 only if the
+/// method may be repeated (GET, HEAD, OPTIONS, TRACE, PUT, DELETE). Errors of the client are passed on. A
+/// call that would have to wait beyond its time ends at once: with the last denial, or with the error
+/// [`GaveUp`](super::GaveUp) if it was never sent.
+#[derive(Clone, Debug)]
+pub struct PaceLayer {
+    pacer: Pacer,
+    within: Duration,
+}
+
+impl PaceLayer {
+    /// All services that are made with this layer, and with other layers of this pacer, keep one pace.
+    pub fn new(pacer: Pacer) -> Self {
+        Self { pacer, within: WITHIN_DEFAULT }
+    }
+
+    /// How long a call may take to be sent for the last time, [`WITHIN_DEFAULT`] otherwise,
+    /// [`WAIT_MAX`](super::WAIT_MAX) at most. How long the answer takes is not in it.
+    #[must_use]
+    pub fn within(mut self, within: Duration) -> Self {
+        self.within = within;
+        self
+    }
+}
+
+impl<S> Layer<S> for PaceLayer {
+    type Service = Paced<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Paced { inner, layer: self.clone() }
+    }
+}
+
+/// A client behind a [`PaceLayer`].
+#[derive(Clone, Debug)]
+pub struct Paced<S> {
+    inner: S,
+    layer: PaceLayer,
+}
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+impl<S, B, R> Service<Request<B>> for Paced<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<BoxError>,
+    B: Clone + Send + 'static,
+    R: Send + 'static,
+{
+    type Response = Response<R>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<R>, BoxError>> + Send>>;
+
+    /// The client is asked whether it is ready when the call's turn has come.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (mut inner, layer) = (self.inner.clone(), self.layer.clone());
+        Box::pin(async move {
+            let deadline = after(layer.within, Instant::now());
+            let mut denial = None;
+            loop {
+                let turn = match (layer.pacer.turn(deadline).await, denial) {
+                    (Ok(turn), _) => turn,
+                    (Err(_), Some(denial)) => return Ok(denial),
+                    (Err(gave_up), None) => return Err(gave_up.into()),
+                };
+                poll_fn(|context| inner.poll_ready(context)).await.map_err(Into::into)?;
+                let response = inner.call(request.clone()).await.map_err(Into::into)?;
+                let heard = turn.heard(response.status(), response.headers());
+                if heard == Heard::Answered || !may_repeat(request.method(), response.status()) {
+                    return Ok(response);
+                }
+                denial = Some(response);
+            }
+        })
+    }
+}
+
+/// Whether nothing was done, or nothing happens that has not happened if it was.
+fn may_repeat(method: &Method, status: StatusCode) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS || method.is_idempotent()
+}

@@ -1,0 +1,313 @@
+//! Gives out turns, so that a server's limits are kept as far as its answers tell them.
+
+#![allow(clippy::disallowed_methods, reason = "who paces himself waits, and reads the clock")]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, StatusCode};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::advice::{Advice, Allowance};
+
+/// A first denial without advice is waited out for so long at most.
+pub const BACKOFF_FIRST_DEFAULT: Duration = Duration::from_millis(200);
+/// However many follow, they are waited out for no longer than this.
+pub const BACKOFF_MAX_DEFAULT: Duration = Duration::from_secs(30);
+
+/// However long a server says that it allows nothing: after this it is asked again.
+pub const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The others wait for the one that goes ahead, but no longer than this.
+const AHEAD_MAX: Duration = Duration::from_secs(1);
+
+/// Paces requests to one API, or to what else has limits of its own there. Clones share their state.
+///
+/// In the beginning one goes ahead, and the others wait for its answer, for a second at most. Once an
+/// answer speaks of a limit, as many go at once as it left, those under way included, and more as it said
+/// that it allows more; until one does, nothing is held back. After a denial nobody goes before
+/// `Retry-After` is over or, if nothing was said, before an exponential back-off. Turns are given in the
+/// order in which they are asked for.
+///
+/// ```
+/// use std::time::Duration;
+/// use http::{HeaderMap, StatusCode};
+/// use tidegate::retry::{Heard, Pacer};
+/// use tokio::time::Instant;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pacer = Pacer::new();
+/// let within = Instant::now() + Duration::from_secs(5);
+/// let turn = pacer.turn(within).await?;
+/// // ... ask, and tell what came back.
+/// let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, "60".parse()?)]);
+/// assert_eq!(turn.heard(StatusCode::TOO_MANY_REQUESTS, &headers), Heard::Denied);
+/// assert!(pacer.turn(within).await.is_err(), "there is none for a minute");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Pacer {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    backoff_first: Duration,
+    backoff_max: Duration,
+    state: Mutex<State>,
+    /// Who is next waits for his turn in here, the others for it.
+    queue: tokio::sync::Mutex<()>,
+    news: Notify,
+}
+
+/// The next turn would come after the deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("gave up: no request may be sent before the deadline, which is in {remaining:?}")]
+pub struct GaveUp {
+    /// How long the deadline was away.
+    pub remaining: Duration,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Heard {
+    /// It was answered, whatever the answer is.
+    Answered,
+    /// It was denied for now: with status 429, or with 503.
+    Denied,
+}
+
+/// Leave to send one request. It counts as under way until it was [heard](Self::heard) of or dropped.
+#[derive(Debug)]
+#[must_use = "whoever drops his turn has not used it"]
+pub struct Turn {
+    shared: Arc<Shared>,
+    taken: Instant,
+}
+
+impl Default for Pacer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Pacer {
+    /// With the default back-off.
+    pub fn new() -> Self {
+        Self::with_backoff(BACKOFF_FIRST_DEFAULT, BACKOFF_MAX_DEFAULT)
+    }
+
+    /// Denials without advice are waited out for `first` at most, each that follows for twice as long, up
+    /// to `most`; a random part of it, half at least. As much is the least that a denial with advice is
+    /// waited out for.
+    pub fn with_backoff(first: Duration, most: Duration) -> Self {
+        let shared = Shared {
+            backoff_first: first,
+            backoff_max: most,
+            state: Mutex::default(),
+            queue: tokio::sync::Mutex::default(),
+            news: Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Waits for leave to send a request. May be cancelled by dropping it.
+    ///
+    /// # Errors
+    ///
+    /// [`GaveUp`] as soon as it is known that there is none until `deadline`.
+    pub async fn turn(&self, deadline: Instant) -> Result<Turn, GaveUp> {
+        let gave_up = |_| GaveUp { remaining: deadline.saturating_duration_since(Instant::now()) };
+        self.shared.is_open_by(deadline).map_err(gave_up)?;
+        let in_time = async {
+            let _next = self.shared.queue.lock().await;
+            loop {
+                let news = self.shared.news.notified();
+                let taken = Instant::now();
+                let answer = self.shared.state().take(taken);
+                match answer {
+                    Ok(()) => return Ok(Turn { shared: self.shared.clone(), taken }),
+                    Err(Some(at)) if at > deadline => return Err(TooLate),
+                    Err(Some(at)) => tokio::select! {
+                        () = sleep_until(at) => (),
+                        () = news => (),
+                    },
+                    Err(None) => news.await,
+                }
+            }
+        };
+        match timeout_at(deadline, in_time).await {
+            Ok(turn) => turn.map_err(gave_up),
+            Err(_) => Err(gave_up(TooLate)),
+        }
+    }
+}
+
+struct TooLate;
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in there panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those who queue need not wait to be told that nobody goes until then.
+    fn is_open_by(&self, deadline: Instant) -> Result<(), TooLate> {
+        let opens = self.state().opens;
+        if opens.is_some_and(|opens| opens > deadline) { Err(TooLate) } else { Ok(()) }
+    }
+
+    /// So long a denial is waited out at least, and a random part more, up to as much again.
+    fn backoff(&self, denials: u32) -> Duration {
+        let doubled = 1_u32.checked_shl(denials.saturating_sub(1)).unwrap_or(u32::MAX);
+        let longest = self.backoff_first.saturating_mul(doubled).min(self.backoff_max);
+        longest / 2
+    }
+}
+
+impl Turn {
+    /// Takes in the response's status and header fields.
+    pub fn heard(self, status: StatusCode, headers: &HeaderMap) -> Heard {
+        let now = Instant::now();
+        let advice = Advice::read(headers, SystemTime::now());
+        let denied = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
+        let mut state = self.shared.state();
+        if let Some(allowance) = advice.allowance {
+            // This one is not under way any more.
+            let others = state.under_way.saturating_sub(1);
+            state.pace = Some(Pace::new(allowance, others, now));
+        }
+        // Those that were sent together say the same, and say it once.
+        let is_news = state.denied.is_none_or(|denied| self.taken > denied);
+        if !denied.contains(&status) {
+            if is_news {
+                (state.denials, state.ahead) = (0, Ahead::Answered);
+            }
+            return Heard::Answered;
+        }
+        if is_news {
+            state.denials = state.denials.saturating_add(1);
+            (state.denied, state.ahead) = (Some(now), Ahead::Nobody);
+        }
+        let least = self.shared.backoff(state.denials);
+        let wait = advice.retry_after.unwrap_or_default().max(least);
+        let wait = wait.saturating_add(least.mul_f64(fastrand::f64()));
+        let opens = after(wait, now);
+        state.opens = state.opens.max(Some(opens));
+        if let Some(pace) = &mut state.pace {
+            // Others spend too: what becomes free until then is theirs.
+            pace.free = 0;
+            pace.next = pace.next.max(Some(opens));
+        }
+        Heard::Denied
+    }
+}
+
+/// The time after a wait, of [`WAIT_MAX`] at most.
+pub(super) fn after(wait: Duration, now: Instant) -> Instant {
+    now + wait.min(WAIT_MAX)
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.shared.state().under_way -= 1;
+        self.shared.news.notify_waiters();
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Requests that were sent and not heard of.
+    under_way: u64,
+    /// Denials in a row, each of a request that was sent after the one before was heard of.
+    denials: u32,
+    /// When the last of them was heard of.
+    denied: Option<Instant>,
+    /// Nobody goes before.
+    opens: Option<Instant>,
+    ahead: Ahead,
+    /// What the server allows, once it spoke of it.
+    pace: Option<Pace>,
+}
+
+/// In the beginning, and after a denial, one goes ahead of the others.
+#[derive(Clone, Copy, Debug, Default)]
+enum Ahead {
+    #[default]
+    Nobody,
+    /// It was sent then.
+    Sent(Instant),
+    /// And it was answered.
+    Answered,
+}
+
+/// What may be sent now, and when there is more.
+#[derive(Debug)]
+struct Pace {
+    free: u64,
+    /// At most so many are free.
+    quota: u64,
+    next: Option<Instant>,
+    step: Option<Duration>,
+}
+
+impl State {
+    /// Takes a turn or, if there is none, says when to ask again: at a time, or when something was heard.
+    fn take(&mut self, now: Instant) -> Result<(), Option<Instant>> {
+        if let Some(opens) = self.opens.filter(|&opens| opens > now) {
+            return Err(Some(opens));
+        }
+        if let Ahead::Sent(at) = self.ahead
+            && self.under_way > 0
+            && now < at + AHEAD_MAX
+        {
+            return Err(Some(at + AHEAD_MAX));
+        }
+        if let Some(pace) = &mut self.pace {
+            pace.refill(now);
+            match (pace.free.checked_sub(1), pace.next) {
+                (Some(left), _) => pace.free = left,
+                (None, Some(next)) => return Err(Some(next)),
+                // Nothing is known any more: one goes ahead and asks.
+                (None, None) if self.under_way == 0 => (),
+                (None, None) => return Err(None),
+            }
+        }
+        let is_alone = self.under_way == 0;
+        if matches!(self.ahead, Ahead::Nobody) || is_alone && !matches!(self.ahead, Ahead::Answered)
+        {
+            self.ahead = Ahead::Sent(now);
+        }
+        self.under_way += 1;
+        Ok(())
+    }
+}
+
+impl Pace {
+    /// What a server allows, who may not know of those that are under way.
+    fn new(allowance: Allowance, under_way: u64, now: Instant) -> Self {
+        let Allowance { remaining, next_after, step, quota } = allowance;
+        Self {
+            free: remaining.saturating_sub(under_way),
+            quota: quota.unwrap_or(remaining).max(1),
+            next: Some(after(next_after, now)),
+            step,
+        }
+    }
+
+    /// Counts what has become free by now.
+    fn refill(&mut self, now: Instant) {
+        let Some(next) = self.next.filter(|&next| next <= now) else { return };
+        let Some(step) = self.step.filter(|step| !step.is_zero()) else {
+            (self.free, self.next) = (self.quota, None);
+            return;
+        };
+        let steps = now.duration_since(next).as_nanos() / step.as_nanos() + 1;
+        let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+        self.free = self.free.saturating_add(steps.into()).min(self.quota);
+        self.next = step.checked_mul(steps).and_then(|passed| next.checked_add(passed));
+    }
+}

@@ -1,0 +1,361 @@
+//! Clients that keep the limits of others: against this crate's own layer, in tokio's paused time.
+
+#![cfg(all(feature = "retry", feature = "tower", feature = "testing"))]
+#![allow(clippy::disallowed_methods, reason = "clients wait, and ask at once")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use proptest::prelude::*;
+use tidegate::http::{Door, Fields, KeyOf, LimitLayer, Reset, Rule, Said};
+use tidegate::retry::{Advice, GaveUp, Heard, PaceLayer, Pacer};
+use tidegate::testing::ManualClock;
+use tidegate::{Limit, Limiter, Quota};
+use tokio::time::{Instant, sleep};
+use tower::util::BoxCloneSyncService;
+use tower::{BoxError, Layer, ServiceExt, service_fn};
+
+type Server = BoxCloneSyncService<Request<()>, Response<String>, BoxError>;
+
+/// Of a server: what it allowed and what it denied.
+#[derive(Default)]
+struct Count {
+    allowed: AtomicU32,
+    denied: AtomicU32,
+}
+
+impl Count {
+    fn get(&self) -> (u32, u32) {
+        (self.allowed.load(Ordering::Relaxed), self.denied.load(Ordering::Relaxed))
+    }
+}
+
+/// A server behind a layer, which takes so long to answer.
+fn server(quota: Quota, fields: Fields, takes: Duration) -> (Server, Arc<Count>) {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit(Limit::new("api", quota)).clock(&clock).build().unwrap();
+    let key = KeyOf::function(|_, key| key.push("everybody"));
+    let door = Door::new(Rule::new(limiter.limit("api").unwrap(), key)).fields(fields);
+    let served = |_: Request<()>| async { Ok::<_, BoxError>(Response::new(String::new())) };
+    let limited = LimitLayer::new(door).layer(service_fn(served));
+    let (count, begun) = (Arc::new(Count::default()), Instant::now());
+    let (counted, passed) = (count.clone(), Arc::new(Mutex::new(Duration::ZERO)));
+    let service = service_fn(move |request| {
+        let (limited, counted) = (limited.clone(), counted.clone());
+        let (clock, passed) = (clock.clone(), passed.clone());
+        async move {
+            sleep(takes / 2).await;
+            {
+                let mut passed = passed.lock().unwrap();
+                clock.advance(begun.elapsed().saturating_sub(*passed));
+                *passed = begun.elapsed();
+            }
+            let response: Response<String> = limited.oneshot(request).await?;
+            let of_kind = match response.status() {
+                StatusCode::OK => &counted.allowed,
+                _ => &counted.denied,
+            };
+            of_kind.fetch_add(1, Ordering::Relaxed);
+            sleep(takes / 2).await;
+            Ok(response)
+        }
+    });
+    (BoxCloneSyncService::new(service), count)
+}
+
+fn request(method: Method) -> Request<()> {
+    Request::builder().method(method).body(()).unwrap()
+}
+
+/// Asks so often at once; all must be answered.
+async fn ask_all(client: &(impl PacedClient + 'static), requests: u32) {
+    let asked: Vec<_> = (0..requests)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.oneshot(request(Method::POST)).await })
+        })
+        .collect();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap().status(), StatusCode::OK);
+    }
+}
+
+trait PacedClient:
+    tower::Service<Request<()>, Response = Response<String>, Error = BoxError, Future: Send>
+    + Clone
+    + Send
+{
+}
+
+impl<S> PacedClient for S where
+    S: tower::Service<Request<()>, Response = Response<String>, Error = BoxError, Future: Send>
+        + Clone
+        + Send
+{
+}
+
+const STYLES: [fn() -> Fields; 3] =
+    [Fields::draft, Fields::draft_03, || Fields::x_ratelimit(Reset::Seconds)];
+
+#[tokio::test(start_paused = true)]
+async fn who_is_told_what_is_left_is_not_denied_and_uses_all_of_it() {
+    for (style, fields) in STYLES.into_iter().enumerate() {
+        let quota = Quota::per_second(10).burst(20);
+        let (server, count) = server(quota, fields(), Duration::from_millis(30));
+        let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(60)).layer(server);
+        let begun = Instant::now();
+        ask_all(&client, 220).await;
+        assert_eq!(count.get(), (220, 0), "style {style}");
+        // The bucket holds 20, and 200 come at ten a second.
+        let took = begun.elapsed().as_secs_f64();
+        let slack = if style == 0 { 2.0 } else { 6.0 };
+        assert!((19.9..20.0 + slack).contains(&took), "style {style}: {took} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn strangers_who_share_a_limit_are_all_answered_at_its_rate() {
+    let quota = Quota::per_second(10).burst(30);
+    let (server, count) = server(quota, Fields::draft(), Duration::from_millis(30));
+    let begun = Instant::now();
+    let client = || {
+        let paced = PaceLayer::new(Pacer::new()).within(Duration::from_secs(120));
+        paced.layer(server.clone())
+    };
+    let clients = [client(), client(), client()];
+    tokio::join!(ask_all(&clients[0], 50), ask_all(&clients[1], 50), ask_all(&clients[2], 50));
+    let (allowed, denied) = count.get();
+    assert_eq!(allowed, 150);
+    // Each is told what is left for all three.
+    assert!(denied < 240, "{denied}");
+    let took = begun.elapsed().as_secs_f64();
+    // The bucket holds 30, and 120 come at ten a second.
+    assert!((11.9..20.0).contains(&took), "{took}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_cannot_be_in_time_gives_up_at_once() {
+    let hourly = || Quota::per_hour(1);
+    let begun = Instant::now();
+    let (silent, count) = server(hourly(), Fields::none(), Duration::ZERO);
+    let client = PaceLayer::new(Pacer::new()).layer(silent);
+    ask_all(&client, 1).await;
+    let denial = client.clone().oneshot(request(Method::GET)).await.unwrap();
+    assert_eq!(denial.status(), StatusCode::TOO_MANY_REQUESTS, "the denial itself is handed on");
+    let error = client.oneshot(request(Method::GET)).await.unwrap_err();
+    assert!(error.is::<GaveUp>(), "{error}");
+    assert_eq!((count.get(), begun.elapsed()), ((1, 1), Duration::ZERO));
+
+    let (telling, count) = server(hourly(), Fields::draft(), Duration::ZERO);
+    let client = PaceLayer::new(Pacer::new()).layer(telling);
+    ask_all(&client, 1).await;
+    let error = client.oneshot(request(Method::GET)).await.unwrap_err();
+    assert!(error.is::<GaveUp>(), "{error}");
+    assert_eq!((count.get(), begun.elapsed()), ((1, 0), Duration::ZERO));
+}
+
+/// A server that always says this, and when it was asked.
+fn saying(
+    status: StatusCode,
+    headers: HeaderMap,
+) -> (impl PacedClient + 'static, Arc<Mutex<Vec<Duration>>>) {
+    let (times, begun) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
+    let asked = times.clone();
+    let server = service_fn(move |_: Request<()>| {
+        asked.lock().unwrap().push(begun.elapsed());
+        let mut response = Response::new(String::new());
+        *response.status_mut() = status;
+        *response.headers_mut() = headers.clone();
+        async { Ok::<_, BoxError>(response) }
+    });
+    (server, times)
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_without_advice_are_waited_out_for_longer_and_longer() {
+    let (server, times) = saying(StatusCode::TOO_MANY_REQUESTS, HeaderMap::new());
+    let pacer = Pacer::with_backoff(Duration::from_millis(100), Duration::from_secs(2));
+    let client = PaceLayer::new(pacer).within(Duration::from_secs(20)).layer(server);
+    let denial = client.oneshot(request(Method::POST)).await.unwrap();
+    assert_eq!(denial.status(), StatusCode::TOO_MANY_REQUESTS);
+    let times = times.lock().unwrap();
+    for (attempt, pair) in times.windows(2).enumerate() {
+        let longest = Duration::from_millis(100 << attempt.min(10)).min(Duration::from_secs(2));
+        let waited = pair[1].saturating_sub(pair[0]);
+        // The timer's grain is a millisecond.
+        let fits = longest / 2..=longest + Duration::from_millis(1);
+        assert!(fits.contains(&waited), "attempt {attempt}: {waited:?} of {longest:?}");
+    }
+    assert!((12..30).contains(&times.len()), "{} attempts in 20 s", times.len());
+    assert!(Instant::now().elapsed() == Duration::ZERO && times.last().unwrap().as_secs() < 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_returns_sooner_than_told_however_often() {
+    for told_s in [1, 3] {
+        let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, told_s.into())]);
+        let (server, times) = saying(StatusCode::TOO_MANY_REQUESTS, headers);
+        let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(60)).layer(server);
+        let calls = (0..5).map(|_| client.clone().oneshot(request(Method::GET)));
+        let calls: Vec<_> = calls.map(tokio::spawn).collect();
+        for call in calls {
+            let denial = call.await.unwrap().unwrap();
+            assert_eq!(denial.status(), StatusCode::TOO_MANY_REQUESTS);
+        }
+        let times = times.lock().unwrap();
+        let first_wait = times.iter().find(|time| !time.is_zero()).unwrap();
+        assert!(*first_wait >= Duration::from_secs(told_s), "{times:?}");
+        assert!(times.last().unwrap().as_secs() < 60);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_is_not_there_is_asked_again_only_for_what_may_be_repeated() {
+    for (method, attempts) in [(Method::POST, 1..2), (Method::PATCH, 1..2), (Method::GET, 2..50)] {
+        let (server, times) = saying(StatusCode::SERVICE_UNAVAILABLE, HeaderMap::new());
+        let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(9)).layer(server);
+        let answer = client.oneshot(request(method.clone())).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let count = times.lock().unwrap().len();
+        assert!(attempts.contains(&count), "{method}: {count}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_cancelled_leaves_no_turn_behind() {
+    let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+    let pacer = Pacer::new();
+    let soon = || Instant::now() + hour;
+    let one_left = HeaderMap::from_iter([
+        (HeaderName::from_static("ratelimit-remaining"), HeaderValue::from(1)),
+        (HeaderName::from_static("ratelimit-reset"), HeaderValue::from(60)),
+        (HeaderName::from_static("ratelimit-limit"), HeaderValue::from(1)),
+    ]);
+    let heard = pacer.turn(soon()).await.unwrap().heard(StatusCode::OK, &one_left);
+    assert_eq!(heard, Heard::Answered);
+    let under_way = pacer.turn(soon()).await.unwrap();
+    // Two queue, and leave.
+    for _ in 0..2 {
+        let waiting = tokio::time::timeout(second, pacer.turn(soon())).await;
+        assert!(waiting.is_err(), "there is none before the minute is over");
+    }
+    // What becomes of the one under way is never known.
+    drop(under_way);
+    let begun = Instant::now();
+    let _next = pacer.turn(soon()).await.unwrap();
+    let waited = begun.elapsed().as_secs_f64();
+    assert!((57.9..58.1).contains(&waited), "{waited}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_ahead_holds_the_others_up_for_a_second_at_most() {
+    let takes = Duration::from_secs(10);
+    let (server, count) = server(Quota::per_second(100), Fields::none(), takes);
+    let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(60)).layer(server);
+    let begun = Instant::now();
+    ask_all(&client, 20).await;
+    let took = begun.elapsed().as_secs_f64();
+    assert!((11.0..11.1).contains(&took), "{took}");
+    assert_eq!(count.get(), (20, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_nothing_is_known_any_more_one_goes_ahead() {
+    let pacer = Pacer::new();
+    let soon = || Instant::now() + Duration::from_secs(3600);
+    let none_left = HeaderMap::from_iter([
+        (HeaderName::from_static("ratelimit-remaining"), HeaderValue::from(0)),
+        (HeaderName::from_static("ratelimit-reset"), HeaderValue::from(1)),
+    ]);
+    let _ = pacer.turn(soon()).await.unwrap().heard(StatusCode::OK, &none_left);
+    // The one of which the reset tells, and then nobody knows how many more.
+    let ahead = pacer.turn(soon()).await.unwrap();
+    let second = Duration::from_secs(1);
+    assert!(tokio::time::timeout(second, pacer.turn(soon())).await.is_err());
+    let waiting = tokio::spawn({
+        let (pacer, until) = (pacer.clone(), soon());
+        async move { pacer.turn(until).await.map(drop) }
+    });
+    assert_eq!(ahead.heard(StatusCode::OK, &HeaderMap::new()), Heard::Answered);
+    assert_eq!(tokio::time::timeout(second, waiting).await.unwrap().unwrap(), Ok(()));
+}
+
+proptest! {
+    #[test]
+    fn what_this_crate_writes_is_read_as_it_was_meant(
+        tokens in 1..1_000_000_u64,
+        burst in 1..1_000_000_u64,
+        cost in 1..1000_u32,
+        style in 0..STYLES.len(),
+    ) {
+        let limit = Limit::new("api", Quota::per_minute(tokens).burst(burst));
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
+        let api = limiter.limit("api").unwrap();
+        let decision = api.check_n("a", cost.min(u32::try_from(burst).unwrap())).unwrap();
+        let mut headers = HeaderMap::new();
+        STYLES[style]().write(&[Said { policy: "api", decision }], &mut headers);
+        let read = Advice::read(&headers, SystemTime::UNIX_EPOCH).allowance.unwrap();
+        prop_assert_eq!(read.remaining, decision.remaining());
+        prop_assert_eq!(read.quota, Some(decision.limit()));
+        let told = if style == 0 { decision.next_token_after() } else { decision.reset_after() };
+        prop_assert_eq!(read.next_after.as_secs_f64(), told.as_secs_f64().ceil());
+        prop_assert_eq!(read.step.is_some(), style == 0);
+    }
+
+    #[test]
+    fn no_answer_makes_it_panic_or_hang(
+        fields in proptest::collection::vec((0..8_usize, field_value()), 0..6),
+        status in prop::sample::select(vec![200_u16, 404, 429, 503]),
+    ) {
+        const NAMES: [&str; 8] = [
+            "retry-after", "date", "ratelimit", "ratelimit-policy", "ratelimit-remaining",
+            "ratelimit-reset", "x-ratelimit-remaining", "x-ratelimit-reset",
+        ];
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            if let Ok(value) = HeaderValue::from_bytes(&value) {
+                headers.append(NAMES[name], value);
+            }
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let pacer = Pacer::new();
+            for _ in 0..3 {
+                // After a day at most somebody may ask again.
+                let until = Instant::now() + Duration::from_secs(2 * 86_400);
+                let turn = pacer.turn(until).await.unwrap();
+                let _ = turn.heard(StatusCode::from_u16(status).unwrap(), &headers);
+            }
+        });
+    }
+}
+
+/// Numbers at their edges, what is nearly a field, and anything.
+fn field_value() -> impl Strategy<Value = Vec<u8>> {
+    let number = prop::sample::select(vec![
+        "0",
+        "1",
+        "59",
+        "999999999999999",
+        "1000000000000000",
+        "18446744073709551615",
+        "99999999999999999999",
+        "1704067230",
+        "-1",
+        "1.5",
+    ]);
+    let list = (number.clone(), number.clone())
+        .prop_map(|(r, t)| format!("\"api\";r={r};t={t};q={t};w={r}").into_bytes());
+    let dictionary = (number.clone(), number.clone())
+        .prop_map(|(r, t)| format!("limit={t}, remaining={r}, reset={t}").into_bytes());
+    let date = Just(b"Sun, 06 Nov 1994 08:49:47 GMT".to_vec());
+    let any = proptest::collection::vec(any::<u8>(), 0..40);
+    prop_oneof![number.prop_map(|text| text.as_bytes().to_vec()), list, dictionary, date, any]
+}
