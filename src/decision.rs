@@ -64,12 +64,12 @@ impl Decision {
     /// Tokens that the key is believed to have left in the whole cluster after this decision.
     /// A hint from this node's view: the next decision may still differ.
     pub fn remaining(&self) -> u64 {
-        self.left_of(self.limit(), self.refill.earned(self.now, self.scale.token))
+        self.left_of(self.limit(), self.refill.earned(self.now))
     }
 
-    fn left_of(&self, limit: u64, earned: u64) -> u64 {
+    fn left_of(&self, limit: u64, earned: i64) -> u64 {
         let elsewhere = self.view.tokens().max(0) as u64;
-        let earned = earned / self.scale.token as u64;
+        let earned = earned.max(0) as u64 / self.scale.token as u64;
         u64::from(self.left).saturating_add(elsewhere).saturating_add(earned).min(limit)
     }
 
@@ -88,8 +88,9 @@ impl Decision {
         let missing = i64::from(self.cost.saturating_sub(self.left));
         match (self.refill.rate, self.view.age(self.now)) {
             (rate @ 1.., _) => {
-                let earned = self.refill.earned(self.now, token);
-                ((missing * token) as u64).saturating_sub(earned).div_ceil(rate)
+                let earned = self.refill.earned(self.now);
+                let units = (missing * token).saturating_sub(earned).max(0) as u64;
+                units.div_ceil(rate)
             }
             (0, Some(age)) => {
                 let units = (missing - self.view.tokens()) * token;
@@ -121,7 +122,7 @@ impl Decision {
     /// one.
     pub(crate) fn remaining_and_next(&self) -> (u64, Duration) {
         let Scale { token, rate, .. } = self.scale;
-        let (limit, earned) = (self.limit(), self.refill.earned(self.now, token));
+        let (limit, earned) = (self.limit(), self.refill.earned(self.now));
         let left = self.left_of(limit, earned);
         if left >= limit {
             return (left, Duration::ZERO);
@@ -131,7 +132,9 @@ impl Decision {
             0 => (rate as u64, 0),
             own => (own, earned),
         };
-        let own_us = (token as u64 - earned % token as u64).div_ceil(rate);
+        // What was spent ahead comes first.
+        let part = if earned < 0 { earned } else { earned % token };
+        let own_us = (token.saturating_sub(part) as u64).div_ceil(rate);
         let own_us = if rate < self.scale.rate as u64 {
             own_us.min(self.scale.micros_for(token))
         } else {
@@ -176,8 +179,6 @@ pub(crate) const AHEAD_PARTS: u64 = 64;
 pub(crate) struct Refill {
     /// Units per microsecond.
     pub(crate) rate: u64,
-    /// How much of a token may be spent before it is whole, in [`AHEAD_PARTS`].
-    pub(crate) ahead: u64,
     /// What flowed in before is in the bucket, in microseconds.
     pub(crate) minted_us: u64,
     /// From here on nothing flows in, in milliseconds.
@@ -185,15 +186,14 @@ pub(crate) struct Refill {
 }
 
 impl Refill {
-    /// Units that have flowed in by `now`, and what may be spent ahead, of tokens of `unit` units.
-    fn earned(self, now: Timestamp, unit: i64) -> u64 {
+    /// Units that have flowed in by `now`: less than none while what was spent ahead has not flowed in.
+    /// What may be spent ahead is not counted: while nobody asks, it may be taken away.
+    fn earned(self, now: Timestamp) -> i64 {
         if self.rate == 0 || now.millis() >= self.ends_ms {
             return 0;
         }
-        let elapsed_us = now.as_micros().saturating_sub(self.minted_us);
-        // A token has 2^52 units at most, so this does not overflow.
-        let ahead = unit as u64 * self.ahead / AHEAD_PARTS;
-        self.rate.saturating_mul(elapsed_us).saturating_add(ahead)
+        let elapsed_us = now.as_micros() as i64 - self.minted_us as i64;
+        (self.rate as i64).saturating_mul(elapsed_us)
     }
 }
 

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
 use sfv::{BareItem, Item, List, ListEntry, Parser};
 use tidegate::http::{Client, Fields, Forwarding, Network, Reset, RetryAfter, Said};
-use tidegate::testing::ManualClock;
+use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{Decision, Limit, Limiter, Mode, Quota};
 
 // ---- who asks --------------------------------------------------------------------------------
@@ -312,6 +312,73 @@ proptest! {
             prop_assert_eq!(left_after(sooner), decision.remaining(), "before {:?}", next);
         }
     }
+}
+
+/// Lets so many milliseconds pass; far from their end in longer steps.
+async fn pass(clock: &ManualClock, limiter: &Limiter, mut ms: u64) {
+    while ms > 0 {
+        let step = if ms > 3000 { 100 } else { 1 };
+        clock.advance(Duration::from_millis(step));
+        limiter.settle().await;
+        ms -= step;
+    }
+}
+
+/// Of a limit that is kept with others: asks for `cost` every 7 ms for so long, and once more so many
+/// seconds before the time that `Retry-After` said then. What it said, and whether it was true.
+async fn obeyed(quota: Quota, cost: u32, greedy_ms: u64, sooner_s: u64) -> Option<(u64, bool)> {
+    let clock = ManualClock::new();
+    let limit = Limit::new("api", quota);
+    let store = ScriptedStore::new(&clock);
+    let limiter = Limiter::builder().limit(limit).store(store).clock(&clock).build().ok()?;
+    let api = limiter.limit("api").unwrap();
+    pass(&clock, &limiter, 1000).await;
+    let mut last = None;
+    for _ in 0..greedy_ms / 7 {
+        pass(&clock, &limiter, 7).await;
+        last = Some(api.check_n("key", cost).unwrap());
+    }
+    let told_s = RetryAfter::new().spread(Duration::ZERO).seconds(&last?);
+    let wait_s = told_s.checked_sub(sooner_s).filter(|&wait_s| wait_s > 0)?;
+    pass(&clock, &limiter, wait_s * 1000).await;
+    if cost == 1 {
+        return Some((told_s, api.check("key").unwrap().is_allowed()));
+    }
+    // More than the credit: with no lease left only the store can tell.
+    let mut asked = std::pin::pin!(api.decide_n("key", cost));
+    loop {
+        tokio::select! {
+            biased;
+            decision = &mut asked => return Some((told_s, decision.unwrap().is_allowed())),
+            () = limiter.settle() => clock.advance(Duration::from_micros(100)),
+        }
+    }
+}
+
+/// The same of a limit that nodes share. A node knows the level of the store in whole tokens: so it is
+/// true a token sooner at most, and what it takes to hear of it.
+#[tokio::test]
+async fn who_waits_in_a_cluster_as_long_as_told_is_admitted_and_a_token_sooner_is_not() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let (mut admitted, mut sooner) = (0, 0);
+    while admitted < 30 {
+        let period = Duration::from_secs(*random.choice(&[1, 10, 60, 3600]).unwrap());
+        let (tokens, burst) = (random.u64(1..=100), random.u64(1..=100));
+        let cost = if random.bool() { 1 } else { random.u32(1..=burst as u32) };
+        let greedy_ms = random.u64(200..3000);
+        let quota = Quota::new(tokens, period).burst(burst);
+        let shown = format!("{quota:?} cost {cost} greedy {greedy_ms}");
+        if let Some((told_s, allowed)) = obeyed(quota, cost, greedy_ms, 0).await {
+            assert!(allowed, "{shown}: after {told_s} s");
+            admitted += 1;
+        }
+        let sooner_s = 2 + period.as_secs().div_ceil(tokens);
+        if let Some((told_s, allowed)) = obeyed(quota, cost, greedy_ms, sooner_s).await {
+            assert!(!allowed, "{shown}: {sooner_s} s before {told_s} s");
+            sooner += 1;
+        }
+    }
+    assert!(sooner > 5, "{sooner}");
 }
 
 /// A thousand clients of one key, who are denied together and obey.

@@ -301,7 +301,8 @@ proptest! {
         prop_assert_eq!(read.remaining, decision.remaining());
         prop_assert_eq!(read.quota, Some(decision.limit()));
         let told = if style == 0 { decision.next_token_after() } else { decision.reset_after() };
-        prop_assert_eq!(read.next_after.as_secs_f64(), told.as_secs_f64().ceil());
+        let told_s = told.as_micros().div_ceil(1_000_000) as u64;
+        prop_assert_eq!(read.next_after, Duration::from_secs(told_s));
         prop_assert_eq!(read.step.is_some(), style == 0);
     }
 

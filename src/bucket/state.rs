@@ -411,7 +411,6 @@ impl Bucket {
         let flow = Flow(self.flow().load(Ordering::Relaxed));
         Refill {
             rate: flow.rate(),
-            ahead: flow.ahead(),
             minted_us: self.minted_us().load(Ordering::Relaxed),
             ends_ms: Moment(self.ends().load(Ordering::Relaxed)).millis(),
         }
