@@ -32,8 +32,23 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let incoming = TcpIncoming::bind(address.parse()?)?;
     println!("listening on {}", incoming.local_addr()?);
-    let stopped = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
-    service.serve_with_incoming_shutdown(incoming, stopped).await?;
+    service.serve_with_incoming_shutdown(incoming, asked_to_stop()).await?;
     // What is pending is reported, and leases are given back.
     Ok(limiter.shutdown(Duration::from_secs(1)).await?)
+}
+
+async fn asked_to_stop() {
+    let interrupted = tokio::signal::ctrl_c();
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = interrupted => {}
+                _ = terminated.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = interrupted.await;
 }

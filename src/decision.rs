@@ -148,6 +148,18 @@ impl Decision {
         (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
     }
 
+    /// How long until so many tokens are left, if nobody spends on the key.
+    pub(crate) fn left_after(&self, tokens: u32) -> Duration {
+        let (left, next) = self.remaining_and_next();
+        match u64::from(tokens).saturating_sub(left) {
+            0 => Duration::ZERO,
+            missing => {
+                let units = (missing as i64 - 1).saturating_mul(self.scale.token);
+                next.saturating_add(Duration::from_micros(self.scale.micros_for(units)))
+            }
+        }
+    }
+
     /// Tokens that must come before there is one, of a node that has none itself.
     fn owed(&self) -> i64 {
         if self.left > 0 || self.refill.rate > 0 { 0 } else { -self.view.tokens().min(0) }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use proptest::prelude::*;
-use tidegate::http::{Door, Fields, KeyOf, LimitLayer, Reset, Rule, Said};
+use tidegate::http::{Door, Fields, KeyOf, LimitLayer, Reset, RetryAfter, Rule, Said};
 use tidegate::retry::{Advice, GaveUp, Heard, PaceLayer, Pacer};
 use tidegate::testing::ManualClock;
 use tidegate::{Limit, Limiter, Quota};
@@ -38,6 +38,7 @@ fn server(quota: Quota, fields: Fields, takes: Duration) -> (Server, Arc<Count>)
     let limiter = Limiter::builder().limit(Limit::new("api", quota)).clock(&clock).build().unwrap();
     let key = KeyOf::function(|_, key| key.push("everybody"));
     let door = Door::new(Rule::new(limiter.limit("api").unwrap(), key)).fields(fields);
+    let door = door.retry_after(RetryAfter::new().spread(Duration::ZERO));
     let served = |_: Request<()>| async { Ok::<_, BoxError>(Response::new(String::new())) };
     let limited = LimitLayer::new(door).layer(service_fn(served));
     let (count, begun) = (Arc::new(Count::default()), Instant::now());
@@ -117,6 +118,7 @@ async fn who_is_told_what_is_left_is_not_denied_and_uses_all_of_it() {
 
 #[tokio::test(start_paused = true)]
 async fn strangers_who_share_a_limit_are_all_answered_at_its_rate() {
+    fastrand::seed(1);
     let quota = Quota::per_second(10).burst(30);
     let (server, count) = server(quota, Fields::draft(), Duration::from_millis(30));
     let begun = Instant::now();
@@ -259,6 +261,97 @@ async fn who_goes_ahead_holds_the_others_up_for_a_second_at_most() {
     let took = begun.elapsed().as_secs_f64();
     assert!((11.0..11.1).contains(&took), "{took}");
     assert_eq!(count.get(), (20, 0));
+}
+
+fn window(remaining: u64, reset_s: u64) -> HeaderMap {
+    HeaderMap::from_iter([
+        (HeaderName::from_static("ratelimit-limit"), HeaderValue::from(20)),
+        (HeaderName::from_static("ratelimit-remaining"), HeaderValue::from(remaining)),
+        (HeaderName::from_static("ratelimit-reset"), HeaderValue::from(reset_s)),
+    ])
+}
+
+fn within(time: Duration) -> Instant {
+    Instant::now() + time
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_for_another_reason_does_not_close_what_is_left_of_a_window() {
+    let pacer = Pacer::new();
+    let _ = pacer.turn(within(SECOND)).await.unwrap().heard(StatusCode::OK, &window(9, 3000));
+    let turn = pacer.turn(within(SECOND)).await.unwrap();
+    let denied = turn.heard(StatusCode::SERVICE_UNAVAILABLE, &HeaderMap::new());
+    assert_eq!(denied, Heard::Denied);
+    let turn = pacer.turn(within(SECOND)).await.expect("the back-off is over");
+    assert_eq!(turn.heard(StatusCode::OK, &HeaderMap::new()), Heard::Answered);
+    for left in (0..7).rev() {
+        assert!(pacer.turn(within(SECOND)).await.is_ok(), "{left} left");
+    }
+    assert!(pacer.turn(within(SECOND)).await.is_err(), "nine were left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_little_time_waits_for_the_answer_of_the_one_ahead() {
+    let (server, count) = server(Quota::per_second(100), Fields::draft(), SECOND / 20);
+    let client = PaceLayer::new(Pacer::new()).within(SECOND / 2).layer(server);
+    ask_all(&client, 20).await;
+    assert_eq!(count.get(), (20, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_queues_behind_a_patient_one_gives_up_as_soon_as_it_is_hopeless() {
+    let pacer = Pacer::new();
+    let first = pacer.turn(within(SECOND)).await.unwrap();
+    let wait = |time| {
+        let pacer = pacer.clone();
+        tokio::spawn(async move { pacer.turn(within(time)).await.map(drop) })
+    };
+    let patient = wait(SECOND * 5000);
+    let hasty = wait(SECOND * 30);
+    tokio::time::sleep(SECOND / 2).await;
+    let _ = first.heard(StatusCode::OK, &window(0, 3000));
+    let begun = Instant::now();
+    assert!(hasty.await.unwrap().is_err());
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert_eq!(patient.await.unwrap(), Ok(()));
+    assert_eq!(begun.elapsed().as_secs(), 3000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_does_not_bring_back_what_was_used_since() {
+    let pacer = Pacer::new();
+    let soon = || within(SECOND * 5);
+    let _ = pacer.turn(soon()).await.unwrap().heard(StatusCode::OK, &window(20, 60));
+    let slow = pacer.turn(soon()).await.unwrap();
+    for left in (1..19).rev() {
+        tokio::time::sleep(SECOND / 100).await;
+        let turn = pacer.turn(soon()).await.unwrap();
+        let _ = turn.heard(StatusCode::OK, &window(left, 60));
+    }
+    let _ = slow.heard(StatusCode::OK, &window(19, 60));
+    assert!(pacer.turn(soon()).await.is_err(), "all are used, with the slow one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_speaks_of_limits_in_denials_only_is_not_asked_one_by_one_for_ever() {
+    let pacer = Pacer::new();
+    let soon = || within(SECOND * 5);
+    let denial = HeaderMap::from_iter([
+        (HeaderName::from_static("x-ratelimit-remaining"), HeaderValue::from(0)),
+        (HeaderName::from_static("x-ratelimit-reset"), HeaderValue::from(1)),
+    ]);
+    let turn = pacer.turn(soon()).await.unwrap();
+    let _ = turn.heard(StatusCode::TOO_MANY_REQUESTS, &denial);
+    let turn = pacer.turn(soon()).await.unwrap();
+    let _ = turn.heard(StatusCode::OK, &HeaderMap::new());
+    let begun = Instant::now();
+    let mut turns = Vec::new();
+    for _ in 0..10 {
+        turns.push(pacer.turn(soon()).await.unwrap());
+    }
+    assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]

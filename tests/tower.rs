@@ -121,6 +121,26 @@ async fn who_is_denied_waits_for_every_limit_that_has_no_token_left() {
     assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
     let denied = ask(with_key("alice")).await;
     assert_eq!(denied.headers()[header::RETRY_AFTER], "1800", "the first limit's next token");
+    let [rare, often] = limits([10, 60]);
+    let door = Door::new(by_header(&rare).cost(|_| 5)).and(by_header(&often).cost(|_| 40));
+    let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
+    assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
+    let denied = ask(with_key("alice")).await;
+    assert_eq!(denied.headers()[header::RETRY_AFTER], "1800", "five tokens of the first limit");
+    let [rare, often] = limits([20, 60]);
+    let door = Door::new(by_header(&rare).cost(|_| 5)).and(by_header(&often).cost(|_| 20));
+    let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
+    for _ in 0..3 {
+        assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
+    }
+    let denied = ask(with_key("alice")).await;
+    assert_eq!(denied.headers()[header::RETRY_AFTER], "1200", "twenty of the second limit");
+    let denied = ask(with_key("alice")).await;
+    assert_eq!(
+        denied.headers()[header::RETRY_AFTER],
+        "1200",
+        "and five of the first, that it took"
+    );
 }
 
 #[tokio::test]

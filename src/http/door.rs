@@ -131,15 +131,15 @@ const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#qu
 pub(super) struct Verdict<'a> {
     door: &'a Door,
     rules: std::slice::Iter<'a, Rule>,
-    heard: Heard<'a>,
+    answers: Answers<'a>,
     pub(super) refusal: Option<Refusal<'a>>,
-    /// By then no limit that was asked would deny the same for lack of a token.
+    /// By then no limit that was asked would deny the same again.
     next: Duration,
 }
 
 /// What limits said, if it is to be told. Mostly there is one, which needs no room of its own.
 #[derive(Default)]
-struct Heard<'a> {
+struct Answers<'a> {
     first: Option<Said<'a>>,
     more: Vec<Said<'a>>,
 }
@@ -149,8 +149,8 @@ impl<'a> Verdict<'a> {
     fn new(door: &'a Door, head: &Head<'_>) -> Self {
         let skipped = door.skip.as_ref().is_some_and(|skip| skip(head));
         let rules: &[Rule] = if skipped { &[] } else { &door.rules };
-        let (heard, next) = (Heard::default(), Duration::ZERO);
-        Self { door, rules: rules.iter(), heard, refusal: None, next }
+        let (answers, next) = (Answers::default(), Duration::ZERO);
+        Self { door, rules: rules.iter(), answers, refusal: None, next }
     }
 
     /// The next limit that is to be asked, and about which cost; `key` is about which key. None after a
@@ -178,7 +178,7 @@ impl<'a> Verdict<'a> {
     }
 
     /// Takes in what a limit said.
-    fn hear(&mut self, rule: &'a Rule, answer: &Result<Decision, CheckError>) {
+    fn hear(&mut self, rule: &'a Rule, answer: &Result<Decision, CheckError>, head: &Head<'_>) {
         let policy = rule.limit.name();
         let &Ok(decision) = answer else {
             // Key and cost were looked at, but for this.
@@ -186,26 +186,25 @@ impl<'a> Verdict<'a> {
             return;
         };
         if decision.is_denied() {
-            let wait = self.next.max(decision.retry_after());
+            let later = self.rules.clone().filter_map(|rule| rule.wait(head)).max();
+            let wait = decision.retry_after().max(self.next).max(later.unwrap_or_default());
             let retry_after_s = self.door.retry.spread_from(wait, &decision);
             self.refusal = Some(Refusal::Denied { policy, retry_after_s });
-        } else if !self.rules.as_slice().is_empty()
-            && decision.remaining() < u64::from(decision.cost())
-        {
-            self.next = self.next.max(decision.next_token_after());
+        } else if !self.rules.as_slice().is_empty() {
+            self.next = self.next.max(decision.left_after(decision.cost()));
         }
         if self.door.fields != Fields::none() {
             let said = Said { policy, decision };
-            match self.heard.first {
-                None => self.heard.first = Some(said),
-                Some(_) => self.heard.more.push(said),
+            match self.answers.first {
+                None => self.answers.first = Some(said),
+                Some(_) => self.answers.more.push(said),
             }
         }
     }
 
     /// What the response says of the limits that were asked.
     pub(super) fn word(&self) -> Worded {
-        let Heard { first, more } = &self.heard;
+        let Answers { first, more } = &self.answers;
         match first {
             Some(said) if more.is_empty() => {
                 self.door.fields.word(std::iter::once(*said), |_| self.door.policy_of(said))
@@ -279,7 +278,7 @@ impl Door {
         let (mut verdict, mut key) = (Verdict::new(self, head), KeyText::new());
         while let Some((rule, cost)) = verdict.next_question(head, &mut key) {
             let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
-            verdict.hear(rule, &answer);
+            verdict.hear(rule, &answer, head);
         }
         verdict
     }
@@ -289,7 +288,7 @@ impl Door {
         let (mut verdict, mut key) = (Verdict::new(self, head), KeyText::new());
         while let Some((rule, cost)) = verdict.next_question(head, &mut key) {
             let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
-            verdict.hear(rule, &answer);
+            verdict.hear(rule, &answer, head);
         }
         verdict
     }

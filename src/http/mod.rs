@@ -32,6 +32,6 @@ pub use retry_after::{RetryAfter, SPREAD_MAX};
 pub use rule::{Head, KeyOf, KeyText, Missing, Peer, Rule};
 
 /// Compiles the example there.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "retry", feature = "tower"))]
 #[doc = include_str!("../../docs/HTTP.md")]
 struct Contract;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, Method, Request, StatusCode, Uri};
@@ -262,6 +263,14 @@ impl Rule {
     pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
+    }
+
+    /// How long until this limit, which is not charged, would have what the request costs.
+    pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
+        let mut key = KeyText::new();
+        self.key.read(head, &mut key);
+        let decision = self.limit.peek(key.get().unwrap_or(NO_KEY)).ok()?;
+        Some(decision.left_after(self.cost_of(head)))
     }
 
     pub(super) fn cost_of(&self, head: &Head<'_>) -> u32 {

@@ -70,8 +70,8 @@ const TIMESTAMP_MIN_S: u64 = 1_000_000_000;
 const TIMESTAMP_MIN_MS: u64 = 1_000_000_000_000;
 
 impl Advice {
-    /// Reads, in this order, `RateLimit` with `RateLimit-Policy` (the current draft, or one field as the
-    /// drafts 07 to 09 have it), the trio of draft 03, and the same as `X-RateLimit-*`, of which `Reset`
+    /// Reads, in this order, `RateLimit` with `RateLimit-Policy` (the drafts from 08 on, or one field as draft
+    /// 07 has it), the trio of draft 03, and the same as `X-RateLimit-*`, of which `Reset`
     /// may be seconds or a time. `now` is for dates and times.
     pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
         let now = response_date(headers).unwrap_or(now);
@@ -124,7 +124,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As the drafts from 10 on have it: a list of named limits.
+/// As the drafts from 08 on have it: a list of named limits.
 fn of_list(headers: &HeaderMap) -> Option<Allowance> {
     let states: List = Parser::new(&joined(headers, &STATE)?).parse().ok()?;
     let policies = joined(headers, &POLICY).unwrap_or_default();
@@ -132,6 +132,11 @@ fn of_list(headers: &HeaderMap) -> Option<Allowance> {
     tightest(items(&states).filter_map(|state| {
         let remaining = parameter(&state.params, "r")?;
         let policy = items(&policies).find(|policy| policy.bare_item == state.bare_item);
+        // Bytes, or requests at a time, are not what is counted here.
+        let unit = policy.and_then(|policy| policy.params.get("qu")?.as_string());
+        if unit.is_some_and(|unit| !unit.as_str().starts_with("request")) {
+            return None;
+        }
         let of_policy = |name| policy.and_then(|policy| parameter(&policy.params, name));
         let (quota, window_s) = (of_policy("q"), of_policy("w"));
         let step = quota.zip(window_s).and_then(|(quota, window_s)| {
@@ -159,7 +164,7 @@ fn number(item: &BareItem) -> Option<u64> {
     item.as_integer().and_then(|number| u64::try_from(i64::from(number)).ok())
 }
 
-/// As the drafts 07 to 09 have it: `limit=100, remaining=50, reset=30`.
+/// As draft 07 has it: `limit=100, remaining=50, reset=30`.
 fn of_dictionary(headers: &HeaderMap) -> Option<Allowance> {
     let said: Dictionary = Parser::new(&joined(headers, &STATE)?).parse().ok()?;
     let value = |name: &str| match said.get(name)? {
@@ -245,6 +250,12 @@ mod tests {
         );
         assert_eq!(of(r#""api";r=3"#), Some((3, 5000, Some(100), Some(50))), "the window tells");
         assert_eq!(of(r#""other";r=3;t=2"#), Some((3, 2000, None, None)));
+        let bytes = (
+            "ratelimit-policy",
+            r#""b";q=9000;w=60;qu="content-bytes", "a";q=9;w=9;qu="requests""#,
+        );
+        let both = ("ratelimit", r#""b";r=3;t=1, "a";r=7;t=1"#);
+        assert_eq!(allowance(&[bytes, both]), Some((7, 1000, Some(1000), Some(9))), "of requests");
         let lines = [("ratelimit", r#""a";r=5;t=1"#), ("ratelimit", r#""b";r=2;t=1"#)];
         assert_eq!(allowance(&lines), Some((2, 1000, None, None)));
         for none in

@@ -9,11 +9,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::pacer::{Heard, Pacer, after};
+use super::pacer::{GaveUp, Heard, Pacer, after};
 
 /// Calls are given up after this, unless it is said otherwise.
 pub const WITHIN_DEFAULT: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ pub const WITHIN_DEFAULT: Duration = Duration::from_secs(30);
 /// Status 429 is asked again whatever the method is, since nothing was done; status 503 only if the
 /// method may be repeated (GET, HEAD, OPTIONS, TRACE, PUT, DELETE). Errors of the client are passed on. A
 /// call that would have to wait beyond its time ends at once: with the last denial, or with the error
-/// [`GaveUp`](super::GaveUp) if it was never sent.
+/// [`GaveUp`] if it was never sent. Meanwhile the last denial is kept with its body unread.
 #[derive(Clone, Debug)]
 pub struct PaceLayer {
     pacer: Pacer,
@@ -85,12 +85,19 @@ where
             let deadline = after(layer.within, Instant::now());
             let mut denial = None;
             loop {
-                let turn = match (layer.pacer.turn(deadline).await, denial) {
-                    (Ok(turn), _) => turn,
-                    (Err(_), Some(denial)) => return Ok(denial),
-                    (Err(gave_up), None) => return Err(gave_up.into()),
+                let sent = async {
+                    let turn = layer.pacer.turn(deadline).await?;
+                    let is_ready = poll_fn(|context| inner.poll_ready(context));
+                    match timeout_at(deadline, is_ready).await {
+                        Ok(ready) => ready.map_err(Into::into).map(|()| turn),
+                        Err(_) => Err(GaveUp::at_the_deadline().into()),
+                    }
                 };
-                poll_fn(|context| inner.poll_ready(context)).await.map_err(Into::into)?;
+                let turn = match (sent.await, denial) {
+                    (Ok(turn), _) => turn,
+                    (Err(error), Some(denial)) if error.is::<GaveUp>() => return Ok(denial),
+                    (Err(error), _) => return Err(error),
+                };
                 let response = inner.call(request.clone()).await.map_err(Into::into)?;
                 let heard = turn.heard(response.status(), response.headers());
                 if heard == Heard::Answered || !may_repeat(request.method(), response.status()) {

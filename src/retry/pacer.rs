@@ -71,6 +71,12 @@ pub struct GaveUp {
     pub remaining: Duration,
 }
 
+impl GaveUp {
+    pub(super) fn at_the_deadline() -> Self {
+        Self { remaining: Duration::ZERO }
+    }
+}
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Heard {
@@ -82,7 +88,7 @@ pub enum Heard {
 
 /// Leave to send one request. It counts as under way until it was [heard](Self::heard) of or dropped.
 #[derive(Debug)]
-#[must_use = "whoever drops his turn has not used it"]
+#[must_use = "whoever drops his turn has used it up all the same"]
 pub struct Turn {
     shared: Arc<Shared>,
     taken: Instant,
@@ -120,44 +126,51 @@ impl Pacer {
     ///
     /// [`GaveUp`] as soon as it is known that there is none until `deadline`.
     pub async fn turn(&self, deadline: Instant) -> Result<Turn, GaveUp> {
-        let gave_up = |_| GaveUp { remaining: deadline.saturating_duration_since(Instant::now()) };
-        self.shared.is_open_by(deadline).map_err(gave_up)?;
+        let gave_up = || GaveUp { remaining: deadline.saturating_duration_since(Instant::now()) };
         let in_time = async {
-            let _next = self.shared.queue.lock().await;
+            let mut next = std::pin::pin!(self.shared.queue.lock());
+            let _next = loop {
+                let news = self.shared.news.notified();
+                // Those who queue need not wait to be told that nobody goes until then.
+                if self.shared.state().closed_until().is_some_and(|opens| opens > deadline) {
+                    return Err(gave_up());
+                }
+                tokio::select! {
+                    biased;
+                    guard = &mut next => break guard,
+                    () = news => (),
+                }
+            };
             loop {
                 let news = self.shared.news.notified();
-                let taken = Instant::now();
-                let answer = self.shared.state().take(taken);
-                match answer {
-                    Ok(()) => return Ok(Turn { shared: self.shared.clone(), taken }),
-                    Err(Some(at)) if at > deadline => return Err(TooLate),
-                    Err(Some(at)) => tokio::select! {
-                        () = sleep_until(at) => (),
+                let now = Instant::now();
+                let until = {
+                    let mut state = self.shared.state();
+                    match state.take(now) {
+                        Ok(()) => return Ok(Turn { shared: self.shared.clone(), taken: now }),
+                        Err(_) if state.closed_until().is_some_and(|opens| opens > deadline) => {
+                            return Err(gave_up());
+                        }
+                        Err(until) => until,
+                    }
+                };
+                match until {
+                    Some(until) => tokio::select! {
+                        () = sleep_until(until) => (),
                         () = news => (),
                     },
-                    Err(None) => news.await,
+                    None => news.await,
                 }
             }
         };
-        match timeout_at(deadline, in_time).await {
-            Ok(turn) => turn.map_err(gave_up),
-            Err(_) => Err(gave_up(TooLate)),
-        }
+        timeout_at(deadline, in_time).await.unwrap_or_else(|_| Err(gave_up()))
     }
 }
-
-struct TooLate;
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing in there panics half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Those who queue need not wait to be told that nobody goes until then.
-    fn is_open_by(&self, deadline: Instant) -> Result<(), TooLate> {
-        let opens = self.state().opens;
-        if opens.is_some_and(|opens| opens > deadline) { Err(TooLate) } else { Ok(()) }
     }
 
     /// So long a denial is waited out at least, and a random part more, up to as much again.
@@ -175,16 +188,23 @@ impl Turn {
         let advice = Advice::read(headers, SystemTime::now());
         let denied = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
         let mut state = self.shared.state();
-        if let Some(allowance) = advice.allowance {
+        // What is told of a later request is newer, whenever it comes.
+        let is_newest = state.told.is_none_or(|told| self.taken >= told);
+        if let Some(allowance) = advice.allowance.filter(|_| is_newest) {
             // This one is not under way any more.
             let others = state.under_way.saturating_sub(1);
             state.pace = Some(Pace::new(allowance, others, now));
+            state.told = Some(self.taken);
         }
         // Those that were sent together say the same, and say it once.
         let is_news = state.denied.is_none_or(|denied| self.taken > denied);
         if !denied.contains(&status) {
             if is_news {
                 (state.denials, state.ahead) = (0, Ahead::Answered);
+            }
+            // Who speaks of limits in denials only has none to keep now.
+            if advice.allowance.is_none() && state.pace.as_ref().is_some_and(Pace::is_over) {
+                state.pace = None;
             }
             return Heard::Answered;
         }
@@ -197,7 +217,9 @@ impl Turn {
         let wait = wait.saturating_add(least.mul_f64(fastrand::f64()));
         let opens = after(wait, now);
         state.opens = state.opens.max(Some(opens));
-        if let Some(pace) = &mut state.pace {
+        if let Some(pace) = state.pace.as_mut().filter(|pace| pace.step.is_some())
+            && status == StatusCode::TOO_MANY_REQUESTS
+        {
             // Others spend too: what becomes free until then is theirs.
             pace.free = 0;
             pace.next = pace.next.max(Some(opens));
@@ -231,6 +253,8 @@ struct State {
     ahead: Ahead,
     /// What the server allows, once it spoke of it.
     pace: Option<Pace>,
+    /// When the request was sent whose answer spoke of it.
+    told: Option<Instant>,
 }
 
 /// In the beginning, and after a denial, one goes ahead of the others.
@@ -255,6 +279,12 @@ struct Pace {
 }
 
 impl State {
+    /// Until when nobody goes, whatever is heard meanwhile.
+    fn closed_until(&self) -> Option<Instant> {
+        let used_up = self.pace.as_ref().filter(|pace| pace.free == 0 && self.under_way == 0);
+        self.opens.max(used_up.and_then(|pace| pace.next))
+    }
+
     /// Takes a turn or, if there is none, says when to ask again: at a time, or when something was heard.
     fn take(&mut self, now: Instant) -> Result<(), Option<Instant>> {
         if let Some(opens) = self.opens.filter(|&opens| opens > now) {
@@ -296,6 +326,11 @@ impl Pace {
             next: Some(after(next_after, now)),
             step,
         }
+    }
+
+    /// Whether all of it is used, and nothing is known of more.
+    fn is_over(&self) -> bool {
+        self.free == 0 && self.next.is_none()
     }
 
     /// Counts what has become free by now.
