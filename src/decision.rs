@@ -148,8 +148,9 @@ impl Decision {
         (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
     }
 
-    /// How long until so many tokens are left, if nobody spends on the key.
-    pub(crate) fn left_after(&self, tokens: u32) -> Duration {
+    /// How long until so many tokens are left, if nobody spends on the key; more than the
+    /// [`limit`](Self::limit) never are.
+    pub fn left_after(&self, tokens: u32) -> Duration {
         let (left, next) = self.remaining_and_next();
         match u64::from(tokens).saturating_sub(left) {
             0 => Duration::ZERO,

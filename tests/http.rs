@@ -310,6 +310,11 @@ proptest! {
             prop_assert!(left_after(next) > decision.remaining(), "after {:?}", next);
             let sooner = next.saturating_sub(Duration::from_millis(1));
             prop_assert_eq!(left_after(sooner), decision.remaining(), "before {:?}", next);
+            // And of as many as the request costs.
+            let wait = decision.left_after(cost);
+            prop_assert!(left_after(wait) >= u64::from(cost), "after {:?}", wait);
+            let sooner = wait.saturating_sub(Duration::from_millis(1));
+            prop_assert!(left_after(sooner) < u64::from(cost), "before {:?}", wait);
         }
     }
 }

@@ -90,7 +90,7 @@ where
                     let is_ready = poll_fn(|context| inner.poll_ready(context));
                     match timeout_at(deadline, is_ready).await {
                         Ok(ready) => ready.map_err(Into::into).map(|()| turn),
-                        Err(_) => Err(GaveUp::at_the_deadline().into()),
+                        Err(_) => Err(GaveUp { remaining: Duration::ZERO }.into()),
                     }
                 };
                 let turn = match (sent.await, denial) {

@@ -71,12 +71,6 @@ pub struct GaveUp {
     pub remaining: Duration,
 }
 
-impl GaveUp {
-    pub(super) fn at_the_deadline() -> Self {
-        Self { remaining: Duration::ZERO }
-    }
-}
-
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Heard {
