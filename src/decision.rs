@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::quota::Scale;
-use crate::time::{Timestamp, micros};
+use crate::time::{CLOCK_AGE_MAX_US, Timestamp, micros};
 
 /// A denied caller is never told to come back sooner than this.
 const RETRY_MIN_US: u64 = 1_000;
@@ -206,6 +206,9 @@ impl Refill {
             return 0;
         }
         let elapsed_us = now.as_micros() as i64 - self.minted_us as i64;
+        // Where the precise clock was read, the cached one is behind, and nothing was spent ahead.
+        let elapsed_us =
+            if elapsed_us < -(CLOCK_AGE_MAX_US as i64) { elapsed_us } else { elapsed_us.max(0) };
         (self.rate as i64).saturating_mul(elapsed_us)
     }
 }

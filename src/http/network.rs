@@ -23,7 +23,34 @@ pub struct NetworkError {
     pub reason: &'static str,
 }
 
+const TOO_LONG: &str = "the prefix length must be 0 to 32, or to 128 for IPv6";
+
 impl Network {
+    /// The network of so many bits of an address.
+    ///
+    /// # Errors
+    ///
+    /// [`NetworkError`] if the prefix is longer than the address, or bits beyond it are not 0.
+    pub fn new(address: IpAddr, prefix: u8) -> Result<Self, NetworkError> {
+        Self::checked(address, prefix)
+            .map_err(|reason| NetworkError { value: format!("{address}/{prefix}"), reason })
+    }
+
+    fn checked(address: IpAddr, prefix: u8) -> Result<Self, &'static str> {
+        if prefix > bits(address) {
+            return Err(TOO_LONG);
+        }
+        let mapped = address.is_ipv6() && address.to_canonical().is_ipv4();
+        if mapped && prefix < 96 {
+            return Err("a mapped IPv4 address needs a prefix length of 96 or more");
+        }
+        let (address, prefix) = (address.to_canonical(), if mapped { prefix - 96 } else { prefix });
+        if masked(address, prefix) != address {
+            return Err("bits beyond the prefix length must be 0");
+        }
+        Ok(Self { address, prefix })
+    }
+
     /// Whether `address` is in the network.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
@@ -43,26 +70,14 @@ impl FromStr for Network {
         let address: IpAddr = address
             .parse()
             .map_err(|_| refused("must be an IP address, or one and a prefix length after a /"))?;
-        let bits = bits(address);
         let prefix = match prefix {
-            None => bits,
+            None => bits(address),
             Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-                digits.parse().ok().filter(|&prefix| prefix <= bits).ok_or_else(|| {
-                    refused("the prefix length must be 0 to 32, or to 128 for IPv6")
-                })?
+                digits.parse().map_err(|_| refused(TOO_LONG))?
             }
             Some(_) => return Err(refused("the prefix length must be a number")),
         };
-        let mapped = address.is_ipv6() && address.to_canonical().is_ipv4();
-        if mapped && prefix < 96 {
-            return Err(refused("a mapped IPv4 address needs a prefix length of 96 or more"));
-        }
-        let (canonical, prefix) =
-            (address.to_canonical(), if mapped { prefix - 96 } else { prefix });
-        if masked(canonical, prefix) != canonical {
-            return Err(refused("bits beyond the prefix length must be 0"));
-        }
-        Ok(Self { address: canonical, prefix })
+        Self::checked(address, prefix).map_err(refused)
     }
 }
 
@@ -134,6 +149,11 @@ mod tests {
         ] {
             let error = text.parse::<Network>().unwrap_err();
             assert!(error.to_string().starts_with(&format!("network = {text:?}: ")), "{error}");
+        }
+        let address: IpAddr = "10.0.0.0".parse().unwrap();
+        assert_eq!(Network::new(address, 8), Ok(network("10.0.0.0/8")));
+        for (prefix, value) in [(33, "10.0.0.0/33"), (4, "10.0.0.0/4")] {
+            assert_eq!(Network::new(address, prefix).unwrap_err().value, value);
         }
     }
 }
