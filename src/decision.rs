@@ -322,4 +322,15 @@ mod tests {
         assert!(RoughTokens::new(i64::MAX).tokens() > 1 << 48);
         assert_eq!(View::default().age(Timestamp::NEVER), None);
     }
+
+    /// Retry-After was 61 s where it is 60 s, one time in twelve.
+    #[test]
+    fn a_cached_clock_that_is_behind_is_no_debt_and_what_was_spent_ahead_is() {
+        let now = Timestamp::from_micros(5_000_000);
+        let earned = |minted_us| Refill { rate: 3, minted_us, ends_ms: 60_000 }.earned(now);
+        assert_eq!(earned(4_999_990), 30);
+        assert_eq!(earned(5_000_001), 0);
+        assert_eq!(earned(5_000_000 + CLOCK_AGE_MAX_US), 0);
+        assert_eq!(earned(5_500_000), -1_500_000);
+    }
 }
