@@ -64,7 +64,7 @@ impl Decision {
     /// Tokens that the key is believed to have left in the whole cluster after this decision.
     /// A hint from this node's view: the next decision may still differ.
     pub fn remaining(&self) -> u64 {
-        self.left_of(self.limit(), self.refill.earned(self.now))
+        self.left_of(self.limit(), self.refill.earned(self.now, self.scale.token))
     }
 
     fn left_of(&self, limit: u64, earned: i64) -> u64 {
@@ -88,7 +88,7 @@ impl Decision {
         let missing = i64::from(self.cost.saturating_sub(self.left));
         match (self.refill.rate, self.view.age(self.now)) {
             (rate @ 1.., _) => {
-                let earned = self.refill.earned(self.now);
+                let earned = self.refill.earned(self.now, self.scale.token);
                 let units = (missing * token).saturating_sub(earned).max(0) as u64;
                 units.div_ceil(rate)
             }
@@ -122,7 +122,7 @@ impl Decision {
     /// one.
     pub(crate) fn remaining_and_next(&self) -> (u64, Duration) {
         let Scale { token, rate, .. } = self.scale;
-        let (limit, earned) = (self.limit(), self.refill.earned(self.now));
+        let (limit, earned) = (self.limit(), self.refill.earned(self.now, self.scale.token));
         let left = self.left_of(limit, earned);
         if left >= limit {
             return (left, Duration::ZERO);
@@ -151,14 +151,13 @@ impl Decision {
     /// How long until so many tokens are left, if nobody spends on the key; more than the
     /// [`limit`](Self::limit) never are.
     pub fn left_after(&self, tokens: u32) -> Duration {
-        let (left, next) = self.remaining_and_next();
-        match u64::from(tokens).saturating_sub(left) {
-            0 => Duration::ZERO,
-            missing => {
-                let units = (missing as i64 - 1).saturating_mul(self.scale.token);
-                next.saturating_add(Duration::from_micros(self.scale.micros_for(units)))
-            }
+        let missing = u64::from(tokens).saturating_sub(self.remaining());
+        if missing == 0 {
+            return Duration::ZERO;
         }
+        let more = (missing as i64 - 1).saturating_mul(self.scale.token);
+        let more_us = self.scale.micros_for(more);
+        self.next_token_after().saturating_add(Duration::from_micros(more_us))
     }
 
     /// Tokens that must come before there is one, of a node that has none itself.
@@ -200,16 +199,19 @@ pub(crate) struct Refill {
 
 impl Refill {
     /// Units that have flowed in by `now`: less than none while what was spent ahead has not flowed in.
-    /// What may be spent ahead is not counted: while nobody asks, it may be taken away.
-    fn earned(self, now: Timestamp) -> i64 {
+    /// What may be spent ahead is not counted: while nobody asks, it may be taken away. It is less than a
+    /// token of `unit` units, whatever these values, which are read one after the other, seem to say.
+    fn earned(self, now: Timestamp, unit: i64) -> i64 {
         if self.rate == 0 || now.millis() >= self.ends_ms {
             return 0;
         }
-        let elapsed_us = now.as_micros() as i64 - self.minted_us as i64;
+        let units = |time_us: u64| self.rate.saturating_mul(time_us).min(i64::MAX as u64) as i64;
+        let ahead_us = self.minted_us.saturating_sub(now.as_micros());
         // Where the precise clock was read, the cached one is behind, and nothing was spent ahead.
-        let elapsed_us =
-            if elapsed_us < -(CLOCK_AGE_MAX_US as i64) { elapsed_us } else { elapsed_us.max(0) };
-        (self.rate as i64).saturating_mul(elapsed_us)
+        if ahead_us > CLOCK_AGE_MAX_US {
+            return -units(ahead_us).min(unit);
+        }
+        units(now.as_micros().saturating_sub(self.minted_us))
     }
 }
 
@@ -327,10 +329,14 @@ mod tests {
     #[test]
     fn a_cached_clock_that_is_behind_is_no_debt_and_what_was_spent_ahead_is() {
         let now = Timestamp::from_micros(5_000_000);
-        let earned = |minted_us| Refill { rate: 3, minted_us, ends_ms: 60_000 }.earned(now);
+        let earned =
+            |minted_us| Refill { rate: 3, minted_us, ends_ms: 60_000 }.earned(now, 2_000_000);
         assert_eq!(earned(4_999_990), 30);
         assert_eq!(earned(5_000_001), 0);
         assert_eq!(earned(5_000_000 + CLOCK_AGE_MAX_US), 0);
         assert_eq!(earned(5_500_000), -1_500_000);
+        for never in [u64::MAX / 2, 1 << 63, u64::MAX] {
+            assert_eq!(earned(never), -2_000_000, "no more than a token is owed");
+        }
     }
 }

@@ -144,6 +144,26 @@ async fn who_is_denied_waits_for_every_limit_that_has_no_token_left() {
 }
 
 #[tokio::test]
+async fn a_limit_that_would_not_be_asked_does_not_make_who_is_denied_wait() {
+    let other = HeaderName::from_static("x-other-key");
+    let [first, second] = limits([60, 1]);
+    assert!(second.check(b"\0").unwrap().is_allowed(), "the bucket of those without a key");
+    let of_others = || Rule::new(second.clone(), KeyOf::header(other.clone()));
+    for rule in [
+        of_others().missing(Missing::Unlimited),
+        of_others().missing(Missing::Refused(StatusCode::UNAUTHORIZED)),
+        by_header(&second).cost(|_| 0),
+        by_header(&second).cost(|_| 2),
+    ] {
+        let door = Door::new(by_header(&first)).and(rule);
+        let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
+        while first.check("alice").unwrap().is_allowed() {}
+        let denied = ask(with_key("alice")).await;
+        assert_eq!(denied.headers()[header::RETRY_AFTER], "60");
+    }
+}
+
+#[tokio::test]
 async fn who_writes_what_is_no_key_does_not_choose_to_be_unlimited() {
     let [limit] = limits([1]);
     let (ask, _) = behind(Door::new(by_header(&limit).missing(Missing::Unlimited)));

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
 use super::fields::{Fields, Said, Worded, list_of_policies};
 use super::retry_after::RetryAfter;
-use super::rule::{Head, KeyText, Missing, NO_KEY, Rule};
+use super::rule::{Head, KeyText, NO_KEY, Question, Rule};
 use crate::decision::Decision;
 use crate::error::CheckError;
 use crate::quota::Scale;
@@ -158,20 +158,12 @@ impl<'a> Verdict<'a> {
     fn next_question(&mut self, head: &Head<'_>, key: &mut KeyText) -> Option<(&'a Rule, u32)> {
         while self.refusal.is_none() {
             let rule = self.rules.next()?;
-            rule.key.read(head, key);
-            match rule.missing {
-                _ if key.get().is_some() => (),
-                Missing::Refused(status) => {
+            match rule.question(head, key) {
+                Question::None => (),
+                Question::Asked(cost) => return Some((rule, cost)),
+                Question::Refused(status) => {
                     self.refusal = Some(Refusal::NoKey { policy: rule.limit.name(), status });
-                    continue;
                 }
-                // Who writes what is no key does not choose to be unlimited.
-                Missing::Unlimited if !key.is_spoilt() => continue,
-                Missing::Unlimited | Missing::Shared => (),
-            }
-            let cost = rule.cost_of(head);
-            if cost > 0 {
-                return Some((rule, cost));
             }
         }
         None

@@ -239,9 +239,19 @@ pub(super) const NO_KEY: &[u8] = b"\0";
 #[derive(Clone)]
 pub struct Rule {
     pub(super) limit: ActiveLimit,
-    pub(super) key: KeyOf,
-    pub(super) missing: Missing,
+    key: KeyOf,
+    missing: Missing,
     cost: Option<Arc<Cost>>,
+}
+
+/// What a limit is asked about a request.
+pub(super) enum Question {
+    /// Nothing.
+    None,
+    /// Whether there are so many tokens.
+    Asked(u32),
+    /// Nothing: it is answered with this status.
+    Refused(StatusCode),
 }
 
 impl Rule {
@@ -265,16 +275,28 @@ impl Rule {
         self
     }
 
-    /// How long until this limit, which is not charged, would have what the request costs.
-    pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
-        let mut key = KeyText::new();
-        self.key.read(head, &mut key);
-        let decision = self.limit.peek(key.get().unwrap_or(NO_KEY)).ok()?;
-        Some(decision.left_after(self.cost_of(head)))
+    /// What becomes of a request; `key` is its key.
+    pub(super) fn question(&self, head: &Head<'_>, key: &mut KeyText) -> Question {
+        self.key.read(head, key);
+        match self.missing {
+            _ if key.get().is_some() => (),
+            Missing::Refused(status) => return Question::Refused(status),
+            // Who writes what is no key does not choose to be unlimited.
+            Missing::Unlimited if !key.is_spoilt() => return Question::None,
+            Missing::Unlimited | Missing::Shared => (),
+        }
+        match self.cost.as_ref().map_or(1, |cost| cost(head)) {
+            0 => Question::None,
+            cost => Question::Asked(cost),
+        }
     }
 
-    pub(super) fn cost_of(&self, head: &Head<'_>) -> u32 {
-        self.cost.as_ref().map_or(1, |cost| cost(head))
+    /// How long until this limit, which is not charged, has what the request costs, if it ever has.
+    pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
+        let mut key = KeyText::new();
+        let Question::Asked(cost) = self.question(head, &mut key) else { return None };
+        let decision = self.limit.peek(key.get().unwrap_or(NO_KEY)).ok()?;
+        (u64::from(cost) <= decision.limit()).then(|| decision.left_after(cost))
     }
 }
 
