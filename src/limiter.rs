@@ -255,7 +255,7 @@ impl ActiveLimit {
         if let Some(said) = self.refill_purse(place, cost, now) {
             return Judged { bucket, said };
         }
-        let taken = bucket.take(cost, self.shared.at(now), self.state.terms.scale.token);
+        let taken = bucket.take_further(cost, self.shared.at(now), self.state.terms.scale.token);
         if !taken.allowed() && bucket.is_gone() {
             // The key was forgotten a moment ago, and has another place now.
             return self.judge_new(key, cost, now);

@@ -142,13 +142,29 @@ impl Bucket {
 
     /// Decides about `cost` tokens.
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
+        self.look(cost, now, unit).unwrap_or_else(|| self.take_further(cost, now, unit))
+    }
+
+    /// The same, for who has looked [once](Self::take_at_once).
+    pub(crate) fn take_further(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, true)
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
     pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.decide(cost, now, unit, false)
+        self.look(cost, now, unit).unwrap_or_else(|| self.decide(cost, now, unit, false))
+    }
+
+    /// What one look tells.
+    #[inline]
+    fn look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
+        Some(match self.take_at_once(cost, now.cached(), unit)? {
+            AtOnce::Allowed { left } => {
+                Taken::new(Verdict::Allowed, true, left, (Touch::None, false))
+            }
+            AtOnce::Denied { .. } => self.tell_denied(),
+        })
     }
 
     /// Whether refill is leased, and has not brought a token by now.
@@ -163,13 +179,6 @@ impl Bucket {
     #[inline]
     fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
         let mut now = time.cached();
-        match self.take_at_once(cost, now, unit) {
-            Some(AtOnce::Allowed { left }) => {
-                return Taken::new(Verdict::Allowed, true, left, (Touch::None, false));
-            }
-            Some(AtOnce::Denied { .. }) => return self.tell_denied(),
-            None => {}
-        }
         let (mut settled, mut ahead) = (false, false);
         let mut spilled = 0;
         let mut contended = false;

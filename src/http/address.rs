@@ -127,38 +127,19 @@ impl Client {
     /// nothing.
     pub fn key(&self, peer: IpAddr, headers: &HeaderMap) -> AddressText {
         let mut text = AddressText { bytes: [0; TEXT_MAX], length: 0 };
-        let written = self.write_key(peer, headers, &mut text);
-        debug_assert!(written.is_ok(), "no address is longer");
-        text
-    }
-
-    /// The same, written somewhere else.
-    pub(super) fn write_key(
-        &self,
-        peer: IpAddr,
-        headers: &HeaderMap,
-        text: &mut impl Write,
-    ) -> fmt::Result {
-        match self.address(peer, headers) {
-            IpAddr::V4(address) => write_octets(address.octets(), text),
+        let written = match self.address(peer, headers) {
+            IpAddr::V4(address) => {
+                text.push_octets(address.octets());
+                Ok(())
+            }
             address @ IpAddr::V6(_) if self.prefix_v6 < 128 => {
                 write!(text, "{}/{}", masked(address, self.prefix_v6), self.prefix_v6)
             }
             IpAddr::V6(address) => write!(text, "{address}"),
-        }
+        };
+        debug_assert!(written.is_ok(), "no address is longer");
+        text
     }
-}
-
-/// As `Display` does, in a third of the time.
-fn write_octets(octets: [u8; 4], text: &mut impl Write) -> fmt::Result {
-    let mut digits = itoa::Buffer::new();
-    for (at, octet) in octets.into_iter().enumerate() {
-        if at > 0 {
-            text.write_char('.')?;
-        }
-        text.write_str(digits.format(octet))?;
-    }
-    Ok(())
 }
 
 /// The text of an address, in place.
@@ -166,6 +147,32 @@ fn write_octets(octets: [u8; 4], text: &mut impl Write) -> fmt::Result {
 pub struct AddressText {
     bytes: [u8; TEXT_MAX],
     length: usize,
+}
+
+impl AddressText {
+    /// As `Display` writes it, in a fraction of the time.
+    fn push_octets(&mut self, octets: [u8; 4]) {
+        for (at, octet) in octets.into_iter().enumerate() {
+            if at > 0 {
+                self.push(b'.');
+            }
+            if octet >= 100 {
+                self.push(b'0' + octet / 100);
+            }
+            if octet >= 10 {
+                self.push(b'0' + octet / 10 % 10);
+            }
+            self.push(b'0' + octet % 10);
+        }
+    }
+
+    /// Adds an ASCII character, as long as there is room.
+    fn push(&mut self, character: u8) {
+        if let Some(room) = self.bytes.get_mut(self.length) {
+            *room = character;
+            self.length += 1;
+        }
+    }
 }
 
 impl std::ops::Deref for AddressText {

@@ -126,7 +126,7 @@ impl Fields {
     ) -> Worded {
         let mut worded = Worded::default();
         if self.draft && said.clone().next().is_some() {
-            worded.lists = Some([policies(said.clone()), list(said.clone(), state)]);
+            worded.lists = Some([policies(said.clone()), list_of_states(said.clone())]);
         }
         if (self.draft_03 || self.x.is_some())
             && let Some(tightest) = tightest(said)
@@ -152,15 +152,15 @@ pub(super) struct Worded {
 }
 
 impl Worded {
-    /// Writes them; what there was of these fields is replaced.
-    pub(super) fn write(self, headers: &mut HeaderMap) {
-        if let Some(lists) = self.lists {
+    /// Writes them, once; what there was of these fields is replaced.
+    pub(super) fn write(&mut self, headers: &mut HeaderMap) {
+        if let Some(lists) = self.lists.take() {
             insert(headers, LISTS, lists);
         }
-        if let Some(trio) = self.draft_03 {
+        if let Some(trio) = self.draft_03.take() {
             insert(headers, DRAFT_03, trio.map(number));
         }
-        if let Some(trio) = self.x {
+        if let Some(trio) = self.x.take() {
             insert(headers, X, trio.map(number));
         }
     }
@@ -192,22 +192,24 @@ fn number(number: u64) -> HeaderValue {
     HeaderValue::from_str(digits.format(number)).unwrap_or_else(|_| number.into())
 }
 
-/// A list of the limits, each a quoted name with parameters.
+/// A list of the limits, each a quoted name with two parameters: a letter and a number each.
 fn list<'a>(
     said: impl Iterator<Item = Said<'a>>,
-    parameters: fn(&Decision) -> [(&'static str, u64); 2],
+    parameters: fn(&Decision) -> [(u8, u64); 2],
 ) -> HeaderValue {
     let mut text = Vec::new();
     for Said { policy, decision } in said {
         let [(name, value), (more_name, more_value)] = parameters(&decision);
         let (mut digits, mut more_digits) = (itoa::Buffer::new(), itoa::Buffer::new());
         let (digits, more_digits) = (digits.format(value), more_digits.format(more_value));
-        let parts = [name, digits, more_name, more_digits];
-        let comma = if text.is_empty() { "" } else { ", " };
-        let length = comma.len() + policy.len() + 2 + parts.map(str::len).iter().sum::<usize>();
+        let length = "\"\";_=;_=".len() + policy.len() + digits.len() + more_digits.len();
         // Text with no byte to spare becomes a value as it is.
-        text.reserve_exact(length);
-        text.extend_from_slice(comma.as_bytes());
+        if text.is_empty() {
+            text.reserve_exact(length);
+        } else {
+            text.reserve_exact(", ".len() + length);
+            text.extend_from_slice(b", ");
+        }
         text.push(b'"');
         let named = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(byte);
         if policy.as_bytes().iter().all(named) {
@@ -215,25 +217,25 @@ fn list<'a>(
         } else {
             text.extend(policy.bytes().filter(named));
         }
-        text.push(b'"');
-        for part in parts {
-            text.extend_from_slice(part.as_bytes());
-        }
+        text.extend_from_slice(&[b'"', b';', name, b'=']);
+        text.extend_from_slice(digits.as_bytes());
+        text.extend_from_slice(&[b';', more_name, b'=']);
+        text.extend_from_slice(more_digits.as_bytes());
     }
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
 /// What `RateLimit-Policy` says.
 pub(super) fn list_of_policies<'a>(said: impl Iterator<Item = Said<'a>>) -> HeaderValue {
-    let quota =
-        |decision: &Decision| [(";q=", decision.limit()), (";w=", seconds(decision.fill_time()))];
-    list(said, quota)
+    list(said, |decision| [(b'q', decision.limit()), (b'w', seconds(decision.fill_time()))])
 }
 
 /// What `RateLimit` says.
-fn state(decision: &Decision) -> [(&'static str, u64); 2] {
-    let (remaining, next) = decision.remaining_and_next();
-    [(";r=", remaining), (";t=", seconds(next))]
+fn list_of_states<'a>(said: impl Iterator<Item = Said<'a>>) -> HeaderValue {
+    list(said, |decision| {
+        let (remaining, next) = decision.remaining_and_next();
+        [(b'r', remaining), (b't', seconds(next))]
+    })
 }
 
 /// Whole seconds, rounded up.

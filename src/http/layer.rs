@@ -10,7 +10,7 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::door::{Door, Refusal, Verdict};
+use super::door::{Door, Refusal};
 use super::fields::Worded;
 #[cfg(feature = "tonic")]
 use super::grpc::grpc_response;
@@ -113,18 +113,12 @@ impl<S: Clone, B> Clone for LimitService<S, B> {
 }
 
 impl<B> Entrance<Respond<B>> {
-    /// What a request that is passed on is to be told, or the response to one that is not.
-    fn sort(&self, verdict: &Verdict<'_>, head: &Head<'_>) -> Result<Worded, Response<B>> {
-        let told = verdict.word();
-        match &verdict.refusal {
-            None => Ok(told),
-            Some(refusal) => {
-                let mut response = (self.respond)(refusal, head);
-                refusal.tell(response.headers_mut());
-                told.write(response.headers_mut());
-                Err(response)
-            }
-        }
+    /// The response to a request that is not passed on, with what it is `told`.
+    fn refuse(&self, refusal: &Refusal<'_>, head: &Head<'_>, mut told: Worded) -> Response<B> {
+        let mut response = (self.respond)(refusal, head);
+        refusal.tell(response.headers_mut());
+        told.write(response.headers_mut());
+        response
     }
 }
 
@@ -153,10 +147,11 @@ where
             let answer = async move {
                 let (parts, body) = request.into_parts();
                 let head = Head::from(&parts);
-                let told = match entrance.sort(&entrance.door.ask_store(&head).await, &head) {
-                    Ok(told) => told,
-                    Err(refused) => return Ok(refused),
-                };
+                let verdict = entrance.door.ask_store(&head).await;
+                let mut told = verdict.word();
+                if let Some(refusal) = &verdict.refusal {
+                    return Ok(entrance.refuse(refusal, &head, told));
+                }
                 let mut response = inner.call(Request::from_parts(parts, body)).await?;
                 told.write(response.headers_mut());
                 Ok(response)
@@ -164,14 +159,15 @@ where
             return Answer { state: State::Waiting { answer: Box::pin(answer) } };
         }
         let head = Head::of(&request);
-        match entrance.sort(&entrance.door.ask(&head), &head) {
-            Ok(told) => Answer { state: State::Passed { told, inner: self.inner.call(request) } },
-            Err(refused) => {
-                // What was kept ready for this request is given back.
-                self.inner = self.inner.clone();
-                Answer { state: State::Refused { response: Some(refused) } }
-            }
-        }
+        let verdict = entrance.door.ask(&head);
+        let told = verdict.word();
+        let Some(refusal) = &verdict.refusal else {
+            return Answer { state: State::Passed { told, inner: self.inner.call(request) } };
+        };
+        let response = Some(entrance.refuse(refusal, &head, told));
+        // What was kept ready for this request is given back.
+        self.inner = self.inner.clone();
+        Answer { state: State::Refused { response } }
     }
 }
 
@@ -204,7 +200,7 @@ where
         match self.project().state.project() {
             Stage::Passed { inner, told } => {
                 let mut response = ready!(inner.poll(context))?;
-                std::mem::take(told).write(response.headers_mut());
+                told.write(response.headers_mut());
                 Poll::Ready(Ok(response))
             }
             // Nobody polls what has answered.

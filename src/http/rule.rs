@@ -129,13 +129,6 @@ impl KeyText {
     }
 }
 
-impl fmt::Write for KeyText {
-    fn write_str(&mut self, more: &str) -> fmt::Result {
-        self.push(more);
-        Ok(())
-    }
-}
-
 impl fmt::Debug for KeyText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.get().map(<[u8]>::escape_ascii).map(|text| text.to_string()))
@@ -156,11 +149,9 @@ impl KeyOf {
     /// The client's address. The peer's must be known: [`Peer`].
     pub fn client(client: Client) -> Self {
         Self::function(move |head, key| {
-            let written = head.peer().map(|peer| client.write_key(peer, head.headers, key));
-            debug_assert!(
-                written.is_none_or(|written| written.is_ok()),
-                "nothing fails to be a key"
-            );
+            if let Some(peer) = head.peer() {
+                key.push(client.key(peer, head.headers));
+            }
         })
     }
 
