@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 use crate::case::{By, Case, Keys};
 use crate::server::Server;
 
+mod bare;
 mod governor;
 mod leaky_bucket;
 #[cfg(feature = "limitador")]
@@ -153,6 +154,9 @@ pub fn contenders(case: &Case, server: Option<&Server>) -> Vec<Box<dyn Contender
     }
     if case.by == By::Key {
         all.extend([pingora::new(case), trypema::local(case)]);
+        if !case.denied {
+            all.push(bare::new(case));
+        }
         #[cfg(feature = "limitador")]
         all.push(limitador::new(case));
     }

@@ -1,0 +1,91 @@
+//! No limiter: what is left of a decision when everything is taken away that decides.
+//!
+//! A key is hashed, an entry of 4 bytes leads to a line of 64, one word of that says whether the key
+//! is the right one, and another is changed by one locked instruction. There is no clock, no lease, no
+//! refill, no count and no error; keys are never made or forgotten. That is what memory charges any
+//! limiter that keeps a line a key where it is once, and finds it by an index: none can be faster.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Contender, by_name};
+use crate::case::{Case, name};
+
+/// A line of the cache.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line {
+    print: u64,
+    word: AtomicU64,
+    _rest: [u64; 6],
+}
+
+struct Bare {
+    /// Half full; 0 is none.
+    index: Vec<u32>,
+    shift: u32,
+    lines: Vec<Line>,
+}
+
+pub fn new(case: &Case) -> Box<dyn Contender> {
+    let bare = Bare::new(case.keys);
+    by_name("no limiter", case, move |name| !bare.touch(name.as_bytes()))
+}
+
+impl Bare {
+    fn new(keys: usize) -> Self {
+        let entries = (2 * keys).next_power_of_two();
+        let shift = u64::BITS - entries.ilog2();
+        let mut bare = Self { index: vec![0; entries], shift, lines: vec![Line::default()] };
+        for key in 0..keys as u32 {
+            let print = hash(name(key).as_bytes());
+            let mut at = bare.home(print);
+            while bare.index[at] > 0 {
+                at = (at + 1) % entries;
+            }
+            bare.index[at] = bare.lines.len() as u32;
+            bare.lines.push(Line { print, ..Line::default() });
+        }
+        bare
+    }
+
+    fn home(&self, print: u64) -> usize {
+        (print >> self.shift) as usize
+    }
+
+    /// Changes the key's word; whether there is one.
+    #[inline]
+    fn touch(&self, key: &[u8]) -> bool {
+        let print = hash(key);
+        let mut at = self.home(print);
+        loop {
+            let place = self.index[at];
+            let line = &self.lines[place as usize];
+            if line.print == print {
+                let word = line.word.load(Ordering::Relaxed);
+                let order = (Ordering::SeqCst, Ordering::Relaxed);
+                let _ = line.word.compare_exchange_weak(word, word + 1, order.0, order.1);
+                return true;
+            }
+            if place == 0 {
+                return false;
+            }
+            at = (at + 1) % self.index.len();
+        }
+    }
+}
+
+/// Of a key of 16 to 32 bytes.
+#[inline]
+fn hash(key: &[u8]) -> u64 {
+    let (first, last) = (key.first_chunk(), key.last_chunk());
+    let [first, last] =
+        [first, last].map(|chunk| u128::from_le_bytes(chunk.copied().unwrap_or_default()));
+    fold(fold(0x243f_6a88_85a3_08d3, first), last)
+}
+
+#[inline]
+fn fold(seed: u64, block: u128) -> u64 {
+    let (low, high) = (block as u64 ^ seed, (block >> 64) as u64 ^ 0x1319_8a2e_0370_7344);
+    let product = u128::from(low) * u128::from(high);
+    product as u64 ^ (product >> 64) as u64
+}
