@@ -148,6 +148,7 @@ async fn a_limit_that_would_not_be_asked_does_not_make_who_is_denied_wait() {
     let other = HeaderName::from_static("x-other-key");
     let [first, second] = limits([60, 1]);
     assert!(second.check(b"\0").unwrap().is_allowed(), "the bucket of those without a key");
+    assert!(second.check("alice").unwrap().is_allowed(), "she would have to wait for it");
     let of_others = || Rule::new(second.clone(), KeyOf::header(other.clone()));
     for rule in [
         of_others().missing(Missing::Unlimited),

@@ -19,7 +19,7 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 /// let advice = Advice::read(&headers, SystemTime::now());
 /// assert_eq!(advice.retry_after, Some(Duration::from_secs(7)));
 /// let allowance = advice.allowance.ok_or("nothing was said")?;
-/// assert_eq!((allowance.remaining, allowance.next_after), (0, Duration::from_secs(1)));
+/// assert_eq!((allowance.remaining, allowance.next_after), (0, Some(Duration::from_secs(1))));
 /// assert_eq!(allowance.step, Some(Duration::from_millis(100)));
 /// # Ok(())
 /// # }
@@ -38,12 +38,13 @@ pub struct Advice {
 pub struct Allowance {
     /// Requests that it allows at once.
     pub remaining: u64,
-    /// How long until it allows more.
-    pub next_after: Duration,
+    /// How long until it allows more, if that is said.
+    pub next_after: Option<Duration>,
     /// Then it allows one, and another each time so long has passed; if that is not said, it allows all
     /// of its quota then.
     pub step: Option<Duration>,
-    /// Requests that it ever allows at once, if that is said.
+    /// Requests that it ever allows at once, if that is said, and whether they come one by one or
+    /// together.
     pub quota: Option<u64>,
 }
 
@@ -116,8 +117,9 @@ fn whole(digits: &str) -> Option<u64> {
 
 /// Of several limits, the one that allows least.
 fn tightest(allowances: impl Iterator<Item = Allowance>) -> Option<Allowance> {
-    allowances
-        .min_by_key(|allowance| (allowance.remaining, u64::MAX - millis(allowance.next_after)))
+    allowances.min_by_key(|allowance| {
+        (allowance.remaining, u64::MAX - allowance.next_after.map_or(0, millis))
+    })
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -143,8 +145,9 @@ fn of_list(headers: &HeaderMap) -> Option<Allowance> {
             let quota = u32::try_from(quota).ok().filter(|&quota| quota > 0)?;
             Some(Duration::from_secs(window_s) / quota)
         });
-        let next_s = parameter(&state.params, "t").or(window_s)?;
-        Some(Allowance { remaining, next_after: Duration::from_secs(next_s), step, quota })
+        let next_after = parameter(&state.params, "t").or(window_s).map(Duration::from_secs);
+        // Without a window it is not known how much of the quota comes at once.
+        Some(Allowance { remaining, next_after, step, quota: quota.filter(|_| step.is_some()) })
     }))
 }
 
@@ -172,7 +175,7 @@ fn of_dictionary(headers: &HeaderMap) -> Option<Allowance> {
         ListEntry::InnerList(_) => None,
     };
     let (remaining, reset_s) = (value("remaining")?, value("reset")?);
-    let next_after = Duration::from_secs(reset_s);
+    let next_after = Some(Duration::from_secs(reset_s));
     Some(Allowance { remaining, next_after, step: None, quota: value("limit") })
 }
 
@@ -185,7 +188,8 @@ fn of_trio(headers: &HeaderMap, trio: &[HeaderName; 3], now: SystemTime) -> Opti
         at_s @ TIMESTAMP_MIN_S.. => until(Duration::from_secs(at_s), now),
         seconds => Duration::from_secs(seconds),
     };
-    Some(Allowance { remaining: first(remaining)?, next_after, step: None, quota: first(limit) })
+    let (remaining, quota) = (first(remaining)?, first(limit));
+    Some(Allowance { remaining, next_after: Some(next_after), step: None, quota })
 }
 
 /// How long from `now` until so long after the beginning of 1970.
@@ -210,7 +214,7 @@ mod tests {
     fn allowance(fields: &[(&'static str, &str)]) -> Option<(u64, u64, Option<u64>, Option<u64>)> {
         read(fields).allowance.map(|allowance| {
             let Allowance { remaining, next_after, step, quota } = allowance;
-            (remaining, millis(next_after), step.map(millis), quota)
+            (remaining, next_after.map_or(0, millis), step.map(millis), quota)
         })
     }
 
@@ -258,8 +262,16 @@ mod tests {
         assert_eq!(allowance(&[bytes, both]), Some((7, 1000, Some(1000), Some(9))), "of requests");
         let lines = [("ratelimit", r#""a";r=5;t=1"#), ("ratelimit", r#""b";r=2;t=1"#)];
         assert_eq!(allowance(&lines), Some((2, 1000, None, None)));
+        assert_eq!(
+            of(r#""burst";r=50;t=1, "other";r=0"#),
+            Some((0, 0, None, None)),
+            "no time is said"
+        );
+        let no_window = ("ratelimit-policy", r#""api";q=100"#);
+        let state = ("ratelimit", r#""api";r=0;t=1"#);
+        assert_eq!(allowance(&[no_window, state]), Some((0, 1000, None, None)));
         for none in
-            [r#""api""#, r#""api";r=3;t"#, r#""api";r=-1;t=1"#, r#""api";r=1.5;t=1"#, "\"", ""]
+            [r#""api""#, r#""api";t=1"#, r#""api";r=-1;t=1"#, r#""api";r=1.5;t=1"#, "\"", ""]
         {
             assert_eq!(allowance(&[("ratelimit", none)]), None, "{none}");
         }

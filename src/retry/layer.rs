@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::pacer::{GaveUp, Heard, Pacer, after};
+use super::pacer::{GaveUp, Heard, Pacer, Turn, after};
 
 /// Calls are given up after this, unless it is said otherwise.
 pub const WITHIN_DEFAULT: Duration = Duration::from_secs(30);
@@ -22,8 +22,8 @@ pub const WITHIN_DEFAULT: Duration = Duration::from_secs(30);
 ///
 /// Status 429 is asked again whatever the method is, since nothing was done; status 503 only if the
 /// method may be repeated (GET, HEAD, OPTIONS, TRACE, PUT, DELETE). Errors of the client are passed on. A
-/// call that would have to wait beyond its time ends at once: with the last denial, or with the error
-/// [`GaveUp`] if it was never sent. Meanwhile the last denial is kept with its body unread.
+/// call ends as soon as it is known that nobody can be sent within its time: with the last denial, or with
+/// the error [`GaveUp`] if it was never sent. Meanwhile the last denial is kept with its body unread.
 #[derive(Clone, Debug)]
 pub struct PaceLayer {
     pacer: Pacer,
@@ -86,26 +86,39 @@ where
             let mut denial = None;
             loop {
                 let sent = async {
-                    let turn = layer.pacer.turn(deadline).await?;
+                    let turn = Unsent(Some(layer.pacer.turn(deadline).await?));
                     let is_ready = poll_fn(|context| inner.poll_ready(context));
                     match timeout_at(deadline, is_ready).await {
                         Ok(ready) => ready.map_err(Into::into).map(|()| turn),
                         Err(_) => Err(GaveUp { remaining: Duration::ZERO }.into()),
                     }
                 };
-                let turn = match (sent.await, denial) {
+                let mut turn = match (sent.await, denial) {
                     (Ok(turn), _) => turn,
                     (Err(error), Some(denial)) if error.is::<GaveUp>() => return Ok(denial),
                     (Err(error), _) => return Err(error),
                 };
+                let sent = turn.0.take();
                 let response = inner.call(request.clone()).await.map_err(Into::into)?;
-                let heard = turn.heard(response.status(), response.headers());
-                if heard == Heard::Answered || !may_repeat(request.method(), response.status()) {
+                let heard = sent.map(|turn| turn.heard(response.status(), response.headers()));
+                if heard != Some(Heard::Denied) || !may_repeat(request.method(), response.status())
+                {
                     return Ok(response);
                 }
                 denial = Some(response);
             }
         })
+    }
+}
+
+/// A turn of a request that is given back unless it is sent.
+struct Unsent(Option<Turn>);
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        if let Some(turn) = self.0.take() {
+            turn.give_back();
+        }
     }
 }
 

@@ -82,10 +82,12 @@ pub enum Heard {
 
 /// Leave to send one request. It counts as under way until it was [heard](Self::heard) of or dropped.
 #[derive(Debug)]
-#[must_use = "whoever drops his turn has used it up all the same"]
+#[must_use = "whoever drops his turn has used it up all the same: it can be given back"]
 pub struct Turn {
     shared: Arc<Shared>,
     taken: Instant,
+    /// Out of which pace it was taken, by when the request was sent that brought it.
+    told: Option<Instant>,
 }
 
 impl Default for Pacer {
@@ -137,23 +139,23 @@ impl Pacer {
             };
             loop {
                 let news = self.shared.news.notified();
-                let now = Instant::now();
                 let until = {
                     let mut state = self.shared.state();
+                    let now = Instant::now();
                     match state.take(now) {
-                        Ok(()) => return Ok(Turn { shared: self.shared.clone(), taken: now }),
+                        Ok(()) => {
+                            let told = state.told.filter(|_| state.pace.is_some());
+                            return Ok(Turn { shared: self.shared.clone(), taken: now, told });
+                        }
                         Err(_) if state.closed_until().is_some_and(|opens| opens > deadline) => {
                             return Err(gave_up());
                         }
                         Err(until) => until,
                     }
                 };
-                match until {
-                    Some(until) => tokio::select! {
-                        () = sleep_until(until) => (),
-                        () = news => (),
-                    },
-                    None => news.await,
+                tokio::select! {
+                    () = sleep_until(until) => (),
+                    () = news => (),
                 }
             }
         };
@@ -178,10 +180,11 @@ impl Shared {
 impl Turn {
     /// Takes in the response's status and header fields.
     pub fn heard(self, status: StatusCode, headers: &HeaderMap) -> Heard {
-        let now = Instant::now();
         let advice = Advice::read(headers, SystemTime::now());
         let denied = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
         let mut state = self.shared.state();
+        // With the state in hand: or another's turn would seem to come after what it did not know of.
+        let now = Instant::now();
         // What is told of a later request is newer, whenever it comes.
         let is_newest = state.told.is_none_or(|told| self.taken >= told);
         if let Some(allowance) = advice.allowance.filter(|_| is_newest) {
@@ -211,14 +214,30 @@ impl Turn {
         let wait = wait.saturating_add(least.mul_f64(fastrand::f64()));
         let opens = after(wait, now);
         state.opens = state.opens.max(Some(opens));
-        if let Some(pace) = state.pace.as_mut().filter(|pace| pace.step.is_some())
+        let told_both = advice.allowance.is_some() && is_newest && advice.retry_after.is_some();
+        if let Some(pace) = state.pace.as_mut()
             && status == StatusCode::TOO_MANY_REQUESTS
         {
-            // Others spend too: what becomes free until then is theirs.
-            pace.free = 0;
-            pace.next = pace.next.max(Some(opens));
+            if pace.step.is_some() {
+                // Others spend too: what becomes free until then is theirs.
+                pace.free = 0;
+                pace.next = pace.next.max(Some(opens));
+            } else if told_both && pace.free == 0 {
+                // Retry-After goes before the reset, and for one request.
+                (pace.next, pace.quota) = (Some(opens), 1);
+            }
         }
         Heard::Denied
+    }
+
+    /// Gives it back: the request was not sent, and another may be instead.
+    pub fn give_back(self) {
+        let mut state = self.shared.state();
+        let told = state.told;
+        if let Some(pace) = state.pace.as_mut().filter(|_| self.told.is_some() && self.told == told)
+        {
+            pace.free = pace.free.saturating_add(1).min(pace.quota.max(pace.free));
+        }
     }
 }
 
@@ -238,6 +257,8 @@ impl Drop for Turn {
 struct State {
     /// Requests that were sent and not heard of.
     under_way: u64,
+    /// When the last of them got its turn.
+    taken: Option<Instant>,
     /// Denials in a row, each of a request that was sent after the one before was heard of.
     denials: u32,
     /// When the last of them was heard of.
@@ -266,7 +287,7 @@ enum Ahead {
 #[derive(Debug)]
 struct Pace {
     free: u64,
-    /// At most so many are free.
+    /// So many are free at the next time, or at most where they come one by one.
     quota: u64,
     next: Option<Instant>,
     step: Option<Duration>,
@@ -279,25 +300,30 @@ impl State {
         self.opens.max(used_up.and_then(|pace| pace.next))
     }
 
-    /// Takes a turn or, if there is none, says when to ask again: at a time, or when something was heard.
-    fn take(&mut self, now: Instant) -> Result<(), Option<Instant>> {
+    /// Takes a turn or, if there is none, says when to ask again, unless something is heard before.
+    fn take(&mut self, now: Instant) -> Result<(), Instant> {
         if let Some(opens) = self.opens.filter(|&opens| opens > now) {
-            return Err(Some(opens));
+            return Err(opens);
         }
         if let Ahead::Sent(at) = self.ahead
             && self.under_way > 0
             && now < at + AHEAD_MAX
         {
-            return Err(Some(at + AHEAD_MAX));
+            return Err(at + AHEAD_MAX);
         }
         if let Some(pace) = &mut self.pace {
             pace.refill(now);
             match (pace.free.checked_sub(1), pace.next) {
                 (Some(left), _) => pace.free = left,
-                (None, Some(next)) => return Err(Some(next)),
-                // Nothing is known any more: one goes ahead and asks.
+                (None, Some(next)) => return Err(next),
+                // Nothing is known any more: one goes ahead and asks, and another if it is not heard of.
                 (None, None) if self.under_way == 0 => (),
-                (None, None) => return Err(None),
+                (None, None) => {
+                    let again = self.taken.map_or(now, |taken| taken + AHEAD_MAX);
+                    if again > now {
+                        return Err(again);
+                    }
+                }
             }
         }
         let is_alone = self.under_way == 0;
@@ -306,6 +332,7 @@ impl State {
             self.ahead = Ahead::Sent(now);
         }
         self.under_way += 1;
+        self.taken = Some(now);
         Ok(())
     }
 }
@@ -316,8 +343,8 @@ impl Pace {
         let Allowance { remaining, next_after, step, quota } = allowance;
         Self {
             free: remaining.saturating_sub(under_way),
-            quota: quota.unwrap_or(remaining).max(1),
-            next: Some(after(next_after, now)),
+            quota: quota.unwrap_or(1).max(1),
+            next: next_after.map(|wait| after(wait, now)),
             step,
         }
     }
@@ -331,12 +358,14 @@ impl Pace {
     fn refill(&mut self, now: Instant) {
         let Some(next) = self.next.filter(|&next| next <= now) else { return };
         let Some(step) = self.step.filter(|step| !step.is_zero()) else {
-            (self.free, self.next) = (self.quota, None);
+            (self.free, self.next) = (self.free.max(self.quota), None);
             return;
         };
         let steps = now.duration_since(next).as_nanos() / step.as_nanos() + 1;
         let steps = u32::try_from(steps).unwrap_or(u32::MAX);
         self.free = self.free.saturating_add(steps.into()).min(self.quota);
-        self.next = step.checked_mul(steps).and_then(|passed| next.checked_add(passed));
+        let next = step.checked_mul(steps).and_then(|passed| next.checked_add(passed));
+        let latest = after(WAIT_MAX, now);
+        self.next = Some(next.map_or(latest, |next| next.min(latest)));
     }
 }

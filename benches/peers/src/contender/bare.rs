@@ -2,8 +2,8 @@
 //!
 //! A key is hashed, an entry of 4 bytes leads to a line of 64, one word of that says whether the key
 //! is the right one, and another is changed by one locked instruction. There is no clock, no lease, no
-//! refill, no count and no error; keys are never made or forgotten. That is what memory charges any
-//! limiter that keeps a line a key where it is once, and finds it by an index: none can be faster.
+//! refill, no count and no error; keys are never made or forgotten. That is about what memory charges a
+//! limiter that keeps a line a key where it is once, and finds it by an index.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,8 +19,11 @@ struct Line {
     _rest: [u64; 6],
 }
 
+/// Bits of a line's number in an entry; the others are a tag, so that other keys' lines are rarely read.
+const PLACE_BITS: u32 = 24;
+
 struct Bare {
-    /// Half full; 0 is none.
+    /// Half full at most; 0 is none.
     index: Vec<u32>,
     shift: u32,
     lines: Vec<Line>,
@@ -42,7 +45,7 @@ impl Bare {
             while bare.index[at] > 0 {
                 at = (at + 1) % entries;
             }
-            bare.index[at] = bare.lines.len() as u32;
+            bare.index[at] = tag(print) << PLACE_BITS | bare.lines.len() as u32;
             bare.lines.push(Line { print, ..Line::default() });
         }
         bare
@@ -58,20 +61,25 @@ impl Bare {
         let print = hash(key);
         let mut at = self.home(print);
         loop {
-            let place = self.index[at];
-            let line = &self.lines[place as usize];
-            if line.print == print {
+            let entry = self.index[at];
+            if entry == 0 {
+                return false;
+            }
+            let line = &self.lines[(entry % (1 << PLACE_BITS)) as usize];
+            if entry >> PLACE_BITS == tag(print) && line.print == print {
                 let word = line.word.load(Ordering::Relaxed);
                 let order = (Ordering::SeqCst, Ordering::Relaxed);
                 let _ = line.word.compare_exchange_weak(word, word + 1, order.0, order.1);
                 return true;
             }
-            if place == 0 {
-                return false;
-            }
             at = (at + 1) % self.index.len();
         }
     }
+}
+
+/// Other bits than those that say where the entry is looked for first.
+fn tag(print: u64) -> u32 {
+    print as u32 >> PLACE_BITS
 }
 
 /// Of a key of 16 to 32 bytes.
