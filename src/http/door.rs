@@ -199,9 +199,9 @@ impl<'a> Verdict<'a> {
         let Answers { first, more } = &self.answers;
         match first {
             Some(said) if more.is_empty() => {
-                self.door.fields.word(std::iter::once(*said), |_| self.door.policy_of(said))
+                self.door.fields.word(std::iter::once(said), |_| self.door.policy_of(said))
             }
-            _ => self.door.fields.word(first.iter().chain(more).copied(), list_of_policies),
+            _ => self.door.fields.word(first.iter().chain(more), list_of_policies),
         }
     }
 }
@@ -252,7 +252,7 @@ impl Door {
     /// `RateLimit-Policy` of one limit: of the door's only one it is written once, and anew only where its
     /// quota has become another.
     fn policy_of(&self, said: &Said<'_>) -> HeaderValue {
-        let written = || list_of_policies(std::iter::once(*said));
+        let written = || list_of_policies(std::iter::once(said));
         if self.rules.len() > 1 {
             return written();
         }

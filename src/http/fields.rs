@@ -104,12 +104,12 @@ impl Fields {
     ///
     /// Cost: an allocation a field, besides what the map takes.
     pub fn write(self, said: &[Said<'_>], headers: &mut HeaderMap) {
-        self.word(said.iter().copied(), list_of_policies).write(headers);
+        self.word(said.iter(), list_of_policies).write(headers);
     }
 
     /// What will be written; `policies` is for `RateLimit-Policy`.
     #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
-    pub(super) fn word<'a, I: Iterator<Item = Said<'a>> + Clone>(
+    pub(super) fn word<'a, I: Iterator<Item = &'a Said<'a>> + Clone>(
         self,
         said: I,
         policies: impl Fn(I) -> HeaderValue,
@@ -118,7 +118,7 @@ impl Fields {
         self.word_at(said, policies, now)
     }
 
-    fn word_at<'a, I: Iterator<Item = Said<'a>> + Clone>(
+    fn word_at<'a, I: Iterator<Item = &'a Said<'a>> + Clone>(
         self,
         said: I,
         policies: impl Fn(I) -> HeaderValue,
@@ -178,9 +178,9 @@ fn insert<const COUNT: usize>(
 }
 
 /// The limit that is next to deny: one that did, and longest; or else the one with the least part left.
-fn tightest<'a>(said: impl Iterator<Item = Said<'a>>) -> Option<Decision> {
+fn tightest<'a>(said: impl Iterator<Item = &'a Said<'a>>) -> Option<&'a Decision> {
     let left = |decision: &Decision| decision.remaining() as f64 / decision.limit().max(1) as f64;
-    said.map(|said| said.decision).min_by(|a, b| {
+    said.map(|said| &said.decision).min_by(|a, b| {
         let later_first = b.retry_after().cmp(&a.retry_after());
         later_first.then_with(|| left(a).total_cmp(&left(b)))
     })
@@ -194,12 +194,12 @@ fn number(number: u64) -> HeaderValue {
 
 /// A list of the limits, each a quoted name with two parameters: a letter and a number each.
 fn list<'a>(
-    said: impl Iterator<Item = Said<'a>>,
+    said: impl Iterator<Item = &'a Said<'a>>,
     parameters: fn(&Decision) -> [(u8, u64); 2],
 ) -> HeaderValue {
     let mut text = Vec::new();
     for Said { policy, decision } in said {
-        let [(name, value), (more_name, more_value)] = parameters(&decision);
+        let [(name, value), (more_name, more_value)] = parameters(decision);
         let (mut digits, mut more_digits) = (itoa::Buffer::new(), itoa::Buffer::new());
         let (digits, more_digits) = (digits.format(value), more_digits.format(more_value));
         let length = "\"\";_=;_=".len() + policy.len() + digits.len() + more_digits.len();
@@ -226,12 +226,12 @@ fn list<'a>(
 }
 
 /// What `RateLimit-Policy` says.
-pub(super) fn list_of_policies<'a>(said: impl Iterator<Item = Said<'a>>) -> HeaderValue {
+pub(super) fn list_of_policies<'a>(said: impl Iterator<Item = &'a Said<'a>>) -> HeaderValue {
     list(said, |decision| [(b'q', decision.limit()), (b'w', seconds(decision.fill_time()))])
 }
 
 /// What `RateLimit` says.
-fn list_of_states<'a>(said: impl Iterator<Item = Said<'a>>) -> HeaderValue {
+fn list_of_states<'a>(said: impl Iterator<Item = &'a Said<'a>>) -> HeaderValue {
     list(said, |decision| {
         let (remaining, next) = decision.remaining_and_next();
         [(b'r', remaining), (b't', seconds(next))]
@@ -270,7 +270,7 @@ mod tests {
         ];
         let mut headers = HeaderMap::new();
         let now = || Duration::from_millis(1_700_000_000_500);
-        fields.word_at(said.into_iter(), list_of_policies, now).write(&mut headers);
+        fields.word_at(said.iter(), list_of_policies, now).write(&mut headers);
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }

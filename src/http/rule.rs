@@ -129,6 +129,13 @@ impl KeyText {
     }
 }
 
+impl fmt::Write for KeyText {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        self.push(more);
+        Ok(())
+    }
+}
+
 impl fmt::Debug for KeyText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.get().map(<[u8]>::escape_ascii).map(|text| text.to_string()))
@@ -181,6 +188,21 @@ impl KeyOf {
 
     /// What a function writes. A key of which nothing is written is missing. Functions must not panic: it
     /// is the request's task that would.
+    ///
+    /// ```
+    /// use std::fmt::Write;
+    /// use tidegate::http::KeyOf;
+    ///
+    /// struct Tenant(u32);
+    ///
+    /// let by_tenant = KeyOf::function(|head, key| {
+    ///     if let Some(Tenant(number)) = head.extensions.get() {
+    ///         // Nothing fails to be written; what is too long counts as missing.
+    ///         let _ = write!(key, "tenant {number}");
+    ///     }
+    /// });
+    /// # let _ = by_tenant;
+    /// ```
     pub fn function(write: impl Fn(&Head<'_>, &mut KeyText) + Send + Sync + 'static) -> Self {
         Self(Arc::new(write))
     }
