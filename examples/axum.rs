@@ -1,10 +1,12 @@
 //! An axum service that admits so many requests a second of each client, over all processes that share
-//! a Redis. With a limit of 0 there is no layer; without a Redis the process is alone.
+//! a Redis. With a limit of 0 there is no layer; without a Redis the process is alone. Responses say what
+//! is left (`RateLimit-Policy` and `RateLimit`) unless the environment has `FIELDS=none`.
 //!
 //! ```text
 //! cargo run --release --features axum --example axum [127.0.0.1:3000 [200 [redis://127.0.0.1:6379]]]
 //! ```
 
+use std::env::VarError;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut service = Router::new().route("/", get(|| async { "hello" }));
     if per_second > 0 {
         let rule = Rule::new(limiter.limit("api")?, KeyOf::client(Client::peer()));
-        let door = Door::new(rule).fields(Fields::draft());
+        let door = Door::new(rule).fields(fields()?);
         service = service.layer(LimitLayer::new(door));
     }
 
@@ -41,6 +43,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     axum::serve(listener, service).with_graceful_shutdown(asked_to_stop()).await?;
     // What is pending is reported, and leases are given back.
     Ok(limiter.shutdown(Duration::from_secs(1)).await?)
+}
+
+fn fields() -> Result<Fields, Box<dyn Error>> {
+    match std::env::var("FIELDS").as_deref() {
+        Ok("draft") | Err(VarError::NotPresent) => Ok(Fields::draft()),
+        Ok("none") => Ok(Fields::none()),
+        Ok(other) => Err(format!("FIELDS = '{other}': must be draft or none").into()),
+        Err(error) => Err(format!("FIELDS: {error}").into()),
+    }
 }
 
 async fn asked_to_stop() {

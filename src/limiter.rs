@@ -239,6 +239,7 @@ impl ActiveLimit {
     }
 
     /// What this thread can take out of a hot bucket now.
+    #[inline(always)]
     fn refill_purse(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
         let LimitState { buckets, terms, .. } = &*self.state;
         let bucket = buckets.at(place);

@@ -192,6 +192,9 @@ impl Bucket {
             if live && !settled && self.may_overflow(word, now, unit) {
                 now = time.precise();
                 settled = true;
+                if let Some(left) = self.take_from_full(word, cost, now, unit) {
+                    return Taken::new(Verdict::Allowed, true, left, (Touch::None, false));
+                }
                 self.mint(word, now, 0, unit);
                 word = Word(self.word().load(Ordering::Acquire));
                 continue;
@@ -239,6 +242,39 @@ impl Bucket {
                 }
             }
         }
+    }
+
+    /// Decides about `cost` tokens of a bucket that refill has filled by now, if the engine need not hear of
+    /// it: what was earned is added and the cost is spent by one change. `None` otherwise, and then nothing
+    /// is spent.
+    fn take_from_full(&self, word: Word, cost: u32, now: Timestamp, unit: i64) -> Option<u32> {
+        let minted = self.minted_us().load(Ordering::Acquire);
+        let flow = Flow(self.flow().load(Ordering::Acquire));
+        let ends = Moment(self.ends().load(Ordering::Relaxed));
+        let elapsed_us = now.as_micros().checked_sub(minted)?;
+        let room = flow.room(word.tokens());
+        let earned = flow.rate().saturating_mul(elapsed_us);
+        let full = word.with_tokens(word.tokens() + room);
+        if flow.rate() == 0
+            || elapsed_us == 0
+            || now.as_micros() >= ends.micros()
+            || earned < u64::from(room).saturating_mul(unit as u64)
+            || full.tokens() < cost + ends.tokens()
+            || !word.with_hot(false).is_plain(cost)
+        {
+            return None;
+        }
+        // What flowed in beyond the depth is lost.
+        self.claim(minted, now.as_micros())?;
+        let spent = full.spend_tokens(cost);
+        if self.swap(word, spent).is_err() {
+            self.deposit(room, word.epoch());
+            return None;
+        }
+        if cost > 1 {
+            self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
+        }
+        Some(spent.tokens())
     }
 
     #[inline(always)]
@@ -349,12 +385,16 @@ impl Bucket {
         if claimed == minted {
             return false;
         }
-        let claim =
-            self.minted_us().compare_exchange(minted, claimed, Ordering::AcqRel, Ordering::Relaxed);
-        if claim.is_ok() {
+        if self.claim(minted, claimed).is_some() {
             self.deposit(tokens as u32, seen.epoch());
         }
         true
+    }
+
+    /// Claims what has flowed in from `minted` on, if nobody else has.
+    fn claim(&self, minted: u64, until_us: u64) -> Option<()> {
+        let order = (Ordering::AcqRel, Ordering::Relaxed);
+        self.minted_us().compare_exchange(minted, until_us, order.0, order.1).ok().map(|_| ())
     }
 
     /// Adds minted tokens, unless the lease that earned them has changed.

@@ -127,12 +127,12 @@ impl Refusal<'_> {
 /// What the draft calls it when a client has used up its quota.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
-/// What one request is told.
-pub(super) struct Verdict<'a> {
+/// A request's way through the limits.
+struct Passage<'a> {
     door: &'a Door,
     rules: std::slice::Iter<'a, Rule>,
     answers: Answers<'a>,
-    pub(super) refusal: Option<Refusal<'a>>,
+    refusal: Option<Refusal<'a>>,
     /// By then no limit that was asked would deny the same again.
     next: Duration,
 }
@@ -144,7 +144,7 @@ struct Answers<'a> {
     more: Vec<Said<'a>>,
 }
 
-impl<'a> Verdict<'a> {
+impl<'a> Passage<'a> {
     /// Nothing was asked yet.
     fn new(door: &'a Door, head: &Head<'_>) -> Self {
         let skipped = door.skip.as_ref().is_some_and(|skip| skip(head));
@@ -194,15 +194,16 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// What the response says of the limits that were asked.
-    pub(super) fn word(&self) -> Worded {
-        let Answers { first, more } = &self.answers;
-        match first {
+    /// Words what limits said; why the request is not passed on, if it is not.
+    fn end(self, told: &mut Worded) -> Option<Refusal<'a>> {
+        let Self { door, answers: Answers { first, more }, refusal, .. } = self;
+        match &first {
             Some(said) if more.is_empty() => {
-                self.door.fields.word(std::iter::once(said), |_| self.door.policy_of(said))
+                door.fields.word(std::iter::once(said), |_| door.policy_of(said), told);
             }
-            _ => self.door.fields.word(first.iter().chain(more), list_of_policies),
+            _ => door.fields.word(first.iter().chain(&more), list_of_policies, told),
         }
+        refusal
     }
 }
 
@@ -265,23 +266,28 @@ impl Door {
         self.waits
     }
 
-    /// Asks the limits, and waits for nothing.
-    pub(super) fn ask(&self, head: &Head<'_>) -> Verdict<'_> {
-        let (mut verdict, mut key) = (Verdict::new(self, head), KeyText::new());
-        while let Some((rule, cost)) = verdict.next_question(head, &mut key) {
+    /// Asks the limits, and waits for nothing; why the request is not passed on, if it is not. Its response
+    /// is `told` what they said.
+    pub(super) fn ask(&self, head: &Head<'_>, told: &mut Worded) -> Option<Refusal<'_>> {
+        let (mut passage, mut key) = (Passage::new(self, head), KeyText::new());
+        while let Some((rule, cost)) = passage.next_question(head, &mut key) {
             let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
-            verdict.hear(rule, &answer, head);
+            passage.hear(rule, &answer, head);
         }
-        verdict
+        passage.end(told)
     }
 
     /// The same, but limits that are unsure ask the store.
-    pub(super) async fn ask_store(&self, head: &Head<'_>) -> Verdict<'_> {
-        let (mut verdict, mut key) = (Verdict::new(self, head), KeyText::new());
-        while let Some((rule, cost)) = verdict.next_question(head, &mut key) {
+    pub(super) async fn ask_store(
+        &self,
+        head: &Head<'_>,
+        told: &mut Worded,
+    ) -> Option<Refusal<'_>> {
+        let (mut passage, mut key) = (Passage::new(self, head), KeyText::new());
+        while let Some((rule, cost)) = passage.next_question(head, &mut key) {
             let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
-            verdict.hear(rule, &answer, head);
+            passage.hear(rule, &answer, head);
         }
-        verdict
+        passage.end(told)
     }
 }

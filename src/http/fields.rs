@@ -52,8 +52,8 @@ pub struct Said<'a> {
 }
 
 /// Lower case, as HTTP/2 has them.
-const LISTS: [HeaderName; 2] =
-    [HeaderName::from_static("ratelimit-policy"), HeaderName::from_static("ratelimit")];
+const POLICIES: HeaderName = HeaderName::from_static("ratelimit-policy");
+const STATES: HeaderName = HeaderName::from_static("ratelimit");
 /// A limit, what is left of it, and when it is whole again.
 const DRAFT_03: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
@@ -104,18 +104,21 @@ impl Fields {
     ///
     /// Cost: an allocation a field, besides what the map takes.
     pub fn write(self, said: &[Said<'_>], headers: &mut HeaderMap) {
-        self.word(said.iter(), list_of_policies).write(headers);
+        let mut worded = Worded::default();
+        self.word(said.iter(), list_of_policies, &mut worded);
+        worded.write(headers);
     }
 
-    /// What will be written; `policies` is for `RateLimit-Policy`.
+    /// Words what will be written; `policies` is for `RateLimit-Policy`.
     #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
     pub(super) fn word<'a, I: Iterator<Item = &'a Said<'a>> + Clone>(
         self,
         said: I,
         policies: impl Fn(I) -> HeaderValue,
-    ) -> Worded {
+        worded: &mut Worded,
+    ) {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.word_at(said, policies, now)
+        self.word_at(said, policies, now, worded);
     }
 
     fn word_at<'a, I: Iterator<Item = &'a Said<'a>> + Clone>(
@@ -123,8 +126,8 @@ impl Fields {
         said: I,
         policies: impl Fn(I) -> HeaderValue,
         now: impl Fn() -> Duration,
-    ) -> Worded {
-        let mut worded = Worded::default();
+        worded: &mut Worded,
+    ) {
         if self.draft && said.clone().next().is_some() {
             worded.lists = Some([policies(said.clone()), list_of_states(said.clone())]);
         }
@@ -139,7 +142,6 @@ impl Fields {
                 Reset::Timestamp => trio(now() + reset),
             });
         }
-        worded
     }
 }
 
@@ -154,27 +156,28 @@ pub(super) struct Worded {
 impl Worded {
     /// Writes them, once; what there was of these fields is replaced.
     pub(super) fn write(&mut self, headers: &mut HeaderMap) {
-        if let Some(lists) = self.lists.take() {
-            insert(headers, LISTS, lists);
+        if let Some([policies, states]) = self.lists.take() {
+            insert(headers, POLICIES, policies);
+            insert(headers, STATES, states);
         }
         if let Some(trio) = self.draft_03.take() {
-            insert(headers, DRAFT_03, trio.map(number));
+            insert_trio(headers, DRAFT_03, trio);
         }
         if let Some(trio) = self.x.take() {
-            insert(headers, X, trio.map(number));
+            insert_trio(headers, X, trio);
         }
     }
 }
 
-/// Writes fields; a map that is full of others' fields stays as it is.
-fn insert<const COUNT: usize>(
-    headers: &mut HeaderMap,
-    names: [HeaderName; COUNT],
-    values: [HeaderValue; COUNT],
-) {
-    for (name, value) in names.into_iter().zip(values) {
-        let _ = headers.try_insert(name, value);
+fn insert_trio(headers: &mut HeaderMap, names: [HeaderName; 3], trio: [u64; 3]) {
+    for (name, value) in names.into_iter().zip(trio) {
+        insert(headers, name, number(value));
     }
+}
+
+/// Writes a field; a map that is full of others' fields stays as it is.
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    let _ = headers.try_insert(name, value);
 }
 
 /// The limit that is next to deny: one that did, and longest; or else the one with the least part left.
@@ -205,7 +208,7 @@ fn list<'a>(
         let length = "\"\";_=;_=".len() + policy.len() + digits.len() + more_digits.len();
         // Text with no byte to spare becomes a value as it is.
         if text.is_empty() {
-            text.reserve_exact(length);
+            text = Vec::with_capacity(length);
         } else {
             text.reserve_exact(", ".len() + length);
             text.extend_from_slice(b", ");
@@ -268,9 +271,10 @@ mod tests {
             Said { policy: "wide", decision: wide },
             Said { policy: "nar\"row\n", decision: narrow },
         ];
-        let mut headers = HeaderMap::new();
+        let (mut worded, mut headers) = (Worded::default(), HeaderMap::new());
         let now = || Duration::from_millis(1_700_000_000_500);
-        fields.word_at(said.iter(), list_of_policies, now).write(&mut headers);
+        fields.word_at(said.iter(), list_of_policies, now, &mut worded);
+        worded.write(&mut headers);
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }
@@ -308,11 +312,11 @@ mod tests {
         assert_eq!(written(all).len(), 8);
         assert_eq!(written(Fields::none()), []);
         let mut headers = HeaderMap::new();
-        headers.append(LISTS[1].clone(), HeaderValue::from_static("a"));
+        headers.append(STATES, HeaderValue::from_static("a"));
         all.write(&[], &mut headers);
         assert_eq!(headers.len(), 1);
         let [wide, _] = decisions();
         all.write(&[Said { policy: "wide", decision: wide }], &mut headers);
-        assert_eq!((headers.len(), headers.get_all(&LISTS[1]).iter().count()), (8, 1));
+        assert_eq!((headers.len(), headers.get_all(&STATES).iter().count()), (8, 1));
     }
 }

@@ -147,10 +147,9 @@ where
             let answer = async move {
                 let (parts, body) = request.into_parts();
                 let head = Head::from(&parts);
-                let verdict = entrance.door.ask_store(&head).await;
-                let mut told = verdict.word();
-                if let Some(refusal) = &verdict.refusal {
-                    return Ok(entrance.refuse(refusal, &head, told));
+                let mut told = Worded::default();
+                if let Some(refusal) = entrance.door.ask_store(&head, &mut told).await {
+                    return Ok(entrance.refuse(&refusal, &head, told));
                 }
                 let mut response = inner.call(Request::from_parts(parts, body)).await?;
                 told.write(response.headers_mut());
@@ -159,15 +158,14 @@ where
             return Answer { state: State::Waiting { answer: Box::pin(answer) } };
         }
         let head = Head::of(&request);
-        let verdict = entrance.door.ask(&head);
-        let told = verdict.word();
-        let Some(refusal) = &verdict.refusal else {
-            return Answer { state: State::Passed { told, inner: self.inner.call(request) } };
-        };
-        let response = Some(entrance.refuse(refusal, &head, told));
-        // What was kept ready for this request is given back.
-        self.inner = self.inner.clone();
-        Answer { state: State::Refused { response } }
+        let mut told = Worded::default();
+        if let Some(refusal) = entrance.door.ask(&head, &mut told) {
+            let response = Some(entrance.refuse(&refusal, &head, told));
+            // What was kept ready for this request is given back.
+            self.inner = self.inner.clone();
+            return Answer { state: State::Refused { response } };
+        }
+        Answer { state: State::Passed { inner: self.inner.call(request), told } }
     }
 }
 

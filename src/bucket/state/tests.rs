@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
 use super::*;
 use crate::bucket::Note;
 
@@ -200,6 +203,69 @@ fn two_threads_and_a_changing_lease_never_spend_more_than_was_given() {
     let given = granted + earned / UNIT + 1;
     assert!(spent <= given as u64, "spent {spent} of {given}");
     assert!(spent > 0);
+}
+
+#[test]
+fn two_threads_at_once_find_a_bucket_full_again_to_the_last_token() {
+    const DEPTH: u32 = 8;
+    const EACH: u32 = 2;
+    const STEPS: u64 = 200_000;
+    let bucket = Arc::new(Bucket::local(1, DEPTH, at(1)));
+    let arrived = Arc::new(AtomicU64::new(0));
+    let spend = || {
+        let (bucket, arrived) = (bucket.clone(), arrived.clone());
+        move || {
+            let mut arrivals = 0;
+            // Who sleeps here comes back too late to be in the other's way.
+            let mut meet = || {
+                arrivals += 2;
+                arrived.fetch_add(1, Ordering::SeqCst);
+                for spin in 0.. {
+                    match arrived.load(Ordering::SeqCst) < arrivals {
+                        true if spin < 10_000 => std::hint::spin_loop(),
+                        true => std::thread::yield_now(),
+                        false => break,
+                    }
+                }
+            };
+            let mut unexpected = None;
+            for step in 1..=STEPS {
+                let now = at(step * 1_000_000);
+                meet();
+                let allowed = (0..EACH).filter(|_| bucket.take(1, now, UNIT).allowed()).count();
+                meet();
+                let found = (allowed, bucket.peek(now, UNIT).0);
+                if found != (EACH as usize, DEPTH - 2 * EACH) {
+                    unexpected.get_or_insert((step, found));
+                }
+            }
+            unexpected
+        }
+    };
+    let other = spawn(spend());
+    let found = [spend()(), other.join().unwrap()];
+    assert_eq!(found, [None, None]);
+}
+
+proptest! {
+    #[test]
+    fn a_bucket_that_is_often_full_has_what_flowed_in_and_fits(
+        depth in 1..=6_u32, steps in vec((0..=5_000_u64, 1..=3_u32), 1..50),
+    ) {
+        let bucket = Bucket::local(1, depth, at(1));
+        let (mut now_us, mut units) = (1, u64::from(depth) * UNIT as u64);
+        for (pause_us, cost) in steps {
+            now_us += pause_us;
+            units = (units + pause_us).min(u64::from(depth) * UNIT as u64);
+            let wanted = u64::from(cost) * UNIT as u64;
+            let taken = bucket.take(cost, at(now_us), UNIT);
+            prop_assert_eq!(taken.allowed(), units >= wanted, "{} units", units);
+            if taken.allowed() {
+                units -= wanted;
+                prop_assert_eq!(u64::from(taken.left), units / UNIT as u64);
+            }
+        }
+    }
 }
 
 #[allow(clippy::disallowed_methods)]
