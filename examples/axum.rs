@@ -1,6 +1,6 @@
 //! An axum service that admits so many requests a second of each client, over all processes that share
-//! a Redis. With a limit of 0 there is no layer; without a Redis the process is alone. Responses say what
-//! is left (`RateLimit-Policy` and `RateLimit`) unless the environment has `FIELDS=none`.
+//! a Redis. With a limit of 0 there is no layer; without a Redis the process is alone. With `FIELDS=draft` in
+//! the environment each response says what is left, in `RateLimit-Policy` and `RateLimit`.
 //!
 //! ```text
 //! cargo run --release --features axum --example axum [127.0.0.1:3000 [200 [redis://127.0.0.1:6379]]]
@@ -47,8 +47,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 fn fields() -> Result<Fields, Box<dyn Error>> {
     match std::env::var("FIELDS").as_deref() {
-        Ok("draft") | Err(VarError::NotPresent) => Ok(Fields::draft()),
-        Ok("none") => Ok(Fields::none()),
+        Ok("draft") => Ok(Fields::draft()),
+        Ok("none") | Err(VarError::NotPresent) => Ok(Fields::none()),
         Ok(other) => Err(format!("FIELDS = '{other}': must be draft or none").into()),
         Err(error) => Err(format!("FIELDS: {error}").into()),
     }

@@ -1,5 +1,6 @@
 //! A client that keeps the limits of an API as its answers tell them: it sends so many requests at once,
-//! each waits for its turn, and those that are denied are sent again. `examples/axum.rs` is such an API.
+//! each waits for its turn, and those that are denied are sent again. `examples/axum.rs` is such an API,
+//! which tells more with `FIELDS=draft`.
 //!
 //! ```text
 //! cargo run --release --features retry,tower --example client [http://127.0.0.1:3000/ [1000]]
