@@ -187,7 +187,7 @@ impl Decision {
 pub(crate) const AHEAD_PARTS: u64 = 64;
 
 /// What flows into a node's own bucket, as it was when something was decided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refill {
     /// Units per microsecond.
     pub(crate) rate: u64,
@@ -198,6 +198,8 @@ pub(crate) struct Refill {
 }
 
 impl Refill {
+    pub(crate) const NONE: Self = Self { rate: 0, minted_us: 0, ends_ms: 0 };
+
     /// Units that have flowed in by `now`: less than none while what was spent ahead has not flowed in.
     /// What may be spent ahead is not counted: while nobody asks, it may be taken away. It is less than a
     /// token of `unit` units, whatever these values, which are read one after the other, seem to say.
@@ -264,7 +266,7 @@ impl RoughTokens {
 }
 
 /// The store's last word about a key, as a bucket remembers it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct View {
     level: RoughTokens,
     /// In milliseconds that wrap after 49 days, as does the age; 0 for never.
@@ -272,6 +274,8 @@ pub(crate) struct View {
 }
 
 impl View {
+    pub(crate) const NONE: Self = Self { level: RoughTokens(0), at_ms: 0 };
+
     #[inline]
     pub(crate) fn new(level: RoughTokens, at_ms: u32) -> Self {
         Self { level, at_ms }
@@ -322,7 +326,7 @@ mod tests {
             assert_eq!(RoughTokens::new(tokens).tokens(), tokens);
         }
         assert!(RoughTokens::new(i64::MAX).tokens() > 1 << 48);
-        assert_eq!(View::default().age(Timestamp::NEVER), None);
+        assert_eq!(View::NONE.age(Timestamp::NEVER), None);
     }
 
     /// Retry-After was 61 s where it is 60 s, one time in twelve.

@@ -3,7 +3,7 @@
 //! A decision that failed several times to change a bucket's word makes the bucket *hot*. From then on
 //! each thread has a purse for it: it takes many tokens with one change of the word, and decides from
 //! these without writing to anything that other threads read. The engine's next collection makes the
-//! bucket cool again.
+//! bucket cool again: then purses are not filled any more.
 //!
 //! # Argument
 //!
@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering;
 use super::fields::{Flow, Moment};
 use super::line::Bucket;
 use super::word::{FIELD_MAX, Word};
+use crate::decision::{Refill, View};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// A purse is used for so long by the cached clock.
@@ -47,33 +48,69 @@ const PURSES: usize = 16;
 /// So often a thread tries to change the word to fill its purse.
 const TRIES: u32 = 4;
 
+/// The bucket that tokens are from: its place, and the table's number above that. No two tables that live at
+/// the same time have numbers that are 2^32 apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin(u64);
+
+impl Origin {
+    /// Of no bucket: no table has the number 0.
+    const NONE: Self = Self(0);
+
+    #[inline(always)]
+    pub(crate) fn new(table: u64, place: u32) -> Self {
+        Self(table << u32::BITS | u64::from(place))
+    }
+
+    #[inline(always)]
+    pub(crate) fn place(self) -> u32 {
+        self.0 as u32
+    }
+}
+
 /// A thread's share of a hot bucket.
 #[derive(Debug)]
 struct Purse {
-    /// Whose tokens they are.
-    table: Cell<u64>,
-    place: Cell<u32>,
+    origin: Cell<Origin>,
+    until: Cell<Timestamp>,
     /// Tokens left in it.
     left: Cell<u32>,
-    until: Cell<Timestamp>,
     /// Tokens that were taken at once.
     size: Cell<u32>,
-    /// Tokens in the bucket, when they were taken.
-    rest: Cell<u32>,
-    /// The lease that they are from.
-    epoch: Cell<u64>,
+    /// The bucket, when they were taken.
+    before: Cell<Before>,
+}
+
+/// A bucket from which a purse was filled, as it was then.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    /// Tokens left in it.
+    rest: u32,
+    /// The lease.
+    epoch: u64,
+    view: View,
+    refill: Refill,
+}
+
+/// What a token out of a purse leaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spent {
+    /// Tokens in the purse, and those in the bucket when the purse was filled.
+    pub(crate) left: u32,
+    /// What the bucket told then, less than [`SPAN_US`] ago.
+    pub(crate) view: View,
+    pub(crate) refill: Refill,
 }
 
 impl Purse {
     const fn new() -> Self {
+        let before = Before { rest: 0, epoch: 0, view: View::NONE, refill: Refill::NONE };
         Self {
-            table: Cell::new(0),
-            place: Cell::new(0),
-            left: Cell::new(0),
+            origin: Cell::new(Origin::NONE),
             until: Cell::new(Timestamp::ZERO),
+            left: Cell::new(0),
             size: Cell::new(0),
-            rest: Cell::new(0),
-            epoch: Cell::new(0),
+            before: Cell::new(before),
         }
     }
 }
@@ -90,16 +127,18 @@ thread_local! {
     static MINE: Purses = const { Purses::new(TOKENS_MIN) };
 }
 
-/// Takes a token of the bucket at `place` of the table with this number out of the calling thread's
-/// purse, if there is one; returns how many are left there and in the bucket.
+/// Takes a token from there out of the calling thread's purse, if there is one. What is in it may be spent
+/// even if the bucket has cooled meanwhile.
+///
+/// Cost: nothing is read that another thread writes.
 #[inline(always)]
-pub(crate) fn spend(table: u64, place: u32, now: Timestamp) -> Option<u32> {
-    MINE.with(|mine| mine.spend(table, place, now))
+pub(crate) fn spend(origin: Origin, now: Timestamp) -> Option<Spent> {
+    MINE.with(|mine| mine.spend(origin, now))
 }
 
 /// Fills the calling thread's purse for a hot bucket: see [`Purses::refill`].
-pub(crate) fn refill(table: u64, place: u32, bucket: &Bucket, now: Timestamp, unit: i64) {
-    MINE.with(|mine| mine.refill(table, place, bucket, now, unit));
+pub(crate) fn refill(origin: Origin, bucket: &Bucket, now: Timestamp, unit: i64) {
+    MINE.with(|mine| mine.refill(origin, bucket, now, unit));
 }
 
 impl Purses {
@@ -110,55 +149,49 @@ impl Purses {
 
     /// See [`spend`].
     #[inline(always)]
-    pub(crate) fn spend(&self, table: u64, place: u32, now: Timestamp) -> Option<u32> {
-        let purse = &self.purses[place as usize % PURSES];
+    pub(crate) fn spend(&self, origin: Origin, now: Timestamp) -> Option<Spent> {
+        let purse = self.of(origin);
         let left = purse.left.get().checked_sub(1)?;
-        (purse.is_of(table, place) && now < purse.until.get()).then(|| {
+        (purse.origin.get() == origin && now < purse.until.get()).then(|| {
             purse.left.set(left);
-            purse.rest.get() + left
+            let Before { rest, view, refill, .. } = purse.before.get();
+            Spent { left: rest + left, view, refill }
         })
     }
 
     /// Fills the purse for a bucket that is hot, unless it has some left, or another key has; returns how
     /// many tokens were taken out of the bucket, less what was returned to it.
-    pub(crate) fn refill(
-        &self,
-        table: u64,
-        place: u32,
-        bucket: &Bucket,
-        now: Timestamp,
-        unit: i64,
-    ) -> i64 {
-        let purse = &self.purses[place as usize % PURSES];
+    pub(crate) fn refill(&self, origin: Origin, bucket: &Bucket, now: Timestamp, unit: i64) -> i64 {
+        let purse = self.of(origin);
         if purse.left.get() > 0 && now < purse.until.get() {
             return 0;
         }
-        purse.refill((table, place), bucket, self.tokens_min, now, unit)
+        purse.refill(origin, bucket, self.tokens_min, now, unit)
+    }
+
+    #[inline(always)]
+    fn of(&self, origin: Origin) -> &Purse {
+        &self.purses[origin.place() as usize % PURSES]
     }
 
     /// The places of purses that are not void, and the tokens in each.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn held(&self, now: Timestamp) -> impl Iterator<Item = (u32, u64)> {
         let live = self.purses.iter().filter(move |purse| now < purse.until.get());
-        live.map(|purse| (purse.place.get(), purse.left.get().into()))
+        live.map(|purse| (purse.origin.get().place(), purse.left.get().into()))
     }
 }
 
 impl Purse {
-    #[inline(always)]
-    fn is_of(&self, table: u64, place: u32) -> bool {
-        self.table.get() == table && self.place.get() == place
-    }
-
     fn refill(
         &self,
-        (table, place): (u64, u32),
+        origin: Origin,
         bucket: &Bucket,
         tokens_min: u32,
         now: Timestamp,
         unit: i64,
     ) -> i64 {
-        let mine = self.is_of(table, place);
+        let mine = self.origin.get() == origin;
         let (until, left) = (self.until.get(), self.left.get());
         let returned = if mine && now < until.plus_micros(RETURN_US) { left } else { 0 };
         let want = match left {
@@ -166,18 +199,17 @@ impl Purse {
             0 if mine && now < until => (2 * self.size.get()).min(SIZE_MAX),
             _ => SIZE_MIN,
         };
-        let exchange = Exchange { returned, epoch: self.epoch.get(), want };
+        let exchange = Exchange { returned, epoch: self.before.get().epoch, want };
         let Some(Exchanged { returned, taken, rest, epoch }) = bucket.exchange(exchange, now, unit)
         else {
             return 0;
         };
-        self.table.set(table);
-        self.place.set(place);
-        self.left.set(taken);
+        let (view, refill) = (bucket.view(), bucket.refill());
+        self.origin.set(origin);
         self.until.set(now.plus_micros(SPAN_US));
+        self.left.set(taken);
         self.size.set(taken.max(SIZE_MIN));
-        self.rest.set(rest);
-        self.epoch.set(epoch);
+        self.before.set(Before { rest, epoch, view, refill });
         i64::from(taken) - i64::from(returned)
     }
 }
@@ -218,13 +250,15 @@ impl Bucket {
         let _ = self.word().fetch_update(Ordering::SeqCst, Ordering::SeqCst, heat);
     }
 
-    /// Takes tokens back and gives others; `None` if there are none, and nothing is changed. Whatever
-    /// else has to be minded, a decision by the word minds.
+    /// Takes tokens back and gives others, if the bucket is hot; `None` if there are none, and nothing is
+    /// changed. Whatever else has to be minded, a decision by the word minds.
     fn exchange(&self, exchange: Exchange, now: Timestamp, unit: i64) -> Option<Exchanged> {
         let mut word = Word(self.word().load(Ordering::Acquire));
         for _ in 0..TRIES {
             let ends = Moment(self.ends().load(Ordering::Relaxed));
-            if word.policy() || word.gone() || now.as_micros() + SPAN_US >= ends.micros() {
+            // The engine is told by the word that there are purses.
+            let over = now.as_micros() + SPAN_US >= ends.micros();
+            if !word.hot() || word.policy() || word.gone() || over {
                 return None;
             }
             let same = word.epoch() == exchange.epoch;
@@ -268,8 +302,9 @@ mod tests {
     }
 
     fn from_purse(purses: &Purses, place: u32, bucket: &Bucket, now: Timestamp) -> bool {
-        let _ = purses.refill(1, place, bucket, now, UNIT);
-        purses.spend(1, place, now).is_some()
+        let origin = Origin::new(1, place);
+        let _ = purses.refill(origin, bucket, now, UNIT);
+        purses.spend(origin, now).is_some()
     }
 
     /// Spends from the purse or else from the bucket, which is contended all the time.
@@ -308,8 +343,9 @@ mod tests {
         let place = 1 + PURSES as u32;
         assert!(other.take(1, at(1), UNIT).allowed());
         assert!(!from_purse(&purses, place, &other, at(2)));
-        assert_eq!(purses.spend(2, 1, at(2)), None, "another table");
-        assert_eq!(purses.spend(1, 1, at(2)), Some(9_999 - SIZE_MIN + SIZE_MIN - 2));
+        let left = |table| purses.spend(Origin::new(table, 1), at(2)).map(|spent| spent.left);
+        assert_eq!(left(2), None, "another table");
+        assert_eq!(left(1), Some(9_999 - SIZE_MIN + SIZE_MIN - 2));
         assert!(from_purse(&purses, place, &other, at(1 + SPAN_US)), "that one is void");
     }
 
@@ -323,9 +359,28 @@ mod tests {
         let before = bucket.held_and_pending();
         let late = at(1 + SPAN_US);
         bucket.heat();
-        assert_eq!(purses.refill(1, 1, &bucket, late, UNIT), i64::from(SIZE_MIN), "new ones");
+        assert_eq!(
+            purses.refill(Origin::new(1, 1), &bucket, late, UNIT),
+            i64::from(SIZE_MIN),
+            "new ones"
+        );
         let (left, pending) = before;
         assert_eq!(bucket.held_and_pending(), (left - SIZE_MIN, pending + u64::from(SIZE_MIN)));
+    }
+
+    #[test]
+    fn a_purse_is_filled_while_the_bucket_is_hot_and_outlasts_that() {
+        let bucket = Bucket::local(0, 10_000, at(0));
+        let (purses, origin) = (Purses::new(0), Origin::new(1, 1));
+        assert!(bucket.take(1, at(1), UNIT).allowed());
+        assert_eq!(purses.refill(origin, &bucket, at(1), UNIT), 0, "the engine would not be told");
+        bucket.heat();
+        assert_eq!(purses.refill(origin, &bucket, at(1), UNIT), i64::from(SIZE_MIN));
+        let collected = bucket.collect(false, |left| left);
+        assert!(collected.hot && !bucket.is_hot());
+        let spent = purses.spend(origin, at(SPAN_US)).unwrap();
+        assert_eq!((spent.left, spent.refill), (9_998, bucket.refill()));
+        assert!(purses.spend(origin, at(1 + SPAN_US)).is_none());
     }
 
     /// What one bucket would have, that everybody asks.

@@ -16,6 +16,7 @@ use super::index::{Index, Moved, PLACE_MAX};
 use super::line::{Bucket, Lines};
 use super::outcome::{Taken, Verdict};
 use super::print::{Print, Prints};
+use super::purse::Origin;
 use super::vacant::Vacant;
 use crate::time::Timestamp;
 
@@ -159,10 +160,10 @@ impl Table {
         })
     }
 
-    /// A number that no other table of this process has, and that is not 0.
-    #[inline]
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    /// What purses know the bucket at `place` by.
+    #[inline(always)]
+    pub(crate) fn origin(&self, place: u32) -> Origin {
+        Origin::new(self.number, place)
     }
 
     /// What keys are told from others by.

@@ -427,11 +427,11 @@ impl World {
         if self.setup.threads > 1 && cost == 1 {
             bucket.heat();
             let purse = &node.purses[self.rng.usize(..self.setup.threads)];
-            let (table, now) = (node.buckets.number(), now.cached());
+            let (origin, now) = (node.buckets.origin(place), now.cached());
             // As far as the ledger goes all that was taken is spent.
-            let taken = purse.refill(table, place, &bucket, now, unit);
+            let taken = purse.refill(origin, &bucket, now, unit);
             node.spent = node.spent.saturating_add_signed(taken);
-            if purse.spend(table, place, now).is_some() {
+            if purse.spend(origin, now).is_some() {
                 node.spent -= 1;
                 return self.record(index, key, cost, true, true, false);
             }
