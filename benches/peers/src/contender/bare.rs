@@ -3,12 +3,13 @@
 //! A key is hashed, an entry of 4 bytes leads to a line of 64, one word of that says whether the key
 //! is the right one, and another is changed by one locked instruction. There is no clock, no lease, no
 //! refill, no count and no error; keys are never made or forgotten. That is about what memory charges a
-//! limiter that keeps a line a key where it is once, and finds it by an index.
+//! limiter that keeps a line a key where it is once, and finds it by an index. By handle there is the
+//! locked instruction alone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Contender, by_name};
-use crate::case::{Case, name};
+use super::{Contender, by_name, by_number};
+use crate::case::{By, Case, name};
 
 /// A line of the cache.
 #[derive(Default)]
@@ -30,8 +31,23 @@ struct Bare {
 }
 
 pub fn new(case: &Case) -> Box<dyn Contender> {
+    const NAME: &str = "no limiter";
     let bare = Bare::new(case.keys);
-    by_name("no limiter", case, move |name| !bare.touch(name.as_bytes()))
+    if case.by == By::Handle {
+        return by_number(NAME, case, move |key| !bare.lines[1 + *key as usize].change());
+    }
+    by_name(NAME, case, move |name| !bare.touch(name.as_bytes()))
+}
+
+impl Line {
+    /// Changes the word, or finds that another thread has; true.
+    #[inline]
+    fn change(&self) -> bool {
+        let word = self.word.load(Ordering::Relaxed);
+        let order = (Ordering::SeqCst, Ordering::Relaxed);
+        let _ = self.word.compare_exchange_weak(word, word + 1, order.0, order.1);
+        true
+    }
 }
 
 impl Bare {
@@ -67,10 +83,7 @@ impl Bare {
             }
             let line = &self.lines[(entry % (1 << PLACE_BITS)) as usize];
             if entry >> PLACE_BITS == tag(print) && line.print == print {
-                let word = line.word.load(Ordering::Relaxed);
-                let order = (Ordering::SeqCst, Ordering::Relaxed);
-                let _ = line.word.compare_exchange_weak(word, word + 1, order.0, order.1);
-                return true;
+                return line.change();
             }
             at = (at + 1) % self.index.len();
         }

@@ -154,11 +154,11 @@ pub fn contenders(case: &Case, server: Option<&Server>) -> Vec<Box<dyn Contender
     }
     if case.by == By::Key {
         all.extend([pingora::new(case), trypema::local(case)]);
-        if !case.denied {
-            all.push(bare::new(case));
-        }
         #[cfg(feature = "limitador")]
         all.push(limitador::new(case));
+    }
+    if !case.denied {
+        all.push(bare::new(case));
     }
     if let Some(server) = server.filter(|_| case.by == By::Key && case.keys <= 1_000) {
         all.extend(remote(case, server));
