@@ -513,21 +513,15 @@ impl KeyHandle {
     #[inline(always)]
     fn decide_now(&self, cost: u32) -> Decision {
         let now = self.limit.shared.clock.now();
-        match self.spend_from_purse(cost, now) {
-            Some(decision) => decision,
-            None => self.limit.decision(self.judge(cost, now), cost, now),
-        }
-    }
-
-    /// What this thread has taken out of a hot bucket tells without a look at it.
-    #[inline(always)]
-    fn spend_from_purse(&self, cost: u32, now: Timestamp) -> Option<Decision> {
         if cost > 1 {
-            return None;
+            return self.limit.decision(self.judge(cost, now), cost, now);
         }
-        let Spent { left, view, refill } = purse::spend(self.origin, now)?;
+        // What this thread has taken out of a hot bucket tells without a look at it.
+        let Some(Spent { left, view, refill }) = purse::spend(self.origin, now) else {
+            return self.limit.decision(self.judge_one(now), 1, now);
+        };
         let (outcome, scale) = (Outcome::Allowed, self.limit.state.terms.scale);
-        Some(Decision { outcome, sure: true, cost, left, view, now, refill, scale })
+        Decision { outcome, sure: true, cost: 1, left, view, now, refill, scale }
     }
 
     #[inline(always)]
@@ -538,6 +532,12 @@ impl KeyHandle {
     #[inline(always)]
     fn bucket(&self) -> &Bucket {
         self.limit.state.buckets.at(self.place())
+    }
+
+    /// Not inlined, so that who spends from a purse has nothing to keep.
+    #[inline(never)]
+    fn judge_one(&self, now: Timestamp) -> Judged<'_> {
+        self.judge(1, now)
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 //! A decision that failed several times to change a bucket's word makes the bucket *hot*. From then on
 //! each thread has a purse for it: it takes many tokens with one change of the word, and decides from
 //! these without writing to anything that other threads read. The engine's next collection makes the
-//! bucket cool again: then purses are not filled any more.
+//! bucket cool again: then purses are not filled any more, and what is in them is spent until it is void.
 //!
 //! # Argument
 //!
@@ -77,14 +77,13 @@ struct Purse {
     left: Cell<u32>,
     /// Tokens that were taken at once.
     size: Cell<u32>,
-    /// The bucket, when they were taken.
-    before: Cell<Before>,
+    filled: Cell<Filled>,
 }
 
-/// A bucket from which a purse was filled, as it was then.
+/// A bucket as it was left when a purse was filled from it.
 #[derive(Clone, Copy, Debug)]
-struct Before {
-    /// Tokens left in it.
+struct Filled {
+    /// Tokens in it.
     rest: u32,
     /// The lease.
     epoch: u64,
@@ -104,13 +103,13 @@ pub(crate) struct Spent {
 
 impl Purse {
     const fn new() -> Self {
-        let before = Before { rest: 0, epoch: 0, view: View::NONE, refill: Refill::NONE };
+        let filled = Filled { rest: 0, epoch: 0, view: View::NONE, refill: Refill::NONE };
         Self {
             origin: Cell::new(Origin::NONE),
             until: Cell::new(Timestamp::ZERO),
             left: Cell::new(0),
             size: Cell::new(0),
-            before: Cell::new(before),
+            filled: Cell::new(filled),
         }
     }
 }
@@ -154,7 +153,7 @@ impl Purses {
         let left = purse.left.get().checked_sub(1)?;
         (purse.origin.get() == origin && now < purse.until.get()).then(|| {
             purse.left.set(left);
-            let Before { rest, view, refill, .. } = purse.before.get();
+            let Filled { rest, view, refill, .. } = purse.filled.get();
             Spent { left: rest + left, view, refill }
         })
     }
@@ -199,7 +198,7 @@ impl Purse {
             0 if mine && now < until => (2 * self.size.get()).min(SIZE_MAX),
             _ => SIZE_MIN,
         };
-        let exchange = Exchange { returned, epoch: self.before.get().epoch, want };
+        let exchange = Exchange { returned, epoch: self.filled.get().epoch, want };
         let Some(Exchanged { returned, taken, rest, epoch }) = bucket.exchange(exchange, now, unit)
         else {
             return 0;
@@ -209,7 +208,7 @@ impl Purse {
         self.until.set(now.plus_micros(SPAN_US));
         self.left.set(taken);
         self.size.set(taken.max(SIZE_MIN));
-        self.before.set(Before { rest, epoch, view, refill });
+        self.filled.set(Filled { rest, epoch, view, refill });
         i64::from(taken) - i64::from(returned)
     }
 }
@@ -250,14 +249,14 @@ impl Bucket {
         let _ = self.word().fetch_update(Ordering::SeqCst, Ordering::SeqCst, heat);
     }
 
-    /// Takes tokens back and gives others, if the bucket is hot; `None` if there are none, and nothing is
-    /// changed. Whatever else has to be minded, a decision by the word minds.
+    /// Takes tokens back and gives others, if the bucket is hot; `None` if it is not, or there are none, and
+    /// nothing is changed. Whatever else has to be minded, a decision by the word minds.
     fn exchange(&self, exchange: Exchange, now: Timestamp, unit: i64) -> Option<Exchanged> {
         let mut word = Word(self.word().load(Ordering::Acquire));
         for _ in 0..TRIES {
             let ends = Moment(self.ends().load(Ordering::Relaxed));
-            // The engine is told by the word that there are purses.
             let over = now.as_micros() + SPAN_US >= ends.micros();
+            // Only a collection that finds the word hot tells the engine of purses.
             if !word.hot() || word.policy() || word.gone() || over {
                 return None;
             }

@@ -10,7 +10,8 @@
 //! Every change of tokens, credit and pending is one compare-and-swap of the word, so a token is
 //! spent once or not at all. Refill needs more than the word: a thread that runs out computes what
 //! the lease's rate has earned since `minted_us`, claims that stretch of time by moving `minted_us`
-//! with a compare-and-swap, and then adds the tokens to the word. Between the two it may be
+//! with a compare-and-swap, and then adds the tokens to the word (where that fills the bucket, it adds
+//! them and spends by one change, and if that fails adds them only). Between the two it may be
 //! interrupted for as long as it likes: the tokens are late, never doubled. When the engine changes
 //! the lease in between, the word's epoch differs and the tokens are dropped, never added to a
 //! lease that did not earn them.
@@ -193,7 +194,8 @@ impl Bucket {
                 now = time.precise();
                 settled = true;
                 if let Some(left) = self.take_from_full(word, cost, now, unit) {
-                    return Taken::new(Verdict::Allowed, true, left, (Touch::None, false));
+                    let taken = Taken::new(Verdict::Allowed, true, left, (Touch::None, false));
+                    return Taken { spilled, ..taken };
                 }
                 self.mint(word, now, 0, unit);
                 word = Word(self.word().load(Ordering::Acquire));

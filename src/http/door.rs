@@ -194,7 +194,7 @@ impl<'a> Passage<'a> {
         }
     }
 
-    /// Words what limits said; why the request is not passed on, if it is not.
+    /// Words what limits said; returns why the request is refused, if it is.
     fn end(self, told: &mut Worded) -> Option<Refusal<'a>> {
         let Self { door, answers: Answers { first, more }, refusal, .. } = self;
         match &first {
@@ -266,8 +266,8 @@ impl Door {
         self.waits
     }
 
-    /// Asks the limits, and waits for nothing; why the request is not passed on, if it is not. Its response
-    /// is `told` what they said.
+    /// Asks the limits without waiting; returns why the request is refused, if it is. What they said is worded
+    /// into `told`.
     pub(super) fn ask(&self, head: &Head<'_>, told: &mut Worded) -> Option<Refusal<'_>> {
         let (mut passage, mut key) = (Passage::new(self, head), KeyText::new());
         while let Some((rule, cost)) = passage.next_question(head, &mut key) {

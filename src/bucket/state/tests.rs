@@ -209,20 +209,21 @@ fn two_threads_and_a_changing_lease_never_spend_more_than_was_given() {
 fn two_threads_at_once_find_a_bucket_full_again_to_the_last_token() {
     const DEPTH: u32 = 8;
     const EACH: u32 = 2;
-    const STEPS: u64 = 200_000;
+    const STEPS: u64 = 100_000;
     let bucket = Arc::new(Bucket::local(1, DEPTH, at(1)));
     let arrived = Arc::new(AtomicU64::new(0));
     let spend = || {
         let (bucket, arrived) = (bucket.clone(), arrived.clone());
         move || {
             let mut arrivals = 0;
-            // Who sleeps here comes back too late to be in the other's way.
+            let leaving = Leaving(arrived.clone());
+            // A thread that yields at once would come back too late to collide.
             let mut meet = || {
                 arrivals += 2;
                 arrived.fetch_add(1, Ordering::SeqCst);
                 for spin in 0.. {
                     match arrived.load(Ordering::SeqCst) < arrivals {
-                        true if spin < 10_000 => std::hint::spin_loop(),
+                        true if spin < 500 => std::hint::spin_loop(),
                         true => std::thread::yield_now(),
                         false => break,
                     }
@@ -239,12 +240,22 @@ fn two_threads_at_once_find_a_bucket_full_again_to_the_last_token() {
                     unexpected.get_or_insert((step, found));
                 }
             }
+            drop(leaving);
             unexpected
         }
     };
     let other = spawn(spend());
     let found = [spend()(), other.join().unwrap()];
     assert_eq!(found, [None, None]);
+}
+
+/// Nobody waits for a thread that has ended.
+struct Leaving(Arc<AtomicU64>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.fetch_add(u64::MAX / 4, Ordering::SeqCst);
+    }
 }
 
 proptest! {

@@ -34,19 +34,21 @@ pub fn new(case: &Case) -> Box<dyn Contender> {
     const NAME: &str = "no limiter";
     let bare = Bare::new(case.keys);
     if case.by == By::Handle {
-        return by_number(NAME, case, move |key| !bare.lines[1 + *key as usize].change());
+        return by_number(NAME, case, move |key| {
+            bare.lines[1 + *key as usize].change();
+            false
+        });
     }
     by_name(NAME, case, move |name| !bare.touch(name.as_bytes()))
 }
 
 impl Line {
-    /// Changes the word, or finds that another thread has; true.
+    /// Changes the word, or finds that another thread has.
     #[inline]
-    fn change(&self) -> bool {
+    fn change(&self) {
         let word = self.word.load(Ordering::Relaxed);
         let order = (Ordering::SeqCst, Ordering::Relaxed);
         let _ = self.word.compare_exchange_weak(word, word + 1, order.0, order.1);
-        true
     }
 }
 
@@ -83,7 +85,8 @@ impl Bare {
             }
             let line = &self.lines[(entry % (1 << PLACE_BITS)) as usize];
             if entry >> PLACE_BITS == tag(print) && line.print == print {
-                return line.change();
+                line.change();
+                return true;
             }
             at = (at + 1) % self.index.len();
         }
