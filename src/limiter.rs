@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::purse::{self, Origin, Spent};
-use crate::bucket::{AtOnce, Bucket, DirtyQueue, FIELD_MAX, Held, Note, Print, Taken, Verdict};
+use crate::bucket::{AtOnce, Bucket, DirtyQueue, Held, Note, Print, Said, Taken, Verdict};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
@@ -196,15 +196,32 @@ impl ActiveLimit {
 
     #[inline(always)]
     fn judge_print(&self, print: Print, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let LimitState { buckets, terms, .. } = &*self.state;
-        let Some((place, bucket)) = buckets.find(print) else {
+        let Some((place, bucket)) = self.state.buckets.find(print) else {
             return self.judge_new(key, cost, now);
         };
-        match bucket.take_at_once(cost, now, terms.scale.token) {
-            Some(AtOnce::Allowed { left }) => Judged { bucket, said: Said::new(left, true, true) },
+        self.judge_bucket(bucket, place, || key, cost, now)
+    }
+
+    #[inline(always)]
+    fn judge_bucket<'a, 'k>(
+        &'a self,
+        bucket: &'a Bucket,
+        place: u32,
+        key: impl Fn() -> &'k [u8],
+        cost: u32,
+        now: Timestamp,
+    ) -> Judged<'a> {
+        let LimitState { buckets, terms, .. } = &*self.state;
+        match bucket.take_at_once(cost, now, || terms.scale.token) {
+            Some(AtOnce::Allowed(said)) => {
+                if cost > 1 {
+                    buckets.count_surplus(place, cost);
+                }
+                Judged { bucket, said }
+            }
             Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
-            Some(AtOnce::Denied { told: false }) => self.tell_denied(place, key),
-            None => self.judge_at(place, key, cost, now),
+            Some(AtOnce::Denied { told: false }) => self.tell_denied(place, key()),
+            None => self.judge_at(place, key(), cost, now),
         }
     }
 
@@ -220,11 +237,25 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_at(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
-        let said = bucket.is_hot().then(|| self.spend_from_purse(place, cost, now));
-        match said.flatten() {
+        let said = if bucket.is_hot() {
+            self.spend_from_purse(place, cost, now)
+        } else {
+            self.take_unless_full(place, cost, now)
+        };
+        match said {
             Some(said) => Judged { bucket, said },
             None => self.judge_fully(place, key, cost, now),
         }
+    }
+
+    #[inline(always)]
+    fn take_unless_full(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
+        let LimitState { buckets, terms, .. } = &*self.state;
+        let said = buckets.at(place).take_unless_full(cost, now, terms.scale.token)?;
+        if cost > 1 {
+            buckets.count_surplus(place, cost);
+        }
+        Some(said)
     }
 
     /// What this thread has taken out of a hot bucket tells as well as one look.
@@ -427,9 +458,9 @@ impl ActiveLimit {
 
     #[inline(always)]
     fn decision(&self, judged: Judged<'_>, cost: u32, now: Timestamp) -> Decision {
-        let Judged { bucket, said: Said(said) } = judged;
-        let outcome = if said & Said::ALLOWED > 0 { Outcome::Allowed } else { Outcome::Denied };
-        let (left, sure) = (said & FIELD_MAX, said & Said::SURE > 0);
+        let Judged { bucket, said } = judged;
+        let outcome = if said.allowed() { Outcome::Allowed } else { Outcome::Denied };
+        let (left, sure) = (said.left(), said.sure());
         let (view, refill, scale) = (bucket.view(), bucket.refill(), self.state.terms.scale);
         Decision { outcome, sure, cost, left, view, now, refill, scale }
     }
@@ -440,24 +471,6 @@ impl ActiveLimit {
 struct Judged<'a> {
     bucket: &'a Bucket,
     said: Said,
-}
-
-/// Tokens left, and two flags above them.
-#[derive(Clone, Copy, Debug)]
-struct Said(u32);
-
-impl Said {
-    const ALLOWED: u32 = 1 << 31;
-    const SURE: u32 = 1 << 30;
-    /// Surely nothing was left.
-    const DENIED: Self = Self(Self::SURE);
-
-    #[inline(always)]
-    fn new(left: u32, allowed: bool, sure: bool) -> Self {
-        debug_assert!(left <= FIELD_MAX);
-        let allowed = if allowed { Self::ALLOWED } else { 0 };
-        Self(left | allowed | if sure { Self::SURE } else { 0 })
-    }
 }
 
 impl<'a> Judged<'a> {
@@ -543,14 +556,7 @@ impl KeyHandle {
     #[inline(always)]
     fn judge(&self, cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.bucket();
-        match bucket.take_at_once(cost, now, self.limit.state.terms.scale.token) {
-            Some(AtOnce::Allowed { left }) => Judged { bucket, said: Said::new(left, true, true) },
-            Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
-            Some(AtOnce::Denied { told: false }) => {
-                self.limit.tell_denied(self.place(), self.key())
-            }
-            None => self.limit.judge_fully(self.place(), self.key(), cost, now),
-        }
+        self.limit.judge_bucket(bucket, self.place(), || self.key(), cost, now)
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{Event, Limit, Limiter, Quota};
+use tidegate::{Decision, Event, Limit, Limiter, Quota};
 
 const ROUNDS: u64 = 40;
 
@@ -17,7 +17,15 @@ struct Counts {
     unsure: u64,
 }
 
-/// Decides about two keys with all kinds of costs; returns what was decided and what was told.
+impl Counts {
+    fn count(&mut self, decision: Decision) {
+        self.allowed += u64::from(decision.is_allowed());
+        self.denied += u64::from(decision.is_denied());
+        self.unsure += u64::from(!decision.is_sure());
+    }
+}
+
+/// Decides about three keys with all kinds of costs; returns what was decided and what was told.
 async fn decided_and_told(store: bool) -> (Counts, Counts) {
     let clock = ManualClock::new();
     let told = Arc::new(Mutex::new(Counts::default()));
@@ -36,21 +44,31 @@ async fn decided_and_told(store: bool) -> (Counts, Counts) {
     let builder = if store { builder.store(ScriptedStore::new(&clock)) } else { builder };
     let limiter = builder.build().expect("a good limit");
     let api = limiter.limit("api").expect("it was built with it");
+    let pass = async |times: u64| {
+        for _ in 0..times {
+            clock.advance(Duration::from_millis(10));
+            limiter.settle().await;
+        }
+    };
+    // Until the store gives what it has.
+    pass(200).await;
     let mut decided = Counts::default();
+    // Of a key that is new: they wait for the store, if there is one.
+    let waiting = [2, 30, 90].map(|cost| {
+        let api = api.clone();
+        tokio::spawn(async move { api.decide_n("waited for", cost).await })
+    });
     for round in 0..ROUNDS {
         for cost in [1, 2, 5, 1, 50, 100, 3] {
-            let decision = api.check_n(&format!("key {}", round % 2), cost).expect("a good cost");
-            decided.allowed += u64::from(decision.is_allowed());
-            decided.denied += u64::from(decision.is_denied());
-            decided.unsure += u64::from(!decision.is_sure());
+            let key = format!("key {}", round % 2);
+            decided.count(api.check_n(&key, cost).expect("a good cost"));
         }
-        clock.advance(Duration::from_millis(20));
-        limiter.settle().await;
+        pass(2).await;
     }
     // Until the last has been reported, and told a second later.
-    for _ in 0..400 {
-        clock.advance(Duration::from_millis(10));
-        limiter.settle().await;
+    pass(400).await;
+    for decision in waiting {
+        decided.count(decision.await.expect("no panic").expect("a good cost"));
     }
     let told = *told.lock().unwrap_or_else(PoisonError::into_inner);
     (decided, told)

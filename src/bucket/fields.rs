@@ -9,6 +9,9 @@ pub(crate) const BOUNDLESS_RATE: i64 = (1 << RATE_BITS) - 1;
 const RATE_BITS: u32 = 34;
 const AHEAD_BITS: u32 = AHEAD_PARTS.ilog2();
 const TOKENS_BITS: u32 = 24;
+const DENIED_BITS: u32 = 32;
+/// Of a microsecond's number.
+const FRESH_SHIFT: u32 = 15;
 /// The last millisecond that can be told: 34 years.
 const MILLIS_MAX: u64 = (1 << 40) - 1;
 
@@ -123,6 +126,44 @@ impl Moment {
     #[inline]
     pub(super) fn tokens(self) -> u32 {
         self.0 as u32 & FIELD_MAX
+    }
+}
+
+/// What was denied, and until when a lease is fresh.
+///
+/// ```text
+///  63               32 31          0
+/// | fresh, 2^15 us each |   denied    |
+/// ```
+///
+/// While it is *fresh* it has not ended, and refill cannot have filled the bucket even if nothing was spent:
+/// so nobody who spends has to look at that. *denied* counts tokens since the last collection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Aside(pub u64);
+
+impl Aside {
+    pub(super) const NONE: Self = Self(0);
+
+    pub(super) fn denied(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The same with nothing denied.
+    pub(super) fn collected(self) -> Self {
+        Self(self.0 >> DENIED_BITS << DENIED_BITS)
+    }
+
+    /// Whether the lease is fresh.
+    #[inline(always)]
+    pub(super) fn is_fresh(self, now: Timestamp) -> bool {
+        now.as_micros() >> FRESH_SHIFT < self.0 >> DENIED_BITS
+    }
+
+    /// The same, with a lease that is fresh until a little before `until_us`, or until the last time that can
+    /// be told: after 4 years.
+    pub(super) fn with_fresh(self, until_us: u64) -> Self {
+        let until = (until_us >> FRESH_SHIFT).min(u32::MAX.into());
+        Self(until << DENIED_BITS | u64::from(self.denied()))
     }
 }
 

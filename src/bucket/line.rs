@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytemuck::TransparentWrapper;
 
 use super::desk::Desk;
-use super::fields::{Flow, Moment};
+use super::fields::{Aside, Flow, Moment};
 use super::word::Word;
 
 /// Words in a cache line.
@@ -38,7 +38,7 @@ impl Bucket {
         for moment in [self.ends(), self.seen()] {
             moment.store(Moment::ZERO.0, Ordering::Relaxed);
         }
-        self.counts().store(0, Ordering::Relaxed);
+        self.aside().store(Aside::NONE.0, Ordering::Relaxed);
         self.desk().store(Desk::SHUT.0, Ordering::Relaxed);
         let word = Word(self.word().load(Ordering::Relaxed));
         self.word().store(word.reborn(credit).0, Ordering::Release);
@@ -89,37 +89,10 @@ impl Bucket {
         &self.0[6]
     }
 
-    /// [`Counts`] since the last collection.
+    /// An [`Aside`].
     #[inline(always)]
-    pub(super) fn counts(&self) -> &AtomicU64 {
+    pub(super) fn aside(&self) -> &AtomicU64 {
         &self.0[7]
-    }
-}
-
-/// What a bucket counts beside its word.
-///
-/// ```text
-///  63         32 31          0
-/// |   surplus   |   denied    |
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Counts(pub u64);
-
-impl Counts {
-    /// Tokens denied.
-    pub(super) fn denied(self) -> u32 {
-        self.0 as u32
-    }
-
-    /// Tokens spent by costs above 1, less the number of such decisions.
-    pub(super) fn surplus(self) -> u32 {
-        (self.0 >> u32::BITS) as u32
-    }
-
-    /// So many tokens of surplus, to be added.
-    #[inline(always)]
-    pub(super) fn of_surplus(tokens: u32) -> u64 {
-        u64::from(tokens) << u32::BITS
     }
 }
 

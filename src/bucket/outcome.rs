@@ -1,5 +1,6 @@
 //! What goes into a bucket and what comes out of it.
 
+use super::word::Word;
 use crate::time::Timestamp;
 
 /// A lease as the bucket applies it: until `ends`, `rate` units per microsecond flow in, up to
@@ -47,10 +48,50 @@ pub(crate) enum Verdict {
 /// What one look decided, for sure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtOnce {
-    /// So many tokens are left.
-    Allowed { left: u32 },
+    Allowed(Said),
     /// Whether the engine knows, or is to be told.
-    Denied { told: bool },
+    Denied {
+        told: bool,
+    },
+}
+
+/// Whether a request may go on, whether that is sure, and how many tokens are left: as bits of the word
+/// that was left by a request that surely may, which is one for nothing. Of other words *hot* stands for
+/// denied, and *policy* for unsure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Said(Word);
+
+impl Said {
+    /// Surely nothing was left.
+    pub(crate) const DENIED: Self = Self(Word(0).with_hot(true));
+
+    #[inline(always)]
+    pub(crate) fn new(left: u32, allowed: bool, sure: bool) -> Self {
+        Self(Word(0).with_tokens(left).with_hot(!allowed).with_policy(!sure))
+    }
+
+    /// Surely allowed, leaving a word that is neither hot nor a policy's.
+    #[inline(always)]
+    pub(super) fn of(left: Word) -> Self {
+        debug_assert!(!left.hot() && !left.policy());
+        Self(left)
+    }
+
+    #[inline(always)]
+    pub(crate) fn allowed(self) -> bool {
+        !self.0.hot()
+    }
+
+    #[inline(always)]
+    pub(crate) fn sure(self) -> bool {
+        !self.0.policy()
+    }
+
+    /// Tokens left in the bucket.
+    #[inline(always)]
+    pub(crate) fn left(self) -> u32 {
+        self.0.tokens()
+    }
 }
 
 /// What [`Bucket::take`] decided.
@@ -85,11 +126,12 @@ impl Taken {
         self.verdict == Verdict::Allowed
     }
 
-    /// Whether anybody has to know more of a decision about `cost` tokens than the bucket does.
+    /// Whether anybody has to know more of a decision about `cost` tokens than the bucket does, which counts
+    /// tokens and not requests.
     #[inline]
     pub(crate) fn is_news(&self, cost: u32) -> bool {
         let quiet = self.sure && self.touch == Touch::None && self.spilled == 0;
-        !quiet || self.uncounted || cost > 1 && self.verdict == Verdict::Denied
+        !quiet || self.uncounted || cost > 1
     }
 }
 
@@ -98,8 +140,6 @@ impl Taken {
 pub(crate) struct Collected {
     /// Tokens spent since the last collection, from tokens and from credit.
     pub spent: u64,
-    /// Of these, what single requests cost beyond one token each.
-    pub surplus: u64,
     /// Tokens asked for and denied since.
     pub denied: u64,
     /// Credit left in the word.

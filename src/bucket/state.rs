@@ -35,9 +35,9 @@
 use std::sync::atomic::Ordering;
 
 use super::desk::TOLD;
-use super::fields::{Flow, Moment};
-use super::line::{Bucket, CLOSED, Counts};
-use super::outcome::{Amended, AtOnce, Collected, Taken, Terms, Touch, Verdict};
+use super::fields::{Aside, Flow, Moment};
+use super::line::{Bucket, CLOSED};
+use super::outcome::{Amended, AtOnce, Collected, Said, Taken, Terms, Touch, Verdict};
 use super::purse::TOKENS_MIN;
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, RoughTokens, View};
@@ -101,31 +101,58 @@ impl Bucket {
     /// Decides about `cost` tokens if one look tells, and the engine need not hear of it; `None`
     /// otherwise, and then nothing is changed. `unit` is the number of units in a token.
     ///
-    /// Cost: four loads and one atomic change, or seven where it is denied.
+    /// Cost: three loads and one atomic change, or seven loads where it is denied.
     #[inline(always)]
-    pub(crate) fn take_at_once(&self, cost: u32, now: Timestamp, unit: i64) -> Option<AtOnce> {
+    pub(crate) fn take_at_once(
+        &self,
+        cost: u32,
+        now: Timestamp,
+        unit: impl FnOnce() -> i64,
+    ) -> Option<AtOnce> {
         let word = Word(self.word().load(Ordering::Acquire));
         let ends = Moment(self.ends().load(Ordering::Relaxed));
-        if now.as_micros() >= ends.micros() {
-            return None;
-        }
         if word.tokens() >= cost + ends.tokens() {
-            if !word.is_plain(cost) || self.may_overflow(word, now, unit) {
-                return None;
-            }
-            let spent = word.spend_tokens(cost);
-            self.swap(word, spent).ok()?;
-            if cost > 1 {
-                self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
-            }
-            return Some(AtOnce::Allowed { left: spent.tokens() });
+            let fresh = Aside(self.aside().load(Ordering::Relaxed)).is_fresh(now);
+            let said = if fresh { self.spend_plainly(word, cost) } else { None };
+            return said.map(AtOnce::Allowed);
         }
-        if cost > 1 || !word.is_bare() || !self.is_told() || !self.surely_lacks_one(now, unit) {
+        if cost > 1
+            || !word.is_bare()
+            || now.as_micros() >= ends.micros()
+            || !self.is_told()
+            || !self.surely_lacks_one(now, unit())
+        {
             return None;
         }
         // A collection may come between, which the engine is to be told of then.
-        self.counts().fetch_add(1, Ordering::Relaxed);
+        self.aside().fetch_add(1, Ordering::Relaxed);
         Some(AtOnce::Denied { told: self.desk().load(Ordering::SeqCst) & TOLD == TOLD })
+    }
+
+    /// Spends `cost` tokens if there are so many, refill has not filled the bucket, and the engine need not
+    /// hear of it; `None` otherwise, and then nothing is changed.
+    #[inline]
+    pub(crate) fn take_unless_full(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Said> {
+        let word = Word(self.word().load(Ordering::Acquire));
+        let ends = Moment(self.ends().load(Ordering::Relaxed));
+        if now.as_micros() >= ends.micros()
+            || word.tokens() < cost + ends.tokens()
+            || self.may_overflow(word, now, unit)
+        {
+            return None;
+        }
+        self.spend_plainly(word, cost)
+    }
+
+    /// Spends `cost` tokens of which the word has so many, if the engine need not hear of it.
+    #[inline(always)]
+    fn spend_plainly(&self, word: Word, cost: u32) -> Option<Said> {
+        if !word.is_plain(cost) {
+            return None;
+        }
+        let spent = word.spend_tokens(cost);
+        self.swap(word, spent).ok()?;
+        Some(Said::of(spent))
     }
 
     /// Whether the engine has been told of denials, and one more can be counted.
@@ -160,12 +187,13 @@ impl Bucket {
     /// What one look tells.
     #[inline]
     fn look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        Some(match self.take_at_once(cost, now.cached(), unit)? {
-            AtOnce::Allowed { left } => {
-                Taken::new(Verdict::Allowed, true, left, (Touch::None, false))
-            }
-            AtOnce::Denied { .. } => self.tell_denied(),
-        })
+        let allowed =
+            |said: Said| Taken::new(Verdict::Allowed, true, said.left(), (Touch::None, false));
+        match self.take_at_once(cost, now.cached(), || unit) {
+            Some(AtOnce::Allowed(said)) => Some(allowed(said)),
+            Some(AtOnce::Denied { .. }) => Some(self.tell_denied()),
+            None => self.take_unless_full(cost, now.cached(), unit).map(allowed),
+        }
     }
 
     /// Whether refill is leased, and has not brought a token by now.
@@ -236,7 +264,7 @@ impl Bucket {
                     let sure = from_credit == 0 && !ahead && !word.policy();
                     let left = tokens - from_tokens;
                     let urgent = from_credit > 0 || left < ends.tokens();
-                    return self.admitted(cost, word, left, sure, urgent, spilled);
+                    return self.admitted(word, left, sure, urgent, spilled);
                 }
                 Err(seen) => {
                     contended = true;
@@ -273,9 +301,6 @@ impl Bucket {
             self.deposit(room, word.epoch());
             return None;
         }
-        if cost > 1 {
-            self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
-        }
         Some(spent.tokens())
     }
 
@@ -287,18 +312,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    fn admitted(
-        &self,
-        cost: u32,
-        before: Word,
-        left: u32,
-        sure: bool,
-        urgent: bool,
-        spilled: u32,
-    ) -> Taken {
-        if cost > 1 {
-            self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
-        }
+    fn admitted(&self, before: Word, left: u32, sure: bool, urgent: bool, spilled: u32) -> Taken {
         let news = if urgent {
             self.raise(TOLD)
         } else if before.pending() == 0 {
@@ -314,7 +328,7 @@ impl Bucket {
         // So much is no hint any more, and the sum must not wrap: the limit counts the request.
         let uncounted = self.denied() >= DENIED_MAX;
         let counted = if uncounted { 0 } else { u64::from(cost) };
-        let before = Counts(self.counts().fetch_add(counted, Ordering::Relaxed)).denied();
+        let before = Aside(self.aside().fetch_add(counted, Ordering::Relaxed)).denied();
         // Told whenever it is more than all that was denied before: a few times between collections.
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         // Without a lease the store may have more than this node knows of.
@@ -483,11 +497,10 @@ impl Bucket {
             (after != word).then_some(after)
         };
         let (Ok(before) | Err(before)) = self.update(collect);
-        let counts = Counts(self.counts().swap(0, Ordering::Relaxed));
+        let aside = self.update_aside(Aside::collected);
         Collected {
             spent: u64::from(before.pending()),
-            surplus: u64::from(counts.surplus()),
-            denied: u64::from(counts.denied()),
+            denied: u64::from(aside.denied()),
             credit: before.credit(),
             hot: before.hot(),
         }
@@ -505,7 +518,19 @@ impl Bucket {
     }
 
     fn denied(&self) -> u32 {
-        Counts(self.counts().load(Ordering::Relaxed)).denied()
+        Aside(self.aside().load(Ordering::Relaxed)).denied()
+    }
+
+    /// The lease is fresh until then.
+    fn set_fresh(&self, until_us: u64) {
+        self.update_aside(|aside| aside.with_fresh(until_us));
+    }
+
+    fn update_aside(&self, change: impl Fn(Aside) -> Aside) -> Aside {
+        let change = |aside| Some(change(Aside(aside)).0);
+        let order = (Ordering::Release, Ordering::Relaxed);
+        let (Ok(before) | Err(before)) = self.aside().fetch_update(order.0, order.1, change);
+        Aside(before)
     }
 
     /// Tokens spent and denied since the last collection, without collecting them.
@@ -536,6 +561,7 @@ impl Bucket {
 
     /// Lowers the depth: refill stops there.
     pub(crate) fn set_depth(&self, depth: u32) {
+        self.set_fresh(0);
         let flow = Flow(self.flow().load(Ordering::Relaxed));
         self.flow().store(flow.with_depth(depth.min(FIELD_MAX)).0, Ordering::Release);
     }
@@ -551,6 +577,7 @@ impl Bucket {
         unit: i64,
     ) -> Amended {
         // What has overflowed is lost before the refill is closed and anything more is spent.
+        self.set_fresh(0);
         self.peek(now, unit);
         let earned = self.settle(now);
         let old = Flow(self.flow().load(Ordering::Relaxed));
@@ -583,6 +610,7 @@ impl Bucket {
             u64::MAX
         };
         self.minted_us().store(minted_us, Ordering::Release);
+        self.set_fresh(until_full(now, terms, amended.units, unit).min(ends.micros()));
         amended
     }
 
@@ -604,6 +632,17 @@ impl Bucket {
         self.seen().store(seen.0, Ordering::Relaxed);
         self.set_view_at(at);
     }
+}
+
+/// Until when refill cannot have filled a bucket of so many units, whatever is spent of them, for whoever
+/// reads the cached clock: in microseconds.
+fn until_full(now: Timestamp, terms: Terms, units: i64, unit: i64) -> u64 {
+    let room = i64::from(terms.depth).saturating_mul(unit).saturating_sub(units);
+    let fills_in_us = match terms.rate {
+        0 => u64::MAX,
+        rate => room.max(0) as u64 / rate as u64,
+    };
+    now.as_micros().saturating_add(fills_in_us).saturating_sub(CLOCK_AGE_MAX_US)
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ impl Word {
         self.0 & HOT != 0
     }
 
-    pub(super) fn with_hot(self, hot: bool) -> Self {
-        Self(self.0 & !HOT | u64::from(hot) << HOT_AT)
+    pub(super) const fn with_hot(self, hot: bool) -> Self {
+        Self(self.0 & !HOT | (hot as u64) << HOT_AT)
     }
 
     pub(super) fn with_tokens(self, tokens: u32) -> Self {

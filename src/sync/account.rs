@@ -593,7 +593,9 @@ impl Account {
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
-        self.answer_asked(now, terms);
+        // It gives nothing while others may hold what it does not know of.
+        let withheld = given.tokens < entry.needed && given.level >= unit;
+        self.answer_asked(withheld, now, terms);
         self.absorb(now, muted, |debt| (credit - debt).max(0) as u32);
         self.schedule(given, now, terms);
         self.plan_probe(now, terms);

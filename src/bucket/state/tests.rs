@@ -1,5 +1,6 @@
 //! What a bucket promises to those who spend from it and to the one who leases to it.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bucket::Note;
+use crate::bucket::purse::{Origin, Purses};
 
 const UNIT: i64 = 1000;
 
@@ -258,7 +260,83 @@ impl Drop for Leaving {
     }
 }
 
+/// Something that happens to a bucket.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Take { cost: u32, surely: bool },
+    Peek,
+    Collect,
+    Lease { rate: i64, depth: u32, tokens: i64, lasts_us: u64, ahead: u8 },
+    Deepen { by: u32 },
+    Withdraw { keep: u32 },
+    Heat,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let tokens = || prop_oneof![0..10_u32, 0..1000_u32, 5000..FIELD_MAX];
+    let take = (1..4_u32, any::<bool>()).prop_map(|(cost, surely)| Event::Take { cost, surely });
+    let lease = (0..50_i64, tokens(), tokens(), 0..5_000_000_u64, 0..64_u8).prop_map(
+        |(rate, depth, tokens, lasts_us, ahead)| {
+            let tokens = tokens.min(depth).into();
+            Event::Lease { rate, depth, tokens, lasts_us, ahead }
+        },
+    );
+    prop_oneof![
+        8 => take,
+        1 => Just(Event::Peek),
+        1 => Just(Event::Collect),
+        2 => lease,
+        1 => (0..3_u32).prop_map(|by| Event::Deepen { by }),
+        1 => tokens().prop_map(|keep| Event::Withdraw { keep }),
+        1 => Just(Event::Heat),
+    ]
+}
+
+/// Lets it happen to a bucket that a thread of its own spends from, and returns what can be seen of it.
+fn live(bucket: &Bucket, purses: &Purses, event: Event, now: Timestamp) -> impl PartialEq + Debug {
+    let origin = Origin::new(1, 1);
+    let mut taken = None;
+    match event {
+        Event::Take { cost, surely } => {
+            if cost == 1 && bucket.is_hot() {
+                purses.refill(origin, bucket, now, UNIT);
+            }
+            let purse = (cost == 1).then(|| purses.spend(origin, now)).flatten();
+            taken = match purse {
+                Some(_) => None,
+                None if surely => Some(bucket.take_sure(cost, now, UNIT)),
+                None => Some(bucket.take(cost, now, UNIT)),
+            };
+        }
+        Event::Peek => _ = bucket.peek(now, UNIT),
+        Event::Collect => _ = bucket.collect(false, |credit| credit),
+        Event::Lease { rate, depth, tokens, lasts_us, ahead } => {
+            let ends = now.plus_micros(lasts_us);
+            let terms = Terms { rate, depth, ends, low: depth / 100, ahead, policy: false };
+            bucket.amend(now, terms, tokens, 0, UNIT);
+        }
+        Event::Deepen { by } => bucket.set_depth(bucket.peek(now, UNIT).0 + by),
+        Event::Withdraw { keep } => _ = bucket.withdraw(keep),
+        Event::Heat => bucket.heat(),
+    }
+    (taken, bucket.held_and_pending(), bucket.demand(), bucket.refill())
+}
+
 proptest! {
+    #[test]
+    fn whoever_does_not_look_at_refill_while_a_lease_is_fresh_misses_nothing(
+        events in vec((event(), prop_oneof![0..2000_u64, 0..300_000_u64]), 1..100),
+    ) {
+        let [one, other] = [0, 0].map(|credit| (Bucket::new(credit), Purses::new(0)));
+        let mut now = at(1);
+        for (event, after_us) in events {
+            now = now.plus_micros(after_us);
+            let seen = live(&one.0, &one.1, event, now);
+            other.0.set_fresh(0);
+            prop_assert_eq!(seen, live(&other.0, &other.1, event, now), "{:?} at {:?}", event, now);
+        }
+    }
+
     #[test]
     fn a_bucket_that_is_often_full_has_what_flowed_in_and_fits(
         depth in 1..=6_u32, steps in vec((0..=5_000_u64, 1..=3_u32), 1..50),
