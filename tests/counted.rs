@@ -54,21 +54,22 @@ async fn decided_and_told(store: bool) -> (Counts, Counts) {
     pass(200).await;
     let mut decided = Counts::default();
     // Of a key that is new: they wait for the store, if there is one.
-    let waiting = [2, 30, 90].map(|cost| {
-        let api = api.clone();
-        tokio::spawn(async move { api.decide_n("waited for", cost).await })
-    });
-    for round in 0..ROUNDS {
-        for cost in [1, 2, 5, 1, 50, 100, 3] {
-            let key = format!("key {}", round % 2);
-            decided.count(api.check_n(&key, cost).expect("a good cost"));
+    let wait = |cost| api.decide_n("waited for", cost);
+    let waiting = async { tokio::join!(wait(2), wait(30), wait(90)) };
+    let others = async {
+        for round in 0..ROUNDS {
+            for cost in [1, 2, 5, 1, 50, 100, 3] {
+                let key = format!("key {}", round % 2);
+                decided.count(api.check_n(&key, cost).expect("a good cost"));
+            }
+            pass(2).await;
         }
-        pass(2).await;
-    }
-    // Until the last has been reported, and told a second later.
-    pass(400).await;
-    for decision in waiting {
-        decided.count(decision.await.expect("no panic").expect("a good cost"));
+        // Until the last has been reported, and told a second later.
+        pass(400).await;
+    };
+    let (waited, ()) = tokio::join!(waiting, others);
+    for decision in <[_; 3]>::from(waited) {
+        decided.count(decision.expect("a good cost"));
     }
     let told = *told.lock().unwrap_or_else(PoisonError::into_inner);
     (decided, told)
