@@ -222,7 +222,6 @@ impl Builder {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (questions, asked) = mpsc::unbounded_channel();
         let last_error = Arc::new(Mutex::new(None));
-        let clock = time.cached();
         let [instance_low, instance_high, seed] = random()?;
         let instance_low = instance_low.wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed));
         let mut instance = [0; 16];
@@ -246,14 +245,14 @@ impl Builder {
             dirty: dirty.clone(),
             limits: limits.clone(),
             budget,
-            clock: clock.clone(),
+            clock: time.cached(),
             time: time.clone(),
             commands: inbox,
             questions: asked,
             listeners,
             last_error: last_error.clone(),
         };
-        let shared = Shared { limits, dirty, clock, commands, questions, last_error, time };
+        let shared = Shared { limits, dirty, commands, questions, last_error, time };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }
 
@@ -299,7 +298,7 @@ fn limit_state(
         terms.mode = Mode::Local;
     }
     let prints = Prints::new(random()?, random()?);
-    let state = LimitState::new(index, limit.name().into(), terms, prints, budget, time.now());
+    let state = LimitState::new(index, limit.name().into(), terms, prints, budget, time);
     state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
         field: "keys_max",
         value: budget.max().to_string(),

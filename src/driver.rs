@@ -96,6 +96,8 @@ pub(crate) struct LimitState {
     pub(crate) index: u32,
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
+    /// What decisions read the time from.
+    pub(crate) clock: Clock,
     pub(crate) buckets: Arc<Table>,
     /// What a new key may spend before the store is heard; publishes nothing else.
     credit: AtomicU32,
@@ -111,17 +113,18 @@ impl LimitState {
         terms: Terms,
         prints: Prints,
         budget: &Arc<KeyBudget>,
-        now: Timestamp,
+        time: &TimeSource,
     ) -> Option<Self> {
         // Where this node alone knows of a key, there is nothing to wait for.
         let credit = if terms.mode == Mode::Local { 0 } else { terms.credit };
         let overflow = |bucket: &Bucket| {
             bucket.rest_on(credit);
-            settle(&terms, bucket, now);
+            settle(&terms, bucket, time.now());
         };
         let buckets = Arc::new(Table::new(index, prints, budget.clone(), overflow)?);
         let credit = AtomicU32::new(credit);
-        Some(Self { index, name, terms, buckets, credit, excess: Mutex::default() })
+        let (clock, excess) = (time.cached(), Mutex::default());
+        Some(Self { index, name, terms, clock, buckets, credit, excess })
     }
 
     /// Makes a new key's bucket what it is to be.

@@ -13,7 +13,7 @@ use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key;
-use crate::time::{Clock, Now, Timestamp};
+use crate::time::{Now, Timestamp};
 
 /// How long [`ActiveLimit::decide`] waits for the store at most.
 pub const DECIDE_WITHIN: Duration = Duration::from_millis(50);
@@ -33,7 +33,6 @@ pub struct Limiter {
 pub(crate) struct Shared {
     pub(crate) limits: Arc<[Arc<LimitState>]>,
     pub(crate) dirty: Arc<DirtyQueue>,
-    pub(crate) clock: Clock,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) questions: mpsc::UnboundedSender<Question>,
     pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
@@ -149,9 +148,7 @@ impl ActiveLimit {
     /// [`CheckError`] if the key is empty or too long.
     #[inline(always)]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
-        let key = key.as_ref();
-        key::validate(key)?;
-        Ok(self.decide_now(key, 1))
+        self.decide_now(key.as_ref(), 1)
     }
 
     /// Decides about one request of `key`, costing `cost` tokens: all or none are spent.
@@ -166,27 +163,22 @@ impl ActiveLimit {
         key: &K,
         cost: u32,
     ) -> Result<Decision, CheckError> {
-        let key = key.as_ref();
-        key::validate(key)?;
         self.validate_cost(cost)?;
-        Ok(self.decide_now(key, cost))
+        self.decide_now(key.as_ref(), cost)
     }
 
     /// What nobody asks of a decision is not computed: so this is inlined, and what it calls is not.
     #[inline(always)]
-    fn decide_now(&self, key: &[u8], cost: u32) -> Decision {
-        let now = self.shared.clock.now();
-        self.decision(self.judge(key, cost, now), cost, now)
-    }
-
-    /// Decides by one look at the key's bucket, if that tells. Whatever else there is to be done comes
-    /// last, so that nothing has to be kept meanwhile.
-    #[inline]
-    fn judge(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        match self.state.buckets.prints().of_two_blocks(key) {
-            Some(print) => self.judge_print(print, key, cost, now),
-            None => self.judge_other_length(key, cost, now),
-        }
+    fn decide_now(&self, key: &[u8], cost: u32) -> Result<Decision, CheckError> {
+        let now = self.state.clock.now();
+        let judged = if let Some(print) = self.state.buckets.prints().of_two_blocks(key) {
+            // It is neither empty nor too long.
+            self.judge_print(print, key, cost, now)
+        } else {
+            key::validate(key)?;
+            self.judge_other_length(key, cost, now)
+        };
+        Ok(self.decision(judged, cost, now))
     }
 
     #[inline(never)]
@@ -194,6 +186,8 @@ impl ActiveLimit {
         self.judge_print(self.state.buckets.print(key), key, cost, now)
     }
 
+    /// Decides by one look at the key's bucket, if that tells. Whatever else there is to be done comes
+    /// last, so that nothing has to be kept meanwhile.
     #[inline(always)]
     fn judge_print(&self, print: Print, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let Some((place, bucket)) = self.state.buckets.find(print) else {
@@ -357,7 +351,7 @@ impl ActiveLimit {
         key::validate(key)?;
         self.validate_cost(cost)?;
         let print = self.state.buckets.print(key);
-        let place = self.place(print, self.shared.clock.now());
+        let place = self.place(print, self.state.clock.now());
         match self.decide_surely(place, key, cost) {
             Some(decision) => Ok(decision),
             None => Ok(self.handle(key)?.decide_or_ask(cost).await),
@@ -380,14 +374,14 @@ impl ActiveLimit {
             }
         }
         let fresh = Bucket::new(self.state.credit());
-        self.state.settle(&fresh, self.shared.clock.now());
+        self.state.settle(&fresh, self.state.clock.now());
         Ok(self.look(&fresh))
     }
 
     /// Decides if that can be done for sure, or the key was forgotten a moment ago and has nothing.
     fn decide_surely(&self, place: u32, key: &[u8], cost: u32) -> Option<Decision> {
         let bucket = self.state.buckets.at(place);
-        let now = self.shared.clock.now();
+        let now = self.state.clock.now();
         if let Some(said) = self.refill_purse(place, cost, now) {
             return Some(self.decision(Judged { bucket, said }, cost, now));
         }
@@ -413,7 +407,7 @@ impl ActiveLimit {
     pub fn handle<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<KeyHandle, CheckError> {
         let key = key.as_ref();
         key::validate(key)?;
-        let now = self.shared.clock.now();
+        let now = self.state.clock.now();
         let buckets = &self.state.buckets;
         let settle = |bucket: &Bucket| self.state.settle(bucket, now);
         let credit = || self.state.credit();
@@ -450,7 +444,7 @@ impl ActiveLimit {
     }
 
     fn look(&self, bucket: &Bucket) -> Decision {
-        let now = self.shared.clock.now();
+        let now = self.state.clock.now();
         let (left, credit, sure) = bucket.peek(now, self.state.terms.scale.token);
         let said = Said::new(left, left + credit > 0, sure && left > 0);
         self.decision(Judged { bucket, said }, 1, now)
@@ -525,7 +519,7 @@ impl KeyHandle {
 
     #[inline(always)]
     fn decide_now(&self, cost: u32) -> Decision {
-        let now = self.limit.shared.clock.now();
+        let now = self.limit.state.clock.now();
         if cost > 1 {
             return self.limit.decision(self.judge(cost, now), cost, now);
         }
@@ -544,7 +538,7 @@ impl KeyHandle {
 
     #[inline(always)]
     fn bucket(&self) -> &Bucket {
-        self.limit.state.buckets.at(self.place())
+        self.limit.state.buckets.at_origin(self.origin)
     }
 
     /// Not inlined, so that who spends from a purse has nothing to keep.
@@ -560,22 +554,22 @@ impl KeyHandle {
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        let shared = &*self.limit.shared;
-        let Shared { clock, questions, .. } = shared;
         let decided = self.limit.decide_surely(self.place(), self.key(), cost);
         if let Some(decision) = decided {
             return decision;
         }
         let (done, answer) = oneshot::channel();
         let key = self.key.clone();
-        let asked = questions.send(Question { key, cost, within: DECIDE_WITHIN, done });
+        let asked =
+            self.limit.shared.questions.send(Question { key, cost, within: DECIDE_WITHIN, done });
         let answer = if asked.is_ok() { answer.await.ok() } else { None };
         let Some(Answered { allowed, sure }) = answer else {
             // The driver has ended with its runtime: nobody can be asked any more.
             return self.decide_now(cost);
         };
         let bucket = self.bucket();
-        let (left, ..) = bucket.peek(clock.now(), self.limit.state.terms.scale.token);
+        let LimitState { clock, terms, .. } = &*self.limit.state;
+        let (left, ..) = bucket.peek(clock.now(), terms.scale.token);
         let said = Said::new(left, allowed, sure);
         self.limit.decision(Judged { bucket, said }, cost, clock.now())
     }

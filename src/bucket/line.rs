@@ -112,7 +112,7 @@ impl Lines {
     pub(super) fn new(count: usize) -> Option<Self> {
         let words: Box<[AtomicU64]> =
             bytemuck::try_zeroed_slice_box((count + 1).checked_mul(WORDS)?).ok()?;
-        let skipped = words.as_ptr().align_offset(size_of::<Line>()).min(WORDS);
+        let skipped = words.as_ptr().align_offset(size_of::<Line>()).min(WORDS - 1);
         Some(Self { words, skipped: skipped as u32 })
     }
 
@@ -122,15 +122,49 @@ impl Lines {
         let first = self.skipped as usize + place as usize * WORDS;
         self.words.get(first..first + WORDS)?.first_chunk().map(Bucket::wrap_ref)
     }
+
+    /// Where the bucket at `place` begins.
+    pub(super) fn first_word(&self, place: u32) -> FirstWord {
+        FirstWord::new(place, self.skipped)
+    }
 }
 
-impl Index<u32> for Lines {
+/// Where a bucket begins among the words of its [`Lines`]: whoever keeps that need not ask how many are left
+/// out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FirstWord(u32);
+
+const PLACE_AT: u32 = WORDS.ilog2();
+
+impl FirstWord {
+    #[inline(always)]
+    pub(super) fn new(place: u32, skipped: u32) -> Self {
+        Self(place << PLACE_AT | skipped)
+    }
+
+    /// As bits, by which it differs from others of the same table.
+    #[inline(always)]
+    pub(super) fn bits(self) -> u32 {
+        self.0
+    }
+
+    #[inline(always)]
+    pub(super) fn of_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    #[inline(always)]
+    pub(super) fn place(self) -> u32 {
+        self.0 >> PLACE_AT
+    }
+}
+
+impl Index<FirstWord> for Lines {
     type Output = Bucket;
 
     #[inline(always)]
-    fn index(&self, place: u32) -> &Bucket {
-        let first = self.skipped as usize + place as usize * WORDS;
-        let (lines, _) = self.words[first..first + WORDS].as_chunks();
+    fn index(&self, FirstWord(first): FirstWord) -> &Bucket {
+        let (lines, _) = self.words[first as usize..first as usize + WORDS].as_chunks();
         Bucket::wrap_ref(&lines[0])
     }
 }

@@ -473,12 +473,13 @@ impl Bucket {
     /// What flows in: a hint, for reports.
     #[inline(always)]
     pub(crate) fn refill(&self) -> Refill {
-        let flow = Flow(self.flow().load(Ordering::Relaxed));
-        Refill {
-            rate: flow.rate(),
-            minted_us: self.minted_us().load(Ordering::Relaxed),
-            ends_ms: Moment(self.ends().load(Ordering::Relaxed)).millis(),
+        let minted_us = self.minted_us().load(Ordering::Relaxed);
+        if minted_us >= CLOSED {
+            return Refill::NONE;
         }
+        let rate = Flow(self.flow().load(Ordering::Relaxed)).rate();
+        let ends_ms = Moment(self.ends().load(Ordering::Relaxed)).millis();
+        Refill { rate, minted_us, ends_ms }
     }
 
     fn rate(&self) -> u64 {

@@ -166,7 +166,7 @@ impl Table {
     /// What purses know the bucket at `place` by.
     #[inline(always)]
     pub(crate) fn origin(&self, place: u32) -> Origin {
-        Origin::new(self.number, place)
+        Origin::new(self.number, self.lines.first_word(place))
     }
 
     /// What keys are told from others by.
@@ -183,7 +183,13 @@ impl Table {
     /// The bucket at `place`, which was given.
     #[inline(always)]
     pub(crate) fn at(&self, place: u32) -> &Bucket {
-        &self.lines[place]
+        &self.lines[self.lines.first_word(place)]
+    }
+
+    /// The bucket that tokens of this table are from.
+    #[inline(always)]
+    pub(crate) fn at_origin(&self, origin: Origin) -> &Bucket {
+        &self.lines[origin.first_word()]
     }
 
     /// The bucket of the key with this print, and its place.
