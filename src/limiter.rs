@@ -205,14 +205,8 @@ impl ActiveLimit {
         cost: u32,
         now: Timestamp,
     ) -> Judged<'a> {
-        let LimitState { buckets, terms, .. } = &*self.state;
-        match bucket.take_at_once(cost, now, || terms.scale.token) {
-            Some(AtOnce::Allowed(said)) => {
-                if cost > 1 {
-                    buckets.count_surplus(place, cost);
-                }
-                Judged { bucket, said }
-            }
+        match bucket.take_at_once(cost, now, || self.state.terms.scale.token) {
+            Some(AtOnce::Allowed(said)) => Judged { bucket, said },
             Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
             Some(AtOnce::Denied { told: false }) => self.tell_denied(place, key()),
             None => self.judge_at(place, key(), cost, now),
@@ -245,11 +239,7 @@ impl ActiveLimit {
     #[inline(always)]
     fn take_unless_full(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
         let LimitState { buckets, terms, .. } = &*self.state;
-        let said = buckets.at(place).take_unless_full(cost, now, terms.scale.token)?;
-        if cost > 1 {
-            buckets.count_surplus(place, cost);
-        }
-        Some(said)
+        buckets.at(place).take_unless_full(cost, now, terms.scale.token)
     }
 
     /// What this thread has taken out of a hot bucket tells as well as one look.

@@ -9,9 +9,6 @@ pub(crate) const BOUNDLESS_RATE: i64 = (1 << RATE_BITS) - 1;
 const RATE_BITS: u32 = 34;
 const AHEAD_BITS: u32 = AHEAD_PARTS.ilog2();
 const TOKENS_BITS: u32 = 24;
-const DENIED_BITS: u32 = 32;
-/// Of a microsecond's number.
-const FRESH_SHIFT: u32 = 15;
 /// The last millisecond that can be told: 34 years.
 const MILLIS_MAX: u64 = (1 << 40) - 1;
 
@@ -129,41 +126,55 @@ impl Moment {
     }
 }
 
-/// What was denied, and until when a lease is fresh.
+/// The end of a lease to the millisecond, whether refill may fill the bucket before, and the low mark.
 ///
 /// ```text
-///  63               32 31          0
-/// | fresh, 2^15 us each |   denied    |
+///  63            24      23      22       0
+/// |  milliseconds  | may fill | low, tokens |
 /// ```
-///
-/// While it is *fresh* it has not ended, and refill cannot have filled the bucket even if nothing was spent:
-/// so nobody who spends has to look at that. *denied* counts tokens since the last collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Aside(pub u64);
+pub(super) struct Ends(pub u64);
 
-impl Aside {
-    pub(super) const NONE: Self = Self(0);
+const MAY_FILL: u64 = 1 << (TOKENS_BITS - 1);
 
-    pub(super) fn denied(self) -> u32 {
-        self.0 as u32
+impl Ends {
+    pub(super) const ZERO: Self = Self(0);
+
+    /// `at`, rounded down; a low mark that does not fit is as high as can be.
+    pub(super) fn new(at: Timestamp, low: u32, may_fill: bool) -> Self {
+        let low = u64::from(low).min(MAY_FILL - 1);
+        let may_fill = if may_fill { MAY_FILL } else { 0 };
+        Self(Moment::not_after(at, 0).0 | may_fill | low)
     }
 
-    /// The same with nothing denied.
-    pub(super) fn collected(self) -> Self {
-        Self(self.0 >> DENIED_BITS << DENIED_BITS)
+    /// The same, of a lease that refill may fill.
+    pub(super) fn may_fill(self) -> Self {
+        Self(self.0 | MAY_FILL)
     }
 
-    /// Whether the lease is fresh.
+    /// Milliseconds since the clock's origin.
+    #[inline]
+    pub(super) fn millis(self) -> u64 {
+        Moment(self.0).millis()
+    }
+
+    /// Microseconds since the clock's origin.
+    #[inline]
+    pub(super) fn micros(self) -> u64 {
+        Moment(self.0).micros()
+    }
+
+    /// Tell the engine when fewer tokens than this are left.
+    #[inline]
+    pub(super) fn low(self) -> u32 {
+        (self.0 % MAY_FILL) as u32
+    }
+
+    /// Whether the lease has not ended, and refill cannot fill the bucket before it does, even if nothing is
+    /// spent: so nobody who spends has to look at that.
     #[inline(always)]
     pub(super) fn is_fresh(self, now: Timestamp) -> bool {
-        now.as_micros() >> FRESH_SHIFT < self.0 >> DENIED_BITS
-    }
-
-    /// The same, with a lease that is fresh until a little before `until_us`, or until the last time that can
-    /// be told: after 4 years.
-    pub(super) fn with_fresh(self, until_us: u64) -> Self {
-        let until = (until_us >> FRESH_SHIFT).min(u32::MAX.into());
-        Self(until << DENIED_BITS | u64::from(self.denied()))
+        self.0 & MAY_FILL == 0 && now.as_micros() < self.micros()
     }
 }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytemuck::TransparentWrapper;
 
 use super::desk::Desk;
-use super::fields::{Aside, Flow, Moment};
+use super::fields::{Ends, Flow, Moment};
+use super::index::PLACE_MAX;
 use super::word::Word;
 
 /// Words in a cache line.
@@ -35,10 +36,9 @@ impl Bucket {
         self.print().store(print, Ordering::Relaxed);
         self.minted_us().store(CLOSED, Ordering::Release);
         self.flow().store(Flow::NONE.0, Ordering::Release);
-        for moment in [self.ends(), self.seen()] {
-            moment.store(Moment::ZERO.0, Ordering::Relaxed);
-        }
-        self.aside().store(Aside::NONE.0, Ordering::Relaxed);
+        self.ends().store(Ends::ZERO.0, Ordering::Relaxed);
+        self.seen().store(Moment::ZERO.0, Ordering::Relaxed);
+        self.counts().store(0, Ordering::Relaxed);
         self.desk().store(Desk::SHUT.0, Ordering::Relaxed);
         let word = Word(self.word().load(Ordering::Relaxed));
         self.word().store(word.reborn(credit).0, Ordering::Release);
@@ -63,8 +63,8 @@ impl Bucket {
         &self.0[2]
     }
 
-    /// A [`Moment`], written by the engine: the end of the lease, from which on tokens are void, and
-    /// the low mark.
+    /// [`Ends`], written by the engine: the end of the lease, from which on tokens are void, and what else a
+    /// decision minds.
     #[inline(always)]
     pub(super) fn ends(&self) -> &AtomicU64 {
         &self.0[3]
@@ -89,10 +89,37 @@ impl Bucket {
         &self.0[6]
     }
 
-    /// An [`Aside`].
+    /// [`Counts`] since the last collection.
     #[inline(always)]
-    pub(super) fn aside(&self) -> &AtomicU64 {
+    pub(super) fn counts(&self) -> &AtomicU64 {
         &self.0[7]
+    }
+}
+
+/// What a bucket counts beside its word.
+///
+/// ```text
+///  63         32 31          0
+/// |   surplus   |   denied    |
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts(pub u64);
+
+impl Counts {
+    /// Tokens denied.
+    pub(super) fn denied(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Tokens spent by costs above 1, less the number of such decisions.
+    pub(super) fn surplus(self) -> u32 {
+        (self.0 >> u32::BITS) as u32
+    }
+
+    /// So many tokens of surplus, to be added.
+    #[inline(always)]
+    pub(super) fn of_surplus(tokens: u32) -> u64 {
+        u64::from(tokens) << u32::BITS
     }
 }
 
@@ -135,6 +162,8 @@ impl Lines {
 pub(crate) struct FirstWord(u32);
 
 const PLACE_AT: u32 = WORDS.ilog2();
+
+const _: () = assert!(PLACE_MAX <= u32::MAX >> PLACE_AT);
 
 impl FirstWord {
     #[inline(always)]

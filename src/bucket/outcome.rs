@@ -46,7 +46,7 @@ pub(crate) enum Verdict {
 }
 
 /// What one look decided, for sure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum AtOnce {
     Allowed(Said),
     /// Whether the engine knows, or is to be told.
@@ -55,10 +55,10 @@ pub(crate) enum AtOnce {
     },
 }
 
-/// Whether a request may go on, whether that is sure, and how many tokens are left: as bits of the word
-/// that was left by a request that surely may, which is one for nothing. Of other words *hot* stands for
-/// denied, and *policy* for unsure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whether a request may go on, whether that is sure, and how many tokens are left. A request that is surely
+/// allowed leaves a word that is neither hot nor a policy's, and that word says it as it is; for all others a
+/// word is made up, in which *hot* stands for denied and *policy* for unsure.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Said(Word);
 
 impl Said {
@@ -126,12 +126,11 @@ impl Taken {
         self.verdict == Verdict::Allowed
     }
 
-    /// Whether anybody has to know more of a decision about `cost` tokens than the bucket does, which counts
-    /// tokens and not requests.
+    /// Whether anybody has to know more of a decision about `cost` tokens than the bucket does.
     #[inline]
     pub(crate) fn is_news(&self, cost: u32) -> bool {
         let quiet = self.sure && self.touch == Touch::None && self.spilled == 0;
-        !quiet || self.uncounted || cost > 1
+        !quiet || self.uncounted || cost > 1 && self.verdict == Verdict::Denied
     }
 }
 
@@ -140,6 +139,8 @@ impl Taken {
 pub(crate) struct Collected {
     /// Tokens spent since the last collection, from tokens and from credit.
     pub spent: u64,
+    /// Of these, what single requests cost beyond one token each.
+    pub surplus: u64,
     /// Tokens asked for and denied since.
     pub denied: u64,
     /// Credit left in the word.

@@ -21,7 +21,7 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-use super::fields::{Flow, Moment};
+use super::fields::{Ends, Flow};
 use super::line::{Bucket, FirstWord};
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, View};
@@ -265,7 +265,7 @@ impl Bucket {
     fn exchange(&self, exchange: Exchange, now: Timestamp, unit: i64) -> Option<Exchanged> {
         let mut word = Word(self.word().load(Ordering::Acquire));
         for _ in 0..TRIES {
-            let ends = Moment(self.ends().load(Ordering::Relaxed));
+            let ends = Ends(self.ends().load(Ordering::Relaxed));
             let over = now.as_micros() + SPAN_US >= ends.micros();
             // Only a collection that finds the word hot tells the engine of purses.
             if !word.hot() || word.policy() || word.gone() || over {
@@ -276,7 +276,7 @@ impl Bucket {
             let returnable = if same { room.min(word.pending()) } else { 0 };
             let returned = exchange.returned.min(returnable);
             let before = word.unspend_tokens(returned);
-            let spare = before.tokens().saturating_sub(ends.tokens());
+            let spare = before.tokens().saturating_sub(ends.low());
             let most = exchange.want.min(before.tokens() / PART).min(spare);
             let fits = before.pending() > 0 && before.pending() + most <= FIELD_MAX;
             let full = self.may_be_full(before, now.as_micros() + GIVEN_UP_US, unit);

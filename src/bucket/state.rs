@@ -28,6 +28,11 @@
 //! a thread that reads the new word sees the new end. Counters for demand and metrics publish
 //! nothing and are `Relaxed`.
 //!
+//! Whether a lease is fresh is told by the word of its end: refill is said to be able to fill the bucket
+//! before the word of the bucket moves to the next epoch, and only after that, and after `minted_us` is
+//! open, that it cannot. A decision reads the bucket's word first: who reads the new one sees nothing of the
+//! old lease's end, and who reads the old one and the new lease's end fails to change it.
+//!
 //! A decision writes the word and then reads the flags, a collection writes the flags and then reads
 //! the word. All four are `SeqCst`: else both could read what was before, and what was spent would be
 //! neither collected nor told of.
@@ -35,8 +40,8 @@
 use std::sync::atomic::Ordering;
 
 use super::desk::TOLD;
-use super::fields::{Aside, Flow, Moment};
-use super::line::{Bucket, CLOSED};
+use super::fields::{Ends, Flow, Moment};
+use super::line::{Bucket, CLOSED, Counts};
 use super::outcome::{Amended, AtOnce, Collected, Said, Taken, Terms, Touch, Verdict};
 use super::purse::TOKENS_MIN;
 use super::word::{FIELD_MAX, Word};
@@ -101,7 +106,7 @@ impl Bucket {
     /// Decides about `cost` tokens if one look tells, and the engine need not hear of it; `None`
     /// otherwise, and then nothing is changed. `unit` is the number of units in a token.
     ///
-    /// Cost: three loads and one atomic change, or seven loads where it is denied.
+    /// Cost: two loads and one atomic change, or seven loads and one where it is denied.
     #[inline(always)]
     pub(crate) fn take_at_once(
         &self,
@@ -110,10 +115,9 @@ impl Bucket {
         unit: impl FnOnce() -> i64,
     ) -> Option<AtOnce> {
         let word = Word(self.word().load(Ordering::Acquire));
-        let ends = Moment(self.ends().load(Ordering::Relaxed));
-        if word.tokens() >= cost + ends.tokens() {
-            let fresh = Aside(self.aside().load(Ordering::Relaxed)).is_fresh(now);
-            let said = if fresh { self.spend_plainly(word, cost) } else { None };
+        let ends = Ends(self.ends().load(Ordering::Relaxed));
+        if word.tokens() >= cost + ends.low() {
+            let said = if ends.is_fresh(now) { self.spend_plainly(word, cost) } else { None };
             return said.map(AtOnce::Allowed);
         }
         if cost > 1
@@ -125,7 +129,7 @@ impl Bucket {
             return None;
         }
         // A collection may come between, which the engine is to be told of then.
-        self.aside().fetch_add(1, Ordering::Relaxed);
+        self.counts().fetch_add(1, Ordering::Relaxed);
         Some(AtOnce::Denied { told: self.desk().load(Ordering::SeqCst) & TOLD == TOLD })
     }
 
@@ -134,9 +138,9 @@ impl Bucket {
     #[inline]
     pub(crate) fn take_unless_full(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Said> {
         let word = Word(self.word().load(Ordering::Acquire));
-        let ends = Moment(self.ends().load(Ordering::Relaxed));
+        let ends = Ends(self.ends().load(Ordering::Relaxed));
         if now.as_micros() >= ends.micros()
-            || word.tokens() < cost + ends.tokens()
+            || word.tokens() < cost + ends.low()
             || self.may_overflow(word, now, unit)
         {
             return None;
@@ -152,7 +156,16 @@ impl Bucket {
         }
         let spent = word.spend_tokens(cost);
         self.swap(word, spent).ok()?;
+        self.count_surplus(cost);
         Some(Said::of(spent))
+    }
+
+    /// Counts what a request cost beyond one token.
+    #[inline(always)]
+    fn count_surplus(&self, cost: u32) {
+        if cost > 1 {
+            self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
+        }
     }
 
     /// Whether the engine has been told of denials, and one more can be counted.
@@ -213,7 +226,7 @@ impl Bucket {
         let mut contended = false;
         let mut word = Word(self.word().load(Ordering::Acquire));
         loop {
-            let ends = Moment(self.ends().load(Ordering::Relaxed));
+            let ends = Ends(self.ends().load(Ordering::Relaxed));
             let live = now.as_micros() < ends.micros();
             let tokens = if live { word.tokens() } else { 0 };
             let from_tokens = tokens.min(cost);
@@ -263,8 +276,8 @@ impl Bucket {
                 Ok(()) => {
                     let sure = from_credit == 0 && !ahead && !word.policy();
                     let left = tokens - from_tokens;
-                    let urgent = from_credit > 0 || left < ends.tokens();
-                    return self.admitted(word, left, sure, urgent, spilled);
+                    let urgent = from_credit > 0 || left < ends.low();
+                    return self.admitted(cost, word, left, sure, urgent, spilled);
                 }
                 Err(seen) => {
                     contended = true;
@@ -280,7 +293,7 @@ impl Bucket {
     fn take_from_full(&self, word: Word, cost: u32, now: Timestamp, unit: i64) -> Option<u32> {
         let minted = self.minted_us().load(Ordering::Acquire);
         let flow = Flow(self.flow().load(Ordering::Acquire));
-        let ends = Moment(self.ends().load(Ordering::Relaxed));
+        let ends = Ends(self.ends().load(Ordering::Relaxed));
         let elapsed_us = now.as_micros().checked_sub(minted)?;
         let room = flow.room(word.tokens());
         let earned = flow.rate().saturating_mul(elapsed_us);
@@ -289,7 +302,7 @@ impl Bucket {
             || elapsed_us == 0
             || now.as_micros() >= ends.micros()
             || earned < u64::from(room).saturating_mul(unit as u64)
-            || full.tokens() < cost + ends.tokens()
+            || full.tokens() < cost + ends.low()
             || !word.with_hot(false).is_plain(cost)
         {
             return None;
@@ -301,6 +314,7 @@ impl Bucket {
             self.deposit(room, word.epoch());
             return None;
         }
+        self.count_surplus(cost);
         Some(spent.tokens())
     }
 
@@ -312,7 +326,16 @@ impl Bucket {
     }
 
     #[inline(always)]
-    fn admitted(&self, before: Word, left: u32, sure: bool, urgent: bool, spilled: u32) -> Taken {
+    fn admitted(
+        &self,
+        cost: u32,
+        before: Word,
+        left: u32,
+        sure: bool,
+        urgent: bool,
+        spilled: u32,
+    ) -> Taken {
+        self.count_surplus(cost);
         let news = if urgent {
             self.raise(TOLD)
         } else if before.pending() == 0 {
@@ -328,7 +351,7 @@ impl Bucket {
         // So much is no hint any more, and the sum must not wrap: the limit counts the request.
         let uncounted = self.denied() >= DENIED_MAX;
         let counted = if uncounted { 0 } else { u64::from(cost) };
-        let before = Aside(self.aside().fetch_add(counted, Ordering::Relaxed)).denied();
+        let before = Counts(self.counts().fetch_add(counted, Ordering::Relaxed)).denied();
         // Told whenever it is more than all that was denied before: a few times between collections.
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         // Without a lease the store may have more than this node knows of.
@@ -378,7 +401,7 @@ impl Bucket {
     fn mint(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> bool {
         let minted = self.minted_us().load(Ordering::Acquire);
         let flow = Flow(self.flow().load(Ordering::Acquire));
-        let ends_us = Moment(self.ends().load(Ordering::Relaxed)).micros();
+        let ends_us = Ends(self.ends().load(Ordering::Relaxed)).micros();
         let now_us = (now.as_micros() + ahead_us).min(ends_us);
         if minted >= now_us || flow.rate() == 0 {
             return false;
@@ -460,7 +483,7 @@ impl Bucket {
     }
 
     fn ends_us(&self) -> u64 {
-        Moment(self.ends().load(Ordering::Relaxed)).micros()
+        Ends(self.ends().load(Ordering::Relaxed)).micros()
     }
 
     /// What the store said last.
@@ -478,7 +501,7 @@ impl Bucket {
             return Refill::NONE;
         }
         let rate = Flow(self.flow().load(Ordering::Relaxed)).rate();
-        let ends_ms = Moment(self.ends().load(Ordering::Relaxed)).millis();
+        let ends_ms = Ends(self.ends().load(Ordering::Relaxed)).millis();
         Refill { rate, minted_us, ends_ms }
     }
 
@@ -498,10 +521,11 @@ impl Bucket {
             (after != word).then_some(after)
         };
         let (Ok(before) | Err(before)) = self.update(collect);
-        let aside = self.update_aside(Aside::collected);
+        let counts = Counts(self.counts().swap(0, Ordering::Relaxed));
         Collected {
             spent: u64::from(before.pending()),
-            denied: u64::from(aside.denied()),
+            surplus: u64::from(counts.surplus()),
+            denied: u64::from(counts.denied()),
             credit: before.credit(),
             hot: before.hot(),
         }
@@ -519,19 +543,7 @@ impl Bucket {
     }
 
     fn denied(&self) -> u32 {
-        Aside(self.aside().load(Ordering::Relaxed)).denied()
-    }
-
-    /// The lease is fresh until then.
-    fn set_fresh(&self, until_us: u64) {
-        self.update_aside(|aside| aside.with_fresh(until_us));
-    }
-
-    fn update_aside(&self, change: impl Fn(Aside) -> Aside) -> Aside {
-        let change = |aside| Some(change(Aside(aside)).0);
-        let order = (Ordering::Release, Ordering::Relaxed);
-        let (Ok(before) | Err(before)) = self.aside().fetch_update(order.0, order.1, change);
-        Aside(before)
+        Counts(self.counts().load(Ordering::Relaxed)).denied()
     }
 
     /// Tokens spent and denied since the last collection, without collecting them.
@@ -562,8 +574,11 @@ impl Bucket {
 
     /// Lowers the depth: refill stops there.
     pub(crate) fn set_depth(&self, depth: u32) {
-        self.set_fresh(0);
         let flow = Flow(self.flow().load(Ordering::Relaxed));
+        if flow.rate() > 0 {
+            let ends = Ends(self.ends().load(Ordering::Relaxed));
+            self.ends().store(ends.may_fill().0, Ordering::Release);
+        }
         self.flow().store(flow.with_depth(depth.min(FIELD_MAX)).0, Ordering::Release);
     }
 
@@ -578,14 +593,13 @@ impl Bucket {
         unit: i64,
     ) -> Amended {
         // What has overflowed is lost before the refill is closed and anything more is spent.
-        self.set_fresh(0);
         self.peek(now, unit);
         let earned = self.settle(now);
         let old = Flow(self.flow().load(Ordering::Relaxed));
         let flow = Flow::new(terms.rate, terms.depth, terms.ahead);
         self.flow().store(flow.0, Ordering::Release);
-        let ends = Moment::not_after(terms.ends, terms.low.min(FIELD_MAX));
-        let old_ends_us = Moment(self.ends().swap(ends.0, Ordering::AcqRel)).micros();
+        let ends = Ends::new(terms.ends, terms.low, terms.rate > 0);
+        let old_ends_us = Ends(self.ends().swap(ends.0, Ordering::AcqRel)).micros();
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
         let mut amended = Amended::default();
         let _ = self.update(|word| {
@@ -611,7 +625,9 @@ impl Bucket {
             u64::MAX
         };
         self.minted_us().store(minted_us, Ordering::Release);
-        self.set_fresh(until_full(now, terms, amended.units, unit).min(ends.micros()));
+        let may_fill =
+            terms.rate > 0 && until_full(now, terms, amended.units, unit) < ends.micros();
+        self.ends().store(Ends::new(terms.ends, terms.low, may_fill).0, Ordering::Release);
         amended
     }
 
@@ -635,15 +651,12 @@ impl Bucket {
     }
 }
 
-/// Until when refill cannot have filled a bucket of so many units, whatever is spent of them, for whoever
-/// reads the cached clock: in microseconds.
+/// Until when refill, of which there is some, cannot have filled a bucket of so many units, whatever is spent
+/// of them, for whoever reads the cached clock: in microseconds.
 fn until_full(now: Timestamp, terms: Terms, units: i64, unit: i64) -> u64 {
     let room = i64::from(terms.depth).saturating_mul(unit).saturating_sub(units);
-    let fills_in_us = match terms.rate {
-        0 => u64::MAX,
-        rate => room.max(0) as u64 / rate as u64,
-    };
-    now.as_micros().saturating_add(fills_in_us).saturating_sub(CLOCK_AGE_MAX_US)
+    let fills_in_us = room.max(0) as u64 / terms.rate as u64;
+    now.as_micros().saturating_add(fills_in_us)
 }
 
 #[cfg(test)]

@@ -102,8 +102,6 @@ pub(crate) struct LimitCounts {
     pub(crate) unsure: u64,
     /// Denied ones that no bucket counts.
     pub(crate) denied: u64,
-    /// Tokens that buckets count as spent, less the number of requests.
-    pub(crate) allowed_surplus: u64,
     /// Tokens that buckets count as denied, less the number of requests.
     pub(crate) denied_surplus: u64,
 }
@@ -113,7 +111,6 @@ pub(crate) struct LimitCounts {
 struct Counts {
     unsure: AtomicU64,
     denied: AtomicU64,
-    allowed_surplus: AtomicU64,
     denied_surplus: AtomicU64,
 }
 
@@ -289,8 +286,8 @@ impl Table {
         (OVERFLOW..=last).for_each(|place| self.at(place).rest_on(credit));
     }
 
-    /// Counts a decision about `cost` tokens at `place`: whether it was unsure, and what the bucket does not
-    /// say.
+    /// Counts a decision about `cost` tokens at `place`: whether it was unsure, and of a denial what the
+    /// bucket does not say.
     pub(crate) fn count(&self, place: u32, taken: &Taken, cost: u32) {
         let counts = &self.counts[place as usize % STRIPES];
         if !taken.sure && taken.verdict != Verdict::Unsure {
@@ -300,16 +297,7 @@ impl Table {
             counts.denied.fetch_add(1, Ordering::Relaxed);
         } else if cost > 1 && taken.verdict == Verdict::Denied {
             counts.denied_surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
-        } else if cost > 1 && taken.allowed() {
-            self.count_surplus(place, cost);
         }
-    }
-
-    /// Counts what an allowed request about `cost` tokens at `place` cost beyond one.
-    #[inline]
-    pub(crate) fn count_surplus(&self, place: u32, cost: u32) {
-        let counts = &self.counts[place as usize % STRIPES];
-        counts.allowed_surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
     }
 
     /// What was counted since the last time.
@@ -320,7 +308,6 @@ impl Table {
         LimitCounts {
             unsure: take(|counts| &counts.unsure),
             denied: take(|counts| &counts.denied),
-            allowed_surplus: take(|counts| &counts.allowed_surplus),
             denied_surplus: take(|counts| &counts.denied_surplus),
         }
     }

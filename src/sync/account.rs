@@ -516,12 +516,14 @@ impl Account {
 
     // ---- the answer --------------------------------------------------------------------------
 
-    /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.
+    /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent; a store that
+    /// is `recovering` gives nothing, whatever it has.
     pub(crate) fn install(
         &mut self,
         given: &Given,
         entry: &Entry,
         first_sent: Timestamp,
+        recovering: bool,
         now: Timestamp,
         terms: &Terms,
     ) -> Installed {
@@ -593,9 +595,7 @@ impl Account {
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
-        // It gives nothing while others may hold what it does not know of.
-        let withheld = given.tokens < entry.needed && given.level >= unit;
-        self.answer_asked(withheld, now, terms);
+        self.answer_asked(recovering, now, terms);
         self.absorb(now, muted, |debt| (credit - debt).max(0) as u32);
         self.schedule(given, now, terms);
         self.plan_probe(now, terms);

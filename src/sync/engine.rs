@@ -360,8 +360,8 @@ impl Engine {
     /// So much was counted of a limit's decisions beside what its buckets tell.
     pub(crate) fn counted(&mut self, limit: u32, counts: LimitCounts) {
         let limit = &mut self.context.limits[limit as usize];
-        let LimitCounts { unsure, denied, allowed_surplus, denied_surplus } = counts;
-        limit.tally.merge(Tally { allowed: 0, denied, unsure, allowed_surplus, denied_surplus });
+        let LimitCounts { unsure, denied, denied_surplus } = counts;
+        limit.tally.merge(Tally { allowed: 0, denied, unsure, denied_surplus });
     }
 
     /// Decisions collected since the last time.
@@ -373,8 +373,12 @@ impl Engine {
             lane.count_policies(now, &mut self.context);
         }
         let tell = |limit: &mut LimitBooks| {
-            let (allowed, denied) = limit.tally.take_requests();
-            let unsure = std::mem::take(&mut limit.tally.unsure);
+            let Tally { allowed, denied, unsure, denied_surplus } =
+                std::mem::take(&mut limit.tally);
+            // What no report has told of yet is left for the next time.
+            let surplus = denied_surplus.min(denied);
+            limit.tally.denied_surplus = denied_surplus - surplus;
+            let denied = denied - surplus;
             let limit = limit.name.clone();
             (allowed + denied + unsure > 0).then_some(Event::Decisions {
                 limit,

@@ -556,8 +556,10 @@ impl Lane {
                 let nodes = context.nodes().unwrap_or(1).max(1);
                 let installed = self.rescheduled(slot, |account| {
                     account.nodes = nodes;
-                    let installed = account.install(given, entry, flight.first_sent, now, &terms);
-                    if now < recovering_until {
+                    let recovering = now < recovering_until;
+                    let sent = flight.first_sent;
+                    let installed = account.install(given, entry, sent, recovering, now, &terms);
+                    if recovering {
                         account.due = account.due.min(recovering_until);
                     }
                     if leaving {

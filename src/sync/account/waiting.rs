@@ -65,20 +65,19 @@ impl Account {
         } else if taken.verdict == Verdict::Denied {
             // The bucket counts tokens.
             self.tally.denied_surplus += u64::from(cost - 1);
-        } else if taken.allowed() {
-            self.tally.allowed_surplus += u64::from(cost - 1);
         }
         self.tally.unsure += u64::from(!taken.sure);
         self.answers.push(Answer { ticket, allowed: taken.allowed(), sure: taken.sure });
     }
 
-    /// The store has answered those whom the batch asked for: as many go on as tokens came. If it `withheld`
-    /// what it had, they are answered as if they had not waited.
-    pub(super) fn answer_asked(&mut self, withheld: bool, now: Timestamp, terms: &Terms) {
+    /// The store has answered those whom the batch asked for: as many go on as tokens came. While it is
+    /// `recovering` they are answered as if they had not waited.
+    pub(super) fn answer_asked(&mut self, recovering: bool, now: Timestamp, terms: &Terms) {
         let later = self.waiters.split_off(self.asked);
         for Waiter { ticket, cost, .. } in std::mem::replace(&mut self.waiters, later) {
             let taken = self.bucket.take_sure(cost, now, terms.scale.token);
-            if taken.verdict == Verdict::Unsure && withheld {
+            if taken.verdict == Verdict::Unsure && recovering {
+                self.spilled(taken.spilled);
                 let taken = self.bucket.take(cost, now, terms.scale.token);
                 self.answer(ticket, cost, taken);
             } else if taken.verdict == Verdict::Unsure {
