@@ -656,7 +656,7 @@ impl Bucket {
 fn until_full(now: Timestamp, terms: Terms, units: i64, unit: i64) -> u64 {
     let room = i64::from(terms.depth).saturating_mul(unit).saturating_sub(units);
     let fills_in_us = room.max(0) as u64 / terms.rate as u64;
-    now.as_micros().saturating_add(fills_in_us)
+    now.as_micros().saturating_add(fills_in_us).saturating_sub(CLOCK_AGE_MAX_US)
 }
 
 #[cfg(test)]

@@ -322,7 +322,25 @@ fn live(bucket: &Bucket, purses: &Purses, event: Event, now: Timestamp) -> impl 
     (taken, bucket.held_and_pending(), bucket.demand(), bucket.refill())
 }
 
+#[test]
+fn a_lease_that_could_be_full_by_its_end_or_soon_after_is_not_fresh() {
+    let fresh = |bucket: &Bucket| Ends(bucket.ends().load(Ordering::Relaxed)).is_fresh(at(0));
+    // A token a millisecond: it is full after a tenth of a second.
+    let leased = |ends_us| {
+        let bucket = Bucket::new(0);
+        bucket.amend(at(0), lease(1, 100, ends_us), 0, 0, UNIT);
+        bucket
+    };
+    let latest_us = 100_000 - CLOCK_AGE_MAX_US;
+    assert!(fresh(&leased(latest_us)) && !fresh(&leased(latest_us + 1000)));
+    let bucket = leased(latest_us);
+    bucket.set_depth(100);
+    assert!(!fresh(&bucket), "whoever sets a depth may have lowered it");
+}
+
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(5000))]
+
     #[test]
     fn whoever_does_not_look_at_refill_while_a_lease_is_fresh_misses_nothing(
         events in vec((event(), prop_oneof![0..2000_u64, 0..300_000_u64]), 1..100),
@@ -337,7 +355,9 @@ proptest! {
             prop_assert_eq!(seen, live(&other.0, &other.1, event, now), "{:?} at {:?}", event, now);
         }
     }
+}
 
+proptest! {
     #[test]
     fn a_bucket_that_is_often_full_has_what_flowed_in_and_fits(
         depth in 1..=6_u32, steps in vec((0..=5_000_u64, 1..=3_u32), 1..50),
