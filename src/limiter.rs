@@ -193,11 +193,11 @@ impl ActiveLimit {
         let Some((place, bucket)) = self.state.buckets.find(print) else {
             return self.judge_new(key, cost, now);
         };
-        self.judge_bucket(bucket, place, || key, cost, now)
+        self.judge_bucket::<false>(bucket, place, || key, cost, now)
     }
 
     #[inline(always)]
-    fn judge_bucket<'a, 'k>(
+    fn judge_bucket<'a, 'k, const FRESH_ONLY: bool>(
         &'a self,
         bucket: &'a Bucket,
         place: u32,
@@ -205,12 +205,19 @@ impl ActiveLimit {
         cost: u32,
         now: Timestamp,
     ) -> Judged<'a> {
-        match bucket.take_at_once(cost, now, || self.state.terms.scale.token) {
+        match bucket.take_at_once::<FRESH_ONLY>(cost, now, || self.state.terms.scale.token) {
             Some(AtOnce::Allowed(said)) => Judged { bucket, said },
             Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
             Some(AtOnce::Denied { told: false }) => self.tell_denied(place, key()),
+            None if FRESH_ONLY => self.judge_again(place, key(), cost, now),
             None => self.judge_at(place, key(), cost, now),
         }
+    }
+
+    /// Not inlined, so that who spends from a fresh lease has nothing to keep.
+    #[inline(never)]
+    fn judge_again(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        self.judge_bucket::<false>(self.state.buckets.at(place), place, || key, cost, now)
     }
 
     #[cold]
@@ -225,21 +232,11 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_at(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
-        let said = if bucket.is_hot() {
-            self.spend_from_purse(place, cost, now)
-        } else {
-            self.take_unless_full(place, cost, now)
-        };
-        match said {
+        let said = bucket.is_hot().then(|| self.spend_from_purse(place, cost, now));
+        match said.flatten() {
             Some(said) => Judged { bucket, said },
             None => self.judge_fully(place, key, cost, now),
         }
-    }
-
-    #[inline(always)]
-    fn take_unless_full(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
-        let LimitState { buckets, terms, .. } = &*self.state;
-        buckets.at(place).take_unless_full(cost, now, terms.scale.token)
     }
 
     /// What this thread has taken out of a hot bucket tells as well as one look.
@@ -540,7 +537,7 @@ impl KeyHandle {
     #[inline(always)]
     fn judge(&self, cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.bucket();
-        self.limit.judge_bucket(bucket, self.place(), || self.key(), cost, now)
+        self.limit.judge_bucket::<true>(bucket, self.place(), || self.key(), cost, now)
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {

@@ -170,11 +170,11 @@ impl Ends {
         (self.0 % MAY_FILL) as u32
     }
 
-    /// Whether the lease has not ended, and refill cannot fill the bucket before it does, even if nothing is
-    /// spent: so nobody who spends has to look at that.
+    /// Whether refill cannot fill the bucket before the lease ends, even if nothing is spent: so nobody who
+    /// spends has to look at that.
     #[inline(always)]
-    pub(super) fn is_fresh(self, now: Timestamp) -> bool {
-        self.0 & MAY_FILL == 0 && now.as_micros() < self.micros()
+    pub(super) fn is_fresh(self) -> bool {
+        self.0 & MAY_FILL == 0
     }
 }
 

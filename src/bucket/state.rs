@@ -104,60 +104,39 @@ impl Bucket {
     // ---- decisions ---------------------------------------------------------------------------
 
     /// Decides about `cost` tokens if one look tells, and the engine need not hear of it; `None`
-    /// otherwise, and then nothing is changed. `unit` is the number of units in a token.
+    /// otherwise, and then nothing is changed. `unit` is the number of units in a token. Where `FRESH_ONLY`,
+    /// tokens are spent from a fresh lease only: so fewer registers are needed.
     ///
-    /// Cost: two loads and one atomic change, or seven loads and one where it is denied.
+    /// Cost: two loads and one atomic change, four loads where refill could fill the bucket, or seven where it
+    /// is denied.
     #[inline(always)]
-    pub(crate) fn take_at_once(
+    pub(crate) fn take_at_once<const FRESH_ONLY: bool>(
         &self,
         cost: u32,
         now: Timestamp,
-        unit: impl FnOnce() -> i64,
+        unit: impl Fn() -> i64,
     ) -> Option<AtOnce> {
         let word = Word(self.word().load(Ordering::Acquire));
         let ends = Ends(self.ends().load(Ordering::Relaxed));
-        if word.tokens() >= cost + ends.low() {
-            let said = if ends.is_fresh(now) { self.spend_plainly(word, cost) } else { None };
-            return said.map(AtOnce::Allowed);
+        if now.as_micros() >= ends.micros() {
+            return None;
         }
-        if cost > 1
-            || !word.is_bare()
-            || now.as_micros() >= ends.micros()
-            || !self.is_told()
-            || !self.surely_lacks_one(now, unit())
-        {
+        if word.tokens() >= cost + ends.low() {
+            let full = || FRESH_ONLY || self.may_overflow(word, now, unit());
+            if !ends.is_fresh() && full() || !word.is_plain(cost) {
+                return None;
+            }
+            let spent = word.spend_tokens(cost);
+            self.swap(word, spent).ok()?;
+            self.count_surplus(cost);
+            return Some(AtOnce::Allowed(Said::of(spent)));
+        }
+        if cost > 1 || !word.is_bare() || !self.is_told() || !self.surely_lacks_one(now, unit()) {
             return None;
         }
         // A collection may come between, which the engine is to be told of then.
         self.counts().fetch_add(1, Ordering::Relaxed);
         Some(AtOnce::Denied { told: self.desk().load(Ordering::SeqCst) & TOLD == TOLD })
-    }
-
-    /// Spends `cost` tokens if there are so many, refill has not filled the bucket, and the engine need not
-    /// hear of it; `None` otherwise, and then nothing is changed.
-    #[inline]
-    pub(crate) fn take_unless_full(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Said> {
-        let word = Word(self.word().load(Ordering::Acquire));
-        let ends = Ends(self.ends().load(Ordering::Relaxed));
-        if now.as_micros() >= ends.micros()
-            || word.tokens() < cost + ends.low()
-            || self.may_overflow(word, now, unit)
-        {
-            return None;
-        }
-        self.spend_plainly(word, cost)
-    }
-
-    /// Spends `cost` tokens of which the word has so many, if the engine need not hear of it.
-    #[inline(always)]
-    fn spend_plainly(&self, word: Word, cost: u32) -> Option<Said> {
-        if !word.is_plain(cost) {
-            return None;
-        }
-        let spent = word.spend_tokens(cost);
-        self.swap(word, spent).ok()?;
-        self.count_surplus(cost);
-        Some(Said::of(spent))
     }
 
     /// Counts what a request cost beyond one token.
@@ -200,13 +179,12 @@ impl Bucket {
     /// What one look tells.
     #[inline]
     fn look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        let allowed =
-            |said: Said| Taken::new(Verdict::Allowed, true, said.left(), (Touch::None, false));
-        match self.take_at_once(cost, now.cached(), || unit) {
-            Some(AtOnce::Allowed(said)) => Some(allowed(said)),
-            Some(AtOnce::Denied { .. }) => Some(self.tell_denied()),
-            None => self.take_unless_full(cost, now.cached(), unit).map(allowed),
-        }
+        Some(match self.take_at_once::<false>(cost, now.cached(), || unit)? {
+            AtOnce::Allowed(said) => {
+                Taken::new(Verdict::Allowed, true, said.left(), (Touch::None, false))
+            }
+            AtOnce::Denied { .. } => self.tell_denied(),
+        })
     }
 
     /// Whether refill is leased, and has not brought a token by now.

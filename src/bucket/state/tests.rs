@@ -324,7 +324,7 @@ fn live(bucket: &Bucket, purses: &Purses, event: Event, now: Timestamp) -> impl 
 
 #[test]
 fn a_lease_that_could_be_full_by_its_end_or_soon_after_is_not_fresh() {
-    let fresh = |bucket: &Bucket| Ends(bucket.ends().load(Ordering::Relaxed)).is_fresh(at(0));
+    let fresh = |bucket: &Bucket| Ends(bucket.ends().load(Ordering::Relaxed)).is_fresh();
     // A token a millisecond: it is full after a tenth of a second.
     let leased = |ends_us| {
         let bucket = Bucket::new(0);
