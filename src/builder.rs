@@ -297,7 +297,7 @@ fn limit_state(
         // Nobody shares the limit: this node's own bucket is the whole truth.
         terms.mode = Mode::Local;
     }
-    let prints = Prints::new(random()?, random()?);
+    let prints = Prints::new(random()?);
     let state = LimitState::new(index, limit.name().into(), terms, prints, budget, time);
     state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
         field: "keys_max",

@@ -52,8 +52,8 @@ pub(super) struct Moved(usize);
 /// An index of at most so many keys as it was made for.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// 32 less the bits of the level that is in use.
-    shift: AtomicU32,
+    /// One less than the entries of the level that is in use.
+    mask: AtomicU32,
     entries: Box<[AtomicU32]>,
     /// The bits of the last level.
     bits_max: u32,
@@ -64,13 +64,13 @@ impl Index {
     pub(super) fn new(keys_max: usize) -> Option<Self> {
         let bits_max = (2 * keys_max + 2).next_power_of_two().ilog2().max(BITS_MIN);
         let entries = bytemuck::try_zeroed_slice_box(2 << bits_max).ok()?;
-        Some(Self { shift: AtomicU32::new(u32::BITS - BITS_MIN), entries, bits_max })
+        Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
 
     /// What `check` makes of the place that the print leads to; it declines the places of others.
     #[inline(always)]
     pub(super) fn find<T>(&self, print: Print, check: impl Fn(u32) -> Option<T>) -> Option<T> {
-        let mut at = home(print.home(), self.shift.load(Ordering::Acquire));
+        let mut at = home(print.home(), self.mask.load(Ordering::Acquire));
         // There are always free entries, so this ends.
         loop {
             let entry = self.entries.get(at)?.load(Ordering::Acquire);
@@ -104,7 +104,7 @@ impl Index {
     }
 
     fn bits(&self) -> u32 {
-        u32::BITS - self.shift.load(Ordering::Relaxed)
+        self.mask.load(Ordering::Relaxed).count_ones()
     }
 
     /// The level after one of so many bits.
@@ -127,7 +127,7 @@ impl Index {
         moved.0 += MOVED_AT_ONCE;
         if moved.0 >= entries.len() {
             moved.0 = 0;
-            self.shift.store(u32::BITS - next, Ordering::Release);
+            self.mask.store(mask(next), Ordering::Release);
         }
     }
 
@@ -140,7 +140,7 @@ impl Index {
 
     /// Puts an entry into the level of so many bits, unless it is there.
     fn put(&self, bits: u32, home_bits: u32, entry: u32) {
-        let mut at = home(home_bits, u32::BITS - bits);
+        let mut at = home(home_bits, mask(bits));
         loop {
             match self.entries[at].load(Ordering::Relaxed) {
                 0 => return self.entries[at].store(entry, Ordering::Release),
@@ -165,9 +165,9 @@ impl Index {
 
     /// The same in the level of so many bits; `shifted` is told of each entry that fills a gap.
     fn strike_in(&self, bits: u32, place: u32, homes: &[u32], shifted: impl Fn(u32)) {
-        let (shift, length) = (u32::BITS - bits, 1 << bits);
+        let (mask, length) = (mask(bits), 1 << bits);
         let entry = |at: usize| self.entries[at].load(Ordering::Relaxed);
-        let home_of = |entry: u32| home_bits(entry, homes).map(|bits| home(bits, shift));
+        let home_of = |entry: u32| home_bits(entry, homes).map(|bits| home(bits, mask));
         let Some(mut gap) = home_of(place) else { return };
         while place_of(entry(gap)) != place {
             if entry(gap) == 0 {
@@ -202,10 +202,15 @@ fn after(at: usize) -> usize {
     if at & (at + 1) == 0 { at.div_ceil(2) } else { at + 1 }
 }
 
+/// One less than the entries of the level of so many bits, and than its first entry.
+fn mask(bits: u32) -> u32 {
+    (1 << bits) - 1
+}
+
 /// Where a print is looked for first.
 #[inline(always)]
-fn home(bits: u32, shift: u32) -> usize {
-    ((1 << u32::BITS | u64::from(bits)) >> (shift % u32::BITS)) as usize
+fn home(bits: u32, mask: u32) -> usize {
+    (bits & mask) as usize + mask as usize + 1
 }
 
 #[inline(always)]
@@ -234,10 +239,10 @@ mod tests {
     use super::*;
 
     use crate::bucket::print::Prints;
-    use crate::bucket::print::tests::{HELD, PLACE};
+    use crate::bucket::print::tests::SECRET;
 
     fn print(key: u32) -> Print {
-        Prints::new(HELD, PLACE).of(&key.to_le_bytes())
+        Prints::new(SECRET).of(&key.to_le_bytes())
     }
 
     fn find(index: &Index, key: u32) -> bool {
@@ -307,8 +312,8 @@ mod tests {
                 at = after(at);
             }
             assert_eq!(at, level(bits).start);
-            assert_eq!(home(0, u32::BITS - bits), level(bits).start);
-            assert_eq!(home(u32::MAX, u32::BITS - bits), level(bits).end - 1);
+            assert_eq!(home(0, mask(bits)), level(bits).start);
+            assert_eq!(home(u32::MAX, mask(bits)), level(bits).end - 1);
         }
     }
 }

@@ -412,12 +412,12 @@ impl Deref for Held {
 mod tests {
     use super::*;
 
-    use crate::bucket::print::tests::{HELD, PLACE};
+    use crate::bucket::print::tests::SECRET;
 
     const UNIT: i64 = 1;
 
     fn table(keys_max: usize) -> Arc<Table> {
-        let prints = Prints::new(HELD, PLACE);
+        let prints = Prints::new(SECRET);
         Arc::new(Table::new(0, prints, Arc::new(KeyBudget::new(keys_max)), |_| ()).unwrap())
     }
 

@@ -183,7 +183,8 @@ pub(super) struct World {
 }
 
 /// Nobody chooses keys here: any numbers will do.
-const SECRET: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
+const SECRET: [u64; 4] =
+    [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0x2545_f491_4f6c_dd1d];
 /// Keys that a node holds at most.
 const KEYS_MAX: usize = 2_000_000;
 /// Notes for which a node has room at first.
@@ -268,8 +269,7 @@ impl World {
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
             buckets: Arc::new(
-                Table::new(0, Prints::new(SECRET, SECRET), budget, |_| ())
-                    .expect("memory for few keys"),
+                Table::new(0, Prints::new(SECRET), budget, |_| ()).expect("memory for few keys"),
             ),
             purses: (1..=self.setup.threads).map(|_| Purses::new(0)).collect(),
             credit: self.terms.credit,
