@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Contender, by_name, by_number};
-use crate::case::{By, Case, name};
+use crate::case::{By, Case};
 
 /// A line of the cache.
 #[derive(Default)]
@@ -32,7 +32,7 @@ struct Bare {
 
 pub fn new(case: &Case) -> Box<dyn Contender> {
     const NAME: &str = "no limiter";
-    let bare = Bare::new(case.keys);
+    let bare = Bare::new(case);
     if case.by == By::Handle {
         return by_number(NAME, case, move |key| {
             bare.lines[1 + *key as usize].change();
@@ -53,20 +53,26 @@ impl Line {
 }
 
 impl Bare {
-    fn new(keys: usize) -> Self {
-        let entries = (2 * keys).next_power_of_two();
+    /// Lines are given in the order in which keys are asked for first, as limiters do that make a key's then.
+    fn new(case: &Case) -> Self {
+        let entries = (2 * case.keys).next_power_of_two();
         let shift = u64::BITS - entries.ilog2();
         let mut bare = Self { index: vec![0; entries], shift, lines: vec![Line::default()] };
-        for key in 0..keys as u32 {
-            let print = hash(name(key).as_bytes());
-            let mut at = bare.home(print);
-            while bare.index[at] > 0 {
-                at = (at + 1) % entries;
+        for name in case.keys().names {
+            if !bare.touch(name.as_bytes()) {
+                bare.enter(hash(name.as_bytes()));
             }
-            bare.index[at] = tag(print) << PLACE_BITS | bare.lines.len() as u32;
-            bare.lines.push(Line { print, ..Line::default() });
         }
         bare
+    }
+
+    fn enter(&mut self, print: u64) {
+        let mut at = self.home(print);
+        while self.index[at] > 0 {
+            at = (at + 1) % self.index.len();
+        }
+        self.index[at] = tag(print) << PLACE_BITS | self.lines.len() as u32;
+        self.lines.push(Line { print, ..Line::default() });
     }
 
     fn home(&self, print: u64) -> usize {
