@@ -122,8 +122,9 @@ impl Bucket {
             return None;
         }
         if word.tokens() >= cost + ends.low() {
-            let full = || FRESH_ONLY || self.may_overflow(word, now, unit());
-            if !ends.is_fresh() && full() || !word.is_plain(cost) {
+            let surely_not_full =
+                ends.is_fresh() || !FRESH_ONLY && !self.may_overflow(word, now, unit());
+            if !surely_not_full || !word.is_plain(cost) {
                 return None;
             }
             let spent = word.spend_tokens(cost);

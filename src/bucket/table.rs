@@ -32,7 +32,7 @@ const STRIPES: usize = 16;
 
 /// The place of the bucket that keys share for which there is no room. No entry of the index leads
 /// here: none is 0 but empty ones, and no key has the print that this bucket has, but by a chance of one
-/// in 2^64, and then it shares the bucket.
+/// in 2^63, and then it shares the bucket.
 pub(crate) const OVERFLOW: u32 = 0;
 
 /// More places than keys at the least, since a place stands empty for a while.

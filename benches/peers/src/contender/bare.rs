@@ -53,7 +53,7 @@ impl Line {
 }
 
 impl Bare {
-    /// Lines are given in the order in which keys are asked for first, as limiters do that make a key's then.
+    /// Keys get their lines in the order in which they are asked for first, as those of a limiter do.
     fn new(case: &Case) -> Self {
         let entries = (2 * case.keys).next_power_of_two();
         let shift = u64::BITS - entries.ilog2();
