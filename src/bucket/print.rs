@@ -1,4 +1,4 @@
-//! What a key is told from others by: bits that nobody can compute who does not know the secrets.
+//! What a key is told from others by: bits that nobody can compute who does not know the secret.
 //!
 //! A table holds no keys. It holds 64 bits of a hash of each, and keeps it where others say, beside 6 bits
 //! more: 90 bits among a million keys. The secret is drawn anew for every limit of every process. Who

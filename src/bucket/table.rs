@@ -1,9 +1,10 @@
 //! Where a limit's buckets stand: a table that decisions read without any lock.
 //!
-//! Buckets are one cache line each, and neither moved nor freed while the table lives; an [`Index`] leads from a key's [`Print`] to its bucket's place. Whoever makes or forgets
-//! keys holds the keeper's lock, and is the only one to write to the index; a reader who finds nothing
-//! there looks again with the lock held. A place that was given up, whose bucket's word says *gone*,
-//! is given to another key after [`QUARANTINE_US`], far longer than a decision may take.
+//! Buckets are one cache line each, and neither moved nor freed while the table lives; an [`Index`] leads
+//! from a key's [`Print`] to its bucket's place. Whoever makes or forgets keys holds the keeper's lock, and
+//! is the only one to write to the index; a reader who finds nothing there looks again with the lock held. A
+//! place that was given up, whose bucket's word says *gone*, is given to another key after
+//! [`QUARANTINE_US`], far longer than a decision may take.
 
 use std::collections::HashMap;
 use std::ops::Deref;

@@ -8,8 +8,9 @@
 //! *pending* counts tokens spent and not yet collected by the engine; *tokens* are whole tokens
 //! that may be spent without asking; *credit* is what may be spent beyond them; *policy* says that
 //! the tokens come from an outage policy, not from the store; *gone* says that the key was forgotten,
-//! and there is nothing; *hot* says that threads contend for it. *epoch* changes with every change of the lease, and when the key comes or
-//! goes, so that whoever computed a refill under the old lease fails to add it.
+//! and there is nothing; *hot* says that threads contend for it. *epoch* changes with every change of the
+//! lease, and when the key comes or goes, so that whoever computed a refill under the old lease fails to
+//! add it.
 
 /// The most tokens, and the most pending tokens, that a word can count.
 pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;

@@ -269,6 +269,7 @@ impl World {
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
             buckets: Arc::new(
+                // Memory that is made up as it is written to; a world without any cannot go on.
                 Table::new(0, Prints::new(SECRET), budget, |_| ()).expect("memory for few keys"),
             ),
             purses: (1..=self.setup.threads).map(|_| Purses::new(0)).collect(),
