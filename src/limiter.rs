@@ -525,7 +525,7 @@ impl KeyHandle {
 
     #[inline(always)]
     fn bucket(&self) -> &Bucket {
-        self.limit.state.buckets.at_origin(self.origin)
+        self.limit.state.buckets.at(self.place())
     }
 
     /// Not inlined, so that who spends from a purse has nothing to keep.

@@ -6,8 +6,8 @@
 //! other keys are seldom looked at. Where a print is looked for first are other bits of it; from there
 //! it is looked for entry by entry. The index grows by levels, each four times larger, the last one
 //! large enough for all keys; entries are copied to the next level a few at a time, and readers go over
-//! to it when all are there. Level *b* is the entries from 2^b to 2^(b+1): all levels are one piece of
-//! memory, which the system makes up as it is written to. An outgrown level is left as it is, since
+//! to it when all are there. Level *b* is the entries from 2^b - 1 on, before those of level *b* + 1: all
+//! levels are one piece of memory, which the system makes up as it is written to. An outgrown level is left as it is, since
 //! nobody knows who still reads it.
 //!
 //! # Argument
@@ -63,7 +63,7 @@ impl Index {
     /// An empty index; `None` if there is not so much memory.
     pub(super) fn new(keys_max: usize) -> Option<Self> {
         let bits_max = (2 * keys_max + 2).next_power_of_two().ilog2().max(BITS_MIN);
-        let entries = bytemuck::try_zeroed_slice_box(2 << bits_max).ok()?;
+        let entries = bytemuck::try_zeroed_slice_box(level(bits_max).end).ok()?;
         Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
 
@@ -193,16 +193,17 @@ impl Index {
 
 /// Where the level of so many bits stands.
 fn level(bits: u32) -> Range<usize> {
-    1 << bits..2 << bits
+    (1 << bits) - 1..(2 << bits) - 1
 }
 
 /// The next entry of the same level.
 #[inline(always)]
 fn after(at: usize) -> usize {
-    if at & (at + 1) == 0 { at.div_ceil(2) } else { at + 1 }
+    let next = at + 1;
+    if next & (next + 1) == 0 { at / 2 } else { next }
 }
 
-/// One less than the entries of the level of so many bits, and than its first entry.
+/// One less than the entries of the level of so many bits: where the level begins.
 fn mask(bits: u32) -> u32 {
     (1 << bits) - 1
 }
@@ -210,18 +211,19 @@ fn mask(bits: u32) -> u32 {
 /// Where a print is looked for first.
 #[inline(always)]
 fn home(bits: u32, mask: u32) -> usize {
-    (bits & mask) as usize + mask as usize + 1
+    (bits & mask) as usize + mask as usize
 }
 
 #[inline(always)]
 fn entry(print: Print, place: u32) -> u32 {
-    print.tag() << PLACE_BITS | place
+    print.tag() | place
 }
 
 /// The place, if the entry may be that of the key with this print; 0 may be an empty entry.
 #[inline(always)]
 fn match_entry(entry: u32, print: Print) -> Option<u32> {
-    (entry >> PLACE_BITS == print.tag()).then(|| place_of(entry))
+    let place = entry ^ print.tag();
+    (place <= PLACE_MAX).then_some(place)
 }
 
 #[inline(always)]

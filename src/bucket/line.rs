@@ -1,13 +1,13 @@
 //! How a bucket lies in memory: eight words, one cache line; and the memory that buckets lie in.
 
-use std::ops::Index;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::TransparentWrapper;
+use yoke::Yoke;
 
 use super::desk::Desk;
 use super::fields::{Ends, Flow, Moment};
-use super::index::PLACE_MAX;
 use super::word::Word;
 
 /// Words in a cache line.
@@ -126,75 +126,29 @@ impl Counts {
 /// Buckets that are all zero at first, and take memory only as they are written to.
 ///
 /// Memory that is asked for with the alignment of a cache line would be written to at once; so more is
-/// asked for with that of a word, and the first words are left out.
+/// asked for with that of a word, and buckets lie in it from the first whole line on.
 #[derive(Debug)]
-pub(super) struct Lines {
-    words: Box<[AtomicU64]>,
-    /// Words before the first line.
-    skipped: u32,
-}
+pub(super) struct Lines(Yoke<&'static [Bucket], Box<[AtomicU64]>>);
 
 impl Lines {
     /// So many; `None` if there is not so much memory.
     pub(super) fn new(count: usize) -> Option<Self> {
         let words: Box<[AtomicU64]> =
             bytemuck::try_zeroed_slice_box((count + 1).checked_mul(WORDS)?).ok()?;
-        let skipped = words.as_ptr().align_offset(size_of::<Line>()).min(WORDS - 1);
-        Some(Self { words, skipped: skipped as u32 })
-    }
-
-    /// The bucket at `place`.
-    #[inline(always)]
-    pub(super) fn get(&self, place: u32) -> Option<&Bucket> {
-        let first = self.skipped as usize + place as usize * WORDS;
-        self.words.get(first..first + WORDS)?.first_chunk().map(Bucket::wrap_ref)
-    }
-
-    /// Where the bucket at `place` begins.
-    pub(super) fn first_word(&self, place: u32) -> FirstWord {
-        FirstWord::new(place, self.skipped)
+        Some(Self(Yoke::attach_to_cart(words, |words| {
+            let first = words.as_ptr().align_offset(size_of::<Line>()).min(WORDS);
+            let (lines, _) = words[first..].as_chunks();
+            Bucket::wrap_slice(&lines[..count])
+        })))
     }
 }
 
-/// Where a bucket begins among the words of its [`Lines`]: whoever keeps that need not ask how many are left
-/// out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FirstWord(u32);
-
-const PLACE_AT: u32 = WORDS.ilog2();
-
-const _: () = assert!(PLACE_MAX <= u32::MAX >> PLACE_AT);
-
-impl FirstWord {
-    #[inline(always)]
-    pub(super) fn new(place: u32, skipped: u32) -> Self {
-        Self(place << PLACE_AT | skipped)
-    }
-
-    /// As bits, by which it differs from others of the same table.
-    #[inline(always)]
-    pub(super) fn bits(self) -> u32 {
-        self.0
-    }
+impl Deref for Lines {
+    type Target = [Bucket];
 
     #[inline(always)]
-    pub(super) fn of_bits(bits: u32) -> Self {
-        Self(bits)
-    }
-
-    #[inline(always)]
-    pub(super) fn place(self) -> u32 {
-        self.0 >> PLACE_AT
-    }
-}
-
-impl Index<FirstWord> for Lines {
-    type Output = Bucket;
-
-    #[inline(always)]
-    fn index(&self, FirstWord(first): FirstWord) -> &Bucket {
-        let (lines, _) = self.words[first as usize..first as usize + WORDS].as_chunks();
-        Bucket::wrap_ref(&lines[0])
+    fn deref(&self) -> &[Bucket] {
+        self.0.get()
     }
 }
 
@@ -206,15 +160,14 @@ mod tests {
     fn each_bucket_is_a_cache_line_of_its_own() {
         for count in [1, 2, 1000, 1_000_000] {
             let lines = Lines::new(count).unwrap();
-            let address =
-                |place: usize| std::ptr::from_ref(lines.get(place as u32).unwrap()).addr();
+            let address = |place: usize| std::ptr::from_ref(&lines[place]).addr();
             assert_eq!(size_of::<Bucket>(), 64);
             for place in [0, count / 2, count - 1] {
                 assert_eq!(address(place) % 64, 0);
                 assert_eq!(address(place), address(0) + 64 * place);
             }
         }
-        assert!(Lines::new(1000).unwrap().get(2000).is_none());
+        assert_eq!(Lines::new(1000).unwrap().len(), 1000);
         assert!(Lines::new(usize::MAX / 64).is_none());
     }
 }

@@ -9,13 +9,15 @@
 //! foldhash. The odds that any two of a million keys look alike are about one in 10^15; where two numbers
 //! are counted side by side in 16 bytes, of which different pairs can have one product, about one in 10^10.
 
+use super::index::PLACE_MAX;
+
 /// What the first block is mixed with, two words, and all others.
 pub(crate) type Secret = [u64; 4];
 
-/// Bits of a tag.
-const TAG_BITS: u32 = 6;
-/// Odd: carries what the lower bits of a word say to all bits above.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+/// The bits of a tag, above those of a place.
+const TAG: u32 = !PLACE_MAX;
+/// Odd: carries what the lower bits of a word say to the bits above. It fits an instruction.
+const SPREAD: u64 = 0x7f4a_7c15;
 
 /// What stands for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +35,10 @@ impl Print {
         (self.place >> u32::BITS) as u32
     }
 
-    /// What the index holds of it.
+    /// What the index holds of it beside a place.
     #[inline(always)]
     pub(super) fn tag(self) -> u32 {
-        self.place as u32 >> (u32::BITS - TAG_BITS)
+        self.place as u32 & TAG
     }
 }
 
@@ -53,12 +55,11 @@ impl Prints {
     /// The print of `key`, if it has 16 to 32 bytes.
     #[inline(always)]
     pub(crate) fn of_two_blocks(&self, key: &[u8]) -> Option<Print> {
-        match (key.first_chunk(), key.last_chunk()) {
-            (Some(first), Some(last)) if key.len() <= 32 => {
-                Some(self.next(halves(last), self.first(halves(first), key)).into())
-            }
-            _ => None,
+        if !(16..=32).contains(&key.len()) {
+            return None;
         }
+        let (first, last) = (key.first_chunk()?, key.last_chunk()?);
+        Some(self.next(halves(last), self.first(halves(first), key)).into())
     }
 
     /// The print of `key`.
@@ -225,7 +226,7 @@ pub(super) mod tests {
             KEYS - all.iter().map(part).collect::<HashSet<_>>().len() as u64
         };
         let place =
-            |print: &Print| u64::from(print.home() % (1 << 12)) << 6 | u64::from(print.tag());
+            |print: &Print| u64::from(print.home() % (1 << 12)) << 32 | u64::from(print.tag());
         [
             of(&|print| print.held % (1 << 32)),
             of(&|print| print.held >> 16 << 32),

@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use super::fields::{Ends, Flow};
-use super::line::{Bucket, FirstWord};
+use super::line::Bucket;
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, View};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
@@ -48,8 +48,8 @@ const PURSES: usize = 16;
 /// So often a thread tries to change the word to fill its purse.
 const TRIES: u32 = 4;
 
-/// The bucket that tokens are from: its [first word](FirstWord), and the table's number above that. No two
-/// tables that live at the same time have numbers that are 2^32 apart.
+/// The bucket that tokens are from: its place, and the table's number above that. No two tables that live at
+/// the same time have numbers that are 2^32 apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin(u64);
 
@@ -58,24 +58,13 @@ impl Origin {
     const NONE: Self = Self(0);
 
     #[inline(always)]
-    pub(crate) fn new(table: u64, first: FirstWord) -> Self {
-        Self(table << u32::BITS | u64::from(first.bits()))
-    }
-
-    /// The same where no words are left out.
-    #[cfg(test)]
-    pub(super) fn aligned(table: u64, place: u32) -> Self {
-        Self::new(table, FirstWord::new(place, 0))
-    }
-
-    #[inline(always)]
-    pub(super) fn first_word(self) -> FirstWord {
-        FirstWord::of_bits(self.0 as u32)
+    pub(crate) fn new(table: u64, place: u32) -> Self {
+        Self(table << u32::BITS | u64::from(place))
     }
 
     #[inline(always)]
     pub(crate) fn place(self) -> u32 {
-        self.first_word().place()
+        self.0 as u32
     }
 }
 
@@ -312,7 +301,7 @@ mod tests {
     }
 
     fn from_purse(purses: &Purses, place: u32, bucket: &Bucket, now: Timestamp) -> bool {
-        let origin = Origin::aligned(1, place);
+        let origin = Origin::new(1, place);
         let _ = purses.refill(origin, bucket, now, UNIT);
         purses.spend(origin, now).is_some()
     }
@@ -353,7 +342,7 @@ mod tests {
         let place = 1 + PURSES as u32;
         assert!(other.take(1, at(1), UNIT).allowed());
         assert!(!from_purse(&purses, place, &other, at(2)));
-        let left = |table| purses.spend(Origin::aligned(table, 1), at(2)).map(|spent| spent.left);
+        let left = |table| purses.spend(Origin::new(table, 1), at(2)).map(|spent| spent.left);
         assert_eq!(left(2), None, "another table");
         assert_eq!(left(1), Some(9_999 - SIZE_MIN + SIZE_MIN - 2));
         assert!(from_purse(&purses, place, &other, at(1 + SPAN_US)), "that one is void");
@@ -370,7 +359,7 @@ mod tests {
         let late = at(1 + SPAN_US);
         bucket.heat();
         assert_eq!(
-            purses.refill(Origin::aligned(1, 1), &bucket, late, UNIT),
+            purses.refill(Origin::new(1, 1), &bucket, late, UNIT),
             i64::from(SIZE_MIN),
             "new ones"
         );
@@ -381,7 +370,7 @@ mod tests {
     #[test]
     fn a_purse_is_filled_while_the_bucket_is_hot_and_outlasts_that() {
         let bucket = Bucket::local(0, 10_000, at(0));
-        let (purses, origin) = (Purses::new(0), Origin::aligned(1, 1));
+        let (purses, origin) = (Purses::new(0), Origin::new(1, 1));
         assert!(bucket.take(1, at(1), UNIT).allowed());
         assert_eq!(purses.refill(origin, &bucket, at(1), UNIT), 0, "the engine would not be told");
         bucket.heat();

@@ -146,7 +146,7 @@ impl Table {
         let places = 1 + capacity(&budget);
         let lines = Lines::new(places)?;
         let homes = bytemuck::try_zeroed_slice_box(places).ok()?;
-        let overflow = lines.get(OVERFLOW)?;
+        let overflow = lines.first()?;
         overflow.settle_in(0, 0);
         settle(overflow);
         Some(Self {
@@ -164,7 +164,7 @@ impl Table {
     /// What purses know the bucket at `place` by.
     #[inline(always)]
     pub(crate) fn origin(&self, place: u32) -> Origin {
-        Origin::new(self.number, self.lines.first_word(place))
+        Origin::new(self.number, place)
     }
 
     /// What keys are told from others by.
@@ -181,20 +181,14 @@ impl Table {
     /// The bucket at `place`, which was given.
     #[inline(always)]
     pub(crate) fn at(&self, place: u32) -> &Bucket {
-        &self.lines[self.lines.first_word(place)]
-    }
-
-    /// The bucket that tokens of this table are from.
-    #[inline(always)]
-    pub(crate) fn at_origin(&self, origin: Origin) -> &Bucket {
-        &self.lines[origin.first_word()]
+        &self.lines[place as usize]
     }
 
     /// The bucket of the key with this print, and its place.
     #[inline(always)]
     pub(crate) fn find(&self, print: Print) -> Option<(u32, &Bucket)> {
         self.index.find(print, |place| {
-            let bucket = self.lines.get(place)?;
+            let bucket = self.lines.get(place as usize)?;
             bucket.is_of(print.held).then_some((place, bucket))
         })
     }

@@ -294,7 +294,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// Lets it happen to a bucket that a thread of its own spends from, and returns what can be seen of it.
 fn live(bucket: &Bucket, purses: &Purses, event: Event, now: Timestamp) -> impl PartialEq + Debug {
-    let origin = Origin::aligned(1, 1);
+    let origin = Origin::new(1, 1);
     let mut taken = None;
     match event {
         Event::Take { cost, surely } => {
