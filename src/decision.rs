@@ -86,7 +86,7 @@ impl Decision {
     fn expected_us(&self) -> u64 {
         let Scale { token, .. } = self.scale;
         let missing = i64::from(self.cost.saturating_sub(self.left));
-        match (self.refill.rate, self.view.age(self.now)) {
+        match (self.refill.rate(), self.view.age(self.now)) {
             (rate @ 1.., _) => {
                 let earned = self.refill.earned(self.now, self.scale.token);
                 let units = (missing * token).saturating_sub(earned).max(0) as u64;
@@ -128,7 +128,7 @@ impl Decision {
             return (left, Duration::ZERO);
         }
         // Nobody waits longer for a token of the node's own than for one of the whole limit's.
-        let (rate, earned) = match self.refill.rate {
+        let (rate, earned) = match self.refill.rate() {
             0 => (rate as u64, 0),
             own => (own, earned),
         };
@@ -162,7 +162,7 @@ impl Decision {
 
     /// Tokens that must come before there is one, of a node that has none itself.
     fn owed(&self) -> i64 {
-        if self.left > 0 || self.refill.rate > 0 { 0 } else { -self.view.tokens().min(0) }
+        if self.left > 0 || self.refill.rate() > 0 { 0 } else { -self.view.tokens().min(0) }
     }
 
     /// Whether the answer is backed by tokens that this node holds, or is surely no. An unsure
@@ -189,22 +189,33 @@ pub(crate) const AHEAD_PARTS: u64 = 64;
 /// What flows into a node's own bucket, as it was when something was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refill {
-    /// Units per microsecond.
-    pub(crate) rate: u64,
-    /// What flowed in before is in the bucket, in microseconds.
-    pub(crate) minted_us: u64,
-    /// From here on nothing flows in, in milliseconds.
-    pub(crate) ends_ms: u64,
+    rate: u64,
+    minted_us: u64,
+    ends_ms: u64,
 }
 
 impl Refill {
-    pub(crate) const NONE: Self = Self { rate: 0, minted_us: 0, ends_ms: 0 };
+    /// What flowed in before such a time is all that ever does: no clock goes so far.
+    pub(crate) const CLOSED_US: u64 = 1 << 63;
+    pub(crate) const NONE: Self = Self::new(0, Self::CLOSED_US, 0);
+
+    /// `rate` units per microsecond until `ends_ms`, of which those before `minted_us` are in the bucket. Not
+    /// looked at before somebody asks.
+    #[inline(always)]
+    pub(crate) const fn new(rate: u64, minted_us: u64, ends_ms: u64) -> Self {
+        Self { rate, minted_us, ends_ms }
+    }
+
+    /// Units per microsecond.
+    fn rate(self) -> u64 {
+        if self.minted_us < Self::CLOSED_US { self.rate } else { 0 }
+    }
 
     /// Units that have flowed in by `now`: less than none while what was spent ahead has not flowed in.
     /// What may be spent ahead is not counted: while nobody asks, it may be taken away. It is less than a
     /// token of `unit` units, whatever these values, which are read one after the other, seem to say.
     fn earned(self, now: Timestamp, unit: i64) -> i64 {
-        if self.rate == 0 || now.millis() >= self.ends_ms {
+        if self.rate() == 0 || now.millis() >= self.ends_ms {
             return 0;
         }
         let units = |time_us: u64| self.rate.saturating_mul(time_us).min(i64::MAX as u64) as i64;
@@ -333,14 +344,14 @@ mod tests {
     #[test]
     fn a_cached_clock_that_is_behind_is_no_debt_and_what_was_spent_ahead_is() {
         let now = Timestamp::from_micros(5_000_000);
-        let earned =
-            |minted_us| Refill { rate: 3, minted_us, ends_ms: 60_000 }.earned(now, 2_000_000);
+        let earned = |minted_us| Refill::new(3, minted_us, 60_000).earned(now, 2_000_000);
         assert_eq!(earned(4_999_990), 30);
         assert_eq!(earned(5_000_001), 0);
         assert_eq!(earned(5_000_000 + CLOCK_AGE_MAX_US), 0);
         assert_eq!(earned(5_500_000), -1_500_000);
-        for never in [u64::MAX / 2, 1 << 63, u64::MAX] {
-            assert_eq!(earned(never), -2_000_000, "no more than a token is owed");
+        assert_eq!(earned(Refill::CLOSED_US - 1), -2_000_000, "no more than a token is owed");
+        for closed in [Refill::CLOSED_US, u64::MAX] {
+            assert_eq!(earned(closed), 0);
         }
     }
 }

@@ -9,8 +9,8 @@ pub(crate) const BOUNDLESS_RATE: i64 = (1 << RATE_BITS) - 1;
 const RATE_BITS: u32 = 34;
 const AHEAD_BITS: u32 = AHEAD_PARTS.ilog2();
 const TOKENS_BITS: u32 = 24;
-/// The last millisecond that can be told: 34 years.
-const MILLIS_MAX: u64 = (1 << 40) - 1;
+/// The last millisecond that can be told: 17 years.
+const MILLIS_MAX: u64 = (1 << 39) - 1;
 
 /// Refill, depth, and how much of a token may be spent before it is whole.
 ///
@@ -93,19 +93,11 @@ pub(super) struct Moment(pub u64);
 impl Moment {
     pub(super) const ZERO: Self = Self(0);
 
-    /// `at`, rounded down.
-    pub(super) fn not_after(at: Timestamp, tokens: u32) -> Self {
-        Self::of_millis(at.as_micros() / 1000, tokens)
-    }
-
     /// `at`, rounded up.
     pub(super) fn not_before(at: Timestamp, tokens: u32) -> Self {
-        Self::of_millis(at.as_micros().div_ceil(1000), tokens)
-    }
-
-    fn of_millis(millis: u64, tokens: u32) -> Self {
         debug_assert!(tokens <= FIELD_MAX);
-        Self(millis.min(MILLIS_MAX) << TOKENS_BITS | u64::from(tokens))
+        let millis = at.as_micros().div_ceil(1000).min(MILLIS_MAX);
+        Self(millis << TOKENS_BITS | u64::from(tokens))
     }
 
     /// Milliseconds since the clock's origin.
@@ -129,22 +121,23 @@ impl Moment {
 /// The end of a lease to the millisecond, whether refill may fill the bucket before, and the low mark.
 ///
 /// ```text
-///  63            24      23      22       0
+///  63            25      24      23       0
 /// |  milliseconds  | may fill | low, tokens |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ends(pub u64);
 
-const MAY_FILL: u64 = 1 << (TOKENS_BITS - 1);
+const MAY_FILL: u64 = 1 << TOKENS_BITS;
+const ENDS_AT: u32 = TOKENS_BITS + 1;
 
 impl Ends {
     pub(super) const ZERO: Self = Self(0);
 
     /// `at`, rounded down; a low mark that does not fit is as high as can be.
     pub(super) fn new(at: Timestamp, low: u32, may_fill: bool) -> Self {
-        let low = u64::from(low).min(MAY_FILL - 1);
+        let millis = at.millis().min(MILLIS_MAX);
         let may_fill = if may_fill { MAY_FILL } else { 0 };
-        Self(Moment::not_after(at, 0).0 | may_fill | low)
+        Self(millis << ENDS_AT | may_fill | u64::from(low.min(FIELD_MAX)))
     }
 
     /// The same, of a lease that refill may fill.
@@ -155,13 +148,13 @@ impl Ends {
     /// Milliseconds since the clock's origin.
     #[inline]
     pub(super) fn millis(self) -> u64 {
-        Moment(self.0).millis()
+        self.0 >> ENDS_AT
     }
 
     /// Microseconds since the clock's origin.
     #[inline]
     pub(super) fn micros(self) -> u64 {
-        Moment(self.0).micros()
+        self.millis() * 1000
     }
 
     /// Tell the engine when fewer tokens than this are left.
@@ -172,9 +165,15 @@ impl Ends {
 
     /// Whether refill cannot fill the bucket before the lease ends, even if nothing is spent: so nobody who
     /// spends has to look at that.
-    #[inline(always)]
+    #[cfg(test)]
     pub(super) fn is_fresh(self) -> bool {
         self.0 & MAY_FILL == 0
+    }
+
+    /// The low mark of a fresh lease; of another one more than any bucket has.
+    #[inline(always)]
+    pub(super) fn low_if_fresh(self) -> u32 {
+        (self.0 % (1 << ENDS_AT)) as u32
     }
 }
 
@@ -196,19 +195,24 @@ mod tests {
         }
 
         #[test]
-        fn a_moment_is_at_most_a_millisecond_off(us in 0..1_u64 << 49, tokens in 0..=FIELD_MAX) {
+        fn a_moment_is_at_most_a_millisecond_off(us in 0..1_u64 << 48, tokens in 0..=FIELD_MAX) {
             let at = Timestamp::from_micros(us);
             let (before, after) =
-                (Moment::not_after(at, tokens), Moment::not_before(at, tokens));
+                (Ends::new(at, tokens, us % 2 == 1), Moment::not_before(at, tokens));
             prop_assert!(before.micros() <= us && us - before.micros() < 1000);
             prop_assert!(after.micros() >= us && after.micros() - us < 1000);
-            prop_assert_eq!((before.tokens(), after.tokens()), (tokens, tokens));
+            prop_assert_eq!((before.low(), after.tokens()), (tokens, tokens));
+            let fresh = us % 2 == 0;
+            prop_assert_eq!(before.is_fresh(), fresh);
+            prop_assert!(fresh && before.low_if_fresh() == tokens || before.low_if_fresh() > FIELD_MAX);
+            prop_assert!(!before.may_fill().is_fresh());
         }
     }
 
     #[test]
     fn never_is_later_than_any_time_that_is_lived_through() {
         let decade_us = 10 * 366 * 86_400 * 1_000_000;
-        assert!(Moment::not_after(Timestamp::NEVER, 0).micros() > decade_us);
+        assert!(Ends::new(Timestamp::NEVER, 0, false).micros() > decade_us);
+        assert!(Moment::not_before(Timestamp::NEVER, 0).micros() > decade_us);
     }
 }

@@ -9,6 +9,7 @@ use yoke::Yoke;
 use super::desk::Desk;
 use super::fields::{Ends, Flow, Moment};
 use super::word::Word;
+use crate::decision::Refill;
 
 /// Words in a cache line.
 const WORDS: usize = 8;
@@ -16,7 +17,7 @@ const WORDS: usize = 8;
 type Line = [AtomicU64; WORDS];
 
 /// A refill that is closed; what is in the other bits is when the bucket will be full if left alone.
-pub(super) const CLOSED: u64 = 1 << 63;
+pub(super) const CLOSED: u64 = Refill::CLOSED_US;
 
 /// A key's state on this node: one cache line.
 #[derive(Debug, TransparentWrapper)]

@@ -56,30 +56,30 @@ pub(crate) enum AtOnce {
 }
 
 /// Whether a request may go on, whether that is sure, and how many tokens are left. A request that is surely
-/// allowed leaves a word that is neither hot nor a policy's, and that word says it as it is; for all others a
-/// word is made up, in which *hot* stands for denied and *policy* for unsure.
+/// allowed leaves a word that is not a policy's, and that word says it as it is; for all others a word is
+/// made up, in which *policy* stands for unsure, and a bit that no bucket's word has for denied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Said(Word);
 
 impl Said {
     /// Surely nothing was left.
-    pub(crate) const DENIED: Self = Self(Word(0).with_hot(true));
+    pub(crate) const DENIED: Self = Self(Word(0).with_no_word(true));
 
     #[inline(always)]
     pub(crate) fn new(left: u32, allowed: bool, sure: bool) -> Self {
-        Self(Word(0).with_tokens(left).with_hot(!allowed).with_policy(!sure))
+        Self(Word(0).with_tokens(left).with_policy(!sure).with_no_word(!allowed))
     }
 
-    /// Surely allowed, leaving a word that is neither hot nor a policy's.
+    /// Surely allowed, leaving a word that is not a policy's.
     #[inline(always)]
     pub(super) fn of(left: Word) -> Self {
-        debug_assert!(!left.hot() && !left.policy());
+        debug_assert!(!left.is_no_word() && !left.policy());
         Self(left)
     }
 
     #[inline(always)]
     pub(crate) fn allowed(self) -> bool {
-        !self.0.hot()
+        !self.0.is_no_word()
     }
 
     #[inline(always)]

@@ -121,10 +121,9 @@ impl Bucket {
         if now.as_micros() >= ends.micros() {
             return None;
         }
-        if word.tokens() >= cost + ends.low() {
-            let surely_not_full =
-                ends.is_fresh() || !FRESH_ONLY && !self.may_overflow(word, now, unit());
-            if !surely_not_full || !word.is_plain(cost) {
+        let is_fresh = word.tokens() >= cost + ends.low_if_fresh();
+        if is_fresh || !FRESH_ONLY && word.tokens() >= cost + ends.low() {
+            if !is_fresh && self.may_overflow(word, now, unit()) || !word.is_plain(cost) {
                 return None;
             }
             let spent = word.spend_tokens(cost);
@@ -476,12 +475,9 @@ impl Bucket {
     #[inline(always)]
     pub(crate) fn refill(&self) -> Refill {
         let minted_us = self.minted_us().load(Ordering::Relaxed);
-        if minted_us >= CLOSED {
-            return Refill::NONE;
-        }
         let rate = Flow(self.flow().load(Ordering::Relaxed)).rate();
         let ends_ms = Ends(self.ends().load(Ordering::Relaxed)).millis();
-        Refill { rate, minted_us, ends_ms }
+        Refill::new(rate, minted_us, ends_ms)
     }
 
     fn rate(&self) -> u64 {

@@ -1,8 +1,8 @@
 //! The word that decides: pending, tokens, credit and lease epoch in 64 bits.
 //!
 //! ```text
-//!  63    62     54   53    52     51    48 47          24 23           0
-//! | hot |  epoch   | gone | policy | credit |   tokens    |   pending    |
+//!  63    62     55   54    53    50 49          26   25     24   23         0
+//! | 0 |   epoch    | gone | credit |   tokens    | policy | hot | pending    |
 //! ```
 //!
 //! *pending* counts tokens spent and not yet collected by the engine; *tokens* are whole tokens
@@ -10,19 +10,22 @@
 //! the tokens come from an outage policy, not from the store; *gone* says that the key was forgotten,
 //! and there is nothing; *hot* says that threads contend for it. *epoch* changes with every change of the
 //! lease, and when the key comes or goes, so that whoever computed a refill under the old lease fails to
-//! add it.
+//! add it. Whatever a decision minds most is in the lower half, where constants fit an instruction.
 
 /// The most tokens, and the most pending tokens, that a word can count.
 pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;
 
-const TOKENS_AT: u32 = 24;
-const CREDIT_AT: u32 = 48;
-const POLICY_AT: u32 = 52;
-const GONE_AT: u32 = 53;
-const EPOCH_AT: u32 = 54;
-const HOT_AT: u32 = 63;
+const HOT_AT: u32 = 24;
+const POLICY_AT: u32 = 25;
+const TOKENS_AT: u32 = 26;
+const CREDIT_AT: u32 = 50;
+const GONE_AT: u32 = 54;
+const EPOCH_AT: u32 = 55;
+const NO_WORD_AT: u32 = 63;
 const FIELD: u64 = FIELD_MAX as u64;
 const HOT: u64 = 1 << HOT_AT;
+const POLICY: u64 = 1 << POLICY_AT;
+const NO_WORD: u64 = 1 << NO_WORD_AT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub u64);
@@ -50,7 +53,7 @@ impl Word {
     }
 
     pub(super) fn epoch(self) -> u64 {
-        (self.0 & !HOT) >> EPOCH_AT
+        self.0 >> EPOCH_AT
     }
 
     pub(super) fn hot(self) -> bool {
@@ -72,7 +75,17 @@ impl Word {
     }
 
     pub(super) fn with_policy(self, policy: bool) -> Self {
-        Self(self.0 & !(1 << POLICY_AT) | u64::from(policy) << POLICY_AT)
+        Self(self.0 & !POLICY | u64::from(policy) << POLICY_AT)
+    }
+
+    /// Whether it is none that a bucket has: no epoch goes so far.
+    pub(super) fn is_no_word(self) -> bool {
+        self.0 & NO_WORD != 0
+    }
+
+    /// The same with a bit that no bucket's word has.
+    pub(super) const fn with_no_word(self, no_word: bool) -> Self {
+        Self(self.0 & !NO_WORD | (no_word as u64) << NO_WORD_AT)
     }
 
     pub(super) fn gone(self) -> bool {
@@ -91,7 +104,7 @@ impl Word {
 
     /// The same word in the next lease epoch.
     pub(super) fn next_epoch(self) -> Self {
-        Self(self.0.wrapping_add(1 << EPOCH_AT) & !HOT | self.0 & HOT)
+        Self(self.0.wrapping_add(1 << EPOCH_AT) & !NO_WORD)
     }
 
     /// The same word with nothing pending.
@@ -102,14 +115,15 @@ impl Word {
     /// Whether there are no tokens, no credit and no policy, but a key.
     #[inline(always)]
     pub(super) fn is_bare(self) -> bool {
-        self.0 << (64 - EPOCH_AT) >> (TOKENS_AT + 64 - EPOCH_AT) == 0
+        self.0 << (64 - EPOCH_AT) >> (POLICY_AT + 64 - EPOCH_AT) == 0
     }
 
     /// Whether it is not hot, there is no policy, something is pending, and `cost` more can be.
     #[inline(always)]
     pub(super) fn is_plain(self, cost: u32) -> bool {
-        let flags_and_pending = self.0 & (HOT | 1 << POLICY_AT | FIELD);
-        flags_and_pending.wrapping_sub(1) < u64::from(FIELD_MAX - cost)
+        // Where nothing is pending, that borrows from the flags.
+        let flags_and_pending = self.0.wrapping_sub(1) & (HOT | POLICY | FIELD);
+        flags_and_pending < u64::from(FIELD_MAX - cost)
     }
 
     /// So many tokens come back that were pending.
@@ -147,7 +161,7 @@ mod tests {
     proptest! {
         #[test]
         fn fields_do_not_disturb_each_other(
-            raw in any::<u64>(), tokens in 0..=FIELD_MAX, credit in 0..=15_u32, policy in any::<bool>(),
+            raw in 0..NO_WORD, tokens in 0..=FIELD_MAX, credit in 0..=15_u32, policy in any::<bool>(),
         ) {
             let word = Word(raw);
             let set = word.with_tokens(tokens).with_credit(credit).with_policy(policy);
@@ -158,6 +172,8 @@ mod tests {
             prop_assert_eq!(word.with_hot(true).with_hot(false).0, raw & !HOT);
             prop_assert_eq!(word.with_hot(true).epoch(), word.epoch());
             prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
+            prop_assert!(!word.next_epoch().is_no_word() && word.with_no_word(true).is_no_word());
+            prop_assert_eq!(word.with_no_word(true).with_no_word(false), word);
             prop_assert_eq!(word.collected().pending(), 0);
             let pending = (1..=FIELD_MAX - credit).contains(&set.pending());
             prop_assert_eq!(set.is_plain(credit), !policy && pending && !set.hot());
