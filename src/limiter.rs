@@ -206,9 +206,8 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> Judged<'a> {
         match bucket.take_at_once::<FRESH_ONLY>(cost, now, || self.state.terms.scale.token) {
-            Some(AtOnce::Allowed(said)) => Judged { bucket, said },
-            Some(AtOnce::Denied { told: true }) => Judged { bucket, said: Said::DENIED },
-            Some(AtOnce::Denied { told: false }) => self.tell_denied(place, key()),
+            Some(AtOnce { said, told: true }) => Judged { bucket, said },
+            Some(AtOnce { said, told: false }) => self.tell_at_once(said, place, key()),
             None if FRESH_ONLY => self.judge_again(place, key(), cost, now),
             None => self.judge_at(place, key(), cost, now),
         }
@@ -222,10 +221,12 @@ impl ActiveLimit {
 
     #[cold]
     #[inline(never)]
-    fn tell_denied(&self, place: u32, key: &[u8]) -> Judged<'_> {
+    fn tell_at_once(&self, said: Said, place: u32, key: &[u8]) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
-        self.tell(&bucket.tell_denied(), 1, place, key);
-        Judged { bucket, said: Said::DENIED }
+        let taken = bucket.tell_at_once(said);
+        // Requests that cost more are not denied at once.
+        self.tell(&taken, 1, place, key);
+        Judged { bucket, said }
     }
 
     /// Decides where one look does not tell, or somebody is to be told.

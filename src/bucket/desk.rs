@@ -85,6 +85,12 @@ impl Bucket {
         self.raise(QUEUED)
     }
 
+    /// Whether the engine has been told all that it can be told by flags.
+    #[inline(always)]
+    pub(super) fn is_told(&self) -> bool {
+        self.desk().load(Ordering::SeqCst) & TOLD == TOLD
+    }
+
     /// The next decision need not tell the engine (`muted`), or shall.
     pub(super) fn set_told(&self, muted: bool) {
         if muted {

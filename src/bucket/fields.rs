@@ -165,7 +165,7 @@ impl Ends {
 
     /// Whether refill cannot fill the bucket before the lease ends, even if nothing is spent: so nobody who
     /// spends has to look at that.
-    #[cfg(test)]
+    #[inline(always)]
     pub(super) fn is_fresh(self) -> bool {
         self.0 & MAY_FILL == 0
     }

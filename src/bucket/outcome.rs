@@ -47,12 +47,10 @@ pub(crate) enum Verdict {
 
 /// What one look decided, for sure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum AtOnce {
-    Allowed(Said),
-    /// Whether the engine knows, or is to be told.
-    Denied {
-        told: bool,
-    },
+pub(crate) struct AtOnce {
+    pub said: Said,
+    /// The engine knows all that it has to, or else is to be [told](Bucket::tell_at_once).
+    pub told: bool,
 }
 
 /// Whether a request may go on, whether that is sure, and how many tokens are left. A request that is surely
@@ -118,6 +116,12 @@ impl Taken {
     pub(super) fn new(verdict: Verdict, sure: bool, left: u32, news: (Touch, bool)) -> Self {
         let ((touch, unknown), spilled, refused, uncounted) = (news, 0, 0, false);
         Self { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
+    }
+
+    /// The same of what was decided at once.
+    pub(super) fn of(said: Said, news: (Touch, bool)) -> Self {
+        let verdict = if said.allowed() { Verdict::Allowed } else { Verdict::Denied };
+        Self::new(verdict, said.sure(), said.left(), news)
     }
 
     /// Whether the request may go on.

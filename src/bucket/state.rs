@@ -105,10 +105,10 @@ impl Bucket {
 
     /// Decides about `cost` tokens if one look tells, and the engine need not hear of it; `None`
     /// otherwise, and then nothing is changed. `unit` is the number of units in a token. Where `FRESH_ONLY`,
-    /// tokens are spent from a fresh lease only: so fewer registers are needed.
+    /// tokens are spent from a fresh lease only that does not run low: so fewer registers are needed.
     ///
-    /// Cost: two loads and one atomic change, four loads where refill could fill the bucket, or seven where it
-    /// is denied.
+    /// Cost: two loads and one atomic change; two loads more where refill could fill the bucket, one where
+    /// tokens run low, four where it is denied.
     #[inline(always)]
     pub(crate) fn take_at_once<const FRESH_ONLY: bool>(
         &self,
@@ -121,22 +121,40 @@ impl Bucket {
         if now.as_micros() >= ends.micros() {
             return None;
         }
-        let is_fresh = word.tokens() >= cost + ends.low_if_fresh();
-        if is_fresh || !FRESH_ONLY && word.tokens() >= cost + ends.low() {
-            if !is_fresh && self.may_overflow(word, now, unit()) || !word.is_plain(cost) {
+        if word.tokens() >= cost + ends.low_if_fresh() {
+            return Some(AtOnce { said: self.spend_at_once(word, cost)?, told: true });
+        }
+        if word.tokens() >= cost {
+            if FRESH_ONLY || !ends.is_fresh() && self.may_overflow(word, now, unit()) {
                 return None;
             }
-            let spent = word.spend_tokens(cost);
-            self.swap(word, spent).ok()?;
-            self.count_surplus(cost);
-            return Some(AtOnce::Allowed(Said::of(spent)));
+            let said = self.spend_at_once(word, cost)?;
+            return Some(AtOnce { said, told: said.left() >= ends.low() || self.is_told() });
         }
-        if cost > 1 || !word.is_bare() || !self.is_told() || !self.surely_lacks_one(now, unit()) {
+        let can_count = cost == 1 && self.denied() < DENIED_MAX;
+        if !can_count || !word.is_bare() || !self.surely_lacks_one(now, unit()) {
             return None;
         }
-        // A collection may come between, which the engine is to be told of then.
         self.counts().fetch_add(1, Ordering::Relaxed);
-        Some(AtOnce::Denied { told: self.desk().load(Ordering::SeqCst) & TOLD == TOLD })
+        Some(AtOnce { said: Said::DENIED, told: self.is_told() })
+    }
+
+    /// Spends where something is pending already, so that the engine knows.
+    #[inline(always)]
+    fn spend_at_once(&self, word: Word, cost: u32) -> Option<Said> {
+        if !word.is_plain(cost) {
+            return None;
+        }
+        let spent = word.spend_tokens(cost);
+        self.swap(word, spent).ok()?;
+        self.count_surplus(cost);
+        Some(Said::of(spent))
+    }
+
+    /// Tells the engine of what was decided at once, for which it is not known yet that the key runs low.
+    #[cold]
+    pub(crate) fn tell_at_once(&self, said: Said) -> Taken {
+        Taken::of(said, self.raise(TOLD))
     }
 
     /// Counts what a request cost beyond one token.
@@ -145,19 +163,6 @@ impl Bucket {
         if cost > 1 {
             self.counts().fetch_add(Counts::of_surplus(cost - 1), Ordering::Relaxed);
         }
-    }
-
-    /// Whether the engine has been told of denials, and one more can be counted.
-    #[inline(always)]
-    fn is_told(&self) -> bool {
-        let told = self.desk().load(Ordering::Relaxed) & TOLD == TOLD;
-        told && self.denied() < DENIED_MAX
-    }
-
-    /// The engine is to hear of a denial that has been counted.
-    #[cold]
-    pub(crate) fn tell_denied(&self) -> Taken {
-        Taken::new(Verdict::Denied, true, 0, self.raise(TOLD))
     }
 
     /// Decides about `cost` tokens.
@@ -179,12 +184,8 @@ impl Bucket {
     /// What one look tells.
     #[inline]
     fn look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        Some(match self.take_at_once::<false>(cost, now.cached(), || unit)? {
-            AtOnce::Allowed(said) => {
-                Taken::new(Verdict::Allowed, true, said.left(), (Touch::None, false))
-            }
-            AtOnce::Denied { .. } => self.tell_denied(),
-        })
+        let AtOnce { said, told } = self.take_at_once::<false>(cost, now.cached(), || unit)?;
+        Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
     }
 
     /// Whether refill is leased, and has not brought a token by now.
