@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::purse::{self, Origin, Spent};
-use crate::bucket::{AtOnce, Bucket, DirtyQueue, Held, Note, Print, Said, Taken, Verdict};
+use crate::bucket::{Bucket, DirtyQueue, Held, Looked, Note, Print, Said, Taken, Verdict};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
@@ -171,14 +171,34 @@ impl ActiveLimit {
     #[inline(always)]
     fn decide_now(&self, key: &[u8], cost: u32) -> Result<Decision, CheckError> {
         let now = self.state.clock.now();
-        let judged = if let Some(print) = self.state.buckets.prints().of_two_blocks(key) {
+        let judged = match self.state.buckets.prints().of_two_blocks(key) {
             // It is neither empty nor too long.
-            self.judge_print(print, key, cost, now)
-        } else {
-            key::validate(key)?;
-            self.judge_other_length(key, cost, now)
+            Some(print) if cost == 1 => self.judge_one(print, key, now),
+            Some(print) => self.judge_print(print, key, cost, now),
+            None => {
+                key::validate(key)?;
+                self.judge_other_length(key, cost, now)
+            }
         };
         Ok(self.decision(judged, cost, now))
+    }
+
+    /// Not inlined, so that it has the registers for itself that pass its arguments: they are enough.
+    #[inline(never)]
+    fn judge_one(&self, print: Print, key: &[u8], now: Timestamp) -> Judged<'_> {
+        match self.state.buckets.find_at_home(print) {
+            Some((place, bucket)) => self.judge_at_once(bucket, place, || key, now),
+            None => self.judge_elsewhere(print, key, now),
+        }
+    }
+
+    /// The same where the index has something else where the key is looked for first.
+    #[inline(never)]
+    fn judge_elsewhere(&self, print: Print, key: &[u8], now: Timestamp) -> Judged<'_> {
+        match self.state.buckets.find(print) {
+            Some((place, bucket)) => self.judge_at_once(bucket, place, || key, now),
+            None => self.judge_new(key, 1, now),
+        }
     }
 
     #[inline(never)]
@@ -186,37 +206,40 @@ impl ActiveLimit {
         self.judge_print(self.state.buckets.print(key), key, cost, now)
     }
 
-    /// Decides by one look at the key's bucket, if that tells. Whatever else there is to be done comes
-    /// last, so that nothing has to be kept meanwhile.
-    #[inline(always)]
+    /// Decides wherever the key's bucket is.
+    #[inline(never)]
     fn judge_print(&self, print: Print, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let Some((place, bucket)) = self.state.buckets.find(print) else {
-            return self.judge_new(key, cost, now);
-        };
-        self.judge_bucket::<false>(bucket, place, || key, cost, now)
+        match self.state.buckets.find(print) {
+            Some((place, _)) => self.judge_again(place, key, cost, now),
+            None => self.judge_new(key, cost, now),
+        }
     }
 
+    /// Decides about one token by one look at the bucket, if that tells at once. Whatever else there is to be
+    /// done comes last, so that nothing has to be kept meanwhile.
     #[inline(always)]
-    fn judge_bucket<'a, 'k, const FRESH_ONLY: bool>(
+    fn judge_at_once<'a, 'k>(
         &'a self,
         bucket: &'a Bucket,
         place: u32,
         key: impl Fn() -> &'k [u8],
-        cost: u32,
         now: Timestamp,
     ) -> Judged<'a> {
-        match bucket.take_at_once::<FRESH_ONLY>(cost, now, || self.state.terms.scale.token) {
-            Some(AtOnce { said, told: true }) => Judged { bucket, said },
-            Some(AtOnce { said, told: false }) => self.tell_at_once(said, place, key()),
-            None if FRESH_ONLY => self.judge_again(place, key(), cost, now),
-            None => self.judge_at(place, key(), cost, now),
+        match bucket.take_at_once(now) {
+            Some(said) => Judged { bucket, said },
+            None => self.judge_again(place, key(), 1, now),
         }
     }
 
-    /// Not inlined, so that who spends from a fresh lease has nothing to keep.
+    /// The same by whatever one look tells, and what it does not.
     #[inline(never)]
     fn judge_again(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        self.judge_bucket::<false>(self.state.buckets.at(place), place, || key, cost, now)
+        let bucket = self.state.buckets.at(place);
+        match bucket.look(cost, now, self.state.terms.scale.token) {
+            Some(Looked { said, told: true }) => Judged { bucket, said },
+            Some(Looked { said, told: false }) => self.tell_at_once(said, place, key),
+            None => self.judge_at(place, key, cost, now),
+        }
     }
 
     #[cold]
@@ -509,7 +532,8 @@ impl KeyHandle {
     fn decide_now(&self, cost: u32) -> Decision {
         let now = self.limit.state.clock.now();
         if cost > 1 {
-            return self.limit.decision(self.judge(cost, now), cost, now);
+            let judged = self.limit.judge_again(self.place(), self.key(), cost, now);
+            return self.limit.decision(judged, cost, now);
         }
         // What this thread has taken out of a hot bucket tells without a look at it.
         let Some(Spent { left, view, refill }) = purse::spend(self.origin, now) else {
@@ -532,13 +556,7 @@ impl KeyHandle {
     /// Not inlined, so that who spends from a purse has nothing to keep.
     #[inline(never)]
     fn judge_one(&self, now: Timestamp) -> Judged<'_> {
-        self.judge(1, now)
-    }
-
-    #[inline(always)]
-    fn judge(&self, cost: u32, now: Timestamp) -> Judged<'_> {
-        let bucket = self.bucket();
-        self.limit.judge_bucket::<true>(bucket, self.place(), || self.key(), cost, now)
+        self.limit.judge_at_once(self.bucket(), self.place(), || self.key(), now)
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {

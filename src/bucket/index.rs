@@ -67,8 +67,14 @@ impl Index {
         Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
 
-    /// What `check` makes of the place that the print leads to; it declines the places of others.
+    /// The place that the entry names at which the print is looked for first, if it may be that print's.
     #[inline(always)]
+    pub(super) fn find_at_home(&self, print: Print) -> Option<u32> {
+        let at = home(print.home(), self.mask.load(Ordering::Acquire));
+        match_entry(self.entries.get(at)?.load(Ordering::Acquire), print)
+    }
+
+    /// What `check` makes of the place that the print leads to; it declines the places of others.
     pub(super) fn find<T>(&self, print: Print, check: impl Fn(u32) -> Option<T>) -> Option<T> {
         let mut at = home(print.home(), self.mask.load(Ordering::Acquire));
         // There are always free entries, so this ends.

@@ -21,7 +21,7 @@ pub(crate) use fields::BOUNDLESS_RATE;
 pub(crate) use line::Bucket;
 #[cfg(feature = "sim")]
 pub(crate) use outcome::Touch;
-pub(crate) use outcome::{AtOnce, Collected, Said, Taken, Terms as LeaseTerms, Verdict};
+pub(crate) use outcome::{Collected, Looked, Said, Taken, Terms as LeaseTerms, Verdict};
 pub(crate) use print::{Print, Prints};
 pub(crate) use purse::GIVEN_UP_US;
 pub use table::KEYS_MAX;

@@ -47,7 +47,7 @@ pub(crate) enum Verdict {
 
 /// What one look decided, for sure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AtOnce {
+pub(crate) struct Looked {
     pub said: Said,
     /// The engine knows all that it has to, or else is to be [told](Bucket::tell_at_once).
     pub told: bool,

@@ -42,7 +42,7 @@ use std::sync::atomic::Ordering;
 use super::desk::TOLD;
 use super::fields::{Ends, Flow, Moment};
 use super::line::{Bucket, CLOSED, Counts};
-use super::outcome::{Amended, AtOnce, Collected, Said, Taken, Terms, Touch, Verdict};
+use super::outcome::{Amended, Collected, Looked, Said, Taken, Terms, Touch, Verdict};
 use super::purse::TOKENS_MIN;
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, RoughTokens, View};
@@ -103,40 +103,43 @@ impl Bucket {
 
     // ---- decisions ---------------------------------------------------------------------------
 
-    /// Decides about `cost` tokens if one look tells, and the engine need not hear of it; `None`
-    /// otherwise, and then nothing is changed. `unit` is the number of units in a token. Where `FRESH_ONLY`,
-    /// tokens are spent from a fresh lease only that does not run low: so fewer registers are needed.
+    /// Decides about one token by one look at a fresh lease that does not run low, if the engine need not hear
+    /// of it; `None` otherwise, and then nothing is changed.
+    ///
+    /// Cost: two loads and one atomic change.
+    #[inline(always)]
+    pub(crate) fn take_at_once(&self, now: Timestamp) -> Option<Said> {
+        let word = Word(self.word().load(Ordering::Acquire));
+        let ends = Ends(self.ends().load(Ordering::Relaxed));
+        let enough = word.tokens() > ends.low_if_fresh() && now.as_micros() < ends.micros();
+        if enough { self.spend_at_once(word, 1) } else { None }
+    }
+
+    /// Decides about `cost` tokens if one look tells; `None` otherwise, and then nothing is changed. `unit` is
+    /// the number of units in a token.
     ///
     /// Cost: two loads and one atomic change; two loads more where refill could fill the bucket, one where
     /// tokens run low, four where it is denied.
-    #[inline(always)]
-    pub(crate) fn take_at_once<const FRESH_ONLY: bool>(
-        &self,
-        cost: u32,
-        now: Timestamp,
-        unit: impl Fn() -> i64,
-    ) -> Option<AtOnce> {
+    #[inline]
+    pub(crate) fn look(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Looked> {
         let word = Word(self.word().load(Ordering::Acquire));
         let ends = Ends(self.ends().load(Ordering::Relaxed));
         if now.as_micros() >= ends.micros() {
             return None;
         }
-        if word.tokens() >= cost + ends.low_if_fresh() {
-            return Some(AtOnce { said: self.spend_at_once(word, cost)?, told: true });
-        }
         if word.tokens() >= cost {
-            if FRESH_ONLY || !ends.is_fresh() && self.may_overflow(word, now, unit()) {
+            if !ends.is_fresh() && self.may_overflow(word, now, unit) {
                 return None;
             }
             let said = self.spend_at_once(word, cost)?;
-            return Some(AtOnce { said, told: said.left() >= ends.low() || self.is_told() });
+            return Some(Looked { said, told: said.left() >= ends.low() || self.is_told() });
         }
         let can_count = cost == 1 && self.denied() < DENIED_MAX;
-        if !can_count || !word.is_bare() || !self.surely_lacks_one(now, unit()) {
+        if !can_count || !word.is_bare() || !self.surely_lacks_one(now, unit) {
             return None;
         }
         self.counts().fetch_add(1, Ordering::Relaxed);
-        Some(AtOnce { said: Said::DENIED, told: self.is_told() })
+        Some(Looked { said: Said::DENIED, told: self.is_told() })
     }
 
     /// Spends where something is pending already, so that the engine knows.
@@ -167,10 +170,10 @@ impl Bucket {
 
     /// Decides about `cost` tokens.
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.look(cost, now, unit).unwrap_or_else(|| self.take_further(cost, now, unit))
+        self.take_by_look(cost, now, unit).unwrap_or_else(|| self.take_further(cost, now, unit))
     }
 
-    /// The same, for who has looked [once](Self::take_at_once).
+    /// The same, for who has [looked](Self::look) once.
     pub(crate) fn take_further(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, true)
     }
@@ -178,13 +181,13 @@ impl Bucket {
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
     /// nothing is spent or counted, and the store is to be asked.
     pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.look(cost, now, unit).unwrap_or_else(|| self.decide(cost, now, unit, false))
+        self.take_by_look(cost, now, unit).unwrap_or_else(|| self.decide(cost, now, unit, false))
     }
 
     /// What one look tells.
     #[inline]
-    fn look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        let AtOnce { said, told } = self.take_at_once::<false>(cost, now.cached(), || unit)?;
+    fn take_by_look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
+        let Looked { said, told } = self.look(cost, now.cached(), unit)?;
         Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
     }
 

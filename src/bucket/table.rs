@@ -185,12 +185,21 @@ impl Table {
     }
 
     /// The bucket of the key with this print, and its place.
-    #[inline(always)]
     pub(crate) fn find(&self, print: Print) -> Option<(u32, &Bucket)> {
-        self.index.find(print, |place| {
-            let bucket = self.lines.get(place as usize)?;
-            bucket.is_of(print.held).then_some((place, bucket))
-        })
+        self.index.find(print, |place| self.get(place, print))
+    }
+
+    /// The same if it is there where it is looked for first.
+    #[inline(always)]
+    pub(crate) fn find_at_home(&self, print: Print) -> Option<(u32, &Bucket)> {
+        self.get(self.index.find_at_home(print)?, print)
+    }
+
+    /// The bucket at `place`, if it is that of the key with this print.
+    #[inline(always)]
+    fn get(&self, place: u32, print: Print) -> Option<(u32, &Bucket)> {
+        let bucket = self.lines.get(place as usize)?;
+        bucket.is_of(print.held).then_some((place, bucket))
     }
 
     /// Makes the bucket of the key with this print, with `credit` and whatever `settle` does to it, if
