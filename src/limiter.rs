@@ -210,7 +210,8 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_print(&self, print: Print, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         match self.state.buckets.find(print) {
-            Some((place, _)) => self.judge_again(place, key, cost, now),
+            Some((place, bucket)) if cost == 1 => self.judge_again(bucket, place, key, now),
+            Some((place, _)) => self.judge_spender(place, key, cost, now),
             None => self.judge_new(key, cost, now),
         }
     }
@@ -227,19 +228,45 @@ impl ActiveLimit {
     ) -> Judged<'a> {
         match bucket.take_at_once(now) {
             Some(said) => Judged { bucket, said },
-            None => self.judge_again(place, key(), 1, now),
+            None => self.judge_again(bucket, place, key(), now),
         }
     }
 
-    /// The same by whatever one look tells, and what it does not.
+    /// Decides where a fresh lease does not tell: often it is to be denied.
     #[inline(never)]
-    fn judge_again(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+    fn judge_again<'a>(
+        &'a self,
+        bucket: &'a Bucket,
+        place: u32,
+        key: &[u8],
+        now: Timestamp,
+    ) -> Judged<'a> {
+        match bucket.deny_at_once(now, self.state.terms.scale.token) {
+            Some(looked) => self.judged(bucket, looked, place, key),
+            None => self.judge_spender(place, key, 1, now),
+        }
+    }
+
+    /// Decides where the request is not to be denied at once.
+    #[inline(never)]
+    fn judge_spender(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
-        match bucket.look(cost, now, self.state.terms.scale.token) {
-            Some(Looked { said, told: true }) => Judged { bucket, said },
-            Some(Looked { said, told: false }) => self.tell_at_once(said, place, key),
+        match bucket.spend_by_look(cost, now, self.state.terms.scale.token) {
+            Some(looked) => self.judged(bucket, looked, place, key),
             None => self.judge_at(place, key, cost, now),
         }
+    }
+
+    #[inline(always)]
+    fn judged<'a>(
+        &'a self,
+        bucket: &'a Bucket,
+        looked: Looked,
+        place: u32,
+        key: &[u8],
+    ) -> Judged<'a> {
+        let Looked { said, told } = looked;
+        if told { Judged { bucket, said } } else { self.tell_at_once(said, place, key) }
     }
 
     #[cold]
@@ -532,7 +559,7 @@ impl KeyHandle {
     fn decide_now(&self, cost: u32) -> Decision {
         let now = self.limit.state.clock.now();
         if cost > 1 {
-            let judged = self.limit.judge_again(self.place(), self.key(), cost, now);
+            let judged = self.limit.judge_spender(self.place(), self.key(), cost, now);
             return self.limit.decision(judged, cost, now);
         }
         // What this thread has taken out of a hot bucket tells without a look at it.

@@ -115,31 +115,38 @@ impl Bucket {
         if enough { self.spend_at_once(word, 1) } else { None }
     }
 
-    /// Decides about `cost` tokens if one look tells; `None` otherwise, and then nothing is changed. `unit` is
-    /// the number of units in a token.
+    /// Denies one token by one look, if that tells for sure; `None` otherwise, and then nothing is changed.
+    /// `unit` is the number of units in a token.
     ///
-    /// Cost: two loads and one atomic change; two loads more where refill could fill the bucket, one where
-    /// tokens run low, four where it is denied.
-    #[inline]
-    pub(crate) fn look(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Looked> {
-        let word = Word(self.word().load(Ordering::Acquire));
-        let ends = Ends(self.ends().load(Ordering::Relaxed));
-        if now.as_micros() >= ends.micros() {
+    /// Cost: six loads and one atomic change.
+    #[inline(always)]
+    pub(crate) fn deny_at_once(&self, now: Timestamp, unit: i64) -> Option<Looked> {
+        let bare = Word(self.word().load(Ordering::Acquire)).is_bare();
+        if !bare || now.as_micros() >= self.ends_us() || !self.surely_lacks_one(now, unit) {
             return None;
         }
-        if word.tokens() >= cost {
-            if !ends.is_fresh() && self.may_overflow(word, now, unit) {
-                return None;
-            }
-            let said = self.spend_at_once(word, cost)?;
-            return Some(Looked { said, told: said.left() >= ends.low() || self.is_told() });
-        }
-        let can_count = cost == 1 && self.denied() < DENIED_MAX;
-        if !can_count || !word.is_bare() || !self.surely_lacks_one(now, unit) {
+        if self.denied() >= DENIED_MAX {
             return None;
         }
         self.counts().fetch_add(1, Ordering::Relaxed);
         Some(Looked { said: Said::DENIED, told: self.is_told() })
+    }
+
+    /// Decides about `cost` tokens by one look if there are so many, and refill cannot have filled the bucket;
+    /// `None` otherwise, and then nothing is changed.
+    ///
+    /// Cost: two loads and one atomic change; two loads more where refill could fill the bucket, and one where
+    /// tokens run low.
+    #[inline(always)]
+    pub(crate) fn spend_by_look(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Looked> {
+        let word = Word(self.word().load(Ordering::Acquire));
+        let ends = Ends(self.ends().load(Ordering::Relaxed));
+        let live = now.as_micros() < ends.micros();
+        if !live || word.tokens() < cost || !ends.is_fresh() && self.may_overflow(word, now, unit) {
+            return None;
+        }
+        let said = self.spend_at_once(word, cost)?;
+        Some(Looked { said, told: said.left() >= ends.low() || self.is_told() })
     }
 
     /// Spends where something is pending already, so that the engine knows.
@@ -173,7 +180,7 @@ impl Bucket {
         self.take_by_look(cost, now, unit).unwrap_or_else(|| self.take_further(cost, now, unit))
     }
 
-    /// The same, for who has [looked](Self::look) once.
+    /// The same, for whom no look was enough.
     pub(crate) fn take_further(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         self.decide(cost, now, unit, true)
     }
@@ -187,17 +194,19 @@ impl Bucket {
     /// What one look tells.
     #[inline]
     fn take_by_look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        let Looked { said, told } = self.look(cost, now.cached(), unit)?;
+        let now = now.cached();
+        let denied = if cost == 1 { self.deny_at_once(now, unit) } else { None };
+        let Looked { said, told } = denied.or_else(|| self.spend_by_look(cost, now, unit))?;
         Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
     }
 
     /// Whether refill is leased, and has not brought a token by now.
-    #[inline]
+    #[inline(always)]
     fn surely_lacks_one(&self, now: Timestamp, unit: i64) -> bool {
         let flow = Flow(self.flow().load(Ordering::Acquire));
         let elapsed_us = now.as_micros().saturating_sub(self.minted_us().load(Ordering::Acquire));
-        let flowed = flow.rate().saturating_mul(elapsed_us).saturating_add(flow.ahead_units(unit));
-        flow.rate() > 0 && flowed < unit as u64
+        let lacking = unit as u64 - flow.ahead_units(unit);
+        flow.rate() > 0 && flow.rate().checked_mul(elapsed_us).is_some_and(|units| units < lacking)
     }
 
     #[inline]
