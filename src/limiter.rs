@@ -174,10 +174,9 @@ impl ActiveLimit {
         let judged = match self.state.buckets.prints().of_two_blocks(key) {
             // It is neither empty nor too long.
             Some(print) if cost == 1 => self.judge_one(print, key, now),
-            Some(print) => self.judge_print(print, key, cost, now),
-            None => {
+            _ => {
                 key::validate(key)?;
-                self.judge_other_length(key, cost, now)
+                self.judge_other(key, cost, now)
             }
         };
         Ok(self.decision(judged, cost, now))
@@ -192,7 +191,7 @@ impl ActiveLimit {
         }
     }
 
-    /// The same where the index has something else where the key is looked for first.
+    /// The same where the key need not be where the index is looked into first.
     #[inline(never)]
     fn judge_elsewhere(&self, print: Print, key: &[u8], now: Timestamp) -> Judged<'_> {
         match self.state.buckets.find(print) {
@@ -201,16 +200,14 @@ impl ActiveLimit {
         }
     }
 
+    /// Decides about keys of any length, and any cost.
     #[inline(never)]
-    fn judge_other_length(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        self.judge_print(self.state.buckets.print(key), key, cost, now)
-    }
-
-    /// Decides wherever the key's bucket is.
-    #[inline(never)]
-    fn judge_print(&self, print: Print, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+    fn judge_other(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
+        let print = self.state.buckets.print(key);
+        if cost == 1 {
+            return self.judge_elsewhere(print, key, now);
+        }
         match self.state.buckets.find(print) {
-            Some((place, bucket)) if cost == 1 => self.judge_again(bucket, place, key, now),
             Some((place, _)) => self.judge_spender(place, key, cost, now),
             None => self.judge_new(key, cost, now),
         }
@@ -232,7 +229,7 @@ impl ActiveLimit {
         }
     }
 
-    /// Decides where a fresh lease does not tell: often it is to be denied.
+    /// Decides where a fresh lease does not tell: often the request is to be denied, or the bucket is hot.
     #[inline(never)]
     fn judge_again<'a>(
         &'a self,
@@ -243,11 +240,12 @@ impl ActiveLimit {
     ) -> Judged<'a> {
         match bucket.deny_at_once(now, self.state.terms.scale.token) {
             Some(looked) => self.judged(bucket, looked, place, key),
+            None if bucket.is_hot() => self.judge_at(place, key, 1, now),
             None => self.judge_spender(place, key, 1, now),
         }
     }
 
-    /// Decides where the request is not to be denied at once.
+    /// Decides where the request is not denied at once.
     #[inline(never)]
     fn judge_spender(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
