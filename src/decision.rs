@@ -195,7 +195,7 @@ pub(crate) struct Refill {
 }
 
 impl Refill {
-    /// What flowed in before such a time is all that ever does: no clock goes so far.
+    /// From here on `minted_us` means that nothing flows in: no clock goes so far.
     pub(crate) const CLOSED_US: u64 = 1 << 63;
     pub(crate) const NONE: Self = Self::new(0, Self::CLOSED_US, 0);
 

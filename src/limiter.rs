@@ -171,13 +171,14 @@ impl ActiveLimit {
     #[inline(always)]
     fn decide_now(&self, key: &[u8], cost: u32) -> Result<Decision, CheckError> {
         let now = self.state.clock.now();
-        let judged = match self.state.buckets.prints().of_two_blocks(key) {
-            // It is neither empty nor too long.
-            Some(print) if cost == 1 => self.judge_one(print, key, now),
-            _ => {
-                key::validate(key)?;
-                self.judge_other(key, cost, now)
-            }
+        let prints = self.state.buckets.prints();
+        let print = if cost == 1 { prints.of_two_blocks(key) } else { None };
+        let judged = if let Some(print) = print {
+            // The key is neither empty nor too long.
+            self.judge_one(print, key, now)
+        } else {
+            key::validate(key)?;
+            self.judge_other(key, cost, now)
         };
         Ok(self.decision(judged, cost, now))
     }
@@ -240,7 +241,7 @@ impl ActiveLimit {
     ) -> Judged<'a> {
         match bucket.deny_at_once(now, self.state.terms.scale.token) {
             Some(looked) => self.judged(bucket, looked, place, key),
-            None if bucket.is_hot() => self.judge_at(place, key, 1, now),
+            None if bucket.is_hot() => self.judge_hot(place, key, now),
             None => self.judge_spender(place, key, 1, now),
         }
     }
@@ -251,7 +252,7 @@ impl ActiveLimit {
         let bucket = self.state.buckets.at(place);
         match bucket.spend_by_look(cost, now, self.state.terms.scale.token) {
             Some(looked) => self.judged(bucket, looked, place, key),
-            None => self.judge_at(place, key, cost, now),
+            None => self.judge_fully(place, key, cost, now),
         }
     }
 
@@ -272,28 +273,22 @@ impl ActiveLimit {
     fn tell_at_once(&self, said: Said, place: u32, key: &[u8]) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
         let taken = bucket.tell_at_once(said);
-        // Requests that cost more are not denied at once.
+        // What it cost is asked of denied ones alone, and those that cost more are not denied at once.
         self.tell(&taken, 1, place, key);
         Judged { bucket, said }
     }
 
-    /// Decides where one look does not tell, or somebody is to be told.
+    /// What this thread has taken out of a hot bucket tells as well as one look.
     #[inline(never)]
-    fn judge_at(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let bucket = self.state.buckets.at(place);
-        let said = bucket.is_hot().then(|| self.spend_from_purse(place, cost, now));
-        match said.flatten() {
-            Some(said) => Judged { bucket, said },
-            None => self.judge_fully(place, key, cost, now),
+    fn judge_hot(&self, place: u32, key: &[u8], now: Timestamp) -> Judged<'_> {
+        match self.spend_from_purse(place, now) {
+            Some(said) => Judged { bucket: self.state.buckets.at(place), said },
+            None => self.judge_fully(place, key, 1, now),
         }
     }
 
-    /// What this thread has taken out of a hot bucket tells as well as one look.
     #[inline(always)]
-    fn spend_from_purse(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
-        if cost > 1 {
-            return None;
-        }
+    fn spend_from_purse(&self, place: u32, now: Timestamp) -> Option<Said> {
         let spent = purse::spend(self.state.buckets.origin(place), now)?;
         Some(Said::new(spent.left, true, true))
     }
@@ -307,9 +302,10 @@ impl ActiveLimit {
             return None;
         }
         purse::refill(buckets.origin(place), bucket, now, terms.scale.token);
-        self.spend_from_purse(place, cost, now)
+        self.spend_from_purse(place, now)
     }
 
+    /// Decides where one look does not tell, or somebody is to be told.
     #[inline(never)]
     fn judge_fully(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
@@ -331,7 +327,7 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_new(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let place = self.make(self.state.buckets.print(key), now);
-        self.judge_at(place, key, cost, now)
+        self.judge_fully(place, key, cost, now)
     }
 
     /// The place of the key's bucket, which is made if it is new.

@@ -7,8 +7,8 @@
 //! it is looked for entry by entry. The index grows by levels, each four times larger, the last one
 //! large enough for all keys; entries are copied to the next level a few at a time, and readers go over
 //! to it when all are there. Level *b* is the entries from 2^b - 1 on, before those of level *b* + 1: all
-//! levels are one piece of memory, which the system makes up as it is written to. An outgrown level is left as it is, since
-//! nobody knows who still reads it.
+//! levels are one piece of memory, which the system makes up as it is written to. An outgrown level is left
+//! as it is, since nobody knows who still reads it.
 //!
 //! # Argument
 //!

@@ -55,29 +55,29 @@ pub(crate) struct Looked {
 
 /// Whether a request may go on, whether that is sure, and how many tokens are left. A request that is surely
 /// allowed leaves a word that is not a policy's, and that word says it as it is; for all others a word is
-/// made up, in which *policy* stands for unsure, and a bit that no bucket's word has for denied.
+/// made up, in which *policy* stands for unsure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Said(Word);
 
 impl Said {
-    /// Surely nothing was left.
-    pub(crate) const DENIED: Self = Self(Word(0).with_no_word(true));
+    /// Surely denied, with nothing left.
+    pub(crate) const DENIED: Self = Self(Word(0).with_denied(true));
 
     #[inline(always)]
     pub(crate) fn new(left: u32, allowed: bool, sure: bool) -> Self {
-        Self(Word(0).with_tokens(left).with_policy(!sure).with_no_word(!allowed))
+        Self(Word(0).with_tokens(left).with_policy(!sure).with_denied(!allowed))
     }
 
     /// Surely allowed, leaving a word that is not a policy's.
     #[inline(always)]
     pub(super) fn of(left: Word) -> Self {
-        debug_assert!(!left.is_no_word() && !left.policy());
+        debug_assert!(!left.is_denied() && !left.policy());
         Self(left)
     }
 
     #[inline(always)]
     pub(crate) fn allowed(self) -> bool {
-        !self.0.is_no_word()
+        !self.0.is_denied()
     }
 
     #[inline(always)]

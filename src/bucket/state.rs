@@ -115,20 +115,23 @@ impl Bucket {
         if enough { self.spend_at_once(word, 1) } else { None }
     }
 
-    /// Denies one token by one look, if that tells for sure; `None` otherwise, and then nothing is changed.
-    /// `unit` is the number of units in a token.
+    /// Denies one token by one look, if that tells for sure and the engine has been told of denials; `None`
+    /// otherwise, and then nothing is changed. Where it has not, the precise clock is to decide. `unit` is the
+    /// number of units in a token.
     ///
-    /// Cost: six loads and one atomic change.
+    /// Cost: seven loads and one atomic change.
     #[inline(always)]
     pub(crate) fn deny_at_once(&self, now: Timestamp, unit: i64) -> Option<Looked> {
         let bare = Word(self.word().load(Ordering::Acquire)).is_bare();
-        if !bare || now.as_micros() >= self.ends_us() || !self.surely_lacks_one(now, unit) {
+        let live = bare && now.as_micros() < self.ends_us();
+        if !live || !self.surely_lacks_one(now, unit) || !self.is_told() {
             return None;
         }
         if self.denied() >= DENIED_MAX {
             return None;
         }
         self.counts().fetch_add(1, Ordering::Relaxed);
+        // A collection may have come between, which the engine is to be told of then.
         Some(Looked { said: Said::DENIED, told: self.is_told() })
     }
 
@@ -195,6 +198,11 @@ impl Bucket {
     #[inline]
     fn take_by_look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
         let now = now.cached();
+        if cost == 1
+            && let Some(said) = self.take_at_once(now)
+        {
+            return Some(Taken::of(said, (Touch::None, false)));
+        }
         let denied = if cost == 1 { self.deny_at_once(now, unit) } else { None };
         let Looked { said, told } = denied.or_else(|| self.spend_by_look(cost, now, unit))?;
         Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })

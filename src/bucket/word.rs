@@ -10,7 +10,9 @@
 //! the tokens come from an outage policy, not from the store; *gone* says that the key was forgotten,
 //! and there is nothing; *hot* says that threads contend for it. *epoch* changes with every change of the
 //! lease, and when the key comes or goes, so that whoever computed a refill under the old lease fails to
-//! add it. Whatever a decision minds most is in the lower half, where constants fit an instruction.
+//! add it, unless just 256 changes came between. The highest bit is no bucket's, but that of a decision that
+//! denies. *pending*, *hot* and *policy*, which each decision minds, are in the lower half, where constants
+//! fit an instruction.
 
 /// The most tokens, and the most pending tokens, that a word can count.
 pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;
@@ -21,11 +23,11 @@ const TOKENS_AT: u32 = 26;
 const CREDIT_AT: u32 = 50;
 const GONE_AT: u32 = 54;
 const EPOCH_AT: u32 = 55;
-const NO_WORD_AT: u32 = 63;
+const DENIED_AT: u32 = 63;
 const FIELD: u64 = FIELD_MAX as u64;
 const HOT: u64 = 1 << HOT_AT;
 const POLICY: u64 = 1 << POLICY_AT;
-const NO_WORD: u64 = 1 << NO_WORD_AT;
+const DENIED: u64 = 1 << DENIED_AT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub u64);
@@ -60,8 +62,8 @@ impl Word {
         self.0 & HOT != 0
     }
 
-    pub(super) const fn with_hot(self, hot: bool) -> Self {
-        Self(self.0 & !HOT | (hot as u64) << HOT_AT)
+    pub(super) fn with_hot(self, hot: bool) -> Self {
+        Self(self.0 & !HOT | u64::from(hot) << HOT_AT)
     }
 
     pub(super) fn with_tokens(self, tokens: u32) -> Self {
@@ -78,14 +80,14 @@ impl Word {
         Self(self.0 & !POLICY | u64::from(policy) << POLICY_AT)
     }
 
-    /// Whether it is none that a bucket has: no epoch goes so far.
-    pub(super) fn is_no_word(self) -> bool {
-        self.0 & NO_WORD != 0
+    /// Whether it was made up for a decision that denies: no bucket's word says so.
+    pub(super) fn is_denied(self) -> bool {
+        self.0 & DENIED != 0
     }
 
-    /// The same with a bit that no bucket's word has.
-    pub(super) const fn with_no_word(self, no_word: bool) -> Self {
-        Self(self.0 & !NO_WORD | (no_word as u64) << NO_WORD_AT)
+    /// The same for a decision that denies, or does not.
+    pub(super) const fn with_denied(self, denied: bool) -> Self {
+        Self(self.0 & !DENIED | (denied as u64) << DENIED_AT)
     }
 
     pub(super) fn gone(self) -> bool {
@@ -104,7 +106,7 @@ impl Word {
 
     /// The same word in the next lease epoch.
     pub(super) fn next_epoch(self) -> Self {
-        Self(self.0.wrapping_add(1 << EPOCH_AT) & !NO_WORD)
+        Self(self.0.wrapping_add(1 << EPOCH_AT) & !DENIED)
     }
 
     /// The same word with nothing pending.
@@ -161,7 +163,7 @@ mod tests {
     proptest! {
         #[test]
         fn fields_do_not_disturb_each_other(
-            raw in 0..NO_WORD, tokens in 0..=FIELD_MAX, credit in 0..=15_u32, policy in any::<bool>(),
+            raw in 0..DENIED, tokens in 0..=FIELD_MAX, credit in 0..=15_u32, policy in any::<bool>(),
         ) {
             let word = Word(raw);
             let set = word.with_tokens(tokens).with_credit(credit).with_policy(policy);
@@ -172,8 +174,8 @@ mod tests {
             prop_assert_eq!(word.with_hot(true).with_hot(false).0, raw & !HOT);
             prop_assert_eq!(word.with_hot(true).epoch(), word.epoch());
             prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
-            prop_assert!(!word.next_epoch().is_no_word() && word.with_no_word(true).is_no_word());
-            prop_assert_eq!(word.with_no_word(true).with_no_word(false), word);
+            prop_assert!(!word.next_epoch().is_denied() && word.with_denied(true).is_denied());
+            prop_assert_eq!(word.with_denied(true).with_denied(false), word);
             prop_assert_eq!(word.collected().pending(), 0);
             let pending = (1..=FIELD_MAX - credit).contains(&set.pending());
             prop_assert_eq!(set.is_plain(credit), !policy && pending && !set.hot());

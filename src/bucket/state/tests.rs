@@ -1,6 +1,5 @@
 //! What a bucket promises to those who spend from it and to the one who leases to it.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -292,8 +291,14 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Lets it happen to a bucket that a thread of its own spends from, and returns what can be seen of it.
-fn live(bucket: &Bucket, purses: &Purses, event: Event, now: Timestamp) -> impl PartialEq + Debug {
+/// Lets it happen to a bucket that a thread of its own spends from, `by_look` if one look tells, and returns
+/// what can be seen of it.
+fn live(
+    (bucket, purses): &(Bucket, Purses),
+    event: Event,
+    now: Timestamp,
+    by_look: bool,
+) -> (Option<Taken>, (u32, u64), u64, Refill) {
     let origin = Origin::new(1, 1);
     let mut taken = None;
     match event {
@@ -304,6 +309,7 @@ fn live(bucket: &Bucket, purses: &Purses, event: Event, now: Timestamp) -> impl 
             let purse = (cost == 1).then(|| purses.spend(origin, now)).flatten();
             taken = match purse {
                 Some(_) => None,
+                None if !by_look => Some(bucket.decide(cost, now, UNIT, !surely)),
                 None if surely => Some(bucket.take_sure(cost, now, UNIT)),
                 None => Some(bucket.take(cost, now, UNIT)),
             };
@@ -338,23 +344,81 @@ fn a_lease_that_could_be_full_by_its_end_or_soon_after_is_not_fresh() {
     assert!(!fresh(&bucket), "whoever sets a depth may have lowered it");
 }
 
+fn life() -> impl Strategy<Value = Vec<(Event, u64)>> {
+    vec((event(), prop_oneof![0..2000_u64, 0..300_000_u64]), 1..100)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(5000))]
 
     #[test]
-    fn whoever_does_not_look_at_refill_while_a_lease_is_fresh_misses_nothing(
-        events in vec((event(), prop_oneof![0..2000_u64, 0..300_000_u64]), 1..100),
-    ) {
+    fn whoever_does_not_look_at_refill_while_a_lease_is_fresh_misses_nothing(events in life()) {
         let [one, other] = [0, 0].map(|credit| (Bucket::new(credit), Purses::new(0)));
         let mut now = at(1);
         for (event, after_us) in events {
             now = now.plus_micros(after_us);
-            let seen = live(&one.0, &one.1, event, now);
+            let seen = live(&one, event, now, true);
             let ends = Ends(other.0.ends().load(Ordering::Relaxed));
             other.0.ends().store(ends.may_fill().0, Ordering::Relaxed);
-            prop_assert_eq!(seen, live(&other.0, &other.1, event, now), "{:?} at {:?}", event, now);
+            let other = live(&other, event, now, true);
+            prop_assert_eq!(seen, other, "{:?} at {:?}", event, now);
         }
     }
+
+    #[test]
+    fn one_look_says_and_does_what_the_long_way_would(events in life()) {
+        let [one, other] = [1, 1].map(|credit| (Bucket::new(credit), Purses::new(0)));
+        let mut now = at(1);
+        for (event, after_us) in events {
+            now = now.plus_micros(after_us);
+            let (taken, held, demand, _) = live(&one, event, now, true);
+            let (other, held_there, demanded, _) = live(&other, event, now, false);
+            prop_assert_eq!(taken, other, "{:?} at {:?}", event, now);
+            prop_assert_eq!((held, demand), (held_there, demanded), "{:?} at {:?}", event, now);
+        }
+    }
+}
+
+/// A cached clock that is behind.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    cached: Timestamp,
+    precise: Timestamp,
+}
+
+impl Now for Behind {
+    fn cached(&self) -> Timestamp {
+        self.cached
+    }
+
+    fn precise(&self) -> Timestamp {
+        self.precise
+    }
+}
+
+#[test]
+fn who_would_be_the_first_to_be_denied_is_judged_by_the_precise_clock() {
+    let bucket = Bucket::local(1, 1, at(0));
+    let behind = Behind { cached: at(900), precise: at(1000) };
+    assert!(bucket.take(1, at(0), UNIT).allowed());
+    assert!(bucket.take(1, behind, UNIT).allowed());
+}
+
+#[test]
+fn the_engine_hears_once_between_collections_that_a_key_runs_low() {
+    let bucket = Bucket::new(0);
+    bucket.amend(at(0), Terms { low: 5, ..lease(0, 10, 1_000_000) }, 10, 0, UNIT);
+    let touches = || {
+        let taken = bucket.take(1, at(1), UNIT);
+        assert!(taken.allowed() && taken.sure);
+        taken.touch
+    };
+    let before: Vec<Touch> = (0..5).map(|_| touches()).collect();
+    assert_eq!(before, [Touch::Dirty, Touch::None, Touch::None, Touch::None, Touch::None]);
+    assert_eq!([touches(), touches()], [Touch::Urgent, Touch::None]);
+    let _ = bucket.collect(false, |left| left);
+    let touch = || bucket.take(1, at(1), UNIT).touch;
+    assert_eq!([touch(), touch()], [Touch::Urgent, Touch::None]);
 }
 
 proptest! {
