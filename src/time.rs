@@ -71,6 +71,25 @@ impl Now for Timestamp {
     }
 }
 
+/// One moment by a node's clock, whose cached time may be behind.
+#[cfg(any(test, feature = "sim"))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) cached: Timestamp,
+    pub(crate) precise: Timestamp,
+}
+
+#[cfg(any(test, feature = "sim"))]
+impl Now for Reading {
+    fn cached(&self) -> Timestamp {
+        self.cached
+    }
+
+    fn precise(&self) -> Timestamp {
+        self.precise
+    }
+}
+
 /// How old the cached clock is at most; an older one is a stall, which is noticed and counted.
 pub(crate) const CLOCK_AGE_MAX_US: u64 = 20_000;
 

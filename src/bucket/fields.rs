@@ -195,7 +195,7 @@ mod tests {
         }
 
         #[test]
-        fn a_moment_is_at_most_a_millisecond_off(us in 0..1_u64 << 48, tokens in 0..=FIELD_MAX) {
+        fn a_moment_is_at_most_a_millisecond_off(us in 0..MILLIS_MAX * 1000, tokens in 0..=FIELD_MAX) {
             let at = Timestamp::from_micros(us);
             let (before, after) =
                 (Ends::new(at, tokens, us % 2 == 1), Moment::not_before(at, tokens));

@@ -289,6 +289,7 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::time::Reading;
 
     const UNIT: i64 = 1000;
 
@@ -410,7 +411,7 @@ mod tests {
                 let flowed = (now_us - central.at_us) as f64 * rate as f64 / UNIT as f64;
                 central.level = (central.level + flowed).min(depth.into());
                 central.at_us = now_us;
-                let now = Stalled { cached: at(cached_us), precise: at(now_us) };
+                let now = Reading { cached: at(cached_us), precise: at(now_us) };
                 bucket.heat();
                 let purses = &threads[rng.usize(..threads.len())];
                 let spent = from_purse(purses, 1, &bucket, now.cached);
@@ -422,22 +423,5 @@ mod tests {
             }
         }
         assert!(from_purses > 1_000_000, "{from_purses}");
-    }
-
-    /// A cached clock that has not gone on for a while.
-    #[derive(Clone, Copy, Debug)]
-    struct Stalled {
-        cached: Timestamp,
-        precise: Timestamp,
-    }
-
-    impl crate::time::Now for Stalled {
-        fn cached(&self) -> Timestamp {
-            self.cached
-        }
-
-        fn precise(&self) -> Timestamp {
-            self.precise
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! A node's own clock: it may run fast or slow, jump, and stand still for decisions.
 
-use crate::time::{Now, Timestamp};
+use crate::time::{Reading, Timestamp};
 
 /// How often the cached clock that decisions read is set, in microseconds.
 const TICKER_PERIOD_US: u64 = 1_000;
@@ -16,23 +16,6 @@ pub(super) struct NodeClock {
     /// Until then (the world's time) the cached clock stands still, at what it showed.
     stalled_until_us: u64,
     stalled_at_us: u64,
-}
-
-/// One moment by a node's clock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
-    cached: Timestamp,
-    precise: Timestamp,
-}
-
-impl Now for Reading {
-    fn cached(&self) -> Timestamp {
-        self.cached
-    }
-
-    fn precise(&self) -> Timestamp {
-        self.precise
-    }
 }
 
 impl NodeClock {

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::bucket::Note;
 use crate::bucket::purse::{Origin, Purses};
+use crate::time::Reading;
 
 const UNIT: i64 = 1000;
 
@@ -379,27 +380,10 @@ proptest! {
     }
 }
 
-/// A cached clock that is behind.
-#[derive(Clone, Copy, Debug)]
-struct Behind {
-    cached: Timestamp,
-    precise: Timestamp,
-}
-
-impl Now for Behind {
-    fn cached(&self) -> Timestamp {
-        self.cached
-    }
-
-    fn precise(&self) -> Timestamp {
-        self.precise
-    }
-}
-
 #[test]
 fn who_would_be_the_first_to_be_denied_is_judged_by_the_precise_clock() {
     let bucket = Bucket::local(1, 1, at(0));
-    let behind = Behind { cached: at(900), precise: at(1000) };
+    let behind = Reading { cached: at(900), precise: at(1000) };
     assert!(bucket.take(1, at(0), UNIT).allowed());
     assert!(bucket.take(1, behind, UNIT).allowed());
 }
