@@ -20,6 +20,7 @@ use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
+mod counter;
 pub(crate) mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;

@@ -53,9 +53,9 @@ impl Now for At<'_> {
         self.cached
     }
 
-    #[cold]
+    #[inline]
     fn precise(&self) -> Timestamp {
-        self.time.now()
+        self.time.precise(self.cached)
     }
 }
 
@@ -250,7 +250,7 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_spender(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
         let bucket = self.state.buckets.at(place);
-        match bucket.spend_by_look(cost, now, self.state.terms.scale.token) {
+        match bucket.spend_by_look(cost, self.shared.at(now), self.state.terms.scale.token) {
             Some(looked) => self.judged(bucket, looked, place, key),
             None => self.judge_fully(place, key, cost, now),
         }

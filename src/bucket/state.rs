@@ -135,20 +135,26 @@ impl Bucket {
         Some(Looked { said: Said::DENIED, told: self.is_told() })
     }
 
-    /// Decides about `cost` tokens by one look if there are so many, and refill cannot have filled the bucket;
-    /// `None` otherwise, and then nothing is changed.
+    /// Decides about `cost` tokens by one look if there are so many; where refill may have filled the bucket
+    /// meanwhile, the precise clock tells. `None` otherwise, and then nothing is spent.
     ///
-    /// Cost: two loads and one atomic change; two loads more where refill could fill the bucket, and one where
-    /// tokens run low.
+    /// Cost: two loads and one atomic change; two loads and a reading of the clock more where refill could
+    /// have filled the bucket, and another atomic change where it has; a load more where tokens run low.
     #[inline(always)]
-    pub(crate) fn spend_by_look(&self, cost: u32, now: Timestamp, unit: i64) -> Option<Looked> {
+    pub(crate) fn spend_by_look(&self, cost: u32, time: impl Now, unit: i64) -> Option<Looked> {
+        let now = time.cached();
         let word = Word(self.word().load(Ordering::Acquire));
         let ends = Ends(self.ends().load(Ordering::Relaxed));
-        let live = now.as_micros() < ends.micros();
-        if !live || word.tokens() < cost || !ends.is_fresh() && self.may_overflow(word, now, unit) {
+        if now.as_micros() >= ends.micros() {
             return None;
         }
-        let said = self.spend_at_once(word, cost)?;
+        let said = if !ends.is_fresh() && self.may_overflow(word, now, unit) {
+            self.spend_settled(word, cost, time.precise(), unit)?
+        } else if word.tokens() >= cost {
+            self.spend_at_once(word, cost)?
+        } else {
+            return None;
+        };
         Some(Looked { said, told: said.left() >= ends.low() || self.is_told() })
     }
 
@@ -196,15 +202,15 @@ impl Bucket {
 
     /// What one look tells.
     #[inline]
-    fn take_by_look(&self, cost: u32, now: impl Now, unit: i64) -> Option<Taken> {
-        let now = now.cached();
+    fn take_by_look(&self, cost: u32, time: impl Now, unit: i64) -> Option<Taken> {
+        let now = time.cached();
         if cost == 1
             && let Some(said) = self.take_at_once(now)
         {
             return Some(Taken::of(said, (Touch::None, false)));
         }
         let denied = if cost == 1 { self.deny_at_once(now, unit) } else { None };
-        let Looked { said, told } = denied.or_else(|| self.spend_by_look(cost, now, unit))?;
+        let Looked { said, told } = denied.or_else(|| self.spend_by_look(cost, time, unit))?;
         Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
     }
 
@@ -233,10 +239,6 @@ impl Bucket {
             if live && !settled && self.may_overflow(word, now, unit) {
                 now = time.precise();
                 settled = true;
-                if let Some(left) = self.take_from_full(word, cost, now, unit) {
-                    let taken = Taken::new(Verdict::Allowed, true, left, (Touch::None, false));
-                    return Taken { spilled, ..taken };
-                }
                 self.mint(word, now, 0, unit);
                 word = Word(self.word().load(Ordering::Acquire));
                 continue;
@@ -286,35 +288,27 @@ impl Bucket {
         }
     }
 
-    /// Decides about `cost` tokens of a bucket that refill has filled by now, if the engine need not hear of
-    /// it: what was earned is added and the cost is spent by one change. `None` otherwise, and then nothing
-    /// is spent.
-    fn take_from_full(&self, word: Word, cost: u32, now: Timestamp, unit: i64) -> Option<u32> {
-        let minted = self.minted_us().load(Ordering::Acquire);
-        let flow = Flow(self.flow().load(Ordering::Acquire));
-        let ends = Ends(self.ends().load(Ordering::Relaxed));
-        let elapsed_us = now.as_micros().checked_sub(minted)?;
-        let room = flow.room(word.tokens());
-        let earned = flow.rate().saturating_mul(elapsed_us);
-        let full = word.with_tokens(word.tokens() + room);
-        if flow.rate() == 0
-            || elapsed_us == 0
-            || now.as_micros() >= ends.micros()
-            || earned < u64::from(room).saturating_mul(unit as u64)
-            || full.tokens() < cost + ends.low()
-            || !word.with_hot(false).is_plain(cost)
-        {
+    /// Spends by the precise clock, where something is pending already, out of what the bucket holds with what
+    /// has flowed in; `None` if that is less, and then nothing is spent.
+    #[inline(always)]
+    fn spend_settled(&self, word: Word, cost: u32, now: Timestamp, unit: i64) -> Option<Said> {
+        let inflow = self.inflow(word, now, 0, unit);
+        let added = inflow.map_or(0, |inflow| inflow.tokens);
+        let settled = word.with_tokens(word.tokens() + added);
+        let live = now.as_micros() < self.ends_us();
+        if !live || settled.tokens() < cost || !word.is_plain(cost) {
             return None;
         }
-        // What flowed in beyond the depth is lost.
-        self.claim(minted, now.as_micros())?;
-        let spent = full.spend_tokens(cost);
+        if let Some(inflow) = inflow {
+            self.claim(inflow)?;
+        }
+        let spent = settled.spend_tokens(cost);
         if self.swap(word, spent).is_err() {
-            self.deposit(room, word.epoch());
+            self.deposit(added, word.epoch());
             return None;
         }
         self.count_surplus(cost);
-        Some(spent.tokens())
+        Some(Said::of(spent))
     }
 
     #[inline(always)]
@@ -398,41 +392,45 @@ impl Bucket {
     /// Turns earned time into tokens, and time up to `ahead_us` from now that is still to be earned.
     /// Returns whether the word is worth another look.
     fn mint(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> bool {
-        let minted = self.minted_us().load(Ordering::Acquire);
-        let flow = Flow(self.flow().load(Ordering::Acquire));
-        let ends_us = Ends(self.ends().load(Ordering::Relaxed)).micros();
-        let now_us = (now.as_micros() + ahead_us).min(ends_us);
-        if minted >= now_us || flow.rate() == 0 {
-            return false;
-        }
-        let unit = unit as u64;
-        let room = u64::from(flow.room(seen.tokens()));
-        let earned = flow.rate().saturating_mul(now_us - minted);
-        if earned < unit && room > 0 && !flow.is_boundless() {
-            return false;
-        }
-        let whole = if flow.is_boundless() { room } else { earned / unit };
-        let full = whole >= room;
-        if whole == 0 && !full {
-            return false;
-        }
-        let tokens = whole.min(room);
-        let earned_us = minted.saturating_add((tokens.saturating_mul(unit)).div_ceil(flow.rate()));
-        // What flows into a full bucket is lost up to now; what is minted ahead is not there yet.
-        let claimed = if full { earned_us.max(now.as_micros()).min(now_us) } else { earned_us };
-        if claimed == minted {
-            return false;
-        }
-        if self.claim(minted, claimed).is_some() {
-            self.deposit(tokens as u32, seen.epoch());
+        let Some(inflow) = self.inflow(seen, now, ahead_us, unit) else { return false };
+        if self.claim(inflow).is_some() {
+            self.deposit(inflow.tokens, seen.epoch());
         }
         true
     }
 
-    /// Claims what has flowed in from `minted` on, if nobody else has.
-    fn claim(&self, minted: u64, until_us: u64) -> Option<()> {
+    /// The whole tokens that have flowed in, as far as there is room, and those that will within `ahead_us`;
+    /// `None` if there is nothing to claim.
+    #[inline(always)]
+    fn inflow(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> Option<Inflow> {
+        let from_us = self.minted_us().load(Ordering::Acquire);
+        let flow = Flow(self.flow().load(Ordering::Acquire));
+        let now_us = (now.as_micros() + ahead_us).min(self.ends_us());
+        if from_us >= now_us || flow.rate() == 0 {
+            return None;
+        }
+        let (rate, unit) = (flow.rate(), unit as u64);
+        let room = u64::from(flow.room(seen.tokens()));
+        let earned = rate.saturating_mul(now_us - from_us);
+        let filled = flow.is_boundless() || earned >= room.saturating_mul(unit);
+        let tokens = if filled { room } else { earned / unit };
+        // What flows into a full bucket is lost up to now; what is minted ahead is not there yet.
+        let until_us = if filled && ahead_us == 0 {
+            now_us
+        } else {
+            let earned_us = from_us.saturating_add(tokens.saturating_mul(unit).div_ceil(rate));
+            if filled { earned_us.max(now.as_micros()).min(now_us) } else { earned_us }
+        };
+        let tokens = tokens as u32;
+        (until_us > from_us).then_some(Inflow { from_us, until_us, tokens })
+    }
+
+    /// Claims what has flowed in, if nobody else has.
+    #[inline(always)]
+    fn claim(&self, inflow: Inflow) -> Option<()> {
+        let Inflow { from_us, until_us, .. } = inflow;
         let order = (Ordering::AcqRel, Ordering::Relaxed);
-        self.minted_us().compare_exchange(minted, until_us, order.0, order.1).ok().map(|_| ())
+        self.minted_us().compare_exchange(from_us, until_us, order.0, order.1).ok().map(|_| ())
     }
 
     /// Adds minted tokens, unless the lease that earned them has changed.
@@ -645,6 +643,14 @@ impl Bucket {
         self.seen().store(seen.0, Ordering::Relaxed);
         self.set_view_at(at);
     }
+}
+
+/// A stretch of time, and the tokens that flow in meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Inflow {
+    from_us: u64,
+    until_us: u64,
+    tokens: u32,
 }
 
 /// Until when refill, of which there is some, cannot have filled a bucket of so many units, whatever is spent

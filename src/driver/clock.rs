@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::counter::Counter;
 #[cfg(any(test, feature = "testing"))]
 use super::manual::ManualClock;
 use crate::bucket::Bell;
@@ -24,18 +25,24 @@ pub(crate) const STALL_MAX: Duration = Duration::from_millis(20);
 
 /// The system's time since boot, suspend included.
 pub(crate) fn system_now() -> Timestamp {
+    Timestamp::from_micros(system_now_ns() / 1000)
+}
+
+/// The same in nanoseconds.
+pub(super) fn system_now_ns() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
     let now = rustix::time::clock_gettime(CLOCK);
-    Timestamp::from_micros(now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000)
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// The process's cached clock and the thread that sets it.
 #[derive(Debug)]
 pub(crate) struct Ticker {
     clock: Clock,
+    counter: Option<Counter>,
     /// The longest stall since it was last asked for.
     stall_us: AtomicU64,
     /// Those of all drivers.
@@ -51,9 +58,10 @@ impl Ticker {
         if let Some(ticker) = shared.upgrade() {
             return Ok(ticker);
         }
-        let clock = Clock::new();
+        let (clock, counter) = (Clock::new(), Counter::new());
         clock.set(system_now());
-        let ticker = Arc::new(Self { clock, stall_us: AtomicU64::new(0), bells: Mutex::default() });
+        let (stall_us, bells) = (AtomicU64::new(0), Mutex::default());
+        let ticker = Arc::new(Self { clock, counter, stall_us, bells });
         let weak = Arc::downgrade(&ticker);
         std::thread::Builder::new().name("tidegate-clock".to_owned()).spawn(move || tick(&weak))?;
         *shared = Arc::downgrade(&ticker);
@@ -62,6 +70,12 @@ impl Ticker {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// The time now, where the cached clock shows this.
+    #[inline]
+    fn precise(&self, cached: Timestamp) -> Timestamp {
+        self.counter.as_ref().and_then(|counter| counter.now(cached)).unwrap_or_else(system_now)
     }
 
     /// Wakes the driver that listens to `bell`, for as long as it is there.
@@ -87,6 +101,9 @@ fn tick(ticker: &Weak<Ticker>) {
             ticker.stall_us.fetch_max(stall_us, Ordering::Relaxed);
         }
         ticker.clock.set(now);
+        if let Some(counter) = &ticker.counter {
+            counter.set();
+        }
         ticker.ring();
         drop(ticker);
         std::thread::sleep(TICKER_PERIOD);
@@ -108,6 +125,16 @@ impl TimeSource {
     pub(crate) fn now(&self) -> Timestamp {
         match self {
             Self::System(_) => system_now(),
+            #[cfg(any(test, feature = "testing"))]
+            Self::Manual(manual) => manual.now(),
+        }
+    }
+
+    /// The same to a few microseconds, for less, where the cached clock shows this.
+    #[inline]
+    pub(crate) fn precise(&self, cached: Timestamp) -> Timestamp {
+        match self {
+            Self::System(ticker) => ticker.precise(cached),
             #[cfg(any(test, feature = "testing"))]
             Self::Manual(manual) => manual.now(),
         }
@@ -151,6 +178,23 @@ impl TimeSource {
             }
             #[cfg(any(test, feature = "testing"))]
             Self::Manual(_) => Duration::ZERO,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_decisions_ask_for_is_the_systems_to_a_few_microseconds() {
+        const OFF_US: u64 = 50;
+        let ticker = Ticker::shared().unwrap();
+        for _ in 0..1_000_000 {
+            let (cached, before) = (ticker.clock().now(), system_now());
+            let now = ticker.precise(cached);
+            assert!(now.plus_micros(OFF_US) >= before, "{now:?} {before:?}");
+            assert!(now <= system_now().plus_micros(OFF_US), "{now:?}");
         }
     }
 }
