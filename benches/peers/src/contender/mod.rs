@@ -163,6 +163,7 @@ pub fn contenders(case: &Case, server: Option<&Server>) -> Vec<Box<dyn Contender
     if let Some(server) = server.filter(|_| case.by == By::Key && case.keys <= 1_000) {
         all.extend(remote(case, server));
     }
+    all.push(tidegate::alone(case));
     // Last, since what it was warmed up to is given back when it rests.
     all.push(tidegate::in_memory(case));
     all
