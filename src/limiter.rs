@@ -187,7 +187,7 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_one(&self, print: Print, key: &[u8], now: Timestamp) -> Judged<'_> {
         match self.state.buckets.find_at_home(print) {
-            Some((place, bucket)) => self.judge_at_once(bucket, place, || key, now),
+            Some(bucket) => self.judge_at_once(bucket, || key, now),
             None => self.judge_elsewhere(print, key, now),
         }
     }
@@ -196,7 +196,7 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_elsewhere(&self, print: Print, key: &[u8], now: Timestamp) -> Judged<'_> {
         match self.state.buckets.find(print) {
-            Some((place, bucket)) => self.judge_at_once(bucket, place, || key, now),
+            Some(bucket) => self.judge_at_once(bucket, || key, now),
             None => self.judge_new(key, 1, now),
         }
     }
@@ -209,7 +209,7 @@ impl ActiveLimit {
             return self.judge_elsewhere(print, key, now);
         }
         match self.state.buckets.find(print) {
-            Some((place, _)) => self.judge_spender(place, key, cost, now),
+            Some(bucket) => self.judge_spender(bucket, key, cost, now),
             None => self.judge_new(key, cost, now),
         }
     }
@@ -220,96 +220,91 @@ impl ActiveLimit {
     fn judge_at_once<'a, 'k>(
         &'a self,
         bucket: &'a Bucket,
-        place: u32,
         key: impl Fn() -> &'k [u8],
         now: Timestamp,
     ) -> Judged<'a> {
         match bucket.take_at_once(now) {
             Some(said) => Judged { bucket, said },
-            None => self.judge_again(bucket, place, key(), now),
+            None => self.judge_again(bucket, key(), now),
         }
     }
 
     /// Decides where a fresh lease does not tell: often the request is to be denied, or the bucket is hot.
     #[inline(never)]
-    fn judge_again<'a>(
-        &'a self,
-        bucket: &'a Bucket,
-        place: u32,
-        key: &[u8],
-        now: Timestamp,
-    ) -> Judged<'a> {
-        match bucket.deny_at_once(now, self.state.terms.scale.token) {
-            Some(looked) => self.judged(bucket, looked, place, key),
-            None if bucket.is_hot() => self.judge_hot(place, key, now),
-            None => self.judge_spender(place, key, 1, now),
+    fn judge_again<'a>(&'a self, bucket: &'a Bucket, key: &[u8], now: Timestamp) -> Judged<'a> {
+        match bucket.deny_at_once(now, || self.state.terms.scale.token) {
+            Some(looked) => self.judged(bucket, looked, key),
+            None if bucket.is_hot() => self.judge_hot(bucket, key, now),
+            None => self.judge_spender(bucket, key, 1, now),
         }
     }
 
     /// Decides where the request is not denied at once.
     #[inline(never)]
-    fn judge_spender(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let bucket = self.state.buckets.at(place);
+    fn judge_spender<'a>(
+        &'a self,
+        bucket: &'a Bucket,
+        key: &[u8],
+        cost: u32,
+        now: Timestamp,
+    ) -> Judged<'a> {
         match bucket.spend_by_look(cost, self.shared.at(now), self.state.terms.scale.token) {
-            Some(looked) => self.judged(bucket, looked, place, key),
-            None => self.judge_fully(place, key, cost, now),
+            Some(looked) => self.judged(bucket, looked, key),
+            None => self.judge_fully(bucket, key, cost, now),
         }
     }
 
     #[inline(always)]
-    fn judged<'a>(
-        &'a self,
-        bucket: &'a Bucket,
-        looked: Looked,
-        place: u32,
-        key: &[u8],
-    ) -> Judged<'a> {
+    fn judged<'a>(&'a self, bucket: &'a Bucket, looked: Looked, key: &[u8]) -> Judged<'a> {
         let Looked { said, told } = looked;
-        if told { Judged { bucket, said } } else { self.tell_at_once(said, place, key) }
+        if told { Judged { bucket, said } } else { self.tell_at_once(said, bucket, key) }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell_at_once(&self, said: Said, place: u32, key: &[u8]) -> Judged<'_> {
-        let bucket = self.state.buckets.at(place);
+    fn tell_at_once<'a>(&'a self, said: Said, bucket: &'a Bucket, key: &[u8]) -> Judged<'a> {
         let taken = bucket.tell_at_once(said);
         // What it cost is asked of denied ones alone, and those that cost more are not denied at once.
-        self.tell(&taken, 1, place, key);
+        self.tell(&taken, 1, bucket, key);
         Judged { bucket, said }
     }
 
     /// What this thread has taken out of a hot bucket tells as well as one look.
     #[inline(never)]
-    fn judge_hot(&self, place: u32, key: &[u8], now: Timestamp) -> Judged<'_> {
-        match self.spend_from_purse(place, now) {
-            Some(said) => Judged { bucket: self.state.buckets.at(place), said },
-            None => self.judge_fully(place, key, 1, now),
+    fn judge_hot<'a>(&'a self, bucket: &'a Bucket, key: &[u8], now: Timestamp) -> Judged<'a> {
+        match self.spend_from_purse(bucket, now) {
+            Some(said) => Judged { bucket, said },
+            None => self.judge_fully(bucket, key, 1, now),
         }
     }
 
     #[inline(always)]
-    fn spend_from_purse(&self, place: u32, now: Timestamp) -> Option<Said> {
-        let spent = purse::spend(self.state.buckets.origin(place), now)?;
+    fn spend_from_purse(&self, bucket: &Bucket, now: Timestamp) -> Option<Said> {
+        let spent = purse::spend(self.state.buckets.origin(bucket), now)?;
         Some(Said::new(spent.left, true, true))
     }
 
     /// What this thread can take out of a hot bucket now.
     #[inline(always)]
-    fn refill_purse(&self, place: u32, cost: u32, now: Timestamp) -> Option<Said> {
+    fn refill_purse(&self, bucket: &Bucket, cost: u32, now: Timestamp) -> Option<Said> {
         let LimitState { buckets, terms, .. } = &*self.state;
-        let bucket = buckets.at(place);
         if cost > 1 || !bucket.is_hot() {
             return None;
         }
-        purse::refill(buckets.origin(place), bucket, now, terms.scale.token);
-        self.spend_from_purse(place, now)
+        purse::refill(buckets.origin(bucket), bucket, now, terms.scale.token);
+        self.spend_from_purse(bucket, now)
     }
 
     /// Decides where one look does not tell, or somebody is to be told.
     #[inline(never)]
-    fn judge_fully(&self, place: u32, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let bucket = self.state.buckets.at(place);
-        if let Some(said) = self.refill_purse(place, cost, now) {
+    fn judge_fully<'a>(
+        &'a self,
+        bucket: &'a Bucket,
+        key: &[u8],
+        cost: u32,
+        now: Timestamp,
+    ) -> Judged<'a> {
+        if let Some(said) = self.refill_purse(bucket, cost, now) {
             return Judged { bucket, said };
         }
         let taken = bucket.take_further(cost, self.shared.at(now), self.state.terms.scale.token);
@@ -318,7 +313,7 @@ impl ActiveLimit {
             return self.judge_new(key, cost, now);
         }
         if taken.is_news(cost) {
-            self.tell(&taken, cost, place, key);
+            self.tell(&taken, cost, bucket, key);
         }
         Judged::of(bucket, &taken)
     }
@@ -326,26 +321,27 @@ impl ActiveLimit {
     #[cold]
     #[inline(never)]
     fn judge_new(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let place = self.make(self.state.buckets.print(key), now);
-        self.judge_fully(place, key, cost, now)
+        let bucket = self.make(self.state.buckets.print(key), now);
+        self.judge_fully(bucket, key, cost, now)
     }
 
-    /// The place of the key's bucket, which is made if it is new.
-    fn place(&self, print: Print, now: Timestamp) -> u32 {
-        let found = self.state.buckets.find(print);
-        found.map_or_else(|| self.make(print, now), |(place, _)| place)
+    /// The key's bucket, which is made if it is new.
+    fn bucket(&self, print: Print, now: Timestamp) -> &Bucket {
+        self.state.buckets.find(print).unwrap_or_else(|| self.make(print, now))
     }
 
     #[cold]
     #[inline(never)]
-    fn make(&self, print: Print, now: Timestamp) -> u32 {
+    fn make(&self, print: Print, now: Timestamp) -> &Bucket {
+        let buckets = &self.state.buckets;
         let settle = |bucket: &Bucket| self.state.settle(bucket, now);
-        self.state.buckets.make(print, now, || self.state.credit(), settle)
+        buckets.at(buckets.make(print, now, || self.state.credit(), settle))
     }
 
     /// Tells the engine what it has to know of a decision.
     #[inline(never)]
-    fn tell(&self, taken: &Taken, cost: u32, place: u32, key: &[u8]) {
+    fn tell(&self, taken: &Taken, cost: u32, bucket: &Bucket, key: &[u8]) {
+        let place = self.state.buckets.place(bucket);
         self.state.buckets.count(place, taken, cost);
         if let Some(note) = Note::of(taken, self.state.index, place, key) {
             self.shared.dirty.push(note, taken.touch);
@@ -383,8 +379,8 @@ impl ActiveLimit {
         key::validate(key)?;
         self.validate_cost(cost)?;
         let print = self.state.buckets.print(key);
-        let place = self.place(print, self.state.clock.now());
-        match self.decide_surely(place, key, cost) {
+        let bucket = self.bucket(print, self.state.clock.now());
+        match self.decide_surely(bucket, key, cost) {
             Some(decision) => Ok(decision),
             None => Ok(self.handle(key)?.decide_or_ask(cost).await),
         }
@@ -399,7 +395,7 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         let buckets = &self.state.buckets;
-        if let Some((_, bucket)) = buckets.find(buckets.print(key)) {
+        if let Some(bucket) = buckets.find(buckets.print(key)) {
             let found = self.look(bucket);
             if !bucket.is_gone() {
                 return Ok(found);
@@ -411,10 +407,9 @@ impl ActiveLimit {
     }
 
     /// Decides if that can be done for sure, or the key was forgotten a moment ago and has nothing.
-    fn decide_surely(&self, place: u32, key: &[u8], cost: u32) -> Option<Decision> {
-        let bucket = self.state.buckets.at(place);
+    fn decide_surely(&self, bucket: &Bucket, key: &[u8], cost: u32) -> Option<Decision> {
         let now = self.state.clock.now();
-        if let Some(said) = self.refill_purse(place, cost, now) {
+        if let Some(said) = self.refill_purse(bucket, cost, now) {
             return Some(self.decision(Judged { bucket, said }, cost, now));
         }
         let taken = bucket.take_sure(cost, self.shared.at(now), self.state.terms.scale.token);
@@ -422,7 +417,7 @@ impl ActiveLimit {
             return None;
         }
         if taken.is_news(cost) {
-            self.tell(&taken, cost, place, key);
+            self.tell(&taken, cost, bucket, key);
         }
         let judged = Judged::of(bucket, &taken);
         (taken.verdict != Verdict::Unsure).then(|| self.decision(judged, cost, now))
@@ -445,7 +440,7 @@ impl ActiveLimit {
         let credit = || self.state.credit();
         let bucket = Held::new(buckets, buckets.print(key), now, credit, settle);
         let key = if bucket.is_overflow() { Arc::default() } else { key.into() };
-        let origin = buckets.origin(bucket.place());
+        let origin = buckets.origin(&bucket);
         Ok(KeyHandle { origin, limit: self.clone(), key: Arc::new(InHand { bucket, key }) })
     }
 
@@ -553,7 +548,7 @@ impl KeyHandle {
     fn decide_now(&self, cost: u32) -> Decision {
         let now = self.limit.state.clock.now();
         if cost > 1 {
-            let judged = self.limit.judge_spender(self.place(), self.key(), cost, now);
+            let judged = self.limit.judge_spender(self.bucket(), self.key(), cost, now);
             return self.limit.decision(judged, cost, now);
         }
         // What this thread has taken out of a hot bucket tells without a look at it.
@@ -565,23 +560,18 @@ impl KeyHandle {
     }
 
     #[inline(always)]
-    fn place(&self) -> u32 {
-        self.origin.place()
-    }
-
-    #[inline(always)]
     fn bucket(&self) -> &Bucket {
-        self.limit.state.buckets.at(self.place())
+        self.limit.state.buckets.at(self.origin.place())
     }
 
     /// Not inlined, so that who spends from a purse has nothing to keep.
     #[inline(never)]
     fn judge_one(&self, now: Timestamp) -> Judged<'_> {
-        self.limit.judge_at_once(self.bucket(), self.place(), || self.key(), now)
+        self.limit.judge_at_once(self.bucket(), || self.key(), now)
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        let decided = self.limit.decide_surely(self.place(), self.key(), cost);
+        let decided = self.limit.decide_surely(self.bucket(), self.key(), cost);
         if let Some(decision) = decided {
             return decision;
         }

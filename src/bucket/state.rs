@@ -10,8 +10,8 @@
 //! Every change of tokens, credit and pending is one compare-and-swap of the word, so a token is
 //! spent once or not at all. Refill needs more than the word: a thread that runs out computes what
 //! the lease's rate has earned since `minted_us`, claims that stretch of time by moving `minted_us`
-//! with a compare-and-swap, and then adds the tokens to the word (where that fills the bucket, it adds
-//! them and spends by one change, and if that fails adds them only). Between the two it may be
+//! with a compare-and-swap, and then adds the tokens to the word (where it may have filled the bucket, it
+//! adds them and spends by one change, and if that fails adds them only). Between the two it may be
 //! interrupted for as long as it likes: the tokens are late, never doubled. When the engine changes
 //! the lease in between, the word's epoch differs and the tokens are dropped, never added to a
 //! lease that did not earn them.
@@ -116,12 +116,12 @@ impl Bucket {
     }
 
     /// Denies one token by one look, if that tells for sure and the engine has been told of denials; `None`
-    /// otherwise, and then nothing is changed. Where it has not, the precise clock is to decide. `unit` is the
-    /// number of units in a token.
+    /// otherwise, and then nothing is changed. Where it has not, the precise clock is to decide. `unit` tells
+    /// the number of units in a token, late, so that no register need hold it.
     ///
     /// Cost: seven loads and one atomic change.
     #[inline(always)]
-    pub(crate) fn deny_at_once(&self, now: Timestamp, unit: i64) -> Option<Looked> {
+    pub(crate) fn deny_at_once(&self, now: Timestamp, unit: impl Fn() -> i64) -> Option<Looked> {
         let bare = Word(self.word().load(Ordering::Acquire)).is_bare();
         let live = bare && now.as_micros() < self.ends_us();
         if !live || !self.surely_lacks_one(now, unit) || !self.is_told() {
@@ -209,18 +209,21 @@ impl Bucket {
         {
             return Some(Taken::of(said, (Touch::None, false)));
         }
-        let denied = if cost == 1 { self.deny_at_once(now, unit) } else { None };
+        let denied = if cost == 1 { self.deny_at_once(now, || unit) } else { None };
         let Looked { said, told } = denied.or_else(|| self.spend_by_look(cost, time, unit))?;
         Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
     }
 
     /// Whether refill is leased, and has not brought a token by now.
     #[inline(always)]
-    fn surely_lacks_one(&self, now: Timestamp, unit: i64) -> bool {
+    fn surely_lacks_one(&self, now: Timestamp, unit: impl Fn() -> i64) -> bool {
         let flow = Flow(self.flow().load(Ordering::Acquire));
-        let elapsed_us = now.as_micros().saturating_sub(self.minted_us().load(Ordering::Acquire));
-        let lacking = unit as u64 - flow.ahead_units(unit);
-        flow.rate() > 0 && flow.rate().checked_mul(elapsed_us).is_some_and(|units| units < lacking)
+        let minted_us = self.minted_us().load(Ordering::Acquire);
+        // Less than none if tokens were minted ahead, or by the precise clock.
+        let elapsed_us = now.as_micros().wrapping_sub(minted_us).cast_signed();
+        let rate = flow.rate().cast_signed();
+        let lacking = |unit: i64| unit - flow.ahead_units(unit).cast_signed();
+        rate > 0 && rate.checked_mul(elapsed_us).is_some_and(|units| units < lacking(unit()))
     }
 
     #[inline]

@@ -161,10 +161,17 @@ impl Table {
         })
     }
 
-    /// What purses know the bucket at `place` by.
+    /// What purses know a bucket of this table by.
     #[inline(always)]
-    pub(crate) fn origin(&self, place: u32) -> Origin {
-        Origin::new(self.number, place)
+    pub(crate) fn origin(&self, bucket: &Bucket) -> Origin {
+        Origin::new(self.number, self.place(bucket))
+    }
+
+    /// The place of a bucket of this table.
+    #[inline(always)]
+    pub(crate) fn place(&self, bucket: &Bucket) -> u32 {
+        let offset = std::ptr::from_ref(bucket).addr() - self.lines.as_ptr().addr();
+        (offset / size_of::<Bucket>()) as u32
     }
 
     /// What keys are told from others by.
@@ -184,22 +191,21 @@ impl Table {
         &self.lines[place as usize]
     }
 
-    /// The bucket of the key with this print, and its place.
-    pub(crate) fn find(&self, print: Print) -> Option<(u32, &Bucket)> {
+    /// The bucket of the key with this print.
+    pub(crate) fn find(&self, print: Print) -> Option<&Bucket> {
         self.index.find(print, |place| self.get(place, print))
     }
 
     /// The same if it is there where it is looked for first.
     #[inline(always)]
-    pub(crate) fn find_at_home(&self, print: Print) -> Option<(u32, &Bucket)> {
+    pub(crate) fn find_at_home(&self, print: Print) -> Option<&Bucket> {
         self.get(self.index.find_at_home(print)?, print)
     }
 
     /// The bucket at `place`, if it is that of the key with this print.
     #[inline(always)]
-    fn get(&self, place: u32, print: Print) -> Option<(u32, &Bucket)> {
-        let bucket = self.lines.get(place as usize)?;
-        bucket.is_of(print.held).then_some((place, bucket))
+    fn get(&self, place: u32, print: Print) -> Option<&Bucket> {
+        self.lines.get(place as usize).filter(|bucket| bucket.is_of(print.held))
     }
 
     /// Makes the bucket of the key with this print, with `credit` and whatever `settle` does to it, if
@@ -223,8 +229,8 @@ impl Table {
         credit: impl FnOnce() -> u32,
         settle: impl FnOnce(&Bucket),
     ) -> u32 {
-        if let Some((place, _)) = self.find(print) {
-            return place;
+        if let Some(bucket) = self.find(print) {
+            return self.place(bucket);
         }
         if !self.budget.claim() {
             return OVERFLOW;
@@ -356,6 +362,7 @@ impl BucketRef {
     }
 
     /// Its place in the table.
+    #[cfg(feature = "sim")]
     pub(crate) fn place(&self) -> u32 {
         self.place
     }
@@ -431,14 +438,14 @@ mod tests {
 
     fn make(table: &Table, key: u64, now: Timestamp) -> u32 {
         let print = table.print(&key.to_le_bytes());
-        let found = table.find(print).map(|(place, _)| place);
+        let found = table.find(print).map(|bucket| table.place(bucket));
         found.unwrap_or_else(|| table.make(print, now, || 1, |_| ()))
     }
 
     fn find(table: &Table, key: u64) -> Option<u32> {
         let print = table.print(&key.to_le_bytes());
-        let at_home = table.find_at_home(print).map(|(place, _)| place);
-        let found = table.find(print).map(|(place, _)| place);
+        let at_home = table.find_at_home(print).map(|bucket| table.place(bucket));
+        let found = table.find(print).map(|bucket| table.place(bucket));
         if at_home.is_some() && found.is_some() {
             assert_eq!(at_home, found, "{key}");
         }

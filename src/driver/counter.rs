@@ -17,7 +17,7 @@ const UNSET: u64 = u64::MAX;
 /// A counter that is set by the system's clock.
 #[derive(Debug)]
 pub(super) struct Counter {
-    counter: quanta::Clock,
+    cycles: quanta::Clock,
     /// What it showed at first.
     first: u64,
     /// The system's clock when it showed that, by the latest comparison, in nanoseconds.
@@ -35,9 +35,9 @@ impl Counter {
     }
 
     fn unset() -> Self {
-        let counter = quanta::Clock::new();
-        let first = counter.raw();
-        Self { counter, first, first_ns: AtomicU64::new(UNSET) }
+        let cycles = quanta::Clock::new();
+        let first = cycles.raw();
+        Self { cycles, first, first_ns: AtomicU64::new(UNSET) }
     }
 
     /// Sets it by the system's clock.
@@ -63,7 +63,7 @@ impl Counter {
 
     #[inline]
     fn elapsed_ns(&self) -> u64 {
-        self.counter.delta_as_nanos(self.first, self.counter.raw())
+        self.cycles.delta_as_nanos(self.first, self.cycles.raw())
     }
 }
 

@@ -421,14 +421,14 @@ impl World {
             return self.record(index, key, cost, false, true, false);
         }
         let print = node.buckets.print(&name);
-        let found = node.buckets.find(print).map(|(place, _)| place);
+        let found = node.buckets.find(print).map(|bucket| node.buckets.place(bucket));
         let place =
             found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
         let bucket = BucketRef::new(&node.buckets, place);
         if self.setup.threads > 1 && cost == 1 {
             bucket.heat();
             let purse = &node.purses[self.rng.usize(..self.setup.threads)];
-            let (origin, now) = (node.buckets.origin(place), now.cached());
+            let (origin, now) = (node.buckets.origin(&bucket), now.cached());
             // As far as the ledger goes all that was taken is spent.
             let taken = purse.refill(origin, &bucket, now, unit);
             node.spent = node.spent.saturating_add_signed(taken);
