@@ -298,8 +298,7 @@ impl Bucket {
         let inflow = self.inflow(word, now, 0, unit);
         let added = inflow.map_or(0, |inflow| inflow.tokens);
         let settled = word.with_tokens(word.tokens() + added);
-        let live = now.as_micros() < self.ends_us();
-        if !live || settled.tokens() < cost || !word.is_plain(cost) {
+        if settled.tokens() < cost || !word.is_plain(cost) {
             return None;
         }
         if let Some(inflow) = inflow {

@@ -426,6 +426,51 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn what_overflows_is_lost_to_the_last_unit_though_the_cached_clock_is_behind(
+        depth in 1..=60_u32,
+        steps in vec((0..=20_000_u64, 0..=CLOCK_AGE_MAX_US, 1..=3_u32), 1..100),
+    ) {
+        let bucket = Bucket::local(1, depth, at(1));
+        let (mut now_us, mut cached_us) = (1, 1);
+        let mut units = u64::from(depth) * UNIT as u64;
+        for (pause_us, behind_us, cost) in steps {
+            now_us += pause_us;
+            cached_us = cached_us.max(now_us.saturating_sub(behind_us));
+            units = (units + pause_us).min(u64::from(depth) * UNIT as u64);
+            let now = Reading { cached: at(cached_us), precise: at(now_us) };
+            if bucket.take(cost, now, UNIT).allowed() {
+                let left = units.checked_sub(u64::from(cost) * UNIT as u64);
+                prop_assert!(left.is_some(), "of {} units {} tokens", units, cost);
+                units = left.unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// Nobody may spend a token before half of it has flowed in, a token a millisecond.
+fn half_a_token_ahead(depth: u32) -> Bucket {
+    let bucket = Bucket::new(0);
+    bucket.amend(at(0), Terms { ahead: 32, ..lease(1, depth, 1_000_000) }, 0, 0, UNIT);
+    bucket
+}
+
+#[test]
+fn a_token_that_fills_the_bucket_ahead_of_time_costs_no_more_time_than_it_takes() {
+    let bucket = half_a_token_ahead(1);
+    assert!(bucket.take(1, at(600), UNIT).allowed());
+    assert!(!bucket.take(1, at(1_499), UNIT).allowed());
+    assert!(bucket.take(1, at(1_500), UNIT).allowed());
+}
+
+#[test]
+fn who_was_denied_has_a_token_ahead_as_soon_as_who_was_not() {
+    let bucket = half_a_token_ahead(10);
+    assert!((498..500).all(|us| !bucket.take(1, at(us), UNIT).allowed()));
+    assert!(bucket.take(1, at(500), UNIT).allowed());
+}
+
 #[allow(clippy::disallowed_methods)]
 fn spawn<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
