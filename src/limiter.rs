@@ -274,7 +274,7 @@ impl ActiveLimit {
     fn judge_hot<'a>(&'a self, bucket: &'a Bucket, key: &[u8], now: Timestamp) -> Judged<'a> {
         match self.spend_from_purse(bucket, now) {
             Some(said) => Judged { bucket, said },
-            None => self.judge_fully(bucket, key, 1, now),
+            None => self.judge_spender(bucket, key, 1, now),
         }
     }
 
@@ -512,7 +512,7 @@ pub struct KeyHandle {
 
 impl KeyHandle {
     /// Decides about one request, costing one token: see [`ActiveLimit::check`].
-    #[inline]
+    #[inline(always)]
     pub fn check(&self) -> Decision {
         self.decide_now(1)
     }
@@ -553,7 +553,8 @@ impl KeyHandle {
         }
         // What this thread has taken out of a hot bucket tells without a look at it.
         let Some(Spent { left, view, refill }) = purse::spend(self.origin, now) else {
-            return self.limit.decision(self.judge_one(now), 1, now);
+            let judged = self.limit.judge_at_once(self.bucket(), || self.key(), now);
+            return self.limit.decision(judged, 1, now);
         };
         let (outcome, scale) = (Outcome::Allowed, self.limit.state.terms.scale);
         Decision { outcome, sure: true, cost: 1, left, view, now, refill, scale }
@@ -562,12 +563,6 @@ impl KeyHandle {
     #[inline(always)]
     fn bucket(&self) -> &Bucket {
         self.limit.state.buckets.at(self.origin.place())
-    }
-
-    /// Not inlined, so that who spends from a purse has nothing to keep.
-    #[inline(never)]
-    fn judge_one(&self, now: Timestamp) -> Judged<'_> {
-        self.limit.judge_at_once(self.bucket(), || self.key(), now)
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {

@@ -57,7 +57,7 @@ impl Timestamp {
 pub(crate) trait Now: Copy {
     /// The time that normally will do: at most [`CLOCK_AGE_MAX_US`] old, nearly for nothing.
     fn cached(&self) -> Timestamp;
-    /// The time to the microsecond.
+    /// The time to a microsecond or two.
     fn precise(&self) -> Timestamp;
 }
 

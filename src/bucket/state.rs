@@ -121,7 +121,11 @@ impl Bucket {
     ///
     /// Cost: seven loads and one atomic change.
     #[inline(always)]
-    pub(crate) fn deny_at_once(&self, now: Timestamp, unit: impl Fn() -> i64) -> Option<Looked> {
+    pub(crate) fn deny_at_once(
+        &self,
+        now: Timestamp,
+        unit: impl FnOnce() -> i64,
+    ) -> Option<Looked> {
         let bare = Word(self.word().load(Ordering::Acquire)).is_bare();
         let live = bare && now.as_micros() < self.ends_us();
         if !live || !self.surely_lacks_one(now, unit) || !self.is_told() {
@@ -135,17 +139,19 @@ impl Bucket {
         Some(Looked { said: Said::DENIED, told: self.is_told() })
     }
 
-    /// Decides about `cost` tokens by one look if there are so many; where refill may have filled the bucket
-    /// meanwhile, the precise clock tells. `None` otherwise, and then nothing is spent.
+    /// Decides about `cost` tokens by one look if there are so many, and the engine need only hear if they run
+    /// low; where refill may have filled the bucket meanwhile, the precise clock tells. `None` otherwise, and
+    /// then nothing is spent.
     ///
-    /// Cost: two loads and one atomic change; two loads and a reading of the clock more where refill could
-    /// have filled the bucket, and another atomic change where it has; a load more where tokens run low.
+    /// Cost: two loads and one atomic change, and a load more where tokens run low. Where refill could have
+    /// filled the bucket, five loads and a reading of the clock more, and another atomic change where anything
+    /// has flowed in.
     #[inline(always)]
     pub(crate) fn spend_by_look(&self, cost: u32, time: impl Now, unit: i64) -> Option<Looked> {
         let now = time.cached();
         let word = Word(self.word().load(Ordering::Acquire));
         let ends = Ends(self.ends().load(Ordering::Relaxed));
-        if now.as_micros() >= ends.micros() {
+        if now.as_micros() >= ends.micros() || !word.with_hot(false).is_plain(cost) {
             return None;
         }
         let said = if !ends.is_fresh() && self.may_overflow(word, now, unit) {
@@ -216,14 +222,18 @@ impl Bucket {
 
     /// Whether refill is leased, and has not brought a token by now.
     #[inline(always)]
-    fn surely_lacks_one(&self, now: Timestamp, unit: impl Fn() -> i64) -> bool {
+    fn surely_lacks_one(&self, now: Timestamp, unit: impl FnOnce() -> i64) -> bool {
         let flow = Flow(self.flow().load(Ordering::Acquire));
         let minted_us = self.minted_us().load(Ordering::Acquire);
-        // Less than none if tokens were minted ahead, or by the precise clock.
+        // Less than none if tokens were minted ahead, or by the precise clock; far too much while the refill
+        // is closed, and then the long way tells.
         let elapsed_us = now.as_micros().wrapping_sub(minted_us).cast_signed();
         let rate = flow.rate().cast_signed();
-        let lacking = |unit: i64| unit - flow.ahead_units(unit).cast_signed();
-        rate > 0 && rate.checked_mul(elapsed_us).is_some_and(|units| units < lacking(unit()))
+        rate > 0
+            && rate.checked_mul(elapsed_us).is_some_and(|units| {
+                let unit = unit();
+                units < unit - flow.ahead_units(unit).cast_signed()
+            })
     }
 
     #[inline]
@@ -291,14 +301,15 @@ impl Bucket {
         }
     }
 
-    /// Spends by the precise clock, where something is pending already, out of what the bucket holds with what
-    /// has flowed in; `None` if that is less, and then nothing is spent.
+    /// Spends by the precise clock, where something is pending already and there is no policy, out of what the
+    /// bucket holds with what has flowed in; `None` if that is less, and then nothing is spent. Where that may
+    /// be full, no purse is filled: a hot bucket is spent from like others.
     #[inline(always)]
     fn spend_settled(&self, word: Word, cost: u32, now: Timestamp, unit: i64) -> Option<Said> {
         let inflow = self.inflow(word, now, 0, unit);
         let added = inflow.map_or(0, |inflow| inflow.tokens);
         let settled = word.with_tokens(word.tokens() + added);
-        if settled.tokens() < cost || !word.is_plain(cost) {
+        if settled.tokens() < cost || now.as_micros() >= self.ends_us() {
             return None;
         }
         if let Some(inflow) = inflow {
@@ -415,8 +426,12 @@ impl Bucket {
         let room = u64::from(flow.room(seen.tokens()));
         let earned = rate.saturating_mul(now_us - from_us);
         let filled = flow.is_boundless() || earned >= room.saturating_mul(unit);
+        if !filled && earned < unit {
+            return None;
+        }
         let tokens = if filled { room } else { earned / unit };
-        // What flows into a full bucket is lost up to now; what is minted ahead is not there yet.
+        // What flows into a full bucket is lost up to now; what is minted ahead is not there yet. The first of
+        // three is what the last would come to, without a division.
         let until_us = if filled && ahead_us == 0 {
             now_us
         } else {

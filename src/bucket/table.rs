@@ -171,7 +171,9 @@ impl Table {
     #[inline(always)]
     pub(crate) fn place(&self, bucket: &Bucket) -> u32 {
         let offset = std::ptr::from_ref(bucket).addr() - self.lines.as_ptr().addr();
-        (offset / size_of::<Bucket>()) as u32
+        let place = offset / size_of::<Bucket>();
+        debug_assert!(place < self.lines.len(), "of another table");
+        place as u32
     }
 
     /// What keys are told from others by.

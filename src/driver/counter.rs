@@ -1,69 +1,82 @@
 //! The processor's counter, by which a decision reads the system's clock for less than half of what a call costs.
 //!
-//! It is used only where the system itself keeps time by it. The ticker sets it by the system's clock each time,
-//! so that it has to keep time for a millisecond; when the ticker is late, or the machine was asleep, it tells
-//! nothing, and the system is to be asked.
+//! It is used only where the system itself keeps time by it. The ticker compares it with the system's clock each
+//! time, so that it has to keep time for a millisecond. When the ticker is late, when the counter keeps other time
+//! than the system does, and when it ran on or began anew while the machine was asleep, it tells nothing, and the
+//! system is to be asked; if it stood still, it shows the time before until the next tick, as the cached clock
+//! does.
+#![allow(clippy::disallowed_methods, reason = "this and the clock are what reads clocks")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::clock::system_now_ns;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
-/// Whoever is held up for longer between reading the counter and the system's clock sets nothing.
-const SET_WITHIN_NS: u64 = 1_000;
-/// The counter has not been set.
-const UNSET: u64 = u64::MAX;
+/// What was found by whoever was held up for longer between two readings is thrown away.
+const HELD_UP_NS: u64 = 1_000;
+/// So far both may be apart after a tick, if they were not before: 50 ppm of 200 ms.
+const APART_NS: u64 = 10_000;
+/// What was set so long ago is not used.
+const AGES_NS: u64 = 1 << 63;
 
-/// A counter that is set by the system's clock.
+/// A counter that is set by the system's clock. Its times count from anywhere, and wrap.
 #[derive(Debug)]
 pub(super) struct Counter {
     cycles: quanta::Clock,
-    /// What it showed at first.
-    first: u64,
-    /// The system's clock when it showed that, by the latest comparison, in nanoseconds.
-    first_ns: AtomicU64,
+    /// When it was set last, by itself, in nanoseconds; ages ago, where it is not to be used.
+    set_ns: AtomicU64,
+    /// What the system's clock showed beyond it then, in nanoseconds.
+    ahead_ns: AtomicU64,
 }
 
 impl Counter {
     /// `None` where the system does not keep time by it.
     ///
-    /// Cost: its speed is measured once in a process, which takes a millisecond, and 200 at most.
+    /// Cost: its speed is measured once in a process, mostly within a millisecond, 200 at most.
     pub(super) fn new() -> Option<Self> {
         const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
         let source = std::fs::read_to_string(SOURCE).ok()?;
-        ["tsc", "arch_sys_counter"].contains(&source.trim()).then(Self::unset)
+        let by_counter = ["tsc", "arch_sys_counter"].contains(&source.trim());
+        by_counter.then(|| Self::unset(quanta::Clock::new()))
     }
 
-    fn unset() -> Self {
-        let cycles = quanta::Clock::new();
-        let first = cycles.raw();
-        Self { cycles, first, first_ns: AtomicU64::new(UNSET) }
+    fn unset(cycles: quanta::Clock) -> Self {
+        let counter = Self { cycles, set_ns: AtomicU64::default(), ahead_ns: AtomicU64::default() };
+        counter.set_ns.store(counter.now_ns().wrapping_sub(AGES_NS), Ordering::Relaxed);
+        counter
     }
 
-    /// Sets it by the system's clock.
+    /// Sets it by the system's clock, if it has kept time since it was compared with it last. One thread does.
     pub(super) fn set(&self) {
-        let before_ns = self.elapsed_ns();
-        let now_ns = system_now_ns();
-        let held_up_ns = self.elapsed_ns() - before_ns;
-        // A little too late at the most: it never shows less than the cached clock does.
-        let first_ns = if held_up_ns > SET_WITHIN_NS { UNSET } else { now_ns - before_ns };
-        self.first_ns.store(first_ns, Ordering::Relaxed);
+        let before_ns = self.now_ns();
+        let system_ns = system_now_ns();
+        if self.now_ns().wrapping_sub(before_ns) > HELD_UP_NS {
+            return;
+        }
+        // Rather ahead by what a call takes than behind.
+        let ahead_ns = system_ns.wrapping_sub(before_ns);
+        let ahead_before_ns = self.ahead_ns.swap(ahead_ns, Ordering::Relaxed);
+        let apart_ns = ahead_ns.wrapping_sub(ahead_before_ns).cast_signed().unsigned_abs();
+        let age_ns = if apart_ns <= APART_NS { 0 } else { AGES_NS };
+        self.set_ns.store(before_ns.wrapping_sub(age_ns), Ordering::Relaxed);
     }
 
-    /// The system's time, if the cached clock shows that it was set within [`CLOCK_AGE_MAX_US`].
+    /// The system's time, not before the cached one, if it was set within [`CLOCK_AGE_MAX_US`].
     ///
-    /// Cost: a load, a reading of the counter, and two multiplications.
+    /// Cost: two loads, a reading of the counter, and two multiplications.
     #[inline]
     pub(super) fn now(&self, cached: Timestamp) -> Option<Timestamp> {
-        let first_ns = self.first_ns.load(Ordering::Relaxed);
-        let now = Timestamp::from_micros(first_ns.checked_add(self.elapsed_ns())? / 1000);
-        let latest = cached.plus_micros(CLOCK_AGE_MAX_US);
-        (cached..=latest).contains(&now).then_some(now)
+        let set_ns = self.set_ns.load(Ordering::Relaxed);
+        let ahead_ns = self.ahead_ns.load(Ordering::Relaxed);
+        let now_ns = self.now_ns();
+        let now = Timestamp::from_micros(now_ns.wrapping_add(ahead_ns) / 1000);
+        let in_time = now_ns.wrapping_sub(set_ns) <= CLOCK_AGE_MAX_US * 1000;
+        (in_time && now >= cached).then_some(now)
     }
 
     #[inline]
-    fn elapsed_ns(&self) -> u64 {
-        self.cycles.delta_as_nanos(self.first, self.cycles.raw())
+    fn now_ns(&self) -> u64 {
+        self.cycles.delta_as_nanos(0, self.cycles.raw())
     }
 }
 
@@ -71,16 +84,47 @@ impl Counter {
 mod tests {
     use super::*;
 
-    #[test]
-    fn it_tells_nothing_long_after_it_was_set_or_while_it_is_not() {
-        let counter = Counter::unset();
-        let now = || Timestamp::from_micros(system_now_ns() / 1000);
-        assert_eq!(counter.now(now()), None, "not set");
-        while counter.first_ns.load(Ordering::Relaxed) == UNSET {
+    const BEGIN_NS: u64 = 1 << 62;
+
+    /// Set as often as it takes for nobody to be held up meanwhile; whether that helped.
+    fn set(counter: &Counter, before: Timestamp) -> bool {
+        (0..1000).any(|_| {
             counter.set();
+            counter.now(before).is_some()
+        })
+    }
+
+    #[test]
+    fn it_tells_nothing_before_it_is_set_or_long_after_or_of_what_is_to_come() {
+        let (cycles, mock) = quanta::Clock::mock();
+        mock.increment(BEGIN_NS);
+        let counter = Counter::unset(cycles);
+        let before = Timestamp::from_micros(system_now_ns() / 1000);
+        assert_eq!(counter.now(before), None, "not set");
+        assert!(set(&counter, before));
+        let after = Timestamp::from_micros(system_now_ns() / 1000);
+        let now = counter.now(before).unwrap();
+        assert!(before <= now && now <= after, "{before:?} {now:?} {after:?}");
+        assert_eq!(counter.now(after.plus_micros(1_000_000)), None, "the cached clock is ahead");
+        mock.decrement(BEGIN_NS);
+        assert_eq!(counter.now(before), None, "it began anew");
+        assert!(set(&counter, before));
+        mock.increment(CLOCK_AGE_MAX_US * 1000);
+        assert!(counter.now(before).is_some());
+        mock.increment(1_000);
+        assert_eq!(counter.now(before), None, "the ticker is late");
+    }
+
+    #[test]
+    fn it_tells_nothing_where_it_does_not_keep_the_systems_time() {
+        let (cycles, mock) = quanta::Clock::mock();
+        let counter = Counter::unset(cycles);
+        for _ in 0..100 {
+            let before_ns = system_now_ns();
+            while system_now_ns() < before_ns + 2 * APART_NS {}
+            counter.set();
+            assert_eq!(counter.now(Timestamp::ZERO), None);
+            mock.increment(1);
         }
-        assert!(counter.now(now().minus_micros(1_000)).is_some());
-        assert_eq!(counter.now(now().minus_micros(2 * CLOCK_AGE_MAX_US)), None, "late");
-        assert_eq!(counter.now(now().plus_micros(1_000_000)), None, "the machine was asleep");
     }
 }

@@ -8,8 +8,9 @@
 //!
 //! Each case is a stream of keys and a number of threads; each contender decides about the same
 //! stream, in rounds, one after the other; the median of all rounds counts. tidegate is the whole
-//! hybrid limiter: a store, and a driver that syncs with it meanwhile. A run fails that measures
-//! something else than a case's name says: decisions are counted by outcome, and so are syncs.
+//! hybrid limiter: a store, and a driver that syncs with it meanwhile; *tidegate alone* has no store.
+//! A run fails that measures something else than a case's name says: decisions are counted by outcome,
+//! and so are syncs.
 //!
 //! A redis-server is started for the contenders that need one. With `--redis` only they take part,
 //! tidegate with its Redis store among them.

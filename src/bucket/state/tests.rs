@@ -63,6 +63,15 @@ fn a_lease_that_has_ended_gives_nothing_even_if_tokens_are_left() {
 }
 
 #[test]
+fn a_lease_that_may_be_full_gives_nothing_once_it_has_ended_by_the_precise_clock() {
+    let bucket = Bucket::new(0);
+    bucket.amend(at(0), lease(1, 10, 50_000), 9, 0, UNIT);
+    let by = |precise_us| Reading { cached: at(49_000), precise: at(precise_us) };
+    assert!((0..2).all(|_| bucket.take(1, by(49_999), UNIT).allowed()));
+    assert!(!bucket.take(1, by(50_000), UNIT).allowed());
+}
+
+#[test]
 fn credit_is_spent_after_tokens_and_is_unsure() {
     let bucket = Bucket::new(1);
     let taken = bucket.take(1, at(1), UNIT);
