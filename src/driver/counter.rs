@@ -5,7 +5,7 @@
 //! than the system does, and when it ran on or began anew while the machine was asleep, it tells nothing, and the
 //! system is to be asked; if it stood still, it shows the time before until the next tick, as the cached clock
 //! does.
-#![allow(clippy::disallowed_methods, reason = "this and the clock are what reads clocks")]
+#![allow(clippy::disallowed_methods, reason = "this and the ticker read clocks")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,8 +14,8 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// What was found by whoever was held up for longer between two readings is thrown away.
 const HELD_UP_NS: u64 = 1_000;
-/// So far both may be apart after a tick, if they were not before: 50 ppm of 200 ms.
-const APART_NS: u64 = 10_000;
+/// So far both may be apart after a tick, if they were not before: what holds up, and 50 ppm of 40 ms.
+const APART_NS: u64 = 3_000;
 /// What was set so long ago is not used.
 const AGES_NS: u64 = 1 << 63;
 
