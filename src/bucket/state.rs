@@ -430,8 +430,8 @@ impl Bucket {
             return None;
         }
         let tokens = if filled { room } else { earned / unit };
-        // What flows into a full bucket is lost up to now; what is minted ahead is not there yet. The first of
-        // three is what the last would come to, without a division.
+        // What flows into a full bucket is lost up to now; what is minted ahead is not there yet. The first is
+        // what the second would come to, without a division.
         let until_us = if filled && ahead_us == 0 {
             now_us
         } else {
