@@ -10,12 +10,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::clock::system_now_ns;
-use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
+use crate::time::Timestamp;
 
 /// What was found by whoever was held up for longer between two readings is thrown away.
 const HELD_UP_NS: u64 = 1_000;
 /// So far both may be apart after a tick, if they were not before: what holds up, and 50 ppm of 40 ms.
 const APART_NS: u64 = 3_000;
+/// It counts for so long after it was set, two ticks: meanwhile it goes wrong by a few microseconds at most.
+const VALID_NS: u64 = 2_000_000;
 /// What was set so long ago is not used.
 const AGES_NS: u64 = 1 << 63;
 
@@ -26,7 +28,7 @@ pub(super) struct Counter {
     /// When it was set last, by itself, in nanoseconds; ages ago, where it is not to be used.
     set_ns: AtomicU64,
     /// What the system's clock showed beyond it then, in nanoseconds.
-    ahead_ns: AtomicU64,
+    offset_ns: AtomicU64,
 }
 
 impl Counter {
@@ -41,7 +43,8 @@ impl Counter {
     }
 
     fn unset(cycles: quanta::Clock) -> Self {
-        let counter = Self { cycles, set_ns: AtomicU64::default(), ahead_ns: AtomicU64::default() };
+        let counter =
+            Self { cycles, set_ns: AtomicU64::default(), offset_ns: AtomicU64::default() };
         counter.set_ns.store(counter.now_ns().wrapping_sub(AGES_NS), Ordering::Relaxed);
         counter
     }
@@ -54,23 +57,23 @@ impl Counter {
             return;
         }
         // Rather ahead by what a call takes than behind.
-        let ahead_ns = system_ns.wrapping_sub(before_ns);
-        let ahead_before_ns = self.ahead_ns.swap(ahead_ns, Ordering::Relaxed);
-        let apart_ns = ahead_ns.wrapping_sub(ahead_before_ns).cast_signed().unsigned_abs();
+        let offset_ns = system_ns.wrapping_sub(before_ns);
+        let offset_before_ns = self.offset_ns.swap(offset_ns, Ordering::Relaxed);
+        let apart_ns = offset_ns.wrapping_sub(offset_before_ns).cast_signed().unsigned_abs();
         let age_ns = if apart_ns <= APART_NS { 0 } else { AGES_NS };
         self.set_ns.store(before_ns.wrapping_sub(age_ns), Ordering::Relaxed);
     }
 
-    /// The system's time, not before the cached one, if it was set within [`CLOCK_AGE_MAX_US`].
+    /// The system's time, not before the cached one, if it was set within [`VALID_NS`].
     ///
     /// Cost: two loads, a reading of the counter, and two multiplications.
     #[inline]
     pub(super) fn now(&self, cached: Timestamp) -> Option<Timestamp> {
         let set_ns = self.set_ns.load(Ordering::Relaxed);
-        let ahead_ns = self.ahead_ns.load(Ordering::Relaxed);
+        let offset_ns = self.offset_ns.load(Ordering::Relaxed);
         let now_ns = self.now_ns();
-        let now = Timestamp::from_micros(now_ns.wrapping_add(ahead_ns) / 1000);
-        let in_time = now_ns.wrapping_sub(set_ns) <= CLOCK_AGE_MAX_US * 1000;
+        let now = Timestamp::from_micros(now_ns.wrapping_add(offset_ns) / 1000);
+        let in_time = now_ns.wrapping_sub(set_ns) <= VALID_NS;
         (in_time && now >= cached).then_some(now)
     }
 
@@ -109,9 +112,9 @@ mod tests {
         mock.decrement(BEGIN_NS);
         assert_eq!(counter.now(before), None, "it began anew");
         assert!(set(&counter, before));
-        mock.increment(CLOCK_AGE_MAX_US * 1000);
+        mock.increment(VALID_NS);
         assert!(counter.now(before).is_some());
-        mock.increment(1_000);
+        mock.increment(1);
         assert_eq!(counter.now(before), None, "the ticker is late");
     }
 
