@@ -215,7 +215,7 @@ fn since(before: Counts, now: Counts) -> Counts {
     }
 }
 
-/// The layout of a bucket's record, as lua/sync-v1.lua documents it.
+/// The layout of a bucket's record, as lua/sync-v2.lua documents it.
 const MAGIC: &[u8] = b"T1";
 const RECORD_NUMBERS: usize = 19;
 const CHARGED: usize = 14;
@@ -230,7 +230,7 @@ fn charged(server: &RedisServer) -> u64 {
         let (next, page): (u64, Vec<Vec<u8>>) = redis::cmd("SCAN")
             .arg(cursor)
             .arg("MATCH")
-            .arg("tg1:{*}:key:*")
+            .arg("tg2:{*}:key:*")
             .query(&mut connection)
             .expect("SCAN is answered");
         names.extend(page);

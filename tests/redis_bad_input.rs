@@ -88,7 +88,7 @@ impl Heard {
     }
 }
 
-/// The numbers of a bucket's record, as lua/sync-v1.lua documents them.
+/// The numbers of a bucket's record, as lua/sync-v2.lua documents them.
 struct Record([i64; 19]);
 
 impl Record {
@@ -123,7 +123,7 @@ fn client(server: &RedisServer) -> redis::Client {
 /// Where the default namespace keeps a key of limit `api`.
 fn name_of(key: &str) -> String {
     let lane = lane_of("api", key.as_bytes(), DEFAULT_LANES);
-    format!("tg1:{{tidegate/{lane}}}:key:api:{key}")
+    format!("tg2:{{tidegate/{lane}}}:key:api:{key}")
 }
 
 /// Some key of limit `api` that is in this lane.
@@ -359,7 +359,7 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
 #[tokio::test]
 async fn those_who_wait_for_a_foreign_lane_are_told_of_it_though_other_lanes_serve() {
     let server = RedisServer::start();
-    server.command(&["HSET", "tg1:{tidegate/3}:lane", "field", "theirs"]);
+    server.command(&["HSET", "tg2:{tidegate/3}:lane", "field", "theirs"]);
     let error = refused(store(&server.url())).await;
     assert!(matches!(error, StoreError::ForeignKey { .. }), "{error:?}");
     let heard = Heard::default();
@@ -379,7 +379,7 @@ async fn those_who_wait_for_a_foreign_lane_are_told_of_it_though_other_lanes_ser
 #[tokio::test]
 async fn a_lane_record_that_is_another_programs_value_is_told_and_left_alone() {
     let server = RedisServer::start();
-    let name = "tg1:{tidegate/3}:lane";
+    let name = "tg2:{tidegate/3}:lane";
     server.command(&["HSET", name, "field", "theirs"]);
     let theirs = |error: &StoreError| {
         let expected = StoreError::ForeignKey { key: name.to_owned(), found: "hash".to_owned() };
@@ -417,7 +417,7 @@ async fn namespaces_do_not_see_each_other() {
     .await;
     let nodes_of_a = 2;
     assert!(in_a <= 10 + nodes_of_a && in_b <= 10 + 1, "a {in_a}, b {in_b}");
-    assert!(server.command(&["KEYS", "tg1:{tidegate/*"]).is_empty());
+    assert!(server.command(&["KEYS", "tg2:{tidegate/*"]).is_empty());
 }
 
 // ---- other quotas under one name -------------------------------------------------------------

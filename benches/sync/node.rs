@@ -9,7 +9,7 @@ use crate::quota::Scale;
 use crate::server::Server;
 
 const SCRIPT: &str =
-    concat!(include_str!("../../lua/bucket-v1.lua"), include_str!("../../lua/sync-v1.lua"));
+    concat!(include_str!("../../lua/bucket-v2.lua"), include_str!("../../lua/sync-v2.lua"));
 
 /// A token bucket in a record of three numbers: the smallest honest script of its kind.
 const BARE: &str = "
@@ -201,7 +201,7 @@ impl Contender for Node {
 }
 
 fn name(suffix: &str) -> Vec<u8> {
-    format!("tg1:{{tidegate/0}}:{suffix}").into_bytes()
+    format!("tg2:{{tidegate/0}}:{suffix}").into_bytes()
 }
 
 /// The bare script.

@@ -12,12 +12,13 @@ use std::time::Duration;
 use redis::Commands;
 
 use super::Store;
-use super::model::{Key, Lane, Model, Node, SUM_MAX};
+use super::model::{Key, Lane, Model, Node, Reason, Recovery, SUM_MAX};
 use super::redis::RedisStore;
 use crate::error::StoreError;
 use crate::quota::{Quota, Scale};
 use crate::sync::message::{
-    Entry, Grant, Header, Held, Incarnation, InstanceId, Receipt, Reply, Request, Verdict,
+    Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Receipt, Reply, Request,
+    TOKEN_BUCKET, Times, Verdict,
 };
 
 #[path = "../../tests/parts/redis_server.rs"]
@@ -113,11 +114,11 @@ struct Shown<'a>(&'a Request);
 impl std::fmt::Display for Shown<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Request { lane, lanes, instance, incarnation, sequence, .. } = self.0;
-        let Request { recovery_us, silence_us, alive_us, entries, .. } = self.0;
+        let Request { times, knowledge, entries, .. } = self.0;
         write!(
             formatter,
-            "batch {sequence} of {instance:?} to lane {lane} of {lanes}, {incarnation:?}, recovery \
-             {recovery_us} us, silence {silence_us} us, alive {alive_us} us: {entries:#?}"
+            "batch {sequence} of {instance:?} to lane {lane} of {lanes}, {incarnation:?}, {times:?}, \
+             {knowledge:?}: {entries:#?}"
         )
     }
 }
@@ -266,13 +267,35 @@ impl World {
             instance: sender.instance,
             incarnation,
             sequence,
-            recovery_us: self.random.among(&[0, 1000, 10_000]),
-            silence_us: self.random.among(&[500, 5000, 1_000_000_000, 1_000_000_000]),
-            alive_us: self.random.among(&[3000, 50_000, 1_000_000_000]),
+            times: Times {
+                recovery_us: self.random.among(&[0, 1000, 10_000]),
+                lease_us: self.random.among(&[0, 2000, 20_000]),
+                silence_us: self.random.among(&[500, 5000, 1_000_000_000, 1_000_000_000]),
+                alive_us: self.random.among(&[3000, 50_000, 1_000_000_000]),
+            },
+            knowledge: self.knowledge(),
         };
         let count = self.random.below(41);
         let entries = (0..count).map(|_| self.entry(lane)).collect();
         Arc::new(Request::new(header, entries))
+    }
+
+    /// Mostly what a node can know, sometimes of a time that is still to come.
+    fn knowledge(&mut self) -> Knowledge {
+        let random = &mut self.random;
+        let ago = random.among(&[0, 0, 1, 300, 10_000, 700_000_000]);
+        let known_us = match random.below(40) {
+            0 => self.time_us + 5_000,
+            1 => 0,
+            _ => self.time_us - 2 * ago,
+        };
+        Knowledge {
+            known_us,
+            sent_us: self.time_us - ago,
+            nodes: random.among(&[0, 1, 3, 4]),
+            settled: !random.one_in(4),
+            leaving: random.one_in(50),
+        }
     }
 
     fn entry(&mut self, lane: u32) -> Entry {
@@ -298,14 +321,15 @@ impl World {
             spent: random.amount(tokens),
             debt: random.amount(tokens),
             allowed: random.amount(tokens),
-            back_units: random.amount(scale.burst / 4),
+            taken: random.amount(scale.burst / 4),
+            returned: random.amount(scale.burst / 4),
             lost: random.amount(scale.burst / 4),
             back_rate: random.amount(held_rate),
             back_depth: random.amount(tokens / 4),
             held: Held {
                 rate: held_rate,
                 depth: random.amount(tokens / 4),
-                lent: random.amount(scale.burst / 4) - random.amount(3 * scale.token),
+                outstanding: random.amount(scale.burst / 4) - random.amount(3 * scale.token),
                 stamp_us: self.time_us - random.among(&[0, 10, 1000, 20_000, -5]),
                 demand: random.amount(scale.rate),
                 tag: (self.time_us / epoch_us - random.among(&[-1, 0, 0, 0, 1, 1, 2, 3])).max(0),
@@ -366,7 +390,7 @@ fn compare_keys(raw: &mut redis::Connection, model: &Model, request: &Request) {
 /// Puts an absurd number into a random field.
 fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 22] = [
+    let fields: [&mut i64; 23] = [
         &mut entry.scale.rate,
         &mut entry.scale.token,
         &mut entry.scale.burst,
@@ -375,13 +399,14 @@ fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.spent,
         &mut entry.debt,
         &mut entry.allowed,
-        &mut entry.back_units,
+        &mut entry.taken,
+        &mut entry.returned,
         &mut entry.lost,
         &mut entry.back_rate,
         &mut entry.held.rate,
         &mut entry.back_depth,
         &mut entry.held.depth,
-        &mut entry.held.lent,
+        &mut entry.held.outstanding,
         &mut entry.held.stamp_us,
         &mut entry.held.demand,
         &mut entry.held.tag,
@@ -419,7 +444,7 @@ pub(crate) fn keys_of(request: &Request) -> Vec<Vec<u8>> {
 }
 
 fn prefix(lane: u32) -> String {
-    format!("tg1:{{{}/{lane}}}:", RedisStore::DEFAULT_NAMESPACE)
+    format!("tg2:{{{}/{lane}}}:", RedisStore::DEFAULT_NAMESPACE)
 }
 
 fn node_key(request: &Request) -> String {
@@ -434,7 +459,7 @@ fn key_name(lane: u32, entry: &Entry) -> Vec<u8> {
 
 /// Splits a record of ours into its first `N` numbers and the bytes after them.
 fn record<const N: usize>(bytes: &[u8]) -> ([i64; N], &[u8]) {
-    let rest = bytes.strip_prefix(b"T1").expect("a record begins with its layout");
+    let rest = bytes.strip_prefix(b"T2").expect("a record begins with its layout");
     let (numbers, rest) = rest.split_at(8 * N);
     let mut read = numbers.as_chunks::<8>().0.iter().map(|bytes| whole(*bytes));
     (std::array::from_fn(|_| read.next().unwrap()), rest)
@@ -448,55 +473,63 @@ fn whole(bytes: [u8; 8]) -> i64 {
 }
 
 fn lane_of(bytes: &[u8]) -> Lane {
-    let (numbers, rest) = record::<9>(bytes);
-    let [lanes, recovering_until_us, lost_us, seen_us, ..] = numbers;
-    let [.., gap_from_us, gap_silence_us, gap_until_us, keep_ms, nodes] = numbers;
+    let (numbers, rest) = record::<15>(bytes);
+    let [lanes, seen_us, offset_us, keep_ms, nodes, most_nodes, ..] = numbers;
+    let [.., silence_us, silence_set_us, lost_us, _, _, _, _, _, _] = numbers;
+    let [.., reason, from_us, since_us, until_us, expected, settled] = numbers;
+    let reason = [Reason::None, Reason::Loss, Reason::Silence][reason as usize];
     Lane {
         lanes,
         incarnation: Incarnation(rest.try_into().unwrap()),
-        recovering_until_us,
-        lost_us,
         seen_us,
-        gap_from_us,
-        gap_silence_us,
-        gap_until_us,
+        offset_us,
         keep_ms,
         nodes,
+        most_nodes,
+        silence_us,
+        silence_set_us,
+        lost_us,
+        recovery: Recovery { reason, from_us, since_us, until_us, expected, settled },
     }
 }
 
 fn node_of(bytes: &[u8]) -> Node {
-    let ([sequence, marked_us], rest) = record::<2>(bytes);
+    let ([sequence, marked_us, settled_us], rest) = record::<3>(bytes);
     let (hash, rest) = rest.split_first_chunk::<8>().unwrap();
     let hash = u64::from_le_bytes(*hash);
-    let (incarnation, _) = rest[6 * 8..].split_first_chunk().unwrap();
+    let (incarnation, _) = rest[8 * 8..].split_first_chunk().unwrap();
     Node {
         incarnation: Incarnation(*incarnation),
-        receipt: Receipt { sequence, marked_us, hash },
+        receipt: Receipt { sequence, marked_us, settled_us, hash },
         reply: bytes.to_vec(),
     }
 }
 
 fn key_of(bytes: &[u8]) -> Key {
-    let (numbers, rest) = record::<19>(bytes);
+    let (numbers, rest) = record::<23>(bytes);
     assert!(rest.is_empty());
-    let [rate, token, burst, version, epoch_us, until_ms, forgiven, ..] = numbers;
-    let [.., leased1, depth1, lent1, demand1, _, _, _, _, _, _, _, _] = numbers;
-    let [.., stamp_us, level, central, charged, leased0, depth0, lent0, demand0] = numbers;
+    let [rate, token, burst, version, epoch_us, algorithm, until_ms, written_off, ..] = numbers;
+    let [.., birth_us, recovering_us, after_silence, _, _, _, _, _, _, _, _, _, _, _, _] = numbers;
+    let [.., leased1, depth1, out1, demand1, _, _, _, _, _, _, _, _] = numbers;
+    let [.., stamp_us, level, unleased, charged, leased0, depth0, out0, demand0] = numbers;
+    assert_eq!(algorithm, TOKEN_BUCKET);
     Key {
         scale: Scale { rate, token, burst },
         version,
         epoch_us,
         until_ms,
-        level,
+        written_off,
+        birth_us,
+        recovering_until_us: recovering_us,
+        after_silence,
         stamp_us,
+        level,
+        unleased,
+        charged,
         leased: [leased0, leased1],
         depth: [depth0, depth1],
-        lent: [lent0, lent1],
+        outstanding: [out0, out1],
         demand: [demand0, demand1],
-        charged,
-        forgiven,
-        central,
     }
 }
 
@@ -541,9 +574,8 @@ fn three_keys(world: &mut World) -> (Arc<Request>, Vec<Vec<u8>>) {
         instance: [7; 16],
         incarnation: None,
         sequence: 1,
-        recovery_us: 0,
-        silence_us: 1_000_000,
-        alive_us: 1_000_000,
+        times: Times { silence_us: 1_000_000, alive_us: 1_000_000, ..Times::default() },
+        knowledge: Knowledge::default(),
     };
     let entries: Vec<_> = (0..3_u8)
         .map(|number| Entry { key: vec![b'k', number].into(), ..world.entry(0) })
@@ -557,13 +589,13 @@ fn another_programs_value_under_a_key_is_left_alone_and_the_batch_goes_on() {
     let mut world = World::new();
     let (request, names) = three_keys(&mut world);
     let (): () = world.raw.rpush(&names[0], "theirs").unwrap();
-    let (): () = world.raw.set(&names[1], "T1theirs").unwrap();
+    let (): () = world.raw.set(&names[1], "T2theirs").unwrap();
     let reply = world.exchange(&request).unwrap();
     let Verdict::Applied(grants) = reply.verdict else { panic!("{reply:?}") };
     assert!(matches!(grants[..], [Grant::Foreign, Grant::Foreign, Grant::Given(_)]), "{grants:?}");
     let list: Vec<String> = world.raw.lrange(&names[0], 0, -1).unwrap();
     let string: String = world.raw.get(&names[1]).unwrap();
-    assert_eq!((list, string.as_str()), (vec!["theirs".to_owned()], "T1theirs"));
+    assert_eq!((list, string.as_str()), (vec!["theirs".to_owned()], "T2theirs"));
 }
 
 #[test]
@@ -590,9 +622,9 @@ fn another_programs_value_under_a_record_of_the_lane_is_named_and_nothing_is_wri
 fn a_lane_of_another_layout_is_told_by_its_version() {
     let mut world = World::new();
     let (request, _) = three_keys(&mut world);
-    let (): () = world.raw.set(prefix(0) + "lane", "T2 whatever follows").unwrap();
+    let (): () = world.raw.set(prefix(0) + "lane", "T3 whatever follows").unwrap();
     let reply = world.exchange(&request).unwrap();
-    assert_eq!(reply.verdict, Verdict::Wire(2));
+    assert_eq!(reply.verdict, Verdict::Wire(3));
 }
 
 #[test]

@@ -1,71 +1,153 @@
-//! The reference model of the store: what `lua/bucket-v1.lua` and `lua/sync-v1.lua` do, in Rust.
+//! The reference model of the store: what the scripts in `lua/` do, in Rust.
 //!
-//! The script and this file are kept step for step alike; a test runs the same random operations
+//! The script and this module are kept step for step alike; a test runs the same random operations
 //! through both and compares every state and reply. Shares are computed in doubles, in the same
 //! order of operations on both sides; everything else is integers up to 2^53. A request's numbers
-//! are brought within [`NUMBER_MAX`] first, so that no request, however absurd, overflows here or
-//! loses a digit in Lua.
+//! are brought within [`NUMBER_MAX`](crate::sync::message::NUMBER_MAX) first, so that no request,
+//! however absurd, overflows here or loses a digit in Lua.
 //!
-//! What is kept, always: the refill leased out is at most the rate, and the level is at most the
-//! burst less the depths leased out. So the level and all leases together grow at the rate at most
-//! and never exceed the burst, and each admission lowers them.
-//!
-//! What leases lose on the way (a node's clock runs slow to be safe, refill overflows a depth) is
-//! found again: beside the level stands what one central bucket would have by all that was charged,
-//! and what is lent: the most that nodes can hold, or have spent without having said so. The level
-//! may always rise to the central one less what is lent.
+//! What holds, always: the refill leased out is at most the rate, the depths leased out are at most
+//! the burst, and what is outstanding is at most the level, unless the level is below zero.
 
 use std::collections::HashMap;
 
-use crate::quota::Scale;
 use crate::sync::message::{
-    CREDIT_TOKENS, DEBT_US, Entry, Given, Grant, Held, Incarnation, InstanceId, NUMBER_MAX,
-    Receipt, Reply, Request, Verdict, lent_least, natural,
+    Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, Times, Verdict, natural,
 };
 use crate::weakness::{Weakness, is_weak};
 
+mod key;
+
+pub(crate) use key::Key;
+use key::{At, RECORD_MARGIN_MS};
+
 /// A lane remembers at least so long.
 pub(crate) const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
+/// A node is remembered for so long without a call.
+pub(crate) const NODE_KEEP_MS: i64 = 600_000;
+/// A node that left in good order is remembered for so long, for copies of its last batch.
+pub(crate) const LEFT_KEEP_MS: i64 = 30_000;
 /// Keys whose time is over are looked for every so many calls.
 const EXPIRY_CALLS: u64 = 4096;
-/// A bucket is kept so much longer than it takes to fill: its expiry is set to the first, and moved
-/// when less than the second is left, so that few writes have to move it.
-const BUCKET_MARGIN_MS: i64 = 60_000;
-const BUCKET_MARGIN_LEAST_MS: i64 = 30_000;
-/// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
-const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
-/// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
-const REPAY_US: i64 = 100_000;
-const REPAY_LEAST_PART: i64 = 16;
-/// When a new node is the first to call after a silence, nobody can tell whether the others were
-/// cut off or have ended: up to so long it is taken for an outage.
-const DOUBTFUL_US: i64 = 600_000_000;
 /// A node is marked as alive with its first batch, and then when it was not for so long: counting the
 /// nodes at each call would cost as much as several keys.
 const MARK_US: i64 = 250_000;
+/// The longest silence that a node of the last minute asks for holds.
+const TIMES_US: i64 = 60_000_000;
+/// No lane waits longer for what its nodes know.
+const WAIT_MAX_US: i64 = 30_000_000;
 /// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
 pub(crate) const SUM_MAX: i64 = 1 << 53;
+
+/// Why a lane gives less than it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reason {
+    #[default]
+    None,
+    /// It lost its memory, or is new: it gives nothing.
+    Loss,
+    /// It was silent: it keeps back what nodes may have taken under their outage policies.
+    Silence,
+}
+
+/// A lane waits for what its nodes know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recovery {
+    pub(crate) reason: Reason,
+    /// When the silence began.
+    pub(crate) from_us: i64,
+    /// When the loss was found, or the silence was over.
+    pub(crate) since_us: i64,
+    /// When the lane waits no longer.
+    pub(crate) until_us: i64,
+    /// Nodes that are to report, 0 if nobody knows how many.
+    pub(crate) expected: i64,
+    /// Nodes that have nothing left to report.
+    pub(crate) settled: i64,
+}
 
 /// One lane's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub(crate) lanes: i64,
     pub(crate) incarnation: Incarnation,
-    /// Nothing new is granted until then.
-    pub(crate) recovering_until_us: i64,
-    /// When the memory was lost, 0 if the lane was new.
-    pub(crate) lost_us: i64,
-    /// When any node called last.
+    /// The lane's time at its last call.
     pub(crate) seen_us: i64,
-    /// The last outage: a silence of all nodes from `gap_from_us`, judged as one after
-    /// `gap_silence_us`, over at `gap_until_us`.
-    pub(crate) gap_from_us: i64,
-    pub(crate) gap_silence_us: i64,
-    pub(crate) gap_until_us: i64,
+    /// What the lane's time is ahead of the store's clock.
+    pub(crate) offset_us: i64,
     /// How long the record is kept without a call, in milliseconds.
     pub(crate) keep_ms: i64,
-    /// Nodes alive when they were counted last.
+    /// Nodes alive when they were counted last, and the most that ever were.
     pub(crate) nodes: i64,
+    pub(crate) most_nodes: i64,
+    /// The longest silence without an outage, and when it was set.
+    pub(crate) silence_us: i64,
+    pub(crate) silence_set_us: i64,
+    /// When the memory was lost last, 0 if the lane was new.
+    pub(crate) lost_us: i64,
+    pub(crate) recovery: Recovery,
+}
+
+impl Lane {
+    fn waits(&self, now_us: i64) -> bool {
+        let Recovery { reason, until_us, expected, settled, .. } = self.recovery;
+        reason != Reason::None && now_us < until_us && (expected == 0 || settled < expected)
+    }
+
+    /// Whether nothing is given, because memory was lost.
+    fn waits_after_loss(&self, now_us: i64) -> bool {
+        self.recovery.reason == Reason::Loss && self.waits(now_us)
+    }
+
+    /// Whether nodes may not have reported yet what they took while the lane was silent.
+    fn waits_after_silence(&self, now_us: i64) -> bool {
+        self.recovery.reason == Reason::Silence && self.waits(now_us)
+    }
+
+    /// A node calls: judges by the longest silence that a node of the last minute asks for whether
+    /// there was an outage.
+    fn hear(&mut self, request: &Request, now_us: i64) {
+        let silence_us = natural(request.times.silence_us);
+        if silence_us >= self.silence_us || now_us - self.silence_set_us > TIMES_US {
+            (self.silence_us, self.silence_set_us) = (silence_us, now_us);
+        }
+        if now_us - self.seen_us > self.silence_us {
+            let wait_us = natural(request.times.alive_us);
+            self.recover(Reason::Silence, self.seen_us, now_us, wait_us, self.nodes);
+        }
+        self.seen_us = now_us;
+    }
+
+    fn lose(&mut self, request: &Request, now_us: i64) {
+        self.lost_us = now_us;
+        let wait_us = natural(request.times.lease_us).max(natural(request.times.recovery_us));
+        self.recover(Reason::Loss, now_us, now_us, wait_us, natural(request.knowledge.nodes));
+    }
+
+    fn recover(&mut self, reason: Reason, from_us: i64, now_us: i64, wait_us: i64, nodes: i64) {
+        let waits = !is_weak(Weakness::NoWaitAfterLoss) || reason != Reason::Loss;
+        let wait_us = if waits { wait_us.min(WAIT_MAX_US) } else { 0 };
+        let earlier = if self.waits(now_us) { self.recovery } else { Recovery::default() };
+        self.recovery = Recovery {
+            // A loss outlasts a silence that comes on top of it.
+            reason: if earlier.reason == Reason::Loss { Reason::Loss } else { reason },
+            from_us,
+            since_us: now_us,
+            until_us: now_us + wait_us,
+            expected: nodes.max(earlier.expected),
+            settled: 0,
+        };
+    }
+}
+
+/// Who calls.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    /// Nodes alive.
+    nodes: i64,
+    /// The node has settled for the lane's recovery.
+    settled: bool,
+    recovery_us: i64,
 }
 
 /// What the store knows of one node in one lane.
@@ -76,349 +158,6 @@ pub(crate) struct Node {
     pub(crate) receipt: Receipt,
     /// The reply to that.
     pub(crate) reply: Vec<u8>,
-}
-
-/// One key's record. Index 0 is the epoch of the stamp, index 1 the one before it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
-    pub(crate) scale: Scale,
-    pub(crate) version: i64,
-    pub(crate) epoch_us: i64,
-    /// When the record may be forgotten, by the store's clock, in milliseconds.
-    pub(crate) until_ms: i64,
-    /// The level in units; negative while debt is repaid.
-    pub(crate) level: i64,
-    pub(crate) stamp_us: i64,
-    /// Leased refill, in units per microsecond.
-    pub(crate) leased: [i64; 2],
-    /// Leased depth, in tokens.
-    pub(crate) depth: [i64; 2],
-    /// Lent to nodes, in units: the most that they hold, or have spent and not reported, less what
-    /// they have spent ahead.
-    pub(crate) lent: [i64; 2],
-    /// Registered demand, in units per microsecond.
-    pub(crate) demand: [i64; 2],
-    /// Tokens charged since the key was born.
-    pub(crate) charged: i64,
-    /// Units of debt written off.
-    pub(crate) forgiven: i64,
-    /// The level of one central bucket by all that was charged so far, in units.
-    pub(crate) central: i64,
-}
-
-impl Key {
-    fn new(entry: &Entry, lane: &Lane, now_us: i64) -> Self {
-        let Scale { rate, burst, .. } = entry.scale;
-        let lost = lane.lost_us > 0 && burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
-        let level = if lost { flow(0, rate, now_us - lane.lost_us, burst) } else { burst };
-        Self {
-            scale: entry.scale,
-            version: entry.version,
-            epoch_us: entry.epoch_us,
-            until_ms: 0,
-            level,
-            stamp_us: now_us,
-            leased: [0; 2],
-            depth: [0; 2],
-            lent: [0; 2],
-            demand: [0; 2],
-            charged: 0,
-            forgiven: 0,
-            central: level,
-        }
-    }
-
-    /// The lease epoch of the stamp.
-    fn epoch(&self) -> i64 {
-        self.stamp_us / self.epoch_us
-    }
-
-    /// The stretch in which nothing flows in because all nodes were cut off, if it is not over
-    /// at the stamp: they lived on their outage policies.
-    fn frozen(&self, lane: &Lane) -> (i64, i64) {
-        if lane.gap_until_us <= self.stamp_us {
-            return (0, 0);
-        }
-        let leased = self.leased != [0; 2] || self.depth != [0; 2];
-        let from = if self.stamp_us > lane.gap_from_us {
-            self.stamp_us
-        } else if leased {
-            // The holders lived on their leases first: what they did not hold is lost, so that
-            // nobody finds it beside what the policies let pass.
-            lane.gap_from_us
-        } else {
-            lane.gap_from_us + lane.gap_silence_us
-        };
-        (from, lane.gap_until_us)
-    }
-
-    /// Brings the level to `now_us`, ending leases whose epochs are over on the way.
-    fn refill(&mut self, lane: &Lane, now_us: i64) {
-        // A key that outlives its lane's record may have been stamped by a clock that was ahead.
-        let now_us = now_us.max(self.stamp_us);
-        let (frozen_from, frozen_until) = self.frozen(lane);
-        let (mut at_us, began) = (self.stamp_us, self.epoch());
-        for alive in [2, 1, 0] {
-            let ends_us = (began + 3 - alive as i64) * self.epoch_us;
-            let until_us = if alive > 0 { ends_us.min(now_us) } else { now_us };
-            if until_us > at_us {
-                let frozen = (until_us.min(frozen_until) - at_us.max(frozen_from)).max(0);
-                self.stretch(alive, until_us - at_us, frozen);
-                at_us = until_us;
-            }
-        }
-        self.stamp_us = now_us;
-        let epoch = self.epoch();
-        if epoch > began {
-            let kept = epoch == began + 1;
-            self.end(usize::from(kept));
-            for pair in [&mut self.leased, &mut self.depth, &mut self.lent, &mut self.demand] {
-                *pair = [0, if kept { pair[0] } else { 0 }];
-            }
-        }
-    }
-
-    /// Ends all leases but those of the last `alive` epochs: what was lent counts as spent.
-    fn end(&mut self, alive: usize) {
-        for lent in &mut self.lent[alive..] {
-            let left = std::mem::take(lent);
-            self.central = (self.central - left.max(0)).max(-NUMBER_MAX);
-            self.level = (self.level + left.min(0)).max(-NUMBER_MAX);
-        }
-    }
-
-    /// Lets `micros` pass, `frozen` of them without refill, beside the leases of the last `alive`
-    /// epochs.
-    fn stretch(&mut self, alive: usize, micros: i64, frozen: i64) {
-        let (mut leased, mut depth) = (0, 0);
-        for index in 0..alive {
-            self.lent[index] = flow(self.lent[index], self.leased[index], micros, NUMBER_MAX);
-            leased += self.leased[index];
-            depth += self.depth[index];
-        }
-        self.end(alive);
-        let Scale { rate, burst, .. } = self.scale;
-        let free = (rate - leased).max(0);
-        self.level = flow(self.level, free, micros - frozen, self.cap(depth));
-        self.central = flow(self.central, rate, micros - frozen, burst);
-    }
-
-    /// The highest level, in units, beside leases of `depth` tokens.
-    fn cap(&self, depth: i64) -> i64 {
-        self.scale.burst.saturating_sub(depth.saturating_mul(self.scale.token)).max(0)
-    }
-
-    /// Moves the key to a newer definition of its limit; leases of the old one count until they end.
-    fn adopt(&mut self, entry: &Entry) {
-        let ratio = entry.scale.token as f64 / self.scale.token as f64;
-        let scaled = |units: i64| (units as f64 * ratio).floor() as i64;
-        let leased = |rate: i64| ((rate as f64 * ratio).ceil() as i64).min(NUMBER_MAX);
-        let level = |level: i64| scaled(level).min(entry.scale.burst).max(-NUMBER_MAX);
-        (self.level, self.central) = (level(self.level), level(self.central));
-        self.leased = self.leased.map(leased);
-        self.lent = self.lent.map(|units| leased(units).max(-NUMBER_MAX));
-        self.demand = self.demand.map(leased);
-        self.scale = entry.scale;
-        self.version = entry.version;
-    }
-
-    /// Applies one entry and answers it.
-    fn apply(&mut self, entry: &Entry, fresh: bool, lane: &Lane, nodes: i64, now_us: i64) -> Given {
-        self.refill(lane, now_us);
-        let idle = [self.leased, self.depth, self.lent, self.demand] == [[0; 2]; 4];
-        if idle && entry.epoch_us != self.epoch_us {
-            self.epoch_us = entry.epoch_us;
-        }
-        let restore = fresh || entry.restore;
-        if let (true, Some(claim)) = (restore, entry.claim) {
-            self.level = self.level.min(claim);
-            self.central = self.central.min(self.level + self.lent[0] + self.lent[1]);
-        }
-        let void = self.renew(entry, restore);
-        self.charge(entry, nodes);
-        self.grant(entry, void, lane, nodes, now_us)
-    }
-
-    /// Moves what the node holds to the current epoch, less what it spent and gives back. What was
-    /// lent to it under a lease that has ended counts as spent already. Tells whether it has ended.
-    fn renew(&mut self, entry: &Entry, restore: bool) -> bool {
-        let held = entry.held;
-        let age = self.epoch() - held.tag;
-        let current = age == 0 || age == 1;
-        if current {
-            let rate = held.rate + entry.back_rate;
-            let passed_us = if entry.restore { 0 } else { self.stamp_us - held.stamp_us };
-            let lent = flow(held.lent, rate, passed_us.max(0), NUMBER_MAX);
-            if !restore {
-                let index = age as usize;
-                lower(&mut self.leased[index], rate);
-                lower(&mut self.depth[index], held.depth + entry.back_depth);
-                shift(&mut self.lent[index], -lent);
-                lower(&mut self.demand[index], held.demand);
-            }
-            let spent = entry.spent.saturating_mul(self.scale.token).min(NUMBER_MAX);
-            raise(&mut self.leased[0], held.rate);
-            raise(&mut self.depth[0], held.depth);
-            let left = (lent - spent - entry.back_units - entry.lost).max(-NUMBER_MAX);
-            let kept = left.max(lent_least(held.rate, self.scale.token));
-            shift(&mut self.lent[0], kept);
-            self.central = (self.central - spent).max(-NUMBER_MAX);
-            self.level = (self.level + entry.back_units).min(NUMBER_MAX) + (left - kept);
-        }
-        raise(&mut self.demand[0], entry.demand);
-        let rate = held.rate + entry.back_rate;
-        !current && (rate > 0 || held.depth + entry.back_depth > 0 || held.lent != 0)
-    }
-
-    /// Charges what was spent on credit, and brings the level within its limits.
-    fn charge(&mut self, entry: &Entry, nodes: i64) {
-        let spent = entry.spent + entry.debt + entry.allowed;
-        self.charged = (self.charged + spent).min(SUM_MAX);
-        let skipped = is_weak(Weakness::DebtSkipped);
-        let debt =
-            if skipped { 0 } else { entry.debt.saturating_mul(self.scale.token).min(NUMBER_MAX) };
-        self.central = (self.central - debt).max(-NUMBER_MAX);
-        let found = self.central - self.lent[0] - self.lent[1];
-        let cap = self.cap(self.depth[0] + self.depth[1]);
-        self.level = (self.level - debt).max(found).min(cap);
-        // What all nodes may spend on credit is never forgiven: they would have it twice.
-        let credit = nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(self.scale.token);
-        let most = self.scale.burst.max(self.scale.rate * DEBT_US).max(credit.min(NUMBER_MAX));
-        let lowest = -most;
-        if self.level < lowest {
-            self.forgiven = (self.forgiven + (lowest - self.level)).min(SUM_MAX);
-            self.level = lowest;
-        }
-    }
-
-    fn grant(&mut self, entry: &Entry, void: bool, lane: &Lane, nodes: i64, now_us: i64) -> Given {
-        let Scale { rate, burst, .. } = self.scale;
-        let giving = now_us >= lane.recovering_until_us;
-        let held = if void { Held::default() } else { entry.held };
-        let demand = self.demand[0] + self.demand[1];
-        let share = if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 };
-        let nodes = nodes.max(1) as f64;
-
-        let tokens = if giving { self.give_tokens(entry, share, nodes) } else { 0 };
-        let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
-        let returning = now_us < lane.gap_until_us;
-        if returning {
-            // The others still live on their shares, or have just come back from them.
-            target = target.min((rate as f64 / nodes).floor() as i64);
-        }
-        let leased = self.leased[0] + self.leased[1];
-        // While refill is frozen no debt is repaid, however little is leased.
-        let most = if self.level < 0 && !returning { rate - self.repayment() } else { rate };
-        let pressing = returning || demand > rate + rate / 4;
-        let (mut added, mut depth) = (0, tokens);
-        if giving && (pressing || self.level < burst / 20) {
-            added = (target - held.rate).min(most - leased).max(0);
-            if held.rate + added > 0 {
-                depth += self.extra_depth(share, held.depth, tokens);
-            }
-        }
-        let recall = if self.level > burst / 10 && !pressing {
-            held.rate
-        } else {
-            self.surplus_rate(held.rate, target, leased, most)
-        };
-        self.leased[0] += added;
-        raise(&mut self.depth[0], depth);
-        shift(&mut self.lent[0], tokens * self.scale.token);
-        Given {
-            tokens,
-            rate: added,
-            depth,
-            stamp_us: self.stamp_us,
-            tag: self.epoch(),
-            life_us: (self.epoch() + 2) * self.epoch_us - now_us,
-            level: self.level,
-            whole: (self.level + self.lent[0] + self.lent[1]).clamp(-SUM_MAX, SUM_MAX),
-            leased: leased + added,
-            recall,
-            void,
-        }
-    }
-
-    /// Gives tokens out of the level: first what callers wait for, then half of the rest by share
-    /// and half spread evenly, and one at least while there is one.
-    fn give_tokens(&mut self, entry: &Entry, share: f64, nodes: f64) -> i64 {
-        let token = self.scale.token;
-        if self.level <= 0 {
-            return 0;
-        }
-        let needed = entry.needed.min(self.level / token);
-        self.level -= needed * token;
-        let part = (self.level as f64 * (share / 2.0 + 0.5 / nodes)).floor();
-        let least = i64::from(self.level >= token);
-        let tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
-        self.level -= tokens * token;
-        needed + tokens
-    }
-
-    /// The depth that goes with a leased refill, on top of `tokens`.
-    fn extra_depth(&self, share: f64, held_depth: i64, tokens: i64) -> i64 {
-        let Scale { token, burst, .. } = self.scale;
-        let capacity = burst / token;
-        let room = ((capacity as f64 * share / 2.0).floor() as i64).max(2).min(capacity);
-        let free = (burst - self.level) / token - self.depth[0] - self.depth[1] - tokens;
-        (room - held_depth - tokens).min(free).max(0)
-    }
-
-    /// The refill that is kept from leases so that debt is repaid: soon, but no more of it than the
-    /// debt needs.
-    fn repayment(&self) -> i64 {
-        let rate = self.scale.rate;
-        (-self.level / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2)
-    }
-
-    /// What a node should give back of its leased refill: what is well above its target, and its
-    /// part of what keeps debt from being repaid.
-    fn surplus_rate(&self, held_rate: i64, target: i64, leased: i64, most: i64) -> i64 {
-        let above = held_rate - target;
-        let above = if above > target / 4 { above } else { 0 };
-        let repay = if self.level < 0 && leased > most {
-            (held_rate as f64 * ((leased - most) as f64 / leased as f64)).ceil() as i64
-        } else {
-            0
-        };
-        above.max(repay).min(held_rate)
-    }
-
-    /// Milliseconds until the key may be forgotten: full, and all leases ended.
-    pub(crate) fn keep_ms(&self) -> i64 {
-        let fill_us = self.scale.micros_for(self.scale.burst - self.level) as i64;
-        (fill_us + 2 * self.epoch_us) / 1000 + BUCKET_MARGIN_MS
-    }
-
-    /// Whether the key is kept for long enough, as it is.
-    fn is_kept(&self, time_ms: i64) -> bool {
-        let spare_us =
-            (self.until_ms - time_ms - BUCKET_MARGIN_LEAST_MS) * 1000 - 2 * self.epoch_us;
-        let missing = self.scale.burst - self.level;
-        spare_us >= 0 && i128::from(missing) <= i128::from(spare_us) * i128::from(self.scale.rate)
-    }
-}
-
-/// Adds to a sum of leases or demands.
-fn raise(sum: &mut i64, by: i64) {
-    *sum = (*sum + by).min(NUMBER_MAX);
-}
-
-/// Takes from a sum of leases or demands.
-fn lower(sum: &mut i64, by: i64) {
-    *sum = (*sum - by).max(0);
-}
-
-/// Adds to a sum of what is lent.
-fn shift(sum: &mut i64, by: i64) {
-    *sum = (*sum + by).clamp(-NUMBER_MAX, NUMBER_MAX);
-}
-
-/// `level` after `rate` has flowed in for `micros`, at most `cap`.
-fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
-    let flowed = i128::from(level) + i128::from(rate) * i128::from(micros);
-    flowed.min(i128::from(cap)) as i64
 }
 
 /// A whole store in memory.
@@ -441,46 +180,44 @@ impl Model {
             let kept = |key: &Key| key.until_ms > time_us / 1000;
             self.keys.retain(|_, key| kept(key));
         }
-        let sequence = natural(request.sequence);
-        let waits = !is_weak(Weakness::NoWaitAfterLoss);
-        let recovery_us = if waits { natural(request.recovery_us) } else { 0 };
-        let silence_us = natural(request.silence_us);
-        let alive_us = natural(request.alive_us);
-        let found = self.lanes.get(&request.lane).cloned();
-        let now_us = found.as_ref().map_or(time_us, |lane| time_us.max(lane.seen_us));
-        let born = Incarnation::new(&request.instance, now_us);
-        let mut lane = match found {
+        let known_birth_us = request.incarnation.map_or(0, |known| natural(known.birth_us()));
+        let mut lane = match self.lanes.get(&request.lane).cloned() {
             Some(lane) => lane,
-            None => Lane {
-                lanes: i64::from(request.lanes),
-                incarnation: born,
-                recovering_until_us: now_us + recovery_us,
-                lost_us: 0,
-                seen_us: now_us,
-                gap_from_us: 0,
-                gap_silence_us: 0,
-                gap_until_us: 0,
-                keep_ms: LANE_KEEP_MS,
-                nodes: 0,
-            },
+            None => new_lane(request, time_us, known_birth_us),
         };
+        let now_us = (time_us + lane.offset_us).max(lane.seen_us);
+        lane.offset_us = now_us - time_us;
         if lane.lanes != i64::from(request.lanes) {
-            return reply(&lane, now_us, 0, Verdict::Lanes(lane.lanes as u32));
+            return reply(&lane, now_us, Verdict::Lanes(lane.lanes as u32));
+        }
+        let birth_us = lane.incarnation.birth_us();
+        let went_back = known_birth_us > birth_us
+            || request.incarnation == Some(lane.incarnation)
+                && natural(request.knowledge.known_us) > lane.seen_us;
+        if went_back {
+            // An older state has come back: whatever it knows is out of date.
+            return self.reborn(request, lane, now_us, Some(known_birth_us));
         }
         if request.incarnation.is_some_and(|known| known != lane.incarnation) {
             if lane.lost_us == 0 {
-                lane.lost_us = now_us;
-                lane.recovering_until_us = now_us + recovery_us;
+                // Whoever called first did not know that the lane had been there before.
+                lane.lose(request, now_us);
             }
-            return self.reborn(request, lane, now_us);
+            return self.reborn(request, lane, now_us, None);
         }
+        self.applied(request, lane, now_us, time_us)
+    }
+
+    /// What follows where the node and the lane know each other by name.
+    fn applied(&mut self, request: &Request, mut lane: Lane, now_us: i64, time_us: i64) -> Reply {
+        let sequence = natural(request.sequence);
         let place = (request.lane, request.instance);
         let node = self.nodes.get(&place);
         if request.incarnation.is_none()
             && node.is_some_and(|node| node.incarnation != lane.incarnation)
         {
             // A late copy of the node's very first batch: it knows the lane by name since then.
-            return reply(&lane, now_us, 0, Verdict::Stale);
+            return reply(&lane, now_us, Verdict::Stale);
         }
         let known = |node: &&Node| {
             node.incarnation == lane.incarnation && !is_weak(Weakness::SequenceIgnored)
@@ -489,44 +226,56 @@ impl Model {
         let last = node.map_or(0, |node| node.receipt.sequence);
         if let Some(node) = node.filter(|node| node.receipt.sequence == sequence) {
             if node.receipt.hash != request.hash() {
-                return reply(&lane, now_us, 0, Verdict::Cloned);
+                return reply(&lane, now_us, Verdict::Cloned);
             }
             return Reply::decode(&node.reply, &request.entries)
-                .unwrap_or_else(|_| reply(&lane, now_us, 0, Verdict::Cloned));
+                .unwrap_or_else(|_| reply(&lane, now_us, Verdict::Cloned));
         }
         if sequence < last {
-            return reply(&lane, now_us, 0, Verdict::Stale);
+            return reply(&lane, now_us, Verdict::Stale);
         }
         if sequence > last + 1 && !is_weak(Weakness::SequenceIgnored) {
-            lane.incarnation = born;
-            lane.lost_us = now_us;
-            lane.recovering_until_us = now_us + recovery_us;
-            return self.reborn(request, lane, now_us);
+            if node.is_none() && now_us - natural(request.knowledge.known_us) > NODE_KEEP_MS * 1000
+            {
+                // The node was away for so long that it is not remembered.
+                return reply(&lane, now_us, Verdict::Stale);
+            }
+            let birth_us = lane.incarnation.birth_us();
+            return self.reborn(request, lane, now_us, Some(birth_us));
         }
-        let silent_us = now_us - lane.seen_us;
-        if silent_us > silence_us && (last > 0 || silent_us <= DOUBTFUL_US) {
-            lane.gap_from_us = lane.seen_us;
-            lane.gap_silence_us = silence_us;
-            lane.gap_until_us = now_us + recovery_us;
-        }
-        lane.seen_us = now_us;
+
+        let Times { recovery_us, .. } = request.times;
+        lane.hear(request, now_us);
         let marked =
             node.map(|node| node.receipt.marked_us).filter(|at_us| now_us - at_us < MARK_US);
+        let marked = marked.filter(|_| !request.knowledge.leaving);
         let marked_us = marked.unwrap_or(now_us);
+        let mut settled_us = node.map_or(0, |node| node.receipt.settled_us);
         if marked.is_none() {
-            let members = self.members.entry(request.lane).or_default();
-            members.insert(request.instance, now_us);
-            members.retain(|_, seen_us| *seen_us >= now_us - alive_us);
-            lane.nodes = members.len() as i64;
+            self.mark(request, &mut lane, now_us);
         }
-        let nodes = lane.nodes;
+        // A batch that is older than this was sent before its node took what it does not tell of.
+        let recent = now_us - natural(request.knowledge.sent_us) <= lane.silence_us;
+        if request.incarnation.is_none() {
+            // Nobody waits for a node that has never called before.
+            settled_us = lane.recovery.since_us;
+        } else if request.knowledge.settled && recent && settled_us != lane.recovery.since_us {
+            settled_us = lane.recovery.since_us;
+            lane.recovery.settled += 1;
+        }
+        let caller = Caller {
+            nodes: lane.nodes,
+            settled: settled_us == lane.recovery.since_us,
+            recovery_us: natural(recovery_us),
+        };
 
         let mut grants = Vec::with_capacity(request.entries.len());
         for entry in &request.entries {
-            grants.push(self.entry(&entry.bounded(), &mut lane, nodes, now_us, time_us / 1000));
+            let grant = self.entry(&entry.bounded(), &mut lane, caller, now_us, time_us / 1000);
+            grants.push(grant);
         }
-        let answer = reply(&lane, now_us, nodes, Verdict::Applied(grants));
-        let receipt = Receipt { sequence, marked_us, hash: request.hash() };
+        let answer = reply(&lane, now_us, Verdict::Applied(grants));
+        let receipt = Receipt { sequence, marked_us, settled_us, hash: request.hash() };
         let reply = answer.encode(receipt, &request.entries);
         let node = Node { incarnation: lane.incarnation, receipt, reply };
         self.nodes.insert(place, node);
@@ -534,46 +283,98 @@ impl Model {
         answer
     }
 
+    /// Marks the node as alive, or as gone, and counts those that are alive.
+    fn mark(&mut self, request: &Request, lane: &mut Lane, now_us: i64) {
+        let members = self.members.entry(request.lane).or_default();
+        if request.knowledge.leaving {
+            members.remove(&request.instance);
+        } else {
+            members.insert(request.instance, now_us);
+        }
+        let oldest_us = now_us - natural(request.times.alive_us);
+        members.retain(|_, seen_us| *seen_us >= oldest_us);
+        lane.nodes = members.len() as i64;
+        lane.most_nodes = lane.most_nodes.max(lane.nodes);
+    }
+
     fn entry(
         &mut self,
         entry: &Entry,
         lane: &mut Lane,
-        nodes: i64,
+        caller: Caller,
         now_us: i64,
         time_ms: i64,
     ) -> Grant {
+        let at = At { lane, caller, now_us };
         let name = (entry.limit.clone(), entry.key.clone());
         let found = self.keys.get(&name).cloned();
         let fresh = found.is_none();
-        let mut key = found.unwrap_or_else(|| Key::new(entry, lane, now_us));
+        let mut key = found.unwrap_or_else(|| Key::new(entry, at));
         if key.version < entry.version {
-            key.refill(lane, now_us);
+            key.advance(lane, now_us);
             key.adopt(entry);
         } else if key.version > entry.version || key.scale != entry.scale {
             return Grant::OtherQuota { version: key.version, scale: key.scale };
         }
-        let given = key.apply(entry, fresh, lane, nodes, now_us);
+        let given = key.apply(entry, fresh, At { lane, caller, now_us });
         if !key.is_kept(time_ms) {
             key.until_ms = time_ms + key.keep_ms();
-            lane.keep_ms = lane.keep_ms.max(key.keep_ms() + BUCKET_MARGIN_MS);
+            lane.keep_ms = lane.keep_ms.max(key.keep_ms() + RECORD_MARGIN_MS);
         }
         self.keys.insert(name, key);
         Grant::Given(given)
     }
 
-    fn reborn(&mut self, request: &Request, lane: Lane, now_us: i64) -> Reply {
-        let answer = reply(&lane, now_us, 0, Verdict::Reborn);
+    /// The lane has lost its memory, or this node's place in it. With the birth of the last life that is
+    /// known a new one begins.
+    fn reborn(
+        &mut self,
+        request: &Request,
+        mut lane: Lane,
+        now_us: i64,
+        last: Option<i64>,
+    ) -> Reply {
+        lane.hear(request, now_us);
+        if let Some(last_us) = last {
+            let birth_us = now_us.max(last_us) + 1;
+            lane.incarnation = Incarnation::new(&request.instance, birth_us);
+            lane.lose(request, now_us);
+        }
+        lane.recovery.expected = lane.recovery.expected.max(natural(request.knowledge.nodes));
+        let answer = reply(&lane, now_us, Verdict::Reborn);
         self.lanes.insert(request.lane, lane);
         answer
     }
 }
 
-fn reply(lane: &Lane, now_us: i64, nodes: i64, verdict: Verdict) -> Reply {
+fn new_lane(request: &Request, time_us: i64, known_birth_us: i64) -> Lane {
+    // Its time goes on from the last that is known.
+    let now_us = time_us.max(natural(request.knowledge.known_us));
+    let mut lane = Lane {
+        lanes: i64::from(request.lanes),
+        incarnation: Incarnation::new(&request.instance, now_us.max(known_birth_us) + 1),
+        seen_us: now_us,
+        offset_us: now_us - time_us,
+        keep_ms: LANE_KEEP_MS,
+        nodes: 0,
+        most_nodes: 0,
+        silence_us: natural(request.times.silence_us),
+        silence_set_us: now_us,
+        lost_us: 0,
+        recovery: Recovery::default(),
+    };
+    lane.recover(Reason::Loss, now_us, now_us, natural(request.times.recovery_us), 0);
+    lane
+}
+
+fn reply(lane: &Lane, now_us: i64, verdict: Verdict) -> Reply {
     Reply {
         time_us: now_us,
         incarnation: lane.incarnation,
-        nodes,
-        recovering_until_us: lane.recovering_until_us,
+        nodes: lane.nodes,
+        recovering_until_us: if lane.waits(now_us) { lane.recovery.until_us } else { 0 },
+        recovering_since_us: lane.recovery.since_us,
+        silence_us: lane.silence_us,
         verdict,
     }
 }

@@ -62,6 +62,8 @@ struct Unsent {
     spent: i64,
     debt: i64,
     allowed: i64,
+    /// Units that outage policies took out of the bucket.
+    taken: i64,
 }
 
 /// What a grant meant.
@@ -85,12 +87,14 @@ pub(crate) struct Posted {
     pub(crate) pending: u64,
     pub(crate) depth: i64,
     pub(crate) policy: bool,
+    /// The store is to be told something before it gives what it has.
+    pub(crate) owing: bool,
 }
 
 impl Default for Posted {
     fn default() -> Self {
         let (due, ends, waits) = (Timestamp::NEVER, Timestamp::NEVER, Timestamp::NEVER);
-        Self { due, ends, waits, pending: 0, depth: 0, policy: false }
+        Self { due, ends, waits, pending: 0, depth: 0, policy: false, owing: false }
     }
 }
 
@@ -112,7 +116,7 @@ pub(crate) struct Account {
     ends: Timestamp,
     /// Units in the bucket that make no whole token and no whole microsecond of refill.
     stash: i64,
-    /// Units lent to this node that it neither holds nor has spent: overflow, what came too late,
+    /// Outstanding units that this node neither holds nor has spent: overflow, what came too late,
     /// and what the clock's allowance took of the refill. The store is told.
     lost: i64,
     unsent: Unsent,
@@ -297,7 +301,7 @@ impl Account {
         self.unsent == Unsent::default()
             && self.held.rate == 0
             && self.held.depth == 0
-            && self.held.lent == 0
+            && self.held.outstanding == 0
             && self.policy.is_none()
             && self.waiters.is_empty()
     }
@@ -473,7 +477,7 @@ impl Account {
         let back = self.give_back(terms, now, need, if hot { demand } else { 0 }, held_back);
         let tokens = self.bucket.peek(now, unit).0;
         if self.restore {
-            self.held.lent = self.most_held(tokens);
+            self.held.outstanding = self.most_held(tokens);
         }
         let mut unsent = std::mem::take(&mut self.unsent);
         unsent.spent -= held_back;
@@ -490,7 +494,8 @@ impl Account {
             spent: unsent.spent,
             debt: unsent.debt,
             allowed: unsent.allowed,
-            back_units: if self.restore { 0 } else { back.units },
+            taken: unsent.taken,
+            returned: if self.restore { 0 } else { back.units },
             lost: if self.restore { 0 } else { back.lost },
             back_rate: back.rate,
             back_depth: back.depth,
@@ -510,20 +515,19 @@ impl Account {
         self.unsent.spent += entry.spent;
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
-        self.lost += entry.back_units + entry.lost;
+        self.unsent.taken += entry.taken;
+        self.lost += entry.returned + entry.lost;
         self.restore = true;
     }
 
     // ---- the answer --------------------------------------------------------------------------
 
-    /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent; a store that
-    /// is `recovering` gives nothing, whatever it has.
+    /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.
     pub(crate) fn install(
         &mut self,
         given: &Given,
         entry: &Entry,
         first_sent: Timestamp,
-        recovering: bool,
         now: Timestamp,
         terms: &Terms,
     ) -> Installed {
@@ -533,10 +537,6 @@ impl Account {
             self.absorb(now, true, |_| 0);
         } else {
             self.collect(now, true);
-        }
-        let lived_on_policy = self.policy.is_some();
-        if lived_on_policy {
-            self.leave_policy(now, terms);
         }
         let installed = self.drift(given, entry, now, terms);
         self.observe_growth(given, entry, now, terms);
@@ -549,18 +549,11 @@ impl Account {
         self.held = Held {
             rate: kept.rate + given.rate,
             depth: kept.depth + given.depth,
-            lent: self.lent(given, entry) + given.tokens * unit,
+            outstanding: self.outstanding(given, entry) + given.tokens * unit,
             stamp_us: given.stamp_us,
             demand: entry.demand,
             tag: given.tag,
         };
-        if lived_on_policy && !given.void {
-            // The policy began with what was left of the lease: that is spent, and not lost.
-            let left = self.held.lent / unit - self.unsent.spent;
-            let moved = self.unsent.allowed.min(left).max(0);
-            self.unsent.allowed -= moved;
-            self.unsent.spent += moved;
-        }
         if entry.held.rate == 0 {
             // What was spent ahead has been taken off the level.
             self.stash = self.stash.max(0);
@@ -572,19 +565,23 @@ impl Account {
         if is_weak(Weakness::LeasesNeverEnd) {
             self.ends = now.plus_micros(u64::from(u32::MAX) * 1000);
         }
-        self.view = Some(View { level: given.level, leased: given.leased, at: now });
-        self.owes &= given.level < 0 || self.unsent.debt > 0;
+        self.view = Some(View { level: given.available, leased: given.leased, at: now });
+        self.owes &= given.available < 0 || self.unsent.debt > 0;
         self.recall = given.recall;
         self.restore = false;
         let credit_from = now.plus_micros(self.token_in_us(given, terms));
-        self.bucket.set_view(terms.scale.tokens(given.level), now, credit_from);
-        if self.ends > now {
+        self.bucket.set_view(terms.scale.tokens(given.available), now, credit_from);
+        if self.policy.is_some() {
+            // The key goes on with its policy until the store tells since when it is back.
+            self.ends = Timestamp::ZERO;
+            self.lost = (self.held.outstanding - self.unsent.spent * unit).max(0);
+        } else if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
             let lease = self.lease_terms(now, self.low(now, terms), self.ahead(terms));
             let there = self.amend(now, lease, given.tokens + under_way);
-            self.lost = (self.held.lent - there).max(0);
+            self.lost = (self.held.outstanding - there).max(0);
         } else {
-            self.lost = (self.held.lent - self.unsent.spent * unit).max(0);
+            self.lost = (self.held.outstanding - self.unsent.spent * unit).max(0);
         }
         if self.bucket.has_spilled() {
             // What is on its way here would look as if it were lost.
@@ -595,7 +592,7 @@ impl Account {
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
-        self.answer_asked(recovering, now, terms);
+        self.answer_asked(given.withheld, now, terms);
         self.absorb(now, muted, |debt| (credit - debt).max(0) as u32);
         self.schedule(given, now, terms);
         self.plan_probe(now, terms);
@@ -637,11 +634,11 @@ impl Account {
 
     fn drift(&self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) -> Installed {
         let unit = terms.scale.token;
-        let before = given.level + given.tokens * unit;
+        let before = given.available + given.tokens * unit;
         let estimate = self.estimate(now, terms);
         Installed {
             drift: estimate.map(|level| {
-                (level + entry.back_units - entry.debt * unit).min(terms.scale.burst) - before
+                (level + entry.returned - entry.debt * unit).min(terms.scale.burst) - before
             }),
             age_us: self.view.map_or(0, |view| now.micros_since(view.at)),
         }
@@ -653,8 +650,8 @@ impl Account {
         let rate_missed = (entry.want_rate - entry.held.rate).max(1);
         let brought = given.tokens * PRODUCTIVE_PART >= entry.want.max(1)
             || given.rate * PRODUCTIVE_PART >= rate_missed;
-        let plenty = given.level > terms.scale.burst / 20;
-        let credited = entry.want == 0 && given.level >= 0 && self.credit(terms) > 0;
+        let plenty = !given.withheld && given.available > terms.scale.burst / 20;
+        let credited = entry.want == 0 && given.available >= 0 && self.credit(terms) > 0;
         if brought || plenty || credited {
             self.early.succeeded();
         } else if self.early_sent {
@@ -674,7 +671,7 @@ impl Account {
             self.early.not_before().max(now)
         } else if !self.is_settled() || quiet_us < linger_us {
             let interval_us = self.interval_us(now, terms);
-            let repaid_us = terms.scale.micros_for(-given.level);
+            let repaid_us = terms.scale.micros_for(-given.available);
             now.plus_micros(interval_us.max(repaid_us.min(EARLY_TICKS_MAX * tick_us)))
         } else {
             now.plus_micros(linger_us)

@@ -27,6 +27,11 @@ use crate::key::lane_of;
 use crate::limit::{Mode, Terms};
 use crate::time::Timestamp;
 
+/// A lane that all nodes can reach is never silent for so long: a heartbeat with its jitter, and what
+/// becomes of one that is lost.
+const SILENCE_MIN_US: u64 = 1_500_000;
+const SILENCE_BEYOND_TIMEOUT_US: u64 = 1_200_000;
+
 /// What an engine is made of.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -116,6 +121,7 @@ pub(crate) struct Context {
     pub(crate) limits: Vec<LimitBooks>,
     pub(crate) lanes: u32,
     pub(crate) recovery_us: u64,
+    pub(crate) lease_us: u64,
     pub(crate) silence_us: u64,
     pub(crate) retry_us: u64,
     pub(crate) rng: Rng,
@@ -200,10 +206,10 @@ impl Context {
     }
 
     /// The store gave to a key whose level it said to be `level`, in units.
-    pub(crate) fn agreed(&mut self, limit: u32, whole: i64) {
+    pub(crate) fn agreed(&mut self, limit: u32, level: i64) {
         let limit = &mut self.limits[limit as usize];
         limit.mismatch_told = false;
-        limit.excess.saw(whole);
+        limit.excess.saw(level);
     }
 }
 
@@ -248,7 +254,8 @@ impl Engine {
                 .collect(),
             lanes: config.lanes,
             recovery_us: 5 * tick_us + 2 * config.retry_us,
-            silence_us: (2 * epoch_us).max(2 * super::lane::HEARTBEAT_US) + 2 * config.retry_us,
+            lease_us: 2 * epoch_us,
+            silence_us: SILENCE_MIN_US.max(SILENCE_BEYOND_TIMEOUT_US + config.retry_us),
             retry_us: config.retry_us,
             rng: Rng::new(config.seed),
             outputs: VecDeque::new(),

@@ -12,6 +12,10 @@ pub(crate) struct LaneTrouble {
     /// Times that keys of the lane lived on outage policies, and for how long all together.
     pub(crate) outages: u32,
     pub(crate) outage_us: u64,
+    /// Records of keys that were found to be lost.
+    pub(crate) lost_records: u32,
+    /// Tokens lent from old views in outages, at most of one key in each.
+    pub(crate) lent: i64,
 }
 
 impl LaneTrouble {
@@ -21,12 +25,19 @@ impl LaneTrouble {
         self.outage_us += silent_us;
     }
 
+    /// A key of the lane was lent so many tokens.
+    pub(crate) fn lend(&mut self, tokens: i64) {
+        self.lent += tokens;
+    }
+
     /// A key lives in one lane: what counts is the worst of each.
     pub(crate) fn worst(self, other: Self) -> Self {
         Self {
             losses: self.losses.max(other.losses),
             outages: self.outages.max(other.outages),
             outage_us: self.outage_us.max(other.outage_us),
+            lost_records: self.lost_records.max(other.lost_records),
+            lent: self.lent.max(other.lent),
         }
     }
 }

@@ -12,7 +12,8 @@ use super::engine::{Context, Desk, Output};
 use super::event::Event;
 use super::excess::LaneTrouble;
 use super::message::{
-    ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Reply, Request, Verdict,
+    ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times,
+    Verdict,
 };
 use super::room;
 use crate::bucket::BucketRef;
@@ -28,6 +29,14 @@ const ALIVE_US: u64 = 4 * HEARTBEAT_US;
 const BATCH_GAP_US: u64 = 1_000;
 /// The longest lease that a reply may grant.
 const LIFE_MAX_US: i64 = 64_000_000;
+/// While the store waits for what nodes know, it is called so often.
+const RECOVERY_GAP_US: u64 = 50_000;
+/// A node whose own loop was held up for so long cannot tell how long the store was silent.
+const HELD_UP_US: u64 = 250_000;
+/// A message takes no longer than two round trips and this.
+const TRAVEL_US: u64 = 10_000;
+/// The longest gap between two attempts, in timeouts.
+const RETRY_TIMEOUTS_MAX: u64 = 4;
 
 /// A batch that was sent and has no outcome yet.
 #[derive(Debug)]
@@ -35,6 +44,7 @@ struct Flight {
     request: Arc<Request>,
     slots: Vec<usize>,
     first_sent: Timestamp,
+    last_sent: Timestamp,
     /// When to send the same bytes again; `None` while an answer may still come.
     resend_at: Option<Timestamp>,
 }
@@ -48,6 +58,38 @@ struct Sums {
     depth: i64,
     /// Accounts that live on an outage policy.
     policies: usize,
+    /// Accounts that have something to tell the store before it gives what it has.
+    owing: usize,
+}
+
+/// The lane's time, as a reply told it.
+#[derive(Clone, Copy, Debug)]
+struct LaneTime {
+    time_us: i64,
+    /// The batch was first sent then: the lane's time is at most this far ahead.
+    sent: Timestamp,
+    received: Timestamp,
+}
+
+impl LaneTime {
+    /// The earliest that the lane's time can be at `now`.
+    fn least(&self, now: Timestamp) -> i64 {
+        self.time_us.saturating_add_unsigned(now.micros_since(self.received))
+    }
+
+    /// The latest that the lane's time can be at `now`.
+    fn most(&self, now: Timestamp) -> i64 {
+        self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
+    }
+}
+
+/// When an outage policy may take over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outage {
+    /// It admits from then on.
+    pub(crate) from: Timestamp,
+    /// All leases had ended by then.
+    pub(crate) ended: Timestamp,
 }
 
 /// A lane of the store, as this node sees it.
@@ -70,6 +112,20 @@ pub(crate) struct Lane {
     sendable_at: Timestamp,
     /// When the store answered last.
     answered: Timestamp,
+    /// Since when the store has been silent, as far as this node can tell: it was held up before.
+    silent_since: Timestamp,
+    /// When the last attempt that failed was sent.
+    failed: Timestamp,
+    /// The store answers again, and is still to tell since when.
+    returning: bool,
+    /// When this node's loop ran last.
+    ran: Timestamp,
+    /// The lane's time by the last reply.
+    time: Option<LaneTime>,
+    /// Nodes alive by the last reply.
+    nodes: i64,
+    /// A silence beyond this is an outage for the store.
+    silence_us: u64,
     retry: Backoff,
     failures: u32,
     /// What went wrong last, until the lane answers again.
@@ -78,6 +134,8 @@ pub(crate) struct Lane {
     recovering_until: Timestamp,
     leaving: bool,
     trouble: LaneTrouble,
+    /// When keys without a lease are to be looked at, because the store is away.
+    policies_from: Timestamp,
 }
 
 impl Lane {
@@ -96,12 +154,20 @@ impl Lane {
             heartbeat_at: now,
             sendable_at: now,
             answered: now,
+            silent_since: now,
+            failed: now,
+            returning: false,
+            ran: now,
+            time: None,
+            nodes: 0,
+            silence_us: 0,
             retry: Backoff::default(),
             failures: 0,
             error: None,
             recovering_until: Timestamp::ZERO,
             leaving: false,
             trouble: LaneTrouble::default(),
+            policies_from: Timestamp::NEVER,
         }
     }
 
@@ -154,10 +220,33 @@ impl Lane {
         trouble
     }
 
-    /// Whether the store has been silent for so long that every lease has ended.
-    fn is_cut_off(&self, now: Timestamp, context: &Context) -> bool {
-        let silent_us = now.micros_since(self.answered);
-        self.failures > 0 && (self.incarnation.is_none() || silent_us > context.silence_us)
+    /// From when on the outage policy of a key with these terms may admit: the store takes the silence
+    /// for an outage by then, and every lease of the key has ended, whoever held it. `None` while the
+    /// store answers.
+    fn policy_from(&self, terms: &Terms, context: &Context) -> Option<Outage> {
+        if self.failures == 0 {
+            return None;
+        }
+        let Some(time) = self.time.filter(|_| self.incarnation.is_some()) else {
+            return Some(Outage { from: self.silent_since, ended: self.silent_since });
+        };
+        let since = self.silent_since;
+        // The last batch that the store has applied reached it soon after.
+        let travelled_us = 2 * time.received.micros_since(time.sent) + TRAVEL_US;
+        let last_us = time.most(since).saturating_add_unsigned(travelled_us.min(context.retry_us));
+        let epoch_us = terms.epoch_us as i64;
+        let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
+        let ends_in_us = (ends_us - time.least(since)).max(0) as u64;
+        let ended = since.plus_micros(ends_in_us + ends_in_us / 2000);
+        let silent = self.silent_for_all(context);
+        let from = ended.max(silent).max(since.plus_micros(terms.grace_us));
+        Some(Outage { from: if self.failed < silent { Timestamp::NEVER } else { from }, ended })
+    }
+
+    /// When an attempt fails that is sent then, the store takes the silence for an outage too.
+    fn silent_for_all(&self, context: &Context) -> Timestamp {
+        let silence_us = self.silence_us.max(context.silence_us);
+        self.silent_since.plus_micros(silence_us + context.retry_us)
     }
 
     // ---- inputs ------------------------------------------------------------------------------
@@ -203,17 +292,16 @@ impl Lane {
         slot
     }
 
-    /// A key without a lease lives on its outage policy from the moment it is asked for.
+    /// A key without a lease lives on its outage policy while the store is away.
     fn enter_policy_if_cut_off(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
         let account = &self.accounts[slot];
         if self.failures == 0 || account.lease_ends().is_some() || account.in_policy() {
             return;
         }
-        let terms = &context.limits[account.limit() as usize].terms;
-        let graced = now.micros_since(self.answered) >= terms.grace_us;
-        if graced && self.is_cut_off(now, context) {
-            let nodes = context.nodes();
-            self.enter_policy(slot, now, nodes, context);
+        let terms = self.terms(slot, context);
+        if let Some(outage) = self.policy_from(&terms, context).filter(|outage| outage.from <= now)
+        {
+            self.enter_policy(slot, now, outage.ended, context);
         }
     }
 
@@ -233,6 +321,10 @@ impl Lane {
 
     /// Time has passed.
     pub(crate) fn advance(&mut self, now: Timestamp, context: &mut Context) {
+        if self.flight.is_some() && now.micros_since(self.ran) > HELD_UP_US {
+            self.silent_since = now;
+        }
+        self.ran = now;
         while let Some(&(at, slot)) = self.ends.first() {
             if at > now {
                 break;
@@ -247,10 +339,11 @@ impl Lane {
             self.rescheduled(slot, |account| account.give_up(now, &terms));
             self.tell(slot, context);
         }
+        self.enter_policies(now, context);
         match &mut self.flight {
             Some(flight) => {
                 if flight.resend_at.is_some_and(|at| at <= now) {
-                    flight.resend_at = None;
+                    (flight.resend_at, flight.last_sent) = (None, now);
                     let request = flight.request.clone();
                     context.outputs.push_back(Output::Send { lane: self.number, request });
                 }
@@ -265,11 +358,12 @@ impl Lane {
             set.first().map_or(Timestamp::NEVER, |&(at, _)| at)
         };
         let next = if let Some(flight) = &self.flight {
-            flight.resend_at.unwrap_or(Timestamp::NEVER)
+            // So that it is seen when this node's loop is held up meanwhile.
+            flight.resend_at.unwrap_or(Timestamp::NEVER).min(self.ran.plus_micros(HELD_UP_US / 2))
         } else {
             first(&self.due).min(self.heartbeat_at).max(self.sendable_at)
         };
-        next.min(first(&self.ends)).min(first(&self.waits))
+        next.min(first(&self.ends)).min(first(&self.waits)).min(self.policies_from)
     }
 
     /// Tokens in the batch with this sequence, if it is in flight.
@@ -331,10 +425,18 @@ impl Lane {
                 self.answered = now;
                 self.retry.succeeded();
                 self.error = None;
+                self.policies_from = Timestamp::NEVER;
                 if std::mem::take(&mut self.failures) > 0 {
                     context.event(Event::StoreUp { lane });
+                    // The reply may have been kept since before the silence.
+                    self.returning = true;
+                } else if std::mem::take(&mut self.returning) {
+                    self.leave_policies(&flight, &reply, now, context);
                 }
                 self.accept(&flight, &reply, now, context);
+                if self.returning {
+                    (self.heartbeat_at, self.sendable_at) = (now, now);
+                }
             }
             Err(error) => {
                 context.event(Event::Synced { lane, keys, took, error: Some(error.clone()) });
@@ -352,7 +454,7 @@ impl Lane {
         let mut entries = Vec::new();
         let mut slots = Vec::new();
         while let Some(&(at, slot)) = self.due.first() {
-            if at > now || entries.len() == ENTRIES_MAX {
+            if at > now || entries.len() == ENTRIES_MAX || self.returning {
                 break;
             }
             if self.reports(slot, now, context) {
@@ -373,19 +475,37 @@ impl Lane {
             return;
         }
         self.sequence += 1;
+        let told = slots.iter().filter(|slot| self.accounts[**slot].is_owing()).count();
+        let knowledge = Knowledge {
+            known_us: self.time.map_or(0, |time| time.time_us),
+            sent_us: self.time.map_or(0, |time| time.least(now)),
+            nodes: self.nodes,
+            settled: self.sums.owing == told,
+            leaving: self.leaving && self.accounts.len() == slots.len(),
+        };
         let header = Header {
             lane: self.number,
             lanes: context.lanes,
             instance: self.instance,
             incarnation: self.incarnation,
             sequence: self.sequence,
-            recovery_us: context.recovery_us as i64,
-            silence_us: context.silence_us as i64,
-            alive_us: ALIVE_US.max(2 * context.silence_us) as i64,
+            times: Times {
+                recovery_us: context.recovery_us as i64,
+                lease_us: context.lease_us as i64,
+                silence_us: context.silence_us as i64,
+                alive_us: ALIVE_US.max(2 * context.silence_us) as i64,
+            },
+            knowledge,
         };
         let request = Arc::new(Request::new(header, entries));
-        self.flight =
-            Some(Flight { request: request.clone(), slots, first_sent: now, resend_at: None });
+        self.flight = Some(Flight {
+            request: request.clone(),
+            slots,
+            first_sent: now,
+            last_sent: now,
+            resend_at: None,
+        });
+        self.silent_since = now;
         self.sendable_at = now.plus_micros(BATCH_GAP_US);
         self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
         context.outputs.push_back(Output::Send { lane: self.number, request });
@@ -434,6 +554,7 @@ impl Lane {
             pending: account.pending(),
             depth: account.leased_depth(),
             policy: account.in_policy(),
+            owing: account.is_owing(),
         };
         self.post(slot, posted);
         result
@@ -457,6 +578,7 @@ impl Lane {
         self.sums.pending = self.sums.pending - old.pending + new.pending;
         self.sums.depth += new.depth - old.depth;
         self.sums.policies = self.sums.policies - usize::from(old.policy) + usize::from(new.policy);
+        self.sums.owing = self.sums.owing - usize::from(old.owing) + usize::from(new.owing);
     }
 
     /// Tells the callers who have waited what was decided.
@@ -482,30 +604,63 @@ impl Lane {
             context.event(Event::StoreDown { lane: self.number, error });
         }
         let first_us = context.rng.jitter(context.retry_us / 8);
-        self.retry.failed(now, first_us, context.retry_us);
-        flight.resend_at = Some(self.retry.not_before());
+        self.retry.failed(now, first_us, RETRY_TIMEOUTS_MAX * context.retry_us);
+        self.failed = flight.last_sent;
+        let gap_us = self.retry.not_before().micros_since(now);
+        let resend_at = now.plus_micros(context.rng.jitter(gap_us));
+        // Outage policies wait for one more attempt to fail.
+        let silent = self.silent_for_all(context);
+        let silent = if silent > now { silent } else { Timestamp::NEVER };
+        flight.resend_at = Some(resend_at.min(silent));
         self.flight = Some(flight);
-        self.touch_all_unleased(now, context);
+        self.enter_policies(now, context);
     }
 
-    /// Keys without a lease have nothing to live on: their outage policy takes over once the
-    /// lane is cut off.
-    fn touch_all_unleased(&mut self, now: Timestamp, context: &mut Context) {
-        if !self.is_cut_off(now, context) {
+    /// Keys without a lease have nothing to live on: their outage policy takes over once the lane is
+    /// cut off.
+    fn enter_policies(&mut self, now: Timestamp, context: &mut Context) {
+        self.policies_from = Timestamp::NEVER;
+        if self.failures == 0 {
             return;
         }
-        let unleased: Vec<usize> = self
+        let outages: Vec<Option<Outage>> =
+            context.limits.iter().map(|limit| self.policy_from(&limit.terms, context)).collect();
+        let waiting = |from: &Timestamp| *from > now;
+        // Never, for those that wait for an attempt to fail.
+        let later = outages.iter().flatten().map(|outage| outage.from).filter(waiting).min();
+        self.policies_from = later.unwrap_or(Timestamp::NEVER);
+        if outages.iter().flatten().all(|outage| outage.from > now) {
+            return;
+        }
+        let unleased: Vec<(usize, Outage)> = self
             .accounts
             .iter()
             .filter(|(_, account)| !account.in_policy() && account.lease_ends().is_none())
-            .map(|(slot, _)| slot)
+            .filter_map(|(slot, account)| Some((slot, outages[account.limit() as usize]?)))
+            .filter(|(_, outage)| outage.from <= now)
             .collect();
-        let nodes = context.nodes();
-        for slot in unleased {
-            let terms = &context.limits[self.accounts[slot].limit() as usize].terms;
-            if now.micros_since(self.answered) >= terms.grace_us {
-                self.enter_policy(slot, now, nodes, context);
-            }
+        for (slot, outage) in unleased {
+            self.enter_policy(slot, now, outage.ended, context);
+        }
+    }
+
+    /// The store answers again: what policies took is to be reported.
+    fn leave_policies(
+        &mut self,
+        flight: &Flight,
+        reply: &Reply,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let since_us = reply.recovering_since_us;
+        let all_silent = self.time.is_none_or(|time| since_us > time.time_us);
+        let back_us = (reply.time_us - since_us).max(0) as u64;
+        let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
+        let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
+        for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
+            let terms = self.terms(slot, context);
+            self.rescheduled(slot, |account| account.return_from_policy(now, back, &terms));
+            self.tally(slot, context);
         }
     }
 
@@ -515,9 +670,18 @@ impl Lane {
         }
         let wait_us = (reply.recovering_until_us - reply.time_us).max(0) as u64;
         self.recovering_until = now.plus_micros(wait_us);
+        if matches!(reply.verdict, Verdict::Applied(_) | Verdict::Reborn) {
+            let (time_us, sent) = (reply.time_us, flight.first_sent);
+            self.time = Some(LaneTime { time_us, sent, received: now });
+            self.silence_us = reply.silence_us as u64;
+        }
+        if wait_us > 0 {
+            self.heartbeat_at = self.heartbeat_at.min(now.plus_micros(RECOVERY_GAP_US));
+        }
         match &reply.verdict {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
+                self.nodes = reply.nodes;
                 context.counted(self.number, reply.nodes.max(1));
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
@@ -551,15 +715,19 @@ impl Lane {
         let terms = self.terms(slot, context);
         match grant {
             Grant::Given(given) => {
-                context.agreed(self.accounts[slot].limit(), given.whole);
+                context.agreed(self.accounts[slot].limit(), given.level);
+                self.trouble.lost_records += u32::from(given.lost);
+                if self.accounts[slot].in_policy() && !self.returning {
+                    // The store takes the key's quota again.
+                    self.rescheduled(slot, |account| account.return_from_policy(now, None, &terms));
+                }
                 let recovering_until = self.recovering_until;
                 let nodes = context.nodes().unwrap_or(1).max(1);
                 let installed = self.rescheduled(slot, |account| {
                     account.nodes = nodes;
-                    let recovering = now < recovering_until;
                     let sent = flight.first_sent;
-                    let installed = account.install(given, entry, sent, recovering, now, &terms);
-                    if recovering {
+                    let installed = account.install(given, entry, sent, now, &terms);
+                    if given.withheld {
                         account.due = account.due.min(recovering_until);
                     }
                     if leaving {
@@ -579,13 +747,12 @@ impl Lane {
             }
             Grant::OtherQuota { .. } | Grant::Foreign => {
                 context.refused(self.accounts[slot].limit(), entry, grant);
-                let nodes = context.nodes();
                 self.rescheduled(slot, |account| {
                     account.revoke(entry);
                     account.due = now.plus_micros(HEARTBEAT_US);
                 });
                 if !self.accounts[slot].in_policy() {
-                    self.enter_policy(slot, now, nodes, context);
+                    self.enter_policy(slot, now, now, context);
                 }
             }
         }
@@ -618,27 +785,27 @@ impl Lane {
     // ---- outages -----------------------------------------------------------------------------
 
     fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
-        let terms = self.terms(slot, context);
-        self.rescheduled(slot, |account| account.lease_ended(now));
+        self.rescheduled(slot, |account| {
+            account.lease_ended(now);
+            account.forget_end();
+        });
         self.tally(slot, context);
-        let nodes = context.nodes();
-        let graced = now.micros_since(self.answered) >= terms.grace_us;
-        if self.failures > 0 && graced {
-            self.enter_policy(slot, now, nodes, context);
-        } else {
-            self.rescheduled(slot, Account::forget_end);
-        }
+        self.enter_policy_if_cut_off(slot, now, context);
     }
 
+    /// Puts the outage policy of a key in force, whose leases had all ended by `ended`.
     fn enter_policy(
         &mut self,
         slot: usize,
         now: Timestamp,
-        nodes: Option<i64>,
+        ended: Timestamp,
         context: &mut Context,
     ) {
         let terms = self.terms(slot, context);
-        self.rescheduled(slot, |account| account.enter_policy(now, &terms, nodes));
+        let nodes = context.nodes();
+        let lent =
+            self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
+        self.trouble.lend(lent);
         self.tell(slot, context);
         context
             .event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].limit()) });

@@ -11,7 +11,7 @@ use crate::error::StoreError;
 use crate::quota::Scale;
 
 /// The version of the wire format, of the layout in the store, and of the scripts.
-pub(crate) const WIRE_VERSION: u32 = 1;
+pub(crate) const WIRE_VERSION: u32 = 2;
 /// The most keys in one batch, so that one call mostly takes the store less than a millisecond.
 pub(crate) const ENTRIES_MAX: usize = 128;
 /// The largest magnitude of any number on the wire.
@@ -25,16 +25,19 @@ const RATE_MAX: i64 = NUMBER_MAX / DEBT_US;
 /// The longest epoch, so that the end of the epoch after next is still exact: 35 years.
 const EPOCH_US_MAX: i64 = 1 << 50;
 
-/// What is lent counts for no more, in units.
-pub(crate) const LENT_MAX: i64 = 1 << 52;
+/// What is outstanding counts for no more, in units.
+pub(crate) const OUTSTANDING_MAX: i64 = 1 << 52;
 /// The most that a node may owe on credit, or have spent ahead, in tokens.
 pub(crate) const CREDIT_TOKENS: i64 = 15;
 
-/// The least that may be lent to a node with a lease of `rate`, in units: what it has spent ahead is
-/// less than nothing, until the rate goes; then the store takes it off the level.
-pub(crate) fn lent_least(rate: i64, token: i64) -> i64 {
-    if rate > 0 { -token.saturating_mul(CREDIT_TOKENS).min(LENT_MAX) } else { 0 }
+/// The least that may be outstanding at a node with a lease of `rate`, in units: what it has spent
+/// ahead is less than nothing, until the rate goes; then the store takes it off what is available.
+pub(crate) fn outstanding_least(rate: i64, token: i64) -> i64 {
+    if rate > 0 { -token.saturating_mul(CREDIT_TOKENS).min(OUTSTANDING_MAX) } else { 0 }
 }
+
+/// The algorithm that a record follows: the only one so far.
+pub(crate) const TOKEN_BUCKET: i64 = 1;
 
 /// A node's random name.
 pub(crate) type InstanceId = [u8; 16];
@@ -51,6 +54,11 @@ impl Incarnation {
         bytes[16..].copy_from_slice(&now_us.to_le_bytes());
         Self(bytes)
     }
+
+    /// When the lane was born, in the lane's time.
+    pub(crate) fn birth_us(&self) -> i64 {
+        self.0.last_chunk().map_or(0, |bytes| i64::from_le_bytes(*bytes))
+    }
 }
 
 /// What a node holds of a key, as the store has it registered.
@@ -60,9 +68,9 @@ pub(crate) struct Held {
     pub rate: i64,
     /// Leased depth, in tokens.
     pub depth: i64,
-    /// What was lent to the node and not reported as spent, in units, at `stamp_us`. It grows at
-    /// `rate` from then on.
-    pub lent: i64,
+    /// Outstanding: what was leased to the node and not reported as spent or returned, in units, at
+    /// `stamp_us`. It grows at `rate` from then on.
+    pub outstanding: i64,
     /// The store's time at its last word on the key, in microseconds.
     pub stamp_us: i64,
     /// Registered demand, in units per microsecond.
@@ -84,11 +92,14 @@ pub(crate) struct Entry {
     pub spent: i64,
     /// Tokens spent on credit: charged and subtracted from the level.
     pub debt: i64,
-    /// Tokens spent under an outage policy: charged only.
+    /// Tokens spent under an outage policy, or from a lease that has ended: charged only.
     pub allowed: i64,
-    /// Units given back of what was held.
-    pub back_units: i64,
-    /// Units lent to the node that it neither holds nor has spent.
+    /// What outage policies took out of the bucket, in units: subtracted from the level, which it
+    /// does not bring below zero.
+    pub taken: i64,
+    /// Outstanding units that the node gives back.
+    pub returned: i64,
+    /// Outstanding units that the node neither holds nor has spent.
     pub lost: i64,
     /// Leased refill given back, in units per microsecond.
     pub back_rate: i64,
@@ -119,12 +130,9 @@ pub(crate) struct Request {
     /// The lane's name as this node knows it; `None` before it was ever reached.
     pub incarnation: Option<Incarnation>,
     pub sequence: i64,
-    /// How long a lane that lost its memory waits for what its nodes know.
-    pub recovery_us: i64,
-    /// A silence of all nodes beyond this was an outage.
-    pub silence_us: i64,
-    /// A node that was silent for so long has gone.
-    pub alive_us: i64,
+    pub times: Times,
+    /// What the node knows of the lane.
+    pub knowledge: Knowledge,
     pub entries: Vec<Entry>,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for stores on a wire"))]
     bytes: Vec<u8>,
@@ -139,9 +147,37 @@ pub(crate) struct Header {
     pub instance: InstanceId,
     pub incarnation: Option<Incarnation>,
     pub sequence: i64,
+    pub times: Times,
+    pub knowledge: Knowledge,
+}
+
+/// How long a lane waits for its nodes, as one of them asks for, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Times {
+    /// For what nodes know of a key whose record was lost, or of a lane that nobody knows.
     pub recovery_us: i64,
+    /// For what nodes know of a lane that lost its memory: the longest life of a lease.
+    pub lease_us: i64,
+    /// A silence of all nodes beyond this may have been spent from by outage policies.
     pub silence_us: i64,
+    /// A node that was silent for so long has gone.
     pub alive_us: i64,
+}
+
+/// What a node knows of a lane when it sends a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Knowledge {
+    /// The lane's time in the last reply that the node received, 0 if there was none.
+    pub known_us: i64,
+    /// The lane's time when the batch was first sent, by the node's own reckoning; never later.
+    pub sent_us: i64,
+    /// Nodes alive by the last reply, 0 if there was none.
+    pub nodes: i64,
+    /// Nothing is left to report of what outage policies took, or to register anew, but what the
+    /// batch itself says.
+    pub settled: bool,
+    /// The node leaves in good order: it is not counted any more.
+    pub leaving: bool,
 }
 
 impl Request {
@@ -153,25 +189,15 @@ impl Request {
         for entry in &entries {
             hash = fnv(&entry.key, fnv(entry.limit.as_bytes(), hash));
         }
-        let Header {
-            lane,
-            lanes,
-            instance,
-            incarnation,
-            sequence,
-            recovery_us,
-            silence_us,
-            alive_us,
-        } = header;
+        let Header { lane, lanes, instance, incarnation, sequence, times, knowledge } = header;
         Self {
             lane,
             lanes,
             instance,
             incarnation,
             sequence,
-            recovery_us,
-            silence_us,
-            alive_us,
+            times,
+            knowledge,
             entries,
             bytes,
             hash,
@@ -196,21 +222,23 @@ impl Request {
     }
 }
 
-const HEADER_BYTES: usize = 9 * 8 + 16 + 24;
+const HEADER_BYTES: usize = 14 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
-const QUOTA_BYTES: usize = 2 + 5 * 8;
+const QUOTA_BYTES: usize = 2 + 6 * 8;
 /// The most that an entry takes: its own, its rest, and a quota that no other has.
-const ENTRY_BYTES_MAX: usize = 2 + (12 + 6 + 5) * 8;
+const ENTRY_BYTES_MAX: usize = 2 + (12 + 7 + 6) * 8;
 /// What every reply and every record begins with.
-const MAGIC: [u8; 2] = *b"T1";
+const MAGIC: [u8; 2] = *b"T2";
+const SETTLED: i64 = 1;
+const LEAVING: i64 = 2;
 const FLAG_RESTORE: u8 = 1;
 const FLAG_CLAIM: u8 = 2;
 /// The rest of the entry follows: it is not all zeros.
 const FLAG_REST: u8 = 4;
 
-/// A limit's definition, which the entries of a batch mostly share: rate, token, burst, version and
-/// length of an epoch.
-type QuotaNumbers = [i64; 5];
+/// A limit's definition, which the entries of a batch mostly share: rate, token, burst, version,
+/// length of an epoch, and algorithm.
+type QuotaNumbers = [i64; 6];
 
 fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
     let mut quotas: Vec<QuotaNumbers> = Vec::new();
@@ -225,7 +253,7 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
             quotas.len() - 1
         });
         let rest = entry.rest();
-        let follows = rest != [0; 6];
+        let follows = rest != [0; 7];
         rests += i64::from(follows);
         // The store counts from 1.
         body.extend([place as u8 + 1, entry.flags(follows)]);
@@ -239,9 +267,14 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
         i64::from(WIRE_VERSION),
         i64::from(header.lanes),
         natural(header.sequence),
-        natural(header.recovery_us),
-        natural(header.silence_us),
-        natural(header.alive_us),
+        natural(header.times.recovery_us),
+        natural(header.times.lease_us),
+        natural(header.times.silence_us),
+        natural(header.times.alive_us),
+        natural(header.knowledge.known_us),
+        natural(header.knowledge.sent_us),
+        natural(header.knowledge.nodes),
+        header.knowledge.flags(),
         entries.len() as i64,
         quotas.len() as i64,
         rests,
@@ -255,6 +288,12 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
     }
     bytes.append(&mut body);
     bytes
+}
+
+impl Knowledge {
+    fn flags(self) -> i64 {
+        i64::from(self.settled) * SETTLED + i64::from(self.leaving) * LEAVING
+    }
 }
 
 /// Writes numbers, each of which a double holds exactly.
@@ -290,14 +329,15 @@ impl Entry {
             spent: natural(self.spent),
             debt: natural(self.debt),
             allowed: natural(self.allowed),
-            back_units: natural(self.back_units),
+            taken: natural(self.taken),
+            returned: natural(self.returned),
             lost: natural(self.lost),
             back_rate: natural(self.back_rate),
             back_depth: natural(self.back_depth),
             held: Held {
                 rate: natural(self.held.rate),
                 depth: natural(self.held.depth),
-                lent: self.held.lent.clamp(-NUMBER_MAX, NUMBER_MAX),
+                outstanding: self.held.outstanding.clamp(-NUMBER_MAX, NUMBER_MAX),
                 stamp_us: natural(self.held.stamp_us),
                 demand: natural(self.held.demand),
                 tag: natural(self.held.tag),
@@ -311,9 +351,20 @@ impl Entry {
         }
     }
 
+    /// Whether the node holds a part of the key's bucket, or has spent one and not reported it.
+    pub(crate) fn holds(&self) -> bool {
+        let Held { rate, depth, outstanding, .. } = self.held;
+        rate + self.back_rate > 0 || depth + self.back_depth > 0 || outstanding != 0
+    }
+
+    /// Whether the store must have a record of the key: it leased some of it, or it cannot be full yet.
+    pub(crate) fn is_evidence(&self) -> bool {
+        self.holds() || self.claim.is_some_and(|claim| claim < self.scale.burst)
+    }
+
     fn quota(&self) -> QuotaNumbers {
         let Scale { rate, token, burst } = self.scale;
-        [rate, token, burst, self.version, self.epoch_us]
+        [rate, token, burst, self.version, self.epoch_us, TOKEN_BUCKET]
     }
 
     fn flags(&self, rest_follows: bool) -> u8 {
@@ -327,7 +378,7 @@ impl Entry {
             self.spent,
             self.held.rate,
             self.held.depth,
-            self.held.lent,
+            self.held.outstanding,
             self.held.stamp_us,
             self.held.demand,
             self.held.tag,
@@ -340,8 +391,9 @@ impl Entry {
     }
 
     /// What most entries have nothing of.
-    fn rest(&self) -> [i64; 6] {
-        [self.debt, self.allowed, self.back_units, self.back_rate, self.back_depth, self.needed]
+    fn rest(&self) -> [i64; 7] {
+        let Self { debt, allowed, taken, returned, back_rate, back_depth, needed, .. } = *self;
+        [debt, allowed, taken, returned, back_rate, back_depth, needed]
     }
 }
 
@@ -354,8 +406,14 @@ pub(crate) struct Reply {
     pub incarnation: Incarnation,
     /// Nodes alive in this lane.
     pub nodes: i64,
-    /// Until then (the store's time) the lane gives nothing new, having lost its memory.
+    /// Until then (the store's time) at the latest the lane waits for nodes to report, and gives less
+    /// than it has; 0 while it does not.
     pub recovering_until_us: i64,
+    /// When the lane began to wait last (the store's time).
+    pub recovering_since_us: i64,
+    /// How long a silence of all nodes has to last before the lane takes it that outage policies
+    /// were in force, in microseconds.
+    pub silence_us: i64,
     pub verdict: Verdict,
 }
 
@@ -402,17 +460,21 @@ pub(crate) struct Given {
     pub tag: i64,
     /// How long the lease lasts from the store's time on, in microseconds.
     pub life_us: i64,
-    /// The level left in the store, in units.
+    /// What is left to lease, in units; below zero while debt is repaid.
+    pub available: i64,
+    /// That and all that is outstanding, in units: below zero while what was spent on credit or ahead is
+    /// not repaid.
     pub level: i64,
-    /// That and all that is lent, in units: less than nothing while what was spent on credit or ahead
-    /// is not repaid.
-    pub whole: i64,
     /// The refill leased to all nodes, in units per microsecond.
     pub leased: i64,
     /// The refill that the store would like back, in units per microsecond.
     pub recall: i64,
     /// The lease that the batch said was held had ended in the store.
     pub void: bool,
+    /// The store found with this entry that the key's record had been lost.
+    pub lost: bool,
+    /// The store gives less than it has, because it waits for what other nodes know.
+    pub withheld: bool,
 }
 
 /// Which batch a reply answers: by this, the store knows one that comes again.
@@ -421,10 +483,12 @@ pub(crate) struct Receipt {
     pub sequence: i64,
     /// When the node was marked as alive last.
     pub marked_us: i64,
+    /// Which recovery of the lane the node has settled for: when that began.
+    pub settled_us: i64,
     pub hash: u64,
 }
 
-const REPLY_HEADER_BYTES: usize = 2 + 8 * 8 + 8 + 24;
+const REPLY_HEADER_BYTES: usize = 2 + 11 * 8 + 8 + 24;
 /// Numbers of a grant, behind its status, and of the times behind those where they follow.
 const GRANT_NUMBERS: usize = 7;
 const GRANT_TIMES: usize = 3;
@@ -437,6 +501,10 @@ const FOREIGN: u8 = 2;
 const GIVEN_VOID: u8 = 3;
 /// Added where the times of the grant follow: they are not those of the batch.
 const TIMED: u8 = 4;
+/// Added where the record was found to have been lost.
+const LOST: u8 = 8;
+/// Added where the store gives less than it has.
+const WITHHELD: u8 = 16;
 
 impl Reply {
     /// Encodes the reply to a batch of `entries` as the script does, which keeps it as it is.
@@ -456,11 +524,13 @@ impl Reply {
             self.time_us,
             self.nodes,
             self.recovering_until_us,
+            self.recovering_since_us,
+            self.silence_us,
             grants.len() as i64,
         ];
         let mut bytes = Vec::with_capacity(REPLY_HEADER_BYTES + grants.len() * GRANT_BYTES_MAX);
         bytes.extend(MAGIC);
-        put(&mut bytes, &[receipt.sequence, receipt.marked_us]);
+        put(&mut bytes, &[receipt.sequence, receipt.marked_us, receipt.settled_us]);
         bytes.extend(receipt.hash.to_le_bytes());
         put(&mut bytes, &header);
         bytes.extend(self.incarnation.0);
@@ -482,12 +552,14 @@ impl Reply {
             return Err(StoreError::Reply { field: "magic", value: format!("{magic:?}") });
         }
         // The receipt is the store's own.
-        let _: [u8; 3 * 8] = reader.take("receipt")?;
+        let _: [u8; 4 * 8] = reader.take("receipt")?;
         let status = reader.number("status")?;
         let value = reader.number("value")?;
         let time_us = reader.natural("time_us")?;
         let nodes = reader.natural("nodes")?;
         let recovering_until_us = reader.natural("recovering_until_us")?;
+        let recovering_since_us = reader.natural("recovering_since_us")?;
+        let silence_us = reader.natural("silence_us")?;
         let count = reader.natural("grants")?;
         let incarnation = Incarnation(reader.take("incarnation")?);
         let small = |field| {
@@ -514,7 +586,15 @@ impl Reply {
                 value: format!("{} bytes too many", reader.bytes.len()),
             });
         }
-        Ok(Self { time_us, incarnation, nodes, recovering_until_us, verdict })
+        Ok(Self {
+            time_us,
+            incarnation,
+            nodes,
+            recovering_until_us,
+            recovering_since_us,
+            silence_us,
+            verdict,
+        })
     }
 }
 
@@ -526,15 +606,18 @@ impl Grant {
                     given.tokens,
                     given.rate,
                     given.depth,
+                    given.available,
                     given.level,
-                    given.whole,
                     given.leased,
                     given.recall,
                 ];
                 let times = [given.stamp_us, given.tag, given.life_us];
                 let follow = times != times_of(time_us, entry);
-                let status = if given.void { GIVEN_VOID } else { GIVEN };
-                (status + u8::from(follow) * TIMED, numbers, times)
+                let status = if given.void { GIVEN_VOID } else { GIVEN }
+                    + u8::from(follow) * TIMED
+                    + u8::from(given.lost) * LOST
+                    + u8::from(given.withheld) * WITHHELD;
+                (status, numbers, times)
             }
             Self::OtherQuota { version, scale } => {
                 let numbers = [version, scale.rate, scale.token, scale.burst, 0, 0, 0];
@@ -544,7 +627,7 @@ impl Grant {
         };
         bytes.push(status);
         put(bytes, &numbers);
-        if status >= TIMED {
+        if status & TIMED > 0 {
             put(bytes, &times);
         }
     }
@@ -554,11 +637,11 @@ impl Grant {
         let tokens = reader.natural("grant.tokens")?;
         let rate = reader.natural("grant.rate")?;
         let depth = reader.natural("grant.depth")?;
+        let available = reader.number("grant.available")?;
         let level = reader.number("grant.level")?;
-        let whole = reader.number("grant.whole")?;
         let leased = reader.natural("grant.leased")?;
         let recall = reader.natural("grant.recall")?;
-        let [stamp_us, tag, life_us] = if status >= TIMED {
+        let [stamp_us, tag, life_us] = if status & TIMED > 0 {
             [
                 reader.natural("grant.stamp_us")?,
                 reader.natural("grant.tag")?,
@@ -567,22 +650,24 @@ impl Grant {
         } else {
             times_of(time_us, entry)
         };
-        match status & !TIMED {
-            void @ (GIVEN | GIVEN_VOID) if status <= GIVEN_VOID + TIMED => Ok(Self::Given(Given {
+        match status & !(TIMED | LOST | WITHHELD) {
+            void @ (GIVEN | GIVEN_VOID) => Ok(Self::Given(Given {
                 tokens,
                 rate,
                 depth,
                 stamp_us,
                 tag,
                 life_us,
+                available,
                 level,
-                whole,
                 leased,
                 recall,
                 void: void == GIVEN_VOID,
+                lost: status & LOST > 0,
+                withheld: status & WITHHELD > 0,
             })),
             OTHER_QUOTA if status == OTHER_QUOTA => {
-                let scale = Scale { rate, token: depth.max(1), burst: level };
+                let scale = Scale { rate, token: depth.max(1), burst: available };
                 Ok(Self::OtherQuota { version: tokens, scale })
             }
             FOREIGN if status == FOREIGN => Ok(Self::Foreign),

@@ -7,7 +7,7 @@ use super::RedisStore;
 use crate::error::StoreError;
 use crate::store::Store;
 use crate::store::equality::redis_server::RedisServer;
-use crate::sync::message::{Header, InstanceId, Reply, Request, Verdict};
+use crate::sync::message::{Header, InstanceId, Knowledge, Reply, Request, Times, Verdict};
 
 /// Long enough for a busy machine, short enough to wait for.
 const TIMEOUT: Duration = Duration::from_millis(300);
@@ -20,9 +20,8 @@ fn batch(lane: u32, instance: InstanceId) -> Arc<Request> {
         instance,
         incarnation: None,
         sequence: 1,
-        recovery_us: 0,
-        silence_us: 1_000_000,
-        alive_us: 1_000_000,
+        times: Times { silence_us: 1_000_000, alive_us: 1_000_000, ..Times::default() },
+        knowledge: Knowledge::default(),
     };
     Arc::new(Request::new(header, Vec::new()))
 }
@@ -182,7 +181,7 @@ const ALLOWED: [&str; 15] = [
     "+zcard",
     "+zremrangebyscore",
     "+pexpire",
-    "~tg1:{tidegate/*",
+    "~tg2:{tidegate/*",
 ];
 
 #[tokio::test]

@@ -184,10 +184,10 @@ mod tests {
 
     #[test]
     fn a_foreign_record_is_named_with_its_type() {
-        let foreign = StoreError::ForeignKey { key: "tg1:{a/1}:lane".into(), found: "list".into() };
-        assert_eq!(mapped("TIDEGATE FOREIGN tg1:{a/1}:lane list"), foreign);
+        let foreign = StoreError::ForeignKey { key: "tg2:{a/1}:lane".into(), found: "list".into() };
+        assert_eq!(mapped("TIDEGATE FOREIGN tg2:{a/1}:lane list"), foreign);
         assert_eq!(
-            mapped("TIDEGATE FOREIGN tg1:{a/1}:lane list script: 1f, on @user_script:1."),
+            mapped("TIDEGATE FOREIGN tg2:{a/1}:lane list script: 1f, on @user_script:1."),
             foreign
         );
     }

@@ -1,6 +1,6 @@
-//! The store in Redis or Valkey: carries batches to `lua/sync-v1.lua` and decides nothing.
+//! The store in Redis or Valkey: carries batches to `lua/sync-v2.lua` and decides nothing.
 //!
-//! Everything is kept under `tg1:{<namespace>/<lane>}:`. The braces put a lane's records and keys
+//! Everything is kept under `tg2:{<namespace>/<lane>}:`. The braces put a lane's records and keys
 //! into one slot of a Redis Cluster, so that one script call may touch them all.
 
 mod address;
@@ -22,7 +22,7 @@ use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
 pub(crate) const SYNC_CODE: &str =
-    concat!(include_str!("../../../lua/bucket-v1.lua"), include_str!("../../../lua/sync-v1.lua"));
+    concat!(include_str!("../../../lua/bucket-v2.lua"), include_str!("../../../lua/sync-v2.lua"));
 static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 
 /// A store in Redis 6.2 or newer, or in Valkey.
@@ -31,7 +31,7 @@ static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 /// does each one after the connection was lost. All lanes share one multiplexed connection; a
 /// clone of the store shares it too.
 ///
-/// The server's user needs these commands on the keys `tg1:{<namespace>/*`: EVALSHA, EVAL, TIME,
+/// The server's user needs these commands on the keys `tg2:{<namespace>/*`: EVALSHA, EVAL, TIME,
 /// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE; and HELLO to have its version
 /// checked.
 ///
@@ -172,7 +172,7 @@ impl RedisStore {
 
     /// The script's KEYS.
     fn keys(&self, request: &Request) -> Vec<Vec<u8>> {
-        let prefix = format!("tg1:{{{}/{}}}:", self.namespace, request.lane);
+        let prefix = format!("tg2:{{{}/{}}}:", self.namespace, request.lane);
         let name = |suffix: &str| format!("{prefix}{suffix}").into_bytes();
         let mut keys = Vec::with_capacity(3 + request.entries.len());
         keys.extend([
@@ -239,7 +239,7 @@ fn hex(instance: &InstanceId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::message::{Header, Incarnation};
+    use crate::sync::message::{Header, Incarnation, Knowledge, Times};
 
     fn request(lane: u32) -> Request {
         let header = Header {
@@ -248,9 +248,8 @@ mod tests {
             instance: [0xab; 16],
             incarnation: None::<Incarnation>,
             sequence: 1,
-            recovery_us: 0,
-            silence_us: 0,
-            alive_us: 0,
+            times: Times::default(),
+            knowledge: Knowledge::default(),
         };
         Request::new(header, Vec::new())
     }
@@ -260,9 +259,9 @@ mod tests {
         let store = RedisStore::open("redis://h").unwrap().namespace("a-b").unwrap();
         let keys = store.keys(&request(7));
         let text: Vec<_> = keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
-        assert_eq!(text[0], "tg1:{a-b/7}:lane");
-        assert_eq!(text[1], format!("tg1:{{a-b/7}}:node:{}", "ab".repeat(16)));
-        assert_eq!(text[2], "tg1:{a-b/7}:nodes");
+        assert_eq!(text[0], "tg2:{a-b/7}:lane");
+        assert_eq!(text[1], format!("tg2:{{a-b/7}}:node:{}", "ab".repeat(16)));
+        assert_eq!(text[2], "tg2:{a-b/7}:nodes");
     }
 
     #[test]

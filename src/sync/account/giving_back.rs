@@ -59,7 +59,7 @@ impl Account {
             // Nothing flowed in, so what is not there any more is known to the unit.
             self.stash = 0;
             let spent = self.unsent.spent + (pending + self.spilled) as i64;
-            lost = lost.max(self.held.lent - (i64::from(left) + spent) * unit - units);
+            lost = lost.max(self.held.outstanding - (i64::from(left) + spent) * unit - units);
         }
         // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
         // in needs next to none; other refill would be lost without it, once tokens are scarce.

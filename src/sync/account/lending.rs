@@ -4,7 +4,7 @@ use super::Account;
 use crate::decision::AHEAD_PARTS;
 use crate::limit::Terms;
 use crate::quota::Scale;
-use crate::sync::message::{Entry, Given, LENT_MAX, lent_least};
+use crate::sync::message::{Entry, Given, OUTSTANDING_MAX, outstanding_least};
 use crate::time::Timestamp;
 
 /// What fractions of tokens on all nodes come to does not matter for a burst of so many tokens a
@@ -16,9 +16,9 @@ const MANY_NODES: i64 = 16;
 const AHEAD_MAX: f64 = 0.75;
 
 impl Account {
-    /// What is lent to this node after the store applied `entry`, without what it gave, in units:
-    /// the store's own reckoning.
-    pub(super) fn lent(&self, given: &Given, entry: &Entry) -> i64 {
+    /// What is outstanding at this node after the store applied `entry`, without what it gave, in
+    /// units: the store's own reckoning.
+    pub(super) fn outstanding(&self, given: &Given, entry: &Entry) -> i64 {
         if given.void {
             return 0;
         }
@@ -26,10 +26,10 @@ impl Account {
         let rate = if entry.restore { 0 } else { held.rate + entry.back_rate };
         let flowed = i128::from(rate) * i128::from((given.stamp_us - held.stamp_us).max(0));
         let spent = i128::from(entry.spent) * i128::from(self.unit);
-        let gone = spent + i128::from(entry.back_units) + i128::from(entry.lost);
-        let lent = i128::from(held.lent) + flowed - gone;
-        let least = lent_least(held.rate, self.unit);
-        lent.clamp(least.into(), LENT_MAX.into()) as i64
+        let gone = spent + i128::from(entry.returned) + i128::from(entry.lost);
+        let outstanding = i128::from(held.outstanding) + flowed - gone;
+        let least = outstanding_least(held.rate, self.unit);
+        outstanding.clamp(least.into(), OUTSTANDING_MAX.into()) as i64
     }
 
     /// The most that the node can come to hold of its lease, with what it spent, in units. What an
@@ -38,7 +38,7 @@ impl Account {
         let tokens = if self.policy.is_some() { 0 } else { tokens };
         let refilled = if self.held.rate > 0 { self.held.depth } else { 0 };
         let tokens = refilled.max(i64::from(tokens)) + 1 + self.unsent.spent + self.spilled as i64;
-        tokens.saturating_mul(self.unit).min(LENT_MAX)
+        tokens.saturating_mul(self.unit).min(OUTSTANDING_MAX)
     }
 
     /// The credit from now on: none while refill is leased.
@@ -67,7 +67,7 @@ impl Account {
     /// When the level is believed to come to a whole token, by what this node has seen of its growth
     /// and by what of the refill is not leased.
     pub(super) fn token_in_us(&self, given: &Given, terms: &Terms) -> u64 {
-        let missing = (self.unit - given.level).max(0) as f64;
+        let missing = (self.unit - given.available).max(0) as f64;
         let free = (terms.scale.rate - given.leased).max(0) as f64;
         if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }
     }
@@ -83,7 +83,7 @@ impl Account {
         let Scale { rate, token, burst } = terms.scale;
         let Some(view) = self.view else { return };
         let passed_us = now.micros_since(view.at);
-        if given.level > burst / 2 {
+        if given.available > burst / 2 {
             // There is enough for all; and what a full bucket lost would look like their spending.
             self.growth = rate as f64;
             return;
@@ -91,8 +91,8 @@ impl Account {
         if passed_us < terms.tick_us {
             return;
         }
-        let taken = (given.tokens + entry.debt) * token - entry.back_units;
-        let seen = (given.level - view.level + taken) as f64 / passed_us as f64;
+        let taken = (given.tokens + entry.debt) * token - entry.returned;
+        let seen = (given.available - view.level + taken) as f64 / passed_us as f64;
         let least = rate as f64 / self.nodes as f64;
         self.growth = f64::midpoint(self.growth, seen.clamp(least, rate as f64));
     }

@@ -8,8 +8,16 @@ use crate::time::Timestamp;
 /// An outage policy in force.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Policy {
-    /// Tokens taken from the node's share of the last view: what is used of them becomes debt.
-    loan: i64,
+    entered: Timestamp,
+    rate: i64,
+    /// In tokens.
+    depth: i64,
+    /// What the policy began with beside what was left of the lease, in units.
+    begun: i64,
+    /// What was left of the lease, in tokens: the store counts it as spent.
+    own: i64,
+    /// Tokens that had been admitted under earlier policies, and not been reported.
+    admitted_before: i64,
 }
 
 impl Account {
@@ -29,9 +37,21 @@ impl Account {
         self.policy.is_some()
     }
 
-    /// Puts the limit's outage policy in force. `nodes` is how many nodes share the limit, `None`
-    /// when that was never known.
-    pub(crate) fn enter_policy(&mut self, now: Timestamp, terms: &Terms, nodes: Option<i64>) {
+    /// Whether the store is to be told something before it gives what it has.
+    pub(crate) fn is_owing(&self) -> bool {
+        self.restore || self.policy.is_some() || self.unsent.taken > 0
+    }
+
+    /// Puts the limit's outage policy in force. All leases of the key had ended by `ended`, so that
+    /// refill has been nobody's since. `nodes` is how many nodes share the limit, `None` when that was
+    /// never known. Returns the tokens that are lent from the last view.
+    pub(crate) fn enter_policy(
+        &mut self,
+        now: Timestamp,
+        ended: Timestamp,
+        terms: &Terms,
+        nodes: Option<i64>,
+    ) -> i64 {
         let unit = terms.scale.token;
         self.absorb(now, true, |_| 0);
         let own = i64::from(self.bucket.withdraw(0));
@@ -53,30 +73,66 @@ impl Account {
             ahead: 0,
             policy: true,
         };
-        let tokens = if terms.outage == OutagePolicy::Open { depth } else { own + loan };
-        self.stash = self.bucket.amend(now, lease, tokens, 0, unit).rest;
-        self.policy = Some(Policy { loan });
+        let open = terms.outage == OutagePolicy::Open;
+        let refilled = if open { 0 } else { flow(0, rate, now.micros_since(ended), depth, unit) };
+        let begun = (loan * unit + refilled).min(depth.saturating_mul(unit));
+        let tokens = if open { depth } else { own + begun / unit };
+        let fraction = if open { 0 } else { begun % unit };
+        self.stash = self.bucket.amend(now, lease, tokens, fraction, unit).rest;
+        let admitted_before = self.unsent.allowed;
+        self.policy = Some(Policy { entered: now, rate, depth, begun, own, admitted_before });
         self.answer_by_policy(now, terms);
+        loan
     }
 
-    /// What a key that held no lease may spend of the level last seen, in tokens; a key that held
-    /// one goes on with what is left of it.
+    /// What may be spent of the level last seen, in tokens; a key that held a lease has what is left
+    /// of it.
     fn loan(&self, nodes: i64, unit: i64) -> i64 {
         let held = self.held.rate > 0 || self.held.depth > 0;
         let level = self.view.map_or(0, |view| view.level.max(0));
         if held { 0 } else { level / unit / nodes }
     }
 
-    /// Ends the outage policy: what it let pass is charged, and only a used loan lowers the level.
-    pub(super) fn leave_policy(&mut self, now: Timestamp, terms: &Terms) {
-        let Some(Policy { loan }) = self.policy.take() else { return };
-        self.bucket.peek(now, terms.scale.token);
-        let left = i64::from(self.bucket.withdraw(0));
-        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, terms.scale.token);
-        self.stash = 0;
-        let used = (loan - left).clamp(0, loan).min(self.unsent.allowed);
-        self.unsent.allowed -= used;
-        self.unsent.debt += used;
-        self.owes |= used > 0;
+    /// The store answers again, and did from `back` on; `None` if it answered others all the time. The
+    /// key is to report what its policy took.
+    pub(crate) fn return_from_policy(
+        &mut self,
+        now: Timestamp,
+        back: Option<Timestamp>,
+        terms: &Terms,
+    ) {
+        self.collect(now, true);
+        self.leave_policy(now, back, terms);
+        self.due = now;
     }
+
+    /// Ends the outage policy. What it took is the difference between the bucket that it left and one
+    /// that began and was refilled like it, and that nobody spent from: what overflows a share
+    /// is not taken from anybody, until the store hears of others that have taken theirs.
+    fn leave_policy(&mut self, now: Timestamp, back: Option<Timestamp>, terms: &Terms) {
+        let Some(policy) = self.policy.take() else { return };
+        let unit = terms.scale.token;
+        self.bucket.peek(now, unit);
+        let left = i64::from(self.bucket.withdraw(0)) * unit;
+        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, unit);
+        self.stash = 0;
+        let admitted = (self.unsent.allowed - policy.admitted_before).saturating_mul(unit);
+        let taken = match (terms.outage, back) {
+            (OutagePolicy::Share, Some(back)) => {
+                let back = back.clamp(policy.entered, now);
+                let silent_us = back.micros_since(policy.entered);
+                let untouched = flow(policy.begun, policy.rate, silent_us, policy.depth, unit);
+                let since_us = now.micros_since(back);
+                (flow(untouched, policy.rate, since_us, i64::MAX, unit) - left).min(admitted)
+            }
+            _ => admitted - policy.own * unit,
+        };
+        self.unsent.taken = self.unsent.taken.saturating_add(taken.max(0));
+    }
+}
+
+/// `units` after `rate` has flowed in for `micros`, at most `depth` tokens of `unit`.
+fn flow(units: i64, rate: i64, micros: u64, depth: i64, unit: i64) -> i64 {
+    let flowed = i128::from(units) + i128::from(rate) * i128::from(micros);
+    flowed.min(i128::from(depth) * i128::from(unit)) as i64
 }

@@ -70,13 +70,13 @@ impl Account {
         self.answers.push(Answer { ticket, allowed: taken.allowed(), sure: taken.sure });
     }
 
-    /// The store has answered those whom the batch asked for: as many go on as tokens came. While it is
-    /// `recovering` they are answered as if they had not waited.
-    pub(super) fn answer_asked(&mut self, recovering: bool, now: Timestamp, terms: &Terms) {
+    /// The store has answered those whom the batch asked for: as many go on as tokens came. While it has
+    /// `withheld` tokens they are answered as if they had not waited.
+    pub(super) fn answer_asked(&mut self, withheld: bool, now: Timestamp, terms: &Terms) {
         let later = self.waiters.split_off(self.asked);
         for Waiter { ticket, cost, .. } in std::mem::replace(&mut self.waiters, later) {
             let taken = self.bucket.take_sure(cost, now, terms.scale.token);
-            if taken.verdict == Verdict::Unsure && recovering {
+            if taken.verdict == Verdict::Unsure && withheld {
                 self.spilled(taken.spilled);
                 let taken = self.bucket.take(cost, now, terms.scale.token);
                 self.answer(ticket, cost, taken);

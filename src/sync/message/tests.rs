@@ -2,10 +2,10 @@ use super::*;
 use proptest::prelude::*;
 
 fn given() -> impl Strategy<Value = Grant> {
-    (0..WIRE_MAX, 0..WIRE_MAX, -WIRE_MAX..WIRE_MAX, any::<bool>()).prop_map(
-        |(tokens, rate, level, void)| {
+    (0..WIRE_MAX, 0..WIRE_MAX, -WIRE_MAX..WIRE_MAX, any::<[bool; 3]>()).prop_map(
+        |(tokens, rate, level, [void, lost, withheld])| {
             let rest = Given { stamp_us: tokens, life_us: rate, ..Given::default() };
-            Grant::Given(Given { tokens, rate, level, void, ..rest })
+            Grant::Given(Given { tokens, rate, level, void, lost, withheld, ..rest })
         },
     )
 }
@@ -20,7 +20,8 @@ fn entries(count: usize) -> Vec<Entry> {
         spent: 0,
         debt: 0,
         allowed: 0,
-        back_units: 0,
+        taken: 0,
+        returned: 0,
         lost: 0,
         back_rate: 0,
         back_depth: 0,
@@ -46,6 +47,8 @@ proptest! {
             incarnation: Incarnation::new(&[7; 16], time_us),
             nodes: 3,
             recovering_until_us: 5,
+            recovering_since_us: 4,
+            silence_us: 6,
             verdict: Verdict::Applied(grants),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
@@ -71,31 +74,35 @@ proptest! {
             incarnation: Incarnation([1; 24]),
             nodes: 1,
             recovering_until_us: 0,
+            recovering_since_us: 0,
+            silence_us: 0,
             verdict: Verdict::Applied(vec![Grant::Foreign]),
         };
         let mut bytes = reply.encode(Receipt::default(), &entries);
         bytes.truncate(REPLY_HEADER_BYTES);
         bytes.push(status);
-        let count = if status >= TIMED { 10 } else { 7 };
+        let count = if status & TIMED > 0 { 10 } else { 7 };
         bytes.extend(numbers[..count].iter().flat_map(|number| number.to_le_bytes()));
         if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries) {
             prop_assert_eq!(grants.len(), 1);
-            prop_assert!(status <= GIVEN_VOID + TIMED, "{}", status);
+            prop_assert!(status <= GIVEN_VOID + TIMED + LOST + WITHHELD, "{}", status);
         }
     }
 
     #[test]
-    fn a_reply_cut_anywhere_is_refused(cut in 0..179_usize) {
+    fn a_reply_cut_anywhere_is_refused(cut in 0..203_usize) {
         let entries = entries(1);
         let reply = Reply {
             time_us: 1,
             incarnation: Incarnation([1; 24]),
             nodes: 1,
             recovering_until_us: 0,
+            recovering_since_us: 0,
+            silence_us: 0,
             verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
-        prop_assert_eq!(bytes.len(), 179);
+        prop_assert_eq!(bytes.len(), 203);
         prop_assert!(Reply::decode(&bytes[..cut], &entries).is_err());
     }
 }

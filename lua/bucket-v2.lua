@@ -1,0 +1,535 @@
+-- bucket-v2: what the entries of a batch do to their buckets, and what their node is given.
+--
+-- The first half of the script whose keys, arguments and reply sync-v2.lua documents: the two files
+-- are sent as one, this one first.
+--
+-- A record is a ledger, which is the same for every algorithm, and the level of a token bucket. The level
+-- still has what is outstanding: what nodes hold, or have spent and not reported. Beside it stands what can
+-- be leased, which may always rise to the level less what is outstanding, within the burst less the depths
+-- leased out.
+--
+-- Each key pays for each step of `apply_all`: a step of Lua costs about as much as 20 of C, a number
+-- read or written as much as 5 of Lua, and each byte of a string is hashed when it is made. So the
+-- loop keeps its numbers in local variables and writes comparisons where min and max would read
+-- better; what a sync seldom changes is seldom written; and what seldom happens (a new bucket, the
+-- end of an epoch, an outage, a new quota) stands in functions of its own.
+--
+-- 2^52 is NUMBER_MAX of src/sync/message.rs, and 2^53 SUM_MAX of src/store/model.rs: written out,
+-- they are constants to Lua.
+
+local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
+local pack, unpack_numbers = struct.pack, struct.unpack
+local call = redis.call
+
+-- Numbers that are needed as strings are written as such: Lua takes a microsecond to print one.
+local WIRE_VERSION = 2
+local MAGIC_LETTER, MAGIC = 'T', 'T2'
+local ENTRIES_MAX = 250
+
+-- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
+local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 60000, 30000
+local EMPTY_AFTER_LOSS_US = 60000000
+local DEBT_US = 1000000
+local CREDIT_TOKENS = 15
+local REPAY_US, REPAY_LEAST_PART = 100000, 16
+
+-- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
+-- length of an epoch, and algorithm.
+local QUOTA_FORMAT, QUOTA_BYTES = '<dddddd', #MAGIC + 6 * 8
+local TOKEN_BUCKET = 1
+local ENTRY_FORMAT, ENTRY_BYTES = '<BBdddddddddddd', 2 + 12 * 8
+local REST_FORMAT, REST_BYTES = '<ddddddd', 7 * 8
+-- A record: the quota; what changes with the epochs and when something goes wrong; what changes with
+-- each sync.
+local BUCKET_FORMAT, BUCKET_BYTES = '<c50ddddddddddddddddd', QUOTA_BYTES + 17 * 8
+-- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
+-- QUOTA_BYTES + 9 * 8.
+local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '122', '0'
+local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
+
+-- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
+local RESTORE, CLAIM, REST = 1, 2, 4
+-- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
+-- showed that the record had been lost, WITHHELD where the lane gives less than it has.
+local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED, LOST, WITHHELD = 0, 1, 2, 3, 4, 8, 16
+
+-- What holds for the whole batch; sync-v2.lua sets it before the first entry.
+local batch, now_us, time_ms, nodes, most_nodes, recovery_us, is_settled
+-- Whether the lane gives nothing because it lost its memory, and whether it keeps back what nodes may
+-- have taken while it was silent.
+local is_lost, is_returning
+local lost_us, from_us, since_us, expected, missing
+
+---------------------------------------------------------------------------------------------------
+-- What seldom happens
+
+-- The record of a bucket that is not in the store. `is_known`: the node knows that it was.
+local function first_record(quota, rate, burst, is_known)
+  local level, until_us = burst, 0
+  if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US then
+    level = min(rate * (now_us - lost_us), burst)
+  end
+  if is_known and not is_lost then until_us = now_us + recovery_us end
+  return pack(BUCKET_FORMAT, quota, 0, 0, now_us, until_us, level, 0, 0, 0, 0,
+    now_us, level, level, 0, 0, 0, 0, 0)
+end
+
+-- The record of a key that comes more than once in a batch: what the entries before `index` made of
+-- what was `found`.
+local function record_now(name, index, found, records, places)
+  for earlier = 1, index - 1 do
+    local record = records[earlier]
+    if record and KEYS[3 + earlier] == name then
+      local is_tail = places[earlier] == TAIL_AT
+      found = is_tail and found:sub(1, tonumber(TAIL_AT)) .. record or record
+    end
+  end
+  return found
+end
+
+-- Ends a lease: what was outstanding counts as spent, and what was spent ahead is owed.
+local function end_lease(level, unleased, out)
+  if out > 0 then
+    return max(level - out, -2^52), unleased
+  end
+  return level, max(unleased + out, -2^52)
+end
+
+-- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
+local function pass_time(rate, token, burst, epoch_us, stamp_us, level, unleased, after_silence,
+    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+  if stamp_us > now_us + floor(burst / rate) + 1 then
+    -- The lane's time was lost with the lane.
+    level, unleased = end_lease(level, unleased, out0)
+    level, unleased = end_lease(level, unleased, out1)
+    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
+    stamp_us = now_us
+  end
+  local until_us = now_us
+  if until_us < stamp_us then until_us = stamp_us end
+  local epoch, at_us = floor(stamp_us / epoch_us), stamp_us
+  for alive = 2, 0, -1 do
+    local ends_us = (epoch + 3 - alive) * epoch_us
+    if alive == 0 or ends_us > until_us then ends_us = until_us end
+    if ends_us > at_us then
+      local passed_us = ends_us - at_us
+      local free, depth = rate, 0
+      if alive >= 1 then
+        out0 = min(out0 + leased0 * passed_us, 2^52)
+        free, depth = free - leased0, depth0
+      else
+        level, unleased = end_lease(level, unleased, out0)
+        out0 = 0
+      end
+      if alive == 2 then
+        out1 = min(out1 + leased1 * passed_us, 2^52)
+        free, depth = free - leased1, depth + depth1
+      else
+        level, unleased = end_lease(level, unleased, out1)
+        out1 = 0
+      end
+      if free > 0 then unleased = unleased + free * passed_us end
+      unleased = min(unleased, max(burst - depth * token, 0))
+      level = min(level + rate * passed_us, burst)
+      at_us = ends_us
+    end
+  end
+  local turned = floor(until_us / epoch_us) - epoch
+  if turned > 1 then
+    level, unleased = end_lease(level, unleased, out0)
+    leased0, depth0, out0, demand0 = 0, 0, 0, 0
+  end
+  if turned > 0 then
+    level, unleased = end_lease(level, unleased, out1)
+    leased0, leased1, depth0, depth1 = 0, leased0, 0, depth0
+    out0, out1, demand0, demand1 = 0, out0, 0, demand0
+  end
+  if stamp_us < since_us then after_silence = unleased end
+  return until_us, level, unleased, after_silence,
+    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
+end
+
+-- Whether a record of a bucket's length is one: no other program's numbers mean anything.
+local function is_ours(own, rate, token, burst, version, epoch_us, stamp_us, level)
+  local least = min(rate, token, burst, epoch_us)
+  local most = max(rate, token, burst, epoch_us, version, stamp_us, level, -level)
+  local parts = rate % 1 + token % 1 + burst % 1 + epoch_us % 1 + version % 1
+  return own:sub(1, #MAGIC) == MAGIC and parts == 0 and least >= 1 and version >= 0 and most <= 2^53
+end
+
+-- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
+local function adopt(ratio, burst, stamp_us, level, unleased, after_silence,
+    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+  level = max(min(floor(level * ratio), burst), -2^52)
+  unleased = max(min(floor(unleased * ratio), burst), -2^52)
+  after_silence = max(min(floor(after_silence * ratio), burst), -2^52)
+  leased0, leased1 = min(ceil(leased0 * ratio), 2^52), min(ceil(leased1 * ratio), 2^52)
+  out0 = max(min(ceil(out0 * ratio), 2^52), -2^52)
+  out1 = max(min(ceil(out1 * ratio), 2^52), -2^52)
+  demand0, demand1 = min(ceil(demand0 * ratio), 2^52), min(ceil(demand1 * ratio), 2^52)
+  return stamp_us, level, unleased, after_silence,
+    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
+end
+
+-- Debt beyond this is written off. What all nodes may spend on credit never is: they would have it
+-- twice.
+local function lowest_level(rate, token, burst)
+  return -max(burst, rate * DEBT_US, min(most_nodes * CREDIT_TOKENS * token, 2^52))
+end
+
+-- What nodes that have not reported yet may have taken under their policies, in units.
+local function reserve(rate, burst, after_silence)
+  local flowed = min(rate * (since_us - from_us), burst)
+  local whole = min(max(after_silence, flowed) + rate * (now_us - since_us), 2^52)
+  return ceil(whole * (missing / max(expected, 1)))
+end
+
+-- The refill that is kept from leases so that debt is repaid: soon, but no more than the debt needs.
+local function repayment_of(rate, level)
+  return min(max(floor(-level / REPAY_US), floor(rate / REPAY_LEAST_PART)), floor(rate / 2))
+end
+
+-- The quotas of the batch, each with its bytes and with what follows from it: the demand that is
+-- pressing, and the levels below which refill is leased and above which it is wanted back.
+local function read_quotas(at, count)
+  local quotas = {}
+  for number = 1, count do
+    local bytes = batch:sub(at, at + QUOTA_BYTES - 1)
+    local rate, token, burst, version, epoch_us, algorithm =
+      unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
+    if algorithm ~= TOKEN_BUCKET then
+      return nil
+    end
+    quotas[number] = { bytes, rate, token, burst, version, epoch_us,
+      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token) }
+    at = at + QUOTA_BYTES
+  end
+  return quotas, at
+end
+
+---------------------------------------------------------------------------------------------------
+-- All entries
+
+-- Applies the entries that begin at `at` to the buckets that were `found`, and puts the grants into
+-- `parts`, after what is there. Returns what is to be written: the records (false: nothing), where
+-- each goes (an offset as a string, or as a number for how many milliseconds it is to be kept from
+-- now on), and the longest of these times. Nil if an entry names a quota that the batch does not have.
+--
+-- The order of steps is that of Key::apply in src/store/model.rs.
+local function apply_all(at, count, quotas, found, parts)
+  local batch, now_us = batch, now_us
+  local lane_gives = not is_lost and (is_settled or not is_returning)
+  local even_share = 0.5 / max(nodes, 1)
+  local kept_from_ms, parts_before = time_ms + RECORD_MARGIN_LEAST_MS, #parts
+  local records, places, seen, longest_ms = {}, {}, {}, 0
+
+  local terms, quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level,
+    high_level, capacity, epoch_now, flowing_from_us
+
+  for index = 1, count do
+    local number, flags, spent, held_rate, held_depth, held_out, held_stamp_us, held_demand,
+      held_tag, wanted_demand, want, want_rate, lost, claim, next_at =
+      unpack_numbers(ENTRY_FORMAT, batch, at)
+    local debt, allowed, taken, returned, back_rate, back_depth, needed = 0, 0, 0, 0, 0, 0, 0
+    local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
+    at = next_at
+    if flags ~= CLAIM then
+      restoring, has_claim = flags % 2 >= RESTORE, flags % 4 >= CLAIM
+      if flags >= REST then
+        debt, allowed, taken, returned, back_rate, back_depth, needed, at =
+          unpack_numbers(REST_FORMAT, batch, at)
+      end
+    end
+    if quotas[number] ~= terms then
+      terms = quotas[number]
+      if not terms then
+        return nil
+      end
+      quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level, high_level,
+        capacity = unpack(terms)
+      epoch_now = floor(now_us / wanted_epoch_us)
+      flowing_from_us = max(epoch_now * wanted_epoch_us, since_us)
+    end
+    local rate_before = held_rate + back_rate
+    local holds = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
+
+    -- The bucket.
+    local name, record = KEYS[3 + index], found[1 + index]
+    if seen[name] then
+      record = record_now(name, index, record, records, places)
+    end
+    seen[name] = true
+    if not record then
+      -- MGET passes over other types in silence; nothing of ours is empty.
+      fresh, whole_changed = true, true
+      record = call('TYPE', name).ok ~= 'none' and ''
+        or first_record(quota, rate, burst, not restoring and (holds or has_claim and claim < burst))
+    end
+    if #record ~= BUCKET_BYTES then
+      -- The rest is computed for nothing, and thrown away.
+      refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
+      record = first_record(quota, rate, burst, false)
+    end
+    local own, until_ms, written_off, birth_us, recovering_until_us, after_silence,
+      leased1, depth1, out1, demand1, stamp_us, level, unleased, charged, leased0, depth0, out0,
+      demand0 =
+      unpack_numbers(BUCKET_FORMAT, record)
+    local epoch, epoch_us = epoch_now, wanted_epoch_us
+
+    -- The time that has passed: mostly within one epoch, under the same quota, with no outage.
+    local passed_us = now_us - stamp_us
+    if own == quota and passed_us > 0 and stamp_us >= flowing_from_us then
+      out0 = out0 + leased0 * passed_us
+      if out0 > 2^52 then out0 = 2^52 end
+      if leased1 > 0 then
+        out1, whole_changed = out1 + leased1 * passed_us, true
+        if out1 > 2^52 then out1 = 2^52 end
+      end
+      local free = rate - leased0 - leased1
+      if free > 0 then unleased = unleased + free * passed_us end
+      local cap = burst - (depth0 + depth1) * token
+      if cap < 0 then cap = 0 end
+      if unleased > cap then unleased = cap end
+      level = level + rate * passed_us
+      if level > burst then level = burst end
+      stamp_us = now_us
+    else
+      local own_rate, own_token, own_burst, own_version = rate, token, burst, version
+      whole_changed = true
+      if own ~= quota then
+        local algorithm
+        own_rate, own_token, own_burst, own_version, epoch_us, algorithm =
+          unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
+        if algorithm ~= TOKEN_BUCKET
+          or not is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
+          refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
+        elseif own_version > version or own_version == version
+          and (own_rate ~= rate or own_token ~= token or own_burst ~= burst) then
+          refusal = pack(GRANT_FORMAT, OTHER_QUOTA, own_version, own_rate, own_token, own_burst,
+            0, 0, 0)
+        end
+      end
+      stamp_us, level, unleased, after_silence,
+        leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
+        pass_time(own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
+          leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+      if own_version < version then
+        stamp_us, level, unleased, after_silence,
+          leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
+          adopt(token / own_token, burst, stamp_us, level, unleased, after_silence,
+            leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+      end
+      if leased0 + leased1 == 0 and depth0 + depth1 == 0 and out0 == 0 and out1 == 0
+        and demand0 + demand1 == 0 then
+        epoch_us = wanted_epoch_us
+      end
+      epoch = floor(stamp_us / epoch_us)
+      own = quota
+      if epoch_us ~= wanted_epoch_us then
+        own = MAGIC .. pack(QUOTA_FORMAT, rate, token, burst, version, epoch_us, TOKEN_BUCKET)
+      end
+    end
+
+    -- A lease that is older than the record was granted by a record that is lost.
+    local anew, status = fresh or restoring, GIVEN
+    if fresh then
+      if recovering_until_us > 0 then status = LOST end
+    elseif holds and held_stamp_us < birth_us then
+      anew = true
+      if not restoring and recovering_until_us == 0 then
+        recovering_until_us, status, whole_changed = now_us + recovery_us, LOST, true
+      end
+    end
+
+    -- What the node holds moves to the current epoch, less what it spent and returns. What was
+    -- outstanding under a lease that has ended counts as spent already.
+    local age, out = epoch - held_tag, held_out
+    local is_current = age == 0 or age == 1
+    if stamp_us > held_stamp_us and not restoring then
+      out = out + rate_before * (stamp_us - held_stamp_us)
+      if out > 2^52 then out = 2^52 end
+    end
+    if anew then
+      -- Of what can be leased the lower holds; what the node holds was there beside it.
+      if has_claim then
+        unleased = min(unleased, claim)
+        level = min(level, unleased + out0 + out1)
+      end
+      -- A node that registers anew tells the most that it can hold: that may not be there.
+      if is_current and not restoring then level = level + out end
+      level = max(min(level, burst), -2^52)
+    end
+    if is_current then
+      if anew then
+        -- Nothing of it is registered.
+      elseif age == 0 then
+        leased0 = leased0 - rate_before
+        if leased0 < 0 then leased0 = 0 end
+        depth0 = depth0 - held_depth - back_depth
+        if depth0 < 0 then depth0 = 0 end
+        demand0 = demand0 - held_demand
+        if demand0 < 0 then demand0 = 0 end
+        out0 = out0 - out
+        if out0 < -2^52 then out0 = -2^52 elseif out0 > 2^52 then out0 = 2^52 end
+      else
+        whole_changed = true
+        leased1 = max(leased1 - rate_before, 0)
+        depth1 = max(depth1 - held_depth - back_depth, 0)
+        demand1 = max(demand1 - held_demand, 0)
+        out1 = min(max(out1 - out, -2^52), 2^52)
+      end
+      local units = spent * token
+      if units > 2^52 then units = 2^52 end
+      local left = out - units - returned - lost
+      if left < 0 then
+        -- What the node has spent ahead is less than nothing, until its lease ends.
+        left = max(left, -2^52)
+        local kept = max(left, held_rate > 0 and -min(token * CREDIT_TOKENS, 2^52) or 0)
+        out0 = out0 + kept
+        left = left - kept
+      else
+        out0 = out0 + left
+        left = 0
+      end
+      if out0 < -2^52 then out0 = -2^52 elseif out0 > 2^52 then out0 = 2^52 end
+      leased0 = leased0 + held_rate
+      if leased0 > 2^52 then leased0 = 2^52 end
+      depth0 = depth0 + held_depth
+      if depth0 > 2^52 then depth0 = 2^52 end
+      level = level - units
+      if level < -2^52 then level = -2^52 end
+      unleased = unleased + returned
+      if unleased > 2^52 then unleased = 2^52 end
+      unleased = unleased + left
+    elseif holds then
+      status, held_rate, held_depth = status + GIVEN_VOID, 0, 0
+    end
+    demand0 = demand0 + wanted_demand
+    if demand0 > 2^52 then demand0 = 2^52 end
+
+    -- What was spent on credit and under outage policies is charged.
+    charged = charged + (spent + debt + allowed)
+    if charged > 2^53 then charged = 2^53 end
+    if debt > 0 then
+      debt = min(debt * token, 2^52)
+      level, unleased = max(level - debt, -2^52), unleased - debt
+    end
+    if taken > 0 then
+      level = max(min(level, 0), level - taken)
+      unleased = max(min(unleased, 0), unleased - taken)
+    end
+    local depths = depth0 + depth1
+    local found_level, cap = level - out0 - out1, burst - depths * token
+    if unleased < found_level then unleased = found_level end
+    if cap < 0 then cap = 0 end
+    if unleased > cap then unleased = cap end
+    if unleased < 0 then
+      local lowest = lowest_level(rate, token, burst)
+      if unleased < lowest then
+        written_off, whole_changed = min(written_off + (lowest - unleased), 2^53), true
+        unleased = lowest
+      end
+    end
+
+    -- Tokens out of the bucket: first what callers wait for, then half of the rest by share and
+    -- half spread evenly, and one at least while there is one.
+    local demand, share, tokens, most = demand0 + demand1, 0, 0, rate
+    if demand > 0 then share = wanted_demand / demand end
+    local giving, reserved = lane_gives and now_us >= recovering_until_us, 0
+    if is_returning then reserved = reserve(rate, burst, after_silence) end
+    if giving and unleased > reserved then
+      local free = unleased - reserved
+      if needed > 0 then
+        tokens = min(needed, floor(free / token))
+        free = free - tokens * token
+      end
+      if want > 0 then
+        local part = free * (share / 2 + even_share)
+        part = (part - part % 1) / token
+        part = part - part % 1
+        if part < 1 and free >= token then part = 1 end
+        if part > want then part = want end
+        tokens = tokens + part
+      end
+      unleased = unleased - tokens * token
+    end
+    if unleased < 0 then most = rate - repayment_of(rate, unleased) end
+
+    -- Refill, while tokens are few; and what of it the store would like back.
+    local leased, depth, added, recall = leased0 + leased1, tokens, 0, held_rate
+    local pressing = is_returning or demand > busy_demand
+    if pressing or unleased <= high_level then
+      local target = rate * share
+      target = target - target % 1
+      if target > want_rate then target = want_rate end
+      -- The others still live on their shares.
+      if is_returning then target = min(target, floor(rate / max(expected, 1))) end
+      if giving and (pressing or unleased < low_level) then
+        added = target - held_rate
+        if added > most - leased then added = most - leased end
+        if added < 0 then added = 0 end
+        if held_rate + added > 0 then
+          -- The depth that goes with it, on top of the tokens.
+          local room, free = capacity * share / 2, (burst - unleased) / token
+          room = room - room % 1
+          if room < 2 then room = 2 end
+          if room > capacity then room = capacity end
+          room = room - held_depth - tokens
+          free = free - free % 1 - depths - tokens
+          if room > free then room = free end
+          if room > 0 then depth = depth + room end
+        end
+      end
+      local above, repay, slack = held_rate - target, 0, target / 4
+      if above <= slack - slack % 1 then above = 0 end
+      if unleased < 0 and leased > most then
+        repay = ceil(held_rate * ((leased - most) / leased))
+      end
+      if above < repay then above = repay end
+      if recall > above then recall = above end
+    end
+    leased0 = leased0 + added
+    depth0 = depth0 + depth
+    if depth0 > 2^52 then depth0 = 2^52 end
+    out0 = out0 + tokens * token
+    if out0 > 2^52 then out0 = 2^52 end
+    local whole = unleased + out0 + out1
+    if whole > 2^53 then whole = 2^53 elseif whole < -2^53 then whole = -2^53 end
+    if not giving or reserved > 0 then status = status + WITHHELD end
+
+    if refusal then
+      parts[parts_before + index], records[index], places[index] = refusal, false, false
+    else
+      if stamp_us == now_us and epoch_us == wanted_epoch_us then
+        parts[parts_before + index] = pack(GRANT_FORMAT, status, tokens, added, depth, unleased,
+          whole, leased + added, recall)
+      else
+        parts[parts_before + index] = pack(TIMED_GRANT_FORMAT, status + TIMED, tokens, added, depth,
+          unleased, whole, leased + added, recall,
+          stamp_us, epoch, (epoch + 2) * epoch_us - now_us)
+      end
+      -- A bucket may be forgotten when it is full and all its leases have ended, and a little
+      -- later. Its expiry is moved only when it has come near.
+      local spare_us = (until_ms - kept_from_ms) * 1000 - 2 * epoch_us
+      local place = TAIL_AT
+      if spare_us < 0 or burst - unleased > spare_us * rate then
+        local fill_us = ceil((burst - unleased) / rate)
+        local keep_ms = floor((fill_us + 2 * epoch_us) / 1000) + RECORD_MARGIN_MS
+        longest_ms = max(longest_ms, keep_ms)
+        until_ms, whole_changed, place = time_ms + keep_ms, true, keep_ms
+      elseif whole_changed then
+        place = WHOLE_AT
+      end
+      if whole_changed then
+        record = pack(BUCKET_FORMAT, own, until_ms, written_off, birth_us, recovering_until_us,
+          after_silence, leased1, depth1, out1, demand1,
+          stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
+      else
+        record = pack(TAIL_FORMAT,
+          stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
+      end
+      records[index], places[index] = record, place
+    end
+  end
+  return records, places, longest_ms
+end

@@ -1,0 +1,360 @@
+-- sync-v2: applies one batch of one node to one lane, each batch at most once.
+--
+-- KEYS[1]    the lane's record (string)
+-- KEYS[2]    this node's record in the lane: its last batch and the reply to it (string)
+-- KEYS[3]    the lane's nodes (sorted set: instance -> lane time when it was marked alive, us)
+-- KEYS[4..]  the bucket of each entry, in the batch's order (strings)
+--
+-- ARGV[1]    the batch: Request::bytes() of src/sync/message.rs
+--            14 numbers  wire version, lanes, sequence, recovery_us, lease_us, silence_us, alive_us,
+--                        known_us, sent_us, nodes, flags, entries, quotas, rests
+--            16 bytes    instance
+--            24 bytes    incarnation; zeros: the node does not know the lane yet
+--            50 bytes    a quota, as at the head of a bucket's record: rate, token, burst, version,
+--                        epoch_us, algorithm behind the two letters of the layout
+--            98 bytes    an entry, in the order of `apply_all` in bucket-v2.lua: the number of its
+--                        quota from 1 and its flags (a byte each), and 12 numbers
+--            6 numbers   the rest of an entry, behind it where they are not all zeros
+-- ARGV[2]    the batch's hash, 8 bytes
+--
+-- Reply      the bytes of Reply::encode(), a bulk string, which is the node's record too
+--            2 bytes     the letters of the layout
+--            3 numbers   the batch's sequence, when its node was marked as alive, and which recovery of
+--                        the lane it has settled for
+--            8 bytes     the batch's hash
+--            8 numbers   status, value, time_us, nodes, recovering_until_us, recovering_since_us,
+--                        silence_us, grants
+--            24 bytes    the lane's incarnation
+--            57 bytes    a grant: a status of one byte and 7 numbers; 3 more where its times are
+--                        not those of the batch
+--
+-- Errors     TIDEGATE FOREIGN <key> <type>  a record of ours holds another program's value
+--            TIDEGATE REQUEST <reason>      the batch is not one of this protocol
+--
+-- Expiry     A bucket is forgotten half a minute to a minute after it is full and its leases have
+--            ended; a node ten minutes after its last call, or half a minute after it left; the lane
+--            and its list of nodes a day after the last call, and never before their buckets.
+-- Cost       O(entries), and O(log nodes) for the lane. Calls: TIME, a GETRANGE, an MGET of lane and
+--            buckets, a TYPE for each that is not there; then a SETRANGE for each bucket (a SET where
+--            it is new or its expiry has come near), a SET for the node, a SETRANGE for the lane; and
+--            four times a second and node ZADD, ZREMRANGEBYSCORE, ZCARD and PEXPIRE. A batch that comes
+--            again reads no buckets.
+--
+-- Every number is a whole one, written as a little-endian double: struct reads those at half the
+-- cost of integers. All that is computed here stays within 2^53, where doubles are exact; the node
+-- brings each number of a batch within its bounds before it sends it (`bounded` in
+-- src/sync/message.rs). The script mirrors src/store/model.rs step for step;
+-- src/store/equality.rs runs both and compares every reply and state.
+--
+-- What happens to one bucket stands in bucket-v2.lua, which is sent before this file.
+--
+-- Redis does not roll back, so everything is read and validated first, then computed, and only
+-- then written. One exception: the members are written before the computing, because only writing
+-- tells their number; left alone they are a heartbeat and nothing else.
+
+local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddc16c24', 14 * 8 + 16 + 24
+local LANE_FORMAT, LANE_BYTES = '<c2dddddddddddddddc24', #MAGIC + 15 * 8 + 24
+local HASH_BYTES = 8
+-- The head of a reply.
+local REPLY_FORMAT, REPLY_BYTES = '<c2dddc8ddddddddc24', #MAGIC + 11 * 8 + HASH_BYTES + 24
+-- REPLY_BYTES - 1.
+local REPLY_LAST = '121'
+local NO_INCARNATION, NO_HASH = string.rep('\0', 24), string.rep('\0', HASH_BYTES)
+-- Flags of a batch.
+local SETTLED, LEAVING = 1, 2
+
+-- As in src/store/model.rs, where each is explained.
+local LANE_KEEP_MS, NODE_KEEP_MS, LEFT_KEEP_MS = 24 * 3600 * 1000, 600000, 30000
+local MARK_US = 250000
+local TIMES_US, WAIT_MAX_US = 60000000, 30000000
+local NOTHING, LOSS, SILENCE = 0, 1, 2
+
+local APPLIED, REBORN, STALE, CLONED, LANES, WIRE = 0, 1, 2, 3, 4, 5
+
+local function refused(reason)
+  return redis.error_reply('TIDEGATE REQUEST ' .. reason)
+end
+
+local function foreign(name)
+  return redis.error_reply('TIDEGATE FOREIGN ' .. name .. ' ' .. call('TYPE', name).ok)
+end
+
+-- What went wrong with a record of the lane.
+local function failed(name, answer)
+  return answer.err:find('WRONGTYPE', 1, true) and foreign(name) or answer
+end
+
+-- Marks the node as alive, or as gone, drops the dead, and returns how many there are, or nil and an
+-- error.
+local function mark(instance, alive_us, is_leaving)
+  local done
+  if is_leaving then
+    done = redis.pcall('ZREM', KEYS[3], instance)
+  else
+    done = redis.pcall('ZADD', KEYS[3], now_us, instance)
+  end
+  if type(done) == 'table' then
+    return nil, failed(KEYS[3], done)
+  end
+  call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('(%.0f', now_us - alive_us))
+  return call('ZCARD', KEYS[3])
+end
+
+local function write_buckets(records, places)
+  for index = 1, #records do
+    local place = places[index]
+    if not place then
+      -- Another program's value, or another quota's.
+    elseif place == TAIL_AT or place == WHOLE_AT then
+      -- In place, which is the cheapest way to write and leaves the expiry alone.
+      call('SETRANGE', KEYS[3 + index], place, records[index])
+    else
+      call('SET', KEYS[3 + index], records[index], 'PX', place)
+    end
+  end
+end
+
+-- The lane's record, with what bucket-v2.lua has of it.
+local lanes, seen_us, offset_us, keep_ms, silence_limit_us, silence_set_us, reason, until_us, settled,
+  incarnation
+
+local function lane_record()
+  return pack(LANE_FORMAT, MAGIC, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes,
+    silence_limit_us, silence_set_us, lost_us, reason, from_us, since_us, until_us, expected, settled,
+    incarnation)
+end
+
+-- Whether the lane gives less than it has, because it waits for what its nodes know.
+local function waits()
+  return reason ~= NOTHING and now_us < until_us
+    and (expected == 0 or settled < expected)
+end
+
+local function recover(why, from, wait_us, count)
+  if waits() then
+    -- A loss outlasts a silence that comes on top of it.
+    if reason == LOSS then why = LOSS end
+    count = max(count, expected)
+  end
+  reason, from_us, since_us, settled = why, from, now_us, 0
+  until_us, expected = now_us + min(wait_us, WAIT_MAX_US), count
+end
+
+local function born(instance, birth_us)
+  incarnation = instance .. pack('<i8', birth_us)
+end
+
+-- A node calls: judges by the longest silence that a node of the last minute asks for whether there was
+-- an outage.
+local function hear(silence_us, alive_us)
+  if silence_us >= silence_limit_us or now_us - silence_set_us > TIMES_US then
+    silence_limit_us, silence_set_us = silence_us, now_us
+  end
+  if now_us - seen_us > silence_limit_us then
+    recover(SILENCE, seen_us, alive_us, nodes)
+  end
+  seen_us = now_us
+end
+
+local function verdict(status, value)
+  return pack(REPLY_FORMAT, MAGIC, 0, 0, 0, NO_HASH, status, value or 0, now_us, nodes,
+    waits() and until_us or 0, since_us, silence_limit_us, 0, incarnation)
+end
+
+-- Reads the lane's record, or begins a new one. Returns an error if there is another program's value,
+-- or a verdict if there is another layout.
+local function read_lane(stored, time_us, request_lanes, known_us, known_birth_us, silence_us, instance)
+  local magic
+  if stored and #stored == LANE_BYTES then
+    magic, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes, silence_limit_us, silence_set_us,
+      lost_us, reason, from_us, since_us, until_us, expected, settled, incarnation =
+      unpack_numbers(LANE_FORMAT, stored)
+  end
+  if stored and magic ~= MAGIC then
+    local version = stored:match('^' .. MAGIC_LETTER .. '(%d)')
+    if version and stored:sub(1, #MAGIC) ~= MAGIC then
+      return pack(REPLY_FORMAT, MAGIC, 0, 0, 0, NO_HASH, WIRE, tonumber(version), now_us, 0, 0, 0, 0, 0,
+        NO_INCARNATION)
+    end
+    return foreign(KEYS[1])
+  elseif not stored and call('TYPE', KEYS[1]).ok ~= 'none' then
+    return foreign(KEYS[1])
+  end
+  if stored then
+    now_us = max(time_us + offset_us, seen_us)
+  else
+    -- Its time goes on from the last that is known.
+    now_us = max(time_us, known_us)
+    lanes, seen_us, keep_ms, nodes, most_nodes = request_lanes, now_us, LANE_KEEP_MS, 0, 0
+    silence_limit_us, silence_set_us, lost_us = silence_us, now_us, 0
+    reason, from_us, since_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0, 0
+    born(instance, max(now_us, known_birth_us) + 1)
+    recover(LOSS, now_us, recovery_us, 0)
+  end
+  offset_us = now_us - time_us
+end
+
+local function lose(lease_us, known_nodes)
+  lost_us = now_us
+  recover(LOSS, now_us, max(lease_us, recovery_us), known_nodes)
+end
+
+-- The lane has lost its memory, or this node's place in it. After the last life that is known begins a
+-- new one.
+local function reborn(instance, lease_us, silence_us, alive_us, known_nodes, last_birth_us)
+  hear(silence_us, alive_us)
+  if last_birth_us then
+    born(instance, max(now_us, last_birth_us) + 1)
+    lose(lease_us, known_nodes)
+  end
+  expected = max(expected, known_nodes)
+  call('SET', KEYS[1], lane_record(), 'PX', keep_ms)
+  return verdict(REBORN)
+end
+
+-- Applies a batch that follows on the last one of its node, and answers it.
+local function apply(sequence, hash, instance, known, flags, alive_us, sent_us, entries, quota_count,
+    found, is_known, marked_us, settled_us)
+  local is_leaving = flags >= LEAVING
+  local marks = not is_known or now_us - marked_us >= MARK_US or is_leaving
+  if marks then
+    local count, failure = mark(instance, alive_us, is_leaving)
+    if failure then
+      return failure
+    end
+    nodes, most_nodes, marked_us = count, max(most_nodes, count), now_us
+  end
+  -- A batch that is older than this was sent before its node took what it does not tell of.
+  if known == NO_INCARNATION then
+    -- Nobody waits for a node that has never called before.
+    settled_us = since_us
+  elseif flags % 2 >= SETTLED and now_us - sent_us <= silence_limit_us and settled_us ~= since_us then
+    settled_us, settled = since_us, settled + 1
+  end
+
+  is_settled = settled_us == since_us
+  local is_waiting = waits()
+  is_lost, is_returning = is_waiting and reason == LOSS, is_waiting and reason == SILENCE
+  missing = max(expected - settled, 0)
+
+  local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash, APPLIED, 0, now_us,
+    nodes, is_waiting and until_us or 0, since_us, silence_limit_us, entries, incarnation) }
+  local quotas, at = read_quotas(HEADER_BYTES + 1, quota_count)
+  if not quotas then
+    return refused('an algorithm that is not there')
+  end
+  local records, places, longest_ms = apply_all(at, entries, quotas, found, parts)
+  if not records then
+    return refused('an entry of a quota that is not there')
+  end
+  local reply = table.concat(parts)
+  local longer = longest_ms + RECORD_MARGIN_MS > keep_ms
+  if longer then
+    keep_ms = longest_ms + RECORD_MARGIN_MS
+  end
+
+  -- Changes nothing: who may not write in place is refused before anything is written.
+  call('SETRANGE', KEYS[2], '0', '')
+  write_buckets(records, places)
+  call('SET', KEYS[2], reply, 'PX', is_leaving and LEFT_KEEP_MS or NODE_KEEP_MS)
+  if marks or longer then
+    call('SET', KEYS[1], lane_record(), 'PX', keep_ms)
+    call('PEXPIRE', KEYS[3], keep_ms)
+  else
+    call('SETRANGE', KEYS[1], '0', lane_record())
+  end
+  return reply
+end
+
+-- The batch, in the order of Model::sync.
+local function sync()
+  batch = ARGV[1]
+  local hash = ARGV[2]
+  if #ARGV ~= 2 or #batch < HEADER_BYTES or #hash ~= HASH_BYTES then
+    return refused('cut short')
+  end
+  local wire, request_lanes, sequence, recovery, lease_us, silence_us, alive_us, known_us, sent_us,
+    known_nodes, flags, entries, quota_count, rests, instance, known =
+    unpack_numbers(HEADER_FORMAT, batch)
+  recovery_us = recovery
+  if wire ~= WIRE_VERSION then
+    return refused('another wire version')
+  end
+  if entries < 0 or entries > ENTRIES_MAX then
+    return refused('too many entries')
+  end
+  local bytes = HEADER_BYTES + quota_count * QUOTA_BYTES + entries * ENTRY_BYTES
+    + rests * REST_BYTES
+  if #batch ~= bytes or #KEYS ~= 3 + entries then
+    return refused('entries, bytes and keys do not match')
+  end
+
+  local clock = call('TIME')
+  local time_us = clock[1] * 1000000 + clock[2]
+  now_us, time_ms = time_us, floor(time_us / 1000)
+  -- The head alone: the rest is asked for by a resend, and costs as much to read as to make.
+  local node = redis.pcall('GETRANGE', KEYS[2], '0', REPLY_LAST)
+  if type(node) == 'table' then
+    return failed(KEYS[2], node)
+  end
+  local is_known, last, marked_us, settled_us, last_hash, last_incarnation = node ~= '', 0, 0, 0, nil, nil
+  if is_known then
+    if #node < REPLY_BYTES or node:sub(1, #MAGIC) ~= MAGIC then
+      return foreign(KEYS[2])
+    end
+    local _
+    _, last, marked_us, settled_us, last_hash, _, _, _, _, _, _, _, _, last_incarnation =
+      unpack_numbers(REPLY_FORMAT, node)
+  end
+
+  -- The buckets are not read for a batch that comes again.
+  local comes_again = is_known and last == sequence and last_incarnation == known
+  local found = comes_again and { call('GET', KEYS[1]) } or call('MGET', KEYS[1], unpack(KEYS, 4))
+  local known_birth_us = min(max(unpack_numbers('<i8', known, 17), 0), 2^52)
+  local answer = read_lane(found[1], time_us, request_lanes, known_us, known_birth_us, silence_us, instance)
+  if answer then
+    return answer
+  end
+
+  if lanes ~= request_lanes then
+    return verdict(LANES, lanes)
+  end
+  local birth_us = unpack_numbers('<i8', incarnation, 17)
+  if known_birth_us > birth_us or known == incarnation and known_us > seen_us then
+    -- An older state has come back: whatever it knows is out of date.
+    return reborn(instance, lease_us, silence_us, alive_us, known_nodes, known_birth_us)
+  end
+  if known ~= NO_INCARNATION and known ~= incarnation then
+    if lost_us == 0 then
+      -- Whoever called first did not know that the lane had been there before.
+      lose(lease_us, known_nodes)
+    end
+    return reborn(instance, lease_us, silence_us, alive_us, known_nodes)
+  end
+
+  -- The sequence rule: the batch is compared with the last one applied in this life of the lane.
+  if is_known and last_incarnation ~= incarnation then
+    if known == NO_INCARNATION then
+      return verdict(STALE)
+    end
+    is_known, last, settled_us = false, 0, 0
+  end
+  if is_known and last == sequence then
+    return last_hash == hash and call('GET', KEYS[2]) or verdict(CLONED)
+  end
+  if sequence < last then
+    return verdict(STALE)
+  end
+  if sequence > last + 1 then
+    if not is_known and now_us - known_us > NODE_KEEP_MS * 1000 then
+      -- The node was away for so long that it is not remembered.
+      return verdict(STALE)
+    end
+    return reborn(instance, lease_us, silence_us, alive_us, known_nodes, birth_us)
+  end
+  hear(silence_us, alive_us)
+  return apply(sequence, hash, instance, known, flags, alive_us, sent_us, entries, quota_count, found,
+    is_known, marked_us, settled_us)
+end
+
+return sync()

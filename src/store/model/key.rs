@@ -1,0 +1,424 @@
+//! One key's record: a ledger of what is leased, and the level of a token bucket.
+
+use crate::quota::Scale;
+use crate::sync::message::{
+    CREDIT_TOKENS, DEBT_US, Entry, Given, Held, NUMBER_MAX, outstanding_least,
+};
+use crate::weakness::{Weakness, is_weak};
+
+use super::{Caller, Lane, SUM_MAX};
+
+/// A record is kept so much longer than it takes to fill: its expiry is set to the first, and moved
+/// when less than the second is left, so that few writes have to move it.
+pub(super) const RECORD_MARGIN_MS: i64 = 60_000;
+const RECORD_MARGIN_LEAST_MS: i64 = 30_000;
+/// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
+const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
+/// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
+const REPAY_US: i64 = 100_000;
+const REPAY_LEAST_PART: i64 = 16;
+
+/// One key's record. Index 0 is the lease epoch of the stamp, index 1 the one before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) scale: Scale,
+    pub(crate) version: i64,
+    pub(crate) epoch_us: i64,
+    /// When the record may be forgotten, by the store's clock, in milliseconds.
+    pub(crate) until_ms: i64,
+    /// Units of debt written off.
+    pub(crate) written_off: i64,
+    /// When the record was made, in the lane's time.
+    pub(crate) birth_us: i64,
+    /// Nothing is granted until then, because the record was lost; 0 if it never was.
+    pub(crate) recovering_until_us: i64,
+    /// What was available when the lane's last silence was over, in units.
+    pub(crate) after_silence: i64,
+    /// When the record was brought up to date last, in the lane's time.
+    pub(crate) stamp_us: i64,
+    /// The level of one central bucket by all that was charged so far, in units.
+    pub(crate) level: i64,
+    /// What can be leased, in units; below zero while debt is repaid. It may always rise to the level
+    /// less what is outstanding.
+    pub(crate) unleased: i64,
+    /// Tokens charged since the record was made.
+    pub(crate) charged: i64,
+    /// Leased refill, in units per microsecond.
+    pub(crate) leased: [i64; 2],
+    /// Leased depth, in tokens.
+    pub(crate) depth: [i64; 2],
+    /// Outstanding, in units: the most that nodes hold, or have spent and not reported, less what
+    /// they have spent ahead.
+    pub(crate) outstanding: [i64; 2],
+    /// Registered demand, in units per microsecond.
+    pub(crate) demand: [i64; 2],
+}
+
+/// What has to be known of an entry's batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At<'a> {
+    pub(super) lane: &'a Lane,
+    pub(super) caller: Caller,
+    pub(super) now_us: i64,
+}
+
+impl Key {
+    /// The record of a key that is not in the store.
+    pub(super) fn new(entry: &Entry, at: At<'_>) -> Self {
+        let At { lane, caller, now_us } = at;
+        let Scale { rate, burst, .. } = entry.scale;
+        let empty = lane.lost_us > 0 && burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
+        let level = if empty { flow(0, rate, now_us - lane.lost_us, burst) } else { burst };
+        let lost = !entry.restore && !lane.waits_after_loss(now_us) && entry.is_evidence();
+        Self {
+            scale: entry.scale,
+            version: entry.version,
+            epoch_us: entry.epoch_us,
+            until_ms: 0,
+            written_off: 0,
+            birth_us: now_us,
+            recovering_until_us: if lost { now_us + caller.recovery_us } else { 0 },
+            after_silence: level,
+            stamp_us: now_us,
+            level,
+            unleased: level,
+            charged: 0,
+            leased: [0; 2],
+            depth: [0; 2],
+            outstanding: [0; 2],
+            demand: [0; 2],
+        }
+    }
+
+    /// The lease epoch of the stamp.
+    fn epoch(&self) -> i64 {
+        self.stamp_us / self.epoch_us
+    }
+
+    /// The most that can be leased beside leases of `depth` tokens, in units.
+    fn cap(&self, depth: i64) -> i64 {
+        self.scale.burst.saturating_sub(depth.saturating_mul(self.scale.token)).max(0)
+    }
+
+    // ---- time --------------------------------------------------------------------------------
+
+    /// Brings the record to `now_us`, ending leases whose epochs are over on the way.
+    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64) {
+        let fill_us = self.scale.burst / self.scale.rate + 1;
+        if self.stamp_us > now_us.saturating_add(fill_us) {
+            // The lane's time was lost with the lane. The level is kept; what was leased counts as
+            // spent.
+            self.end_leases(0);
+            (self.leased, self.depth, self.demand) = ([0; 2], [0; 2], [0; 2]);
+            self.stamp_us = now_us;
+        }
+        let (now_us, before_us) = (now_us.max(self.stamp_us), self.stamp_us);
+        let (mut at_us, began) = (before_us, self.epoch());
+        for alive in [2, 1, 0] {
+            let ends_us = (began + 3 - alive as i64) * self.epoch_us;
+            let until_us = if alive > 0 { ends_us.min(now_us) } else { now_us };
+            if until_us > at_us {
+                self.pass(alive, until_us - at_us);
+                at_us = until_us;
+            }
+        }
+        self.stamp_us = now_us;
+        let epoch = self.epoch();
+        if epoch > began {
+            let kept = epoch == began + 1;
+            self.end_leases(usize::from(kept));
+            for pair in [&mut self.leased, &mut self.depth, &mut self.outstanding, &mut self.demand]
+            {
+                *pair = [0, if kept { pair[0] } else { 0 }];
+            }
+        }
+        if before_us < lane.recovery.since_us {
+            self.after_silence = self.unleased;
+        }
+    }
+
+    /// Lets `micros` pass beside the leases of the last `alive` epochs.
+    fn pass(&mut self, alive: usize, micros: i64) {
+        let (mut leased, mut depth) = (0, 0);
+        for index in 0..alive {
+            let (units, rate) = (self.outstanding[index], self.leased[index]);
+            self.outstanding[index] = flow(units, rate, micros, NUMBER_MAX);
+            leased += rate;
+            depth += self.depth[index];
+        }
+        self.end_leases(alive);
+        let Scale { rate, burst, .. } = self.scale;
+        self.unleased = flow(self.unleased, (rate - leased).max(0), micros, self.cap(depth));
+        self.level = flow(self.level, rate, micros, burst);
+    }
+
+    /// Ends all leases but those of the last `alive` epochs: what was outstanding counts as spent, and
+    /// what was spent ahead is owed.
+    fn end_leases(&mut self, alive: usize) {
+        for outstanding in &mut self.outstanding[alive..] {
+            let units = std::mem::take(outstanding);
+            self.level = (self.level - units.max(0)).max(-NUMBER_MAX);
+            self.unleased = (self.unleased + units.min(0)).max(-NUMBER_MAX);
+        }
+    }
+
+    /// Moves the key to a newer definition of its limit; leases of the old one count until they end.
+    pub(super) fn adopt(&mut self, entry: &Entry) {
+        let ratio = entry.scale.token as f64 / self.scale.token as f64;
+        let down = |units: i64| {
+            ((units as f64 * ratio).floor() as i64).clamp(-NUMBER_MAX, entry.scale.burst)
+        };
+        let up = |units: i64| ((units as f64 * ratio).ceil() as i64).clamp(-NUMBER_MAX, NUMBER_MAX);
+        self.level = down(self.level);
+        self.unleased = down(self.unleased);
+        self.after_silence = down(self.after_silence);
+        self.leased = self.leased.map(up);
+        self.outstanding = self.outstanding.map(up);
+        self.demand = self.demand.map(up);
+        self.scale = entry.scale;
+        self.version = entry.version;
+    }
+
+    // ---- one entry ---------------------------------------------------------------------------
+
+    /// Applies one entry and answers it. A `fresh` record was made for it.
+    pub(super) fn apply(&mut self, entry: &Entry, fresh: bool, at: At<'_>) -> Given {
+        self.advance(at.lane, at.now_us);
+        let idle = [self.leased, self.depth, self.outstanding, self.demand] == [[0; 2]; 4];
+        if idle && entry.epoch_us != self.epoch_us {
+            self.epoch_us = entry.epoch_us;
+        }
+        // A lease that is older than the record was granted by a record that is lost.
+        let older = entry.holds() && entry.held.stamp_us < self.birth_us;
+        let anew = fresh || entry.restore || older;
+        let mut lost = fresh && self.recovering_until_us > 0;
+        if older && !fresh && !entry.restore && self.recovering_until_us == 0 {
+            self.recovering_until_us = at.now_us + at.caller.recovery_us;
+            lost = true;
+        }
+        let void = self.renew(entry, anew);
+        self.charge(entry, at.lane);
+        let given = self.grant(entry, void, at);
+        Given { lost, ..given }
+    }
+
+    /// Moves what the node holds to the current epoch, less what it spent and returns. What was
+    /// outstanding under a lease that has ended counts as spent already. Tells whether it has ended.
+    fn renew(&mut self, entry: &Entry, anew: bool) -> bool {
+        let held = entry.held;
+        let age = self.epoch() - held.tag;
+        let current = age == 0 || age == 1;
+        let rate = held.rate + entry.back_rate;
+        let passed_us = if entry.restore { 0 } else { self.stamp_us - held.stamp_us };
+        let outstanding = flow(held.outstanding, rate, passed_us.max(0), NUMBER_MAX);
+        if anew {
+            // A node that registers anew tells the most that it can hold: that may not be there.
+            self.claim(entry, if current && !entry.restore { outstanding } else { 0 });
+        }
+        if current {
+            if !anew {
+                let index = age as usize;
+                lower(&mut self.leased[index], rate);
+                lower(&mut self.depth[index], held.depth + entry.back_depth);
+                shift(&mut self.outstanding[index], -outstanding);
+                lower(&mut self.demand[index], held.demand);
+            }
+            let spent = entry.spent.saturating_mul(self.scale.token).min(NUMBER_MAX);
+            raise(&mut self.leased[0], held.rate);
+            raise(&mut self.depth[0], held.depth);
+            let left = (outstanding - spent - entry.returned - entry.lost).max(-NUMBER_MAX);
+            let kept = left.max(outstanding_least(held.rate, self.scale.token));
+            shift(&mut self.outstanding[0], kept);
+            self.level = (self.level - spent).max(-NUMBER_MAX);
+            self.unleased = (self.unleased + entry.returned).min(NUMBER_MAX) + (left - kept);
+        }
+        raise(&mut self.demand[0], entry.demand);
+        !current && (rate > 0 || held.depth + entry.back_depth > 0 || held.outstanding != 0)
+    }
+
+    /// The node knows more of the key than the record does: of what can be leased the lower holds, and
+    /// what the node holds was there beside it.
+    fn claim(&mut self, entry: &Entry, outstanding: i64) {
+        let here = self.outstanding[0] + self.outstanding[1];
+        if let Some(claim) = entry.claim {
+            self.unleased = self.unleased.min(claim);
+            self.level = self.level.min(self.unleased + here);
+        }
+        self.level = (self.level + outstanding).clamp(-NUMBER_MAX, self.scale.burst);
+    }
+
+    /// Charges what was spent on credit and under outage policies.
+    fn charge(&mut self, entry: &Entry, lane: &Lane) {
+        let Scale { rate, token, burst } = self.scale;
+        let spent = entry.spent + entry.debt + entry.allowed;
+        self.charged = (self.charged + spent).min(SUM_MAX);
+        let skipped = is_weak(Weakness::DebtSkipped);
+        let debt = if skipped { 0 } else { entry.debt.saturating_mul(token).min(NUMBER_MAX) };
+        self.level = (self.level - debt).max(-NUMBER_MAX);
+        self.unleased -= debt;
+        if entry.taken > 0 {
+            let taken = |units: i64| units.min(0).max(units - entry.taken);
+            (self.level, self.unleased) = (taken(self.level), taken(self.unleased));
+        }
+        let found = self.level - self.outstanding[0] - self.outstanding[1];
+        self.unleased = self.unleased.max(found).min(self.cap(self.depth[0] + self.depth[1]));
+        // What all nodes may spend on credit is never written off: they would have it twice.
+        let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
+        let lowest = -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX));
+        if self.unleased < lowest {
+            self.written_off = (self.written_off + (lowest - self.unleased)).min(SUM_MAX);
+            self.unleased = lowest;
+        }
+    }
+
+    // ---- grants ------------------------------------------------------------------------------
+
+    fn grant(&mut self, entry: &Entry, void: bool, at: At<'_>) -> Given {
+        let At { lane, caller, now_us } = at;
+        let Scale { rate, burst, token } = self.scale;
+        let held = if void { Held::default() } else { entry.held };
+        let demand = self.demand[0] + self.demand[1];
+        let share = if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 };
+
+        let returning = lane.waits_after_silence(now_us);
+        let giving = !lane.waits_after_loss(now_us)
+            && now_us >= self.recovering_until_us
+            && (caller.settled || !returning);
+        let reserved = if returning { self.reserve(lane, now_us) } else { 0 };
+        let free = self.unleased - reserved;
+        let tokens = if giving { self.give_tokens(entry, free, share, caller.nodes) } else { 0 };
+        self.unleased -= tokens * token;
+        let available = self.unleased;
+
+        let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
+        if returning {
+            // The others still live on their shares.
+            target = target.min(rate / lane.recovery.expected.max(1));
+        }
+        let leased = self.leased[0] + self.leased[1];
+        let most = if available < 0 { rate - repayment(rate, available) } else { rate };
+        let pressing = returning || demand > rate + rate / 4;
+        let (mut added, mut depth) = (0, tokens);
+        if giving && (pressing || available < burst / 20) {
+            added = (target - held.rate).min(most - leased).max(0);
+            if held.rate + added > 0 {
+                depth += self.extra_depth(available, share, held.depth, tokens);
+            }
+        }
+        let recall = if available > burst / 10 && !pressing {
+            held.rate
+        } else {
+            surplus_rate(held.rate, target, leased, most, available)
+        };
+        self.leased[0] += added;
+        raise(&mut self.depth[0], depth);
+        shift(&mut self.outstanding[0], tokens * token);
+        Given {
+            tokens,
+            rate: added,
+            depth,
+            stamp_us: self.stamp_us,
+            tag: self.epoch(),
+            life_us: (self.epoch() + 2) * self.epoch_us - now_us,
+            available,
+            level: (available + self.outstanding[0] + self.outstanding[1]).clamp(-SUM_MAX, SUM_MAX),
+            leased: leased + added,
+            recall,
+            void,
+            lost: false,
+            withheld: !giving || reserved > 0,
+        }
+    }
+
+    /// What nodes that have not reported yet may have taken under their policies, in units.
+    fn reserve(&self, lane: &Lane, now_us: i64) -> i64 {
+        let Scale { rate, burst, .. } = self.scale;
+        let recovery = &lane.recovery;
+        let flowed = flow(0, rate, recovery.since_us - recovery.from_us, burst);
+        // They take more than flows into a full share, since others have taken theirs.
+        let since_us = now_us - recovery.since_us;
+        let whole = flow(self.after_silence.max(flowed), rate, since_us, NUMBER_MAX);
+        let missing = (recovery.expected - recovery.settled).max(0);
+        (whole as f64 * (missing as f64 / recovery.expected.max(1) as f64)).ceil() as i64
+    }
+
+    /// Gives tokens out of `level` units: first what callers wait for, then half of the rest by share
+    /// and half spread evenly, and one at least while there is one.
+    fn give_tokens(&self, entry: &Entry, level: i64, share: f64, nodes: i64) -> i64 {
+        let token = self.scale.token;
+        if level <= 0 {
+            return 0;
+        }
+        let needed = entry.needed.min(level / token);
+        let level = level - needed * token;
+        let part = (level as f64 * (share / 2.0 + 0.5 / nodes.max(1) as f64)).floor();
+        let least = i64::from(level >= token);
+        let tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
+        needed + tokens
+    }
+
+    /// The depth that goes with a leased refill, on top of `tokens`.
+    fn extra_depth(&self, available: i64, share: f64, held_depth: i64, tokens: i64) -> i64 {
+        let Scale { token, burst, .. } = self.scale;
+        let capacity = burst / token;
+        let room = ((capacity as f64 * share / 2.0).floor() as i64).max(2).min(capacity);
+        let free = (burst - available) / token - self.depth[0] - self.depth[1] - tokens;
+        (room - held_depth - tokens).min(free).max(0)
+    }
+
+    // ---- expiry ------------------------------------------------------------------------------
+
+    /// Milliseconds until the record may be forgotten: full, and all leases ended.
+    pub(crate) fn keep_ms(&self) -> i64 {
+        let fill_us = self.scale.micros_for(self.scale.burst - self.unleased) as i64;
+        (fill_us + 2 * self.epoch_us) / 1000 + RECORD_MARGIN_MS
+    }
+
+    /// Whether the record is kept for long enough already.
+    pub(super) fn is_kept(&self, time_ms: i64) -> bool {
+        let spare_us =
+            (self.until_ms - time_ms - RECORD_MARGIN_LEAST_MS) * 1000 - 2 * self.epoch_us;
+        let missing = self.scale.burst - self.unleased;
+        spare_us >= 0 && i128::from(missing) <= i128::from(spare_us) * i128::from(self.scale.rate)
+    }
+}
+
+/// The refill that is kept from leases so that debt is repaid: soon, but no more of it than the
+/// debt needs.
+fn repayment(rate: i64, available: i64) -> i64 {
+    (-available / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2)
+}
+
+/// What a node should give back of its leased refill: what is well above its target, and its
+/// part of what keeps debt from being repaid.
+fn surplus_rate(held_rate: i64, target: i64, leased: i64, most: i64, available: i64) -> i64 {
+    let above = held_rate - target;
+    let above = if above > target / 4 { above } else { 0 };
+    let repay = if available < 0 && leased > most {
+        (held_rate as f64 * ((leased - most) as f64 / leased as f64)).ceil() as i64
+    } else {
+        0
+    };
+    above.max(repay).min(held_rate)
+}
+
+/// Adds to a sum of leases or demands.
+fn raise(sum: &mut i64, by: i64) {
+    *sum = (*sum + by).min(NUMBER_MAX);
+}
+
+/// Takes from a sum of leases or demands.
+fn lower(sum: &mut i64, by: i64) {
+    *sum = (*sum - by).max(0);
+}
+
+/// Adds to a sum of what is outstanding.
+fn shift(sum: &mut i64, by: i64) {
+    *sum = (*sum + by).clamp(-NUMBER_MAX, NUMBER_MAX);
+}
+
+/// `level` after `rate` has flowed in for `micros`, at most `cap`.
+fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
+    let flowed = i128::from(level) + i128::from(rate) * i128::from(micros);
+    flowed.min(i128::from(cap)) as i64
+}
