@@ -9,7 +9,7 @@
 //!
 //! | figure | target |
 //! |---|---|
-//! | key syncs an invented key, of all nodes together | at most 1.5 |
+//! | key syncs an invented key, of all nodes together, until a minute later | 1 to 1.5 |
 //! | wrong denials of the known key | at most 1% |
 //! | records of invented keys in Redis a minute later | none |
 //! | bytes of the records of lanes and nodes, a node and lane | below 1024 |
@@ -190,10 +190,9 @@ fn main() -> ExitCode {
     let (bytes, lanes) = Records::read(&mut connection).of_lanes(&mut connection);
     let invented_until = Instant::now();
     load.run(&limits, SETTLED_AFTER, false);
-    let syncs = synced.load(Ordering::Relaxed) - synced_before;
     let mut records = Records::read(&mut connection);
     println!(
-        "{} keys invented in {time:?}, {} denied; {syncs} key syncs; {} records {SETTLED_AFTER:?} later",
+        "{} keys invented in {time:?}, {} denied; {} records {SETTLED_AFTER:?} later",
         load.invented, load.invented_denied, records.invented
     );
     let (known, known_denied) = (load.known, load.known_denied);
@@ -201,8 +200,10 @@ fn main() -> ExitCode {
         load.run(&limits, Duration::from_secs(1), false);
         records = Records::read(&mut connection);
     }
+    // Nodes that fell behind go on for long: what they say of the keys until then counts too.
+    let syncs = synced.load(Ordering::Relaxed) - synced_before;
     println!(
-        "{} records of invented keys, {} of the known one, {} of lanes and nodes after {:.0} s",
+        "{syncs} key syncs; {} records of invented keys, {} of the known one, {} of lanes and nodes after {:.0} s",
         records.invented,
         records.known,
         records.others.len(),
@@ -211,8 +212,10 @@ fn main() -> ExitCode {
     let per_node = bytes as f64 / NODES as f64;
     println!("{bytes} bytes of {lanes} lanes and their nodes, {per_node:.0} a node");
     let denied_pct = 100.0 * known_denied as f64 / known as f64;
+    let per_key = syncs as f64 / load.invented as f64;
     let met = [
-        verdict("key syncs an invented key", syncs as f64 / load.invented as f64, SYNCS_MOST),
+        verdict("part of the keys that cannot have been synced", 1.0 - per_key.min(1.0), 0.0),
+        verdict("key syncs an invented key", per_key, SYNCS_MOST),
         verdict("wrong denials of the known key, %", denied_pct, DENIED_PCT_MOST),
         verdict("records of invented keys a minute later", records.invented as f64, 0.0),
         verdict(
