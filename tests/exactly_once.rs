@@ -216,9 +216,9 @@ fn since(before: Counts, now: Counts) -> Counts {
 }
 
 /// The layout of a bucket's record, as lua/sync-v2.lua documents it.
-const MAGIC: &[u8] = b"T1";
-const RECORD_NUMBERS: usize = 19;
-const CHARGED: usize = 14;
+const MAGIC: &[u8] = b"T2";
+const RECORD_NUMBERS: usize = 23;
+const CHARGED: usize = 18;
 
 /// Tokens charged, over all buckets in Redis.
 fn charged(server: &RedisServer) -> u64 {
@@ -249,7 +249,7 @@ fn charged(server: &RedisServer) -> u64 {
 fn charged_in(record: &[u8]) -> u64 {
     let numbers = record.strip_prefix(MAGIC).expect("a record of ours");
     let (numbers, rest) = numbers.as_chunks::<8>();
-    assert!(numbers.len() == RECORD_NUMBERS && rest.is_empty(), "the layout of version 1");
+    assert!(numbers.len() == RECORD_NUMBERS && rest.is_empty(), "the layout of version 2");
     let charged = f64::from_le_bytes(numbers[CHARGED]);
     assert!(charged >= 0.0, "nothing is charged below zero");
     charged as u64

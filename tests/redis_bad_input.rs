@@ -89,7 +89,7 @@ impl Heard {
 }
 
 /// The numbers of a bucket's record, as lua/sync-v2.lua documents them.
-struct Record([i64; 19]);
+struct Record([i64; 23]);
 
 impl Record {
     fn read(server: &RedisServer, name: &str) -> Option<Self> {
@@ -97,10 +97,10 @@ impl Record {
         let bytes: Option<Vec<u8>> =
             redis::cmd("GET").arg(name).query(&mut connection).expect("GET is answered");
         let bytes = bytes?;
-        let numbers = bytes.strip_prefix(b"T1").expect("a record of ours").as_chunks::<8>().0;
+        let numbers = bytes.strip_prefix(b"T2").expect("a record of ours").as_chunks::<8>().0;
         let numbers: Vec<i64> =
             numbers.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
-        Some(Self(numbers.try_into().expect("the layout of version 1")))
+        Some(Self(numbers.try_into().expect("the layout of version 2")))
     }
 
     fn burst(&self) -> i64 {
@@ -112,7 +112,7 @@ impl Record {
     }
 
     fn charged(&self) -> u64 {
-        u64::try_from(self.0[14]).expect("nothing is charged below zero")
+        u64::try_from(self.0[18]).expect("nothing is charged below zero")
     }
 }
 
@@ -329,7 +329,7 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
     server.command(&["SET", &text, "theirs"]);
     // As long as a record of ours, with its letters in front: an older layout, say.
     let alike = name_of("alike");
-    let value = format!("T1{}", "A".repeat(152));
+    let value = format!("T2{}", "A".repeat(184));
     server.command(&["SET", &alike, &value]);
     let heard = Heard::default();
     let limiter = ready(builder(store(&server.url())).listen(heard.ear())).await;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::Contender;
-use crate::message::{Entry, Grant, Header, Held, Incarnation, Reply, Request, Verdict};
+use crate::message::{
+    Entry, Grant, Header, Held, Incarnation, Knowledge, Reply, Request, Times, Verdict,
+};
 use crate::quota::Scale;
 use crate::server::Server;
 
@@ -105,10 +107,10 @@ impl Node {
         }
     }
 
-    /// The key's report: what is lent to it was spent, as far as it was.
+    /// The key's report: what is outstanding was spent, as far as it was.
     fn entry(&self, number: usize) -> Entry {
         let held = self.held[number];
-        let spent = (held.lent / SCALE.token).clamp(0, SPENT);
+        let spent = (held.outstanding / SCALE.token).clamp(0, SPENT);
         Entry {
             limit: self.limit.clone(),
             key: key_of(number).into(),
@@ -118,7 +120,8 @@ impl Node {
             spent,
             debt: 0,
             allowed: 0,
-            back_units: 0,
+            taken: 0,
+            returned: 0,
             lost: held.rate * 25,
             back_rate: 0,
             back_depth: 0,
@@ -143,12 +146,12 @@ impl Node {
                 *held = Held::default();
             } else {
                 let passed_us = (given.stamp_us - held.stamp_us).max(0);
-                held.lent += held.rate * passed_us - entry.spent * SCALE.token - entry.lost;
-                held.lent = held.lent.max(0);
+                held.outstanding += held.rate * passed_us - entry.spent * SCALE.token - entry.lost;
+                held.outstanding = held.outstanding.max(0);
             }
             held.rate += given.rate;
             held.depth += given.depth;
-            held.lent += given.tokens * SCALE.token;
+            held.outstanding += given.tokens * SCALE.token;
             (held.stamp_us, held.tag, held.demand) = (given.stamp_us, given.tag, entry.demand);
         }
     }
@@ -160,9 +163,19 @@ impl Node {
             instance: INSTANCE,
             incarnation: self.incarnation,
             sequence: self.sequence,
-            recovery_us: 450_000,
-            silence_us: 1_000_000_000,
-            alive_us: 4_000_000,
+            times: Times {
+                recovery_us: 450_000,
+                lease_us: 2_000_000,
+                silence_us: 1_000_000_000,
+                alive_us: 4_000_000,
+            },
+            knowledge: Knowledge {
+                known_us: self.time_us,
+                sent_us: self.time_us,
+                nodes: 1,
+                settled: true,
+                leaving: false,
+            },
         };
         Request::new(header, numbers.iter().map(|&number| self.entry(number)).collect())
     }

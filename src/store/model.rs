@@ -25,8 +25,6 @@ use key::{At, RECORD_MARGIN_MS};
 pub(crate) const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
 /// A node is remembered for so long without a call.
 pub(crate) const NODE_KEEP_MS: i64 = 600_000;
-/// A node that left in good order is remembered for so long, for copies of its last batch.
-pub(crate) const LEFT_KEEP_MS: i64 = 30_000;
 /// Keys whose time is over are looked for every so many calls.
 const EXPIRY_CALLS: u64 = 4096;
 /// A node is marked as alive with its first batch, and then when it was not for so long: counting the

@@ -153,6 +153,7 @@ pub(crate) struct Header {
 
 /// How long a lane waits for its nodes, as one of them asks for, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::struct_field_names, reason = "names of numbers end in their units")]
 pub(crate) struct Times {
     /// For what nodes know of a key whose record was lost, or of a lane that nobody knows.
     pub recovery_us: i64,

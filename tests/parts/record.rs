@@ -4,7 +4,7 @@
 
 /// Tokens charged to a bucket since it was born; `None` for a layout that is not known here.
 pub(crate) fn charged(record: &[u8]) -> Option<u64> {
-    let (numbers, rest) = record.strip_prefix(b"T1")?.as_chunks::<8>();
-    let charged = (numbers.len() == 19 && rest.is_empty()).then(|| numbers[14])?;
+    let (numbers, rest) = record.strip_prefix(b"T2")?.as_chunks::<8>();
+    let charged = (numbers.len() == 23 && rest.is_empty()).then(|| numbers[18])?;
     Some(f64::from_le_bytes(charged) as u64)
 }
