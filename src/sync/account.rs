@@ -47,6 +47,9 @@ const EARLY_TICKS_MAX: u64 = 16;
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
 const LINGER_MAX_US: u64 = 1_000_000;
+/// The same for a key that has come before, on a limit without credit: only what is held for it admits
+/// its next request.
+const STRICT_LINGER_MAX_US: u64 = 30_000_000;
 
 /// What the store last said about a key.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +148,10 @@ pub(crate) struct Account {
     /// The report under way was sent ahead of schedule.
     early_sent: bool,
     last_arrival: Timestamp,
+    /// Requests since the key came into the books.
+    seen: u64,
+    /// The age of the view that the key came into the books with, in microseconds.
+    known_us: Option<u64>,
     /// The largest cost that was denied since the key came into the books.
     denied_cost: u32,
     /// Tokens asked for that the demand estimate has not seen yet.
@@ -208,6 +215,8 @@ impl Account {
             reporting: false,
             early_sent: false,
             last_arrival: now,
+            seen: 0,
+            known_us: told.age(now).map(micros),
             denied_cost: 0,
             arrivals: 0,
             requests: 0,
@@ -250,7 +259,9 @@ impl Account {
         }
         let tally = Tally::of(&collected, all);
         self.arrivals += all + collected.denied;
-        self.requests += tally.allowed + collected.denied.div_ceil(self.denied_cost.max(1).into());
+        let requests = tally.allowed + collected.denied.div_ceil(self.denied_cost.max(1).into());
+        self.requests += requests;
+        self.seen += requests;
         self.tally.merge(tally);
     }
 
@@ -273,6 +284,7 @@ impl Account {
     fn refused(&mut self, cost: u32) {
         self.arrivals += u64::from(cost);
         self.requests += 1;
+        self.seen += 1;
         self.tally.denied += 1;
     }
 
@@ -309,7 +321,10 @@ impl Account {
     /// Whether the key can leave the books at `now`: nothing held, owed or expected. If so, its
     /// bucket is told when it will be full.
     pub(crate) fn try_close(&mut self, now: Timestamp, terms: &Terms) -> bool {
-        let quiet = |account: &Self| now.micros_since(account.last_arrival) >= linger_us(terms);
+        let quiet = |account: &Self| {
+            let quiet_us = now.micros_since(account.last_arrival);
+            account.is_done_with() || quiet_us >= account.linger_us(terms)
+        };
         if !quiet(self) || !self.is_settled() {
             return false;
         }
@@ -355,6 +370,24 @@ impl Account {
         self.view.is_some_and(|view| view.level < terms.scale.burst / 20)
     }
 
+    /// Whether the key was asked for once, and not lately before.
+    fn is_seen_once(&self) -> bool {
+        self.seen <= 1 && self.known_us.is_none_or(|age_us| age_us > LINGER_MAX_US)
+    }
+
+    /// Whether the store has answered the only request, and nothing more is expected.
+    fn is_done_with(&self) -> bool {
+        self.is_seen_once() && self.view.is_some_and(|view| view.at >= self.last_arrival)
+    }
+
+    /// How long the key is kept in the books after its last request.
+    fn linger_us(&self, terms: &Terms) -> u64 {
+        let strict = terms.credit == 0 && self.waited_at == Timestamp::ZERO;
+        let returns = self.seen > 1 || self.known_us.is_some();
+        let most_us = if strict && returns { STRICT_LINGER_MAX_US } else { LINGER_MAX_US };
+        terms.scale.fill_us().clamp(LINGER_MIN_US, most_us)
+    }
+
     fn is_hot(&self, terms: &Terms) -> bool {
         self.demand.over(terms.tick_us.min(HOT_US)) >= 1.0
     }
@@ -366,7 +399,11 @@ impl Account {
 
     /// Tokens to hold so that the key does not run dry before the next report.
     fn need(&self, now: Timestamp, terms: &Terms) -> i64 {
-        if now.micros_since(self.last_arrival) >= linger_us(terms) {
+        if now.micros_since(self.last_arrival) >= self.linger_us(terms) {
+            return 0;
+        }
+        // A key that may never come again gets no lease, where credit can admit its next request.
+        if self.is_seen_once() && terms.credit > 0 && self.denied_cost == 0 {
             return 0;
         }
         let plentiful = self.view.is_none() || self.is_plentiful(now, terms);
@@ -664,11 +701,17 @@ impl Account {
     fn schedule(&mut self, given: &Given, now: Timestamp, terms: &Terms) {
         let tick_us = terms.tick_us;
         let quiet_us = now.micros_since(self.last_arrival);
-        let linger_us = linger_us(terms);
+        let linger_us = self.linger_us(terms);
+        let held = self.held.depth > 0 && quiet_us >= LINGER_MAX_US;
         self.due = if !self.waiters.is_empty() {
             now
         } else if self.unsent.debt > 0 {
             self.early.not_before().max(now)
+        } else if self.is_done_with() && self.is_settled() {
+            now
+        } else if held && quiet_us < linger_us {
+            // It is held for a request that may come, and renewed before it ends.
+            now.plus_micros(self.ends.micros_since(now) / 2)
         } else if !self.is_settled() || quiet_us < linger_us {
             let interval_us = self.interval_us(now, terms);
             let repaid_us = terms.scale.micros_for(-given.available);
@@ -677,9 +720,4 @@ impl Account {
             now.plus_micros(linger_us)
         };
     }
-}
-
-/// How long a key is kept in the books after its last request.
-fn linger_us(terms: &Terms) -> u64 {
-    terms.scale.fill_us().clamp(LINGER_MIN_US, LINGER_MAX_US)
 }
