@@ -64,6 +64,11 @@ pub enum Fault {
         /// For how long, in microseconds.
         for_us: u64,
     },
+    /// The store serves nothing for a while, then what has arrived meanwhile, in order.
+    StoreStalls {
+        /// For how long, in microseconds.
+        for_us: u64,
+    },
     /// The store restarts empty.
     StoreForgets,
     /// A replica takes over that is behind.
@@ -71,10 +76,19 @@ pub enum Fault {
         /// By how much, in microseconds.
         by_us: u64,
     },
-    /// The store's clock jumps ahead.
-    StoreClockJumps {
-        /// By how much, in microseconds.
-        by_us: u64,
+    /// The store writes a snapshot of itself.
+    StoreSaves,
+    /// The store comes back as it was at the last snapshot.
+    StoreRestores,
+    /// The store loses a key's record.
+    RecordLost {
+        /// The key.
+        key: u32,
+    },
+    /// The store's clock steps. A step ahead deletes the records whose time is over by then.
+    StoreClockSteps {
+        /// By how much, in microseconds; back if below zero.
+        by_us: i64,
     },
 }
 
@@ -130,19 +144,22 @@ pub fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.unheard = true;
             }
             Fault::StoreForgets => incidents.losses_of_memory += 1,
-            Fault::StoreLags { .. } => {
+            Fault::StoreSaves => {}
+            Fault::StoreLags { .. } | Fault::StoreRestores | Fault::RecordLost { .. } => {
                 incidents.losses_of_memory += 1;
-                // Some nodes may be served from the older state before anybody notices.
+                // Some nodes may be served from the older state before any node notices.
                 incidents.unheard = true;
             }
-            Fault::StoreClockJumps { by_us } => incidents.store_jumps_s += by_us as f64 / 1e6,
+            Fault::StoreClockSteps { by_us } => {
+                incidents.store_jumps_s += by_us.max(0) as f64 / 1e6;
+            }
             Fault::ClockJumps { by_us, .. } => incidents.clock_jumps_s += by_us as f64 / 1e6,
             Fault::NodeCutOff { for_us, .. } => {
                 incidents.unheard = true;
                 incidents.nodes_cut_off += 1;
                 incidents.cut_off_node_s += for_us as f64 / 1e6;
             }
-            Fault::StoreHangs { for_us } => {
+            Fault::StoreHangs { for_us } | Fault::StoreStalls { for_us } => {
                 incidents.unheard = true;
                 // Nodes see its end at different times.
                 incidents.nodes_cut_off += u32::from(setup.nodes);

@@ -205,7 +205,7 @@ fn random_faults(rng: &mut fastrand::Rng, nodes: u16, until_us: u64) -> Vec<Plan
             5 => Fault::StoreHangs { for_us },
             6 => Fault::StoreForgets,
             7 => Fault::ClockStalls { place, for_us: rng.u64(1..20_000) },
-            _ => Fault::StoreClockJumps { by_us: for_us },
+            _ => Fault::StoreClockSteps { by_us: for_us as i64 },
         }
     };
     let count = rng.usize(0..6);

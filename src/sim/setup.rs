@@ -26,6 +26,28 @@ pub struct Network {
     pub timeout: Duration,
 }
 
+/// How long the store takes for a request. It serves one at a time, in the order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceTime {
+    /// For each call, in microseconds.
+    pub call_us: u64,
+    /// For each key of a call, in microseconds.
+    pub key_us: u64,
+    /// For each key of a call that the store has applied before, in microseconds.
+    pub resent_key_us: u64,
+}
+
+impl ServiceTime {
+    /// The store of the scenario `crowd`. A resend is as dear as its first sending, because the
+    /// script reads the records before it checks the sequence.
+    pub const CROWD: Self = Self { call_us: 30, key_us: 4, resent_key_us: 4 };
+
+    /// The time of a call of `keys` keys, in microseconds.
+    pub const fn of_call(&self, keys: usize, resent: bool) -> u64 {
+        self.call_us + keys as u64 * if resent { self.resent_key_us } else { self.key_us }
+    }
+}
+
 /// The latest that a late message comes, in microseconds.
 pub const LATE_MAX_US: u64 = 3_000_000;
 
@@ -136,6 +158,8 @@ pub struct Setup {
     pub seed: u64,
     /// How messages travel.
     pub network: Network,
+    /// How long the store takes for a request; none if it takes no time.
+    pub service: Option<ServiceTime>,
     /// How requests are decided.
     pub form: Form,
     /// Node clocks are off by so many millionths at most.
@@ -155,6 +179,7 @@ impl Setup {
             lanes: 4,
             seed,
             network: Network::new(Duration::from_millis(1)),
+            service: None,
             form: Form::Check,
             clock_error_ppm: 0,
             threads: 1,
@@ -189,6 +214,14 @@ pub struct Traffic {
     pub drift_pct: Vec<f32>,
     /// Lanes found to have lost their memory.
     pub losses_of_memory: u64,
+    /// Time for which the store served requests, in microseconds.
+    pub store_busy_us: u64,
+    /// The same for requests that it applied for the first time, in microseconds.
+    pub store_useful_us: u64,
+    /// Leases, or additions to one, that the store granted.
+    pub leases_granted: u64,
+    /// Those that had not ended when their reply reached a node that still waited for it.
+    pub leases_alive: u64,
 }
 
 impl Traffic {

@@ -1,7 +1,7 @@
 //! The world: nodes, one store, a network between them, and virtual time.
 //!
 //! Every node is the product: its buckets, its dirty queue and its engine. The store is the
-//! reference model of the script. Only clock, transport and random source are the world's.
+//! reference model of the script. Only clocks, transport and random source are the world's.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use super::clock::NodeClock;
 use super::faults::{Fault, Planned};
 use super::figures::{Decided, Judge};
-use super::setup::{Form, LATE_MAX_US, Setup, Traffic};
+use super::setup::{Form, Setup, Traffic};
+use super::store::{Delivery, SimulatedStore};
 use super::workload::Arrival;
 use crate::bucket::purse::Purses;
 use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Prints, Table, Touch, Verdict};
@@ -18,12 +19,15 @@ use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
 use crate::limit::Terms;
 use crate::limiter::DECIDE_WITHIN;
-use crate::store::model::Model;
-use crate::sync::message::{Reply, Request};
+use crate::sync::message::Reply;
+#[cfg(all(test, feature = "redis"))]
+use crate::sync::message::Request;
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
 use crate::time::{Now, micros};
 
 mod ledger;
+mod network;
+mod trouble;
 
 /// What happened to the store, for tests that play it again.
 #[cfg(all(test, feature = "redis"))]
@@ -40,17 +44,18 @@ enum Happening {
         key: u32,
         cost: u32,
     },
-    Delivery {
-        node: Option<usize>,
-        exchange: u64,
-        request: Arc<Request>,
-    },
+    /// A request reaches the store.
+    Delivery(Delivery),
+    /// The store has served the first of those that wait.
+    Service,
     Answer {
         node: usize,
         lane: u32,
         exchange: u64,
         sequence: i64,
         result: Result<Reply, StoreError>,
+        /// Leases in it that have not ended by now.
+        leases_alive: u64,
     },
     Timer {
         node: usize,
@@ -59,7 +64,8 @@ enum Happening {
         node: usize,
     },
     Fault(Fault),
-    Snapshot,
+    /// A replica that is to take over later falls behind.
+    ReplicaFallsBehind,
 }
 
 #[derive(Debug)]
@@ -113,8 +119,10 @@ pub(super) struct Node {
     waiting: HashMap<u64, Waiting>,
     /// Tokens admitted.
     pub(super) spent: u64,
-    /// Tokens that the store has charged for it.
-    applied: u64,
+    /// The same by key, if the ledger is kept.
+    pub(super) spent_on: HashMap<u32, u64>,
+    /// Tokens that the store has charged for it, by key, if the ledger is kept.
+    pub(super) charged_on: HashMap<u32, u64>,
     /// Tokens that the store has confirmed.
     acknowledged: u64,
     timer_us: u64,
@@ -156,10 +164,7 @@ pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     /// Who stands where arrivals go.
     places: Vec<usize>,
-    pub(super) store: Model,
-    snapshots: VecDeque<Model>,
-    store_ahead_us: u64,
-    hung_until_us: u64,
+    pub(super) store: SimulatedStore,
     /// Every decision, if the setup says so.
     pub(super) decided: Vec<Decided>,
     /// Every call of the store, likewise.
@@ -167,11 +172,13 @@ pub(super) struct World {
     pub(super) calls: Vec<StoreCall>,
     pub(super) judge: Judge,
     pub(super) traffic: Traffic,
-    /// Tokens in batches that the store has applied, each counted once, since it lost its memory.
-    applied: u64,
+    /// Tokens of each key in batches that the store has applied, each counted once.
+    charged_on: HashMap<u32, u64>,
     applied_batches: HashSet<(usize, u32, i64)>,
     /// The store forgot what it had acknowledged: its sums say nothing any more.
     forgetful: bool,
+    /// Keys whose records were lost, likewise.
+    forgotten: HashSet<u32>,
     /// The first time that the ledger did not add up.
     pub(super) discrepancy: Option<String>,
     setup: Setup,
@@ -204,18 +211,16 @@ impl World {
             origin_us: 0,
             nodes: Vec::new(),
             places: Vec::new(),
-            store: Model::default(),
-            snapshots: VecDeque::new(),
-            store_ahead_us: 0,
-            hung_until_us: 0,
+            store: SimulatedStore::new(setup.service),
             decided: Vec::new(),
             #[cfg(all(test, feature = "redis"))]
             calls: Vec::new(),
             judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64),
             traffic: Traffic::default(),
-            applied: 0,
+            charged_on: HashMap::new(),
             applied_batches: HashSet::new(),
             forgetful: false,
+            forgotten: HashSet::new(),
             discrepancy: None,
             rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),
             terms,
@@ -281,7 +286,8 @@ impl World {
             exchanges: HashMap::new(),
             waiting: HashMap::new(),
             spent: 0,
-            applied: 0,
+            spent_on: HashMap::new(),
+            charged_on: HashMap::new(),
             acknowledged: 0,
             timer_us: u64::MAX,
             alive: true,
@@ -318,7 +324,7 @@ impl World {
     pub(super) fn suffer(&mut self, planned: &Planned) {
         let at_us = self.origin_us + planned.at_us;
         if let Fault::StoreLags { by_us } = planned.fault {
-            self.plan(at_us.saturating_sub(by_us), Happening::Snapshot);
+            self.plan(at_us.saturating_sub(by_us), Happening::ReplicaFallsBehind);
         }
         self.plan(at_us, Happening::Fault(planned.fault));
     }
@@ -361,16 +367,13 @@ impl World {
             Happening::Answer { node, .. }
             | Happening::Timer { node }
             | Happening::Resumption { node } => *node,
-            Happening::Delivery { node, exchange, request } => {
-                let (node, exchange, request) = (*node, *exchange, request.clone());
-                self.deliver(node, exchange, &request);
-                return self.audit_store();
-            }
+            Happening::Delivery(delivery) => return self.deliver(delivery.clone()),
+            Happening::Service => return self.serve(),
             Happening::Fault(fault) => {
                 let fault = *fault;
                 return self.befall(fault);
             }
-            Happening::Snapshot => return self.snapshots.push_back(self.store.clone()),
+            Happening::ReplicaFallsBehind => return self.store.replica_falls_behind(),
         };
         if !self.nodes[index].alive {
             return;
@@ -381,9 +384,10 @@ impl World {
         let now = self.nodes[index].clock.now(self.now_us);
         match happening {
             Happening::Arrival { key, cost, .. } => self.ask(index, key, cost),
-            Happening::Answer { lane, exchange, sequence, result, .. } => {
+            Happening::Answer { lane, exchange, sequence, result, leases_alive, .. } => {
                 if self.nodes[index].exchanges.get(&lane) == Some(&exchange) {
                     self.nodes[index].exchanges.remove(&lane);
+                    self.traffic.leases_alive += leases_alive;
                     self.acknowledge(index, lane, sequence, &result);
                     self.nodes[index].engine.handle(now, Input::Answer { lane, sequence, result });
                     self.pump(index);
@@ -403,7 +407,10 @@ impl World {
                     self.happen(missed);
                 }
             }
-            Happening::Delivery { .. } | Happening::Fault(_) | Happening::Snapshot => {}
+            Happening::Delivery(_)
+            | Happening::Service
+            | Happening::Fault(_)
+            | Happening::ReplicaFallsBehind => {}
         }
         self.audit_node(index);
     }
@@ -431,12 +438,13 @@ impl World {
             let (origin, now) = (node.buckets.origin(&bucket), now.cached());
             // As far as the ledger goes all that was taken is spent.
             let taken = purse.refill(origin, &bucket, now, unit);
-            node.spent = node.spent.saturating_add_signed(taken);
-            if purse.spend(origin, now).is_some() {
-                node.spent -= 1;
+            let given = purse.spend(origin, now).is_some();
+            self.spend(index, key, taken - i64::from(given));
+            if given {
                 return self.record(index, key, cost, true, true, false);
             }
         }
+        let node = &mut self.nodes[index];
         let taken = match self.setup.form {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),
@@ -479,8 +487,8 @@ impl World {
         sure: bool,
         waited: bool,
     ) {
-        let node = &mut self.nodes[index];
-        node.spent += u64::from(allowed) * u64::from(cost);
+        self.spend(index, key, i64::from(allowed) * i64::from(cost));
+        let node = &self.nodes[index];
         let at_us = self.now_us.saturating_sub(self.origin_us);
         let one = Decided { at_us, node: node.place, key, cost, allowed, sure, waited };
         self.judge.record(&one);
@@ -543,117 +551,8 @@ impl World {
         }
     }
 
-    // ---- the network -------------------------------------------------------------------------
-
-    fn one_way_us(&mut self) -> u64 {
-        let rtt_us = micros(self.setup.network.rtt);
-        let late_us =
-            if self.happens(self.setup.network.late) { self.rng.u64(0..LATE_MAX_US) } else { 0 };
-        rtt_us / 4 + self.rng.u64(0..=rtt_us / 2) + late_us
-    }
-
     fn happens(&mut self, odds: f64) -> bool {
         odds > 0.0 && self.rng.f64() < odds
-    }
-
-    fn send(&mut self, node: usize, request: Arc<Request>) {
-        self.order += 1;
-        let exchange = self.order;
-        let (lane, sequence) = (request.lane, request.sequence);
-        self.nodes[node].exchanges.insert(lane, exchange);
-        let timeout = self.setup.network.timeout;
-        let result = Err(StoreError::TimedOut(timeout));
-        let times_out_us = self.now_us + micros(timeout);
-        self.plan(times_out_us, Happening::Answer { node, lane, exchange, sequence, result });
-        let cut = self.now_us < self.nodes[node].cut_until_us;
-        if cut || self.happens(self.setup.network.request_loss) {
-            return;
-        }
-        if self.happens(self.setup.network.duplicated) {
-            let late_us = self.now_us + self.rng.u64(0..LATE_MAX_US);
-            let request = request.clone();
-            self.plan(late_us, Happening::Delivery { node: None, exchange, request });
-        }
-        let at_us = self.now_us + self.one_way_us();
-        self.plan(at_us, Happening::Delivery { node: Some(node), exchange, request });
-    }
-
-    fn deliver(&mut self, node: Option<usize>, exchange: u64, request: &Arc<Request>) {
-        if self.now_us < self.hung_until_us {
-            // The sender gives up; the request is executed when the store goes on.
-            let late_us = self.hung_until_us + self.rng.u64(0..1000);
-            let request = request.clone();
-            return self.plan(late_us, Happening::Delivery { node: None, exchange, request });
-        }
-        let time_us = (self.now_us + self.store_ahead_us) as i64;
-        let reply = self.store.sync(request, time_us);
-        #[cfg(all(test, feature = "redis"))]
-        if self.setup.audit {
-            let (request, reply) = (request.clone(), reply.clone());
-            self.calls.push(StoreCall::Sync { request, time_us, reply });
-        }
-        self.book(request, &reply);
-        let Some(node) = node else { return };
-        let cut = self.now_us < self.nodes[node].cut_until_us;
-        if cut || self.happens(self.setup.network.reply_loss) {
-            return;
-        }
-        let at_us = self.now_us + self.one_way_us();
-        let (lane, sequence) = (request.lane, request.sequence);
-        let result = Ok(reply);
-        self.plan(at_us, Happening::Answer { node, lane, exchange, sequence, result });
-    }
-
-    // ---- faults ------------------------------------------------------------------------------
-
-    fn befall(&mut self, fault: Fault) {
-        match fault {
-            Fault::NodeDies { place } => self.kill(place),
-            Fault::NodeReplaced { place } => {
-                self.kill(place);
-                self.bear(place);
-            }
-            Fault::NodeJoins => {
-                let place = self.places.len() as u16;
-                self.places.push(usize::MAX);
-                self.bear(place);
-            }
-            Fault::NodePauses { place, for_us } => self.pause(place, for_us),
-            Fault::NodeCutOff { place, for_us } => {
-                let index = self.places[usize::from(place)];
-                self.nodes[index].cut_until_us = self.now_us + for_us;
-            }
-            Fault::ClockJumps { place, by_us } => {
-                let index = self.places[usize::from(place)];
-                self.nodes[index].clock.jump(self.now_us, by_us);
-                self.plan(self.now_us, Happening::Timer { node: index });
-            }
-            Fault::ClockStalls { place, for_us } => {
-                let index = self.places[usize::from(place)];
-                self.nodes[index].clock.stall(self.now_us, for_us);
-            }
-            Fault::StoreHangs { for_us } => self.hung_until_us = self.now_us + for_us,
-            Fault::StoreForgets => {
-                #[cfg(all(test, feature = "redis"))]
-                self.calls.push(StoreCall::Forgets);
-                self.store = Model::default();
-                self.forgetful = true;
-            }
-            Fault::StoreLags { .. } => {
-                if let Some(snapshot) = self.snapshots.pop_front() {
-                    self.store = snapshot;
-                    self.forgetful = true;
-                }
-            }
-            Fault::StoreClockJumps { by_us } => self.store_ahead_us += by_us,
-        }
-    }
-
-    fn pause(&mut self, place: u16, for_us: u64) {
-        let index = self.places[usize::from(place)];
-        let until_us = self.now_us + for_us;
-        self.nodes[index].paused_until_us = until_us;
-        self.plan(until_us, Happening::Resumption { node: index });
     }
 
     /// All nodes leave in good order.
@@ -680,10 +579,5 @@ impl World {
             highest.observed_tokens = highest.observed_tokens.max(told.observed_tokens);
         }
         highest
-    }
-
-    /// Tokens charged in the store.
-    pub(super) fn charged(&self) -> i64 {
-        self.store.keys.values().map(|key| key.charged).sum()
     }
 }

@@ -60,9 +60,9 @@ pub(crate) struct Options {
 fn faults_help() -> String {
     format!(
         "What goes wrong besides the scenario's own: a comma-separated list of \
-         <kind>@<time>[/<node>][+<duration>], such as hang@5s+3s,die@2s/3,pause@2s/1+500ms. \
-         Kinds: {}. Times count from the load's beginning, nodes from 0.",
-        faults::KINDS
+         <kind>@<time>[/<node>][+<duration>], such as hang@5s+3s,die@2s/3. Times count from the \
+         load's beginning, nodes and keys from 0. Kinds:\n{}",
+        faults::KINDS_HELP
     )
 }
 
