@@ -7,11 +7,11 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::faults::{Fault, Planned, incidents};
+use super::faults::{Fault, Planned, excess_bound, incidents};
 use super::setup::{Form, Network, Setup};
 use super::workload::Arrival;
 use super::world::World;
-use crate::bound::{Excess, bound};
+use crate::bound::Excess;
 use crate::limit::{Limit, OutagePolicy, SyncPolicy};
 use crate::limiter::DECIDE_WITHIN;
 use crate::quota::Quota;
@@ -116,7 +116,7 @@ impl Case {
         // Who waits while nothing goes wrong has an answer in time, and never needs the credit.
         let in_time = 4 * self.setup.network.rtt < DECIDE_WITHIN;
         let sure = self.setup.form == Form::Async && self.faults.is_empty() && in_time;
-        let bound = bound(&self.setup.limit, u32::from(self.setup.nodes), &incidents);
+        let bound = excess_bound(&self.faults, &self.setup);
         Verdict {
             excess: world.judge.excess_tokens(),
             told: world.told(),

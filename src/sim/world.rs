@@ -215,7 +215,8 @@ impl World {
             decided: Vec::new(),
             #[cfg(all(test, feature = "redis"))]
             calls: Vec::new(),
-            judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64),
+            judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64)
+                .of_known_keys(setup.known_keys),
             traffic: Traffic::default(),
             charged_on: HashMap::new(),
             applied_batches: HashSet::new(),
@@ -323,6 +324,9 @@ impl World {
     /// Plans a fault.
     pub(super) fn suffer(&mut self, planned: &Planned) {
         let at_us = self.origin_us + planned.at_us;
+        if let Some(absence) = planned.store_absence() {
+            self.judge.store_is_absent(absence);
+        }
         if let Fault::StoreLags { by_us } = planned.fault {
             self.plan(at_us.saturating_sub(by_us), Happening::ReplicaFallsBehind);
         }

@@ -6,6 +6,7 @@ use super::super::setup::LATE_MAX_US;
 use super::super::store::Delivery;
 #[cfg(all(test, feature = "redis"))]
 use super::StoreCall;
+use super::ledger::number_of;
 use super::{Happening, World};
 use crate::error::StoreError;
 use crate::sync::message::{Grant, Reply, Request, Verdict};
@@ -15,8 +16,8 @@ use crate::time::micros;
 const AFTER_HANG_US: u64 = 1000;
 
 impl World {
-    fn one_way_us(&mut self) -> u64 {
-        let rtt_us = micros(self.setup.network.rtt);
+    fn one_way_us(&mut self, node: usize) -> u64 {
+        let rtt_us = micros(self.setup.network.rtt_of(self.nodes[node].place));
         let late_us =
             if self.happens(self.setup.network.late) { self.rng.u64(0..LATE_MAX_US) } else { 0 };
         rtt_us / 4 + self.rng.u64(0..=rtt_us / 2) + late_us
@@ -28,6 +29,10 @@ impl World {
         let (lane, sequence) = (request.lane, request.sequence);
         self.nodes[node].exchanges.insert(lane, exchange);
         self.audit_batch(node, &request);
+        if let Some(known) = self.setup.known_keys {
+            let invented = request.entries.iter().filter(|entry| number_of(entry) >= known);
+            self.traffic.invented_synced += invented.count() as u64;
+        }
         let timeout = self.setup.network.timeout;
         let result = Err(StoreError::TimedOut(timeout));
         let times_out_us = self.now_us + micros(timeout);
@@ -43,7 +48,7 @@ impl World {
             let copy = Delivery { node: None, exchange, request: request.clone() };
             self.plan(late_us, Happening::Delivery(copy));
         }
-        let at_us = self.now_us + self.one_way_us();
+        let at_us = self.now_us + self.one_way_us(node);
         let delivery = Delivery { node: Some(node), exchange, request };
         self.plan(at_us, Happening::Delivery(delivery));
     }
@@ -103,7 +108,7 @@ impl World {
         if cut || self.happens(self.setup.network.reply_loss) {
             return;
         }
-        let one_way_us = self.one_way_us();
+        let one_way_us = self.one_way_us(node);
         let (lane, sequence) = (request.lane, request.sequence);
         // The answer to a resend says when the batch was applied.
         let age_us = self.store.clock_us(self.now_us + one_way_us) - reply.time_us;
