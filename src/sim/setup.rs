@@ -187,8 +187,12 @@ pub(super) fn by_name<T: Copy>(
 /// What a world is made of.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The one limit.
+    /// The limit, or the first of several.
     pub limit: Limit,
+    /// The others. Of n limits in all, the k-th has the keys that leave k when divided by n.
+    pub others: Vec<Limit>,
+    /// A newer version of the first limit, which the nodes in odd places hold.
+    pub newer: Option<Limit>,
     /// Nodes at the start.
     pub nodes: u16,
     /// Lanes of the store.
@@ -216,6 +220,8 @@ impl Setup {
     pub fn new(limit: Limit, nodes: u16, seed: u64) -> Self {
         Self {
             limit,
+            others: Vec::new(),
+            newer: None,
             nodes,
             lanes: 4,
             seed,
@@ -227,6 +233,17 @@ impl Setup {
             threads: 1,
             audit: false,
         }
+    }
+
+    /// All limits, as the node in this place holds them.
+    pub(super) fn limits_of(&self, place: u16) -> impl Iterator<Item = &Limit> {
+        let newer = self.newer.as_ref().filter(|_| place % 2 == 1);
+        [newer.unwrap_or(&self.limit)].into_iter().chain(&self.others)
+    }
+
+    /// The limit that a key belongs to.
+    pub(super) fn limit_of(&self, key: u32) -> usize {
+        key as usize % (1 + self.others.len())
     }
 
     /// The setup with the network and the store that belong to a scenario, where it has its own.

@@ -17,11 +17,9 @@ use crate::bucket::purse::Purses;
 use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Prints, Table, Touch, Verdict};
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
-use crate::limit::Terms;
+use crate::limit::{Limit, Terms};
 use crate::limiter::DECIDE_WITHIN;
-use crate::sync::message::Reply;
-#[cfg(all(test, feature = "redis"))]
-use crate::sync::message::Request;
+use crate::sync::message::{Reply, Request};
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
 use crate::time::{Now, micros};
 
@@ -104,11 +102,14 @@ struct Waiting {
 
 pub(super) struct Node {
     pub(super) engine: Engine,
-    buckets: Arc<Table>,
+    /// The buckets of each limit.
+    buckets: Vec<Arc<Table>>,
     /// Those of each thread, where several contend.
     purses: Vec<Purses>,
-    /// What a new key may spend before the store is heard.
-    credit: u32,
+    /// What a new key of each limit may spend before the store is heard.
+    credits: Vec<u32>,
+    /// The terms of each limit.
+    terms: Vec<Terms>,
     dirty: DirtyQueue,
     clock: NodeClock,
     /// The place that arrivals name.
@@ -116,6 +117,8 @@ pub(super) struct Node {
     born_us: u64,
     /// The exchange of each lane that may still be answered.
     exchanges: HashMap<u32, u64>,
+    /// The last batch of each lane, if the ledger is kept.
+    sent: HashMap<u32, Arc<Request>>,
     waiting: HashMap<u64, Waiting>,
     /// Tokens admitted.
     pub(super) spent: u64,
@@ -140,6 +143,14 @@ impl Node {
     fn in_purses(&self, now_us: u64) -> u64 {
         let now = self.clock.reading(now_us).cached();
         self.purses.iter().flat_map(|purses| purses.held(now)).map(|(_, tokens)| tokens).sum()
+    }
+
+    /// Whether it holds a lease on the key, or on any.
+    fn is_leased(&self, key: Option<u32>, now_us: u64) -> bool {
+        let now = self.clock.now(now_us);
+        let depth = |bucket: &BucketRef| self.engine.leased_depth(bucket.slot()?, now);
+        let mut asked = self.asked.iter().filter(|(name, _)| key.is_none_or(|key| key == **name));
+        self.alive && asked.any(|(_, bucket)| depth(bucket).is_some_and(|depth| depth > 0))
     }
 
     /// A lease that is over-full with what threads have of it: its depth, and what there is.
@@ -170,7 +181,10 @@ pub(super) struct World {
     /// Every call of the store, likewise.
     #[cfg(all(test, feature = "redis"))]
     pub(super) calls: Vec<StoreCall>,
+    /// Of the first limit.
     pub(super) judge: Judge,
+    /// Of the others.
+    pub(super) other_judges: Vec<Judge>,
     pub(super) traffic: Traffic,
     /// Tokens of each key in batches that the store has applied, each counted once.
     charged_on: HashMap<u32, u64>,
@@ -181,8 +195,9 @@ pub(super) struct World {
     forgotten: HashSet<u32>,
     /// The first time that the ledger did not add up.
     pub(super) discrepancy: Option<String>,
+    /// Faults that hit nobody who held a lease.
+    pub(super) idle_faults: u32,
     setup: Setup,
-    terms: Terms,
     queue: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
     tickets: u64,
@@ -204,8 +219,18 @@ const MEET_US: u64 = 60_000_000;
 impl World {
     /// A world in which the nodes have met the store; its load begins now.
     pub(super) fn new(setup: Setup) -> Result<Self, ConfigError> {
-        let terms = setup.limit.validate()?;
+        for limit in setup.limits_of(0).chain(&setup.newer) {
+            limit.validate()?;
+        }
+        // Nodes that hold two versions may admit what the larger gives.
+        let newest = setup.newer.as_ref().unwrap_or(&setup.limit).quota();
         let quota = setup.limit.quota();
+        let rate = quota.tokens_per_second().max(newest.tokens_per_second());
+        let burst = quota.burst_tokens().max(newest.burst_tokens());
+        let judge_of = |limit: &Limit| {
+            let quota = limit.quota();
+            Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64)
+        };
         let mut world = Self {
             now_us: BEGIN_US,
             origin_us: 0,
@@ -215,8 +240,8 @@ impl World {
             decided: Vec::new(),
             #[cfg(all(test, feature = "redis"))]
             calls: Vec::new(),
-            judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64)
-                .of_known_keys(setup.known_keys),
+            judge: Judge::new(rate, burst as f64).of_known_keys(setup.known_keys),
+            other_judges: setup.others.iter().map(judge_of).collect(),
             traffic: Traffic::default(),
             charged_on: HashMap::new(),
             applied_batches: HashSet::new(),
@@ -224,7 +249,7 @@ impl World {
             forgotten: HashSet::new(),
             discrepancy: None,
             rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),
-            terms,
+            idle_faults: 0,
             queue: BinaryHeap::new(),
             order: 0,
             tickets: 0,
@@ -257,8 +282,14 @@ impl World {
     /// A new node takes the place.
     pub(super) fn bear(&mut self, place: u16) {
         let index = self.nodes.len();
+        let limits: Vec<_> = self
+            .setup
+            .limits_of(place)
+            .filter_map(|limit| Some((limit.name().into(), limit.validate().ok()?)))
+            .collect();
+        let terms: Vec<Terms> = limits.iter().map(|(_, terms)| *terms).collect();
         let config = Config {
-            limits: vec![(self.setup.limit.name().into(), self.terms)],
+            limits,
             lanes: self.setup.lanes,
             instance: (index as u128 + 1).to_le_bytes(),
             seed: self.rng.u64(..),
@@ -274,17 +305,20 @@ impl World {
         let budget = Arc::new(KeyBudget::new(KEYS_MAX));
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
-            buckets: Arc::new(
+            buckets: (0..terms.len() as u32)
+                .map(|limit| Table::new(limit, Prints::new(SECRET), budget.clone(), |_| ()))
                 // Memory that is made up as it is written to; a world without any cannot go on.
-                Table::new(0, Prints::new(SECRET), budget, |_| ()).expect("memory for few keys"),
-            ),
+                .map(|table| Arc::new(table.expect("memory for few keys")))
+                .collect(),
             purses: (1..=self.setup.threads).map(|_| Purses::new(0)).collect(),
-            credit: self.terms.credit,
+            credits: terms.iter().map(|terms| terms.credit).collect(),
+            terms,
             dirty: DirtyQueue::new(DIRTY_MAX),
             clock,
             place,
             born_us: self.now_us,
             exchanges: HashMap::new(),
+            sent: HashMap::new(),
             waiting: HashMap::new(),
             spent: 0,
             spent_on: HashMap::new(),
@@ -422,24 +456,24 @@ impl World {
     // ---- decisions ---------------------------------------------------------------------------
 
     fn ask(&mut self, index: usize, key: u32, cost: u32) {
-        let unit = self.terms.scale.token;
         let name = key.to_le_bytes();
+        let limit = self.setup.limit_of(key);
         let node = &mut self.nodes[index];
-        let credit = node.credit;
+        let (unit, credit) = (node.terms[limit].scale.token, node.credits[limit]);
+        let buckets = &node.buckets[limit];
         let now = node.clock.reading(self.now_us);
-        if cost > self.terms.cost_max {
+        if cost > node.terms[limit].cost_max {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let print = node.buckets.print(&name);
-        let found = node.buckets.find(print).map(|bucket| node.buckets.place(bucket));
-        let place =
-            found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
-        let bucket = BucketRef::new(&node.buckets, place);
+        let print = buckets.print(&name);
+        let found = buckets.find(print).map(|bucket| buckets.place(bucket));
+        let place = found.unwrap_or_else(|| buckets.make(print, now.cached(), || credit, |_| ()));
+        let bucket = BucketRef::new(buckets, place);
         if self.setup.threads > 1 && cost == 1 {
             bucket.heat();
             let purse = &node.purses[self.rng.usize(..self.setup.threads)];
-            let (origin, now) = (node.buckets.origin(&bucket), now.cached());
+            let (origin, now) = (buckets.origin(&bucket), now.cached());
             // As far as the ledger goes all that was taken is spent.
             let taken = purse.refill(origin, &bucket, now, unit);
             let given = purse.spend(origin, now).is_some();
@@ -453,7 +487,7 @@ impl World {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),
         };
-        if let Some(note) = Note::of(&taken, 0, place, &name) {
+        if let Some(note) = Note::of(&taken, limit as u32, place, &name) {
             node.dirty.push(note, taken.touch);
         }
         if self.setup.audit {
@@ -495,7 +529,10 @@ impl World {
         let node = &self.nodes[index];
         let at_us = self.now_us.saturating_sub(self.origin_us);
         let one = Decided { at_us, node: node.place, key, cost, allowed, sure, waited };
-        self.judge.record(&one);
+        match self.setup.limit_of(key) {
+            0 => self.judge.record(&one),
+            other => self.other_judges[other - 1].record(&one),
+        }
         if self.setup.audit {
             self.decided.push(one);
         }
@@ -508,7 +545,7 @@ impl World {
         let now = self.nodes[index].clock.now(self.now_us);
         while let Some(note) = self.nodes[index].dirty.pop() {
             let node = &mut self.nodes[index];
-            if let Some(touched) = touched(&node.buckets, &note) {
+            if let Some(touched) = touched(&node.buckets[note.limit as usize], &note) {
                 node.engine.handle(now, touched);
             }
         }
@@ -518,9 +555,10 @@ impl World {
         while let Some(output) = self.nodes[index].engine.poll_output() {
             match output {
                 Output::Send { request, .. } => self.send(index, request),
-                Output::Credit { credit, .. } => {
-                    self.nodes[index].credit = credit;
-                    self.nodes[index].buckets.rest_on(credit);
+                Output::Credit { limit, credit } => {
+                    let node = &mut self.nodes[index];
+                    node.credits[limit as usize] = credit;
+                    node.buckets[limit as usize].rest_on(credit);
                 }
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(Waiting { key, cost }) = self.nodes[index].waiting.remove(&ticket) {

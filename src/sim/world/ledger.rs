@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{Node, World};
 use crate::error::StoreError;
-use crate::sync::message::{Entry, Reply, Request, Verdict};
+use crate::sync::message::{Entry, Grant, Reply, Request, Verdict};
 
 impl World {
     pub(super) fn acknowledge(
@@ -19,9 +19,14 @@ impl World {
         if !self.setup.audit {
             return;
         }
-        if let Ok(Reply { verdict: Verdict::Applied(_), .. }) = result {
-            let tokens = self.nodes[node].engine.in_flight(lane, sequence);
-            self.nodes[node].acknowledged += tokens;
+        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = result {
+            let node = &mut self.nodes[node];
+            let tokens = node.engine.in_flight(lane, sequence);
+            let sent = node.sent.get(&lane).filter(|_| tokens > 0);
+            let sent = sent.map_or(&[][..], |request| &request.entries);
+            // What the store refused is still to be reported.
+            let refused = sent.iter().zip(grants).filter(|(_, grant)| !is_charged(grant));
+            node.acknowledged += tokens - refused.map(|(entry, _)| tokens_of(entry)).sum::<u64>();
         }
     }
 
@@ -40,10 +45,13 @@ impl World {
         if !self.setup.audit {
             return;
         }
-        if matches!(reply.verdict, Verdict::Applied(_)) && self.is_new(request) {
+        if let Verdict::Applied(grants) = &reply.verdict
+            && self.is_new(request)
+        {
             let place = place_of(request);
             self.applied_batches.insert((place, request.lane, request.sequence));
-            for entry in &request.entries {
+            let entries = request.entries.iter().zip(grants);
+            for (entry, _) in entries.filter(|(_, grant)| is_charged(grant)) {
                 let (key, tokens) = (number_of(entry), tokens_of(entry));
                 *self.charged_on.entry(key).or_default() += tokens;
                 // A node that had to take another name is not watched any further.
@@ -170,4 +178,9 @@ pub(super) fn number_of(entry: &Entry) -> u32 {
 /// Tokens that an entry reports as spent.
 fn tokens_of(entry: &Entry) -> u64 {
     (entry.spent + entry.debt + entry.allowed) as u64
+}
+
+/// Whether the store has charged what an entry reports: it refuses what has another quota.
+fn is_charged(grant: &Grant) -> bool {
+    matches!(grant, Grant::Given(_))
 }

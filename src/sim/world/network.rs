@@ -29,6 +29,9 @@ impl World {
         let (lane, sequence) = (request.lane, request.sequence);
         self.nodes[node].exchanges.insert(lane, exchange);
         self.audit_batch(node, &request);
+        if self.setup.audit {
+            self.nodes[node].sent.insert(lane, request.clone());
+        }
         if let Some(known) = self.setup.known_keys {
             let invented = request.entries.iter().filter(|entry| number_of(entry) >= known);
             self.traffic.invented_synced += invented.count() as u64;

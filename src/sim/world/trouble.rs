@@ -7,6 +7,9 @@ use super::{Happening, World};
 
 impl World {
     pub(super) fn befall(&mut self, fault: Fault) {
+        if self.setup.audit && !self.hits_a_lease(fault) {
+            self.idle_faults += 1;
+        }
         match fault {
             Fault::NodeDies { place } => self.kill(place),
             Fault::NodeReplaced { place } => {
@@ -33,6 +36,26 @@ impl World {
                 self.nodes[index].clock.stall(self.now_us, for_us);
             }
             _ => self.befall_store(fault),
+        }
+    }
+
+    /// Whether the node that a fault befalls holds a lease; where it befalls the store, whether any
+    /// node does.
+    fn hits_a_lease(&self, fault: Fault) -> bool {
+        let is_leased = |place: u16, key| {
+            let node = self.places.get(usize::from(place)).and_then(|index| self.nodes.get(*index));
+            node.is_some_and(|node| node.is_leased(key, self.now_us))
+        };
+        let any = |key| (0..self.places.len() as u16).any(|place| is_leased(place, key));
+        match fault {
+            Fault::NodeDies { place }
+            | Fault::NodeReplaced { place }
+            | Fault::NodePauses { place, .. }
+            | Fault::NodeCutOff { place, .. }
+            | Fault::ClockJumps { place, .. }
+            | Fault::ClockStalls { place, .. } => is_leased(place, None),
+            Fault::RecordLost { key } => any(Some(key)),
+            _ => any(None),
         }
     }
 
