@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn what_the_usual_way_is_not_played_with_is_refused_by_name() {
-        let jump = Fault::StoreClockJumps { by_us: 1 };
+        let jump = Fault::StoreClockSteps { by_us: 1 };
         let refused = play_faults(&[Planned { at_us: 0, fault: jump }]);
         let is_refused = matches!(refused, Err(ConfigError::Limiter { field: "faults", .. }));
         assert!(is_refused, "{refused:?}");

@@ -1,14 +1,33 @@
 //! What goes wrong in a world, and when.
 
+use std::ops::Range;
+
 use super::setup::{Network, Setup};
-use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
-use crate::bound::Incidents;
+use super::workload::{
+    AWAKE_SECONDS, STICKY_DEATH_SECONDS, SUSPENDED_SECONDS, Scenario, Workload, dying_node,
+};
+use crate::bound::{Incidents, bound};
 use crate::time::CLOCK_AGE_MAX_US;
 
 /// Where nodes come and go, one in ten is replaced so often.
 pub(super) const CHURN_SECONDS: u64 = 2;
 /// The store is gone from then to then.
 pub(super) const OUTAGE_SECONDS: (u64, u64) = (5, 8);
+
+/// Where the store comes and goes, it goes for the first time then.
+const FLAP_BEGINS_US: u64 = 2_000_000;
+/// How long it is gone, and how often, unless a cell of the sweep says otherwise.
+const FLAP_US: (u64, u64) = (2_100_000, 3_000_000);
+/// The snapshot, and the seconds in which it is restored.
+const SNAPSHOT_SECONDS: (u64, [u64; 2]) = (5, [8, 12]);
+/// The store's clock steps back then, and forth again so much later.
+const STORE_BACK_SECONDS: (u64, u64) = (5, 10);
+/// By how much, unless a cell of the sweep says otherwise.
+const STORE_BACK_US: i64 = 60_000_000;
+/// Many nodes' store stalls then, for so long.
+const CROWD_STALL_SECONDS: (u64, u64) = (4, 2);
+/// A store that has stalled has its queue to serve first: it is judged again so much later.
+const AFTER_STALL_US: u64 = 3_000_000;
 
 /// How many of `nodes` are replaced at a time where nodes come and go.
 pub(super) const fn churned(nodes: u16) -> u16 {
@@ -64,6 +83,11 @@ pub enum Fault {
         /// For how long, in microseconds.
         for_us: u64,
     },
+    /// The store serves nothing for a while, then what has arrived meanwhile, in order.
+    StoreStalls {
+        /// For how long, in microseconds.
+        for_us: u64,
+    },
     /// The store restarts empty.
     StoreForgets,
     /// A replica takes over that is behind.
@@ -71,10 +95,19 @@ pub enum Fault {
         /// By how much, in microseconds.
         by_us: u64,
     },
-    /// The store's clock jumps ahead.
-    StoreClockJumps {
-        /// By how much, in microseconds.
-        by_us: u64,
+    /// The store writes a snapshot of itself.
+    StoreSaves,
+    /// The store comes back as it was at the last snapshot.
+    StoreRestores,
+    /// The store loses a key's record.
+    RecordLost {
+        /// The key.
+        key: u32,
+    },
+    /// The store's clock steps. A step ahead deletes the records whose time is over by then.
+    StoreClockSteps {
+        /// By how much, in microseconds; back if below zero.
+        by_us: i64,
     },
 }
 
@@ -85,6 +118,33 @@ pub struct Planned {
     pub at_us: u64,
     /// What.
     pub fault: Fault,
+}
+
+impl Planned {
+    /// When the store cannot be reached because of this, in microseconds since the load began.
+    pub fn store_absence(&self) -> Option<Range<u64>> {
+        match self.fault {
+            Fault::StoreHangs { for_us } => Some(self.at_us..self.at_us + for_us),
+            Fault::StoreStalls { for_us } => Some(self.at_us..self.at_us + for_us + AFTER_STALL_US),
+            _ => None,
+        }
+    }
+}
+
+/// A store that is gone for `down_us` in every `every_us`.
+pub fn flap(down_us: u64, every_us: u64, seconds: f64) -> Vec<Planned> {
+    let times = (FLAP_BEGINS_US..(seconds * 1e6) as u64).step_by(every_us.max(1) as usize);
+    times.map(|at_us| Planned { at_us, fault: Fault::StoreHangs { for_us: down_us } }).collect()
+}
+
+/// A store whose clock steps back by `by_us`, and forth again.
+pub fn store_back(by_us: i64) -> Vec<Planned> {
+    let (from_s, for_s) = STORE_BACK_SECONDS;
+    let step = |second: u64, by_us| Planned {
+        at_us: second * 1_000_000,
+        fault: Fault::StoreClockSteps { by_us },
+    };
+    vec![step(from_s, -by_us), step(from_s + for_s, by_us)]
 }
 
 /// What goes wrong in a workload's scenario.
@@ -114,12 +174,40 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
             let (from, until) = OUTAGE_SECONDS;
             vec![at(from, Fault::StoreHangs { for_us: (until - from) * 1_000_000 })]
         }
+        Scenario::Flap => flap(FLAP_US.0, FLAP_US.1, seconds),
+        Scenario::Suspended => {
+            let frozen_s = SUSPENDED_SECONDS as f64 - AWAKE_SECONDS;
+            let fault = Fault::NodePauses { place: 0, for_us: (frozen_s * 1e6) as u64 };
+            let awake_us = (AWAKE_SECONDS * 1e6) as u64;
+            let rounds = 0..(seconds.ceil() as u64).div_ceil(SUSPENDED_SECONDS);
+            let at_us = |round: u64| round * SUSPENDED_SECONDS * 1_000_000 + awake_us;
+            rounds.map(|round| Planned { at_us: at_us(round), fault }).collect()
+        }
+        Scenario::LostRecord => {
+            rounds(1).map(|second| at(second, Fault::RecordLost { key: 0 })).collect()
+        }
+        Scenario::OldSnapshot => {
+            let (saved, restored) = SNAPSHOT_SECONDS;
+            let restores = restored.map(|second| at(second, Fault::StoreRestores));
+            [at(saved, Fault::StoreSaves)].into_iter().chain(restores).collect()
+        }
+        Scenario::StoreBack => store_back(STORE_BACK_US),
+        Scenario::Crowd => {
+            let (from, seconds) = CROWD_STALL_SECONDS;
+            vec![at(from, Fault::StoreStalls { for_us: seconds * 1_000_000 })]
+        }
         _ => Vec::new(),
     }
 }
 
+/// The most that may be admitted in excess, in tokens, where this is planned: what the product says
+/// of its limit.
+pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
+    bound(&setup.limit, setup.nodes.into(), &incidents(faults, setup))
+}
+
 /// What goes wrong in a world of which this is planned, as the bound counts it.
-pub fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
+pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
     let Network { request_loss, reply_loss, late, .. } = setup.network;
     let mut incidents =
         Incidents { unheard: request_loss + reply_loss + late > 0.0, ..Incidents::default() };
@@ -130,19 +218,22 @@ pub fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.unheard = true;
             }
             Fault::StoreForgets => incidents.losses_of_memory += 1,
-            Fault::StoreLags { .. } => {
+            Fault::StoreSaves => {}
+            Fault::StoreLags { .. } | Fault::StoreRestores | Fault::RecordLost { .. } => {
                 incidents.losses_of_memory += 1;
-                // Some nodes may be served from the older state before anybody notices.
+                // Some nodes may be served from the older state before any node notices.
                 incidents.unheard = true;
             }
-            Fault::StoreClockJumps { by_us } => incidents.store_jumps_s += by_us as f64 / 1e6,
+            Fault::StoreClockSteps { by_us } => {
+                incidents.store_jumps_s += by_us.max(0) as f64 / 1e6;
+            }
             Fault::ClockJumps { by_us, .. } => incidents.clock_jumps_s += by_us as f64 / 1e6,
             Fault::NodeCutOff { for_us, .. } => {
                 incidents.unheard = true;
                 incidents.nodes_cut_off += 1;
                 incidents.cut_off_node_s += for_us as f64 / 1e6;
             }
-            Fault::StoreHangs { for_us } => {
+            Fault::StoreHangs { for_us } | Fault::StoreStalls { for_us } => {
                 incidents.unheard = true;
                 // Nodes see its end at different times.
                 incidents.nodes_cut_off += u32::from(setup.nodes);

@@ -3,6 +3,8 @@
 //! This file shares nothing with the limiter on purpose: its bucket is the plainest one that can
 //! be written, in floating point, so that a mistake in the limiter cannot be one in its judge.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// The length of one entry of the timeline.
@@ -60,6 +62,9 @@ pub struct Figures {
     pub ideal: u64,
     /// `admitted` in % of `ideal`; 100 when both are zero.
     pub admitted_vs_ideal_pct: f64,
+    /// The same ratio of the requests that came while the store could be reached; the ideal bucket
+    /// runs over all of them.
+    pub admitted_vs_ideal_reachable_pct: f64,
     /// How far the bucket of what was really admitted fell below zero: the worst key's tokens.
     pub excess_tokens: f64,
     /// The same in % of the burst.
@@ -80,6 +85,8 @@ pub struct Figures {
     /// Time that a key had more than half its burst, in %: the mean of all keys, each from its first
     /// request to its last.
     pub above_half_pct: f64,
+    /// Keys that were asked for once and not judged.
+    pub invented_keys: u64,
     /// What was offered and admitted in each 100 ms.
     pub timeline: Vec<Slot>,
     /// Keys with the number of their denied requests, most first; keys without any are left out.
@@ -194,6 +201,13 @@ pub struct Judge {
     wrong_denials: u64,
     excess_tokens: f64,
     timeline: Vec<Slot>,
+    /// Keys from this number on are counted and not judged.
+    known_keys: Option<u32>,
+    invented_keys: u64,
+    /// When the store could not be reached, in microseconds since the run's start.
+    absences: Vec<Range<u64>>,
+    /// What the ideal admitted and what was admitted while it could.
+    reachable: [u64; 2],
 }
 
 impl Judge {
@@ -215,17 +229,40 @@ impl Judge {
             wrong_denials: 0,
             excess_tokens: 0.0,
             timeline: Vec::new(),
+            known_keys: None,
+            invented_keys: 0,
+            absences: Vec::new(),
+            reachable: [0; 2],
         }
+    }
+
+    /// Keys from this number on are asked for once each: they are counted, so that memory is
+    /// bounded, and not judged.
+    #[must_use]
+    pub fn of_known_keys(self, known_keys: Option<u32>) -> Self {
+        Self { known_keys, ..self }
+    }
+
+    /// The store cannot be reached within this time, in microseconds since the run's start.
+    pub fn store_is_absent(&mut self, absence: Range<u64>) {
+        self.absences.push(absence);
     }
 
     /// Takes in the next request.
     pub fn record(&mut self, one: &Decided) {
+        if self.known_keys.is_some_and(|known| one.key >= known) {
+            self.invented_keys += 1;
+            return;
+        }
         self.requests += 1;
         self.unsure += u64::from(!one.sure);
         self.waited += u64::from(one.waited);
         self.record_slot(one);
         let admitted = if one.allowed { u64::from(one.cost) } else { 0 };
         let ideal = self.record_key(one);
+        if !self.absences.iter().any(|absence| absence.contains(&one.at_us)) {
+            self.reachable = [self.reachable[0] + ideal, self.reachable[1] + admitted];
+        }
         if one.at_us >= self.window_ends_us {
             self.close_window(one.at_us);
         }
@@ -241,6 +278,11 @@ impl Judge {
     /// Tokens admitted so far above what there was, of the worst key.
     pub fn excess_tokens(&self) -> f64 {
         self.excess_tokens
+    }
+
+    /// What the ideal has admitted on the key of which it has admitted most.
+    pub fn most_ideal(&self) -> u64 {
+        self.keys.iter().flatten().map(|key| key.ideal).max().unwrap_or(0)
     }
 
     fn record_slot(&mut self, one: &Decided) {
@@ -319,6 +361,8 @@ impl Judge {
             admitted,
             ideal,
             admitted_vs_ideal_pct: vs_ideal_pct(admitted, ideal),
+            admitted_vs_ideal_reachable_pct: vs_ideal_pct(self.reachable[1], self.reachable[0]),
+            invented_keys: self.invented_keys,
             excess_tokens: self.excess_tokens,
             excess_pct_of_burst: percent(self.excess_tokens, self.burst),
             wrong_denials_pct: percent(self.wrong_denials as f64, requests),
@@ -579,6 +623,33 @@ mod tests {
         let decided = keys.map(|(key, allowed)| on_key(key, allowed));
         let figures = Figures::of(&decided, 1.0, 1.0, 1.0);
         assert_eq!(figures.denied_by_key, [(3, 2), (0, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn requests_that_come_while_the_store_is_away_are_left_out_of_the_reachable_figure() {
+        // Burst 4: two of four admitted while the store is away, none of the ideal's others.
+        let mut judge = Judge::new(1e-9, 4.0);
+        judge.store_is_absent(10..20);
+        let asked = [(10, true), (11, true), (19, false), (20, true), (21, false)];
+        for (at_us, allowed) in asked {
+            judge.record(&one(at_us, allowed));
+        }
+        let figures = judge.figures(1.0);
+        assert_near(figures.admitted_vs_ideal_pct, 75.0);
+        assert_near(figures.admitted_vs_ideal_reachable_pct, 100.0);
+    }
+
+    #[test]
+    fn invented_keys_are_counted_and_not_judged() {
+        let mut judge = Judge::new(1.0, 1.0).of_known_keys(Some(1));
+        judge.record(&one(0, true));
+        for key in 1..1000 {
+            judge.record(&Decided { key, ..one(0, false) });
+        }
+        assert_eq!(judge.keys.len(), 1);
+        let figures = judge.figures(1.0);
+        assert_eq!((figures.invented_keys, figures.offered), (999, 1));
+        assert_near(figures.wrong_denials_pct, 0.0);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod run;
 #[cfg(test)]
 mod search;
 mod setup;
+mod store;
 pub mod sweep;
 #[cfg(test)]
 mod tests;
@@ -19,5 +20,5 @@ mod world;
 mod worst;
 
 pub use run::{Outcome, play, run};
-pub use setup::{Form, LATE_MAX_US, Network, Policy, Setup, Traffic};
+pub use setup::{Form, LATE_MAX_US, Network, Policy, ServiceTime, Setup, Traffic};
 pub use worst::Worst;

@@ -3,10 +3,11 @@
 use super::baseline;
 use super::faults::{self, Planned};
 use super::figures::Figures;
-use super::setup::{Network, Policy, Setup, Traffic, asked_seconds};
+use super::setup::{Policy, Setup, Traffic, asked_seconds};
 use super::workload::{Arrival, Workload};
 use super::world::World;
 use crate::error::ConfigError;
+use crate::limit::Limit;
 
 /// What came of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +40,18 @@ pub fn run(
 }
 
 impl Policy {
+    /// The limit as this policy has it, whose credit goes before that of the limit.
+    fn limit(self, limit: &Limit) -> Limit {
+        let limit = limit.clone();
+        if self == Self::Strict { limit.credit(0) } else { limit }
+    }
+
+    /// The most that the product says that it may admit in excess by this policy, in tokens.
+    pub fn excess_bound(self, setup: &Setup, faults: &[Planned]) -> f64 {
+        let limit = self.limit(&setup.limit);
+        faults::excess_bound(faults, &Setup { limit, ..setup.clone() })
+    }
+
     /// [`run`] by this policy, whose credit goes before that of the limit.
     ///
     /// # Errors
@@ -51,13 +64,11 @@ impl Policy {
         faults: &[Planned],
         seconds: f64,
     ) -> Result<Outcome, ConfigError> {
-        let limit = setup.limit.clone();
-        let setup = match self {
-            Self::Default => setup,
-            Self::Strict => &Setup { limit: limit.credit(0), ..setup.clone() },
-            Self::WriteBehind => return baseline::run(setup, arrivals, faults, seconds),
-        };
-        run(setup, arrivals, faults, seconds)
+        if self == Self::WriteBehind {
+            return baseline::run(setup, arrivals, faults, seconds);
+        }
+        let setup = Setup { limit: self.limit(&setup.limit), ..setup.clone() };
+        run(&setup, arrivals, faults, seconds)
     }
 }
 
@@ -67,9 +78,6 @@ impl Policy {
 ///
 /// [`ConfigError`] if the limit cannot be kept.
 pub fn play(setup: &Setup, workload: &Workload) -> Result<Outcome, ConfigError> {
-    let mut setup = setup.clone();
-    if let Some(network) = Network::of_scenario(workload.scenario) {
-        setup.network = network;
-    }
+    let setup = setup.clone().of_scenario(workload.scenario);
     run(&setup, &workload.arrivals(), &faults::of_scenario(workload), workload.seconds)
 }

@@ -7,15 +7,19 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::faults::{Fault, Planned, incidents};
+use super::faults::{Fault, Planned, excess_bound, incidents};
 use super::setup::{Form, Network, Setup};
 use super::workload::Arrival;
 use super::world::World;
-use crate::bound::{Excess, bound};
+use crate::bound::Excess;
 use crate::limit::{Limit, OutagePolicy, SyncPolicy};
 use crate::limiter::DECIDE_WITHIN;
 use crate::quota::Quota;
 use crate::weakness::{Weakness, weakened};
+
+mod classes;
+mod limits;
+mod overlap;
 
 /// Cases of the short form.
 const CASES: u64 = 60;
@@ -34,8 +38,14 @@ struct Case {
 /// What a case came to.
 #[derive(Clone, Debug)]
 struct Verdict {
+    /// Of the limit that came nearest to its bound, or went furthest beyond it.
     excess: f64,
     bound: f64,
+    /// The most that the ideal admitted on a key.
+    ideal: u64,
+    vs_ideal_pct: f64,
+    /// Faults that hit nobody who held a lease.
+    idle_faults: u32,
     /// The deepest debt that a node saw, and the highest bound that one told.
     told: Excess,
     /// No lease ended unheard: those count as spent, and make debts of what nobody spent.
@@ -57,7 +67,7 @@ fn scaled(rng: &mut fastrand::Rng, least: f64, most: f64) -> f64 {
     (least.ln() + rng.f64() * (most / least).ln()).exp()
 }
 
-fn random_limit(rng: &mut fastrand::Rng) -> Limit {
+fn random_limit(rng: &mut fastrand::Rng, name: &str) -> Limit {
     loop {
         let rate = scaled(rng, 0.001, 1e6);
         let burst = scaled(rng, 1.0, 1e6) as u64;
@@ -68,7 +78,7 @@ fn random_limit(rng: &mut fastrand::Rng) -> Limit {
         };
         let interval = Duration::from_secs_f64(scaled(rng, 0.005, 5.0));
         let outage = rng.choice([OutagePolicy::Closed, OutagePolicy::Share]);
-        let limit = Limit::new("search", quota.burst(burst))
+        let limit = Limit::new(name, quota.burst(burst))
             .sync_interval(interval)
             .credit(rng.u32(0..=8))
             .outage(outage.unwrap_or_default());
@@ -81,7 +91,7 @@ fn random_limit(rng: &mut fastrand::Rng) -> Limit {
 impl Case {
     fn random(seed: u64, faulty: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let mut limit = random_limit(&mut rng);
+        let mut limit = random_limit(&mut rng, "search");
         let terms = limit.validate().unwrap();
         let nodes = scaled(&mut rng, 1.0, 64.9) as u16;
         let mut network = Network::new(Duration::from_secs_f64(scaled(&mut rng, 0.0001, 1.0)));
@@ -116,13 +126,26 @@ impl Case {
         // Who waits while nothing goes wrong has an answer in time, and never needs the credit.
         let in_time = 4 * self.setup.network.rtt < DECIDE_WITHIN;
         let sure = self.setup.form == Form::Async && self.faults.is_empty() && in_time;
-        let bound = bound(&self.setup.limit, u32::from(self.setup.nodes), &incidents);
+        let judges = [&world.judge].into_iter().chain(&world.other_judges);
+        let seen = self.setup.limits_of(1).zip(judges).map(|(limit, judge)| {
+            let setup = Setup { limit: limit.clone(), ..self.setup.clone() };
+            let bound = if sure { 0.0 } else { excess_bound(&self.faults, &setup) };
+            (judge.excess_tokens(), bound)
+        });
+        let beyond = |(excess, bound): &(f64, f64)| excess - bound;
+        let (excess, bound) = seen
+            .max_by(|one, other| beyond(one).total_cmp(&beyond(other)))
+            .expect("there is a first limit");
+        let told = world.told();
         Verdict {
-            excess: world.judge.excess_tokens(),
-            told: world.told(),
+            excess,
+            bound,
+            ideal: world.judge.most_ideal(),
+            idle_faults: world.idle_faults,
+            told,
             all_heard: self.faults.is_empty() && !incidents.unheard,
-            bound: if sure { 0.0 } else { bound },
             discrepancy: world.discrepancy.take(),
+            vs_ideal_pct: world.judge.figures(1.0).admitted_vs_ideal_pct,
         }
     }
 
@@ -205,7 +228,7 @@ fn random_faults(rng: &mut fastrand::Rng, nodes: u16, until_us: u64) -> Vec<Plan
             5 => Fault::StoreHangs { for_us },
             6 => Fault::StoreForgets,
             7 => Fault::ClockStalls { place, for_us: rng.u64(1..20_000) },
-            _ => Fault::StoreClockJumps { by_us: for_us },
+            _ => Fault::StoreClockSteps { by_us: for_us as i64 },
         }
     };
     let count = rng.usize(0..6);

@@ -9,11 +9,21 @@ use super::workload::{Arrival, Scenario};
 use crate::error::ConfigError;
 use crate::limit::Limit;
 
+/// Round trips where nodes are at different distances from the store.
+const FAR_RTTS: [Duration; 4] = [
+    Duration::from_millis(1),
+    Duration::from_millis(5),
+    Duration::from_millis(20),
+    Duration::from_millis(80),
+];
+
 /// How messages travel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network {
     /// Round trip; each way takes 25% to 75% of it at random.
     pub rtt: Duration,
+    /// Round trips of the nodes in turn, in place of that.
+    pub rtt_by_node: Option<[Duration; 4]>,
     /// Part of requests that never arrive.
     pub request_loss: f64,
     /// Part of replies that never arrive.
@@ -26,6 +36,33 @@ pub struct Network {
     pub timeout: Duration,
 }
 
+/// How long the store takes for a request. It serves one at a time, in the order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceTime {
+    /// For each call, in microseconds.
+    pub call_us: u64,
+    /// For each key of a call, in microseconds.
+    pub key_us: u64,
+    /// For each key of a call that the store has applied before, in microseconds.
+    pub resent_key_us: u64,
+}
+
+impl ServiceTime {
+    /// The store of the scenario `crowd`. A resend is as dear as its first sending, because the
+    /// script reads the records before it checks the sequence.
+    pub const CROWD: Self = Self { call_us: 30, key_us: 4, resent_key_us: 4 };
+
+    /// The service time of a scenario that has one.
+    pub fn of_scenario(scenario: Scenario) -> Option<Self> {
+        (scenario == Scenario::Crowd).then_some(Self::CROWD)
+    }
+
+    /// The time of a call of `keys` keys, in microseconds.
+    pub const fn of_call(&self, keys: usize, resent: bool) -> u64 {
+        self.call_us + keys as u64 * if resent { self.resent_key_us } else { self.key_us }
+    }
+}
+
 /// The latest that a late message comes, in microseconds.
 pub const LATE_MAX_US: u64 = 3_000_000;
 
@@ -33,13 +70,37 @@ impl Network {
     /// A network that loses nothing; nodes wait four round trips for a reply, or 100 ms.
     pub fn new(rtt: Duration) -> Self {
         let timeout = (4 * rtt).max(Duration::from_millis(100));
-        Self { rtt, request_loss: 0.0, reply_loss: 0.0, duplicated: 0.0, late: 0.0, timeout }
+        Self {
+            rtt,
+            rtt_by_node: None,
+            request_loss: 0.0,
+            reply_loss: 0.0,
+            duplicated: 0.0,
+            late: 0.0,
+            timeout,
+        }
     }
 
-    /// The network of a scenario that has one of its own: the store is far away.
+    /// The network of a scenario that has one of its own: the store is far away, from all nodes or
+    /// from some.
     pub fn of_scenario(scenario: Scenario) -> Option<Self> {
-        let slow = matches!(scenario, Scenario::SlowStore | Scenario::SlowHerd);
-        slow.then(|| Self { reply_loss: 0.01, ..Self::new(Duration::from_millis(20)) })
+        match scenario {
+            Scenario::SlowStore | Scenario::SlowHerd => {
+                Some(Self { reply_loss: 0.01, ..Self::new(Duration::from_millis(20)) })
+            }
+            Scenario::FarUnder | Scenario::FarHerd | Scenario::FarShiftUnder => {
+                let [.., farthest] = FAR_RTTS;
+                let Self { timeout, .. } = Self::new(farthest);
+                let near = Self::new(Duration::from_millis(1));
+                Some(Self { rtt_by_node: Some(FAR_RTTS), timeout, ..near })
+            }
+            _ => None,
+        }
+    }
+
+    /// The round trip of the node in this place.
+    pub fn rtt_of(&self, place: u16) -> Duration {
+        self.rtt_by_node.map_or(self.rtt, |rtts| rtts[usize::from(place) % rtts.len()])
     }
 }
 
@@ -126,8 +187,12 @@ pub(super) fn by_name<T: Copy>(
 /// What a world is made of.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The one limit.
+    /// The limit, or the first of several.
     pub limit: Limit,
+    /// The others. Of n limits in all, the k-th has the keys that leave k when divided by n.
+    pub others: Vec<Limit>,
+    /// A newer version of the first limit, which the nodes in odd places hold.
+    pub newer: Option<Limit>,
     /// Nodes at the start.
     pub nodes: u16,
     /// Lanes of the store.
@@ -136,8 +201,12 @@ pub struct Setup {
     pub seed: u64,
     /// How messages travel.
     pub network: Network,
+    /// How long the store takes for a request; none if it takes no time.
+    pub service: Option<ServiceTime>,
     /// How requests are decided.
     pub form: Form,
+    /// Keys from this number on are invented: asked for once, counted and not judged.
+    pub known_keys: Option<u32>,
     /// Node clocks are off by so many millionths at most.
     pub clock_error_ppm: u32,
     /// Threads of each node, which contend for every bucket; 1 has nobody to contend with.
@@ -151,14 +220,40 @@ impl Setup {
     pub fn new(limit: Limit, nodes: u16, seed: u64) -> Self {
         Self {
             limit,
+            others: Vec::new(),
+            newer: None,
             nodes,
             lanes: 4,
             seed,
             network: Network::new(Duration::from_millis(1)),
+            service: None,
             form: Form::Check,
+            known_keys: None,
             clock_error_ppm: 0,
             threads: 1,
             audit: false,
+        }
+    }
+
+    /// All limits, as the node in this place holds them.
+    pub(super) fn limits_of(&self, place: u16) -> impl Iterator<Item = &Limit> {
+        let newer = self.newer.as_ref().filter(|_| place % 2 == 1);
+        [newer.unwrap_or(&self.limit)].into_iter().chain(&self.others)
+    }
+
+    /// The limit that a key belongs to.
+    pub(super) fn limit_of(&self, key: u32) -> usize {
+        key as usize % (1 + self.others.len())
+    }
+
+    /// The setup with the network and the store that belong to a scenario, where it has its own.
+    #[must_use]
+    pub fn of_scenario(self, scenario: Scenario) -> Self {
+        Self {
+            network: Network::of_scenario(scenario).unwrap_or(self.network),
+            service: ServiceTime::of_scenario(scenario),
+            known_keys: scenario.known_keys(),
+            ..self
         }
     }
 
@@ -189,6 +284,16 @@ pub struct Traffic {
     pub drift_pct: Vec<f32>,
     /// Lanes found to have lost their memory.
     pub losses_of_memory: u64,
+    /// Keys in exchanges that were invented: [`Setup::known_keys`].
+    pub invented_synced: u64,
+    /// Time for which the store served requests, in microseconds.
+    pub store_busy_us: u64,
+    /// The same for requests that it applied for the first time, in microseconds.
+    pub store_useful_us: u64,
+    /// Leases, or additions to one, that the store granted.
+    pub leases_granted: u64,
+    /// Those that had not ended when their reply reached a node that still waited for it.
+    pub leases_alive: u64,
 }
 
 impl Traffic {
@@ -198,6 +303,21 @@ impl Traffic {
         sorted.sort_unstable_by(f32::total_cmp);
         let index = (part * sorted.len().saturating_sub(1) as f64).round() as usize;
         sorted.get(index).copied().unwrap_or(0.0).into()
+    }
+
+    /// The part of `seconds` in which the store served requests, in %; and in which it served those
+    /// that it applied for the first time.
+    pub fn store_busy_pct(&self, seconds: f64) -> [f64; 2] {
+        let part = |micros: u64| 100.0 * micros as f64 / 1e6 / seconds;
+        [part(self.store_busy_us), part(self.store_useful_us)]
+    }
+
+    /// Leases that had not ended when they reached their node, in % of all that were granted.
+    pub fn leases_alive_pct(&self) -> f64 {
+        if self.leases_granted == 0 {
+            return 100.0;
+        }
+        100.0 * self.leases_alive as f64 / self.leases_granted as f64
     }
 
     /// Keys synced in each of the key's own ticks, of `tick_s`, and node with traffic on it.

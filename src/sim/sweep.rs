@@ -5,18 +5,20 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::faults::{self, OUTAGE_SECONDS};
+use super::faults::OUTAGE_SECONDS;
 use super::figures::{Figures, SLOT_US};
 use super::run::Outcome;
-use super::setup::{Form, Network, Policy, Setup, by_name};
+use super::setup::{Form, Network, Policy, Setup};
 use super::workload::{Scenario, Workload};
 use super::worst::Worst;
 use crate::error::ConfigError;
 use crate::limit::{DEFAULT_CREDIT, Limit};
 use crate::quota::Quota;
 
+mod load;
 mod targets;
 
+pub use load::Load;
 pub use targets::{Miss, waited_mean_target};
 
 /// The quotas of the sweep.
@@ -44,105 +46,11 @@ pub const SCENARIOS: [Scenario; 6] = [
     Scenario::ShiftUnder,
 ];
 
-/// Quotas of the scenarios on many keys, which would otherwise be far too many requests.
-const STICKY_QUOTA: Quota = Quota::per_second(20);
-const MANY_SMALL_QUOTA: Quota = Quota::per_second(5);
-const HOT_SET_QUOTA: Quota = Quota::per_second(50);
-/// The quotas of the long run.
-const LONG_RUN_QUOTAS: [Quota; 5] = [
-    Quota::per_second(1000),
-    Quota::per_second(1000).burst(100),
-    Quota::per_second(100),
-    Quota::per_second(20),
-    Quota::per_second(1).burst(10),
-];
-/// Nodes and interval of the cells that have but one.
-const ONE_NODES: u16 = 20;
-const ONE_INTERVAL_MS: u64 = 50;
-/// When the outage begins, three times the rate must have spent the burst, or what is admitted
-/// during it says nothing.
-const OUTAGE_BURST_SECONDS_MAX: f64 = 1.0;
-
 /// Virtual time of a cell whose rate is given by the hour.
 const SLOW_SECONDS: f64 = 1200.0;
 /// Of the others: until the ideal has admitted the rate of so many seconds, and so many tokens.
 const FAST_SECONDS: f64 = 20.0;
 const TOKENS_MIN: f64 = 1000.0;
-const HOT_SET_SECONDS: f64 = 5.0;
-const LONG_RUN_SECONDS: f64 = 600.0;
-
-/// What is offered in a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Load {
-    /// A scenario, until the ideal has admitted enough.
-    Scenario(Scenario),
-    /// Three times the rate, spread evenly, for ten minutes.
-    LongRun,
-}
-
-impl Load {
-    /// All of them, in the order of docs/ACCURACY.md.
-    pub fn all() -> Vec<Self> {
-        Scenario::ALL.into_iter().map(Self::Scenario).chain([Self::LongRun]).collect()
-    }
-
-    /// What it goes by on the command line and in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Scenario(scenario) => scenario.name(),
-            Self::LongRun => "long_run",
-        }
-    }
-
-    /// Who asks for what when.
-    pub const fn scenario(self) -> Scenario {
-        match self {
-            Self::Scenario(scenario) => scenario,
-            Self::LongRun => Scenario::OverUniform,
-        }
-    }
-
-    fn quotas(self) -> Vec<Quota> {
-        match self {
-            Self::Scenario(Scenario::Sticky) => vec![STICKY_QUOTA],
-            Self::Scenario(Scenario::ManySmall) => vec![MANY_SMALL_QUOTA],
-            Self::Scenario(Scenario::HotSet) => vec![HOT_SET_QUOTA],
-            Self::Scenario(Scenario::Outage) => {
-                let fills_s =
-                    |quota: &Quota| quota.burst_tokens() as f64 / quota.tokens_per_second();
-                QUOTAS.into_iter().filter(|it| fills_s(it) <= OUTAGE_BURST_SECONDS_MAX).collect()
-            }
-            Self::Scenario(_) => QUOTAS.to_vec(),
-            Self::LongRun => LONG_RUN_QUOTAS.to_vec(),
-        }
-    }
-
-    /// Cluster sizes, and intervals in milliseconds.
-    fn clusters(self) -> Vec<(u16, u64)> {
-        match self {
-            Self::Scenario(Scenario::HotSet) | Self::LongRun => vec![(ONE_NODES, ONE_INTERVAL_MS)],
-            Self::Scenario(_) => {
-                NODES.iter().flat_map(|&nodes| INTERVALS_MS.map(|ms| (nodes, ms))).collect()
-            }
-        }
-    }
-
-    const fn keys(self) -> u32 {
-        match self {
-            Self::Scenario(Scenario::Sticky | Scenario::ManySmall) => 1000,
-            Self::Scenario(Scenario::HotSet) => 100_000,
-            Self::Scenario(_) | Self::LongRun => 1,
-        }
-    }
-}
-
-impl std::str::FromStr for Load {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name("scenario", &Self::all(), Self::name, text)
-    }
-}
 
 /// One cell of the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +88,16 @@ pub struct CellFigures {
     /// The most that the excess was above that of the same run over a store that is near; 0 where
     /// the store is near.
     pub excess_above_near_tokens: f64,
+    /// The most that the product says it may admit in excess.
+    pub excess_bound_tokens: f64,
+    /// Admitted in % of the ideal while the store could be reached, at the least.
+    pub reachable_vs_ideal_pct: f64,
+    /// Keys synced for each that was invented, at the most; 0 where none was.
+    pub synced_per_invented_key: f64,
+    /// Time in which the store served requests that it applied for the first time, in %.
+    pub store_useful_pct: f64,
+    /// Leases that had not ended when they reached their node, in %, at the least.
+    pub leases_alive_pct: f64,
 }
 
 impl Cell {
@@ -200,15 +118,16 @@ impl Cell {
 
     /// How long the cell runs, in seconds of virtual time.
     pub fn seconds(&self) -> f64 {
-        let load = match self.load {
-            Load::LongRun => return LONG_RUN_SECONDS,
-            Load::Scenario(Scenario::HotSet) => return HOT_SET_SECONDS,
+        if let Some(seconds) = load::own_seconds(self.load) {
+            return seconds;
+        }
+        let load = match self.load.scenario() {
             _ if self.quota.period() >= Duration::from_secs(3600) => return SLOW_SECONDS,
             // Of each four seconds, one.
-            Load::Scenario(Scenario::Herd | Scenario::SlowHerd) => {
+            Scenario::Herd | Scenario::SlowHerd | Scenario::FarHerd => {
                 (self.burst() + self.rate()) / 4.0 / self.rate()
             }
-            Load::Scenario(scenario) => scenario.load(),
+            scenario => scenario.load(),
         };
         let tokens_min = TOKENS_MIN / f64::from(self.load.keys());
         FAST_SECONDS.max(tokens_min / self.rate() / load.min(1.0)).ceil()
@@ -236,9 +155,8 @@ impl Cell {
     fn setup(&self, seed: u64) -> Setup {
         let limit = Limit::new("sweep", self.quota).sync_interval(self.interval);
         let limit = if self.policy == Policy::Strict { limit.credit(0) } else { limit };
-        let setup = Setup::new(limit, self.nodes, seed);
-        let network = Network::of_scenario(self.load.scenario()).unwrap_or(setup.network);
-        Setup { form: self.form, network, ..setup }
+        let setup = Setup::new(limit, self.nodes, seed).of_scenario(self.load.scenario());
+        Setup { form: self.form, ..setup }
     }
 
     /// Runs the cell with `seeds`.
@@ -256,9 +174,10 @@ impl Cell {
 
     fn run_seed(&self, seed: u64) -> Result<CellFigures, ConfigError> {
         let (setup, workload) = (self.setup(seed), self.workload(seed));
-        let (arrivals, faults) = (workload.arrivals(), faults::of_scenario(&workload));
+        let (arrivals, faults) = (workload.arrivals(), self.load.faults(&workload));
         let outcome = self.policy.run(&setup, &arrivals, &faults, workload.seconds)?;
-        let excess_above_near_tokens = if Network::of_scenario(workload.scenario).is_some() {
+        let slow = matches!(workload.scenario, Scenario::SlowStore | Scenario::SlowHerd);
+        let excess_above_near_tokens = if slow {
             let near = Setup { network: Network::new(Duration::from_millis(1)), ..setup.clone() };
             let near = self.policy.run(&near, &arrivals, &faults, workload.seconds)?;
             (outcome.figures.excess_tokens - near.figures.excess_tokens).max(0.0)
@@ -266,7 +185,8 @@ impl Cell {
             0.0
         };
         let figures = self.figures(&outcome, setup.tick_s()?);
-        Ok(CellFigures { excess_above_near_tokens, ..figures })
+        let excess_bound_tokens = self.policy.excess_bound(&setup, &faults);
+        Ok(CellFigures { excess_above_near_tokens, excess_bound_tokens, ..figures })
     }
 
     fn figures(&self, outcome: &Outcome, tick_s: f64) -> CellFigures {
@@ -287,6 +207,12 @@ impl Cell {
             outage_tokens_per_second: during,
             after_outage_tokens: after,
             excess_above_near_tokens: 0.0,
+            excess_bound_tokens: 0.0,
+            reachable_vs_ideal_pct: figures.admitted_vs_ideal_reachable_pct,
+            synced_per_invented_key: outcome.traffic.invented_synced as f64
+                / figures.invented_keys.max(1) as f64,
+            store_useful_pct: outcome.traffic.store_busy_pct(self.seconds())[1],
+            leases_alive_pct: outcome.traffic.leases_alive_pct(),
         }
     }
 }
@@ -308,6 +234,11 @@ impl CellFigures {
         outage_tokens_per_second: 0.0,
         after_outage_tokens: 0.0,
         excess_above_near_tokens: 0.0,
+        excess_bound_tokens: 0.0,
+        reachable_vs_ideal_pct: f64::INFINITY,
+        synced_per_invented_key: 0.0,
+        store_useful_pct: f64::INFINITY,
+        leases_alive_pct: f64::INFINITY,
     };
 
     /// The worse of each.
@@ -316,6 +247,7 @@ impl CellFigures {
         let [least, most] = self.admitted_tokens;
         let [other_least, other_most] = other.admitted_tokens;
         let most_of = |figure: fn(&Self) -> f64| figure(self).max(figure(other));
+        let least_of = |figure: fn(&Self) -> f64| figure(self).min(figure(other));
         Self {
             worst: self.worst.or(&other.worst),
             admitted_tokens: [least.min(other_least), most.max(other_most)],
@@ -324,20 +256,24 @@ impl CellFigures {
             outage_tokens_per_second: most_of(|figures| figures.outage_tokens_per_second),
             after_outage_tokens: most_of(|figures| figures.after_outage_tokens),
             excess_above_near_tokens: most_of(|figures| figures.excess_above_near_tokens),
+            excess_bound_tokens: most_of(|figures| figures.excess_bound_tokens),
+            reachable_vs_ideal_pct: least_of(|figures| figures.reachable_vs_ideal_pct),
+            synced_per_invented_key: most_of(|figures| figures.synced_per_invented_key),
+            store_useful_pct: least_of(|figures| figures.store_useful_pct),
+            leases_alive_pct: least_of(|figures| figures.leases_alive_pct),
         }
     }
 }
 
 /// All cells of the sweep, by quota, then by load.
 pub fn cells(policy: Policy, form: Form) -> Vec<Cell> {
-    let own = [STICKY_QUOTA, MANY_SMALL_QUOTA, HOT_SET_QUOTA];
-    let others = own.into_iter().filter(|quota| !QUOTAS.contains(quota));
     let mut cells = Vec::new();
-    for quota in QUOTAS.into_iter().chain(others) {
+    for quota in load::all_quotas() {
         for load in Load::all().into_iter().filter(|load| load.quotas().contains(&quota)) {
             for (nodes, interval_ms) in load.clusters() {
-                let interval = Duration::from_millis(interval_ms);
-                cells.push(Cell { load, quota, nodes, interval, policy, form });
+                let (interval, form) = (Duration::from_millis(interval_ms), load.form(form));
+                let of_policy = |policy| Cell { load, quota, nodes, interval, policy, form };
+                cells.extend(load.policies(policy).into_iter().map(of_policy));
             }
         }
     }
@@ -353,15 +289,18 @@ mod tests {
         let cells = cells(Policy::Default, Form::Check);
         for load in Load::all() {
             assert!(cells.iter().any(|cell| cell.load == load), "{}", load.name());
-            assert_eq!(load.name().parse(), Ok(load));
         }
         for cell in &cells {
             assert_eq!(cell.workload(1).validate(), Ok(()), "{cell:?}");
             assert!(cell.setup(1).tick_s().is_ok(), "{cell:?}");
         }
-        // Ten scenarios of one key, on 9 clusters each.
+        // Ten scenarios of one key, on 9 clusters each, and three of nodes that are far, on 3 each.
         let of_one_quota = cells.iter().filter(|cell| cell.quota == QUOTAS[0]);
-        assert_eq!(of_one_quota.count(), 10 * 9);
+        assert_eq!(of_one_quota.count(), 10 * 9 + 3 * 3);
+        let of_row = |row| cells.iter().filter(|cell| cell.load.row() == row).count();
+        // Nineteen ways to come and go, four quotas, two cluster sizes, two policies.
+        assert_eq!(of_row("flap"), 19 * 4 * 2 * 2);
+        assert_eq!(of_row("store_back"), 3 * 4 * 2 * 2);
     }
 
     fn cell(load: Load) -> Cell {

@@ -13,6 +13,7 @@ use crate::limit::{Limit, OutagePolicy};
 use crate::quota::Quota;
 
 mod accuracy;
+mod faults;
 
 const SECOND_US: u64 = 1_000_000;
 /// Floating-point error of the judge, in tokens.
@@ -142,7 +143,9 @@ fn every_token_is_charged_once_whatever_the_network_does() {
         let settled = world.nodes.iter().all(|node| node.engine.is_settled());
         assert!(settled, "seed {seed}: {setup:?} never settled");
         let spent: u64 = world.nodes.iter().map(|node| node.spent).sum();
-        assert_eq!(world.charged() as u64, spent, "seed {seed}: {setup:?}");
+        assert_eq!(world.store.charged(), spent, "seed {seed}: {setup:?}");
+        world.audit_settled();
+        assert_eq!(world.discrepancy, None, "seed {seed}: {setup:?}");
         assert_eq!(world.traffic.losses_of_memory, 0, "seed {seed}");
     }
 }

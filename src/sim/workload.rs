@@ -4,6 +4,8 @@
 //! has a random stream of its own, so that nodes in processes of their own can generate their part
 //! without hearing of the others.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::setup::by_name;
@@ -64,11 +66,46 @@ pub enum Scenario {
     SlowStore,
     /// The herd, over such a store.
     SlowHerd,
+    /// `under`, with round trips of 1, 5, 20 and 80 ms on different nodes.
+    FarUnder,
+    /// `herd`, with such round trips.
+    FarHerd,
+    /// `shift_under`, with such round trips.
+    FarShiftUnder,
+    /// Nine tenths of the rate, evenly: for a limit that takes long to fill.
+    SlowFull,
+    /// Three times the rate, evenly, while the store comes and goes.
+    Flap,
+    /// Nine tenths of the rate, evenly; the first node is frozen for 9.5 s of every 10 s, and its
+    /// part comes while it is awake.
+    Suspended,
+    /// Three times the rate, evenly, while the store loses the first key's record each second.
+    LostRecord,
+    /// Three times the rate, evenly, over a store that comes back twice with the same old state.
+    OldSnapshot,
+    /// Three times the rate, evenly, over a store whose clock steps back, and forth again.
+    StoreBack,
+    /// One key at half its limit and a hundred at nine tenths, beside 10000 new keys a second on
+    /// each node.
+    Junk,
+    /// Three times the rate, evenly, over a store with a service time that stalls for two seconds.
+    Crowd,
 }
+
+/// In `junk`, keys from this number on are invented: each is asked for once.
+pub const JUNK_KNOWN_KEYS: u32 = 101;
+/// Keys that are invented on each node and second.
+const JUNK_PER_SECOND: f64 = 10_000.0;
+/// What the first of the known keys is offered of its rate, and what the others are.
+const JUNK_LOADS: (f64, f64) = (0.5, 0.9);
+
+/// Where a node is frozen most of the time, it is awake for the first part of each period.
+pub(super) const SUSPENDED_SECONDS: u64 = 10;
+pub(super) const AWAKE_SECONDS: f64 = 0.5;
 
 impl Scenario {
     /// All scenarios, in the order of docs/ACCURACY.md.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 24] = [
         Self::OverUniform,
         Self::OverSkew,
         Self::Under,
@@ -82,6 +119,17 @@ impl Scenario {
         Self::Outage,
         Self::SlowStore,
         Self::SlowHerd,
+        Self::FarUnder,
+        Self::FarHerd,
+        Self::FarShiftUnder,
+        Self::SlowFull,
+        Self::Flap,
+        Self::Suspended,
+        Self::LostRecord,
+        Self::OldSnapshot,
+        Self::StoreBack,
+        Self::Junk,
+        Self::Crowd,
     ];
 
     /// What the scenario goes by on the command line and in reports.
@@ -100,29 +148,78 @@ impl Scenario {
             Self::Outage => "outage",
             Self::SlowStore => "slow_store",
             Self::SlowHerd => "slow_herd",
+            Self::FarUnder => "far_under",
+            Self::FarHerd => "far_herd",
+            Self::FarShiftUnder => "far_shift_under",
+            Self::SlowFull => "slow_full",
+            Self::Flap => "flap",
+            Self::Suspended => "suspended",
+            Self::LostRecord => "lost_record",
+            Self::OldSnapshot => "old_snapshot",
+            Self::StoreBack => "store_back",
+            Self::Junk => "junk",
+            Self::Crowd => "crowd",
         }
     }
 
-    /// Whether nodes die or the store fails in it: a demo plays only those without.
+    /// Whether nodes, store or network are other than usual in it: a demo plays only those where
+    /// they are not.
     pub const fn has_faults(self) -> bool {
-        matches!(self, Self::Sticky | Self::Churn | Self::Outage | Self::SlowStore | Self::SlowHerd)
+        !matches!(
+            self,
+            Self::OverUniform
+                | Self::OverSkew
+                | Self::Under
+                | Self::UnderSkew
+                | Self::Herd
+                | Self::ShiftUnder
+                | Self::ManySmall
+                | Self::HotSet
+                | Self::SlowFull
+        )
     }
 
     /// What is offered while something is, as a multiple of the rate.
     pub const fn load(self) -> f64 {
         match self {
-            Self::Under | Self::UnderSkew | Self::ShiftUnder => 0.9,
-            Self::Herd | Self::SlowHerd => 5.0,
+            Self::Under
+            | Self::UnderSkew
+            | Self::ShiftUnder
+            | Self::FarUnder
+            | Self::FarShiftUnder
+            | Self::SlowFull
+            | Self::Suspended => 0.9,
+            Self::Herd | Self::SlowHerd | Self::FarHerd => 5.0,
             // 2000000 requests a second on 100000 keys of 50 a second each.
             Self::HotSet => 0.4,
+            // All known keys together, of one key's rate.
+            Self::Junk => JUNK_LOADS.0 + (JUNK_KNOWN_KEYS - 1) as f64 * JUNK_LOADS.1,
             Self::OverUniform
             | Self::OverSkew
             | Self::Sticky
             | Self::ManySmall
             | Self::Churn
             | Self::Outage
-            | Self::SlowStore => 3.0,
+            | Self::SlowStore
+            | Self::Flap
+            | Self::LostRecord
+            | Self::OldSnapshot
+            | Self::StoreBack
+            | Self::Crowd => 3.0,
         }
+    }
+
+    const fn is_herd(self) -> bool {
+        matches!(self, Self::Herd | Self::SlowHerd | Self::FarHerd)
+    }
+
+    const fn is_shifting(self) -> bool {
+        matches!(self, Self::ShiftUnder | Self::FarShiftUnder)
+    }
+
+    /// Keys that are asked for again and again, where others are not.
+    pub const fn known_keys(self) -> Option<u32> {
+        if matches!(self, Self::Junk) { Some(JUNK_KNOWN_KEYS) } else { None }
     }
 }
 
@@ -199,7 +296,7 @@ impl Workload {
             return refuse("seconds", &self.seconds, "must be above zero, and 604800 at most");
         }
         // In `f64`, where a product that is far too large is infinite and does not wrap.
-        let expected = self.intensity_per_second() * self.seconds;
+        let expected = (self.intensity_per_second() + self.junk_per_second()) * self.seconds;
         if expected > ARRIVALS_MAX as f64 {
             let reason = "load × rate × keys × seconds is more than 50000000 requests: lower one";
             return refuse("seconds", &self.seconds, reason);
@@ -240,47 +337,51 @@ impl Workload {
         into: &mut Vec<Arrival>,
     ) {
         let per_second = self.node_intensity_per_second(second, node) * keys.part();
-        if !is_above_zero(per_second) {
-            return;
-        }
-        let end_s = (second as f64 + 1.0).min(self.seconds);
-        let mut at_s = second as f64 + gap_s(per_second, random);
-        while at_s < end_s {
-            let key = keys.draw(random);
-            into.push(Arrival { at_us: (at_s * US_PER_SECOND) as u64, node, key, cost: 1 });
-            at_s += gap_s(per_second, random);
+        let begun = into.len();
+        let end_s = (second as f64 + self.part_of_second(node)).min(self.seconds);
+        poisson(per_second, second as f64..end_s, random, |at_us, random| {
+            into.push(Arrival { at_us, node, key: keys.draw(random), cost: 1 });
+        });
+        if self.scenario == Scenario::Junk {
+            let end_s = (second as f64 + 1.0).min(self.seconds);
+            let mut key = junk_key(second, node, self.nodes);
+            poisson(JUNK_PER_SECOND, second as f64..end_s, random, |at_us, _| {
+                into.push(Arrival { at_us, node, key, cost: 1 });
+                key += u32::from(self.nodes);
+            });
+            into[begun..].sort_by_key(|arrival| arrival.at_us);
         }
     }
 
-    /// What comes to `node` on average within `second`, in tokens per second.
+    /// What comes to `node` on average within `second` while anything does, in tokens per second.
     fn node_intensity_per_second(&self, second: u64, node: u16) -> f64 {
         let all = self.intensity_per_second();
         let even = all / f64::from(self.nodes);
-        match self.scenario {
-            Scenario::OverSkew | Scenario::UnderSkew => all * skew_share(node, self.nodes),
-            Scenario::Herd | Scenario::SlowHerd => {
-                if second.is_multiple_of(HERD_CYCLE_SECONDS) {
-                    even
-                } else {
-                    0.0
-                }
+        let here = match self.scenario {
+            Scenario::OverSkew | Scenario::UnderSkew => return all * skew_share(node, self.nodes),
+            Scenario::Suspended if node == 0 => {
+                let awake = second.is_multiple_of(SUSPENDED_SECONDS);
+                let all_at_once = SUSPENDED_SECONDS as f64 / AWAKE_SECONDS;
+                return if awake { even * all_at_once } else { 0.0 };
             }
-            Scenario::ShiftUnder => {
-                if node == self.node_on_shift(second) {
-                    all
-                } else {
-                    0.0
-                }
+            scenario if scenario.is_shifting() => {
+                return if node == self.node_on_shift(second) { all } else { 0.0 };
             }
-            Scenario::OverUniform
-            | Scenario::Under
-            | Scenario::Sticky
-            | Scenario::ManySmall
-            | Scenario::HotSet
-            | Scenario::Churn
-            | Scenario::Outage
-            | Scenario::SlowStore => even,
-        }
+            scenario if scenario.is_herd() => second.is_multiple_of(HERD_CYCLE_SECONDS),
+            _ => true,
+        };
+        if here { even } else { 0.0 }
+    }
+
+    /// The part of a second, from its beginning, in which requests come to `node`.
+    fn part_of_second(&self, node: u16) -> f64 {
+        if self.scenario == Scenario::Suspended && node == 0 { AWAKE_SECONDS } else { 1.0 }
+    }
+
+    /// Invented keys of all nodes.
+    fn junk_per_second(&self) -> f64 {
+        let nodes = if self.scenario == Scenario::Junk { self.nodes } else { 0 };
+        JUNK_PER_SECOND * f64::from(nodes)
     }
 
     /// The node that takes everything in this second: one after the other, the first by the seed.
@@ -291,7 +392,9 @@ impl Workload {
 
     /// What the cluster is offered while something is, in tokens per second.
     fn intensity_per_second(&self) -> f64 {
-        self.load_multiple() * self.rate_per_second * f64::from(self.keys)
+        // The known keys of `junk` are as many as they are, and the load is that of all of them.
+        let keys = if self.scenario == Scenario::Junk { 1 } else { self.keys };
+        self.load_multiple() * self.rate_per_second * f64::from(keys)
     }
 
     fn load_multiple(&self) -> f64 {
@@ -304,6 +407,8 @@ impl Workload {
 enum Keys<'a> {
     /// Each with equal odds.
     Alike(u32),
+    /// The known keys of `junk`.
+    Known,
     /// By fame: the sums of the odds of the keys up to each.
     Zipf(Vec<f64>),
     /// Each on one node, until that dies.
@@ -322,6 +427,7 @@ impl<'a> Keys<'a> {
                 });
                 Self::Zipf(sums.collect())
             }
+            Scenario::Junk => Self::Known,
             Scenario::Sticky => {
                 let nodes = u32::from(workload.nodes.max(1));
                 let homes = (0..keys).map(|key| (key % nodes) as u16).collect();
@@ -350,7 +456,7 @@ impl<'a> Keys<'a> {
     /// The node's load as a multiple of an even one.
     fn part(&self) -> f64 {
         match self {
-            Self::Alike(_) | Self::Zipf(_) => 1.0,
+            Self::Alike(_) | Self::Known | Self::Zipf(_) => 1.0,
             Self::Sticky { workload, homes, here, .. } => {
                 here.len() as f64 * f64::from(workload.nodes) / homes.len() as f64
             }
@@ -360,6 +466,10 @@ impl<'a> Keys<'a> {
     fn draw(&self, random: &mut fastrand::Rng) -> u32 {
         match self {
             Self::Alike(keys) => random.u32(0..*keys),
+            Self::Known => {
+                let first = random.f64() * Scenario::Junk.load() < JUNK_LOADS.0;
+                if first { 0 } else { random.u32(1..JUNK_KNOWN_KEYS) }
+            }
             Self::Zipf(sums) => {
                 let point = random.f64() * sums.last().copied().unwrap_or(0.0);
                 sums.partition_point(|sum| *sum < point).min(sums.len() - 1) as u32
@@ -378,6 +488,30 @@ fn is_above_zero(value: f64) -> bool {
 fn skew_share(node: u16, nodes: u16) -> f64 {
     let weights: f64 = (1..=nodes).map(|i| 1.0 / f64::from(i)).sum();
     1.0 / (f64::from(node) + 1.0) / weights
+}
+
+/// Calls `each` with the times of Poisson arrivals within `seconds`, in microseconds.
+fn poisson(
+    per_second: f64,
+    seconds: Range<f64>,
+    random: &mut fastrand::Rng,
+    mut each: impl FnMut(u64, &mut fastrand::Rng),
+) {
+    if !is_above_zero(per_second) {
+        return;
+    }
+    let mut at_s = seconds.start + gap_s(per_second, random);
+    while at_s < seconds.end {
+        each((at_s * US_PER_SECOND) as u64, random);
+        at_s += gap_s(per_second, random);
+    }
+}
+
+/// The first key that `node` invents in `second`: no other node or second has one of the same
+/// numbers, unless it has twice as many as are expected.
+fn junk_key(second: u64, node: u16, nodes: u16) -> u32 {
+    let of_a_second = 2 * JUNK_PER_SECOND as u32 * u32::from(nodes);
+    JUNK_KNOWN_KEYS + second as u32 * of_a_second + u32::from(node)
 }
 
 /// The time to the next arrival, exponentially distributed. `1 - f64()` is never 0, so that the
@@ -448,6 +582,34 @@ mod tests {
         // Seconds 0, 4 and 8 of ten.
         assert_about(arrivals.len(), 3.0 * 5_000.0);
         assert!(arrivals.iter().all(|arrival| arrival.at_us / 1_000_000 % 4 == 0));
+    }
+
+    #[test]
+    fn suspended_node_is_asked_only_while_it_is_awake_and_for_all_of_its_part() {
+        let arrivals =
+            Workload { seconds: 20.0, nodes: 2, ..workload(Scenario::Suspended) }.arrivals();
+        for node in 0..2 {
+            assert_about(count_of_node(&arrivals, node), 9_000.0);
+        }
+        let mut first = arrivals.iter().filter(|arrival| arrival.node == 0);
+        assert!(first.all(|arrival| arrival.at_us % 10_000_000 < 500_000));
+    }
+
+    #[test]
+    fn junk_asks_for_each_invented_key_once_beside_the_known_ones() {
+        let load = Workload { seconds: 2.0, rate_per_second: 100.0, ..workload(Scenario::Junk) };
+        let arrivals = load.arrivals();
+        assert!(arrivals.is_sorted_by_key(|arrival| arrival.at_us));
+        let count = |key| arrivals.iter().filter(|arrival| arrival.key == key).count();
+        assert_about(count(0), 100.0);
+        assert_about(count(100), 180.0);
+        let mut invented: Vec<u32> = arrivals.iter().map(|arrival| arrival.key).collect();
+        invented.retain(|key| *key >= JUNK_KNOWN_KEYS);
+        assert_about(invented.len(), 80_000.0);
+        let all = invented.len();
+        invented.sort_unstable();
+        invented.dedup();
+        assert_eq!(invented.len(), all);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The world: nodes, one store, a network between them, and virtual time.
 //!
 //! Every node is the product: its buckets, its dirty queue and its engine. The store is the
-//! reference model of the script. Only clock, transport and random source are the world's.
+//! reference model of the script. Only clocks, transport and random source are the world's.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
@@ -10,20 +10,22 @@ use std::sync::Arc;
 use super::clock::NodeClock;
 use super::faults::{Fault, Planned};
 use super::figures::{Decided, Judge};
-use super::setup::{Form, LATE_MAX_US, Setup, Traffic};
+use super::setup::{Form, Setup, Traffic};
+use super::store::{Delivery, SimulatedStore};
 use super::workload::Arrival;
 use crate::bucket::purse::Purses;
 use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Prints, Table, Touch, Verdict};
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
-use crate::limit::Terms;
+use crate::limit::{Limit, Terms};
 use crate::limiter::DECIDE_WITHIN;
-use crate::store::model::Model;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
 use crate::time::{Now, micros};
 
 mod ledger;
+mod network;
+mod trouble;
 
 /// What happened to the store, for tests that play it again.
 #[cfg(all(test, feature = "redis"))]
@@ -40,17 +42,18 @@ enum Happening {
         key: u32,
         cost: u32,
     },
-    Delivery {
-        node: Option<usize>,
-        exchange: u64,
-        request: Arc<Request>,
-    },
+    /// A request reaches the store.
+    Delivery(Delivery),
+    /// The store has served the first of those that wait.
+    Service,
     Answer {
         node: usize,
         lane: u32,
         exchange: u64,
         sequence: i64,
         result: Result<Reply, StoreError>,
+        /// Leases in it that have not ended by now.
+        leases_alive: u64,
     },
     Timer {
         node: usize,
@@ -59,7 +62,8 @@ enum Happening {
         node: usize,
     },
     Fault(Fault),
-    Snapshot,
+    /// A replica that is to take over later falls behind.
+    ReplicaFallsBehind,
 }
 
 #[derive(Debug)]
@@ -98,11 +102,14 @@ struct Waiting {
 
 pub(super) struct Node {
     pub(super) engine: Engine,
-    buckets: Arc<Table>,
+    /// The buckets of each limit.
+    buckets: Vec<Arc<Table>>,
     /// Those of each thread, where several contend.
     purses: Vec<Purses>,
-    /// What a new key may spend before the store is heard.
-    credit: u32,
+    /// What a new key of each limit may spend before the store is heard.
+    credits: Vec<u32>,
+    /// The terms of each limit.
+    terms: Vec<Terms>,
     dirty: DirtyQueue,
     clock: NodeClock,
     /// The place that arrivals name.
@@ -110,11 +117,15 @@ pub(super) struct Node {
     born_us: u64,
     /// The exchange of each lane that may still be answered.
     exchanges: HashMap<u32, u64>,
+    /// The last batch of each lane, if the ledger is kept.
+    sent: HashMap<u32, Arc<Request>>,
     waiting: HashMap<u64, Waiting>,
     /// Tokens admitted.
     pub(super) spent: u64,
-    /// Tokens that the store has charged for it.
-    applied: u64,
+    /// The same by key, if the ledger is kept.
+    pub(super) spent_on: HashMap<u32, u64>,
+    /// Tokens that the store has charged for it, by key, if the ledger is kept.
+    pub(super) charged_on: HashMap<u32, u64>,
     /// Tokens that the store has confirmed.
     acknowledged: u64,
     timer_us: u64,
@@ -132,6 +143,14 @@ impl Node {
     fn in_purses(&self, now_us: u64) -> u64 {
         let now = self.clock.reading(now_us).cached();
         self.purses.iter().flat_map(|purses| purses.held(now)).map(|(_, tokens)| tokens).sum()
+    }
+
+    /// Whether it holds a lease on the key, or on any.
+    fn is_leased(&self, key: Option<u32>, now_us: u64) -> bool {
+        let now = self.clock.now(now_us);
+        let depth = |bucket: &BucketRef| self.engine.leased_depth(bucket.slot()?, now);
+        let mut asked = self.asked.iter().filter(|(name, _)| key.is_none_or(|key| key == **name));
+        self.alive && asked.any(|(_, bucket)| depth(bucket).is_some_and(|depth| depth > 0))
     }
 
     /// A lease that is over-full with what threads have of it: its depth, and what there is.
@@ -156,26 +175,29 @@ pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     /// Who stands where arrivals go.
     places: Vec<usize>,
-    pub(super) store: Model,
-    snapshots: VecDeque<Model>,
-    store_ahead_us: u64,
-    hung_until_us: u64,
+    pub(super) store: SimulatedStore,
     /// Every decision, if the setup says so.
     pub(super) decided: Vec<Decided>,
     /// Every call of the store, likewise.
     #[cfg(all(test, feature = "redis"))]
     pub(super) calls: Vec<StoreCall>,
+    /// Of the first limit.
     pub(super) judge: Judge,
+    /// Of the others.
+    pub(super) other_judges: Vec<Judge>,
     pub(super) traffic: Traffic,
-    /// Tokens in batches that the store has applied, each counted once, since it lost its memory.
-    applied: u64,
+    /// Tokens of each key in batches that the store has applied, each counted once.
+    charged_on: HashMap<u32, u64>,
     applied_batches: HashSet<(usize, u32, i64)>,
     /// The store forgot what it had acknowledged: its sums say nothing any more.
     forgetful: bool,
+    /// Keys whose records were lost, likewise.
+    forgotten: HashSet<u32>,
     /// The first time that the ledger did not add up.
     pub(super) discrepancy: Option<String>,
+    /// Faults that hit nobody who held a lease.
+    pub(super) idle_faults: u32,
     setup: Setup,
-    terms: Terms,
     queue: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
     tickets: u64,
@@ -197,28 +219,37 @@ const MEET_US: u64 = 60_000_000;
 impl World {
     /// A world in which the nodes have met the store; its load begins now.
     pub(super) fn new(setup: Setup) -> Result<Self, ConfigError> {
-        let terms = setup.limit.validate()?;
+        for limit in setup.limits_of(0).chain(&setup.newer) {
+            limit.validate()?;
+        }
+        // Nodes that hold two versions may admit what the larger gives.
+        let newest = setup.newer.as_ref().unwrap_or(&setup.limit).quota();
         let quota = setup.limit.quota();
+        let rate = quota.tokens_per_second().max(newest.tokens_per_second());
+        let burst = quota.burst_tokens().max(newest.burst_tokens());
+        let judge_of = |limit: &Limit| {
+            let quota = limit.quota();
+            Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64)
+        };
         let mut world = Self {
             now_us: BEGIN_US,
             origin_us: 0,
             nodes: Vec::new(),
             places: Vec::new(),
-            store: Model::default(),
-            snapshots: VecDeque::new(),
-            store_ahead_us: 0,
-            hung_until_us: 0,
+            store: SimulatedStore::new(setup.service),
             decided: Vec::new(),
             #[cfg(all(test, feature = "redis"))]
             calls: Vec::new(),
-            judge: Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64),
+            judge: Judge::new(rate, burst as f64).of_known_keys(setup.known_keys),
+            other_judges: setup.others.iter().map(judge_of).collect(),
             traffic: Traffic::default(),
-            applied: 0,
+            charged_on: HashMap::new(),
             applied_batches: HashSet::new(),
             forgetful: false,
+            forgotten: HashSet::new(),
             discrepancy: None,
             rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),
-            terms,
+            idle_faults: 0,
             queue: BinaryHeap::new(),
             order: 0,
             tickets: 0,
@@ -251,8 +282,14 @@ impl World {
     /// A new node takes the place.
     pub(super) fn bear(&mut self, place: u16) {
         let index = self.nodes.len();
+        let limits: Vec<_> = self
+            .setup
+            .limits_of(place)
+            .filter_map(|limit| Some((limit.name().into(), limit.validate().ok()?)))
+            .collect();
+        let terms: Vec<Terms> = limits.iter().map(|(_, terms)| *terms).collect();
         let config = Config {
-            limits: vec![(self.setup.limit.name().into(), self.terms)],
+            limits,
             lanes: self.setup.lanes,
             instance: (index as u128 + 1).to_le_bytes(),
             seed: self.rng.u64(..),
@@ -268,20 +305,24 @@ impl World {
         let budget = Arc::new(KeyBudget::new(KEYS_MAX));
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
-            buckets: Arc::new(
+            buckets: (0..terms.len() as u32)
+                .map(|limit| Table::new(limit, Prints::new(SECRET), budget.clone(), |_| ()))
                 // Memory that is made up as it is written to; a world without any cannot go on.
-                Table::new(0, Prints::new(SECRET), budget, |_| ()).expect("memory for few keys"),
-            ),
+                .map(|table| Arc::new(table.expect("memory for few keys")))
+                .collect(),
             purses: (1..=self.setup.threads).map(|_| Purses::new(0)).collect(),
-            credit: self.terms.credit,
+            credits: terms.iter().map(|terms| terms.credit).collect(),
+            terms,
             dirty: DirtyQueue::new(DIRTY_MAX),
             clock,
             place,
             born_us: self.now_us,
             exchanges: HashMap::new(),
+            sent: HashMap::new(),
             waiting: HashMap::new(),
             spent: 0,
-            applied: 0,
+            spent_on: HashMap::new(),
+            charged_on: HashMap::new(),
             acknowledged: 0,
             timer_us: u64::MAX,
             alive: true,
@@ -317,8 +358,11 @@ impl World {
     /// Plans a fault.
     pub(super) fn suffer(&mut self, planned: &Planned) {
         let at_us = self.origin_us + planned.at_us;
+        if let Some(absence) = planned.store_absence() {
+            self.judge.store_is_absent(absence);
+        }
         if let Fault::StoreLags { by_us } = planned.fault {
-            self.plan(at_us.saturating_sub(by_us), Happening::Snapshot);
+            self.plan(at_us.saturating_sub(by_us), Happening::ReplicaFallsBehind);
         }
         self.plan(at_us, Happening::Fault(planned.fault));
     }
@@ -361,16 +405,13 @@ impl World {
             Happening::Answer { node, .. }
             | Happening::Timer { node }
             | Happening::Resumption { node } => *node,
-            Happening::Delivery { node, exchange, request } => {
-                let (node, exchange, request) = (*node, *exchange, request.clone());
-                self.deliver(node, exchange, &request);
-                return self.audit_store();
-            }
+            Happening::Delivery(delivery) => return self.deliver(delivery.clone()),
+            Happening::Service => return self.serve(),
             Happening::Fault(fault) => {
                 let fault = *fault;
                 return self.befall(fault);
             }
-            Happening::Snapshot => return self.snapshots.push_back(self.store.clone()),
+            Happening::ReplicaFallsBehind => return self.store.replica_falls_behind(),
         };
         if !self.nodes[index].alive {
             return;
@@ -381,9 +422,10 @@ impl World {
         let now = self.nodes[index].clock.now(self.now_us);
         match happening {
             Happening::Arrival { key, cost, .. } => self.ask(index, key, cost),
-            Happening::Answer { lane, exchange, sequence, result, .. } => {
+            Happening::Answer { lane, exchange, sequence, result, leases_alive, .. } => {
                 if self.nodes[index].exchanges.get(&lane) == Some(&exchange) {
                     self.nodes[index].exchanges.remove(&lane);
+                    self.traffic.leases_alive += leases_alive;
                     self.acknowledge(index, lane, sequence, &result);
                     self.nodes[index].engine.handle(now, Input::Answer { lane, sequence, result });
                     self.pump(index);
@@ -403,7 +445,10 @@ impl World {
                     self.happen(missed);
                 }
             }
-            Happening::Delivery { .. } | Happening::Fault(_) | Happening::Snapshot => {}
+            Happening::Delivery(_)
+            | Happening::Service
+            | Happening::Fault(_)
+            | Happening::ReplicaFallsBehind => {}
         }
         self.audit_node(index);
     }
@@ -411,37 +456,38 @@ impl World {
     // ---- decisions ---------------------------------------------------------------------------
 
     fn ask(&mut self, index: usize, key: u32, cost: u32) {
-        let unit = self.terms.scale.token;
         let name = key.to_le_bytes();
+        let limit = self.setup.limit_of(key);
         let node = &mut self.nodes[index];
-        let credit = node.credit;
+        let (unit, credit) = (node.terms[limit].scale.token, node.credits[limit]);
+        let buckets = &node.buckets[limit];
         let now = node.clock.reading(self.now_us);
-        if cost > self.terms.cost_max {
+        if cost > node.terms[limit].cost_max {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let print = node.buckets.print(&name);
-        let found = node.buckets.find(print).map(|bucket| node.buckets.place(bucket));
-        let place =
-            found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
-        let bucket = BucketRef::new(&node.buckets, place);
+        let print = buckets.print(&name);
+        let found = buckets.find(print).map(|bucket| buckets.place(bucket));
+        let place = found.unwrap_or_else(|| buckets.make(print, now.cached(), || credit, |_| ()));
+        let bucket = BucketRef::new(buckets, place);
         if self.setup.threads > 1 && cost == 1 {
             bucket.heat();
             let purse = &node.purses[self.rng.usize(..self.setup.threads)];
-            let (origin, now) = (node.buckets.origin(&bucket), now.cached());
+            let (origin, now) = (buckets.origin(&bucket), now.cached());
             // As far as the ledger goes all that was taken is spent.
             let taken = purse.refill(origin, &bucket, now, unit);
-            node.spent = node.spent.saturating_add_signed(taken);
-            if purse.spend(origin, now).is_some() {
-                node.spent -= 1;
+            let given = purse.spend(origin, now).is_some();
+            self.spend(index, key, taken - i64::from(given));
+            if given {
                 return self.record(index, key, cost, true, true, false);
             }
         }
+        let node = &mut self.nodes[index];
         let taken = match self.setup.form {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),
         };
-        if let Some(note) = Note::of(&taken, 0, place, &name) {
+        if let Some(note) = Note::of(&taken, limit as u32, place, &name) {
             node.dirty.push(note, taken.touch);
         }
         if self.setup.audit {
@@ -479,11 +525,14 @@ impl World {
         sure: bool,
         waited: bool,
     ) {
-        let node = &mut self.nodes[index];
-        node.spent += u64::from(allowed) * u64::from(cost);
+        self.spend(index, key, i64::from(allowed) * i64::from(cost));
+        let node = &self.nodes[index];
         let at_us = self.now_us.saturating_sub(self.origin_us);
         let one = Decided { at_us, node: node.place, key, cost, allowed, sure, waited };
-        self.judge.record(&one);
+        match self.setup.limit_of(key) {
+            0 => self.judge.record(&one),
+            other => self.other_judges[other - 1].record(&one),
+        }
         if self.setup.audit {
             self.decided.push(one);
         }
@@ -496,7 +545,7 @@ impl World {
         let now = self.nodes[index].clock.now(self.now_us);
         while let Some(note) = self.nodes[index].dirty.pop() {
             let node = &mut self.nodes[index];
-            if let Some(touched) = touched(&node.buckets, &note) {
+            if let Some(touched) = touched(&node.buckets[note.limit as usize], &note) {
                 node.engine.handle(now, touched);
             }
         }
@@ -506,9 +555,10 @@ impl World {
         while let Some(output) = self.nodes[index].engine.poll_output() {
             match output {
                 Output::Send { request, .. } => self.send(index, request),
-                Output::Credit { credit, .. } => {
-                    self.nodes[index].credit = credit;
-                    self.nodes[index].buckets.rest_on(credit);
+                Output::Credit { limit, credit } => {
+                    let node = &mut self.nodes[index];
+                    node.credits[limit as usize] = credit;
+                    node.buckets[limit as usize].rest_on(credit);
                 }
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(Waiting { key, cost }) = self.nodes[index].waiting.remove(&ticket) {
@@ -543,117 +593,8 @@ impl World {
         }
     }
 
-    // ---- the network -------------------------------------------------------------------------
-
-    fn one_way_us(&mut self) -> u64 {
-        let rtt_us = micros(self.setup.network.rtt);
-        let late_us =
-            if self.happens(self.setup.network.late) { self.rng.u64(0..LATE_MAX_US) } else { 0 };
-        rtt_us / 4 + self.rng.u64(0..=rtt_us / 2) + late_us
-    }
-
     fn happens(&mut self, odds: f64) -> bool {
         odds > 0.0 && self.rng.f64() < odds
-    }
-
-    fn send(&mut self, node: usize, request: Arc<Request>) {
-        self.order += 1;
-        let exchange = self.order;
-        let (lane, sequence) = (request.lane, request.sequence);
-        self.nodes[node].exchanges.insert(lane, exchange);
-        let timeout = self.setup.network.timeout;
-        let result = Err(StoreError::TimedOut(timeout));
-        let times_out_us = self.now_us + micros(timeout);
-        self.plan(times_out_us, Happening::Answer { node, lane, exchange, sequence, result });
-        let cut = self.now_us < self.nodes[node].cut_until_us;
-        if cut || self.happens(self.setup.network.request_loss) {
-            return;
-        }
-        if self.happens(self.setup.network.duplicated) {
-            let late_us = self.now_us + self.rng.u64(0..LATE_MAX_US);
-            let request = request.clone();
-            self.plan(late_us, Happening::Delivery { node: None, exchange, request });
-        }
-        let at_us = self.now_us + self.one_way_us();
-        self.plan(at_us, Happening::Delivery { node: Some(node), exchange, request });
-    }
-
-    fn deliver(&mut self, node: Option<usize>, exchange: u64, request: &Arc<Request>) {
-        if self.now_us < self.hung_until_us {
-            // The sender gives up; the request is executed when the store goes on.
-            let late_us = self.hung_until_us + self.rng.u64(0..1000);
-            let request = request.clone();
-            return self.plan(late_us, Happening::Delivery { node: None, exchange, request });
-        }
-        let time_us = (self.now_us + self.store_ahead_us) as i64;
-        let reply = self.store.sync(request, time_us);
-        #[cfg(all(test, feature = "redis"))]
-        if self.setup.audit {
-            let (request, reply) = (request.clone(), reply.clone());
-            self.calls.push(StoreCall::Sync { request, time_us, reply });
-        }
-        self.book(request, &reply);
-        let Some(node) = node else { return };
-        let cut = self.now_us < self.nodes[node].cut_until_us;
-        if cut || self.happens(self.setup.network.reply_loss) {
-            return;
-        }
-        let at_us = self.now_us + self.one_way_us();
-        let (lane, sequence) = (request.lane, request.sequence);
-        let result = Ok(reply);
-        self.plan(at_us, Happening::Answer { node, lane, exchange, sequence, result });
-    }
-
-    // ---- faults ------------------------------------------------------------------------------
-
-    fn befall(&mut self, fault: Fault) {
-        match fault {
-            Fault::NodeDies { place } => self.kill(place),
-            Fault::NodeReplaced { place } => {
-                self.kill(place);
-                self.bear(place);
-            }
-            Fault::NodeJoins => {
-                let place = self.places.len() as u16;
-                self.places.push(usize::MAX);
-                self.bear(place);
-            }
-            Fault::NodePauses { place, for_us } => self.pause(place, for_us),
-            Fault::NodeCutOff { place, for_us } => {
-                let index = self.places[usize::from(place)];
-                self.nodes[index].cut_until_us = self.now_us + for_us;
-            }
-            Fault::ClockJumps { place, by_us } => {
-                let index = self.places[usize::from(place)];
-                self.nodes[index].clock.jump(self.now_us, by_us);
-                self.plan(self.now_us, Happening::Timer { node: index });
-            }
-            Fault::ClockStalls { place, for_us } => {
-                let index = self.places[usize::from(place)];
-                self.nodes[index].clock.stall(self.now_us, for_us);
-            }
-            Fault::StoreHangs { for_us } => self.hung_until_us = self.now_us + for_us,
-            Fault::StoreForgets => {
-                #[cfg(all(test, feature = "redis"))]
-                self.calls.push(StoreCall::Forgets);
-                self.store = Model::default();
-                self.forgetful = true;
-            }
-            Fault::StoreLags { .. } => {
-                if let Some(snapshot) = self.snapshots.pop_front() {
-                    self.store = snapshot;
-                    self.forgetful = true;
-                }
-            }
-            Fault::StoreClockJumps { by_us } => self.store_ahead_us += by_us,
-        }
-    }
-
-    fn pause(&mut self, place: u16, for_us: u64) {
-        let index = self.places[usize::from(place)];
-        let until_us = self.now_us + for_us;
-        self.nodes[index].paused_until_us = until_us;
-        self.plan(until_us, Happening::Resumption { node: index });
     }
 
     /// All nodes leave in good order.
@@ -680,10 +621,5 @@ impl World {
             highest.observed_tokens = highest.observed_tokens.max(told.observed_tokens);
         }
         highest
-    }
-
-    /// Tokens charged in the store.
-    pub(super) fn charged(&self) -> i64 {
-        self.store.keys.values().map(|key| key.charged).sum()
     }
 }

@@ -9,7 +9,7 @@ use tidegate::ConfigError;
 use tidegate::sim::faults::{Planned, of_scenario};
 use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Workload;
-use tidegate::sim::{self, Form, Network, Policy, Traffic};
+use tidegate::sim::{self, Form, Network, Policy, Setup, Traffic};
 
 use crate::flags::{
     ClusterSpec, InputError, LoadFlags, SEEDS_MAX, duration, policy_help, seed_range,
@@ -60,9 +60,9 @@ pub(crate) struct Options {
 fn faults_help() -> String {
     format!(
         "What goes wrong besides the scenario's own: a comma-separated list of \
-         <kind>@<time>[/<node>][+<duration>], such as hang@5s+3s,die@2s/3,pause@2s/1+500ms. \
-         Kinds: {}. Times count from the load's beginning, nodes from 0.",
-        faults::KINDS
+         <kind>@<time>[/<node>][+<duration>], such as hang@5s+3s,die@2s/3. Times count from the \
+         load's beginning, nodes and keys from 0. Kinds:\n{}",
+        faults::KINDS_HELP
     )
 }
 
@@ -95,7 +95,7 @@ impl Options {
         Network {
             request_loss: self.loss.unwrap_or(own.request_loss),
             reply_loss: self.loss.unwrap_or(own.reply_loss),
-            ..Network::new(self.rtt.unwrap_or(own.rtt))
+            ..self.rtt.map_or(own, Network::new)
         }
     }
 
@@ -116,17 +116,37 @@ struct Report {
     store_calls_per_second: f64,
     keys_synced_per_second: f64,
     keys_synced_per_tick_and_node: f64,
+    /// None where nothing bounds it.
+    excess_bound_tokens: Option<f64>,
+    store_busy_pct: f64,
+    store_useful_pct: f64,
+    leases_alive_pct: f64,
+    invented_keys_synced: u64,
+}
+
+/// What a run tells beside its figures.
+struct Told {
+    traffic: Traffic,
+    tick_s: f64,
+    excess_bound_tokens: f64,
 }
 
 impl Report {
-    fn new(options: &Options, seed: u64, summary: Summary, traffic: &Traffic, tick_s: f64) -> Self {
+    fn new(options: &Options, setup: &Setup, summary: Summary, outcome: &Told) -> Self {
+        let Told { traffic, tick_s, excess_bound_tokens } = outcome;
+        let [store_busy_pct, store_useful_pct] = traffic.store_busy_pct(summary.seconds.max(1.0));
         let per_second = |count: u64| count as f64 / summary.seconds.max(1.0);
         Self {
             store_calls_per_second: per_second(traffic.store_calls),
             keys_synced_per_second: per_second(traffic.keys_synced),
-            keys_synced_per_tick_and_node: traffic.keys_synced_per_tick(tick_s),
+            keys_synced_per_tick_and_node: traffic.keys_synced_per_tick(*tick_s),
+            excess_bound_tokens: excess_bound_tokens.is_finite().then_some(*excess_bound_tokens),
+            store_busy_pct,
+            store_useful_pct,
+            leases_alive_pct: traffic.leases_alive_pct(),
+            invented_keys_synced: traffic.invented_synced,
             summary,
-            seed,
+            seed: setup.seed,
             policy: options.policy,
             form: options.form,
             rtt_ms: options.network().rtt.as_secs_f64() * 1e3,
@@ -165,13 +185,18 @@ fn simulate(options: &Options, trace: Option<&Trace>, seed: u64) -> Result<Repor
         None => (workload.arrivals(), of_scenario(&workload), workload.seconds),
     };
     planned.extend(&options.faults);
-    let setup = options.cluster().setup(seed);
+    let (setup, network) = (options.cluster().setup(seed), options.network());
+    let setup = match trace {
+        Some(_) => setup,
+        None => Setup { network, ..setup.of_scenario(workload.scenario) },
+    };
     let tick_s = setup.tick_s()?;
+    let excess_bound_tokens = options.policy.excess_bound(&setup, &planned);
     let outcome = options.policy.run(&setup, &arrivals, &planned, seconds);
     let outcome = outcome.map_err(InputError::of_config)?;
     let sim::Outcome { figures, traffic } = outcome;
     let summary = Summary::new(&options.load, "simulated", seconds, &traffic, figures, trace);
-    Ok(Report::new(options, seed, summary, &traffic, tick_s))
+    Ok(Report::new(options, &setup, summary, &Told { traffic, tick_s, excess_bound_tokens }))
 }
 
 /// What one line a seed has room for, in %.
@@ -226,7 +251,6 @@ impl std::fmt::Display for Line {
 mod tests {
     use super::*;
     use crate::flags::parsed;
-    use tidegate::sim::Setup;
     use tidegate::sim::workload::Scenario;
 
     fn options(flags: &str) -> Options {
@@ -237,7 +261,10 @@ mod tests {
     fn without_flags_of_its_own_a_scenario_is_the_one_that_the_library_plays() {
         for scenario in Scenario::ALL {
             let name = scenario.name();
-            let options = options(&format!("--scenario {name} --seconds 6 --rate 50 --keys 2"));
+            // Invented keys are 40000 a second.
+            let seconds = if scenario == Scenario::Junk { 0.5 } else { 6.0 };
+            let flags = format!("--scenario {name} --seconds {seconds} --rate 50 --keys 2");
+            let options = options(&flags);
             let workload = options.workload(3);
             let setup = Setup::new(options.load.limit().limit(), options.load.cluster.nodes, 3);
             let played = sim::play(&setup, &workload).unwrap();

@@ -54,7 +54,7 @@ pub(crate) struct Options {
     form: Form,
     /// Only these scenarios, such as under,herd
     #[arg(long, value_delimiter = ',', long_help = scenario_help())]
-    scenario: Vec<Load>,
+    scenario: Vec<String>,
     /// Only quotas of this rate, such as 1000 (a second) or 100/h
     #[arg(long)]
     rate: Option<String>,
@@ -80,6 +80,14 @@ and 1000/50 an hour. But:
   hot_set             100000 keys of 50/50 a second, 20 nodes, 50 ms, 5 s
   long_run            over_uniform for 600 s: the limits from 1000/1000 to 1/10, 20 nodes, 50 ms
   outage              the limits whose burst is the rate of a second or less
+  far_nodes           far_under, far_herd and far_shift_under, 50 ms
+  flap, lost_record, old_snapshot, store_back
+                      1000/1000, 1000/100, 100/100 and 20/20, 4 and 20 nodes, 50 ms, with the
+                      default policy and strict; flap with 19 ways to come and go
+  slow_full           1/1000 for 2000 s, 4 and 20 nodes, default and strict
+  suspended           100/1000 and 100/2000 for 100 s, async, one node and two
+  junk                100/100 for 40 s, 4 nodes
+  crowd               200 nodes; crowd_full with more keys than the store can serve
 slow_store and slow_herd are over_uniform and herd over a store that is far away; their excess is
 compared with that of the same run over a store that is near. All of it takes about half an hour on
 two cores and 2 GB, most of it for the scenarios on many keys.
@@ -87,7 +95,8 @@ two cores and 2 GB, most of it for the scenarios on many keys.
 The worst of all seeds counts, and the exit status is 0 whatever was missed.";
 
 fn scenario_help() -> String {
-    let names: Vec<&str> = Load::all().into_iter().map(Load::name).collect();
+    let mut names: Vec<&str> = Load::all().into_iter().map(Load::row).collect();
+    names.dedup();
     format!("Only these scenarios, a list of: {}", names.join(", "))
 }
 
@@ -116,7 +125,7 @@ struct Report {
     burst: u64,
     nodes: u16,
     interval_ms: f64,
-    scenario: &'static str,
+    scenario: String,
     policy: Policy,
     form: Form,
     seconds: f64,
@@ -136,7 +145,7 @@ impl Report {
             burst: cell.quota.burst_tokens(),
             nodes: cell.nodes,
             interval_ms: cell.interval.as_secs_f64() * 1e3,
-            scenario: cell.load.name(),
+            scenario: cell.load.name().into_owned(),
             policy: cell.policy,
             form: cell.form,
             seconds: cell.seconds(),
@@ -161,7 +170,7 @@ impl std::fmt::Display for Report {
 
 pub(crate) fn run(options: &Options) -> Result<(), SweepError> {
     let reports = reports(options)?;
-    let text = if options.json { json(&reports)? } else { told(options, &reports) };
+    let text = if options.json { json(&reports)? } else { told(&reports) };
     Ok(output::write(&text)?)
 }
 
@@ -172,10 +181,16 @@ fn json(reports: &[Report]) -> Result<String, serde_json::Error> {
 }
 
 /// The table, what was missed, and how many cells that were.
-fn told(options: &Options, reports: &[Report]) -> String {
+fn told(reports: &[Report]) -> String {
     let missed = reports.iter().filter(|report| !report.misses.is_empty());
     let missed = missed.map(|report| format!("missed: {report}\n"));
-    let counts = options.policy.iter().map(|&policy| count(reports, policy) + "\n");
+    let mut policies: Vec<Policy> = Vec::new();
+    for report in reports {
+        if !policies.contains(&report.policy) {
+            policies.push(report.policy);
+        }
+    }
+    let counts = policies.iter().map(|&policy| count(reports, policy) + "\n");
     let rest: String = missed.chain(counts).collect();
     format!("{}\n{rest}", Table::of(reports))
 }
@@ -223,9 +238,19 @@ impl Options {
             validate_form(policy, self.form)?;
         }
         let all = cells(Policy::Default, self.form);
-        let wanted = filter::wanted(self, &all)?;
-        let of_policy = |cell: Cell| self.policy.iter().map(move |&policy| Cell { policy, ..cell });
-        Ok(wanted.into_iter().flat_map(of_policy).collect())
+        let mut wanted = filter::wanted(self, &all)?;
+        // The strict ones are told apart below.
+        wanted.retain(|cell| cell.policy == Policy::Default);
+        let of_cell = |cell: Cell| {
+            let mut policies: Vec<Policy> = Vec::new();
+            for policy in self.policy.iter().flat_map(|&policy| cell.load.policies(policy)) {
+                if !policies.contains(&policy) {
+                    policies.push(policy);
+                }
+            }
+            policies.into_iter().map(move |policy| Cell { policy, ..cell })
+        };
+        Ok(wanted.into_iter().flat_map(of_cell).collect())
     }
 }
 
@@ -240,12 +265,17 @@ mod tests {
 
     #[test]
     fn policies_run_one_beside_the_other_and_a_form_for_all() {
-        let all = options("").cells().unwrap().len();
-        let cells = options("--policy strict,default --form async").cells().unwrap();
+        let scenario = "--scenario under,outage";
+        let all = options(scenario).cells().unwrap().len();
+        let flags = format!("{scenario} --policy strict,default --form async");
+        let cells = options(&flags).cells().unwrap();
         assert_eq!(cells.len(), 2 * all);
         assert_eq!((cells[0].policy, cells[1].policy), (Policy::Strict, Policy::Default));
         assert!(cells.iter().all(|cell| cell.form == Form::Async));
         assert!(cells.chunks(2).all(|pair| pair[0].load == pair[1].load));
+        let both = options("--scenario slow_full --nodes 4").cells().unwrap();
+        let policies: Vec<Policy> = both.iter().map(|cell| cell.policy).collect();
+        assert_eq!(policies, [Policy::Default, Policy::Strict]);
         let refused = options("--policy write-behind --form async").cells().unwrap_err();
         assert!(refused.to_string().starts_with("--form: async: "), "{refused}");
     }

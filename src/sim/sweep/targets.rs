@@ -2,11 +2,10 @@
 
 use serde::Serialize;
 
-use super::super::faults::{self, CHURN_SECONDS, churned};
+use super::super::faults::{CHURN_SECONDS, churned};
 use super::super::setup::Form;
 use super::super::workload::{STICKY_DEATH_SECONDS, Scenario};
 use super::{Cell, CellFigures, Load};
-use crate::bound::bound;
 
 /// Rounding errors of the judge.
 const ERROR: f64 = 1e-6;
@@ -21,6 +20,9 @@ const SYNCED_ASYNC_MAX: f64 = 2.0;
 const WAITED_HOT_MAX_PCT: f64 = 5.0;
 /// The mean over all cells, in %.
 const WAITED_MEAN_MAX_PCT: f64 = 30.0;
+
+/// Keys synced for each that was invented, asked for once.
+const SYNCED_INVENTED_MAX: f64 = 1.5;
 
 /// A target that was missed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -83,10 +85,33 @@ impl Cell {
             Load::LongRun => self.judge_long_run(figures, &mut judgement),
             Load::Scenario(Scenario::Outage) => self.judge_outage(figures, &mut judgement),
             Load::Scenario(Scenario::Churn) => {}
+            Load::Scenario(Scenario::Junk) => {
+                judgement.at_most("wrong_denials_pct", figures.worst.wrong_denials_pct, 1.0);
+                let synced = figures.synced_per_invented_key;
+                judgement.at_most("synced_per_invented_key", synced, SYNCED_INVENTED_MAX);
+            }
+            Load::Crowd { full: false } => {
+                judgement.at_least(REACHABLE, figures.reachable_vs_ideal_pct, 97.0);
+            }
+            Load::Crowd { full: true } => {
+                judgement.at_least("store_useful_pct", figures.store_useful_pct, 80.0);
+                judgement.at_least("leases_alive_pct", figures.leases_alive_pct, 50.0);
+            }
+            load if load.is_fault_row() => {
+                judgement.at_least(REACHABLE, figures.reachable_vs_ideal_pct, 95.0);
+            }
+            Load::Scenario(
+                Scenario::FarUnder
+                | Scenario::FarHerd
+                | Scenario::FarShiftUnder
+                | Scenario::SlowFull
+                | Scenario::Suspended,
+            ) => judgement.at_least(VS_IDEAL, figures.worst.admitted_vs_ideal_pct, 97.0),
             Load::Scenario(Scenario::SlowStore | Scenario::SlowHerd) => {
                 judgement.at_least(VS_IDEAL, figures.worst.admitted_vs_ideal_pct, 97.0);
             }
-            Load::Scenario(scenario) => {
+            load => {
+                let scenario = load.scenario();
                 self.judge_vs_ideal(figures, &mut judgement);
                 if self.is_check_on_credit() {
                     self.judge_denials(figures, &mut judgement);
@@ -128,9 +153,13 @@ impl Cell {
                 most,
             );
         }
+        let bounded = self.load.is_fault_row() || matches!(self.load, Load::Crowd { .. });
+        if bounded {
+            return judgement.at_most("excess_tokens", excess, figures.excess_bound_tokens);
+        }
         let sure = !self.is_check_on_credit();
         let most = if scenario == Scenario::Outage {
-            self.outage_bound()
+            figures.excess_bound_tokens
         } else if sure {
             0.0
         } else if let Scenario::Churn | Scenario::Sticky = scenario {
@@ -143,16 +172,10 @@ impl Cell {
             (self.burst() / 100.0).max(self.all_credit() / 2.0)
         };
         judgement.at_most("excess_tokens", excess, most);
-        if !sure && !scenario.has_faults() {
+        if !sure && (!scenario.has_faults() || self.load.is_far()) {
             let repaid_s = self.burst() / self.rate();
             judgement.at_most("longest_excess_s", figures.worst.longest_excess_s, repaid_s);
         }
-    }
-
-    fn outage_bound(&self) -> f64 {
-        let (setup, workload) = (self.setup(1), self.workload(1));
-        let incidents = faults::incidents(&faults::of_scenario(&workload), &setup);
-        bound(&setup.limit, self.nodes.into(), &incidents)
     }
 
     /// The most nodes that are alive at any time within so many seconds.
@@ -239,6 +262,7 @@ impl Cell {
 }
 
 const VS_IDEAL: &str = "admitted_vs_ideal_pct";
+const REACHABLE: &str = "reachable_vs_ideal_pct";
 
 /// Whether the same load goes on all the time, without faults.
 fn is_steady(scenario: Scenario) -> bool {
@@ -286,6 +310,11 @@ mod tests {
             outage_tokens_per_second: 0.0,
             after_outage_tokens: 0.0,
             excess_above_near_tokens: 0.0,
+            excess_bound_tokens: 0.0,
+            reachable_vs_ideal_pct: 100.0,
+            synced_per_invented_key: 0.0,
+            store_useful_pct: 100.0,
+            leases_alive_pct: 100.0,
         }
     }
 
@@ -442,6 +471,8 @@ mod tests {
     fn an_outage_gives_no_more_than_the_rate_and_a_share_and_then_no_second_burst() {
         let outage = cell(Scenario::Outage, R1000, 4);
         let during = |seen| CellFigures { outage_tokens_per_second: seen, ..figures(PERFECT) };
+        let beyond = |seen| CellFigures { excess_bound_tokens: 7.0, ..excess(seen) };
+        assert_target(outage, "excess_tokens", 7.0, beyond);
         assert_target(outage, "outage_tokens_per_second", 1250.0, during);
         let after = |seen| CellFigures { after_outage_tokens: seen, ..figures(PERFECT) };
         assert_target(outage, "after_outage_tokens", 1004.0, after);
@@ -455,6 +486,48 @@ mod tests {
         assert_target(slow(R1000), name, 21.0, added);
         assert_target(slow(R20), name, 1.4, added);
         assert_target(slow(Quota::per_hour(1000).burst(500)), name, 6.0, added);
+    }
+
+    #[test]
+    fn rows_in_which_the_store_fails_are_held_to_the_bound_and_to_what_is_reachable() {
+        let flap = Load::Flap { down_ms: 2100, every_ms: 3000 };
+        for load in [flap, Load::StoreBack { by_s: 60 }, Load::Scenario(Scenario::LostRecord)] {
+            let cell = Cell { load, ..cell(Scenario::Under, R1000, 4) };
+            let reachable = |seen| CellFigures { reachable_vs_ideal_pct: seen, ..figures(PERFECT) };
+            assert_target(cell, "reachable_vs_ideal_pct", 95.0, reachable);
+            let beyond = |seen| CellFigures { excess_bound_tokens: 7.0, ..excess(seen) };
+            assert_target(cell, "excess_tokens", 7.0, beyond);
+        }
+    }
+
+    #[test]
+    fn a_crowd_is_held_to_what_it_does_again_and_full_lanes_to_useful_work() {
+        let crowd = |full| Cell { load: Load::Crowd { full }, ..cell(Scenario::Under, R1000, 200) };
+        let reachable = |seen| CellFigures { reachable_vs_ideal_pct: seen, ..figures(PERFECT) };
+        assert_target(crowd(false), "reachable_vs_ideal_pct", 97.0, reachable);
+        let useful = |seen| CellFigures { store_useful_pct: seen, ..figures(PERFECT) };
+        assert_target(crowd(true), "store_useful_pct", 80.0, useful);
+        let alive = |seen| CellFigures { leases_alive_pct: seen, ..figures(PERFECT) };
+        assert_target(crowd(true), "leases_alive_pct", 50.0, alive);
+    }
+
+    #[test]
+    fn invented_keys_cost_no_more_than_one_sync_and_a_half() {
+        let junk = cell(Scenario::Junk, Quota::per_second(100), 4);
+        let synced = |seen| CellFigures { synced_per_invented_key: seen, ..figures(PERFECT) };
+        assert_target(junk, "synced_per_invented_key", 1.5, synced);
+        let denied = |seen| figures(Worst { wrong_denials_pct: seen, ..PERFECT });
+        assert_target(junk, "wrong_denials_pct", 1.0, denied);
+    }
+
+    #[test]
+    fn far_suspended_and_slow_nodes_have_97_percent_of_the_ideal() {
+        for scenario in [Scenario::FarHerd, Scenario::Suspended, Scenario::SlowFull] {
+            for policy in [Policy::Default, Policy::Strict] {
+                let cell = Cell { policy, ..cell(scenario, R1000, 4) };
+                assert_target(cell, "admitted_vs_ideal_pct", 97.0, vs_ideal);
+            }
+        }
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! The ledger: where every token is that was spent.
 
+#[cfg(test)]
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+
 use super::{Node, World};
 use crate::error::StoreError;
-use crate::sync::message::{Reply, Request, Verdict};
+use crate::sync::message::{Entry, Grant, Reply, Request, Verdict};
 
 impl World {
     pub(super) fn acknowledge(
@@ -15,24 +19,76 @@ impl World {
         if !self.setup.audit {
             return;
         }
-        if let Ok(Reply { verdict: Verdict::Applied(_), .. }) = result {
-            let tokens = self.nodes[node].engine.in_flight(lane, sequence);
-            self.nodes[node].acknowledged += tokens;
+        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = result {
+            let node = &mut self.nodes[node];
+            let tokens = node.engine.in_flight(lane, sequence);
+            let sent = node.sent.get(&lane).filter(|_| tokens > 0);
+            let sent = sent.map_or(&[][..], |request| &request.entries);
+            // What the store refused is still to be reported.
+            let refused = sent.iter().zip(grants).filter(|(_, grant)| !is_charged(grant));
+            node.acknowledged += tokens - refused.map(|(entry, _)| tokens_of(entry)).sum::<u64>();
         }
     }
 
-    /// Notes what the store has applied, each batch once.
+    /// A node has admitted so many tokens; less than none came back from a thread's cache.
+    pub(super) fn spend(&mut self, index: usize, key: u32, tokens: i64) {
+        let node = &mut self.nodes[index];
+        node.spent = node.spent.saturating_add_signed(tokens);
+        if self.setup.audit {
+            let spent = node.spent_on.entry(key).or_default();
+            *spent = spent.saturating_add_signed(tokens);
+        }
+    }
+
+    /// Notes what the store has applied, each batch once, and looks at the keys in it.
     pub(super) fn book(&mut self, request: &Request, reply: &Reply) {
-        if !self.setup.audit || !matches!(reply.verdict, Verdict::Applied(_)) {
+        if !self.setup.audit {
             return;
         }
-        let node = u128::from_le_bytes(request.instance) as usize;
-        if self.applied_batches.insert((node, request.lane, request.sequence)) {
-            self.applied += request.tokens();
-            // A node that had to take another name is not watched any further.
-            if let Some(node) = self.nodes.get_mut(node.wrapping_sub(1)) {
-                node.applied += request.tokens();
+        if let Verdict::Applied(grants) = &reply.verdict
+            && self.is_new(request)
+        {
+            let place = place_of(request);
+            self.applied_batches.insert((place, request.lane, request.sequence));
+            let entries = request.entries.iter().zip(grants);
+            for (entry, _) in entries.filter(|(_, grant)| is_charged(grant)) {
+                let (key, tokens) = (number_of(entry), tokens_of(entry));
+                *self.charged_on.entry(key).or_default() += tokens;
+                // A node that had to take another name is not watched any further.
+                if let Some(node) = self.nodes.get_mut(place) {
+                    *node.charged_on.entry(key).or_default() += tokens;
+                }
             }
+        }
+        self.audit_store(request);
+        self.audit_purses();
+    }
+
+    fn is_new(&self, request: &Request) -> bool {
+        !self.applied_batches.contains(&(place_of(request), request.lane, request.sequence))
+    }
+
+    /// Of each key: charged for the node + what a new batch reports <= admitted by the node, for as
+    /// long as the store keeps its memory.
+    pub(super) fn audit_batch(&mut self, index: usize, request: &Request) {
+        if !self.setup.audit || self.forgetful || !self.is_new(request) {
+            return;
+        }
+        let node = &self.nodes[index];
+        let too_much = request.entries.iter().find_map(|entry| {
+            let key = number_of(entry);
+            let of = |sums: &HashMap<u32, u64>| sums.get(&key).copied().unwrap_or(0);
+            let (reported, spent) = (tokens_of(entry), of(&node.spent_on));
+            let charged = of(&node.charged_on);
+            (charged + reported > spent).then_some((key, charged, reported, spent))
+        });
+        if let Some((key, charged, reported, spent)) = too_much {
+            self.note(false, || {
+                format!(
+                    "node {index} reports {reported} on key {key} beside {charged} charged, \
+                     and admitted {spent}"
+                )
+            });
         }
     }
 
@@ -54,13 +110,35 @@ impl World {
         }
     }
 
-    /// Charged in the store = applied, each batch once, for as long as it keeps its memory.
-    pub(super) fn audit_store(&mut self) {
-        if self.setup.audit && !self.forgetful {
-            let (charged, applied) = (self.charged() as u64, self.applied);
-            self.note(charged == applied, || format!("{charged} charged, {applied} applied"));
+    /// Of each key in the batch: charged in the store = applied, each batch once, for as long as it
+    /// keeps its memory; and what was charged for a node was admitted by it.
+    fn audit_store(&mut self, request: &Request) {
+        if self.forgetful {
+            return;
         }
-        self.audit_purses();
+        for entry in &request.entries {
+            let key = number_of(entry);
+            let applied = self.charged_on.get(&key).copied().unwrap_or(0);
+            let charged = self.store.charged_to(&entry.limit, &entry.key).unwrap_or(applied);
+            let known = !self.forgotten.contains(&key);
+            self.note(!known || charged == applied, || {
+                format!("key {key}: {charged} charged, {applied} applied")
+            });
+        }
+    }
+
+    /// When all nodes have reported everything: admitted = charged, of each node and key.
+    #[cfg(test)]
+    pub(in crate::sim) fn audit_settled(&mut self) {
+        for index in 0..self.nodes.len() {
+            let Node { spent_on, charged_on, .. } = &self.nodes[index];
+            let spent = spent_on.iter().filter(|(_, tokens)| **tokens > 0);
+            let charged = charged_on.iter().filter(|(_, tokens)| **tokens > 0);
+            let (spent, charged): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                (spent.collect(), charged.collect());
+            let (alike, what) = (spent == charged, format!("{spent:?} spent, {charged:?} charged"));
+            self.note(alike, || format!("node {index}: {what}"));
+        }
     }
 
     /// What threads may still give out is not charged in the store, but lent; what a store forgot is
@@ -68,7 +146,8 @@ impl World {
     fn audit_purses(&mut self) {
         if self.setup.audit && !self.forgetful && self.setup.threads > 1 {
             for index in 0..self.nodes.len() {
-                let Node { spent, applied, alive, .. } = self.nodes[index];
+                let Node { spent, alive, .. } = self.nodes[index];
+                let applied: u64 = self.nodes[index].charged_on.values().sum();
                 let held = self.nodes[index].in_purses(self.now_us);
                 self.note(!alive || applied + held <= spent, || {
                     format!("node {index}: {applied} applied and {held} in purses of {spent}")
@@ -82,4 +161,26 @@ impl World {
             self.discrepancy = Some(what());
         }
     }
+}
+
+/// The node that sent a batch, by the name that it was born with.
+fn place_of(request: &Request) -> usize {
+    (u128::from_le_bytes(request.instance) as usize).wrapping_sub(1)
+}
+
+/// The number of an entry's key, as arrivals have it.
+pub(super) fn number_of(entry: &Entry) -> u32 {
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&entry.key[..4]);
+    u32::from_le_bytes(bytes)
+}
+
+/// Tokens that an entry reports as spent.
+fn tokens_of(entry: &Entry) -> u64 {
+    (entry.spent + entry.debt + entry.allowed) as u64
+}
+
+/// Whether the store has charged what an entry reports: it refuses what has another quota.
+fn is_charged(grant: &Grant) -> bool {
+    matches!(grant, Grant::Given(_))
 }

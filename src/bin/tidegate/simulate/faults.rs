@@ -11,8 +11,24 @@ use crate::flags::{InputError, duration};
 pub(super) const FAULTS_MAX: usize = 1_000;
 
 /// The kinds, in the order in which help and errors name them.
-pub(super) const KINDS: &str =
-    "die, replace, join, pause, cut, clock, stall, hang, forget, lag, store-clock";
+pub(super) const KINDS: &str = "die, replace, join, pause, cut, clock, clock-stall, hang, stall, \
+                                forget, lag, snapshot, restore, evict, store-clock";
+
+/// What each kind does, for the help.
+pub(super) const KINDS_HELP: &str = "\
+  die@2s/3            node 3 dies; replace@2s/3: a new node takes its place
+  join@3s             one node more
+  pause@2s/1+500ms    the whole process of node 1 is frozen; its clock goes on
+  cut@2s/1+3s         nothing passes between node 1 and the store
+  clock@2s/1+1s       the clock of node 1 jumps ahead
+  clock-stall@2s/1+20ms  the cached clock of node 1 stands still
+  hang@5s+3s          the store executes nothing, then everything at once, and answers nobody
+  stall@5s+2s         the store serves nothing, then everything in the order of arrival
+  forget@7s           the store restarts empty
+  lag@7s+200ms        a replica takes over that is behind
+  snapshot@2s         the store saves its state; restore@4s: it comes back with the last one saved
+  evict@3s/0          the store loses the record of key 0
+  store-clock@3s-60s  the store's clock steps back; +60s: ahead";
 
 /// A fault that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,17 +47,25 @@ pub(super) enum FaultError {
     NodeMissing(String),
     #[error("{0} befalls no single node: leave /<node> out")]
     NodeGiven(String),
+    #[error("{0:?} is no key: write its number, from 0")]
+    Key(String),
+    #[error("{0} befalls one key: write its number, from 0, after the time, such as {0}@2s/0")]
+    KeyMissing(String),
     #[error("{0} needs to know how long: write it at the end, such as +500ms")]
     DurationMissing(String),
     #[error("{0} is over at once: leave +<duration> out")]
     DurationGiven(String),
+    #[error("{0} cannot go backwards: write + before the duration")]
+    Backwards(String),
 }
 
 /// The parts of one fault as they stand on the command line.
 struct Parts<'a> {
     kind: &'a str,
-    place: Option<u16>,
-    duration_us: Option<u64>,
+    /// The number of a node, or of a key.
+    place: Option<&'a str>,
+    /// Below zero after a minus sign.
+    by_us: Option<i64>,
 }
 
 impl Parts<'_> {
@@ -50,11 +74,21 @@ impl Parts<'_> {
     }
 
     fn place(&self) -> Result<u16, FaultError> {
-        self.place.ok_or_else(|| FaultError::NodeMissing(self.kind()))
+        let place = self.place.ok_or_else(|| FaultError::NodeMissing(self.kind()))?;
+        place.parse().map_err(|_| FaultError::Node(place.to_owned()))
+    }
+
+    fn key(&self) -> Result<u32, FaultError> {
+        let key = self.place.ok_or_else(|| FaultError::KeyMissing(self.kind()))?;
+        key.parse().map_err(|_| FaultError::Key(key.to_owned()))
+    }
+
+    fn by_us(&self) -> Result<i64, FaultError> {
+        self.by_us.ok_or_else(|| FaultError::DurationMissing(self.kind()))
     }
 
     fn duration_us(&self) -> Result<u64, FaultError> {
-        self.duration_us.ok_or_else(|| FaultError::DurationMissing(self.kind()))
+        u64::try_from(self.by_us()?).map_err(|_| FaultError::Backwards(self.kind()))
     }
 
     fn fault(&self) -> Result<Fault, FaultError> {
@@ -65,38 +99,62 @@ impl Parts<'_> {
             "pause" => Fault::NodePauses { place: self.place()?, for_us: self.duration_us()? },
             "cut" => Fault::NodeCutOff { place: self.place()?, for_us: self.duration_us()? },
             "clock" => Fault::ClockJumps { place: self.place()?, by_us: self.duration_us()? },
-            "stall" => Fault::ClockStalls { place: self.place()?, for_us: self.duration_us()? },
+            "clock-stall" => {
+                Fault::ClockStalls { place: self.place()?, for_us: self.duration_us()? }
+            }
             "hang" => Fault::StoreHangs { for_us: self.duration_us()? },
+            "stall" => Fault::StoreStalls { for_us: self.duration_us()? },
             "forget" => Fault::StoreForgets,
             "lag" => Fault::StoreLags { by_us: self.duration_us()? },
-            "store-clock" => Fault::StoreClockJumps { by_us: self.duration_us()? },
+            "snapshot" => Fault::StoreSaves,
+            "restore" => Fault::StoreRestores,
+            "evict" => Fault::RecordLost { key: self.key()? },
+            "store-clock" => Fault::StoreClockSteps { by_us: self.by_us()? },
             _ => return Err(FaultError::Kind(self.kind())),
         };
-        if self.place.is_some() && place_of(fault).is_none() {
+        let of_a_key = matches!(fault, Fault::RecordLost { .. });
+        if self.place.is_some() && place_of(fault).is_none() && !of_a_key {
             return Err(FaultError::NodeGiven(self.kind()));
         }
-        if self.duration_us.is_some() && matches!(self.kind, "die" | "replace" | "join" | "forget")
-        {
+        if self.by_us.is_some() && is_over_at_once(fault) {
             return Err(FaultError::DurationGiven(self.kind()));
         }
         Ok(fault)
     }
 }
 
+const fn is_over_at_once(fault: Fault) -> bool {
+    matches!(
+        fault,
+        Fault::NodeDies { .. }
+            | Fault::NodeReplaced { .. }
+            | Fault::NodeJoins
+            | Fault::StoreForgets
+            | Fault::StoreSaves
+            | Fault::StoreRestores
+            | Fault::RecordLost { .. }
+    )
+}
+
 /// Reads one fault.
 pub(super) fn parse(text: &str) -> Result<Planned, FaultError> {
     let (kind, rest) = text.split_once('@').ok_or_else(|| FaultError::NoTime(text.to_owned()))?;
-    let (rest, lasting) = split(rest, '+');
-    let (time, node) = split(rest, '/');
-    let place = node.map(|node| node.parse().map_err(|_| FaultError::Node(node.to_owned())));
-    let place = place.transpose()?;
-    let duration_us = lasting.map(bounded_us).transpose()?;
-    let fault = Parts { kind, place, duration_us }.fault()?;
-    Ok(Planned { at_us: bounded_us(time)?, fault })
+    let (rest, by) = match rest.find(['+', '-']) {
+        Some(at) => (&rest[..at], Some(rest.split_at(at).1)),
+        None => (rest, None),
+    };
+    let (time, place) = rest.split_once('/').map_or((rest, None), |(time, on)| (time, Some(on)));
+    let by_us = by.map(signed_us).transpose()?;
+    let at_us = bounded_us(time)?;
+    let fault = Parts { kind, place, by_us }.fault()?;
+    Ok(Planned { at_us, fault })
 }
 
-fn split(text: &str, mark: char) -> (&str, Option<&str>) {
-    text.split_once(mark).map_or((text, None), |(head, tail)| (head, Some(tail)))
+/// A duration behind its sign.
+fn signed_us(text: &str) -> Result<i64, FaultError> {
+    let (sign, text) = text.split_at(1);
+    let micros = bounded_us(text)? as i64;
+    Ok(if sign == "-" { -micros } else { micros })
 }
 
 /// The simulator adds times up in microseconds: what is no longer than a run cannot overflow.
@@ -121,7 +179,8 @@ fn place_of(fault: Fault) -> Option<u16> {
     }
 }
 
-/// Refuses more faults than a run can hold, and those of nodes that are not there at their time.
+/// Refuses more faults than a run can hold, those of nodes that are not there at their time, and a
+/// return to a state that was never saved.
 pub(super) fn validate(planned: &[Planned], nodes: u16) -> Result<(), InputError> {
     if planned.len() > FAULTS_MAX {
         return Err(InputError::flag("--faults", &planned.len(), "no more than 1000 in one run"));
@@ -129,7 +188,13 @@ pub(super) fn validate(planned: &[Planned], nodes: u16) -> Result<(), InputError
     let mut by_time = planned.to_vec();
     by_time.sort_by_key(|planned| planned.at_us);
     let mut places = nodes;
+    let mut saved = false;
     for planned in by_time {
+        saved |= planned.fault == Fault::StoreSaves;
+        if planned.fault == Fault::StoreRestores && !saved {
+            let reason = "needs a snapshot before it, such as snapshot@2s";
+            return Err(InputError::flag("--faults", &"restore", reason));
+        }
         if planned.fault == Fault::NodeJoins {
             places += 1;
         }
@@ -158,11 +223,18 @@ mod tests {
             ("pause@2s/1+500ms", at(2_000_000, Fault::NodePauses { place: 1, for_us: 500_000 })),
             ("cut@0s/1+3s", at(0, Fault::NodeCutOff { place: 1, for_us: 3_000_000 })),
             ("clock@1.5s/1+1s", at(1_500_000, Fault::ClockJumps { place: 1, by_us: 1_000_000 })),
-            ("stall@2s/1+20ms", at(2_000_000, Fault::ClockStalls { place: 1, for_us: 20_000 })),
+            (
+                "clock-stall@2s/1+20ms",
+                at(2_000_000, Fault::ClockStalls { place: 1, for_us: 20_000 }),
+            ),
             ("hang@5s+3s", at(5_000_000, Fault::StoreHangs { for_us: 3_000_000 })),
+            ("stall@5s+2s", at(5_000_000, Fault::StoreStalls { for_us: 2_000_000 })),
             ("forget@7s", at(7_000_000, Fault::StoreForgets)),
             ("lag@7s+200ms", at(7_000_000, Fault::StoreLags { by_us: 200_000 })),
-            ("store-clock@4s+1s", at(4_000_000, Fault::StoreClockJumps { by_us: 1_000_000 })),
+            ("snapshot@2s", at(2_000_000, Fault::StoreSaves)),
+            ("restore@4s", at(4_000_000, Fault::StoreRestores)),
+            ("evict@3s/70000", at(3_000_000, Fault::RecordLost { key: 70_000 })),
+            ("store-clock@4s-60s", at(4_000_000, Fault::StoreClockSteps { by_us: -60_000_000 })),
         ];
         for (text, planned) in cases {
             assert_eq!(parse(text), Ok(planned), "{text}");
@@ -170,6 +242,9 @@ mod tests {
         let kinds: Vec<&str> =
             cases.iter().filter_map(|(text, _)| text.split('@').next()).collect();
         assert_eq!(kinds.join(", "), KINDS);
+        assert!(kinds.iter().all(|kind| KINDS_HELP.contains(&format!("{kind}@"))));
+        let ahead = at(4_000_000, Fault::StoreClockSteps { by_us: 1_000_000 });
+        assert_eq!(parse("store-clock@4s+1s"), Ok(ahead));
     }
 
     #[test]
@@ -181,13 +256,16 @@ mod tests {
             ("burn@2s", FaultError::Kind(owned("burn"))),
             ("die@2s", FaultError::NodeMissing(owned("die"))),
             ("die@2s/x", FaultError::Node(owned("x"))),
-            ("die@2s/-1", FaultError::Node(owned("-1"))),
             ("die@2s/70000", FaultError::Node(owned("70000"))),
             ("die@2s/1+1s", FaultError::DurationGiven(owned("die"))),
             ("pause@2s/1", FaultError::DurationMissing(owned("pause"))),
             ("hang@2s/1+1s", FaultError::NodeGiven(owned("hang"))),
             ("forget@200h", FaultError::TooLong(owned("200h"))),
             ("hang@1s+200h", FaultError::TooLong(owned("200h"))),
+            ("hang@1s-3s", FaultError::Backwards(owned("hang"))),
+            ("evict@1s", FaultError::KeyMissing(owned("evict"))),
+            ("evict@1s/x", FaultError::Key(owned("x"))),
+            ("restore@1s+1s", FaultError::DurationGiven(owned("restore"))),
         ];
         for (text, error) in cases {
             assert_eq!(parse(text), Err(error), "{text}");
@@ -208,5 +286,12 @@ mod tests {
         assert!(validate(&list(&["die@2s/4", "join@1s"]), 4).is_ok());
         assert!(validate(&list(&["join@3s", "die@2s/4"]), 4).is_err());
         assert!(validate(&vec![at(0, Fault::NodeJoins); FAULTS_MAX + 1], 4).is_err());
+    }
+
+    #[test]
+    fn a_restore_needs_a_snapshot_before_it() {
+        let list = |texts: [&str; 2]| texts.map(|text| parse(text).unwrap());
+        assert!(validate(&list(["restore@2s", "snapshot@1s"]), 4).is_ok());
+        assert!(validate(&list(["restore@2s", "snapshot@3s"]), 4).is_err());
     }
 }

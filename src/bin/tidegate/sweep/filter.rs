@@ -1,6 +1,6 @@
 //! Which cells are asked for.
 
-use tidegate::sim::sweep::{Cell, Load};
+use tidegate::sim::sweep::Cell;
 
 use super::{Options, SweepError, rate_name};
 
@@ -65,8 +65,11 @@ fn filters(options: &Options) -> [Filter; 5] {
     [
         Filter {
             flag: "--scenario",
-            wanted: options.scenario.iter().map(|&load| Load::name(load).to_owned()).collect(),
-            names: |cell| vec![cell.load.name().to_owned()],
+            wanted: options.scenario.clone(),
+            names: |cell| {
+                let load = cell.load;
+                vec![load.row().to_owned(), load.line().to_owned(), load.name().into_owned()]
+            },
         },
         Filter {
             flag: "--rate",

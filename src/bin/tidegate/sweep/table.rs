@@ -13,6 +13,15 @@ struct Column {
     figure: fn(&CellFigures) -> String,
 }
 
+/// Columns for rows in which something fails: they are left out if there are none.
+const FAULT_COLUMNS: [Column; 5] = [
+    Column { title: "bound", figure: |it| format!("{:.0}", it.excess_bound_tokens) },
+    Column { title: "reachable %", figure: |it| format!("{:.1}", it.reachable_vs_ideal_pct) },
+    Column { title: "synced/new key", figure: |it| format!("{:.2}", it.synced_per_invented_key) },
+    Column { title: "store useful %", figure: |it| format!("{:.1}", it.store_useful_pct) },
+    Column { title: "leases alive %", figure: |it| format!("{:.1}", it.leases_alive_pct) },
+];
+
 const COLUMNS: [Column; 10] = [
     Column {
         title: "excess tokens",
@@ -48,13 +57,16 @@ pub(super) struct Table(Vec<Vec<String>>);
 impl Table {
     pub(super) fn of(reports: &[Report]) -> Self {
         let titles = ["limit", "scenario", "policy", "missed"].map(str::to_owned);
-        let titles = titles.into_iter().chain(COLUMNS.iter().map(|it| it.title.to_owned()));
+        let faulty = reports.iter().any(|report| report.cell.load.scenario().has_faults());
+        let rest = if faulty { &FAULT_COLUMNS[..] } else { &[] };
+        let columns: Vec<&Column> = COLUMNS.iter().chain(rest).collect();
+        let titles = titles.into_iter().chain(columns.iter().map(|it| it.title.to_owned()));
         let mut lines = vec![titles.collect()];
         let mut left: Vec<&Report> = reports.iter().collect();
         while let Some(&first) = left.first() {
             let (own, others): (Vec<&Report>, Vec<&Report>) =
                 left.into_iter().partition(|report| is_of_one_line(first, report));
-            lines.push(line(&own));
+            lines.push(line(&own, &columns));
             left = others;
         }
         Self(lines)
@@ -62,22 +74,22 @@ impl Table {
 }
 
 fn is_of_one_line(one: &Report, other: &Report) -> bool {
-    let of = |report: &Report| (report.cell.quota, report.cell.load, report.policy);
+    let of = |report: &Report| (report.cell.quota, report.cell.load.line(), report.policy);
     of(one) == of(other)
 }
 
 /// The line of cells that differ in nodes and interval only.
-fn line(reports: &[&Report]) -> Vec<String> {
+fn line(reports: &[&Report], columns: &[&Column]) -> Vec<String> {
     let first = reports[0];
     let missed = reports.iter().filter(|report| !report.misses.is_empty()).count();
     let worst = reports.iter().fold(first.figures, |worst, report| worst.or(&report.figures));
     let mut line = vec![
         first.limit.clone(),
-        first.scenario.to_owned(),
+        first.cell.load.line().to_owned(),
         first.policy.name().to_owned(),
         format!("{missed} of {}", reports.len()),
     ];
-    line.extend(COLUMNS.iter().map(|column| (column.figure)(&worst)));
+    line.extend(columns.iter().map(|column| (column.figure)(&worst)));
     line
 }
 

@@ -1,0 +1,169 @@
+//! Faults that overlap: two or three within the life of one lease, again and again.
+//!
+//! `TIDEGATE_SEARCH=20000 cargo test --release --lib overlap -- --nocapture` runs that many seeds;
+//! with `--include-ignored` it also fails if a run breaks its bound.
+
+use super::*;
+
+/// Half of the runs of the short form count at least.
+const COUNTED_PART: f64 = 0.5;
+/// Overlapping faults begin when all nodes have leases, in microseconds.
+const LEASED_US: u64 = 4_000_000;
+
+/// One fault that begins at `at_us`; `life_us` is that of a lease.
+fn fault_at(rng: &mut fastrand::Rng, at_us: u64, life_us: u64, case: &Case) -> Vec<Planned> {
+    let place = rng.u16(0..case.setup.nodes);
+    let for_us = (scaled(rng, 0.02, 1.5) * life_us as f64) as u64;
+    let fault = match rng.u8(0..11) {
+        0 => Fault::NodeCutOff { place, for_us },
+        1 => Fault::StoreForgets,
+        2 => Fault::StoreLags { by_us: for_us },
+        3 => {
+            // The old state comes back.
+            let saved_us = at_us.saturating_sub(for_us);
+            let saved = Planned { at_us: saved_us, fault: Fault::StoreSaves };
+            return vec![saved, Planned { at_us, fault: Fault::StoreRestores }];
+        }
+        4 => Fault::StoreHangs { for_us },
+        5 => Fault::StoreClockSteps { by_us: for_us as i64 },
+        6 => {
+            let by_us = if rng.bool() { for_us as i64 } else { 60_000_000 };
+            Fault::StoreClockSteps { by_us: -by_us }
+        }
+        7 => Fault::ClockJumps { place, by_us: for_us },
+        8 => Fault::NodeReplaced { place },
+        9 => Fault::RecordLost { key: rng.u32(0..keys_of(case)) },
+        _ => Fault::NodePauses { place, for_us },
+    };
+    vec![Planned { at_us, fault }]
+}
+
+fn keys_of(case: &Case) -> u32 {
+    case.arrivals.iter().map(|arrival| arrival.key + 1).max().unwrap_or(1)
+}
+
+/// A case of overlapping faults: keys under overload, so that every node leases each of them.
+fn overlap(seed: u64) -> Case {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let rate = scaled(&mut rng, 20.0, 20_000.0);
+    let burst = (rate * scaled(&mut rng, 0.02, 2.0)).max(5.0) as u64;
+    let policies = [OutagePolicy::Closed, OutagePolicy::Share];
+    let limit = Limit::new("overlap", Quota::per_second(rate as u64).burst(burst))
+        .sync_interval(Duration::from_secs_f64(scaled(&mut rng, 0.01, 0.2)))
+        .credit(rng.u32(0..=2))
+        .outage(rng.choice(policies).unwrap_or_default());
+    // The epoch in which the store registers the lease, and the one after it.
+    let life_us = limit.validate().map_or(1_000_000, |terms| 2 * terms.epoch_us);
+    let nodes = rng.u16(2..=8);
+    let network = Network::new(Duration::from_secs_f64(scaled(&mut rng, 0.0002, 0.01)));
+    let setup = Setup { network, audit: true, lanes: 2, ..Setup::new(limit, nodes, seed) };
+    let rounds = rng.u64(1..=2);
+    let until_us = LEASED_US + rounds * 4 * life_us;
+    let mut case = Case { setup, arrivals: Vec::new(), faults: Vec::new(), until_us };
+    case.arrivals = overload(&mut rng, &case);
+    for round in 0..rounds {
+        let begins_us = LEASED_US + round * 4 * life_us + rng.u64(0..life_us);
+        for _ in 0..rng.usize(2..=3) {
+            let at_us = begins_us + rng.u64(0..life_us);
+            case.faults.extend(fault_at(&mut rng, at_us, life_us, &case));
+        }
+    }
+    case.faults.sort_by_key(|planned| planned.at_us);
+    case
+}
+
+/// Some thousand requests for up to three keys, whose costs make two to five times the rate.
+fn overload(rng: &mut fastrand::Rng, case: &Case) -> Vec<Arrival> {
+    let Case { setup, until_us, .. } = case;
+    let quota = setup.limit.quota();
+    let keys = rng.u32(1..=3);
+    let count = rng.usize(2000..6000);
+    let wanted = scaled(rng, 2.0, 5.0) * quota.tokens_per_second() * *until_us as f64 / 1e6;
+    let all = f64::from(keys) * (wanted + quota.burst_tokens() as f64);
+    let most = (2.0 * all / count as f64).clamp(1.0, quota.burst_tokens() as f64) as u32;
+    let mut arrivals: Vec<Arrival> = (0..count)
+        .map(|_| Arrival {
+            at_us: rng.u64(0..*until_us),
+            node: rng.u16(0..setup.nodes),
+            key: rng.u32(0..keys),
+            cost: rng.u32(1..=most),
+        })
+        .collect();
+    arrivals.sort_by_key(|arrival| arrival.at_us);
+    arrivals
+}
+
+/// What many runs came to.
+#[derive(Debug, Default)]
+struct Survey {
+    runs: usize,
+    /// Every fault hit a leased key, and the bound was below what the ideal admitted.
+    counted: usize,
+    /// Of those, the seeds that broke the bound, and those whose ledger was wrong.
+    broken: Vec<u64>,
+    inexact: Vec<u64>,
+    /// The largest observed / bound.
+    nearest: f64,
+}
+
+fn counts(verdict: &Verdict) -> bool {
+    verdict.idle_faults == 0 && verdict.bound < verdict.ideal as f64
+}
+
+fn survey(seeds: Range<u64>) -> Survey {
+    let mut survey = Survey::default();
+    for seed in seeds {
+        let verdict = overlap(seed).run();
+        survey.runs += 1;
+        if !counts(&verdict) {
+            continue;
+        }
+        survey.counted += 1;
+        if verdict.excess > verdict.bound + ERROR {
+            survey.broken.push(seed);
+        }
+        if verdict.discrepancy.is_some() {
+            survey.inexact.push(seed);
+        }
+        if verdict.bound > 0.0 {
+            survey.nearest = survey.nearest.max(verdict.excess / verdict.bound);
+        }
+    }
+    survey
+}
+
+#[test]
+fn overlapping_faults_hit_leased_keys_and_leave_the_ledger_exact() {
+    let seeds = seeds();
+    let survey = survey(seeds.clone());
+    let Survey { runs, counted, broken, inexact, nearest } = &survey;
+    println!("overlap: seeds {seeds:?}: {counted} of {runs} runs count, nearest {nearest:.3}");
+    println!("overlap: {} broke the bound: {broken:?}", broken.len());
+    assert!(inexact.is_empty(), "the ledger was wrong in {inexact:?}");
+    assert!(*counted as f64 >= COUNTED_PART * *runs as f64, "{counted} of {runs} runs count");
+}
+
+#[test]
+#[ignore = "the present protocol and its bound do not hold it"]
+fn overlapping_faults_keep_the_bound() {
+    assert_holds("overlap", overlap);
+}
+
+/// Seeds that broke the first version of the bound.
+const BROKEN: [u64; 6] = [136, 664, 1079, 1714, 2097, 2706];
+
+#[test]
+#[ignore = "the present protocol and its bound do not hold it"]
+fn overlaps_that_once_broke_the_bound_do_not_break_it_again() {
+    let mut broken = Vec::new();
+    for seed in BROKEN {
+        let case = overlap(seed);
+        let Verdict { excess, bound, discrepancy, .. } = case.run();
+        if excess > bound + ERROR || discrepancy.is_some() {
+            broken.push(seed);
+            println!("seed {seed}: {excess:.1} of {bound:.1}, {discrepancy:?}: {:?}", case.faults);
+            println!("{:?}", case.setup.limit);
+        }
+    }
+    assert!(broken.is_empty(), "{broken:?} break the bound");
+}

@@ -1,0 +1,199 @@
+//! The simulated store: the reference model of the script behind a clock that can step, a queue and
+//! what can happen to its memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::setup::ServiceTime;
+use crate::store::model::Model;
+use crate::sync::message::{InstanceId, Reply, Request};
+
+/// What the store's clock shows when the world's shows 0: a time of our days, so that it can step
+/// back by as much as anybody likes.
+const CLOCK_BEGINS_US: i64 = 1_700_000_000_000_000;
+
+/// A request on its way to the store, or in its queue.
+#[derive(Clone, Debug)]
+pub(super) struct Delivery {
+    /// The node that waits for the reply; none if it has given up.
+    pub(super) node: Option<usize>,
+    /// The exchange that the reply belongs to.
+    pub(super) exchange: u64,
+    pub(super) request: Arc<Request>,
+}
+
+/// The model, and what it lives through.
+#[derive(Debug)]
+pub(super) struct SimulatedStore {
+    model: Model,
+    /// The store's clock less the world's, in microseconds.
+    ahead_us: i64,
+    /// Until then requests are executed later, and not answered.
+    pub(super) hung_until_us: u64,
+    /// Until then requests wait in the queue.
+    stalled_until_us: u64,
+    service: Option<ServiceTime>,
+    /// Requests that have arrived and are not served; the first is being served.
+    queue: VecDeque<Delivery>,
+    /// The last batch of each node and lane that was applied, to tell resends.
+    applied: HashMap<(InstanceId, u32), i64>,
+    saved: Option<Model>,
+    /// Replicas that will take over, the first first.
+    replicas: VecDeque<Model>,
+}
+
+impl SimulatedStore {
+    pub(super) fn new(service: Option<ServiceTime>) -> Self {
+        Self {
+            model: Model::default(),
+            ahead_us: CLOCK_BEGINS_US,
+            hung_until_us: 0,
+            stalled_until_us: 0,
+            service,
+            queue: VecDeque::new(),
+            applied: HashMap::new(),
+            saved: None,
+            replicas: VecDeque::new(),
+        }
+    }
+
+    /// What the store's clock shows.
+    pub(super) fn clock_us(&self, world_us: u64) -> i64 {
+        world_us as i64 + self.ahead_us
+    }
+
+    /// One call of the script.
+    pub(super) fn sync(&mut self, request: &Request, world_us: u64) -> Reply {
+        let time_us = self.clock_us(world_us);
+        self.model.sync(request, time_us)
+    }
+
+    // ---- the queue ---------------------------------------------------------------------------
+
+    /// Whether a request that arrives now is served in no time.
+    pub(super) fn is_idle(&self, world_us: u64) -> bool {
+        self.service.is_none() && self.queue.is_empty() && world_us >= self.paused_until_us()
+    }
+
+    fn paused_until_us(&self) -> u64 {
+        self.stalled_until_us.max(self.hung_until_us)
+    }
+
+    /// A request joins the queue. Returns when it is served if it is the first.
+    pub(super) fn join(&mut self, delivery: Delivery, world_us: u64) -> Option<u64> {
+        self.queue.push_back(delivery);
+        (self.queue.len() == 1).then(|| self.first_served_us(world_us)).flatten()
+    }
+
+    /// When the first of the queue is served if its service begins now, or when the store goes on.
+    pub(super) fn first_served_us(&self, world_us: u64) -> Option<u64> {
+        let first = self.queue.front()?;
+        Some(world_us.max(self.paused_until_us()) + self.service_us(&first.request))
+    }
+
+    /// Whether the store stands still, so that what would be served now has to wait.
+    pub(super) fn is_paused(&self, world_us: u64) -> bool {
+        world_us < self.paused_until_us()
+    }
+
+    /// The first of the queue, which has been served.
+    pub(super) fn served(&mut self) -> Option<Delivery> {
+        self.queue.pop_front()
+    }
+
+    /// How long the store takes for `request`, in microseconds.
+    pub(super) fn service_us(&self, request: &Request) -> u64 {
+        let resent = self.is_resent(request);
+        self.service.map_or(0, |service| service.of_call(request.entries.len(), resent))
+    }
+
+    /// Whether a batch was applied before.
+    pub(super) fn is_resent(&self, request: &Request) -> bool {
+        let last = self.applied.get(&(request.instance, request.lane));
+        last.is_some_and(|last| request.sequence <= *last)
+    }
+
+    /// Notes that a batch was applied.
+    pub(super) fn note_applied(&mut self, request: &Request) {
+        if self.service.is_some() {
+            self.applied.insert((request.instance, request.lane), request.sequence);
+        }
+    }
+
+    // ---- what can happen to it ---------------------------------------------------------------
+
+    pub(super) fn hang(&mut self, until_us: u64) {
+        self.hung_until_us = self.hung_until_us.max(until_us);
+    }
+
+    pub(super) fn stall(&mut self, until_us: u64) {
+        self.stalled_until_us = self.stalled_until_us.max(until_us);
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.model = Model::default();
+        self.applied.clear();
+    }
+
+    pub(super) fn save(&mut self) {
+        self.saved = Some(self.model.clone());
+    }
+
+    /// Comes back as the last snapshot has it. Returns whether there is one.
+    pub(super) fn restore(&mut self, world_us: u64) -> bool {
+        let saved = self.saved.clone();
+        self.come_back(saved, world_us)
+    }
+
+    pub(super) fn replica_falls_behind(&mut self) {
+        self.replicas.push_back(self.model.clone());
+    }
+
+    /// The first replica takes over. Returns whether there is one.
+    pub(super) fn fail_over(&mut self, world_us: u64) -> bool {
+        let replica = self.replicas.pop_front();
+        self.come_back(replica, world_us)
+    }
+
+    fn come_back(&mut self, model: Option<Model>, world_us: u64) -> bool {
+        let Some(model) = model else { return false };
+        self.model = model;
+        self.applied.clear();
+        self.expire(world_us);
+        true
+    }
+
+    /// Deletes one key's record.
+    pub(super) fn lose(&mut self, key: u32) {
+        let name = key.to_le_bytes();
+        self.model.keys.retain(|(_, key), _| key[..] != name);
+    }
+
+    /// Steps the clock. On a step ahead the records whose time is over by then are deleted.
+    pub(super) fn step_clock(&mut self, by_us: i64, world_us: u64) {
+        self.ahead_us += by_us;
+        if by_us > 0 {
+            self.expire(world_us);
+        }
+    }
+
+    /// Redis deletes an expired record when it is asked for; the model does so now and then only.
+    fn expire(&mut self, world_us: u64) {
+        let time_ms = self.clock_us(world_us) / 1000;
+        self.model.keys.retain(|_, key| key.until_ms > time_ms);
+    }
+
+    // ---- its books ---------------------------------------------------------------------------
+
+    /// Tokens charged to a key of `limit`, if the store has a record of it.
+    pub(super) fn charged_to(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<u64> {
+        let key = self.model.keys.get(&(limit.clone(), key.clone()))?;
+        Some(key.charged as u64)
+    }
+
+    /// Tokens charged to all keys.
+    #[cfg(test)]
+    pub(super) fn charged(&self) -> u64 {
+        self.model.keys.values().map(|key| key.charged as u64).sum()
+    }
+}

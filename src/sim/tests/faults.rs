@@ -1,0 +1,72 @@
+//! The faults that a world can suffer, and what they do to nodes and store.
+
+use super::*;
+use crate::sim::setup::ServiceTime;
+
+fn overloaded(setup: &Setup, faults: &[Planned]) -> World {
+    lived(setup, Scenario::OverUniform, 8.0, faults)
+}
+
+#[test]
+fn store_with_service_time_is_busy_for_each_call_and_key() {
+    let service = Some(ServiceTime { call_us: 100, key_us: 10, resent_key_us: 10 });
+    let world = overloaded(&Setup { service, ..audited(api(1000, 1000), 4, 1) }, &[]);
+    let traffic = &world.traffic;
+    let expected = 100 * traffic.store_calls + 10 * traffic.keys_synced;
+    // Calls under way at the end are counted on one side only.
+    assert!(traffic.store_busy_us.abs_diff(expected) <= 1000, "{traffic:?}, not {expected}");
+    assert_eq!(traffic.store_useful_us, traffic.store_busy_us);
+}
+
+#[test]
+fn stalled_store_answers_nobody_and_then_serves_what_waited() {
+    let stall = [at(2 * SECOND_US, Fault::StoreStalls { for_us: 2 * SECOND_US })];
+    let setup = Setup { service: Some(ServiceTime::CROWD), ..audited(api(1000, 1000), 4, 1) };
+    let (calm, stalled) = (overloaded(&setup, &[]), overloaded(&setup, &stall));
+    assert!(stalled.traffic.store_errors > 0);
+    assert!(stalled.traffic.leases_alive <= stalled.traffic.leases_granted);
+    assert_eq!(calm.traffic.store_errors, 0);
+    let later = admitted(&stalled, 5 * SECOND_US, 8 * SECOND_US);
+    assert!(later > 2500.0, "{later} in 3 s");
+}
+
+#[test]
+fn snapshot_can_be_restored_twice() {
+    let faults = [
+        at(2 * SECOND_US, Fault::StoreSaves),
+        at(4 * SECOND_US, Fault::StoreRestores),
+        at(6 * SECOND_US, Fault::StoreRestores),
+    ];
+    let world = overloaded(&audited(api(1000, 1000), 4, 1), &faults);
+    assert!(world.traffic.losses_of_memory > 0);
+    let unsaved = overloaded(&audited(api(1000, 1000), 4, 1), &faults[1..]);
+    assert_eq!(unsaved.traffic.losses_of_memory, 0);
+}
+
+#[test]
+fn lost_record_takes_what_was_charged_to_the_key_with_it() {
+    let lost = [at(4 * SECOND_US, Fault::RecordLost { key: 0 })];
+    let charged = |faults| overloaded(&audited(api(1000, 1000), 4, 1), faults).store.charged();
+    assert!(charged(&lost) < charged(&[]) - 2000);
+}
+
+#[test]
+fn step_ahead_of_the_store_clock_deletes_records_whose_time_is_over() {
+    let charged = |by_us| {
+        let step = [at(4 * SECOND_US, Fault::StoreClockSteps { by_us })];
+        overloaded(&audited(api(1000, 1000), 4, 1), &step).store.charged()
+    };
+    let hour_us = 3_600 * SECOND_US as i64;
+    assert!(charged(hour_us) < charged(SECOND_US as i64) - 2000);
+}
+
+#[test]
+fn frozen_node_decides_nothing_until_it_goes_on_and_then_by_the_time_of_then() {
+    let pause = [at(2 * SECOND_US, Fault::NodePauses { place: 0, for_us: 2 * SECOND_US })];
+    let world = overloaded(&audited(api(1000, 1000), 1, 1), &pause);
+    let during = |one: &&Decided| (2 * SECOND_US..4 * SECOND_US).contains(&one.at_us);
+    assert_eq!(world.decided.iter().filter(during).count(), 0);
+    let at_its_end = world.decided.iter().filter(|one| one.at_us == 4 * SECOND_US).count();
+    assert!((5000..7000).contains(&at_its_end), "{at_its_end} of about 6000");
+    assert!(figures(world).excess_tokens <= 1.0 + ERROR);
+}

@@ -1,0 +1,135 @@
+//! What passes between nodes and store.
+
+use std::sync::Arc;
+
+use super::super::setup::LATE_MAX_US;
+use super::super::store::Delivery;
+#[cfg(all(test, feature = "redis"))]
+use super::StoreCall;
+use super::ledger::number_of;
+use super::{Happening, World};
+use crate::error::StoreError;
+use crate::sync::message::{Grant, Reply, Request, Verdict};
+use crate::time::micros;
+
+/// A store that goes on after it hung executes what was sent meanwhile within this time.
+const AFTER_HANG_US: u64 = 1000;
+
+impl World {
+    fn one_way_us(&mut self, node: usize) -> u64 {
+        let rtt_us = micros(self.setup.network.rtt_of(self.nodes[node].place));
+        let late_us =
+            if self.happens(self.setup.network.late) { self.rng.u64(0..LATE_MAX_US) } else { 0 };
+        rtt_us / 4 + self.rng.u64(0..=rtt_us / 2) + late_us
+    }
+
+    pub(super) fn send(&mut self, node: usize, request: Arc<Request>) {
+        self.order += 1;
+        let exchange = self.order;
+        let (lane, sequence) = (request.lane, request.sequence);
+        self.nodes[node].exchanges.insert(lane, exchange);
+        self.audit_batch(node, &request);
+        if self.setup.audit {
+            self.nodes[node].sent.insert(lane, request.clone());
+        }
+        if let Some(known) = self.setup.known_keys {
+            let invented = request.entries.iter().filter(|entry| number_of(entry) >= known);
+            self.traffic.invented_synced += invented.count() as u64;
+        }
+        let timeout = self.setup.network.timeout;
+        let result = Err(StoreError::TimedOut(timeout));
+        let times_out_us = self.now_us + micros(timeout);
+        let timed_out =
+            Happening::Answer { node, lane, exchange, sequence, result, leases_alive: 0 };
+        self.plan(times_out_us, timed_out);
+        let cut = self.now_us < self.nodes[node].cut_until_us;
+        if cut || self.happens(self.setup.network.request_loss) {
+            return;
+        }
+        if self.happens(self.setup.network.duplicated) {
+            let late_us = self.now_us + self.rng.u64(0..LATE_MAX_US);
+            let copy = Delivery { node: None, exchange, request: request.clone() };
+            self.plan(late_us, Happening::Delivery(copy));
+        }
+        let at_us = self.now_us + self.one_way_us(node);
+        let delivery = Delivery { node: Some(node), exchange, request };
+        self.plan(at_us, Happening::Delivery(delivery));
+    }
+
+    /// A request reaches the store.
+    pub(super) fn deliver(&mut self, delivery: Delivery) {
+        if self.now_us < self.store.hung_until_us {
+            // The sender gives up; the request is executed when the store goes on.
+            let late_us = self.store.hung_until_us + self.rng.u64(0..AFTER_HANG_US);
+            let late = Delivery { node: None, ..delivery };
+            return self.plan(late_us, Happening::Delivery(late));
+        }
+        if self.store.is_idle(self.now_us) {
+            return self.execute(&delivery);
+        }
+        if let Some(at_us) = self.store.join(delivery, self.now_us) {
+            self.plan(at_us, Happening::Service);
+        }
+    }
+
+    /// The store has served the first of its queue, unless it stood still.
+    pub(super) fn serve(&mut self) {
+        if !self.store.is_paused(self.now_us)
+            && let Some(delivery) = self.store.served()
+        {
+            self.execute(&delivery);
+        }
+        if let Some(at_us) = self.store.first_served_us(self.now_us) {
+            self.plan(at_us, Happening::Service);
+        }
+    }
+
+    fn execute(&mut self, delivery: &Delivery) {
+        let Delivery { node, exchange, request } = delivery;
+        let (service_us, resent) = (self.store.service_us(request), self.store.is_resent(request));
+        let reply = self.store.sync(request, self.now_us);
+        #[cfg(all(test, feature = "redis"))]
+        if self.setup.audit {
+            let (request, reply) = (request.clone(), reply.clone());
+            let time_us = self.store.clock_us(self.now_us);
+            self.calls.push(StoreCall::Sync { request, time_us, reply });
+        }
+        self.traffic.store_busy_us += service_us;
+        if !resent && let Verdict::Applied(grants) = &reply.verdict {
+            self.traffic.store_useful_us += service_us;
+            self.traffic.leases_granted += grants.iter().filter_map(lease_life_us).count() as u64;
+            self.store.note_applied(request);
+        }
+        self.book(request, &reply);
+        if let Some(node) = *node {
+            self.answer(node, *exchange, request, reply);
+        }
+    }
+
+    fn answer(&mut self, node: usize, exchange: u64, request: &Request, reply: Reply) {
+        let cut = self.now_us < self.nodes[node].cut_until_us;
+        if cut || self.happens(self.setup.network.reply_loss) {
+            return;
+        }
+        let one_way_us = self.one_way_us(node);
+        let (lane, sequence) = (request.lane, request.sequence);
+        // The answer to a resend says when the batch was applied.
+        let age_us = self.store.clock_us(self.now_us + one_way_us) - reply.time_us;
+        let lives = |grant: &Grant| lease_life_us(grant).is_some_and(|life_us| life_us > age_us);
+        let leases_alive = match &reply.verdict {
+            Verdict::Applied(grants) => grants.iter().filter(|grant| lives(grant)).count() as u64,
+            _ => 0,
+        };
+        let result = Ok(reply);
+        let answer = Happening::Answer { node, lane, exchange, sequence, result, leases_alive };
+        self.plan(self.now_us + one_way_us, answer);
+    }
+}
+
+/// How long the lease lasts that the store grants, or adds to, from now on.
+fn lease_life_us(grant: &Grant) -> Option<i64> {
+    match grant {
+        Grant::Given(given) if given.tokens > 0 || given.rate > 0 => Some(given.life_us),
+        _ => None,
+    }
+}

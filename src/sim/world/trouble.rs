@@ -1,0 +1,96 @@
+//! What goes wrong, done to nodes and store.
+
+use super::super::faults::Fault;
+#[cfg(all(test, feature = "redis"))]
+use super::StoreCall;
+use super::{Happening, World};
+
+impl World {
+    pub(super) fn befall(&mut self, fault: Fault) {
+        if self.setup.audit && !self.hits_a_lease(fault) {
+            self.idle_faults += 1;
+        }
+        match fault {
+            Fault::NodeDies { place } => self.kill(place),
+            Fault::NodeReplaced { place } => {
+                self.kill(place);
+                self.bear(place);
+            }
+            Fault::NodeJoins => {
+                let place = self.places.len() as u16;
+                self.places.push(usize::MAX);
+                self.bear(place);
+            }
+            Fault::NodePauses { place, for_us } => self.pause(place, for_us),
+            Fault::NodeCutOff { place, for_us } => {
+                let index = self.places[usize::from(place)];
+                self.nodes[index].cut_until_us = self.now_us + for_us;
+            }
+            Fault::ClockJumps { place, by_us } => {
+                let index = self.places[usize::from(place)];
+                self.nodes[index].clock.jump(self.now_us, by_us);
+                self.plan(self.now_us, Happening::Timer { node: index });
+            }
+            Fault::ClockStalls { place, for_us } => {
+                let index = self.places[usize::from(place)];
+                self.nodes[index].clock.stall(self.now_us, for_us);
+            }
+            _ => self.befall_store(fault),
+        }
+    }
+
+    /// Whether the node that a fault befalls holds a lease; where it befalls the store, whether any
+    /// node does.
+    fn hits_a_lease(&self, fault: Fault) -> bool {
+        let is_leased = |place: u16, key| {
+            let node = self.places.get(usize::from(place)).and_then(|index| self.nodes.get(*index));
+            node.is_some_and(|node| node.is_leased(key, self.now_us))
+        };
+        let any = |key| (0..self.places.len() as u16).any(|place| is_leased(place, key));
+        match fault {
+            Fault::NodeDies { place }
+            | Fault::NodeReplaced { place }
+            | Fault::NodePauses { place, .. }
+            | Fault::NodeCutOff { place, .. }
+            | Fault::ClockJumps { place, .. }
+            | Fault::ClockStalls { place, .. } => is_leased(place, None),
+            Fault::RecordLost { key } => any(Some(key)),
+            _ => any(None),
+        }
+    }
+
+    fn befall_store(&mut self, fault: Fault) {
+        let now_us = self.now_us;
+        match fault {
+            Fault::StoreHangs { for_us } => self.store.hang(now_us + for_us),
+            Fault::StoreStalls { for_us } => self.store.stall(now_us + for_us),
+            Fault::StoreForgets => {
+                #[cfg(all(test, feature = "redis"))]
+                self.calls.push(StoreCall::Forgets);
+                self.store.forget();
+                self.forgetful = true;
+            }
+            Fault::StoreLags { .. } => self.forgetful |= self.store.fail_over(now_us),
+            Fault::StoreSaves => self.store.save(),
+            Fault::StoreRestores => self.forgetful |= self.store.restore(now_us),
+            Fault::RecordLost { key } => {
+                self.store.lose(key);
+                self.forgotten.insert(key);
+            }
+            Fault::StoreClockSteps { by_us } => {
+                self.store.step_clock(by_us, now_us);
+                self.forgetful |= by_us > 0;
+            }
+            _ => {}
+        }
+    }
+
+    /// Freezes the whole process of a node: its clock goes on, its loop and its decisions do not.
+    /// What comes meanwhile waits in sockets and is seen when the node goes on, by the time of then.
+    fn pause(&mut self, place: u16, for_us: u64) {
+        let index = self.places[usize::from(place)];
+        let until_us = self.nodes[index].paused_until_us.max(self.now_us + for_us);
+        self.nodes[index].paused_until_us = until_us;
+        self.plan(until_us, Happening::Resumption { node: index });
+    }
+}
