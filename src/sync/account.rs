@@ -49,7 +49,7 @@ const LINGER_MIN_US: u64 = 250_000;
 const LINGER_MAX_US: u64 = 1_000_000;
 /// The same for a key that has come before, on a limit without credit: only what is held for it admits
 /// its next request.
-const STRICT_LINGER_MAX_US: u64 = 30_000_000;
+const STRICT_LINGER_MAX_US: u64 = 150_000_000;
 
 /// What the store last said about a key.
 #[derive(Clone, Copy, Debug)]

@@ -35,8 +35,10 @@ const RECOVERY_GAP_US: u64 = 50_000;
 const HELD_UP_US: u64 = 250_000;
 /// A message takes no longer than two round trips and this.
 const TRAVEL_US: u64 = 10_000;
-/// The longest gap between two attempts, in timeouts.
-const RETRY_TIMEOUTS_MAX: u64 = 4;
+/// The gap between two attempts grows up to this part of the time that the store has been silent.
+const RETRY_SILENCE_PART: u64 = 32;
+/// The longest gap between two attempts, in microseconds, where a quarter of the timeout is not longer.
+const RETRY_MAX_US: u64 = 1_000_000;
 
 /// A batch that was sent and has no outcome yet.
 #[derive(Debug)]
@@ -604,7 +606,9 @@ impl Lane {
             context.event(Event::StoreDown { lane: self.number, error });
         }
         let first_us = context.rng.jitter(context.retry_us / 8);
-        self.retry.failed(now, first_us, RETRY_TIMEOUTS_MAX * context.retry_us);
+        let silent_us = now.micros_since(self.answered);
+        let most_us = (silent_us / RETRY_SILENCE_PART).min(RETRY_MAX_US).max(context.retry_us / 4);
+        self.retry.failed(now, first_us, most_us);
         self.failed = flight.last_sent;
         let gap_us = self.retry.not_before().micros_since(now);
         let resend_at = now.plus_micros(context.rng.jitter(gap_us));

@@ -20,6 +20,20 @@ pub(super) struct Policy {
     admitted_before: i64,
 }
 
+impl Policy {
+    /// The policy as the bucket applies it.
+    fn terms(&self) -> LeaseTerms {
+        LeaseTerms {
+            rate: self.rate,
+            depth: self.depth.min(i64::from(FIELD_MAX)) as u32,
+            ends: Timestamp::NEVER,
+            low: 0,
+            ahead: 0,
+            policy: true,
+        }
+    }
+}
+
 impl Account {
     /// The lease has ended without a word from the store. What is left of it may no longer be spent,
     /// unless an outage policy begins with it.
@@ -65,22 +79,15 @@ impl Account {
             (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
             (OutagePolicy::Closed, _) | (OutagePolicy::Share, None) => (0, 0, 0),
         };
-        let lease = LeaseTerms {
-            rate,
-            depth: depth.min(i64::from(FIELD_MAX)) as u32,
-            ends: Timestamp::NEVER,
-            low: 0,
-            ahead: 0,
-            policy: true,
-        };
         let open = terms.outage == OutagePolicy::Open;
         let refilled = if open { 0 } else { flow(0, rate, now.micros_since(ended), depth, unit) };
         let begun = (loan * unit + refilled).min(depth.saturating_mul(unit));
         let tokens = if open { depth } else { own + begun / unit };
         let fraction = if open { 0 } else { begun % unit };
-        self.stash = self.bucket.amend(now, lease, tokens, fraction, unit).rest;
         let admitted_before = self.unsent.allowed;
-        self.policy = Some(Policy { entered: now, rate, depth, begun, own, admitted_before });
+        let policy = Policy { entered: now, rate, depth, begun, own, admitted_before };
+        self.stash = self.bucket.amend(now, policy.terms(), tokens, fraction, unit).rest;
+        self.policy = Some(policy);
         self.answer_by_policy(now, terms);
         loan
     }
@@ -112,8 +119,9 @@ impl Account {
     fn leave_policy(&mut self, now: Timestamp, back: Option<Timestamp>, terms: &Terms) {
         let Some(policy) = self.policy.take() else { return };
         let unit = terms.scale.token;
-        self.bucket.peek(now, unit);
-        let left = i64::from(self.bucket.withdraw(0)) * unit;
+        // To the unit, with what makes no whole token yet.
+        let left = self.bucket.amend(now, policy.terms(), 0, 0, unit).units;
+        self.bucket.withdraw(0);
         self.bucket.amend(now, LeaseTerms::NONE, 0, 0, unit);
         self.stash = 0;
         let admitted = (self.unsent.allowed - policy.admitted_before).saturating_mul(unit);
