@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Bucket, BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, Note, Prints, Table,
+    BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, KeyHasher, LocalRefill, Note, Start, Table,
 };
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
@@ -112,29 +112,26 @@ impl LimitState {
         index: u32,
         name: Arc<str>,
         terms: Terms,
-        prints: Prints,
+        hasher: KeyHasher,
         budget: &Arc<KeyBudget>,
         time: &TimeSource,
     ) -> Option<Self> {
         // Where this node alone knows of a key, there is nothing to wait for.
         let credit = if terms.mode == Mode::Local { 0 } else { terms.credit };
-        let overflow = |bucket: &Bucket| {
-            bucket.rest_on(credit);
-            settle(&terms, bucket, time.now());
-        };
-        let buckets = Arc::new(Table::new(index, prints, budget.clone(), overflow)?);
+        let overflow = start(&terms, credit, time.now());
+        let buckets = Arc::new(Table::new(index, hasher, budget.clone(), overflow)?);
         let credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
         Some(Self { index, name, terms, clock, buckets, credit, excess })
     }
 
-    /// Makes a new key's bucket what it is to be.
-    pub(crate) fn settle(&self, bucket: &Bucket, now: Timestamp) {
-        settle(&self.terms, bucket, now);
+    /// What a new key's bucket holds.
+    pub(crate) fn start(&self, now: Timestamp) -> Start {
+        start(&self.terms, self.credit(), now)
     }
 
     /// What a new key may spend before the store is heard, in tokens.
-    pub(crate) fn credit(&self) -> u32 {
+    fn credit(&self) -> u32 {
         self.credit.load(Ordering::Relaxed)
     }
 
@@ -153,25 +150,24 @@ impl LimitState {
     }
 }
 
-/// What a new key's bucket holds beside its credit: everything, where this node alone knows of it.
-fn settle(terms: &Terms, bucket: &Bucket, now: Timestamp) {
-    if terms.mode == Mode::Local {
-        bucket.fill(terms.scale.rate, terms.burst_depth(), now);
-    }
+/// What a new key's bucket holds: all of its tokens, where this node alone knows of it.
+fn start(terms: &Terms, credit: u32, from: Timestamp) -> Start {
+    let local = (terms.mode == Mode::Local).then(|| LocalRefill {
+        rate: terms.scale.rate,
+        depth: terms.burst_depth(),
+        from,
+    });
+    Start { credit, local }
 }
 
-/// What a decision tells the engine; `None` where the place has been given up meanwhile: whoever told
-/// was held up for longer than places stand empty.
+/// What a decision tells the engine; `None` where the key has been evicted meanwhile. The calling
+/// thread is the one that evicts.
 pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
     let bucket = BucketRef::new(table, note.place);
-    let key = note.key();
     if bucket.is_gone() {
         return None;
     }
-    if key.as_ref().is_some_and(|key| !bucket.is_of_key(key)) {
-        bucket.calm();
-        return None;
-    }
+    let key = note.unknown.then(|| bucket.key());
     let told = Told { key, spilled: note.spilled, refused: note.refused };
     Some(Input::Touched { bucket, told })
 }

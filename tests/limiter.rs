@@ -120,6 +120,20 @@ async fn a_handle_and_its_key_are_one_bucket() {
 }
 
 #[tokio::test]
+async fn keys_that_an_earlier_hash_confused_have_buckets_of_their_own() {
+    let (_clock, _limiter, api) = alone(Quota::per_day(1));
+    for (one, other) in [
+        ("user:000000000000042", "Aser:00000000000:000000000000042"),
+        ("1231", "2231231"),
+        ("223345", "3233345"),
+    ] {
+        assert!(api.check(one).unwrap().is_allowed());
+        assert!(api.check(other).unwrap().is_allowed(), "{other} is not {one}");
+        assert!([one, other].iter().all(|key| api.check(key).unwrap().is_denied()));
+    }
+}
+
+#[tokio::test]
 async fn keys_are_anything_like_text_or_bytes_and_stand_apart() {
     let (_clock, _limiter, api) = alone(Quota::per_hour(1));
     assert!(api.check("user").unwrap().is_allowed());

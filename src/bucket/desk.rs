@@ -100,11 +100,6 @@ impl Bucket {
         }
     }
 
-    /// Whoever told of the bucket meant another key: the next decision tells anew.
-    pub(crate) fn calm(&self) {
-        self.desk().fetch_and(!TOLD, Ordering::AcqRel);
-    }
-
     /// Whether the bucket has run low since it was last collected.
     pub(crate) fn is_urgent(&self) -> bool {
         self.load_desk().0 & URGENT != 0

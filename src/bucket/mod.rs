@@ -6,9 +6,11 @@ mod desk;
 pub(crate) mod dirty;
 mod fields;
 mod index;
+pub(crate) mod key_hash;
+mod key_text;
 mod line;
 mod outcome;
-pub(crate) mod print;
+
 pub(crate) mod purse;
 pub(crate) mod state;
 pub(crate) mod table;
@@ -18,12 +20,12 @@ mod word;
 pub(crate) use bell::Bell;
 pub(crate) use dirty::{DIRTY_MAX, DirtyQueue, Note};
 pub(crate) use fields::BOUNDLESS_RATE;
-pub(crate) use line::Bucket;
+pub(crate) use key_hash::{KeyHash, KeyHasher};
+pub(crate) use line::{Bucket, LocalRefill, Start};
 #[cfg(feature = "sim")]
 pub(crate) use outcome::Touch;
 pub(crate) use outcome::{Collected, Looked, Said, Taken, Terms as LeaseTerms, Verdict};
-pub(crate) use print::{Print, Prints};
 pub(crate) use purse::GIVEN_UP_US;
 pub use table::KEYS_MAX;
-pub(crate) use table::{BucketRef, Held, KeyBudget, LimitCounts, Table};
+pub(crate) use table::{BucketRef, Found, Held, KeyBudget, LimitCounts, OVERFLOW, Table};
 pub(crate) use word::FIELD_MAX;

@@ -16,9 +16,8 @@
 //! the lease in between, the word's epoch differs and the tokens are dropped, never added to a
 //! lease that did not earn them.
 //!
-//! A bucket's place is given to another key when its own has been forgotten: the word is moved to an
-//! epoch in which it is *gone* first, with nothing left in it, and from then on every decision under
-//! way fails to change it and finds no tokens. Whoever made it finds its key's new place.
+//! A bucket's place is given to another key when its own has been evicted. Decisions that were under
+//! way then change nothing, and look the key up again: the argument is in [`line`](super::line).
 //!
 //! # Orderings
 //!
@@ -42,6 +41,8 @@ use std::sync::atomic::Ordering;
 use super::desk::TOLD;
 use super::fields::{Ends, Flow, Moment};
 use super::line::{Bucket, CLOSED, Counts};
+#[cfg(test)]
+use super::line::{LocalRefill, Start};
 use super::outcome::{Amended, Collected, Looked, Said, Taken, Terms, Touch, Verdict};
 use super::purse::TOKENS_MIN;
 use super::word::{FIELD_MAX, Word};
@@ -54,31 +55,29 @@ const DENIED_MAX: u32 = 1 << 31;
 impl Bucket {
     /// A full bucket that this node alone refills, for ever.
     #[cfg(test)]
-    pub(crate) fn local(rate: i64, depth: u32, now: Timestamp) -> Self {
-        let bucket = Self::new(0);
-        bucket.fill(rate, depth, now);
-        bucket
-    }
-
-    /// Makes it a full bucket that this node alone refills, for ever.
-    pub(crate) fn fill(&self, rate: i64, depth: u32, now: Timestamp) {
-        let ends = Timestamp::NEVER;
-        let terms = Terms { rate, depth, ends, low: 0, ahead: 0, policy: false };
-        self.amend(now, terms, i64::from(depth), 0, 1);
+    pub(crate) fn local(rate: i64, depth: u32, from: Timestamp) -> Self {
+        Self::new(Start { credit: 0, local: Some(LocalRefill { rate, depth, from }) })
     }
 
     // ---- the place ---------------------------------------------------------------------------
 
-    /// Whether the bucket is that of the key with this print.
-    #[inline(always)]
-    pub(super) fn is_of(&self, print: u64) -> bool {
-        self.print().load(Ordering::Relaxed) == print
-    }
-
     /// Whether the key was forgotten: nothing can be spent here any more.
     #[cold]
     pub(crate) fn is_gone(&self) -> bool {
-        Word(self.word().load(Ordering::Acquire)).gone()
+        self.load().gone()
+    }
+
+    /// Whether neither lease nor key has changed since the word was loaded.
+    #[inline(always)]
+    fn is_unchanged_since(&self, word: Word) -> bool {
+        self.load().epoch() == word.epoch()
+    }
+
+    /// The word, unless the place has been taken from the key that `is_mine` compares.
+    #[inline(always)]
+    pub(super) fn load_mine(&self, is_mine: &impl Fn() -> bool) -> Option<Word> {
+        let word = self.load();
+        (!word.gone() && is_mine()).then_some(word)
     }
 
     /// Forgets the key if that gives nothing back to it: it is full, has its whole credit, nothing
@@ -86,7 +85,7 @@ impl Bucket {
     pub(super) fn try_forget(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
         let (tokens, ..) = self.peek(now, unit);
         let minted = self.minted_us().load(Ordering::Acquire);
-        let word = Word(self.word().load(Ordering::Acquire));
+        let word = self.load();
         let full = if local {
             tokens == Flow(self.flow().load(Ordering::Relaxed)).depth()
         } else {
@@ -106,10 +105,9 @@ impl Bucket {
     /// Decides about one token by one look at a fresh lease that does not run low, if the engine need not hear
     /// of it; `None` otherwise, and then nothing is changed.
     ///
-    /// Cost: two loads and one atomic change.
+    /// Cost: one load and one atomic change.
     #[inline(always)]
-    pub(crate) fn take_at_once(&self, now: Timestamp) -> Option<Said> {
-        let word = Word(self.word().load(Ordering::Acquire));
+    pub(crate) fn take_at_once(&self, word: Word, now: Timestamp) -> Option<Said> {
         let ends = Ends(self.ends().load(Ordering::Relaxed));
         let enough = word.tokens() > ends.low_if_fresh() && now.as_micros() < ends.micros();
         if enough { self.spend_at_once(word, 1) } else { None }
@@ -123,15 +121,15 @@ impl Bucket {
     #[inline(always)]
     pub(crate) fn deny_at_once(
         &self,
+        word: Word,
         now: Timestamp,
         unit: impl FnOnce() -> i64,
     ) -> Option<Looked> {
-        let bare = Word(self.word().load(Ordering::Acquire)).is_bare();
-        let live = bare && now.as_micros() < self.ends_us();
+        let live = word.is_bare() && now.as_micros() < self.ends_us();
         if !live || !self.surely_lacks_one(now, unit) || !self.is_told() {
             return None;
         }
-        if self.denied() >= DENIED_MAX {
+        if self.denied() >= DENIED_MAX || !self.is_unchanged_since(word) {
             return None;
         }
         self.counts().fetch_add(1, Ordering::Relaxed);
@@ -143,13 +141,18 @@ impl Bucket {
     /// low; where refill may have filled the bucket meanwhile, the precise clock tells. `None` otherwise, and
     /// then nothing is spent.
     ///
-    /// Cost: two loads and one atomic change, and a load more where tokens run low. Where refill could have
-    /// filled the bucket, five loads and a reading of the clock more, and another atomic change where anything
+    /// Cost: one load and one atomic change, and a load more where tokens run low. Where refill could have
+    /// filled the bucket, six loads and a reading of the clock more, and another atomic change where anything
     /// has flowed in.
     #[inline(always)]
-    pub(crate) fn spend_by_look(&self, cost: u32, time: impl Now, unit: i64) -> Option<Looked> {
+    pub(crate) fn spend_by_look(
+        &self,
+        word: Word,
+        cost: u32,
+        time: impl Now,
+        unit: i64,
+    ) -> Option<Looked> {
         let now = time.cached();
-        let word = Word(self.word().load(Ordering::Acquire));
         let ends = Ends(self.ends().load(Ordering::Relaxed));
         if now.as_micros() >= ends.micros() || !word.with_hot(false).is_plain(cost) {
             return None;
@@ -190,33 +193,60 @@ impl Bucket {
         }
     }
 
-    /// Decides about `cost` tokens.
+    /// Decides about `cost` tokens of a key whose place is not given up meanwhile.
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.take_by_look(cost, now, unit).unwrap_or_else(|| self.take_further(cost, now, unit))
+        let taken = self.take_by_look(self.load(), cost, now, unit);
+        let taken = taken.or_else(|| self.take_further(cost, now, unit, || true));
+        taken.unwrap_or_else(|| Taken::new(Verdict::Denied, false, 0, (Touch::None, false)))
     }
 
-    /// The same, for whom no look was enough.
-    pub(crate) fn take_further(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.decide(cost, now, unit, true)
+    /// Decides about `cost` tokens where no look was enough; `None`, and nothing is changed, where the
+    /// place has been taken from the key that `is_mine` compares.
+    pub(crate) fn take_further(
+        &self,
+        cost: u32,
+        now: impl Now,
+        unit: i64,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<Taken> {
+        self.decide(cost, now, unit, true, is_mine)
+    }
+
+    /// Decides about `cost` tokens, as [`take_sure_of`](Self::take_sure_of), of a key whose place is not
+    /// given up meanwhile.
+    pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
+        let taken = self.take_sure_of(cost, now, unit, || true);
+        taken.unwrap_or_else(|| Taken::new(Verdict::Unsure, false, 0, (Touch::None, false)))
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
-    /// nothing is spent or counted, and the store is to be asked.
-    pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.take_by_look(cost, now, unit).unwrap_or_else(|| self.decide(cost, now, unit, false))
+    /// nothing is spent or counted, and the store is to be asked. `None`, and nothing is changed, where
+    /// the place has been taken from the key that `is_mine` compares.
+    pub(crate) fn take_sure_of(
+        &self,
+        cost: u32,
+        now: impl Now,
+        unit: i64,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<Taken> {
+        let word = self.load_mine(&is_mine)?;
+        let taken = self.take_by_look(word, cost, now, unit);
+        taken.or_else(|| self.decide(cost, now, unit, false, is_mine))
     }
 
     /// What one look tells.
     #[inline]
-    fn take_by_look(&self, cost: u32, time: impl Now, unit: i64) -> Option<Taken> {
+    fn take_by_look(&self, word: Word, cost: u32, time: impl Now, unit: i64) -> Option<Taken> {
         let now = time.cached();
         if cost == 1
-            && let Some(said) = self.take_at_once(now)
+            && let Some(said) = self.take_at_once(word, now)
         {
             return Some(Taken::of(said, (Touch::None, false)));
         }
-        let denied = if cost == 1 { self.deny_at_once(now, || unit) } else { None };
-        let Looked { said, told } = denied.or_else(|| self.spend_by_look(cost, time, unit))?;
+        let denied = if cost == 1 { self.deny_at_once(word, now, || unit) } else { None };
+        let looked = denied.or_else(|| self.spend_by_look(word, cost, time, unit));
+        let Looked { said, told } = looked?;
         Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
     }
 
@@ -237,13 +267,20 @@ impl Bucket {
     }
 
     #[inline]
-    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
+    fn decide(
+        &self,
+        cost: u32,
+        time: impl Now,
+        unit: i64,
+        unsure: bool,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<Taken> {
         let mut now = time.cached();
         let (mut settled, mut ahead) = (false, false);
         let mut spilled = 0;
         let mut contended = false;
-        let mut word = Word(self.word().load(Ordering::Acquire));
         loop {
+            let word = self.load_mine(&is_mine)?;
             let ends = Ends(self.ends().load(Ordering::Relaxed));
             let live = now.as_micros() < ends.micros();
             let tokens = if live { word.tokens() } else { 0 };
@@ -253,7 +290,6 @@ impl Bucket {
                 now = time.precise();
                 settled = true;
                 self.mint(word, now, 0, unit);
-                word = Word(self.word().load(Ordering::Acquire));
                 continue;
             }
             if live && from_credit > 0 {
@@ -264,25 +300,27 @@ impl Bucket {
                 let ahead_us = if last { flow.ahead_us(unit) } else { 0 };
                 if minted || ahead_us > 0 && self.mint(word, now, ahead_us, unit) {
                     ahead |= !minted;
-                    word = Word(self.word().load(Ordering::Acquire));
                     continue;
                 }
             }
             if from_credit > 0 && !unsure && !word.policy() && !self.is_leased(live) {
-                return self.unsure(tokens, spilled);
+                return Some(self.unsure(tokens, spilled));
             }
             let refused = from_credit > 0 && !unsure && !word.policy();
             if refused || from_credit > 0 && from_credit > self.credit(word, now) {
-                return self.deny(cost, word, tokens, live, spilled);
+                if !self.is_unchanged_since(word) {
+                    continue;
+                }
+                return Some(self.deny(cost, word, tokens, live, spilled));
             }
             let Some(spent) = word.spend(from_tokens, from_credit) else {
                 let moved = if spilled == 0 { self.spill(word) } else { None };
-                let Some((moved, emptied)) = moved else {
+                let Some(moved) = moved else {
                     // So much is pending that nobody has been able to count it.
-                    return self.deny(cost, word, tokens, live, spilled);
+                    return Some(self.deny(cost, word, tokens, live, spilled));
                 };
+                // While it is on its way, the place is not given up.
                 spilled = moved;
-                word = emptied;
                 continue;
             };
             let hot = word.hot() || contended && !word.policy() && tokens >= TOKENS_MIN;
@@ -291,12 +329,9 @@ impl Bucket {
                     let sure = from_credit == 0 && !ahead && !word.policy();
                     let left = tokens - from_tokens;
                     let urgent = from_credit > 0 || left < ends.low();
-                    return self.admitted(cost, word, left, sure, urgent, spilled);
+                    return Some(self.admitted(cost, word, left, sure, urgent, spilled));
                 }
-                Err(seen) => {
-                    contended = true;
-                    word = seen;
-                }
+                Err(()) => contended = true,
             }
         }
     }
@@ -313,7 +348,7 @@ impl Bucket {
             return None;
         }
         if let Some(inflow) = inflow {
-            self.claim(inflow)?;
+            self.claim(inflow, word)?;
         }
         let spent = settled.spend_tokens(cost);
         if self.swap(word, spent).is_err() {
@@ -325,10 +360,10 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(super) fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
-        let order = (Ordering::SeqCst, Ordering::Acquire);
+    pub(super) fn swap(&self, from: Word, to: Word) -> Result<(), ()> {
+        let order = (Ordering::SeqCst, Ordering::Relaxed);
         let swapped = self.word().compare_exchange_weak(from.0, to.0, order.0, order.1);
-        swapped.map(|_| ()).map_err(Word)
+        swapped.map(|_| ()).map_err(|_| ())
     }
 
     #[inline(always)]
@@ -406,7 +441,7 @@ impl Bucket {
     /// Returns whether the word is worth another look.
     fn mint(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> bool {
         let Some(inflow) = self.inflow(seen, now, ahead_us, unit) else { return false };
-        if self.claim(inflow).is_some() {
+        if self.claim(inflow, seen).is_some() {
             self.deposit(inflow.tokens, seen.epoch());
         }
         true
@@ -442,9 +477,13 @@ impl Bucket {
         (until_us > from_us).then_some(Inflow { from_us, until_us, tokens })
     }
 
-    /// Claims what has flowed in, if nobody else has.
+    /// Claims what has flowed in since the word was `seen`, if nobody else has, and it is not that of
+    /// another lease or key.
     #[inline(always)]
-    fn claim(&self, inflow: Inflow) -> Option<()> {
+    fn claim(&self, inflow: Inflow, seen: Word) -> Option<()> {
+        if !self.is_unchanged_since(seen) {
+            return None;
+        }
         let Inflow { from_us, until_us, .. } = inflow;
         let order = (Ordering::AcqRel, Ordering::Relaxed);
         self.minted_us().compare_exchange(from_us, until_us, order.0, order.1).ok().map(|_| ())
@@ -459,21 +498,20 @@ impl Bucket {
         });
     }
 
-    /// Moves pending tokens out of a word that can count no more of them; returns how many, and the
-    /// word as it is then. `None` if too many are on their way already.
+    /// Moves pending tokens out of a word that can count no more of them; returns how many, none if the
+    /// word has changed. `None` if too many are on their way already.
     #[cold]
-    fn spill(&self, word: Word) -> Option<(u32, Word)> {
+    fn spill(&self, word: Word) -> Option<u32> {
         if !self.try_announce_spill() {
             return None;
         }
+        let order = (Ordering::AcqRel, Ordering::Relaxed);
         let emptied = word.collected();
-        match self.word().compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Some((word.pending(), emptied)),
-            Err(seen) => {
-                self.spill_booked();
-                Some((0, Word(seen)))
-            }
+        let swapped = self.word().compare_exchange(word.0, emptied.0, order.0, order.1);
+        if swapped.is_err() {
+            self.spill_booked();
         }
+        Some(if swapped.is_ok() { word.pending() } else { 0 })
     }
 
     /// Applies `change` to the word until it sticks or `change` declines; returns the word before.
@@ -488,10 +526,10 @@ impl Bucket {
 
     /// What a decision would find, spending nothing: tokens, credit, and whether it would be sure.
     pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
-        let mut word = Word(self.word().load(Ordering::Acquire));
+        let mut word = self.load();
         let live = now.as_micros() < self.ends_us();
         if live && self.mint(word, now, 0, unit) {
-            word = Word(self.word().load(Ordering::Acquire));
+            word = self.load();
         }
         (if live { word.tokens() } else { 0 }, self.credit(word, now), !word.policy())
     }
@@ -549,7 +587,7 @@ impl Bucket {
 
     /// Tokens held, and tokens spent since the last collection, at one moment.
     pub(crate) fn held_and_pending(&self) -> (u32, u64) {
-        let word = Word(self.word().load(Ordering::Acquire));
+        let word = self.load();
         (word.tokens(), u64::from(word.pending()))
     }
 
@@ -564,7 +602,7 @@ impl Bucket {
 
     /// The credit that a bucket without lease and books had before anything was spent on it.
     pub(crate) fn credit_at_rest(&self) -> u32 {
-        let word = Word(self.word().load(Ordering::Acquire));
+        let word = self.load();
         word.credit() + word.pending()
     }
 

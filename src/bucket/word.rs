@@ -30,7 +30,7 @@ const POLICY: u64 = 1 << POLICY_AT;
 const DENIED: u64 = 1 << DENIED_AT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Word(pub u64);
+pub(crate) struct Word(pub u64);
 
 impl Word {
     #[cfg(test)]

@@ -13,7 +13,9 @@ use super::figures::{Decided, Judge};
 use super::setup::{Form, LATE_MAX_US, Setup, Traffic};
 use super::workload::Arrival;
 use crate::bucket::purse::Purses;
-use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Prints, Table, Touch, Verdict};
+use crate::bucket::{
+    BucketRef, DirtyQueue, KeyBudget, KeyHasher, Note, Start, Table, Touch, Verdict,
+};
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
 use crate::limit::Terms;
@@ -183,8 +185,7 @@ pub(super) struct World {
 }
 
 /// Nobody chooses keys here: any numbers will do.
-const SECRET: [u64; 4] =
-    [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0x2545_f491_4f6c_dd1d];
+const SEEDS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
 /// Keys that a node holds at most.
 const KEYS_MAX: usize = 2_000_000;
 /// Notes for which a node has room at first.
@@ -270,7 +271,8 @@ impl World {
             engine: Engine::new(config, clock.now(self.now_us)),
             buckets: Arc::new(
                 // Memory that is made up as it is written to; a world without any cannot go on.
-                Table::new(0, Prints::new(SECRET), budget, |_| ()).expect("memory for few keys"),
+                Table::new(0, KeyHasher::new(SEEDS), budget, Start::at_rest(0))
+                    .expect("memory for few keys"),
             ),
             purses: (1..=self.setup.threads).map(|_| Purses::new(0)).collect(),
             credit: self.terms.credit,
@@ -420,17 +422,17 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let print = node.buckets.print(&name);
-        let found = node.buckets.find(print).map(|bucket| node.buckets.place(bucket));
+        let hash = node.buckets.hash(&name);
+        let found = node.buckets.find(hash, &name).map(|found| node.buckets.place(found.bucket));
         let place =
-            found.unwrap_or_else(|| node.buckets.make(print, now.cached(), || credit, |_| ()));
+            found.unwrap_or_else(|| node.buckets.make(hash, &name, || Start::at_rest(credit)));
         let bucket = BucketRef::new(&node.buckets, place);
         if self.setup.threads > 1 && cost == 1 {
             bucket.heat();
             let purse = &node.purses[self.rng.usize(..self.setup.threads)];
             let (origin, now) = (node.buckets.origin(&bucket), now.cached());
             // As far as the ledger goes all that was taken is spent.
-            let taken = purse.refill(origin, &bucket, now, unit);
+            let taken = purse.refill(origin, &bucket, now, unit, || true);
             node.spent = node.spent.saturating_add_signed(taken);
             if purse.spend(origin, now).is_some() {
                 node.spent -= 1;
@@ -441,7 +443,7 @@ impl World {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),
         };
-        if let Some(note) = Note::of(&taken, 0, place, &name) {
+        if let Some(note) = Note::of(&taken, 0, place) {
             node.dirty.push(note, taken.touch);
         }
         if self.setup.audit {
