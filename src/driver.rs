@@ -1,6 +1,7 @@
 //! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -60,11 +61,17 @@ pub(crate) struct Command {
 }
 
 /// A key that somebody has in hand.
-#[derive(Debug)]
 pub(crate) struct InHand {
     pub(crate) bucket: Held,
     /// Empty for the overflow bucket.
     pub(crate) key: Arc<[u8]>,
+}
+
+/// The key may be secret.
+impl fmt::Debug for InHand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InHand").field("bucket", &self.bucket).finish_non_exhaustive()
+    }
 }
 
 /// A caller who waits for the store's word, and where to tell it.
@@ -91,7 +98,6 @@ struct Questions {
 }
 
 /// The data plane of one limit, as limiter and driver share it.
-#[derive(Debug)]
 pub(crate) struct LimitState {
     /// The limit's place among the limiter's limits.
     pub(crate) index: u32,
@@ -104,6 +110,12 @@ pub(crate) struct LimitState {
     credit: AtomicU32,
     /// As it was told last.
     excess: Mutex<Excess>,
+}
+
+impl fmt::Debug for LimitState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitState").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl LimitState {

@@ -1,5 +1,6 @@
 //! What users hold: a limiter, its limits, and pre-resolved keys.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::bound::Excess;
 use crate::bucket::purse::{self, Origin, Spent};
 use crate::bucket::{
-    Bucket, DirtyQueue, Found, Held, KeyHash, Looked, Note, OVERFLOW, Said, Taken, Verdict,
+    Bucket, DirtyQueue, Found, Held, KeyBudget, KeyHash, Looked, Note, OVERFLOW, Said, Taken,
+    Verdict,
 };
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
@@ -25,13 +27,24 @@ pub const DECIDE_WITHIN: Duration = Duration::from_millis(50);
 /// Cheap to clone; all clones are one node. When the last clone, limit and key handle is dropped,
 /// the task ends by itself: what was pending is lost and leases are given back by their end. To
 /// leave in good order, call [`shutdown`](Self::shutdown) first.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Limiter {
     pub(crate) shared: Arc<Shared>,
 }
 
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limits: Vec<&str> = self.shared.limits.iter().map(|limit| &*limit.name).collect();
+        let budget = self.shared.limits.first().map(|limit| limit.buckets.budget());
+        f.debug_struct("Limiter")
+            .field("limits", &limits)
+            .field("keys", &budget.map_or(0, KeyBudget::used))
+            .field("keys_max", &budget.map_or(0, KeyBudget::max))
+            .finish()
+    }
+}
+
 /// What all handles share.
-#[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) limits: Arc<[Arc<LimitState>]>,
     pub(crate) dirty: Arc<DirtyQueue>,
@@ -134,10 +147,16 @@ impl Limiter {
 }
 
 /// A limit of a running limiter. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ActiveLimit {
     state: Arc<LimitState>,
     shared: Arc<Shared>,
+}
+
+impl fmt::Debug for ActiveLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActiveLimit").field("name", &self.name()).finish_non_exhaustive()
+    }
 }
 
 impl ActiveLimit {
@@ -514,13 +533,20 @@ impl<'a> Judged<'a> {
 }
 
 /// A key, resolved once. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct KeyHandle {
     /// Where the bucket is, and what purses know it by.
     origin: Origin,
     limit: ActiveLimit,
     /// Most decisions do not touch it; while it is there the place is not given up.
     key: Arc<InHand>,
+}
+
+/// Without the key, which may be secret.
+impl fmt::Debug for KeyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyHandle").field("limit", &self.limit.name()).finish_non_exhaustive()
+    }
 }
 
 impl KeyHandle {

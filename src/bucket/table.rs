@@ -7,6 +7,7 @@
 //! given to another key at once: [`line`](super::line) says why no decision mistakes one for the other.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -116,7 +117,6 @@ struct Counts {
 static TABLES: AtomicU64 = AtomicU64::new(0);
 
 /// The buckets of one limit.
-#[derive(Debug)]
 pub(crate) struct Table {
     /// No other table of this process has this number, which is not 0.
     number: u64,
@@ -130,6 +130,13 @@ pub(crate) struct Table {
     keeper: Mutex<Keeper>,
     /// What is counted by limit alone.
     counts: [CachePadded<Counts>; STRIPES],
+}
+
+/// Keys may be secret, and there are many.
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("limit", &self.limit).finish_non_exhaustive()
+    }
 }
 
 impl Table {
@@ -177,6 +184,11 @@ impl Table {
     #[inline(always)]
     pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
         self.hasher.hash(key)
+    }
+
+    /// The keys that all limits of the limiter hold together.
+    pub(crate) fn budget(&self) -> &KeyBudget {
+        &self.budget
     }
 
     /// The bucket at `place`, which was given.
