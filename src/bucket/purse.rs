@@ -277,7 +277,7 @@ impl Bucket {
     ) -> Option<Exchanged> {
         for _ in 0..TRIES {
             let word = self.load_mine(&is_mine)?;
-            let ends = Ends(self.ends().load(Ordering::Relaxed));
+            let ends = Ends(self.ends().load(Ordering::Acquire));
             let over = now.as_micros() + SPAN_US >= ends.micros();
             // Only a collection that finds the word hot tells the engine of purses.
             if !word.hot() || word.policy() || over {

@@ -21,16 +21,27 @@
 //!
 //! # Orderings
 //!
-//! The engine closes `minted_us`, then writes flow and end, then moves the word to the next epoch,
-//! then opens `minted_us`, each store with `Release`. A thread that reads a new rate with `Acquire`
-//! therefore also sees `minted_us` closed or opened anew, and its claim under the old value fails;
-//! a thread that reads the new word sees the new end. Counters for demand and metrics publish
-//! nothing and are `Relaxed`.
+//! To change a lease, the engine
 //!
-//! Whether a lease is fresh is told by the word of its end: refill is said to be able to fill the bucket
-//! before the word of the bucket moves to the next epoch, and only after that, and after `minted_us` is
-//! open, that it cannot. A decision reads the bucket's word first: who reads the new one sees nothing of the
-//! old lease's end, and who reads the old one and the new lease's end fails to change it.
+//! 1. closes `minted_us`,
+//! 2. takes the tokens out of the word, in a new epoch, if the old lease has ended,
+//! 3. writes flow and end, saying that refill may fill the bucket,
+//! 4. writes the new level into the word, in a new epoch,
+//! 5. opens `minted_us`, and
+//! 6. says that refill cannot fill the bucket, if that is so,
+//!
+//! each store with `Release`. A decision loads the word, then the rest, with `Acquire`, and then swaps the
+//! word with `Release`. It may load anything in between, and still:
+//!
+//! - A claim of refill that was computed under a new rate or end comes after step 1, and fails under the old
+//!   `minted_us`.
+//! - A swap from a word that was loaded before step 2 fails once the decision has read the new end: so no
+//!   token of an ended lease is spent under the end of the next one. Where the old lease had not ended, its
+//!   tokens go over to the new one, and can be spent under either end.
+//! - A decision that reads the end of step 6 beside a word from before step 4 fails to swap it; beside a later
+//!   word the end is that word's.
+//!
+//! Counters for demand and metrics publish nothing and are `Relaxed`.
 //!
 //! A decision writes the word and then reads the flags, a collection writes the flags and then reads
 //! the word. All four are `SeqCst`: else both could read what was before, and what was spent would be
@@ -108,7 +119,7 @@ impl Bucket {
     /// Cost: one load and one atomic change.
     #[inline(always)]
     pub(crate) fn take_at_once(&self, word: Word, now: Timestamp) -> Option<Said> {
-        let ends = Ends(self.ends().load(Ordering::Relaxed));
+        let ends = Ends(self.ends().load(Ordering::Acquire));
         let enough = word.tokens() > ends.low_if_fresh() && now.as_micros() < ends.micros();
         if enough { self.spend_at_once(word, 1) } else { None }
     }
@@ -153,7 +164,7 @@ impl Bucket {
         unit: i64,
     ) -> Option<Looked> {
         let now = time.cached();
-        let ends = Ends(self.ends().load(Ordering::Relaxed));
+        let ends = Ends(self.ends().load(Ordering::Acquire));
         if now.as_micros() >= ends.micros() || !word.with_hot(false).is_plain(cost) {
             return None;
         }
@@ -281,7 +292,7 @@ impl Bucket {
         let mut contended = false;
         loop {
             let word = self.load_mine(&is_mine)?;
-            let ends = Ends(self.ends().load(Ordering::Relaxed));
+            let ends = Ends(self.ends().load(Ordering::Acquire));
             let live = now.as_micros() < ends.micros();
             let tokens = if live { word.tokens() } else { 0 };
             let from_tokens = tokens.min(cost);
@@ -535,7 +546,7 @@ impl Bucket {
     }
 
     fn ends_us(&self) -> u64 {
-        Ends(self.ends().load(Ordering::Relaxed)).micros()
+        Ends(self.ends().load(Ordering::Acquire)).micros()
     }
 
     /// What the store said last.
@@ -645,14 +656,12 @@ impl Bucket {
         self.peek(now, unit);
         let earned = self.settle(now);
         let old = Flow(self.flow().load(Ordering::Relaxed));
-        let flow = Flow::new(terms.rate, terms.depth, terms.ahead);
-        self.flow().store(flow.0, Ordering::Release);
-        let ends = Ends::new(terms.ends, terms.low, terms.rate > 0);
-        let old_ends_us = Ends(self.ends().swap(ends.0, Ordering::AcqRel)).micros();
+        self.void_if_ended(now);
+        let ends = self.write_terms(terms);
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
         let mut amended = Amended::default();
         let _ = self.update(|word| {
-            let held = if now.as_micros() < old_ends_us { word.tokens() } else { 0 };
+            let held = word.tokens();
             // What flowed in beyond the old depth was lost then.
             let room = i128::from(old.depth().saturating_sub(held)) * i128::from(unit);
             let units = given + earned.min(room);
@@ -678,6 +687,22 @@ impl Bucket {
             terms.rate > 0 && until_full(now, terms, amended.units, unit) < ends.micros();
         self.ends().store(Ends::new(terms.ends, terms.low, may_fill).0, Ordering::Release);
         amended
+    }
+
+    /// Takes the tokens of a lease that has ended out of the word, before another end can be read beside it.
+    fn void_if_ended(&self, now: Timestamp) {
+        if now.as_micros() >= self.ends_us() {
+            let _ = self.update(|word| Some(word.next_epoch().with_tokens(0)));
+        }
+    }
+
+    /// Writes flow and end of a new lease, which refill may fill for now; returns that end.
+    fn write_terms(&self, terms: Terms) -> Ends {
+        let flow = Flow::new(terms.rate, terms.depth, terms.ahead);
+        self.flow().store(flow.0, Ordering::Release);
+        let ends = Ends::new(terms.ends, terms.low, terms.rate > 0);
+        self.ends().store(ends.0, Ordering::Release);
+        ends
     }
 
     /// Closes the refill. Returns the units it has earned and not yet turned into tokens: less than

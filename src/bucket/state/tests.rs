@@ -72,6 +72,27 @@ fn a_lease_that_may_be_full_gives_nothing_once_it_has_ended_by_the_precise_clock
 }
 
 #[test]
+fn token_of_an_ended_lease_is_not_spent_by_a_decision_that_reads_the_next_end() {
+    let decisions: [fn(&Bucket, Word) -> bool; 3] = [
+        |bucket, word| bucket.take_at_once(word, at(6000)).is_some(),
+        |bucket, word| bucket.spend_by_look(word, 1, at(6000), UNIT).is_some(),
+        |bucket, _| bucket.take(1, at(6000), UNIT).allowed(),
+    ];
+    for decide in decisions {
+        let bucket = Bucket::new(Start::at_rest(0));
+        bucket.amend(at(1), lease(0, 10, 5000), 5, 0, UNIT);
+        assert!(bucket.take(1, at(2), UNIT).allowed());
+        // A decision has loaded the word, and the engine gives the next lease meanwhile.
+        let word = bucket.load();
+        bucket.settle(at(6000));
+        bucket.void_if_ended(at(6000));
+        bucket.write_terms(lease(0, 10, 9000));
+        assert!(!decide(&bucket, word), "the four tokens were void");
+        assert_eq!(bucket.collect(false, |left| left).spent, 1);
+    }
+}
+
+#[test]
 fn credit_is_spent_after_tokens_and_is_unsure() {
     let bucket = Bucket::new(Start::at_rest(1));
     let taken = bucket.take(1, at(1), UNIT);
