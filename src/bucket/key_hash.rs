@@ -80,7 +80,14 @@ impl KeyHasher {
             return KeyHash(u64::MAX);
         }
         let mut hasher = FoldHasher::with_seed(self.state, &self.constants);
-        hasher.write(key);
+        match (key.first_chunk(), key.last_chunk()) {
+            // Most keys: as numbers they are hashed inline, which halves the instructions of this.
+            (Some(first), Some(last)) if key.len() <= 32 => {
+                hasher.write_u128(u128::from_le_bytes(*first));
+                hasher.write_u128(u128::from_le_bytes(*last));
+            }
+            _ => hasher.write(key),
+        }
         // As for any slice. It also mixes what the fast variant leaves unmixed.
         hasher.write_usize(key.len());
         KeyHash(hasher.finish())

@@ -26,20 +26,31 @@ const SLABS: usize = 21;
 /// Whether `words` are those of `key`, of which they have the length.
 #[inline(always)]
 pub(super) fn is_same(words: &[AtomicU64], key: &[u8]) -> bool {
-    let (whole, rest) = key.as_chunks();
-    let mut words = words.iter().map(|word| word.load(Ordering::Relaxed));
-    whole.iter().all(|bytes| words.next() == Some(u64::from_le_bytes(*bytes)))
-        && (rest.is_empty() || words.next() == Some(last_word(key, rest)))
+    let (whole, last) = split(key);
+    let Some((before, [word_of_last, ..])) = words.split_at_checked(whole.len()) else {
+        return false;
+    };
+    let mut pairs = before.iter().zip(whole);
+    pairs.all(|(word, bytes)| word.load(Ordering::Relaxed) == u64::from_le_bytes(*bytes))
+        && word_of_last.load(Ordering::Relaxed) == last
 }
 
 /// Writes the words of `key`.
 pub(super) fn write(words: &[AtomicU64], key: &[u8]) {
-    let (whole, rest) = key.as_chunks();
+    let (whole, last) = split(key);
     let whole = whole.iter().map(|bytes| u64::from_le_bytes(*bytes));
-    let last = (!rest.is_empty()).then(|| last_word(key, rest));
-    words.iter().zip(whole.chain(last)).for_each(|(word, value)| {
+    words.iter().zip(whole.chain([last])).for_each(|(word, value)| {
         word.store(value, Ordering::Relaxed);
     });
+}
+
+/// All words of a key but the last one, as bytes, and the last one.
+#[inline(always)]
+fn split(key: &[u8]) -> (&[[u8; WORD]], u64) {
+    match key.last_chunk() {
+        Some(last) => (key[..key.len() - 1].as_chunks().0, u64::from_le_bytes(*last)),
+        None => (&[], key.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))),
+    }
 }
 
 /// The key of `length` bytes that was written.
@@ -55,14 +66,6 @@ pub(super) fn read(words: &[AtomicU64], length: usize) -> Vec<u8> {
     }
     key.truncate(length);
     key
-}
-
-#[inline(always)]
-fn last_word(key: &[u8], rest: &[u8]) -> u64 {
-    match key.last_chunk() {
-        Some(last) => u64::from_le_bytes(*last),
-        None => rest.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)),
-    }
 }
 
 /// Room for keys that are too long for their buckets. It grows, and is never freed while the table
