@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::bound::Excess;
 use crate::bucket::purse::{self, Origin, Spent};
 use crate::bucket::{
-    Bucket, DirtyQueue, Found, Held, KeyBudget, KeyHash, Looked, Note, OVERFLOW, Said, Taken,
-    Verdict,
+    Bucket, DirtyQueue, Found, Held, KeyBudget, KeyHash, Looked, Note, OVERFLOW, SpendResult,
+    Taken, Verdict,
 };
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
@@ -237,7 +237,7 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> Judged<'a> {
         match found.bucket.take_at_once(found.word, now) {
-            Some(said) => Judged { bucket: found.bucket, said },
+            Some(result) => Judged { bucket: found.bucket, result },
             None => self.judge_again(found, key, now),
         }
     }
@@ -277,32 +277,32 @@ impl ActiveLimit {
 
     #[inline(always)]
     fn judged<'a>(&'a self, bucket: &'a Bucket, looked: Looked) -> Judged<'a> {
-        let Looked { said, told } = looked;
-        if told { Judged { bucket, said } } else { self.tell_at_once(said, bucket) }
+        let Looked { result, told } = looked;
+        if told { Judged { bucket, result } } else { self.tell_at_once(result, bucket) }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell_at_once<'a>(&'a self, said: Said, bucket: &'a Bucket) -> Judged<'a> {
-        let taken = bucket.tell_at_once(said);
+    fn tell_at_once<'a>(&'a self, result: SpendResult, bucket: &'a Bucket) -> Judged<'a> {
+        let taken = bucket.tell_at_once(result);
         // What it cost is asked of denied ones alone, and those that cost more are not denied at once.
         self.tell(&taken, 1, bucket);
-        Judged { bucket, said }
+        Judged { bucket, result }
     }
 
     /// What this thread has taken out of a hot bucket tells as well as one look.
     #[inline(never)]
     fn judge_hot<'a>(&'a self, found: Found<'a>, key: Option<&[u8]>, now: Timestamp) -> Judged<'a> {
         match self.spend_from_purse(found.bucket, now) {
-            Some(said) => Judged { bucket: found.bucket, said },
+            Some(result) => Judged { bucket: found.bucket, result },
             None => self.judge_spender(found, key, 1, now),
         }
     }
 
     #[inline(always)]
-    fn spend_from_purse(&self, bucket: &Bucket, now: Timestamp) -> Option<Said> {
+    fn spend_from_purse(&self, bucket: &Bucket, now: Timestamp) -> Option<SpendResult> {
         let spent = purse::spend(self.state.buckets.origin(bucket), now)?;
-        Some(Said::new(spent.left, true, true))
+        Some(SpendResult::allowed(spent.left))
     }
 
     /// What this thread can take out of a hot bucket now.
@@ -313,7 +313,7 @@ impl ActiveLimit {
         cost: u32,
         now: Timestamp,
         is_mine: impl Fn() -> bool,
-    ) -> Option<Said> {
+    ) -> Option<SpendResult> {
         let LimitState { buckets, terms, .. } = &*self.state;
         if cost > 1 || !bucket.is_hot() {
             return None;
@@ -332,8 +332,8 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> Judged<'a> {
         let is_mine = || self.is_mine(bucket, key);
-        if let Some(said) = self.refill_purse(bucket, cost, now, is_mine) {
-            return Judged { bucket, said };
+        if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
+            return Judged { bucket, result };
         }
         let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
         match (bucket.take_further(cost, at, unit, is_mine), key) {
@@ -346,7 +346,9 @@ impl ActiveLimit {
             // The key was evicted a moment ago.
             (None, Some(key)) => self.judge_new(key, cost, now),
             // Without a key to compare the place is not given up.
-            (None, None) => Judged { bucket, said: Said::new(0, false, false) },
+            (None, None) => {
+                Judged { bucket, result: SpendResult { sure: false, ..SpendResult::DENIED } }
+            }
         }
     }
 
@@ -445,8 +447,8 @@ impl ActiveLimit {
     fn decide_surely(&self, bucket: &Bucket, key: Option<&[u8]>, cost: u32) -> Option<Decision> {
         let now = self.state.clock.now();
         let is_mine = || self.is_mine(bucket, key);
-        if let Some(said) = self.refill_purse(bucket, cost, now, is_mine) {
-            return Some(self.decision(Judged { bucket, said }, cost, now));
+        if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
+            return Some(self.decision(Judged { bucket, result }, cost, now));
         }
         let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
         let taken = bucket.take_sure_of(cost, at, unit, is_mine)?;
@@ -505,15 +507,15 @@ impl ActiveLimit {
     fn look(&self, bucket: &Bucket) -> Decision {
         let now = self.state.clock.now();
         let (left, credit, sure) = bucket.peek(now, self.state.terms.scale.token);
-        let said = Said::new(left, left + credit > 0, sure && left > 0);
-        self.decision(Judged { bucket, said }, 1, now)
+        let (allowed, sure) = (left + credit > 0, sure && left > 0);
+        let result = SpendResult { left, allowed, sure };
+        self.decision(Judged { bucket, result }, 1, now)
     }
 
     #[inline(always)]
     fn decision(&self, judged: Judged<'_>, cost: u32, now: Timestamp) -> Decision {
-        let Judged { bucket, said } = judged;
-        let outcome = if said.allowed() { Outcome::Allowed } else { Outcome::Denied };
-        let (left, sure) = (said.left(), said.sure());
+        let Judged { bucket, result: SpendResult { left, allowed, sure } } = judged;
+        let outcome = if allowed { Outcome::Allowed } else { Outcome::Denied };
         let (view, refill, scale) = (bucket.view(), bucket.refill(), self.state.terms.scale);
         Decision { outcome, sure, cost, left, view, now, refill, scale }
     }
@@ -523,12 +525,13 @@ impl ActiveLimit {
 #[derive(Clone, Copy, Debug)]
 struct Judged<'a> {
     bucket: &'a Bucket,
-    said: Said,
+    result: SpendResult,
 }
 
 impl<'a> Judged<'a> {
     fn of(bucket: &'a Bucket, taken: &Taken) -> Self {
-        Self { bucket, said: Said::new(taken.left, taken.allowed(), taken.sure) }
+        let (left, allowed, sure) = (taken.left, taken.allowed(), taken.sure);
+        Self { bucket, result: SpendResult { left, allowed, sure } }
     }
 }
 
@@ -625,8 +628,8 @@ impl KeyHandle {
         let bucket = self.bucket();
         let LimitState { clock, terms, .. } = &*self.limit.state;
         let (left, ..) = bucket.peek(clock.now(), terms.scale.token);
-        let said = Said::new(left, allowed, sure);
-        self.limit.decision(Judged { bucket, said }, cost, clock.now())
+        let result = SpendResult { left, allowed, sure };
+        self.limit.decision(Judged { bucket, result }, cost, clock.now())
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.

@@ -90,8 +90,8 @@ impl Bucket {
     /// Makes it the bucket of `key`, of which a long one has been given the slot `long` in `keys`. The
     /// place is new, or its word says that it is gone.
     pub(super) fn init(&self, key: &[u8], long: Option<(u64, &LongKeys)>, start: Start) {
-        let tenancy = Tenancy(self.tenancy().load(Ordering::Relaxed));
-        self.tenancy().store(tenancy.next(key.len()).0, Ordering::Relaxed);
+        let next = |tenancy| Some(Tenancy(tenancy).next(key.len()).0);
+        let _ = self.tenancy().fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         match long {
             Some((slot, keys)) => {
                 self.key_words()[0].store(slot, Ordering::Relaxed);
@@ -165,6 +165,27 @@ impl Bucket {
         Tenancy(self.tenancy().load(Ordering::Relaxed)).tenant()
     }
 
+    // ---- pending tokens that no longer fit the word --------------------------------------------
+
+    /// Announces that pending tokens will be on their way to the engine by themselves; fails when too
+    /// many are already.
+    pub(super) fn try_announce_spill(&self) -> bool {
+        let more = |tenancy| (Tenancy(tenancy).spills() < SPILLS_MAX).then(|| tenancy + SPILL);
+        self.tenancy().fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// Whether pending tokens may be on their way to the engine by themselves.
+    pub(crate) fn has_spilled(&self) -> bool {
+        Tenancy(self.tenancy().load(Ordering::Acquire)).spills() > 0
+    }
+
+    /// One lot of what was spilled has arrived.
+    pub(crate) fn spill_booked(&self) {
+        self.tenancy().fetch_sub(SPILL, Ordering::AcqRel);
+    }
+
+    // ---- words ---------------------------------------------------------------------------------
+
     /// The key, or the number of the slot that a long one has.
     #[inline(always)]
     fn key_words(&self) -> &[AtomicU64] {
@@ -204,7 +225,7 @@ impl Bucket {
         &self.0[4]
     }
 
-    /// A [`Tenancy`], written before the word is published.
+    /// A [`Tenancy`], of which but the spills are written before the word is published.
     #[inline(always)]
     fn tenancy(&self) -> &AtomicU64 {
         &self.0[5]
@@ -223,16 +244,28 @@ impl Bucket {
     }
 }
 
-/// Which of the keys that a place was given to has it, and how long that key is.
+/// Which of the keys that a place was given to has it, how often pending tokens that no longer fitted the
+/// word are on their way to the engine, and how long the key is.
 ///
 /// ```text
-///  63          32 31        16 15         0
-/// |    tenant    |   unused   | key, bytes |
+///  63          32 31      16 15         0
+/// |    tenant    |  spills  | key, bytes |
 /// ```
+///
+/// The spills stay when the key changes: a decision that announced one, and found that its key was evicted,
+/// takes it back.
 #[derive(Clone, Copy, Debug)]
 struct Tenancy(u64);
 
+const SPILL: u64 = 1 << u16::BITS;
+/// The most spills under way: together they have more tokens than are spent before the engine looks.
+const SPILLS_MAX: u16 = 2048;
+
 impl Tenancy {
+    fn spills(self) -> u16 {
+        (self.0 / SPILL) as u16
+    }
+
     fn tenant(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
@@ -244,7 +277,8 @@ impl Tenancy {
 
     /// The next key's, which has so many bytes.
     fn next(self, key_bytes: usize) -> Self {
-        Self(u64::from(self.tenant().wrapping_add(1)) << u32::BITS | key_bytes as u64)
+        let (tenant, spills) = (self.tenant().wrapping_add(1), u64::from(self.spills()) * SPILL);
+        Self(u64::from(tenant) << u32::BITS | spills | key_bytes as u64)
     }
 }
 

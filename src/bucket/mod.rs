@@ -24,7 +24,7 @@ pub(crate) use key_hash::{KeyHash, KeyHasher};
 pub(crate) use line::{Bucket, LocalRefill, Start};
 #[cfg(feature = "sim")]
 pub(crate) use outcome::Touch;
-pub(crate) use outcome::{Collected, Looked, Said, Taken, Terms as LeaseTerms, Verdict};
+pub(crate) use outcome::{Collected, Looked, SpendResult, Taken, Terms as LeaseTerms, Verdict};
 pub(crate) use purse::GIVEN_UP_US;
 pub use table::KEYS_MAX;
 pub(crate) use table::{BucketRef, Found, Held, KeyBudget, LimitCounts, OVERFLOW, Table};

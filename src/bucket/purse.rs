@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 
 use super::fields::{Ends, Flow};
 use super::line::Bucket;
-use super::word::{FIELD_MAX, Word};
+use super::word::{PENDING_MAX, Word};
 use crate::decision::{Refill, View};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
@@ -290,7 +290,7 @@ impl Bucket {
             let before = word.unspend_tokens(returned);
             let spare = before.tokens().saturating_sub(ends.low());
             let most = exchange.want.min(before.tokens() / PART).min(spare);
-            let fits = before.pending() > 0 && before.pending() + most <= FIELD_MAX;
+            let fits = before.pending() > 0 && before.pending() + most <= PENDING_MAX;
             let full = self.may_be_full(before, now.as_micros() + GIVEN_UP_US, unit);
             let taken = if most > 1 && fits && !full { most } else { 0 };
             if taken == 0 && returned == 0 {

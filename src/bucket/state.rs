@@ -54,7 +54,7 @@ use super::fields::{Ends, Flow, Moment};
 use super::line::{Bucket, CLOSED, Counts};
 #[cfg(test)]
 use super::line::{LocalRefill, Start};
-use super::outcome::{Amended, Collected, Looked, Said, Taken, Terms, Touch, Verdict};
+use super::outcome::{Amended, Collected, Looked, SpendResult, Taken, Terms, Touch, Verdict};
 use super::purse::TOKENS_MIN;
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, RoughTokens, View};
@@ -118,7 +118,7 @@ impl Bucket {
     ///
     /// Cost: one load and one atomic change.
     #[inline(always)]
-    pub(crate) fn take_at_once(&self, word: Word, now: Timestamp) -> Option<Said> {
+    pub(crate) fn take_at_once(&self, word: Word, now: Timestamp) -> Option<SpendResult> {
         let ends = Ends(self.ends().load(Ordering::Acquire));
         let enough = word.tokens() > ends.low_if_fresh() && now.as_micros() < ends.micros();
         if enough { self.spend_at_once(word, 1) } else { None }
@@ -145,7 +145,7 @@ impl Bucket {
         }
         self.counts().fetch_add(1, Ordering::Relaxed);
         // A collection may have come between, which the engine is to be told of then.
-        Some(Looked { said: Said::DENIED, told: self.is_told() })
+        Some(Looked { result: SpendResult::DENIED, told: self.is_told() })
     }
 
     /// Decides about `cost` tokens by one look if there are so many, and the engine need only hear if they run
@@ -168,32 +168,32 @@ impl Bucket {
         if now.as_micros() >= ends.micros() || !word.with_hot(false).is_plain(cost) {
             return None;
         }
-        let said = if !ends.is_fresh() && self.may_overflow(word, now, unit) {
+        let result = if !ends.is_fresh() && self.may_overflow(word, now, unit) {
             self.spend_settled(word, cost, time.precise(), unit)?
         } else if word.tokens() >= cost {
             self.spend_at_once(word, cost)?
         } else {
             return None;
         };
-        Some(Looked { said, told: said.left() >= ends.low() || self.is_told() })
+        Some(Looked { result, told: result.left >= ends.low() || self.is_told() })
     }
 
     /// Spends where something is pending already, so that the engine knows.
     #[inline(always)]
-    fn spend_at_once(&self, word: Word, cost: u32) -> Option<Said> {
+    fn spend_at_once(&self, word: Word, cost: u32) -> Option<SpendResult> {
         if !word.is_plain(cost) {
             return None;
         }
         let spent = word.spend_tokens(cost);
         self.swap(word, spent).ok()?;
         self.count_surplus(cost);
-        Some(Said::of(spent))
+        Some(SpendResult::allowed(spent.tokens()))
     }
 
     /// Tells the engine of what was decided at once, for which it is not known yet that the key runs low.
     #[cold]
-    pub(crate) fn tell_at_once(&self, said: Said) -> Taken {
-        Taken::of(said, self.raise(TOLD))
+    pub(crate) fn tell_at_once(&self, result: SpendResult) -> Taken {
+        Taken::of(result, self.raise(TOLD))
     }
 
     /// Counts what a request cost beyond one token.
@@ -251,14 +251,14 @@ impl Bucket {
     fn take_by_look(&self, word: Word, cost: u32, time: impl Now, unit: i64) -> Option<Taken> {
         let now = time.cached();
         if cost == 1
-            && let Some(said) = self.take_at_once(word, now)
+            && let Some(result) = self.take_at_once(word, now)
         {
-            return Some(Taken::of(said, (Touch::None, false)));
+            return Some(Taken::of(result, (Touch::None, false)));
         }
         let denied = if cost == 1 { self.deny_at_once(word, now, || unit) } else { None };
         let looked = denied.or_else(|| self.spend_by_look(word, cost, time, unit));
-        let Looked { said, told } = looked?;
-        Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
+        let Looked { result, told } = looked?;
+        Some(if told { Taken::of(result, (Touch::None, false)) } else { self.tell_at_once(result) })
     }
 
     /// Whether refill is leased, and has not brought a token by now.
@@ -288,7 +288,6 @@ impl Bucket {
     ) -> Option<Taken> {
         let mut now = time.cached();
         let (mut settled, mut ahead) = (false, false);
-        let mut spilled = 0;
         let mut contended = false;
         loop {
             let word = self.load_mine(&is_mine)?;
@@ -315,35 +314,36 @@ impl Bucket {
                 }
             }
             if from_credit > 0 && !unsure && !word.policy() && !self.is_leased(live) {
-                return Some(self.unsure(tokens, spilled));
+                return Some(self.unsure(tokens));
             }
             let refused = from_credit > 0 && !unsure && !word.policy();
             if refused || from_credit > 0 && from_credit > self.credit(word, now) {
                 if !self.is_unchanged_since(word) {
                     continue;
                 }
-                return Some(self.deny(cost, word, tokens, live, spilled));
+                return Some(self.deny(cost, word, tokens, live));
             }
-            let Some(spent) = word.spend(from_tokens, from_credit) else {
-                let moved = if spilled == 0 { self.spill(word) } else { None };
-                let Some(moved) = moved else {
-                    // So much is pending that nobody has been able to count it.
-                    return Some(self.deny(cost, word, tokens, live, spilled));
-                };
-                // While it is on its way, the place is not given up.
-                spilled = moved;
-                continue;
-            };
+            // What no longer fits goes to the engine at once; while it does, the place is not given up.
+            let spent = word.spend(from_tokens, from_credit);
+            let spills = spent.is_none();
+            if spills && !self.try_announce_spill() {
+                // So much is under way that nobody has been able to count it.
+                return Some(self.deny(cost, word, tokens, live));
+            }
+            let spent = spent.unwrap_or_else(|| word.spend_all(from_tokens, from_credit));
             let hot = word.hot() || contended && !word.policy() && tokens >= TOKENS_MIN;
-            match self.swap(word, spent.with_hot(hot)) {
-                Ok(()) => {
-                    let sure = from_credit == 0 && !ahead && !word.policy();
-                    let left = tokens - from_tokens;
-                    let urgent = from_credit > 0 || left < ends.low();
-                    return Some(self.admitted(cost, word, left, sure, urgent, spilled));
-                }
-                Err(()) => contended = true,
+            if self.swap(word, spent.with_hot(hot)).is_ok() {
+                let sure = from_credit == 0 && !ahead && !word.policy();
+                let left = tokens - from_tokens;
+                let urgent = from_credit > 0 || left < ends.low();
+                let spilled = if spills { word.pending() + cost } else { 0 };
+                let taken = self.admitted(cost, word, left, sure, urgent);
+                return Some(Taken { spilled, ..taken });
             }
+            if spills {
+                self.spill_booked();
+            }
+            contended = true;
         }
     }
 
@@ -351,7 +351,13 @@ impl Bucket {
     /// bucket holds with what has flowed in; `None` if that is less, and then nothing is spent. Where that may
     /// be full, no purse is filled: a hot bucket is spent from like others.
     #[inline(always)]
-    fn spend_settled(&self, word: Word, cost: u32, now: Timestamp, unit: i64) -> Option<Said> {
+    fn spend_settled(
+        &self,
+        word: Word,
+        cost: u32,
+        now: Timestamp,
+        unit: i64,
+    ) -> Option<SpendResult> {
         let inflow = self.inflow(word, now, 0, unit);
         let added = inflow.map_or(0, |inflow| inflow.tokens);
         let settled = word.with_tokens(word.tokens() + added);
@@ -367,7 +373,7 @@ impl Bucket {
             return None;
         }
         self.count_surplus(cost);
-        Some(Said::of(spent))
+        Some(SpendResult::allowed(spent.tokens()))
     }
 
     #[inline(always)]
@@ -378,15 +384,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    fn admitted(
-        &self,
-        cost: u32,
-        before: Word,
-        left: u32,
-        sure: bool,
-        urgent: bool,
-        spilled: u32,
-    ) -> Taken {
+    fn admitted(&self, cost: u32, before: Word, left: u32, sure: bool, urgent: bool) -> Taken {
         self.count_surplus(cost);
         let news = if urgent {
             self.raise(TOLD)
@@ -395,11 +393,11 @@ impl Bucket {
         } else {
             (Touch::None, false)
         };
-        Taken { spilled, ..Taken::new(Verdict::Allowed, sure, left, news) }
+        Taken::new(Verdict::Allowed, sure, left, news)
     }
 
     #[inline]
-    fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool, spilled: u32) -> Taken {
+    fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool) -> Taken {
         // So much is no hint any more, and the sum must not wrap: the limit counts the request.
         let uncounted = self.denied() >= DENIED_MAX;
         let counted = if uncounted { 0 } else { u64::from(cost) };
@@ -409,13 +407,12 @@ impl Bucket {
         // Without a lease the store may have more than this node knows of.
         let sure = self.is_leased(live) && !word.policy();
         let taken = Taken::new(Verdict::Denied, sure, tokens, self.raise(TOLD));
-        Taken { spilled, refused, uncounted, ..taken }
+        Taken { refused, uncounted, ..taken }
     }
 
     #[cold]
-    fn unsure(&self, left: u32, spilled: u32) -> Taken {
-        let news = (Touch::None, self.slot().is_none());
-        Taken { spilled, ..Taken::new(Verdict::Unsure, false, left, news) }
+    fn unsure(&self, left: u32) -> Taken {
+        Taken::new(Verdict::Unsure, false, left, (Touch::None, self.slot().is_none()))
     }
 
     /// The credit that may be used now.
@@ -507,22 +504,6 @@ impl Bucket {
             (word.epoch() == epoch && !word.gone())
                 .then(|| word.with_tokens((word.tokens() + tokens).min(depth.max(word.tokens()))))
         });
-    }
-
-    /// Moves pending tokens out of a word that can count no more of them; returns how many, none if the
-    /// word has changed. `None` if too many are on their way already.
-    #[cold]
-    fn spill(&self, word: Word) -> Option<u32> {
-        if !self.try_announce_spill() {
-            return None;
-        }
-        let order = (Ordering::AcqRel, Ordering::Relaxed);
-        let emptied = word.collected();
-        let swapped = self.word().compare_exchange(word.0, emptied.0, order.0, order.1);
-        if swapped.is_err() {
-            self.spill_booked();
-        }
-        Some(if swapped.is_ok() { word.pending() } else { 0 })
     }
 
     /// Applies `change` to the word until it sticks or `change` declines; returns the word before.

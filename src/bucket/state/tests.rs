@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::bucket::Note;
 use crate::bucket::purse::{Origin, Purses};
+use crate::bucket::word::PENDING_MAX;
 use crate::time::Reading;
 
 const UNIT: i64 = 1000;
@@ -121,11 +122,15 @@ fn pending_tokens_that_do_not_fit_the_word_are_not_lost() {
     let (mut spent, mut spilled) = (0_u64, 0_u64);
     for round in 0..3 {
         bucket.amend(at(1), lease(0, FIELD_MAX, 100_000), i64::from(FIELD_MAX), 0, UNIT);
-        let taken = bucket.take(FIELD_MAX, at(2), UNIT);
+        let taken = bucket.take(PENDING_MAX, at(2), UNIT);
         assert!(taken.allowed());
         assert_eq!(bucket.has_spilled(), round > 0, "the engine knows that something is coming");
-        spent += u64::from(FIELD_MAX);
+        spent += u64::from(PENDING_MAX);
         spilled += u64::from(taken.spilled);
+        if round > 0 {
+            assert!(bucket.take(PENDING_MAX - 1, at(2), UNIT).allowed(), "that fits again");
+            spent += u64::from(PENDING_MAX - 1);
+        }
     }
     assert_eq!(bucket.collect(false, |left| left).spent + spilled, spent);
     assert_eq!(bucket.collect(false, |left| left).spent, 0);
@@ -149,13 +154,13 @@ fn large_denials_are_all_counted_and_told_of_a_few_times() {
 fn what_nobody_has_counted_stops_the_spending_and_not_the_counting() {
     let bucket = Bucket::new(Start::at_rest(0));
     let (mut spent, mut spilled) = (0_u64, 0_u64);
-    for _ in 0..40 {
+    for _ in 0..3000 {
         bucket.amend(at(1), lease(0, FIELD_MAX, 100_000), i64::from(FIELD_MAX), 0, UNIT);
         let taken = bucket.take(FIELD_MAX, at(2), UNIT);
         spent += u64::from(taken.allowed()) * u64::from(FIELD_MAX);
         spilled += u64::from(taken.spilled);
     }
-    let most = u64::from(FIELD_MAX) * 16;
+    let most = u64::from(FIELD_MAX) * 2048;
     assert_eq!((spent, bucket.collect(false, |left| left).spent + spilled), (most, most));
 }
 
@@ -185,6 +190,39 @@ fn a_key_that_was_forgotten_is_minted_nothing_by_who_comes_too_late() {
     assert!(bucket.try_forget(at(2), UNIT, 0, true));
     assert!(!bucket.take(1, at(5_000_000), UNIT).allowed());
     assert!(bucket.is_gone());
+}
+
+#[test]
+fn refill_claimed_under_one_lease_is_not_deposited_under_another_however_many_changes_later() {
+    for changes in [1, 255, 256, 512, 4096, 10_000] {
+        let bucket = Bucket::new(Start::at_rest(0));
+        bucket.amend(at(0), lease(1, 100, 1_000_000), 0, 0, UNIT);
+        // A decision has claimed five tokens, and is held up before it adds them.
+        let word = bucket.load();
+        let inflow = bucket.inflow(word, at(5_000), 0, UNIT).unwrap();
+        assert_eq!((inflow.tokens, bucket.claim(inflow, word)), (5, Some(())));
+        for _ in 0..changes {
+            bucket.amend(at(5_000), lease(0, 100, 1_000_000), 0, 0, UNIT);
+        }
+        bucket.deposit(inflow.tokens, word.epoch());
+        assert_eq!(bucket.held_and_pending(), (0, 0), "{changes} changes");
+    }
+}
+
+#[test]
+fn refill_computed_before_a_place_changed_hands_is_not_claimed_after_it() {
+    let bucket = Bucket::local(1, 10, at(0));
+    assert!(bucket.take(5, at(0), UNIT).allowed());
+    let word = bucket.load();
+    assert_eq!(bucket.collect(false, |left| left).spent, 5);
+    // A decision has loaded the word, and reads the rest only when another key has the place.
+    assert!(bucket.try_forget(at(10_000), UNIT, 0, true));
+    let refill = LocalRefill { rate: 1, depth: 10, from: at(20_000) };
+    bucket.init(b"b", None, Start { credit: 0, local: Some(refill) });
+    assert!(bucket.take(5, at(20_000), UNIT).allowed());
+    let inflow = bucket.inflow(word, at(25_000), 0, UNIT).unwrap();
+    assert_eq!(bucket.claim(inflow, word), None);
+    assert_eq!(bucket.peek(at(25_000), UNIT).0, 10, "the other key has all of its refill");
 }
 
 #[test]
