@@ -64,7 +64,8 @@ impl DirtyQueue {
                 self.overflow.push(note);
             }
         }
-        if touch == Touch::Urgent {
+        // Tokens that only a note knows of are not left lying about.
+        if touch == Touch::Urgent || note.spilled > 0 {
             self.bell.ring();
         }
     }

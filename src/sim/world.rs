@@ -454,7 +454,7 @@ impl World {
         }
         self.record(index, key, cost, taken.allowed(), taken.sure, false);
         // The driver sleeps on until somebody rings.
-        if taken.touch == Touch::Urgent {
+        if taken.touch == Touch::Urgent || taken.spilled > 0 {
             self.pump(index);
         }
     }

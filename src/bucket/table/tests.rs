@@ -367,3 +367,18 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
     let of = |key: &[u8]| charged.get(key).copied().unwrap_or_default();
     assert_eq!(vec![of(b"a"), of(b"b")], spent);
 }
+
+#[test]
+fn most_keys_are_found_where_they_are_looked_for_first() {
+    for keys in [1_000, 100_000] {
+        let table = table(1_000_000);
+        let key = |number: u32| format!("user:{number:015}").into_bytes();
+        (0..keys).for_each(|number| _ = make_bytes(&table, &key(number)));
+        let at_home = |number: &u32| {
+            let key = key(*number);
+            table.find_at_home(table.hash(&key), &key).is_some()
+        };
+        let at_home = (0..keys).filter(at_home).count() as u32;
+        assert!(at_home * 10 > keys * 7, "{at_home} of {keys}");
+    }
+}
