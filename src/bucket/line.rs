@@ -72,6 +72,7 @@ pub(crate) struct LocalRefill {
     pub(crate) from: Timestamp,
 }
 
+#[cfg(any(test, feature = "sim"))]
 impl Start {
     /// A bucket that waits for the store, and has so much credit.
     pub(crate) const fn at_rest(credit: u32) -> Self {

@@ -205,7 +205,6 @@ impl Bucket {
     }
 
     /// Decides about `cost` tokens of a key whose place is not given up meanwhile.
-    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
         let taken = self.take_by_look(self.load(), cost, now, unit);
         let taken = taken.or_else(|| self.take_further(cost, now, unit, || true));
