@@ -153,7 +153,9 @@ mod tests {
         let (keys, mut slots) = (LongKeys::default(), LongSlots::default());
         let given: Vec<u64> = (0..1000).map(|_| slots.take(&keys).unwrap()).collect();
         let key = |slot: u64| [slot.to_le_bytes(); KEY_BYTES_MAX / WORD].concat();
-        given.iter().for_each(|&slot| write(keys.words(slot).unwrap(), &key(slot)));
+        for &slot in &given {
+            write(keys.words(slot).unwrap(), &key(slot));
+        }
         assert!(given.iter().all(|&slot| is_same(keys.words(slot).unwrap(), &key(slot))));
         slots.give_back(7);
         assert_eq!(slots.take(&keys), Some(7));

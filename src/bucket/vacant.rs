@@ -38,7 +38,9 @@ mod tests {
     fn places_are_taken_in_the_order_in_which_they_were_added() {
         let (mut vacant, mut next) = (Vacant::default(), [7; 10]);
         assert_eq!(vacant.pop(&next), None);
-        [3, 9, 1].into_iter().for_each(|place| vacant.push(place, &mut next));
+        for place in [3, 9, 1] {
+            vacant.push(place, &mut next);
+        }
         assert_eq!(vacant.pop(&next), Some(3));
         next[3] = 8;
         vacant.push(3, &mut next);
