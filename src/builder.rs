@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::bucket::{DirtyQueue, KeyBudget, Prints};
+use crate::bucket::{DirtyQueue, KeyBudget, KeyHasher};
 use crate::driver::clock::{Ticker, TimeSource};
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
@@ -300,8 +300,8 @@ fn limit_state(
         // Nobody shares the limit: this node's own bucket is the whole truth.
         terms.mode = Mode::Local;
     }
-    let prints = Prints::new(random()?);
-    let state = LimitState::new(index, limit.name().into(), terms, prints, budget, time);
+    let hasher = KeyHasher::new(random()?);
+    let state = LimitState::new(index, limit.name().into(), terms, hasher, budget, time);
     state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
         field: "keys_max",
         value: budget.max().to_string(),

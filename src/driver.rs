@@ -1,6 +1,7 @@
 //! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Bucket, BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, Note, Prints, Table,
+    BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, KeyHasher, LocalRefill, Note, Start, Table,
 };
 use crate::error::StoreError;
 use crate::limit::{Mode, Terms};
@@ -60,11 +61,17 @@ pub(crate) struct Command {
 }
 
 /// A key that somebody has in hand.
-#[derive(Debug)]
 pub(crate) struct InHand {
     pub(crate) bucket: Held,
     /// Empty for the overflow bucket.
     pub(crate) key: Arc<[u8]>,
+}
+
+/// The key may be secret.
+impl fmt::Debug for InHand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InHand").field("bucket", &self.bucket).finish_non_exhaustive()
+    }
 }
 
 /// A caller who waits for the store's word, and where to tell it.
@@ -91,7 +98,6 @@ struct Questions {
 }
 
 /// The data plane of one limit, as limiter and driver share it.
-#[derive(Debug)]
 pub(crate) struct LimitState {
     /// The limit's place among the limiter's limits.
     pub(crate) index: u32,
@@ -106,35 +112,38 @@ pub(crate) struct LimitState {
     excess: Mutex<Excess>,
 }
 
+impl fmt::Debug for LimitState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitState").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 impl LimitState {
     /// `None` if there is no memory for so many keys.
     pub(crate) fn new(
         index: u32,
         name: Arc<str>,
         terms: Terms,
-        prints: Prints,
+        hasher: KeyHasher,
         budget: &Arc<KeyBudget>,
         time: &TimeSource,
     ) -> Option<Self> {
         // Where this node alone knows of a key, there is nothing to wait for.
         let credit = if terms.mode == Mode::Local { 0 } else { terms.credit };
-        let overflow = |bucket: &Bucket| {
-            bucket.rest_on(credit);
-            settle(&terms, bucket, time.now());
-        };
-        let buckets = Arc::new(Table::new(index, prints, budget.clone(), overflow)?);
+        let overflow = start(&terms, credit, time.now());
+        let buckets = Arc::new(Table::new(index, hasher, budget.clone(), overflow)?);
         let credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
         Some(Self { index, name, terms, clock, buckets, credit, excess })
     }
 
-    /// Makes a new key's bucket what it is to be.
-    pub(crate) fn settle(&self, bucket: &Bucket, now: Timestamp) {
-        settle(&self.terms, bucket, now);
+    /// What a new key's bucket holds.
+    pub(crate) fn start(&self, now: Timestamp) -> Start {
+        start(&self.terms, self.credit(), now)
     }
 
     /// What a new key may spend before the store is heard, in tokens.
-    pub(crate) fn credit(&self) -> u32 {
+    fn credit(&self) -> u32 {
         self.credit.load(Ordering::Relaxed)
     }
 
@@ -153,25 +162,24 @@ impl LimitState {
     }
 }
 
-/// What a new key's bucket holds beside its credit: everything, where this node alone knows of it.
-fn settle(terms: &Terms, bucket: &Bucket, now: Timestamp) {
-    if terms.mode == Mode::Local {
-        bucket.fill(terms.scale.rate, terms.burst_depth(), now);
-    }
+/// What a new key's bucket holds: all of its tokens, where this node alone knows of it.
+fn start(terms: &Terms, credit: u32, from: Timestamp) -> Start {
+    let local = (terms.mode == Mode::Local).then(|| LocalRefill {
+        rate: terms.scale.rate,
+        depth: terms.burst_depth(),
+        from,
+    });
+    Start { credit, local }
 }
 
-/// What a decision tells the engine; `None` where the place has been given up meanwhile: whoever told
-/// was held up for longer than places stand empty.
+/// What a decision tells the engine; `None` where the key has been evicted meanwhile. The calling
+/// thread is the one that evicts.
 pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
     let bucket = BucketRef::new(table, note.place);
-    let key = note.key();
     if bucket.is_gone() {
         return None;
     }
-    if key.as_ref().is_some_and(|key| !bucket.is_of_key(key)) {
-        bucket.calm();
-        return None;
-    }
+    let key = note.unknown.then(|| bucket.key());
     let told = Told { key, spilled: note.spilled, refused: note.refused };
     Some(Input::Touched { bucket, told })
 }

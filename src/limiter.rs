@@ -1,5 +1,6 @@
 //! What users hold: a limiter, its limits, and pre-resolved keys.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -7,7 +8,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::purse::{self, Origin, Spent};
-use crate::bucket::{Bucket, DirtyQueue, Held, Looked, Note, Print, Said, Taken, Verdict};
+use crate::bucket::{
+    Bucket, DirtyQueue, Found, Held, KeyBudget, KeyHash, Looked, Note, OVERFLOW, SpendResult,
+    Taken, Verdict,
+};
 use crate::decision::{Decision, Outcome};
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
@@ -23,13 +27,24 @@ pub const DECIDE_WITHIN: Duration = Duration::from_millis(50);
 /// Cheap to clone; all clones are one node. When the last clone, limit and key handle is dropped,
 /// the task ends by itself: what was pending is lost and leases are given back by their end. To
 /// leave in good order, call [`shutdown`](Self::shutdown) first.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Limiter {
     pub(crate) shared: Arc<Shared>,
 }
 
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limits: Vec<&str> = self.shared.limits.iter().map(|limit| &*limit.name).collect();
+        let budget = self.shared.limits.first().map(|limit| limit.buckets.budget());
+        f.debug_struct("Limiter")
+            .field("limits", &limits)
+            .field("keys", &budget.map_or(0, KeyBudget::used))
+            .field("keys_max", &budget.map_or(0, KeyBudget::max))
+            .finish()
+    }
+}
+
 /// What all handles share.
-#[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) limits: Arc<[Arc<LimitState>]>,
     pub(crate) dirty: Arc<DirtyQueue>,
@@ -132,10 +147,16 @@ impl Limiter {
 }
 
 /// A limit of a running limiter. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ActiveLimit {
     state: Arc<LimitState>,
     shared: Arc<Shared>,
+}
+
+impl fmt::Debug for ActiveLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActiveLimit").field("name", &self.name()).finish_non_exhaustive()
+    }
 }
 
 impl ActiveLimit {
@@ -171,71 +192,69 @@ impl ActiveLimit {
     #[inline(always)]
     fn decide_now(&self, key: &[u8], cost: u32) -> Result<Decision, CheckError> {
         let now = self.state.clock.now();
-        let prints = self.state.buckets.prints();
-        let print = if cost == 1 { prints.of_two_blocks(key) } else { None };
-        let judged = if let Some(print) = print {
-            // The key is neither empty nor too long.
-            self.judge_one(print, key, now)
-        } else {
-            key::validate(key)?;
-            self.judge_other(key, cost, now)
-        };
+        key::validate(key)?;
+        let judged =
+            if cost == 1 { self.judge_one(key, now) } else { self.judge_other(key, cost, now) };
         Ok(self.decision(judged, cost, now))
     }
 
     /// Not inlined, so that it has the registers for itself that pass its arguments: they are enough.
     #[inline(never)]
-    fn judge_one(&self, print: Print, key: &[u8], now: Timestamp) -> Judged<'_> {
-        match self.state.buckets.find_at_home(print) {
-            Some(bucket) => self.judge_at_once(bucket, || key, now),
-            None => self.judge_elsewhere(print, key, now),
+    fn judge_one(&self, key: &[u8], now: Timestamp) -> Judged<'_> {
+        let hash = self.state.buckets.hash(key);
+        match self.state.buckets.find_at_home(hash, key) {
+            Some(found) => self.judge_at_once(found, Some(key), now),
+            None => self.judge_elsewhere(hash, key, now),
         }
     }
 
     /// The same where the key need not be where the index is looked into first.
     #[inline(never)]
-    fn judge_elsewhere(&self, print: Print, key: &[u8], now: Timestamp) -> Judged<'_> {
-        match self.state.buckets.find(print) {
-            Some(bucket) => self.judge_at_once(bucket, || key, now),
+    fn judge_elsewhere(&self, hash: KeyHash, key: &[u8], now: Timestamp) -> Judged<'_> {
+        match self.state.buckets.find(hash, key) {
+            Some(found) => self.judge_at_once(found, Some(key), now),
             None => self.judge_new(key, 1, now),
         }
     }
 
-    /// Decides about keys of any length, and any cost.
+    /// Decides about any cost.
     #[inline(never)]
     fn judge_other(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let print = self.state.buckets.print(key);
-        if cost == 1 {
-            return self.judge_elsewhere(print, key, now);
-        }
-        match self.state.buckets.find(print) {
-            Some(bucket) => self.judge_spender(bucket, key, cost, now),
+        match self.state.buckets.find(self.state.buckets.hash(key), key) {
+            Some(found) => self.judge_spender(found, Some(key), cost, now),
             None => self.judge_new(key, cost, now),
         }
     }
 
     /// Decides about one token by one look at the bucket, if that tells at once. Whatever else there is to be
-    /// done comes last, so that nothing has to be kept meanwhile.
+    /// done comes last, so that nothing has to be kept meanwhile. Here and below there is a key only where the
+    /// bucket's place may be given to another one: then it is compared whenever the bucket is looked at anew.
     #[inline(always)]
-    fn judge_at_once<'a, 'k>(
+    fn judge_at_once<'a>(
         &'a self,
-        bucket: &'a Bucket,
-        key: impl Fn() -> &'k [u8],
+        found: Found<'a>,
+        key: Option<&[u8]>,
         now: Timestamp,
     ) -> Judged<'a> {
-        match bucket.take_at_once(now) {
-            Some(said) => Judged { bucket, said },
-            None => self.judge_again(bucket, key(), now),
+        match found.bucket.take_at_once(found.word, now) {
+            Some(result) => Judged { bucket: found.bucket, result },
+            None => self.judge_again(found, key, now),
         }
     }
 
     /// Decides where a fresh lease does not tell: often the request is to be denied, or the bucket is hot.
     #[inline(never)]
-    fn judge_again<'a>(&'a self, bucket: &'a Bucket, key: &[u8], now: Timestamp) -> Judged<'a> {
-        match bucket.deny_at_once(now, || self.state.terms.scale.token) {
-            Some(looked) => self.judged(bucket, looked, key),
-            None if bucket.is_hot() => self.judge_hot(bucket, key, now),
-            None => self.judge_spender(bucket, key, 1, now),
+    fn judge_again<'a>(
+        &'a self,
+        found: Found<'a>,
+        key: Option<&[u8]>,
+        now: Timestamp,
+    ) -> Judged<'a> {
+        let Found { bucket, word } = found;
+        match bucket.deny_at_once(word, now, || self.state.terms.scale.token) {
+            Some(looked) => self.judged(bucket, looked),
+            None if bucket.is_hot() => self.judge_hot(found, key, now),
+            None => self.judge_spender(found, key, 1, now),
         }
     }
 
@@ -243,55 +262,63 @@ impl ActiveLimit {
     #[inline(never)]
     fn judge_spender<'a>(
         &'a self,
-        bucket: &'a Bucket,
-        key: &[u8],
+        found: Found<'a>,
+        key: Option<&[u8]>,
         cost: u32,
         now: Timestamp,
     ) -> Judged<'a> {
-        match bucket.spend_by_look(cost, self.shared.at(now), self.state.terms.scale.token) {
-            Some(looked) => self.judged(bucket, looked, key),
+        let Found { bucket, word } = found;
+        let unit = self.state.terms.scale.token;
+        match bucket.spend_by_look(word, cost, self.shared.at(now), unit) {
+            Some(looked) => self.judged(bucket, looked),
             None => self.judge_fully(bucket, key, cost, now),
         }
     }
 
     #[inline(always)]
-    fn judged<'a>(&'a self, bucket: &'a Bucket, looked: Looked, key: &[u8]) -> Judged<'a> {
-        let Looked { said, told } = looked;
-        if told { Judged { bucket, said } } else { self.tell_at_once(said, bucket, key) }
+    fn judged<'a>(&'a self, bucket: &'a Bucket, looked: Looked) -> Judged<'a> {
+        let Looked { result, told } = looked;
+        if told { Judged { bucket, result } } else { self.tell_at_once(result, bucket) }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell_at_once<'a>(&'a self, said: Said, bucket: &'a Bucket, key: &[u8]) -> Judged<'a> {
-        let taken = bucket.tell_at_once(said);
+    fn tell_at_once<'a>(&'a self, result: SpendResult, bucket: &'a Bucket) -> Judged<'a> {
+        let taken = bucket.tell_at_once(result);
         // What it cost is asked of denied ones alone, and those that cost more are not denied at once.
-        self.tell(&taken, 1, bucket, key);
-        Judged { bucket, said }
+        self.tell(&taken, 1, bucket);
+        Judged { bucket, result }
     }
 
     /// What this thread has taken out of a hot bucket tells as well as one look.
     #[inline(never)]
-    fn judge_hot<'a>(&'a self, bucket: &'a Bucket, key: &[u8], now: Timestamp) -> Judged<'a> {
-        match self.spend_from_purse(bucket, now) {
-            Some(said) => Judged { bucket, said },
-            None => self.judge_spender(bucket, key, 1, now),
+    fn judge_hot<'a>(&'a self, found: Found<'a>, key: Option<&[u8]>, now: Timestamp) -> Judged<'a> {
+        match self.spend_from_purse(found.bucket, now) {
+            Some(result) => Judged { bucket: found.bucket, result },
+            None => self.judge_spender(found, key, 1, now),
         }
     }
 
     #[inline(always)]
-    fn spend_from_purse(&self, bucket: &Bucket, now: Timestamp) -> Option<Said> {
+    fn spend_from_purse(&self, bucket: &Bucket, now: Timestamp) -> Option<SpendResult> {
         let spent = purse::spend(self.state.buckets.origin(bucket), now)?;
-        Some(Said::new(spent.left, true, true))
+        Some(SpendResult::allowed(spent.left))
     }
 
     /// What this thread can take out of a hot bucket now.
     #[inline(always)]
-    fn refill_purse(&self, bucket: &Bucket, cost: u32, now: Timestamp) -> Option<Said> {
+    fn refill_purse(
+        &self,
+        bucket: &Bucket,
+        cost: u32,
+        now: Timestamp,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<SpendResult> {
         let LimitState { buckets, terms, .. } = &*self.state;
         if cost > 1 || !bucket.is_hot() {
             return None;
         }
-        purse::refill(buckets.origin(bucket), bucket, now, terms.scale.token);
+        purse::refill(buckets.origin(bucket), bucket, now, terms.scale.token, is_mine);
         self.spend_from_purse(bucket, now)
     }
 
@@ -300,50 +327,59 @@ impl ActiveLimit {
     fn judge_fully<'a>(
         &'a self,
         bucket: &'a Bucket,
-        key: &[u8],
+        key: Option<&[u8]>,
         cost: u32,
         now: Timestamp,
     ) -> Judged<'a> {
-        if let Some(said) = self.refill_purse(bucket, cost, now) {
-            return Judged { bucket, said };
+        let is_mine = || self.is_mine(bucket, key);
+        if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
+            return Judged { bucket, result };
         }
-        let taken = bucket.take_further(cost, self.shared.at(now), self.state.terms.scale.token);
-        if !taken.allowed() && bucket.is_gone() {
-            // The key was forgotten a moment ago, and has another place now.
-            return self.judge_new(key, cost, now);
+        let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
+        match (bucket.take_further(cost, at, unit, is_mine), key) {
+            (Some(taken), _) => {
+                if taken.is_news(cost) {
+                    self.tell(&taken, cost, bucket);
+                }
+                Judged::of(bucket, &taken)
+            }
+            // The key was evicted a moment ago.
+            (None, Some(key)) => self.judge_new(key, cost, now),
+            // Without a key to compare the place is not given up.
+            (None, None) => {
+                Judged { bucket, result: SpendResult { sure: false, ..SpendResult::DENIED } }
+            }
         }
-        if taken.is_news(cost) {
-            self.tell(&taken, cost, bucket, key);
-        }
-        Judged::of(bucket, &taken)
+    }
+
+    /// Whether the bucket is still that of the key, if there is one to compare.
+    #[inline(always)]
+    fn is_mine(&self, bucket: &Bucket, key: Option<&[u8]>) -> bool {
+        key.is_none_or(|key| self.state.buckets.is_of(bucket, key))
     }
 
     #[cold]
     #[inline(never)]
     fn judge_new(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let bucket = self.make(self.state.buckets.print(key), now);
+        let (bucket, key) = self.make(key, now);
         self.judge_fully(bucket, key, cost, now)
     }
 
-    /// The key's bucket, which is made if it is new.
-    fn bucket(&self, print: Print, now: Timestamp) -> &Bucket {
-        self.state.buckets.find(print).unwrap_or_else(|| self.make(print, now))
-    }
-
+    /// Makes the key's bucket if it is new; returns it, and the key if it is to be compared.
     #[cold]
     #[inline(never)]
-    fn make(&self, print: Print, now: Timestamp) -> &Bucket {
+    fn make<'k>(&self, key: &'k [u8], now: Timestamp) -> (&Bucket, Option<&'k [u8]>) {
         let buckets = &self.state.buckets;
-        let settle = |bucket: &Bucket| self.state.settle(bucket, now);
-        buckets.at(buckets.make(print, now, || self.state.credit(), settle))
+        let place = buckets.make(buckets.hash(key), key, || self.state.start(now));
+        (buckets.at(place), (place != OVERFLOW).then_some(key))
     }
 
     /// Tells the engine what it has to know of a decision.
     #[inline(never)]
-    fn tell(&self, taken: &Taken, cost: u32, bucket: &Bucket, key: &[u8]) {
+    fn tell(&self, taken: &Taken, cost: u32, bucket: &Bucket) {
         let place = self.state.buckets.place(bucket);
         self.state.buckets.count(place, taken, cost);
-        if let Some(note) = Note::of(taken, self.state.index, place, key) {
+        if let Some(note) = Note::of(taken, self.state.index, place) {
             self.shared.dirty.push(note, taken.touch);
         }
     }
@@ -378,9 +414,12 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         self.validate_cost(cost)?;
-        let print = self.state.buckets.print(key);
-        let bucket = self.bucket(print, self.state.clock.now());
-        match self.decide_surely(bucket, key, cost) {
+        let buckets = &self.state.buckets;
+        let (bucket, mine) = match buckets.find(buckets.hash(key), key) {
+            Some(found) => (found.bucket, Some(key)),
+            None => self.make(key, self.state.clock.now()),
+        };
+        match self.decide_surely(bucket, mine, cost) {
             Some(decision) => Ok(decision),
             None => Ok(self.handle(key)?.decide_or_ask(cost).await),
         }
@@ -395,29 +434,26 @@ impl ActiveLimit {
         let key = key.as_ref();
         key::validate(key)?;
         let buckets = &self.state.buckets;
-        if let Some(bucket) = buckets.find(buckets.print(key)) {
+        if let Some(Found { bucket, .. }) = buckets.find(buckets.hash(key), key) {
             let found = self.look(bucket);
-            if !bucket.is_gone() {
+            if buckets.is_of(bucket, key) && !bucket.is_gone() {
                 return Ok(found);
             }
         }
-        let fresh = Bucket::new(self.state.credit());
-        self.state.settle(&fresh, self.state.clock.now());
-        Ok(self.look(&fresh))
+        Ok(self.look(&Bucket::new(self.state.start(self.state.clock.now()))))
     }
 
-    /// Decides if that can be done for sure, or the key was forgotten a moment ago and has nothing.
-    fn decide_surely(&self, bucket: &Bucket, key: &[u8], cost: u32) -> Option<Decision> {
+    /// Decides if that can be done for sure, and the key was not evicted a moment ago.
+    fn decide_surely(&self, bucket: &Bucket, key: Option<&[u8]>, cost: u32) -> Option<Decision> {
         let now = self.state.clock.now();
-        if let Some(said) = self.refill_purse(bucket, cost, now) {
-            return Some(self.decision(Judged { bucket, said }, cost, now));
+        let is_mine = || self.is_mine(bucket, key);
+        if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
+            return Some(self.decision(Judged { bucket, result }, cost, now));
         }
-        let taken = bucket.take_sure(cost, self.shared.at(now), self.state.terms.scale.token);
-        if !taken.allowed() && bucket.is_gone() {
-            return None;
-        }
+        let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
+        let taken = bucket.take_sure_of(cost, at, unit, is_mine)?;
         if taken.is_news(cost) {
-            self.tell(&taken, cost, bucket, key);
+            self.tell(&taken, cost, bucket);
         }
         let judged = Judged::of(bucket, &taken);
         (taken.verdict != Verdict::Unsure).then(|| self.decision(judged, cost, now))
@@ -436,9 +472,7 @@ impl ActiveLimit {
         key::validate(key)?;
         let now = self.state.clock.now();
         let buckets = &self.state.buckets;
-        let settle = |bucket: &Bucket| self.state.settle(bucket, now);
-        let credit = || self.state.credit();
-        let bucket = Held::new(buckets, buckets.print(key), now, credit, settle);
+        let bucket = Held::new(buckets, key, || self.state.start(now));
         let key = if bucket.is_overflow() { Arc::default() } else { key.into() };
         let origin = buckets.origin(&bucket);
         Ok(KeyHandle { origin, limit: self.clone(), key: Arc::new(InHand { bucket, key }) })
@@ -473,15 +507,15 @@ impl ActiveLimit {
     fn look(&self, bucket: &Bucket) -> Decision {
         let now = self.state.clock.now();
         let (left, credit, sure) = bucket.peek(now, self.state.terms.scale.token);
-        let said = Said::new(left, left + credit > 0, sure && left > 0);
-        self.decision(Judged { bucket, said }, 1, now)
+        let (allowed, sure) = (left + credit > 0, sure && left > 0);
+        let result = SpendResult { left, allowed, sure };
+        self.decision(Judged { bucket, result }, 1, now)
     }
 
     #[inline(always)]
     fn decision(&self, judged: Judged<'_>, cost: u32, now: Timestamp) -> Decision {
-        let Judged { bucket, said } = judged;
-        let outcome = if said.allowed() { Outcome::Allowed } else { Outcome::Denied };
-        let (left, sure) = (said.left(), said.sure());
+        let Judged { bucket, result: SpendResult { left, allowed, sure } } = judged;
+        let outcome = if allowed { Outcome::Allowed } else { Outcome::Denied };
         let (view, refill, scale) = (bucket.view(), bucket.refill(), self.state.terms.scale);
         Decision { outcome, sure, cost, left, view, now, refill, scale }
     }
@@ -491,23 +525,31 @@ impl ActiveLimit {
 #[derive(Clone, Copy, Debug)]
 struct Judged<'a> {
     bucket: &'a Bucket,
-    said: Said,
+    result: SpendResult,
 }
 
 impl<'a> Judged<'a> {
     fn of(bucket: &'a Bucket, taken: &Taken) -> Self {
-        Self { bucket, said: Said::new(taken.left, taken.allowed(), taken.sure) }
+        let (left, allowed, sure) = (taken.left, taken.allowed(), taken.sure);
+        Self { bucket, result: SpendResult { left, allowed, sure } }
     }
 }
 
 /// A key, resolved once. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct KeyHandle {
     /// Where the bucket is, and what purses know it by.
     origin: Origin,
     limit: ActiveLimit,
     /// Most decisions do not touch it; while it is there the place is not given up.
     key: Arc<InHand>,
+}
+
+/// Without the key, which may be secret.
+impl fmt::Debug for KeyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyHandle").field("limit", &self.limit.name()).finish_non_exhaustive()
+    }
 }
 
 impl KeyHandle {
@@ -548,12 +590,12 @@ impl KeyHandle {
     fn decide_now(&self, cost: u32) -> Decision {
         let now = self.limit.state.clock.now();
         if cost > 1 {
-            let judged = self.limit.judge_spender(self.bucket(), self.key(), cost, now);
+            let judged = self.limit.judge_spender(self.found(), None, cost, now);
             return self.limit.decision(judged, cost, now);
         }
         // What this thread has taken out of a hot bucket tells without a look at it.
         let Some(Spent { left, view, refill }) = purse::spend(self.origin, now) else {
-            let judged = self.limit.judge_at_once(self.bucket(), || self.key(), now);
+            let judged = self.limit.judge_at_once(self.found(), None, now);
             return self.limit.decision(judged, 1, now);
         };
         let (outcome, scale) = (Outcome::Allowed, self.limit.state.terms.scale);
@@ -561,12 +603,16 @@ impl KeyHandle {
     }
 
     #[inline(always)]
+    fn found(&self) -> Found<'_> {
+        self.limit.state.buckets.found_at(self.origin.place())
+    }
+
     fn bucket(&self) -> &Bucket {
         self.limit.state.buckets.at(self.origin.place())
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        let decided = self.limit.decide_surely(self.bucket(), self.key(), cost);
+        let decided = self.limit.decide_surely(self.bucket(), None, cost);
         if let Some(decision) = decided {
             return decision;
         }
@@ -582,8 +628,8 @@ impl KeyHandle {
         let bucket = self.bucket();
         let LimitState { clock, terms, .. } = &*self.limit.state;
         let (left, ..) = bucket.peek(clock.now(), terms.scale.token);
-        let said = Said::new(left, allowed, sure);
-        self.limit.decision(Judged { bucket, said }, cost, clock.now())
+        let result = SpendResult { left, allowed, sure };
+        self.limit.decision(Judged { bucket, result }, cost, clock.now())
     }
 
     /// What [`check`](Self::check) would say now, spending nothing.

@@ -9,8 +9,10 @@ use allocation_counter::measure;
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{ActiveLimit, Limit, Limiter, Quota};
 
-/// Of 38 bytes: the longest key that is told without the heap.
-const KEY: &str = "user:0123456789012345678901234567890123";
+/// A short key, and the longest one.
+fn keys() -> [String; 2] {
+    ["user:0123456789".to_owned(), "k".repeat(512)]
+}
 
 fn limiter(clock: &ManualClock, quota: Quota) -> (Limiter, ActiveLimit) {
     let limiter = Limiter::builder()
@@ -38,46 +40,48 @@ fn allocations(decide: impl FnOnce()) -> u64 {
 
 #[tokio::test]
 async fn a_known_key_costs_no_allocation_allowed_or_denied_by_key_or_by_handle() {
-    let key = &KEY[..38];
-    let clock = ManualClock::new();
-    let (limiter, api) = limiter(&clock, Quota::per_second(1000).burst(100));
-    assert!(allocations(|| drop(api.handle("another").unwrap())) > 0, "they are counted");
-    let handle = api.handle(key).unwrap();
-    for _ in 0..50 {
-        for _ in 0..20 {
-            let _ = api.check(key).unwrap();
-        }
-        pass(&limiter, &clock, Duration::from_millis(10)).await;
-    }
-    let (mut allowed, mut denied) = (0, 0);
-    let count = allocations(|| {
-        for _ in 0..500 {
-            for decision in [api.check(key).unwrap(), handle.check()] {
-                allowed += u64::from(decision.is_allowed());
-                denied += u64::from(decision.is_denied());
+    for key in keys().iter().map(String::as_str) {
+        let clock = ManualClock::new();
+        let (limiter, api) = limiter(&clock, Quota::per_second(1000).burst(100));
+        assert!(allocations(|| drop(api.handle("another").unwrap())) > 0, "they are counted");
+        let handle = api.handle(key).unwrap();
+        for _ in 0..50 {
+            for _ in 0..20 {
+                let _ = api.check(key).unwrap();
             }
+            pass(&limiter, &clock, Duration::from_millis(10)).await;
         }
-        let _ = api.check_n(key, 50).unwrap();
-    });
-    assert!(allowed > 0 && denied > 0, "{allowed} allowed, {denied} denied");
-    assert_eq!(count, 0, "allocations in {} decisions", allowed + denied);
+        let (mut allowed, mut denied) = (0, 0);
+        let count = allocations(|| {
+            for _ in 0..500 {
+                for decision in [api.check(key).unwrap(), handle.check()] {
+                    allowed += u64::from(decision.is_allowed());
+                    denied += u64::from(decision.is_denied());
+                }
+            }
+            let _ = api.check_n(key, 50).unwrap();
+        });
+        assert!(allowed > 0 && denied > 0, "{allowed} allowed, {denied} denied");
+        assert_eq!(count, 0, "allocations in {} decisions", allowed + denied);
+    }
 }
 
 #[tokio::test]
 async fn a_key_that_has_rested_costs_no_allocation_when_it_is_asked_for_again() {
-    let key = &KEY[..38];
-    let clock = ManualClock::new();
-    let (limiter, api) = limiter(&clock, Quota::per_second(1000).burst(100));
-    for _ in 0..3 {
-        // The engine has closed its books on it by now, and does not know it any more.
-        pass(&limiter, &clock, Duration::from_secs(3)).await;
-        let mut allowed = false;
-        let count = allocations(|| allowed = api.check(key).unwrap().is_allowed());
-        assert!(allowed);
-        if clock.now().as_micros() > 4_000_000 {
-            assert_eq!(count, 0, "allocations");
+    for key in keys().iter().map(String::as_str) {
+        let clock = ManualClock::new();
+        let (limiter, api) = limiter(&clock, Quota::per_second(1000).burst(100));
+        for _ in 0..3 {
+            // The engine has closed its books on it by now, and does not know it any more.
+            pass(&limiter, &clock, Duration::from_secs(3)).await;
+            let mut allowed = false;
+            let count = allocations(|| allowed = api.check(key).unwrap().is_allowed());
+            assert!(allowed);
+            if clock.now().as_micros() > 4_000_000 {
+                assert_eq!(count, 0, "allocations");
+            }
+            limiter.settle().await;
         }
-        limiter.settle().await;
     }
 }
 

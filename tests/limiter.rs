@@ -120,6 +120,36 @@ async fn a_handle_and_its_key_are_one_bucket() {
 }
 
 #[tokio::test]
+async fn keys_that_an_earlier_hash_confused_have_buckets_of_their_own() {
+    let (_clock, _limiter, api) = alone(Quota::per_day(1));
+    for (one, other) in [
+        ("user:000000000000042", "Aser:00000000000:000000000000042"),
+        ("1231", "2231231"),
+        ("223345", "3233345"),
+    ] {
+        assert!(api.check(one).unwrap().is_allowed());
+        assert!(api.check(other).unwrap().is_allowed(), "{other} is not {one}");
+        assert!([one, other].iter().all(|key| api.check(key).unwrap().is_denied()));
+    }
+}
+
+#[tokio::test]
+async fn debug_shows_names_and_counts_however_many_keys_there_are() {
+    const KEYS: usize = 1_000_000;
+    let limit = Limit::new("api", Quota::per_second(100));
+    let limiter = Limiter::builder().limit(limit).keys_max(KEYS).build().unwrap();
+    let api = limiter.limit("api").unwrap();
+    for key in 0..KEYS as u32 {
+        let _ = api.check(&key.to_le_bytes()).unwrap();
+    }
+    let handle = api.handle("a secret key").unwrap();
+    let limiter = format!("{limiter:?}");
+    assert_eq!(limiter, r#"Limiter { limits: ["api"], keys: 1000000, keys_max: 1000000 }"#);
+    assert_eq!(format!("{api:?}"), r#"ActiveLimit { name: "api", .. }"#);
+    assert_eq!(format!("{handle:?}"), r#"KeyHandle { limit: "api", .. }"#);
+}
+
+#[tokio::test]
 async fn keys_are_anything_like_text_or_bytes_and_stand_apart() {
     let (_clock, _limiter, api) = alone(Quota::per_hour(1));
     assert!(api.check("user").unwrap().is_allowed());

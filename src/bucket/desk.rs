@@ -11,14 +11,10 @@ use crate::time::Timestamp;
 const QUEUED: u64 = 1;
 /// The engine was told that the bucket runs low.
 const URGENT: u64 = 2;
-/// So often pending tokens that no longer fitted the word are on their way to the engine: 4 bits.
-const SPILLED_ONE: u64 = 4;
-const SPILLED: u64 = 15 * SPILLED_ONE;
-const FLAGS: u64 = TOLD | SPILLED;
 /// The engine has been told all that it can be told by flags.
 pub(super) const TOLD: u64 = QUEUED | URGENT;
 
-const SLOT_AT: u32 = 6;
+const SLOT_AT: u32 = 2;
 const VIEW_AT: u32 = 32;
 
 /// The most books that an engine can keep.
@@ -26,8 +22,8 @@ pub(crate) const SLOT_MAX: u32 = (1 << (VIEW_AT - SLOT_AT)) - 2;
 const NO_SLOT: u32 = SLOT_MAX + 1;
 
 /// ```text
-///  63                  32 31        6 5       2   1        0
-/// | view, milliseconds   |   slot    | spilled | urgent | queued |
+///  63                  32 31        2   1        0
+/// | view, milliseconds   |   slot    | urgent | queued |
 /// ```
 ///
 /// *view* is when the store's last word came, in milliseconds that wrap, 0 for never, written by the
@@ -44,7 +40,7 @@ impl Desk {
     }
 
     fn with_slot(self, slot: u32) -> Self {
-        let slots = u64::from(u32::MAX) & !FLAGS;
+        let slots = u64::from(u32::MAX) & !TOLD;
         Self(self.0 & !slots | u64::from(slot) << SLOT_AT)
     }
 
@@ -100,33 +96,9 @@ impl Bucket {
         }
     }
 
-    /// Whoever told of the bucket meant another key: the next decision tells anew.
-    pub(crate) fn calm(&self) {
-        self.desk().fetch_and(!TOLD, Ordering::AcqRel);
-    }
-
     /// Whether the bucket has run low since it was last collected.
     pub(crate) fn is_urgent(&self) -> bool {
         self.load_desk().0 & URGENT != 0
-    }
-
-    // ---- what no longer fits the word --------------------------------------------------------
-
-    /// Announces that pending tokens will be on their way to the engine by themselves; fails when too
-    /// many are already.
-    pub(super) fn try_announce_spill(&self) -> bool {
-        let more = |desk: u64| (desk & SPILLED < SPILLED).then(|| desk + SPILLED_ONE);
-        self.desk().fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
-    }
-
-    /// Whether pending tokens may be on their way to the engine by themselves.
-    pub(crate) fn has_spilled(&self) -> bool {
-        self.load_desk().0 & SPILLED != 0
-    }
-
-    /// One lot of what was spilled has arrived.
-    pub(crate) fn spill_booked(&self) {
-        self.desk().fetch_sub(SPILLED_ONE, Ordering::AcqRel);
     }
 
     // ---- books -------------------------------------------------------------------------------
@@ -139,7 +111,7 @@ impl Bucket {
 
     /// Whether the engine keeps no books, and is not told of anything.
     pub(super) fn is_shut(&self) -> bool {
-        self.load_desk().with_view_ms(0) == Desk::SHUT
+        self.load_desk().with_view_ms(0) == Desk::SHUT && !self.has_spilled()
     }
 
     /// The engine opens its books on this key.
@@ -153,9 +125,12 @@ impl Bucket {
     /// The engine closes its books on this key, which is full at `full_at` if left alone and may not
     /// be forgotten before. Fails when a decision has just been taken that the engine is told of.
     pub(crate) fn try_close_books(&self, full_at: Timestamp) -> bool {
+        if self.has_spilled() {
+            return false;
+        }
         let minted = CLOSED | full_at.as_micros().min(CLOSED - 1);
         self.minted_us().store(minted, Ordering::Release);
-        let open = Desk(self.load_desk().0 & !FLAGS);
+        let open = Desk(self.load_desk().0 & !TOLD);
         let shut = open.with_slot(NO_SLOT);
         let order = (Ordering::AcqRel, Ordering::Relaxed);
         let swapped = self.desk().compare_exchange(open.0, shut.0, order.0, order.1);

@@ -9,19 +9,10 @@ use super::outcome::{Taken, Touch};
 
 /// The most notes that wait without allocating.
 pub(crate) const DIRTY_MAX: usize = 65_536;
-/// Longer keys are told on the heap.
-const SHORT_BYTES_MAX: usize = 38;
 
-/// A key on its way to the engine, if the engine does not know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Name {
-    Known,
-    Short { bytes: [u8; SHORT_BYTES_MAX], length: u8 },
-    Long(Box<[u8]>),
-}
-
-/// What a decision has to tell.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a decision has to tell. The engine reads the key from the bucket: if the place has been given
+/// to another key meanwhile, that key gets a look that it need not have had, and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Note {
     /// The limit's number.
     pub(crate) limit: u32,
@@ -31,40 +22,16 @@ pub(crate) struct Note {
     pub(crate) spilled: u32,
     /// What a denied request cost, if that was more than one token.
     pub(crate) refused: u32,
-    name: Name,
+    /// The engine keeps no books on the bucket, as far as the decision knew.
+    pub(crate) unknown: bool,
 }
 
 impl Note {
-    /// What is to be told of a decision about `key`, if anything is.
-    pub(crate) fn of(taken: &Taken, limit: u32, place: u32, key: &[u8]) -> Option<Self> {
+    /// What is to be told of a decision, if anything is.
+    pub(crate) fn of(taken: &Taken, limit: u32, place: u32) -> Option<Self> {
         let Taken { touch, unknown, spilled, refused, .. } = *taken;
         let news = touch != Touch::None || spilled > 0 || refused > 0;
-        news.then(|| {
-            let name = if unknown { Name::of(key) } else { Name::Known };
-            Self { limit, place, spilled, refused, name }
-        })
-    }
-
-    /// The key, if the engine may not know it.
-    pub(crate) fn key(&self) -> Option<Arc<[u8]>> {
-        match &self.name {
-            Name::Known => None,
-            Name::Short { bytes, length } => Some(bytes[..usize::from(*length)].into()),
-            Name::Long(key) => Some(key[..].into()),
-        }
-    }
-}
-
-impl Name {
-    fn of(key: &[u8]) -> Self {
-        let mut bytes = [0; SHORT_BYTES_MAX];
-        match bytes.get_mut(..key.len()) {
-            Some(place) => {
-                place.copy_from_slice(key);
-                Self::Short { bytes, length: key.len() as u8 }
-            }
-            None => Self::Long(key.into()),
-        }
+        news.then_some(Self { limit, place, spilled, refused, unknown })
     }
 }
 
@@ -97,7 +64,8 @@ impl DirtyQueue {
                 self.overflow.push(note);
             }
         }
-        if touch == Touch::Urgent {
+        // Tokens that only a note knows of are not left lying about.
+        if touch == Touch::Urgent || note.spilled > 0 {
             self.bell.ring();
         }
     }
@@ -123,27 +91,16 @@ mod tests {
     use super::*;
     use crate::bucket::Verdict;
 
-    fn taken(unknown: bool) -> Taken {
-        let verdict = Verdict::Allowed;
-        let touch = Touch::Dirty;
-        let (sure, left, spilled, refused, uncounted) = (true, 0, 0, 0, false);
+    fn taken() -> Taken {
+        let (verdict, touch) = (Verdict::Allowed, Touch::Dirty);
+        let (sure, left, unknown, spilled, refused, uncounted) = (true, 0, false, 0, 0, false);
         Taken { verdict, sure, left, touch, unknown, spilled, refused, uncounted }
-    }
-
-    #[test]
-    fn a_key_is_told_whatever_its_length_unless_it_is_known() {
-        for length in [1, SHORT_BYTES_MAX - 1, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 512] {
-            let key = vec![b'x'; length];
-            let note = Note::of(&taken(true), 0, 0, &key).unwrap();
-            assert_eq!(note.key().as_deref(), Some(&key[..]), "{length}");
-        }
-        assert_eq!(Note::of(&taken(false), 0, 0, b"key").unwrap().key(), None);
     }
 
     #[test]
     fn only_large_denials_are_dropped_when_more_waits_than_there_is_room_for() {
         let queue = DirtyQueue::new(0);
-        let note = |place| Note::of(&taken(false), 0, place, b"").unwrap();
+        let note = |place| Note::of(&taken(), 0, place).unwrap();
         let large = Note { refused: 5, ..note(0) };
         (0..100).for_each(|place| queue.push(note(place), Touch::Dirty));
         queue.push(large, Touch::None);

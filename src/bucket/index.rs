@@ -1,10 +1,10 @@
-//! Leads from a key's [`Print`] to its bucket's place, read without any lock.
+//! Leads from a key's hash to its bucket's place, read without any lock.
 //!
 //! # Shape
 //!
-//! One word of 32 bits an entry: 26 bits of place, and 6 bits of the print, so that the buckets of
-//! other keys are seldom looked at. Where a print is looked for first are other bits of it; from there
-//! it is looked for entry by entry. The index grows by levels, each four times larger, the last one
+//! One word of 32 bits an entry: 26 bits of place, and 6 bits of the key's hash, so that the buckets
+//! of other keys are seldom looked at. Where a key is looked for first are other bits of its hash; from
+//! there it is looked for entry by entry. The index grows by levels, each four times larger, the last one
 //! large enough for all keys; entries are copied to the next level a few at a time, and readers go over
 //! to it when all are there. Level *b* is the entries from 2^b - 1 on, before those of level *b* + 1: all
 //! levels are one piece of memory, which the system makes up as it is written to. An outgrown level is left
@@ -24,7 +24,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::print::Print;
+use super::key_hash::KeyHash;
 
 /// Bits of a place in a table.
 const PLACE_BITS: u32 = 26;
@@ -67,20 +67,20 @@ impl Index {
         Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
 
-    /// The place that the entry names at which the print is looked for first, if it may be that print's.
+    /// The place named by the entry at which the key is looked for first, if it may be that key's.
     #[inline(always)]
-    pub(super) fn find_at_home(&self, print: Print) -> Option<u32> {
-        let at = home(print.home(), self.mask.load(Ordering::Acquire));
-        match_entry(self.entries.get(at)?.load(Ordering::Acquire), print)
+    pub(super) fn find_at_home(&self, hash: KeyHash) -> Option<u32> {
+        let at = home(hash.home(), self.mask.load(Ordering::Acquire));
+        match_entry(self.entries.get(at)?.load(Ordering::Acquire), hash)
     }
 
-    /// What `check` makes of the place that the print leads to; it declines the places of others.
-    pub(super) fn find<T>(&self, print: Print, check: impl Fn(u32) -> Option<T>) -> Option<T> {
-        let mut at = home(print.home(), self.mask.load(Ordering::Acquire));
+    /// What `check` makes of the place that the hash leads to; it declines the places of other keys.
+    pub(super) fn find<T>(&self, hash: KeyHash, check: impl Fn(u32) -> Option<T>) -> Option<T> {
+        let mut at = home(hash.home(), self.mask.load(Ordering::Acquire));
         // There are always free entries, so this ends.
         loop {
             let entry = self.entries.get(at)?.load(Ordering::Acquire);
-            if let Some(place) = match_entry(entry, print)
+            if let Some(place) = match_entry(entry, hash)
                 && let Some(found) = check(place)
             {
                 return Some(found);
@@ -95,17 +95,17 @@ impl Index {
     /// Enters a place; `homes` are those of all places entered, of which there are `entered`.
     pub(super) fn enter(
         &self,
-        print: Print,
+        hash: KeyHash,
         place: u32,
         entered: usize,
         homes: &[u32],
         moved: &mut Moved,
     ) {
         self.grow(entered, homes, moved);
-        let (bits, entry) = (self.bits(), entry(print, place));
-        self.put(bits, print.home(), entry);
+        let (bits, entry) = (self.bits(), entry(hash, place));
+        self.put(bits, hash.home(), entry);
         if moved.0 > 0 {
-            self.put(self.next(bits), print.home(), entry);
+            self.put(self.next(bits), hash.home(), entry);
         }
     }
 
@@ -214,21 +214,21 @@ fn mask(bits: u32) -> u32 {
     (1 << bits) - 1
 }
 
-/// Where a print is looked for first.
+/// Where a hash is looked for first.
 #[inline(always)]
 fn home(bits: u32, mask: u32) -> usize {
     (bits & mask) as usize + mask as usize
 }
 
 #[inline(always)]
-fn entry(print: Print, place: u32) -> u32 {
-    print.tag() | place
+fn entry(hash: KeyHash, place: u32) -> u32 {
+    hash.tag() | place
 }
 
-/// The place, if the entry may be that of the key with this print; 0 may be an empty entry.
+/// The place, if the entry may be that of a key with this hash; 0 may be an empty entry.
 #[inline(always)]
-fn match_entry(entry: u32, print: Print) -> Option<u32> {
-    let place = entry ^ print.tag();
+fn match_entry(entry: u32, hash: KeyHash) -> Option<u32> {
+    let place = entry ^ hash.tag();
     (place <= PLACE_MAX).then_some(place)
 }
 
@@ -237,7 +237,7 @@ fn place_of(entry: u32) -> u32 {
     entry & PLACE_MAX
 }
 
-/// Where the print of an entry is looked for first, as bits; an empty entry has none.
+/// Where the hash of an entry is looked for first, as bits; an empty entry has none.
 fn home_bits(entry: u32, homes: &[u32]) -> Option<u32> {
     homes.get(place_of(entry) as usize).copied().filter(|_| entry > 0)
 }
@@ -246,16 +246,16 @@ fn home_bits(entry: u32, homes: &[u32]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    use crate::bucket::print::Prints;
-    use crate::bucket::print::tests::SECRET;
+    use crate::bucket::key_hash::KeyHasher;
+    use crate::bucket::key_hash::tests::SEEDS;
 
-    fn print(key: u32) -> Print {
-        Prints::new(SECRET).of(&key.to_le_bytes())
+    fn hash(key: u32) -> KeyHash {
+        KeyHasher::new(SEEDS).hash(&key.to_le_bytes())
     }
 
     fn find(index: &Index, key: u32) -> bool {
         // A key's place is its number.
-        index.find(print(key), |place| (place == key).then_some(())).is_some()
+        index.find(hash(key), |place| (place == key).then_some(())).is_some()
     }
 
     #[test]
@@ -265,14 +265,14 @@ mod tests {
         let written = |bits: u32| {
             index.entries[level(bits)].iter().filter(|one| one.load(Ordering::Relaxed) > 0).count()
         };
-        let homes: Vec<u32> = (0..=KEYS).map(|key| print(key).home()).collect();
+        let homes: Vec<u32> = (0..=KEYS).map(|key| hash(key).home()).collect();
         let (mut entered, mut moved, mut growths) = (Vec::new(), Moved::default(), 0);
         let mut rng = fastrand::Rng::with_seed(3);
         for key in 1..=KEYS {
             let bits = index.bits();
             let next = index.next(bits);
             let before = if moved.0 > 0 { written(next) } else { 0 };
-            index.enter(print(key), key, entered.len(), &homes, &mut moved);
+            index.enter(hash(key), key, entered.len(), &homes, &mut moved);
             entered.push(key);
             if bits != index.bits() {
                 growths += 1;

@@ -1,6 +1,5 @@
 //! What goes into a bucket and what comes out of it.
 
-use super::word::Word;
 use crate::time::Timestamp;
 
 /// A lease as the bucket applies it: until `ends`, `rate` units per microsecond flow in, up to
@@ -48,47 +47,27 @@ pub(crate) enum Verdict {
 /// What one look decided, for sure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looked {
-    pub said: Said,
+    pub result: SpendResult,
     /// The engine knows all that it has to, or else is to be [told](Bucket::tell_at_once).
     pub told: bool,
 }
 
-/// Whether a request may go on, whether that is sure, and how many tokens are left. A request that is surely
-/// allowed leaves a word that is not a policy's, and that word says it as it is; for all others a word is
-/// made up, in which *policy* stands for unsure.
+/// Whether a request may go on, whether that is sure, and how many tokens are left in the bucket.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Said(Word);
+pub(crate) struct SpendResult {
+    pub left: u32,
+    pub allowed: bool,
+    pub sure: bool,
+}
 
-impl Said {
+impl SpendResult {
     /// Surely denied, with nothing left.
-    pub(crate) const DENIED: Self = Self(Word(0).with_denied(true));
+    pub(crate) const DENIED: Self = Self { left: 0, allowed: false, sure: true };
 
+    /// Surely allowed, leaving so many tokens.
     #[inline(always)]
-    pub(crate) fn new(left: u32, allowed: bool, sure: bool) -> Self {
-        Self(Word(0).with_tokens(left).with_policy(!sure).with_denied(!allowed))
-    }
-
-    /// Surely allowed, leaving a word that is not a policy's.
-    #[inline(always)]
-    pub(super) fn of(left: Word) -> Self {
-        debug_assert!(!left.is_denied() && !left.policy());
-        Self(left)
-    }
-
-    #[inline(always)]
-    pub(crate) fn allowed(self) -> bool {
-        !self.0.is_denied()
-    }
-
-    #[inline(always)]
-    pub(crate) fn sure(self) -> bool {
-        !self.0.policy()
-    }
-
-    /// Tokens left in the bucket.
-    #[inline(always)]
-    pub(crate) fn left(self) -> u32 {
-        self.0.tokens()
+    pub(crate) fn allowed(left: u32) -> Self {
+        Self { left, allowed: true, sure: true }
     }
 }
 
@@ -119,9 +98,9 @@ impl Taken {
     }
 
     /// The same of what was decided at once.
-    pub(super) fn of(said: Said, news: (Touch, bool)) -> Self {
-        let verdict = if said.allowed() { Verdict::Allowed } else { Verdict::Denied };
-        Self::new(verdict, said.sure(), said.left(), news)
+    pub(super) fn of(result: SpendResult, news: (Touch, bool)) -> Self {
+        let verdict = if result.allowed { Verdict::Allowed } else { Verdict::Denied };
+        Self::new(verdict, result.sure, result.left, news)
     }
 
     /// Whether the request may go on.

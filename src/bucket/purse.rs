@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 
 use super::fields::{Ends, Flow};
 use super::line::Bucket;
-use super::word::{FIELD_MAX, Word};
+use super::word::{PENDING_MAX, Word};
 use crate::decision::{Refill, View};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
@@ -48,23 +48,27 @@ const PURSES: usize = 16;
 /// So often a thread tries to change the word to fill its purse.
 const TRIES: u32 = 4;
 
-/// The bucket that tokens are from: its place, and the table's number above that. No two tables that live at
-/// the same time have numbers that are 2^32 apart.
+/// The bucket that tokens are from: its place, with the table's number above that, and which of the keys that
+/// have had the place. No two tables that live at the same time have numbers that are 2^32 apart, and no place
+/// is given 2^32 times while a purse is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Origin(u64);
+pub(crate) struct Origin {
+    table_and_place: u64,
+    tenant: u32,
+}
 
 impl Origin {
     /// Of no bucket: no table has the number 0.
-    const NONE: Self = Self(0);
+    const NONE: Self = Self { table_and_place: 0, tenant: 0 };
 
     #[inline(always)]
-    pub(crate) fn new(table: u64, place: u32) -> Self {
-        Self(table << u32::BITS | u64::from(place))
+    pub(crate) fn new(table: u64, place: u32, tenant: u32) -> Self {
+        Self { table_and_place: table << u32::BITS | u64::from(place), tenant }
     }
 
     #[inline(always)]
     pub(crate) fn place(self) -> u32 {
-        self.0 as u32
+        self.table_and_place as u32
     }
 }
 
@@ -136,8 +140,14 @@ pub(crate) fn spend(origin: Origin, now: Timestamp) -> Option<Spent> {
 }
 
 /// Fills the calling thread's purse for a hot bucket: see [`Purses::refill`].
-pub(crate) fn refill(origin: Origin, bucket: &Bucket, now: Timestamp, unit: i64) {
-    MINE.with(|mine| mine.refill(origin, bucket, now, unit));
+pub(crate) fn refill(
+    origin: Origin,
+    bucket: &Bucket,
+    now: Timestamp,
+    unit: i64,
+    is_mine: impl Fn() -> bool,
+) {
+    MINE.with(|mine| mine.refill(origin, bucket, now, unit, is_mine));
 }
 
 impl Purses {
@@ -159,13 +169,21 @@ impl Purses {
     }
 
     /// Fills the purse for a bucket that is hot, unless it has some left, or another key has; returns how
-    /// many tokens were taken out of the bucket, less what was returned to it.
-    pub(crate) fn refill(&self, origin: Origin, bucket: &Bucket, now: Timestamp, unit: i64) -> i64 {
+    /// many tokens were taken out of the bucket, less what was returned to it: none, where the place has
+    /// been taken from the key that `is_mine` compares.
+    pub(crate) fn refill(
+        &self,
+        origin: Origin,
+        bucket: &Bucket,
+        now: Timestamp,
+        unit: i64,
+        is_mine: impl Fn() -> bool,
+    ) -> i64 {
         let purse = self.of(origin);
         if purse.left.get() > 0 && now < purse.until.get() {
             return 0;
         }
-        purse.refill(origin, bucket, self.tokens_min, now, unit)
+        purse.refill(origin, bucket, self.tokens_min, now, unit, is_mine)
     }
 
     #[inline(always)]
@@ -189,6 +207,7 @@ impl Purse {
         tokens_min: u32,
         now: Timestamp,
         unit: i64,
+        is_mine: impl Fn() -> bool,
     ) -> i64 {
         let mine = self.origin.get() == origin;
         let (until, left) = (self.until.get(), self.left.get());
@@ -199,10 +218,8 @@ impl Purse {
             _ => SIZE_MIN,
         };
         let exchange = Exchange { returned, epoch: self.filled.get().epoch, want };
-        let Some(Exchanged { returned, taken, rest, epoch }) = bucket.exchange(exchange, now, unit)
-        else {
-            return 0;
-        };
+        let exchanged = bucket.exchange(exchange, now, unit, is_mine);
+        let Some(Exchanged { returned, taken, rest, epoch }) = exchanged else { return 0 };
         let (view, refill) = (bucket.view(), bucket.refill());
         self.origin.set(origin);
         self.until.set(now.plus_micros(SPAN_US));
@@ -251,13 +268,19 @@ impl Bucket {
 
     /// Takes tokens back and gives others, if the bucket is hot; `None` if it is not, or there are none, and
     /// nothing is changed. Whatever else has to be minded, a decision by the word minds.
-    fn exchange(&self, exchange: Exchange, now: Timestamp, unit: i64) -> Option<Exchanged> {
-        let mut word = Word(self.word().load(Ordering::Acquire));
+    fn exchange(
+        &self,
+        exchange: Exchange,
+        now: Timestamp,
+        unit: i64,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<Exchanged> {
         for _ in 0..TRIES {
-            let ends = Ends(self.ends().load(Ordering::Relaxed));
+            let word = self.load_mine(&is_mine)?;
+            let ends = Ends(self.ends().load(Ordering::Acquire));
             let over = now.as_micros() + SPAN_US >= ends.micros();
             // Only a collection that finds the word hot tells the engine of purses.
-            if !word.hot() || word.policy() || word.gone() || over {
+            if !word.hot() || word.policy() || over {
                 return None;
             }
             let same = word.epoch() == exchange.epoch;
@@ -267,19 +290,16 @@ impl Bucket {
             let before = word.unspend_tokens(returned);
             let spare = before.tokens().saturating_sub(ends.low());
             let most = exchange.want.min(before.tokens() / PART).min(spare);
-            let fits = before.pending() > 0 && before.pending() + most <= FIELD_MAX;
+            let fits = before.pending() > 0 && before.pending() + most <= PENDING_MAX;
             let full = self.may_be_full(before, now.as_micros() + GIVEN_UP_US, unit);
             let taken = if most > 1 && fits && !full { most } else { 0 };
             if taken == 0 && returned == 0 {
                 return None;
             }
             let after = before.spend_tokens(taken);
-            match self.swap(word, after) {
-                Ok(()) => {
-                    let (rest, epoch) = (after.tokens(), after.epoch());
-                    return Some(Exchanged { returned, taken, rest, epoch });
-                }
-                Err(seen) => word = seen,
+            if self.swap(word, after).is_ok() {
+                let (rest, epoch) = (after.tokens(), after.epoch());
+                return Some(Exchanged { returned, taken, rest, epoch });
             }
         }
         None
@@ -289,6 +309,7 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bucket::outcome::Terms;
     use crate::time::Reading;
 
     const UNIT: i64 = 1000;
@@ -302,8 +323,8 @@ mod tests {
     }
 
     fn from_purse(purses: &Purses, place: u32, bucket: &Bucket, now: Timestamp) -> bool {
-        let origin = Origin::new(1, place);
-        let _ = purses.refill(origin, bucket, now, UNIT);
+        let origin = Origin::new(1, place, 1);
+        let _ = purses.refill(origin, bucket, now, UNIT, || true);
         purses.spend(origin, now).is_some()
     }
 
@@ -343,9 +364,12 @@ mod tests {
         let place = 1 + PURSES as u32;
         assert!(other.take(1, at(1), UNIT).allowed());
         assert!(!from_purse(&purses, place, &other, at(2)));
-        let left = |table| purses.spend(Origin::new(table, 1), at(2)).map(|spent| spent.left);
-        assert_eq!(left(2), None, "another table");
-        assert_eq!(left(1), Some(9_999 - SIZE_MIN + SIZE_MIN - 2));
+        let left = |table, tenant| {
+            purses.spend(Origin::new(table, 1, tenant), at(2)).map(|spent| spent.left)
+        };
+        assert_eq!(left(2, 1), None, "another table");
+        assert_eq!(left(1, 2), None, "another key had the place before");
+        assert_eq!(left(1, 1), Some(9_999 - SIZE_MIN + SIZE_MIN - 2));
         assert!(from_purse(&purses, place, &other, at(1 + SPAN_US)), "that one is void");
     }
 
@@ -354,13 +378,15 @@ mod tests {
         let bucket = Bucket::local(0, 10_000, at(0));
         let purses = Purses::new(0);
         (0..2).for_each(|_| assert!(spend(&purses, &bucket, at(1))));
-        bucket.fill(0, 5_000, at(2));
+        let (ends, low, ahead) = (Timestamp::NEVER, 0, 0);
+        let terms = Terms { rate: 0, depth: 5_000, ends, low, ahead, policy: false };
+        bucket.amend(at(2), terms, 5_000, 0, UNIT);
         assert!(bucket.take(1000, at(2), UNIT).allowed(), "there is room");
         let before = bucket.held_and_pending();
         let late = at(1 + SPAN_US);
         bucket.heat();
         assert_eq!(
-            purses.refill(Origin::new(1, 1), &bucket, late, UNIT),
+            purses.refill(Origin::new(1, 1, 1), &bucket, late, UNIT, || true),
             i64::from(SIZE_MIN),
             "new ones"
         );
@@ -371,11 +397,15 @@ mod tests {
     #[test]
     fn a_purse_is_filled_while_the_bucket_is_hot_and_outlasts_that() {
         let bucket = Bucket::local(0, 10_000, at(0));
-        let (purses, origin) = (Purses::new(0), Origin::new(1, 1));
+        let (purses, origin) = (Purses::new(0), Origin::new(1, 1, 1));
         assert!(bucket.take(1, at(1), UNIT).allowed());
-        assert_eq!(purses.refill(origin, &bucket, at(1), UNIT), 0, "the engine would not be told");
+        assert_eq!(
+            purses.refill(origin, &bucket, at(1), UNIT, || true),
+            0,
+            "the engine would not be told"
+        );
         bucket.heat();
-        assert_eq!(purses.refill(origin, &bucket, at(1), UNIT), i64::from(SIZE_MIN));
+        assert_eq!(purses.refill(origin, &bucket, at(1), UNIT, || true), i64::from(SIZE_MIN));
         let collected = bucket.collect(false, |left| left);
         assert!(collected.hot && !bucket.is_hot());
         let spent = purses.spend(origin, at(SPAN_US)).unwrap();

@@ -16,22 +16,32 @@
 //! the lease in between, the word's epoch differs and the tokens are dropped, never added to a
 //! lease that did not earn them.
 //!
-//! A bucket's place is given to another key when its own has been forgotten: the word is moved to an
-//! epoch in which it is *gone* first, with nothing left in it, and from then on every decision under
-//! way fails to change it and finds no tokens. Whoever made it finds its key's new place.
+//! A bucket's place is given to another key when its own has been evicted. Decisions that were under
+//! way then change nothing, and look the key up again: the argument is in [`line`](super::line).
 //!
 //! # Orderings
 //!
-//! The engine closes `minted_us`, then writes flow and end, then moves the word to the next epoch,
-//! then opens `minted_us`, each store with `Release`. A thread that reads a new rate with `Acquire`
-//! therefore also sees `minted_us` closed or opened anew, and its claim under the old value fails;
-//! a thread that reads the new word sees the new end. Counters for demand and metrics publish
-//! nothing and are `Relaxed`.
+//! To change a lease, the engine
 //!
-//! Whether a lease is fresh is told by the word of its end: refill is said to be able to fill the bucket
-//! before the word of the bucket moves to the next epoch, and only after that, and after `minted_us` is
-//! open, that it cannot. A decision reads the bucket's word first: who reads the new one sees nothing of the
-//! old lease's end, and who reads the old one and the new lease's end fails to change it.
+//! 1. closes `minted_us`,
+//! 2. takes the tokens out of the word, in a new epoch, if the old lease has ended,
+//! 3. writes flow and end, saying that refill may fill the bucket,
+//! 4. writes the new level into the word, in a new epoch,
+//! 5. opens `minted_us`, and
+//! 6. says that refill cannot fill the bucket, if that is so,
+//!
+//! each store with `Release`. A decision loads the word, then the rest, with `Acquire`, and then swaps the
+//! word with `Release`. It may load anything in between, and still:
+//!
+//! - A claim of refill that was computed under a new rate or end comes after step 1, and fails under the old
+//!   `minted_us`.
+//! - A swap from a word that was loaded before step 2 fails once the decision has read the new end: so no
+//!   token of an ended lease is spent under the end of the next one. Where the old lease had not ended, its
+//!   tokens go over to the new one, and can be spent under either end.
+//! - A decision that reads the end of step 6 beside a word from before step 4 fails to swap it; beside a later
+//!   word the end is that word's.
+//!
+//! Counters for demand and metrics publish nothing and are `Relaxed`.
 //!
 //! A decision writes the word and then reads the flags, a collection writes the flags and then reads
 //! the word. All four are `SeqCst`: else both could read what was before, and what was spent would be
@@ -42,7 +52,9 @@ use std::sync::atomic::Ordering;
 use super::desk::TOLD;
 use super::fields::{Ends, Flow, Moment};
 use super::line::{Bucket, CLOSED, Counts};
-use super::outcome::{Amended, Collected, Looked, Said, Taken, Terms, Touch, Verdict};
+#[cfg(test)]
+use super::line::{LocalRefill, Start};
+use super::outcome::{Amended, Collected, Looked, SpendResult, Taken, Terms, Touch, Verdict};
 use super::purse::TOKENS_MIN;
 use super::word::{FIELD_MAX, Word};
 use crate::decision::{Refill, RoughTokens, View};
@@ -54,31 +66,29 @@ const DENIED_MAX: u32 = 1 << 31;
 impl Bucket {
     /// A full bucket that this node alone refills, for ever.
     #[cfg(test)]
-    pub(crate) fn local(rate: i64, depth: u32, now: Timestamp) -> Self {
-        let bucket = Self::new(0);
-        bucket.fill(rate, depth, now);
-        bucket
-    }
-
-    /// Makes it a full bucket that this node alone refills, for ever.
-    pub(crate) fn fill(&self, rate: i64, depth: u32, now: Timestamp) {
-        let ends = Timestamp::NEVER;
-        let terms = Terms { rate, depth, ends, low: 0, ahead: 0, policy: false };
-        self.amend(now, terms, i64::from(depth), 0, 1);
+    pub(crate) fn local(rate: i64, depth: u32, from: Timestamp) -> Self {
+        Self::new(Start { credit: 0, local: Some(LocalRefill { rate, depth, from }) })
     }
 
     // ---- the place ---------------------------------------------------------------------------
 
-    /// Whether the bucket is that of the key with this print.
-    #[inline(always)]
-    pub(super) fn is_of(&self, print: u64) -> bool {
-        self.print().load(Ordering::Relaxed) == print
-    }
-
     /// Whether the key was forgotten: nothing can be spent here any more.
     #[cold]
     pub(crate) fn is_gone(&self) -> bool {
-        Word(self.word().load(Ordering::Acquire)).gone()
+        self.load().gone()
+    }
+
+    /// Whether neither lease nor key has changed since the word was loaded.
+    #[inline(always)]
+    fn is_unchanged_since(&self, word: Word) -> bool {
+        self.load().epoch() == word.epoch()
+    }
+
+    /// The word, unless the place has been taken from the key that `is_mine` compares.
+    #[inline(always)]
+    pub(super) fn load_mine(&self, is_mine: &impl Fn() -> bool) -> Option<Word> {
+        let word = self.load();
+        (!word.gone() && is_mine()).then_some(word)
     }
 
     /// Forgets the key if that gives nothing back to it: it is full, has its whole credit, nothing
@@ -86,7 +96,7 @@ impl Bucket {
     pub(super) fn try_forget(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
         let (tokens, ..) = self.peek(now, unit);
         let minted = self.minted_us().load(Ordering::Acquire);
-        let word = Word(self.word().load(Ordering::Acquire));
+        let word = self.load();
         let full = if local {
             tokens == Flow(self.flow().load(Ordering::Relaxed)).depth()
         } else {
@@ -106,11 +116,10 @@ impl Bucket {
     /// Decides about one token by one look at a fresh lease that does not run low, if the engine need not hear
     /// of it; `None` otherwise, and then nothing is changed.
     ///
-    /// Cost: two loads and one atomic change.
+    /// Cost: one load and one atomic change.
     #[inline(always)]
-    pub(crate) fn take_at_once(&self, now: Timestamp) -> Option<Said> {
-        let word = Word(self.word().load(Ordering::Acquire));
-        let ends = Ends(self.ends().load(Ordering::Relaxed));
+    pub(crate) fn take_at_once(&self, word: Word, now: Timestamp) -> Option<SpendResult> {
+        let ends = Ends(self.ends().load(Ordering::Acquire));
         let enough = word.tokens() > ends.low_if_fresh() && now.as_micros() < ends.micros();
         if enough { self.spend_at_once(word, 1) } else { None }
     }
@@ -123,63 +132,68 @@ impl Bucket {
     #[inline(always)]
     pub(crate) fn deny_at_once(
         &self,
+        word: Word,
         now: Timestamp,
         unit: impl FnOnce() -> i64,
     ) -> Option<Looked> {
-        let bare = Word(self.word().load(Ordering::Acquire)).is_bare();
-        let live = bare && now.as_micros() < self.ends_us();
+        let live = word.is_bare() && now.as_micros() < self.ends_us();
         if !live || !self.surely_lacks_one(now, unit) || !self.is_told() {
             return None;
         }
-        if self.denied() >= DENIED_MAX {
+        if self.denied() >= DENIED_MAX || !self.is_unchanged_since(word) {
             return None;
         }
         self.counts().fetch_add(1, Ordering::Relaxed);
         // A collection may have come between, which the engine is to be told of then.
-        Some(Looked { said: Said::DENIED, told: self.is_told() })
+        Some(Looked { result: SpendResult::DENIED, told: self.is_told() })
     }
 
     /// Decides about `cost` tokens by one look if there are so many, and the engine need only hear if they run
     /// low; where refill may have filled the bucket meanwhile, the precise clock tells. `None` otherwise, and
     /// then nothing is spent.
     ///
-    /// Cost: two loads and one atomic change, and a load more where tokens run low. Where refill could have
-    /// filled the bucket, five loads and a reading of the clock more, and another atomic change where anything
+    /// Cost: one load and one atomic change, and a load more where tokens run low. Where refill could have
+    /// filled the bucket, six loads and a reading of the clock more, and another atomic change where anything
     /// has flowed in.
     #[inline(always)]
-    pub(crate) fn spend_by_look(&self, cost: u32, time: impl Now, unit: i64) -> Option<Looked> {
+    pub(crate) fn spend_by_look(
+        &self,
+        word: Word,
+        cost: u32,
+        time: impl Now,
+        unit: i64,
+    ) -> Option<Looked> {
         let now = time.cached();
-        let word = Word(self.word().load(Ordering::Acquire));
-        let ends = Ends(self.ends().load(Ordering::Relaxed));
+        let ends = Ends(self.ends().load(Ordering::Acquire));
         if now.as_micros() >= ends.micros() || !word.with_hot(false).is_plain(cost) {
             return None;
         }
-        let said = if !ends.is_fresh() && self.may_overflow(word, now, unit) {
+        let result = if !ends.is_fresh() && self.may_overflow(word, now, unit) {
             self.spend_settled(word, cost, time.precise(), unit)?
         } else if word.tokens() >= cost {
             self.spend_at_once(word, cost)?
         } else {
             return None;
         };
-        Some(Looked { said, told: said.left() >= ends.low() || self.is_told() })
+        Some(Looked { result, told: result.left >= ends.low() || self.is_told() })
     }
 
     /// Spends where something is pending already, so that the engine knows.
     #[inline(always)]
-    fn spend_at_once(&self, word: Word, cost: u32) -> Option<Said> {
+    fn spend_at_once(&self, word: Word, cost: u32) -> Option<SpendResult> {
         if !word.is_plain(cost) {
             return None;
         }
         let spent = word.spend_tokens(cost);
         self.swap(word, spent).ok()?;
         self.count_surplus(cost);
-        Some(Said::of(spent))
+        Some(SpendResult::allowed(spent.tokens()))
     }
 
     /// Tells the engine of what was decided at once, for which it is not known yet that the key runs low.
     #[cold]
-    pub(crate) fn tell_at_once(&self, said: Said) -> Taken {
-        Taken::of(said, self.raise(TOLD))
+    pub(crate) fn tell_at_once(&self, result: SpendResult) -> Taken {
+        Taken::of(result, self.raise(TOLD))
     }
 
     /// Counts what a request cost beyond one token.
@@ -190,34 +204,60 @@ impl Bucket {
         }
     }
 
-    /// Decides about `cost` tokens.
+    /// Decides about `cost` tokens of a key whose place is not given up meanwhile.
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.take_by_look(cost, now, unit).unwrap_or_else(|| self.take_further(cost, now, unit))
+        let taken = self.take_by_look(self.load(), cost, now, unit);
+        let taken = taken.or_else(|| self.take_further(cost, now, unit, || true));
+        taken.unwrap_or_else(|| Taken::new(Verdict::Denied, false, 0, (Touch::None, false)))
     }
 
-    /// The same, for whom no look was enough.
-    pub(crate) fn take_further(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.decide(cost, now, unit, true)
+    /// Decides about `cost` tokens where no look was enough; `None`, and nothing is changed, where the
+    /// place has been taken from the key that `is_mine` compares.
+    pub(crate) fn take_further(
+        &self,
+        cost: u32,
+        now: impl Now,
+        unit: i64,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<Taken> {
+        self.decide(cost, now, unit, true, is_mine)
+    }
+
+    /// Decides about `cost` tokens, as [`take_sure_of`](Self::take_sure_of), of a key whose place is not
+    /// given up meanwhile.
+    pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
+        let taken = self.take_sure_of(cost, now, unit, || true);
+        taken.unwrap_or_else(|| Taken::new(Verdict::Unsure, false, 0, (Touch::None, false)))
     }
 
     /// Decides about `cost` tokens if that can be done for sure, or by an outage policy. Otherwise
-    /// nothing is spent or counted, and the store is to be asked.
-    pub(crate) fn take_sure(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        self.take_by_look(cost, now, unit).unwrap_or_else(|| self.decide(cost, now, unit, false))
+    /// nothing is spent or counted, and the store is to be asked. `None`, and nothing is changed, where
+    /// the place has been taken from the key that `is_mine` compares.
+    pub(crate) fn take_sure_of(
+        &self,
+        cost: u32,
+        now: impl Now,
+        unit: i64,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<Taken> {
+        let word = self.load_mine(&is_mine)?;
+        let taken = self.take_by_look(word, cost, now, unit);
+        taken.or_else(|| self.decide(cost, now, unit, false, is_mine))
     }
 
     /// What one look tells.
     #[inline]
-    fn take_by_look(&self, cost: u32, time: impl Now, unit: i64) -> Option<Taken> {
+    fn take_by_look(&self, word: Word, cost: u32, time: impl Now, unit: i64) -> Option<Taken> {
         let now = time.cached();
         if cost == 1
-            && let Some(said) = self.take_at_once(now)
+            && let Some(result) = self.take_at_once(word, now)
         {
-            return Some(Taken::of(said, (Touch::None, false)));
+            return Some(Taken::of(result, (Touch::None, false)));
         }
-        let denied = if cost == 1 { self.deny_at_once(now, || unit) } else { None };
-        let Looked { said, told } = denied.or_else(|| self.spend_by_look(cost, time, unit))?;
-        Some(if told { Taken::of(said, (Touch::None, false)) } else { self.tell_at_once(said) })
+        let denied = if cost == 1 { self.deny_at_once(word, now, || unit) } else { None };
+        let looked = denied.or_else(|| self.spend_by_look(word, cost, time, unit));
+        let Looked { result, told } = looked?;
+        Some(if told { Taken::of(result, (Touch::None, false)) } else { self.tell_at_once(result) })
     }
 
     /// Whether refill is leased, and has not brought a token by now.
@@ -237,14 +277,20 @@ impl Bucket {
     }
 
     #[inline]
-    fn decide(&self, cost: u32, time: impl Now, unit: i64, unsure: bool) -> Taken {
+    fn decide(
+        &self,
+        cost: u32,
+        time: impl Now,
+        unit: i64,
+        unsure: bool,
+        is_mine: impl Fn() -> bool,
+    ) -> Option<Taken> {
         let mut now = time.cached();
         let (mut settled, mut ahead) = (false, false);
-        let mut spilled = 0;
         let mut contended = false;
-        let mut word = Word(self.word().load(Ordering::Acquire));
         loop {
-            let ends = Ends(self.ends().load(Ordering::Relaxed));
+            let word = self.load_mine(&is_mine)?;
+            let ends = Ends(self.ends().load(Ordering::Acquire));
             let live = now.as_micros() < ends.micros();
             let tokens = if live { word.tokens() } else { 0 };
             let from_tokens = tokens.min(cost);
@@ -253,7 +299,6 @@ impl Bucket {
                 now = time.precise();
                 settled = true;
                 self.mint(word, now, 0, unit);
-                word = Word(self.word().load(Ordering::Acquire));
                 continue;
             }
             if live && from_credit > 0 {
@@ -264,40 +309,40 @@ impl Bucket {
                 let ahead_us = if last { flow.ahead_us(unit) } else { 0 };
                 if minted || ahead_us > 0 && self.mint(word, now, ahead_us, unit) {
                     ahead |= !minted;
-                    word = Word(self.word().load(Ordering::Acquire));
                     continue;
                 }
             }
             if from_credit > 0 && !unsure && !word.policy() && !self.is_leased(live) {
-                return self.unsure(tokens, spilled);
+                return Some(self.unsure(tokens));
             }
             let refused = from_credit > 0 && !unsure && !word.policy();
             if refused || from_credit > 0 && from_credit > self.credit(word, now) {
-                return self.deny(cost, word, tokens, live, spilled);
+                if !self.is_unchanged_since(word) {
+                    continue;
+                }
+                return Some(self.deny(cost, word, tokens, live));
             }
-            let Some(spent) = word.spend(from_tokens, from_credit) else {
-                let moved = if spilled == 0 { self.spill(word) } else { None };
-                let Some((moved, emptied)) = moved else {
-                    // So much is pending that nobody has been able to count it.
-                    return self.deny(cost, word, tokens, live, spilled);
-                };
-                spilled = moved;
-                word = emptied;
-                continue;
-            };
+            // What no longer fits goes to the engine at once; while it does, the place is not given up.
+            let spent = word.spend(from_tokens, from_credit);
+            let spills = spent.is_none();
+            if spills && !self.try_announce_spill() {
+                // So much is under way that nobody has been able to count it.
+                return Some(self.deny(cost, word, tokens, live));
+            }
+            let spent = spent.unwrap_or_else(|| word.spend_all(from_tokens, from_credit));
             let hot = word.hot() || contended && !word.policy() && tokens >= TOKENS_MIN;
-            match self.swap(word, spent.with_hot(hot)) {
-                Ok(()) => {
-                    let sure = from_credit == 0 && !ahead && !word.policy();
-                    let left = tokens - from_tokens;
-                    let urgent = from_credit > 0 || left < ends.low();
-                    return self.admitted(cost, word, left, sure, urgent, spilled);
-                }
-                Err(seen) => {
-                    contended = true;
-                    word = seen;
-                }
+            if self.swap(word, spent.with_hot(hot)).is_ok() {
+                let sure = from_credit == 0 && !ahead && !word.policy();
+                let left = tokens - from_tokens;
+                let urgent = from_credit > 0 || left < ends.low();
+                let spilled = if spills { word.pending() + cost } else { 0 };
+                let taken = self.admitted(cost, word, left, sure, urgent);
+                return Some(Taken { spilled, ..taken });
             }
+            if spills {
+                self.spill_booked();
+            }
+            contended = true;
         }
     }
 
@@ -305,7 +350,13 @@ impl Bucket {
     /// bucket holds with what has flowed in; `None` if that is less, and then nothing is spent. Where that may
     /// be full, no purse is filled: a hot bucket is spent from like others.
     #[inline(always)]
-    fn spend_settled(&self, word: Word, cost: u32, now: Timestamp, unit: i64) -> Option<Said> {
+    fn spend_settled(
+        &self,
+        word: Word,
+        cost: u32,
+        now: Timestamp,
+        unit: i64,
+    ) -> Option<SpendResult> {
         let inflow = self.inflow(word, now, 0, unit);
         let added = inflow.map_or(0, |inflow| inflow.tokens);
         let settled = word.with_tokens(word.tokens() + added);
@@ -313,7 +364,7 @@ impl Bucket {
             return None;
         }
         if let Some(inflow) = inflow {
-            self.claim(inflow)?;
+            self.claim(inflow, word)?;
         }
         let spent = settled.spend_tokens(cost);
         if self.swap(word, spent).is_err() {
@@ -321,26 +372,18 @@ impl Bucket {
             return None;
         }
         self.count_surplus(cost);
-        Some(Said::of(spent))
+        Some(SpendResult::allowed(spent.tokens()))
     }
 
     #[inline(always)]
-    pub(super) fn swap(&self, from: Word, to: Word) -> Result<(), Word> {
-        let order = (Ordering::SeqCst, Ordering::Acquire);
+    pub(super) fn swap(&self, from: Word, to: Word) -> Result<(), ()> {
+        let order = (Ordering::SeqCst, Ordering::Relaxed);
         let swapped = self.word().compare_exchange_weak(from.0, to.0, order.0, order.1);
-        swapped.map(|_| ()).map_err(Word)
+        swapped.map(|_| ()).map_err(|_| ())
     }
 
     #[inline(always)]
-    fn admitted(
-        &self,
-        cost: u32,
-        before: Word,
-        left: u32,
-        sure: bool,
-        urgent: bool,
-        spilled: u32,
-    ) -> Taken {
+    fn admitted(&self, cost: u32, before: Word, left: u32, sure: bool, urgent: bool) -> Taken {
         self.count_surplus(cost);
         let news = if urgent {
             self.raise(TOLD)
@@ -349,11 +392,11 @@ impl Bucket {
         } else {
             (Touch::None, false)
         };
-        Taken { spilled, ..Taken::new(Verdict::Allowed, sure, left, news) }
+        Taken::new(Verdict::Allowed, sure, left, news)
     }
 
     #[inline]
-    fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool, spilled: u32) -> Taken {
+    fn deny(&self, cost: u32, word: Word, tokens: u32, live: bool) -> Taken {
         // So much is no hint any more, and the sum must not wrap: the limit counts the request.
         let uncounted = self.denied() >= DENIED_MAX;
         let counted = if uncounted { 0 } else { u64::from(cost) };
@@ -363,13 +406,12 @@ impl Bucket {
         // Without a lease the store may have more than this node knows of.
         let sure = self.is_leased(live) && !word.policy();
         let taken = Taken::new(Verdict::Denied, sure, tokens, self.raise(TOLD));
-        Taken { spilled, refused, uncounted, ..taken }
+        Taken { refused, uncounted, ..taken }
     }
 
     #[cold]
-    fn unsure(&self, left: u32, spilled: u32) -> Taken {
-        let news = (Touch::None, self.slot().is_none());
-        Taken { spilled, ..Taken::new(Verdict::Unsure, false, left, news) }
+    fn unsure(&self, left: u32) -> Taken {
+        Taken::new(Verdict::Unsure, false, left, (Touch::None, self.slot().is_none()))
     }
 
     /// The credit that may be used now.
@@ -406,7 +448,7 @@ impl Bucket {
     /// Returns whether the word is worth another look.
     fn mint(&self, seen: Word, now: Timestamp, ahead_us: u64, unit: i64) -> bool {
         let Some(inflow) = self.inflow(seen, now, ahead_us, unit) else { return false };
-        if self.claim(inflow).is_some() {
+        if self.claim(inflow, seen).is_some() {
             self.deposit(inflow.tokens, seen.epoch());
         }
         true
@@ -442,9 +484,13 @@ impl Bucket {
         (until_us > from_us).then_some(Inflow { from_us, until_us, tokens })
     }
 
-    /// Claims what has flowed in, if nobody else has.
+    /// Claims what has flowed in since the word was `seen`, if nobody else has, and it is not that of
+    /// another lease or key.
     #[inline(always)]
-    fn claim(&self, inflow: Inflow) -> Option<()> {
+    fn claim(&self, inflow: Inflow, seen: Word) -> Option<()> {
+        if !self.is_unchanged_since(seen) {
+            return None;
+        }
         let Inflow { from_us, until_us, .. } = inflow;
         let order = (Ordering::AcqRel, Ordering::Relaxed);
         self.minted_us().compare_exchange(from_us, until_us, order.0, order.1).ok().map(|_| ())
@@ -459,23 +505,6 @@ impl Bucket {
         });
     }
 
-    /// Moves pending tokens out of a word that can count no more of them; returns how many, and the
-    /// word as it is then. `None` if too many are on their way already.
-    #[cold]
-    fn spill(&self, word: Word) -> Option<(u32, Word)> {
-        if !self.try_announce_spill() {
-            return None;
-        }
-        let emptied = word.collected();
-        match self.word().compare_exchange(word.0, emptied.0, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Some((word.pending(), emptied)),
-            Err(seen) => {
-                self.spill_booked();
-                Some((0, Word(seen)))
-            }
-        }
-    }
-
     /// Applies `change` to the word until it sticks or `change` declines; returns the word before.
     fn update(&self, mut change: impl FnMut(Word) -> Option<Word>) -> Result<Word, Word> {
         self.word()
@@ -488,16 +517,16 @@ impl Bucket {
 
     /// What a decision would find, spending nothing: tokens, credit, and whether it would be sure.
     pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
-        let mut word = Word(self.word().load(Ordering::Acquire));
+        let mut word = self.load();
         let live = now.as_micros() < self.ends_us();
         if live && self.mint(word, now, 0, unit) {
-            word = Word(self.word().load(Ordering::Acquire));
+            word = self.load();
         }
         (if live { word.tokens() } else { 0 }, self.credit(word, now), !word.policy())
     }
 
     fn ends_us(&self) -> u64 {
-        Ends(self.ends().load(Ordering::Relaxed)).micros()
+        Ends(self.ends().load(Ordering::Acquire)).micros()
     }
 
     /// What the store said last.
@@ -549,7 +578,7 @@ impl Bucket {
 
     /// Tokens held, and tokens spent since the last collection, at one moment.
     pub(crate) fn held_and_pending(&self) -> (u32, u64) {
-        let word = Word(self.word().load(Ordering::Acquire));
+        let word = self.load();
         (word.tokens(), u64::from(word.pending()))
     }
 
@@ -564,7 +593,7 @@ impl Bucket {
 
     /// The credit that a bucket without lease and books had before anything was spent on it.
     pub(crate) fn credit_at_rest(&self) -> u32 {
-        let word = Word(self.word().load(Ordering::Acquire));
+        let word = self.load();
         word.credit() + word.pending()
     }
 
@@ -607,14 +636,12 @@ impl Bucket {
         self.peek(now, unit);
         let earned = self.settle(now);
         let old = Flow(self.flow().load(Ordering::Relaxed));
-        let flow = Flow::new(terms.rate, terms.depth, terms.ahead);
-        self.flow().store(flow.0, Ordering::Release);
-        let ends = Ends::new(terms.ends, terms.low, terms.rate > 0);
-        let old_ends_us = Ends(self.ends().swap(ends.0, Ordering::AcqRel)).micros();
+        self.void_if_ended(now);
+        let ends = self.write_terms(terms);
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
         let mut amended = Amended::default();
         let _ = self.update(|word| {
-            let held = if now.as_micros() < old_ends_us { word.tokens() } else { 0 };
+            let held = word.tokens();
             // What flowed in beyond the old depth was lost then.
             let room = i128::from(old.depth().saturating_sub(held)) * i128::from(unit);
             let units = given + earned.min(room);
@@ -640,6 +667,22 @@ impl Bucket {
             terms.rate > 0 && until_full(now, terms, amended.units, unit) < ends.micros();
         self.ends().store(Ends::new(terms.ends, terms.low, may_fill).0, Ordering::Release);
         amended
+    }
+
+    /// Takes the tokens of a lease that has ended out of the word, before another end can be read beside it.
+    fn void_if_ended(&self, now: Timestamp) {
+        if now.as_micros() >= self.ends_us() {
+            let _ = self.update(|word| Some(word.next_epoch().with_tokens(0)));
+        }
+    }
+
+    /// Writes flow and end of a new lease, which refill may fill for now; returns that end.
+    fn write_terms(&self, terms: Terms) -> Ends {
+        let flow = Flow::new(terms.rate, terms.depth, terms.ahead);
+        self.flow().store(flow.0, Ordering::Release);
+        let ends = Ends::new(terms.ends, terms.low, terms.rate > 0);
+        self.ends().store(ends.0, Ordering::Release);
+        ends
     }
 
     /// Closes the refill. Returns the units it has earned and not yet turned into tokens: less than

@@ -1,12 +1,13 @@
 //! Where a limit's buckets stand: a table that decisions read without any lock.
 //!
-//! Buckets are one cache line each, and neither moved nor freed while the table lives; an [`Index`] leads
-//! from a key's [`Print`] to its bucket's place. Whoever makes or forgets keys holds the keeper's lock, and
-//! is the only one to write to the index; a reader who finds nothing there looks again with the lock held. A
-//! place that was given up, whose bucket's word says *gone*, is given to another key after
-//! [`QUARANTINE_US`], far longer than a decision may take.
+//! Buckets are two cache lines each, and neither moved nor freed while the table lives; an [`Index`]
+//! leads from a key's hash to its bucket's place, and the bucket tells whether the key is the same.
+//! Whoever makes or evicts keys holds the keeper's lock, and is the only one to write to the index; a
+//! reader who finds nothing there looks again with the lock held. A place whose key was evicted can be
+//! given to another key at once: [`line`](super::line) says why no decision mistakes one for the other.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,32 +15,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crossbeam_utils::CachePadded;
 
 use super::index::{Index, Moved, PLACE_MAX};
-use super::line::{Bucket, Lines};
+use super::key_hash::{KeyHash, KeyHasher};
+use super::key_text::{LongKeys, LongSlots};
+use super::line::{Bucket, Lines, Start};
 use super::outcome::{Taken, Verdict};
-use super::print::{Print, Prints};
 use super::purse::Origin;
 use super::vacant::Vacant;
+use super::word::Word;
 use crate::time::Timestamp;
 
 /// The most keys that all limits of one limiter may hold together.
 pub const KEYS_MAX: usize = 50_000_000;
 
-/// How long a place stands empty: no decision takes so long, but where its thread is held up.
-const QUARANTINE_US: u64 = 200_000;
 /// While others wait for a moment at the keeper's, so many places are looked at.
 const SCAN: u32 = 1024;
 /// Counters of the same thing, so that threads rarely meet at one.
 const STRIPES: usize = 16;
 
 /// The place of the bucket that keys share for which there is no room. No entry of the index leads
-/// here: none is 0 but empty ones, and no key has the print that this bucket has, but by a chance of one
-/// in 2^63, and then it shares the bucket.
+/// here: none is 0 but empty ones.
 pub(crate) const OVERFLOW: u32 = 0;
 
-/// More places than keys at the least, since a place stands empty for a while.
-const SPARE_PLACES: usize = 1024;
-
-const _: () = assert!(KEYS_MAX + KEYS_MAX / 8 + SPARE_PLACES <= PLACE_MAX as usize);
+const _: () = assert!(KEYS_MAX <= PLACE_MAX as usize);
 
 /// How many keys all limits of one limiter may hold together.
 #[derive(Debug)]
@@ -80,13 +77,14 @@ impl KeyBudget {
 /// What only those touch who make or forget keys.
 #[derive(Debug, Default)]
 struct Keeper {
-    /// Places that were given up.
+    /// Places whose keys were evicted.
     vacant: Vacant,
+    long: LongSlots,
     /// The last place that was ever given; the first one is 1.
     last: u32,
     /// Entries in the index.
     entries: usize,
-    /// Where in the index each place's print is looked for first; of a vacant one, the next vacant one.
+    /// Where in the index each place's key is looked for first; of a vacant one, the next vacant one.
     /// One piece of memory from the start, which the system makes up as it is written to: never copied.
     homes: Box<[u32]>,
     moved: Moved,
@@ -119,42 +117,48 @@ struct Counts {
 static TABLES: AtomicU64 = AtomicU64::new(0);
 
 /// The buckets of one limit.
-#[derive(Debug)]
 pub(crate) struct Table {
     /// No other table of this process has this number, which is not 0.
     number: u64,
     /// The limit's number.
     limit: u32,
-    prints: Prints,
+    hasher: KeyHasher,
     index: Index,
     lines: Lines,
+    long: LongKeys,
     budget: Arc<KeyBudget>,
     keeper: Mutex<Keeper>,
     /// What is counted by limit alone.
     counts: [CachePadded<Counts>; STRIPES],
 }
 
+/// Keys may be secret, and there are many.
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
 impl Table {
-    /// An empty table that draws on `budget`; `settle` makes the overflow bucket what it is to be. `None`
-    /// if there is not so much memory.
+    /// An empty table that draws on `budget`, whose overflow bucket holds what `overflow` says. `None` if
+    /// there is not so much memory.
     pub(crate) fn new(
         limit: u32,
-        prints: Prints,
+        hasher: KeyHasher,
         budget: Arc<KeyBudget>,
-        settle: impl FnOnce(&Bucket),
+        overflow: Start,
     ) -> Option<Self> {
-        let places = 1 + capacity(&budget);
+        let places = 1 + budget.max();
         let lines = Lines::new(places)?;
         let homes = bytemuck::try_zeroed_slice_box(places).ok()?;
-        let overflow = lines.first()?;
-        overflow.settle_in(0, 0);
-        settle(overflow);
+        lines.first()?.init(b"", None, overflow);
         Some(Self {
             number: 1 + TABLES.fetch_add(1, Ordering::Relaxed),
             limit,
-            prints,
+            hasher,
             index: Index::new(budget.max())?,
             lines,
+            long: LongKeys::default(),
             budget,
             keeper: Mutex::new(Keeper { homes, ..Keeper::default() }),
             counts: Default::default(),
@@ -164,7 +168,7 @@ impl Table {
     /// What purses know a bucket of this table by.
     #[inline(always)]
     pub(crate) fn origin(&self, bucket: &Bucket) -> Origin {
-        Origin::new(self.number, self.place(bucket))
+        Origin::new(self.number, self.place(bucket), bucket.tenant())
     }
 
     /// The place of a bucket of this table.
@@ -176,15 +180,15 @@ impl Table {
         place as u32
     }
 
-    /// What keys are told from others by.
+    /// Where the index is looked into first for `key`.
     #[inline(always)]
-    pub(crate) fn prints(&self) -> &Prints {
-        &self.prints
+    pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
+        self.hasher.hash(key)
     }
 
-    /// The print of `key`.
-    pub(crate) fn print(&self, key: &[u8]) -> Print {
-        self.prints.of(key)
+    /// The keys that all limits of the limiter hold together.
+    pub(crate) fn budget(&self) -> &KeyBudget {
+        &self.budget
     }
 
     /// The bucket at `place`, which was given.
@@ -193,72 +197,78 @@ impl Table {
         &self.lines[place as usize]
     }
 
-    /// The bucket of the key with this print.
-    pub(crate) fn find(&self, print: Print) -> Option<&Bucket> {
-        self.index.find(print, |place| self.get(place, print))
+    /// The bucket of `key`, whose hash this is.
+    pub(crate) fn find(&self, hash: KeyHash, key: &[u8]) -> Option<Found<'_>> {
+        self.index.find(hash, |place| self.get(place, key))
     }
 
     /// The same if it is there where it is looked for first.
     #[inline(always)]
-    pub(crate) fn find_at_home(&self, print: Print) -> Option<&Bucket> {
-        self.get(self.index.find_at_home(print)?, print)
+    pub(crate) fn find_at_home(&self, hash: KeyHash, key: &[u8]) -> Option<Found<'_>> {
+        self.get(self.index.find_at_home(hash)?, key)
     }
 
-    /// The bucket at `place`, if it is that of the key with this print.
+    /// The bucket at `place`, if it is that of `key`.
     #[inline(always)]
-    fn get(&self, place: u32, print: Print) -> Option<&Bucket> {
-        self.lines.get(place as usize).filter(|bucket| bucket.is_of(print.held))
+    fn get(&self, place: u32, key: &[u8]) -> Option<Found<'_>> {
+        let bucket = self.lines.get(place as usize)?;
+        // Before the key is compared: see there.
+        let word = bucket.load();
+        (self.is_of(bucket, key) && !word.gone()).then_some(Found { bucket, word })
     }
 
-    /// Makes the bucket of the key with this print, with `credit` and whatever `settle` does to it, if
-    /// nobody else has meanwhile; returns its place. A key for which there is no room has the overflow
-    /// bucket.
-    pub(crate) fn make(
-        &self,
-        print: Print,
-        now: Timestamp,
-        credit: impl FnOnce() -> u32,
-        settle: impl FnOnce(&Bucket),
-    ) -> u32 {
-        self.make_kept(&mut self.keeper(), print, now, credit, settle)
+    /// The bucket at `place`, which is held, or that of keys for which there is no room.
+    #[inline(always)]
+    pub(crate) fn found_at(&self, place: u32) -> Found<'_> {
+        let bucket = self.at(place);
+        Found { bucket, word: bucket.load() }
+    }
+
+    /// Whether the bucket is that of `key` now.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, bucket: &Bucket, key: &[u8]) -> bool {
+        bucket.is_of(key, &self.long)
+    }
+
+    /// Makes the bucket of `key`, whose hash this is, if nobody else has meanwhile; returns its place. A
+    /// key for which there is no room has the overflow bucket.
+    pub(crate) fn make(&self, hash: KeyHash, key: &[u8], start: impl FnOnce() -> Start) -> u32 {
+        self.make_kept(&mut self.keeper(), hash, key, start)
     }
 
     fn make_kept(
         &self,
         keeper: &mut Keeper,
-        print: Print,
-        now: Timestamp,
-        credit: impl FnOnce() -> u32,
-        settle: impl FnOnce(&Bucket),
+        hash: KeyHash,
+        key: &[u8],
+        start: impl FnOnce() -> Start,
     ) -> u32 {
-        if let Some(bucket) = self.find(print) {
-            return self.place(bucket);
+        if let Some(found) = self.find(hash, key) {
+            return self.place(found.bucket);
         }
         if !self.budget.claim() {
             return OVERFLOW;
         }
-        let Some(place) = self.vacancy(keeper, now) else {
+        let Some((place, long)) = self.vacancy(keeper, Bucket::is_long(key)) else {
             self.budget.release(1);
             return OVERFLOW;
         };
-        let bucket = self.at(place);
-        bucket.settle_in(print.held, credit());
-        settle(bucket);
-        keeper.homes[place as usize] = print.home();
-        self.index.enter(print, place, keeper.entries, &keeper.homes, &mut keeper.moved);
+        self.at(place).init(key, long.map(|slot| (slot, &self.long)), start());
+        keeper.homes[place as usize] = hash.home();
+        self.index.enter(hash, place, keeper.entries, &keeper.homes, &mut keeper.moved);
         keeper.entries += 1;
         place
     }
 
-    fn vacancy(&self, keeper: &mut Keeper, now: Timestamp) -> Option<u32> {
-        if let Some(place) = keeper.vacant.pop(now, &keeper.homes) {
-            return Some(place);
-        }
-        if keeper.last as usize >= capacity(&self.budget) {
-            return None;
-        }
-        keeper.last += 1;
-        Some(keeper.last)
+    /// A place that has no key, and a slot for a long key; `None` if there is no memory.
+    fn vacancy(&self, keeper: &mut Keeper, long: bool) -> Option<(u32, Option<u64>)> {
+        let slot = if long { Some(keeper.long.take(&self.long)?) } else { None };
+        let place = keeper.vacant.pop(&keeper.homes).or_else(|| {
+            // The budget has room for one more, and so has the table.
+            keeper.last += 1;
+            (keeper.last as usize <= self.budget.max()).then_some(keeper.last)
+        });
+        Some((place?, slot))
     }
 
     /// Forgets keys that nobody holds and that are idle and full, looking at `most` places; returns
@@ -283,7 +293,8 @@ impl Table {
                 if !kept && bucket.try_forget(now, unit, credit, local) {
                     self.index.strike(place, &keeper.homes, &keeper.moved);
                     keeper.entries -= 1;
-                    keeper.vacant.push(now.plus_micros(QUARANTINE_US), place, &mut keeper.homes);
+                    keeper.vacant.push(place, &mut keeper.homes);
+                    bucket.long_slot().into_iter().for_each(|slot| keeper.long.give_back(slot));
                     forgotten += 1;
                 }
             }
@@ -329,9 +340,11 @@ impl Table {
     }
 }
 
-/// Places in a table: some more than keys, since a place stands empty for a while.
-fn capacity(budget: &KeyBudget) -> usize {
-    budget.max() + budget.max() / 8 + SPARE_PLACES
+/// A bucket that a decision has found, and its word from before the key was compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found<'a> {
+    pub(crate) bucket: &'a Bucket,
+    pub(crate) word: Word,
 }
 
 /// A bucket and the table that it stands in. Cheap to clone. Whoever keeps one for long holds the
@@ -353,9 +366,9 @@ impl BucketRef {
         self.table.limit
     }
 
-    /// Whether the bucket is that of `key`; the overflow bucket is everybody's.
-    pub(crate) fn is_of_key(&self, key: &[u8]) -> bool {
-        self.place == OVERFLOW || self.is_of(self.table.print(key).held)
+    /// The key, which must not be evicted meanwhile; empty for the overflow bucket.
+    pub(crate) fn key(&self) -> Arc<[u8]> {
+        Bucket::key(self, &self.table.long).into()
     }
 
     /// Whether it is the bucket of keys for which there is no room.
@@ -386,16 +399,10 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Holds the bucket of the key with this print: see [`Table::make`].
-    pub(crate) fn new(
-        table: &Arc<Table>,
-        print: Print,
-        now: Timestamp,
-        credit: impl FnOnce() -> u32,
-        settle: impl FnOnce(&Bucket),
-    ) -> Self {
+    /// Holds the bucket of `key`: see [`Table::make`].
+    pub(crate) fn new(table: &Arc<Table>, key: &[u8], start: impl FnOnce() -> Start) -> Self {
         let keeper = &mut *table.keeper();
-        let place = table.make_kept(keeper, print, now, credit, settle);
+        let place = table.make_kept(keeper, table.hash(key), key, start);
         *keeper.held.entry(place).or_default() += 1;
         Self { place: BucketRef::new(table, place) }
     }
@@ -422,144 +429,4 @@ impl Deref for Held {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    use crate::bucket::print::tests::SECRET;
-
-    const UNIT: i64 = 1;
-
-    fn table(keys_max: usize) -> Arc<Table> {
-        let prints = Prints::new(SECRET);
-        Arc::new(Table::new(0, prints, Arc::new(KeyBudget::new(keys_max)), |_| ()).unwrap())
-    }
-
-    fn at(us: u64) -> Timestamp {
-        Timestamp::from_micros(us)
-    }
-
-    fn make(table: &Table, key: u64, now: Timestamp) -> u32 {
-        let print = table.print(&key.to_le_bytes());
-        let found = table.find(print).map(|bucket| table.place(bucket));
-        found.unwrap_or_else(|| table.make(print, now, || 1, |_| ()))
-    }
-
-    fn find(table: &Table, key: u64) -> Option<u32> {
-        let print = table.print(&key.to_le_bytes());
-        let at_home = table.find_at_home(print).map(|bucket| table.place(bucket));
-        let found = table.find(print).map(|bucket| table.place(bucket));
-        if at_home.is_some() && found.is_some() {
-            assert_eq!(at_home, found, "{key}");
-        }
-        at_home.or(found)
-    }
-
-    #[test]
-    fn keys_beyond_the_budget_share_the_overflow_bucket() {
-        let table = table(2);
-        let places: Vec<u32> = (0..4).map(|key| make(&table, key, at(1))).collect();
-        assert_eq!(places, [1, 2, OVERFLOW, OVERFLOW]);
-        assert_eq!(table.budget.used(), 2);
-        assert!(BucketRef::new(&table, OVERFLOW).is_overflow());
-    }
-
-    #[test]
-    fn eviction_takes_only_buckets_that_nobody_holds_and_that_are_idle() {
-        let table = table(3);
-        let now = at(10);
-        let held = Held::new(&table, table.print(b"held"), now, || 1, |_| ());
-        let spent = make(&table, 1, now);
-        make(&table, 2, now);
-        assert!(table.at(spent).take(1, now, UNIT).allowed());
-        let evict = || table.evict(SCAN, now, UNIT, 1, false);
-        assert_eq!(evict(), 1, "the idle one");
-        assert_eq!((table.budget.used(), evict()), (2, 0));
-        drop(held);
-        assert_eq!(evict(), 1);
-        assert_eq!(find(&table, 1), Some(spent));
-        assert_eq!((find(&table, 2), table.find(table.print(b"held")).is_none()), (None, true));
-    }
-
-    #[test]
-    fn a_place_that_was_given_up_is_given_again_only_after_a_while() {
-        let table = table(1);
-        let first = make(&table, 1, at(1));
-        assert_eq!(table.evict(1, at(1), UNIT, 1, false), 1);
-        assert!(table.at(first).is_gone());
-        assert!(!table.at(first).take(1, at(2), UNIT).allowed(), "nothing is left there");
-        let second = make(&table, 2, at(2));
-        assert_ne!(first, second);
-        assert_eq!(table.evict(2, at(3), UNIT, 1, false), 1);
-        let third = make(&table, 3, at(QUARANTINE_US + 1));
-        assert_eq!(third, first);
-        assert!(table.at(third).take(1, at(QUARANTINE_US + 2), UNIT).allowed());
-    }
-
-    #[test]
-    fn every_key_is_found_while_others_come_and_go_and_the_index_grows() {
-        let table = table(20_000);
-        let mut rng = fastrand::Rng::with_seed(7);
-        let mut alive = HashMap::new();
-        for step in 0..100_000_u64 {
-            let now = at(step * 100);
-            let key = rng.u64(0..30_000);
-            let place = make(&table, key, now);
-            if place != OVERFLOW {
-                let before = alive.insert(key, place);
-                assert!(before.is_none_or(|before| before == place), "{key} was moved");
-            }
-            if step % 1000 == 0 {
-                // Keys with odd numbers are in use.
-                for (key, place) in alive.iter().filter(|(key, _)| *key % 2 == 1) {
-                    table.at(*place).take(1, now, UNIT);
-                    assert_eq!(find(&table, *key), Some(*place));
-                }
-                table.evict(4096, now, UNIT, 1, false);
-                alive.retain(|key, place| {
-                    let gone = table.at(*place).is_gone();
-                    assert_eq!(find(&table, *key), (!gone).then_some(*place));
-                    !gone
-                });
-                assert_eq!(table.budget.used(), alive.len());
-            }
-        }
-        assert!(alive.len() > 10_000, "the index has grown");
-    }
-
-    #[test]
-    #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
-    fn readers_without_a_lock_always_find_keys_that_stay() {
-        let table = table(4_000);
-        let stay: Vec<u32> = (0..500).map(|key| make(&table, key, at(1))).collect();
-        for &place in &stay {
-            assert!(table.at(place).take(1, at(1), UNIT).allowed());
-        }
-        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let reader = {
-            let (table, stay, done) = (table.clone(), stay.clone(), done.clone());
-            std::thread::spawn(move || {
-                let (mut looks, mut missed) = (0_u64, 0_u64);
-                while !done.load(Ordering::Relaxed) || looks == 0 {
-                    for (key, place) in (0..).zip(&stay) {
-                        let found = find(&table, key);
-                        missed += u64::from(found.is_none());
-                        // Missed while it was moved: with the lock held it is found.
-                        assert_eq!(found.unwrap_or_else(|| make(&table, key, at(2))), *place);
-                        looks += 1;
-                    }
-                }
-                (looks, missed)
-            })
-        };
-        for round in 0..200_u64 {
-            let now = at(round * QUARANTINE_US);
-            for key in 0..3_000 {
-                make(&table, 1_000 + round * 3_000 + key, now);
-            }
-            while table.evict(8_192, now, UNIT, 1, false) > 0 {}
-        }
-        done.store(true, Ordering::Relaxed);
-        let (looks, missed) = reader.join().unwrap();
-        assert!(missed * 100 < looks, "{missed} of {looks} looks missed their keys");
-    }
-}
+mod tests;

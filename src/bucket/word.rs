@@ -1,36 +1,39 @@
 //! The word that decides: pending, tokens, credit and lease epoch in 64 bits.
 //!
 //! ```text
-//!  63    62     55   54    53    50 49          26   25     24   23         0
-//! | 0 |   epoch    | gone | credit |   tokens    | policy | hot | pending    |
+//!  63   48   47   46    43 42          19   18     17   16       0
+//! | epoch | gone | credit |   tokens    | policy | hot | pending  |
 //! ```
 //!
 //! *pending* counts tokens spent and not yet collected by the engine; *tokens* are whole tokens
 //! that may be spent without asking; *credit* is what may be spent beyond them; *policy* says that
-//! the tokens come from an outage policy, not from the store; *gone* says that the key was forgotten,
+//! the tokens come from an outage policy, not from the store; *gone* says that the key was evicted,
 //! and there is nothing; *hot* says that threads contend for it. *epoch* changes with every change of the
-//! lease, and when the key comes or goes, so that whoever computed a refill under the old lease fails to
-//! add it, unless just 256 changes came between. The highest bit is no bucket's, but that of a decision that
-//! denies. *pending*, *hot* and *policy*, which each decision minds, are in the lower half, where constants
-//! fit an instruction.
+//! lease, and when the key comes or goes.
+//!
+//! A thread that read the word in one epoch fails to change it in another one, unless just a multiple of
+//! 2^16 changes came between. A change of a lease makes two epochs at most, and comes at most once in a
+//! millisecond; an eviction and a new key make two. So a thread would have to be held up for half a minute,
+//! and to the change, between two of its instructions, for refill or a token to go to the wrong lease.
 
-/// The most tokens, and the most pending tokens, that a word can count.
+/// The most tokens that a word can count.
 pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;
+/// The most pending tokens: more go to the engine in a note of their own.
+pub(super) const PENDING_MAX: u32 = (1 << HOT_AT) - 1;
 
-const HOT_AT: u32 = 24;
-const POLICY_AT: u32 = 25;
-const TOKENS_AT: u32 = 26;
-const CREDIT_AT: u32 = 50;
-const GONE_AT: u32 = 54;
-const EPOCH_AT: u32 = 55;
-const DENIED_AT: u32 = 63;
+const HOT_AT: u32 = 17;
+const POLICY_AT: u32 = 18;
+const TOKENS_AT: u32 = 19;
+const CREDIT_AT: u32 = 43;
+const GONE_AT: u32 = 47;
+const EPOCH_AT: u32 = 48;
 const FIELD: u64 = FIELD_MAX as u64;
+const PENDING: u64 = PENDING_MAX as u64;
 const HOT: u64 = 1 << HOT_AT;
 const POLICY: u64 = 1 << POLICY_AT;
-const DENIED: u64 = 1 << DENIED_AT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Word(pub u64);
+pub(crate) struct Word(pub u64);
 
 impl Word {
     #[cfg(test)]
@@ -39,7 +42,7 @@ impl Word {
     }
 
     pub(super) fn pending(self) -> u32 {
-        (self.0 & FIELD) as u32
+        (self.0 & PENDING) as u32
     }
 
     pub(super) fn tokens(self) -> u32 {
@@ -80,21 +83,11 @@ impl Word {
         Self(self.0 & !POLICY | u64::from(policy) << POLICY_AT)
     }
 
-    /// Whether it was made up for a decision that denies: no bucket's word says so.
-    pub(super) fn is_denied(self) -> bool {
-        self.0 & DENIED != 0
-    }
-
-    /// The same for a decision that denies, or does not.
-    pub(super) const fn with_denied(self, denied: bool) -> Self {
-        Self(self.0 & !DENIED | (denied as u64) << DENIED_AT)
-    }
-
     pub(super) fn gone(self) -> bool {
         (self.0 >> GONE_AT) & 1 == 1
     }
 
-    /// The key is forgotten, and whatever it had.
+    /// The key is evicted, and whatever it had.
     pub(super) fn forgotten(self) -> Self {
         Self(self.next_epoch().epoch() << EPOCH_AT | 1 << GONE_AT)
     }
@@ -106,26 +99,27 @@ impl Word {
 
     /// The same word in the next lease epoch.
     pub(super) fn next_epoch(self) -> Self {
-        Self(self.0.wrapping_add(1 << EPOCH_AT) & !DENIED)
+        Self(self.0.wrapping_add(1 << EPOCH_AT))
     }
 
     /// The same word with nothing pending.
     pub(super) fn collected(self) -> Self {
-        Self(self.0 & !FIELD)
+        Self(self.0 & !PENDING)
     }
 
     /// Whether there are no tokens, no credit and no policy, but a key.
     #[inline(always)]
     pub(super) fn is_bare(self) -> bool {
-        self.0 << (64 - EPOCH_AT) >> (POLICY_AT + 64 - EPOCH_AT) == 0
+        const FROM_POLICY_TO_GONE: u64 = (1 << EPOCH_AT) - POLICY;
+        self.0 & FROM_POLICY_TO_GONE == 0
     }
 
     /// Whether it is not hot, there is no policy, something is pending, and `cost` more can be.
     #[inline(always)]
     pub(super) fn is_plain(self, cost: u32) -> bool {
         // Where nothing is pending, that borrows from the flags.
-        let flags_and_pending = self.0.wrapping_sub(1) & (HOT | POLICY | FIELD);
-        flags_and_pending < u64::from(FIELD_MAX - cost)
+        let flags_and_pending = self.0.wrapping_sub(1) & (HOT | POLICY | PENDING);
+        flags_and_pending < u64::from(PENDING_MAX.saturating_sub(cost))
     }
 
     /// So many tokens come back that were pending.
@@ -143,15 +137,18 @@ impl Word {
     }
 
     /// `from_tokens` less tokens, `from_credit` less credit, and both pending; `None` when that
-    /// many pending tokens do not fit.
+    /// many pending tokens do not fit: see [`spend_all`](Self::spend_all).
     pub(super) fn spend(self, from_tokens: u32, from_credit: u32) -> Option<Self> {
         let pending = self.pending() + from_tokens + from_credit;
-        (pending <= FIELD_MAX).then(|| {
-            let word = self
-                .with_tokens(self.tokens() - from_tokens)
-                .with_credit(self.credit() - from_credit);
-            Self(word.0 & !FIELD | u64::from(pending))
-        })
+        let spent = self.spend_all(from_tokens, from_credit);
+        (pending <= PENDING_MAX).then_some(Self(spent.0 | u64::from(pending)))
+    }
+
+    /// The same with nothing pending: what was, and what is spent, is the caller's to tell.
+    pub(super) fn spend_all(self, from_tokens: u32, from_credit: u32) -> Self {
+        self.with_tokens(self.tokens() - from_tokens)
+            .with_credit(self.credit() - from_credit)
+            .collected()
     }
 }
 
@@ -163,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn fields_do_not_disturb_each_other(
-            raw in 0..DENIED, tokens in 0..=FIELD_MAX, credit in 0..=15_u32, policy in any::<bool>(),
+            raw in any::<u64>(), tokens in 0..=FIELD_MAX, credit in 0..=15_u32, policy in any::<bool>(),
         ) {
             let word = Word(raw);
             let set = word.with_tokens(tokens).with_credit(credit).with_policy(policy);
@@ -174,10 +171,8 @@ mod tests {
             prop_assert_eq!(word.with_hot(true).with_hot(false).0, raw & !HOT);
             prop_assert_eq!(word.with_hot(true).epoch(), word.epoch());
             prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
-            prop_assert!(!word.next_epoch().is_denied() && word.with_denied(true).is_denied());
-            prop_assert_eq!(word.with_denied(true).with_denied(false), word);
             prop_assert_eq!(word.collected().pending(), 0);
-            let pending = (1..=FIELD_MAX - credit).contains(&set.pending());
+            let pending = (1..=PENDING_MAX - credit).contains(&set.pending());
             prop_assert_eq!(set.is_plain(credit), !policy && pending && !set.hot());
             prop_assert!(!word.collected().is_plain(1));
             let empty = set.with_tokens(0).with_credit(0).with_policy(false);
@@ -195,7 +190,7 @@ mod tests {
 
         #[test]
         fn spending_moves_tokens_and_credit_to_pending(
-            tokens in 0..=FIELD_MAX, credit in 0..=15_u32, part in 0.0..=1.0_f64,
+            tokens in 0..=2 * PENDING_MAX, credit in 0..=15_u32, part in 0.0..=1.0_f64,
         ) {
             let from_tokens = (f64::from(tokens) * part) as u32;
             let from_credit = (f64::from(credit) * part) as u32;
@@ -209,7 +204,7 @@ mod tests {
                     prop_assert_eq!(Some(spent), without_credit);
                     prop_assert_eq!(spent.unspend_tokens(from_tokens), Word::new(tokens, credit));
                 }
-                None => prop_assert!(from_tokens + from_credit > FIELD_MAX),
+                None => prop_assert!(from_tokens + from_credit > PENDING_MAX),
             }
         }
     }

@@ -100,10 +100,11 @@ fn tick(ticker: &Weak<Ticker>) {
         if stall_us > STALL_MAX.as_micros() as u64 {
             ticker.stall_us.fetch_max(stall_us, Ordering::Relaxed);
         }
-        ticker.clock.set(now);
+        // Before the cached clock, so that no reading is taken for one of this tick that is by the last one.
         if let Some(counter) = &ticker.counter {
             counter.set();
         }
+        ticker.clock.set(now);
         ticker.ring();
         drop(ticker);
         std::thread::sleep(TICKER_PERIOD);

@@ -14,7 +14,9 @@ use super::setup::{Form, Setup, Traffic};
 use super::store::{Delivery, SimulatedStore};
 use super::workload::Arrival;
 use crate::bucket::purse::Purses;
-use crate::bucket::{BucketRef, DirtyQueue, KeyBudget, Note, Prints, Table, Touch, Verdict};
+use crate::bucket::{
+    BucketRef, DirtyQueue, KeyBudget, KeyHasher, Note, Start, Table, Touch, Verdict,
+};
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
 use crate::limit::{Limit, Terms};
@@ -205,8 +207,7 @@ pub(super) struct World {
 }
 
 /// Nobody chooses keys here: any numbers will do.
-const SECRET: [u64; 4] =
-    [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0x2545_f491_4f6c_dd1d];
+const SEEDS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
 /// Keys that a node holds at most.
 const KEYS_MAX: usize = 2_000_000;
 /// Notes for which a node has room at first.
@@ -306,7 +307,9 @@ impl World {
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
             buckets: (0..terms.len() as u32)
-                .map(|limit| Table::new(limit, Prints::new(SECRET), budget.clone(), |_| ()))
+                .map(|limit| {
+                    Table::new(limit, KeyHasher::new(SEEDS), budget.clone(), Start::at_rest(0))
+                })
                 // Memory that is made up as it is written to; a world without any cannot go on.
                 .map(|table| Arc::new(table.expect("memory for few keys")))
                 .collect(),
@@ -466,16 +469,16 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let print = buckets.print(&name);
-        let found = buckets.find(print).map(|bucket| buckets.place(bucket));
-        let place = found.unwrap_or_else(|| buckets.make(print, now.cached(), || credit, |_| ()));
+        let hash = buckets.hash(&name);
+        let found = buckets.find(hash, &name).map(|found| buckets.place(found.bucket));
+        let place = found.unwrap_or_else(|| buckets.make(hash, &name, || Start::at_rest(credit)));
         let bucket = BucketRef::new(buckets, place);
         if self.setup.threads > 1 && cost == 1 {
             bucket.heat();
             let purse = &node.purses[self.rng.usize(..self.setup.threads)];
             let (origin, now) = (buckets.origin(&bucket), now.cached());
             // As far as the ledger goes all that was taken is spent.
-            let taken = purse.refill(origin, &bucket, now, unit);
+            let taken = purse.refill(origin, &bucket, now, unit, || true);
             let given = purse.spend(origin, now).is_some();
             self.spend(index, key, taken - i64::from(given));
             if given {
@@ -487,7 +490,7 @@ impl World {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),
         };
-        if let Some(note) = Note::of(&taken, limit as u32, place, &name) {
+        if let Some(note) = Note::of(&taken, limit as u32, place) {
             node.dirty.push(note, taken.touch);
         }
         if self.setup.audit {
@@ -498,7 +501,7 @@ impl World {
         }
         self.record(index, key, cost, taken.allowed(), taken.sure, false);
         // The driver sleeps on until somebody rings.
-        if taken.touch == Touch::Urgent {
+        if taken.touch == Touch::Urgent || taken.spilled > 0 {
             self.pump(index);
         }
     }

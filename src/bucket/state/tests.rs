@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::bucket::Note;
 use crate::bucket::purse::{Origin, Purses};
+use crate::bucket::word::PENDING_MAX;
 use crate::time::Reading;
 
 const UNIT: i64 = 1000;
@@ -23,7 +24,7 @@ fn lease(rate: i64, depth: u32, ends_us: u64) -> Terms {
 
 #[test]
 fn tokens_are_spent_then_minted_then_denied() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     // One unit per microsecond: a token a millisecond.
     let amended = bucket.amend(at(1), lease(1, 10, 1_000_000), 2, 0, UNIT);
     assert_eq!(amended, Amended { rest: 0, units: 2 * UNIT, pending: 0 });
@@ -46,7 +47,7 @@ fn what_flows_into_a_full_bucket_is_lost_and_not_earned_again_later() {
 
 #[test]
 fn what_was_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(0), lease(1, 2, 1_000_000_000), 2, 0, UNIT);
     bucket.amend(at(1_000_000), lease(1, 100, 1_000_000_000), 0, 0, UNIT);
     assert_eq!(bucket.peek(at(1_000_000), UNIT).0, 2);
@@ -54,7 +55,7 @@ fn what_was_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
 
 #[test]
 fn a_lease_that_has_ended_gives_nothing_even_if_tokens_are_left() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(1), lease(0, 10, 5000), 5, 0, UNIT);
     assert!(bucket.take(1, at(4999), UNIT).allowed());
     assert!(!bucket.take(1, at(5000), UNIT).allowed());
@@ -64,7 +65,7 @@ fn a_lease_that_has_ended_gives_nothing_even_if_tokens_are_left() {
 
 #[test]
 fn a_lease_that_may_be_full_gives_nothing_once_it_has_ended_by_the_precise_clock() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(0), lease(1, 10, 50_000), 9, 0, UNIT);
     let by = |precise_us| Reading { cached: at(49_000), precise: at(precise_us) };
     assert!((0..2).all(|_| bucket.take(1, by(49_999), UNIT).allowed()));
@@ -72,8 +73,29 @@ fn a_lease_that_may_be_full_gives_nothing_once_it_has_ended_by_the_precise_clock
 }
 
 #[test]
+fn token_of_an_ended_lease_is_not_spent_by_a_decision_that_reads_the_next_end() {
+    let decisions: [fn(&Bucket, Word) -> bool; 3] = [
+        |bucket, word| bucket.take_at_once(word, at(6000)).is_some(),
+        |bucket, word| bucket.spend_by_look(word, 1, at(6000), UNIT).is_some(),
+        |bucket, _| bucket.take(1, at(6000), UNIT).allowed(),
+    ];
+    for decide in decisions {
+        let bucket = Bucket::new(Start::at_rest(0));
+        bucket.amend(at(1), lease(0, 10, 5000), 5, 0, UNIT);
+        assert!(bucket.take(1, at(2), UNIT).allowed());
+        // A decision has loaded the word, and the engine gives the next lease meanwhile.
+        let word = bucket.load();
+        bucket.settle(at(6000));
+        bucket.void_if_ended(at(6000));
+        bucket.write_terms(lease(0, 10, 9000));
+        assert!(!decide(&bucket, word), "the four tokens were void");
+        assert_eq!(bucket.collect(false, |left| left).spent, 1);
+    }
+}
+
+#[test]
 fn credit_is_spent_after_tokens_and_is_unsure() {
-    let bucket = Bucket::new(1);
+    let bucket = Bucket::new(Start::at_rest(1));
     let taken = bucket.take(1, at(1), UNIT);
     assert!(taken.allowed() && !taken.sure);
     assert_eq!(taken.touch, Touch::Urgent);
@@ -84,7 +106,7 @@ fn credit_is_spent_after_tokens_and_is_unsure() {
 
 #[test]
 fn fractions_survive_a_change_of_rate() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(0), lease(1, 10, 1_000_000), 0, 0, UNIT);
     // 600 units at rate 1, then 200 us at rate 2: a whole token.
     bucket.amend(at(600), lease(2, 10, 1_000_000), 0, 0, UNIT);
@@ -96,15 +118,19 @@ fn fractions_survive_a_change_of_rate() {
 
 #[test]
 fn pending_tokens_that_do_not_fit_the_word_are_not_lost() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     let (mut spent, mut spilled) = (0_u64, 0_u64);
     for round in 0..3 {
         bucket.amend(at(1), lease(0, FIELD_MAX, 100_000), i64::from(FIELD_MAX), 0, UNIT);
-        let taken = bucket.take(FIELD_MAX, at(2), UNIT);
+        let taken = bucket.take(PENDING_MAX, at(2), UNIT);
         assert!(taken.allowed());
         assert_eq!(bucket.has_spilled(), round > 0, "the engine knows that something is coming");
-        spent += u64::from(FIELD_MAX);
+        spent += u64::from(PENDING_MAX);
         spilled += u64::from(taken.spilled);
+        if round > 0 {
+            assert!(bucket.take(PENDING_MAX - 1, at(2), UNIT).allowed(), "that fits again");
+            spent += u64::from(PENDING_MAX - 1);
+        }
     }
     assert_eq!(bucket.collect(false, |left| left).spent + spilled, spent);
     assert_eq!(bucket.collect(false, |left| left).spent, 0);
@@ -116,7 +142,7 @@ fn pending_tokens_that_do_not_fit_the_word_are_not_lost() {
 
 #[test]
 fn large_denials_are_all_counted_and_told_of_a_few_times() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(1), lease(0, 10, 1_000_000), 1, 0, UNIT);
     let told = (0..1000).filter(|_| bucket.take(5, at(2), UNIT).refused > 0).count();
     assert_eq!(told, 1, "or notes would come faster than the engine reads them");
@@ -126,21 +152,21 @@ fn large_denials_are_all_counted_and_told_of_a_few_times() {
 
 #[test]
 fn what_nobody_has_counted_stops_the_spending_and_not_the_counting() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     let (mut spent, mut spilled) = (0_u64, 0_u64);
-    for _ in 0..40 {
+    for _ in 0..3000 {
         bucket.amend(at(1), lease(0, FIELD_MAX, 100_000), i64::from(FIELD_MAX), 0, UNIT);
         let taken = bucket.take(FIELD_MAX, at(2), UNIT);
         spent += u64::from(taken.allowed()) * u64::from(FIELD_MAX);
         spilled += u64::from(taken.spilled);
     }
-    let most = u64::from(FIELD_MAX) * 16;
+    let most = u64::from(FIELD_MAX) * 2048;
     assert_eq!((spent, bucket.collect(false, |left| left).spent + spilled), (most, most));
 }
 
 #[test]
 fn denials_without_end_are_not_counted_from_the_beginning_again() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(1), lease(0, 10, 1_000_000), 1, 0, UNIT);
     let takes = (0..1000).map(|_| bucket.take(FIELD_MAX, at(2), UNIT));
     let counted = takes.filter(|taken| !taken.uncounted).count() as u64;
@@ -151,10 +177,10 @@ fn denials_without_end_are_not_counted_from_the_beginning_again() {
 
 #[test]
 fn what_is_not_decided_is_not_told_of_as_denied() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     let taken = bucket.take_sure(5, at(1), UNIT);
     assert_eq!((taken.verdict, taken.refused), (Verdict::Unsure, 0));
-    assert!(!taken.allowed() && Note::of(&taken, 0, 0, b"k").is_none());
+    assert!(!taken.allowed() && Note::of(&taken, 0, 0).is_none());
     assert_eq!(bucket.collect(false, |left| left), Collected::default());
 }
 
@@ -167,8 +193,41 @@ fn a_key_that_was_forgotten_is_minted_nothing_by_who_comes_too_late() {
 }
 
 #[test]
+fn refill_claimed_under_one_lease_is_not_deposited_under_another_however_many_changes_later() {
+    for changes in [1, 255, 256, 512, 4096, 10_000] {
+        let bucket = Bucket::new(Start::at_rest(0));
+        bucket.amend(at(0), lease(1, 100, 1_000_000), 0, 0, UNIT);
+        // A decision has claimed five tokens, and is held up before it adds them.
+        let word = bucket.load();
+        let inflow = bucket.inflow(word, at(5_000), 0, UNIT).unwrap();
+        assert_eq!((inflow.tokens, bucket.claim(inflow, word)), (5, Some(())));
+        for _ in 0..changes {
+            bucket.amend(at(5_000), lease(0, 100, 1_000_000), 0, 0, UNIT);
+        }
+        bucket.deposit(inflow.tokens, word.epoch());
+        assert_eq!(bucket.held_and_pending(), (0, 0), "{changes} changes");
+    }
+}
+
+#[test]
+fn refill_computed_before_a_place_changed_hands_is_not_claimed_after_it() {
+    let bucket = Bucket::local(1, 10, at(0));
+    assert!(bucket.take(5, at(0), UNIT).allowed());
+    let word = bucket.load();
+    assert_eq!(bucket.collect(false, |left| left).spent, 5);
+    // A decision has loaded the word, and reads the rest only when another key has the place.
+    assert!(bucket.try_forget(at(10_000), UNIT, 0, true));
+    let refill = LocalRefill { rate: 1, depth: 10, from: at(20_000) };
+    bucket.init(b"b", None, Start { credit: 0, local: Some(refill) });
+    assert!(bucket.take(5, at(20_000), UNIT).allowed());
+    let inflow = bucket.inflow(word, at(25_000), 0, UNIT).unwrap();
+    assert_eq!(bucket.claim(inflow, word), None);
+    assert_eq!(bucket.peek(at(25_000), UNIT).0, 10, "the other key has all of its refill");
+}
+
+#[test]
 fn two_threads_and_a_changing_lease_never_spend_more_than_was_given() {
-    let bucket = Arc::new(Bucket::new(0));
+    let bucket = Arc::new(Bucket::new(Start::at_rest(0)));
     let clock = crate::time::Clock::new();
     clock.set(at(1));
     let rounds = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
@@ -309,17 +368,17 @@ fn live(
     now: Timestamp,
     by_look: bool,
 ) -> (Option<Taken>, (u32, u64), u64, Refill) {
-    let origin = Origin::new(1, 1);
+    let origin = Origin::new(1, 1, 1);
     let mut taken = None;
     match event {
         Event::Take { cost, surely } => {
             if cost == 1 && bucket.is_hot() {
-                purses.refill(origin, bucket, now, UNIT);
+                purses.refill(origin, bucket, now, UNIT, || true);
             }
             let purse = (cost == 1).then(|| purses.spend(origin, now)).flatten();
             taken = match purse {
                 Some(_) => None,
-                None if !by_look => Some(bucket.decide(cost, now, UNIT, !surely)),
+                None if !by_look => bucket.decide(cost, now, UNIT, !surely, || true),
                 None if surely => Some(bucket.take_sure(cost, now, UNIT)),
                 None => Some(bucket.take(cost, now, UNIT)),
             };
@@ -343,7 +402,7 @@ fn a_lease_that_could_be_full_by_its_end_or_soon_after_is_not_fresh() {
     let fresh = |bucket: &Bucket| Ends(bucket.ends().load(Ordering::Relaxed)).is_fresh();
     // A token a millisecond: it is full after a tenth of a second.
     let leased = |ends_us| {
-        let bucket = Bucket::new(0);
+        let bucket = Bucket::new(Start::at_rest(0));
         bucket.amend(at(0), lease(1, 100, ends_us), 0, 0, UNIT);
         bucket
     };
@@ -363,7 +422,7 @@ proptest! {
 
     #[test]
     fn whoever_does_not_look_at_refill_while_a_lease_is_fresh_misses_nothing(events in life()) {
-        let [one, other] = [0, 0].map(|credit| (Bucket::new(credit), Purses::new(0)));
+        let [one, other] = [0, 0].map(|credit| (Bucket::new(Start::at_rest(credit)), Purses::new(0)));
         let mut now = at(1);
         for (event, after_us) in events {
             now = now.plus_micros(after_us);
@@ -377,7 +436,7 @@ proptest! {
 
     #[test]
     fn one_look_says_and_does_what_the_long_way_would(events in life()) {
-        let [one, other] = [1, 1].map(|credit| (Bucket::new(credit), Purses::new(0)));
+        let [one, other] = [1, 1].map(|credit| (Bucket::new(Start::at_rest(credit)), Purses::new(0)));
         let mut now = at(1);
         for (event, after_us) in events {
             now = now.plus_micros(after_us);
@@ -399,7 +458,7 @@ fn who_would_be_the_first_to_be_denied_is_judged_by_the_precise_clock() {
 
 #[test]
 fn the_engine_hears_once_between_collections_that_a_key_runs_low() {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(0), Terms { low: 5, ..lease(0, 10, 1_000_000) }, 10, 0, UNIT);
     let touches = || {
         let taken = bucket.take(1, at(1), UNIT);
@@ -460,7 +519,7 @@ proptest! {
 
 /// Nobody may spend a token before half of it has flowed in, a token a millisecond.
 fn half_a_token_ahead(depth: u32) -> Bucket {
-    let bucket = Bucket::new(0);
+    let bucket = Bucket::new(Start::at_rest(0));
     bucket.amend(at(0), Terms { ahead: 32, ..lease(1, depth, 1_000_000) }, 0, 0, UNIT);
     bucket
 }

@@ -72,7 +72,7 @@ impl Account {
         };
         // What threads may have in their purses is held beside it.
         let hot = self.bucket.is_hot() || self.fresh.is_live(now);
-        let in_purses = held_back + if hot { pending as i64 } else { 0 };
+        let in_purses = held_back + if hot { (pending + self.spilled) as i64 } else { 0 };
         let depth_before = self.held.depth;
         let own = (i64::from(left) + flowing).min(depth_before);
         self.held.depth = (own + in_purses).min(depth_before);

@@ -14,6 +14,7 @@ mod governor;
 mod leaky_bucket;
 #[cfg(feature = "limitador")]
 mod limitador;
+mod maps;
 mod pingora;
 mod ratelimit;
 mod script;
@@ -155,6 +156,9 @@ pub fn contenders(case: &Case, server: Option<&Server>) -> Vec<Box<dyn Contender
     }
     if !case.denied {
         all.push(bare::new(case));
+    }
+    if case.by == By::Key && !case.denied {
+        all.extend([maps::scc(case), maps::papaya(case), maps::dashmap(case)]);
     }
     if let Some(server) = server.filter(|_| case.by == By::Key && case.keys <= 1_000) {
         all.extend(remote(case, server));

@@ -1,0 +1,138 @@
+//! The hash of a key: where the table looks for the key's bucket first.
+//!
+//! The hash only finds candidates. The table compares the key itself before a decision uses a
+//! bucket, so two keys with one hash cost time and never share a bucket.
+//!
+//! Each limit draws its own seeds. A client that cannot see hashes cannot choose keys that crowd one
+//! part of the index.
+
+use std::fmt;
+use std::hash::Hasher;
+
+use foldhash::SharedSeed;
+use foldhash::fast::FoldHasher;
+
+use super::index::PLACE_MAX;
+
+/// Two random numbers: the seed of the hash's constants, and the seed of its state.
+pub(crate) type HashSeeds = [u64; 2];
+
+/// The bits of an index entry above those of a place.
+const TAG: u32 = !PLACE_MAX;
+
+/// The hash of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyHash(u64);
+
+impl KeyHash {
+    /// Where in the index the key is looked for first.
+    #[inline(always)]
+    pub(super) fn home(self) -> u32 {
+        (self.0 >> u32::BITS) as u32
+    }
+
+    /// The bits of the hash that an index entry holds beside a place.
+    #[inline(always)]
+    pub(super) fn tag(self) -> u32 {
+        self.0 as u32 & TAG
+    }
+}
+
+/// Hashes the keys of one table.
+#[derive(Clone)]
+pub(crate) struct KeyHasher {
+    constants: SharedSeed,
+    state: u64,
+    /// All keys have one hash.
+    #[cfg(test)]
+    is_constant: bool,
+}
+
+/// The seeds are secret.
+impl fmt::Debug for KeyHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyHasher").finish_non_exhaustive()
+    }
+}
+
+impl KeyHasher {
+    /// A hasher whose hashes nobody can predict without the seeds.
+    pub(crate) fn new([constants, state]: HashSeeds) -> Self {
+        Self {
+            constants: SharedSeed::from_u64(constants),
+            state,
+            #[cfg(test)]
+            is_constant: false,
+        }
+    }
+
+    /// A hasher that gives all keys one hash.
+    #[cfg(test)]
+    pub(super) fn constant() -> Self {
+        Self { is_constant: true, ..Self::new([0, 0]) }
+    }
+
+    /// The hash of `key`.
+    #[inline(always)]
+    pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
+        #[cfg(test)]
+        if self.is_constant {
+            return KeyHash(u64::MAX);
+        }
+        let mut hasher = FoldHasher::with_seed(self.state, &self.constants);
+        match (key.first_chunk(), key.last_chunk()) {
+            // Most keys: as numbers they are hashed inline, which halves the instructions of this.
+            (Some(first), Some(last)) if key.len() <= 32 => {
+                hasher.write_u128(u128::from_le_bytes(*first));
+                hasher.write_u128(u128::from_le_bytes(*last));
+            }
+            _ => hasher.write(key),
+        }
+        // As for any slice. It also mixes what the fast variant leaves unmixed.
+        hasher.write_usize(key.len());
+        KeyHash(hasher.finish())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Digits of pi.
+    pub(in crate::bucket) const SEEDS: HashSeeds = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
+    const OTHER_SEEDS: HashSeeds = [0x4528_21e6_38d0_1377, 0xbe54_66cf_34e9_0c6c];
+
+    #[test]
+    fn hash_depends_on_key_length_and_seeds() {
+        let (hasher, other) = (KeyHasher::new(SEEDS), KeyHasher::new(OTHER_SEEDS));
+        let mut seen = HashSet::new();
+        for length in 0..=512 {
+            let key = vec![b'x'; length];
+            let hash = hasher.hash(&key);
+            assert_eq!(hasher.hash(&key), hash);
+            assert_ne!(other.hash(&key), hash);
+            assert!(seen.insert(hash.0), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn homes_and_tags_of_consecutive_keys_are_spread_evenly() {
+        const KEYS: u32 = 102_400;
+        let hasher = KeyHasher::new(SEEDS);
+        let hashes = || (0..KEYS).map(|key| hasher.hash(format!("user:{key:015}").as_bytes()));
+        // 64 parts of 1600 keys each, by chance give or take 40.
+        let count = |part: &dyn Fn(KeyHash) -> u32| {
+            let mut counts = [0_u32; 64];
+            hashes().for_each(|hash| counts[(part(hash) % 64) as usize] += 1);
+            counts
+        };
+        let tags = count(&|hash| hash.tag() >> PLACE_MAX.count_ones());
+        assert!(tags.iter().all(|count| (1400..1800).contains(count)), "{tags:?}");
+        for bits in [0, 10, 22] {
+            let homes = count(&|hash| hash.home() >> bits);
+            assert!(homes.iter().all(|count| (1400..1800).contains(count)), "{homes:?}");
+        }
+    }
+}
