@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
+use super::scenario::{AWAKE_SECONDS, SUSPENDED_SECONDS};
 use super::setup::{Network, Setup};
-use super::workload::{
-    AWAKE_SECONDS, STICKY_DEATH_SECONDS, SUSPENDED_SECONDS, Scenario, Workload, dying_node,
-};
+use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
 use crate::bound::{Incidents, bound};
 use crate::time::CLOCK_AGE_MAX_US;
 
@@ -18,8 +17,9 @@ pub(super) const OUTAGE_SECONDS: (u64, u64) = (5, 8);
 const FLAP_BEGINS_US: u64 = 2_000_000;
 /// How long it is gone, and how often, unless a cell of the sweep says otherwise.
 const FLAP_US: (u64, u64) = (2_100_000, 3_000_000);
-/// The snapshot, and the seconds in which it is restored.
-const SNAPSHOT_SECONDS: (u64, [u64; 2]) = (5, [8, 12]);
+/// The snapshot is saved while buckets are still nearly full, and restored in these seconds.
+const SAVED_US: u64 = 100_000;
+const RESTORED_SECONDS: [u64; 2] = [8, 12];
 /// The store's clock steps back then, and forth again so much later.
 const STORE_BACK_SECONDS: (u64, u64) = (5, 10);
 /// By how much, unless a cell of the sweep says otherwise.
@@ -187,9 +187,9 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
             rounds(1).map(|second| at(second, Fault::RecordLost { key: 0 })).collect()
         }
         Scenario::OldSnapshot => {
-            let (saved, restored) = SNAPSHOT_SECONDS;
-            let restores = restored.map(|second| at(second, Fault::StoreRestores));
-            [at(saved, Fault::StoreSaves)].into_iter().chain(restores).collect()
+            let saved = Planned { at_us: SAVED_US, fault: Fault::StoreSaves };
+            let restores = RESTORED_SECONDS.map(|second| at(second, Fault::StoreRestores));
+            [saved].into_iter().chain(restores).collect()
         }
         Scenario::StoreBack => store_back(STORE_BACK_US),
         Scenario::Crowd => {

@@ -8,6 +8,7 @@ pub mod figures;
 #[cfg(all(test, feature = "redis"))]
 mod on_redis;
 mod run;
+mod scenario;
 #[cfg(test)]
 mod search;
 mod setup;

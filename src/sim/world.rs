@@ -21,13 +21,19 @@ use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
 use crate::limit::{Limit, Terms};
 use crate::limiter::DECIDE_WITHIN;
-use crate::sync::message::{Reply, Request};
+use crate::sync::message::Reply;
+#[cfg(all(test, feature = "redis"))]
+use crate::sync::message::Request;
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
 use crate::time::{Now, micros};
 
 mod ledger;
 mod network;
+mod node;
 mod trouble;
+
+pub(super) use node::Node;
+use node::Waiting;
 
 /// What happened to the store, for tests that play it again.
 #[cfg(all(test, feature = "redis"))]
@@ -92,80 +98,6 @@ impl PartialOrd for Scheduled {
 impl Ord for Scheduled {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at_us, self.order).cmp(&(other.at_us, other.order))
-    }
-}
-
-/// A request whose caller waits.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    key: u32,
-    cost: u32,
-}
-
-pub(super) struct Node {
-    pub(super) engine: Engine,
-    /// The buckets of each limit.
-    buckets: Vec<Arc<Table>>,
-    /// Those of each thread, where several contend.
-    purses: Vec<Purses>,
-    /// What a new key of each limit may spend before the store is heard.
-    credits: Vec<u32>,
-    /// The terms of each limit.
-    terms: Vec<Terms>,
-    dirty: DirtyQueue,
-    clock: NodeClock,
-    /// The place that arrivals name.
-    place: u16,
-    born_us: u64,
-    /// The exchange of each lane that may still be answered.
-    exchanges: HashMap<u32, u64>,
-    /// The last batch of each lane, if the ledger is kept.
-    sent: HashMap<u32, Arc<Request>>,
-    waiting: HashMap<u64, Waiting>,
-    /// Tokens admitted.
-    pub(super) spent: u64,
-    /// The same by key, if the ledger is kept.
-    pub(super) spent_on: HashMap<u32, u64>,
-    /// Tokens that the store has charged for it, by key, if the ledger is kept.
-    pub(super) charged_on: HashMap<u32, u64>,
-    /// Tokens that the store has confirmed.
-    acknowledged: u64,
-    timer_us: u64,
-    alive: bool,
-    paused_until_us: u64,
-    /// What came while the node was paused.
-    missed: VecDeque<Happening>,
-    cut_until_us: u64,
-    /// The buckets asked for, if the ledger is kept.
-    asked: HashMap<u32, BucketRef>,
-}
-
-impl Node {
-    /// Tokens in purses that are not void.
-    fn in_purses(&self, now_us: u64) -> u64 {
-        let now = self.clock.reading(now_us).cached();
-        self.purses.iter().flat_map(|purses| purses.held(now)).map(|(_, tokens)| tokens).sum()
-    }
-
-    /// Whether it holds a lease on the key, or on any.
-    fn is_leased(&self, key: Option<u32>, now_us: u64) -> bool {
-        let now = self.clock.now(now_us);
-        let depth = |bucket: &BucketRef| self.engine.leased_depth(bucket.slot()?, now);
-        let mut asked = self.asked.iter().filter(|(name, _)| key.is_none_or(|key| key == **name));
-        self.alive && asked.any(|(_, bucket)| depth(bucket).is_some_and(|depth| depth > 0))
-    }
-
-    /// A lease that is over-full with what threads have of it: its depth, and what there is.
-    fn overfull(&self, now_us: u64) -> Option<(i64, u64)> {
-        let now = self.clock.reading(now_us).cached();
-        self.asked.values().find_map(|bucket| {
-            let depth = self.engine.leased_depth(bucket.slot()?, now)?;
-            let purses = self.purses.iter().flat_map(|purses| purses.held(now));
-            let mine = purses.filter(|(place, _)| *place == bucket.place());
-            let (tokens, _) = bucket.held_and_pending();
-            let all = u64::from(tokens) + mine.map(|(_, tokens)| tokens).sum::<u64>();
-            (all > u64::try_from(depth).unwrap_or(0)).then_some((depth, all))
-        })
     }
 }
 

@@ -8,6 +8,8 @@ use super::*;
 const QUOTAS: [(u64, u64); 4] = [(1000, 1000), (1000, 20), (10, 1000), (1, 100)];
 /// The fault comes between these, in microseconds.
 const BETWEEN_US: Range<u64> = 3_000_000..6_000_000;
+/// A snapshot is saved before this.
+const EARLY_US: u64 = 400_000;
 const UNTIL_US: u64 = 15_000_000;
 /// The longest that a fault lasts, and the largest step of a clock.
 const LONGEST_US: f64 = 6_000_000.0;
@@ -100,7 +102,9 @@ fn of_class(class: &Class, (rate, burst): (u64, u64), seed: u64) -> Case {
     let mut at_us = rng.u64(BETWEEN_US);
     let faults = (class.faults)(&mut rng, place, size_us);
     let faults = faults.into_iter().map(|fault| {
-        let planned = Planned { at_us, fault };
+        // A snapshot of nearly full buckets is the worst to come back with.
+        let early = fault == Fault::StoreSaves;
+        let planned = Planned { at_us: if early { at_us % EARLY_US } else { at_us }, fault };
         at_us += rng.u64(100_000..2_000_000);
         planned
     });

@@ -10,6 +10,9 @@ const COUNTED_PART: f64 = 0.5;
 /// Overlapping faults begin when all nodes have leases, in microseconds.
 const LEASED_US: u64 = 4_000_000;
 
+/// Buckets are still nearly full before this, in microseconds.
+const EARLY_US: u64 = 400_000;
+
 /// One fault that begins at `at_us`; `life_us` is that of a lease.
 fn fault_at(rng: &mut fastrand::Rng, at_us: u64, life_us: u64, case: &Case) -> Vec<Planned> {
     let place = rng.u16(0..case.setup.nodes);
@@ -19,8 +22,9 @@ fn fault_at(rng: &mut fastrand::Rng, at_us: u64, life_us: u64, case: &Case) -> V
         1 => Fault::StoreForgets,
         2 => Fault::StoreLags { by_us: for_us },
         3 => {
-            // The old state comes back.
-            let saved_us = at_us.saturating_sub(for_us);
+            // A state comes back that is a little older, or one of nearly full buckets.
+            let recent_us = at_us.saturating_sub(for_us);
+            let saved_us = if at_us.is_multiple_of(2) { at_us % EARLY_US } else { recent_us };
             let saved = Planned { at_us: saved_us, fault: Fault::StoreSaves };
             return vec![saved, Planned { at_us, fault: Fault::StoreRestores }];
         }

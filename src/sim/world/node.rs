@@ -1,0 +1,87 @@
+//! One node: the product's engine and buckets, and what the world notes about it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::super::clock::NodeClock;
+use super::Happening;
+use crate::bucket::purse::Purses;
+use crate::bucket::{BucketRef, DirtyQueue, Table};
+use crate::limit::Terms;
+use crate::sync::Engine;
+use crate::sync::message::Request;
+use crate::time::Now;
+
+/// A request whose caller waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) key: u32,
+    pub(super) cost: u32,
+}
+
+pub(in crate::sim) struct Node {
+    pub(in crate::sim) engine: Engine,
+    /// The buckets of each limit.
+    pub(super) buckets: Vec<Arc<Table>>,
+    /// Those of each thread, where several contend.
+    pub(super) purses: Vec<Purses>,
+    /// What a new key of each limit may spend before the store is heard.
+    pub(super) credits: Vec<u32>,
+    /// The terms of each limit.
+    pub(super) terms: Vec<Terms>,
+    pub(super) dirty: DirtyQueue,
+    pub(super) clock: NodeClock,
+    /// The place that arrivals name.
+    pub(super) place: u16,
+    pub(super) born_us: u64,
+    /// The exchange of each lane that may still be answered.
+    pub(super) exchanges: HashMap<u32, u64>,
+    /// The last batch of each lane, if the ledger is kept.
+    pub(super) sent: HashMap<u32, Arc<Request>>,
+    pub(super) waiting: HashMap<u64, Waiting>,
+    /// Tokens admitted.
+    pub(in crate::sim) spent: u64,
+    /// The same by key, if the ledger is kept.
+    pub(in crate::sim) spent_on: HashMap<u32, u64>,
+    /// Tokens that the store has charged for it, by key, if the ledger is kept.
+    pub(in crate::sim) charged_on: HashMap<u32, u64>,
+    /// Tokens that the store has confirmed.
+    pub(super) acknowledged: u64,
+    pub(super) timer_us: u64,
+    pub(super) alive: bool,
+    pub(super) paused_until_us: u64,
+    /// What came while the node was paused.
+    pub(super) missed: VecDeque<Happening>,
+    pub(super) cut_until_us: u64,
+    /// The buckets asked for, if the ledger is kept.
+    pub(super) asked: HashMap<u32, BucketRef>,
+}
+
+impl Node {
+    /// Tokens in purses that are not void.
+    pub(super) fn in_purses(&self, now_us: u64) -> u64 {
+        let now = self.clock.reading(now_us).cached();
+        self.purses.iter().flat_map(|purses| purses.held(now)).map(|(_, tokens)| tokens).sum()
+    }
+
+    /// Whether it holds a lease on the key, or on any.
+    pub(super) fn is_leased(&self, key: Option<u32>, now_us: u64) -> bool {
+        let now = self.clock.now(now_us);
+        let depth = |bucket: &BucketRef| self.engine.leased_depth(bucket.slot()?, now);
+        let mut asked = self.asked.iter().filter(|(name, _)| key.is_none_or(|key| key == **name));
+        self.alive && asked.any(|(_, bucket)| depth(bucket).is_some_and(|depth| depth > 0))
+    }
+
+    /// A lease that is over-full with what threads have of it: its depth, and what there is.
+    pub(super) fn overfull(&self, now_us: u64) -> Option<(i64, u64)> {
+        let now = self.clock.reading(now_us).cached();
+        self.asked.values().find_map(|bucket| {
+            let depth = self.engine.leased_depth(bucket.slot()?, now)?;
+            let purses = self.purses.iter().flat_map(|purses| purses.held(now));
+            let mine = purses.filter(|(place, _)| *place == bucket.place());
+            let (tokens, _) = bucket.held_and_pending();
+            let all = u64::from(tokens) + mine.map(|(_, tokens)| tokens).sum::<u64>();
+            (all > u64::try_from(depth).unwrap_or(0)).then_some((depth, all))
+        })
+    }
+}
