@@ -7,44 +7,45 @@ use crate::limit::{CreditRule, Limit, Mode, OutagePolicy, Terms};
 const STALL_S: f64 = 0.020;
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
 const FORGOTTEN_FULL_S: f64 = 60.0;
+/// A store that lost its memory waits for leases that it does not know for so long at most, in seconds.
+const LEASE_WAIT_MAX_S: f64 = 30.0;
 
-/// What went wrong since a key's bucket was last full.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// What went wrong since a key's bucket was last full: one entry or count for each event.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Incidents {
-    /// Nodes that died or were born anew.
+    /// Nodes that died, joined or were born anew.
     pub deaths: u32,
-    /// Times that the store lost its memory or what it had acknowledged.
+    /// Times that the store lost its memory, or came back with an older state.
     pub losses_of_memory: u32,
-    /// What each of the store's forward jumps gave, in seconds, all together.
-    pub store_jumps_s: f64,
-    /// What the nodes' clocks jumped ahead, in seconds, all together.
-    pub clock_jumps_s: f64,
-    /// Sum over nodes: seconds in which a node was cut off from a store that others could reach.
-    pub cut_off_node_s: f64,
-    /// Whether a node may have been out of the store's reach while it recovered from a loss.
-    pub unheard: bool,
+    /// Of these, times that a lease may have been held by a node that the store did not wait for: it
+    /// joined shortly before, or the loss was found after that node had been given more.
+    pub losses_unheard: u32,
+    /// Times that the record of the key was lost alone.
+    pub lost_records: u32,
+    /// Each forward jump of the store's clock, in seconds.
+    pub store_jumps_s: Vec<f64>,
+    /// Each forward jump of a node's clock, and each stall beyond 20 ms, in seconds.
+    pub clock_jumps_s: Vec<f64>,
     /// Whether the clock that decisions read ever stood still.
     pub clock_stalls: bool,
-    /// Nodes that were ever cut off.
+    /// Sum over nodes: seconds in which a node was cut off from a store that others could reach.
+    pub cut_off_node_s: f64,
+    /// Nodes that were cut off alone: each time counts.
     pub nodes_cut_off: u32,
-}
-
-impl Incidents {
-    /// How much older than normal the time can be by which a decision is taken, in seconds. What
-    /// flows into a full bucket meanwhile is not seen to be lost.
-    fn staleness_s(&self) -> f64 {
-        if self.clock_stalls { STALL_S } else { 0.0 }
-    }
+    /// Times that no node reached the store for so long that outage policies took over.
+    pub outages: u32,
 }
 
 /// The most tokens that a cluster of `nodes` can admit on one key above `burst + rate x window`,
 /// over any window, with `incidents` in it. Infinite if a node was cut off under
 /// [`OutagePolicy::Open`].
 ///
-/// Assumed: the store's clock never steps forward, nodes' clocks run within 500 ppm of it, no cached
-/// clock is older than 20 ms but as the incidents say, instance ids are unique, all nodes have one
-/// version of the limit, and where credit goes by the number of nodes they have heard from the
-/// store how many there are, which takes a second when one comes or goes.
+/// docs/ACCURACY.md gives each term and its reason.
+///
+/// Assumed: nodes' clocks run within 500 ppm of the store's, no cached clock is older than 20 ms but as
+/// the incidents say, instance ids are unique, all nodes have one version of the limit, and where credit
+/// depends on the number of nodes they have heard from the store how many there are, which takes a
+/// second when one comes or goes. A limit that cannot be kept has no bound.
 ///
 /// ```
 /// use tidegate::{Incidents, Limit, Quota, bound};
@@ -56,10 +57,12 @@ impl Incidents {
 /// assert!(bound(&limit, 20, &death) > quiet);
 /// ```
 pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {
+    let Ok(terms) = limit.validate() else { return f64::INFINITY };
     let quota = limit.quota();
     let basis = Basis {
         rate: quota.tokens_per_second(),
         burst: quota.burst_tokens() as f64,
+        lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
         credit: limit.credit_rule(),
         outage: limit.outage,
     };
@@ -72,6 +75,7 @@ pub(crate) fn bound_of(terms: &Terms, nodes: u32, incidents: &Incidents) -> f64 
     let basis = Basis {
         rate: terms.scale.rate as f64 * 1e6 / unit,
         burst: terms.scale.burst as f64 / unit,
+        lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
         credit: if terms.mode == Mode::Local { CreditRule::fixed(0) } else { terms.credit_rule },
         outage: terms.outage,
     };
@@ -96,23 +100,48 @@ struct Basis {
     rate: f64,
     /// Tokens.
     burst: f64,
+    /// The longest life of a lease, in seconds.
+    lease_s: f64,
     credit: CreditRule,
     outage: OutagePolicy,
 }
 
 impl Basis {
     fn bound(&self, nodes: u32, incidents: &Incidents) -> f64 {
-        let Self { rate, burst, .. } = *self;
+        let Self { rate, burst, lease_s, .. } = *self;
         let n = f64::from(nodes.max(1));
         let (all, one) = self.credit_given(nodes.max(1), incidents.deaths);
-        let mut tokens = all + one * f64::from(incidents.deaths) + rate * incidents.staleness_s();
-        let unknown = incidents.unheard || burst / rate > FORGOTTEN_FULL_S;
-        let forgotten = if unknown { burst } else { 0.0 };
-        tokens += f64::from(incidents.losses_of_memory) * (forgotten + all);
-        for jumps_s in [incidents.store_jumps_s, incidents.clock_jumps_s] {
-            tokens += (rate * jumps_s).min(burst * jumps_s.ceil());
+        let staleness_s = if incidents.clock_stalls { STALL_S } else { 0.0 };
+        let mut tokens = all + one * f64::from(incidents.deaths) + rate * staleness_s;
+        tokens += f64::from(incidents.losses_of_memory) * (self.forgotten() + all);
+        tokens += f64::from(incidents.losses_unheard) * (burst + rate * lease_s);
+        tokens += f64::from(incidents.lost_records) * (burst + all);
+        for jump_s in &incidents.store_jumps_s {
+            tokens += (rate * jump_s).min(burst + rate * lease_s);
         }
-        tokens + self.outages(n, incidents)
+        for jump_s in &incidents.clock_jumps_s {
+            tokens += (rate * jump_s).min(burst);
+        }
+        tokens + self.loans(n) * f64::from(incidents.outages) + self.cut_off(n, incidents)
+    }
+
+    /// What a loss of memory brings back although all nodes were heard: keys that nobody knows, and
+    /// leases that last longer than the store waits.
+    fn forgotten(&self) -> f64 {
+        let slow = self.burst / self.rate > FORGOTTEN_FULL_S;
+        let unknown = if slow { self.burst } else { 0.0 };
+        unknown + self.rate * (self.lease_s - LEASE_WAIT_MAX_S).max(0.0)
+    }
+
+    /// What nodes lend to keys without a lease in an outage, by views that others have used up since.
+    fn loans(&self, n: f64) -> f64 {
+        match self.outage {
+            OutagePolicy::Share => self.burst.max(n),
+            OutagePolicy::Closed => 0.0,
+            // Each goes on with what it was leased last.
+            OutagePolicy::LastRate => self.burst,
+            OutagePolicy::Open => f64::INFINITY,
+        }
     }
 
     /// The credit that all nodes together have, and the most that one of those that came or went
@@ -125,14 +154,15 @@ impl Basis {
         (all, if deaths > 0 { most.max(f64::from(self.credit.unheard)) } else { 0.0 })
     }
 
-    /// What nodes that are cut off admit beside the others.
-    fn outages(&self, n: f64, incidents: &Incidents) -> f64 {
+    /// What nodes that are cut off alone admit beside the others.
+    fn cut_off(&self, n: f64, incidents: &Incidents) -> f64 {
         let Incidents { nodes_cut_off, cut_off_node_s, .. } = *incidents;
         let all = self.rate * cut_off_node_s + f64::from(nodes_cut_off) * self.burst;
         match self.outage {
             _ if nodes_cut_off == 0 && cut_off_node_s <= 0.0 => 0.0,
             OutagePolicy::Closed => 0.0,
-            OutagePolicy::Share => all / n,
+            // A share of a burst that is smaller than the cluster is a token all the same.
+            OutagePolicy::Share => all / n + f64::from(nodes_cut_off),
             // Each had the whole rate at most.
             OutagePolicy::LastRate => all,
             OutagePolicy::Open => f64::INFINITY,
@@ -159,7 +189,7 @@ mod tests {
             Incidents { nodes_cut_off: 2, cut_off_node_s: 6.0, ..Incidents::default() };
         let expected = [
             (OutagePolicy::Closed, 0.0),
-            (OutagePolicy::Share, 6.0 * 250.0 + 2.0 * 25.0),
+            (OutagePolicy::Share, 6.0 * 250.0 + 2.0 * 25.0 + 2.0),
             (OutagePolicy::LastRate, 6.0 * 1000.0 + 2.0 * 100.0),
         ];
         for (policy, tokens) in expected {
@@ -186,19 +216,39 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumps_gives_the_burst_at_most_for_each_second_begun() {
-        let jumped = |clock_jumps_s| Incidents { clock_jumps_s, ..Incidents::default() };
-        assert_near(bound(&limit(), 4, &jumped(0.02)), 20.0);
-        assert_near(bound(&limit(), 4, &jumped(3600.0)), 360_000.0);
-        assert_near(bound(&limit(), 4, &jumped(0.9)), 100.0);
+    fn each_jump_of_a_clock_counts_for_itself() {
+        let node =
+            |jumps: &[f64]| Incidents { clock_jumps_s: jumps.to_vec(), ..Incidents::default() };
+        assert_near(bound(&limit(), 4, &node(&[0.02])), 20.0);
+        assert_near(bound(&limit(), 4, &node(&[3600.0, 0.9])), 100.0 + 100.0);
+        let store =
+            |jumps: &[f64]| Incidents { store_jumps_s: jumps.to_vec(), ..Incidents::default() };
+        // Leases live two seconds.
+        assert_near(bound(&limit(), 4, &store(&[0.3, 0.3, 0.3])), 900.0);
+        assert_near(bound(&limit(), 4, &store(&[3600.0])), 100.0 + 2000.0);
     }
 
     #[test]
-    fn a_loss_gives_a_burst_only_where_a_node_may_not_have_been_heard_or_the_key_fills_slowly() {
-        let loss = |unheard| Incidents { losses_of_memory: 1, unheard, ..Incidents::default() };
-        assert_near(bound(&limit().credit(1), 4, &loss(false)), 4.0 + 4.0);
-        assert_near(bound(&limit().credit(1), 4, &loss(true)), 4.0 + 4.0 + 100.0);
+    fn a_loss_gives_a_burst_only_where_a_lease_is_unheard_or_the_key_fills_slowly() {
+        let loss = |losses_unheard| Incidents {
+            losses_of_memory: 1,
+            losses_unheard,
+            ..Incidents::default()
+        };
+        assert_near(bound(&limit().credit(1), 4, &loss(0)), 4.0 + 4.0);
+        assert_near(bound(&limit().credit(1), 4, &loss(1)), 4.0 + 4.0 + 100.0 + 2000.0);
         let slow = Limit::new("x", Quota::per_hour(3600).burst(100)).credit(0);
-        assert_near(bound(&slow, 4, &loss(false)), 100.0);
+        assert_near(bound(&slow, 4, &loss(0)), 100.0);
+        let rare = slow.sync_interval(std::time::Duration::from_secs(5));
+        assert_near(bound(&rare, 4, &loss(0)), 100.0 + 64.0 - 30.0);
+    }
+
+    #[test]
+    fn a_lost_record_gives_a_burst_and_an_outage_what_old_views_lend() {
+        let lost = Incidents { lost_records: 2, ..Incidents::default() };
+        assert_near(bound(&limit().credit(1), 4, &lost), 4.0 + 2.0 * (100.0 + 4.0));
+        let outages = Incidents { outages: 2, ..Incidents::default() };
+        assert_near(bound(&limit(), 4, &outages), 200.0);
+        assert_near(bound(&limit().outage(OutagePolicy::Closed), 4, &outages), 0.0);
     }
 }

@@ -420,7 +420,7 @@ impl Driver {
             nodes: gauges.nodes,
             lanes_down: gauges.lanes_down,
         });
-        for (index, excess) in self.engine.excess(self.time.now()).into_iter().enumerate() {
+        for (index, excess) in self.engine.excess().into_iter().enumerate() {
             let limit = &self.limits[index];
             limit.set_excess(excess);
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });

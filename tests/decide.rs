@@ -191,7 +191,10 @@ async fn all_who_wait_on_a_key_share_one_round_trip_and_go_on_first_come_first()
 async fn who_waits_for_a_store_that_has_lost_its_memory_is_told_what_check_says() {
     // After a loss a key that fills within a minute begins empty, and then credit waits too.
     for (quota, on_credit) in [(Quota::per_day(BURST), true), (Quota::per_second(1), false)] {
-        let cluster = Cluster::new(1, &Limit::new("api", quota).credit(1)).await;
+        let mut cluster = Cluster::new(2, &Limit::new("api", quota).credit(1)).await;
+        // The store waits for a node that has died, until its leases would have ended.
+        cluster.nodes.truncate(1);
+        cluster.apis.truncate(1);
         cluster.store.clear();
         cluster.pass(Duration::from_millis(100)).await;
         let decisions = cluster.answered(waiting(&cluster.apis[0], "user", 2)).await;

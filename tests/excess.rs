@@ -152,7 +152,7 @@ async fn nodes_that_join_and_a_loss_of_memory_raise_the_bound() {
     assert!((bound_tokens(&cluster.excess()[0]) - joined).abs() < ERROR);
     cluster.store.clear();
     cluster.pass(3 * SECOND).await;
-    let loss = Incidents { losses_of_memory: 1, unheard: true, ..Incidents::default() };
+    let loss = Incidents { losses_of_memory: 1, ..Incidents::default() };
     let lost = bound_tokens(&cluster.excess()[0]);
     assert!(lost >= bound(&limit(), 3, &loss) - ERROR, "{lost}");
 }

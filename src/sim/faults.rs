@@ -206,46 +206,49 @@ pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
     bound(&setup.limit, setup.nodes.into(), &incidents(faults, setup))
 }
 
+/// No outage policy takes over in a shorter silence of the store, in microseconds.
+const SILENCE_LEAST_US: u64 = 1_500_000;
+
 /// What goes wrong in a world of which this is planned, as the bound counts it.
 pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
-    let Network { request_loss, reply_loss, late, .. } = setup.network;
-    let mut incidents =
-        Incidents { unheard: request_loss + reply_loss + late > 0.0, ..Incidents::default() };
+    let mut incidents = Incidents::default();
     for planned in faults {
         match planned.fault {
             Fault::NodeDies { .. } | Fault::NodeReplaced { .. } | Fault::NodeJoins => {
                 incidents.deaths += 1;
-                incidents.unheard = true;
             }
             Fault::StoreForgets => incidents.losses_of_memory += 1,
             Fault::StoreSaves => {}
-            Fault::StoreLags { .. } | Fault::StoreRestores | Fault::RecordLost { .. } => {
+            Fault::StoreLags { .. } | Fault::StoreRestores => {
                 incidents.losses_of_memory += 1;
-                // Some nodes may be served from the older state before any node notices.
-                incidents.unheard = true;
+                // A node may be served from the older state before another finds the loss.
+                incidents.losses_unheard += 1;
             }
-            Fault::StoreClockSteps { by_us } => {
-                incidents.store_jumps_s += by_us.max(0) as f64 / 1e6;
+            Fault::RecordLost { .. } => incidents.lost_records += 1,
+            Fault::StoreClockSteps { by_us } if by_us > 0 => {
+                incidents.store_jumps_s.push(by_us as f64 / 1e6);
             }
-            Fault::ClockJumps { by_us, .. } => incidents.clock_jumps_s += by_us as f64 / 1e6,
+            Fault::ClockJumps { by_us, .. } => incidents.clock_jumps_s.push(by_us as f64 / 1e6),
             Fault::NodeCutOff { for_us, .. } => {
-                incidents.unheard = true;
                 incidents.nodes_cut_off += 1;
                 incidents.cut_off_node_s += for_us as f64 / 1e6;
             }
             Fault::StoreHangs { for_us } | Fault::StoreStalls { for_us } => {
-                incidents.unheard = true;
-                // Nodes see its end at different times.
-                incidents.nodes_cut_off += u32::from(setup.nodes);
-                incidents.cut_off_node_s += f64::from(setup.nodes) * for_us as f64 / 1e6;
+                incidents.outages += u32::from(for_us >= SILENCE_LEAST_US);
             }
             Fault::ClockStalls { for_us, .. } => {
                 incidents.clock_stalls = true;
                 let beyond_us = for_us.saturating_sub(CLOCK_AGE_MAX_US);
-                incidents.clock_jumps_s += beyond_us as f64 / 1e6;
+                incidents.clock_jumps_s.push(beyond_us as f64 / 1e6);
             }
-            Fault::NodePauses { .. } => incidents.unheard = true,
+            Fault::StoreClockSteps { .. } | Fault::NodePauses { .. } => {}
         }
+    }
+    let Network { request_loss, reply_loss, late, .. } = setup.network;
+    if request_loss + reply_loss + late > 0.0 || incidents.deaths > 0 || incidents.nodes_cut_off > 0
+    {
+        // The nodes that a store waits for may not be those that hold leases.
+        incidents.losses_unheard = incidents.losses_of_memory;
     }
     incidents
 }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::faults::{Fault, Planned, excess_bound, incidents};
+use super::faults::{Fault, Planned, excess_bound};
 use super::setup::{Form, Network, Setup};
 use super::workload::Arrival;
 use super::world::World;
@@ -122,7 +122,6 @@ impl Case {
             world.suffer(planned);
         }
         world.play(&self.arrivals, self.until_us);
-        let incidents = incidents(&self.faults, &self.setup);
         // Who waits while nothing goes wrong has an answer in time, and never needs the credit.
         let in_time = 4 * self.setup.network.rtt < DECIDE_WITHIN;
         let sure = self.setup.form == Form::Async && self.faults.is_empty() && in_time;
@@ -143,7 +142,7 @@ impl Case {
             ideal: world.judge.most_ideal(),
             idle_faults: world.idle_faults,
             told,
-            all_heard: self.faults.is_empty() && !incidents.unheard,
+            all_heard: self.faults.is_empty() && self.setup.network.is_clean(),
             discrepancy: world.discrepancy.take(),
             vs_ideal_pct: world.judge.figures(1.0).admitted_vs_ideal_pct,
         }

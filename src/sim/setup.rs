@@ -81,6 +81,13 @@ impl Network {
         }
     }
 
+    /// Whether every message arrives once and in time.
+    pub fn is_clean(&self) -> bool {
+        [self.request_loss, self.reply_loss, self.duplicated, self.late]
+            .iter()
+            .all(|part| *part <= 0.0)
+    }
+
     /// The network of a scenario that has one of its own: the store is far away, from all nodes or
     /// from some.
     pub fn of_scenario(scenario: Scenario) -> Option<Self> {

@@ -550,7 +550,7 @@ impl World {
     pub(super) fn told(&mut self) -> crate::bound::Excess {
         let mut highest = crate::bound::Excess::default();
         for node in &mut self.nodes {
-            let told = node.engine.excess(node.clock.now(self.now_us))[0];
+            let told = node.engine.excess()[0];
             let bounds = highest.bound_tokens.into_iter().chain(told.bound_tokens);
             highest.bound_tokens = bounds.reduce(f64::max);
             highest.observed_tokens = highest.observed_tokens.max(told.observed_tokens);

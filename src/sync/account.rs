@@ -152,6 +152,8 @@ pub(crate) struct Account {
     seen: u64,
     /// The age of the view that the key came into the books with, in microseconds.
     known_us: Option<u64>,
+    /// Times that the store was found to have lost the key's record.
+    lost_records: u32,
     /// The largest cost that was denied since the key came into the books.
     denied_cost: u32,
     /// Tokens asked for that the demand estimate has not seen yet.
@@ -217,6 +219,7 @@ impl Account {
             last_arrival: now,
             seen: 0,
             known_us: told.age(now).map(micros),
+            lost_records: 0,
             denied_cost: 0,
             arrivals: 0,
             requests: 0,
@@ -296,6 +299,12 @@ impl Account {
     /// Books the decisions of a key that lives on an outage policy.
     pub(crate) fn count(&mut self, now: Timestamp) {
         self.collect(now, true);
+    }
+
+    /// Counts a record that was found to be `lost`; returns how many were.
+    pub(crate) fn lose_record(&mut self, lost: bool) -> u32 {
+        self.lost_records += u32::from(lost);
+        self.lost_records
     }
 
     /// Decisions booked since the last time, for the metrics.

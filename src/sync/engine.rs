@@ -408,9 +408,9 @@ impl Engine {
         self.context.known.stalled(stall_us);
     }
 
-    /// What is known of each limit's excess at `now`, in the limits' order.
-    pub(crate) fn excess(&mut self, now: Timestamp) -> Vec<Excess> {
-        let troubles = self.lanes.iter().map(|lane| lane.trouble(now));
+    /// What is known of each limit's excess, in the limits' order.
+    pub(crate) fn excess(&mut self) -> Vec<Excess> {
+        let troubles = self.lanes.iter().map(Lane::trouble);
         let trouble = troubles.fold(LaneTrouble::default(), LaneTrouble::worst);
         self.context.raise_bounds(trouble);
         self.context.excess()

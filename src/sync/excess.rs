@@ -9,38 +9,41 @@ use crate::limit::{Mode, Terms};
 pub(crate) struct LaneTrouble {
     /// Times that the lane lost its memory.
     pub(crate) losses: u32,
-    /// Times that keys of the lane lived on outage policies, and for how long all together.
-    pub(crate) outages: u32,
-    pub(crate) outage_us: u64,
-    /// Records of keys that were found to be lost.
+    /// Records of keys that were found to be lost, at most of one key.
     pub(crate) lost_records: u32,
-    /// Tokens lent from old views in outages, at most of one key in each.
-    pub(crate) lent: i64,
+    /// Times that keys of the lane lived on outage policies while no node reached the store.
+    pub(crate) outages: u32,
+    /// Times that they did while other nodes reached it, and for how long all together.
+    pub(crate) cut_off: u32,
+    pub(crate) cut_off_us: u64,
 }
 
 impl LaneTrouble {
-    /// The store was silent for so long, and keys lived on their outage policies.
-    pub(crate) fn lived_through(&mut self, silent_us: u64) {
-        self.outages += 1;
-        self.outage_us += silent_us;
-    }
-
-    /// A key of the lane was lent so many tokens.
-    pub(crate) fn lend(&mut self, tokens: i64) {
-        self.lent += tokens;
+    /// Keys of the lane lived on their outage policies, the store being silent for so long, to this node
+    /// or to all.
+    pub(crate) fn lived_through(&mut self, silent_us: u64, for_all: bool) {
+        if for_all {
+            self.outages += 1;
+        } else {
+            self.cut_off += 1;
+            self.cut_off_us += silent_us;
+        }
     }
 
     /// A key lives in one lane: what counts is the worst of each.
     pub(crate) fn worst(self, other: Self) -> Self {
         Self {
             losses: self.losses.max(other.losses),
-            outages: self.outages.max(other.outages),
-            outage_us: self.outage_us.max(other.outage_us),
             lost_records: self.lost_records.max(other.lost_records),
-            lent: self.lent.max(other.lent),
+            outages: self.outages.max(other.outages),
+            cut_off: self.cut_off.max(other.cut_off),
+            cut_off_us: self.cut_off_us.max(other.cut_off_us),
         }
     }
 }
+
+/// So many stalls of a clock count each for itself.
+const STALLS_MAX: usize = 1000;
 
 /// What is known of the nodes and of this node's clock.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,7 +52,8 @@ pub(crate) struct Known {
     nodes: u32,
     /// Nodes that have gone since this one began.
     gone: u32,
-    /// Stalls of the cached clock beyond what leases allow for, all together.
+    /// Stalls of the cached clock beyond what leases allow for: how many, and all together.
+    stalls: usize,
     stalls_us: u64,
 }
 
@@ -61,20 +65,23 @@ impl Known {
     }
 
     pub(crate) fn stalled(&mut self, stall_us: u64) {
+        self.stalls += 1;
         self.stalls_us += stall_us;
     }
 
-    /// Counts what a node can know of; when it was cut off, it takes it that all were.
-    fn incidents(&self, trouble: LaneTrouble, nodes: u32) -> Incidents {
+    /// Counts what a node can know of: of nodes that were cut off alone, itself.
+    fn incidents(&self, trouble: LaneTrouble) -> Incidents {
+        let pieces = self.stalls.min(STALLS_MAX);
         Incidents {
             deaths: self.gone,
             losses_of_memory: trouble.losses,
-            // Nobody knows whether the others were heard in time.
-            unheard: trouble.losses > 0,
-            clock_stalls: self.stalls_us > 0,
-            clock_jumps_s: self.stalls_us as f64 / 1e6,
-            nodes_cut_off: trouble.outages.saturating_mul(nodes),
-            cut_off_node_s: f64::from(nodes) * trouble.outage_us as f64 / 1e6,
+            lost_records: trouble.lost_records,
+            clock_stalls: self.stalls > 0,
+            // Stalls of equal length give the most.
+            clock_jumps_s: vec![self.stalls_us as f64 / 1e6 / pieces as f64; pieces],
+            nodes_cut_off: trouble.cut_off,
+            cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
+            outages: trouble.outages,
             ..Incidents::default()
         }
     }
@@ -113,7 +120,7 @@ impl Context {
         for limit in &mut self.limits {
             let nodes = if limit.terms.mode == Mode::Local { Some(1) } else { shared_by };
             if let Some(nodes) = nodes {
-                let incidents = self.known.incidents(trouble, nodes);
+                let incidents = self.known.incidents(trouble);
                 limit.excess.raise(&limit.terms, nodes, &incidents);
             }
         }
@@ -144,7 +151,7 @@ mod tests {
         for _ in 0..5 {
             assert!(known.count(21) && known.count(20));
         }
-        let incidents = known.incidents(LaneTrouble::default(), 20);
+        let incidents = known.incidents(LaneTrouble::default());
         assert_eq!(incidents, Incidents { deaths: 5, ..Incidents::default() });
     }
 
@@ -169,15 +176,16 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_that_is_shared_through_is_counted_for_all_nodes() {
+    fn an_outage_of_all_counts_by_what_views_lend_and_one_of_this_node_by_its_share() {
         let mut trouble = LaneTrouble::default();
-        trouble.lived_through(3_000_000);
+        trouble.lived_through(3_000_000, false);
+        trouble.lived_through(3_000_000, true);
         let other = LaneTrouble { losses: 1, ..LaneTrouble::default() };
-        let trouble = trouble.worst(other);
-        let incidents = Known::default().incidents(trouble, 4);
-        // Credit; three seconds of the rate and the burst; and the burst for the loss.
-        let expected = 4.0 + (3000.0 + 100.0) + (100.0 + 4.0);
+        let incidents = Known::default().incidents(trouble.worst(other));
         let bound = bound_of(&terms(1), 4, &incidents);
+        // Credit, and again for the loss; three seconds of a quarter of the rate, a quarter of the burst and
+        // a token; the burst.
+        let expected = 4.0 + 4.0 + (750.0 + 25.0 + 1.0) + 100.0;
         assert!((bound - expected).abs() < 1e-6, "{bound}");
     }
 }

@@ -136,6 +136,8 @@ pub(crate) struct Lane {
     recovering_until: Timestamp,
     leaving: bool,
     trouble: LaneTrouble,
+    /// When the first key entered its outage policy.
+    entered: Timestamp,
     /// When keys without a lease are to be looked at, because the store is away.
     policies_from: Timestamp,
 }
@@ -169,6 +171,7 @@ impl Lane {
             recovering_until: Timestamp::ZERO,
             leaving: false,
             trouble: LaneTrouble::default(),
+            entered: now,
             policies_from: Timestamp::NEVER,
         }
     }
@@ -213,13 +216,9 @@ impl Lane {
         account.lease_ends().is_some_and(|ends| now < ends).then(|| account.leased_depth())
     }
 
-    /// What went wrong in the lane, the outage among it that lasts at `now`.
-    pub(crate) fn trouble(&self, now: Timestamp) -> LaneTrouble {
-        let mut trouble = self.trouble;
-        if self.failures > 0 && self.sums.policies > 0 {
-            trouble.lived_through(now.micros_since(self.answered));
-        }
-        trouble
+    /// What went wrong in the lane; an outage counts when it is over and it is known whose it was.
+    pub(crate) fn trouble(&self) -> LaneTrouble {
+        self.trouble
     }
 
     /// From when on the outage policy of a key with these terms may admit: the store takes the silence
@@ -423,7 +422,6 @@ impl Lane {
                 let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
                 let error = cloned.then_some(StoreError::ClonedInstance);
                 context.event(Event::Synced { lane, keys, took, error });
-                self.trouble = self.trouble(now);
                 self.answered = now;
                 self.retry.succeeded();
                 self.error = None;
@@ -660,6 +658,9 @@ impl Lane {
         let all_silent = self.time.is_none_or(|time| since_us > time.time_us);
         let back_us = (reply.time_us - since_us).max(0) as u64;
         let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
+        if self.sums.policies > 0 {
+            self.trouble.lived_through(now.micros_since(self.entered), all_silent);
+        }
         let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
         for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
             let terms = self.terms(slot, context);
@@ -720,7 +721,8 @@ impl Lane {
         match grant {
             Grant::Given(given) => {
                 context.agreed(self.accounts[slot].limit(), given.level);
-                self.trouble.lost_records += u32::from(given.lost);
+                let lost = self.accounts[slot].lose_record(given.lost);
+                self.trouble.lost_records = self.trouble.lost_records.max(lost);
                 if self.accounts[slot].in_policy() && !self.returning {
                     // The store takes the key's quota again.
                     self.rescheduled(slot, |account| account.return_from_policy(now, None, &terms));
@@ -807,9 +809,10 @@ impl Lane {
     ) {
         let terms = self.terms(slot, context);
         let nodes = context.nodes();
-        let lent =
-            self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
-        self.trouble.lend(lent);
+        if self.sums.policies == 0 {
+            self.entered = now;
+        }
+        self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
         self.tell(slot, context);
         context
             .event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].limit()) });
