@@ -63,10 +63,12 @@ local lost_us, from_us, since_us, expected, missing
 ---------------------------------------------------------------------------------------------------
 -- What seldom happens
 
--- The record of a bucket that is not in the store. `is_known`: the node knows that it was.
-local function first_record(quota, rate, burst, is_known)
+-- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
+-- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
+-- lowest of their claims tells the level.
+local function first_record(quota, rate, burst, is_known, is_claimed)
   local level, until_us = burst, 0
-  if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US then
+  if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
     level = min(rate * (now_us - lost_us), burst)
   end
   if is_known and not is_lost then until_us = now_us + recovery_us end
@@ -263,7 +265,8 @@ local function apply_all(at, count, quotas, found, parts)
       -- MGET passes over other types in silence; nothing of ours is empty.
       fresh, whole_changed = true, true
       record = call('TYPE', name).ok ~= 'none' and ''
-        or first_record(quota, rate, burst, not restoring and (holds or has_claim and claim < burst))
+        or first_record(quota, rate, burst, not restoring and (holds or has_claim and claim < burst),
+          restoring and has_claim)
     end
     if #record ~= BUCKET_BYTES then
       -- The rest is computed for nothing, and thrown away.

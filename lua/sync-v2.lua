@@ -14,7 +14,7 @@
 --                        epoch_us, algorithm behind the two letters of the layout
 --            98 bytes    an entry, in the order of `apply_all` in bucket-v2.lua: the number of its
 --                        quota from 1 and its flags (a byte each), and 12 numbers
---            6 numbers   the rest of an entry, behind it where they are not all zeros
+--            7 numbers   the rest of an entry, behind it where they are not all zeros
 -- ARGV[2]    the batch's hash, 8 bytes
 --
 -- Reply      the bytes of Reply::encode(), a bulk string, which is the node's record too

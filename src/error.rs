@@ -119,7 +119,7 @@ pub enum StoreError {
     Credentials(String),
     /// The user may not run scripts, or not write these keys.
     #[error(
-        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys"
+        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys"
     )]
     Denied(String),
     /// The server cannot write now: a replica, no memory, a failed disk.

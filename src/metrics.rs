@@ -27,6 +27,8 @@ const EVICTIONS: &str = "tidegate_evicted_keys_total";
 const STORE_UP: &str = "tidegate_store_up";
 const POLICIES: &str = "tidegate_outage_policies_total";
 const LOSSES: &str = "tidegate_memory_losses_total";
+const LOST_RECORDS: &str = "tidegate_lost_records_total";
+const STORE_JUMPS: &str = "tidegate_store_clock_jumps_total";
 const MISMATCHES: &str = "tidegate_quota_mismatches_total";
 const FOREIGN: &str = "tidegate_foreign_keys_total";
 const STALLS: &str = "tidegate_clock_stall_seconds";
@@ -81,6 +83,8 @@ fn describe() {
     describe_gauge!(STORE_UP, "1 while every lane of the store answers, else 0");
     describe_counter!(POLICIES, Unit::Count, "Keys that an outage policy took over, by limit");
     describe_counter!(LOSSES, Unit::Count, "Lanes that lost their memory and were rebuilt");
+    describe_counter!(LOST_RECORDS, Unit::Count, "Keys whose record the store had lost, by limit");
+    describe_counter!(STORE_JUMPS, Unit::Count, "Times that the store's clock jumped ahead");
     describe_counter!(MISMATCHES, Unit::Count, "Times that the store kept another quota, by limit");
     describe_counter!(FOREIGN, Unit::Count, "Keys found to hold another program's value");
     describe_histogram!(
@@ -130,6 +134,10 @@ fn record(event: &Event, labels: &Labels) {
             counter!(MISMATCHES, with(labels, "limit", limit)).increment(1);
         }
         Event::MemoryLost { .. } => counter!(LOSSES, labels.clone()).increment(1),
+        Event::RecordLost { limit } => {
+            counter!(LOST_RECORDS, with(labels, "limit", limit)).increment(1);
+        }
+        Event::StoreClockJumped { .. } => counter!(STORE_JUMPS, labels.clone()).increment(1),
         Event::ForeignKey { .. } => counter!(FOREIGN, labels.clone()).increment(1),
         Event::Evicted { keys } => counter!(EVICTIONS, labels.clone()).increment(*keys as u64),
         Event::ClockStalled { stall } => {

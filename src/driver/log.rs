@@ -18,6 +18,19 @@ pub(crate) fn record(event: &Event) {
                 "the store lost this lane's memory: rebuilding it from what the nodes know"
             );
         }
+        Event::RecordLost { limit } => {
+            warn!(
+                limit = &**limit,
+                "the store had lost a key's record: was it evicted or deleted?"
+            );
+        }
+        Event::StoreClockJumped { lane, by } => {
+            warn!(
+                lane,
+                ?by,
+                "the store's clock jumped ahead: limits may be exceeded by its refill"
+            );
+        }
         Event::QuotaMismatch {
             limit,
             configured_version,

@@ -26,7 +26,7 @@ pub(crate) use tally::Tally;
 pub(crate) use waiting::{Answer, Waiter};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
-const CLOCK_ERROR_DIVISOR: u64 = 2000;
+pub(crate) const CLOCK_ERROR_DIVISOR: u64 = 2000;
 /// The longest stall of the cached clock that leases allow for.
 pub(crate) const STALL_MAX_US: u64 = crate::time::CLOCK_AGE_MAX_US;
 /// A key above half its burst is synced so many times more rarely.
@@ -43,6 +43,8 @@ const PROBE_ARRIVALS: f64 = 8.0;
 const PRODUCTIVE_PART: i64 = 4;
 /// The longest gap between fruitless early syncs, in ticks.
 const EARLY_TICKS_MAX: u64 = 16;
+/// A key that the store refuses is named so often.
+const NAMED_US: u64 = 60_000_000;
 /// A key is kept in the books at least so long after its last request.
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
@@ -154,6 +156,8 @@ pub(crate) struct Account {
     known_us: Option<u64>,
     /// Times that the store was found to have lost the key's record.
     lost_records: u32,
+    /// The store's refusal of the key is named again from then on.
+    named_until: Timestamp,
     /// The largest cost that was denied since the key came into the books.
     denied_cost: u32,
     /// Tokens asked for that the demand estimate has not seen yet.
@@ -220,6 +224,7 @@ impl Account {
             seen: 0,
             known_us: told.age(now).map(micros),
             lost_records: 0,
+            named_until: Timestamp::ZERO,
             denied_cost: 0,
             arrivals: 0,
             requests: 0,
@@ -299,6 +304,15 @@ impl Account {
     /// Books the decisions of a key that lives on an outage policy.
     pub(crate) fn count(&mut self, now: Timestamp) {
         self.collect(now, true);
+    }
+
+    /// Whether the store's refusal of the key is to be named now: once in a while.
+    pub(crate) fn is_to_be_named(&mut self, now: Timestamp) -> bool {
+        let named = now >= self.named_until;
+        if named {
+            self.named_until = now.plus_micros(NAMED_US);
+        }
+        named
     }
 
     /// Counts a record that was found to be `lost`; returns how many were.

@@ -65,6 +65,18 @@ pub enum Event {
         /// The lane.
         lane: u32,
     },
+    /// The store had lost the record of a key, and rebuilds it from what the nodes know.
+    RecordLost {
+        /// The limit.
+        limit: Arc<str>,
+    },
+    /// The store's clock jumped ahead: refill that was not earned has flowed in.
+    StoreClockJumped {
+        /// The lane.
+        lane: u32,
+        /// How far.
+        by: Duration,
+    },
     /// The store keeps another quota under this limit's name; the limit goes on by its outage
     /// policy until both agree.
     QuotaMismatch {

@@ -16,6 +16,9 @@ pub(crate) struct LaneTrouble {
     /// Times that they did while other nodes reached it, and for how long all together.
     pub(crate) cut_off: u32,
     pub(crate) cut_off_us: u64,
+    /// Forward jumps of the store's clock: how many, and all together.
+    pub(crate) jumps: u32,
+    pub(crate) jumps_us: u64,
 }
 
 impl LaneTrouble {
@@ -30,6 +33,12 @@ impl LaneTrouble {
         }
     }
 
+    /// The store's clock jumped ahead by so much.
+    pub(crate) fn store_jumped(&mut self, by_us: u64) {
+        self.jumps += 1;
+        self.jumps_us += by_us;
+    }
+
     /// A key lives in one lane: what counts is the worst of each.
     pub(crate) fn worst(self, other: Self) -> Self {
         Self {
@@ -38,12 +47,20 @@ impl LaneTrouble {
             outages: self.outages.max(other.outages),
             cut_off: self.cut_off.max(other.cut_off),
             cut_off_us: self.cut_off_us.max(other.cut_off_us),
+            jumps: self.jumps.max(other.jumps),
+            jumps_us: self.jumps_us.max(other.jumps_us),
         }
     }
 }
 
-/// So many stalls of a clock count each for itself.
-const STALLS_MAX: usize = 1000;
+/// So many jumps of a clock count each for itself.
+const JUMPS_MAX: usize = 1000;
+
+/// So many jumps of `all_us` together, in seconds: of equal length, which gives the most.
+fn pieces(jumps: usize, all_us: u64) -> Vec<f64> {
+    let jumps = jumps.min(JUMPS_MAX);
+    vec![all_us as f64 / 1e6 / jumps.max(1) as f64; jumps]
+}
 
 /// What is known of the nodes and of this node's clock.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,14 +88,15 @@ impl Known {
 
     /// Counts what a node can know of: of nodes that were cut off alone, itself.
     fn incidents(&self, trouble: LaneTrouble) -> Incidents {
-        let pieces = self.stalls.min(STALLS_MAX);
         Incidents {
             deaths: self.gone,
             losses_of_memory: trouble.losses,
             lost_records: trouble.lost_records,
             clock_stalls: self.stalls > 0,
-            // Stalls of equal length give the most.
-            clock_jumps_s: vec![self.stalls_us as f64 / 1e6 / pieces as f64; pieces],
+            clock_jumps_s: pieces(self.stalls, self.stalls_us),
+            store_jumps_s: pieces(trouble.jumps as usize, trouble.jumps_us),
+            // The nodes that the store waited for may not be those that held leases.
+            losses_unheard: if self.gone > 0 { trouble.losses } else { 0 },
             nodes_cut_off: trouble.cut_off,
             cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
             outages: trouble.outages,

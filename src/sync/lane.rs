@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use super::account::{Account, Answer, Posted, Tally, Waiter};
+use super::account::{Account, Answer, CLOCK_ERROR_DIVISOR, Posted, Tally, Waiter};
 use super::backoff::Backoff;
 use super::engine::{Context, Desk, Output};
 use super::event::Event;
@@ -33,6 +33,8 @@ const LIFE_MAX_US: i64 = 64_000_000;
 const RECOVERY_GAP_US: u64 = 50_000;
 /// A node whose own loop was held up for so long cannot tell how long the store was silent.
 const HELD_UP_US: u64 = 250_000;
+/// A store's clock that is further ahead than this has jumped.
+const JUMP_LEAST_US: u64 = 5_000;
 /// A message takes no longer than two round trips and this.
 const TRAVEL_US: u64 = 10_000;
 /// The gap between two attempts grows up to this part of the time that the store has been silent.
@@ -79,6 +81,15 @@ impl LaneTime {
         self.time_us.saturating_add_unsigned(now.micros_since(self.received))
     }
 
+    /// How much further the lane's time went on from here to `later` than this node's clock did, if that is
+    /// more than clocks differ by.
+    fn jump_us(&self, later: &Self) -> Option<u64> {
+        let own_us = later.received.micros_since(self.sent);
+        let most_us = own_us + own_us / CLOCK_ERROR_DIVISOR + JUMP_LEAST_US;
+        let passed_us = later.time_us - self.time_us;
+        u64::try_from(passed_us).ok().filter(|passed_us| *passed_us > most_us).map(|us| us - own_us)
+    }
+
     /// The latest that the lane's time can be at `now`.
     fn most(&self, now: Timestamp) -> i64 {
         self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
@@ -122,8 +133,9 @@ pub(crate) struct Lane {
     returning: bool,
     /// When this node's loop ran last.
     ran: Timestamp,
-    /// The lane's time by the last reply.
+    /// The lane's time by the last reply, and by the last one before the store was silent.
     time: Option<LaneTime>,
+    heard_before_us: i64,
     /// Nodes alive by the last reply.
     nodes: i64,
     /// A silence beyond this is an outage for the store.
@@ -163,6 +175,7 @@ impl Lane {
             returning: false,
             ran: now,
             time: None,
+            heard_before_us: 0,
             nodes: 0,
             silence_us: 0,
             retry: Backoff::default(),
@@ -238,7 +251,7 @@ impl Lane {
         let epoch_us = terms.epoch_us as i64;
         let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
         let ends_in_us = (ends_us - time.least(since)).max(0) as u64;
-        let ended = since.plus_micros(ends_in_us + ends_in_us / 2000);
+        let ended = since.plus_micros(ends_in_us + ends_in_us / CLOCK_ERROR_DIVISOR);
         let silent = self.silent_for_all(context);
         let from = ended.max(silent).max(since.plus_micros(terms.grace_us));
         Some(Outage { from: if self.failed < silent { Timestamp::NEVER } else { from }, ended })
@@ -601,6 +614,9 @@ impl Lane {
         self.failures += 1;
         self.error = Some(error.clone());
         if self.failures == 1 {
+            if !self.returning {
+                self.heard_before_us = self.time.map_or(0, |time| time.time_us);
+            }
             context.event(Event::StoreDown { lane: self.number, error });
         }
         let first_us = context.rng.jitter(context.retry_us / 8);
@@ -655,7 +671,7 @@ impl Lane {
         context: &mut Context,
     ) {
         let since_us = reply.recovering_since_us;
-        let all_silent = self.time.is_none_or(|time| since_us > time.time_us);
+        let all_silent = since_us > self.heard_before_us;
         let back_us = (reply.time_us - since_us).max(0) as u64;
         let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
         if self.sums.policies > 0 {
@@ -677,7 +693,15 @@ impl Lane {
         self.recovering_until = now.plus_micros(wait_us);
         if matches!(reply.verdict, Verdict::Applied(_) | Verdict::Reborn) {
             let (time_us, sent) = (reply.time_us, flight.first_sent);
-            self.time = Some(LaneTime { time_us, sent, received: now });
+            let time = LaneTime { time_us, sent, received: now };
+            if let Some(jump_us) = self.time.and_then(|before| before.jump_us(&time)) {
+                self.trouble.store_jumped(jump_us);
+                context.event(Event::StoreClockJumped {
+                    lane: self.number,
+                    by: Duration::from_micros(jump_us),
+                });
+            }
+            self.time = Some(time);
             self.silence_us = reply.silence_us as u64;
         }
         if wait_us > 0 {
@@ -721,6 +745,10 @@ impl Lane {
         match grant {
             Grant::Given(given) => {
                 context.agreed(self.accounts[slot].limit(), given.level);
+                if given.lost {
+                    let limit = context.limit_name(self.accounts[slot].limit());
+                    context.event(Event::RecordLost { limit });
+                }
                 let lost = self.accounts[slot].lose_record(given.lost);
                 self.trouble.lost_records = self.trouble.lost_records.max(lost);
                 if self.accounts[slot].in_policy() && !self.returning {
@@ -752,7 +780,9 @@ impl Lane {
                 }
             }
             Grant::OtherQuota { .. } | Grant::Foreign => {
-                context.refused(self.accounts[slot].limit(), entry, grant);
+                if self.accounts[slot].is_to_be_named(now) {
+                    context.refused(self.accounts[slot].limit(), entry, grant);
+                }
                 self.rescheduled(slot, |account| {
                     account.revoke(entry);
                     account.due = now.plus_micros(HEARTBEAT_US);

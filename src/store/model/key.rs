@@ -67,7 +67,10 @@ impl Key {
     pub(super) fn new(entry: &Entry, at: At<'_>) -> Self {
         let At { lane, caller, now_us } = at;
         let Scale { rate, burst, .. } = entry.scale;
-        let empty = lane.lost_us > 0 && burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
+        // While a lane waits for all its nodes, the lowest of their claims tells the level.
+        let claimed = lane.waits_after_loss(now_us) && entry.restore && entry.claim.is_some();
+        let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
+        let empty = lane.lost_us > 0 && quick && !claimed;
         let level = if empty { flow(0, rate, now_us - lane.lost_us, burst) } else { burst };
         let lost = !entry.restore && !lane.waits_after_loss(now_us) && entry.is_evidence();
         Self {

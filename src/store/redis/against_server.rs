@@ -14,6 +14,10 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 const LANES: u32 = 16;
 
 fn batch(lane: u32, instance: InstanceId) -> Arc<Request> {
+    batch_of(lane, instance, Knowledge::default())
+}
+
+fn batch_of(lane: u32, instance: InstanceId, knowledge: Knowledge) -> Arc<Request> {
     let header = Header {
         lane,
         lanes: LANES,
@@ -21,7 +25,7 @@ fn batch(lane: u32, instance: InstanceId) -> Arc<Request> {
         incarnation: None,
         sequence: 1,
         times: Times { silence_us: 1_000_000, alive_us: 1_000_000, ..Times::default() },
-        knowledge: Knowledge::default(),
+        knowledge,
     };
     Arc::new(Request::new(header, Vec::new()))
 }
@@ -166,7 +170,7 @@ async fn wrong_credentials_are_told_and_a_callbacks_new_ones_are_used() {
 }
 
 /// What [`StoreError::Denied`] tells users to allow, as ACL rules.
-const ALLOWED: [&str; 15] = [
+const ALLOWED: [&str; 16] = [
     "-@all",
     "+evalsha",
     "+eval",
@@ -179,6 +183,7 @@ const ALLOWED: [&str; 15] = [
     "+setrange",
     "+zadd",
     "+zcard",
+    "+zrem",
     "+zremrangebyscore",
     "+pexpire",
     "~tg2:{tidegate/*",
@@ -193,11 +198,13 @@ async fn a_user_with_the_commands_that_are_documented_suffices_and_one_less_is_d
     let address = format!("redis://me:pw@127.0.0.1:{}", server.port());
     let answer = send(&open(&address), 0).await;
     assert!(is_applied(&answer), "{answer:?}");
-    for rule in &ALLOWED[1..14] {
+    for rule in &ALLOWED[1..15] {
         let removed = rule.replace('+', "-");
         server.command(&["ACL", "SETUSER", "me", &removed]);
         server.command(&["SCRIPT", "FLUSH"]);
-        let lane = batch(1, [9; 16]);
+        // Only a node that leaves is taken off the list of nodes.
+        let knowledge = Knowledge { leaving: *rule == "+zrem", ..Knowledge::default() };
+        let lane = batch_of(1, [9; 16], knowledge);
         let denied = open(&address).exchange(lane).await;
         // A node's first batch is no resend.
         let unused = *rule == "+get";

@@ -32,8 +32,8 @@ static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 /// clone of the store shares it too.
 ///
 /// The server's user needs these commands on the keys `tg2:{<namespace>/*`: EVALSHA, EVAL, TIME,
-/// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREMRANGEBYSCORE, PEXPIRE; and HELLO to have its version
-/// checked.
+/// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE; and HELLO to
+/// have its version checked.
 ///
 /// ```
 /// use std::time::Duration;
