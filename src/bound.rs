@@ -122,7 +122,10 @@ impl Basis {
         for jump_s in &incidents.clock_jumps_s {
             tokens += (rate * jump_s).min(burst);
         }
-        tokens + self.loans(n) * f64::from(incidents.outages) + self.cut_off(n, incidents)
+        if incidents.outages > 0 {
+            tokens += self.loans(n) * f64::from(incidents.outages);
+        }
+        tokens + self.cut_off(n, incidents)
     }
 
     /// What a loss of memory brings back although all nodes were heard: keys that nobody knows, and

@@ -218,7 +218,6 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.deaths += 1;
             }
             Fault::StoreForgets => incidents.losses_of_memory += 1,
-            Fault::StoreSaves => {}
             Fault::StoreLags { .. } | Fault::StoreRestores => {
                 incidents.losses_of_memory += 1;
                 // A node may be served from the older state before another finds the loss.
@@ -241,7 +240,7 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 let beyond_us = for_us.saturating_sub(CLOCK_AGE_MAX_US);
                 incidents.clock_jumps_s.push(beyond_us as f64 / 1e6);
             }
-            Fault::StoreClockSteps { .. } | Fault::NodePauses { .. } => {}
+            Fault::StoreSaves | Fault::StoreClockSteps { .. } | Fault::NodePauses { .. } => {}
         }
     }
     let Network { request_loss, reply_loss, late, .. } = setup.network;

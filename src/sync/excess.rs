@@ -100,7 +100,6 @@ impl Known {
             nodes_cut_off: trouble.cut_off,
             cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
             outages: trouble.outages,
-            ..Incidents::default()
         }
     }
 }
