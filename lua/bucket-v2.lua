@@ -41,10 +41,12 @@ local ENTRY_FORMAT, ENTRY_BYTES = '<BBdddddddddddd', 2 + 12 * 8
 local REST_FORMAT, REST_BYTES = '<ddddddd', 7 * 8
 -- A record: the quota; what changes with the epochs and when something goes wrong; what changes with
 -- each sync.
-local BUCKET_FORMAT, BUCKET_BYTES = '<c50ddddddddddddddddd', QUOTA_BYTES + 17 * 8
+local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
+-- What most records have nothing of: written off, recovering until, what could be leased after a silence.
+local TROUBLE_FORMAT, TROUBLE_BYTES = '<ddd', 3 * 8
 -- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
--- QUOTA_BYTES + 9 * 8.
-local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '122', '0'
+-- QUOTA_BYTES + 6 * 8.
+local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
 local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
 
 -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
@@ -58,7 +60,7 @@ local batch, now_us, time_ms, nodes, most_nodes, recovery_us, is_settled
 -- Whether the lane gives nothing because it lost its memory, and whether it keeps back what nodes may
 -- have taken while it was silent.
 local is_lost, is_returning
-local lost_us, from_us, since_us, expected, missing
+local lost_us, from_us, since_us, silent_until_us, expected, missing
 
 ---------------------------------------------------------------------------------------------------
 -- What seldom happens
@@ -72,8 +74,11 @@ local function first_record(quota, rate, burst, is_known, is_claimed)
     level = min(rate * (now_us - lost_us), burst)
   end
   if is_known and not is_lost then until_us = now_us + recovery_us end
-  return pack(BUCKET_FORMAT, quota, 0, 0, now_us, until_us, level, 0, 0, 0, 0,
-    now_us, level, level, 0, 0, 0, 0, 0)
+  local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
+  if until_us > 0 or is_returning then
+    record = record .. pack(TROUBLE_FORMAT, 0, until_us, is_returning and level or 0)
+  end
+  return record
 end
 
 -- The record of a key that comes more than once in a batch: what the entries before `index` made of
@@ -83,7 +88,8 @@ local function record_now(name, index, found, records, places)
     local record = records[earlier]
     if record and KEYS[3 + earlier] == name then
       local is_tail = places[earlier] == TAIL_AT
-      found = is_tail and found:sub(1, tonumber(TAIL_AT)) .. record or record
+      local at = tonumber(TAIL_AT)
+      found = is_tail and found:sub(1, at) .. record .. found:sub(at + #record + 1) or record
     end
   end
   return found
@@ -146,7 +152,7 @@ local function pass_time(rate, token, burst, epoch_us, stamp_us, level, unleased
     leased0, leased1, depth0, depth1 = 0, leased0, 0, depth0
     out0, out1, demand0, demand1 = 0, out0, 0, demand0
   end
-  if stamp_us < since_us then after_silence = unleased end
+  if stamp_us < silent_until_us then after_silence = unleased end
   return until_us, level, unleased, after_silence,
     leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
 end
@@ -250,10 +256,9 @@ local function apply_all(at, count, quotas, found, parts)
       quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level, high_level,
         capacity = unpack(terms)
       epoch_now = floor(now_us / wanted_epoch_us)
-      flowing_from_us = max(epoch_now * wanted_epoch_us, since_us)
+      flowing_from_us = max(epoch_now * wanted_epoch_us, silent_until_us)
     end
     local rate_before = held_rate + back_rate
-    local holds = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
 
     -- The bucket.
     local name, record = KEYS[3 + index], found[1 + index]
@@ -264,19 +269,26 @@ local function apply_all(at, count, quotas, found, parts)
     if not record then
       -- MGET passes over other types in silence; nothing of ours is empty.
       fresh, whole_changed = true, true
+      local is_known = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
+        or has_claim and claim < burst
       record = call('TYPE', name).ok ~= 'none' and ''
-        or first_record(quota, rate, burst, not restoring and (holds or has_claim and claim < burst),
-          restoring and has_claim)
+        or first_record(quota, rate, burst, is_known and not restoring, restoring and has_claim)
     end
-    if #record ~= BUCKET_BYTES then
+    local length = #record
+    if length ~= BUCKET_BYTES and length ~= BUCKET_BYTES + TROUBLE_BYTES then
       -- The rest is computed for nothing, and thrown away.
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
       record = first_record(quota, rate, burst, false)
+      length = #record
     end
-    local own, until_ms, written_off, birth_us, recovering_until_us, after_silence,
-      leased1, depth1, out1, demand1, stamp_us, level, unleased, charged, leased0, depth0, out0,
-      demand0 =
+    local own, until_ms, birth_us, leased1, depth1, out1, demand1,
+      stamp_us, level, unleased, charged, leased0, depth0, out0, demand0 =
       unpack_numbers(BUCKET_FORMAT, record)
+    local written_off, recovering_until_us, after_silence = 0, 0, 0
+    if length > BUCKET_BYTES then
+      written_off, recovering_until_us, after_silence =
+        unpack_numbers(TROUBLE_FORMAT, record, BUCKET_BYTES + 1)
+    end
     local epoch, epoch_us = epoch_now, wanted_epoch_us
 
     -- The time that has passed: mostly within one epoch, under the same quota, with no outage.
@@ -337,7 +349,8 @@ local function apply_all(at, count, quotas, found, parts)
     local anew, status = fresh or restoring, GIVEN
     if fresh then
       if recovering_until_us > 0 then status = LOST end
-    elseif holds and held_stamp_us < birth_us then
+    elseif held_stamp_us < birth_us
+      and (rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0) then
       anew = true
       if not restoring and recovering_until_us == 0 then
         recovering_until_us, status, whole_changed = now_us + recovery_us, LOST, true
@@ -404,7 +417,7 @@ local function apply_all(at, count, quotas, found, parts)
       unleased = unleased + returned
       if unleased > 2^52 then unleased = 2^52 end
       unleased = unleased + left
-    elseif holds then
+    elseif rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0 then
       status, held_rate, held_depth = status + GIVEN_VOID, 0, 0
     end
     demand0 = demand0 + wanted_demand
@@ -524,9 +537,12 @@ local function apply_all(at, count, quotas, found, parts)
         place = WHOLE_AT
       end
       if whole_changed then
-        record = pack(BUCKET_FORMAT, own, until_ms, written_off, birth_us, recovering_until_us,
-          after_silence, leased1, depth1, out1, demand1,
+        record = pack(BUCKET_FORMAT, own, until_ms, birth_us, leased1, depth1, out1, demand1,
           stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
+        if length > BUCKET_BYTES
+          or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 then
+          record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, after_silence)
+        end
       else
         record = pack(TAIL_FORMAT,
           stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)

@@ -53,7 +53,9 @@
 -- tells their number; left alone they are a heartbeat and nothing else.
 
 local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddc16c24', 14 * 8 + 16 + 24
-local LANE_FORMAT, LANE_BYTES = '<c2dddddddddddddddc24', #MAGIC + 15 * 8 + 24
+local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
+-- What a lane that waits has, or one that was ever lost.
+local TROUBLED_FORMAT, TROUBLED_BYTES = '<dddddd', 6 * 8
 local HASH_BYTES = 8
 -- The head of a reply.
 local REPLY_FORMAT, REPLY_BYTES = '<c2dddc8ddddddddc24', #MAGIC + 11 * 8 + HASH_BYTES + 24
@@ -117,11 +119,16 @@ end
 -- The lane's record, with what bucket-v2.lua has of it.
 local lanes, seen_us, offset_us, keep_ms, silence_limit_us, silence_set_us, reason, until_us, settled,
   incarnation
+-- Of the record that was found.
+local lane_bytes
 
 local function lane_record()
-  return pack(LANE_FORMAT, MAGIC, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes,
-    silence_limit_us, silence_set_us, lost_us, reason, from_us, since_us, until_us, expected, settled,
-    incarnation)
+  local record = pack(LANE_FORMAT, MAGIC, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes,
+    silence_limit_us, silence_set_us, since_us, incarnation)
+  if reason == NOTHING and lost_us == 0 then
+    return record
+  end
+  return record .. pack(TROUBLED_FORMAT, lost_us, reason, from_us, until_us, expected, settled)
 end
 
 -- Whether the lane gives less than it has, because it waits for what its nodes know.
@@ -154,6 +161,9 @@ local function hear(silence_us, alive_us)
     recover(SILENCE, seen_us, alive_us, nodes)
   end
   seen_us = now_us
+  if not waits() then
+    reason, from_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0
+  end
 end
 
 local function verdict(status, value)
@@ -165,10 +175,15 @@ end
 -- or a verdict if there is another layout.
 local function read_lane(stored, time_us, request_lanes, known_us, known_birth_us, silence_us, instance)
   local magic
-  if stored and #stored == LANE_BYTES then
+  lane_bytes = stored and #stored or 0
+  lost_us, reason, from_us, until_us, expected, settled = 0, NOTHING, 0, 0, 0, 0
+  if lane_bytes == LANE_BYTES or lane_bytes == LANE_BYTES + TROUBLED_BYTES then
     magic, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes, silence_limit_us, silence_set_us,
-      lost_us, reason, from_us, since_us, until_us, expected, settled, incarnation =
-      unpack_numbers(LANE_FORMAT, stored)
+      since_us, incarnation = unpack_numbers(LANE_FORMAT, stored)
+    if lane_bytes > LANE_BYTES then
+      lost_us, reason, from_us, until_us, expected, settled =
+        unpack_numbers(TROUBLED_FORMAT, stored, LANE_BYTES + 1)
+    end
   end
   if stored and magic ~= MAGIC then
     local version = stored:match('^' .. MAGIC_LETTER .. '(%d)')
@@ -186,8 +201,7 @@ local function read_lane(stored, time_us, request_lanes, known_us, known_birth_u
     -- Its time goes on from the last that is known.
     now_us = max(time_us, known_us)
     lanes, seen_us, keep_ms, nodes, most_nodes = request_lanes, now_us, LANE_KEEP_MS, 0, 0
-    silence_limit_us, silence_set_us, lost_us = silence_us, now_us, 0
-    reason, from_us, since_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0, 0
+    silence_limit_us, silence_set_us, since_us = silence_us, now_us, 0
     born(instance, max(now_us, known_birth_us) + 1)
     recover(LOSS, now_us, recovery_us, 0)
   end
@@ -235,6 +249,7 @@ local function apply(sequence, hash, instance, known, flags, alive_us, sent_us, 
   is_settled = settled_us == since_us
   local is_waiting = waits()
   is_lost, is_returning = is_waiting and reason == LOSS, is_waiting and reason == SILENCE
+  silent_until_us = reason == SILENCE and since_us or 0
   missing = max(expected - settled, 0)
 
   local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash, APPLIED, 0, now_us,
@@ -257,11 +272,12 @@ local function apply(sequence, hash, instance, known, flags, alive_us, sent_us, 
   call('SETRANGE', KEYS[2], '0', '')
   write_buckets(records, places)
   call('SET', KEYS[2], reply, 'PX', is_leaving and LEFT_KEEP_MS or NODE_KEEP_MS)
-  if marks or longer then
-    call('SET', KEYS[1], lane_record(), 'PX', keep_ms)
+  local record = lane_record()
+  if marks or longer or #record ~= lane_bytes then
+    call('SET', KEYS[1], record, 'PX', keep_ms)
     call('PEXPIRE', KEYS[3], keep_ms)
   else
-    call('SETRANGE', KEYS[1], '0', lane_record())
+    call('SETRANGE', KEYS[1], '0', record)
   end
   return reply
 end

@@ -473,14 +473,25 @@ fn whole(bytes: [u8; 8]) -> i64 {
 }
 
 fn lane_of(bytes: &[u8]) -> Lane {
-    let (numbers, rest) = record::<15>(bytes);
-    let [lanes, seen_us, offset_us, keep_ms, nodes, most_nodes, ..] = numbers;
-    let [.., silence_us, silence_set_us, lost_us, _, _, _, _, _, _] = numbers;
-    let [.., reason, from_us, since_us, until_us, expected, settled] = numbers;
+    let (numbers, rest) = record::<9>(bytes);
+    let [
+        lanes,
+        seen_us,
+        offset_us,
+        keep_ms,
+        nodes,
+        most_nodes,
+        silence_us,
+        silence_set_us,
+        since_us,
+    ] = numbers;
+    let (incarnation, rest) = rest.split_first_chunk().unwrap();
+    let trouble = if rest.is_empty() { [0; 6] } else { numbers_of(rest) };
+    let [lost_us, reason, from_us, until_us, expected, settled] = trouble;
     let reason = [Reason::None, Reason::Loss, Reason::Silence][reason as usize];
     Lane {
         lanes,
-        incarnation: Incarnation(rest.try_into().unwrap()),
+        incarnation: Incarnation(*incarnation),
         seen_us,
         offset_us,
         keep_ms,
@@ -491,6 +502,13 @@ fn lane_of(bytes: &[u8]) -> Lane {
         lost_us,
         recovery: Recovery { reason, from_us, since_us, until_us, expected, settled },
     }
+}
+
+/// All the numbers of a part of a record.
+fn numbers_of<const N: usize>(bytes: &[u8]) -> [i64; N] {
+    assert_eq!(bytes.len(), 8 * N);
+    let mut read = bytes.as_chunks::<8>().0.iter().map(|bytes| whole(*bytes));
+    std::array::from_fn(|_| read.next().unwrap())
 }
 
 fn node_of(bytes: &[u8]) -> Node {
@@ -506,10 +524,10 @@ fn node_of(bytes: &[u8]) -> Node {
 }
 
 fn key_of(bytes: &[u8]) -> Key {
-    let (numbers, rest) = record::<23>(bytes);
-    assert!(rest.is_empty());
-    let [rate, token, burst, version, epoch_us, algorithm, until_ms, written_off, ..] = numbers;
-    let [.., birth_us, recovering_us, after_silence, _, _, _, _, _, _, _, _, _, _, _, _] = numbers;
+    let (numbers, rest) = record::<20>(bytes);
+    let trouble = if rest.is_empty() { [0; 3] } else { numbers_of(rest) };
+    let [written_off, recovering_until_us, after_silence] = trouble;
+    let [rate, token, burst, version, epoch_us, algorithm, until_ms, birth_us, ..] = numbers;
     let [.., leased1, depth1, out1, demand1, _, _, _, _, _, _, _, _] = numbers;
     let [.., stamp_us, level, unleased, charged, leased0, depth0, out0, demand0] = numbers;
     assert_eq!(algorithm, TOKEN_BUCKET);
@@ -520,7 +538,7 @@ fn key_of(bytes: &[u8]) -> Key {
         until_ms,
         written_off,
         birth_us,
-        recovering_until_us: recovering_us,
+        recovering_until_us,
         after_silence,
         stamp_us,
         level,

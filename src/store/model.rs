@@ -92,6 +92,11 @@ impl Lane {
         reason != Reason::None && now_us < until_us && (expected == 0 || settled < expected)
     }
 
+    /// When the silence was over for which the lane waits, 0 if it does not.
+    fn silent_until_us(&self) -> i64 {
+        if self.recovery.reason == Reason::Silence { self.recovery.since_us } else { 0 }
+    }
+
     /// Whether nothing is given, because memory was lost.
     fn waits_after_loss(&self, now_us: i64) -> bool {
         self.recovery.reason == Reason::Loss && self.waits(now_us)
@@ -114,6 +119,9 @@ impl Lane {
             self.recover(Reason::Silence, self.seen_us, now_us, wait_us, self.nodes);
         }
         self.seen_us = now_us;
+        if !self.waits(now_us) {
+            self.recovery = Recovery { since_us: self.recovery.since_us, ..Recovery::default() };
+        }
     }
 
     fn lose(&mut self, request: &Request, now_us: i64) {

@@ -81,7 +81,7 @@ impl Key {
             written_off: 0,
             birth_us: now_us,
             recovering_until_us: if lost { now_us + caller.recovery_us } else { 0 },
-            after_silence: level,
+            after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
             stamp_us: now_us,
             level,
             unleased: level,
@@ -135,7 +135,7 @@ impl Key {
                 *pair = [0, if kept { pair[0] } else { 0 }];
             }
         }
-        if before_us < lane.recovery.since_us {
+        if before_us < lane.silent_until_us() {
             self.after_silence = self.unleased;
         }
     }
