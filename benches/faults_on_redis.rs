@@ -234,6 +234,8 @@ impl Outcome {
         let burst = BURST as f64;
         let bound_most = match fault {
             Fault::Delete => (burst * self.happened.times as f64).max(2.0 * burst),
+            // A jump ahead gives what it lasts, or the burst and what leases bring that are out.
+            Fault::Clock(_) => f64::INFINITY,
             _ => 2.0 * burst,
         };
         match self.bound {
@@ -307,7 +309,8 @@ fn play(options: &Options) -> Result<bool, Box<dyn Error>> {
         let misses = outcome.misses(fault, quiet_p999_ns);
         outcome.show(fault, &misses);
         all_met &= misses.is_empty();
-        if fault == Fault::None {
+        // A few seconds beside other checks tell nothing of a thousandth.
+        if fault == Fault::None && !options.short {
             quiet_p999_ns = Some(outcome.judged.p999_ns);
         }
     }

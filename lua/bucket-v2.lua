@@ -27,7 +27,7 @@ local MAGIC_LETTER, MAGIC = 'T', 'T2'
 local ENTRIES_MAX = 250
 
 -- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
-local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 60000, 30000
+local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
 local EMPTY_AFTER_LOSS_US = 60000000
 local DEBT_US = 1000000
 local CREDIT_TOKENS = 15

@@ -31,7 +31,7 @@
 -- Errors     TIDEGATE FOREIGN <key> <type>  a record of ours holds another program's value
 --            TIDEGATE REQUEST <reason>      the batch is not one of this protocol
 --
--- Expiry     A bucket is forgotten half a minute to a minute after it is full and its leases have
+-- Expiry     A bucket is forgotten 20 to 45 s after it is full and its leases have
 --            ended; a node ten minutes after its last call, or half a minute after it left; the lane
 --            and its list of nodes a day after the last call, and never before their buckets.
 -- Cost       O(entries), and O(log nodes) for the lane. Calls: TIME, a GETRANGE, an MGET of lane and

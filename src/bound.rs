@@ -34,6 +34,9 @@ pub struct Incidents {
     pub nodes_cut_off: u32,
     /// Times that no node reached the store for so long that outage policies took over.
     pub outages: u32,
+    /// Tokens that nodes lent to the key in these outages by old views, all together: at most the burst, or
+    /// a token a node, in each. Counts under [`OutagePolicy::Share`].
+    pub lent_tokens: f64,
 }
 
 /// The most tokens that a cluster of `nodes` can admit on one key above `burst + rate x window`,
@@ -123,7 +126,7 @@ impl Basis {
             tokens += (rate * jump_s).min(burst);
         }
         if incidents.outages > 0 {
-            tokens += self.loans(n) * f64::from(incidents.outages);
+            tokens += self.outages(incidents);
         }
         tokens + self.cut_off(n, incidents)
     }
@@ -136,13 +139,13 @@ impl Basis {
         unknown + self.rate * (self.lease_s - LEASE_WAIT_MAX_S).max(0.0)
     }
 
-    /// What nodes lend to keys without a lease in an outage, by views that others have used up since.
-    fn loans(&self, n: f64) -> f64 {
+    /// What policies admit in outages of all nodes beyond what there is: loans by views that others have
+    /// used up since, or what nodes were leased last.
+    fn outages(&self, incidents: &Incidents) -> f64 {
         match self.outage {
-            OutagePolicy::Share => self.burst.max(n),
+            OutagePolicy::Share => incidents.lent_tokens,
             OutagePolicy::Closed => 0.0,
-            // Each goes on with what it was leased last.
-            OutagePolicy::LastRate => self.burst,
+            OutagePolicy::LastRate => self.burst * f64::from(incidents.outages),
             OutagePolicy::Open => f64::INFINITY,
         }
     }
@@ -250,7 +253,7 @@ mod tests {
     fn a_lost_record_gives_a_burst_and_an_outage_what_old_views_lend() {
         let lost = Incidents { lost_records: 2, ..Incidents::default() };
         assert_near(bound(&limit().credit(1), 4, &lost), 4.0 + 2.0 * (100.0 + 4.0));
-        let outages = Incidents { outages: 2, ..Incidents::default() };
+        let outages = Incidents { outages: 2, lent_tokens: 200.0, ..Incidents::default() };
         assert_near(bound(&limit(), 4, &outages), 200.0);
         assert_near(bound(&limit().outage(OutagePolicy::Closed), 4, &outages), 0.0);
     }

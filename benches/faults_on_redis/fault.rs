@@ -165,8 +165,9 @@ impl Stage<'_> {
 
     /// Until so many seconds after the load began.
     fn wait(&self, seconds: f64) {
-        let left_us = seconds_us(seconds).saturating_sub(self.now_us());
-        std::thread::sleep(Duration::from_micros(left_us));
+        // The load may not have begun yet.
+        let until_ns = self.start_ns + 1000 * seconds_us(seconds);
+        std::thread::sleep(Duration::from_nanos(until_ns.saturating_sub(now_ns())));
     }
 }
 

@@ -233,7 +233,11 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.cut_off_node_s += for_us as f64 / 1e6;
             }
             Fault::StoreHangs { for_us } | Fault::StoreStalls { for_us } => {
-                incidents.outages += u32::from(for_us >= SILENCE_LEAST_US);
+                if for_us >= SILENCE_LEAST_US {
+                    incidents.outages += 1;
+                    let burst = setup.limit.quota().burst_tokens() as f64;
+                    incidents.lent_tokens += burst.max(setup.nodes.into());
+                }
             }
             Fault::ClockStalls { for_us, .. } => {
                 incidents.clock_stalls = true;

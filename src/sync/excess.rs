@@ -13,6 +13,8 @@ pub(crate) struct LaneTrouble {
     pub(crate) lost_records: u32,
     /// Times that keys of the lane lived on outage policies while no node reached the store.
     pub(crate) outages: u32,
+    /// Tokens lent by old views in these: the most of one key in each, by this node.
+    pub(crate) lent: i64,
     /// Times that they did while other nodes reached it, and for how long all together.
     pub(crate) cut_off: u32,
     pub(crate) cut_off_us: u64,
@@ -24,9 +26,10 @@ pub(crate) struct LaneTrouble {
 impl LaneTrouble {
     /// Keys of the lane lived on their outage policies, the store being silent for so long, to this node
     /// or to all.
-    pub(crate) fn lived_through(&mut self, silent_us: u64, for_all: bool) {
+    pub(crate) fn lived_through(&mut self, silent_us: u64, lent: i64, for_all: bool) {
         if for_all {
             self.outages += 1;
+            self.lent += lent;
         } else {
             self.cut_off += 1;
             self.cut_off_us += silent_us;
@@ -45,6 +48,7 @@ impl LaneTrouble {
             losses: self.losses.max(other.losses),
             lost_records: self.lost_records.max(other.lost_records),
             outages: self.outages.max(other.outages),
+            lent: self.lent.max(other.lent),
             cut_off: self.cut_off.max(other.cut_off),
             cut_off_us: self.cut_off_us.max(other.cut_off_us),
             jumps: self.jumps.max(other.jumps),
@@ -100,6 +104,8 @@ impl Known {
             nodes_cut_off: trouble.cut_off,
             cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
             outages: trouble.outages,
+            // Each node may have lent as much.
+            lent_tokens: trouble.lent as f64 * f64::from(self.nodes.max(1)),
         }
     }
 }
@@ -195,10 +201,11 @@ mod tests {
     #[test]
     fn an_outage_of_all_counts_by_what_views_lend_and_one_of_this_node_by_its_share() {
         let mut trouble = LaneTrouble::default();
-        trouble.lived_through(3_000_000, false);
-        trouble.lived_through(3_000_000, true);
+        trouble.lived_through(3_000_000, 25, false);
+        trouble.lived_through(3_000_000, 25, true);
         let other = LaneTrouble { losses: 1, ..LaneTrouble::default() };
-        let incidents = Known::default().incidents(trouble.worst(other));
+        let known = Known { nodes: 4, ..Known::default() };
+        let incidents = known.incidents(trouble.worst(other));
         let bound = bound_of(&terms(1), 4, &incidents);
         // Credit, and again for the loss; three seconds of a quarter of the rate, a quarter of the burst and
         // a token; the burst.

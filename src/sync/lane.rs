@@ -148,8 +148,9 @@ pub(crate) struct Lane {
     recovering_until: Timestamp,
     leaving: bool,
     trouble: LaneTrouble,
-    /// When the first key entered its outage policy.
+    /// When the first key entered its outage policy, and the most that a key was lent, in tokens.
     entered: Timestamp,
+    lent: i64,
     /// When keys without a lease are to be looked at, because the store is away.
     policies_from: Timestamp,
 }
@@ -185,6 +186,7 @@ impl Lane {
             leaving: false,
             trouble: LaneTrouble::default(),
             entered: now,
+            lent: 0,
             policies_from: Timestamp::NEVER,
         }
     }
@@ -675,7 +677,7 @@ impl Lane {
         let back_us = (reply.time_us - since_us).max(0) as u64;
         let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
         if self.sums.policies > 0 {
-            self.trouble.lived_through(now.micros_since(self.entered), all_silent);
+            self.trouble.lived_through(now.micros_since(self.entered), self.lent, all_silent);
         }
         let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
         for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
@@ -711,7 +713,10 @@ impl Lane {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
                 self.nodes = reply.nodes;
-                context.counted(self.number, reply.nodes.max(1));
+                // A lane that waits for its nodes has not counted all of them.
+                if wait_us == 0 || context.nodes().is_none() {
+                    context.counted(self.number, reply.nodes.max(1));
+                }
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
@@ -840,9 +845,11 @@ impl Lane {
         let terms = self.terms(slot, context);
         let nodes = context.nodes();
         if self.sums.policies == 0 {
-            self.entered = now;
+            (self.entered, self.lent) = (now, 0);
         }
-        self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
+        let lent =
+            self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
+        self.lent = self.lent.max(lent);
         self.tell(slot, context);
         context
             .event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].limit()) });

@@ -10,8 +10,8 @@ use super::{Caller, Lane, SUM_MAX};
 
 /// A record is kept so much longer than it takes to fill: its expiry is set to the first, and moved
 /// when less than the second is left, so that few writes have to move it.
-pub(super) const RECORD_MARGIN_MS: i64 = 60_000;
-const RECORD_MARGIN_LEAST_MS: i64 = 30_000;
+pub(super) const RECORD_MARGIN_MS: i64 = 45_000;
+const RECORD_MARGIN_LEAST_MS: i64 = 20_000;
 /// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
 /// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.

@@ -58,14 +58,14 @@ impl Account {
 
     /// Puts the limit's outage policy in force. All leases of the key had ended by `ended`, so that
     /// refill has been nobody's since. `nodes` is how many nodes share the limit, `None` when that was
-    /// never known.
+    /// never known. Returns the tokens that are lent from the last view.
     pub(crate) fn enter_policy(
         &mut self,
         now: Timestamp,
         ended: Timestamp,
         terms: &Terms,
         nodes: Option<i64>,
-    ) {
+    ) -> i64 {
         let unit = terms.scale.token;
         self.absorb(now, true, |_| 0);
         let own = i64::from(self.bucket.withdraw(0));
@@ -89,6 +89,7 @@ impl Account {
         self.stash = self.bucket.amend(now, policy.terms(), tokens, fraction, unit).rest;
         self.policy = Some(policy);
         self.answer_by_policy(now, terms);
+        loan
     }
 
     /// What may be spent of the level last seen, in tokens; a key that held a lease has what is left
