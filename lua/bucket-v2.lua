@@ -21,198 +21,154 @@ local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local pack, unpack_numbers = struct.pack, struct.unpack
 local call = redis.call
 
+-- A function that is made costs a call more than most that it does, and so does each variable of the
+-- script that a function uses. So there are two functions for a batch: all that seldom happens stands in
+-- one that is run when it does, and numbers with a name stand in the function that uses them.
+
 -- Numbers that are needed as strings are written as such: Lua takes a microsecond to print one.
-local WIRE_VERSION = 2
-local MAGIC_LETTER, MAGIC = 'T', 'T2'
-local ENTRIES_MAX = 250
-
--- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
-local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
-local EMPTY_AFTER_LOSS_US = 60000000
-local DEBT_US = 1000000
-local CREDIT_TOKENS = 15
-local REPAY_US, REPAY_LEAST_PART = 100000, 16
-
--- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
--- length of an epoch, and algorithm.
-local QUOTA_FORMAT, QUOTA_BYTES = '<dddddd', #MAGIC + 6 * 8
-local TOKEN_BUCKET = 1
-local ENTRY_FORMAT, ENTRY_BYTES = '<BBdddddddddddd', 2 + 12 * 8
-local REST_FORMAT, REST_BYTES = '<ddddddd', 7 * 8
--- A record: the quota; what changes with the epochs and when something goes wrong; what changes with
--- each sync.
-local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
--- What most records have nothing of: written off, recovering until, what could be leased after a silence.
-local TROUBLE_FORMAT, TROUBLE_BYTES = '<ddd', 3 * 8
--- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
--- QUOTA_BYTES + 6 * 8.
-local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
-local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
-
--- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
-local RESTORE, CLAIM, REST = 1, 2, 4
--- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
--- showed that the record had been lost, WITHHELD where the lane gives less than it has.
-local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED, LOST, WITHHELD = 0, 1, 2, 3, 4, 8, 16
-
--- What holds for the whole batch; sync-v2.lua sets it before the first entry.
-local batch, now_us, time_ms, nodes, most_nodes, recovery_us, is_settled
--- Whether the lane gives nothing because it lost its memory, and whether it keeps back what nodes may
--- have taken while it was silent.
-local is_lost, is_returning
-local lost_us, from_us, since_us, silent_until_us, expected, missing
+local MAGIC = 'T2'
 
 ---------------------------------------------------------------------------------------------------
 -- What seldom happens
 
--- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
--- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
--- lowest of their claims tells the level.
-local function first_record(quota, rate, burst, is_known, is_claimed)
-  local level, until_us = burst, 0
-  if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
-    level = min(rate * (now_us - lost_us), burst)
-  end
-  if is_known and not is_lost then until_us = now_us + recovery_us end
-  local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
-  if until_us > 0 or is_returning then
-    record = record .. pack(TROUBLE_FORMAT, 0, until_us, is_returning and level or 0)
-  end
-  return record
-end
+-- Returns what is done for a new bucket, at the end of an epoch, after an outage, and for a new quota, given
+-- what holds for the whole batch. `is_lost`: the lane gives nothing because it lost its memory.
+-- `is_returning`: it keeps back what nodes may have taken while it was silent.
+local function seldom(now_us, recovery_us, is_returning, silent_until_us, expected, most_nodes, is_lost,
+    lost_us, from_us, since_us, missing)
+  -- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
+  local EMPTY_AFTER_LOSS_US, DEBT_US, CREDIT_TOKENS = 60000000, 1000000, 15
+  local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<ddd', '98'
 
--- The record of a key that comes more than once in a batch: what the entries before `index` made of
--- what was `found`.
-local function record_now(name, index, found, records, places)
-  for earlier = 1, index - 1 do
-    local record = records[earlier]
-    if record and KEYS[3 + earlier] == name then
-      local is_tail = places[earlier] == TAIL_AT
-      local at = tonumber(TAIL_AT)
-      found = is_tail and found:sub(1, at) .. record .. found:sub(at + #record + 1) or record
+  -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
+  -- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
+  -- lowest of their claims tells the level.
+  local function first_record(quota, rate, burst, is_known, is_claimed)
+    local level, until_us = burst, 0
+    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
+      level = min(rate * (now_us - lost_us), burst)
     end
+    if is_known and not is_lost then until_us = now_us + recovery_us end
+    local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
+    if until_us > 0 or is_returning then
+      record = record .. pack(TROUBLE_FORMAT, 0, until_us, is_returning and level or 0)
+    end
+    return record
   end
-  return found
-end
 
--- Ends a lease: what was outstanding counts as spent, and what was spent ahead is owed.
-local function end_lease(level, unleased, out)
-  if out > 0 then
-    return max(level - out, -2^52), unleased
-  end
-  return level, max(unleased + out, -2^52)
-end
-
--- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
-local function pass_time(rate, token, burst, epoch_us, stamp_us, level, unleased, after_silence,
-    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
-  if stamp_us > now_us + floor(burst / rate) + 1 then
-    -- The lane's time was lost with the lane.
-    level, unleased = end_lease(level, unleased, out0)
-    level, unleased = end_lease(level, unleased, out1)
-    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
-    stamp_us = now_us
-  end
-  local until_us = now_us
-  if until_us < stamp_us then until_us = stamp_us end
-  local epoch, at_us = floor(stamp_us / epoch_us), stamp_us
-  for alive = 2, 0, -1 do
-    local ends_us = (epoch + 3 - alive) * epoch_us
-    if alive == 0 or ends_us > until_us then ends_us = until_us end
-    if ends_us > at_us then
-      local passed_us = ends_us - at_us
-      local free, depth = rate, 0
-      if alive >= 1 then
-        out0 = min(out0 + leased0 * passed_us, 2^52)
-        free, depth = free - leased0, depth0
-      else
-        level, unleased = end_lease(level, unleased, out0)
-        out0 = 0
+  -- The record of a key that comes more than once in a batch: what the entries before `index` made of
+  -- what was `found`.
+  local function record_now(name, index, found, records, places)
+    for earlier = 1, index - 1 do
+      local record = records[earlier]
+      if record and KEYS[3 + earlier] == name then
+        local is_tail = places[earlier] == TAIL_AT
+        local at = tonumber(TAIL_AT)
+        found = is_tail and found:sub(1, at) .. record .. found:sub(at + #record + 1) or record
       end
-      if alive == 2 then
-        out1 = min(out1 + leased1 * passed_us, 2^52)
-        free, depth = free - leased1, depth + depth1
-      else
-        level, unleased = end_lease(level, unleased, out1)
-        out1 = 0
+    end
+    return found
+  end
+
+  -- Ends a lease: what was outstanding counts as spent, and what was spent ahead is owed.
+  local function end_lease(level, unleased, out)
+    if out > 0 then
+      return max(level - out, -2^52), unleased
+    end
+    return level, max(unleased + out, -2^52)
+  end
+
+  -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
+  local function pass_time(rate, token, burst, epoch_us, stamp_us, level, unleased, after_silence,
+      leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+    if stamp_us > now_us + floor(burst / rate) + 1 then
+      -- The lane's time was lost with the lane.
+      level, unleased = end_lease(level, unleased, out0)
+      level, unleased = end_lease(level, unleased, out1)
+      leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
+      stamp_us = now_us
+    end
+    local until_us = now_us
+    if until_us < stamp_us then until_us = stamp_us end
+    local epoch, at_us = floor(stamp_us / epoch_us), stamp_us
+    for alive = 2, 0, -1 do
+      local ends_us = (epoch + 3 - alive) * epoch_us
+      if alive == 0 or ends_us > until_us then ends_us = until_us end
+      if ends_us > at_us then
+        local passed_us = ends_us - at_us
+        local free, depth = rate, 0
+        if alive >= 1 then
+          out0 = min(out0 + leased0 * passed_us, 2^52)
+          free, depth = free - leased0, depth0
+        else
+          level, unleased = end_lease(level, unleased, out0)
+          out0 = 0
+        end
+        if alive == 2 then
+          out1 = min(out1 + leased1 * passed_us, 2^52)
+          free, depth = free - leased1, depth + depth1
+        else
+          level, unleased = end_lease(level, unleased, out1)
+          out1 = 0
+        end
+        if free > 0 then unleased = unleased + free * passed_us end
+        unleased = min(unleased, max(burst - depth * token, 0))
+        level = min(level + rate * passed_us, burst)
+        at_us = ends_us
       end
-      if free > 0 then unleased = unleased + free * passed_us end
-      unleased = min(unleased, max(burst - depth * token, 0))
-      level = min(level + rate * passed_us, burst)
-      at_us = ends_us
     end
-  end
-  local turned = floor(until_us / epoch_us) - epoch
-  if turned > 1 then
-    level, unleased = end_lease(level, unleased, out0)
-    leased0, depth0, out0, demand0 = 0, 0, 0, 0
-  end
-  if turned > 0 then
-    level, unleased = end_lease(level, unleased, out1)
-    leased0, leased1, depth0, depth1 = 0, leased0, 0, depth0
-    out0, out1, demand0, demand1 = 0, out0, 0, demand0
-  end
-  if stamp_us < silent_until_us then after_silence = unleased end
-  return until_us, level, unleased, after_silence,
-    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
-end
-
--- Whether a record of a bucket's length is one: no other program's numbers mean anything.
-local function is_ours(own, rate, token, burst, version, epoch_us, stamp_us, level)
-  local least = min(rate, token, burst, epoch_us)
-  local most = max(rate, token, burst, epoch_us, version, stamp_us, level, -level)
-  local parts = rate % 1 + token % 1 + burst % 1 + epoch_us % 1 + version % 1
-  return own:sub(1, #MAGIC) == MAGIC and parts == 0 and least >= 1 and version >= 0 and most <= 2^53
-end
-
--- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
-local function adopt(ratio, burst, stamp_us, level, unleased, after_silence,
-    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
-  level = max(min(floor(level * ratio), burst), -2^52)
-  unleased = max(min(floor(unleased * ratio), burst), -2^52)
-  after_silence = max(min(floor(after_silence * ratio), burst), -2^52)
-  leased0, leased1 = min(ceil(leased0 * ratio), 2^52), min(ceil(leased1 * ratio), 2^52)
-  out0 = max(min(ceil(out0 * ratio), 2^52), -2^52)
-  out1 = max(min(ceil(out1 * ratio), 2^52), -2^52)
-  demand0, demand1 = min(ceil(demand0 * ratio), 2^52), min(ceil(demand1 * ratio), 2^52)
-  return stamp_us, level, unleased, after_silence,
-    leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
-end
-
--- Debt beyond this is written off. What all nodes may spend on credit never is: they would have it
--- twice.
-local function lowest_level(rate, token, burst)
-  return -max(burst, rate * DEBT_US, min(most_nodes * CREDIT_TOKENS * token, 2^52))
-end
-
--- What nodes that have not reported yet may have taken under their policies, in units.
-local function reserve(rate, burst, after_silence)
-  local flowed = min(rate * (since_us - from_us), burst)
-  local whole = min(max(after_silence, flowed) + rate * (now_us - since_us), 2^52)
-  return ceil(whole * (missing / max(expected, 1)))
-end
-
--- The refill that is kept from leases so that debt is repaid: soon, but no more than the debt needs.
-local function repayment_of(rate, level)
-  return min(max(floor(-level / REPAY_US), floor(rate / REPAY_LEAST_PART)), floor(rate / 2))
-end
-
--- The quotas of the batch, each with its bytes and with what follows from it: the demand that is
--- pressing, and the levels below which refill is leased and above which it is wanted back.
-local function read_quotas(at, count)
-  local quotas = {}
-  for number = 1, count do
-    local bytes = batch:sub(at, at + QUOTA_BYTES - 1)
-    local rate, token, burst, version, epoch_us, algorithm =
-      unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
-    if algorithm ~= TOKEN_BUCKET then
-      return nil
+    local turned = floor(until_us / epoch_us) - epoch
+    if turned > 1 then
+      level, unleased = end_lease(level, unleased, out0)
+      leased0, depth0, out0, demand0 = 0, 0, 0, 0
     end
-    quotas[number] = { bytes, rate, token, burst, version, epoch_us,
-      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token) }
-    at = at + QUOTA_BYTES
+    if turned > 0 then
+      level, unleased = end_lease(level, unleased, out1)
+      leased0, leased1, depth0, depth1 = 0, leased0, 0, depth0
+      out0, out1, demand0, demand1 = 0, out0, 0, demand0
+    end
+    if stamp_us < silent_until_us then after_silence = unleased end
+    return until_us, level, unleased, after_silence,
+      leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
-  return quotas, at
+
+  -- Whether a record of a bucket's length is one: no other program's numbers mean anything.
+  local function is_ours(own, rate, token, burst, version, epoch_us, stamp_us, level)
+    local least = min(rate, token, burst, epoch_us)
+    local most = max(rate, token, burst, epoch_us, version, stamp_us, level, -level)
+    local parts = rate % 1 + token % 1 + burst % 1 + epoch_us % 1 + version % 1
+    return own:sub(1, #MAGIC) == MAGIC and parts == 0 and least >= 1 and version >= 0 and most <= 2^53
+  end
+
+  -- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
+  local function adopt(ratio, burst, stamp_us, level, unleased, after_silence,
+      leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+    level = max(min(floor(level * ratio), burst), -2^52)
+    unleased = max(min(floor(unleased * ratio), burst), -2^52)
+    after_silence = max(min(floor(after_silence * ratio), burst), -2^52)
+    leased0, leased1 = min(ceil(leased0 * ratio), 2^52), min(ceil(leased1 * ratio), 2^52)
+    out0 = max(min(ceil(out0 * ratio), 2^52), -2^52)
+    out1 = max(min(ceil(out1 * ratio), 2^52), -2^52)
+    demand0, demand1 = min(ceil(demand0 * ratio), 2^52), min(ceil(demand1 * ratio), 2^52)
+    return stamp_us, level, unleased, after_silence,
+      leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
+  end
+
+  -- Debt beyond this is written off. What all nodes may spend on credit never is: they would have it
+  -- twice.
+  local function lowest_level(rate, token, burst)
+    return -max(burst, rate * DEBT_US, min(most_nodes * CREDIT_TOKENS * token, 2^52))
+  end
+
+  -- What nodes that have not reported yet may have taken under their policies, in units.
+  local function reserve(rate, burst, after_silence)
+    local flowed = min(rate * (since_us - from_us), burst)
+    local whole = min(max(after_silence, flowed) + rate * (now_us - since_us), 2^52)
+    return ceil(whole * (missing / max(expected, 1)))
+  end
+
+  return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
+    adopt = adopt, lowest_level = lowest_level, reserve = reserve }
 end
 
 ---------------------------------------------------------------------------------------------------
@@ -224,9 +180,45 @@ end
 -- now on), and the longest of these times. Nil if an entry names a quota that the batch does not have.
 --
 -- The order of steps is that of Key::apply in src/store/model.rs.
-local function apply_all(at, count, quotas, found, parts)
-  local batch, now_us = batch, now_us
-  local lane_gives = not is_lost and (is_settled or not is_returning)
+local function apply_all(batch, at, count, quota_count, found, parts, now_us, time_ms, nodes, lane_gives,
+    recovery_us, is_returning, silent_until_us, expected, ...)
+  local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
+  local CREDIT_TOKENS, REPAY_US, REPAY_LEAST_PART = 15, 100000, 16
+  -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
+  -- length of an epoch, and algorithm.
+  local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
+  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<ddddddd'
+  -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
+  -- most records have nothing of: written off, recovering until, what could be leased after a silence.
+  local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
+  local TROUBLE_FORMAT, TROUBLE_BYTES = '<ddd', 3 * 8
+  -- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
+  -- QUOTA_BYTES + 6 * 8.
+  local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
+  local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
+  -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
+  local RESTORE, CLAIM, REST = 1, 2, 4
+  -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
+  -- showed that the record had been lost, WITHHELD where the lane gives less than it has.
+  local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED, LOST, WITHHELD = 0, 1, 2, 3, 4, 8, 16
+
+  local pack, unpack_numbers, floor, min, max = pack, unpack_numbers, floor, min, max
+  local rare
+  -- The quotas of the batch, each with its bytes and with what follows from it: the demand that is
+  -- pressing, and the levels below which refill is leased and above which it is wanted back.
+  local quotas = {}
+  for number = 1, quota_count do
+    local bytes = batch:sub(at, at + QUOTA_BYTES - 1)
+    local rate, token, burst, version, epoch_us, algorithm =
+      unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
+    if algorithm ~= TOKEN_BUCKET then
+      return nil
+    end
+    quotas[number] = { bytes, rate, token, burst, version, epoch_us,
+      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token) }
+    at = at + QUOTA_BYTES
+  end
+
   local even_share = 0.5 / max(nodes, 1)
   local kept_from_ms, parts_before = time_ms + RECORD_MARGIN_LEAST_MS, #parts
   local records, places, seen, longest_ms = {}, {}, {}, 0
@@ -262,8 +254,11 @@ local function apply_all(at, count, quotas, found, parts)
 
     -- The bucket.
     local name, record = KEYS[3 + index], found[1 + index]
+    if seen[name] or not record then
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+    end
     if seen[name] then
-      record = record_now(name, index, record, records, places)
+      record = rare.record_now(name, index, record, records, places)
     end
     seen[name] = true
     if not record then
@@ -272,13 +267,14 @@ local function apply_all(at, count, quotas, found, parts)
       local is_known = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
         or has_claim and claim < burst
       record = call('TYPE', name).ok ~= 'none' and ''
-        or first_record(quota, rate, burst, is_known and not restoring, restoring and has_claim)
+        or rare.first_record(quota, rate, burst, is_known and not restoring, restoring and has_claim)
     end
     local length = #record
     if length ~= BUCKET_BYTES and length ~= BUCKET_BYTES + TROUBLE_BYTES then
       -- The rest is computed for nothing, and thrown away.
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
-      record = first_record(quota, rate, burst, false)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      record = rare.first_record(quota, rate, burst, false)
       length = #record
     end
     local own, until_ms, birth_us, leased1, depth1, out1, demand1,
@@ -311,12 +307,13 @@ local function apply_all(at, count, quotas, found, parts)
     else
       local own_rate, own_token, own_burst, own_version = rate, token, burst, version
       whole_changed = true
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
       if own ~= quota then
         local algorithm
         own_rate, own_token, own_burst, own_version, epoch_us, algorithm =
           unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
         if algorithm ~= TOKEN_BUCKET
-          or not is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
+          or not rare.is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
           refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
         elseif own_version > version or own_version == version
           and (own_rate ~= rate or own_token ~= token or own_burst ~= burst) then
@@ -326,12 +323,12 @@ local function apply_all(at, count, quotas, found, parts)
       end
       stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        pass_time(own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
+        rare.pass_time(own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       if own_version < version then
         stamp_us, level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-          adopt(token / own_token, burst, stamp_us, level, unleased, after_silence,
+          rare.adopt(token / own_token, burst, stamp_us, level, unleased, after_silence,
             leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       end
       if leased0 + leased1 == 0 and depth0 + depth1 == 0 and out0 == 0 and out1 == 0
@@ -440,7 +437,8 @@ local function apply_all(at, count, quotas, found, parts)
     if cap < 0 then cap = 0 end
     if unleased > cap then unleased = cap end
     if unleased < 0 then
-      local lowest = lowest_level(rate, token, burst)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      local lowest = rare.lowest_level(rate, token, burst)
       if unleased < lowest then
         written_off, whole_changed = min(written_off + (lowest - unleased), 2^53), true
         unleased = lowest
@@ -452,7 +450,10 @@ local function apply_all(at, count, quotas, found, parts)
     local demand, share, tokens, most = demand0 + demand1, 0, 0, rate
     if demand > 0 then share = wanted_demand / demand end
     local giving, reserved = lane_gives and now_us >= recovering_until_us, 0
-    if is_returning then reserved = reserve(rate, burst, after_silence) end
+    if is_returning then
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      reserved = rare.reserve(rate, burst, after_silence)
+    end
     if giving and unleased > reserved then
       local free = unleased - reserved
       if needed > 0 then
@@ -469,7 +470,10 @@ local function apply_all(at, count, quotas, found, parts)
       end
       unleased = unleased - tokens * token
     end
-    if unleased < 0 then most = rate - repayment_of(rate, unleased) end
+    if unleased < 0 then
+      -- Refill that is kept from leases so that debt is repaid: soon, but no more than the debt needs.
+      most = rate - min(max(floor(-unleased / REPAY_US), floor(rate / REPAY_LEAST_PART)), floor(rate / 2))
+    end
 
     -- Refill, while tokens are few; and what of it the store would like back.
     local leased, depth, added, recall = leased0 + leased1, tokens, 0, held_rate

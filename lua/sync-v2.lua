@@ -52,7 +52,9 @@
 -- then written. One exception: the members are written before the computing, because only writing
 -- tells their number; left alone they are a heartbeat and nothing else.
 
+local WIRE_VERSION, MAGIC_LETTER, ENTRIES_MAX = 2, 'T', 250
 local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddc16c24', 14 * 8 + 16 + 24
+local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 7 * 8
 local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
 -- What a lane that waits has, or one that was ever lost.
 local TROUBLED_FORMAT, TROUBLED_BYTES = '<dddddd', 6 * 8
@@ -66,289 +68,177 @@ local NO_INCARNATION, NO_HASH = string.rep('\0', 24), string.rep('\0', HASH_BYTE
 local SETTLED, LEAVING = 1, 2
 
 -- As in src/store/model.rs, where each is explained.
-local LANE_KEEP_MS, NODE_KEEP_MS, LEFT_KEEP_MS = 24 * 3600 * 1000, 600000, 30000
+local LANE_KEEP_MS, NODE_KEEP_MS, LEFT_KEEP_MS, RECORD_MARGIN_MS = 24 * 3600 * 1000, 600000, 30000, 45000
 local MARK_US = 250000
 local TIMES_US, WAIT_MAX_US = 60000000, 30000000
 local NOTHING, LOSS, SILENCE = 0, 1, 2
 
 local APPLIED, REBORN, STALE, CLONED, LANES, WIRE = 0, 1, 2, 3, 4, 5
 
-local function refused(reason)
-  return redis.error_reply('TIDEGATE REQUEST ' .. reason)
-end
-
-local function foreign(name)
+-- An error that names a record of ours which holds another program's value, or what else went wrong with
+-- it.
+local function failed(name, answer)
+  if answer and not answer.err:find('WRONGTYPE', 1, true) then
+    return answer
+  end
   return redis.error_reply('TIDEGATE FOREIGN ' .. name .. ' ' .. call('TYPE', name).ok)
 end
 
--- What went wrong with a record of the lane.
-local function failed(name, answer)
-  return answer.err:find('WRONGTYPE', 1, true) and foreign(name) or answer
+-- The batch, in the order of Model::sync.
+local batch, hash = ARGV[1], ARGV[2]
+if #ARGV ~= 2 or #batch < HEADER_BYTES or #hash ~= HASH_BYTES then
+  return redis.error_reply('TIDEGATE REQUEST cut short')
+end
+local wire, request_lanes, sequence, recovery_us, lease_us, silence_us, alive_us, known_us, sent_us,
+  known_nodes, flags, entries, quota_count, rests, instance, known = unpack_numbers(HEADER_FORMAT, batch)
+if wire ~= WIRE_VERSION then
+  return redis.error_reply('TIDEGATE REQUEST another wire version')
+end
+if entries < 0 or entries > ENTRIES_MAX then
+  return redis.error_reply('TIDEGATE REQUEST too many entries')
+end
+if #batch ~= HEADER_BYTES + quota_count * QUOTA_BYTES + entries * ENTRY_BYTES + rests * REST_BYTES
+  or #KEYS ~= 3 + entries then
+  return redis.error_reply('TIDEGATE REQUEST entries, bytes and keys do not match')
 end
 
--- Marks the node as alive, or as gone, drops the dead, and returns how many there are, or nil and an
--- error.
-local function mark(instance, alive_us, is_leaving)
-  local done
-  if is_leaving then
-    done = redis.pcall('ZREM', KEYS[3], instance)
-  else
-    done = redis.pcall('ZADD', KEYS[3], now_us, instance)
+local clock = call('TIME')
+local time_us = clock[1] * 1000000 + clock[2]
+local now_us, time_ms = time_us, floor(time_us / 1000)
+
+-- The node's record: its head alone. The rest is asked for by a resend, and costs as much to read as to
+-- make.
+local node = redis.pcall('GETRANGE', KEYS[2], '0', REPLY_LAST)
+if type(node) == 'table' then
+  return failed(KEYS[2], node)
+end
+local is_known, last, marked_us, settled_us, last_hash, last_incarnation = node ~= '', 0, 0, 0, nil, nil
+if is_known then
+  if #node < REPLY_BYTES or node:sub(1, #MAGIC) ~= MAGIC then
+    return failed(KEYS[2])
   end
-  if type(done) == 'table' then
-    return nil, failed(KEYS[3], done)
-  end
-  call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('(%.0f', now_us - alive_us))
-  return call('ZCARD', KEYS[3])
+  local _
+  _, last, marked_us, settled_us, last_hash, _, _, _, _, _, _, _, _, last_incarnation =
+    unpack_numbers(REPLY_FORMAT, node)
 end
 
-local function write_buckets(records, places)
-  for index = 1, #records do
-    local place = places[index]
-    if not place then
-      -- Another program's value, or another quota's.
-    elseif place == TAIL_AT or place == WHOLE_AT then
-      -- In place, which is the cheapest way to write and leaves the expiry alone.
-      call('SETRANGE', KEYS[3 + index], place, records[index])
-    else
-      call('SET', KEYS[3 + index], records[index], 'PX', place)
-    end
-  end
-end
+-- The buckets are not read for a batch that comes again.
+local comes_again = is_known and last == sequence and last_incarnation == known
+local found = comes_again and { call('GET', KEYS[1]) } or call('MGET', KEYS[1], unpack(KEYS, 4))
 
--- The lane's record, with what bucket-v2.lua has of it.
-local lanes, seen_us, offset_us, keep_ms, silence_limit_us, silence_set_us, reason, until_us, settled,
+-- The lane's record.
+local lane, magic = found[1], nil
+local lane_bytes = lane and #lane or 0
+local lanes, seen_us, offset_us, keep_ms, nodes, most_nodes, silence_limit_us, silence_set_us, since_us,
   incarnation
--- Of the record that was found.
-local lane_bytes
-
-local function lane_record()
-  local record = pack(LANE_FORMAT, MAGIC, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes,
-    silence_limit_us, silence_set_us, since_us, incarnation)
-  if reason == NOTHING and lost_us == 0 then
-    return record
-  end
-  return record .. pack(TROUBLED_FORMAT, lost_us, reason, from_us, until_us, expected, settled)
-end
-
--- Whether the lane gives less than it has, because it waits for what its nodes know.
-local function waits()
-  return reason ~= NOTHING and now_us < until_us
-    and (expected == 0 or settled < expected)
-end
-
-local function recover(why, from, wait_us, count)
-  if waits() then
-    -- A loss outlasts a silence that comes on top of it.
-    if reason == LOSS then why = LOSS end
-    count = max(count, expected)
-  end
-  reason, from_us, since_us, settled = why, from, now_us, 0
-  until_us, expected = now_us + min(wait_us, WAIT_MAX_US), count
-end
-
-local function born(instance, birth_us)
-  incarnation = instance .. pack('<i8', birth_us)
-end
-
--- A node calls: judges by the longest silence that a node of the last minute asks for whether there was
--- an outage.
-local function hear(silence_us, alive_us)
-  if silence_us >= silence_limit_us or now_us - silence_set_us > TIMES_US then
-    silence_limit_us, silence_set_us = silence_us, now_us
-  end
-  if now_us - seen_us > silence_limit_us then
-    recover(SILENCE, seen_us, alive_us, nodes)
-  end
-  seen_us = now_us
-  if not waits() then
-    reason, from_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0
+local lost_us, reason, from_us, until_us, expected, settled = 0, NOTHING, 0, 0, 0, 0
+if lane_bytes == LANE_BYTES or lane_bytes == LANE_BYTES + TROUBLED_BYTES then
+  magic, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes, silence_limit_us, silence_set_us, since_us,
+    incarnation = unpack_numbers(LANE_FORMAT, lane)
+  if lane_bytes > LANE_BYTES then
+    lost_us, reason, from_us, until_us, expected, settled =
+      unpack_numbers(TROUBLED_FORMAT, lane, LANE_BYTES + 1)
   end
 end
-
-local function verdict(status, value)
-  return pack(REPLY_FORMAT, MAGIC, 0, 0, 0, NO_HASH, status, value or 0, now_us, nodes,
-    waits() and until_us or 0, since_us, silence_limit_us, 0, incarnation)
+if lane and magic ~= MAGIC then
+  local version = lane:match('^' .. MAGIC_LETTER .. '(%d)')
+  if version and lane:sub(1, #MAGIC) ~= MAGIC then
+    return pack(REPLY_FORMAT, MAGIC, 0, 0, 0, NO_HASH, WIRE, tonumber(version), now_us, 0, 0, 0, 0, 0,
+      NO_INCARNATION)
+  end
+  return failed(KEYS[1])
+elseif not lane and call('TYPE', KEYS[1]).ok ~= 'none' then
+  return failed(KEYS[1])
 end
-
--- Reads the lane's record, or begins a new one. Returns an error if there is another program's value,
--- or a verdict if there is another layout.
-local function read_lane(stored, time_us, request_lanes, known_us, known_birth_us, silence_us, instance)
-  local magic
-  lane_bytes = stored and #stored or 0
-  lost_us, reason, from_us, until_us, expected, settled = 0, NOTHING, 0, 0, 0, 0
-  if lane_bytes == LANE_BYTES or lane_bytes == LANE_BYTES + TROUBLED_BYTES then
-    magic, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes, silence_limit_us, silence_set_us,
-      since_us, incarnation = unpack_numbers(LANE_FORMAT, stored)
-    if lane_bytes > LANE_BYTES then
-      lost_us, reason, from_us, until_us, expected, settled =
-        unpack_numbers(TROUBLED_FORMAT, stored, LANE_BYTES + 1)
-    end
-  end
-  if stored and magic ~= MAGIC then
-    local version = stored:match('^' .. MAGIC_LETTER .. '(%d)')
-    if version and stored:sub(1, #MAGIC) ~= MAGIC then
-      return pack(REPLY_FORMAT, MAGIC, 0, 0, 0, NO_HASH, WIRE, tonumber(version), now_us, 0, 0, 0, 0, 0,
-        NO_INCARNATION)
-    end
-    return foreign(KEYS[1])
-  elseif not stored and call('TYPE', KEYS[1]).ok ~= 'none' then
-    return foreign(KEYS[1])
-  end
-  if stored then
-    now_us = max(time_us + offset_us, seen_us)
-  else
-    -- Its time goes on from the last that is known.
-    now_us = max(time_us, known_us)
-    lanes, seen_us, keep_ms, nodes, most_nodes = request_lanes, now_us, LANE_KEEP_MS, 0, 0
-    silence_limit_us, silence_set_us, since_us = silence_us, now_us, 0
-    born(instance, max(now_us, known_birth_us) + 1)
-    recover(LOSS, now_us, recovery_us, 0)
-  end
+if lane then
+  now_us = max(time_us + offset_us, seen_us)
   offset_us = now_us - time_us
 end
 
-local function lose(lease_us, known_nodes)
-  lost_us = now_us
-  recover(LOSS, now_us, max(lease_us, recovery_us), known_nodes)
-end
-
--- The lane has lost its memory, or this node's place in it. After the last life that is known begins a
--- new one.
-local function reborn(instance, lease_us, silence_us, alive_us, known_nodes, last_birth_us)
-  hear(silence_us, alive_us)
-  if last_birth_us then
-    born(instance, max(now_us, last_birth_us) + 1)
-    lose(lease_us, known_nodes)
-  end
-  expected = max(expected, known_nodes)
-  call('SET', KEYS[1], lane_record(), 'PX', keep_ms)
-  return verdict(REBORN)
-end
-
--- Applies a batch that follows on the last one of its node, and answers it.
-local function apply(sequence, hash, instance, known, flags, alive_us, sent_us, entries, quota_count,
-    found, is_known, marked_us, settled_us)
-  local is_leaving = flags >= LEAVING
-  local marks = not is_known or now_us - marked_us >= MARK_US or is_leaving
-  if marks then
-    local count, failure = mark(instance, alive_us, is_leaving)
-    if failure then
-      return failure
-    end
-    nodes, most_nodes, marked_us = count, max(most_nodes, count), now_us
-  end
-  -- A batch that is older than this was sent before its node took what it does not tell of.
-  if known == NO_INCARNATION then
-    -- Nobody waits for a node that has never called before.
-    settled_us = since_us
-  elseif flags % 2 >= SETTLED and now_us - sent_us <= silence_limit_us and settled_us ~= since_us then
-    settled_us, settled = since_us, settled + 1
-  end
-
-  is_settled = settled_us == since_us
-  local is_waiting = waits()
-  is_lost, is_returning = is_waiting and reason == LOSS, is_waiting and reason == SILENCE
-  silent_until_us = reason == SILENCE and since_us or 0
-  missing = max(expected - settled, 0)
-
-  local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash, APPLIED, 0, now_us,
-    nodes, is_waiting and until_us or 0, since_us, silence_limit_us, entries, incarnation) }
-  local quotas, at = read_quotas(HEADER_BYTES + 1, quota_count)
-  if not quotas then
-    return refused('an algorithm that is not there')
-  end
-  local records, places, longest_ms = apply_all(at, entries, quotas, found, parts)
-  if not records then
-    return refused('an entry of a quota that is not there')
-  end
-  local reply = table.concat(parts)
-  local longer = longest_ms + RECORD_MARGIN_MS > keep_ms
-  if longer then
-    keep_ms = longest_ms + RECORD_MARGIN_MS
-  end
-
-  -- Changes nothing: who may not write in place is refused before anything is written.
-  call('SETRANGE', KEYS[2], '0', '')
-  write_buckets(records, places)
-  call('SET', KEYS[2], reply, 'PX', is_leaving and LEFT_KEEP_MS or NODE_KEEP_MS)
-  local record = lane_record()
-  if marks or longer or #record ~= lane_bytes then
-    call('SET', KEYS[1], record, 'PX', keep_ms)
-    call('PEXPIRE', KEYS[3], keep_ms)
-  else
-    call('SETRANGE', KEYS[1], '0', record)
-  end
-  return reply
-end
-
--- The batch, in the order of Model::sync.
-local function sync()
-  batch = ARGV[1]
-  local hash = ARGV[2]
-  if #ARGV ~= 2 or #batch < HEADER_BYTES or #hash ~= HASH_BYTES then
-    return refused('cut short')
-  end
-  local wire, request_lanes, sequence, recovery, lease_us, silence_us, alive_us, known_us, sent_us,
-    known_nodes, flags, entries, quota_count, rests, instance, known =
-    unpack_numbers(HEADER_FORMAT, batch)
-  recovery_us = recovery
-  if wire ~= WIRE_VERSION then
-    return refused('another wire version')
-  end
-  if entries < 0 or entries > ENTRIES_MAX then
-    return refused('too many entries')
-  end
-  local bytes = HEADER_BYTES + quota_count * QUOTA_BYTES + entries * ENTRY_BYTES
-    + rests * REST_BYTES
-  if #batch ~= bytes or #KEYS ~= 3 + entries then
-    return refused('entries, bytes and keys do not match')
-  end
-
-  local clock = call('TIME')
-  local time_us = clock[1] * 1000000 + clock[2]
-  now_us, time_ms = time_us, floor(time_us / 1000)
-  -- The head alone: the rest is asked for by a resend, and costs as much to read as to make.
-  local node = redis.pcall('GETRANGE', KEYS[2], '0', REPLY_LAST)
-  if type(node) == 'table' then
-    return failed(KEYS[2], node)
-  end
-  local is_known, last, marked_us, settled_us, last_hash, last_incarnation = node ~= '', 0, 0, 0, nil, nil
-  if is_known then
-    if #node < REPLY_BYTES or node:sub(1, #MAGIC) ~= MAGIC then
-      return foreign(KEYS[2])
-    end
-    local _
-    _, last, marked_us, settled_us, last_hash, _, _, _, _, _, _, _, _, last_incarnation =
-      unpack_numbers(REPLY_FORMAT, node)
-  end
-
-  -- The buckets are not read for a batch that comes again.
-  local comes_again = is_known and last == sequence and last_incarnation == known
-  local found = comes_again and { call('GET', KEYS[1]) } or call('MGET', KEYS[1], unpack(KEYS, 4))
+-- The sequence rule compares the batch with the last one applied in this life of the lane. All but a batch
+-- that follows on it, in a lane that everybody knows by name and that was not silent, is here.
+local is_next = lane and lanes == request_lanes and known == incarnation and known_us <= seen_us
+  and now_us - seen_us <= silence_limit_us and now_us - seen_us <= silence_us
+  and (last_incarnation == incarnation and sequence == last + 1 or not is_known and sequence == 1)
+if not is_next then
   local known_birth_us = min(max(unpack_numbers('<i8', known, 17), 0), 2^52)
-  local answer = read_lane(found[1], time_us, request_lanes, known_us, known_birth_us, silence_us, instance)
-  if answer then
-    return answer
+
+  -- Whether the lane gives less than it has, because it waits for what its nodes know.
+  local function waits()
+    return reason ~= NOTHING and now_us < until_us and (expected == 0 or settled < expected)
+  end
+  local function recover(why, from, wait_us, count)
+    if waits() then
+      -- A loss outlasts a silence that comes on top of it.
+      if reason == LOSS then why = LOSS end
+      count = max(count, expected)
+    end
+    reason, from_us, since_us, settled = why, from, now_us, 0
+    until_us, expected = now_us + min(wait_us, WAIT_MAX_US), count
+  end
+  local function lose()
+    lost_us = now_us
+    recover(LOSS, now_us, max(lease_us, recovery_us), known_nodes)
+  end
+  -- A node calls: judges by the longest silence that a node of the last minute asks for whether there was
+  -- an outage.
+  local function hear()
+    if silence_us >= silence_limit_us or now_us - silence_set_us > TIMES_US then
+      silence_limit_us, silence_set_us = silence_us, now_us
+    end
+    if now_us - seen_us > silence_limit_us then
+      recover(SILENCE, seen_us, alive_us, nodes)
+    end
+    seen_us = now_us
+    if not waits() then
+      reason, from_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0
+    end
+  end
+  local function verdict(status, value)
+    return pack(REPLY_FORMAT, MAGIC, 0, 0, 0, NO_HASH, status, value or 0, now_us, nodes,
+      waits() and until_us or 0, since_us, silence_limit_us, 0, incarnation)
+  end
+  -- The lane has lost its memory, or this node's place in it. After the last life that is known begins a
+  -- new one.
+  local function reborn(last_birth_us)
+    hear()
+    if last_birth_us then
+      incarnation = instance .. pack('<i8', max(now_us, last_birth_us) + 1)
+      lose()
+    end
+    expected = max(expected, known_nodes)
+    local record = pack(LANE_FORMAT, MAGIC, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes,
+      silence_limit_us, silence_set_us, since_us, incarnation)
+    if reason ~= NOTHING or lost_us > 0 then
+      record = record .. pack(TROUBLED_FORMAT, lost_us, reason, from_us, until_us, expected, settled)
+    end
+    call('SET', KEYS[1], record, 'PX', keep_ms)
+    return verdict(REBORN)
   end
 
+  if not lane then
+    -- Its time goes on from the last that is known.
+    now_us = max(time_us, known_us)
+    lanes, seen_us, keep_ms, nodes, most_nodes = request_lanes, now_us, LANE_KEEP_MS, 0, 0
+    offset_us, silence_limit_us, silence_set_us, since_us = now_us - time_us, silence_us, now_us, 0
+    incarnation = instance .. pack('<i8', max(now_us, known_birth_us) + 1)
+    recover(LOSS, now_us, recovery_us, 0)
+  end
   if lanes ~= request_lanes then
     return verdict(LANES, lanes)
   end
   local birth_us = unpack_numbers('<i8', incarnation, 17)
   if known_birth_us > birth_us or known == incarnation and known_us > seen_us then
     -- An older state has come back: whatever it knows is out of date.
-    return reborn(instance, lease_us, silence_us, alive_us, known_nodes, known_birth_us)
+    return reborn(known_birth_us)
   end
   if known ~= NO_INCARNATION and known ~= incarnation then
     if lost_us == 0 then
       -- Whoever called first did not know that the lane had been there before.
-      lose(lease_us, known_nodes)
+      lose()
     end
-    return reborn(instance, lease_us, silence_us, alive_us, known_nodes)
+    return reborn()
   end
-
-  -- The sequence rule: the batch is compared with the last one applied in this life of the lane.
   if is_known and last_incarnation ~= incarnation then
     if known == NO_INCARNATION then
       return verdict(STALE)
@@ -366,11 +256,80 @@ local function sync()
       -- The node was away for so long that it is not remembered.
       return verdict(STALE)
     end
-    return reborn(instance, lease_us, silence_us, alive_us, known_nodes, birth_us)
+    return reborn(birth_us)
   end
-  hear(silence_us, alive_us)
-  return apply(sequence, hash, instance, known, flags, alive_us, sent_us, entries, quota_count, found,
-    is_known, marked_us, settled_us)
+  hear()
+else
+  if silence_us >= silence_limit_us or now_us - silence_set_us > TIMES_US then
+    silence_limit_us, silence_set_us = silence_us, now_us
+  end
+  seen_us = now_us
+  if reason == NOTHING or now_us >= until_us or expected > 0 and settled >= expected then
+    reason, from_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0
+  end
 end
 
-return sync()
+local is_leaving = flags >= LEAVING
+local marks = not is_known or now_us - marked_us >= MARK_US or is_leaving
+if marks then
+  -- Marks the node as alive, or as gone, drops the dead, and counts those that are alive.
+  local done = is_leaving and redis.pcall('ZREM', KEYS[3], instance)
+    or not is_leaving and redis.pcall('ZADD', KEYS[3], now_us, instance)
+  if type(done) == 'table' then
+    return failed(KEYS[3], done)
+  end
+  call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('(%.0f', now_us - alive_us))
+  nodes, marked_us = call('ZCARD', KEYS[3]), now_us
+  most_nodes = max(most_nodes, nodes)
+end
+-- A batch that is older than this was sent before its node took what it does not tell of.
+if known == NO_INCARNATION then
+  -- Nobody waits for a node that has never called before.
+  settled_us = since_us
+elseif flags % 2 >= SETTLED and now_us - sent_us <= silence_limit_us and settled_us ~= since_us then
+  settled_us, settled = since_us, settled + 1
+end
+
+local is_waiting = reason ~= NOTHING and now_us < until_us and (expected == 0 or settled < expected)
+local is_lost, is_returning = is_waiting and reason == LOSS, is_waiting and reason == SILENCE
+local gives = not is_lost and (settled_us == since_us or not is_returning)
+local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash, APPLIED, 0, now_us, nodes,
+  is_waiting and until_us or 0, since_us, silence_limit_us, entries, incarnation) }
+local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, quota_count, found, parts,
+  now_us, time_ms, nodes, gives, recovery_us, is_returning, reason == SILENCE and since_us or 0, expected,
+  most_nodes, is_lost, lost_us, from_us, since_us, max(expected - settled, 0))
+if not records then
+  return redis.error_reply('TIDEGATE REQUEST an entry of a quota or algorithm that is not there')
+end
+local reply = table.concat(parts)
+local longer = longest_ms + RECORD_MARGIN_MS > keep_ms
+if longer then
+  keep_ms = longest_ms + RECORD_MARGIN_MS
+end
+
+-- Changes nothing: who may not write in place is refused before anything is written.
+call('SETRANGE', KEYS[2], '0', '')
+for index = 1, #records do
+  local place = places[index]
+  if not place then
+    -- Another program's value, or another quota's.
+  elseif type(place) == 'string' then
+    -- In place, which is the cheapest way to write and leaves the expiry alone.
+    call('SETRANGE', KEYS[3 + index], place, records[index])
+  else
+    call('SET', KEYS[3 + index], records[index], 'PX', place)
+  end
+end
+call('SET', KEYS[2], reply, 'PX', is_leaving and LEFT_KEEP_MS or NODE_KEEP_MS)
+local record = pack(LANE_FORMAT, MAGIC, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes,
+  silence_limit_us, silence_set_us, since_us, incarnation)
+if reason ~= NOTHING or lost_us > 0 then
+  record = record .. pack(TROUBLED_FORMAT, lost_us, reason, from_us, until_us, expected, settled)
+end
+if marks or longer or #record ~= lane_bytes then
+  call('SET', KEYS[1], record, 'PX', keep_ms)
+  call('PEXPIRE', KEYS[3], keep_ms)
+else
+  call('SETRANGE', KEYS[1], '0', record)
+end
+return reply
