@@ -14,6 +14,7 @@ use crate::quota::Quota;
 
 mod accuracy;
 mod faults;
+mod review;
 
 const SECOND_US: u64 = 1_000_000;
 /// Floating-point error of the judge, in tokens.

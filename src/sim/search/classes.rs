@@ -124,11 +124,13 @@ fn worst_of_class(class: &Class, quota: (u64, u64), seeds: Range<u64>) -> (f64, 
 
 #[test]
 fn worst_of_each_class_keeps_its_bound() {
+    // The short form takes a few seeds of each.
+    let few = if seeds() == (0..CASES) { 0..4 } else { seeds() };
     println!("| class | rate/s, burst | worst excess | bound of that run | seed |");
     println!("|---|---|---:|---:|---:|");
     for class in &CLASSES {
         for quota in QUOTAS {
-            let (excess, bound, seed) = worst_of_class(class, quota, seeds());
+            let (excess, bound, seed) = worst_of_class(class, quota, few.clone());
             let (name, (rate, burst)) = (class.name, quota);
             println!("| {name} | {rate}, {burst} | {excess:.1} | {bound:.1} | {seed} |");
             assert!(excess <= bound + ERROR, "{name} at {rate}/s, {burst}: seed {seed}");
