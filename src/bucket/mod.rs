@@ -8,6 +8,7 @@ mod fields;
 mod index;
 pub(crate) mod key_hash;
 mod key_text;
+mod lease;
 mod line;
 mod outcome;
 

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use super::account::{Account, Answer, CLOCK_ERROR_DIVISOR, Posted, Tally, Waiter};
+use super::account::{Account, Answer, Posted, Tally, Waiter};
 use super::backoff::Backoff;
 use super::engine::{Context, Desk, Output};
 use super::event::Event;
 use super::excess::LaneTrouble;
 use super::message::{
-    ENTRIES_MAX, Given, Grant, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times,
-    Verdict,
+    ENTRIES_MAX, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict,
 };
 use super::room;
 use crate::bucket::BucketRef;
@@ -21,22 +20,22 @@ use crate::error::StoreError;
 use crate::limit::Terms;
 use crate::time::Timestamp;
 
+mod grants;
+mod silence;
+
+use grants::check;
+use silence::LaneTime;
+
 /// Every lane is called at least so often, to show that this node lives.
 pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
 /// A node that was silent for so long has gone.
 const ALIVE_US: u64 = 4 * HEARTBEAT_US;
 /// Between two batches of a lane there is at least this.
 const BATCH_GAP_US: u64 = 1_000;
-/// The longest lease that a reply may grant.
-const LIFE_MAX_US: i64 = 64_000_000;
 /// While the store waits for what nodes know, it is called so often.
 const RECOVERY_GAP_US: u64 = 50_000;
 /// A node whose own loop was held up for so long cannot tell how long the store was silent.
 const HELD_UP_US: u64 = 250_000;
-/// A store's clock that is further ahead than this has jumped.
-const JUMP_LEAST_US: u64 = 5_000;
-/// A message takes no longer than two round trips and this.
-const TRAVEL_US: u64 = 10_000;
 /// The gap between two attempts grows up to this part of the time that the store has been silent.
 const RETRY_SILENCE_PART: u64 = 32;
 /// The longest gap between two attempts, in microseconds, where a quarter of the timeout is not longer.
@@ -64,45 +63,6 @@ struct Sums {
     policies: usize,
     /// Accounts that have something to tell the store before it gives what it has.
     owing: usize,
-}
-
-/// The lane's time, as a reply told it.
-#[derive(Clone, Copy, Debug)]
-struct LaneTime {
-    time_us: i64,
-    /// The batch was first sent then: the lane's time is at most this far ahead.
-    sent: Timestamp,
-    received: Timestamp,
-}
-
-impl LaneTime {
-    /// The earliest that the lane's time can be at `now`.
-    fn least(&self, now: Timestamp) -> i64 {
-        self.time_us.saturating_add_unsigned(now.micros_since(self.received))
-    }
-
-    /// How much further the lane's time went on from here to `later` than this node's clock did, if that is
-    /// more than clocks differ by.
-    fn jump_us(&self, later: &Self) -> Option<u64> {
-        let own_us = later.received.micros_since(self.sent);
-        let most_us = own_us + own_us / CLOCK_ERROR_DIVISOR + JUMP_LEAST_US;
-        let passed_us = later.time_us - self.time_us;
-        u64::try_from(passed_us).ok().filter(|passed_us| *passed_us > most_us).map(|us| us - own_us)
-    }
-
-    /// The latest that the lane's time can be at `now`.
-    fn most(&self, now: Timestamp) -> i64 {
-        self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
-    }
-}
-
-/// When an outage policy may take over.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outage {
-    /// It admits from then on.
-    pub(crate) from: Timestamp,
-    /// All leases had ended by then.
-    pub(crate) ended: Timestamp,
 }
 
 /// A lane of the store, as this node sees it.
@@ -236,35 +196,6 @@ impl Lane {
         self.trouble
     }
 
-    /// From when on the outage policy of a key with these terms may admit: the store takes the silence
-    /// for an outage by then, and every lease of the key has ended, whoever held it. `None` while the
-    /// store answers.
-    fn policy_from(&self, terms: &Terms, context: &Context) -> Option<Outage> {
-        if self.failures == 0 {
-            return None;
-        }
-        let Some(time) = self.time.filter(|_| self.incarnation.is_some()) else {
-            return Some(Outage { from: self.silent_since, ended: self.silent_since });
-        };
-        let since = self.silent_since;
-        // The last batch that the store has applied reached it soon after.
-        let travelled_us = 2 * time.received.micros_since(time.sent) + TRAVEL_US;
-        let last_us = time.most(since).saturating_add_unsigned(travelled_us.min(context.retry_us));
-        let epoch_us = terms.epoch_us as i64;
-        let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
-        let ends_in_us = (ends_us - time.least(since)).max(0) as u64;
-        let ended = since.plus_micros(ends_in_us + ends_in_us / CLOCK_ERROR_DIVISOR);
-        let silent = self.silent_for_all(context);
-        let from = ended.max(silent).max(since.plus_micros(terms.grace_us));
-        Some(Outage { from: if self.failed < silent { Timestamp::NEVER } else { from }, ended })
-    }
-
-    /// When an attempt fails that is sent then, the store takes the silence for an outage too.
-    fn silent_for_all(&self, context: &Context) -> Timestamp {
-        let silence_us = self.silence_us.max(context.silence_us);
-        self.silent_since.plus_micros(silence_us + context.retry_us)
-    }
-
     // ---- inputs ------------------------------------------------------------------------------
 
     /// A decision has told of a key.
@@ -306,19 +237,6 @@ impl Lane {
         bucket.open_books(desk);
         place.insert(Account::new(bucket, key, desk, terms, now));
         slot
-    }
-
-    /// A key without a lease lives on its outage policy while the store is away.
-    fn enter_policy_if_cut_off(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
-        let account = &self.accounts[slot];
-        if self.failures == 0 || account.lease_ends().is_some() || account.in_policy() {
-            return;
-        }
-        let terms = self.terms(slot, context);
-        if let Some(outage) = self.policy_from(&terms, context).filter(|outage| outage.from <= now)
-        {
-            self.enter_policy(slot, now, outage.ended, context);
-        }
     }
 
     /// A caller waits for the store's word on a request.
@@ -636,57 +554,6 @@ impl Lane {
         self.enter_policies(now, context);
     }
 
-    /// Keys without a lease have nothing to live on: their outage policy takes over once the lane is
-    /// cut off.
-    fn enter_policies(&mut self, now: Timestamp, context: &mut Context) {
-        self.policies_from = Timestamp::NEVER;
-        if self.failures == 0 {
-            return;
-        }
-        let outages: Vec<Option<Outage>> =
-            context.limits.iter().map(|limit| self.policy_from(&limit.terms, context)).collect();
-        let waiting = |from: &Timestamp| *from > now;
-        // Never, for those that wait for an attempt to fail.
-        let later = outages.iter().flatten().map(|outage| outage.from).filter(waiting).min();
-        self.policies_from = later.unwrap_or(Timestamp::NEVER);
-        if outages.iter().flatten().all(|outage| outage.from > now) {
-            return;
-        }
-        let unleased: Vec<(usize, Outage)> = self
-            .accounts
-            .iter()
-            .filter(|(_, account)| !account.in_policy() && account.lease_ends().is_none())
-            .filter_map(|(slot, account)| Some((slot, outages[account.limit() as usize]?)))
-            .filter(|(_, outage)| outage.from <= now)
-            .collect();
-        for (slot, outage) in unleased {
-            self.enter_policy(slot, now, outage.ended, context);
-        }
-    }
-
-    /// The store answers again: what policies took is to be reported.
-    fn leave_policies(
-        &mut self,
-        flight: &Flight,
-        reply: &Reply,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        let since_us = reply.recovering_since_us;
-        let all_silent = since_us > self.heard_before_us;
-        let back_us = (reply.time_us - since_us).max(0) as u64;
-        let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
-        if self.sums.policies > 0 {
-            self.trouble.lived_through(now.micros_since(self.entered), self.lent, all_silent);
-        }
-        let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
-        for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
-            let terms = self.terms(slot, context);
-            self.rescheduled(slot, |account| account.return_from_policy(now, back, &terms));
-            self.tally(slot, context);
-        }
-    }
-
     fn accept(&mut self, flight: &Flight, reply: &Reply, now: Timestamp, context: &mut Context) {
         for slot in &flight.slots {
             self.accounts[*slot].reporting = false;
@@ -736,126 +603,6 @@ impl Lane {
         }
     }
 
-    fn granted(
-        &mut self,
-        flight: &Flight,
-        index: usize,
-        grant: &Grant,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        let (slot, entry) = (flight.slots[index], &flight.request.entries[index]);
-        let leaving = self.leaving;
-        let terms = self.terms(slot, context);
-        match grant {
-            Grant::Given(given) => {
-                context.agreed(self.accounts[slot].limit(), given.level);
-                if given.lost {
-                    let limit = context.limit_name(self.accounts[slot].limit());
-                    context.event(Event::RecordLost { limit });
-                }
-                let lost = self.accounts[slot].lose_record(given.lost);
-                self.trouble.lost_records = self.trouble.lost_records.max(lost);
-                if self.accounts[slot].in_policy() && !self.returning {
-                    // The store takes the key's quota again.
-                    self.rescheduled(slot, |account| account.return_from_policy(now, None, &terms));
-                }
-                let recovering_until = self.recovering_until;
-                let nodes = context.nodes().unwrap_or(1).max(1);
-                let installed = self.rescheduled(slot, |account| {
-                    account.nodes = nodes;
-                    let sent = flight.first_sent;
-                    let installed = account.install(given, entry, sent, now, &terms);
-                    if given.withheld {
-                        account.due = account.due.min(recovering_until);
-                    }
-                    if leaving {
-                        account.due = now;
-                    }
-                    installed
-                });
-                self.tell(slot, context);
-                if let Some(drift) = installed.drift {
-                    context.event(Event::Viewed {
-                        limit: entry.limit.clone(),
-                        drift_tokens: drift as f64 / terms.scale.token as f64,
-                        burst_tokens: (terms.scale.burst / terms.scale.token) as u64,
-                        age: Duration::from_micros(installed.age_us),
-                    });
-                }
-            }
-            Grant::OtherQuota { .. } | Grant::Foreign => {
-                if self.accounts[slot].is_to_be_named(now) {
-                    context.refused(self.accounts[slot].limit(), entry, grant);
-                }
-                self.rescheduled(slot, |account| {
-                    account.revoke(entry);
-                    account.due = now.plus_micros(HEARTBEAT_US);
-                });
-                if !self.accounts[slot].in_policy() {
-                    self.enter_policy(slot, now, now, context);
-                }
-            }
-        }
-        self.tally(slot, context);
-        if leaving && self.rescheduled(slot, |account| account.try_leave(now)) {
-            self.tally(slot, context);
-            self.close(slot, context);
-        }
-    }
-
-    /// Begins anew under `incarnation`: the batch in flight was not applied, and every key tells
-    /// the store what this node knows of it.
-    fn restart(&mut self, incarnation: Option<Incarnation>, flight: &Flight, now: Timestamp) {
-        self.incarnation = incarnation;
-        self.sequence = 0;
-        for (slot, entry) in flight.slots.iter().zip(&flight.request.entries) {
-            self.accounts[*slot].revoke(entry);
-        }
-        let slots: Vec<usize> = self.accounts.iter().map(|(slot, _)| slot).collect();
-        for slot in slots {
-            self.rescheduled(slot, |account| {
-                account.restore = true;
-                account.due = now;
-            });
-        }
-        self.sendable_at = now;
-        self.heartbeat_at = now;
-    }
-
-    // ---- outages -----------------------------------------------------------------------------
-
-    fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
-        self.rescheduled(slot, |account| {
-            account.lease_ended(now);
-            account.forget_end();
-        });
-        self.tally(slot, context);
-        self.enter_policy_if_cut_off(slot, now, context);
-    }
-
-    /// Puts the outage policy of a key in force, whose leases had all ended by `ended`.
-    fn enter_policy(
-        &mut self,
-        slot: usize,
-        now: Timestamp,
-        ended: Timestamp,
-        context: &mut Context,
-    ) {
-        let terms = self.terms(slot, context);
-        let nodes = context.nodes();
-        if self.sums.policies == 0 {
-            (self.entered, self.lent) = (now, 0);
-        }
-        let lent =
-            self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
-        self.lent = self.lent.max(lent);
-        self.tell(slot, context);
-        context
-            .event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].limit()) });
-        self.tally(slot, context);
-    }
-
     fn tally(&mut self, slot: usize, context: &mut Context) {
         let account = &mut self.accounts[slot];
         let tally = account.take_tally();
@@ -863,44 +610,4 @@ impl Lane {
             context.limits[account.limit() as usize].tally.merge(tally);
         }
     }
-}
-
-/// Refuses replies that no store of this protocol would give to `request`.
-fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
-    match &reply.verdict {
-        Verdict::Lanes(stored) => {
-            Err(StoreError::Lanes { configured: request.lanes, stored: *stored })
-        }
-        Verdict::Wire(stored) => {
-            Err(StoreError::Wire { spoken: super::message::WIRE_VERSION, stored: *stored })
-        }
-        Verdict::Applied(grants) if grants.len() != request.entries.len() => {
-            Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
-        }
-        Verdict::Applied(grants) => {
-            for (grant, entry) in grants.iter().zip(&request.entries) {
-                if let Grant::Given(given) = grant {
-                    let burst = entry.scale.burst / entry.scale.token;
-                    plausible(given, entry.needed + entry.want, entry.scale.rate, burst)?;
-                }
-            }
-            Ok(reply)
-        }
-        Verdict::Reborn | Verdict::Stale | Verdict::Cloned => Ok(reply),
-    }
-}
-
-fn plausible(given: &Given, want: i64, rate: i64, burst: i64) -> Result<(), StoreError> {
-    let bounds = [
-        ("grant.tokens", given.tokens, want),
-        ("grant.rate", given.rate, rate),
-        ("grant.depth", given.depth, burst),
-        ("grant.life_us", given.life_us, LIFE_MAX_US),
-    ];
-    for (field, value, most) in bounds {
-        if value > most {
-            return Err(StoreError::Reply { field, value: value.to_string() });
-        }
-    }
-    Ok(())
 }

@@ -1,3 +1,4 @@
+use super::reply::{GIVEN_VOID, LOST, REPLY_HEADER_BYTES, TIMED, WITHHELD};
 use super::*;
 use proptest::prelude::*;
 

@@ -1,0 +1,144 @@
+//! What the store's answers about keys do to their accounts.
+
+use super::{Flight, HEARTBEAT_US, Lane};
+use crate::error::StoreError;
+use crate::sync::engine::Context;
+use crate::sync::event::Event;
+use crate::sync::message::{Given, Grant, Incarnation, Reply, Request, Verdict, WIRE_VERSION};
+use crate::time::Timestamp;
+use std::time::Duration;
+
+/// The longest lease that a reply may grant.
+const LIFE_MAX_US: i64 = 64_000_000;
+
+impl Lane {
+    pub(super) fn granted(
+        &mut self,
+        flight: &Flight,
+        index: usize,
+        grant: &Grant,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let (slot, entry) = (flight.slots[index], &flight.request.entries[index]);
+        let leaving = self.leaving;
+        let terms = self.terms(slot, context);
+        match grant {
+            Grant::Given(given) => {
+                context.agreed(self.accounts[slot].limit(), given.level);
+                if given.lost {
+                    let limit = context.limit_name(self.accounts[slot].limit());
+                    context.event(Event::RecordLost { limit });
+                }
+                let lost = self.accounts[slot].lose_record(given.lost);
+                self.trouble.lost_records = self.trouble.lost_records.max(lost);
+                if self.accounts[slot].in_policy() && !self.returning {
+                    // The store takes the key's quota again.
+                    self.rescheduled(slot, |account| account.return_from_policy(now, None, &terms));
+                }
+                let recovering_until = self.recovering_until;
+                let nodes = context.nodes().unwrap_or(1).max(1);
+                let installed = self.rescheduled(slot, |account| {
+                    account.nodes = nodes;
+                    let sent = flight.first_sent;
+                    let installed = account.install(given, entry, sent, now, &terms);
+                    if given.withheld {
+                        account.due = account.due.min(recovering_until);
+                    }
+                    if leaving {
+                        account.due = now;
+                    }
+                    installed
+                });
+                self.tell(slot, context);
+                if let Some(drift) = installed.drift {
+                    context.event(Event::Viewed {
+                        limit: entry.limit.clone(),
+                        drift_tokens: drift as f64 / terms.scale.token as f64,
+                        burst_tokens: (terms.scale.burst / terms.scale.token) as u64,
+                        age: Duration::from_micros(installed.age_us),
+                    });
+                }
+            }
+            Grant::OtherQuota { .. } | Grant::Foreign => {
+                if self.accounts[slot].is_to_be_named(now) {
+                    context.refused(self.accounts[slot].limit(), entry, grant);
+                }
+                self.rescheduled(slot, |account| {
+                    account.revoke(entry);
+                    account.due = now.plus_micros(HEARTBEAT_US);
+                });
+                if !self.accounts[slot].in_policy() {
+                    self.enter_policy(slot, now, now, context);
+                }
+            }
+        }
+        self.tally(slot, context);
+        if leaving && self.rescheduled(slot, |account| account.try_leave(now)) {
+            self.tally(slot, context);
+            self.close(slot, context);
+        }
+    }
+
+    /// Begins anew under `incarnation`: the batch in flight was not applied, and every key tells
+    /// the store what this node knows of it.
+    pub(super) fn restart(
+        &mut self,
+        incarnation: Option<Incarnation>,
+        flight: &Flight,
+        now: Timestamp,
+    ) {
+        self.incarnation = incarnation;
+        self.sequence = 0;
+        for (slot, entry) in flight.slots.iter().zip(&flight.request.entries) {
+            self.accounts[*slot].revoke(entry);
+        }
+        let slots: Vec<usize> = self.accounts.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.rescheduled(slot, |account| {
+                account.restore = true;
+                account.due = now;
+            });
+        }
+        self.sendable_at = now;
+        self.heartbeat_at = now;
+    }
+}
+
+/// Refuses replies that no store of this protocol would give to `request`.
+pub(super) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
+    match &reply.verdict {
+        Verdict::Lanes(stored) => {
+            Err(StoreError::Lanes { configured: request.lanes, stored: *stored })
+        }
+        Verdict::Wire(stored) => Err(StoreError::Wire { spoken: WIRE_VERSION, stored: *stored }),
+        Verdict::Applied(grants) if grants.len() != request.entries.len() => {
+            Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
+        }
+        Verdict::Applied(grants) => {
+            for (grant, entry) in grants.iter().zip(&request.entries) {
+                if let Grant::Given(given) = grant {
+                    let burst = entry.scale.burst / entry.scale.token;
+                    plausible(given, entry.needed + entry.want, entry.scale.rate, burst)?;
+                }
+            }
+            Ok(reply)
+        }
+        Verdict::Reborn | Verdict::Stale | Verdict::Cloned => Ok(reply),
+    }
+}
+
+fn plausible(given: &Given, want: i64, rate: i64, burst: i64) -> Result<(), StoreError> {
+    let bounds = [
+        ("grant.tokens", given.tokens, want),
+        ("grant.rate", given.rate, rate),
+        ("grant.depth", given.depth, burst),
+        ("grant.life_us", given.life_us, LIFE_MAX_US),
+    ];
+    for (field, value, most) in bounds {
+        if value > most {
+            return Err(StoreError::Reply { field, value: value.to_string() });
+        }
+    }
+    Ok(())
+}

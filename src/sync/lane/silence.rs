@@ -1,0 +1,184 @@
+//! A store that does not answer: since when, whose outage it is, and when outage policies begin and end.
+
+use super::{Flight, Lane};
+use crate::limit::Terms;
+use crate::sync::account::CLOCK_ERROR_DIVISOR;
+use crate::sync::engine::Context;
+use crate::sync::event::Event;
+use crate::sync::message::Reply;
+use crate::time::Timestamp;
+
+/// A store's clock that is further ahead than this has jumped.
+const JUMP_LEAST_US: u64 = 5_000;
+/// A message takes no longer than two round trips and this.
+const TRAVEL_US: u64 = 10_000;
+
+/// The lane's time, as a reply told it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneTime {
+    pub(super) time_us: i64,
+    /// The batch was first sent then: the lane's time is at most this far ahead.
+    pub(super) sent: Timestamp,
+    pub(super) received: Timestamp,
+}
+
+impl LaneTime {
+    /// The earliest that the lane's time can be at `now`.
+    pub(super) fn least(&self, now: Timestamp) -> i64 {
+        self.time_us.saturating_add_unsigned(now.micros_since(self.received))
+    }
+
+    /// How much further the lane's time went on from here to `later` than this node's clock did, if that is
+    /// more than clocks differ by.
+    pub(super) fn jump_us(&self, later: &Self) -> Option<u64> {
+        let own_us = later.received.micros_since(self.sent);
+        let most_us = own_us + own_us / CLOCK_ERROR_DIVISOR + JUMP_LEAST_US;
+        let passed_us = later.time_us - self.time_us;
+        u64::try_from(passed_us).ok().filter(|passed_us| *passed_us > most_us).map(|us| us - own_us)
+    }
+
+    /// The latest that the lane's time can be at `now`.
+    pub(super) fn most(&self, now: Timestamp) -> i64 {
+        self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
+    }
+}
+
+/// When an outage policy may take over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outage {
+    /// It admits from then on.
+    pub(crate) from: Timestamp,
+    /// All leases had ended by then.
+    pub(crate) ended: Timestamp,
+}
+
+impl Lane {
+    /// From when on the outage policy of a key with these terms may admit: the store takes the silence
+    /// for an outage by then, and every lease of the key has ended, whoever held it. `None` while the
+    /// store answers.
+    pub(super) fn policy_from(&self, terms: &Terms, context: &Context) -> Option<Outage> {
+        if self.failures == 0 {
+            return None;
+        }
+        let Some(time) = self.time.filter(|_| self.incarnation.is_some()) else {
+            return Some(Outage { from: self.silent_since, ended: self.silent_since });
+        };
+        let since = self.silent_since;
+        // The last batch that the store has applied reached it soon after.
+        let travelled_us = 2 * time.received.micros_since(time.sent) + TRAVEL_US;
+        let last_us = time.most(since).saturating_add_unsigned(travelled_us.min(context.retry_us));
+        let epoch_us = terms.epoch_us as i64;
+        let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
+        let ends_in_us = (ends_us - time.least(since)).max(0) as u64;
+        let ended = since.plus_micros(ends_in_us + ends_in_us / CLOCK_ERROR_DIVISOR);
+        let silent = self.silent_for_all(context);
+        let from = ended.max(silent).max(since.plus_micros(terms.grace_us));
+        Some(Outage { from: if self.failed < silent { Timestamp::NEVER } else { from }, ended })
+    }
+
+    /// When an attempt fails that is sent then, the store takes the silence for an outage too.
+    pub(super) fn silent_for_all(&self, context: &Context) -> Timestamp {
+        let silence_us = self.silence_us.max(context.silence_us);
+        self.silent_since.plus_micros(silence_us + context.retry_us)
+    }
+
+    /// A key without a lease lives on its outage policy while the store is away.
+    pub(super) fn enter_policy_if_cut_off(
+        &mut self,
+        slot: usize,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let account = &self.accounts[slot];
+        if self.failures == 0 || account.lease_ends().is_some() || account.in_policy() {
+            return;
+        }
+        let terms = self.terms(slot, context);
+        if let Some(outage) = self.policy_from(&terms, context).filter(|outage| outage.from <= now)
+        {
+            self.enter_policy(slot, now, outage.ended, context);
+        }
+    }
+
+    /// Keys without a lease have nothing to live on: their outage policy takes over once the lane is
+    /// cut off.
+    pub(super) fn enter_policies(&mut self, now: Timestamp, context: &mut Context) {
+        self.policies_from = Timestamp::NEVER;
+        if self.failures == 0 {
+            return;
+        }
+        let outages: Vec<Option<Outage>> =
+            context.limits.iter().map(|limit| self.policy_from(&limit.terms, context)).collect();
+        let waiting = |from: &Timestamp| *from > now;
+        // Never, for those that wait for an attempt to fail.
+        let later = outages.iter().flatten().map(|outage| outage.from).filter(waiting).min();
+        self.policies_from = later.unwrap_or(Timestamp::NEVER);
+        if outages.iter().flatten().all(|outage| outage.from > now) {
+            return;
+        }
+        let unleased: Vec<(usize, Outage)> = self
+            .accounts
+            .iter()
+            .filter(|(_, account)| !account.in_policy() && account.lease_ends().is_none())
+            .filter_map(|(slot, account)| Some((slot, outages[account.limit() as usize]?)))
+            .filter(|(_, outage)| outage.from <= now)
+            .collect();
+        for (slot, outage) in unleased {
+            self.enter_policy(slot, now, outage.ended, context);
+        }
+    }
+
+    /// The store answers again: what policies took is to be reported.
+    pub(super) fn leave_policies(
+        &mut self,
+        flight: &Flight,
+        reply: &Reply,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let since_us = reply.recovering_since_us;
+        let all_silent = since_us > self.heard_before_us;
+        let back_us = (reply.time_us - since_us).max(0) as u64;
+        let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
+        if self.sums.policies > 0 {
+            self.trouble.lived_through(now.micros_since(self.entered), self.lent, all_silent);
+        }
+        let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
+        for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
+            let terms = self.terms(slot, context);
+            self.rescheduled(slot, |account| account.return_from_policy(now, back, &terms));
+            self.tally(slot, context);
+        }
+    }
+
+    pub(super) fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
+        self.rescheduled(slot, |account| {
+            account.lease_ended(now);
+            account.forget_end();
+        });
+        self.tally(slot, context);
+        self.enter_policy_if_cut_off(slot, now, context);
+    }
+
+    /// Puts the outage policy of a key in force, whose leases had all ended by `ended`.
+    pub(super) fn enter_policy(
+        &mut self,
+        slot: usize,
+        now: Timestamp,
+        ended: Timestamp,
+        context: &mut Context,
+    ) {
+        let terms = self.terms(slot, context);
+        let nodes = context.nodes();
+        if self.sums.policies == 0 {
+            (self.entered, self.lent) = (now, 0);
+        }
+        let lent =
+            self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
+        self.lent = self.lent.max(lent);
+        self.tell(slot, context);
+        context
+            .event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].limit()) });
+        self.tally(slot, context);
+    }
+}

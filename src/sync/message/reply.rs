@@ -1,0 +1,324 @@
+//! What the store answers: replies, grants, and their bytes on the wire.
+
+use super::{EPOCH_US_MAX, Entry, Incarnation, MAGIC, WIRE_MAX, put};
+use crate::error::StoreError;
+use crate::quota::Scale;
+
+/// What the store did with a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// The store's time, in microseconds.
+    pub time_us: i64,
+    /// The lane's name now.
+    pub incarnation: Incarnation,
+    /// Nodes alive in this lane.
+    pub nodes: i64,
+    /// Until then (the store's time) at the latest the lane waits for nodes to report, and gives less
+    /// than it has; 0 while it does not.
+    pub recovering_until_us: i64,
+    /// When the lane began to wait last (the store's time).
+    pub recovering_since_us: i64,
+    /// How long a silence of all nodes has to last before the lane takes it that outage policies
+    /// were in force, in microseconds.
+    pub silence_us: i64,
+    pub verdict: Verdict,
+}
+
+/// What became of a batch as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Applied, now or when it first arrived: one grant an entry.
+    Applied(Vec<Grant>),
+    /// The lane has lost its memory, or this node's place in it: nothing was applied.
+    Reborn,
+    /// An older batch than the last one applied: nothing was done.
+    Stale,
+    /// Another batch was applied under this sequence: somebody else uses the instance id.
+    Cloned,
+    /// The lane was set up with another number of lanes.
+    Lanes(u32),
+    /// The store holds another layout.
+    Wire(u32),
+}
+
+/// The store's answer about one key. Everything in it is an addition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grant {
+    /// Additions to what the node holds, and what the store knows.
+    Given(Given),
+    /// The store keeps another quota under this limit's name.
+    OtherQuota { version: i64, scale: Scale },
+    /// The key holds another program's value.
+    Foreign,
+}
+
+/// Additions to a lease, and the view.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Given {
+    /// Tokens added.
+    pub tokens: i64,
+    /// Refill added, in units per microsecond.
+    pub rate: i64,
+    /// Depth added, in tokens.
+    pub depth: i64,
+    /// The store's time, in microseconds.
+    pub stamp_us: i64,
+    /// The epoch in which the lease is now registered.
+    pub tag: i64,
+    /// How long the lease lasts from the store's time on, in microseconds.
+    pub life_us: i64,
+    /// What is left to lease, in units; below zero while debt is repaid.
+    pub available: i64,
+    /// That and all that is outstanding, in units: below zero while what was spent on credit or ahead is
+    /// not repaid.
+    pub level: i64,
+    /// The refill leased to all nodes, in units per microsecond.
+    pub leased: i64,
+    /// The refill that the store would like back, in units per microsecond.
+    pub recall: i64,
+    /// The lease that the batch said was held had ended in the store.
+    pub void: bool,
+    /// The store found with this entry that the key's record had been lost.
+    pub lost: bool,
+    /// The store gives less than it has, because it waits for what other nodes know.
+    pub withheld: bool,
+}
+
+/// Which batch a reply answers: by this, the store knows one that comes again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Receipt {
+    pub sequence: i64,
+    /// When the node was marked as alive last.
+    pub marked_us: i64,
+    /// Which recovery of the lane the node has settled for: when that began.
+    pub settled_us: i64,
+    pub hash: u64,
+}
+
+pub(super) const REPLY_HEADER_BYTES: usize = 2 + 11 * 8 + 8 + 24;
+/// Numbers of a grant, behind its status, and of the times behind those where they follow.
+const GRANT_NUMBERS: usize = 7;
+const GRANT_TIMES: usize = 3;
+const GRANT_BYTES_MAX: usize = 1 + (GRANT_NUMBERS + GRANT_TIMES) * 8;
+
+const GIVEN: u8 = 0;
+const OTHER_QUOTA: u8 = 1;
+const FOREIGN: u8 = 2;
+/// Given, to one whose lease had ended.
+pub(super) const GIVEN_VOID: u8 = 3;
+/// Added where the times of the grant follow: they are not those of the batch.
+pub(super) const TIMED: u8 = 4;
+/// Added where the record was found to have been lost.
+pub(super) const LOST: u8 = 8;
+/// Added where the store gives less than it has.
+pub(super) const WITHHELD: u8 = 16;
+
+impl Reply {
+    /// Encodes the reply to a batch of `entries` as the script does, which keeps it as it is.
+    pub(crate) fn encode(&self, receipt: Receipt, entries: &[Entry]) -> Vec<u8> {
+        let none = Vec::new();
+        let (status, value, grants) = match &self.verdict {
+            Verdict::Applied(grants) => (0, 0, grants),
+            Verdict::Reborn => (1, 0, &none),
+            Verdict::Stale => (2, 0, &none),
+            Verdict::Cloned => (3, 0, &none),
+            Verdict::Lanes(lanes) => (4, i64::from(*lanes), &none),
+            Verdict::Wire(version) => (5, i64::from(*version), &none),
+        };
+        let header = [
+            status,
+            value,
+            self.time_us,
+            self.nodes,
+            self.recovering_until_us,
+            self.recovering_since_us,
+            self.silence_us,
+            grants.len() as i64,
+        ];
+        let mut bytes = Vec::with_capacity(REPLY_HEADER_BYTES + grants.len() * GRANT_BYTES_MAX);
+        bytes.extend(MAGIC);
+        put(&mut bytes, &[receipt.sequence, receipt.marked_us, receipt.settled_us]);
+        bytes.extend(receipt.hash.to_le_bytes());
+        put(&mut bytes, &header);
+        bytes.extend(self.incarnation.0);
+        for (grant, entry) in grants.iter().zip(entries) {
+            grant.put(&mut bytes, self.time_us, entry);
+        }
+        bytes
+    }
+
+    /// Decodes a reply to a batch of `entries`.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Reply`] names the field that no store of this protocol would send.
+    pub(crate) fn decode(bytes: &[u8], entries: &[Entry]) -> Result<Self, StoreError> {
+        let mut reader = Reader { bytes };
+        let magic: [u8; 2] = reader.take("magic")?;
+        if magic != MAGIC {
+            return Err(StoreError::Reply { field: "magic", value: format!("{magic:?}") });
+        }
+        // The receipt is the store's own.
+        let _: [u8; 4 * 8] = reader.take("receipt")?;
+        let status = reader.number("status")?;
+        let value = reader.number("value")?;
+        let time_us = reader.natural("time_us")?;
+        let nodes = reader.natural("nodes")?;
+        let recovering_until_us = reader.natural("recovering_until_us")?;
+        let recovering_since_us = reader.natural("recovering_since_us")?;
+        let silence_us = reader.natural("silence_us")?;
+        let count = reader.natural("grants")?;
+        let incarnation = Incarnation(reader.take("incarnation")?);
+        let small = |field| {
+            u32::try_from(value).map_err(|_| StoreError::Reply { field, value: value.to_string() })
+        };
+        let verdict = match status {
+            0 if count == entries.len() as i64 => Verdict::Applied(
+                entries
+                    .iter()
+                    .map(|entry| Grant::read(&mut reader, time_us, entry))
+                    .collect::<Result<_, _>>()?,
+            ),
+            0 => return Err(StoreError::Reply { field: "grants", value: count.to_string() }),
+            1 => Verdict::Reborn,
+            2 => Verdict::Stale,
+            3 => Verdict::Cloned,
+            4 => Verdict::Lanes(small("lanes")?),
+            5 => Verdict::Wire(small("wire")?),
+            _ => return Err(StoreError::Reply { field: "status", value: status.to_string() }),
+        };
+        if !reader.bytes.is_empty() {
+            return Err(StoreError::Reply {
+                field: "length",
+                value: format!("{} bytes too many", reader.bytes.len()),
+            });
+        }
+        Ok(Self {
+            time_us,
+            incarnation,
+            nodes,
+            recovering_until_us,
+            recovering_since_us,
+            silence_us,
+            verdict,
+        })
+    }
+}
+
+impl Grant {
+    fn put(&self, bytes: &mut Vec<u8>, time_us: i64, entry: &Entry) {
+        let (status, numbers, times) = match *self {
+            Self::Given(given) => {
+                let numbers = [
+                    given.tokens,
+                    given.rate,
+                    given.depth,
+                    given.available,
+                    given.level,
+                    given.leased,
+                    given.recall,
+                ];
+                let times = [given.stamp_us, given.tag, given.life_us];
+                let follow = times != times_of(time_us, entry);
+                let status = if given.void { GIVEN_VOID } else { GIVEN }
+                    + u8::from(follow) * TIMED
+                    + u8::from(given.lost) * LOST
+                    + u8::from(given.withheld) * WITHHELD;
+                (status, numbers, times)
+            }
+            Self::OtherQuota { version, scale } => {
+                let numbers = [version, scale.rate, scale.token, scale.burst, 0, 0, 0];
+                (OTHER_QUOTA, numbers, [0; GRANT_TIMES])
+            }
+            Self::Foreign => (FOREIGN, [0; GRANT_NUMBERS], [0; GRANT_TIMES]),
+        };
+        bytes.push(status);
+        put(bytes, &numbers);
+        if status & TIMED > 0 {
+            put(bytes, &times);
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>, time_us: i64, entry: &Entry) -> Result<Self, StoreError> {
+        let [status] = reader.take("grant.status")?;
+        let tokens = reader.natural("grant.tokens")?;
+        let rate = reader.natural("grant.rate")?;
+        let depth = reader.natural("grant.depth")?;
+        let available = reader.number("grant.available")?;
+        let level = reader.number("grant.level")?;
+        let leased = reader.natural("grant.leased")?;
+        let recall = reader.natural("grant.recall")?;
+        let [stamp_us, tag, life_us] = if status & TIMED > 0 {
+            [
+                reader.natural("grant.stamp_us")?,
+                reader.natural("grant.tag")?,
+                reader.natural("grant.life_us")?,
+            ]
+        } else {
+            times_of(time_us, entry)
+        };
+        match status & !(TIMED | LOST | WITHHELD) {
+            void @ (GIVEN | GIVEN_VOID) => Ok(Self::Given(Given {
+                tokens,
+                rate,
+                depth,
+                stamp_us,
+                tag,
+                life_us,
+                available,
+                level,
+                leased,
+                recall,
+                void: void == GIVEN_VOID,
+                lost: status & LOST > 0,
+                withheld: status & WITHHELD > 0,
+            })),
+            OTHER_QUOTA if status == OTHER_QUOTA => {
+                let scale = Scale { rate, token: depth.max(1), burst: available };
+                Ok(Self::OtherQuota { version: tokens, scale })
+            }
+            FOREIGN if status == FOREIGN => Ok(Self::Foreign),
+            _ => Err(StoreError::Reply { field: "grant.status", value: status.to_string() }),
+        }
+    }
+}
+
+/// A grant's stamp, tag and life where they follow from the time of the batch and the entry's epoch.
+fn times_of(time_us: i64, entry: &Entry) -> [i64; GRANT_TIMES] {
+    let epoch_us = entry.epoch_us.clamp(1, EPOCH_US_MAX);
+    let tag = time_us / epoch_us;
+    [time_us, tag, (tag + 2) * epoch_us - time_us]
+}
+
+/// Reads numbers off a reply and refuses what cannot be one.
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], StoreError> {
+        let Some((head, rest)) = self.bytes.split_first_chunk::<N>() else {
+            return Err(StoreError::Reply { field, value: "the reply is cut short".to_owned() });
+        };
+        self.bytes = rest;
+        Ok(*head)
+    }
+
+    fn number(&mut self, field: &'static str) -> Result<i64, StoreError> {
+        let number = f64::from_le_bytes(self.take(field)?);
+        // Infinities and what is no number at all are not within bounds either.
+        let is_whole = number.abs() <= WIRE_MAX as f64 && number.fract() == 0.0;
+        if !is_whole {
+            return Err(StoreError::Reply { field, value: number.to_string() });
+        }
+        Ok(number as i64)
+    }
+
+    fn natural(&mut self, field: &'static str) -> Result<i64, StoreError> {
+        let number = self.number(field)?;
+        if number < 0 {
+            return Err(StoreError::Reply { field, value: number.to_string() });
+        }
+        Ok(number)
+    }
+}
