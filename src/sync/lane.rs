@@ -362,7 +362,7 @@ impl Lane {
                 if std::mem::take(&mut self.failures) > 0 {
                     context.event(Event::StoreUp { lane });
                     // The reply may have been kept since before the silence.
-                    self.returning = true;
+                    self.returning |= self.sums.policies > 0;
                 } else if std::mem::take(&mut self.returning) {
                     self.leave_policies(&flight, &reply, now, context);
                 }
