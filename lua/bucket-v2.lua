@@ -34,8 +34,8 @@ local MAGIC = 'T2'
 -- Returns what is done for a new bucket, at the end of an epoch, after an outage, and for a new quota, given
 -- what holds for the whole batch. `is_lost`: the lane gives nothing because it lost its memory.
 -- `is_returning`: it keeps back what nodes may have taken while it was silent.
-local function seldom(now_us, recovery_us, is_returning, silent_until_us, expected, most_nodes, is_lost,
-    lost_us, from_us, since_us, missing)
+local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, most_nodes,
+    is_lost, from_us, since_us, missing)
   -- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
   local EMPTY_AFTER_LOSS_US, DEBT_US, CREDIT_TOKENS = 60000000, 1000000, 15
   local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<ddd', '98'
@@ -79,8 +79,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, expect
   end
 
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
-  local function pass_time(rate, token, burst, epoch_us, stamp_us, level, unleased, after_silence,
-      leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+  local function pass_time(is_claimed, rate, token, burst, epoch_us, stamp_us, level, unleased,
+      after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     if stamp_us > now_us + floor(burst / rate) + 1 then
       -- The lane's time was lost with the lane.
       level, unleased = end_lease(level, unleased, out0)
@@ -126,6 +126,11 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, expect
       level, unleased = end_lease(level, unleased, out1)
       leased0, leased1, depth0, depth1 = 0, leased0, 0, depth0
       out0, out1, demand0, demand1 = 0, out0, 0, demand0
+    end
+    if stamp_us < lost_us and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
+      -- The record is of an older state, and no node knows what was spent since.
+      unleased = min(unleased, rate * (now_us - lost_us), burst)
+      level = min(level, unleased + out0 + out1)
     end
     if stamp_us < silent_until_us then after_silence = unleased end
     return until_us, level, unleased, after_silence,
@@ -181,7 +186,7 @@ end
 --
 -- The order of steps is that of Key::apply in src/store/model.rs.
 local function apply_all(batch, at, count, quota_count, found, parts, now_us, time_ms, nodes, lane_gives,
-    recovery_us, is_returning, silent_until_us, expected, ...)
+    recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
   local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
   local CREDIT_TOKENS, REPAY_US, REPAY_LEAST_PART = 15, 100000, 16
   -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
@@ -248,14 +253,14 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
       quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level, high_level,
         capacity = unpack(terms)
       epoch_now = floor(now_us / wanted_epoch_us)
-      flowing_from_us = max(epoch_now * wanted_epoch_us, silent_until_us)
+      flowing_from_us = max(epoch_now * wanted_epoch_us, silent_until_us, lost_us)
     end
     local rate_before = held_rate + back_rate
 
     -- The bucket.
     local name, record = KEYS[3 + index], found[1 + index]
     if seen[name] or not record then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
     end
     if seen[name] then
       record = rare.record_now(name, index, record, records, places)
@@ -273,7 +278,7 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if length ~= BUCKET_BYTES and length ~= BUCKET_BYTES + TROUBLE_BYTES then
       -- The rest is computed for nothing, and thrown away.
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       record = rare.first_record(quota, rate, burst, false)
       length = #record
     end
@@ -307,7 +312,7 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     else
       local own_rate, own_token, own_burst, own_version = rate, token, burst, version
       whole_changed = true
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       if own ~= quota then
         local algorithm
         own_rate, own_token, own_burst, own_version, epoch_us, algorithm =
@@ -323,7 +328,7 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
       end
       stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        rare.pass_time(own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
+        rare.pass_time(restoring and has_claim, own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       if own_version < version then
         stamp_us, level, unleased, after_silence,
@@ -437,7 +442,7 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if cap < 0 then cap = 0 end
     if unleased > cap then unleased = cap end
     if unleased < 0 then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       local lowest = rare.lowest_level(rate, token, burst)
       if unleased < lowest then
         written_off, whole_changed = min(written_off + (lowest - unleased), 2^53), true
@@ -451,7 +456,7 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if demand > 0 then share = wanted_demand / demand end
     local giving, reserved = lane_gives and now_us >= recovering_until_us, 0
     if is_returning then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       reserved = rare.reserve(rate, burst, after_silence)
     end
     if giving and unleased > reserved then

@@ -236,6 +236,7 @@ if not is_next then
     if lost_us == 0 then
       -- Whoever called first did not know that the lane had been there before.
       lose()
+      expected = expected + nodes
     end
     return reborn()
   end
@@ -296,8 +297,8 @@ local gives = not is_lost and (settled_us == since_us or not is_returning)
 local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash, APPLIED, 0, now_us, nodes,
   is_waiting and until_us or 0, since_us, silence_limit_us, entries, incarnation) }
 local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, quota_count, found, parts,
-  now_us, time_ms, nodes, gives, recovery_us, is_returning, reason == SILENCE and since_us or 0, expected,
-  most_nodes, is_lost, lost_us, from_us, since_us, max(expected - settled, 0))
+  now_us, time_ms, nodes, gives, recovery_us, is_returning, reason == SILENCE and since_us or 0, lost_us,
+  expected, most_nodes, is_lost, from_us, since_us, max(expected - settled, 0))
 if not records then
   return redis.error_reply('TIDEGATE REQUEST an entry of a quota or algorithm that is not there')
 end

@@ -118,7 +118,10 @@ impl Basis {
         let mut tokens = all + one * f64::from(incidents.deaths) + rate * staleness_s;
         tokens += f64::from(incidents.losses_of_memory) * (self.forgotten() + all);
         tokens += f64::from(incidents.losses_unheard) * (burst + rate * lease_s);
-        tokens += f64::from(incidents.lost_records) * (burst + all);
+        // A holder that cannot be heard goes on with its lease.
+        let unheard = incidents.nodes_cut_off > 0 || incidents.deaths > 0;
+        let lease = if unheard { rate * lease_s } else { 0.0 };
+        tokens += f64::from(incidents.lost_records) * (burst + all + lease);
         for jump_s in &incidents.store_jumps_s {
             tokens += (rate * jump_s).min(burst + rate * lease_s);
         }

@@ -207,7 +207,9 @@ impl Model {
         if request.incarnation.is_some_and(|known| known != lane.incarnation) {
             if lane.lost_us == 0 {
                 // Whoever called first did not know that the lane had been there before.
+                let newcomers = lane.nodes;
                 lane.lose(request, now_us);
+                lane.recovery.expected += newcomers;
             }
             return self.reborn(request, lane, now_us, None);
         }
@@ -317,7 +319,7 @@ impl Model {
         let fresh = found.is_none();
         let mut key = found.unwrap_or_else(|| Key::new(entry, at));
         if key.version < entry.version {
-            key.advance(lane, now_us);
+            key.advance(lane, now_us, entry.restore && entry.claim.is_some());
             key.adopt(entry);
         } else if key.version > entry.version || key.scale != entry.scale {
             return Grant::OtherQuota { version: key.version, scale: key.scale };

@@ -93,6 +93,7 @@ pub(crate) struct Posted {
     pub(crate) pending: u64,
     pub(crate) depth: i64,
     pub(crate) policy: bool,
+    pub(crate) outage: bool,
     /// The store is to be told something before it gives what it has.
     pub(crate) owing: bool,
 }
@@ -100,7 +101,7 @@ pub(crate) struct Posted {
 impl Default for Posted {
     fn default() -> Self {
         let (due, ends, waits) = (Timestamp::NEVER, Timestamp::NEVER, Timestamp::NEVER);
-        Self { due, ends, waits, pending: 0, depth: 0, policy: false, owing: false }
+        Self { due, ends, waits, pending: 0, depth: 0, policy: false, outage: false, owing: false }
     }
 }
 
@@ -157,6 +158,8 @@ pub(crate) struct Account {
     known_us: Option<u64>,
     /// Times that the store was found to have lost the key's record.
     lost_records: u32,
+    /// The store refuses the key: it holds another quota of the limit, or another program's value.
+    pub(crate) refused: bool,
     /// The store's refusal of the key is named again from then on.
     named_until: Timestamp,
     /// The largest cost that was denied since the key came into the books.
@@ -225,6 +228,7 @@ impl Account {
             seen: 0,
             known_us: told.age(now).map(micros),
             lost_records: 0,
+            refused: false,
             named_until: Timestamp::ZERO,
             denied_cost: 0,
             arrivals: 0,

@@ -23,7 +23,7 @@ use crate::time::Timestamp;
 mod grants;
 mod silence;
 
-use grants::check;
+use grants::{LIFE_MAX_US, check};
 use silence::LaneTime;
 
 /// Every lane is called at least so often, to show that this node lives.
@@ -32,8 +32,9 @@ pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
 const ALIVE_US: u64 = 4 * HEARTBEAT_US;
 /// Between two batches of a lane there is at least this.
 const BATCH_GAP_US: u64 = 1_000;
-/// While the store waits for what nodes know, it is called so often.
-const RECOVERY_GAP_US: u64 = 50_000;
+/// While the store waits for what nodes know, it is called so often at first, and at last.
+const RECOVERY_GAP_US: u64 = 25_000;
+const RECOVERY_GAP_MAX_US: u64 = 400_000;
 /// A node whose own loop was held up for so long cannot tell how long the store was silent.
 const HELD_UP_US: u64 = 250_000;
 /// The gap between two attempts grows up to this part of the time that the store has been silent.
@@ -61,6 +62,8 @@ struct Sums {
     depth: i64,
     /// Accounts that live on an outage policy.
     policies: usize,
+    /// Of these, accounts that do because the store is away.
+    outages: usize,
     /// Accounts that have something to tell the store before it gives what it has.
     owing: usize,
 }
@@ -96,6 +99,8 @@ pub(crate) struct Lane {
     /// The lane's time by the last reply, and by the last one before the store was silent.
     time: Option<LaneTime>,
     heard_before_us: i64,
+    /// Losses of memory before the store was silent.
+    losses_before: u32,
     /// Nodes alive by the last reply.
     nodes: i64,
     /// A silence beyond this is an outage for the store.
@@ -104,6 +109,8 @@ pub(crate) struct Lane {
     failures: u32,
     /// What went wrong last, until the lane answers again.
     error: Option<StoreError>,
+    /// The gap before the next call while the lane waits for nodes.
+    recovery_gap_us: u64,
     /// The lane gives nothing new until then.
     recovering_until: Timestamp,
     leaving: bool,
@@ -137,11 +144,13 @@ impl Lane {
             ran: now,
             time: None,
             heard_before_us: 0,
+            losses_before: 0,
             nodes: 0,
             silence_us: 0,
             retry: Backoff::default(),
             failures: 0,
             error: None,
+            recovery_gap_us: 0,
             recovering_until: Timestamp::ZERO,
             leaving: false,
             trouble: LaneTrouble::default(),
@@ -362,7 +371,7 @@ impl Lane {
                 if std::mem::take(&mut self.failures) > 0 {
                     context.event(Event::StoreUp { lane });
                     // The reply may have been kept since before the silence.
-                    self.returning |= self.sums.policies > 0;
+                    self.returning |= self.sums.outages > 0;
                 } else if std::mem::take(&mut self.returning) {
                     self.leave_policies(&flight, &reply, now, context);
                 }
@@ -487,6 +496,7 @@ impl Lane {
             pending: account.pending(),
             depth: account.leased_depth(),
             policy: account.in_policy(),
+            outage: account.in_outage(),
             owing: account.is_owing(),
         };
         self.post(slot, posted);
@@ -511,6 +521,7 @@ impl Lane {
         self.sums.pending = self.sums.pending - old.pending + new.pending;
         self.sums.depth += new.depth - old.depth;
         self.sums.policies = self.sums.policies - usize::from(old.policy) + usize::from(new.policy);
+        self.sums.outages = self.sums.outages - usize::from(old.outage) + usize::from(new.outage);
         self.sums.owing = self.sums.owing - usize::from(old.owing) + usize::from(new.owing);
     }
 
@@ -536,6 +547,7 @@ impl Lane {
         if self.failures == 1 {
             if !self.returning {
                 self.heard_before_us = self.time.map_or(0, |time| time.time_us);
+                self.losses_before = self.trouble.losses;
             }
             context.event(Event::StoreDown { lane: self.number, error });
         }
@@ -558,7 +570,7 @@ impl Lane {
         for slot in &flight.slots {
             self.accounts[*slot].reporting = false;
         }
-        let wait_us = (reply.recovering_until_us - reply.time_us).max(0) as u64;
+        let wait_us = (reply.recovering_until_us - reply.time_us).clamp(0, LIFE_MAX_US) as u64;
         self.recovering_until = now.plus_micros(wait_us);
         if matches!(reply.verdict, Verdict::Applied(_) | Verdict::Reborn) {
             let (time_us, sent) = (reply.time_us, flight.first_sent);
@@ -571,10 +583,15 @@ impl Lane {
                 });
             }
             self.time = Some(time);
-            self.silence_us = reply.silence_us as u64;
+            self.silence_us = reply.silence_us.clamp(0, LIFE_MAX_US) as u64;
         }
         if wait_us > 0 {
-            self.heartbeat_at = self.heartbeat_at.min(now.plus_micros(RECOVERY_GAP_US));
+            self.recovery_gap_us =
+                (2 * self.recovery_gap_us).clamp(RECOVERY_GAP_US, RECOVERY_GAP_MAX_US);
+            let gap_us = context.rng.jitter(self.recovery_gap_us);
+            self.heartbeat_at = self.heartbeat_at.min(now.plus_micros(gap_us));
+        } else {
+            self.recovery_gap_us = 0;
         }
         match &reply.verdict {
             Verdict::Applied(grants) => {

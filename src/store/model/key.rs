@@ -106,7 +106,8 @@ impl Key {
     // ---- time --------------------------------------------------------------------------------
 
     /// Brings the record to `now_us`, ending leases whose epochs are over on the way.
-    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64) {
+    /// A `claimed` record is registered anew by a node that says how much there can be.
+    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64, claimed: bool) {
         let fill_us = self.scale.burst / self.scale.rate + 1;
         if self.stamp_us > now_us.saturating_add(fill_us) {
             // The lane's time was lost with the lane. The level is kept; what was leased counts as
@@ -135,9 +136,23 @@ impl Key {
                 *pair = [0, if kept { pair[0] } else { 0 }];
             }
         }
+        if before_us < lane.lost_us
+            && self.is_quick()
+            && !(lane.waits_after_loss(now_us) && claimed)
+        {
+            // The record is of an older state, and no node knows what was spent since.
+            let flowed = flow(0, self.scale.rate, now_us - lane.lost_us, self.scale.burst);
+            self.unleased = self.unleased.min(flowed);
+            self.level = self.level.min(self.unleased + self.outstanding[0] + self.outstanding[1]);
+        }
         if before_us < lane.silent_until_us() {
             self.after_silence = self.unleased;
         }
+    }
+
+    /// Whether the bucket fills so soon that it may start empty after a loss.
+    fn is_quick(&self) -> bool {
+        self.scale.burst <= self.scale.rate.saturating_mul(EMPTY_AFTER_LOSS_US)
     }
 
     /// Lets `micros` pass beside the leases of the last `alive` epochs.
@@ -186,7 +201,7 @@ impl Key {
 
     /// Applies one entry and answers it. A `fresh` record was made for it.
     pub(super) fn apply(&mut self, entry: &Entry, fresh: bool, at: At<'_>) -> Given {
-        self.advance(at.lane, at.now_us);
+        self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
         let idle = [self.leased, self.depth, self.outstanding, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
             self.epoch_us = entry.epoch_us;

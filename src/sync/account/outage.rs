@@ -53,7 +53,12 @@ impl Account {
 
     /// Whether the store is to be told something before it gives what it has.
     pub(crate) fn is_owing(&self) -> bool {
-        self.restore || self.policy.is_some() || self.unsent.taken > 0
+        !self.refused && (self.restore || self.policy.is_some() || self.unsent.taken > 0)
+    }
+
+    /// Whether the outage policy is in force because the store is away.
+    pub(crate) fn in_outage(&self) -> bool {
+        self.policy.is_some() && !self.refused
     }
 
     /// Puts the limit's outage policy in force. All leases of the key had ended by `ended`, so that
@@ -89,7 +94,10 @@ impl Account {
         self.stash = self.bucket.amend(now, policy.terms(), tokens, fraction, unit).rest;
         self.policy = Some(policy);
         self.answer_by_policy(now, terms);
-        loan
+        // A share of a burst that is smaller than the cluster is a token all the same.
+        let shares =
+            terms.outage == OutagePolicy::Share && nodes.is_some_and(|nodes| nodes > burst);
+        loan.max(i64::from(shares))
     }
 
     /// What may be spent of the level last seen, in tokens; a key that held a lease has what is left
@@ -118,6 +126,10 @@ impl Account {
     /// is not taken from anybody, until the store hears of others that have taken theirs.
     fn leave_policy(&mut self, now: Timestamp, back: Option<Timestamp>, terms: &Terms) {
         let Some(policy) = self.policy.take() else { return };
+        // What was lent of it is not there to be lent again.
+        if let Some(view) = &mut self.view {
+            view.level = view.level.min(0);
+        }
         let unit = terms.scale.token;
         // To the unit, with what makes no whole token yet.
         let left = self.bucket.amend(now, policy.terms(), 0, 0, unit).units;

@@ -9,7 +9,7 @@ use crate::time::Timestamp;
 use std::time::Duration;
 
 /// The longest lease that a reply may grant.
-const LIFE_MAX_US: i64 = 64_000_000;
+pub(super) const LIFE_MAX_US: i64 = 64_000_000;
 
 impl Lane {
     pub(super) fn granted(
@@ -36,6 +36,7 @@ impl Lane {
                     // The store takes the key's quota again.
                     self.rescheduled(slot, |account| account.return_from_policy(now, None, &terms));
                 }
+                self.rescheduled(slot, |account| account.refused = false);
                 let recovering_until = self.recovering_until;
                 let nodes = context.nodes().unwrap_or(1).max(1);
                 let installed = self.rescheduled(slot, |account| {
@@ -61,6 +62,7 @@ impl Lane {
                 }
             }
             Grant::OtherQuota { .. } | Grant::Foreign => {
+                self.rescheduled(slot, |account| account.refused = true);
                 if self.accounts[slot].is_to_be_named(now) {
                     context.refused(self.accounts[slot].limit(), entry, grant);
                 }
@@ -119,7 +121,8 @@ pub(super) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError
             for (grant, entry) in grants.iter().zip(&request.entries) {
                 if let Grant::Given(given) = grant {
                     let burst = entry.scale.burst / entry.scale.token;
-                    plausible(given, entry.needed + entry.want, entry.scale.rate, burst)?;
+                    let most = (entry.needed + entry.want).min(burst);
+                    plausible(given, most, entry.scale.rate, burst)?;
                 }
             }
             Ok(reply)

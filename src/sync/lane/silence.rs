@@ -128,6 +128,23 @@ impl Lane {
         }
     }
 
+    /// Counts an outage in which keys lived on their policies: that of all nodes, where the store was back
+    /// from `back` on, as far as it waited for this node; else this node's own.
+    fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
+        let lived_us = now.micros_since(self.entered);
+        match back {
+            None => self.trouble.lived_through(lived_us, self.lent, false),
+            Some(back) => {
+                self.trouble.lived_through(lived_us, self.lent, true);
+                if reply.recovering_until_us == 0 {
+                    // The others have had the whole since the store waited no longer.
+                    let alone_us = now.micros_since(back.max(self.entered));
+                    self.trouble.lived_through(alone_us, 0, false);
+                }
+            }
+        }
+    }
+
     /// The store answers again: what policies took is to be reported.
     pub(super) fn leave_policies(
         &mut self,
@@ -140,10 +157,14 @@ impl Lane {
         let all_silent = since_us > self.heard_before_us;
         let back_us = (reply.time_us - since_us).max(0) as u64;
         let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
-        if self.sums.policies > 0 {
-            self.trouble.lived_through(now.micros_since(self.entered), self.lent, all_silent);
+        if self.sums.outages > 0 {
+            self.live_through(
+                back.filter(|_| self.trouble.losses == self.losses_before),
+                reply,
+                now,
+            );
         }
-        let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
+        let by_policy = self.accounts.iter().filter(|(_, account)| account.in_outage());
         for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
             let terms = self.terms(slot, context);
             self.rescheduled(slot, |account| account.return_from_policy(now, back, &terms));
@@ -170,7 +191,7 @@ impl Lane {
     ) {
         let terms = self.terms(slot, context);
         let nodes = context.nodes();
-        if self.sums.policies == 0 {
+        if self.sums.outages == 0 {
             (self.entered, self.lent) = (now, 0);
         }
         let lent =
