@@ -21,7 +21,7 @@ const TOKEN: u64 = 1 << 24;
 impl Line {
     fn full() -> Self {
         let line = Self(std::array::from_fn(|_| AtomicU64::new(0)));
-        line.0[0].store(u64::MAX & !PENDING, Ordering::Relaxed);
+        line.0[0].store(!PENDING, Ordering::Relaxed);
         line.0[3].store(u64::MAX, Ordering::Relaxed);
         line
     }
@@ -35,8 +35,7 @@ impl Line {
             if word < TOKEN || now >= ends {
                 return true;
             }
-            let spent =
-                if word & PENDING < PENDING { word - TOKEN + 1 } else { u64::MAX & !PENDING };
+            let spent = if word & PENDING < PENDING { word - TOKEN + 1 } else { !PENDING };
             match self.0[0].compare_exchange_weak(word, spent, Ordering::SeqCst, Ordering::Acquire)
             {
                 Ok(_) => {
