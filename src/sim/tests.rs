@@ -244,7 +244,9 @@ fn an_outage_is_lived_through_on_shares_and_nobody_gets_a_second_burst() {
         // Where the outage begins as an epoch ends, shares wait for an epoch in which nobody has a lease.
         assert!(during >= 600.0, "{case}");
         least.push(during);
-        assert!(after <= 1000.0 + f64::from(nodes), "{case}");
+        // What nobody could admit in the outage is there after it.
+        let missed = 3.0 * (1000.0 - during).max(0.0);
+        assert!(after <= 1000.0 + f64::from(nodes) + missed, "{case}");
         assert!(after >= 800.0, "{case}");
     }
     least.sort_unstable_by(f64::total_cmp);

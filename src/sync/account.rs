@@ -152,6 +152,8 @@ pub(crate) struct Account {
     /// The report under way was sent ahead of schedule.
     early_sent: bool,
     last_arrival: Timestamp,
+    /// The key did not come into the books in a flood of new ones.
+    pub(crate) expected_to_return: bool,
     /// Requests since the key came into the books.
     seen: u64,
     /// The age of the view that the key came into the books with, in microseconds.
@@ -225,6 +227,7 @@ impl Account {
             reporting: false,
             early_sent: false,
             last_arrival: now,
+            expected_to_return: false,
             seen: 0,
             known_us: told.age(now).map(micros),
             lost_records: 0,

@@ -32,6 +32,9 @@ use crate::time::Timestamp;
 const SILENCE_MIN_US: u64 = 1_500_000;
 const SILENCE_BEYOND_TIMEOUT_US: u64 = 1_200_000;
 
+/// More new keys a second than this are a flood, and so are as many at once.
+const NEWCOMERS_PER_SECOND: u64 = 100;
+
 /// What an engine is made of.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -132,12 +135,25 @@ pub(crate) struct Context {
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
     pub(crate) known: Known,
+    /// Up to when keys that come into the books have used up what a node expects of them.
+    newcomers_until: Timestamp,
     nodes_max: Option<i64>,
 }
 
 impl Context {
     pub(crate) fn event(&mut self, event: Event) {
         self.outputs.push_back(Output::Event(event));
+    }
+
+    /// Whether no more keys come into the books than usual. In a flood of new keys most come once: they get
+    /// no lease, so that they cost one sync.
+    pub(crate) fn expects_newcomer(&mut self, now: Timestamp) -> bool {
+        let expected = self.newcomers_until <= now.plus_micros(1_000_000);
+        if expected {
+            let gap_us = 1_000_000 / NEWCOMERS_PER_SECOND;
+            self.newcomers_until = self.newcomers_until.max(now).plus_micros(gap_us);
+        }
+        expected
     }
 
     /// How many nodes share the limits, by the latest word of any lane.
@@ -262,6 +278,7 @@ impl Engine {
             desks: Slab::new(),
             losses: 0,
             known: Known::default(),
+            newcomers_until: Timestamp::ZERO,
             nodes_by_lane: vec![None; config.lanes as usize],
             nodes_max: config.nodes_max.map(i64::from),
         };

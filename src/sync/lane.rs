@@ -244,7 +244,9 @@ impl Lane {
         let slot = place.key();
         let desk = context.desks.insert(Desk { lane: self.number, slot }) as u32;
         bucket.open_books(desk);
-        place.insert(Account::new(bucket, key, desk, terms, now));
+        let mut account = Account::new(bucket, key, desk, terms, now);
+        account.expected_to_return = context.expects_newcomer(now);
+        place.insert(account);
         slot
     }
 

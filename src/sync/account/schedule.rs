@@ -11,7 +11,9 @@ use crate::time::Timestamp;
 impl Account {
     /// Whether the key was asked for once, and not lately before.
     pub(super) fn is_seen_once(&self) -> bool {
-        self.seen <= 1 && self.known_us.is_none_or(|age_us| age_us > LINGER_MAX_US)
+        !self.expected_to_return
+            && self.seen <= 1
+            && self.known_us.is_none_or(|age_us| age_us > LINGER_MAX_US)
     }
 
     /// Whether the store has answered the only request, and nothing more is expected.
