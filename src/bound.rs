@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_gives_a_burst_only_where_a_lease_is_unheard_or_the_key_fills_slowly() {
+    fn a_loss_of_memory_adds_a_burst_if_a_lease_is_unheard_or_the_key_fills_slowly() {
         let loss = |losses_unheard| Incidents {
             losses_of_memory: 1,
             losses_unheard,
@@ -253,9 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_record_gives_a_burst_and_an_outage_what_old_views_lend() {
+    fn each_lost_record_adds_a_burst_and_all_credit() {
         let lost = Incidents { lost_records: 2, ..Incidents::default() };
         assert_near(bound(&limit().credit(1), 4, &lost), 4.0 + 2.0 * (100.0 + 4.0));
+    }
+
+    #[test]
+    fn an_outage_adds_what_nodes_lent_with_share_and_nothing_when_closed() {
         let outages = Incidents { outages: 2, lent_tokens: 200.0, ..Incidents::default() };
         assert_near(bound(&limit(), 4, &outages), 200.0);
         assert_near(bound(&limit().outage(OutagePolicy::Closed), 4, &outages), 0.0);

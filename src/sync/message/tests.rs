@@ -91,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reply_cut_anywhere_is_refused(cut in 0..203_usize) {
+    fn a_reply_cut_short_at_any_byte_is_refused(cut in 0..203_usize) {
         let entries = entries(1);
         let reply = Reply {
             time_us: 1,

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_needs_a_snapshot_before_it() {
+    fn a_restore_without_an_earlier_snapshot_is_refused() {
         let list = |texts: [&str; 2]| texts.map(|text| parse(text).unwrap());
         assert!(validate(&list(["restore@2s", "snapshot@1s"]), 4).is_ok());
         assert!(validate(&list(["restore@2s", "snapshot@3s"]), 4).is_err());
