@@ -203,7 +203,7 @@ pub(crate) struct Driver {
 /// An exchange that came to an end.
 struct Answer {
     lane: u32,
-    sequence: i64,
+    attempt: u64,
     result: Result<Reply, StoreError>,
 }
 
@@ -211,15 +211,14 @@ struct Answer {
 #[derive(Default)]
 struct Exchanges {
     tasks: JoinSet<Result<Reply, StoreError>>,
-    /// Lane and sequence of each task.
-    places: HashMap<tokio::task::Id, (u32, i64)>,
+    /// Lane and attempt of each task.
+    places: HashMap<tokio::task::Id, (u32, u64)>,
 }
 
 impl Exchanges {
-    fn begin(&mut self, lane: u32, store: Arc<dyn Store>, request: Arc<Request>) {
-        let sequence = request.sequence;
+    fn begin(&mut self, lane: u32, attempt: u64, store: Arc<dyn Store>, request: Arc<Request>) {
         let task = self.tasks.spawn(async move { store.exchange(request).await });
-        self.places.insert(task.id(), (lane, sequence));
+        self.places.insert(task.id(), (lane, attempt));
     }
 
     /// How an exchange ended. One that panicked (in a user's callback, say) has an unknown outcome
@@ -232,8 +231,8 @@ impl Exchanges {
             Ok(done) => done,
             Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
         };
-        let (lane, sequence) = self.places.remove(&id)?;
-        Some(Answer { lane, sequence, result })
+        let (lane, attempt) = self.places.remove(&id)?;
+        Some(Answer { lane, attempt, result })
     }
 }
 
@@ -284,8 +283,8 @@ impl Driver {
                 () = self.time.sleep_until(wake_at) => {}
                 () = self.dirty.urgent() => {}
                 Some(done) = exchanges.tasks.join_next_with_id() => {
-                    if let Some(Answer { lane, sequence, result }) = exchanges.outcome(done) {
-                        self.answered(lane, sequence, result);
+                    if let Some(answer) = exchanges.outcome(done) {
+                        self.answered(answer);
                     }
                 }
                 Some(question) = self.questions.recv() => self.ask(Some(question), &mut asked),
@@ -307,11 +306,11 @@ impl Driver {
         now
     }
 
-    fn answered(&mut self, lane: u32, sequence: i64, result: Result<Reply, StoreError>) {
+    fn answered(&mut self, Answer { lane, attempt, result }: Answer) {
         let now = self.now();
         // What was spent must be known before what is lost is reckoned.
         self.drain_dirty(now);
-        self.engine.handle(now, Input::Answer { lane, sequence, result });
+        self.engine.handle(now, Input::Answer { lane, attempt, result });
         let error = self.engine.error().cloned();
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
@@ -360,10 +359,10 @@ impl Driver {
                     }
                 }
                 Output::Credit { limit, credit } => self.limits[limit as usize].set_credit(credit),
-                Output::Send { lane, request } => {
+                Output::Send { lane, attempt, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
                     let Some(store) = self.store.clone() else { continue };
-                    exchanges.begin(lane, store, request);
+                    exchanges.begin(lane, attempt, store, request);
                 }
             }
         }

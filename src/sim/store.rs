@@ -17,8 +17,8 @@ const CLOCK_BEGINS_US: i64 = 1_700_000_000_000_000;
 pub(super) struct Delivery {
     /// The node that waits for the reply; none if it has given up.
     pub(super) node: Option<usize>,
-    /// The exchange that the reply belongs to.
-    pub(super) exchange: u64,
+    /// The attempt that the reply belongs to.
+    pub(super) attempt: u64,
     pub(super) request: Arc<Request>,
 }
 

@@ -57,8 +57,7 @@ enum Happening {
     Answer {
         node: usize,
         lane: u32,
-        exchange: u64,
-        sequence: i64,
+        attempt: u64,
         result: Result<Reply, StoreError>,
         /// Leases in it that have not ended by now.
         leases_alive: u64,
@@ -252,7 +251,6 @@ impl World {
             clock,
             place,
             born_us: self.now_us,
-            exchanges: HashMap::new(),
             sent: HashMap::new(),
             waiting: HashMap::new(),
             spent: 0,
@@ -357,12 +355,11 @@ impl World {
         let now = self.nodes[index].clock.now(self.now_us);
         match happening {
             Happening::Arrival { key, cost, .. } => self.ask(index, key, cost),
-            Happening::Answer { lane, exchange, sequence, result, leases_alive, .. } => {
-                if self.nodes[index].exchanges.get(&lane) == Some(&exchange) {
-                    self.nodes[index].exchanges.remove(&lane);
+            Happening::Answer { lane, attempt, result, leases_alive, .. } => {
+                if let Some(tokens) = self.nodes[index].engine.in_flight(lane, attempt) {
                     self.traffic.leases_alive += leases_alive;
-                    self.acknowledge(index, lane, sequence, &result);
-                    self.nodes[index].engine.handle(now, Input::Answer { lane, sequence, result });
+                    self.acknowledge(index, lane, tokens, &result);
+                    self.nodes[index].engine.handle(now, Input::Answer { lane, attempt, result });
                     self.pump(index);
                 }
             }
@@ -489,7 +486,7 @@ impl World {
         }
         while let Some(output) = self.nodes[index].engine.poll_output() {
             match output {
-                Output::Send { request, .. } => self.send(index, request),
+                Output::Send { attempt, request, .. } => self.send(index, attempt, request),
                 Output::Credit { limit, credit } => {
                     let node = &mut self.nodes[index];
                     node.credits[limit as usize] = credit;

@@ -22,10 +22,10 @@ pub(crate) type Exchange<'a> = Pin<Box<dyn Future<Output = Result<Reply, StoreEr
 
 /// One place that applies batches, each at most once.
 pub(crate) trait Store: Send + Sync + 'static {
-    /// Sends one batch and waits for its reply. After an error it is unknown whether the batch was
-    /// applied: the caller sends the same one again.
+    /// Sends one batch and waits for its reply, which may come long after [`timeout`](Self::timeout). After
+    /// an error it is unknown whether the batch was applied: the caller sends the same one again.
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_>;
 
-    /// How long an exchange takes at most.
+    /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;
 }

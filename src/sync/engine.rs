@@ -5,8 +5,9 @@
 //! The owner calls [`handle`](Engine::handle) with each input and the time it came, then drains
 //! [`poll_output`](Engine::poll_output) until it returns `None`, then waits for the next input, but
 //! no longer than until [`poll_timeout`](Engine::poll_timeout), when it hands in
-//! [`Input::Timeout`]. Each [`Output::Send`] is to be answered by exactly one [`Input::Answer`],
-//! whether or not the exchange succeeded. The driver does this over tokio and a store; tests and
+//! [`Input::Timeout`]. Each [`Output::Send`] is to be answered by at most one [`Input::Answer`],
+//! whether or not the exchange succeeded. The engine itself counts an attempt as failed that takes too
+//! long; an answer that comes later is welcome. The driver does this over tokio and a store; tests and
 //! simulations do it over virtual time.
 
 use std::collections::VecDeque;
@@ -57,7 +58,7 @@ pub(crate) enum Input {
     /// A caller waits for the store's word on a request of `key`.
     Wait { bucket: BucketRef, key: Arc<[u8]>, waiter: Waiter },
     /// An exchange came to an end.
-    Answer { lane: u32, sequence: i64, result: Result<Reply, StoreError> },
+    Answer { lane: u32, attempt: u64, result: Result<Reply, StoreError> },
     /// Time has passed.
     Timeout,
     /// The node is leaving: report everything and give everything back.
@@ -85,8 +86,8 @@ pub(crate) struct Desk {
 /// What an engine wants done.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// Send this batch to the store and hand in the outcome.
-    Send { lane: u32, request: Arc<Request> },
+    /// Send this batch to the store and hand in the outcome. The lane's attempts have numbers of their own.
+    Send { lane: u32, attempt: u64, request: Arc<Request> },
     /// The answer to somebody who waited.
     Decided { ticket: u64, allowed: bool, sure: bool },
     /// New keys of the limit begin with this credit, and those at rest have it, in tokens.
@@ -298,11 +299,11 @@ impl Engine {
                     self.lanes[lane as usize].wait(slot, waiter, now, &mut self.context);
                 }
             }
-            Input::Answer { lane, sequence, result } => {
+            Input::Answer { lane, attempt, result } => {
                 let number = lane as usize;
-                self.lanes[number].advance(now, &mut self.context);
+                self.lanes[number].catch_up(now, &mut self.context);
                 let losses = self.context.losses;
-                self.lanes[number].answer(sequence, result, now, &mut self.context);
+                self.lanes[number].answer(attempt, result, now, &mut self.context);
                 self.lanes[number].advance(now, &mut self.context);
                 if self.context.losses > losses {
                     // What happened to one lane has probably happened to all.
@@ -414,10 +415,10 @@ impl Engine {
         self.context.limits.iter_mut().filter_map(tell).collect()
     }
 
-    /// Tokens in the batch of `lane` with this sequence, if it is in flight.
+    /// Tokens in the batch of `lane` that was sent with this attempt, if it is in flight.
     #[cfg(feature = "sim")]
-    pub(crate) fn in_flight(&self, lane: u32, sequence: i64) -> u64 {
-        self.lanes[lane as usize].in_flight(sequence)
+    pub(crate) fn in_flight(&self, lane: u32, attempt: u64) -> Option<u64> {
+        self.lanes[lane as usize].in_flight(attempt)
     }
 
     /// The cached clock stood still for longer than leases allow for.

@@ -1,6 +1,6 @@
 //! One lane: its keys, the one batch in flight, and what the lane's store has told.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +41,13 @@ const HELD_UP_US: u64 = 250_000;
 const RETRY_SILENCE_PART: u64 = 32;
 /// The longest gap between two attempts, in microseconds, where a quarter of the timeout is not longer.
 const RETRY_MAX_US: u64 = 1_000_000;
+/// A busy store is waited for twice as long as it took of late, and up to so many timeouts.
+const PATIENCE_MAX: u64 = 10;
+/// An attempt whose time was over for so long before this was looked at is waited for as long again: its
+/// answer may be there.
+const LATE_US: u64 = 10_000;
+/// So many attempts at one batch may still be answered.
+const ATTEMPTS_MAX: usize = 16;
 
 /// A batch that was sent and has no outcome yet.
 #[derive(Debug)]
@@ -48,9 +55,26 @@ struct Flight {
     request: Arc<Request>,
     slots: Vec<usize>,
     first_sent: Timestamp,
-    last_sent: Timestamp,
-    /// When to send the same bytes again; `None` while an answer may still come.
-    resend_at: Option<Timestamp>,
+    /// The number of each attempt, and when it was sent; the last one last.
+    attempts: VecDeque<(u64, Timestamp)>,
+    next: Next,
+}
+
+/// What becomes of a batch that is not answered.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    /// The attempt under way has failed then; `late`: it was given more time because nobody looked.
+    Fail { at: Timestamp, late: bool },
+    /// The attempt has failed: the same bytes are sent again then.
+    Resend { at: Timestamp },
+}
+
+impl Next {
+    fn at(self) -> Timestamp {
+        match self {
+            Self::Fail { at, .. } | Self::Resend { at } => at,
+        }
+    }
 }
 
 /// Of all accounts of a lane, each as it was when it was last changed.
@@ -106,6 +130,10 @@ pub(crate) struct Lane {
     /// A silence beyond this is an outage for the store.
     silence_us: u64,
     retry: Backoff,
+    /// The number of the last attempt.
+    attempt: u64,
+    /// How long the store took to answer an attempt of late, in microseconds.
+    round_trip_us: u64,
     failures: u32,
     /// What went wrong last, until the lane answers again.
     error: Option<StoreError>,
@@ -148,6 +176,8 @@ impl Lane {
             nodes: 0,
             silence_us: 0,
             retry: Backoff::default(),
+            attempt: 0,
+            round_trip_us: 0,
             failures: 0,
             error: None,
             recovery_gap_us: 0,
@@ -266,6 +296,25 @@ impl Lane {
 
     /// Time has passed.
     pub(crate) fn advance(&mut self, now: Timestamp, context: &mut Context) {
+        self.catch_up(now, context);
+        match self.flight.as_ref().map(|flight| flight.next) {
+            Some(next) if next.at() > now => {}
+            Some(Next::Fail { at, late: false }) if now.micros_since(at) > LATE_US => {
+                if let Some(flight) = &mut self.flight {
+                    flight.next = Next::Fail { at: now.plus_micros(LATE_US), late: true };
+                }
+            }
+            Some(Next::Fail { .. }) => {
+                let error = StoreError::TimedOut(Duration::from_micros(context.retry_us));
+                self.fail(error, now, context);
+            }
+            Some(Next::Resend { .. }) => self.attempt(now, context),
+            None => self.send(now, context),
+        }
+    }
+
+    /// Deals with what has ended by now at this node.
+    pub(crate) fn catch_up(&mut self, now: Timestamp, context: &mut Context) {
         if self.flight.is_some() && now.micros_since(self.ran) > HELD_UP_US {
             self.silent_since = now;
         }
@@ -285,16 +334,6 @@ impl Lane {
             self.tell(slot, context);
         }
         self.enter_policies(now, context);
-        match &mut self.flight {
-            Some(flight) => {
-                if flight.resend_at.is_some_and(|at| at <= now) {
-                    (flight.resend_at, flight.last_sent) = (None, now);
-                    let request = flight.request.clone();
-                    context.outputs.push_back(Output::Send { lane: self.number, request });
-                }
-            }
-            None => self.send(now, context),
-        }
     }
 
     /// When [`advance`](Self::advance) has something to do next.
@@ -304,18 +343,19 @@ impl Lane {
         };
         let next = if let Some(flight) = &self.flight {
             // So that it is seen when this node's loop is held up meanwhile.
-            flight.resend_at.unwrap_or(Timestamp::NEVER).min(self.ran.plus_micros(HELD_UP_US / 2))
+            flight.next.at().min(self.ran.plus_micros(HELD_UP_US / 2))
         } else {
             first(&self.due).min(self.heartbeat_at).max(self.sendable_at)
         };
         next.min(first(&self.ends)).min(first(&self.waits)).min(self.policies_from)
     }
 
-    /// Tokens in the batch with this sequence, if it is in flight.
+    /// Tokens in the batch that was sent with this attempt, if it is in flight.
     #[cfg(feature = "sim")]
-    pub(crate) fn in_flight(&self, sequence: i64) -> u64 {
-        let flight = self.flight.as_ref().filter(|flight| flight.request.sequence == sequence);
-        flight.map_or(0, |flight| flight.request.tokens())
+    pub(crate) fn in_flight(&self, attempt: u64) -> Option<u64> {
+        let flight = self.flight.as_ref()?;
+        let sent = flight.attempts.iter().any(|(number, _)| *number == attempt);
+        sent.then(|| flight.request.tokens())
     }
 
     /// The store is to be called at once, if it is not being called.
@@ -345,24 +385,29 @@ impl Lane {
         self.sendable_at = now;
     }
 
-    /// An exchange came to an end.
+    /// An attempt came to an end: the one under way, or one that took so long that it has failed.
     pub(crate) fn answer(
         &mut self,
-        sequence: i64,
+        attempt: u64,
         result: Result<Reply, StoreError>,
         now: Timestamp,
         context: &mut Context,
     ) {
-        let Some(flight) = self.flight.take() else { return };
-        if flight.request.sequence != sequence {
-            self.flight = Some(flight);
+        let sent_at = |(number, at): &(u64, Timestamp)| (*number == attempt).then_some(*at);
+        let Some(flight) = &self.flight else { return };
+        let Some(sent) = flight.attempts.iter().find_map(sent_at) else { return };
+        let result = result.and_then(|reply| check(reply, &flight.request));
+        if result.is_err()
+            && (attempt != self.attempt || matches!(flight.next, Next::Resend { .. }))
+        {
             return;
         }
-        let keys = flight.slots.len();
-        let took = Duration::from_micros(now.micros_since(flight.first_sent));
-        let lane = self.number;
-        match result.and_then(|reply| check(reply, &flight.request)) {
+        match result {
             Ok(reply) => {
+                let Some(flight) = self.flight.take() else { return };
+                let (lane, keys) = (self.number, flight.slots.len());
+                let took = Duration::from_micros(now.micros_since(flight.first_sent));
+                self.round_trip_us = now.micros_since(sent).max(self.round_trip_us / 2);
                 let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
                 let error = cloned.then_some(StoreError::ClonedInstance);
                 context.event(Event::Synced { lane, keys, took, error });
@@ -377,15 +422,12 @@ impl Lane {
                 } else if std::mem::take(&mut self.returning) {
                     self.leave_policies(&flight, &reply, now, context);
                 }
-                self.accept(&flight, &reply, now, context);
+                self.accept(&flight, &reply, sent, now, context);
                 if self.returning {
                     (self.heartbeat_at, self.sendable_at) = (now, now);
                 }
             }
-            Err(error) => {
-                context.event(Event::Synced { lane, keys, took, error: Some(error.clone()) });
-                self.fail(flight, error, now, context);
-            }
+            Err(error) => self.fail(error, now, context),
         }
     }
 
@@ -442,17 +484,27 @@ impl Lane {
             knowledge,
         };
         let request = Arc::new(Request::new(header, entries));
-        self.flight = Some(Flight {
-            request: request.clone(),
-            slots,
-            first_sent: now,
-            last_sent: now,
-            resend_at: None,
-        });
+        let (attempts, next) = (VecDeque::new(), Next::Resend { at: now });
+        self.flight = Some(Flight { request, slots, first_sent: now, attempts, next });
         self.silent_since = now;
         self.sendable_at = now.plus_micros(BATCH_GAP_US);
         self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
-        context.outputs.push_back(Output::Send { lane: self.number, request });
+        self.attempt(now, context);
+    }
+
+    /// Sends the batch in flight, for the first time or again.
+    fn attempt(&mut self, now: Timestamp, context: &mut Context) {
+        let Some(flight) = &mut self.flight else { return };
+        self.attempt += 1;
+        let patience_us = 2 * self.round_trip_us;
+        let patience_us = patience_us.clamp(context.retry_us, PATIENCE_MAX * context.retry_us);
+        if flight.attempts.len() == ATTEMPTS_MAX {
+            flight.attempts.pop_front();
+        }
+        flight.attempts.push_back((self.attempt, now));
+        flight.next = Next::Fail { at: now.plus_micros(patience_us), late: false };
+        let (lane, attempt, request) = (self.number, self.attempt, flight.request.clone());
+        context.outputs.push_back(Output::Send { lane, attempt, request });
     }
 
     /// Whether the account at the head of the queue reports now; if not, it was put elsewhere.
@@ -536,14 +588,13 @@ impl Lane {
 
     // ---- outcomes ----------------------------------------------------------------------------
 
-    /// The outcome is unknown: the same bytes are sent again, later.
-    fn fail(
-        &mut self,
-        mut flight: Flight,
-        error: StoreError,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
+    /// The outcome of the attempt under way is unknown: the same bytes are sent again, later.
+    fn fail(&mut self, error: StoreError, now: Timestamp, context: &mut Context) {
+        let Some(flight) = &self.flight else { return };
+        let (lane, keys) = (self.number, flight.slots.len());
+        let took = Duration::from_micros(now.micros_since(flight.first_sent));
+        let last_sent = flight.attempts.back().map_or(now, |(_, sent)| *sent);
+        context.event(Event::Synced { lane, keys, took, error: Some(error.clone()) });
         self.failures += 1;
         self.error = Some(error.clone());
         if self.failures == 1 {
@@ -557,26 +608,36 @@ impl Lane {
         let silent_us = now.micros_since(self.answered);
         let most_us = (silent_us / RETRY_SILENCE_PART).min(RETRY_MAX_US).max(context.retry_us / 4);
         self.retry.failed(now, first_us, most_us);
-        self.failed = flight.last_sent;
+        self.failed = last_sent;
         let gap_us = self.retry.not_before().micros_since(now);
         let resend_at = now.plus_micros(context.rng.jitter(gap_us));
         // Outage policies wait for one more attempt to fail.
         let silent = self.silent_for_all(context);
         let silent = if silent > now { silent } else { Timestamp::NEVER };
-        flight.resend_at = Some(resend_at.min(silent));
-        self.flight = Some(flight);
+        if let Some(flight) = &mut self.flight {
+            flight.next = Next::Resend { at: resend_at.min(silent) };
+        }
         self.enter_policies(now, context);
     }
 
-    fn accept(&mut self, flight: &Flight, reply: &Reply, now: Timestamp, context: &mut Context) {
+    /// The reply to the attempt that was `sent` then.
+    fn accept(
+        &mut self,
+        flight: &Flight,
+        reply: &Reply,
+        sent: Timestamp,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
         for slot in &flight.slots {
             self.accounts[*slot].reporting = false;
         }
         let wait_us = (reply.recovering_until_us - reply.time_us).clamp(0, LIFE_MAX_US) as u64;
         self.recovering_until = now.plus_micros(wait_us);
         if matches!(reply.verdict, Verdict::Applied(_) | Verdict::Reborn) {
+            let travelled_us = now.micros_since(sent);
             let (time_us, sent) = (reply.time_us, flight.first_sent);
-            let time = LaneTime { time_us, sent, received: now };
+            let time = LaneTime { time_us, sent, received: now, travelled_us };
             if let Some(jump_us) = self.time.and_then(|before| before.jump_us(&time)) {
                 self.trouble.store_jumped(jump_us);
                 context.event(Event::StoreClockJumped {

@@ -9,7 +9,7 @@ fn overloaded(setup: &Setup, faults: &[Planned]) -> World {
 
 #[test]
 fn store_with_service_time_is_busy_for_each_call_and_key() {
-    let service = Some(ServiceTime { call_us: 100, key_us: 10, resent_key_us: 10 });
+    let service = Some(ServiceTime { call_us: 100, key_ns: 10_000, resent_key_ns: 300 });
     let world = overloaded(&Setup { service, ..audited(api(1000, 1000), 4, 1) }, &[]);
     let traffic = &world.traffic;
     let expected = 100 * traffic.store_calls + 10 * traffic.keys_synced;

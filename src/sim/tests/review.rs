@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sim::faults::{excess_bound, flap, store_back};
+use crate::sim::setup::ServiceTime;
 
 /// Arrivals of a scenario at `times` the rate, or at its own.
 fn arrivals(setup: &Setup, scenario: Scenario, times: Option<f64>, seconds: f64) -> Vec<Arrival> {
@@ -167,4 +168,20 @@ fn full_slow_strict_limit_admits_what_is_offered() {
     let figures = figures(world);
     assert!(figures.admitted_vs_ideal_pct >= 97.0, "{}", figures.admitted_vs_ideal_pct);
     assert!(figures.excess_tokens <= ERROR);
+}
+
+#[test]
+fn store_that_stalls_with_full_lanes_is_not_kept_busy_by_resends() {
+    // Each round of all lanes takes it half a second, which is five timeouts.
+    let service = ServiceTime { call_us: 300, key_ns: 40_000, resent_key_ns: 3000 };
+    let setup = Setup { service: Some(service), audit: false, ..audited(api(20, 20), 20, 1) };
+    let workload = Workload { keys: 640, ..load(&setup, Scenario::Crowd, 8.0) };
+    let mut world = World::new(setup).unwrap();
+    world.suffer(&at(2 * SECOND_US, Fault::StoreStalls { for_us: 2 * SECOND_US }));
+    world.play(&workload.arrivals(), 8 * SECOND_US);
+    let served = world.traffic.store_busy_pct(6.0);
+    assert!(served[0] >= 95.0, "it had enough to do: {served:?}");
+    // It was 5% where late answers were thrown away.
+    assert!(served[1] >= 80.0, "{served:?}");
+    assert!(world.traffic.leases_alive_pct() >= 50.0);
 }

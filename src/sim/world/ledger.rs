@@ -13,7 +13,7 @@ impl World {
         &mut self,
         node: usize,
         lane: u32,
-        sequence: i64,
+        tokens: u64,
         result: &Result<Reply, StoreError>,
     ) {
         if !self.setup.audit {
@@ -21,7 +21,6 @@ impl World {
         }
         if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = result {
             let node = &mut self.nodes[node];
-            let tokens = node.engine.in_flight(lane, sequence);
             let sent = node.sent.get(&lane).filter(|_| tokens > 0);
             let sent = sent.map_or(&[][..], |request| &request.entries);
             // What the store refused is still to be reported.

@@ -8,7 +8,6 @@ use super::super::store::Delivery;
 use super::StoreCall;
 use super::ledger::number_of;
 use super::{Happening, World};
-use crate::error::StoreError;
 use crate::sync::message::{Grant, Reply, Request, Verdict};
 use crate::time::micros;
 
@@ -23,36 +22,26 @@ impl World {
         rtt_us / 4 + self.rng.u64(0..=rtt_us / 2) + late_us
     }
 
-    pub(super) fn send(&mut self, node: usize, request: Arc<Request>) {
-        self.order += 1;
-        let exchange = self.order;
-        let (lane, sequence) = (request.lane, request.sequence);
-        self.nodes[node].exchanges.insert(lane, exchange);
+    pub(super) fn send(&mut self, node: usize, attempt: u64, request: Arc<Request>) {
         self.audit_batch(node, &request);
         if self.setup.audit {
-            self.nodes[node].sent.insert(lane, request.clone());
+            self.nodes[node].sent.insert(request.lane, request.clone());
         }
         if let Some(known) = self.setup.known_keys {
             let invented = request.entries.iter().filter(|entry| number_of(entry) >= known);
             self.traffic.invented_synced += invented.count() as u64;
         }
-        let timeout = self.setup.network.timeout;
-        let result = Err(StoreError::TimedOut(timeout));
-        let times_out_us = self.now_us + micros(timeout);
-        let timed_out =
-            Happening::Answer { node, lane, exchange, sequence, result, leases_alive: 0 };
-        self.plan(times_out_us, timed_out);
         let cut = self.now_us < self.nodes[node].cut_until_us;
         if cut || self.happens(self.setup.network.request_loss) {
             return;
         }
         if self.happens(self.setup.network.duplicated) {
             let late_us = self.now_us + self.rng.u64(0..LATE_MAX_US);
-            let copy = Delivery { node: None, exchange, request: request.clone() };
+            let copy = Delivery { node: None, attempt, request: request.clone() };
             self.plan(late_us, Happening::Delivery(copy));
         }
         let at_us = self.now_us + self.one_way_us(node);
-        let delivery = Delivery { node: Some(node), exchange, request };
+        let delivery = Delivery { node: Some(node), attempt, request };
         self.plan(at_us, Happening::Delivery(delivery));
     }
 
@@ -85,7 +74,7 @@ impl World {
     }
 
     fn execute(&mut self, delivery: &Delivery) {
-        let Delivery { node, exchange, request } = delivery;
+        let Delivery { node, attempt, request } = delivery;
         let (service_us, resent) = (self.store.service_us(request), self.store.is_resent(request));
         let reply = self.store.sync(request, self.now_us);
         #[cfg(all(test, feature = "redis"))]
@@ -102,17 +91,16 @@ impl World {
         }
         self.book(request, &reply);
         if let Some(node) = *node {
-            self.answer(node, *exchange, request, reply);
+            self.answer(node, *attempt, request, reply);
         }
     }
 
-    fn answer(&mut self, node: usize, exchange: u64, request: &Request, reply: Reply) {
+    fn answer(&mut self, node: usize, attempt: u64, request: &Request, reply: Reply) {
         let cut = self.now_us < self.nodes[node].cut_until_us;
         if cut || self.happens(self.setup.network.reply_loss) {
             return;
         }
         let one_way_us = self.one_way_us(node);
-        let (lane, sequence) = (request.lane, request.sequence);
         // The answer to a resend says when the batch was applied.
         let age_us = self.store.clock_us(self.now_us + one_way_us) - reply.time_us;
         let lives = |grant: &Grant| lease_life_us(grant).is_some_and(|life_us| life_us > age_us);
@@ -120,8 +108,8 @@ impl World {
             Verdict::Applied(grants) => grants.iter().filter(|grant| lives(grant)).count() as u64,
             _ => 0,
         };
-        let result = Ok(reply);
-        let answer = Happening::Answer { node, lane, exchange, sequence, result, leases_alive };
+        let (lane, result) = (request.lane, Ok(reply));
+        let answer = Happening::Answer { node, lane, attempt, result, leases_alive };
         self.plan(self.now_us + one_way_us, answer);
     }
 }

@@ -34,8 +34,6 @@ pub(in crate::sim) struct Node {
     /// The place that arrivals name.
     pub(super) place: u16,
     pub(super) born_us: u64,
-    /// The exchange of each lane that may still be answered.
-    pub(super) exchanges: HashMap<u32, u64>,
     /// The last batch of each lane, if the ledger is kept.
     pub(super) sent: HashMap<u32, Arc<Request>>,
     pub(super) waiting: HashMap<u64, Waiting>,

@@ -52,9 +52,10 @@ pub(super) enum Line {
 }
 
 impl Line {
-    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, Failure> {
+    /// Sends a command and waits for its answer, however long it takes; for a connection `timeout` at most.
+    pub(super) async fn send(&self, command: &Cmd, timeout: Duration) -> Result<Value, Failure> {
         match self {
-            Self::Own(link) => link.send(command).await,
+            Self::Own(link) => link.send(command, timeout).await,
             Self::Given(channel) => channel.send(command).await.map_err(Failure::Call),
         }
     }
@@ -99,9 +100,12 @@ impl Link {
         Self::new(self.info.clone(), Some(credentials))
     }
 
-    async fn send(&self, command: &Cmd) -> Result<Value, Failure> {
-        let live = self.connection().await.map_err(Failure::Connect)?;
-        live.send(command).await.map_err(Failure::Call)
+    async fn send(&self, command: &Cmd, timeout: Duration) -> Result<Value, Failure> {
+        let live = match tokio::time::timeout(timeout, self.connection()).await {
+            Ok(live) => live.map_err(Failure::Connect)?,
+            Err(_) => return Err(Failure::Connect(StoreError::TimedOut(timeout))),
+        };
+        live.send(command, timeout).await.map_err(Failure::Call)
     }
 
     /// The live connection, or a new one.
@@ -204,10 +208,16 @@ impl Live {
         Self { connection, misses: AtomicU32::new(0), broken: AtomicBool::new(false) }
     }
 
-    async fn send(&self, command: &Cmd) -> RedisResult<Value> {
-        let mut wait = Wait { live: self, round: self.misses.load(Relaxed), answered: false };
-        let answer = self.connection.send(command).await;
-        wait.answered = true;
+    /// An answer that takes longer than `timeout` counts as missed, and is waited for all the same.
+    async fn send(&self, command: &Cmd, timeout: Duration) -> RedisResult<Value> {
+        let round = self.misses.load(Relaxed);
+        let mut sending = self.connection.send(command);
+        let answer = if let Ok(answer) = tokio::time::timeout(timeout, &mut sending).await {
+            answer
+        } else {
+            self.missed(round);
+            sending.await
+        };
         match &answer {
             Err(error) if fault::ends_connection(error) => self.broken.store(true, Relaxed),
             _ => self.misses.store(0, Relaxed),
@@ -220,21 +230,6 @@ impl Live {
         let first = self.misses.compare_exchange(round, next, Relaxed, Relaxed).is_ok();
         if first && next >= MISSES_MAX {
             self.broken.store(true, Relaxed);
-        }
-    }
-}
-
-/// One wait for an answer. Dropped without one, the exchange ran out of time.
-struct Wait<'a> {
-    live: &'a Live,
-    round: u32,
-    answered: bool,
-}
-
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.live.missed(self.round);
         }
     }
 }

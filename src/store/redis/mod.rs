@@ -23,6 +23,8 @@ use crate::sync::message::{InstanceId, Reply, Request};
 
 pub(crate) const SYNC_CODE: &str =
     concat!(include_str!("../../../lua/bucket-v2.lua"), include_str!("../../../lua/sync-v2.lua"));
+/// The answer of a busy store is waited for so many timeouts long.
+const LATE_TIMEOUTS: u32 = 10;
 static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 
 /// A store in Redis 6.2 or newer, or in Valkey.
@@ -131,7 +133,7 @@ impl RedisStore {
         Ok(self)
     }
 
-    /// How long an exchange takes at most, connecting included; brought within [`Self::TIMEOUT_MIN`] and
+    /// How long the store may take for an answer before it counts as away, and for a connection; brought within [`Self::TIMEOUT_MIN`] and
     /// [`Self::TIMEOUT_MAX`]. Default is [`Self::DEFAULT_TIMEOUT`]. Decisions never wait for it.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -157,9 +159,9 @@ impl RedisStore {
     async fn call(&self, request: &Request) -> Result<Reply, StoreError> {
         let keys = self.keys(request);
         let by_hash = command("EVALSHA", SYNC.get_hash(), &keys, request);
-        let answer = match self.line.send(&by_hash).await {
+        let answer = match self.line.send(&by_hash, self.timeout).await {
             Err(Failure::Call(error)) if is_no_script(&error) => {
-                self.line.send(&command("EVAL", SYNC_CODE, &keys, request)).await
+                self.line.send(&command("EVAL", SYNC_CODE, &keys, request), self.timeout).await
             }
             answer => answer,
         };
@@ -192,9 +194,10 @@ impl RedisStore {
 impl Store for RedisStore {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
         Box::pin(async move {
-            match tokio::time::timeout(self.timeout, self.call(&request)).await {
+            let longest = (self.timeout * LATE_TIMEOUTS).min(Self::TIMEOUT_MAX);
+            match tokio::time::timeout(longest, self.call(&request)).await {
                 Ok(answer) => answer,
-                Err(_) => Err(StoreError::TimedOut(self.timeout)),
+                Err(_) => Err(StoreError::TimedOut(longest)),
             }
         })
     }

@@ -20,6 +20,8 @@ pub(super) struct LaneTime {
     /// The batch was first sent then: the lane's time is at most this far ahead.
     pub(super) sent: Timestamp,
     pub(super) received: Timestamp,
+    /// How long the attempt took that was answered.
+    pub(super) travelled_us: u64,
 }
 
 impl LaneTime {
@@ -65,8 +67,8 @@ impl Lane {
         };
         let since = self.silent_since;
         // The last batch that the store has applied reached it soon after.
-        let travelled_us = 2 * time.received.micros_since(time.sent) + TRAVEL_US;
-        let last_us = time.most(since).saturating_add_unsigned(travelled_us.min(context.retry_us));
+        let travelled_us = 2 * time.travelled_us + TRAVEL_US;
+        let last_us = time.most(since).saturating_add_unsigned(travelled_us);
         let epoch_us = terms.epoch_us as i64;
         let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
         let ends_in_us = (ends_us - time.least(since)).max(0) as u64;
