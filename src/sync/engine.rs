@@ -136,6 +136,8 @@ pub(crate) struct Context {
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
     pub(crate) known: Known,
+    /// The lane that asks most often whether the store is back, for all that wait for it.
+    pub(crate) prober: Option<u32>,
     /// Up to when keys that come into the books have used up what a node expects of them.
     newcomers_until: Timestamp,
     nodes_max: Option<i64>,
@@ -279,6 +281,7 @@ impl Engine {
             desks: Slab::new(),
             losses: 0,
             known: Known::default(),
+            prober: None,
             newcomers_until: Timestamp::ZERO,
             nodes_by_lane: vec![None; config.lanes as usize],
             nodes_max: config.nodes_max.map(i64::from),
@@ -302,9 +305,15 @@ impl Engine {
             Input::Answer { lane, attempt, result } => {
                 let number = lane as usize;
                 self.lanes[number].catch_up(now, &mut self.context);
-                let losses = self.context.losses;
+                let (losses, was_down) = (self.context.losses, self.lanes[number].is_down());
                 self.lanes[number].answer(attempt, result, now, &mut self.context);
                 self.lanes[number].advance(now, &mut self.context);
+                if was_down && !self.lanes[number].is_down() {
+                    self.context.prober = None;
+                    for lane in &mut self.lanes {
+                        lane.retry_now(now, &mut self.context);
+                    }
+                }
                 if self.context.losses > losses {
                     // What happened to one lane has probably happened to all.
                     for lane in &mut self.lanes {

@@ -39,6 +39,8 @@ const RECOVERY_GAP_MAX_US: u64 = 400_000;
 const HELD_UP_US: u64 = 250_000;
 /// The gap between two attempts grows up to this part of the time that the store has been silent.
 const RETRY_SILENCE_PART: u64 = 32;
+/// While the store is away one lane asks for all whether it is back: so often at first, in microseconds.
+const PROBE_US: u64 = 20_000;
 /// The longest gap between two attempts, in microseconds, where a quarter of the timeout is not longer.
 const RETRY_MAX_US: u64 = 1_000_000;
 /// A busy store is waited for twice as long as it took of late, and up to so many timeouts.
@@ -358,6 +360,13 @@ impl Lane {
         sent.then(|| flight.request.tokens())
     }
 
+    /// The store has answered another lane: this one asks again at once, if it waits.
+    pub(crate) fn retry_now(&mut self, now: Timestamp, context: &mut Context) {
+        if self.failures > 0 && self.flight.is_some() {
+            self.attempt(now, context);
+        }
+    }
+
     /// The store is to be called at once, if it is not being called.
     pub(crate) fn call_soon(&mut self, now: Timestamp) {
         self.heartbeat_at = self.heartbeat_at.min(now);
@@ -496,8 +505,10 @@ impl Lane {
     fn attempt(&mut self, now: Timestamp, context: &mut Context) {
         let Some(flight) = &mut self.flight else { return };
         self.attempt += 1;
-        let patience_us = 2 * self.round_trip_us;
-        let patience_us = patience_us.clamp(context.retry_us, PATIENCE_MAX * context.retry_us);
+        let probes = context.prober == Some(self.number);
+        let least_us = if probes { PROBE_US.min(context.retry_us) } else { context.retry_us };
+        let longest_us = PATIENCE_MAX * context.retry_us;
+        let patience_us = (2 * self.round_trip_us).clamp(least_us, longest_us);
         if flight.attempts.len() == ATTEMPTS_MAX {
             flight.attempts.pop_front();
         }
@@ -604,13 +615,17 @@ impl Lane {
             }
             context.event(Event::StoreDown { lane: self.number, error });
         }
-        let first_us = context.rng.jitter(context.retry_us / 8);
-        let silent_us = now.micros_since(self.answered);
-        let most_us = (silent_us / RETRY_SILENCE_PART).min(RETRY_MAX_US).max(context.retry_us / 4);
-        self.retry.failed(now, first_us, most_us);
         self.failed = last_sent;
-        let gap_us = self.retry.not_before().micros_since(now);
-        let resend_at = now.plus_micros(context.rng.jitter(gap_us));
+        let longest_us = (now.micros_since(self.answered) / RETRY_SILENCE_PART).min(RETRY_MAX_US);
+        let resend_at = if *context.prober.get_or_insert(self.number) == self.number {
+            let gap_us = context.rng.jitter(longest_us.max(PROBE_US));
+            last_sent.plus_micros(gap_us).max(now.plus_micros(1))
+        } else {
+            let first_us = context.rng.jitter(context.retry_us / 8);
+            self.retry.failed(now, first_us, longest_us.max(context.retry_us / 4));
+            let gap_us = self.retry.not_before().micros_since(now);
+            now.plus_micros(context.rng.jitter(gap_us))
+        };
         // Outage policies wait for one more attempt to fail.
         let silent = self.silent_for_all(context);
         let silent = if silent > now { silent } else { Timestamp::NEVER };
