@@ -38,7 +38,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     is_lost, from_us, since_us, missing)
   -- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
   local EMPTY_AFTER_LOSS_US, DEBT_US, CREDIT_TOKENS = 60000000, 1000000, 15
-  local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<ddd', '98'
+  local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<dddd', '98'
 
   -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
   -- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
@@ -51,7 +51,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     if is_known and not is_lost then until_us = now_us + recovery_us end
     local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
     if until_us > 0 or is_returning then
-      record = record .. pack(TROUBLE_FORMAT, 0, until_us, is_returning and level or 0)
+      record = record .. pack(TROUBLE_FORMAT, 0, until_us, 0, is_returning and level or 0)
     end
     return record
   end
@@ -194,9 +194,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
   local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<ddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
-  -- most records have nothing of: written off, recovering until, what could be leased after a silence.
+  -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
+  -- could be leased after a silence.
   local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
-  local TROUBLE_FORMAT, TROUBLE_BYTES = '<ddd', 3 * 8
+  local TROUBLE_FORMAT, TROUBLE_BYTES = '<dddd', 4 * 8
   -- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
   -- QUOTA_BYTES + 6 * 8.
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
@@ -285,9 +286,9 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     local own, until_ms, birth_us, leased1, depth1, out1, demand1,
       stamp_us, level, unleased, charged, leased0, depth0, out0, demand0 =
       unpack_numbers(BUCKET_FORMAT, record)
-    local written_off, recovering_until_us, after_silence = 0, 0, 0
+    local written_off, recovering_until_us, heard, after_silence = 0, 0, 0, 0
     if length > BUCKET_BYTES then
-      written_off, recovering_until_us, after_silence =
+      written_off, recovering_until_us, heard, after_silence =
         unpack_numbers(TROUBLE_FORMAT, record, BUCKET_BYTES + 1)
     end
     local epoch, epoch_us = epoch_now, wanted_epoch_us
@@ -357,6 +358,11 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
       if not restoring and recovering_until_us == 0 then
         recovering_until_us, status, whole_changed = now_us + recovery_us, LOST, true
       end
+    end
+    if recovering_until_us > now_us and held_stamp_us > 0 and held_stamp_us < birth_us then
+      -- Once all nodes have told what they hold, nobody else is to be waited for.
+      heard, whole_changed = heard + 1, true
+      if heard >= nodes then recovering_until_us = now_us end
     end
 
     -- What the node holds moves to the current epoch, less what it spent and returns. What was
@@ -480,9 +486,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
       most = rate - min(max(floor(-unleased / REPAY_US), floor(rate / REPAY_LEAST_PART)), floor(rate / 2))
     end
 
-    -- Refill, while tokens are few; and what of it the store would like back.
+    -- Refill, while tokens are few or the node gets less than half of what it wants; and what of it the
+    -- store would like back.
     local leased, depth, added, recall = leased0 + leased1, tokens, 0, held_rate
-    local pressing = is_returning or demand > busy_demand
+    local pressing = is_returning or demand > busy_demand or needed + want > 2 * tokens
     if pressing or unleased <= high_level then
       local target = rate * share
       target = target - target % 1
@@ -550,7 +557,7 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
           stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
         if length > BUCKET_BYTES
           or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 then
-          record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, after_silence)
+          record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, heard, after_silence)
         end
       else
         record = pack(TAIL_FORMAT,

@@ -525,8 +525,8 @@ fn node_of(bytes: &[u8]) -> Node {
 
 fn key_of(bytes: &[u8]) -> Key {
     let (numbers, rest) = record::<20>(bytes);
-    let trouble = if rest.is_empty() { [0; 3] } else { numbers_of(rest) };
-    let [written_off, recovering_until_us, after_silence] = trouble;
+    let trouble = if rest.is_empty() { [0; 4] } else { numbers_of(rest) };
+    let [written_off, recovering_until_us, heard, after_silence] = trouble;
     let [rate, token, burst, version, epoch_us, algorithm, until_ms, birth_us, ..] = numbers;
     let [.., leased1, depth1, out1, demand1, _, _, _, _, _, _, _, _] = numbers;
     let [.., stamp_us, level, unleased, charged, leased0, depth0, out0, demand0] = numbers;
@@ -539,6 +539,7 @@ fn key_of(bytes: &[u8]) -> Key {
         written_off,
         birth_us,
         recovering_until_us,
+        heard,
         after_silence,
         stamp_us,
         level,

@@ -119,6 +119,8 @@ pub(crate) struct Account {
     unit: i64,
     /// Nodes that share the limit, by the store's last word.
     pub(crate) nodes: i64,
+    /// How long the store took to answer of late, in microseconds.
+    pub(crate) round_trip_us: u64,
     held: Held,
     ends: Timestamp,
     /// Units in the bucket that make no whole token and no whole microsecond of refill.
@@ -208,6 +210,7 @@ impl Account {
             spilled: 0,
             unit,
             nodes: 1,
+            round_trip_us: 0,
             held: Held::default(),
             ends: Timestamp::ZERO,
             stash: 0,
@@ -410,6 +413,14 @@ impl Account {
         if self.is_plentiful(now, terms) { PLENTY_TICKS * terms.tick_us } else { terms.tick_us }
     }
 
+    /// Whether tokens alone would do without refill: this node's part of what the store has lasts until the
+    /// next answer.
+    fn spares_refill(&self, now: Timestamp, terms: &Terms) -> bool {
+        let span_us = self.interval_us(now, terms) + terms.tick_us / 2 + self.round_trip_us;
+        let part = self.view.map_or(0, |view| view.level / self.unit / self.nodes);
+        part as f64 >= self.demand.over(span_us)
+    }
+
     /// Tokens to hold so that the key does not run dry before the next report.
     fn need(&self, now: Timestamp, terms: &Terms) -> i64 {
         if now.micros_since(self.last_arrival) >= self.linger_us(terms) {
@@ -427,7 +438,7 @@ impl Account {
             // for the store gets what is there, and needs nobody to hold it ready.
             return large.max(i64::from(terms.credit == 0 && self.waited_at == Timestamp::ZERO));
         }
-        let span_us = self.interval_us(now, terms) + terms.tick_us / 2;
+        let span_us = self.interval_us(now, terms) + terms.tick_us / 2 + self.round_trip_us;
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
         let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
@@ -614,9 +625,10 @@ impl Account {
         if self.is_scarce(terms) {
             0
         } else if self.is_plentiful(now, terms) {
-            self.demand.over(terms.tick_us).ceil() as u32
+            self.demand.over(terms.tick_us + self.round_trip_us).ceil() as u32
         } else {
-            (self.need(now, terms) / 2) as u32
+            let under_way = self.demand.over(self.round_trip_us).ceil() as u32;
+            under_way.max((self.need(now, terms) / 2) as u32)
         }
     }
 

@@ -277,6 +277,7 @@ impl Lane {
         let desk = context.desks.insert(Desk { lane: self.number, slot }) as u32;
         bucket.open_books(desk);
         let mut account = Account::new(bucket, key, desk, terms, now);
+        account.round_trip_us = self.round_trip_us;
         account.expected_to_return = context.expects_newcomer(now);
         place.insert(account);
         slot

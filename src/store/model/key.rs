@@ -32,6 +32,8 @@ pub(crate) struct Key {
     pub(crate) birth_us: i64,
     /// Nothing is granted until then, because the record was lost; 0 if it never was.
     pub(crate) recovering_until_us: i64,
+    /// Nodes that had a view of the lost record and were heard since.
+    pub(crate) heard: i64,
     /// What was available when the lane's last silence was over, in units.
     pub(crate) after_silence: i64,
     /// When the record was brought up to date last, in the lane's time.
@@ -81,6 +83,7 @@ impl Key {
             written_off: 0,
             birth_us: now_us,
             recovering_until_us: if lost { now_us + caller.recovery_us } else { 0 },
+            heard: 0,
             after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
             stamp_us: now_us,
             level,
@@ -214,6 +217,14 @@ impl Key {
             self.recovering_until_us = at.now_us + at.caller.recovery_us;
             lost = true;
         }
+        let viewed_us = entry.held.stamp_us;
+        if self.recovering_until_us > at.now_us && viewed_us > 0 && viewed_us < self.birth_us {
+            // Once all nodes have told what they hold, nobody else is to be waited for.
+            self.heard += 1;
+            if self.heard >= at.caller.nodes {
+                self.recovering_until_us = at.now_us;
+            }
+        }
         let void = self.renew(entry, anew);
         self.charge(entry, at.lane);
         let given = self.grant(entry, void, at);
@@ -315,7 +326,9 @@ impl Key {
         }
         let leased = self.leased[0] + self.leased[1];
         let most = if available < 0 { rate - repayment(rate, available) } else { rate };
-        let pressing = returning || demand > rate + rate / 4;
+        // A node that gets less than half of what it wants cannot do with tokens alone.
+        let short = entry.needed + entry.want > 2 * tokens;
+        let pressing = returning || demand > rate + rate / 4 || short;
         let (mut added, mut depth) = (0, tokens);
         if giving && (pressing || available < burst / 20) {
             added = (target - held.rate).min(most - leased).max(0);

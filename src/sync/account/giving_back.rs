@@ -33,7 +33,10 @@ impl Account {
         let ended = now >= self.ends;
         let unused = if self.held.rate > 2 * rate_used { self.held.rate - rate_used } else { 0 };
         let rate_before = self.held.rate;
-        let rate = if ended { rate_before } else { self.recall.max(unused).min(rate_before) };
+        // All is wanted back when the store has tokens in place of it.
+        let is_whole = self.recall >= rate_before;
+        let recall = if is_whole && !self.spares_refill(now, terms) { 0 } else { self.recall };
+        let rate = if ended { rate_before } else { recall.max(unused).min(rate_before) };
         self.recall = 0;
         self.held.rate -= rate;
         if rate > 0 && !ended {

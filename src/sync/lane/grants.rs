@@ -39,8 +39,10 @@ impl Lane {
                 self.rescheduled(slot, |account| account.refused = false);
                 let recovering_until = self.recovering_until;
                 let nodes = context.nodes().unwrap_or(1).max(1);
+                let round_trip_us = self.round_trip_us;
                 let installed = self.rescheduled(slot, |account| {
                     account.nodes = nodes;
+                    account.round_trip_us = round_trip_us;
                     let sent = flight.first_sent;
                     let installed = account.install(given, entry, sent, now, &terms);
                     if given.withheld {
