@@ -463,7 +463,7 @@ async fn a_node_with_another_quota_is_told_both_and_goes_on_by_its_policy() {
 }
 
 #[tokio::test]
-async fn a_raised_version_is_adopted_and_older_nodes_are_told() {
+async fn a_raised_version_is_adopted_by_the_store_and_by_older_nodes() {
     let server = RedisServer::start();
     let heard = [Heard::default(), Heard::default()];
     let node = |limit, heard: &Heard| {
@@ -478,7 +478,13 @@ async fn a_raised_version_is_adopted_and_older_nodes_are_told() {
         heard[0].any(|event| matches!(event, Event::QuotaMismatch { stored_version: 1, .. }))
     })
     .await;
-    until_open(&old, "user").await;
+    until("the older node is leased tokens", || {
+        let decision = api(&old).check("user").expect("no error");
+        decision.is_allowed() && decision.is_sure()
+    })
+    .await;
+    let all = (0..5).all(|_| api(&old).check_n("user", 90).expect("no error").is_allowed());
+    assert!(!all, "it does not go on by its outage policy");
     until("the newer node is leased tokens of the newer quota", || {
         let decision = api(&new).check("user").expect("no error");
         decision.is_allowed() && decision.is_sure() && decision.limit() == 200

@@ -11,6 +11,7 @@ use crate::limit::Terms;
 use crate::time::{Timestamp, micros};
 use crate::weakness::{Weakness, is_weak};
 
+mod adopted;
 mod fresh;
 mod giving_back;
 mod lending;
@@ -20,6 +21,7 @@ mod schedule;
 mod tally;
 mod waiting;
 
+use adopted::Adopted;
 use fresh::Fresh;
 use outage::Policy;
 pub(crate) use pace::Paces;
@@ -44,8 +46,8 @@ const PROBE_ARRIVALS: f64 = 8.0;
 const PRODUCTIVE_PART: i64 = 4;
 /// The longest gap between fruitless early syncs, in ticks.
 const EARLY_TICKS_MAX: u64 = 16;
-/// A key that the store refuses is named so often.
-const NAMED_US: u64 = 60_000_000;
+/// A key that the store refuses is named so often, and so is another quota of a limit.
+pub(crate) const NAMED_US: u64 = 60_000_000;
 /// A key is kept in the books at least so long after its last request.
 const LINGER_MIN_US: u64 = 250_000;
 /// A key is kept in the books at most so long after its last request.
@@ -139,6 +141,8 @@ pub(crate) struct Account {
     demand: Demand,
     recall: i64,
     policy: Option<Policy>,
+    /// The store's quota of the limit, if it is newer than this node's.
+    adopted: Option<Adopted>,
     /// The next batch must register the lease anew.
     pub(crate) restore: bool,
     /// When to report next.
@@ -221,6 +225,7 @@ impl Account {
             demand: Demand::new(now.minus_micros(1000)),
             recall: 0,
             policy: None,
+            adopted: None,
             restore: false,
             due: Timestamp::NEVER,
             posted: Posted::default(),
@@ -497,7 +502,7 @@ impl Account {
         self.asked = self.waiters.len();
         let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
         self.probe_at = Timestamp::NEVER;
-        Entry {
+        self.in_stored_units(Entry {
             limit: limit.clone(),
             key: self.key.clone(),
             scale: terms.scale,
@@ -518,18 +523,23 @@ impl Account {
             want_rate: if hot { demand } else { 0 },
             restore: self.restore,
             claim,
-        }
+        })
     }
 
     /// The batch with this entry was never applied: its contents are to be reported anew.
     pub(crate) fn revoke(&mut self, entry: &Entry) {
+        let entry = self.in_own_units(entry);
+        self.take_back(&entry);
+        self.restore = true;
+    }
+
+    fn take_back(&mut self, entry: &Entry) {
         self.asked = 0;
         self.unsent.spent += entry.spent;
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
         self.unsent.taken += entry.taken;
         self.lost += entry.returned + entry.lost;
-        self.restore = true;
     }
 
     // ---- the answer --------------------------------------------------------------------------

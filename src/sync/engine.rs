@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::account::{Paces, Tally, Waiter};
+use super::account::{NAMED_US, Paces, Tally, Waiter};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble};
 use super::lane::Lane;
@@ -26,6 +26,7 @@ use crate::bucket::{BucketRef, LimitCounts};
 use crate::error::StoreError;
 use crate::key::lane_of;
 use crate::limit::{Mode, Terms};
+use crate::quota::Scale;
 use crate::time::Timestamp;
 
 /// A lane that all nodes can reach is never silent for so long: a heartbeat with its jitter, and what
@@ -104,8 +105,10 @@ pub(crate) struct LimitBooks {
     pub(crate) tally: Tally,
     pub(crate) excess: ExcessBooks,
     pub(crate) paces: Paces,
-    /// A quota mismatch was told about; it is told again when it has ended and begins anew.
-    mismatch_told: bool,
+    /// The newest quota that the store was seen to hold, if it is newer than the limit's own: its version.
+    pub(crate) newest: Option<(i64, Scale)>,
+    /// A quota mismatch is told about again from then on.
+    mismatch_from: Timestamp,
 }
 
 impl LimitBooks {
@@ -200,12 +203,14 @@ impl Context {
     }
 
     /// The store refused one key of a batch.
-    pub(crate) fn refused(&mut self, limit: u32, entry: &Entry, grant: &Grant) {
+    pub(crate) fn refused(&mut self, limit: u32, entry: &Entry, grant: &Grant, now: Timestamp) {
         let event = match *grant {
             Grant::OtherQuota { version, scale } => {
-                if std::mem::replace(&mut self.limits[limit as usize].mismatch_told, true) {
+                let from = &mut self.limits[limit as usize].mismatch_from;
+                if now < *from {
                     return;
                 }
+                *from = now.plus_micros(NAMED_US);
                 Event::QuotaMismatch {
                     limit: entry.limit.clone(),
                     configured_version: entry.version,
@@ -227,7 +232,6 @@ impl Context {
     /// The store gave to a key whose level it said to be `level`, in units.
     pub(crate) fn agreed(&mut self, limit: u32, level: i64) {
         let limit = &mut self.limits[limit as usize];
-        limit.mismatch_told = false;
         limit.excess.saw(level);
     }
 }
@@ -268,7 +272,8 @@ impl Engine {
                     tally: Tally::default(),
                     excess: ExcessBooks::default(),
                     paces: Paces::default(),
-                    mismatch_told: false,
+                    newest: None,
+                    mismatch_from: Timestamp::ZERO,
                 })
                 .collect(),
             lanes: config.lanes,

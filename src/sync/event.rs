@@ -77,8 +77,9 @@ pub enum Event {
         /// How far.
         by: Duration,
     },
-    /// The store keeps another quota under this limit's name; the limit goes on by its outage
-    /// policy until both agree.
+    /// The store keeps another quota under this limit's name. If it is of a newer version this node goes on
+    /// with it, until it is started anew with that version; else keys go on by their outage policy until both
+    /// agree. Told once a minute.
     QuotaMismatch {
         /// The limit.
         limit: Arc<str>,

@@ -271,13 +271,16 @@ impl Lane {
         now: Timestamp,
         context: &mut Context,
     ) -> usize {
-        let terms = &context.limits[bucket.limit() as usize].terms;
+        let limit = &context.limits[bucket.limit() as usize];
         let place = self.accounts.vacant_entry();
         let slot = place.key();
         let desk = context.desks.insert(Desk { lane: self.number, slot }) as u32;
         bucket.open_books(desk);
-        let mut account = Account::new(bucket, key, desk, terms, now);
+        let mut account = Account::new(bucket, key, desk, &limit.terms, now);
         account.round_trip_us = self.round_trip_us;
+        if let Some((version, stored)) = limit.newest {
+            account.begin_with(version, stored);
+        }
         account.expected_to_return = context.expects_newcomer(now);
         place.insert(account);
         slot

@@ -185,3 +185,27 @@ fn store_that_stalls_with_full_lanes_is_not_kept_busy_by_resends() {
     assert!(served[1] >= 80.0, "{served:?}");
     assert!(world.traffic.leases_alive_pct() >= 50.0);
 }
+
+/// Admitted between seconds 3 and 10 where half of four nodes hold the quota of 1000/s and the others
+/// a newer one.
+fn admitted_beside_newer(newer: Quota) -> f64 {
+    let limit = api(1000, 1000);
+    let newer = Limit::new("api", newer).version(1);
+    let setup = Setup { newer: Some(newer), ..audited(limit, 4, 1) };
+    let mut world = World::new(setup.clone()).unwrap();
+    let offered = arrivals(&setup, Scenario::OverUniform, Some(6.0), 10.0);
+    play(&mut world, &offered, 10 * SECOND_US);
+    admitted(&world, 3 * SECOND_US, 10 * SECOND_US)
+}
+
+#[test]
+fn nodes_with_an_older_quota_go_on_with_the_newer() {
+    for (per_second, burst) in [(2000, 2000), (500, 500), (333, 7)] {
+        let newer = Quota::per_second(per_second).burst(burst);
+        let expected = 7.0 * per_second as f64;
+        let seen = admitted_beside_newer(newer);
+        assert!((0.97..=1.01).contains(&(seen / expected)), "{newer:?}: {seen}, not {expected}");
+    }
+    let slow = admitted_beside_newer(Quota::per_minute(600).burst(20));
+    assert!((67.0..=72.0).contains(&slow), "{slow} of 70");
+}

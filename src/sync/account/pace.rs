@@ -41,11 +41,6 @@ impl Paces {
 }
 
 impl Account {
-    /// The limit's terms with the key's own tick.
-    pub(crate) fn terms(&self, limit: &Terms) -> Terms {
-        Terms { tick_us: self.tick_us, ..*limit }
-    }
-
     /// Chooses the key's tick by what it is asked for.
     pub(crate) fn keep_pace(&mut self, now: Timestamp, limit: &Terms, paces: &mut Paces) {
         let Some(pace) = limit.pace else { return };

@@ -25,6 +25,9 @@ impl Lane {
         let terms = self.terms(slot, context);
         match grant {
             Grant::Given(given) => {
+                let account = &self.accounts[slot];
+                let (entry, given) =
+                    (&account.in_own_units(entry), &account.given_in_own_units(given));
                 context.agreed(self.accounts[slot].limit(), given.level);
                 if given.lost {
                     let limit = context.limit_name(self.accounts[slot].limit());
@@ -63,10 +66,18 @@ impl Lane {
                     });
                 }
             }
+            Grant::OtherQuota { version, scale }
+                if self.rescheduled(slot, |account| account.adopt(entry, *version, *scale)) =>
+            {
+                let limit = self.accounts[slot].limit();
+                context.limits[limit as usize].newest = Some((*version, *scale));
+                context.refused(limit, entry, grant, now);
+                self.rescheduled(slot, |account| account.due = now);
+            }
             Grant::OtherQuota { .. } | Grant::Foreign => {
                 self.rescheduled(slot, |account| account.refused = true);
                 if self.accounts[slot].is_to_be_named(now) {
-                    context.refused(self.accounts[slot].limit(), entry, grant);
+                    context.refused(self.accounts[slot].limit(), entry, grant, now);
                 }
                 self.rescheduled(slot, |account| {
                     account.revoke(entry);
