@@ -116,8 +116,12 @@ impl Basis {
         let (all, one) = self.credit_given(nodes.max(1), incidents.deaths);
         let staleness_s = if incidents.clock_stalls { STALL_S } else { 0.0 };
         let mut tokens = all + one * f64::from(incidents.deaths) + rate * staleness_s;
-        tokens += f64::from(incidents.losses_of_memory) * (self.forgotten() + all);
-        tokens += f64::from(incidents.losses_unheard) * (burst + rate * lease_s);
+        // The bucket is there a second time once, whether no node knew the key or a lease was unheard.
+        let unheard = incidents.losses_unheard;
+        let heard = incidents.losses_of_memory.saturating_sub(unheard);
+        tokens += f64::from(incidents.losses_of_memory) * all;
+        tokens += f64::from(heard) * self.forgotten();
+        tokens += f64::from(unheard) * (burst + rate * lease_s);
         // A holder that cannot be heard goes on with its lease.
         let unheard = incidents.nodes_cut_off > 0 || incidents.deaths > 0;
         let lease = if unheard { rate * lease_s } else { 0.0 };
