@@ -135,14 +135,18 @@ fn node_clock(quota: (u64, u64), seed: u64) -> Case {
 
 /// The bucket is empty when the store's clock jumps by the time that it takes to fill.
 fn store_clock((rate, burst): (u64, u64), seed: u64) -> Case {
-    let mut rng = fastrand::Rng::with_seed(seed);
     let mut play = Play::new((rate, burst), 2, seed).waiting();
     play.ask(0, 0, burst as u32);
-    let at_us = SECOND / 100 + rng.u64(0..SECOND / 100);
+    play.ask(2 * MS, 0, 1);
     let by_us = (burst * 1_000_000 / rate) as i64;
-    play.fault(at_us, Fault::StoreClockSteps { by_us });
-    play.ask(at_us + 100, 1, burst as u32);
-    play.over(2)
+    play.fault(4 * MS, Fault::StoreClockSteps { by_us });
+    // After a long jump the store waits until it has heard of all nodes.
+    let part = (burst / 20).max(1) as u32;
+    for index in 0..100 {
+        let at_us = 4 * MS + 100 + if index < 20 { 0 } else { index * 20 * MS };
+        play.ask(at_us, 1, part);
+    }
+    play.over(3)
 }
 
 /// The store loses its memory when nobody knows a key any more that has just been emptied.
@@ -154,20 +158,28 @@ fn loss_of_slow_key(quota: (u64, u64), seed: u64) -> Case {
     play.over(6)
 }
 
-/// All nodes spend credit at once, twice: the store loses its memory in between, when no node remembers
-/// the key.
+/// A far node knows that the bucket is empty, and the others do not: they spend their credit before it is
+/// heard, and again after that.
 fn loss_of_debt(quota: (u64, u64), seed: u64) -> Case {
     let mut rng = fastrand::Rng::with_seed(seed);
     let nodes = 64;
-    let mut play = Play::new(quota, nodes, seed).limit(|limit| limit.credit(15));
-    play.load(0..SECOND, 0, play.greedy());
-    (0..nodes).for_each(|node| play.ask(SECOND, node, 15));
-    let lost_us = SECOND + rng.u64(200 * MS..600 * MS);
+    let credit = quota.1.min(15) as u32;
+    let mut play = Play::new(quota, nodes, seed).limit(|limit| limit.credit(credit));
+    let [near, far] = [1, 20].map(Duration::from_millis);
+    play.case.setup.network.rtt_by_node = Some([far, near, near, near]);
+    let others = || (1..nodes).filter(|node| node % 4 > 0);
+    others().for_each(|node| play.ask(0, node, 1));
+    let lost_us = 5 * SECOND;
+    play.load(2 * SECOND..lost_us - 5 * MS, 0, play.greedy());
     play.fault(lost_us, Fault::StoreForgets);
-    (0..nodes).for_each(|node| play.ask(lost_us + 100, node, 15));
-    play.load(lost_us + 200..6 * SECOND, 0, play.greedy());
-    (0..nodes).for_each(|node| play.ask(6 * SECOND, node, 15));
-    play.over(7)
+    others().for_each(|node| play.ask(lost_us + 100, node, credit));
+    let again_us = lost_us + rng.u64(50 * MS..500 * MS);
+    play.load(again_us..again_us + SECOND, 0, 10.0 * play.greedy());
+    for index in 0..20 {
+        let at_us = again_us + rng.u64(0..5) * MS * index;
+        (0..nodes).for_each(|node| play.ask(at_us, node, credit));
+    }
+    play.over(8)
 }
 
 /// A node joins and takes all before any other hears of it; it is cut off when the store loses its memory.
@@ -258,19 +270,21 @@ fn cut_off_last_rate((rate, burst): (u64, u64), seed: u64) -> Case {
     play.over(for_us / SECOND + 5)
 }
 
-/// All nodes but one know a full bucket, which that one empties before the store falls silent.
+/// All nodes but one know a full bucket, which that one empties before the store falls silent. Where there
+/// are more nodes than tokens, each has one all the same.
 fn outage_share(quota: (u64, u64), seed: u64) -> Case {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let nodes = 5;
+    let nodes = if quota.1 < 100 { 100 } else { 8 };
     let mut play = Play::new(quota, nodes, seed).waiting();
     play = play.limit(|limit| limit.outage(OutagePolicy::Share));
     (1..nodes).for_each(|node| play.ask(10 * MS * u64::from(node), node, 1));
-    let hang_us = 3 * SECOND + rng.u64(0..SECOND);
-    play.ask(hang_us - 20 * MS, 0, play.burst);
+    let hang_us = 4 * SECOND + rng.u64(0..SECOND);
+    play.ask(hang_us - 500 * MS, 0, play.burst);
+    play.load(hang_us - 500 * MS..hang_us + 2 * SECOND, 0, play.greedy());
     play.fault(hang_us, Fault::StoreHangs { for_us: 6 * SECOND });
     let share = (play.burst / u32::from(nodes)).max(1);
-    for index in 0..100 {
-        let at_us = hang_us + SECOND + 10 * MS * index;
+    for index in 0..50 {
+        let at_us = hang_us + 1500 * MS + 20 * MS * index;
         (1..nodes).for_each(|node| play.ask(at_us, node, share));
     }
     play.over(12)
@@ -279,28 +293,34 @@ fn outage_share(quota: (u64, u64), seed: u64) -> Case {
 /// One node has leased the whole rate when the store falls silent, and goes on; when the store is back
 /// it is the last to report.
 fn outage_last_rate((rate, burst): (u64, u64), seed: u64) -> Case {
-    let nodes = 8;
+    let nodes = 4;
     let mut play = Play::new((rate, burst), nodes, seed).waiting();
     play = play.limit(|limit| limit.outage(OutagePolicy::LastRate));
+    let [near, far] = [1, 500].map(Duration::from_millis);
+    play.case.setup.network.rtt_by_node = Some([far, near, near, near]);
     let for_us = (burst / rate + 4) * SECOND;
     play.ask(0, 0, play.burst);
-    play.load(0..3 * SECOND + for_us, 0, 2.0 * play.rate);
+    play.load(0..6 * SECOND + for_us, 0, 2.0 * play.rate);
     play.fault(3 * SECOND, Fault::StoreHangs { for_us });
-    for index in 0..200 {
+    for index in 0..400 {
         let at_us = 3 * SECOND + for_us + 5 * MS * index;
-        (1..nodes).for_each(|node| play.ask(at_us, node, (play.burst / 10).max(1)));
+        (1..nodes).for_each(|node| play.ask(at_us, node, (play.burst / 20).max(1)));
     }
     play.over(10 + for_us / SECOND)
 }
 
 /// A node that was frozen while it had leased the whole rate wakes up when the store is gone.
 fn paused_last_rate(quota: (u64, u64), seed: u64) -> Case {
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut play = Play::new(quota, 2, seed);
     play = play.limit(|limit| limit.outage(OutagePolicy::LastRate));
     play.load(0..2 * SECOND, 1, play.greedy());
-    play.fault(2 * SECOND, Fault::NodePauses { place: 1, for_us: 6 * SECOND });
+    // The answer to the last batch is lost.
+    let pause_us = 2 * SECOND + rng.u64(0..100 * MS);
+    play.fault(pause_us - 30 * MS, Fault::StoreHangs { for_us: 60 * MS });
+    play.fault(pause_us, Fault::NodePauses { place: 1, for_us: 6 * SECOND });
     play.load(2 * SECOND..8 * SECOND, 0, play.greedy());
-    play.fault(8 * SECOND - 100, Fault::StoreHangs { for_us: 20 * SECOND });
+    play.fault(pause_us + 6 * SECOND - 100, Fault::StoreHangs { for_us: 20 * SECOND });
     play.load(8 * SECOND..27 * SECOND, 0, 2.0 * play.rate);
     play.load(8 * SECOND..27 * SECOND, 1, 2.0 * play.rate);
     play.over(30)
