@@ -86,9 +86,10 @@ impl Account {
                 (terms.scale.rate / nodes, depth, self.loan(nodes, unit).min(depth))
             }
             (OutagePolicy::LastRate, _) if alive => (self.held.rate, self.held.depth.max(1), 0),
-            (OutagePolicy::LastRate, _) => (0, 0, 0),
             (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
-            (OutagePolicy::Closed, _) | (OutagePolicy::Share, None) => (0, 0, 0),
+            (OutagePolicy::Closed | OutagePolicy::LastRate, _) | (OutagePolicy::Share, None) => {
+                (0, 0, 0)
+            }
         };
         let open = terms.outage == OutagePolicy::Open;
         let refilled =

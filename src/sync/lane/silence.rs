@@ -139,13 +139,13 @@ impl Lane {
     fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
         let lived_us = now.micros_since(self.entered);
         match back {
-            None => self.trouble.lived_through(lived_us, self.lent, false),
+            None => self.trouble.lived_alone(lived_us),
             Some(back) => {
-                self.trouble.lived_through(lived_us, self.lent, true);
+                let late_us = now.micros_since(back.max(self.entered));
+                self.trouble.lived_through(late_us, self.lent);
                 if reply.recovering_until_us == 0 {
                     // The others have had the whole since the store waited no longer.
-                    let alone_us = now.micros_since(back.max(self.entered));
-                    self.trouble.lived_through(alone_us, 0, false);
+                    self.trouble.lived_alone(late_us);
                 }
             }
         }
