@@ -3,8 +3,6 @@
 
 use crate::limit::{CreditRule, Limit, Mode, OutagePolicy, Terms};
 
-/// The longest stall of the cached clock that leases allow for, in seconds.
-const STALL_S: f64 = 0.020;
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
 const FORGOTTEN_FULL_S: f64 = 60.0;
 /// A store that lost its memory waits for leases that it does not know for so long at most, in seconds.
@@ -26,8 +24,6 @@ pub struct Incidents {
     pub store_jumps_s: Vec<f64>,
     /// Each forward jump of a node's clock, and each stall beyond 20 ms, in seconds.
     pub clock_jumps_s: Vec<f64>,
-    /// Whether the clock that decisions read ever stood still.
-    pub clock_stalls: bool,
     /// Sum over nodes: seconds in which a node was cut off from a store that others could reach.
     pub cut_off_node_s: f64,
     /// Nodes that were cut off alone: each time counts.
@@ -37,6 +33,9 @@ pub struct Incidents {
     /// Tokens that nodes lent to the key in these outages by old views, all together: at most the burst, or
     /// a token a node, in each. Counts under [`OutagePolicy::Share`].
     pub lent_tokens: f64,
+    /// Seconds from when the first node reached the store again until the last did, of all these outages
+    /// together. Counts under [`OutagePolicy::LastRate`].
+    pub returned_apart_s: f64,
 }
 
 /// The most tokens that a cluster of `nodes` can admit on one key above `burst + rate x window`,
@@ -114,10 +113,13 @@ impl Basis {
         let Self { rate, burst, lease_s, .. } = *self;
         let n = f64::from(nodes.max(1));
         let (all, one) = self.credit_given(nodes.max(1), incidents.deaths);
-        let staleness_s = if incidents.clock_stalls { STALL_S } else { 0.0 };
-        let mut tokens = all + one * f64::from(incidents.deaths) + rate * staleness_s;
-        tokens += f64::from(incidents.losses_of_memory) * (self.forgotten() + all);
-        tokens += f64::from(incidents.losses_unheard) * (burst + rate * lease_s);
+        let mut tokens = all + one * f64::from(incidents.deaths);
+        // The bucket is there a second time once, whether no node knew the key or a lease was unheard.
+        let unheard = incidents.losses_unheard;
+        let heard = incidents.losses_of_memory.saturating_sub(unheard);
+        tokens += f64::from(incidents.losses_of_memory) * all;
+        tokens += f64::from(heard) * self.forgotten();
+        tokens += f64::from(unheard) * (burst + rate * lease_s);
         // A holder that cannot be heard goes on with its lease.
         let unheard = incidents.nodes_cut_off > 0 || incidents.deaths > 0;
         let lease = if unheard { rate * lease_s } else { 0.0 };
@@ -148,7 +150,10 @@ impl Basis {
         match self.outage {
             OutagePolicy::Share => incidents.lent_tokens,
             OutagePolicy::Closed => 0.0,
-            OutagePolicy::LastRate => self.burst * f64::from(incidents.outages),
+            OutagePolicy::LastRate => {
+                // Whoever comes back last goes on meanwhile, and that may be who has the whole rate.
+                self.burst * f64::from(incidents.outages) + self.rate * incidents.returned_apart_s
+            }
             OutagePolicy::Open => f64::INFINITY,
         }
     }

@@ -3,7 +3,7 @@
 use crate::time::{Reading, Timestamp};
 
 /// How often the cached clock that decisions read is set, in microseconds.
-const TICKER_PERIOD_US: u64 = 1_000;
+pub(super) const TICKER_PERIOD_US: u64 = 1_000;
 
 /// Local time as a function of the world's.
 #[derive(Clone, Copy, Debug)]

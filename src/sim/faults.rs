@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use super::clock::TICKER_PERIOD_US;
 use super::scenario::{AWAKE_SECONDS, SUSPENDED_SECONDS};
 use super::setup::{Network, Setup};
 use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
 use crate::bound::{Incidents, bound};
-use crate::time::CLOCK_AGE_MAX_US;
+use crate::time::{CLOCK_AGE_MAX_US, micros};
 
 /// Where nodes come and go, one in ten is replaced so often.
 pub(super) const CHURN_SECONDS: u64 = 2;
@@ -206,8 +207,21 @@ pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
     bound(&setup.limit, setup.nodes.into(), &incidents(faults, setup))
 }
 
+/// An attempt is waited for so much longer where nobody looked in time, in microseconds.
+const LATE_US: u64 = 10_000;
 /// No outage policy takes over in a shorter silence of the store, in microseconds.
 const SILENCE_LEAST_US: u64 = 1_500_000;
+
+/// How long it takes at most until a node has come back after a silence of `silent_us`: an attempt that was
+/// under way fails, the next follows after a gap, and the one after that is told since when the store is back.
+fn return_us(silent_us: u64, network: &Network) -> u64 {
+    let timeout_us = micros(network.timeout);
+    let far = network.rtt_by_node.into_iter().flatten().chain([network.rtt]).max();
+    let rtt_us = 3 * micros(far.unwrap_or_default()) / 2;
+    let patience_us = (2 * rtt_us).clamp(timeout_us, 10 * timeout_us);
+    let gap_us = (silent_us / 32).min(1_000_000).max(timeout_us / 4);
+    patience_us + LATE_US + gap_us + gap_us / 8 + 2 * rtt_us
+}
 
 /// What goes wrong in a world of which this is planned, as the bound counts it.
 pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
@@ -237,11 +251,12 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                     incidents.outages += 1;
                     let burst = setup.limit.quota().burst_tokens() as f64;
                     incidents.lent_tokens += burst.max(setup.nodes.into());
+                    incidents.returned_apart_s += return_us(for_us, &setup.network) as f64 / 1e6;
                 }
             }
             Fault::ClockStalls { for_us, .. } => {
-                incidents.clock_stalls = true;
-                let beyond_us = for_us.saturating_sub(CLOCK_AGE_MAX_US);
+                // The time that stands still is as old as the ticker's period already.
+                let beyond_us = (for_us + TICKER_PERIOD_US).saturating_sub(CLOCK_AGE_MAX_US);
                 incidents.clock_jumps_s.push(beyond_us as f64 / 1e6);
             }
             Fault::StoreSaves | Fault::StoreClockSteps { .. } | Fault::NodePauses { .. } => {}

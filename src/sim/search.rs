@@ -18,6 +18,7 @@ use crate::quota::Quota;
 use crate::weakness::{Weakness, weakened};
 
 mod classes;
+mod constructed;
 mod limits;
 mod overlap;
 

@@ -15,6 +15,8 @@ pub(crate) struct LaneTrouble {
     pub(crate) outages: u32,
     /// Tokens lent by old views in these: the most of one key in each, by this node.
     pub(crate) lent: i64,
+    /// How long this node went on by its policies when others had reached the store again, all together.
+    pub(crate) late_us: u64,
     /// Times that they did while other nodes reached it, and for how long all together.
     pub(crate) cut_off: u32,
     pub(crate) cut_off_us: u64,
@@ -24,16 +26,18 @@ pub(crate) struct LaneTrouble {
 }
 
 impl LaneTrouble {
-    /// Keys of the lane lived on their outage policies, the store being silent for so long, to this node
-    /// or to all.
-    pub(crate) fn lived_through(&mut self, silent_us: u64, lent: i64, for_all: bool) {
-        if for_all {
-            self.outages += 1;
-            self.lent += lent;
-        } else {
-            self.cut_off += 1;
-            self.cut_off_us += silent_us;
-        }
+    /// Keys of the lane lived on their outage policies while no node reached the store, and for so long after
+    /// the first did.
+    pub(crate) fn lived_through(&mut self, late_us: u64, lent: i64) {
+        self.outages += 1;
+        self.lent += lent;
+        self.late_us += late_us;
+    }
+
+    /// Keys of the lane lived on their outage policies for so long while others reached the store.
+    pub(crate) fn lived_alone(&mut self, for_us: u64) {
+        self.cut_off += 1;
+        self.cut_off_us += for_us;
     }
 
     /// The store's clock jumped ahead by so much.
@@ -49,6 +53,7 @@ impl LaneTrouble {
             lost_records: self.lost_records.max(other.lost_records),
             outages: self.outages.max(other.outages),
             lent: self.lent.max(other.lent),
+            late_us: self.late_us.max(other.late_us),
             cut_off: self.cut_off.max(other.cut_off),
             cut_off_us: self.cut_off_us.max(other.cut_off_us),
             jumps: self.jumps.max(other.jumps),
@@ -96,7 +101,6 @@ impl Known {
             deaths: self.gone,
             losses_of_memory: trouble.losses,
             lost_records: trouble.lost_records,
-            clock_stalls: self.stalls > 0,
             clock_jumps_s: pieces(self.stalls, self.stalls_us),
             store_jumps_s: pieces(trouble.jumps as usize, trouble.jumps_us),
             // The nodes that the store waited for may not be those that held leases.
@@ -106,6 +110,7 @@ impl Known {
             outages: trouble.outages,
             // Each node may have lent as much.
             lent_tokens: trouble.lent as f64 * f64::from(self.nodes.max(1)),
+            returned_apart_s: trouble.late_us as f64 / 1e6,
         }
     }
 }
@@ -201,8 +206,8 @@ mod tests {
     #[test]
     fn an_outage_of_all_counts_by_what_views_lend_and_one_of_this_node_by_its_share() {
         let mut trouble = LaneTrouble::default();
-        trouble.lived_through(3_000_000, 25, false);
-        trouble.lived_through(3_000_000, 25, true);
+        trouble.lived_alone(3_000_000);
+        trouble.lived_through(500_000, 25);
         let other = LaneTrouble { losses: 1, ..LaneTrouble::default() };
         let known = Known { nodes: 4, ..Known::default() };
         let incidents = known.incidents(trouble.worst(other));

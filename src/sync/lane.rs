@@ -25,6 +25,7 @@ mod silence;
 
 use grants::{LIFE_MAX_US, check};
 use silence::LaneTime;
+pub(crate) use silence::Outage;
 
 /// Every lane is called at least so often, to show that this node lives.
 pub(crate) const HEARTBEAT_US: u64 = 1_000_000;

@@ -3,6 +3,7 @@
 use super::Account;
 use crate::bucket::{BOUNDLESS_RATE, FIELD_MAX, LeaseTerms};
 use crate::limit::{OutagePolicy, Terms};
+use crate::sync::lane::Outage;
 use crate::time::Timestamp;
 
 /// An outage policy in force.
@@ -61,31 +62,38 @@ impl Account {
         self.policy.is_some() && !self.refused
     }
 
-    /// Puts the limit's outage policy in force. All leases of the key had ended by `ended`, so that
-    /// refill has been nobody's since. `nodes` is how many nodes share the limit, `None` when that was
+    /// Puts the limit's outage policy in force. All leases of the key have ended, so that refill has been
+    /// nobody's since. `nodes` is how many nodes share the limit, `None` when that was
     /// never known. Returns the tokens that are lent from the last view.
     pub(crate) fn enter_policy(
         &mut self,
         now: Timestamp,
-        ended: Timestamp,
+        outage: &Outage,
         terms: &Terms,
         nodes: Option<i64>,
     ) -> i64 {
         let unit = terms.scale.token;
         self.absorb(now, true, |_| 0);
-        let own = i64::from(self.bucket.withdraw(0));
+        // A lease that ended before the silence is gone: others may have leased the same since then.
+        let epochs_us = (self.held.tag + 2).saturating_mul(terms.epoch_us as i64);
+        let alive = epochs_us > outage.last_us;
+        let left = i64::from(self.bucket.withdraw(0));
+        let own = if alive { left } else { 0 };
         let burst = terms.scale.burst / unit;
         let (rate, depth, loan) = match (terms.outage, nodes) {
             (OutagePolicy::Share, Some(nodes)) => {
                 let depth = (burst / nodes).max(1);
                 (terms.scale.rate / nodes, depth, self.loan(nodes, unit).min(depth))
             }
-            (OutagePolicy::LastRate, _) => (self.held.rate, self.held.depth.max(1), 0),
+            (OutagePolicy::LastRate, _) if alive => (self.held.rate, self.held.depth.max(1), 0),
             (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
-            (OutagePolicy::Closed, _) | (OutagePolicy::Share, None) => (0, 0, 0),
+            (OutagePolicy::Closed | OutagePolicy::LastRate, _) | (OutagePolicy::Share, None) => {
+                (0, 0, 0)
+            }
         };
         let open = terms.outage == OutagePolicy::Open;
-        let refilled = if open { 0 } else { flow(0, rate, now.micros_since(ended), depth, unit) };
+        let refilled =
+            if open { 0 } else { flow(0, rate, now.micros_since(outage.ended), depth, unit) };
         let begun = (loan * unit + refilled).min(depth.saturating_mul(unit));
         let tokens = if open { depth } else { own + begun / unit };
         let fraction = if open { 0 } else { begun % unit };

@@ -1,5 +1,6 @@
 //! What the store's answers about keys do to their accounts.
 
+use super::silence::Outage;
 use super::{Flight, HEARTBEAT_US, Lane};
 use crate::error::StoreError;
 use crate::sync::engine::Context;
@@ -84,7 +85,9 @@ impl Lane {
                     account.due = now.plus_micros(HEARTBEAT_US);
                 });
                 if !self.accounts[slot].in_policy() {
-                    self.enter_policy(slot, now, now, context);
+                    let last_us = self.time.map_or(i64::MAX, |time| time.least(now));
+                    let outage = Outage { from: now, ended: now, last_us };
+                    self.enter_policy(slot, now, &outage, context);
                 }
             }
         }

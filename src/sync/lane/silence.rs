@@ -52,6 +52,8 @@ pub(crate) struct Outage {
     pub(crate) from: Timestamp,
     /// All leases had ended by then.
     pub(crate) ended: Timestamp,
+    /// The lane's time when it applied a batch last, at the latest.
+    pub(crate) last_us: i64,
 }
 
 impl Lane {
@@ -63,7 +65,8 @@ impl Lane {
             return None;
         }
         let Some(time) = self.time.filter(|_| self.incarnation.is_some()) else {
-            return Some(Outage { from: self.silent_since, ended: self.silent_since });
+            let since = self.silent_since;
+            return Some(Outage { from: since, ended: since, last_us: i64::MAX });
         };
         let since = self.silent_since;
         // The last batch that the store has applied reached it soon after.
@@ -75,7 +78,8 @@ impl Lane {
         let ended = since.plus_micros(ends_in_us + ends_in_us / CLOCK_ERROR_DIVISOR);
         let silent = self.silent_for_all(context);
         let from = ended.max(silent).max(since.plus_micros(terms.grace_us));
-        Some(Outage { from: if self.failed < silent { Timestamp::NEVER } else { from }, ended })
+        let from = if self.failed < silent { Timestamp::NEVER } else { from };
+        Some(Outage { from, ended, last_us })
     }
 
     /// When an attempt fails that is sent then, the store takes the silence for an outage too.
@@ -98,7 +102,7 @@ impl Lane {
         let terms = self.terms(slot, context);
         if let Some(outage) = self.policy_from(&terms, context).filter(|outage| outage.from <= now)
         {
-            self.enter_policy(slot, now, outage.ended, context);
+            self.enter_policy(slot, now, &outage, context);
         }
     }
 
@@ -126,7 +130,7 @@ impl Lane {
             .filter(|(_, outage)| outage.from <= now)
             .collect();
         for (slot, outage) in unleased {
-            self.enter_policy(slot, now, outage.ended, context);
+            self.enter_policy(slot, now, &outage, context);
         }
     }
 
@@ -135,13 +139,13 @@ impl Lane {
     fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
         let lived_us = now.micros_since(self.entered);
         match back {
-            None => self.trouble.lived_through(lived_us, self.lent, false),
+            None => self.trouble.lived_alone(lived_us),
             Some(back) => {
-                self.trouble.lived_through(lived_us, self.lent, true);
+                let late_us = now.micros_since(back.max(self.entered));
+                self.trouble.lived_through(late_us, self.lent);
                 if reply.recovering_until_us == 0 {
                     // The others have had the whole since the store waited no longer.
-                    let alone_us = now.micros_since(back.max(self.entered));
-                    self.trouble.lived_through(alone_us, 0, false);
+                    self.trouble.lived_alone(late_us);
                 }
             }
         }
@@ -183,12 +187,12 @@ impl Lane {
         self.enter_policy_if_cut_off(slot, now, context);
     }
 
-    /// Puts the outage policy of a key in force, whose leases had all ended by `ended`.
+    /// Puts the outage policy of a key in force.
     pub(super) fn enter_policy(
         &mut self,
         slot: usize,
         now: Timestamp,
-        ended: Timestamp,
+        outage: &Outage,
         context: &mut Context,
     ) {
         let terms = self.terms(slot, context);
@@ -197,7 +201,7 @@ impl Lane {
             (self.entered, self.lent) = (now, 0);
         }
         let lent =
-            self.rescheduled(slot, |account| account.enter_policy(now, ended, &terms, nodes));
+            self.rescheduled(slot, |account| account.enter_policy(now, outage, &terms, nodes));
         self.lent = self.lent.max(lent);
         self.tell(slot, context);
         context
