@@ -215,12 +215,12 @@ const SILENCE_LEAST_US: u64 = 1_500_000;
 /// How long it takes at most until a node has come back after a silence of `silent_us`: an attempt that was
 /// under way fails, the next follows after a gap, and the one after that is told since when the store is back.
 fn return_us(silent_us: u64, network: &Network) -> u64 {
-    let timeout_us = micros(network.timeout);
     let far = network.rtt_by_node.into_iter().flatten().chain([network.rtt]).max();
     let rtt_us = 3 * micros(far.unwrap_or_default()) / 2;
-    let patience_us = (2 * rtt_us).clamp(timeout_us, 10 * timeout_us);
-    let gap_us = (silent_us / 32).min(1_000_000).max(timeout_us / 4);
-    patience_us + LATE_US + gap_us + gap_us / 8 + 2 * rtt_us
+    let gap_us = (silent_us / 32).clamp(20_000, 1_000_000);
+    let patience_us = (2 * rtt_us).min(10 * micros(network.timeout));
+    // One lane asks whether the store is back, and then the others do.
+    (gap_us + gap_us / 8).max(patience_us) + LATE_US + 2 * rtt_us
 }
 
 /// What goes wrong in a world of which this is planned, as the bound counts it.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::setup::ServiceTime;
-use crate::store::model::Model;
+use crate::store::model::{Key, Model};
 use crate::sync::message::{InstanceId, Reply, Request};
 
 /// What the store's clock shows when the world's shows 0: a time of our days, so that it can step
@@ -20,6 +20,17 @@ pub(super) struct Delivery {
     /// The attempt that the reply belongs to.
     pub(super) attempt: u64,
     pub(super) request: Arc<Request>,
+}
+
+/// One life of a key's record, which expires when it has become useless.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordLife {
+    /// Tokens charged since it was made.
+    pub(super) charged: u64,
+    /// When it was made, in lane time.
+    pub(super) birth_us: i64,
+    /// When it may expire, by the store's clock.
+    pub(super) until_us: i64,
 }
 
 /// The model, and what it lives through.
@@ -185,10 +196,11 @@ impl SimulatedStore {
 
     // ---- its books ---------------------------------------------------------------------------
 
-    /// Tokens charged to a key of `limit`, if the store has a record of it.
-    pub(super) fn charged_to(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<u64> {
-        let key = self.model.keys.get(&(limit.clone(), key.clone()))?;
-        Some(key.charged as u64)
+    /// The record of a key of `limit`, if the store has one.
+    pub(super) fn record_of(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<RecordLife> {
+        let Key { charged, birth_us, until_ms, .. } =
+            *self.model.keys.get(&(limit.clone(), key.clone()))?;
+        Some(RecordLife { charged: charged as u64, birth_us, until_us: 1000 * until_ms })
     }
 
     /// Tokens charged to all keys.

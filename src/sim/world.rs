@@ -11,7 +11,7 @@ use super::clock::NodeClock;
 use super::faults::{Fault, Planned};
 use super::figures::{Decided, Judge};
 use super::setup::{Form, Setup, Traffic};
-use super::store::{Delivery, SimulatedStore};
+use super::store::{Delivery, RecordLife, SimulatedStore};
 use super::workload::Arrival;
 use crate::bucket::purse::Purses;
 use crate::bucket::{
@@ -124,6 +124,8 @@ pub(super) struct World {
     applied_batches: HashSet<(usize, u32, i64)>,
     /// The store forgot what it had acknowledged: its sums say nothing any more.
     forgetful: bool,
+    /// Of each key the record as it was seen last, and what had been charged to those before it.
+    records: HashMap<u32, (RecordLife, u64)>,
     /// Keys whose records were lost, likewise.
     forgotten: HashSet<u32>,
     /// The first time that the ledger did not add up.
@@ -178,6 +180,7 @@ impl World {
             charged_on: HashMap::new(),
             applied_batches: HashSet::new(),
             forgetful: false,
+            records: HashMap::new(),
             forgotten: HashSet::new(),
             discrepancy: None,
             rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),

@@ -118,7 +118,15 @@ impl World {
         for entry in &request.entries {
             let key = number_of(entry);
             let applied = self.charged_on.get(&key).copied().unwrap_or(0);
-            let charged = self.store.charged_to(&entry.limit, &entry.key).unwrap_or(applied);
+            let Some(record) = self.store.record_of(&entry.limit, &entry.key) else { continue };
+            let clock_us = self.store.clock_us(self.now_us);
+            let (last, before) = self.records.entry(key).or_insert((record, 0));
+            if last.birth_us != record.birth_us && last.until_us <= clock_us {
+                // The last record had expired: the new one begins with this batch.
+                *before += last.charged;
+            }
+            *last = record;
+            let charged = *before + record.charged;
             let known = !self.forgotten.contains(&key);
             self.note(!known || charged == applied, || {
                 format!("key {key}: {charged} charged, {applied} applied")
