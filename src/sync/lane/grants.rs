@@ -49,7 +49,7 @@ impl Lane {
                     account.round_trip_us = round_trip_us;
                     let sent = flight.first_sent;
                     let installed = account.install(given, entry, sent, now, &terms);
-                    if given.withheld {
+                    if given.withheld && recovering_until > now {
                         account.due = account.due.min(recovering_until);
                     }
                     if leaving {
