@@ -251,12 +251,17 @@ impl Driver {
         let mut waiting: Vec<Wisher> = Vec::new();
         let mut flush_at = self.now().plus_micros(FLUSH_US);
         let (mut evict_at, mut evict_gap_us, mut fruitless) = (Timestamp::ZERO, EVICT_GAP_US, 0);
+        let (mut ran, mut held_up_us) = (self.now(), [0; 2]);
         self.engine.handle(self.now(), Input::Timeout);
         loop {
             let now = self.now();
+            held_up_us[0] = now.micros_since(std::mem::replace(&mut ran, now)).max(held_up_us[0]);
             let more = self.drain_dirty(now);
             if now >= flush_at {
                 flush_at = now.plus_micros(FLUSH_US);
+                // The ticker may tell a little later than this loop went on.
+                self.take_stall(held_up_us[0].max(held_up_us[1]));
+                held_up_us = [0, held_up_us[0]];
                 self.flush();
             }
             let crowded = self.budget.used() >= self.budget.max() / 8 * 7;
@@ -399,6 +404,15 @@ impl Driver {
         }
     }
 
+    /// Tells of a stall of the cached clock; this loop did nothing for `held_up_us` at the longest of late.
+    fn take_stall(&mut self, held_up_us: u64) {
+        let stall = self.time.take_stall();
+        if stall > Duration::ZERO {
+            self.engine.clock_stalled(micros(stall), held_up_us);
+            self.publish(&Event::ClockStalled { stall });
+        }
+    }
+
     fn flush(&mut self) {
         for limit in self.limits.iter() {
             self.engine.counted(limit.index, limit.buckets.take_counts());
@@ -407,11 +421,6 @@ impl Driver {
             self.publish(&event);
         }
         let gauges = self.engine.gauges();
-        let stall = self.time.take_stall();
-        if stall > Duration::ZERO {
-            self.engine.clock_stalled(micros(stall));
-            self.publish(&Event::ClockStalled { stall });
-        }
         self.publish(&Event::State {
             keys: self.budget.used(),
             pending: gauges.pending,

@@ -217,7 +217,7 @@ fn since(before: Counts, now: Counts) -> Counts {
 
 /// The layout of a bucket's record, as lua/sync-v2.lua documents it.
 const MAGIC: &[u8] = b"T2";
-const RECORD_NUMBERS: [usize; 2] = [20, 23];
+const RECORD_NUMBERS: [usize; 2] = [20, 24];
 const CHARGED: usize = 15;
 
 /// Tokens charged, over all buckets in Redis.

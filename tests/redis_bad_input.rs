@@ -100,7 +100,7 @@ impl Record {
         let numbers = bytes.strip_prefix(b"T2").expect("a record of ours").as_chunks::<8>().0;
         let numbers: Vec<i64> =
             numbers.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
-        assert!([20, 23].contains(&numbers.len()), "the layout of version 2");
+        assert!([20, 24].contains(&numbers.len()), "the layout of version 2");
         Some(Self(numbers))
     }
 

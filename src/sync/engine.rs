@@ -435,9 +435,14 @@ impl Engine {
         self.lanes[lane as usize].in_flight(attempt)
     }
 
-    /// The cached clock stood still for longer than leases allow for.
-    pub(crate) fn clock_stalled(&mut self, stall_us: u64) {
-        self.context.known.stalled(stall_us);
+    /// The cached clock stood still for longer than leases allow for, and the owner of this did nothing for
+    /// `held_up_us` meanwhile.
+    pub(crate) fn clock_stalled(&mut self, stall_us: u64, held_up_us: u64) {
+        // The process was frozen for longer than a lease lives: whatever it held had ended, and none was renewed.
+        let ended = stall_us.min(held_up_us) >= self.context.lease_us;
+        if !ended || self.lanes.iter().any(Lane::has_policies) {
+            self.context.known.stalled(stall_us);
+        }
     }
 
     /// What is known of each limit's excess, in the limits' order.

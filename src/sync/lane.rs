@@ -208,6 +208,11 @@ impl Lane {
         self.error.as_ref()
     }
 
+    /// Whether keys live on outage policies.
+    pub(crate) fn has_policies(&self) -> bool {
+        self.sums.policies > 0
+    }
+
     pub(crate) fn is_down(&self) -> bool {
         self.failures > 0
     }
