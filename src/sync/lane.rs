@@ -20,10 +20,12 @@ use crate::error::StoreError;
 use crate::limit::Terms;
 use crate::time::Timestamp;
 
+mod flight;
 mod grants;
 mod silence;
 
-use grants::{LIFE_MAX_US, check};
+use flight::{Flight, Next};
+use grants::LIFE_MAX_US;
 use silence::LaneTime;
 pub(crate) use silence::Outage;
 
@@ -38,47 +40,9 @@ const RECOVERY_GAP_US: u64 = 25_000;
 const RECOVERY_GAP_MAX_US: u64 = 400_000;
 /// A node whose own loop was held up for so long cannot tell how long the store was silent.
 const HELD_UP_US: u64 = 250_000;
-/// The gap between two attempts grows up to this part of the time that the store has been silent.
-const RETRY_SILENCE_PART: u64 = 32;
-/// While the store is away one lane asks for all whether it is back: so often at first, in microseconds.
-const PROBE_US: u64 = 20_000;
-/// The longest gap between two attempts, in microseconds, where a quarter of the timeout is not longer.
-const RETRY_MAX_US: u64 = 1_000_000;
-/// A busy store is waited for twice as long as it took of late, and up to so many timeouts.
-const PATIENCE_MAX: u64 = 10;
 /// An attempt whose time was over for so long before this was looked at is waited for as long again: its
 /// answer may be there.
 const LATE_US: u64 = 10_000;
-/// So many attempts at one batch may still be answered.
-const ATTEMPTS_MAX: usize = 16;
-
-/// A batch that was sent and has no outcome yet.
-#[derive(Debug)]
-struct Flight {
-    request: Arc<Request>,
-    slots: Vec<usize>,
-    first_sent: Timestamp,
-    /// The number of each attempt, and when it was sent; the last one last.
-    attempts: VecDeque<(u64, Timestamp)>,
-    next: Next,
-}
-
-/// What becomes of a batch that is not answered.
-#[derive(Clone, Copy, Debug)]
-enum Next {
-    /// The attempt under way has failed then; `late`: it was given more time because nobody looked.
-    Fail { at: Timestamp, late: bool },
-    /// The attempt has failed: the same bytes are sent again then.
-    Resend { at: Timestamp },
-}
-
-impl Next {
-    fn at(self) -> Timestamp {
-        match self {
-            Self::Fail { at, .. } | Self::Resend { at } => at,
-        }
-    }
-}
 
 /// Of all accounts of a lane, each as it was when it was last changed.
 #[derive(Debug, Default)]
@@ -370,13 +334,6 @@ impl Lane {
         sent.then(|| flight.request.tokens())
     }
 
-    /// The store has answered another lane: this one asks again at once, if it waits.
-    pub(crate) fn retry_now(&mut self, now: Timestamp, context: &mut Context) {
-        if self.failures > 0 && self.flight.is_some() {
-            self.attempt(now, context);
-        }
-    }
-
     /// The store is to be called at once, if it is not being called.
     pub(crate) fn call_soon(&mut self, now: Timestamp) {
         self.heartbeat_at = self.heartbeat_at.min(now);
@@ -402,52 +359,6 @@ impl Lane {
             self.rescheduled(slot, |account| account.due = now);
         }
         self.sendable_at = now;
-    }
-
-    /// An attempt came to an end: the one under way, or one that took so long that it has failed.
-    pub(crate) fn answer(
-        &mut self,
-        attempt: u64,
-        result: Result<Reply, StoreError>,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        let sent_at = |(number, at): &(u64, Timestamp)| (*number == attempt).then_some(*at);
-        let Some(flight) = &self.flight else { return };
-        let Some(sent) = flight.attempts.iter().find_map(sent_at) else { return };
-        let result = result.and_then(|reply| check(reply, &flight.request));
-        if result.is_err()
-            && (attempt != self.attempt || matches!(flight.next, Next::Resend { .. }))
-        {
-            return;
-        }
-        match result {
-            Ok(reply) => {
-                let Some(flight) = self.flight.take() else { return };
-                let (lane, keys) = (self.number, flight.slots.len());
-                let took = Duration::from_micros(now.micros_since(flight.first_sent));
-                self.round_trip_us = now.micros_since(sent).max(self.round_trip_us / 2);
-                let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
-                let error = cloned.then_some(StoreError::ClonedInstance);
-                context.event(Event::Synced { lane, keys, took, error });
-                self.answered = now;
-                self.retry.succeeded();
-                self.error = None;
-                self.policies_from = Timestamp::NEVER;
-                if std::mem::take(&mut self.failures) > 0 {
-                    context.event(Event::StoreUp { lane });
-                    // The reply may have been kept since before the silence.
-                    self.returning |= self.sums.outages > 0;
-                } else if std::mem::take(&mut self.returning) {
-                    self.leave_policies(&flight, &reply, now, context);
-                }
-                self.accept(&flight, &reply, sent, now, context);
-                if self.returning {
-                    (self.heartbeat_at, self.sendable_at) = (now, now);
-                }
-            }
-            Err(error) => self.fail(error, now, context),
-        }
     }
 
     // ---- sending -----------------------------------------------------------------------------
@@ -509,23 +420,6 @@ impl Lane {
         self.sendable_at = now.plus_micros(BATCH_GAP_US);
         self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
         self.attempt(now, context);
-    }
-
-    /// Sends the batch in flight, for the first time or again.
-    fn attempt(&mut self, now: Timestamp, context: &mut Context) {
-        let Some(flight) = &mut self.flight else { return };
-        self.attempt += 1;
-        let probes = context.prober == Some(self.number);
-        let least_us = if probes { PROBE_US.min(context.retry_us) } else { context.retry_us };
-        let longest_us = PATIENCE_MAX * context.retry_us;
-        let patience_us = (2 * self.round_trip_us).clamp(least_us, longest_us);
-        if flight.attempts.len() == ATTEMPTS_MAX {
-            flight.attempts.pop_front();
-        }
-        flight.attempts.push_back((self.attempt, now));
-        flight.next = Next::Fail { at: now.plus_micros(patience_us), late: false };
-        let (lane, attempt, request) = (self.number, self.attempt, flight.request.clone());
-        context.outputs.push_back(Output::Send { lane, attempt, request });
     }
 
     /// Whether the account at the head of the queue reports now; if not, it was put elsewhere.
@@ -608,42 +502,6 @@ impl Lane {
     }
 
     // ---- outcomes ----------------------------------------------------------------------------
-
-    /// The outcome of the attempt under way is unknown: the same bytes are sent again, later.
-    fn fail(&mut self, error: StoreError, now: Timestamp, context: &mut Context) {
-        let Some(flight) = &self.flight else { return };
-        let (lane, keys) = (self.number, flight.slots.len());
-        let took = Duration::from_micros(now.micros_since(flight.first_sent));
-        let last_sent = flight.attempts.back().map_or(now, |(_, sent)| *sent);
-        context.event(Event::Synced { lane, keys, took, error: Some(error.clone()) });
-        self.failures += 1;
-        self.error = Some(error.clone());
-        if self.failures == 1 {
-            if !self.returning {
-                self.heard_before_us = self.time.map_or(0, |time| time.time_us);
-                self.losses_before = self.trouble.losses;
-            }
-            context.event(Event::StoreDown { lane: self.number, error });
-        }
-        self.failed = last_sent;
-        let longest_us = (now.micros_since(self.answered) / RETRY_SILENCE_PART).min(RETRY_MAX_US);
-        let resend_at = if *context.prober.get_or_insert(self.number) == self.number {
-            let gap_us = context.rng.jitter(longest_us.max(PROBE_US));
-            last_sent.plus_micros(gap_us).max(now.plus_micros(1))
-        } else {
-            let first_us = context.rng.jitter(context.retry_us / 8);
-            self.retry.failed(now, first_us, longest_us.max(context.retry_us / 4));
-            let gap_us = self.retry.not_before().micros_since(now);
-            now.plus_micros(context.rng.jitter(gap_us))
-        };
-        // Outage policies wait for one more attempt to fail.
-        let silent = self.silent_for_all(context);
-        let silent = if silent > now { silent } else { Timestamp::NEVER };
-        if let Some(flight) = &mut self.flight {
-            flight.next = Next::Resend { at: resend_at.min(silent) };
-        }
-        self.enter_policies(now, context);
-    }
 
     /// The reply to the attempt that was `sent` then.
     fn accept(
