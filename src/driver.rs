@@ -276,6 +276,7 @@ impl Driver {
             }
             if now >= self.engine.poll_timeout() {
                 self.engine.handle(now, Input::Timeout);
+                self.note_error();
             }
             self.drain_outputs(&mut exchanges, &mut asked);
             self.tell(&mut waiting, now, exchanges.tasks.is_empty());
@@ -316,6 +317,11 @@ impl Driver {
         // What was spent must be known before what is lost is reckoned.
         self.drain_dirty(now);
         self.engine.handle(now, Input::Answer { lane, attempt, result });
+        self.note_error();
+    }
+
+    /// Keeps the store's last error for those who wait for it.
+    fn note_error(&self) {
         let error = self.engine.error().cloned();
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }

@@ -277,6 +277,8 @@ impl Setup {
 /// What the nodes' engines told, all together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
+    /// Batches sent, each time that they were sent.
+    pub sent: u64,
     /// Exchanges with the store.
     pub store_calls: u64,
     /// Exchanges that failed.

@@ -313,7 +313,8 @@ impl Engine {
                 let (losses, was_down) = (self.context.losses, self.lanes[number].is_down());
                 self.lanes[number].answer(attempt, result, now, &mut self.context);
                 self.lanes[number].advance(now, &mut self.context);
-                if was_down && !self.lanes[number].is_down() {
+                let is_back = was_down && !self.lanes[number].is_down();
+                if is_back && self.context.prober == Some(lane) {
                     self.context.prober = None;
                     for lane in &mut self.lanes {
                         lane.retry_now(now, &mut self.context);

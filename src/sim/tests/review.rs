@@ -209,3 +209,37 @@ fn nodes_with_an_older_quota_go_on_with_the_newer() {
     let slow = admitted_beside_newer(Quota::per_minute(600).burst(20));
     assert!((67.0..=72.0).contains(&slow), "{slow} of 70");
 }
+
+#[test]
+fn nodes_with_an_older_slow_quota_go_on_with_the_newer() {
+    let hour = 3600 * SECOND_US;
+    let limit = Limit::new("api", Quota::per_hour(1000)).outage(OutagePolicy::Closed);
+    let newer = Limit::new("api", Quota::per_hour(2000)).version(1);
+    let setup = Setup { newer: Some(newer), ..audited(limit, 4, 1) };
+    let mut world = World::new(setup).unwrap();
+    // The newer nodes are asked once, and the older ones for all.
+    let mut offered: Vec<Arrival> = (0..7200)
+        .map(|index| request(index * SECOND_US, if index < 2 { 1 } else { 2 }, 1))
+        .collect();
+    offered.sort_by_key(|arrival| arrival.at_us);
+    play(&mut world, &offered, 2 * hour);
+    let seen = admitted(&world, hour, 2 * hour);
+    // One bucket admits all in the first hour, and what that left with the refill in the second.
+    assert!((2350.0..=2401.0).contains(&seen), "{seen} of 2400");
+}
+
+#[test]
+fn store_that_is_back_is_asked_once_or_twice_by_each_lane() {
+    let setup = Setup { lanes: 64, audit: false, ..audited(api(1000, 1000), 1, 1) };
+    let mut world = World::new(setup.clone()).unwrap();
+    world.suffer(&hang(3.0, 3.0));
+    let offered: Vec<Arrival> = (0..6000)
+        .map(|index| Arrival { at_us: index * 1000, node: 0, key: index as u32 % 640, cost: 1 })
+        .collect();
+    world.play(&offered, 6 * SECOND_US);
+    let before = world.traffic.sent;
+    world.run_until(world.now_us + 100_000);
+    let sent = world.traffic.sent - before;
+    // It was two thousand, since each lane that came back woke all others.
+    assert!(sent <= 3 * 64, "{sent} by 64 lanes");
+}

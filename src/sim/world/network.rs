@@ -23,6 +23,7 @@ impl World {
     }
 
     pub(super) fn send(&mut self, node: usize, attempt: u64, request: Arc<Request>) {
+        self.traffic.sent += 1;
         self.audit_batch(node, &request);
         if self.setup.audit {
             self.nodes[node].sent.insert(request.lane, request.clone());

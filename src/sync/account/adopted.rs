@@ -6,7 +6,10 @@
 use super::Account;
 use crate::limit::Terms;
 use crate::quota::Scale;
-use crate::sync::message::{Entry, Given, Held, NUMBER_MAX};
+use crate::sync::message::{Entry, Given, Held};
+
+/// The largest bucket in units of this node: they do not go on the wire, where less has room.
+const OWN_MAX: i64 = 1 << 58;
 
 /// A newer quota.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +25,7 @@ impl Adopted {
     fn new(version: i64, stored: Scale, token: i64) -> Option<Self> {
         let burst = (stored.burst / stored.token).checked_mul(token)?;
         let rate = converted(stored.rate, stored.token, token).max(1);
-        (burst <= NUMBER_MAX).then_some(Self { version, stored, own: Scale { rate, token, burst } })
+        (burst <= OWN_MAX).then_some(Self { version, stored, own: Scale { rate, token, burst } })
     }
 
     fn out(&self, units: i64) -> i64 {
@@ -37,7 +40,7 @@ impl Adopted {
 /// Units of which `from` make a token, in units of which `to` do, rounded down.
 fn converted(units: i64, from: i64, to: i64) -> i64 {
     let units = i128::from(units) * i128::from(to);
-    let most = i128::from(NUMBER_MAX);
+    let most = i128::from(OWN_MAX);
     units.div_euclid(i128::from(from)).clamp(-most, most) as i64
 }
 
@@ -62,6 +65,9 @@ impl Account {
         }
         let entry = self.in_own_units(entry);
         self.take_back(&entry);
+        // The store still has it leased to this node.
+        self.held.rate += entry.back_rate;
+        self.held.depth += entry.back_depth;
         self.adopted = Some(adopted);
         self.refused = false;
         true

@@ -71,6 +71,12 @@ impl Lane {
         let Some(flight) = &self.flight else { return };
         let Some(sent) = flight.attempts.iter().find_map(sent_at) else { return };
         let result = result.and_then(|reply| check(reply, &flight.request));
+        if let Err(error) = &result
+            && !matches!(error, StoreError::TimedOut(_))
+        {
+            // That says more than that nothing came in time.
+            self.error = Some(error.clone());
+        }
         if result.is_err()
             && (attempt != self.attempt || matches!(flight.next, Next::Resend { .. }))
         {
@@ -81,7 +87,10 @@ impl Lane {
                 let Some(flight) = self.flight.take() else { return };
                 let (lane, keys) = (self.number, flight.slots.len());
                 let took = Duration::from_micros(now.micros_since(flight.first_sent));
-                self.round_trip_us = now.micros_since(sent).max(self.round_trip_us / 2);
+                // What this node was held up for is no part of the way.
+                let sent = sent.max(self.silent_since);
+                let took_us = now.micros_since(sent).min(PATIENCE_MAX * context.retry_us);
+                self.round_trip_us = took_us.max(self.round_trip_us / 2);
                 let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
                 let error = cloned.then_some(StoreError::ClonedInstance);
                 context.event(Event::Synced { lane, keys, took, error });
@@ -107,6 +116,7 @@ impl Lane {
 
     /// Sends the batch in flight, for the first time or again.
     pub(super) fn attempt(&mut self, now: Timestamp, context: &mut Context) {
+        let silent = self.silent_for_all(context);
         let Some(flight) = &mut self.flight else { return };
         self.attempt += 1;
         let probes = context.prober == Some(self.number);
@@ -117,7 +127,10 @@ impl Lane {
             flight.attempts.pop_front();
         }
         flight.attempts.push_back((self.attempt, now));
-        flight.next = Next::Fail { at: now.plus_micros(patience_us), late: false };
+        // An outage policy waits for no longer attempt.
+        let latest = silent.max(now.plus_micros(context.retry_us));
+        let at = now.plus_micros(patience_us).min(latest);
+        flight.next = Next::Fail { at, late: false };
         let (lane, attempt, request) = (self.number, self.attempt, flight.request.clone());
         context.outputs.push_back(Output::Send { lane, attempt, request });
     }
@@ -130,7 +143,9 @@ impl Lane {
         let last_sent = flight.attempts.back().map_or(now, |(_, sent)| *sent);
         context.event(Event::Synced { lane, keys, took, error: Some(error.clone()) });
         self.failures += 1;
-        self.error = Some(error.clone());
+        if self.error.is_none() || !matches!(error, StoreError::TimedOut(_)) {
+            self.error = Some(error.clone());
+        }
         if self.failures == 1 {
             if !self.returning {
                 self.heard_before_us = self.time.map_or(0, |time| time.time_us);
