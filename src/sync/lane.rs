@@ -40,7 +40,7 @@ const RECOVERY_GAP_US: u64 = 25_000;
 const RECOVERY_GAP_MAX_US: u64 = 400_000;
 /// A node whose own loop was held up for so long cannot tell how long the store was silent.
 const HELD_UP_US: u64 = 250_000;
-/// An attempt whose time was over for so long before this was looked at is waited for as long again: its
+/// An attempt whose time was over for so long before this node looked is waited for as long again: its
 /// answer may be there.
 const LATE_US: u64 = 10_000;
 
@@ -275,9 +275,9 @@ impl Lane {
         self.catch_up(now, context);
         match self.flight.as_ref().map(|flight| flight.next) {
             Some(next) if next.at() > now => {}
-            Some(Next::Fail { at, late: false }) if now.micros_since(at) > LATE_US => {
+            Some(Next::Fail { at, latest }) if now.micros_since(at) > LATE_US && now < latest => {
                 if let Some(flight) = &mut self.flight {
-                    flight.next = Next::Fail { at: now.plus_micros(LATE_US), late: true };
+                    flight.next = Next::Fail { at: now.plus_micros(LATE_US), latest };
                 }
             }
             Some(Next::Fail { .. }) => {

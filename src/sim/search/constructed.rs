@@ -451,7 +451,7 @@ const TERMS: [Term; 15] = [
     term("a node cut off alone, `Share`", cut_off_share, [103, 284, 254, 280]),
     term("a node cut off alone, `LastRate`", cut_off_last_rate, [254, 184, 254, 329]),
     term("no node reaches the store, `Share`", outage_share, [302, 329, 293, 320]),
-    term("no node reaches the store, `LastRate`", outage_last_rate, [515, 506, 621, 179]),
+    term("no node reaches the store, `LastRate`", outage_last_rate, [515, 506, 831, 427]),
 ];
 
 /// The run that comes nearest to its bound: excess, bound and seed.

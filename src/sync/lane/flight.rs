@@ -37,8 +37,8 @@ pub(super) struct Flight {
 /// What becomes of a batch that is not answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Next {
-    /// The attempt under way has failed then; `late`: it was given more time because nobody looked.
-    Fail { at: Timestamp, late: bool },
+    /// The attempt under way has failed then, or at the `latest` where this node looks too late.
+    Fail { at: Timestamp, latest: Timestamp },
     /// The attempt has failed: the same bytes are sent again then.
     Resend { at: Timestamp },
 }
@@ -128,9 +128,9 @@ impl Lane {
         }
         flight.attempts.push_back((self.attempt, now));
         // An outage policy waits for no longer attempt.
-        let latest = silent.max(now.plus_micros(context.retry_us));
-        let at = now.plus_micros(patience_us).min(latest);
-        flight.next = Next::Fail { at, late: false };
+        let at = now.plus_micros(patience_us).min(silent.max(now.plus_micros(context.retry_us)));
+        let latest = now.plus_micros(longest_us);
+        flight.next = Next::Fail { at, latest };
         let (lane, attempt, request) = (self.number, self.attempt, flight.request.clone());
         context.outputs.push_back(Output::Send { lane, attempt, request });
     }
