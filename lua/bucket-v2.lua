@@ -205,8 +205,9 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
   -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
   local RESTORE, CLAIM, REST = 1, 2, 4
   -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
-  -- showed that the record had been lost, WITHHELD where the lane gives less than it has.
-  local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED, LOST, WITHHELD = 0, 1, 2, 3, 4, 8, 16
+  -- showed that the record had been lost, WITHHELD where the lane gives less than it has,
+  -- CREDIT_WITHHELD where that is because something was lost or not heard of yet.
+  local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED, LOST, WITHHELD, CREDIT_WITHHELD = 0, 1, 2, 3, 4, 8, 16, 32
 
   local pack, unpack_numbers, floor, min, max = pack, unpack_numbers, floor, min, max
   local rare
@@ -527,7 +528,11 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if out0 > 2^52 then out0 = 2^52 end
     local whole = unleased + out0 + out1
     if whole > 2^53 then whole = 2^53 elseif whole < -2^53 then whole = -2^53 end
-    if not giving or reserved > 0 then status = status + WITHHELD end
+    if not giving or reserved > 0 then
+      status = status + WITHHELD
+      local doubtful = lost_us > 0 or is_returning or now_us < recovering_until_us
+      if doubtful then status = status + CREDIT_WITHHELD end
+    end
 
     if refusal then
       parts[parts_before + index], records[index], places[index] = refusal, false, false

@@ -153,6 +153,13 @@ const MEET_US: u64 = 60_000_000;
 impl World {
     /// A world in which the nodes have met the store; its load begins now.
     pub(super) fn new(setup: Setup) -> Result<Self, ConfigError> {
+        let mut world = Self::unmet(setup)?;
+        world.meet();
+        Ok(world)
+    }
+
+    /// A world in which nodes and store are new to each other; its load may begin now.
+    pub(super) fn unmet(setup: Setup) -> Result<Self, ConfigError> {
         for limit in setup.limits_of(0).chain(&setup.newer) {
             limit.validate()?;
         }
@@ -194,7 +201,7 @@ impl World {
             world.places.push(usize::MAX);
             world.bear(place);
         }
-        world.meet();
+        world.origin_us = world.now_us;
         Ok(world)
     }
 

@@ -609,8 +609,8 @@ impl Account {
             // What is on its way here would look as if it were lost.
             self.lost = 0;
         }
-        // What the store withholds is not to be spent on credit either: it may be gone.
-        let credit = if given.withheld { 0 } else { self.credit(terms) };
+        // What may be gone is not to be spent on credit either.
+        let credit = if given.credit_withheld { 0 } else { self.credit(terms) };
         self.judge_early(given, entry, now, terms);
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.

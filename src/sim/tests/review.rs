@@ -243,3 +243,16 @@ fn store_that_is_back_is_asked_once_or_twice_by_each_lane() {
     // It was two thousand, since each lane that came back woke all others.
     assert!(sent <= 3 * 64, "{sent} by 64 lanes");
 }
+
+#[test]
+fn new_store_that_waits_for_older_nodes_lets_credit_be_spent_meanwhile() {
+    let setup = audited(api(100, 100), 4, 1);
+    let mut world = World::unmet(setup).unwrap();
+    let offered: Vec<Arrival> =
+        (0..40).map(|index| request(index * 10_000, (index % 4) as u16, 1)).collect();
+    play(&mut world, &offered, 400_000);
+    let seen = admitted(&world, 0, 400_000);
+    // It was 4, the first credit of each node.
+    assert!(seen >= 20.0, "{seen} of 40");
+    assert!(world.judge.excess_tokens() <= ERROR);
+}

@@ -318,6 +318,8 @@ impl Key {
         let tokens = if giving { self.give_tokens(entry, free, share, caller.nodes) } else { 0 };
         self.unleased -= tokens * token;
         let available = self.unleased;
+        let withheld = !giving || reserved > 0;
+        let doubtful = lane.lost_us > 0 || returning || now_us < self.recovering_until_us;
 
         let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
         if returning {
@@ -357,7 +359,8 @@ impl Key {
             recall,
             void,
             lost: false,
-            withheld: !giving || reserved > 0,
+            withheld,
+            credit_withheld: withheld && doubtful,
         }
     }
 

@@ -82,6 +82,8 @@ pub(crate) struct Given {
     pub lost: bool,
     /// The store gives less than it has, because it waits for what other nodes know.
     pub withheld: bool,
+    /// Nor is credit to be spent, since something was lost or not heard of yet: the lane is not merely new.
+    pub credit_withheld: bool,
 }
 
 /// Which batch a reply answers: by this, the store knows one that comes again.
@@ -112,6 +114,8 @@ pub(super) const TIMED: u8 = 4;
 pub(super) const LOST: u8 = 8;
 /// Added where the store gives less than it has.
 pub(super) const WITHHELD: u8 = 16;
+/// Added where no credit is to be spent meanwhile.
+pub(super) const CREDIT_WITHHELD: u8 = 32;
 
 impl Reply {
     /// Encodes the reply to a batch of `entries` as the script does, which keeps it as it is.
@@ -223,7 +227,8 @@ impl Grant {
                 let status = if given.void { GIVEN_VOID } else { GIVEN }
                     + u8::from(follow) * TIMED
                     + u8::from(given.lost) * LOST
-                    + u8::from(given.withheld) * WITHHELD;
+                    + u8::from(given.withheld) * WITHHELD
+                    + u8::from(given.credit_withheld) * CREDIT_WITHHELD;
                 (status, numbers, times)
             }
             Self::OtherQuota { version, scale } => {
@@ -257,7 +262,7 @@ impl Grant {
         } else {
             times_of(time_us, entry)
         };
-        match status & !(TIMED | LOST | WITHHELD) {
+        match status & !(TIMED | LOST | WITHHELD | CREDIT_WITHHELD) {
             void @ (GIVEN | GIVEN_VOID) => Ok(Self::Given(Given {
                 tokens,
                 rate,
@@ -272,6 +277,7 @@ impl Grant {
                 void: void == GIVEN_VOID,
                 lost: status & LOST > 0,
                 withheld: status & WITHHELD > 0,
+                credit_withheld: status & CREDIT_WITHHELD > 0,
             })),
             OTHER_QUOTA if status == OTHER_QUOTA => {
                 let scale = Scale { rate, token: depth.max(1), burst: available };

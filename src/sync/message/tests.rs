@@ -1,11 +1,12 @@
-use super::reply::{GIVEN_VOID, LOST, REPLY_HEADER_BYTES, TIMED, WITHHELD};
+use super::reply::{CREDIT_WITHHELD, GIVEN_VOID, LOST, REPLY_HEADER_BYTES, TIMED, WITHHELD};
 use super::*;
 use proptest::prelude::*;
 
 fn given() -> impl Strategy<Value = Grant> {
-    (0..WIRE_MAX, 0..WIRE_MAX, -WIRE_MAX..WIRE_MAX, any::<[bool; 3]>()).prop_map(
-        |(tokens, rate, level, [void, lost, withheld])| {
-            let rest = Given { stamp_us: tokens, life_us: rate, ..Given::default() };
+    (0..WIRE_MAX, 0..WIRE_MAX, -WIRE_MAX..WIRE_MAX, any::<[bool; 4]>()).prop_map(
+        |(tokens, rate, level, [void, lost, withheld, credit_withheld])| {
+            let rest =
+                Given { stamp_us: tokens, life_us: rate, credit_withheld, ..Given::default() };
             Grant::Given(Given { tokens, rate, level, void, lost, withheld, ..rest })
         },
     )
@@ -86,7 +87,8 @@ proptest! {
         bytes.extend(numbers[..count].iter().flat_map(|number| number.to_le_bytes()));
         if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries) {
             prop_assert_eq!(grants.len(), 1);
-            prop_assert!(status <= GIVEN_VOID + TIMED + LOST + WITHHELD, "{}", status);
+            let all = GIVEN_VOID + TIMED + LOST + WITHHELD + CREDIT_WITHHELD;
+            prop_assert!(status <= all, "{}", status);
         }
     }
 
