@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::backoff::Backoff;
 use super::demand::Demand;
-use super::message::{Entry, Given, Held};
+use super::message::{Entry, Given, Held, Withheld};
 use crate::bucket::{BucketRef, FIELD_MAX, LeaseTerms};
 use crate::limit::Terms;
 use crate::time::{Timestamp, micros};
@@ -610,12 +610,13 @@ impl Account {
             self.lost = 0;
         }
         // What may be gone is not to be spent on credit either.
-        let credit = if given.credit_withheld { 0 } else { self.credit(terms) };
+        let credit =
+            if given.withheld == Withheld::TokensAndCredit { 0 } else { self.credit(terms) };
         self.judge_early(given, entry, now, terms);
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
-        self.answer_asked(given.withheld, now, terms);
+        self.answer_asked(given.withheld != Withheld::Nothing, now, terms);
         self.absorb(now, muted, |debt| (credit - debt).max(0) as u32);
         self.schedule(given, now, terms);
         self.plan_probe(now, terms);

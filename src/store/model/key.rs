@@ -2,7 +2,7 @@
 
 use crate::quota::Scale;
 use crate::sync::message::{
-    CREDIT_TOKENS, DEBT_US, Entry, Given, Held, NUMBER_MAX, outstanding_least,
+    CREDIT_TOKENS, DEBT_US, Entry, Given, Held, NUMBER_MAX, Withheld, outstanding_least,
 };
 use crate::weakness::{Weakness, is_weak};
 
@@ -318,8 +318,12 @@ impl Key {
         let tokens = if giving { self.give_tokens(entry, free, share, caller.nodes) } else { 0 };
         self.unleased -= tokens * token;
         let available = self.unleased;
-        let withheld = !giving || reserved > 0;
         let doubtful = lane.lost_us > 0 || returning || now_us < self.recovering_until_us;
+        let withheld = match (!giving || reserved > 0, doubtful) {
+            (false, _) => Withheld::Nothing,
+            (true, false) => Withheld::Tokens,
+            (true, true) => Withheld::TokensAndCredit,
+        };
 
         let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
         if returning {
@@ -360,7 +364,6 @@ impl Key {
             void,
             lost: false,
             withheld,
-            credit_withheld: withheld && doubtful,
         }
     }
 

@@ -5,7 +5,7 @@ use super::{
     STRICT_LINGER_MAX_US,
 };
 use crate::limit::Terms;
-use crate::sync::message::{Entry, Given};
+use crate::sync::message::{Entry, Given, Withheld};
 use crate::time::Timestamp;
 
 impl Account {
@@ -88,7 +88,8 @@ impl Account {
         let rate_missed = (entry.want_rate - entry.held.rate).max(1);
         let brought = given.tokens * PRODUCTIVE_PART >= entry.want.max(1)
             || given.rate * PRODUCTIVE_PART >= rate_missed;
-        let plenty = !given.withheld && given.available > terms.scale.burst / 20;
+        let plenty =
+            given.withheld == Withheld::Nothing && given.available > terms.scale.burst / 20;
         let credited = entry.want == 0 && given.available >= 0 && self.credit(terms) > 0;
         if brought || plenty || credited {
             self.early.succeeded();

@@ -5,7 +5,9 @@ use super::{Flight, HEARTBEAT_US, Lane};
 use crate::error::StoreError;
 use crate::sync::engine::Context;
 use crate::sync::event::Event;
-use crate::sync::message::{Given, Grant, Incarnation, Reply, Request, Verdict, WIRE_VERSION};
+use crate::sync::message::{
+    Given, Grant, Incarnation, Reply, Request, Verdict, WIRE_VERSION, Withheld,
+};
 use crate::time::Timestamp;
 use std::time::Duration;
 
@@ -49,7 +51,7 @@ impl Lane {
                     account.round_trip_us = round_trip_us;
                     let sent = flight.first_sent;
                     let installed = account.install(given, entry, sent, now, &terms);
-                    if given.withheld && recovering_until > now {
+                    if given.withheld != Withheld::Nothing && recovering_until > now {
                         account.due = account.due.min(recovering_until);
                     }
                     if leaving {

@@ -80,10 +80,39 @@ pub(crate) struct Given {
     pub void: bool,
     /// The store found with this entry that the key's record had been lost.
     pub lost: bool,
-    /// The store gives less than it has, because it waits for what other nodes know.
-    pub withheld: bool,
-    /// Nor is credit to be spent, since something was lost or not heard of yet: the lane is not merely new.
-    pub credit_withheld: bool,
+    /// What the store withholds, because it waits for what other nodes know.
+    pub withheld: Withheld,
+}
+
+/// What the store withholds of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Withheld {
+    #[default]
+    Nothing,
+    /// Some or all of its tokens: the lane is new.
+    Tokens,
+    /// Credit too: something was lost, or not heard of for long.
+    TokensAndCredit,
+}
+
+impl Withheld {
+    fn flags(self) -> u8 {
+        match self {
+            Self::Nothing => 0,
+            Self::Tokens => WITHHELD,
+            Self::TokensAndCredit => WITHHELD | CREDIT_WITHHELD,
+        }
+    }
+
+    /// Reads the flags of a grant's status; credit is never withheld alone.
+    fn of(status: u8) -> Option<Self> {
+        match (status & WITHHELD > 0, status & CREDIT_WITHHELD > 0) {
+            (false, false) => Some(Self::Nothing),
+            (true, false) => Some(Self::Tokens),
+            (true, true) => Some(Self::TokensAndCredit),
+            (false, true) => None,
+        }
+    }
 }
 
 /// Which batch a reply answers: by this, the store knows one that comes again.
@@ -227,8 +256,7 @@ impl Grant {
                 let status = if given.void { GIVEN_VOID } else { GIVEN }
                     + u8::from(follow) * TIMED
                     + u8::from(given.lost) * LOST
-                    + u8::from(given.withheld) * WITHHELD
-                    + u8::from(given.credit_withheld) * CREDIT_WITHHELD;
+                    + given.withheld.flags();
                 (status, numbers, times)
             }
             Self::OtherQuota { version, scale } => {
@@ -262,6 +290,7 @@ impl Grant {
         } else {
             times_of(time_us, entry)
         };
+        let implausible = || StoreError::Reply { field: "grant.status", value: status.to_string() };
         match status & !(TIMED | LOST | WITHHELD | CREDIT_WITHHELD) {
             void @ (GIVEN | GIVEN_VOID) => Ok(Self::Given(Given {
                 tokens,
@@ -276,15 +305,14 @@ impl Grant {
                 recall,
                 void: void == GIVEN_VOID,
                 lost: status & LOST > 0,
-                withheld: status & WITHHELD > 0,
-                credit_withheld: status & CREDIT_WITHHELD > 0,
+                withheld: Withheld::of(status).ok_or_else(implausible)?,
             })),
             OTHER_QUOTA if status == OTHER_QUOTA => {
                 let scale = Scale { rate, token: depth.max(1), burst: available };
                 Ok(Self::OtherQuota { version: tokens, scale })
             }
             FOREIGN if status == FOREIGN => Ok(Self::Foreign),
-            _ => Err(StoreError::Reply { field: "grant.status", value: status.to_string() }),
+            _ => Err(implausible()),
         }
     }
 }

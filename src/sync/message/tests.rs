@@ -3,10 +3,11 @@ use super::*;
 use proptest::prelude::*;
 
 fn given() -> impl Strategy<Value = Grant> {
-    (0..WIRE_MAX, 0..WIRE_MAX, -WIRE_MAX..WIRE_MAX, any::<[bool; 4]>()).prop_map(
-        |(tokens, rate, level, [void, lost, withheld, credit_withheld])| {
-            let rest =
-                Given { stamp_us: tokens, life_us: rate, credit_withheld, ..Given::default() };
+    (0..WIRE_MAX, 0..WIRE_MAX, -WIRE_MAX..WIRE_MAX, any::<[bool; 2]>(), 0..3_usize).prop_map(
+        |(tokens, rate, level, [void, lost], withheld)| {
+            let withheld =
+                [Withheld::Nothing, Withheld::Tokens, Withheld::TokensAndCredit][withheld];
+            let rest = Given { stamp_us: tokens, life_us: rate, ..Given::default() };
             Grant::Given(Given { tokens, rate, level, void, lost, withheld, ..rest })
         },
     )
