@@ -611,7 +611,7 @@ fn a_lane_that_begins_ahead_of_the_clock_is_the_same_in_model_and_script() {
         times: request.times,
         knowledge: Knowledge { known_us, ..Knowledge::default() },
     };
-    let reply = world.compare(&Arc::new(Request::new(header, request.entries.to_vec())));
+    let reply = world.compare(&Arc::new(Request::new(header, request.entries.clone())));
     assert_eq!(reply.time_us, known_us);
     let offset_us = world.offset_us(0);
     assert!((ahead_us - 60_000_000..=ahead_us).contains(&offset_us), "{offset_us}");
