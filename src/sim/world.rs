@@ -25,7 +25,7 @@ use crate::sync::message::Reply;
 #[cfg(all(test, feature = "redis"))]
 use crate::sync::message::Request;
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
-use crate::time::{Now, micros};
+use crate::time::{Now, Timestamp, micros};
 
 mod ledger;
 mod network;
@@ -286,7 +286,13 @@ impl World {
         self.bury(index);
         let node = &mut self.nodes[index];
         node.alive = false;
-        // What it holds is not needed any more, and thousands may die; its books stay for the ledger.
+        // What it holds is not needed any more, and thousands may die; what it spent stays for the ledger.
+        let (limits, lanes) = (Vec::new(), 0);
+        let nothing =
+            Config { limits, lanes, instance: [0; 16], seed: 0, retry_us: 0, nodes_max: None };
+        node.engine = Engine::new(nothing, Timestamp::ZERO);
+        node.buckets.clear();
+        node.asked.clear();
         node.missed.clear();
         node.dirty = DirtyQueue::new(0);
     }
@@ -556,7 +562,7 @@ impl World {
     #[cfg(test)]
     pub(super) fn told(&mut self) -> crate::bound::Excess {
         let mut highest = crate::bound::Excess::default();
-        for node in &mut self.nodes {
+        for node in self.nodes.iter_mut().filter(|node| node.alive) {
             let told = node.engine.excess()[0];
             let bounds = highest.bound_tokens.into_iter().chain(told.bound_tokens);
             highest.bound_tokens = bounds.reduce(f64::max);

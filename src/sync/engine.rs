@@ -20,6 +20,7 @@ use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble};
 use super::lane::Lane;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
+use super::nodes::Nodes;
 use super::rng::Rng;
 use crate::bound::Excess;
 use crate::bucket::{BucketRef, LimitCounts};
@@ -135,7 +136,7 @@ pub(crate) struct Context {
     pub(crate) outputs: VecDeque<Output>,
     /// All books of all lanes, by the number that their buckets have.
     pub(crate) desks: Slab<Desk>,
-    pub(crate) nodes_by_lane: Vec<Option<i64>>,
+    pub(crate) nodes: Nodes,
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
     pub(crate) known: Known,
@@ -143,7 +144,6 @@ pub(crate) struct Context {
     pub(crate) prober: Option<u32>,
     /// Up to when keys that come into the books have used up what a node expects of them.
     newcomers_until: Timestamp,
-    nodes_max: Option<i64>,
 }
 
 impl Context {
@@ -162,29 +162,29 @@ impl Context {
         expected
     }
 
-    /// How many nodes share the limits, by the latest word of any lane.
-    pub(crate) fn nodes(&self) -> Option<i64> {
-        self.nodes_by_lane.iter().copied().max().flatten().or(self.nodes_max)
+    /// How many nodes to reckon with on a limit.
+    pub(crate) fn sharing(&self, limit: u32, now: Timestamp) -> Option<i64> {
+        self.nodes.sharing(self.limits[limit as usize].terms.scale.fill_us(), now)
     }
 
     /// The store has counted the nodes that call a lane.
-    pub(crate) fn counted(&mut self, lane: u32, nodes: i64) {
-        self.nodes_by_lane[lane as usize] = Some(nodes);
-        let all = self.nodes().unwrap_or(nodes);
-        if self.known.count(u32::try_from(all).unwrap_or(u32::MAX)) {
-            self.set_credit();
+    pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
+        self.nodes.heard(lane, nodes, now);
+        self.set_credit(now);
+        let alive = self.nodes.alive().unwrap_or(nodes);
+        if self.known.count(u32::try_from(alive).unwrap_or(u32::MAX)) {
             self.raise_bounds(LaneTrouble::default());
         }
     }
 
     /// Puts in force the credit that belongs to the number of nodes.
-    fn set_credit(&mut self) {
-        let nodes = self.nodes().map(|nodes| u32::try_from(nodes).unwrap_or(u32::MAX));
+    fn set_credit(&mut self, now: Timestamp) {
         for (index, limit) in (0..).zip(&mut self.limits) {
             if limit.terms.mode == Mode::Local {
                 continue;
             }
-            let credit = limit.terms.credit_rule.at(nodes);
+            let credit =
+                self.nodes.credit(&limit.terms.credit_rule, limit.terms.scale.fill_us(), now);
             if std::mem::replace(&mut limit.terms.credit, credit) != credit {
                 self.outputs.push_back(Output::Credit { limit: index, credit });
             }
@@ -288,10 +288,9 @@ impl Engine {
             known: Known::default(),
             prober: None,
             newcomers_until: Timestamp::ZERO,
-            nodes_by_lane: vec![None; config.lanes as usize],
-            nodes_max: config.nodes_max.map(i64::from),
+            nodes: Nodes::new(config.lanes, config.nodes_max),
         };
-        context.set_credit();
+        context.set_credit(now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
         Self { lanes, local: Vec::new(), context }
     }
@@ -468,7 +467,8 @@ impl Engine {
     }
 
     pub(crate) fn gauges(&self) -> Gauges {
-        let mut gauges = Gauges { nodes: self.context.nodes().unwrap_or(0), ..Gauges::default() };
+        let mut gauges =
+            Gauges { nodes: self.context.nodes.alive().unwrap_or(0), ..Gauges::default() };
         for lane in &self.lanes {
             let (pending, leased_depth) = lane.gauges();
             gauges.pending += pending;

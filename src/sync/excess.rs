@@ -144,7 +144,7 @@ impl ExcessBooks {
 impl Context {
     /// Brings each limit's bound up to date with what has gone wrong by now.
     pub(crate) fn raise_bounds(&mut self, trouble: LaneTrouble) {
-        let shared_by = self.nodes().map(|nodes| nodes as u32);
+        let shared_by = self.nodes.alive().map(|nodes| nodes as u32);
         for limit in &mut self.limits {
             let nodes = if limit.terms.mode == Mode::Local { Some(1) } else { shared_by };
             if let Some(nodes) = nodes {

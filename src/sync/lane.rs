@@ -544,8 +544,8 @@ impl Lane {
                 self.incarnation = Some(reply.incarnation);
                 self.nodes = reply.nodes;
                 // A lane that waits for its nodes has not counted all of them.
-                if wait_us == 0 || context.nodes().is_none() {
-                    context.counted(self.number, reply.nodes.max(1));
+                if wait_us == 0 || context.nodes.sharing(0, now).is_none() {
+                    context.counted(self.number, reply.nodes.max(1), now);
                 }
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);

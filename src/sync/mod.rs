@@ -9,6 +9,7 @@ pub(crate) mod event;
 mod excess;
 mod lane;
 pub(crate) mod message;
+mod nodes;
 mod rng;
 mod room;
 
