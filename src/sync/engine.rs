@@ -162,14 +162,14 @@ impl Context {
         expected
     }
 
-    /// How many nodes to reckon with on a limit.
+    /// The number of nodes that share a limit.
     pub(crate) fn sharing(&self, limit: u32, now: Timestamp) -> Option<i64> {
         self.nodes.sharing(self.limits[limit as usize].terms.scale.fill_us(), now)
     }
 
-    /// The store has counted the nodes that call a lane.
+    /// Takes the count of nodes from a lane's reply.
     pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
-        self.nodes.heard(lane, nodes, now);
+        self.nodes.counted(lane, nodes, now);
         self.set_credit(now);
         let alive = self.nodes.alive().unwrap_or(nodes);
         if self.known.count(u32::try_from(alive).unwrap_or(u32::MAX)) {
@@ -177,7 +177,7 @@ impl Context {
         }
     }
 
-    /// Puts in force the credit that belongs to the number of nodes.
+    /// Sets each limit's credit according to the number of nodes.
     fn set_credit(&mut self, now: Timestamp) {
         for (index, limit) in (0..).zip(&mut self.limits) {
             if limit.terms.mode == Mode::Local {

@@ -544,7 +544,7 @@ impl Lane {
                 self.incarnation = Some(reply.incarnation);
                 self.nodes = reply.nodes;
                 // A lane that waits for its nodes has not counted all of them.
-                if wait_us == 0 || context.nodes.sharing(0, now).is_none() {
+                if wait_us == 0 || context.nodes.unknown() {
                     context.counted(self.number, reply.nodes.max(1), now);
                 }
                 for (index, grant) in grants.iter().enumerate() {

@@ -5,24 +5,25 @@ use std::collections::VecDeque;
 use crate::limit::CreditRule;
 use crate::time::Timestamp;
 
-/// Nodes that have gone are reckoned with for at least so long.
+/// A node that is gone counts for at least this long.
 const REMEMBERED_MIN_US: u64 = 60_000_000;
-/// Nodes that have gone are reckoned with for no longer than this.
+/// A node that is gone counts for at most this long.
 const REMEMBERED_MAX_US: u64 = 600_000_000;
-/// So long after a node was counted first all others have heard of it: a heartbeat with its jitter, and a
-/// store that takes its time.
+/// Time after which every other node has received a count that includes a new node: one heartbeat with its
+/// jitter, and a slow reply.
 const INTRODUCED_US: u64 = 1_500_000;
 
-/// What the store's lanes have said of how many nodes there are.
+/// The numbers of nodes that the store's lanes have counted.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    /// The latest word of each lane.
+    /// The latest count of each lane.
     by_lane: Vec<Option<i64>>,
-    /// What was heard and when, oldest first, without what is no more than something that was heard later.
+    /// Counts and the times of their replies, oldest first. A count that is not above a later one is left out,
+    /// so that the first of a span is the highest of that span.
     highest: VecDeque<(Timestamp, i64)>,
-    /// When this node was counted first.
+    /// The time of the first reply that counted this node.
     joined: Option<Timestamp>,
-    /// The most that there can be, as the user says: it counts until the store has counted.
+    /// The most nodes that there can be, from the configuration. It is used until the store has counted.
     configured: Option<i64>,
 }
 
@@ -36,8 +37,8 @@ impl Nodes {
         }
     }
 
-    /// The store has counted the nodes that call a lane.
-    pub(crate) fn heard(&mut self, lane: u32, nodes: i64, now: Timestamp) {
+    /// Takes the count of a lane's reply.
+    pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
         self.by_lane[lane as usize] = Some(nodes);
         self.joined.get_or_insert(now);
         let forgotten = now.minus_micros(REMEMBERED_MAX_US);
@@ -45,22 +46,27 @@ impl Nodes {
         self.highest.push_back((now, nodes));
     }
 
-    /// Nodes alive by the latest word of any lane; `None` before the store has said it.
+    /// The highest of the lanes' latest counts; `None` before the first reply.
     pub(crate) fn alive(&self) -> Option<i64> {
         self.by_lane.iter().copied().max().flatten()
     }
 
-    /// How many nodes to reckon with on a limit whose bucket fills in `fill_us`: the most that were heard of
-    /// within that time, and within one minute to ten, since those that have gone may have spent until then.
-    /// `None` if nobody ever said.
+    /// True if neither the store nor the configuration has said how many nodes there are.
+    pub(crate) fn unknown(&self) -> bool {
+        self.highest.is_empty() && self.configured.is_none()
+    }
+
+    /// The number of nodes that share a limit whose bucket fills in `fill_us`: the highest count of that time,
+    /// but of one minute at least and ten at most. A node that has gone may have spent what refill has not yet
+    /// repaid, so it counts until then. `None` if the number is unknown.
     pub(crate) fn sharing(&self, fill_us: u64, now: Timestamp) -> Option<i64> {
         let from = now.minus_micros(fill_us.clamp(REMEMBERED_MIN_US, REMEMBERED_MAX_US));
         let recent = self.highest.iter().find(|(at, _)| *at >= from);
         recent.or(self.highest.back()).map(|(_, nodes)| *nodes).or(self.configured)
     }
 
-    /// The credit that this node gives by `rule` on a limit whose bucket fills in `fill_us`. Who has just
-    /// joined gives only what there is beside the credit of others who may not have heard of it yet.
+    /// The credit that this node gives according to `rule` on a limit whose bucket fills in `fill_us`. A node
+    /// that has just joined gives only what the others, which may not know of it yet, leave.
     pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> u32 {
         let Some(nodes) = self.sharing(fill_us, now) else { return rule.unheard };
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
@@ -87,11 +93,11 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_have_gone_count_for_a_minute_or_as_long_as_the_bucket_takes_to_fill() {
+    fn gone_nodes_count_until_the_bucket_has_filled_or_a_minute_has_passed() {
         let mut nodes = Nodes::new(2, None);
-        nodes.heard(0, 20, at(0));
-        nodes.heard(1, 5, at(1));
-        nodes.heard(0, 5, at(2));
+        nodes.counted(0, 20, at(0));
+        nodes.counted(1, 5, at(1));
+        nodes.counted(0, 5, at(2));
         assert_eq!(nodes.alive(), Some(5));
         for (fill_s, second, expected) in
             [(1, 2, 20), (1, 60, 20), (1, 61, 5), (300, 299, 20), (300, 301, 5), (86_400, 600, 20)]
@@ -102,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_gives_no_credit_that_others_may_still_give() {
+    fn new_node_gives_only_the_credit_that_the_others_leave() {
         let limit = |quota| Limit::new("x", quota);
         let per_second = |rate| limit(Quota::per_second(rate));
         // 1% of 1000 are 10 tokens: 8 on one node alone, 2 on each of five.
@@ -118,30 +124,30 @@ mod tests {
             let rule = limit.validate().unwrap().credit_rule;
             let mut nodes = Nodes::new(1, None);
             assert_eq!(nodes.credit(&rule, SECOND, at(0)), rule.unheard);
-            nodes.heard(0, count, at(0));
-            nodes.heard(0, count, at(1));
+            nodes.counted(0, count, at(0));
+            nodes.counted(0, count, at(1));
             let seen = (nodes.credit(&rule, SECOND, at(1)), nodes.credit(&rule, SECOND, at(2)));
             assert_eq!(seen, (at_first, later), "{limit:?} on {count} nodes");
         }
     }
 
     #[test]
-    fn a_silent_store_leaves_the_last_count_and_a_silent_cluster_what_the_user_said() {
+    fn configured_number_is_used_until_the_first_count_and_the_last_count_stays() {
         let mut nodes = Nodes::new(1, Some(8));
         assert_eq!((nodes.alive(), nodes.sharing(SECOND, at(0))), (None, Some(8)));
-        nodes.heard(0, 3, at(0));
+        nodes.counted(0, 3, at(0));
         assert_eq!(nodes.sharing(SECOND, at(7200)), Some(3));
     }
 
     #[test]
-    fn what_was_heard_is_kept_for_ten_minutes_and_never_more_than_that_matters() {
+    fn counts_are_forgotten_when_a_later_one_is_higher_or_after_ten_minutes() {
         let mut nodes = Nodes::new(1, None);
         for second in 0..2000 {
-            nodes.heard(0, 100 - i64::from(second % 7 == 0), at(second));
+            nodes.counted(0, 100 - i64::from(second % 7 == 0), at(second));
         }
         assert!(nodes.highest.len() <= 2, "{:?}", nodes.highest);
         for second in 2000..4000_u64 {
-            nodes.heard(0, 5000 - second as i64, at(second));
+            nodes.counted(0, 5000 - second as i64, at(second));
         }
         assert_eq!(nodes.highest.len(), 601);
     }
