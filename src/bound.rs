@@ -158,14 +158,15 @@ impl Basis {
         }
     }
 
-    /// The credit that all nodes together have, and the most that one of those that came or went
-    /// had: the fewer nodes there are, the more each is given, and who has just been born gives
-    /// what it gives before it has heard of the others.
+    /// The credit that all nodes together have, and the most that one of those that came or went had: the
+    /// fewer nodes there are, the more each gives, and a new node gives what it does before it is counted.
     fn credit_given(&self, nodes: u32, deaths: u32) -> (f64, f64) {
         let fewest = nodes.saturating_sub(deaths).max(1);
-        let most = f64::from(self.credit.at(Some(fewest)));
-        let all = (most * f64::from(nodes)).min(self.credit.together as f64);
-        (all, if deaths > 0 { most.max(f64::from(self.credit.unheard)) } else { 0.0 })
+        let most = self.credit.at(Some(fewest)).first;
+        let uncounted = self.credit.at(None).first;
+        let all = f64::from(most) * f64::from(nodes);
+        let all = self.credit.together.map_or(all, |together| all.min(together as f64));
+        (all, if deaths > 0 { f64::from(most.max(uncounted)) } else { 0.0 })
     }
 
     /// What nodes that are cut off alone admit beside the others.
@@ -216,17 +217,18 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_die_leave_more_credit_to_the_others() {
-        // 100 tokens of credit for all, so none on 101 nodes.
+    fn gone_nodes_leave_more_credit_to_the_others() {
+        // 100 tokens of credit for all, so none on 101 nodes, and 15 on one.
         let limit = Limit::new("x", Quota::per_second(10_000)).accuracy(0.01);
         let deaths = |deaths| Incidents { deaths, ..Incidents::default() };
         assert_near(bound(&limit, 101, &deaths(0)), 0.0);
         assert_near(bound(&limit, 101, &deaths(1)), 100.0 + 1.0);
-        assert_near(bound(&limit, 101, &deaths(100)), 100.0 + 100.0 * 8.0);
-        // What sets no credit has one a node again where the nodes are as few as the tokens.
+        assert_near(bound(&limit, 101, &deaths(100)), 100.0 + 100.0 * 15.0);
+        // A part of the burst: one token on four nodes and on two, and on one half of five.
         let login = Limit::new("x", Quota::per_hour(3600).burst(5));
-        assert_near(bound(&login, 6, &deaths(0)), 0.0);
-        assert_near(bound(&login, 6, &deaths(1)), 5.0 + 1.0);
+        assert_near(bound(&login, 4, &deaths(0)), 4.0);
+        assert_near(bound(&login, 4, &deaths(2)), 4.0 + 2.0);
+        assert_near(bound(&login, 4, &deaths(3)), 4.0 * 2.0 + 3.0 * 2.0);
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub struct Builder {
     store: Option<AnyStore>,
     keys_max: usize,
     lanes: u32,
-    nodes_max: Option<u32>,
+    max_nodes: Option<u32>,
     listeners: Vec<Listener>,
     time: Option<TimeSource>,
 }
@@ -106,7 +106,7 @@ impl Limiter {
             store: None,
             keys_max: DEFAULT_KEYS_MAX,
             lanes: DEFAULT_LANES,
-            nodes_max: None,
+            max_nodes: None,
             listeners: Vec::new(),
             time: None,
         }
@@ -147,11 +147,11 @@ impl Builder {
         self
     }
 
-    /// How many nodes there may be at most: what [`OutagePolicy::Share`](crate::OutagePolicy)
-    /// divides by on a node that never reached the store, and what the credit of a limit that sets
-    /// none goes by until the store has counted the nodes. Without it such a node denies.
-    pub fn nodes_max(mut self, nodes: u32) -> Self {
-        self.nodes_max = Some(nodes);
+    /// The most nodes that share the limits ([`DEFAULT_MAX_NODES`](crate::DEFAULT_MAX_NODES); 1 with a [`MemoryStore`]). Until the store
+    /// has counted the nodes, a node takes this number to compute its credit and its
+    /// [share](crate::OutagePolicy::Share).
+    pub fn max_nodes(mut self, nodes: u32) -> Self {
+        self.max_nodes = Some(nodes);
         self
     }
 
@@ -212,13 +212,17 @@ impl Builder {
             ),
         };
         let alone = self.store.is_none();
+        let max_nodes = match self.store {
+            Some(AnyStore(StoreKind::Memory(_))) => self.max_nodes.or(Some(1)),
+            _ => self.max_nodes,
+        };
         let store = self.store.map(|store| store.open(&time));
         let budget = Arc::new(KeyBudget::new(self.keys_max));
         let limits: Arc<[Arc<LimitState>]> = self
             .limits
             .iter()
             .zip(0..)
-            .map(|(limit, index)| limit_state(limit, index, alone, self.nodes_max, &budget, &time))
+            .map(|(limit, index)| limit_state(limit, index, alone, max_nodes, &budget, &time))
             .collect::<Result<_, _>>()?;
         let dirty = Arc::new(DirtyQueue::new(self.keys_max));
         time.mind(dirty.bell());
@@ -236,7 +240,7 @@ impl Builder {
             instance,
             seed,
             retry_us: store.as_ref().map_or(0, |store| micros(store.timeout())),
-            nodes_max: self.nodes_max,
+            max_nodes,
         };
         let mut listeners = self.listeners;
         listeners.push(Arc::new(crate::driver::log::record));
@@ -274,8 +278,8 @@ impl Builder {
         if self.lanes == 0 || self.lanes > LANES_MAX {
             return invalid("lanes", self.lanes.to_string(), "must be 1 to 1024");
         }
-        if self.nodes_max == Some(0) {
-            return invalid("nodes_max", "0".to_owned(), "must be at least 1");
+        if self.max_nodes == Some(0) {
+            return invalid("max_nodes", "0".to_owned(), "must be at least 1");
         }
         let mut names: Vec<&str> = self.limits.iter().map(Limit::name).collect();
         names.sort_unstable();
@@ -290,12 +294,12 @@ fn limit_state(
     limit: &Limit,
     index: u32,
     alone: bool,
-    nodes_max: Option<u32>,
+    max_nodes: Option<u32>,
     budget: &Arc<KeyBudget>,
     time: &TimeSource,
 ) -> Result<Arc<LimitState>, ConfigError> {
     let mut terms: Terms = limit.validate()?;
-    terms.credit = terms.credit_rule.at(nodes_max);
+    terms.credit = terms.credit_rule.at(max_nodes);
     if alone {
         // Nobody shares the limit: this node's own bucket is the whole truth.
         terms.mode = Mode::Local;

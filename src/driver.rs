@@ -14,7 +14,7 @@ use crate::bucket::{
     BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, KeyHasher, LocalRefill, Note, Start, Table,
 };
 use crate::error::StoreError;
-use crate::limit::{Mode, Terms};
+use crate::limit::{Credit, Mode, Terms};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
@@ -106,8 +106,8 @@ pub(crate) struct LimitState {
     /// What decisions read the time from.
     pub(crate) clock: Clock,
     pub(crate) buckets: Arc<Table>,
-    /// What a new key may spend before the store is heard; publishes nothing else.
-    credit: AtomicU32,
+    /// What a node may spend on a new key before the store answers, in tokens; publishes nothing else.
+    first_credit: AtomicU32,
     /// As it was told last.
     excess: Mutex<Excess>,
 }
@@ -129,28 +129,27 @@ impl LimitState {
         time: &TimeSource,
     ) -> Option<Self> {
         // Where this node alone knows of a key, there is nothing to wait for.
-        let credit = if terms.mode == Mode::Local { 0 } else { terms.credit };
+        let credit = if terms.mode == Mode::Local { 0 } else { terms.credit.first };
         let overflow = start(&terms, credit, time.now());
         let buckets = Arc::new(Table::new(index, hasher, budget.clone(), overflow)?);
-        let credit = AtomicU32::new(credit);
+        let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
-        Some(Self { index, name, terms, clock, buckets, credit, excess })
+        Some(Self { index, name, terms, clock, buckets, first_credit, excess })
     }
 
     /// What a new key's bucket holds.
     pub(crate) fn start(&self, now: Timestamp) -> Start {
-        start(&self.terms, self.credit(), now)
+        start(&self.terms, self.first_credit(), now)
     }
 
-    /// What a new key may spend before the store is heard, in tokens.
-    fn credit(&self) -> u32 {
-        self.credit.load(Ordering::Relaxed)
+    /// What may be spent on a key that is new or full before the store answers, in tokens.
+    pub(crate) fn first_credit(&self) -> u32 {
+        self.first_credit.load(Ordering::Relaxed)
     }
 
-    /// New keys and those at rest have this credit from now on.
-    fn set_credit(&self, credit: u32) {
-        self.credit.store(credit, Ordering::Relaxed);
-        self.buckets.rest_on(credit);
+    fn set_credit(&self, credit: Credit) {
+        self.first_credit.store(credit.first, Ordering::Relaxed);
+        self.buckets.rest_on(credit.known);
     }
 
     pub(crate) fn excess(&self) -> Excess {
@@ -449,7 +448,7 @@ impl Driver {
             .map(|limit| {
                 let Terms { scale, mode, .. } = limit.terms;
                 let local = mode == Mode::Local;
-                limit.buckets.evict(EVICT_PLACES, now, scale.token, limit.credit(), local)
+                limit.buckets.evict(EVICT_PLACES, now, scale.token, local)
             })
             .sum();
         if keys > 0 {

@@ -81,8 +81,8 @@ pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
 pub use key::{KEY_BYTES_MAX, lane_of};
 pub use limit::{
     ACCURACY_CREDIT_MAX, ACCURACY_TICK_MAX, CEILING_MAX, CEILING_TICK_MAX, COST_MAX, CREDIT_MAX,
-    DEFAULT_CREDIT, DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX, OutagePolicy,
-    SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
+    DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX,
+    OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{ActiveLimit, DECIDE_WITHIN, KeyHandle, Limiter};
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};

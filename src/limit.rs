@@ -8,12 +8,15 @@ use crate::time::micros;
 
 mod terms;
 
-pub(crate) use terms::{CreditRule, Pace, Terms};
+pub(crate) use terms::{Credit, CreditRule, Pace, Terms};
 use terms::{KEY_TICK_MIN_US, epoch_us};
 
-/// How far a node may spend on a key before it hears from the store, in tokens, unless the limit
-/// says otherwise and as long as there are no more nodes than the burst has tokens.
+/// What a node may spend on a key of which it has a view before the store answers, in tokens, unless the limit
+/// sets it.
 pub const DEFAULT_CREDIT: u32 = 1;
+/// The number of nodes that a limiter assumes until the store has counted them, unless
+/// [`Builder::max_nodes`](crate::Builder::max_nodes) sets it.
+pub const DEFAULT_MAX_NODES: u32 = 16;
 /// The most credit a limit can give.
 pub const CREDIT_MAX: u32 = 15;
 /// How often a busy key is synced with the store.
@@ -55,9 +58,9 @@ pub enum SyncPolicy {
     /// As often as its traffic warrants, with no more credit than the accuracy allows: see
     /// 'Choosing by accuracy' in docs/ACCURACY.md.
     ///
-    /// Each node gives `excess x burst / nodes` tokens of credit, rounded down, at
-    /// most [`ACCURACY_CREDIT_MAX`] or what [`Limit::credit`] says, and none before the store has
-    /// counted the nodes. A key is synced before its node is asked for more than `excess x burst`
+    /// Each node gives at most `excess x burst / nodes` tokens of credit, rounded down, and none before it
+    /// knows the number of nodes: [`ACCURACY_CREDIT_MAX`] at most on a key of which it has a view, the first
+    /// credit that is usual on another one, and what [`Limit::credit`] says if that is less. A key is synced before its node is asked for more than `excess x burst`
     /// tokens of it, or two if that is less: each 5 ms at the most often, and each
     /// [`ACCURACY_TICK_MAX`] ([`DEFAULT_SYNC_INTERVAL`] if it is less than two) or quarter of the
     /// time to fill at the least.
@@ -187,20 +190,25 @@ impl Limit {
         self
     }
 
-    /// How far a node may spend on a key beyond its lease before it hears from the store, in
-    /// tokens, 0 to [`CREDIT_MAX`]. The cluster admits at most nodes × credit too much.
+    /// What a node may spend on a key beyond its lease before the store answers, in tokens, 0 to
+    /// [`CREDIT_MAX`]. N nodes exceed the limit by at most N times that.
     ///
-    /// With 0 a limit is strict: [`check`](crate::ActiveLimit::check) says yes to nothing that the
-    /// store has not given to this node, so the first request of a key on a node is denied, and
-    /// [`decide`](crate::ActiveLimit::decide) is the better way to ask.
-    ///
-    /// Unless this is called, the credit is [`DEFAULT_CREDIT`], and 0 while the store counts more
-    /// nodes than the burst has tokens: where each node's one token would be more than the limit
-    /// itself, as with logins.
+    /// Unless this is called, a node gives [`DEFAULT_CREDIT`] to a key of which it has a view. To another key,
+    /// which is new to it or must be full again, it gives a first credit of `burst / (4 x nodes)`, rounded up,
+    /// or of half the burst where it is the only node, and never more than [`CREDIT_MAX`]. All first credits
+    /// together are about a quarter of the burst, and one token a node at least.
     #[must_use]
     pub fn credit(mut self, tokens: u32) -> Self {
         self.credit = Some(tokens);
         self
+    }
+
+    /// No credit: the cluster never exceeds the limit. [`check`](crate::ActiveLimit::check) then denies
+    /// whatever the store has not leased to this node beforehand, so it denies the first request of a key on
+    /// each node. Use [`decide`](crate::ActiveLimit::decide) with strict limits.
+    #[must_use]
+    pub fn strict(self) -> Self {
+        self.credit(0)
     }
 
     /// The version of this definition. Raise it when the quota changes: the store keeps the quota
@@ -310,14 +318,14 @@ impl Limit {
         let burst = self.quota.burst_tokens();
         let least = |credit: u32| burst.min(u64::from(credit)) as u32;
         if let SyncPolicy::Accuracy { excess, .. } = self.sync {
-            let most = self.credit.map_or(ACCURACY_CREDIT_MAX, |credit| credit);
             // What comes out even is not to be lost to the last bit of a float.
-            let together = (excess * burst as f64 + 1e-9) as u64;
-            return CreditRule { most: least(most), together, unheard: 0 };
+            let together = Some((excess * burst as f64 + 1e-9) as u64);
+            let known = least(self.credit.unwrap_or(ACCURACY_CREDIT_MAX));
+            return CreditRule { burst, known, first: self.credit.map(least), together };
         }
         match self.credit {
             Some(credit) => CreditRule::fixed(least(credit)),
-            None => CreditRule { together: burst, ..CreditRule::fixed(least(DEFAULT_CREDIT)) },
+            None => CreditRule { burst, known: DEFAULT_CREDIT, first: None, together: None },
         }
     }
 }
@@ -370,7 +378,7 @@ mod tests {
 
     #[test]
     fn credit_by_accuracy_is_what_the_nodes_can_share_and_none_before_they_are_counted() {
-        let credit = |limit: Limit, nodes| limit.validate().unwrap().credit_rule.at(nodes);
+        let credit = |limit: Limit, nodes| limit.validate().unwrap().credit_rule.at(nodes).known;
         let limit = || Limit::new("x", Quota::per_second(10_000)).accuracy(0.01);
         let seen = [None, Some(4), Some(20), Some(100), Some(101)].map(|n| credit(limit(), n));
         assert_eq!(seen, [0, 8, 5, 1, 0]);

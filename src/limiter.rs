@@ -335,6 +335,7 @@ impl ActiveLimit {
         if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
             return Judged { bucket, result };
         }
+        bucket.renew_first_credit(now, || self.state.first_credit());
         let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
         match (bucket.take_further(cost, at, unit, is_mine), key) {
             (Some(taken), _) => {
@@ -450,6 +451,7 @@ impl ActiveLimit {
         if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
             return Some(self.decision(Judged { bucket, result }, cost, now));
         }
+        bucket.renew_first_credit(now, || self.state.first_credit());
         let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
         let taken = bucket.take_sure_of(cost, at, unit, is_mine)?;
         if taken.is_news(cost) {

@@ -73,9 +73,9 @@ fn count_batches(batches: &Arc<AtomicU64>) -> impl Fn(&Event) + Send + Sync + 's
     }
 }
 
-/// A limit whose tokens do not come back while a test lasts.
+/// A limit whose tokens do not come back while a test lasts, and of which a node gives one token unasked.
 fn limit() -> Limit {
-    Limit::new("api", Quota::per_day(BURST))
+    Limit::new("api", Quota::per_day(BURST)).credit(1)
 }
 
 /// Nodes on one scripted store, under one driven clock.

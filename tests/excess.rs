@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{ActiveLimit, Event, Excess, Incidents, Limit, Limiter, OutagePolicy, Quota, bound};
+use tidegate::{
+    ActiveLimit, Builder, Event, Excess, Incidents, Limit, Limiter, OutagePolicy, Quota, bound,
+};
 
 const STEP: Duration = Duration::from_millis(5);
 const SECOND: Duration = Duration::from_secs(1);
@@ -180,8 +182,9 @@ async fn an_outage_lived_through_on_shares_raises_the_bound_and_a_closed_one_doe
 }
 
 #[tokio::test]
-async fn keys_in_use_and_at_rest_lose_their_credit_when_there_are_more_nodes_than_tokens() {
-    let login = Limit::new("api", Quota::per_hour(60).burst(3));
+async fn keys_in_use_and_at_rest_lose_their_credit_when_there_are_more_nodes_than_it_can_be_shared_by()
+ {
+    let login = Limit::new("api", Quota::per_hour(60).burst(3)).accuracy(1.0);
     for rest_ms in [0, 300, 600, 900, 1200, 5000] {
         let mut cluster = Cluster::new(2, &login);
         cluster.pass(3 * SECOND).await;
@@ -205,13 +208,14 @@ async fn keys_in_use_and_at_rest_lose_their_credit_when_there_are_more_nodes_tha
 }
 
 #[tokio::test]
-async fn a_new_node_goes_by_the_most_nodes_there_may_be_until_the_store_counts_them() {
+async fn first_credit_of_an_uncounted_node_is_its_part_of_a_quarter_of_the_burst() {
     let clock = ManualClock::new();
-    for (nodes_max, allowed) in [(3, true), (4, false)] {
-        let store = ScriptedStore::new(&clock);
-        let builder = Limiter::builder().limit(Limit::new("api", Quota::per_hour(3)));
-        let limiter = builder.store(store).clock(&clock).nodes_max(nodes_max).build().unwrap();
-        let api = limiter.limit("api").unwrap();
-        assert_eq!(api.check("user").unwrap().is_allowed(), allowed, "of {nodes_max}");
+    for (max_nodes, admitted) in [(None, 2), (Some(4), 7), (Some(1), 15), (Some(1000), 1)] {
+        let builder = Limiter::builder().limit(Limit::new("api", Quota::per_hour(100)));
+        let builder = builder.store(ScriptedStore::new(&clock)).clock(&clock);
+        let builder = max_nodes.into_iter().fold(builder, Builder::max_nodes);
+        let api = builder.build().unwrap().limit("api").unwrap();
+        let allowed = (0..20).filter(|_| api.check("user").unwrap().is_allowed()).count();
+        assert_eq!(allowed, admitted, "of {max_nodes:?} nodes");
     }
 }

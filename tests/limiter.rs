@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use tidegate::testing::{Fault, ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, Builder, CheckError, ConfigError, Event, KEY_BYTES_MAX, KeyHandle, Limit, Limiter,
-    MemoryStore, Mode, OutagePolicy, Outcome, Quota, StoreError,
+    ActiveLimit, Builder, CheckError, ConfigError, DEFAULT_MAX_NODES, Event, KEY_BYTES_MAX,
+    KeyHandle, Limit, Limiter, MemoryStore, Mode, OutagePolicy, Outcome, Quota, StoreError,
 };
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -200,7 +200,7 @@ fn a_limiter_that_cannot_be_kept_names_field_and_value() {
     assert_eq!(field(good().keys_max(0)), "keys_max");
     assert_eq!(field(good().lanes(0)), "lanes");
     assert_eq!(field(good().lanes(1025)), "lanes");
-    assert_eq!(field(good().nodes_max(0)), "nodes_max");
+    assert_eq!(field(good().max_nodes(0)), "max_nodes");
     assert_eq!(field(Limiter::builder().limit(Limit::new("a b", Quota::per_second(1)))), "name");
     let twice = good().limit(limit()).build();
     assert_eq!(twice.unwrap_err(), ConfigError::DuplicateLimit("api".to_owned()));
@@ -816,12 +816,12 @@ async fn an_outage_policy_waits_for_its_grace_time() {
 }
 
 /// A node that never reaches its store, after the first second.
-async fn admitted_without_ever_reaching_the_store(limit: Limit, nodes_max: Option<u32>) -> u64 {
+async fn admitted_without_ever_reaching_the_store(limit: Limit, max_nodes: Option<u32>) -> u64 {
     let clock = ManualClock::new();
     let store = ScriptedStore::new(&clock);
     store.set_away(true);
-    let cluster = Cluster::over(store, clock, 1, &limit, |builder| match nodes_max {
-        Some(nodes) => builder.nodes_max(nodes),
+    let cluster = Cluster::over(store, clock, 1, &limit, |builder| match max_nodes {
+        Some(nodes) => builder.max_nodes(nodes),
         None => builder,
     });
     cluster.press(secs(1)).await;
@@ -829,11 +829,13 @@ async fn admitted_without_ever_reaching_the_store(limit: Limit, nodes_max: Optio
 }
 
 #[tokio::test]
-async fn a_node_that_never_reached_the_store_takes_one_of_nodes_max_shares_or_denies() {
+async fn node_that_never_reached_the_store_takes_one_of_max_nodes_shares() {
     let share = limit(OutagePolicy::Share);
-    let admitted = admitted_without_ever_reaching_the_store(share.clone(), Some(4)).await;
-    assert!((RATE - 4..=RATE).contains(&admitted), "{admitted} in 4 s");
-    assert_eq!(admitted_without_ever_reaching_the_store(share, None).await, 0);
+    for (max_nodes, nodes) in [(Some(4), 4), (None, u64::from(DEFAULT_MAX_NODES))] {
+        let admitted = admitted_without_ever_reaching_the_store(share.clone(), max_nodes).await;
+        let share = 4 * RATE / nodes;
+        assert!((share - 4..=share).contains(&admitted), "{admitted} in 4 s, one of {nodes}");
+    }
 }
 
 #[tokio::test]

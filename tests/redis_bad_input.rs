@@ -199,7 +199,7 @@ async fn a_limit_that_never_reached_its_store_answers_by_its_outage_policy() {
         .limit(named("closed", OutagePolicy::Closed))
         .limit(named("share", OutagePolicy::Share))
         .store(store(&server.url()))
-        .nodes_max(4)
+        .max_nodes(4)
         .listen(heard.ear())
         .build()
         .expect("not fatal");

@@ -95,17 +95,15 @@ impl Bucket {
         (!word.gone() && is_mine()).then_some(word)
     }
 
-    /// Forgets the key if that gives nothing back to it: it is full, has its whole credit, nothing
-    /// is pending, and the engine keeps no books on it.
-    pub(super) fn try_forget(&self, now: Timestamp, unit: i64, credit: u32, local: bool) -> bool {
+    /// Forgets the key if that gives nothing back to it: it is full, nothing is pending, and the engine keeps
+    /// no books on it.
+    pub(super) fn try_forget(&self, now: Timestamp, unit: i64, local: bool) -> bool {
         let (tokens, ..) = self.peek(now, unit);
-        let minted = self.minted_us().load(Ordering::Acquire);
         let word = self.load();
         let full = if local {
             tokens == Flow(self.flow().load(Ordering::Relaxed)).depth()
         } else {
-            let full = minted >= CLOSED && minted & !CLOSED <= now.as_micros();
-            full && tokens == 0 && word.credit() == credit
+            self.is_full_at_rest(now) && tokens == 0
         };
         full && word.pending() == 0
             && self.is_shut()
@@ -113,6 +111,20 @@ impl Bucket {
                 .word()
                 .compare_exchange(word.0, word.forgotten().0, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
+    }
+
+    /// Whether the engine has left the bucket, and the key must be full by what the node knew then.
+    fn is_full_at_rest(&self, now: Timestamp) -> bool {
+        let minted = self.minted_us().load(Ordering::Acquire);
+        minted >= CLOSED && minted & !CLOSED <= now.as_micros()
+    }
+
+    /// Gives the first credit to a key that must be full again, unless something was spent on it since.
+    #[inline]
+    pub(crate) fn renew_first_credit(&self, now: Timestamp, credit: impl FnOnce() -> u32) {
+        if self.slot().is_none() && self.is_full_at_rest(now) {
+            self.rest_on(credit());
+        }
     }
 
     // ---- decisions ---------------------------------------------------------------------------

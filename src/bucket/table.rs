@@ -272,15 +272,8 @@ impl Table {
     }
 
     /// Forgets keys that nobody holds and that are idle and full, looking at `most` places; returns
-    /// how many. `unit`, `credit` and `local` are those of [`Bucket`].
-    pub(crate) fn evict(
-        &self,
-        most: u32,
-        now: Timestamp,
-        unit: i64,
-        credit: u32,
-        local: bool,
-    ) -> usize {
+    /// how many. `unit` and `local` are those of [`Bucket`].
+    pub(crate) fn evict(&self, most: u32, now: Timestamp, unit: i64, local: bool) -> usize {
         let mut forgotten = 0;
         for _ in 0..most.div_ceil(SCAN) {
             // Whoever makes a key meanwhile waits for this much at most.
@@ -290,7 +283,7 @@ impl Table {
                 keeper.scanned = place;
                 let bucket = self.at(place);
                 let kept = bucket.is_gone() || keeper.held.contains_key(&place);
-                if !kept && bucket.try_forget(now, unit, credit, local) {
+                if !kept && bucket.try_forget(now, unit, local) {
                     self.index.strike(place, &keeper.homes, &keeper.moved);
                     keeper.entries -= 1;
                     keeper.vacant.push(place, &mut keeper.homes);
@@ -303,7 +296,8 @@ impl Table {
         forgotten
     }
 
-    /// Gives every bucket that rests this credit.
+    /// Gives this credit to every bucket of which the engine keeps no books. A full one gets its first credit
+    /// when it is used.
     pub(crate) fn rest_on(&self, credit: u32) {
         let last = self.keeper().last;
         (OVERFLOW..=last).for_each(|place| self.at(place).rest_on(credit));

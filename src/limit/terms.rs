@@ -1,6 +1,6 @@
 //! A limit's numbers, checked and in the units that the floors below the limiter use.
 
-use super::{COST_MAX, Mode, OutagePolicy};
+use super::{COST_MAX, CREDIT_MAX, DEFAULT_MAX_NODES, Mode, OutagePolicy};
 use crate::quota::Scale;
 
 /// The shortest tick of a key, however fast its burst is spent.
@@ -18,8 +18,8 @@ pub(crate) struct Terms {
     pub pace: Option<Pace>,
     /// Length of a lease epoch; a lease lasts one to two of them.
     pub epoch_us: u64,
-    /// Credit in force, in tokens: what the rule gives for the nodes there are.
-    pub credit: u32,
+    /// Credit in force: what the rule gives for the nodes there are.
+    pub credit: Credit,
     /// Where the credit comes from.
     pub credit_rule: CreditRule,
     /// The highest cost that can be admitted, in tokens.
@@ -46,28 +46,61 @@ impl Terms {
     }
 }
 
-/// How much credit a node gives a key, by the number of nodes.
+/// What a node may spend on a key before the store answers, in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Credit {
+    /// On a key of which the node has a view.
+    pub known: u32,
+    /// On a key of which it has none, because the key is new to it or full by its last view.
+    pub first: u32,
+}
+
+impl Credit {
+    pub(crate) const NONE: Self = Self { known: 0, first: 0 };
+}
+
+/// How much credit a node gives a key, according to the number of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CreditRule {
-    /// The most for one node, in tokens.
-    pub most: u32,
-    /// The most for all nodes together, in tokens.
-    pub together: u64,
-    /// While the number of nodes is not known.
-    pub unheard: u32,
+    /// The limit's burst, in tokens.
+    pub burst: u64,
+    /// The most for a key of which the node has a view, in tokens.
+    pub known: u32,
+    /// The most for another key; `None` for a part of the burst.
+    pub first: Option<u32>,
+    /// The most for all nodes together, in tokens, if that is limited. Then nodes give none before they know
+    /// how many they are.
+    pub together: Option<u64>,
 }
 
 impl CreditRule {
-    /// The same credit, however many nodes there are.
+    /// The same credit for each key and any number of nodes.
     pub(crate) const fn fixed(credit: u32) -> Self {
-        Self { most: credit, together: u64::MAX, unheard: credit }
+        Self { burst: 0, known: credit, first: Some(credit), together: None }
     }
 
-    /// The credit of each node, in tokens.
-    pub(crate) fn at(&self, nodes: Option<u32>) -> u32 {
-        nodes.map_or(self.unheard, |nodes| {
-            u64::from(self.most).min(self.together / u64::from(nodes.max(1))) as u32
-        })
+    /// The credit of each node; `None` while the number of nodes is unknown.
+    pub(crate) fn at(&self, nodes: Option<u32>) -> Credit {
+        let nodes = match (nodes, self.together) {
+            (Some(nodes), _) => nodes.max(1),
+            (None, None) => DEFAULT_MAX_NODES,
+            (None, Some(_)) => return Credit::NONE,
+        };
+        let part = self.together.map_or(u64::MAX, |together| together / u64::from(nodes));
+        let at_most_part = |tokens: u32| u64::from(tokens).min(part) as u32;
+        let known = at_most_part(self.known);
+        let first = at_most_part(self.first.unwrap_or_else(|| self.part_of_burst(nodes)));
+        Credit { known, first: first.max(known) }
+    }
+
+    /// Half of the burst on one node, a quarter for all nodes together on several; at most [`CREDIT_MAX`], and
+    /// a token at least.
+    fn part_of_burst(&self, nodes: u32) -> u32 {
+        let part = match nodes {
+            1 => self.burst / 2,
+            _ => self.burst.div_ceil(4 * u64::from(nodes)),
+        };
+        part.clamp(1, CREDIT_MAX.into()) as u32
     }
 }
 
@@ -115,17 +148,41 @@ mod tests {
     }
 
     #[test]
-    fn credit_is_shared_out_in_whole_tokens_and_never_more_than_there_is() {
-        let rule = CreditRule { most: 8, together: 90, unheard: 0 };
-        assert_eq!(rule.at(None), 0);
-        assert_eq!([1, 11, 12, 20, 90, 91].map(|nodes| rule.at(Some(nodes))), [8, 8, 7, 4, 1, 0]);
+    fn credit_together_is_divided_in_whole_tokens() {
+        let rule = CreditRule { burst: 9000, known: 8, first: None, together: Some(90) };
+        assert_eq!(rule.at(None), Credit::NONE);
+        let known = [1, 11, 12, 20, 90, 91].map(|nodes| rule.at(Some(nodes)).known);
+        assert_eq!(known, [8, 8, 7, 4, 1, 0]);
         for nodes in 1..=1000 {
-            assert!(rule.at(Some(nodes)) * nodes <= 90, "{nodes} nodes");
+            assert!(rule.at(Some(nodes)).first * nodes <= 90, "{nodes} nodes");
         }
-        assert_eq!(
-            [None, Some(1), Some(u32::MAX)].map(|nodes| CreditRule::fixed(3).at(nodes)),
-            [3, 3, 3]
-        );
+    }
+
+    #[test]
+    fn fixed_credit_is_the_same_for_every_key_and_number_of_nodes() {
+        let three = Credit { known: 3, first: 3 };
+        for nodes in [None, Some(1), Some(u32::MAX)] {
+            assert_eq!(CreditRule::fixed(3).at(nodes), three, "{nodes:?}");
+        }
+    }
+
+    #[test]
+    fn first_credit_is_a_part_of_the_burst() {
+        let cases = [
+            (100, None, 2),
+            (100, Some(1), 15),
+            (20, Some(1), 10),
+            (1, Some(1), 1),
+            (100, Some(4), 7),
+            (20, Some(4), 2),
+            (5, Some(8), 1),
+            (1_000_000, Some(100), 15),
+        ];
+        for (burst, nodes, first) in cases {
+            let rule = CreditRule { burst, known: 1, first: None, together: None };
+            let expected = Credit { known: 1, first };
+            assert_eq!(rule.at(nodes), expected, "burst {burst} on {nodes:?} nodes");
+        }
     }
 
     #[test]

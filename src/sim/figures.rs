@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::cold::FIRST_REQUESTS;
+
 /// The length of one entry of the timeline.
 pub const SLOT_US: u64 = 100_000;
 
@@ -71,6 +73,8 @@ pub struct Figures {
     pub excess_pct_of_burst: f64,
     /// Requests denied while tokens were there, in % of all requests.
     pub wrong_denials_pct: f64,
+    /// The same among the first six requests of each key.
+    pub wrong_first_denials_pct: f64,
     /// Decisions that the node was not sure of, in % of all requests.
     pub unsure_pct: f64,
     /// Requests that waited for the store, in % of all requests.
@@ -135,6 +139,7 @@ struct KeyTally {
     real_bucket: Bucket,
     ideal: u64,
     admitted: u64,
+    requests: u32,
     denied_requests: u64,
     first_us: u64,
     /// Since when tokens have been admitted that were not there.
@@ -152,6 +157,7 @@ impl KeyTally {
             real_bucket: full,
             ideal: 0,
             admitted: 0,
+            requests: 0,
             denied_requests: 0,
             first_us: at_us,
             in_excess_since_s: None,
@@ -199,6 +205,8 @@ pub struct Judge {
     unsure: u64,
     waited: u64,
     wrong_denials: u64,
+    first_requests: u64,
+    wrong_first_denials: u64,
     excess_tokens: f64,
     timeline: Vec<Slot>,
     /// Keys from this number on are counted and not judged.
@@ -227,6 +235,8 @@ impl Judge {
             unsure: 0,
             waited: 0,
             wrong_denials: 0,
+            first_requests: 0,
+            wrong_first_denials: 0,
             excess_tokens: 0.0,
             timeline: Vec::new(),
             known_keys: None,
@@ -303,6 +313,9 @@ impl Judge {
         }
         let key = self.keys[index].get_or_insert_with(|| KeyTally::new(one.at_us, burst));
         let cost = f64::from(one.cost);
+        let is_first = key.requests < FIRST_REQUESTS;
+        key.requests = key.requests.saturating_add(1);
+        self.first_requests += u64::from(is_first);
         key.refill(one.at_us, rate, burst);
         if one.allowed {
             key.admitted += u64::from(one.cost);
@@ -316,6 +329,7 @@ impl Judge {
             let telling = cost.max(WRONG_DENIAL_BURST_PART * burst);
             if key.real_bucket.level + TOKENS_ERROR >= telling {
                 self.wrong_denials += 1;
+                self.wrong_first_denials += u64::from(is_first);
             }
         }
         if key.ideal_bucket.level + TOKENS_ERROR < cost {
@@ -366,6 +380,10 @@ impl Judge {
             excess_tokens: self.excess_tokens,
             excess_pct_of_burst: percent(self.excess_tokens, self.burst),
             wrong_denials_pct: percent(self.wrong_denials as f64, requests),
+            wrong_first_denials_pct: percent(
+                self.wrong_first_denials as f64,
+                self.first_requests as f64,
+            ),
             unsure_pct: percent(self.unsure as f64, requests),
             waited_pct: percent(self.waited as f64, requests),
             worst_keys_vs_ideal_pct: by_key.get(by_key.len() / 100).copied().unwrap_or(100.0),

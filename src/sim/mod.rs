@@ -3,6 +3,7 @@
 
 pub mod baseline;
 mod clock;
+mod cold;
 pub mod faults;
 pub mod figures;
 #[cfg(all(test, feature = "redis"))]

@@ -71,11 +71,15 @@ pub enum Scenario {
     Junk,
     /// Three times the rate, evenly, over a store with a service time that stalls for two seconds.
     Crowd,
+    /// New keys all the time: six requests within 2 ms on random nodes, then one a second.
+    ColdClients,
+    /// Many keys with small bursts at nine tenths of the rate, each request on a random node.
+    Logins,
 }
 
 impl Scenario {
     /// All scenarios, in the order of docs/ACCURACY.md.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::OverUniform,
         Self::OverSkew,
         Self::Under,
@@ -100,6 +104,8 @@ impl Scenario {
         Self::StoreBack,
         Self::Junk,
         Self::Crowd,
+        Self::ColdClients,
+        Self::Logins,
     ];
 
     /// What the scenario goes by on the command line and in reports.
@@ -129,6 +135,8 @@ impl Scenario {
             Self::StoreBack => "store_back",
             Self::Junk => "junk",
             Self::Crowd => "crowd",
+            Self::ColdClients => "cold_clients",
+            Self::Logins => "logins",
         }
     }
 
@@ -146,6 +154,8 @@ impl Scenario {
                 | Self::ManySmall
                 | Self::HotSet
                 | Self::SlowFull
+                | Self::ColdClients
+                | Self::Logins
         )
     }
 
@@ -158,10 +168,13 @@ impl Scenario {
             | Self::FarUnder
             | Self::FarShiftUnder
             | Self::SlowFull
-            | Self::Suspended => 0.9,
+            | Self::Suspended
+            | Self::Logins => 0.9,
             Self::Herd | Self::SlowHerd | Self::FarHerd => 5.0,
             // 2000000 requests a second on 100000 keys of 50 a second each.
             Self::HotSet => 0.4,
+            // It has requests of its own.
+            Self::ColdClients => 1.0,
             // All known keys together, of one key's rate.
             Self::Junk => JUNK_LOADS.0 + (JUNK_KNOWN_KEYS - 1) as f64 * JUNK_LOADS.1,
             Self::OverUniform

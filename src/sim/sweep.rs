@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::cold;
 use super::faults::OUTAGE_SECONDS;
 use super::figures::{Figures, SLOT_US};
 use super::run::Outcome;
@@ -109,11 +110,17 @@ impl Cell {
         self.quota.burst_tokens() as f64
     }
 
-    /// The credit of each node: by default none where the burst is less than a token a node. The
-    /// usual way is held to what tidegate is.
+    /// The credit of each node on a key of which it has a view. The usual way is held to what tidegate is.
     fn credit(&self) -> u32 {
-        let strict = self.policy == Policy::Strict || self.burst() < f64::from(self.nodes);
-        if strict { 0 } else { DEFAULT_CREDIT }
+        if self.policy == Policy::Strict { 0 } else { DEFAULT_CREDIT }
+    }
+
+    /// The credit of each node on a key that is new to it.
+    fn first_credit(&self) -> f64 {
+        let nodes = f64::from(self.nodes);
+        let part =
+            if nodes > 1.0 { (self.burst() / 4.0 / nodes).ceil() } else { self.burst() / 2.0 };
+        if self.policy == Policy::Strict { 0.0 } else { part.clamp(1.0, 15.0) }
     }
 
     /// How long the cell runs, in seconds of virtual time.
@@ -146,7 +153,7 @@ impl Cell {
             nodes: self.nodes,
             keys: self.load.keys(),
             rate_per_second: self.rate(),
-            load: None,
+            load: self.load.multiple(),
             seconds: self.seconds(),
             seed,
         }
@@ -174,7 +181,10 @@ impl Cell {
 
     fn run_seed(&self, seed: u64) -> Result<CellFigures, ConfigError> {
         let (setup, workload) = (self.setup(seed), self.workload(seed));
-        let (arrivals, faults) = (workload.arrivals(), self.load.faults(&workload));
+        let (mut arrivals, faults) = (workload.arrivals(), self.load.faults(&workload));
+        if self.load == (Load::ColdClients { costly: true }) {
+            cold::raise_first_costs(&mut arrivals, self.burst() as u32 / 2);
+        }
         let outcome = self.policy.run(&setup, &arrivals, &faults, workload.seconds)?;
         let slow = matches!(workload.scenario, Scenario::SlowStore | Scenario::SlowHerd);
         let excess_above_near_tokens = if slow {

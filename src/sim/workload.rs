@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::cold;
 use super::scenario::{AWAKE_SECONDS, JUNK_LOADS, JUNK_PER_SECOND, SUSPENDED_SECONDS};
 pub use super::scenario::{JUNK_KNOWN_KEYS, Scenario};
 
@@ -100,7 +101,11 @@ impl Workload {
             return refuse("seconds", &self.seconds, "must be above zero, and 604800 at most");
         }
         // In `f64`, where a product that is far too large is infinite and does not wrap.
-        let expected = (self.intensity_per_second() + self.junk_per_second()) * self.seconds;
+        let expected = if self.scenario == Scenario::ColdClients {
+            cold::requests(self.seconds)
+        } else {
+            (self.intensity_per_second() + self.junk_per_second()) * self.seconds
+        };
         if expected > ARRIVALS_MAX as f64 {
             let reason = "load × rate × keys × seconds is more than 50000000 requests: lower one";
             return refuse("seconds", &self.seconds, reason);
@@ -120,6 +125,9 @@ impl Workload {
     /// What comes to `node`, ordered by time: the same as this node's part of
     /// [`arrivals`](Self::arrivals), whichever process asks.
     pub fn arrivals_of_node(&self, node: u16) -> Vec<Arrival> {
+        if self.scenario == Scenario::ColdClients {
+            return cold::arrivals_of_node(self, node);
+        }
         let mut random = fastrand::Rng::with_seed(seed_of(self.seed, u64::from(node)));
         let mut arrivals = Vec::new();
         let mut keys = Keys::new(self);
@@ -326,7 +334,7 @@ fn gap_s(per_second: f64, random: &mut fastrand::Rng) -> f64 {
 
 /// A seed for one stream out of many: `SplitMix64` (Steele, Lea and Flood 2014), because streams of
 /// a generator that is seeded with neighbouring numbers are alike at first.
-fn seed_of(seed: u64, stream: u64) -> u64 {
+pub(super) fn seed_of(seed: u64, stream: u64) -> u64 {
     let mut mixed = seed.wrapping_add((stream + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -236,7 +236,7 @@ impl World {
             instance: (index as u128 + 1).to_le_bytes(),
             seed: self.rng.u64(..),
             retry_us: micros(self.setup.network.timeout),
-            nodes_max: None,
+            max_nodes: None,
         };
         let error = i64::from(self.setup.clock_error_ppm);
         let clock = NodeClock::new(
@@ -289,7 +289,7 @@ impl World {
         // What it holds is not needed any more, and thousands may die; what it spent stays for the ledger.
         let (limits, lanes) = (Vec::new(), 0);
         let nothing =
-            Config { limits, lanes, instance: [0; 16], seed: 0, retry_us: 0, nodes_max: None };
+            Config { limits, lanes, instance: [0; 16], seed: 0, retry_us: 0, max_nodes: None };
         node.engine = Engine::new(nothing, Timestamp::ZERO);
         node.buckets.clear();
         node.asked.clear();
@@ -407,7 +407,7 @@ impl World {
         let name = key.to_le_bytes();
         let limit = self.setup.limit_of(key);
         let node = &mut self.nodes[index];
-        let (unit, credit) = (node.terms[limit].scale.token, node.credits[limit]);
+        let (unit, first) = (node.terms[limit].scale.token, node.credits[limit].first);
         let buckets = &node.buckets[limit];
         let now = node.clock.reading(self.now_us);
         if cost > node.terms[limit].cost_max {
@@ -416,8 +416,9 @@ impl World {
         }
         let hash = buckets.hash(&name);
         let found = buckets.find(hash, &name).map(|found| buckets.place(found.bucket));
-        let place = found.unwrap_or_else(|| buckets.make(hash, &name, || Start::at_rest(credit)));
+        let place = found.unwrap_or_else(|| buckets.make(hash, &name, || Start::at_rest(first)));
         let bucket = BucketRef::new(buckets, place);
+        bucket.renew_first_credit(now.cached(), || first);
         if self.setup.threads > 1 && cost == 1 {
             bucket.heat();
             let purse = &node.purses[self.rng.usize(..self.setup.threads)];
@@ -506,7 +507,7 @@ impl World {
                 Output::Credit { limit, credit } => {
                     let node = &mut self.nodes[index];
                     node.credits[limit as usize] = credit;
-                    node.buckets[limit as usize].rest_on(credit);
+                    node.buckets[limit as usize].rest_on(credit.known);
                 }
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(Waiting { key, cost }) = self.nodes[index].waiting.remove(&ticket) {

@@ -21,6 +21,8 @@ pub struct Worst {
     pub longest_excess_s: f64,
     /// Requests denied while tokens were there, in %.
     pub wrong_denials_pct: f64,
+    /// The same among the first six requests of each key.
+    pub wrong_first_denials_pct: f64,
     /// Decisions that the node was not sure of, in %.
     pub unsure_pct: f64,
     /// Requests that waited, in %.
@@ -47,6 +49,7 @@ impl Worst {
         excess_pct_of_burst: 0.0,
         longest_excess_s: 0.0,
         wrong_denials_pct: 0.0,
+        wrong_first_denials_pct: 0.0,
         unsure_pct: 0.0,
         waited_pct: 0.0,
         least_fair_share_pct: f64::INFINITY,
@@ -69,6 +72,7 @@ impl Worst {
             excess_pct_of_burst: figures.excess_pct_of_burst,
             longest_excess_s: figures.longest_excess_s,
             wrong_denials_pct: figures.wrong_denials_pct,
+            wrong_first_denials_pct: figures.wrong_first_denials_pct,
             unsure_pct: figures.unsure_pct,
             waited_pct: figures.waited_pct,
             least_fair_share_pct: figures.least_fair_share_pct,
@@ -94,6 +98,7 @@ impl Worst {
             excess_pct_of_burst: of(most, |worst| worst.excess_pct_of_burst),
             longest_excess_s: of(most, |worst| worst.longest_excess_s),
             wrong_denials_pct: of(most, |worst| worst.wrong_denials_pct),
+            wrong_first_denials_pct: of(most, |worst| worst.wrong_first_denials_pct),
             unsure_pct: of(most, |worst| worst.unsure_pct),
             waited_pct: of(most, |worst| worst.waited_pct),
             least_fair_share_pct: of(least, |worst| worst.least_fair_share_pct),

@@ -258,10 +258,11 @@ impl Account {
     // ---- what came in ------------------------------------------------------------------------
 
     /// Books what decisions spent since the last time. `recredit` turns the debt that the store has
-    /// not confirmed into the credit from now on. `muted`: the next decisions need not tell.
-    fn absorb(&mut self, now: Timestamp, muted: bool, recredit: impl Fn(i64) -> u32) {
+    /// not confirmed, and the credit that is left, into the credit from now on. `muted`: the next decisions
+    /// need not tell.
+    fn absorb(&mut self, now: Timestamp, muted: bool, recredit: impl Fn(i64, u32) -> u32) {
         let (given, debt) = (self.credit_given, self.unsent.debt);
-        let recredited = |left: u32| recredit(debt + i64::from(given - left.min(given)));
+        let recredited = |left: u32| recredit(debt + i64::from(given - left.min(given)), left);
         let collected = self.bucket.collect(muted, recredited);
         let used = i64::from(given - collected.credit.min(given));
         self.credit_given = recredited(collected.credit);
@@ -291,9 +292,7 @@ impl Account {
 
     /// Books what decisions spent, leaving the credit as it is.
     fn collect(&mut self, now: Timestamp, muted: bool) {
-        let unsent_before = self.unsent.debt;
-        let given = i64::from(self.credit_given);
-        self.absorb(now, muted, |debt| (given - (debt - unsent_before)).max(0) as u32);
+        self.absorb(now, muted, |_, left| left);
     }
 
     /// Books tokens that no longer fitted the bucket's word.
@@ -368,7 +367,7 @@ impl Account {
             return false;
         }
         self.collect(now, false);
-        if !quiet(self) || self.credit_given != terms.credit {
+        if !quiet(self) || self.credit_given < terms.credit.known {
             return false;
         }
         let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
@@ -432,7 +431,7 @@ impl Account {
             return 0;
         }
         // A key that may never come again gets no lease, where credit can admit its next request.
-        if self.is_seen_once() && terms.credit > 0 && self.denied_cost == 0 {
+        if self.is_seen_once() && terms.credit.known > 0 && self.denied_cost == 0 {
             return 0;
         }
         let plentiful = self.view.is_none() || self.is_plentiful(now, terms);
@@ -441,7 +440,8 @@ impl Account {
         if !plentiful && !self.is_hot(terms) {
             // Without credit nothing else would admit whoever is denied and comes again. Who waits
             // for the store gets what is there, and needs nobody to hold it ready.
-            return large.max(i64::from(terms.credit == 0 && self.waited_at == Timestamp::ZERO));
+            return large
+                .max(i64::from(terms.credit.known == 0 && self.waited_at == Timestamp::ZERO));
         }
         let span_us = self.interval_us(now, terms) + terms.tick_us / 2 + self.round_trip_us;
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
@@ -556,7 +556,7 @@ impl Account {
         let unit = terms.scale.token;
         if given.rate > 0 {
             // A node spends on credit or ahead of its refill, never both.
-            self.absorb(now, true, |_| 0);
+            self.absorb(now, true, |_, _| 0);
         } else {
             self.collect(now, true);
         }
@@ -591,7 +591,11 @@ impl Account {
         self.owes &= given.available < 0 || self.unsent.debt > 0;
         self.recall = given.recall;
         self.restore = false;
-        let credit_from = now.plus_micros(self.token_in_us(given, terms));
+        // The cached time of decisions is behind `now`: credit that is there must not wait for it.
+        let credit_from = match self.token_in_us(given, terms) {
+            0 => Timestamp::ZERO,
+            token_in_us => now.plus_micros(token_in_us),
+        };
         self.bucket.set_view(terms.scale.tokens(given.available), now, credit_from);
         if self.policy.is_some() {
             // The key goes on with its policy until the store tells since when it is back.
@@ -617,7 +621,14 @@ impl Account {
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
         self.answer_asked(given.withheld != Withheld::Nothing, now, terms);
-        self.absorb(now, muted, |debt| (credit - debt).max(0) as u32);
+        // First credit that is left stays while the store has plenty, and is not renewed.
+        let keeps_first = given.withheld == Withheld::Nothing
+            && self.held.rate == 0
+            && self.is_plentiful(now, terms);
+        self.absorb(now, muted, |debt, left| {
+            let renewed = (credit - debt).max(0) as u32;
+            if keeps_first { renewed.max(left) } else { renewed }
+        });
         self.schedule(given, now, terms);
         self.plan_probe(now, terms);
         installed

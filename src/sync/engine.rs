@@ -26,7 +26,7 @@ use crate::bound::Excess;
 use crate::bucket::{BucketRef, LimitCounts};
 use crate::error::StoreError;
 use crate::key::lane_of;
-use crate::limit::{Mode, Terms};
+use crate::limit::{Credit, Mode, Terms};
 use crate::quota::Scale;
 use crate::time::Timestamp;
 
@@ -49,7 +49,7 @@ pub(crate) struct Config {
     /// How long an exchange may take, and the longest wait before the next attempt.
     pub(crate) retry_us: u64,
     /// The nodes that share the limits while the store was never reached.
-    pub(crate) nodes_max: Option<u32>,
+    pub(crate) max_nodes: Option<u32>,
 }
 
 /// What can happen to an engine.
@@ -92,8 +92,8 @@ pub(crate) enum Output {
     Send { lane: u32, attempt: u64, request: Arc<Request> },
     /// The answer to somebody who waited.
     Decided { ticket: u64, allowed: bool, sure: bool },
-    /// New keys of the limit begin with this credit, and those at rest have it, in tokens.
-    Credit { limit: u32, credit: u32 },
+    /// Keys of the limit that are not in the books have this credit from now on.
+    Credit { limit: u32, credit: Credit },
     /// Tell whoever listens.
     Event(Event),
 }
@@ -163,7 +163,7 @@ impl Context {
     }
 
     /// The number of nodes that share a limit.
-    pub(crate) fn sharing(&self, limit: u32, now: Timestamp) -> Option<i64> {
+    pub(crate) fn sharing(&self, limit: u32, now: Timestamp) -> i64 {
         self.nodes.sharing(self.limits[limit as usize].terms.scale.fill_us(), now)
     }
 
@@ -288,7 +288,7 @@ impl Engine {
             known: Known::default(),
             prober: None,
             newcomers_until: Timestamp::ZERO,
-            nodes: Nodes::new(config.lanes, config.nodes_max),
+            nodes: Nodes::new(config.lanes, config.max_nodes),
         };
         context.set_credit(now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::limit::CreditRule;
+use crate::limit::{Credit, CreditRule, DEFAULT_MAX_NODES};
 use crate::time::Timestamp;
 
 /// A node that is gone counts for at least this long.
@@ -58,8 +58,12 @@ impl Nodes {
 
     /// The number of nodes that share a limit whose bucket fills in `fill_us`: the highest count of that time,
     /// but of one minute at least and ten at most. A node that has gone may have spent what refill has not yet
-    /// repaid, so it counts until then. `None` if the number is unknown.
-    pub(crate) fn sharing(&self, fill_us: u64, now: Timestamp) -> Option<i64> {
+    /// repaid, so it counts until then.
+    pub(crate) fn sharing(&self, fill_us: u64, now: Timestamp) -> i64 {
+        self.known(fill_us, now).unwrap_or(i64::from(DEFAULT_MAX_NODES))
+    }
+
+    fn known(&self, fill_us: u64, now: Timestamp) -> Option<i64> {
         let from = now.minus_micros(fill_us.clamp(REMEMBERED_MIN_US, REMEMBERED_MAX_US));
         let recent = self.highest.iter().find(|(at, _)| *at >= from);
         recent.or(self.highest.back()).map(|(_, nodes)| *nodes).or(self.configured)
@@ -67,16 +71,19 @@ impl Nodes {
 
     /// The credit that this node gives according to `rule` on a limit whose bucket fills in `fill_us`. A node
     /// that has just joined gives only what the others, which may not know of it yet, leave.
-    pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> u32 {
-        let Some(nodes) = self.sharing(fill_us, now) else { return rule.unheard };
+    pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> Credit {
+        let Some(nodes) = self.known(fill_us, now) else { return rule.at(None) };
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
-        let credit = rule.at(Some(nodes));
         let introduced = self.joined.is_none_or(|joined| now >= joined.plus_micros(INTRODUCED_US));
         if introduced {
-            return credit;
+            return rule.at(Some(nodes));
         }
-        let others = u64::from(rule.at(Some(1))) * u64::from(nodes.saturating_sub(1));
-        u64::from(credit).min(rule.together.saturating_sub(others)) as u32
+        let credit = rule.at(Some(nodes));
+        let Some(together) = rule.together else { return credit };
+        let others = u64::from(rule.at(Some(1)).first) * u64::from(nodes.saturating_sub(1));
+        let rest = together.saturating_sub(others);
+        let at_most_rest = |tokens: u32| u64::from(tokens).min(rest) as u32;
+        Credit { known: at_most_rest(credit.known), first: at_most_rest(credit.first) }
     }
 }
 
@@ -103,7 +110,7 @@ mod tests {
             [(1, 2, 20), (1, 60, 20), (1, 61, 5), (300, 299, 20), (300, 301, 5), (86_400, 600, 20)]
         {
             let seen = nodes.sharing(fill_s * SECOND, at(second));
-            assert_eq!(seen, Some(expected), "filled in {fill_s} s, after {second} s");
+            assert_eq!(seen, expected, "filled in {fill_s} s, after {second} s");
         }
     }
 
@@ -111,32 +118,37 @@ mod tests {
     fn new_node_gives_only_the_credit_that_the_others_leave() {
         let limit = |quota| Limit::new("x", quota);
         let per_second = |rate| limit(Quota::per_second(rate));
-        // 1% of 1000 are 10 tokens: 8 on one node alone, 2 on each of five.
+        // 1% of 1000 are 10 tokens, 2 on each of five nodes.
         let cases = [
-            (per_second(1000).accuracy(0.01), 1, 8, 8),
-            (per_second(1000).accuracy(0.01), 5, 0, 2),
-            (per_second(10_000).accuracy(0.01), 5, 8, 8),
-            (per_second(100), 20, 1, 1),
-            (limit(Quota::per_hour(60).burst(5)), 5, 1, 1),
-            (limit(Quota::per_hour(60).burst(5)), 6, 0, 0),
+            (per_second(1000).accuracy(0.01), 1, (8, 10), (8, 10)),
+            (per_second(1000).accuracy(0.01), 5, (0, 0), (2, 2)),
+            (per_second(10_000).accuracy(0.01), 5, (8, 15), (8, 15)),
+            (per_second(100), 1, (1, 15), (1, 15)),
+            (per_second(100), 20, (1, 2), (1, 2)),
+            (limit(Quota::per_hour(60).burst(5)), 5, (1, 1), (1, 1)),
+            (limit(Quota::per_hour(60).burst(5)), 6, (1, 1), (1, 1)),
         ];
         for (limit, count, at_first, later) in cases {
             let rule = limit.validate().unwrap().credit_rule;
             let mut nodes = Nodes::new(1, None);
-            assert_eq!(nodes.credit(&rule, SECOND, at(0)), rule.unheard);
+            assert_eq!(nodes.credit(&rule, SECOND, at(0)), rule.at(None));
             nodes.counted(0, count, at(0));
             nodes.counted(0, count, at(1));
-            let seen = (nodes.credit(&rule, SECOND, at(1)), nodes.credit(&rule, SECOND, at(2)));
-            assert_eq!(seen, (at_first, later), "{limit:?} on {count} nodes");
+            for (second, (known, first)) in [(1, at_first), (2, later)] {
+                let seen = nodes.credit(&rule, SECOND, at(second));
+                let expected = Credit { known, first };
+                assert_eq!(seen, expected, "{limit:?} on {count} nodes, second {second}");
+            }
         }
     }
 
     #[test]
     fn configured_number_is_used_until_the_first_count_and_the_last_count_stays() {
         let mut nodes = Nodes::new(1, Some(8));
-        assert_eq!((nodes.alive(), nodes.sharing(SECOND, at(0))), (None, Some(8)));
+        assert_eq!((nodes.alive(), nodes.sharing(SECOND, at(0))), (None, 8));
+        assert_eq!(Nodes::new(1, None).sharing(SECOND, at(0)), i64::from(DEFAULT_MAX_NODES));
         nodes.counted(0, 3, at(0));
-        assert_eq!(nodes.sharing(SECOND, at(7200)), Some(3));
+        assert_eq!(nodes.sharing(SECOND, at(7200)), 3);
     }
 
     #[test]

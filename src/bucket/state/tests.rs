@@ -187,7 +187,7 @@ fn what_is_not_decided_is_not_told_of_as_denied() {
 #[test]
 fn a_key_that_was_forgotten_is_minted_nothing_by_who_comes_too_late() {
     let bucket = Bucket::local(1, 10, at(1));
-    assert!(bucket.try_forget(at(2), UNIT, 0, true));
+    assert!(bucket.try_forget(at(2), UNIT, true));
     assert!(!bucket.take(1, at(5_000_000), UNIT).allowed());
     assert!(bucket.is_gone());
 }
@@ -216,7 +216,7 @@ fn refill_computed_before_a_place_changed_hands_is_not_claimed_after_it() {
     let word = bucket.load();
     assert_eq!(bucket.collect(false, |left| left).spent, 5);
     // A decision has loaded the word, and reads the rest only when another key has the place.
-    assert!(bucket.try_forget(at(10_000), UNIT, 0, true));
+    assert!(bucket.try_forget(at(10_000), UNIT, true));
     let refill = LocalRefill { rate: 1, depth: 10, from: at(20_000) };
     bucket.init(b"b", None, Start { credit: 0, local: Some(refill) });
     assert!(bucket.take(5, at(20_000), UNIT).allowed());

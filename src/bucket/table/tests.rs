@@ -121,7 +121,7 @@ fn random_keys_with_one_hash_never_share_a_bucket_and_are_evicted() {
         let place = find_bytes(&table, key).unwrap();
         assert!(table.at(place).take(1, at(1), UNIT).allowed());
     }
-    let evicted = table.evict(keys.len() as u32, at(2), UNIT, 1, false);
+    let evicted = table.evict(keys.len() as u32, at(2), UNIT, false);
     assert_eq!(evicted, keys.len() - 100);
     for (index, key) in keys.iter().enumerate() {
         assert_eq!(find_bytes(&table, key).is_some(), index < 100, "{key:?}");
@@ -146,10 +146,10 @@ fn long_keys_are_compared_to_the_last_byte_and_their_room_is_given_again() {
             assert_eq!(find_bytes(&table, &other), None);
         }
         assert_eq!(*BucketRef::new(&table, place).key(), key[..]);
-        assert_eq!(table.evict(SCAN, at(1), UNIT, 1, false), 1);
+        assert_eq!(table.evict(SCAN, at(1), UNIT, false), 1);
         assert_eq!(find_bytes(&table, &key), None);
         assert_eq!(make_bytes(&table, &vec![b'n'; length]), place, "the place is given again");
-        assert_eq!(table.evict(SCAN, at(1), UNIT, 1, false), 1);
+        assert_eq!(table.evict(SCAN, at(1), UNIT, false), 1);
     }
     assert_eq!(table.keeper().long.take(&table.long), Some(0), "one slot was enough");
 }
@@ -171,7 +171,7 @@ fn eviction_takes_only_buckets_that_nobody_holds_and_that_are_idle() {
     let spent = make(&table, 1);
     make(&table, 2);
     assert!(table.at(spent).take(1, now, UNIT).allowed());
-    let evict = || table.evict(SCAN, now, UNIT, 1, false);
+    let evict = || table.evict(SCAN, now, UNIT, false);
     assert_eq!(evict(), 1, "the idle one");
     assert_eq!((table.budget.used(), evict()), (2, 0));
     drop(held);
@@ -193,7 +193,7 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
     // The decision about `a` has found the bucket and is held up.
     let Found { bucket, word } = table.find(table.hash(a), a).unwrap();
     let origin = table.origin(bucket);
-    assert_eq!(table.evict(1, at(2), UNIT, 0, true), 1);
+    assert_eq!(table.evict(1, at(2), UNIT, true), 1);
     assert!(bucket.is_gone() && !bucket.take(1, at(2), UNIT).allowed(), "nothing is left");
     table.make(table.hash(b), b, full);
     let found = table.find(table.hash(b), b).unwrap();
@@ -226,7 +226,7 @@ fn denial_whose_place_went_to_another_key_is_not_counted_there() {
     let is_mine = || {
         let is_mine = table.is_of(bucket, b"a");
         if changes.replace(1) == 0 {
-            assert_eq!(table.evict(1, at(2), UNIT, 0, false), 1);
+            assert_eq!(table.evict(1, at(2), UNIT, false), 1);
             table.make(table.hash(b"b"), b"b", || Start::at_rest(0));
         }
         is_mine
@@ -246,7 +246,7 @@ fn purse_is_not_spent_for_the_next_key_at_the_place() {
     // So slowly that the bucket cannot be full before the purse is void.
     assert_eq!(purses.refill(before, bucket, at(1), 1 << 30, || true), 0, "it has few tokens");
     bucket.collect(false, |credit| credit);
-    assert_eq!(table.evict(1, at(1_000), UNIT, 0, true), 1);
+    assert_eq!(table.evict(1, at(1_000), UNIT, true), 1);
     table.make(table.hash(b"b"), b"b", full);
     assert_ne!(table.origin(bucket), before);
 }
@@ -270,7 +270,7 @@ fn every_key_is_found_while_others_come_and_go_and_the_index_grows() {
                 table.at(*place).take(1, now, UNIT);
                 assert_eq!(find(&table, *key), Some(*place));
             }
-            table.evict(4096, now, UNIT, 1, false);
+            table.evict(4096, now, UNIT, false);
             alive.retain(|key, place| {
                 let gone = table.at(*place).is_gone();
                 assert_eq!(find(&table, *key), (!gone).then_some(*place));
@@ -311,7 +311,7 @@ fn readers_without_a_lock_always_find_keys_that_stay() {
         for key in 0..3_000 {
             make(&table, 1_000 + round * 3_000 + key);
         }
-        while table.evict(8_192, at(round), UNIT, 1, false) > 0 {}
+        while table.evict(8_192, at(round), UNIT, false) > 0 {}
     }
     done.store(true, Ordering::Relaxed);
     let (looks, missed) = reader.join().unwrap();
@@ -356,7 +356,7 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
                     let key = place.key();
                     *charged.entry(key).or_insert(0) += place.collect(false, |left| left).spent;
                 }
-                table.evict(1, at(1_000), UNIT, 0, true);
+                table.evict(1, at(1_000), UNIT, true);
             }
             charged
         })

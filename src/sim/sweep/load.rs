@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::super::cold::CLIENTS_PER_SECOND;
 use super::super::faults::{self, Planned};
 use super::super::setup::{Form, Policy};
 use super::super::workload::{Scenario, Workload};
@@ -31,10 +32,13 @@ const SLOW_FULL_QUOTA: Quota = Quota::per_second(1).burst(1000);
 const SUSPENDED_QUOTAS: [Quota; 2] =
     [Quota::per_second(100).burst(1000), Quota::per_second(100).burst(2000)];
 const JUNK_QUOTA: Quota = Quota::per_second(100);
+const COLD_QUOTAS: [Quota; 3] =
+    [Quota::per_second(100), Quota::per_second(10).burst(20), Quota::per_second(1000).burst(200)];
+const LOGIN_QUOTA: Quota = Quota::per_minute(5);
 const CROWD_QUOTA: Quota = Quota::per_second(1000);
 const CROWD_FULL_QUOTA: Quota = Quota::per_second(200);
 /// All that only some loads have.
-const OWN_QUOTAS: [Quota; 7] = [
+const OWN_QUOTAS: [Quota; 10] = [
     STICKY_QUOTA,
     MANY_SMALL_QUOTA,
     HOT_SET_QUOTA,
@@ -42,6 +46,9 @@ const OWN_QUOTAS: [Quota; 7] = [
     SUSPENDED_QUOTAS[0],
     SUSPENDED_QUOTAS[1],
     CROWD_FULL_QUOTA,
+    COLD_QUOTAS[1],
+    COLD_QUOTAS[2],
+    LOGIN_QUOTA,
 ];
 
 /// Nodes and interval of the cells that have but one.
@@ -52,6 +59,11 @@ const FAULT_NODES: [u16; 2] = [4, 20];
 const SUSPENDED_NODES: [u16; 2] = [1, 2];
 const JUNK_NODES: u16 = 4;
 const CROWD_NODES: u16 = 200;
+const COLD_NODES: [u16; 3] = [1, 4, 20];
+const COLD_SECONDS: u32 = 20;
+const LOGIN_NODES: [u16; 4] = [4, 8, 20, 100];
+const LOGIN_KEYS: u32 = 500;
+const LOGIN_SECONDS: f64 = 1200.0;
 /// Keys that keep the store busy for about 70% of the time while it does not stall, and keys that
 /// fill all lanes.
 const CROWD_KEYS: u32 = 5;
@@ -86,6 +98,16 @@ pub enum Load {
         /// By how much, in seconds.
         by_s: u32,
     },
+    /// New clients all the time.
+    ColdClients {
+        /// Each one's first request costs half the burst.
+        costly: bool,
+    },
+    /// Many keys with a small burst.
+    Logins {
+        /// At three times the rate, in place of nine tenths.
+        over: bool,
+    },
     /// Many nodes on a store with a service time.
     Crowd {
         /// With more keys than the store can serve, in place of 70% of that.
@@ -110,6 +132,10 @@ impl Load {
                 .collect(),
             Scenario::StoreBack => STORE_BACK_S.map(|by_s| Self::StoreBack { by_s }).into(),
             Scenario::Crowd => [false, true].map(|full| Self::Crowd { full }).into(),
+            Scenario::ColdClients => {
+                [false, true].map(|costly| Self::ColdClients { costly }).into()
+            }
+            Scenario::Logins => [false, true].map(|over| Self::Logins { over }).into(),
             scenario => vec![Self::Scenario(scenario)],
         }
     }
@@ -131,6 +157,8 @@ impl Load {
         match self {
             Self::LongRun => "long_run",
             Self::Crowd { full: true } => "crowd_full",
+            Self::ColdClients { costly: true } => "cold_costly",
+            Self::Logins { over: true } => "logins_over",
             load => load.scenario().name(),
         }
     }
@@ -154,6 +182,8 @@ impl Load {
             Self::Flap { .. } => Scenario::Flap,
             Self::StoreBack { .. } => Scenario::StoreBack,
             Self::Crowd { .. } => Scenario::Crowd,
+            Self::ColdClients { .. } => Scenario::ColdClients,
+            Self::Logins { .. } => Scenario::Logins,
         }
     }
 
@@ -167,6 +197,11 @@ impl Load {
             Self::StoreBack { by_s } => faults::store_back(i64::from(by_s) * 1_000_000),
             _ => faults::of_scenario(workload),
         }
+    }
+
+    /// What is offered, where it is not what the scenario offers.
+    pub(super) fn multiple(self) -> Option<f64> {
+        (self == Self::Logins { over: true }).then_some(3.0)
     }
 
     pub(super) fn quotas(self) -> Vec<Quota> {
@@ -183,6 +218,8 @@ impl Load {
             Scenario::SlowFull => vec![SLOW_FULL_QUOTA],
             Scenario::Suspended => SUSPENDED_QUOTAS.to_vec(),
             Scenario::Junk => vec![JUNK_QUOTA],
+            Scenario::ColdClients => COLD_QUOTAS.to_vec(),
+            Scenario::Logins => vec![LOGIN_QUOTA],
             Scenario::Crowd if self == Self::Crowd { full: true } => vec![CROWD_FULL_QUOTA],
             Scenario::Crowd => vec![CROWD_QUOTA],
             _ if self.is_fault_row() => FAULT_QUOTAS.to_vec(),
@@ -210,6 +247,8 @@ impl Load {
             _ if self == Self::LongRun => of(&[ONE_NODES]),
             Scenario::Suspended => of(&SUSPENDED_NODES),
             Scenario::Junk => of(&[JUNK_NODES]),
+            Scenario::ColdClients => of(&COLD_NODES),
+            Scenario::Logins => of(&LOGIN_NODES),
             Scenario::Crowd => of(&[CROWD_NODES]),
             Scenario::SlowFull => of(&FAULT_NODES),
             _ if self.is_fault_row() => of(&FAULT_NODES),
@@ -222,6 +261,8 @@ impl Load {
         match self {
             Self::Scenario(Scenario::Sticky | Scenario::ManySmall) => 1000,
             Self::Scenario(Scenario::HotSet) => 100_000,
+            Self::ColdClients { .. } => COLD_SECONDS * CLIENTS_PER_SECOND,
+            Self::Logins { .. } => LOGIN_KEYS,
             Self::Crowd { full: false } => CROWD_KEYS,
             Self::Crowd { full: true } => CROWD_FULL_KEYS,
             _ => 1,
@@ -230,7 +271,11 @@ impl Load {
 
     /// How its requests are decided where `form` is asked for.
     pub(super) const fn form(self, form: Form) -> Form {
-        if matches!(self.scenario(), Scenario::Suspended) { Form::Async } else { form }
+        let waits = matches!(
+            self,
+            Self::ColdClients { costly: true } | Self::Scenario(Scenario::Suspended)
+        );
+        if waits { Form::Async } else { form }
     }
 
     /// The policies that it is played with where `policy` is asked for: the default is compared
@@ -255,6 +300,7 @@ impl Load {
                     | Scenario::StoreBack
                     | Scenario::Junk
                     | Scenario::Crowd
+                    | Scenario::ColdClients
             )
     }
 }
@@ -279,6 +325,8 @@ pub(super) const fn own_seconds(load: Load) -> Option<f64> {
         Load::Scenario(Scenario::Suspended) => Some(100.0),
         Load::Scenario(Scenario::Junk) | Load::StoreBack { .. } => Some(40.0),
         Load::Crowd { .. } => Some(12.0),
+        Load::ColdClients { .. } => Some(COLD_SECONDS as f64),
+        Load::Logins { .. } => Some(LOGIN_SECONDS),
         _ => None,
     }
 }

@@ -90,6 +90,22 @@ impl Cell {
                 let synced = figures.synced_per_invented_key;
                 judgement.at_most("synced_per_invented_key", synced, SYNCED_INVENTED_MAX);
             }
+            Load::ColdClients { .. } => {
+                let most = match (self.form, self.nodes) {
+                    (Form::Async, _) => 0.0,
+                    _ if self.burst() < 100.0 => 15.0,
+                    (Form::Check, ..=4) => 1.0,
+                    (Form::Check, _) => 5.0,
+                };
+                let seen = figures.worst.wrong_first_denials_pct;
+                judgement.at_most("wrong_first_denials_pct", seen, most);
+            }
+            Load::Logins { .. } => {
+                let least = if self.form == Form::Async { 99.5 } else { 97.0 };
+                judgement.at_least(VS_IDEAL, figures.worst.admitted_vs_ideal_pct, least);
+                let seen = figures.worst.worst_keys_vs_ideal_pct;
+                judgement.at_least("worst_keys_vs_ideal_pct", seen, least);
+            }
             Load::Crowd { full: false } => {
                 judgement.at_least(REACHABLE, figures.reachable_vs_ideal_pct, 97.0);
             }
@@ -162,9 +178,10 @@ impl Cell {
             figures.excess_bound_tokens
         } else if sure {
             0.0
+        } else if let Scenario::ColdClients | Scenario::Logins = scenario {
+            f64::from(self.nodes) * self.first_credit()
         } else if let Scenario::Churn | Scenario::Sticky = scenario {
-            f64::from(self.nodes_alive_within(self.burst() / self.rate()))
-                * f64::from(self.credit())
+            f64::from(self.nodes_alive_within(self.burst() / self.rate())) * self.first_credit()
         } else if self.burst() >= 100.0 * self.all_credit() {
             // A percent of the burst at most, and the credit of all nodes is no more than that.
             self.all_credit()
@@ -377,7 +394,7 @@ mod tests {
 
     #[test]
     fn nodes_that_came_and_went_within_burst_over_rate_have_their_credit_too() {
-        // Two of twenty are replaced each 2 s: once or twice within 1 s or 2.5 s.
+        // Two of twenty are replaced each 2 s: once or twice within 1 s or 2.5 s. One token each.
         assert_target(cell(Scenario::Churn, R20, 20), "excess_tokens", 22.0, excess);
         let slow = cell(Scenario::Churn, R20.burst(50), 20);
         assert_target(slow, "excess_tokens", 24.0, excess);

@@ -7,7 +7,7 @@ use super::super::clock::NodeClock;
 use super::Happening;
 use crate::bucket::purse::Purses;
 use crate::bucket::{BucketRef, DirtyQueue, Table};
-use crate::limit::Terms;
+use crate::limit::{Credit, Terms};
 use crate::sync::Engine;
 use crate::sync::message::Request;
 use crate::time::Now;
@@ -26,7 +26,7 @@ pub(in crate::sim) struct Node {
     /// Those of each thread, where several contend.
     pub(super) purses: Vec<Purses>,
     /// What a new key of each limit may spend before the store is heard.
-    pub(super) credits: Vec<u32>,
+    pub(super) credits: Vec<Credit>,
     /// The terms of each limit.
     pub(super) terms: Vec<Terms>,
     pub(super) dirty: DirtyQueue,

@@ -43,13 +43,13 @@ impl Account {
 
     /// The credit from now on: none while refill is leased.
     pub(super) fn credit(&self, terms: &Terms) -> i64 {
-        if self.held.rate == 0 { i64::from(terms.credit) } else { 0 }
+        if self.held.rate == 0 { i64::from(terms.credit.known) } else { 0 }
     }
 
     /// How much of a token may be spent before it is whole, in 64ths, so that the fractions that all nodes hold
     /// come to next to nothing: a token waits half of its time on average, and then for a request.
     pub(super) fn ahead(&self, terms: &Terms) -> u8 {
-        if terms.credit == 0 || self.held.rate == 0 || self.owes {
+        if terms.credit.known == 0 || self.held.rate == 0 || self.owes {
             return 0;
         }
         let burst = terms.scale.burst / self.unit;

@@ -63,38 +63,40 @@ impl Account {
     }
 
     /// Puts the limit's outage policy in force. All leases of the key have ended, so that refill has been
-    /// nobody's since. `nodes` is how many nodes share the limit, `None` when that was
-    /// never known. Returns the tokens that are lent from the last view.
+    /// nobody's since. `nodes` is the number of nodes that share the limit. Returns the tokens that are
+    /// lent from the last view.
     pub(crate) fn enter_policy(
         &mut self,
         now: Timestamp,
         outage: &Outage,
         terms: &Terms,
-        nodes: Option<i64>,
+        nodes: i64,
     ) -> i64 {
         let unit = terms.scale.token;
-        self.absorb(now, true, |_| 0);
+        let credit_before = i64::from(self.credit_given) + self.unsent.debt;
+        self.absorb(now, true, |_, _| 0);
+        let credit_left = credit_before - self.unsent.debt;
         // A lease that ended before the silence is gone: others may have leased the same since then.
         let epochs_us = (self.held.tag + 2).saturating_mul(terms.epoch_us as i64);
         let alive = epochs_us > outage.last_us;
         let left = i64::from(self.bucket.withdraw(0));
         let own = if alive { left } else { 0 };
         let burst = terms.scale.burst / unit;
-        let (rate, depth, loan) = match (terms.outage, nodes) {
-            (OutagePolicy::Share, Some(nodes)) => {
+        let (rate, depth, loan) = match (terms.outage, alive) {
+            (OutagePolicy::Share, _) => {
                 let depth = (burst / nodes).max(1);
                 (terms.scale.rate / nodes, depth, self.loan(nodes, unit).min(depth))
             }
-            (OutagePolicy::LastRate, _) if alive => (self.held.rate, self.held.depth.max(1), 0),
+            (OutagePolicy::LastRate, true) => (self.held.rate, self.held.depth.max(1), 0),
             (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
-            (OutagePolicy::Closed | OutagePolicy::LastRate, _) | (OutagePolicy::Share, None) => {
-                (0, 0, 0)
-            }
+            (OutagePolicy::Closed, _) | (OutagePolicy::LastRate, false) => (0, 0, 0),
         };
         let open = terms.outage == OutagePolicy::Open;
         let refilled =
             if open { 0 } else { flow(0, rate, now.micros_since(outage.ended), depth, unit) };
-        let begun = (loan * unit + refilled).min(depth.saturating_mul(unit));
+        // A key of which the node has no view goes on with its first credit.
+        let first = if self.view.is_none() { credit_left.min(depth) } else { 0 };
+        let begun = ((first + loan) * unit + refilled).min(depth.saturating_mul(unit));
         let tokens = if open { depth } else { own + begun / unit };
         let fraction = if open { 0 } else { begun % unit };
         let admitted_before = self.unsent.allowed;
@@ -103,8 +105,7 @@ impl Account {
         self.policy = Some(policy);
         self.answer_by_policy(now, terms);
         // A share of a burst that is smaller than the cluster is a token all the same.
-        let shares =
-            terms.outage == OutagePolicy::Share && nodes.is_some_and(|nodes| nodes > burst);
+        let shares = terms.outage == OutagePolicy::Share && nodes > burst;
         loan.max(i64::from(shares))
     }
 

@@ -23,7 +23,7 @@ impl Account {
 
     /// How long the key is kept in the books after its last request.
     pub(super) fn linger_us(&self, terms: &Terms) -> u64 {
-        let strict = terms.credit == 0 && self.waited_at == Timestamp::ZERO;
+        let strict = terms.credit.known == 0 && self.waited_at == Timestamp::ZERO;
         let returns = self.seen > 1 || self.known_us.is_some();
         let most_us = if strict && returns { STRICT_LINGER_MAX_US } else { LINGER_MAX_US };
         terms.scale.fill_us().clamp(LINGER_MIN_US, most_us)

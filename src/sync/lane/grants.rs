@@ -45,7 +45,7 @@ impl Lane {
                 self.rescheduled(slot, |account| account.refused = false);
                 let recovering_until = self.recovering_until;
                 let limit = self.accounts[slot].limit();
-                let nodes = context.sharing(limit, now).unwrap_or(1).max(1);
+                let nodes = context.sharing(limit, now);
                 let round_trip_us = self.round_trip_us;
                 let installed = self.rescheduled(slot, |account| {
                     account.nodes = nodes;
