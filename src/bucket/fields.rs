@@ -1,4 +1,4 @@
-//! How a bucket's less changeable numbers share words, so that all of it fits one cache line.
+//! How a bucket's less changeable numbers share words, so that a bucket fits two cache lines.
 
 use super::word::FIELD_MAX;
 use crate::decision::AHEAD_PARTS;

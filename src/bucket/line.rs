@@ -1,4 +1,4 @@
-//! How a bucket lies in memory: two cache lines, the bucket's state and its key; and the memory that
+//! How a bucket lies in memory: two cache lines, with the bucket's state and its key; and the memory that
 //! buckets lie in.
 //!
 //! # Argument
@@ -37,11 +37,13 @@ use super::word::Word;
 use crate::decision::Refill;
 use crate::time::Timestamp;
 
-/// Words in a bucket, and of these in the line of its state.
+/// Words in a bucket.
 const WORDS: usize = 16;
-const STATE_WORDS: usize = 8;
+/// The words of the key. A key of up to three words lies in the first cache line, with all that a decision on a
+/// fresh lease reads.
+const KEY: std::ops::Range<usize> = 5..13;
 /// The longest key that lies in its bucket.
-const INLINE_BYTES_MAX: usize = (WORDS - STATE_WORDS) * size_of::<u64>();
+const INLINE_BYTES_MAX: usize = (KEY.end - KEY.start) * size_of::<u64>();
 
 type BucketWords = [AtomicU64; WORDS];
 
@@ -190,7 +192,7 @@ impl Bucket {
     /// The key, or the number of the slot that a long one has.
     #[inline(always)]
     fn key_words(&self) -> &[AtomicU64] {
-        &self.0[STATE_WORDS..]
+        &self.0[KEY]
     }
 
     /// The [`Word`]. Publishes the lease's end along with itself.
@@ -223,25 +225,25 @@ impl Bucket {
     /// its last word, rounded.
     #[inline(always)]
     pub(super) fn seen(&self) -> &AtomicU64 {
-        &self.0[4]
+        &self.0[13]
     }
 
     /// A [`Tenancy`], of which but the spills are written before the word is published.
     #[inline(always)]
     fn tenancy(&self) -> &AtomicU64 {
-        &self.0[5]
+        &self.0[4]
     }
 
     /// A [`Desk`].
     #[inline(always)]
     pub(super) fn desk(&self) -> &AtomicU64 {
-        &self.0[6]
+        &self.0[14]
     }
 
     /// [`Counts`] since the last collection.
     #[inline(always)]
     pub(super) fn counts(&self) -> &AtomicU64 {
-        &self.0[7]
+        &self.0[15]
     }
 }
 
