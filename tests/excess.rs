@@ -165,9 +165,9 @@ async fn an_outage_lived_through_on_shares_raises_the_bound_and_a_closed_one_doe
         let limit = limit().outage(policy);
         let cluster = Cluster::new(2, &limit);
         cluster.pass(3 * SECOND).await;
-        // Shares begin with a part of what the nodes have seen of the key.
+        // Without a lease, shares begin with a part of what the nodes have seen of the key.
         cluster.ask_all("user");
-        cluster.pass(SECOND).await;
+        cluster.pass(3 * SECOND).await;
         let before = bound_tokens(&cluster.excess()[0]);
         cluster.store.set_away(true);
         for _ in 0..10 {

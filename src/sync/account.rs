@@ -15,6 +15,7 @@ mod adopted;
 mod fresh;
 mod giving_back;
 mod lending;
+mod need;
 mod outage;
 mod pace;
 mod schedule;
@@ -34,9 +35,6 @@ pub(crate) const CLOCK_ERROR_DIVISOR: u64 = 2000;
 pub(crate) const STALL_MAX_US: u64 = crate::time::CLOCK_AGE_MAX_US;
 /// A key above half its burst is synced so many times more rarely.
 const PLENTY_TICKS: u64 = 4;
-/// A key is hot that is asked for once in a tick, or once in so many microseconds if that is shorter:
-/// refill that comes slower than that is stranded in fractions on all nodes.
-const HOT_US: u64 = 125_000;
 /// So many requests in one observation speak for themselves: their relative error is a third.
 const TELLING_REQUESTS: u64 = 8;
 /// So many arrivals must be expected before their absence says anything: chance alone leaves less
@@ -137,7 +135,11 @@ pub(crate) struct Account {
     growth: f64,
     /// The node has spent on credit and not seen that repaid.
     owes: bool,
+    /// What the store could lease by its last word, with all that is outstanding, in units; 0 if it withheld some.
+    level: i64,
     view: Option<View>,
+    /// When the key came into the books.
+    opened: Timestamp,
     demand: Demand,
     recall: i64,
     policy: Option<Policy>,
@@ -208,6 +210,7 @@ impl Account {
             credit_given: bucket.credit_at_rest(),
             growth: terms.scale.rate as f64,
             owes: false,
+            level: 0,
             bucket,
             key,
             desk,
@@ -222,6 +225,7 @@ impl Account {
             unsent: Unsent::default(),
             fresh: Fresh::default(),
             view,
+            opened: now,
             demand: Demand::new(now.minus_micros(1000)),
             recall: 0,
             policy: None,
@@ -408,49 +412,6 @@ impl Account {
         self.view.is_some_and(|view| view.level < terms.scale.burst / 20)
     }
 
-    fn is_hot(&self, terms: &Terms) -> bool {
-        self.demand.over(terms.tick_us.min(HOT_US)) >= 1.0
-    }
-
-    /// Until the next report on schedule.
-    fn interval_us(&self, now: Timestamp, terms: &Terms) -> u64 {
-        if self.is_plentiful(now, terms) { PLENTY_TICKS * terms.tick_us } else { terms.tick_us }
-    }
-
-    /// Whether tokens alone would do without refill: this node's part of what the store has lasts until the
-    /// next answer.
-    fn spares_refill(&self, now: Timestamp, terms: &Terms) -> bool {
-        let span_us = self.interval_us(now, terms) + terms.tick_us / 2 + self.round_trip_us;
-        let part = self.view.map_or(0, |view| view.level / self.unit / self.nodes);
-        part as f64 >= self.demand.over(span_us)
-    }
-
-    /// Tokens to hold so that the key does not run dry before the next report.
-    fn need(&self, now: Timestamp, terms: &Terms) -> i64 {
-        if now.micros_since(self.last_arrival) >= self.linger_us(terms) {
-            return 0;
-        }
-        // A key that may never come again gets no lease, where credit can admit its next request.
-        if self.is_seen_once() && terms.credit.known > 0 && self.denied_cost == 0 {
-            return 0;
-        }
-        let plentiful = self.view.is_none() || self.is_plentiful(now, terms);
-        // Whoever was denied a large cost comes again with it.
-        let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
-        if !plentiful && !self.is_hot(terms) {
-            // Without credit nothing else would admit whoever is denied and comes again. Who waits
-            // for the store gets what is there, and needs nobody to hold it ready.
-            return large
-                .max(i64::from(terms.credit.known == 0 && self.waited_at == Timestamp::ZERO));
-        }
-        let span_us = self.interval_us(now, terms) + terms.tick_us / 2 + self.round_trip_us;
-        let flows_in = self.held.rate as f64 / terms.scale.token as f64;
-        let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
-        let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let need = ((expected + spread + 1.0).ceil() as i64).max(large);
-        need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
-    }
-
     /// Tokens pending or to be reported.
     pub(crate) fn pending(&self) -> u64 {
         let unsent = self.unsent.spent + self.unsent.debt + self.unsent.allowed;
@@ -488,8 +449,8 @@ impl Account {
         self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
         let claim = self.estimate(now, terms);
         let need = if leaving { 0 } else { self.need(now, terms) };
-        let demand = (self.demand.per_us() * unit as f64) as i64;
-        let hot = self.is_hot(terms) && !leaving;
+        let (per_us, hot) = self.wanted_per_us(now, terms);
+        let (demand, hot) = ((per_us * unit as f64) as i64, hot && !leaving);
         let held_back = if leaving { 0 } else { self.fresh.hold_back(self.unsent.spent, now) };
         let back = self.give_back(terms, now, need, if hot { demand } else { 0 }, held_back);
         let tokens = self.bucket.peek(now, unit).0;
@@ -554,6 +515,7 @@ impl Account {
         terms: &Terms,
     ) -> Installed {
         let unit = terms.scale.token;
+        self.level = if given.withheld == Withheld::Nothing { given.level } else { 0 };
         if given.rate > 0 {
             // A node spends on credit or ahead of its refill, never both.
             self.absorb(now, true, |_, _| 0);

@@ -1,0 +1,98 @@
+//! How many tokens a node should hold of a key, and how fast the key is asked for.
+
+use super::{Account, PLENTY_TICKS};
+use crate::bucket::FIELD_MAX;
+use crate::limit::Terms;
+use crate::time::Timestamp;
+
+/// A key is hot that is asked for once in a tick, or once in so many microseconds if that is shorter:
+/// refill that comes slower than that is stranded in fractions on all nodes.
+const HOT_US: u64 = 125_000;
+/// The level, which has what is outstanding, is plenty above so many quarters of the burst. Where all that there is
+/// is spent, it is lower: only reports that are late, and leases that overflow, raise it.
+const PLENTY_QUARTERS: i64 = 3;
+/// Tokens of the burst for each node, so that a node may hold one and leave one.
+const TOKENS_A_NODE: i64 = 2;
+
+impl Account {
+    /// Whether the bucket has plenty, though most of it may be outstanding. Then a node may hold tokens of a key
+    /// that it is seldom asked for, unless callers wait for the store: they get what is there.
+    pub(super) fn has_plenty(&self, terms: &Terms) -> bool {
+        self.level > terms.scale.burst / 4 * PLENTY_QUARTERS
+            && self.waited_at == Timestamp::ZERO
+            && terms.scale.burst / self.unit >= TOKENS_A_NODE * self.nodes
+    }
+
+    /// Until the next report on schedule.
+    pub(super) fn interval_us(&self, now: Timestamp, terms: &Terms) -> u64 {
+        if self.is_plentiful(now, terms) { PLENTY_TICKS * terms.tick_us } else { terms.tick_us }
+    }
+
+    /// Until the answer to the next report on schedule, at the latest.
+    fn span_us(&self, now: Timestamp, terms: &Terms) -> u64 {
+        self.interval_us(now, terms) + terms.tick_us / 2 + self.round_trip_us
+    }
+
+    /// Whether tokens alone would do without refill: this node's part of what the store has lasts until the
+    /// next answer.
+    pub(super) fn spares_refill(&self, now: Timestamp, terms: &Terms) -> bool {
+        let span_us = self.span_us(now, terms);
+        let part = self.view.map_or(0, |view| view.level / self.unit / self.nodes);
+        part as f64 >= self.demand.over(span_us)
+    }
+
+    /// Tokens to hold so that the key does not run dry before the next report.
+    pub(super) fn need(&self, now: Timestamp, terms: &Terms) -> i64 {
+        if now.micros_since(self.last_arrival) >= self.linger_us(terms) {
+            return 0;
+        }
+        // A key that may never come again gets no lease, where credit can admit its next request.
+        if self.is_seen_once() && terms.credit.known > 0 && self.denied_cost == 0 {
+            return 0;
+        }
+        let plentiful =
+            self.view.is_none() || self.has_plenty(terms) || self.is_plentiful(now, terms);
+        // Whoever was denied a large cost comes again with it.
+        let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
+        if !plentiful && !is_hot(self.demand.per_us(), terms) {
+            // Without credit nothing else would admit whoever is denied and comes again. Who waits
+            // for the store gets what is there, and needs nobody to hold it ready.
+            return large
+                .max(i64::from(terms.credit.known == 0 && self.waited_at == Timestamp::ZERO));
+        }
+        let span_us = self.span_us(now, terms);
+        let flows_in = self.held.rate as f64 / terms.scale.token as f64;
+        let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
+        let spread = 2.0 * self.demand.over(span_us).sqrt();
+        let need = ((expected + spread + 1.0).ceil() as i64).max(large).max(self.at_first(terms));
+        need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
+    }
+
+    /// Whether the store has not answered since the key came into the books.
+    fn is_unanswered(&self) -> bool {
+        self.view.is_none_or(|view| view.at < self.opened)
+    }
+
+    /// Tokens to ask for before the store has answered once. The demand is not known yet, and may be the whole
+    /// rate until this answer and the next one are here.
+    fn at_first(&self, terms: &Terms) -> i64 {
+        if !self.is_unanswered() || self.is_seen_once() {
+            return 0;
+        }
+        let tokens_per_us = terms.scale.rate as f64 / terms.scale.token as f64;
+        (tokens_per_us * (2 * self.round_trip_us) as f64) as i64
+    }
+
+    /// The demand to be registered, in tokens per microsecond, and whether the key is hot. What is asked for at
+    /// first is demand too: shares and refill follow from it.
+    pub(super) fn wanted_per_us(&self, now: Timestamp, terms: &Terms) -> (f64, bool) {
+        let first_per_us = self.at_first(terms) as f64 / self.span_us(now, terms) as f64;
+        let per_us = self.demand.per_us().max(first_per_us);
+        (per_us, is_hot(per_us, terms))
+    }
+}
+
+/// Whether a key is hot that is asked for so many tokens a microsecond.
+fn is_hot(per_us: f64, terms: &Terms) -> bool {
+    per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
+}
