@@ -11,7 +11,7 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tidegate::{ActiveLimit, ConfigError, DEFAULT_CREDIT, Limit, Limiter, Quota, RedisStore};
+use tidegate::{ActiveLimit, ConfigError, Incidents, Limit, Limiter, Quota, RedisStore, bound};
 
 const DEFAULT_ADDRESS: &str = "redis://127.0.0.1:6379";
 const NODES: usize = 3;
@@ -22,6 +22,10 @@ const LOAD_LASTS: Duration = Duration::from_secs(3);
 /// A node whose store has not answered by then does not start.
 const READY_WITHIN: Duration = Duration::from_secs(2);
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+fn limit() -> Limit {
+    Limit::new("api", QUOTA)
+}
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -53,7 +57,7 @@ async fn run(address: &str) -> Result<(), Box<dyn Error>> {
 /// Starts a node, and insists on its store.
 async fn start(address: &str) -> Result<Limiter, ConfigError> {
     let store = RedisStore::open(address)?.namespace("cluster-example")?;
-    Limiter::builder().limit(Limit::new("api", QUOTA)).store(store).build_ready(READY_WITHIN).await
+    Limiter::builder().limit(limit()).store(store).build_ready(READY_WITHIN).await
 }
 
 /// Asks each node once a [`GAP`]; returns what each admitted, and how long it took.
@@ -79,6 +83,6 @@ fn report(admitted: &[u64; NODES], took: Duration) {
     println!(
         "together: {total} admitted; burst + rate x {:.3} s = {ideal:.0}, credit at most {} more",
         took.as_secs_f64(),
-        NODES as u64 * u64::from(DEFAULT_CREDIT),
+        bound(&limit(), NODES as u32, &Incidents::default()).ceil(),
     );
 }

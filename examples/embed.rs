@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let denial = loop {
         arrivals.tick().await;
         let decision = api.check("user:42")?;
-        // Until the store has spoken of a new key, its answers are unsure: one credit, then no.
+        // Until the store has answered about a new key, decisions are unsure: first credit, then denials.
         if decision.is_denied() && decision.is_sure() {
             break decision;
         }

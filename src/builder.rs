@@ -12,7 +12,7 @@ use crate::driver::clock::{Ticker, TimeSource};
 use crate::driver::manual::ManualClock;
 use crate::driver::{Driver, LimitState, Listener};
 use crate::error::ConfigError;
-use crate::limit::{Limit, Mode, Terms};
+use crate::limit::{DEFAULT_MAX_NODES, Limit, Mode, Terms};
 use crate::limiter::{Limiter, Shared};
 use crate::store::{MemoryStore, Store};
 use crate::sync::{Config, Engine, Event};
@@ -147,8 +147,8 @@ impl Builder {
         self
     }
 
-    /// The most nodes that share the limits ([`DEFAULT_MAX_NODES`](crate::DEFAULT_MAX_NODES); 1 with a [`MemoryStore`]). Until the store
-    /// has counted the nodes, a node takes this number to compute its credit and its
+    /// The most nodes that share the limits ([`DEFAULT_MAX_NODES`]; 1 with a [`MemoryStore`]).
+    /// Until the store has counted the nodes, a node takes this number to compute its credit and its
     /// [share](crate::OutagePolicy::Share).
     pub fn max_nodes(mut self, nodes: u32) -> Self {
         self.max_nodes = Some(nodes);
@@ -212,17 +212,19 @@ impl Builder {
             ),
         };
         let alone = self.store.is_none();
-        let max_nodes = match self.store {
-            Some(AnyStore(StoreKind::Memory(_))) => self.max_nodes.or(Some(1)),
-            _ => self.max_nodes,
+        let max_nodes = self.max_nodes;
+        let uncounted = match self.store {
+            Some(AnyStore(StoreKind::Memory(_))) => 1,
+            _ => DEFAULT_MAX_NODES,
         };
+        let uncounted = max_nodes.unwrap_or(uncounted);
         let store = self.store.map(|store| store.open(&time));
         let budget = Arc::new(KeyBudget::new(self.keys_max));
         let limits: Arc<[Arc<LimitState>]> = self
             .limits
             .iter()
             .zip(0..)
-            .map(|(limit, index)| limit_state(limit, index, alone, max_nodes, &budget, &time))
+            .map(|(limit, index)| limit_state(limit, index, alone, uncounted, &budget, &time))
             .collect::<Result<_, _>>()?;
         let dirty = Arc::new(DirtyQueue::new(self.keys_max));
         time.mind(dirty.bell());
@@ -294,12 +296,13 @@ fn limit_state(
     limit: &Limit,
     index: u32,
     alone: bool,
-    max_nodes: Option<u32>,
+    uncounted: u32,
     budget: &Arc<KeyBudget>,
     time: &TimeSource,
 ) -> Result<Arc<LimitState>, ConfigError> {
     let mut terms: Terms = limit.validate()?;
-    terms.credit = terms.credit_rule.at(max_nodes);
+    terms.credit_rule.uncounted = uncounted;
+    terms.credit = terms.credit_rule.at(None);
     if alone {
         // Nobody shares the limit: this node's own bucket is the whole truth.
         terms.mode = Mode::Local;

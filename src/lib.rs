@@ -17,8 +17,8 @@
 //!
 //! Busy keys hold *leases*: slices of the one bucket in the store, subtracted there before a node
 //! may spend them, so that the cluster as a whole cannot overshoot. Quiet keys are decided on a
-//! *credit* of one token, which is reported at once and renewed while the store is not in debt. A sync batches
-//! what was spent on many keys into one script call and brings new leases back.
+//! *credit*, a few tokens on a new key and one token later, which is reported at once and renewed while the store
+//! is not in debt. A sync batches what was spent on many keys into one script call and brings new leases back.
 //!
 //! # Modes
 //!

@@ -196,7 +196,7 @@ impl Limit {
     /// Unless this is called, a node gives [`DEFAULT_CREDIT`] to a key of which it has a view. To another key,
     /// which is new to it or must be full again, it gives a first credit of `burst / (4 x nodes)`, rounded up,
     /// or of half the burst where it is the only node, and never more than [`CREDIT_MAX`]. All first credits
-    /// together are about a quarter of the burst, and one token a node at least.
+    /// together are at most half of the burst, or one token a node.
     #[must_use]
     pub fn credit(mut self, tokens: u32) -> Self {
         self.credit = Some(tokens);
@@ -321,12 +321,11 @@ impl Limit {
             // What comes out even is not to be lost to the last bit of a float.
             let together = Some((excess * burst as f64 + 1e-9) as u64);
             let known = least(self.credit.unwrap_or(ACCURACY_CREDIT_MAX));
-            return CreditRule { burst, known, first: self.credit.map(least), together };
+            let first = self.credit.map(least);
+            return CreditRule { burst, known, first, together, uncounted: DEFAULT_MAX_NODES };
         }
-        match self.credit {
-            Some(credit) => CreditRule::fixed(least(credit)),
-            None => CreditRule { burst, known: DEFAULT_CREDIT, first: None, together: None },
-        }
+        let fixed = CreditRule::fixed(least(self.credit.unwrap_or(DEFAULT_CREDIT)));
+        if self.credit.is_some() { fixed } else { CreditRule { burst, first: None, ..fixed } }
     }
 }
 

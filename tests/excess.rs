@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, Builder, Event, Excess, Incidents, Limit, Limiter, OutagePolicy, Quota, bound,
+    ActiveLimit, Builder, Decision, Event, Excess, Incidents, Limit, Limiter, OutagePolicy, Quota,
+    bound,
 };
 
 const STEP: Duration = Duration::from_millis(5);
@@ -206,6 +207,25 @@ async fn keys_in_use_and_at_rest_lose_their_credit_when_there_are_more_nodes_tha
             assert!(bound_tokens(&told) <= 3.0 + ERROR, "{told:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn first_credit_that_is_left_shrinks_when_nodes_join() {
+    let limit = Limit::new("api", Quota::per_hour(60).burst(60));
+    let mut cluster = Cluster::new(1, &limit);
+    cluster.pass(4 * SECOND).await;
+    let first = cluster.apis().remove(0);
+    assert!(first.check("user").unwrap().is_allowed(), "one of fifteen");
+    (0..19).for_each(|_| cluster.join(&limit));
+    for _ in 0..10 {
+        // The key stays in the books, and its level above half of the burst.
+        cluster.pass(SECOND / 2).await;
+        first.check("user").unwrap();
+    }
+    cluster.pass(SECOND / 2).await;
+    let admitted = (0..60).map(|_| first.check("user").unwrap()).filter(Decision::is_allowed);
+    let on_credit = admitted.filter(|decision| !decision.is_sure()).count();
+    assert!(on_credit <= 1, "{on_credit} of one token a node");
 }
 
 #[tokio::test]

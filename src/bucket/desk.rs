@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::fields::Moment;
 use super::line::{Bucket, CLOSED};
 use super::outcome::Touch;
 use crate::decision::{RoughTokens, View};
@@ -114,12 +115,13 @@ impl Bucket {
         self.load_desk().with_view_ms(0) == Desk::SHUT && !self.has_spilled()
     }
 
-    /// The engine opens its books on this key.
+    /// The engine opens its books on this key. Whoever gives credit to a bucket without books fails from then on.
     pub(crate) fn open_books(&self, slot: u32) {
         debug_assert!(slot <= SLOT_MAX);
         debug_assert!(self.minted_us().load(Ordering::Relaxed) >= CLOSED, "no lease without books");
         self.minted_us().store(u64::MAX, Ordering::Release);
         self.update_desk(|desk| desk.with_slot(slot));
+        let _ = self.update(|word| Some(word.next_epoch()));
     }
 
     /// The engine closes its books on this key, which is full at `full_at` if left alone and may not
@@ -127,6 +129,12 @@ impl Bucket {
     pub(crate) fn try_close_books(&self, full_at: Timestamp) -> bool {
         if self.has_spilled() {
             return false;
+        }
+        // What is full has a whole token.
+        let seen = Moment(self.seen().load(Ordering::Relaxed));
+        if seen.micros() > full_at.as_micros() {
+            let seen = Moment::not_before(full_at, seen.tokens());
+            self.seen().store(seen.0, Ordering::Relaxed);
         }
         let minted = CLOSED | full_at.as_micros().min(CLOSED - 1);
         self.minted_us().store(minted, Ordering::Release);

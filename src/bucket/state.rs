@@ -66,6 +66,9 @@ use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
 /// Tokens denied between two collections are summed up to about so many.
 const DENIED_MAX: u32 = 1 << 31;
+/// A caller that can wait asks for more than a lease has where the store had so many times the cost at its last word.
+/// With one time, callers would join batches that have nothing to give.
+const ASK_TIMES: i64 = 8;
 
 impl Bucket {
     /// A full bucket that this node alone refills, for ever.
@@ -120,11 +123,18 @@ impl Bucket {
     }
 
     /// Gives the first credit to a key that must be full again, unless something was spent on it since.
+    ///
+    /// The word is loaded before the rest is looked at, and the engine moves it to its next epoch when it opens
+    /// its books and whenever it changes the lease. So a decision that was held up in between changes nothing.
     #[inline]
-    pub(crate) fn renew_first_credit(&self, now: Timestamp, credit: impl FnOnce() -> u32) {
-        if self.slot().is_none() && self.is_full_at_rest(now) {
-            self.rest_on(credit());
+    pub(crate) fn renew_first_credit(&self, now: Timestamp, credit: impl Fn() -> u32) {
+        if self.slot().is_some() || !self.is_full_at_rest(now) {
+            return;
         }
+        let _ = self.update(|word| {
+            let at_rest = self.slot().is_none() && self.is_full_at_rest(now);
+            (at_rest && word.pending() == 0 && !word.gone()).then(|| word.with_credit(credit()))
+        });
     }
 
     // ---- decisions ---------------------------------------------------------------------------
@@ -328,7 +338,7 @@ impl Bucket {
                     continue;
                 }
             }
-            if from_credit > 0 && !unsure && !word.policy() && !self.is_leased(live) {
+            if from_credit > 0 && !unsure && !word.policy() && !self.knows_all(live, cost) {
                 return Some(self.unsure(tokens));
             }
             let refused = from_credit > 0 && !unsure && !word.policy();
@@ -434,6 +444,12 @@ impl Bucket {
     fn credit(&self, word: Word, now: Timestamp) -> u32 {
         let from_us = Moment(self.seen().load(Ordering::Relaxed)).micros();
         if now.as_micros() >= from_us { word.credit() } else { 0 }
+    }
+
+    /// Whether the node knows that the store has nothing for a request of this cost: refill is leased, and by its
+    /// last word the store had not several times as much.
+    fn knows_all(&self, live: bool, cost: u32) -> bool {
+        self.is_leased(live) && self.view().tokens() < ASK_TIMES * i64::from(cost)
     }
 
     /// Whether refill is leased: then the node knows all that it can have.

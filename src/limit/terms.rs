@@ -71,19 +71,27 @@ pub(crate) struct CreditRule {
     /// The most for all nodes together, in tokens, if that is limited. Then nodes give none before they know
     /// how many they are.
     pub together: Option<u64>,
+    /// The number of nodes that is assumed before they are counted.
+    pub uncounted: u32,
 }
 
 impl CreditRule {
     /// The same credit for each key and any number of nodes.
     pub(crate) const fn fixed(credit: u32) -> Self {
-        Self { burst: 0, known: credit, first: Some(credit), together: None }
+        Self {
+            burst: 0,
+            known: credit,
+            first: Some(credit),
+            together: None,
+            uncounted: DEFAULT_MAX_NODES,
+        }
     }
 
     /// The credit of each node; `None` while the number of nodes is unknown.
     pub(crate) fn at(&self, nodes: Option<u32>) -> Credit {
         let nodes = match (nodes, self.together) {
             (Some(nodes), _) => nodes.max(1),
-            (None, None) => DEFAULT_MAX_NODES,
+            (None, None) => self.uncounted,
             (None, Some(_)) => return Credit::NONE,
         };
         let part = self.together.map_or(u64::MAX, |together| together / u64::from(nodes));
@@ -149,7 +157,8 @@ mod tests {
 
     #[test]
     fn credit_together_is_divided_in_whole_tokens() {
-        let rule = CreditRule { burst: 9000, known: 8, first: None, together: Some(90) };
+        let rule =
+            CreditRule { burst: 9000, known: 8, first: None, together: Some(90), uncounted: 16 };
         assert_eq!(rule.at(None), Credit::NONE);
         let known = [1, 11, 12, 20, 90, 91].map(|nodes| rule.at(Some(nodes)).known);
         assert_eq!(known, [8, 8, 7, 4, 1, 0]);
@@ -179,7 +188,7 @@ mod tests {
             (1_000_000, Some(100), 15),
         ];
         for (burst, nodes, first) in cases {
-            let rule = CreditRule { burst, known: 1, first: None, together: None };
+            let rule = CreditRule { burst, known: 1, first: None, together: None, uncounted: 16 };
             let expected = Credit { known: 1, first };
             assert_eq!(rule.at(nodes), expected, "burst {burst} on {nodes:?} nodes");
         }

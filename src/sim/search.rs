@@ -12,7 +12,7 @@ use super::setup::{Form, Network, Setup};
 use super::workload::Arrival;
 use super::world::World;
 use crate::bound::Excess;
-use crate::limit::{Limit, OutagePolicy, SyncPolicy};
+use crate::limit::{DEFAULT_MAX_NODES, Limit, OutagePolicy, SyncPolicy};
 use crate::limiter::DECIDE_WITHIN;
 use crate::quota::Quota;
 use crate::weakness::{Weakness, weakened};
@@ -324,6 +324,19 @@ fn the_bound_holds_whatever_goes_wrong() {
 #[test]
 fn without_faults_the_excess_is_at_most_the_credit_of_all_nodes() {
     assert_holds("no faults", |seed| Case::random(seed, false));
+}
+
+#[test]
+fn first_credit_of_all_nodes_is_the_most_that_limits_with_default_credit_exceed() {
+    assert_holds("default credit", |seed| {
+        let mut case = Case::random(seed, false);
+        case.setup.limit.credit = None;
+        // More nodes than are assumed give more than their part before they are counted.
+        let nodes = case.setup.nodes.min(DEFAULT_MAX_NODES as u16);
+        case.setup.nodes = nodes;
+        case.arrivals.retain(|arrival| arrival.node < nodes);
+        case
+    });
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Cell {
         self.quota.burst_tokens() as f64
     }
 
-    /// The credit of each node on a key of which it has a view. The usual way is held to what tidegate is.
+    /// The credit of each node on a key of which it has a view. Write-behind is judged by the same.
     fn credit(&self) -> u32 {
         if self.policy == Policy::Strict { 0 } else { DEFAULT_CREDIT }
     }

@@ -583,13 +583,15 @@ impl Account {
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
         self.answer_asked(given.withheld != Withheld::Nothing, now, terms);
-        // First credit that is left stays while the store has plenty, and is not renewed.
+        // First credit that is left stays while the store has plenty, as far as the nodes that there are now
+        // allow; it is not renewed.
         let keeps_first = given.withheld == Withheld::Nothing
             && self.held.rate == 0
             && self.is_plentiful(now, terms);
         self.absorb(now, muted, |debt, left| {
-            let renewed = (credit - debt).max(0) as u32;
-            if keeps_first { renewed.max(left) } else { renewed }
+            let renewed = (credit - debt).max(0);
+            let first = i64::from(left).min(i64::from(terms.credit.first) - debt);
+            (if keeps_first { renewed.max(first) } else { renewed }) as u32
         });
         self.schedule(given, now, terms);
         self.plan_probe(now, terms);

@@ -13,6 +13,9 @@ const REMEMBERED_MAX_US: u64 = 600_000_000;
 /// jitter, and a slow reply.
 const INTRODUCED_US: u64 = 1_500_000;
 
+/// A cluster that starts has been counted once a count has stood for so long: two heartbeats with their jitter.
+const STOOD_US: u64 = 2_200_000;
+
 /// The numbers of nodes that the store's lanes have counted.
 #[derive(Debug)]
 pub(crate) struct Nodes {
@@ -23,6 +26,10 @@ pub(crate) struct Nodes {
     highest: VecDeque<(Timestamp, i64)>,
     /// The time of the first reply that counted this node.
     joined: Option<Timestamp>,
+    /// Since when the highest of the latest counts has been the same.
+    stands_since: Timestamp,
+    /// A count has stood for [`STOOD_US`]. Before that, nodes may be missing that start at the same time.
+    stood: bool,
     /// The most nodes that there can be, from the configuration. It is used until the store has counted.
     configured: Option<i64>,
 }
@@ -33,14 +40,21 @@ impl Nodes {
             by_lane: vec![None; lanes as usize],
             highest: VecDeque::new(),
             joined: None,
+            stands_since: Timestamp::ZERO,
+            stood: false,
             configured: configured.map(i64::from),
         }
     }
 
     /// Takes the count of a lane's reply.
     pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
+        let before = self.alive();
         self.by_lane[lane as usize] = Some(nodes);
         self.joined.get_or_insert(now);
+        if self.alive() != before {
+            self.stands_since = now;
+        }
+        self.stood |= now >= self.stands_since.plus_micros(STOOD_US);
         let forgotten = now.minus_micros(REMEMBERED_MAX_US);
         self.highest.retain(|&(at, known)| known > nodes && at >= forgotten);
         self.highest.push_back((now, nodes));
@@ -69,17 +83,20 @@ impl Nodes {
         recent.or(self.highest.back()).map(|(_, nodes)| *nodes).or(self.configured)
     }
 
-    /// The credit that this node gives according to `rule` on a limit whose bucket fills in `fill_us`. A node
-    /// that has just joined gives only what the others, which may not know of it yet, leave.
+    /// The credit that this node gives according to `rule` on a limit whose bucket fills in `fill_us`. Where all
+    /// nodes together are held to a number of tokens, a node that has just joined gives only what the others, which
+    /// may not know of it yet, leave.
     pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> Credit {
         let Some(nodes) = self.known(fill_us, now) else { return rule.at(None) };
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+        let Some(together) = rule.together else {
+            return rule.at(self.stood.then_some(nodes));
+        };
         let introduced = self.joined.is_none_or(|joined| now >= joined.plus_micros(INTRODUCED_US));
         if introduced {
             return rule.at(Some(nodes));
         }
         let credit = rule.at(Some(nodes));
-        let Some(together) = rule.together else { return credit };
         let others = u64::from(rule.at(Some(1)).first) * u64::from(nodes.saturating_sub(1));
         let rest = together.saturating_sub(others);
         let at_most_rest = |tokens: u32| u64::from(tokens).min(rest) as u32;
@@ -116,22 +133,17 @@ mod tests {
 
     #[test]
     fn new_node_gives_only_the_credit_that_the_others_leave() {
-        let limit = |quota| Limit::new("x", quota);
-        let per_second = |rate| limit(Quota::per_second(rate));
         // 1% of 1000 are 10 tokens, 2 on each of five nodes.
+        let limit = |rate| Limit::new("x", Quota::per_second(rate)).accuracy(0.01);
         let cases = [
-            (per_second(1000).accuracy(0.01), 1, (8, 10), (8, 10)),
-            (per_second(1000).accuracy(0.01), 5, (0, 0), (2, 2)),
-            (per_second(10_000).accuracy(0.01), 5, (8, 15), (8, 15)),
-            (per_second(100), 1, (1, 15), (1, 15)),
-            (per_second(100), 20, (1, 2), (1, 2)),
-            (limit(Quota::per_hour(60).burst(5)), 5, (1, 1), (1, 1)),
-            (limit(Quota::per_hour(60).burst(5)), 6, (1, 1), (1, 1)),
+            (limit(1000), 1, (8, 10), (8, 10)),
+            (limit(1000), 5, (0, 0), (2, 2)),
+            (limit(10_000), 5, (8, 15), (8, 15)),
         ];
         for (limit, count, at_first, later) in cases {
             let rule = limit.validate().unwrap().credit_rule;
             let mut nodes = Nodes::new(1, None);
-            assert_eq!(nodes.credit(&rule, SECOND, at(0)), rule.at(None));
+            assert_eq!(nodes.credit(&rule, SECOND, at(0)), Credit::NONE);
             nodes.counted(0, count, at(0));
             nodes.counted(0, count, at(1));
             for (second, (known, first)) in [(1, at_first), (2, later)] {
@@ -140,6 +152,23 @@ mod tests {
                 assert_eq!(seen, expected, "{limit:?} on {count} nodes, second {second}");
             }
         }
+    }
+
+    #[test]
+    fn first_credit_follows_a_count_that_has_stood_for_two_heartbeats() {
+        let limit = Limit::new("x", Quota::per_second(100));
+        let rule = limit.validate().unwrap().credit_rule;
+        let mut nodes = Nodes::new(2, None);
+        // A cluster of five starts: the nodes are counted one after the other.
+        let counts = [(0, 0, 1), (0, 1, 2), (1, 0, 5), (2, 1, 5), (3, 0, 5)];
+        for (second, lane, count) in counts {
+            nodes.counted(lane, count, at(second));
+            assert_eq!(nodes.credit(&rule, SECOND, at(second)), rule.at(None), "second {second}");
+        }
+        nodes.counted(1, 5, at(4));
+        assert_eq!(nodes.credit(&rule, SECOND, at(4)), Credit { known: 1, first: 5 });
+        nodes.counted(0, 25, at(5));
+        assert_eq!(nodes.credit(&rule, SECOND, at(5)).first, 1, "at once from then on");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
 use tidegate::sim::{Form, Network, Policy, Setup};
-use tidegate::{ACCURACY_CREDIT_MAX, ConfigError, DEFAULT_CREDIT, Limit, Quota};
+use tidegate::{ConfigError, Limit, Quota};
 
 use crate::bounds::Percent;
 use crate::trace::{Trace, TraceError};
@@ -123,8 +123,8 @@ pub(crate) struct LoadFlags {
     /// excess, such as 1%
     #[arg(long, conflicts_with = "interval")]
     pub(crate) accuracy: Option<Percent>,
-    /// Tokens that a node may spend on a key before it hears from the store [default: 1, or
-    /// what --accuracy allows]
+    /// Tokens that a node may spend on a key before the store answers, the same for every key [default: 1, and
+    /// on a new or full key a part of the burst; or what --accuracy allows]
     // No default value here: a strict policy refuses a credit that was given.
     #[arg(long)]
     pub(crate) credit: Option<u32>,
@@ -217,7 +217,7 @@ pub(crate) struct LimitSpec {
     pub(crate) interval_us: u64,
     /// The part of the burst that may be admitted in excess, which then says when to sync.
     pub(crate) accuracy: Option<f64>,
-    pub(crate) credit: u32,
+    pub(crate) credit: Option<u32>,
 }
 
 impl LimitSpec {
@@ -227,7 +227,7 @@ impl LimitSpec {
             Some(excess) => limit.accuracy(excess),
             None => limit.sync_interval(Duration::from_micros(self.interval_us)),
         };
-        synced.credit(self.credit)
+        self.credit.into_iter().fold(synced, Limit::credit)
     }
 
     /// Refuses a limit that cannot be kept, by flag and value.
@@ -239,13 +239,12 @@ impl LimitSpec {
 
 impl LoadFlags {
     pub(crate) fn limit(&self) -> LimitSpec {
-        let most = if self.accuracy.is_some() { ACCURACY_CREDIT_MAX } else { DEFAULT_CREDIT };
         LimitSpec {
             rate: self.cluster.rate,
             burst: self.cluster.burst,
             interval_us: self.interval.as_micros() as u64,
             accuracy: self.accuracy.map(|Percent(percent)| percent / 100.0),
-            credit: self.credit.unwrap_or(most),
+            credit: self.credit,
         }
     }
 
@@ -322,7 +321,7 @@ mod tests {
                 burst: 10,
                 interval_us: 50_000,
                 accuracy: None,
-                credit: 1,
+                credit: None,
             },
             nodes: 2,
             network: Network::new(Duration::from_millis(1)),
@@ -347,7 +346,10 @@ mod tests {
                 "--accuracy: 0: ",
                 ClusterSpec { limit: LimitSpec { accuracy: Some(0.0), ..limit }, ..spec() },
             ),
-            ("--credit: 16: ", ClusterSpec { limit: LimitSpec { credit: 16, ..limit }, ..spec() }),
+            (
+                "--credit: 16: ",
+                ClusterSpec { limit: LimitSpec { credit: Some(16), ..limit }, ..spec() },
+            ),
             (
                 "--rtt: 61s: ",
                 ClusterSpec { network: Network::new(Duration::from_secs(61)), ..spec() },

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use tidegate::ConfigError;
 use tidegate::sim::{Form, Network, Policy, Worst};
-use tidegate::{ConfigError, DEFAULT_CREDIT};
 
 use self::choice::Bounds;
 use self::measure::{INTERVALS_MS, Point, SCENARIOS, Way};
@@ -101,7 +101,7 @@ impl Options {
         let ClusterFlags { nodes, rate, burst } = self.cluster;
         let interval_us = interval_ms * 1000;
         ClusterSpec {
-            limit: LimitSpec { rate, burst, interval_us, accuracy: None, credit: DEFAULT_CREDIT },
+            limit: LimitSpec { rate, burst, interval_us, accuracy: None, credit: None },
             nodes,
             network: Network::new(self.rtt),
             policy: way.policy,

@@ -64,7 +64,8 @@ impl Account {
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
         let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let need = ((expected + spread + 1.0).ceil() as i64).max(large).max(self.at_first(terms));
+        let need =
+            ((expected + spread + 1.0).ceil() as i64).max(large).max(self.at_first(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
     }
 
@@ -73,10 +74,12 @@ impl Account {
         self.view.is_none_or(|view| view.at < self.opened)
     }
 
-    /// Tokens to ask for before the store has answered once. The demand is not known yet, and may be the whole
-    /// rate until this answer and the next one are here.
-    fn at_first(&self, terms: &Terms) -> i64 {
-        if !self.is_unanswered() || self.is_seen_once() {
+    /// Tokens to ask for before the store has answered once, if it may have plenty. The demand is not known yet,
+    /// and may be the whole rate until this answer and the next one are here.
+    fn at_first(&self, now: Timestamp, terms: &Terms) -> i64 {
+        let may_have = self.view.is_none() || self.is_plentiful(now, terms);
+        let quiet = now.micros_since(self.last_arrival) >= self.linger_us(terms);
+        if !self.is_unanswered() || !may_have || quiet || self.is_seen_once() {
             return 0;
         }
         let tokens_per_us = terms.scale.rate as f64 / terms.scale.token as f64;
@@ -86,7 +89,7 @@ impl Account {
     /// The demand to be registered, in tokens per microsecond, and whether the key is hot. What is asked for at
     /// first is demand too: shares and refill follow from it.
     pub(super) fn wanted_per_us(&self, now: Timestamp, terms: &Terms) -> (f64, bool) {
-        let first_per_us = self.at_first(terms) as f64 / self.span_us(now, terms) as f64;
+        let first_per_us = self.at_first(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.demand.per_us().max(first_per_us);
         (per_us, is_hot(per_us, terms))
     }
