@@ -148,8 +148,8 @@ impl Builder {
     }
 
     /// The most nodes that share the limits ([`DEFAULT_MAX_NODES`]; 1 with a [`MemoryStore`]).
-    /// Until the store has counted the nodes, a node takes this number to compute its credit and its
-    /// [share](crate::OutagePolicy::Share).
+    /// A node computes its credit from this number until the store has counted the same number of nodes for 2.2 s, and
+    /// its [share](crate::OutagePolicy::Share) until the store's first reply.
     pub fn max_nodes(mut self, nodes: u32) -> Self {
         self.max_nodes = Some(nodes);
         self

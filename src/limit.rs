@@ -196,7 +196,7 @@ impl Limit {
     /// Unless this is called, a node gives [`DEFAULT_CREDIT`] to a key of which it has a view. To another key,
     /// which is new to it or must be full again, it gives a first credit of `burst / (4 x nodes)`, rounded up,
     /// or of half the burst where it is the only node, and never more than [`CREDIT_MAX`]. All first credits
-    /// together are at most half of the burst, or one token a node.
+    /// together are at most half of the burst, or one token a node, once the nodes have been counted.
     #[must_use]
     pub fn credit(mut self, tokens: u32) -> Self {
         self.credit = Some(tokens);

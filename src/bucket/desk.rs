@@ -115,7 +115,8 @@ impl Bucket {
         self.load_desk().with_view_ms(0) == Desk::SHUT && !self.has_spilled()
     }
 
-    /// The engine opens its books on this key. Whoever gives credit to a bucket without books fails from then on.
+    /// The engine opens its books on this key. The new epoch makes a concurrent
+    /// [`renew_first_credit`](Self::renew_first_credit) fail.
     pub(crate) fn open_books(&self, slot: u32) {
         debug_assert!(slot <= SLOT_MAX);
         debug_assert!(self.minted_us().load(Ordering::Relaxed) >= CLOSED, "no lease without books");
@@ -130,7 +131,7 @@ impl Bucket {
         if self.has_spilled() {
             return false;
         }
-        // What is full has a whole token.
+        // A full bucket has a whole token, so credit may be used from then on at the latest.
         let seen = Moment(self.seen().load(Ordering::Relaxed));
         if seen.micros() > full_at.as_micros() {
             let seen = Moment::not_before(full_at, seen.tokens());

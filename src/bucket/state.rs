@@ -122,7 +122,8 @@ impl Bucket {
         minted >= CLOSED && minted & !CLOSED <= now.as_micros()
     }
 
-    /// Gives the first credit to a key that must be full again, unless something was spent on it since.
+    /// Gives the first credit to a key that has no books and nothing pending, and whose time to fill is over: it is
+    /// full unless other nodes spend on it.
     ///
     /// The word is loaded before the rest is looked at, and the engine moves it to its next epoch when it opens
     /// its books and whenever it changes the lease. So a decision that was held up in between changes nothing.

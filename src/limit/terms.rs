@@ -49,9 +49,9 @@ impl Terms {
 /// What a node may spend on a key before the store answers, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Credit {
-    /// On a key of which the node has a view.
+    /// On any other key.
     pub known: u32,
-    /// On a key of which it has none, because the key is new to it or full by its last view.
+    /// On a key that is new to it, or full by its last view if no other node has spent since.
     pub first: u32,
 }
 

@@ -135,8 +135,8 @@ pub(crate) struct Account {
     growth: f64,
     /// The node has spent on credit and not seen that repaid.
     owes: bool,
-    /// What the store could lease by its last word, with all that is outstanding, in units; 0 if it withheld some.
-    level: i64,
+    /// What the store could lease by its last reply, with all that is outstanding, in units; 0 if it withheld some.
+    with_outstanding: i64,
     view: Option<View>,
     /// When the key came into the books.
     opened: Timestamp,
@@ -210,7 +210,7 @@ impl Account {
             credit_given: bucket.credit_at_rest(),
             growth: terms.scale.rate as f64,
             owes: false,
-            level: 0,
+            with_outstanding: 0,
             bucket,
             key,
             desk,
@@ -515,7 +515,7 @@ impl Account {
         terms: &Terms,
     ) -> Installed {
         let unit = terms.scale.token;
-        self.level = if given.withheld == Withheld::Nothing { given.level } else { 0 };
+        self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
         if given.rate > 0 {
             // A node spends on credit or ahead of its refill, never both.
             self.absorb(now, true, |_, _| 0);

@@ -8,17 +8,17 @@ use crate::time::Timestamp;
 /// A key is hot that is asked for once in a tick, or once in so many microseconds if that is shorter:
 /// refill that comes slower than that is stranded in fractions on all nodes.
 const HOT_US: u64 = 125_000;
-/// The level, which has what is outstanding, is plenty above so many quarters of the burst. Where all that there is
-/// is spent, it is lower: only reports that are late, and leases that overflow, raise it.
-const PLENTY_QUARTERS: i64 = 3;
+/// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed so many quarters of
+/// the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
+const UNSPENT_QUARTERS: i64 = 3;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
 
 impl Account {
-    /// Whether the bucket has plenty, though most of it may be outstanding. Then a node may hold tokens of a key
-    /// that it is seldom asked for, unless callers wait for the store: they get what is there.
-    pub(super) fn has_plenty(&self, terms: &Terms) -> bool {
-        self.level > terms.scale.burst / 4 * PLENTY_QUARTERS
+    /// Whether the bucket is nearly full, though most of it may be outstanding. Then a node may hold tokens of a key
+    /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
+    pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
+        self.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
             && self.waited_at == Timestamp::ZERO
             && terms.scale.burst / self.unit >= TOKENS_A_NODE * self.nodes
     }
@@ -50,11 +50,15 @@ impl Account {
         if self.is_seen_once() && terms.credit.known > 0 && self.denied_cost == 0 {
             return 0;
         }
-        let plentiful =
-            self.view.is_none() || self.has_plenty(terms) || self.is_plentiful(now, terms);
+        // Callers that wait get what they ask for first: another node may need the rest for one large cost.
+        if self.is_unanswered() && !self.waiters.is_empty() {
+            return 0;
+        }
+        let may_hold =
+            self.view.is_none() || self.is_mostly_unspent(terms) || self.is_plentiful(now, terms);
         // Whoever was denied a large cost comes again with it.
         let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
-        if !plentiful && !is_hot(self.demand.per_us(), terms) {
+        if !may_hold && !is_hot(self.demand.per_us(), terms) {
             // Without credit nothing else would admit whoever is denied and comes again. Who waits
             // for the store gets what is there, and needs nobody to hold it ready.
             return large
@@ -65,7 +69,7 @@ impl Account {
         let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
         let need =
-            ((expected + spread + 1.0).ceil() as i64).max(large).max(self.at_first(now, terms));
+            ((expected + spread + 1.0).ceil() as i64).max(large).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
     }
 
@@ -76,7 +80,7 @@ impl Account {
 
     /// Tokens to ask for before the store has answered once, if it may have plenty. The demand is not known yet,
     /// and may be the whole rate until this answer and the next one are here.
-    fn at_first(&self, now: Timestamp, terms: &Terms) -> i64 {
+    fn first_want(&self, now: Timestamp, terms: &Terms) -> i64 {
         let may_have = self.view.is_none() || self.is_plentiful(now, terms);
         let quiet = now.micros_since(self.last_arrival) >= self.linger_us(terms);
         if !self.is_unanswered() || !may_have || quiet || self.is_seen_once() {
@@ -89,7 +93,7 @@ impl Account {
     /// The demand to be registered, in tokens per microsecond, and whether the key is hot. What is asked for at
     /// first is demand too: shares and refill follow from it.
     pub(super) fn wanted_per_us(&self, now: Timestamp, terms: &Terms) -> (f64, bool) {
-        let first_per_us = self.at_first(now, terms) as f64 / self.span_us(now, terms) as f64;
+        let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.demand.per_us().max(first_per_us);
         (per_us, is_hot(per_us, terms))
     }
