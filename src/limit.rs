@@ -59,8 +59,9 @@ pub enum SyncPolicy {
     /// 'Choosing by accuracy' in docs/ACCURACY.md.
     ///
     /// Each node gives at most `excess x burst / nodes` tokens of credit, rounded down, and none before it
-    /// knows the number of nodes: [`ACCURACY_CREDIT_MAX`] at most on a key of which it has a view, the first
-    /// credit that is usual on another one, and what [`Limit::credit`] says if that is less. A key is synced before its node is asked for more than `excess x burst`
+    /// knows the number of nodes: [`ACCURACY_CREDIT_MAX`] at most on a key of which it has a view, the usual
+    /// first credit at most on another one, and at most what [`Limit::credit`] says. A key is synced before its
+    /// node is asked for more than `excess x burst`
     /// tokens of it, or two if that is less: each 5 ms at the most often, and each
     /// [`ACCURACY_TICK_MAX`] ([`DEFAULT_SYNC_INTERVAL`] if it is less than two) or quarter of the
     /// time to fill at the least.
@@ -203,7 +204,7 @@ impl Limit {
         self
     }
 
-    /// No credit: the cluster never exceeds the limit. [`check`](crate::ActiveLimit::check) then denies
+    /// No credit: without faults the cluster never exceeds the limit. [`check`](crate::ActiveLimit::check) then denies
     /// whatever the store has not leased to this node beforehand, so it denies the first request of a key on
     /// each node. Use [`decide`](crate::ActiveLimit::decide) with strict limits.
     #[must_use]
