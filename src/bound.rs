@@ -15,7 +15,10 @@ pub struct Incidents {
     pub deaths: u32,
     /// Times that the store lost its memory, or came back with an older state.
     pub losses_of_memory: u32,
-    /// Of these, times that a lease may have been held by a node that the store did not wait for: it
+    /// Of these, times that it had lost its memory within the five seconds before: nodes have given no first
+    /// credit since, where all of them reached the store.
+    pub losses_repeated: u32,
+    /// Of all these losses, times that a lease may have been held by a node that the store did not wait for: it
     /// joined shortly before, or the loss was found after that node had been given more.
     pub losses_unheard: u32,
     /// Times that the record of the key was lost alone.
@@ -113,11 +116,15 @@ impl Basis {
         let Self { rate, burst, lease_s, .. } = *self;
         let n = f64::from(nodes.max(1));
         let (all, one) = self.credit_given(nodes.max(1), incidents.deaths);
+        let Incidents { deaths, nodes_cut_off, losses_unheard, .. } = *incidents;
+        let all_reach_the_store = deaths == 0 && nodes_cut_off == 0 && losses_unheard == 0;
+        let losses = incidents.losses_of_memory;
+        let repeated = if all_reach_the_store { incidents.losses_repeated.min(losses) } else { 0 };
         let mut tokens = all + one * f64::from(incidents.deaths);
         // The bucket is there a second time once, whether no node knew the key or a lease was unheard.
         let unheard = incidents.losses_unheard;
         let heard = incidents.losses_of_memory.saturating_sub(unheard);
-        tokens += f64::from(incidents.losses_of_memory) * all;
+        tokens += f64::from(losses - repeated) * all + f64::from(repeated) * self.credit_known(n);
         tokens += f64::from(heard) * self.forgotten();
         tokens += f64::from(unheard) * (burst + rate * lease_s);
         // A holder that cannot be heard goes on with its lease.
@@ -167,6 +174,12 @@ impl Basis {
         let all = f64::from(most) * f64::from(nodes);
         let all = self.credit.together.map_or(all, |together| all.min(together as f64));
         (all, if deaths > 0 { f64::from(most.max(uncounted)) } else { 0.0 })
+    }
+
+    /// The credit that `n` nodes together have on keys of which they have a view.
+    fn credit_known(&self, n: f64) -> f64 {
+        let all = f64::from(self.credit.known) * n;
+        self.credit.together.map_or(all, |together| all.min(together as f64))
     }
 
     /// What nodes that are cut off alone admit beside the others.
@@ -257,6 +270,20 @@ mod tests {
         assert_near(bound(&slow, 4, &loss(0)), 100.0);
         let rare = slow.sync_interval(std::time::Duration::from_secs(5));
         assert_near(bound(&rare, 4, &loss(0)), 100.0 + 64.0 - 30.0);
+    }
+
+    #[test]
+    fn a_loss_soon_after_another_brings_no_first_credit_back() {
+        let limit = Limit::new("x", Quota::per_second(1000));
+        let incidents = |nodes_cut_off| Incidents {
+            losses_of_memory: 20,
+            losses_repeated: 19,
+            nodes_cut_off,
+            ..Incidents::default()
+        };
+        assert_near(bound(&limit, 8, &incidents(0)), 120.0 + 120.0 + 19.0 * 8.0);
+        let cut_off = 1000.0 / 8.0 + 1.0;
+        assert_near(bound(&limit, 8, &incidents(1)), 120.0 + 20.0 * 120.0 + cut_off);
     }
 
     #[test]

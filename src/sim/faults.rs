@@ -209,6 +209,8 @@ pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
 
 /// An attempt is waited for so much longer where nobody looked in time, in microseconds.
 const LATE_US: u64 = 10_000;
+/// A loss of memory so soon after another brings back less.
+const REPEATED_US: u64 = 5_000_000;
 /// No outage policy takes over in a shorter silence of the store, in microseconds.
 const SILENCE_LEAST_US: u64 = 1_500_000;
 
@@ -231,7 +233,13 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
             Fault::NodeDies { .. } | Fault::NodeReplaced { .. } | Fault::NodeJoins => {
                 incidents.deaths += 1;
             }
-            Fault::StoreForgets => incidents.losses_of_memory += 1,
+            Fault::StoreForgets => {
+                incidents.losses_of_memory += 1;
+                let mut losses = faults.iter().filter(|other| other.fault == Fault::StoreForgets);
+                let soon_before = planned.at_us.saturating_sub(REPEATED_US)..planned.at_us;
+                let repeated = losses.any(|other| soon_before.contains(&other.at_us));
+                incidents.losses_repeated += u32::from(repeated);
+            }
             Fault::StoreLags { .. } | Fault::StoreRestores => {
                 incidents.losses_of_memory += 1;
                 // A node may be served from the older state before another finds the loss.

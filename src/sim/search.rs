@@ -326,15 +326,32 @@ fn without_faults_the_excess_is_at_most_the_credit_of_all_nodes() {
     assert_holds("no faults", |seed| Case::random(seed, false));
 }
 
+/// A case of a limit that sets no credit, without faults.
+fn default_credit(seed: u64) -> Case {
+    let mut case = Case::random(seed, false);
+    case.setup.limit.credit = None;
+    // More nodes than are assumed give more than their part before they are counted.
+    let nodes = case.setup.nodes.min(DEFAULT_MAX_NODES as u16);
+    case.setup.nodes = nodes;
+    case.arrivals.retain(|arrival| arrival.node < nodes);
+    case
+}
+
 #[test]
 fn first_credit_of_all_nodes_is_the_most_that_limits_with_default_credit_exceed() {
-    assert_holds("default credit", |seed| {
-        let mut case = Case::random(seed, false);
-        case.setup.limit.credit = None;
-        // More nodes than are assumed give more than their part before they are counted.
-        let nodes = case.setup.nodes.min(DEFAULT_MAX_NODES as u16);
-        case.setup.nodes = nodes;
-        case.arrivals.retain(|arrival| arrival.node < nodes);
+    assert_holds("default credit", default_credit);
+}
+
+#[test]
+fn first_credit_comes_back_once_where_memory_is_lost_again_and_again() {
+    assert_holds("default credit, losses", |seed| {
+        let mut case = default_credit(seed);
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        let mut at_us = rng.u64(2_500_000..5_000_000);
+        for _ in 0..rng.usize(2..8) {
+            case.faults.push(Planned { at_us, fault: Fault::StoreForgets });
+            at_us += scaled(&mut rng, 0.05e6, 7e6) as u64;
+        }
         case
     });
 }

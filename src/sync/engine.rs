@@ -177,6 +177,13 @@ impl Context {
         }
     }
 
+    /// A lane was found to have lost its memory.
+    pub(crate) fn memory_lost(&mut self, now: Timestamp) {
+        self.losses += 1;
+        self.nodes.memory_lost(now);
+        self.set_credit(now);
+    }
+
     /// Sets each limit's credit according to the number of nodes.
     fn set_credit(&mut self, now: Timestamp) {
         for (index, limit) in (0..).zip(&mut self.limits) {

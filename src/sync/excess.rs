@@ -3,12 +3,19 @@
 use super::engine::Context;
 use crate::bound::{Excess, Incidents, bound_of};
 use crate::limit::{Mode, Terms};
+use crate::time::Timestamp;
+
+/// A loss of memory so soon after the one before has the smaller term: see [`bound`](crate::bound).
+const REPEATED_US: u64 = 5_000_000;
 
 /// What went wrong in a lane, as far as this node can know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaneTrouble {
     /// Times that the lane lost its memory.
     pub(crate) losses: u32,
+    /// Of these, times that it had not in the [`REPEATED_US`] before, and when it did last.
+    pub(crate) first_losses: u32,
+    lost_at: Option<Timestamp>,
     /// Records of keys that were found to be lost, at most of one key.
     pub(crate) lost_records: u32,
     /// Times that keys of the lane lived on outage policies while no node reached the store.
@@ -26,6 +33,14 @@ pub(crate) struct LaneTrouble {
 }
 
 impl LaneTrouble {
+    /// The lane was found to have lost its memory.
+    pub(crate) fn lost_memory(&mut self, now: Timestamp) {
+        self.losses += 1;
+        let repeated = self.lost_at.is_some_and(|at| now <= at.plus_micros(REPEATED_US));
+        self.first_losses += u32::from(!repeated);
+        self.lost_at = Some(now);
+    }
+
     /// Keys of the lane lived on their outage policies while no node reached the store, and for so long after
     /// the first did.
     pub(crate) fn lived_through(&mut self, late_us: u64, lent: i64) {
@@ -50,6 +65,8 @@ impl LaneTrouble {
     pub(crate) fn worst(self, other: Self) -> Self {
         Self {
             losses: self.losses.max(other.losses),
+            first_losses: self.first_losses.max(other.first_losses),
+            lost_at: self.lost_at.max(other.lost_at),
             lost_records: self.lost_records.max(other.lost_records),
             outages: self.outages.max(other.outages),
             lent: self.lent.max(other.lent),
@@ -100,6 +117,7 @@ impl Known {
         Incidents {
             deaths: self.gone,
             losses_of_memory: trouble.losses,
+            losses_repeated: trouble.losses - trouble.first_losses,
             lost_records: trouble.lost_records,
             clock_jumps_s: pieces(self.stalls, self.stalls_us),
             store_jumps_s: pieces(trouble.jumps as usize, trouble.jumps_us),
@@ -208,7 +226,7 @@ mod tests {
         let mut trouble = LaneTrouble::default();
         trouble.lived_alone(3_000_000);
         trouble.lived_through(500_000, 25);
-        let other = LaneTrouble { losses: 1, ..LaneTrouble::default() };
+        let other = LaneTrouble { losses: 1, first_losses: 1, ..LaneTrouble::default() };
         let known = Known { nodes: 4, ..Known::default() };
         let incidents = known.incidents(trouble.worst(other));
         let bound = bound_of(&terms(1), 4, &incidents);

@@ -553,8 +553,8 @@ impl Lane {
             }
             Verdict::Reborn => {
                 context.event(Event::MemoryLost { lane: self.number });
-                context.losses += 1;
-                self.trouble.losses += 1;
+                context.memory_lost(now);
+                self.trouble.lost_memory(now);
                 self.restart(Some(reply.incarnation), flight, now);
             }
             Verdict::Cloned | Verdict::Stale => {

@@ -16,6 +16,11 @@ const INTRODUCED_US: u64 = 1_500_000;
 /// A cluster that starts has been counted once a count has stood for so long: two heartbeats with their jitter.
 const STOOD_US: u64 = 2_200_000;
 
+/// After a loss of memory nodes give no more first credit than other credit for so long. It is longer than
+/// [`REPEATED_US`](super::excess) and two heartbeats with their jitter and reply: a node that has heard of a loss
+/// hears of one that follows within `REPEATED_US` before it gives first credit again.
+const CAUTIOUS_US: u64 = 8_000_000;
+
 /// The numbers of nodes that the store's lanes have counted.
 #[derive(Debug)]
 pub(crate) struct Nodes {
@@ -30,6 +35,8 @@ pub(crate) struct Nodes {
     stands_since: Timestamp,
     /// A count has stood for [`STOOD_US`]. Before that, nodes may be missing that start at the same time.
     stood: bool,
+    /// When a lane was last found to have lost its memory.
+    lost_at: Option<Timestamp>,
     /// The most nodes that there can be, from the configuration. It is used until the store has counted.
     configured: Option<i64>,
 }
@@ -42,6 +49,7 @@ impl Nodes {
             joined: None,
             stands_since: Timestamp::ZERO,
             stood: false,
+            lost_at: None,
             configured: configured.map(i64::from),
         }
     }
@@ -83,10 +91,23 @@ impl Nodes {
         recent.or(self.highest.back()).map(|(_, nodes)| *nodes).or(self.configured)
     }
 
-    /// The credit that this node gives according to `rule` on a limit whose bucket fills in `fill_us`. Where all
+    /// A lane was found to have lost its memory.
+    pub(crate) fn memory_lost(&mut self, now: Timestamp) {
+        self.lost_at = Some(now);
+    }
+
+    /// The credit that this node gives according to `rule` on a limit whose bucket fills in `fill_us`. After a
+    /// loss of memory, first credit that was spent may be forgotten, so for a while none is given again.
+    pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> Credit {
+        let credit = self.credit_by_count(rule, fill_us, now);
+        let cautious = self.lost_at.is_some_and(|at| now < at.plus_micros(CAUTIOUS_US));
+        if cautious { Credit { first: credit.known, ..credit } } else { credit }
+    }
+
+    /// The credit that this node gives according to the number of nodes. Where all
     /// nodes together are held to a number of tokens, a node that has just joined gives only what the others, which
     /// may not know of it yet, leave.
-    pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> Credit {
+    fn credit_by_count(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> Credit {
         let Some(nodes) = self.known(fill_us, now) else { return rule.at(None) };
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
         let Some(together) = rule.together else {
@@ -169,6 +190,20 @@ mod tests {
         assert_eq!(nodes.credit(&rule, SECOND, at(4)), Credit { known: 1, first: 5 });
         nodes.counted(0, 25, at(5));
         assert_eq!(nodes.credit(&rule, SECOND, at(5)).first, 1, "at once from then on");
+    }
+
+    #[test]
+    fn no_first_credit_is_given_for_eight_seconds_after_a_loss_of_memory() {
+        let rule = Limit::new("x", Quota::per_second(100)).validate().unwrap().credit_rule;
+        let mut nodes = Nodes::new(1, None);
+        nodes.counted(0, 5, at(0));
+        nodes.counted(0, 5, at(3));
+        assert_eq!(nodes.credit(&rule, SECOND, at(9)).first, 5);
+        nodes.memory_lost(at(10));
+        for (second, first) in [(10, 1), (17, 1), (18, 5)] {
+            let credit = nodes.credit(&rule, SECOND, at(second));
+            assert_eq!(credit, Credit { known: 1, first }, "second {second}");
+        }
     }
 
     #[test]
