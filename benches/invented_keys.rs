@@ -93,9 +93,7 @@ impl Load {
     }
 
     fn round(&mut self, limits: &[ActiveLimit], invents: bool) {
-        let is_denied = |limit: &ActiveLimit, key: &str| {
-            u64::from(!limit.check(key).expect("a good key").is_allowed())
-        };
+        let is_denied = |limit: &ActiveLimit, key: &str| u64::from(!limit.check(key).is_allowed());
         if self.rounds.is_multiple_of(KNOWN_EVERY) {
             let limit = &limits[self.known as usize % limits.len()];
             self.known_denied += is_denied(limit, KNOWN);

@@ -67,7 +67,7 @@ async fn offer(limits: &[ActiveLimit]) -> Result<([u64; NODES], Duration), Box<d
     let start = arrivals.tick().await;
     while start.elapsed() < LOAD_LASTS {
         for (limit, admitted) in limits.iter().zip(&mut admitted) {
-            *admitted += u64::from(limit.check("user:42")?.is_allowed());
+            *admitted += u64::from(limit.check("user:42").is_allowed());
         }
         arrivals.tick().await;
     }

@@ -12,15 +12,17 @@ use crate::driver::clock::{Ticker, TimeSource};
 use crate::driver::manual::ManualClock;
 use crate::driver::{Driver, LimitState, Listener};
 use crate::error::ConfigError;
+use crate::key::KeySecret;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, Mode, Terms};
-use crate::limiter::{Limiter, Shared};
+use crate::limiter::{ActiveLimit, Limiter, Shared};
+use crate::quota::Quota;
 use crate::store::{MemoryStore, Store};
 use crate::sync::{Config, Engine, Event};
 use crate::time::micros;
 
 /// The most keys that a limiter holds, over all its limits. A key takes about 85
 /// bytes, and about 600 more while it is asked for.
-pub const DEFAULT_KEYS_MAX: usize = 1_000_000;
+pub const DEFAULT_MAX_KEYS: usize = 1_000_000;
 pub use crate::bucket::KEYS_MAX;
 /// The lanes of a namespace. Fixed in the store by the first node; the others must agree.
 pub const DEFAULT_LANES: u32 = 16;
@@ -81,7 +83,7 @@ impl AnyStore {
 ///     .limit(Limit::new("api", Quota::per_second(100)))
 ///     .build()?;
 /// let api = limiter.limit("api")?;
-/// assert!(api.check("user:42")?.is_allowed());
+/// assert!(api.check("user:42").is_allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "a builder does nothing until it is built"]
@@ -90,9 +92,10 @@ pub struct Builder {
     name: Option<String>,
     limits: Vec<Limit>,
     store: Option<AnyStore>,
-    keys_max: usize,
+    max_keys: usize,
     lanes: u32,
     max_nodes: Option<u32>,
+    key_secret: Vec<u8>,
     listeners: Vec<Listener>,
     time: Option<TimeSource>,
 }
@@ -104,13 +107,33 @@ impl Limiter {
             name: None,
             limits: Vec::new(),
             store: None,
-            keys_max: DEFAULT_KEYS_MAX,
+            max_keys: DEFAULT_MAX_KEYS,
             lanes: DEFAULT_LANES,
             max_nodes: None,
+            key_secret: Vec::new(),
             listeners: Vec::new(),
             time: None,
         }
     }
+}
+
+/// A limit of this process alone, which needs no store and no name: it is called `local`.
+///
+/// ```
+/// use tidegate::Quota;
+///
+/// let limit = tidegate::local(Quota::per_second(100))?;
+/// assert!(limit.check(&()).is_allowed());
+/// # Ok::<(), tidegate::ConfigError>(())
+/// ```
+///
+/// Cost: as [`Builder::build`].
+///
+/// # Errors
+///
+/// [`ConfigError`] names the field and the value that cannot be kept.
+pub fn local(quota: Quota) -> Result<ActiveLimit, ConfigError> {
+    Limiter::builder().limit(Limit::new("local", quota)).build()?.limit("local")
 }
 
 impl Builder {
@@ -132,10 +155,10 @@ impl Builder {
         self
     }
 
-    /// The most keys held at a time, over all limits ([`DEFAULT_KEYS_MAX`]). When no idle key can
+    /// The most keys held at a time, over all limits ([`DEFAULT_MAX_KEYS`]). When no idle key can
     /// make room, new keys share one overflow bucket a limit until there is room.
-    pub fn keys_max(mut self, keys: usize) -> Self {
-        self.keys_max = keys;
+    pub fn max_keys(mut self, keys: usize) -> Self {
+        self.max_keys = keys;
         self
     }
 
@@ -152,6 +175,14 @@ impl Builder {
     /// its [share](crate::OutagePolicy::Share) until the store's first reply.
     pub fn max_nodes(mut self, nodes: u32) -> Self {
         self.max_nodes = Some(nodes);
+        self
+    }
+
+    /// The secret that keys are hashed with ([`Hashed`](crate::Hashed)): random bytes, 16 or more, the same on all
+    /// nodes. Without one, anybody who can read the store can find short keys, like addresses, by trying all of
+    /// them. With another secret, hashed keys are other keys.
+    pub fn key_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.key_secret = secret.into();
         self
     }
 
@@ -211,6 +242,11 @@ impl Builder {
                 Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
             ),
         };
+        let secret = KeySecret::new(&self.key_secret).ok_or_else(|| ConfigError::Limiter {
+            field: "key_secret",
+            value: format!("{} bytes", self.key_secret.len()),
+            reason: "HMAC-SHA-256 takes no secret of this length",
+        })?;
         let alone = self.store.is_none();
         let max_nodes = self.max_nodes;
         let uncounted = match self.store {
@@ -219,14 +255,14 @@ impl Builder {
         };
         let uncounted = max_nodes.unwrap_or(uncounted);
         let store = self.store.map(|store| store.open(&time));
-        let budget = Arc::new(KeyBudget::new(self.keys_max));
+        let budget = Arc::new(KeyBudget::new(self.max_keys));
         let limits: Arc<[Arc<LimitState>]> = self
             .limits
             .iter()
             .zip(0..)
             .map(|(limit, index)| limit_state(limit, index, alone, uncounted, &budget, &time))
             .collect::<Result<_, _>>()?;
-        let dirty = Arc::new(DirtyQueue::new(self.keys_max));
+        let dirty = Arc::new(DirtyQueue::new(self.max_keys));
         time.mind(dirty.bell());
         let (commands, inbox) = mpsc::unbounded_channel();
         let (questions, asked) = mpsc::unbounded_channel();
@@ -261,7 +297,7 @@ impl Builder {
             listeners,
             last_error: last_error.clone(),
         };
-        let shared = Shared { limits, dirty, commands, questions, last_error, time };
+        let shared = Shared { limits, dirty, commands, questions, last_error, secret, time };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }
 
@@ -271,11 +307,11 @@ impl Builder {
         if self.limits.is_empty() {
             return invalid("limits", "none".to_owned(), "give the limiter at least one limit");
         }
-        if self.keys_max == 0 {
-            return invalid("keys_max", "0".to_owned(), "must be at least 1");
+        if self.max_keys == 0 {
+            return invalid("max_keys", "0".to_owned(), "must be at least 1");
         }
-        if self.keys_max > KEYS_MAX {
-            return invalid("keys_max", self.keys_max.to_string(), "must be 50000000 at most");
+        if self.max_keys > KEYS_MAX {
+            return invalid("max_keys", self.max_keys.to_string(), "must be 50000000 at most");
         }
         if self.lanes == 0 || self.lanes > LANES_MAX {
             return invalid("lanes", self.lanes.to_string(), "must be 1 to 1024");
@@ -310,7 +346,7 @@ fn limit_state(
     let hasher = KeyHasher::new(random()?);
     let state = LimitState::new(index, limit.name().into(), terms, hasher, budget, time);
     state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
-        field: "keys_max",
+        field: "max_keys",
         value: budget.max().to_string(),
         reason: "there is no memory for so many keys in each limit",
     })

@@ -2,23 +2,12 @@
 
 use std::time::Duration;
 
+use crate::limit::LimitInfo;
 use crate::quota::Scale;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp, micros};
 
 /// A denied caller is never told to come back sooner than this.
 const RETRY_MIN_US: u64 = 1_000;
-
-/// Whether a request may go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// Go on now.
-    Allowed,
-    /// Go on after waiting so long (paced limits).
-    AllowedAfter(Duration),
-    /// Do not go on.
-    Denied,
-}
 
 /// What a limit said about one request, and what it knew when it said so.
 ///
@@ -26,7 +15,7 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a decision that nobody looks at limits nothing"]
 pub struct Decision {
-    pub(crate) outcome: Outcome,
+    pub(crate) allowed: bool,
     pub(crate) sure: bool,
     pub(crate) cost: u32,
     /// Tokens left in the node's own bucket.
@@ -37,64 +26,92 @@ pub struct Decision {
     pub(crate) now: Timestamp,
     /// What flows into the node's own bucket.
     pub(crate) refill: Refill,
-    pub(crate) scale: Scale,
+    pub(crate) limit: &'static LimitInfo,
 }
 
 impl Decision {
-    /// Whether the request may go on, perhaps after a delay.
+    /// True if the request may go on.
     pub fn is_allowed(&self) -> bool {
-        !self.is_denied()
+        self.allowed
     }
 
-    /// Whether the request is denied.
+    /// True if the request must not go on.
     pub fn is_denied(&self) -> bool {
-        self.outcome == Outcome::Denied
+        !self.allowed
     }
 
-    /// The outcome, with its delay if there is one.
-    pub fn outcome(&self) -> Outcome {
-        self.outcome
+    /// `Ok` if the request may go on, or else an error that says why not, for use with `?`.
+    ///
+    /// ```
+    /// use tidegate::{Denied, Quota};
+    ///
+    /// fn handle(limit: &tidegate::ActiveLimit) -> Result<&'static str, Denied> {
+    ///     limit.check("user:42").into_result()?;
+    ///     Ok("done")
+    /// }
+    ///
+    /// let limit = tidegate::local(Quota::per_minute(1))?;
+    /// assert!(handle(&limit).is_ok());
+    /// let denied = handle(&limit).unwrap_err();
+    /// assert!(denied.retry_after().as_secs() >= 59);
+    /// # Ok::<(), tidegate::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Denied`] if the request must not go on.
+    pub fn into_result(self) -> Result<(), Denied> {
+        if self.allowed { Ok(()) } else { Err(Denied(self)) }
     }
 
-    /// The limit's burst: the most tokens a key can have, in tokens.
-    pub fn limit(&self) -> u64 {
-        (self.scale.burst / self.scale.token) as u64
+    /// The name of the limit.
+    pub fn limit_name(&self) -> &'static str {
+        &self.limit.name
+    }
+
+    /// The limit's burst: the most that a key can have, in tokens.
+    pub fn burst(&self) -> u64 {
+        (self.scale().burst / self.scale().token) as u64
+    }
+
+    fn scale(&self) -> Scale {
+        self.limit.scale
     }
 
     /// Tokens that the key is believed to have left in the whole cluster after this decision.
     /// A hint from this node's view: the next decision may still differ.
     pub fn remaining(&self) -> u64 {
-        self.left_of(self.limit(), self.refill.earned(self.now, self.scale.token))
+        self.left_of(self.burst(), self.refill.earned(self.now, self.scale().token))
     }
 
     fn left_of(&self, limit: u64, earned: i64) -> u64 {
         let elsewhere = self.view.tokens().max(0) as u64;
-        let earned = earned.max(0) as u64 / self.scale.token as u64;
+        let earned = earned.max(0) as u64 / self.scale().token as u64;
         u64::from(self.left).saturating_add(elsewhere).saturating_add(earned).min(limit)
     }
 
     /// How long to wait before the same request has a chance; zero when it was allowed.
     pub fn retry_after(&self) -> Duration {
-        match self.outcome {
-            Outcome::Denied => Duration::from_micros(self.expected_us().max(RETRY_MIN_US)),
-            Outcome::Allowed | Outcome::AllowedAfter(_) => Duration::ZERO,
+        if self.allowed {
+            return Duration::ZERO;
         }
+        Duration::from_micros(self.expected_us().max(RETRY_MIN_US))
     }
 
     /// When the tokens asked for are expected: by the lease's refill, or by the store's level as last
     /// seen and the limit's rate.
     fn expected_us(&self) -> u64 {
-        let Scale { token, .. } = self.scale;
+        let Scale { token, .. } = self.scale();
         let missing = i64::from(self.cost.saturating_sub(self.left));
         match (self.refill.rate(), self.view.age(self.now)) {
             (rate @ 1.., _) => {
-                let earned = self.refill.earned(self.now, self.scale.token);
+                let earned = self.refill.earned(self.now, self.scale().token);
                 let units = (missing * token).saturating_sub(earned).max(0) as u64;
                 units.div_ceil(rate)
             }
             (0, Some(age)) => {
                 let units = (missing - self.view.tokens()) * token;
-                self.scale.micros_for(units).saturating_sub(micros(age))
+                self.scale().micros_for(units).saturating_sub(micros(age))
             }
             (0, None) => 0,
         }
@@ -102,14 +119,14 @@ impl Decision {
 
     /// How long until the key's bucket is full again, if nobody spends on it.
     pub fn reset_after(&self) -> Duration {
-        let missing = self.limit().saturating_sub(self.remaining()) as i64 + self.owed();
-        let full = Duration::from_micros(self.scale.micros_for(missing * self.scale.token));
+        let missing = self.burst().saturating_sub(self.remaining()) as i64 + self.owed();
+        let full = Duration::from_micros(self.scale().micros_for(missing * self.scale().token));
         full.max(self.retry_after())
     }
 
     /// How long an empty bucket of the limit takes to fill.
     pub fn fill_time(&self) -> Duration {
-        Duration::from_micros(self.scale.fill_us())
+        Duration::from_micros(self.scale().fill_us())
     }
 
     /// How long until the key has a token more, if nobody spends on it; zero when its bucket is full.
@@ -121,8 +138,8 @@ impl Decision {
     /// [`remaining`](Self::remaining) and [`next_token_after`](Self::next_token_after) for the price of
     /// one.
     pub(crate) fn remaining_and_next(&self) -> (u64, Duration) {
-        let Scale { token, rate, .. } = self.scale;
-        let (limit, earned) = (self.limit(), self.refill.earned(self.now, self.scale.token));
+        let Scale { token, rate, .. } = self.scale();
+        let (limit, earned) = (self.burst(), self.refill.earned(self.now, self.scale().token));
         let left = self.left_of(limit, earned);
         if left >= limit {
             return (left, Duration::ZERO);
@@ -135,28 +152,28 @@ impl Decision {
         // What was spent ahead comes first.
         let part = if earned < 0 { earned } else { earned % token };
         let own_us = (token.saturating_sub(part) as u64).div_ceil(rate);
-        let own_us = if rate < self.scale.rate as u64 {
-            own_us.min(self.scale.micros_for(token))
+        let own_us = if rate < self.scale().rate as u64 {
+            own_us.min(self.scale().micros_for(token))
         } else {
             own_us
         };
         let owed_us = match self.owed() {
             0 => 0,
-            owed => self.scale.micros_for(owed * token),
+            owed => self.scale().micros_for(owed * token),
         };
         let next = Duration::from_micros(owed_us.saturating_add(own_us));
         (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
     }
 
     /// How long until so many tokens are left, if nobody spends on the key; more than the
-    /// [`limit`](Self::limit) never are.
+    /// [`burst`](Self::burst) never are.
     pub fn left_after(&self, tokens: u32) -> Duration {
         let missing = u64::from(tokens).saturating_sub(self.remaining());
         if missing == 0 {
             return Duration::ZERO;
         }
-        let more = (missing as i64 - 1).saturating_mul(self.scale.token);
-        let more_us = self.scale.micros_for(more);
+        let more = (missing as i64 - 1).saturating_mul(self.scale().token);
+        let more_us = self.scale().micros_for(more);
         self.next_token_after().saturating_add(Duration::from_micros(more_us))
     }
 
@@ -180,6 +197,31 @@ impl Decision {
     /// The tokens asked for.
     pub fn cost(&self) -> u32 {
         self.cost
+    }
+}
+
+/// A request that must not go on, as an error.
+///
+/// With the feature `axum` it is a response (status 429, `Retry-After`, a body of JSON), and with the feature
+/// `tonic` it turns into a status (`RESOURCE_EXHAUSTED`), so that handlers can return it.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("limit {:?} is used up: try again in {:?}", .0.limit_name(), .0.retry_after())]
+pub struct Denied(Decision);
+
+impl Denied {
+    /// The name of the limit.
+    pub fn limit_name(&self) -> &'static str {
+        self.0.limit_name()
+    }
+
+    /// How long to wait before the same request has a chance.
+    pub fn retry_after(&self) -> Duration {
+        self.0.retry_after()
+    }
+
+    /// The whole decision.
+    pub fn decision(&self) -> Decision {
+        self.0
     }
 }
 

@@ -14,7 +14,7 @@ use crate::bucket::{
     BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, KeyHasher, LocalRefill, Note, Start, Table,
 };
 use crate::error::StoreError;
-use crate::limit::{Credit, Mode, Terms};
+use crate::limit::{Credit, LimitInfo, Mode, Terms};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
@@ -63,7 +63,7 @@ pub(crate) struct Command {
 /// A key that somebody has in hand.
 pub(crate) struct InHand {
     pub(crate) bucket: Held,
-    /// Empty for the overflow bucket.
+    /// Its bytes, or those that stand for the overflow bucket.
     pub(crate) key: Arc<[u8]>,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Debug for InHand {
 pub(crate) struct Question {
     pub(crate) key: Arc<InHand>,
     pub(crate) cost: u32,
-    pub(crate) within: Duration,
+    pub(crate) within_us: u64,
     pub(crate) done: oneshot::Sender<Answered>,
 }
 
@@ -102,6 +102,7 @@ pub(crate) struct LimitState {
     /// The limit's place among the limiter's limits.
     pub(crate) index: u32,
     pub(crate) name: Arc<str>,
+    pub(crate) info: &'static LimitInfo,
     pub(crate) terms: Terms,
     /// What decisions read the time from.
     pub(crate) clock: Clock,
@@ -134,7 +135,8 @@ impl LimitState {
         let buckets = Arc::new(Table::new(index, hasher, budget.clone(), overflow)?);
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
-        Some(Self { index, name, terms, clock, buckets, first_credit, excess })
+        let info = LimitInfo::intern(&name, terms.scale);
+        Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
     }
 
     /// What a new key's bucket holds.
@@ -343,7 +345,7 @@ impl Driver {
     fn ask(&mut self, first: Option<Question>, asked: &mut Questions) {
         let now = self.now();
         let mut next = first.or_else(|| self.questions.try_recv().ok());
-        while let Some(Question { key, cost, within, done }) = next {
+        while let Some(Question { key, cost, within_us, done }) = next {
             next = self.questions.try_recv().ok();
             if done.is_closed() {
                 continue;
@@ -351,7 +353,7 @@ impl Driver {
             asked.last_ticket += 1;
             let ticket = asked.last_ticket;
             asked.open.insert(ticket, done);
-            let deadline = now.plus_micros(micros(within));
+            let deadline = now.plus_micros(within_us);
             let waiter = Waiter { ticket, cost, deadline };
             let (bucket, key) = ((*key.bucket).clone(), key.key.clone());
             self.engine.handle(now, Input::Wait { bucket, key, waiter });

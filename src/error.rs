@@ -64,35 +64,18 @@ pub struct ShutdownError {
 }
 
 /// A request that cannot be decided: the caller's bug, never a denial.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// The key has no bytes.
-    #[error("key: empty: name who is limited")]
-    KeyEmpty,
-    /// The key is longer than [`KEY_BYTES_MAX`](crate::KEY_BYTES_MAX).
-    #[error("key: {bytes} bytes, at most {max} allowed: hash or shorten it")]
-    KeyTooLong {
-        /// The key's length in bytes.
-        bytes: usize,
-        /// The longest key allowed.
-        max: usize,
-    },
-    /// A cost of 0 decides nothing.
-    #[error("cost: 0 on limit {limit:?}: use peek to look without spending")]
-    CostZero {
-        /// The limit's name.
-        limit: String,
-    },
     /// No bucket of this limit can ever hold so many tokens.
     #[error("cost: {cost} on limit {limit:?} can never be admitted: the most is {max}")]
     CostTooHigh {
         /// The limit's name.
-        limit: String,
+        limit: &'static str,
         /// The cost asked for, in tokens.
-        cost: u64,
+        cost: u32,
         /// The highest cost that can be admitted, in tokens.
-        max: u64,
+        max: u32,
     },
 }
 

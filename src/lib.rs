@@ -8,7 +8,7 @@
 //!     .limit(Limit::new("api", Quota::per_second(1000).burst(200)))
 //!     .build()?;
 //! let api = limiter.limit("api")?;
-//! let decision = api.check("user:42")?;
+//! let decision = api.check("user:42");
 //! assert!(decision.is_allowed());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -75,16 +75,16 @@ mod time;
 mod weakness;
 
 pub use bound::{Excess, Incidents, bound};
-pub use builder::{AnyStore, Builder, DEFAULT_KEYS_MAX, DEFAULT_LANES, KEYS_MAX, LANES_MAX};
-pub use decision::{Decision, Outcome};
+pub use builder::{AnyStore, Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};
+pub use decision::{Decision, Denied};
 pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
-pub use key::{KEY_BYTES_MAX, lane_of};
+pub use key::{Hashed, KEY_BYTES_MAX, Key, KeyWriter, lane_of};
 pub use limit::{
     ACCURACY_CREDIT_MAX, ACCURACY_TICK_MAX, CEILING_MAX, CEILING_TICK_MAX, COST_MAX, CREDIT_MAX,
-    DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX,
-    OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
+    DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_MAX_WAIT, DEFAULT_SYNC_INTERVAL, Limit, Mode,
+    NAME_BYTES_MAX, OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
-pub use limiter::{ActiveLimit, DECIDE_WITHIN, KeyHandle, Limiter};
+pub use limiter::{ActiveLimit, Handle, Limiter};
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};
 pub use store::MemoryStore;
 #[cfg(feature = "redis")]

@@ -6,8 +6,10 @@ use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::time::micros;
 
+mod info;
 mod terms;
 
+pub(crate) use info::LimitInfo;
 pub(crate) use terms::{Credit, CreditRule, Pace, Terms};
 use terms::{KEY_TICK_MIN_US, epoch_us};
 
@@ -19,6 +21,9 @@ pub const DEFAULT_CREDIT: u32 = 1;
 pub const DEFAULT_MAX_NODES: u32 = 16;
 /// The most credit a limit can give.
 pub const CREDIT_MAX: u32 = 15;
+/// How long [`check_sure`](crate::ActiveLimit::check_sure) waits for the store at most, unless
+/// [`Limit::max_wait`] sets it.
+pub const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
 /// How often a busy key is synced with the store.
 pub const DEFAULT_SYNC_INTERVAL: Duration = Duration::from_millis(50);
 /// The shortest sync interval.
@@ -73,7 +78,7 @@ pub enum SyncPolicy {
         /// [`CEILING_MAX`]: ticks grow up to [`CEILING_TICK_MAX`] to stay below it, and beyond
         /// that keys wait their turn. A limit that is held back so admits less, not more. Calls
         /// that show that a node lives (one a lane and second) and syncs that callers of
-        /// [`decide`](crate::ActiveLimit::decide) wait for come on top.
+        /// [`check_sure`](crate::ActiveLimit::check_sure) wait for come on top.
         key_syncs_per_second_max: Option<f64>,
     },
 }
@@ -121,6 +126,7 @@ pub struct Limit {
     pub(crate) sync: SyncPolicy,
     pub(crate) outage: OutagePolicy,
     pub(crate) grace: Duration,
+    pub(crate) max_wait: Duration,
     pub(crate) credit: Option<u32>,
     pub(crate) version: u32,
 }
@@ -135,6 +141,7 @@ impl Limit {
             sync: SyncPolicy::default(),
             outage: OutagePolicy::default(),
             grace: Duration::ZERO,
+            max_wait: DEFAULT_MAX_WAIT,
             credit: None,
             version: 0,
         }
@@ -183,6 +190,15 @@ impl Limit {
         self
     }
 
+    /// How long [`check_sure`](crate::ActiveLimit::check_sure) waits for the store at most
+    /// ([`DEFAULT_MAX_WAIT`]). It does not wait at all while the store takes longer than that. With zero it
+    /// answers like [`check`](crate::ActiveLimit::check).
+    #[must_use]
+    pub fn max_wait(mut self, wait: Duration) -> Self {
+        self.max_wait = wait;
+        self
+    }
+
     /// How long the store may be silent before the outage policy takes over, at the least. Leases
     /// always end by their own time, which is one to two seconds for intervals up to 250 ms.
     #[must_use]
@@ -206,7 +222,7 @@ impl Limit {
 
     /// No credit: without faults the cluster never exceeds the limit. [`check`](crate::ActiveLimit::check) then denies
     /// whatever the store has not leased to this node beforehand, so it denies the first request of a key on
-    /// each node. Use [`decide`](crate::ActiveLimit::decide) with strict limits.
+    /// each node. Use [`check_sure`](crate::ActiveLimit::check_sure) with strict limits.
     #[must_use]
     pub fn strict(self) -> Self {
         self.credit(0)
@@ -278,6 +294,7 @@ impl Limit {
             cost_max: self.quota.burst_tokens().min(COST_MAX) as u32,
             mode: self.mode,
             outage: self.outage,
+            max_wait_us: micros(self.max_wait),
             grace_us: micros(self.grace),
             version: self.version,
         })

@@ -1,4 +1,4 @@
-//! What users hold: a limiter, its limits, and pre-resolved keys.
+//! What users hold: a limiter, its limits, and handles of keys.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,19 +12,16 @@ use crate::bucket::{
     Bucket, DirtyQueue, Found, Held, KeyBudget, KeyHash, Looked, Note, OVERFLOW, SpendResult,
     Taken, Verdict,
 };
-use crate::decision::{Decision, Outcome};
+use crate::decision::Decision;
 use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
-use crate::key;
+use crate::key::{Key, KeySecret, OVERFLOW_NAME};
 use crate::time::{Now, Timestamp};
-
-/// How long [`ActiveLimit::decide`] waits for the store at most.
-pub const DECIDE_WITHIN: Duration = Duration::from_millis(50);
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
 ///
-/// Cheap to clone; all clones are one node. When the last clone, limit and key handle is dropped,
+/// Cheap to clone; all clones are one node. When the last clone, limit and handle is dropped,
 /// the task ends by itself: what was pending is lost and leases are given back by their end. To
 /// leave in good order, call [`shutdown`](Self::shutdown) first.
 #[derive(Clone)]
@@ -39,7 +36,7 @@ impl fmt::Debug for Limiter {
         f.debug_struct("Limiter")
             .field("limits", &limits)
             .field("keys", &budget.map_or(0, KeyBudget::used))
-            .field("keys_max", &budget.map_or(0, KeyBudget::max))
+            .field("max_keys", &budget.map_or(0, KeyBudget::max))
             .finish()
     }
 }
@@ -51,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) questions: mpsc::UnboundedSender<Question>,
     pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
+    /// What keys are hashed with.
+    pub(crate) secret: KeySecret,
     /// Keeps the cached clock running for as long as decisions are taken.
     pub(crate) time: TimeSource,
 }
@@ -160,42 +159,36 @@ impl fmt::Debug for ActiveLimit {
 }
 
 impl ActiveLimit {
-    /// Decides about one request of `key`, costing one token.
+    /// Decides about one request of `key` that costs one token.
     ///
-    /// Never waits, does no I/O, and allocates nothing on a key that is known.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckError`] if the key is empty or too long.
+    /// Never waits, does no I/O, and allocates nothing on a known key.
     #[inline(always)]
-    pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
-        self.decide_now(key.as_ref(), 1)
+    pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        self.shared.secret.with_name(key, |key| self.decide_now(key, 1))
     }
 
-    /// Decides about one request of `key`, costing `cost` tokens: all or none are spent.
+    /// Decides about one request of `key` that costs `cost` tokens: all or none are spent. A cost of 0 spends
+    /// nothing, and tells what a request of one token would be told now.
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the key is empty or too long, or if the cost is 0 or can never be
-    /// admitted.
+    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
     #[inline(always)]
-    pub fn check_n<K: AsRef<[u8]> + ?Sized>(
-        &self,
-        key: &K,
-        cost: u32,
-    ) -> Result<Decision, CheckError> {
+    pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        self.decide_now(key.as_ref(), cost)
+        Ok(self.shared.secret.with_name(key, |key| self.decide_now(key, cost)))
     }
 
     /// What nobody asks of a decision is not computed: so this is inlined, and what it calls is not.
     #[inline(always)]
-    fn decide_now(&self, key: &[u8], cost: u32) -> Result<Decision, CheckError> {
+    fn decide_now(&self, key: &[u8], cost: u32) -> Decision {
         let now = self.state.clock.now();
-        key::validate(key)?;
-        let judged =
-            if cost == 1 { self.judge_one(key, now) } else { self.judge_other(key, cost, now) };
-        Ok(self.decision(judged, cost, now))
+        let judged = match cost {
+            0 => return self.read(key),
+            1 => self.judge_one(key, now),
+            _ => self.judge_other(key, cost, now),
+        };
+        self.decision(judged, cost, now)
     }
 
     /// Not inlined, so that it has the registers for itself that pass its arguments: they are enough.
@@ -385,63 +378,64 @@ impl ActiveLimit {
         }
     }
 
-    /// Decides about one request of `key`, costing one token, and asks the store when this node
-    /// alone cannot be sure.
+    /// Decides about one request of `key` that costs one token, and asks the store if this node alone cannot be
+    /// sure.
     ///
-    /// Sure answers come at once, like those of [`check`](Self::check). An unsure one waits for
-    /// one round trip, which all callers of this node that wait at the same time share, for at
-    /// most [`DECIDE_WITHIN`]; then, or when the store is known to be away, it is what `check`
-    /// would have said. Dropping the future before it is ready may leave the token spent.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckError`] if the key is empty or too long.
-    pub async fn decide<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
-        self.decide_n(key, 1).await
+    /// Sure answers come at once, like those of [`check`](Self::check). An unsure one waits for one round trip,
+    /// which all callers of this node that wait at the same time share. It waits at most
+    /// [`Limit::max_wait`](crate::Limit::max_wait), and not at all while the store takes longer than that or is
+    /// known to be away; then the answer is the one that `check` gives. Dropping the future before it is ready
+    /// may leave the token spent.
+    pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        match self.shared.secret.with_name(key, |key| self.decide_or_hold(key, 1)) {
+            Ok(decision) => decision,
+            Err(handle) => handle.ask(1).await,
+        }
     }
 
-    /// Decides about one request of `key`, costing `cost` tokens, all or none: see
-    /// [`decide`](Self::decide).
+    /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
+    /// alone cannot be sure: see [`check_sure`](Self::check_sure). A cost of 0 is as in
+    /// [`check_n`](Self::check_n), and never waits.
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the key is empty or too long, or if the cost is 0 or can never be
-    /// admitted.
-    pub async fn decide_n<K: AsRef<[u8]> + ?Sized>(
+    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    pub async fn check_sure_n<K: Key + ?Sized>(
         &self,
         key: &K,
         cost: u32,
     ) -> Result<Decision, CheckError> {
-        let key = key.as_ref();
-        key::validate(key)?;
         self.validate_cost(cost)?;
+        match self.shared.secret.with_name(key, |key| self.decide_or_hold(key, cost)) {
+            Ok(decision) => Ok(decision),
+            Err(handle) => Ok(handle.ask(cost).await),
+        }
+    }
+
+    /// A decision that is sure, or that nothing can be asked about; or else the key, to ask the store about it.
+    fn decide_or_hold(&self, key: &[u8], cost: u32) -> Result<Decision, Handle> {
+        if cost == 0 {
+            return Ok(self.read(key));
+        }
         let buckets = &self.state.buckets;
         let (bucket, mine) = match buckets.find(buckets.hash(key), key) {
             Some(found) => (found.bucket, Some(key)),
             None => self.make(key, self.state.clock.now()),
         };
-        match self.decide_surely(bucket, mine, cost) {
-            Some(decision) => Ok(decision),
-            None => Ok(self.handle(key)?.decide_or_ask(cost).await),
-        }
+        self.decide_surely(bucket, mine, cost).ok_or_else(|| self.hold(key))
     }
 
-    /// What [`check`](Self::check) would say now, spending nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckError`] if the key is empty or too long.
-    pub fn peek<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Decision, CheckError> {
-        let key = key.as_ref();
-        key::validate(key)?;
+    /// What a request of one token would be told now; nothing is spent.
+    #[inline(never)]
+    fn read(&self, key: &[u8]) -> Decision {
         let buckets = &self.state.buckets;
         if let Some(Found { bucket, .. }) = buckets.find(buckets.hash(key), key) {
             let found = self.look(bucket);
             if buckets.is_of(bucket, key) && !bucket.is_gone() {
-                return Ok(found);
+                return found;
             }
         }
-        Ok(self.look(&Bucket::new(self.state.start(self.state.clock.now()))))
+        self.look(&Bucket::new(self.state.start(self.state.clock.now())))
     }
 
     /// Decides if that can be done for sure, and the key was not evicted a moment ago.
@@ -461,23 +455,22 @@ impl ActiveLimit {
         (taken.verdict != Verdict::Unsure).then(|| self.decision(judged, cost, now))
     }
 
-    /// Resolves `key` once, for callers that decide about it often: no map is looked into again.
+    /// Looks `key` up once, for callers that decide about it often: the handle finds its bucket without a look-up.
     ///
-    /// A key in hand is never evicted. When the limiter holds as many keys as it may, the handle is
+    /// A key that has a handle is never evicted. When the limiter holds as many keys as it may, the handle is
     /// one to the limit's overflow bucket.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckError`] if the key is empty or too long.
-    pub fn handle<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<KeyHandle, CheckError> {
-        let key = key.as_ref();
-        key::validate(key)?;
+    pub fn handle<K: Key + ?Sized>(&self, key: &K) -> Handle {
+        self.shared.secret.with_name(key, |key| self.hold(key))
+    }
+
+    fn hold(&self, key: &[u8]) -> Handle {
         let now = self.state.clock.now();
         let buckets = &self.state.buckets;
         let bucket = Held::new(buckets, key, || self.state.start(now));
-        let key = if bucket.is_overflow() { Arc::default() } else { key.into() };
+        let key = if bucket.is_overflow() { &OVERFLOW_NAME[..] } else { key };
         let origin = buckets.origin(&bucket);
-        Ok(KeyHandle { origin, limit: self.clone(), key: Arc::new(InHand { bucket, key }) })
+        let key = Arc::new(InHand { bucket, key: key.into() });
+        Handle { origin, limit: self.clone(), key }
     }
 
     /// The limit's name.
@@ -491,19 +484,13 @@ impl ActiveLimit {
         self.state.excess()
     }
 
+    #[inline(always)]
     fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
         let max = self.state.terms.cost_max;
-        if cost == 0 {
-            return Err(CheckError::CostZero { limit: self.name().to_owned() });
+        if cost <= max {
+            return Ok(());
         }
-        if cost > max {
-            return Err(CheckError::CostTooHigh {
-                limit: self.name().to_owned(),
-                cost: u64::from(cost),
-                max: u64::from(max),
-            });
-        }
-        Ok(())
+        Err(CheckError::CostTooHigh { limit: &self.state.info.name, cost, max })
     }
 
     fn look(&self, bucket: &Bucket) -> Decision {
@@ -517,9 +504,8 @@ impl ActiveLimit {
     #[inline(always)]
     fn decision(&self, judged: Judged<'_>, cost: u32, now: Timestamp) -> Decision {
         let Judged { bucket, result: SpendResult { left, allowed, sure } } = judged;
-        let outcome = if allowed { Outcome::Allowed } else { Outcome::Denied };
-        let (view, refill, scale) = (bucket.view(), bucket.refill(), self.state.terms.scale);
-        Decision { outcome, sure, cost, left, view, now, refill, scale }
+        let (view, refill, limit) = (bucket.view(), bucket.refill(), self.state.info);
+        Decision { allowed, sure, cost, left, view, now, refill, limit }
     }
 }
 
@@ -537,9 +523,9 @@ impl<'a> Judged<'a> {
     }
 }
 
-/// A key, resolved once. Cheap to clone.
+/// A key of a limit, looked up once. Cheap to clone.
 #[derive(Clone)]
-pub struct KeyHandle {
+pub struct Handle {
     /// Where the bucket is, and what purses know it by.
     origin: Origin,
     limit: ActiveLimit,
@@ -548,42 +534,43 @@ pub struct KeyHandle {
 }
 
 /// Without the key, which may be secret.
-impl fmt::Debug for KeyHandle {
+impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyHandle").field("limit", &self.limit.name()).finish_non_exhaustive()
+        f.debug_struct("Handle").field("limit", &self.limit.name()).finish_non_exhaustive()
     }
 }
 
-impl KeyHandle {
-    /// Decides about one request, costing one token: see [`ActiveLimit::check`].
+impl Handle {
+    /// Decides about one request that costs one token: see [`ActiveLimit::check`].
     #[inline(always)]
     pub fn check(&self) -> Decision {
         self.decide_now(1)
     }
 
-    /// Decides about one request, costing `cost` tokens.
+    /// Decides about one request that costs `cost` tokens: see [`ActiveLimit::check_n`].
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost is 0 or can never be admitted.
+    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
         Ok(self.decide_now(cost))
     }
 
-    /// Decides about one request, costing one token, asking the store when unsure: see
-    /// [`ActiveLimit::decide`].
-    pub async fn decide(&self) -> Decision {
+    /// Decides about one request that costs one token, and asks the store if this node alone cannot be sure: see
+    /// [`ActiveLimit::check_sure`].
+    pub async fn check_sure(&self) -> Decision {
         self.decide_or_ask(1).await
     }
 
-    /// Decides about one request, costing `cost` tokens, asking the store when unsure.
+    /// Decides about one request that costs `cost` tokens, and asks the store if this node alone cannot be sure:
+    /// see [`ActiveLimit::check_sure_n`].
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost is 0 or can never be admitted.
-    pub async fn decide_n(&self, cost: u32) -> Result<Decision, CheckError> {
+    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    pub async fn check_sure_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
         Ok(self.decide_or_ask(cost).await)
     }
@@ -591,17 +578,25 @@ impl KeyHandle {
     #[inline(always)]
     fn decide_now(&self, cost: u32) -> Decision {
         let now = self.limit.state.clock.now();
-        if cost > 1 {
-            let judged = self.limit.judge_spender(self.found(), None, cost, now);
-            return self.limit.decision(judged, cost, now);
+        if cost != 1 {
+            return self.decide_other(cost, now);
         }
         // What this thread has taken out of a hot bucket tells without a look at it.
         let Some(Spent { left, view, refill }) = purse::spend(self.origin, now) else {
             let judged = self.limit.judge_at_once(self.found(), None, now);
             return self.limit.decision(judged, 1, now);
         };
-        let (outcome, scale) = (Outcome::Allowed, self.limit.state.terms.scale);
-        Decision { outcome, sure: true, cost: 1, left, view, now, refill, scale }
+        let limit = self.limit.state.info;
+        Decision { allowed: true, sure: true, cost: 1, left, view, now, refill, limit }
+    }
+
+    #[inline(never)]
+    fn decide_other(&self, cost: u32, now: Timestamp) -> Decision {
+        if cost == 0 {
+            return self.limit.look(self.bucket());
+        }
+        let judged = self.limit.judge_spender(self.found(), None, cost, now);
+        self.limit.decision(judged, cost, now)
     }
 
     #[inline(always)]
@@ -614,32 +609,36 @@ impl KeyHandle {
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        let decided = self.limit.decide_surely(self.bucket(), None, cost);
-        if let Some(decision) = decided {
-            return decision;
+        if cost == 0 {
+            return self.limit.look(self.bucket());
+        }
+        match self.limit.decide_surely(self.bucket(), None, cost) {
+            Some(decision) => decision,
+            None => self.ask(cost).await,
+        }
+    }
+
+    /// Asks the store.
+    async fn ask(&self, cost: u32) -> Decision {
+        let LimitState { clock, terms, .. } = &*self.limit.state;
+        if terms.max_wait_us == 0 {
+            return self.decide_now(cost);
         }
         let (done, answer) = oneshot::channel();
-        let key = self.key.clone();
-        let asked =
-            self.limit.shared.questions.send(Question { key, cost, within: DECIDE_WITHIN, done });
+        let question = Question { key: self.key.clone(), cost, within_us: terms.max_wait_us, done };
+        let asked = self.limit.shared.questions.send(question);
         let answer = if asked.is_ok() { answer.await.ok() } else { None };
         let Some(Answered { allowed, sure }) = answer else {
             // The driver has ended with its runtime: nobody can be asked any more.
             return self.decide_now(cost);
         };
         let bucket = self.bucket();
-        let LimitState { clock, terms, .. } = &*self.limit.state;
         let (left, ..) = bucket.peek(clock.now(), terms.scale.token);
         let result = SpendResult { left, allowed, sure };
         self.limit.decision(Judged { bucket, result }, cost, clock.now())
     }
 
-    /// What [`check`](Self::check) would say now, spending nothing.
-    pub fn peek(&self) -> Decision {
-        self.limit.look(self.bucket())
-    }
-
-    /// The key; empty for a limit's overflow bucket.
+    /// The bytes that the limiter knows the key by; those of a name that no key has, for the overflow bucket.
     pub fn key(&self) -> &[u8] {
         &self.key.key
     }

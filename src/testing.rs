@@ -14,7 +14,7 @@
 //!     .clock(&clock)
 //!     .build()?;
 //! let api = limiter.limit("api")?;
-//! assert!(api.check("user:42")?.is_allowed());
+//! assert!(api.check("user:42").is_allowed());
 //! store.fail(Fault::ReplyLost);
 //! clock.advance(Duration::from_millis(60));
 //! limiter.settle().await;

@@ -54,7 +54,7 @@ async fn decided_and_told(store: bool) -> (Counts, Counts) {
     pass(200).await;
     let mut decided = Counts::default();
     // Of a key that is new: they wait for the store, if there is one.
-    let wait = |cost| api.decide_n("waited for", cost);
+    let wait = |cost| api.check_sure_n("waited for", cost);
     let waiting = async { tokio::join!(wait(2), wait(30), wait(90)) };
     let others = async {
         for round in 0..ROUNDS {

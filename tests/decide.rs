@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, CheckError, DECIDE_WITHIN, Decision, Event, Limit, Limiter, OutagePolicy, Quota,
+    ActiveLimit, CheckError, DEFAULT_MAX_WAIT, Decision, Event, Limit, Limiter, OutagePolicy, Quota,
 };
 
 /// How far a driven clock moves at a time.
@@ -32,7 +32,7 @@ fn ask(api: &ActiveLimit, key: &str) -> Asked {
 
 fn ask_n(api: &ActiveLimit, key: &str, cost: u32) -> Asked {
     let (api, key) = (api.clone(), key.to_owned());
-    Box::pin(async move { api.decide_n(&key, cost).await.expect("a good key and cost") })
+    Box::pin(async move { api.check_sure_n(&key, cost).await.expect("a good key and cost") })
 }
 
 /// The decision, if it is there. Nothing else runs meanwhile.
@@ -124,7 +124,7 @@ impl Cluster {
     /// The answers, once everybody has one, which must be before the deadline.
     async fn answered(&self, mut asked: Vec<Asked>) -> Vec<Decision> {
         let mut answers: Vec<Option<Decision>> = vec![None; asked.len()];
-        for _ in 0..DECIDE_WITHIN.as_micros() / STEP.as_micros() {
+        for _ in 0..DEFAULT_MAX_WAIT.as_micros() / STEP.as_micros() {
             for (answer, asked) in answers.iter_mut().zip(&mut asked) {
                 *answer = answer.take().or_else(|| look(asked));
             }
@@ -142,7 +142,7 @@ impl Cluster {
         let mut drained = 0;
         for _ in 0..5 * BURST {
             drained += admitted(&self.answered(vec![ask(&self.apis[0], key)]).await);
-            self.pass(DECIDE_WITHIN).await;
+            self.pass(DEFAULT_MAX_WAIT).await;
         }
         drained
     }
@@ -157,7 +157,7 @@ async fn a_sure_answer_comes_at_once_and_an_unsure_one_waits_for_the_store() {
     for _ in 0..1000 {
         cluster.pass(STEP).await;
         for _ in 0..2 {
-            let _ = api.check("busy").unwrap();
+            let _ = api.check("busy");
         }
     }
     // Nothing answers any more, and refill goes on flowing into the lease.
@@ -223,15 +223,12 @@ async fn a_cost_is_waited_for_whole_and_an_impossible_one_is_an_error_that_asks_
     let cluster = Cluster::new(1, &limit()).await;
     let api = &cluster.apis[0];
     let most = BURST as u32;
-    let handle = api.handle("user").unwrap();
-    let too_high =
-        CheckError::CostTooHigh { limit: "api".to_owned(), cost: u64::from(most) + 1, max: BURST };
-    assert_eq!(api.decide_n("user", most + 1).await.unwrap_err(), too_high);
-    assert_eq!(handle.decide_n(most + 1).await.unwrap_err(), too_high);
-    let zero = CheckError::CostZero { limit: "api".to_owned() };
-    assert_eq!(api.decide_n("user", 0).await.unwrap_err(), zero);
-    assert_eq!(handle.decide_n(0).await.unwrap_err(), zero);
-    assert_eq!(api.decide("").await.unwrap_err(), CheckError::KeyEmpty);
+    let handle = api.handle("user");
+    let too_high = CheckError::CostTooHigh { limit: "api", cost: most + 1, max: most };
+    assert_eq!(api.check_sure_n("user", most + 1).await.unwrap_err(), too_high);
+    assert_eq!(handle.check_sure_n(most + 1).await.unwrap_err(), too_high);
+    assert!(api.check_sure_n("user", 0).await.unwrap().is_allowed());
+    assert!(handle.check_sure_n(0).await.unwrap().is_allowed());
     cluster.pass(Duration::from_millis(100)).await;
     assert_eq!(cluster.batches.load(Ordering::Relaxed), 0, "nobody was asked");
 
@@ -251,7 +248,7 @@ async fn after_its_deadline_a_decision_is_what_check_says_and_not_before() {
     cluster.store.set_away(true);
     let mut asked = waiting(&cluster.apis[0], "user", 3);
     cluster.settle().await;
-    cluster.clock.advance(DECIDE_WITHIN.saturating_sub(Duration::from_micros(1)));
+    cluster.clock.advance(DEFAULT_MAX_WAIT.saturating_sub(Duration::from_micros(1)));
     cluster.settle().await;
     assert!(asked.iter_mut().all(|asked| look(asked).is_none()), "the store may answer yet");
     cluster.clock.advance(Duration::from_micros(1));
@@ -270,7 +267,7 @@ async fn while_an_outage_policy_is_in_force_it_answers_at_once() {
         let cluster = Cluster::new(1, &limit().outage(policy)).await;
         cluster.store.set_away(true);
         // The key must be known: an outage begins for a key when it is asked for.
-        let _ = cluster.apis[0].check("user").unwrap();
+        let _ = cluster.apis[0].check("user");
         cluster.pass(CUT_OFF).await;
         for _ in 0..2 * BURST {
             let decision = look(&mut ask(&cluster.apis[0], "user")).expect("nobody to wait for");
@@ -310,7 +307,7 @@ async fn who_goes_away_while_the_store_hangs_costs_nothing_and_is_not_waited_for
     let asked = waiting(&cluster.apis[0], "user", BURST / 2);
     cluster.settle().await;
     drop(asked);
-    cluster.pass(2 * DECIDE_WITHIN).await;
+    cluster.pass(2 * DEFAULT_MAX_WAIT).await;
     // The batch that asks for them is sent again, and its answer finds nobody.
     cluster.store.set_away(false);
     cluster.pass(Duration::from_secs(1)).await;
@@ -403,7 +400,7 @@ mod on_a_real_redis {
         let deadline = Instant::now() + DEADLINE;
         while admitted < BURST {
             assert!(Instant::now() < deadline, "{admitted} of {BURST}, and no more come");
-            admitted += u64::from(api.decide("user").await.unwrap().is_allowed());
+            admitted += u64::from(api.check_sure("user").await.is_allowed());
         }
         admitted + super::admitted(&all(waiting_or_not(api, BURST)).await)
     }
@@ -416,7 +413,7 @@ mod on_a_real_redis {
     async fn answered_at_the_deadline(asked: Vec<Asked>, since: Instant) -> Vec<Decision> {
         let decisions = all(asked).await;
         let waited = since.elapsed();
-        assert!(waited + CLOCK_GRAIN >= DECIDE_WITHIN, "{waited:?}: too soon");
+        assert!(waited + CLOCK_GRAIN >= DEFAULT_MAX_WAIT, "{waited:?}: too soon");
         assert!(waited < STORE_TIMEOUT, "{waited:?}: too late");
         decisions
     }
@@ -463,7 +460,7 @@ mod on_a_real_redis {
         let timed_out = tokio::time::timeout(patience, all(impatient)).await;
         assert!(timed_out.is_err(), "answered within {patience:?} by a frozen store");
         // Who asks later is answered later: by then nobody waits any more.
-        assert!(api.decide("user").await.unwrap().is_denied());
+        assert!(api.check_sure("user").await.is_denied());
         server.cont();
         assert_eq!(drain(&api, 0).await, BURST);
         node.shutdown(DEADLINE).await.expect("nobody is waited for");
@@ -490,7 +487,7 @@ mod on_a_real_redis {
         }
         server.restart();
         let start = Instant::now();
-        while !api.decide("user").await.unwrap().is_sure() {
+        while !api.check_sure("user").await.is_sure() {
             assert!(start.elapsed() < DEADLINE, "the store is back and is not asked");
             tokio::task::yield_now().await;
         }
@@ -501,7 +498,7 @@ mod on_a_real_redis {
         let server = RedisServer::start();
         let (node, api, _) = node(&server, limit()).await;
         server.stop();
-        let within = 2 * DECIDE_WITHIN;
+        let within = 2 * DEFAULT_MAX_WAIT;
         let start = Instant::now();
         let asked = waiting(&api, "user", 5);
         let answers = answered_at_the_deadline(asked, start);

@@ -198,7 +198,7 @@ fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant(
     for count in 1..=quotas.len() {
         for spent in 0..3 {
             let limits = limits(&clock, &quotas[..count]);
-            let decide = |limit: &tidegate::ActiveLimit| limit.check("user").unwrap();
+            let decide = |limit: &tidegate::ActiveLimit| limit.check("user");
             for limit in (0..spent).flat_map(|_| &limits) {
                 let _ = decide(limit);
             }
@@ -243,7 +243,7 @@ fn check_draft(headers: &HeaderMap, said: &[Said<'_>], quotas: &[Quota]) {
         said.iter().zip(policies).zip(states).zip(quotas)
     {
         assert_eq!((&*named, &*again), (*policy, *policy));
-        assert_eq!((q, r), (decision.limit(), decision.remaining()));
+        assert_eq!((q, r), (decision.burst(), decision.remaining()));
         let fills_us = u128::from(quota.burst_tokens()) * quota.period().as_micros();
         assert_eq!(u128::from(w), fills_us.div_ceil(u128::from(quota.tokens()) * 1_000_000));
         assert_eq!(q, quota.burst_tokens());
@@ -260,7 +260,7 @@ fn check_trio(headers: &HeaderMap, prefix: &str, later: bool, decisions: &[Decis
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
         let since = if later { now.abs_diff(reset) } else { reset };
         let limits =
-            value("limit") == decision.limit() && value("remaining") == decision.remaining();
+            value("limit") == decision.burst() && value("remaining") == decision.remaining();
         limits && since.abs_diff(up(decision.reset_after())) <= u64::from(later) * 5
     });
     let told = matching.expect("it is one of the limits");
@@ -304,7 +304,7 @@ proptest! {
             let left_after = |wait: Duration| {
                 let (clock, limit, _) = denied().unwrap();
                 clock.advance(wait);
-                limit.peek("key").unwrap().remaining()
+                limit.check_n("key", 0).unwrap().remaining()
             };
             let next = decision.next_token_after();
             prop_assert!(left_after(next) > decision.remaining(), "after {:?}", next);
@@ -347,10 +347,10 @@ async fn obeyed(quota: Quota, cost: u32, greedy_ms: u64, sooner_s: u64) -> Optio
     let wait_s = told_s.checked_sub(sooner_s).filter(|&wait_s| wait_s > 0)?;
     pass(&clock, &limiter, wait_s * 1000).await;
     if cost == 1 {
-        return Some((told_s, api.check("key").unwrap().is_allowed()));
+        return Some((told_s, api.check("key").is_allowed()));
     }
     // More than the credit: with no lease left only the store can tell.
-    let mut asked = std::pin::pin!(api.decide_n("key", cost));
+    let mut asked = std::pin::pin!(api.check_sure_n("key", cost));
     loop {
         tokio::select! {
             biased;
@@ -392,10 +392,10 @@ fn denied_clients_who_obey_return_evenly() {
     let clock = ManualClock::new();
     let limit = &limits(&clock, &[Quota::per_minute(600)])[0];
     let retry = RetryAfter::new();
-    while limit.check("shared").unwrap().is_allowed() {}
+    while limit.check("shared").is_allowed() {}
     let mut returns = [0_u32; 120];
     for _client in 0..1000 {
-        let denied = limit.check("shared").unwrap();
+        let denied = limit.check("shared");
         assert!(denied.is_denied());
         returns[retry.seconds(&denied) as usize] += 1;
     }
@@ -404,7 +404,7 @@ fn denied_clients_who_obey_return_evenly() {
         if clients > 0 {
             println!("{second:>3} s {clients:>3} {}", "#".repeat(clients as usize));
         }
-        admitted += (0..clients).filter(|_| limit.check("shared").unwrap().is_allowed()).count();
+        admitted += (0..clients).filter(|_| limit.check("shared").is_allowed()).count();
         waiting -= clients;
         clock.advance(Duration::from_secs(1));
     }

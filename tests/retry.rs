@@ -464,7 +464,7 @@ proptest! {
         STYLES[style]().write(&[Said { policy: "api", decision }], &mut headers);
         let read = Advice::read(&headers, SystemTime::UNIX_EPOCH).allowance.unwrap();
         prop_assert_eq!(read.remaining, decision.remaining());
-        prop_assert_eq!(read.quota, Some(decision.limit()));
+        prop_assert_eq!(read.quota, Some(decision.burst()));
         let told = if style == 0 { decision.next_token_after() } else { decision.reset_after() };
         let told_s = told.as_micros().div_ceil(1_000_000) as u64;
         prop_assert_eq!(read.next_after, Some(Duration::from_secs(told_s)));

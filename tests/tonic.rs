@@ -75,7 +75,7 @@ async fn refused(rule: Rule, content_type: &str, key: Option<&str>) -> (Option<C
 async fn who_asks_by_grpc_is_answered_by_grpc_and_nobody_else_is() {
     let limit = Limit::new("api", Quota::per_minute(1));
     let limit = Limiter::builder().limit(limit).build().unwrap().limit("api").unwrap();
-    assert!(limit.check("a").unwrap().is_allowed());
+    assert!(limit.check("a").is_allowed());
     let rule = || Rule::new(limit.clone(), KeyOf::header(KEY));
     let denied = async |content_type: &str| refused(rule(), content_type, Some("a")).await;
     for by_grpc in ["application/grpc", "application/grpc+proto", "application/grpc;x=y"] {

@@ -48,7 +48,7 @@ impl Live {
         let limiter = Limiter::builder()
             .limit(Limit::new("api", Quota::per_second(100)))
             .store(RedisStore::open(url).expect("a good address"))
-            .keys_max(2 * keys)
+            .max_keys(2 * keys)
             .listen(move |event| {
                 if let Event::Synced { keys, error: None, .. } = event {
                     counter.fetch_add(*keys as u64, Ordering::Relaxed);

@@ -45,10 +45,10 @@ pub(crate) struct DirtyQueue {
 }
 
 impl DirtyQueue {
-    /// A queue for about `keys_max` buckets, never more than [`DIRTY_MAX`] without allocating.
-    pub(crate) fn new(keys_max: usize) -> Self {
+    /// A queue for about `max_keys` buckets, never more than [`DIRTY_MAX`] without allocating.
+    pub(crate) fn new(max_keys: usize) -> Self {
         Self {
-            queue: ArrayQueue::new(keys_max.clamp(64, DIRTY_MAX)),
+            queue: ArrayQueue::new(max_keys.clamp(64, DIRTY_MAX)),
             overflow: SegQueue::new(),
             bell: Arc::default(),
         }

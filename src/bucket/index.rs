@@ -61,8 +61,8 @@ pub(super) struct Index {
 
 impl Index {
     /// An empty index; `None` if there is not so much memory.
-    pub(super) fn new(keys_max: usize) -> Option<Self> {
-        let bits_max = (2 * keys_max + 2).next_power_of_two().ilog2().max(BITS_MIN);
+    pub(super) fn new(max_keys: usize) -> Option<Self> {
+        let bits_max = (2 * max_keys + 2).next_power_of_two().ilog2().max(BITS_MIN);
         let entries = bytemuck::try_zeroed_slice_box(level(bits_max).end).ok()?;
         Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
@@ -300,14 +300,14 @@ mod tests {
 
     #[test]
     fn all_levels_together_take_few_bytes_a_key() {
-        for keys_max in [10_000, 1_000_000, 10_000_000] {
-            let index = Index::new(keys_max).unwrap();
+        for max_keys in [10_000, 1_000_000, 10_000_000] {
+            let index = Index::new(max_keys).unwrap();
             let mut levels = vec![index.bits()];
-            while filled(levels[levels.len() - 1]) < keys_max {
+            while filled(levels[levels.len() - 1]) < max_keys {
                 levels.push(index.next(levels[levels.len() - 1]));
             }
             let entries: usize = levels.into_iter().map(|bits| level(bits).len()).sum();
-            assert!(entries * size_of::<AtomicU32>() <= 17 * keys_max, "{keys_max}: {entries}");
+            assert!(entries * size_of::<AtomicU32>() <= 17 * max_keys, "{max_keys}: {entries}");
         }
     }
 

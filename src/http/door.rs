@@ -243,7 +243,7 @@ impl Door {
     }
 
     /// Asks the store where a limit is unsure, as [`ActiveLimit::decide`](crate::ActiveLimit::decide)
-    /// does, and waits for it: for [`DECIDE_WITHIN`](crate::DECIDE_WITHIN) a limit at most.
+    /// does, and waits for it: for [`Limit::max_wait`](crate::Limit::max_wait) at most.
     #[must_use]
     pub fn waiting(mut self) -> Self {
         self.waits = true;
@@ -257,7 +257,7 @@ impl Door {
         if self.rules.len() > 1 {
             return written();
         }
-        let scale = said.decision.scale;
+        let scale = said.decision.limit.scale;
         let (kept_scale, kept) = self.policy.get_or_init(|| (scale, written()));
         if *kept_scale == scale { kept.clone() } else { written() }
     }
@@ -285,7 +285,7 @@ impl Door {
     ) -> Option<Refusal<'_>> {
         let (mut passage, mut key) = (Passage::new(self, head), KeyText::new());
         while let Some((rule, cost)) = passage.next_question(head, &mut key) {
-            let answer = rule.limit.decide_n(key.get().unwrap_or(NO_KEY), cost).await;
+            let answer = rule.limit.check_sure_n(key.get().unwrap_or(NO_KEY), cost).await;
             passage.hear(rule, &answer, head);
         }
         passage.end(told)

@@ -308,8 +308,8 @@ impl Rule {
     pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
         let mut key = KeyText::new();
         let Question::Asked(cost) = self.question(head, &mut key) else { return None };
-        let decision = self.limit.peek(key.get().unwrap_or(NO_KEY)).ok()?;
-        (u64::from(cost) <= decision.limit()).then(|| decision.left_after(cost))
+        let decision = self.limit.check_n(key.get().unwrap_or(NO_KEY), 0).ok()?;
+        (u64::from(cost) <= decision.burst()).then(|| decision.left_after(cost))
     }
 }
 

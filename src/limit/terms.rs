@@ -28,6 +28,8 @@ pub(crate) struct Terms {
     pub mode: Mode,
     /// What happens while the store is away.
     pub outage: OutagePolicy,
+    /// How long a caller waits for the store at most.
+    pub max_wait_us: u64,
     /// The least silence before the outage policy takes over.
     pub grace_us: u64,
     /// Version of the definition.

@@ -13,7 +13,6 @@ use super::workload::Arrival;
 use super::world::World;
 use crate::bound::Excess;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, OutagePolicy, SyncPolicy};
-use crate::limiter::DECIDE_WITHIN;
 use crate::quota::Quota;
 use crate::weakness::{Weakness, weakened};
 
@@ -124,7 +123,7 @@ impl Case {
         }
         world.play(&self.arrivals, self.until_us);
         // Who waits while nothing goes wrong has an answer in time, and never needs the credit.
-        let in_time = 4 * self.setup.network.rtt < DECIDE_WITHIN;
+        let in_time = 4 * self.setup.network.rtt < self.setup.limit.max_wait;
         let sure = self.setup.form == Form::Async && self.faults.is_empty() && in_time;
         let judges = [&world.judge].into_iter().chain(&world.other_judges);
         let seen = self.setup.limits_of(1).zip(judges).map(|(limit, judge)| {

@@ -20,7 +20,6 @@ use crate::bucket::{
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
 use crate::limit::{Limit, Terms};
-use crate::limiter::DECIDE_WITHIN;
 use crate::sync::message::Reply;
 #[cfg(all(test, feature = "redis"))]
 use crate::sync::message::Request;
@@ -457,7 +456,7 @@ impl World {
         let ticket = self.tickets;
         let node = &mut self.nodes[index];
         let now = node.clock.now(self.now_us);
-        let deadline = now.plus_micros(micros(DECIDE_WITHIN));
+        let deadline = now.plus_micros(micros(self.setup.limit.max_wait));
         node.waiting.insert(ticket, Waiting { key, cost });
         let waiter = Waiter { ticket, cost, deadline };
         let key: Arc<[u8]> = key.to_le_bytes().as_slice().into();

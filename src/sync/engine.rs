@@ -25,7 +25,7 @@ use super::rng::Rng;
 use crate::bound::Excess;
 use crate::bucket::{BucketRef, LimitCounts};
 use crate::error::StoreError;
-use crate::key::lane_of;
+use crate::key::{OVERFLOW_NAME, lane_of};
 use crate::limit::{Credit, Mode, Terms};
 use crate::quota::Scale;
 use crate::time::Timestamp;
@@ -371,7 +371,7 @@ impl Engine {
             return self.context.desks.get(desk as usize).copied();
         }
         // Whoever finds no books has told the key, unless what is told is a hint and comes too late.
-        let key = if bucket.is_overflow() { Arc::default() } else { key? };
+        let key = if bucket.is_overflow() { OVERFLOW_NAME[..].into() } else { key? };
         let name = &self.context.limits[bucket.limit() as usize].name;
         let lane = lane_of(name, &key, self.context.lanes);
         let slot = self.lanes[lane as usize].open(bucket, key, now, &mut self.context);

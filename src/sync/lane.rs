@@ -265,7 +265,8 @@ impl Lane {
         context: &mut Context,
     ) {
         let terms = self.terms(slot, context);
-        self.rescheduled(slot, |account| account.wait(waiter, now, &terms));
+        let in_vain = waiter.deadline < now.plus_micros(self.round_trip_us);
+        self.rescheduled(slot, |account| account.wait(waiter, in_vain, now, &terms));
         self.enter_policy_if_cut_off(slot, now, context);
         self.tell(slot, context);
     }

@@ -11,13 +11,13 @@ use crate::bucket::purse::Purses;
 
 const UNIT: i64 = 1;
 
-fn table_with(hasher: KeyHasher, keys_max: usize) -> Arc<Table> {
-    let budget = Arc::new(KeyBudget::new(keys_max));
+fn table_with(hasher: KeyHasher, max_keys: usize) -> Arc<Table> {
+    let budget = Arc::new(KeyBudget::new(max_keys));
     Arc::new(Table::new(0, hasher, budget, Start::at_rest(0)).unwrap())
 }
 
-fn table(keys_max: usize) -> Arc<Table> {
-    table_with(KeyHasher::new(SEEDS), keys_max)
+fn table(max_keys: usize) -> Arc<Table> {
+    table_with(KeyHasher::new(SEEDS), max_keys)
 }
 
 fn at(us: u64) -> Timestamp {

@@ -25,12 +25,18 @@ pub(crate) struct Answer {
 }
 
 impl Account {
-    /// A caller waits: the key is due at once.
-    pub(crate) fn wait(&mut self, waiter: Waiter, now: Timestamp, terms: &Terms) {
+    /// A caller waits: the key is due at once. Where waiting is `in_vain`, because the store takes longer, the
+    /// caller is answered as if it had not waited.
+    pub(crate) fn wait(&mut self, waiter: Waiter, in_vain: bool, now: Timestamp, terms: &Terms) {
         self.last_arrival = now;
+        self.due = self.due.min(now);
+        if in_vain {
+            let Waiter { ticket, cost, .. } = waiter;
+            let taken = self.bucket.take(cost, now, terms.scale.token);
+            return self.answer(ticket, cost, taken);
+        }
         self.waited_at = now;
         self.waiters.push_back(waiter);
-        self.due = self.due.min(now);
         if self.policy.is_some() {
             self.answer_by_policy(now, terms);
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::{
-    ActiveLimit, Builder, Event, KeyHandle, Limit, Limiter, MemoryStore, Quota, RedisStore,
+    ActiveLimit, Builder, Event, Handle, Limit, Limiter, MemoryStore, Quota, RedisStore,
 };
 
 use super::{Contender, count, strays};
@@ -16,7 +16,7 @@ use crate::server::Server;
 struct Tidegate {
     name: &'static str,
     limit: ActiveLimit,
-    handles: Vec<KeyHandle>,
+    handles: Vec<Handle>,
     /// Batches that the store took; `None` without a store.
     syncs: Option<Arc<AtomicU64>>,
     denied: bool,
@@ -74,7 +74,7 @@ impl Tidegate {
         let limit = limiter.limit("bench").expect("it was built with it");
         let handles = match case.by {
             By::Handle => (0..case.keys as u32)
-                .map(|key| limit.handle(&case::name(key)).expect("a good key"))
+                .map(|key| limit.handle(&case::name(key)))
                 .collect(),
             By::Key => Vec::new(),
         };
@@ -91,7 +91,7 @@ impl Contender for Tidegate {
         if self.handles.is_empty() {
             let limit = &self.limit;
             return count(&keys.names[part], isolated, |name| {
-                limit.check(name).is_ok_and(|decision| decision.is_denied())
+                limit.check(name).is_denied()
             });
         }
         match &self.handles[..] {
