@@ -260,7 +260,9 @@ impl Builder {
             .limits
             .iter()
             .zip(0..)
-            .map(|(limit, index)| limit_state(limit, index, alone, uncounted, &budget, &time))
+            .map(|(limit, index)| {
+                limit_state(limit, index, alone, max_nodes, uncounted, &budget, &time)
+            })
             .collect::<Result<_, _>>()?;
         let dirty = Arc::new(DirtyQueue::new(self.max_keys));
         time.mind(dirty.bell());
@@ -283,7 +285,7 @@ impl Builder {
         let mut listeners = self.listeners;
         listeners.push(Arc::new(crate::driver::log::record));
         #[cfg(feature = "metrics")]
-        listeners.push(crate::metrics::listener(self.name.as_deref()));
+        listeners.push(crate::metrics::listener(self.name.as_deref(), &limits, self.max_keys));
         let driver = Driver {
             engine: Engine::new(config, time.now()),
             store,
@@ -328,15 +330,35 @@ impl Builder {
     }
 }
 
+/// An accuracy that leaves no credit would deny the first requests of quiet keys without a word.
+fn check_credit_left(limit: &Limit, terms: &Terms, nodes: u32) -> Result<(), ConfigError> {
+    let rule = terms.credit_rule;
+    let by_accuracy = rule.together.is_some() && rule.known > 0 && terms.mode == Mode::Hybrid;
+    if !by_accuracy || rule.at(Some(nodes)).first > 0 {
+        return Ok(());
+    }
+    Err(ConfigError::Limit {
+        limit: limit.name().to_owned(),
+        field: "accuracy",
+        value: format!("{} tokens for max_nodes = {nodes}", rule.together.unwrap_or_default()),
+        reason: "leaves less than a token of credit to each node, so check would deny the first requests of \
+                 quiet keys: allow a larger excess, or call strict() and use check_sure",
+    })
+}
+
 fn limit_state(
     limit: &Limit,
     index: u32,
     alone: bool,
+    max_nodes: Option<u32>,
     uncounted: u32,
     budget: &Arc<KeyBudget>,
     time: &TimeSource,
 ) -> Result<Arc<LimitState>, ConfigError> {
     let mut terms: Terms = limit.validate()?;
+    if let Some(nodes) = max_nodes {
+        check_credit_left(limit, &terms, nodes)?;
+    }
     terms.credit_rule.uncounted = uncounted;
     terms.credit = terms.credit_rule.at(None);
     if alone {

@@ -427,6 +427,9 @@ impl Driver {
         for event in self.engine.take_decisions(self.time.now()) {
             self.publish(&event);
         }
+        for event in self.engine.take_policy_changes(self.time.now()) {
+            self.publish(&event);
+        }
         let gauges = self.engine.gauges();
         self.publish(&Event::State {
             keys: self.budget.used(),

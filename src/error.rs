@@ -30,6 +30,14 @@ pub enum ConfigError {
         /// What is wrong, and what would be right.
         reason: &'static str,
     },
+    /// Text is no quota.
+    #[error("quota {text:?}: {reason}")]
+    Quota {
+        /// The text.
+        text: String,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
     /// Two limits carry the same name.
     #[error("limit {0:?} is defined twice: give each limit a name of its own")]
     DuplicateLimit(String),

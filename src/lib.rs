@@ -85,6 +85,8 @@ pub use limit::{
     NAME_BYTES_MAX, OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{ActiveLimit, Handle, Limiter};
+#[cfg(feature = "metrics")]
+pub use metrics::METRIC_BUCKETS;
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};
 pub use store::MemoryStore;
 #[cfg(feature = "redis")]

@@ -7,7 +7,7 @@ use metrics::{
     Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use crate::driver::Listener;
+use crate::driver::{LimitState, Listener};
 use crate::sync::Event;
 
 const DECISIONS: &str = "tidegate_decisions_total";
@@ -32,13 +32,46 @@ const STORE_JUMPS: &str = "tidegate_store_clock_jumps_total";
 const MISMATCHES: &str = "tidegate_quota_mismatches_total";
 const FOREIGN: &str = "tidegate_foreign_keys_total";
 const STALLS: &str = "tidegate_clock_stall_seconds";
+const MAX_KEYS: &str = "tidegate_max_keys";
+const LIMIT_RATE: &str = "tidegate_limit_rate_tokens_per_second";
+const LIMIT_BURST: &str = "tidegate_limit_burst_tokens";
+const OVERFLOWED: &str = "tidegate_overflow_decisions_total";
+const ON_POLICY: &str = "tidegate_on_outage_policy";
 
-/// Describes all metrics and returns the listener that records them, labelled with the limiter's
-/// name if it has one.
-pub(crate) fn listener(name: Option<&str>) -> Listener {
+/// Bounds of the buckets of each histogram that this crate records, for an exporter that has to be told: without
+/// them most exporters show summaries, which cannot be added over nodes. Times are in seconds, drift is a part of
+/// the burst.
+///
+/// ```
+/// use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+///
+/// let mut exporter = PrometheusBuilder::new();
+/// for (name, bounds) in tidegate::METRIC_BUCKETS {
+///     exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)?;
+/// }
+/// # Ok::<(), metrics_exporter_prometheus::BuildError>(())
+/// ```
+pub const METRIC_BUCKETS: [(&str, &[f64]); 4] = [
+    (SYNC_SECONDS, &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]),
+    (VIEW_AGE, &[0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]),
+    (
+        DRIFT,
+        &[-1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
+    ),
+    (STALLS, &[0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0]),
+];
+
+/// Describes all metrics, shows those that can be known now, and returns the listener that records them, labelled
+/// with the limiter's name if it has one.
+pub(crate) fn listener(
+    name: Option<&str>,
+    limits: &[Arc<LimitState>],
+    max_keys: usize,
+) -> Listener {
     describe();
     let labels: Labels =
         name.map(|name| Label::new("limiter", name.to_owned())).into_iter().collect();
+    show_at_start(limits, max_keys, &labels);
     Arc::new(move |event| record(event, &labels))
 }
 
@@ -53,6 +86,15 @@ fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
 fn describe() {
     describe_counter!(DECISIONS, Unit::Count, "Decisions, by limit and outcome (allowed, denied)");
     describe_counter!(UNSURE, Unit::Count, "Decisions not backed by a lease, by limit");
+    describe_counter!(
+        OVERFLOWED,
+        Unit::Count,
+        "Decisions about keys for which there was no room, so that they share one bucket, by limit"
+    );
+    describe_gauge!(MAX_KEYS, Unit::Count, "Most keys that this node holds");
+    describe_gauge!(LIMIT_RATE, "Rate of the limit in tokens per second, by limit");
+    describe_gauge!(LIMIT_BURST, Unit::Count, "Burst of the limit in tokens, by limit");
+    describe_gauge!(ON_POLICY, "1 while keys live on the outage policy, else 0, by limit");
     describe_counter!(SYNCS, Unit::Count, "Exchanges with the store, by outcome (ok, error)");
     describe_counter!(KEYS_SYNCED, Unit::Count, "Keys in those exchanges");
     describe_histogram!(SYNC_SECONDS, Unit::Seconds, "From first sending a batch to its outcome");
@@ -94,12 +136,37 @@ fn describe() {
     );
 }
 
+/// Counters begin at 0: what appears with its first event cannot be told from what was always there.
+fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
+    gauge!(MAX_KEYS, labels.clone()).set(max_keys as f64);
+    for name in [KEYS_SYNCED, EVICTIONS, LOSSES, STORE_JUMPS, FOREIGN] {
+        counter!(name, labels.clone()).increment(0);
+    }
+    for outcome in ["ok", "error"] {
+        counter!(SYNCS, with(labels, "outcome", outcome)).increment(0);
+    }
+    for limit in limits {
+        let labels = with(labels, "limit", &limit.name);
+        let (scale, unit) = (limit.terms.scale, limit.terms.scale.token as f64);
+        gauge!(LIMIT_RATE, labels.clone()).set(scale.rate as f64 * 1e6 / unit);
+        gauge!(LIMIT_BURST, labels.clone()).set(scale.burst as f64 / unit);
+        gauge!(ON_POLICY, labels.clone()).set(0.0);
+        for outcome in ["allowed", "denied"] {
+            counter!(DECISIONS, with(&labels, "outcome", outcome)).increment(0);
+        }
+        for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES] {
+            counter!(name, labels.clone()).increment(0);
+        }
+    }
+}
+
 fn record(event: &Event, labels: &Labels) {
     match event {
-        Event::Decisions { limit, allowed, denied, unsure } => {
+        Event::Decisions { limit, allowed, denied, unsure, overflowed } => {
             let labels = with(labels, "limit", limit);
             counter!(DECISIONS, with(&labels, "outcome", "allowed")).increment(*allowed);
             counter!(DECISIONS, with(&labels, "outcome", "denied")).increment(*denied);
+            counter!(OVERFLOWED, labels.clone()).increment(*overflowed);
             counter!(UNSURE, labels).increment(*unsure);
         }
         Event::Synced { keys, took, error, .. } => {
@@ -144,6 +211,12 @@ fn record(event: &Event, labels: &Labels) {
             histogram!(STALLS, labels.clone()).record(stall.as_secs_f64());
         }
         Event::StoreDown { .. } => gauge!(STORE_UP, labels.clone()).set(0.0),
-        Event::StoreUp { .. } => {}
+        Event::OutagePolicyBegan { limit, .. } => {
+            gauge!(ON_POLICY, with(labels, "limit", limit)).set(1.0);
+        }
+        Event::OutagePolicyEnded { limit } => {
+            gauge!(ON_POLICY, with(labels, "limit", limit)).set(0.0);
+        }
+        Event::NoCredit { .. } | Event::StoreUp { .. } => {}
     }
 }

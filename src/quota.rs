@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::error::ConfigError;
 use crate::time::micros;
 
+mod text;
+
 /// The most tokens that a quota may grant per period, and the largest burst.
 pub const TOKENS_MAX: u64 = 1_000_000_000;
 

@@ -720,11 +720,19 @@ async fn invented_keys_beyond_the_cap_share_one_bucket_and_starve_nobody_else() 
         assert!(api.check("user").is_allowed(), "a known key has its own burst");
     }
     assert!(api.check("user").is_denied());
-    assert_eq!(api.handle("invented:999").key(), b"", "the overflow bucket");
+    assert!(api.handle("invented:999").key().starts_with(b"#overflow."), "the overflow bucket");
     // None of the keys is full again: forgetting one would give it a second burst.
-    clock.advance(secs(60));
-    limiter.settle().await;
+    for _ in 0..2 {
+        clock.advance(secs(30));
+        limiter.settle().await;
+    }
     assert_eq!(heard.count(|event| matches!(event, Event::Evicted { .. })), 0);
+    let without_room = (1000 - (KEYS_MAX - 1)) as u64;
+    let told = |event: &Event| match event {
+        Event::Decisions { overflowed, .. } => *overflowed == without_room,
+        _ => false,
+    };
+    assert_eq!(heard.count(told), 1, "decisions about keys without room are counted");
     assert!(api.check("user").is_denied());
     assert_eq!(invent(&api, KEYS_MAX - 1), KEYS_MAX - 1, "keys in the map go on with their own");
 }
@@ -734,7 +742,7 @@ async fn keys_that_are_idle_and_full_make_room_and_keys_in_hand_stay() {
     let (clock, limiter, api, heard) = capped(Quota::per_second(5));
     let held = api.handle("held");
     invent(&api, 1000);
-    assert_eq!(api.handle("new").key(), b"", "no room yet");
+    assert!(api.handle("new").key().starts_with(b"#overflow."), "no room yet");
     clock.advance(secs(2));
     limiter.settle().await;
     clock.advance(secs(2));
@@ -860,6 +868,61 @@ async fn node_that_never_reached_the_store_takes_one_of_max_nodes_shares() {
 }
 
 #[tokio::test]
+async fn an_outage_policy_is_told_of_once_when_it_takes_over_and_once_when_it_ends() {
+    let cluster = Cluster::new(1, &limit(OutagePolicy::Share));
+    let began = |event: &Event| match event {
+        Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached } => {
+            (&**limit, *policy, *nodes, *store_was_reached) == ("api", OutagePolicy::Share, 1, true)
+        }
+        _ => false,
+    };
+    let ended = |event: &Event| matches!(event, Event::OutagePolicyEnded { .. });
+    cluster.press(secs(3)).await;
+    for outages in 1..=2 {
+        cluster.store.set_away(true);
+        cluster.press(CUT_OFF + secs(4)).await;
+        assert_eq!(
+            (cluster.heard.count(began), cluster.heard.count(ended)),
+            (outages, outages - 1)
+        );
+        cluster.store.set_away(false);
+        cluster.press(secs(4)).await;
+        assert_eq!((cluster.heard.count(began), cluster.heard.count(ended)), (outages, outages));
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_was_never_reached_is_told_of_with_the_nodes_that_are_assumed() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    store.set_away(true);
+    let limit = limit(OutagePolicy::Share);
+    let cluster = Cluster::over(store, clock, 1, &limit, |builder| builder.max_nodes(4));
+    let assumed = |event: &Event| {
+        matches!(event, Event::OutagePolicyBegan { nodes: 4, store_was_reached: false, .. })
+    };
+    assert!(cluster.apis()[0].check("user").is_allowed(), "the first client is admitted");
+    cluster.press(secs(5)).await;
+    assert_eq!(cluster.heard.count(assumed), 1);
+}
+
+#[tokio::test]
+async fn an_accuracy_that_leaves_no_credit_is_refused_or_told_of_once() {
+    let accurate = || Limit::new("api", Quota::per_second(5)).accuracy(0.5);
+    let built = |limit, nodes| Limiter::builder().limit(limit).max_nodes(nodes).build();
+    let error = built(accurate(), 4).unwrap_err().to_string();
+    let expected = "limit \"api\": accuracy = 2 tokens for max_nodes = 4: leaves less than a token";
+    assert!(error.starts_with(expected), "{error}");
+    assert!(built(accurate(), 2).is_ok() && built(accurate().strict(), 4).is_ok());
+    let none = |event: &Event| matches!(event, Event::NoCredit { .. });
+    for (nodes, told) in [(2, 0), (4, 4)] {
+        let cluster = Cluster::new(nodes, &accurate());
+        cluster.pass(secs(5)).await;
+        assert_eq!(cluster.heard.count(none), told, "each of {nodes} nodes tells once");
+    }
+}
+
+#[tokio::test]
 async fn a_node_that_never_reached_the_store_is_open_or_closed_as_its_policy_says() {
     let closed = limit(OutagePolicy::Closed);
     assert_eq!(admitted_without_ever_reaching_the_store(closed, Some(4)).await, 0);
@@ -973,10 +1036,22 @@ mod metrics_of_a_limiter {
         assert!(kept.value(&labelled("drift_ratio", ",limit=api")) > 0);
         assert_eq!(kept.value(&labelled("store_up", "")), 0.0_f64.to_bits());
         assert_eq!(kept.value(&labelled("keys", "")), 1.0_f64.to_bits());
-        // One node's credit, and its share of two seconds' outage.
+        // What has not happened is 0, and not absent.
+        for name in ["memory_losses_total", "evicted_keys_total", "foreign_keys_total"] {
+            assert_eq!(kept.value(&labelled(name, "")), 0, "{name}");
+        }
+        let by_limit = ["overflow_decisions_total", "lost_records_total", "quota_mismatches_total"];
+        for name in by_limit {
+            assert_eq!(kept.value(&labelled(name, ",limit=api")), 0, "{name}");
+        }
+        // One node's credit, and its share of four seconds' outage.
         let gauge = |name| f64::from_bits(kept.value(&labelled(name, ",limit=api")));
+        let quota = ["limit_rate_tokens_per_second", "limit_burst_tokens"].map(gauge);
+        assert_eq!(quota.map(|tokens| tokens.round() as u64), [RATE, RATE]);
+        assert_eq!(kept.value(&labelled("max_keys", "")), 1e6_f64.to_bits());
+        assert!((gauge("on_outage_policy") - 1.0).abs() < 1e-9);
         let bound = gauge("excess_bound_tokens");
-        assert!((1.0 - 1e-6..=1.0 + 3.0 * RATE as f64).contains(&bound), "{bound}");
+        assert!((1.0 - 1e-6..=1.0 + 5.0 * RATE as f64).contains(&bound), "{bound}");
         assert!((0.0..=bound).contains(&gauge("excess_observed_tokens")));
         let described = kept.described.lock().unwrap();
         for name in kept.values.lock().unwrap().keys() {
@@ -990,7 +1065,7 @@ mod metrics_of_a_limiter {
         let cluster = Cluster::with(1, &limit, |builder| builder.name("n"));
         cluster.press(secs(2)).await;
         cluster.store.set_away(true);
-        cluster.pass(secs(2)).await;
+        cluster.pass(secs(4)).await;
     }
 }
 

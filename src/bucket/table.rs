@@ -103,6 +103,8 @@ pub(crate) struct LimitCounts {
     pub(crate) denied: u64,
     /// Tokens that buckets count as denied, less the number of requests.
     pub(crate) denied_surplus: u64,
+    /// Those about keys for which there was no room.
+    pub(crate) overflowed: u64,
 }
 
 /// The same since they were last taken, as it is counted.
@@ -111,6 +113,7 @@ struct Counts {
     unsure: AtomicU64,
     denied: AtomicU64,
     denied_surplus: AtomicU64,
+    overflowed: AtomicU64,
 }
 
 /// Tables made in this process.
@@ -233,7 +236,11 @@ impl Table {
     /// Makes the bucket of `key`, whose hash this is, if nobody else has meanwhile; returns its place. A
     /// key for which there is no room has the overflow bucket.
     pub(crate) fn make(&self, hash: KeyHash, key: &[u8], start: impl FnOnce() -> Start) -> u32 {
-        self.make_kept(&mut self.keeper(), hash, key, start)
+        let place = self.make_kept(&mut self.keeper(), hash, key, start);
+        if place == OVERFLOW {
+            self.counts[0].overflowed.fetch_add(1, Ordering::Relaxed);
+        }
+        place
     }
 
     fn make_kept(
@@ -326,6 +333,7 @@ impl Table {
             unsure: take(|counts| &counts.unsure),
             denied: take(|counts| &counts.denied),
             denied_surplus: take(|counts| &counts.denied_surplus),
+            overflowed: take(|counts| &counts.overflowed),
         }
     }
 

@@ -12,6 +12,23 @@ pub(crate) fn record(event: &Event) {
             warn!(lane, %error, "the store is away: limits go on by their leases, then by their outage policies");
         }
         Event::StoreUp { lane } => info!(lane, "the store answers again"),
+        Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached: true } => {
+            warn!(%limit, ?policy, nodes, "the outage policy of a limit has taken over");
+        }
+        Event::OutagePolicyBegan { limit, policy, nodes, .. } => warn!(
+            %limit,
+            ?policy,
+            nodes,
+            "the store was never reached: the outage policy of a limit reckons with max_nodes"
+        ),
+        Event::OutagePolicyEnded { limit } => {
+            info!(%limit, "the outage policy of a limit has ended");
+        }
+        Event::NoCredit { limit, nodes } => warn!(
+            %limit,
+            nodes,
+            "the accuracy of a limit leaves less than a token of credit to each node, so check denies the first requests of quiet keys: use check_sure, or allow a larger excess"
+        ),
         Event::MemoryLost { lane } => {
             warn!(
                 lane,

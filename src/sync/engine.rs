@@ -108,6 +108,11 @@ pub(crate) struct LimitBooks {
     pub(crate) paces: Paces,
     /// The newest quota that the store was seen to hold, if it is newer than the limit's own: its version.
     pub(crate) newest: Option<(i64, Scale)>,
+    /// Decisions about keys for which there was no room.
+    overflowed: u64,
+    /// Keys of the limit lived on its outage policy when that was looked at last.
+    pub(crate) on_policy: bool,
+    pub(crate) told_of_missing_credit: bool,
     /// A quota mismatch is told about again from then on.
     mismatch_from: Timestamp,
 }
@@ -172,6 +177,7 @@ impl Context {
         self.nodes.counted(lane, nodes, now);
         self.set_credit(now);
         let alive = self.nodes.alive().unwrap_or(nodes);
+        self.tell_of_missing_credit();
         if self.known.count(u32::try_from(alive).unwrap_or(u32::MAX)) {
             self.raise_bounds(LaneTrouble::default());
         }
@@ -259,10 +265,10 @@ pub(crate) struct Gauges {
 /// The engine of one node.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<Lane>,
     /// Buckets of local limits that were touched since decisions were last taken.
     local: Vec<BucketRef>,
-    context: Context,
+    pub(crate) context: Context,
 }
 
 impl Engine {
@@ -280,6 +286,9 @@ impl Engine {
                     excess: ExcessBooks::default(),
                     paces: Paces::default(),
                     newest: None,
+                    overflowed: 0,
+                    on_policy: false,
+                    told_of_missing_credit: false,
                     mismatch_from: Timestamp::ZERO,
                 })
                 .collect(),
@@ -406,7 +415,8 @@ impl Engine {
     /// So much was counted of a limit's decisions beside what its buckets tell.
     pub(crate) fn counted(&mut self, limit: u32, counts: LimitCounts) {
         let limit = &mut self.context.limits[limit as usize];
-        let LimitCounts { unsure, denied, denied_surplus } = counts;
+        let LimitCounts { unsure, denied, denied_surplus, overflowed } = counts;
+        limit.overflowed += overflowed;
         limit.tally.merge(Tally { allowed: 0, denied, unsure, denied_surplus });
     }
 
@@ -425,12 +435,14 @@ impl Engine {
             let surplus = denied_surplus.min(denied);
             limit.tally.denied_surplus = denied_surplus - surplus;
             let denied = denied - surplus;
+            let overflowed = std::mem::take(&mut limit.overflowed);
             let limit = limit.name.clone();
             (allowed + denied + unsure > 0).then_some(Event::Decisions {
                 limit,
                 allowed,
                 denied,
                 unsure,
+                overflowed,
             })
         };
         self.context.limits.iter_mut().filter_map(tell).collect()

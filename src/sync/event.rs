@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::bound::Excess;
 use crate::error::StoreError;
+use crate::limit::OutagePolicy;
 
 /// Something worth knowing. Sent by the driver to whoever listens, never from a decision.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub enum Event {
         denied: u64,
         /// Of both, those that were not backed by a lease.
         unsure: u64,
+        /// Of both, those about keys for which there was no room, so that they share one bucket.
+        overflowed: u64,
     },
     /// A batch came back, or did not.
     Synced {
@@ -59,6 +62,31 @@ pub enum Event {
     OutagePolicy {
         /// The limit.
         limit: Arc<str>,
+    },
+    /// Keys of a limit live on its outage policy, and did not a second ago.
+    OutagePolicyBegan {
+        /// The limit.
+        limit: Arc<str>,
+        /// Its policy.
+        policy: OutagePolicy,
+        /// The number of nodes that the policy reckons with.
+        nodes: i64,
+        /// True if that number is from the store; false if the store was never reached, so that it is
+        /// [`Builder::max_nodes`](crate::Builder::max_nodes).
+        store_was_reached: bool,
+    },
+    /// No key of a limit lives on its outage policy any more.
+    OutagePolicyEnded {
+        /// The limit.
+        limit: Arc<str>,
+    },
+    /// There are so many nodes that the [accuracy](crate::Limit::accuracy) of a limit leaves less than a token of
+    /// credit to each: [`check`](crate::ActiveLimit::check) denies the first requests of quiet keys. Told once.
+    NoCredit {
+        /// The limit.
+        limit: Arc<str>,
+        /// The number of nodes.
+        nodes: u32,
     },
     /// A lane lost its memory and is being rebuilt from what the nodes know.
     MemoryLost {

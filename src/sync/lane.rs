@@ -352,6 +352,14 @@ impl Lane {
         }
     }
 
+    /// Marks the limits that have keys which live on outage policies.
+    pub(crate) fn mark_policies(&self, on_policy: &mut [bool]) {
+        if self.sums.policies > 0 {
+            let on_policies = self.accounts.iter().filter(|(_, account)| account.in_policy());
+            on_policies.for_each(|(_, account)| on_policy[account.limit() as usize] = true);
+        }
+    }
+
     /// The node is leaving: everything is given back.
     pub(crate) fn leave(&mut self, now: Timestamp) {
         self.leaving = true;

@@ -10,6 +10,7 @@ mod excess;
 mod lane;
 pub(crate) mod message;
 mod nodes;
+mod notices;
 mod rng;
 mod room;
 

@@ -1,0 +1,57 @@
+//! What a limit's users are told once, and not for each key: that its outage policy has taken over, and that it is
+//! left without credit.
+
+use super::engine::{Context, Engine, LimitBooks};
+use super::event::Event;
+use crate::limit::Mode;
+use crate::time::Timestamp;
+
+impl Engine {
+    /// Limits whose outage policy has taken over, or has ended, since the last time.
+    pub(crate) fn take_policy_changes(&mut self, now: Timestamp) -> Vec<Event> {
+        let mut on_policy = vec![false; self.context.limits.len()];
+        for lane in &self.lanes {
+            lane.mark_policies(&mut on_policy);
+        }
+        let Context { limits, nodes, .. } = &mut self.context;
+        let change = |(limit, on_policy): (&mut LimitBooks, bool)| {
+            if std::mem::replace(&mut limit.on_policy, on_policy) == on_policy {
+                return None;
+            }
+            let name = limit.name.clone();
+            Some(if on_policy {
+                Event::OutagePolicyBegan {
+                    limit: name,
+                    policy: limit.terms.outage,
+                    store_was_reached: nodes.alive().is_some(),
+                    nodes: nodes.sharing(limit.terms.scale.fill_us(), now),
+                }
+            } else {
+                Event::OutagePolicyEnded { limit: name }
+            })
+        };
+        limits.iter_mut().zip(on_policy).filter_map(change).collect()
+    }
+}
+
+impl Context {
+    /// Says of each limit once if there are so many nodes that its accuracy leaves no node a token of credit.
+    pub(crate) fn tell_of_missing_credit(&mut self) {
+        let Some(nodes) = self.nodes.alive().and_then(|nodes| u32::try_from(nodes).ok()) else {
+            return;
+        };
+        let mut events = Vec::new();
+        for limit in &mut self.limits {
+            let rule = &limit.terms.credit_rule;
+            let wanted = rule.together.is_some() && rule.known > 0;
+            let told = limit.told_of_missing_credit || limit.terms.mode == Mode::Local;
+            if wanted && !told && rule.at(Some(nodes)).first == 0 {
+                limit.told_of_missing_credit = true;
+                events.push(Event::NoCredit { limit: limit.name.clone(), nodes });
+            }
+        }
+        for event in events {
+            self.event(event);
+        }
+    }
+}
