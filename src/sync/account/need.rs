@@ -1,6 +1,6 @@
 //! How many tokens a node should hold of a key, and how fast the key is asked for.
 
-use super::{Account, PLENTY_TICKS};
+use super::{Account, PLENTY_TICKS, TELLING_REQUESTS};
 use crate::bucket::FIELD_MAX;
 use crate::limit::Terms;
 use crate::time::Timestamp;
@@ -11,6 +11,8 @@ const HOT_US: u64 = 125_000;
 /// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed so many quarters of
 /// the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
 const UNSPENT_QUARTERS: i64 = 3;
+/// The first requests of a client come within this time, in microseconds.
+const BEGINNING_US: u64 = 20_000;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
 
@@ -51,7 +53,7 @@ impl Account {
             return 0;
         }
         // Callers that wait get what they ask for first: another node may need the rest for one large cost.
-        if self.is_unanswered() && !self.waiters.is_empty() {
+        if self.waited_at != Timestamp::ZERO && (self.is_unanswered() || self.is_beginning(now)) {
             return 0;
         }
         let may_hold =
@@ -71,6 +73,13 @@ impl Account {
         let need =
             ((expected + spread + 1.0).ceil() as i64).max(large).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
+    }
+
+    /// Whether the first few requests of a client that began a moment ago are all that is known of the key: other
+    /// nodes may have more of them.
+    fn is_beginning(&self, now: Timestamp) -> bool {
+        let began = now < self.opened.plus_micros(BEGINNING_US);
+        began && self.nodes > 1 && self.seen < TELLING_REQUESTS
     }
 
     /// Whether the store has not answered since the key came into the books.
