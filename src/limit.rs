@@ -100,7 +100,8 @@ pub enum OutagePolicy {
     LastRate,
     /// Everything is admitted.
     Open,
-    /// Everything is denied.
+    /// Everything is denied. A key that is new to a node may still have its first credit until the policy has been
+    /// in force for a second.
     Closed,
 }
 

@@ -868,6 +868,20 @@ async fn node_that_never_reached_the_store_takes_one_of_max_nodes_shares() {
 }
 
 #[tokio::test]
+async fn a_closed_limit_gives_new_keys_no_first_credit_in_an_outage() {
+    let cluster = Cluster::new(1, &limit(OutagePolicy::Closed));
+    cluster.press(secs(3)).await;
+    cluster.store.set_away(true);
+    cluster.press(CUT_OFF + secs(2)).await;
+    let api = &cluster.apis()[0];
+    let ask = |round: &str| (0..20).filter(|key| api.check(&(round, *key)).is_allowed()).count();
+    assert_eq!(ask("in the outage"), 0);
+    cluster.store.set_away(false);
+    cluster.press(secs(3)).await;
+    assert_eq!(ask("after it"), 20);
+}
+
+#[tokio::test]
 async fn an_outage_policy_is_told_of_once_when_it_takes_over_and_once_when_it_ends() {
     let cluster = Cluster::new(1, &limit(OutagePolicy::Share));
     let began = |event: &Event| match event {

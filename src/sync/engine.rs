@@ -26,7 +26,7 @@ use crate::bound::Excess;
 use crate::bucket::{BucketRef, LimitCounts};
 use crate::error::StoreError;
 use crate::key::{OVERFLOW_NAME, lane_of};
-use crate::limit::{Credit, Mode, Terms};
+use crate::limit::{Credit, Mode, OutagePolicy, Terms};
 use crate::quota::Scale;
 use crate::time::Timestamp;
 
@@ -191,13 +191,18 @@ impl Context {
     }
 
     /// Sets each limit's credit according to the number of nodes.
-    fn set_credit(&mut self, now: Timestamp) {
+    pub(crate) fn set_credit(&mut self, now: Timestamp) {
         for (index, limit) in (0..).zip(&mut self.limits) {
             if limit.terms.mode == Mode::Local {
                 continue;
             }
-            let credit =
-                self.nodes.credit(&limit.terms.credit_rule, limit.terms.scale.fill_us(), now);
+            // A closed limit admits nothing while the store is away, new keys included.
+            let closed = limit.on_policy && limit.terms.outage == OutagePolicy::Closed;
+            let credit = if closed {
+                Credit::NONE
+            } else {
+                self.nodes.credit(&limit.terms.credit_rule, limit.terms.scale.fill_us(), now)
+            };
             if std::mem::replace(&mut limit.terms.credit, credit) != credit {
                 self.outputs.push_back(Output::Credit { limit: index, credit });
             }

@@ -30,7 +30,11 @@ impl Engine {
                 Event::OutagePolicyEnded { limit: name }
             })
         };
-        limits.iter_mut().zip(on_policy).filter_map(change).collect()
+        let events: Vec<Event> = limits.iter_mut().zip(on_policy).filter_map(change).collect();
+        if !events.is_empty() {
+            self.context.set_credit(now);
+        }
+        events
     }
 }
 
