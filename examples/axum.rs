@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Rule};
+use tidegate::http::{ClientIp, HeaderStyle, KeyOf, KeyedLimit, RateLimit, RateLimitLayer};
 use tidegate::{Limit, Limiter, Quota, RedisStore};
 use tokio::net::TcpListener;
 
@@ -32,9 +32,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let mut service = Router::new().route("/", get(|| async { "hello" }));
     if per_second > 0 {
-        let rule = Rule::new(limiter.limit("api")?, KeyOf::client(Client::peer()));
-        let door = Door::new(rule).fields(fields()?);
-        service = service.layer(LimitLayer::new(door));
+        let rule = KeyedLimit::new(limiter.limit("api")?, KeyOf::client(ClientIp::peer()));
+        let door = RateLimit::new(rule).headers(fields()?);
+        service = service.layer(RateLimitLayer::new(door));
     }
 
     let listener = TcpListener::bind(&address).await?;
@@ -45,10 +45,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(limiter.shutdown(Duration::from_secs(1)).await?)
 }
 
-fn fields() -> Result<Fields, Box<dyn Error>> {
+fn fields() -> Result<HeaderStyle, Box<dyn Error>> {
     match std::env::var("FIELDS").as_deref() {
-        Ok("draft") => Ok(Fields::draft()),
-        Ok("none") | Err(VarError::NotPresent) => Ok(Fields::none()),
+        Ok("draft") => Ok(HeaderStyle::draft()),
+        Ok("none") | Err(VarError::NotPresent) => Ok(HeaderStyle::none()),
         Ok(other) => Err(format!("FIELDS = '{other}': must be draft or none").into()),
         Err(error) => Err(format!("FIELDS: {error}").into()),
     }

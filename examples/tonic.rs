@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Rule};
+use tidegate::http::{ClientIp, HeaderStyle, KeyOf, KeyedLimit, RateLimit, RateLimitLayer};
 use tidegate::{Limit, Limiter, Quota, RedisStore};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -25,10 +25,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let limiter = builder.build_ready(Duration::from_secs(2)).await?;
 
-    let rule = Rule::new(limiter.limit("api")?, KeyOf::client(Client::peer()));
-    let door = Door::new(rule).fields(Fields::draft());
+    let rule = KeyedLimit::new(limiter.limit("api")?, KeyOf::client(ClientIp::peer()));
+    let door = RateLimit::new(rule).headers(HeaderStyle::draft());
     let (_, health) = tonic_health::server::health_reporter();
-    let service = Server::builder().layer(LimitLayer::grpc(door)).add_service(health);
+    let service = Server::builder().layer(RateLimitLayer::grpc(door)).add_service(health);
 
     let incoming = TcpIncoming::bind(address.parse()?)?;
     println!("listening on {}", incoming.local_addr()?);

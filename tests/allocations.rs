@@ -94,7 +94,9 @@ fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_c
     use std::task::{Context, Poll, Waker};
 
     use http::{HeaderMap, Request, Response};
-    use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Peer, Rule};
+    use tidegate::http::{
+        ClientIp, HeaderStyle, KeyOf, KeyedLimit, Peer, RateLimit, RateLimitLayer,
+    };
     use tower::{Layer, Service, service_fn};
 
     let limiter = Limiter::builder()
@@ -103,17 +105,17 @@ fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_c
         .build()
         .unwrap();
     let rule = |name: &str| {
-        let client = Client::peer().behind_networks(["192.0.2.0/24".parse().unwrap()]);
-        Rule::new(
+        let client = ClientIp::peer().behind_networks(["192.0.2.0/24".parse().unwrap()]);
+        KeyedLimit::new(
             limiter.limit(name).unwrap(),
-            KeyOf::client(client).and(KeyOf::client(Client::peer())),
+            KeyOf::client(client).and(KeyOf::client(ClientIp::peer())),
         )
     };
     let expected = [
-        (Door::new(rule("api")), 0),
-        (Door::new(rule("api")).and(rule("upload")), 0),
-        (Door::new(rule("api")).fields(Fields::draft_03()), 3),
-        (Door::new(rule("api")).fields(Fields::draft()), 1),
+        (RateLimit::new(rule("api")), 0),
+        (RateLimit::new(rule("api")).and(rule("upload")), 0),
+        (RateLimit::new(rule("api")).headers(HeaderStyle::draft_03()), 3),
+        (RateLimit::new(rule("api")).headers(HeaderStyle::draft()), 1),
     ];
     for (door, count) in expected {
         let described = format!("{door:?}");
@@ -123,7 +125,7 @@ fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_c
             *response.headers_mut() = std::mem::take(request.body_mut());
             ready(Ok(response))
         };
-        let mut service = LimitLayer::new(door).layer(service_fn(served));
+        let mut service = RateLimitLayer::new(door).layer(service_fn(served));
         let mut counts = [0; 3];
         for counted in &mut counts {
             let mut request = Request::new(HeaderMap::with_capacity(16));

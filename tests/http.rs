@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
 use sfv::{BareItem, Item, List, ListEntry, Parser};
-use tidegate::http::{Client, Fields, Forwarding, Network, Reset, RetryAfter, Said};
+use tidegate::http::{ClientIp, Forwarding, HeaderStyle, LimitReport, Network, Reset, RetryAfter};
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{Decision, Limit, Limiter, Mode, Quota};
 
@@ -75,10 +75,12 @@ fn malformed() -> Vec<HeaderValue> {
 #[test]
 fn what_a_stranger_forges_changes_nothing() {
     let clients = [
-        Client::peer(),
-        Client::peer().behind_networks(networks(["10.0.0.0/8", "2001:db8::/32"])),
-        Client::peer().behind_networks(networks(["10.0.0.0/8"])).forwarding(Forwarding::Forwarded),
-        Client::peer().behind_hops(0),
+        ClientIp::peer(),
+        ClientIp::peer().behind_networks(networks(["10.0.0.0/8", "2001:db8::/32"])),
+        ClientIp::peer()
+            .behind_networks(networks(["10.0.0.0/8"]))
+            .forwarding(Forwarding::Forwarded),
+        ClientIp::peer().behind_hops(0),
     ];
     for client in &clients {
         for forged in [&["8.8.8.8"][..], &["10.0.0.1, 8.8.8.8", "10.0.0.2"], &["::1", "[::1]:80"]] {
@@ -97,9 +99,9 @@ fn what_a_stranger_forges_changes_nothing() {
 fn what_no_one_can_read_is_charged_to_the_proxy_that_passed_it_on() {
     let proxy = ip("10.0.0.1");
     let behind = [
-        Client::peer().behind_networks(networks(["10.0.0.0/8"])),
-        Client::peer().behind_hops(1),
-        Client::peer().behind_hops(1).forwarding(Forwarding::Forwarded),
+        ClientIp::peer().behind_networks(networks(["10.0.0.0/8"])),
+        ClientIp::peer().behind_hops(1),
+        ClientIp::peer().behind_hops(1).forwarding(Forwarding::Forwarded),
     ];
     for client in &behind {
         for value in malformed() {
@@ -115,11 +117,11 @@ fn what_no_one_can_read_is_charged_to_the_proxy_that_passed_it_on() {
 #[test]
 fn the_client_is_the_first_whom_nobody_vouches_for() {
     let chain = told(&["8.8.8.8, 192.0.2.1", "10.0.0.9"]);
-    let by_network = Client::peer().behind_networks(networks(["10.0.0.0/8"]));
+    let by_network = ClientIp::peer().behind_networks(networks(["10.0.0.0/8"]));
     assert_eq!(&*by_network.key(ip("10.0.0.1"), &chain), "192.0.2.1");
     assert_eq!(&*by_network.key(ip("::ffff:10.0.0.1"), &chain), "192.0.2.1");
     for (hops, client) in [(0, "10.0.0.1"), (1, "10.0.0.9"), (2, "192.0.2.1"), (9, "8.8.8.8")] {
-        let by_hops = Client::peer().behind_hops(hops);
+        let by_hops = ClientIp::peer().behind_hops(hops);
         assert_eq!(&*by_hops.key(ip("10.0.0.1"), &chain), client, "{hops} hops");
     }
     let only = told(&["8.8.8.8"]);
@@ -131,8 +133,8 @@ fn the_client_is_the_first_whom_nobody_vouches_for() {
 
 #[test]
 fn clients_with_a_network_of_their_own_are_one() {
-    let client = Client::peer();
-    let key = |client: &Client, peer| client.key(ip(peer), &HeaderMap::new()).to_string();
+    let client = ClientIp::peer();
+    let key = |client: &ClientIp, peer| client.key(ip(peer), &HeaderMap::new()).to_string();
     assert_eq!(key(&client, "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
     assert_eq!(key(&client.clone().prefix_v6(48), "2001:db8:1:2:3:4:5:6"), "2001:db8:1::/48");
     assert_eq!(key(&client.clone().prefix_v6(0), "2001:db8::1"), "::/0");
@@ -203,19 +205,19 @@ fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant(
                 let _ = decide(limit);
             }
             let decisions: Vec<Decision> = limits.iter().map(decide).collect();
-            let said: Vec<Said<'_>> = limits
+            let said: Vec<LimitReport<'_>> = limits
                 .iter()
                 .zip(&decisions)
-                .map(|(limit, &decision)| Said { policy: limit.name(), decision })
+                .map(|(limit, &decision)| LimitReport { policy: limit.name(), decision })
                 .collect();
             for combination in 0..12 {
                 let draft = combination % 2 == 1;
                 let draft_03 = combination / 2 % 2 == 1;
                 let reset = resets[combination / 4];
-                let mut fields = Fields::none();
-                fields = if draft { fields.and(Fields::draft()) } else { fields };
-                fields = if draft_03 { fields.and(Fields::draft_03()) } else { fields };
-                fields = reset.map_or(fields, |reset| fields.and(Fields::x_ratelimit(reset)));
+                let mut fields = HeaderStyle::none();
+                fields = if draft { fields.and(HeaderStyle::draft()) } else { fields };
+                fields = if draft_03 { fields.and(HeaderStyle::draft_03()) } else { fields };
+                fields = reset.map_or(fields, |reset| fields.and(HeaderStyle::x_ratelimit(reset)));
                 let mut headers = HeaderMap::new();
                 fields.write(&said, &mut headers);
                 let expected = 2 * usize::from(draft)
@@ -235,11 +237,11 @@ fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant(
     }
 }
 
-fn check_draft(headers: &HeaderMap, said: &[Said<'_>], quotas: &[Quota]) {
+fn check_draft(headers: &HeaderMap, said: &[LimitReport<'_>], quotas: &[Quota]) {
     let policies = list(&headers["ratelimit-policy"], ["q", "w"]);
     let states = list(&headers["ratelimit"], ["r", "t"]);
     assert_eq!((policies.len(), states.len()), (said.len(), said.len()));
-    for (((Said { policy, decision }, (named, [q, w])), (again, [r, t])), quota) in
+    for (((LimitReport { policy, decision }, (named, [q, w])), (again, [r, t])), quota) in
         said.iter().zip(policies).zip(states).zip(quotas)
     {
         assert_eq!((&*named, &*again), (*policy, *policy));

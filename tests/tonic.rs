@@ -7,7 +7,9 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use http::{HeaderName, Request, Response, StatusCode, header};
-use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Missing, RetryAfter, Rule};
+use tidegate::http::{
+    ClientIp, HeaderStyle, KeyOf, KeyedLimit, OnMissingKey, RateLimit, RateLimitLayer, RetryAfter,
+};
 use tidegate::testing::ManualClock;
 use tidegate::{Limit, Limiter, Quota};
 use tonic::Code;
@@ -24,15 +26,15 @@ async fn a_denied_call_is_told_when_to_come_back_and_admitted_then() {
     let limit = Limit::new("api", Quota::per_minute(2));
     let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
     // Without a peer nobody would be answered.
-    let rule = Rule::new(limiter.limit("api").unwrap(), KeyOf::client(Client::peer()))
-        .missing(Missing::Refused(StatusCode::UNAUTHORIZED));
+    let rule = KeyedLimit::new(limiter.limit("api").unwrap(), KeyOf::client(ClientIp::peer()))
+        .on_missing_key(OnMissingKey::Refused(StatusCode::UNAUTHORIZED));
     let retry = RetryAfter::new().spread(Duration::ZERO);
-    let door = Door::new(rule).fields(Fields::draft()).retry_after(retry);
+    let door = RateLimit::new(rule).headers(HeaderStyle::draft()).retry_after(retry);
 
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let url = format!("http://{}", incoming.local_addr().unwrap());
     let (_, health) = tonic_health::server::health_reporter();
-    let service = Server::builder().layer(LimitLayer::grpc(door)).add_service(health);
+    let service = Server::builder().layer(RateLimitLayer::grpc(door)).add_service(health);
     tokio::spawn(service.serve_with_incoming(incoming));
     let connection = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
     let mut client = HealthClient::new(connection);
@@ -57,9 +59,9 @@ async fn a_denied_call_is_told_when_to_come_back_and_admitted_then() {
 const KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The code in the answer to a request of this content type, and the HTTP status.
-async fn refused(rule: Rule, content_type: &str, key: Option<&str>) -> (Option<Code>, u16) {
+async fn refused(rule: KeyedLimit, content_type: &str, key: Option<&str>) -> (Option<Code>, u16) {
     let served = |_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) };
-    let service = LimitLayer::new(Door::new(rule)).layer(service_fn(served));
+    let service = RateLimitLayer::new(RateLimit::new(rule)).layer(service_fn(served));
     let mut request = Request::builder().header(header::CONTENT_TYPE, content_type);
     if let Some(key) = key {
         request = request.header(KEY, key);
@@ -76,7 +78,7 @@ async fn who_asks_by_grpc_is_answered_by_grpc_and_nobody_else_is() {
     let limit = Limit::new("api", Quota::per_minute(1));
     let limit = Limiter::builder().limit(limit).build().unwrap().limit("api").unwrap();
     assert!(limit.check("a").is_allowed());
-    let rule = || Rule::new(limit.clone(), KeyOf::header(KEY));
+    let rule = || KeyedLimit::new(limit.clone(), KeyOf::header(KEY));
     let denied = async |content_type: &str| refused(rule(), content_type, Some("a")).await;
     for by_grpc in ["application/grpc", "application/grpc+proto", "application/grpc;x=y"] {
         assert_eq!(denied(by_grpc).await, (Some(Code::ResourceExhausted), 200), "{by_grpc}");
@@ -90,7 +92,7 @@ async fn who_asks_by_grpc_is_answered_by_grpc_and_nobody_else_is() {
         (StatusCode::FORBIDDEN, Code::PermissionDenied),
         (StatusCode::BAD_REQUEST, Code::InvalidArgument),
     ] {
-        let rule = rule().missing(Missing::Refused(status));
+        let rule = rule().on_missing_key(OnMissingKey::Refused(status));
         assert_eq!(refused(rule, grpc, None).await, (Some(code), 200));
     }
     let costly = refused(rule().cost(|_| 2), grpc, Some("b")).await;

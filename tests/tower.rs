@@ -14,7 +14,8 @@ use axum::extract::ConnectInfo;
 use axum::routing::get;
 use http::{HeaderMap, HeaderName, Request, Response, StatusCode, header};
 use tidegate::http::{
-    Client, Door, Fields, KeyOf, LimitLayer, LimitService, Missing, Peer, Refusal, RetryAfter, Rule,
+    ClientIp, HeaderStyle, KeyOf, KeyedLimit, OnMissingKey, Peer, RateLimit, RateLimitLayer,
+    RateLimitService, Refusal, RetryAfter,
 };
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{ActiveLimit, Limit, Limiter, Mode, Quota};
@@ -33,19 +34,19 @@ fn limits<const COUNT: usize>(tokens: [u64; COUNT]) -> [ActiveLimit; COUNT] {
     names.map(|name| limiter.limit(&name).unwrap())
 }
 
-fn by_header(limit: &ActiveLimit) -> Rule {
-    Rule::new(limit.clone(), KeyOf::header(KEY))
+fn by_header(limit: &ActiveLimit) -> KeyedLimit {
+    KeyedLimit::new(limit.clone(), KeyOf::header(KEY))
 }
 
 /// A service that counts who reaches it, behind this door.
-fn behind(door: Door) -> (impl Fn(Request<()>) -> Asking, Arc<AtomicU32>) {
+fn behind(door: RateLimit) -> (impl Fn(Request<()>) -> Asking, Arc<AtomicU32>) {
     let served = Arc::new(AtomicU32::new(0));
     let counted = served.clone();
     let inner = service_fn(move |_: Request<()>| {
         counted.fetch_add(1, Ordering::Relaxed);
         async { Ok::<_, Infallible>(Response::new("served".to_owned())) }
     });
-    let service = LimitLayer::new(door).layer(inner);
+    let service = RateLimitLayer::new(door).layer(inner);
     let ask = move |request| -> Asking {
         let service = service.clone();
         Box::pin(async move { service.oneshot(request).await.unwrap() })
@@ -66,7 +67,7 @@ fn nobodys() -> Request<()> {
 #[tokio::test]
 async fn a_denied_request_does_not_reach_the_service_and_is_told_why() {
     let [limit] = limits([2]);
-    let (ask, served) = behind(Door::new(by_header(&limit)).fields(Fields::draft()));
+    let (ask, served) = behind(RateLimit::new(by_header(&limit)).headers(HeaderStyle::draft()));
     for left in [1, 0] {
         let allowed = ask(with_key("alice")).await;
         assert_eq!((allowed.status(), &**allowed.body()), (StatusCode::OK, "served"));
@@ -93,7 +94,8 @@ async fn a_denied_request_does_not_reach_the_service_and_is_told_why() {
 #[tokio::test]
 async fn limits_are_asked_in_order_and_those_after_a_denial_are_not_charged() {
     let [narrow, wide] = limits([1, 10]);
-    let door = Door::new(by_header(&narrow)).and(by_header(&wide)).fields(Fields::draft());
+    let door =
+        RateLimit::new(by_header(&narrow)).and(by_header(&wide)).headers(HeaderStyle::draft());
     let (ask, _) = behind(door);
     let both = ask(with_key("alice")).await;
     assert_eq!(
@@ -110,25 +112,25 @@ async fn limits_are_asked_in_order_and_those_after_a_denial_are_not_charged() {
 #[tokio::test]
 async fn who_is_denied_waits_for_every_limit_that_has_no_token_left() {
     let [rare, often] = limits([2, 60]);
-    let door = Door::new(by_header(&rare)).and(by_header(&often).cost(|_| 60));
+    let door = RateLimit::new(by_header(&rare)).and(by_header(&often).cost(|_| 60));
     let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
     assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
     let denied = ask(with_key("alice")).await;
     assert_eq!(denied.headers()[header::RETRY_AFTER], "3600", "sixty tokens take longest");
     let [rare, often] = limits([2, 60]);
-    let door = Door::new(by_header(&rare)).and(by_header(&often).cost(|_| 31));
+    let door = RateLimit::new(by_header(&rare)).and(by_header(&often).cost(|_| 31));
     let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
     assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
     let denied = ask(with_key("alice")).await;
     assert_eq!(denied.headers()[header::RETRY_AFTER], "1800", "the first limit's next token");
     let [rare, often] = limits([10, 60]);
-    let door = Door::new(by_header(&rare).cost(|_| 5)).and(by_header(&often).cost(|_| 40));
+    let door = RateLimit::new(by_header(&rare).cost(|_| 5)).and(by_header(&often).cost(|_| 40));
     let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
     assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
     let denied = ask(with_key("alice")).await;
     assert_eq!(denied.headers()[header::RETRY_AFTER], "1800", "five tokens of the first limit");
     let [rare, often] = limits([20, 60]);
-    let door = Door::new(by_header(&rare).cost(|_| 5)).and(by_header(&often).cost(|_| 20));
+    let door = RateLimit::new(by_header(&rare).cost(|_| 5)).and(by_header(&often).cost(|_| 20));
     let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
     for _ in 0..3 {
         assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
@@ -149,14 +151,14 @@ async fn a_limit_that_would_not_be_asked_does_not_make_who_is_denied_wait() {
     let [first, second] = limits([60, 1]);
     assert!(second.check(b"\0").is_allowed(), "the bucket of those without a key");
     assert!(second.check("alice").is_allowed(), "she would have to wait for it");
-    let of_others = || Rule::new(second.clone(), KeyOf::header(other.clone()));
+    let of_others = || KeyedLimit::new(second.clone(), KeyOf::header(other.clone()));
     for rule in [
-        of_others().missing(Missing::Unlimited),
-        of_others().missing(Missing::Refused(StatusCode::UNAUTHORIZED)),
+        of_others().on_missing_key(OnMissingKey::Unlimited),
+        of_others().on_missing_key(OnMissingKey::Refused(StatusCode::UNAUTHORIZED)),
         by_header(&second).cost(|_| 0),
         by_header(&second).cost(|_| 2),
     ] {
-        let door = Door::new(by_header(&first)).and(rule);
+        let door = RateLimit::new(by_header(&first)).and(rule);
         let (ask, _) = behind(door.retry_after(RetryAfter::new().spread(Duration::ZERO)));
         while first.check("alice").is_allowed() {}
         let denied = ask(with_key("alice")).await;
@@ -167,7 +169,8 @@ async fn a_limit_that_would_not_be_asked_does_not_make_who_is_denied_wait() {
 #[tokio::test]
 async fn who_writes_what_is_no_key_does_not_choose_to_be_unlimited() {
     let [limit] = limits([1]);
-    let (ask, _) = behind(Door::new(by_header(&limit).missing(Missing::Unlimited)));
+    let (ask, _) =
+        behind(RateLimit::new(by_header(&limit).on_missing_key(OnMissingKey::Unlimited)));
     let twice = || Request::builder().header(KEY, "one").header(KEY, "two").body(()).unwrap();
     assert_eq!(ask(twice()).await.status(), StatusCode::OK);
     assert_eq!(ask(twice()).await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -182,7 +185,8 @@ async fn who_is_refused_keeps_nobody_else_out() {
     let inner =
         service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
     let one_at_a_time = tower::limit::GlobalConcurrencyLimitLayer::new(1);
-    let service = LimitLayer::new(Door::new(by_header(&limit))).layer(one_at_a_time.layer(inner));
+    let service =
+        RateLimitLayer::new(RateLimit::new(by_header(&limit))).layer(one_at_a_time.layer(inner));
     let (mut first, mut second) = (service.clone(), service);
     for status in [200, 429] {
         let answer = first.ready().await.unwrap().call(with_key("a")).await.unwrap();
@@ -195,7 +199,7 @@ async fn who_is_refused_keeps_nobody_else_out() {
 #[tokio::test]
 async fn a_request_without_a_key_meets_what_the_rule_says() {
     let [shared, refused, unlimited] = limits([1, 1, 1]);
-    let (ask, _) = behind(Door::new(by_header(&shared)));
+    let (ask, _) = behind(RateLimit::new(by_header(&shared)));
     assert_eq!(ask(nobodys()).await.status(), StatusCode::OK);
     assert_eq!(ask(nobodys()).await.status(), StatusCode::TOO_MANY_REQUESTS);
     let too_long = "k".repeat(513);
@@ -204,13 +208,15 @@ async fn a_request_without_a_key_meets_what_the_rule_says() {
     assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
 
     let status = StatusCode::UNAUTHORIZED;
-    let (ask, served) = behind(Door::new(by_header(&refused).missing(Missing::Refused(status))));
+    let (ask, served) =
+        behind(RateLimit::new(by_header(&refused).on_missing_key(OnMissingKey::Refused(status))));
     let answer = ask(nobodys()).await;
     assert_eq!(answer.status(), status);
     assert!(!answer.headers().contains_key(header::RETRY_AFTER), "there is nothing to wait for");
     assert_eq!(served.load(Ordering::Relaxed), 0);
 
-    let (ask, served) = behind(Door::new(by_header(&unlimited).missing(Missing::Unlimited)));
+    let (ask, served) =
+        behind(RateLimit::new(by_header(&unlimited).on_missing_key(OnMissingKey::Unlimited)));
     for _ in 0..3 {
         assert_eq!(ask(nobodys()).await.status(), StatusCode::OK);
     }
@@ -222,7 +228,7 @@ async fn a_request_costs_what_a_function_says_and_what_is_skipped_costs_nothing(
     let [limit] = limits([10]);
     let cost = |headers: &HeaderMap| headers["x-cost"].to_str().unwrap().parse().unwrap();
     let rule = by_header(&limit).cost(move |head| cost(head.headers));
-    let (ask, served) = behind(Door::new(rule).skip(|head| head.uri.path() == "/health"));
+    let (ask, served) = behind(RateLimit::new(rule).skip(|head| head.uri.path() == "/health"));
     let costing = |cost: &str, path: &str| {
         let request = Request::builder().uri(path).header(KEY, "alice").header("x-cost", cost);
         ask(request.body(()).unwrap())
@@ -246,7 +252,7 @@ async fn a_request_costs_what_a_function_says_and_what_is_skipped_costs_nothing(
 async fn keys_of_several_parts_are_told_apart_wherever_the_parts_meet() {
     let [limit] = limits([1]);
     let two = KeyOf::header(KEY).and(KeyOf::function(|head, key| key.push(head.uri.path())));
-    let (ask, _) = behind(Door::new(Rule::new(limit, two)));
+    let (ask, _) = behind(RateLimit::new(KeyedLimit::new(limit, two)));
     let asked = |key: &str, path: &str| {
         ask(Request::builder().uri(path).header(KEY, key).body(()).unwrap())
     };
@@ -259,8 +265,11 @@ async fn keys_of_several_parts_are_told_apart_wherever_the_parts_meet() {
 #[tokio::test]
 async fn a_response_of_ones_own_gets_the_fields_and_keeps_its_retry_after() {
     let [limit] = limits([1]);
-    let door =
-        || Door::new(by_header(&limit)).fields(Fields::draft_03()).retry_after(RetryAfter::new());
+    let door = || {
+        RateLimit::new(by_header(&limit))
+            .headers(HeaderStyle::draft_03())
+            .retry_after(RetryAfter::new())
+    };
     let inner = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(0_u8)) });
     let status = |refusal: &Refusal<'_>| {
         assert!(matches!(refusal, Refusal::Denied { policy: "limit-0", .. }));
@@ -268,8 +277,9 @@ async fn a_response_of_ones_own_gets_the_fields_and_keeps_its_retry_after() {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         response
     };
-    let plain = LimitLayer::with_response(door(), move |refusal, _| status(refusal)).layer(inner);
-    let own = LimitLayer::with_response(door(), move |refusal, _| {
+    let plain =
+        RateLimitLayer::with_response(door(), move |refusal, _| status(refusal)).layer(inner);
+    let own = RateLimitLayer::with_response(door(), move |refusal, _| {
         let mut response = status(refusal);
         response.headers_mut().insert(header::RETRY_AFTER, 7.into());
         response
@@ -318,10 +328,10 @@ impl Service<Request<()>> for Strict {
 async fn the_service_that_was_found_ready_is_the_one_that_is_called() {
     for waiting in [false, true] {
         let [limit] = limits([2]);
-        let door = Door::new(by_header(&limit));
+        let door = RateLimit::new(by_header(&limit));
         let door = if waiting { door.waiting() } else { door };
-        let mut service: LimitService<Strict, String> =
-            LimitLayer::new(door).layer(Strict::default());
+        let mut service: RateLimitService<Strict, String> =
+            RateLimitLayer::new(door).layer(Strict::default());
         for status in [200, 200, 429, 429] {
             let answer = service.ready().await.unwrap().call(with_key("a")).await.unwrap();
             assert_eq!(answer.status().as_u16(), status);
@@ -345,13 +355,13 @@ async fn who_may_wait_asks_the_store_where_the_node_is_unsure() {
         clock.advance(Duration::from_millis(10));
         limiter.settle().await;
     }
-    let (ask, _) = behind(Door::new(by_header(&limit)));
+    let (ask, _) = behind(RateLimit::new(by_header(&limit)));
     assert_eq!(
         ask(with_key("new")).await.status(),
         StatusCode::TOO_MANY_REQUESTS,
         "without credit"
     );
-    let (ask, _) = behind(Door::new(by_header(&limit)).waiting());
+    let (ask, _) = behind(RateLimit::new(by_header(&limit)).waiting());
     let mut asking = ask(with_key("other"));
     for _ in 0..1000 {
         tokio::select! {
@@ -368,10 +378,11 @@ async fn who_may_wait_asks_the_store_where_the_node_is_unsure() {
 #[tokio::test]
 async fn axum_tells_the_peer_and_the_route() {
     let [by_peer, by_route] = limits([2, 3]);
-    let door = Door::new(Rule::new(by_peer, KeyOf::client(Client::peer())))
-        .and(Rule::new(by_route, KeyOf::route()));
-    let service =
-        Router::new().route("/users/{id}", get(|| async { "hello" })).layer(LimitLayer::new(door));
+    let door = RateLimit::new(KeyedLimit::new(by_peer, KeyOf::client(ClientIp::peer())))
+        .and(KeyedLimit::new(by_route, KeyOf::route()));
+    let service = Router::new()
+        .route("/users/{id}", get(|| async { "hello" }))
+        .layer(RateLimitLayer::new(door));
     let ask = async |peer: &str, path: &str| {
         let peer: SocketAddr = peer.parse().unwrap();
         let mut request = Request::builder().uri(path).body(Body::empty()).unwrap();
@@ -389,7 +400,7 @@ async fn axum_tells_the_peer_and_the_route() {
 #[tokio::test]
 async fn a_peer_that_another_framework_tells_is_found() {
     let [limit] = limits([1]);
-    let (ask, _) = behind(Door::new(Rule::new(limit, KeyOf::client(Client::peer()))));
+    let (ask, _) = behind(RateLimit::new(KeyedLimit::new(limit, KeyOf::client(ClientIp::peer()))));
     let from = |peer: &str| {
         let mut request = nobodys();
         request.extensions_mut().insert(Peer(peer.parse().unwrap()));

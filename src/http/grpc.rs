@@ -6,9 +6,9 @@ use http::{Response, StatusCode, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::door::{Door, Refusal};
-use super::layer::LimitLayer;
-use super::rule::Head;
+use super::keyed_limit::Head;
+use super::layer::RateLimitLayer;
+use super::rate_limit::{RateLimit, Refusal};
 
 impl Refusal<'_> {
     /// The same as a gRPC status. A denial is `RESOURCE_EXHAUSTED`, with `google.rpc.RetryInfo` and the
@@ -32,10 +32,10 @@ impl Refusal<'_> {
     }
 }
 
-impl<B: Default> LimitLayer<B> {
+impl<B: Default> RateLimitLayer<B> {
     /// For a service that is asked by gRPC alone, such as tonic's: answers those who are refused with
     /// [`Refusal::grpc_status`], whatever they asked by.
-    pub fn grpc(door: Door) -> Self {
+    pub fn grpc(door: RateLimit) -> Self {
         Self::with_response(door, |refusal, _| refusal.grpc_status().into_http())
     }
 }

@@ -10,20 +10,20 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::door::{Door, Refusal};
-use super::fields::Worded;
 #[cfg(feature = "tonic")]
 use super::grpc::grpc_response;
-use super::rule::Head;
+use super::header_style::HeaderValues;
+use super::keyed_limit::Head;
+use super::rate_limit::{RateLimit, Refusal};
 
 type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
 
-/// Limits a service: a [`Door`] decides about each request, and those it refuses do not reach the
+/// Limits a service: a [`RateLimit`] decides about each request, and those it refuses do not reach the
 /// service. `B` is the body of responses.
 ///
 /// ```
 /// use http::{HeaderName, Request, Response, StatusCode, header};
-/// use tidegate::http::{Door, KeyOf, LimitLayer, Rule};
+/// use tidegate::http::{RateLimit, KeyOf, RateLimitLayer, KeyedLimit};
 /// use tidegate::{Limit, Limiter, Quota};
 /// use tower::{ServiceBuilder, ServiceExt, service_fn};
 ///
@@ -31,9 +31,9 @@ type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::builder().limit(Limit::new("api", Quota::per_minute(1))).build()?;
 /// let key = KeyOf::header(HeaderName::from_static("x-api-key"));
-/// let door = Door::new(Rule::new(limiter.limit("api")?, key));
+/// let door = RateLimit::new(KeyedLimit::new(limiter.limit("api")?, key));
 /// let served = |_: Request<()>| async { Ok::<_, std::io::Error>(Response::new(String::new())) };
-/// let service = ServiceBuilder::new().layer(LimitLayer::new(door)).service(service_fn(served));
+/// let service = ServiceBuilder::new().layer(RateLimitLayer::new(door)).service(service_fn(served));
 /// let request = || Request::builder().header("x-api-key", "alice").body(());
 /// assert_eq!(service.clone().oneshot(request()?).await?.status(), StatusCode::OK);
 /// let denied = service.oneshot(request()?).await?;
@@ -42,20 +42,20 @@ type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
 /// # Ok(())
 /// # }
 /// ```
-pub struct LimitLayer<B> {
+pub struct RateLimitLayer<B> {
     /// With one count of owners, since all threads count each request in it.
     entrance: Arc<Entrance<Respond<B>>>,
 }
 
 struct Entrance<R: ?Sized> {
-    door: Door,
+    door: RateLimit,
     respond: R,
 }
 
-impl<B: From<String>> LimitLayer<B> {
+impl<B: From<String>> RateLimitLayer<B> {
     /// Answers those who are refused with [`Refusal::response`] or, with the feature `tonic`, with
     /// `Refusal::grpc_status` if they asked by gRPC.
-    pub fn new(door: Door) -> Self {
+    pub fn new(door: RateLimit) -> Self {
         Self::with_response(door, |refusal, head| {
             grpc_response(head, refusal).unwrap_or_else(|| refusal.response())
         })
@@ -68,45 +68,45 @@ fn grpc_response<B>(_: &Head<'_>, _: &Refusal<'_>) -> Option<Response<B>> {
     None
 }
 
-impl<B> LimitLayer<B> {
+impl<B> RateLimitLayer<B> {
     /// Answers those who are refused with what `respond` makes; the limits' header fields are written into
     /// that, and `Retry-After` of a denial if it has none.
     pub fn with_response(
-        door: Door,
+        door: RateLimit,
         respond: impl Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
     ) -> Self {
         Self { entrance: Arc::new(Entrance { door, respond }) }
     }
 }
 
-impl<B> Clone for LimitLayer<B> {
+impl<B> Clone for RateLimitLayer<B> {
     fn clone(&self) -> Self {
         Self { entrance: self.entrance.clone() }
     }
 }
 
-impl<B> fmt::Debug for LimitLayer<B> {
+impl<B> fmt::Debug for RateLimitLayer<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitLayer").field("door", &self.entrance.door).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer").field("door", &self.entrance.door).finish_non_exhaustive()
     }
 }
 
-impl<S, B> Layer<S> for LimitLayer<B> {
-    type Service = LimitService<S, B>;
+impl<S, B> Layer<S> for RateLimitLayer<B> {
+    type Service = RateLimitService<S, B>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        LimitService { inner, limits: self.clone() }
+        RateLimitService { inner, limits: self.clone() }
     }
 }
 
-/// A service behind a [`LimitLayer`].
+/// A service behind a [`RateLimitLayer`].
 #[derive(Debug)]
-pub struct LimitService<S, B> {
+pub struct RateLimitService<S, B> {
     inner: S,
-    limits: LimitLayer<B>,
+    limits: RateLimitLayer<B>,
 }
 
-impl<S: Clone, B> Clone for LimitService<S, B> {
+impl<S: Clone, B> Clone for RateLimitService<S, B> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), limits: self.limits.clone() }
     }
@@ -114,7 +114,12 @@ impl<S: Clone, B> Clone for LimitService<S, B> {
 
 impl<B> Entrance<Respond<B>> {
     /// The response to a request that is not passed on, with what it is `told`.
-    fn refuse(&self, refusal: &Refusal<'_>, head: &Head<'_>, mut told: Worded) -> Response<B> {
+    fn refuse(
+        &self,
+        refusal: &Refusal<'_>,
+        head: &Head<'_>,
+        mut told: HeaderValues,
+    ) -> Response<B> {
         let mut response = (self.respond)(refusal, head);
         refusal.tell(response.headers_mut());
         told.write(response.headers_mut());
@@ -122,7 +127,7 @@ impl<B> Entrance<Respond<B>> {
     }
 }
 
-impl<S, R, B> Service<Request<R>> for LimitService<S, B>
+impl<S, R, B> Service<Request<R>> for RateLimitService<S, B>
 where
     S: Service<Request<R>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
@@ -147,7 +152,7 @@ where
             let answer = async move {
                 let (parts, body) = request.into_parts();
                 let head = Head::from(&parts);
-                let mut told = Worded::default();
+                let mut told = HeaderValues::default();
                 if let Some(refusal) = entrance.door.ask_store(&head, &mut told).await {
                     return Ok(entrance.refuse(&refusal, &head, told));
                 }
@@ -158,7 +163,7 @@ where
             return Answer { state: State::Waiting { answer: Box::pin(answer) } };
         }
         let head = Head::of(&request);
-        let mut told = Worded::default();
+        let mut told = HeaderValues::default();
         if let Some(refusal) = entrance.door.ask(&head, &mut told) {
             let response = Some(entrance.refuse(&refusal, &head, told));
             // What was kept ready for this request is given back.
@@ -180,7 +185,7 @@ pin_project! {
 pin_project! {
     #[project = Stage]
     enum State<F, B, E> {
-        Passed { #[pin] inner: F, told: Worded },
+        Passed { #[pin] inner: F, told: HeaderValues },
         Refused { response: Option<Response<B>> },
         Waiting { answer: Boxed<B, E> },
     }

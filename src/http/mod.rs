@@ -1,35 +1,35 @@
 //! At the door: who asks, and what the answer says in its headers.
 //!
-//! Needs the feature `http`. Nothing of it waits or decides: [`Client`] reads a key off a request,
-//! [`Fields`] writes what a [`Decision`](crate::Decision) knows into a response's header fields, and
-//! [`RetryAfter`] says when a denied client may come back. With the feature `tower`, `LimitLayer` does
+//! Needs the feature `http`. Nothing of it waits or decides: [`ClientIp`] reads a key off a request,
+//! [`HeaderStyle`] writes what a [`Decision`](crate::Decision) knows into a response's header fields, and
+//! [`RetryAfter`] says when a denied client may come back. With the feature `tower`, `RateLimitLayer` does
 //! all of it around a service. docs/HTTP.md is the contract.
 
-mod address;
-#[cfg(feature = "tower")]
-mod door;
-mod fields;
+mod cidr;
+mod client_ip;
 mod forwarded;
 #[cfg(feature = "tonic")]
 mod grpc;
+mod header_style;
+#[cfg(feature = "tower")]
+mod keyed_limit;
 #[cfg(feature = "tower")]
 mod layer;
-mod network;
+#[cfg(feature = "tower")]
+mod rate_limit;
 mod retry_after;
-#[cfg(feature = "tower")]
-mod rule;
 
-pub use address::{AddressText, Client, PREFIX_V6_DEFAULT};
-#[cfg(feature = "tower")]
-pub use door::{Door, Refusal};
-pub use fields::{Fields, Reset, Said};
+pub use cidr::{Network, NetworkError};
+pub use client_ip::{AddressText, ClientIp, DEFAULT_PREFIX_V6};
 pub use forwarded::Forwarding;
+pub use header_style::{HeaderStyle, LimitReport, Reset};
 #[cfg(feature = "tower")]
-pub use layer::{Answer, LimitLayer, LimitService};
-pub use network::{Network, NetworkError};
+pub use keyed_limit::{Head, KeyOf, KeyText, KeyedLimit, OnMissingKey, Peer};
+#[cfg(feature = "tower")]
+pub use layer::{Answer, RateLimitLayer, RateLimitService};
+#[cfg(feature = "tower")]
+pub use rate_limit::{RateLimit, Refusal};
 pub use retry_after::{RetryAfter, SPREAD_MAX};
-#[cfg(feature = "tower")]
-pub use rule::{Head, KeyOf, KeyText, Missing, Peer, Rule};
 
 /// Compiles the example there.
 #[cfg(all(doctest, feature = "retry", feature = "tower"))]

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::fields::seconds;
+use super::header_style::seconds;
 use crate::decision::Decision;
 
 /// Denied clients are spread over this at most, unless it is said otherwise.

@@ -13,10 +13,10 @@ use tokio::time::{Instant, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::pacer::{GaveUp, Heard, Pacer, Turn, after};
+use super::pacer::{GaveUp, Pacer, Permit, ResponseKind, after};
 
 /// Calls are given up after this, unless it is said otherwise.
-pub const WITHIN_DEFAULT: Duration = Duration::from_secs(30);
+pub const DEFAULT_WITHIN: Duration = Duration::from_secs(30);
 
 /// Paces a client of one API by a [`Pacer`], and sends denied requests again.
 ///
@@ -33,10 +33,10 @@ pub struct PaceLayer {
 impl PaceLayer {
     /// All services that are made with this layer, and with other layers of this pacer, keep one pace.
     pub fn new(pacer: Pacer) -> Self {
-        Self { pacer, within: WITHIN_DEFAULT }
+        Self { pacer, within: DEFAULT_WITHIN }
     }
 
-    /// How long a call may take to be sent for the last time, [`WITHIN_DEFAULT`] otherwise,
+    /// How long a call may take to be sent for the last time, [`DEFAULT_WITHIN`] otherwise,
     /// [`WAIT_MAX`](super::WAIT_MAX) at most. How long the answer takes is not in it.
     #[must_use]
     pub fn within(mut self, within: Duration) -> Self {
@@ -86,7 +86,7 @@ where
             let mut denial = None;
             loop {
                 let sent = async {
-                    let turn = Unsent(Some(layer.pacer.turn(deadline).await?));
+                    let turn = Unsent(Some(layer.pacer.permit(deadline).await?));
                     let is_ready = poll_fn(|context| inner.poll_ready(context));
                     match timeout_at(deadline, is_ready).await {
                         Ok(ready) => ready.map_err(Into::into).map(|()| turn),
@@ -100,8 +100,9 @@ where
                 };
                 let sent = turn.0.take();
                 let response = inner.call(request.clone()).await.map_err(Into::into)?;
-                let heard = sent.map(|turn| turn.heard(response.status(), response.headers()));
-                if heard != Some(Heard::Denied) || !may_repeat(request.method(), response.status())
+                let heard = sent.map(|turn| turn.record(response.status(), response.headers()));
+                if heard != Some(ResponseKind::Denied)
+                    || !may_repeat(request.method(), response.status())
                 {
                     return Ok(response);
                 }
@@ -112,7 +113,7 @@ where
 }
 
 /// A turn of a request that is given back unless it is sent.
-struct Unsent(Option<Turn>);
+struct Unsent(Option<Permit>);
 
 impl Drop for Unsent {
     fn drop(&mut self) {

@@ -9,12 +9,12 @@ use http::{HeaderMap, StatusCode};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::advice::{Advice, Allowance};
+use super::hints::{Allowance, RateLimitHints};
 
 /// A first denial without advice is waited out for so long at most.
-pub const BACKOFF_FIRST_DEFAULT: Duration = Duration::from_millis(200);
+pub const DEFAULT_FIRST_BACKOFF: Duration = Duration::from_millis(200);
 /// However many follow, they are waited out for no longer than this.
-pub const BACKOFF_MAX_DEFAULT: Duration = Duration::from_secs(30);
+pub const DEFAULT_MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 /// However long a server says that it allows nothing: after this it is asked again.
 pub const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -33,18 +33,18 @@ const AHEAD_MAX: Duration = Duration::from_secs(1);
 /// ```
 /// use std::time::Duration;
 /// use http::{HeaderMap, StatusCode};
-/// use tidegate::retry::{Heard, Pacer};
+/// use tidegate::retry::{ResponseKind, Pacer};
 /// use tokio::time::Instant;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pacer = Pacer::new();
 /// let within = Instant::now() + Duration::from_secs(5);
-/// let turn = pacer.turn(within).await?;
+/// let turn = pacer.permit(within).await?;
 /// // ... ask, and tell what came back.
 /// let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, "60".parse()?)]);
-/// assert_eq!(turn.heard(StatusCode::TOO_MANY_REQUESTS, &headers), Heard::Denied);
-/// assert!(pacer.turn(within).await.is_err(), "there is none for a minute");
+/// assert_eq!(turn.record(StatusCode::TOO_MANY_REQUESTS, &headers), ResponseKind::Denied);
+/// assert!(pacer.permit(within).await.is_err(), "there is none for a minute");
 /// # Ok(())
 /// # }
 /// ```
@@ -73,7 +73,7 @@ pub struct GaveUp {
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Heard {
+pub enum ResponseKind {
     /// It was answered, whatever the answer is.
     Answered,
     /// It was denied for now: with status 429, or with 503.
@@ -83,7 +83,7 @@ pub enum Heard {
 /// Leave to send one request. It counts as under way until it was [heard](Self::heard) of or dropped.
 #[derive(Debug)]
 #[must_use = "whoever drops his turn has used it up all the same: it can be given back"]
-pub struct Turn {
+pub struct Permit {
     shared: Arc<Shared>,
     taken: Instant,
     /// Out of which pace it was taken, by when the request was sent that brought it.
@@ -99,7 +99,7 @@ impl Default for Pacer {
 impl Pacer {
     /// With the default back-off.
     pub fn new() -> Self {
-        Self::with_backoff(BACKOFF_FIRST_DEFAULT, BACKOFF_MAX_DEFAULT)
+        Self::with_backoff(DEFAULT_FIRST_BACKOFF, DEFAULT_MAX_BACKOFF)
     }
 
     /// Denials without advice are waited out for `first` at most, each that follows for twice as long, up
@@ -121,7 +121,7 @@ impl Pacer {
     /// # Errors
     ///
     /// [`GaveUp`] as soon as it is known that there is none until `deadline`.
-    pub async fn turn(&self, deadline: Instant) -> Result<Turn, GaveUp> {
+    pub async fn permit(&self, deadline: Instant) -> Result<Permit, GaveUp> {
         let gave_up = || GaveUp { remaining: deadline.saturating_duration_since(Instant::now()) };
         let in_time = async {
             let mut next = std::pin::pin!(self.shared.queue.lock());
@@ -145,7 +145,7 @@ impl Pacer {
                     match state.take(now) {
                         Ok(()) => {
                             let told = state.told.filter(|_| state.pace.is_some());
-                            return Ok(Turn { shared: self.shared.clone(), taken: now, told });
+                            return Ok(Permit { shared: self.shared.clone(), taken: now, told });
                         }
                         Err(_) if state.closed_until().is_some_and(|opens| opens > deadline) => {
                             return Err(gave_up());
@@ -177,10 +177,10 @@ impl Shared {
     }
 }
 
-impl Turn {
+impl Permit {
     /// Takes in the response's status and header fields.
-    pub fn heard(self, status: StatusCode, headers: &HeaderMap) -> Heard {
-        let advice = Advice::read(headers, SystemTime::now());
+    pub fn record(self, status: StatusCode, headers: &HeaderMap) -> ResponseKind {
+        let advice = RateLimitHints::read(headers, SystemTime::now());
         let denied = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
         let mut state = self.shared.state();
         // With the state in hand: or another's turn would seem to come after what it did not know of.
@@ -203,7 +203,7 @@ impl Turn {
             if advice.allowance.is_none() && state.pace.as_ref().is_some_and(Pace::is_over) {
                 state.pace = None;
             }
-            return Heard::Answered;
+            return ResponseKind::Answered;
         }
         if is_news {
             state.denials = state.denials.saturating_add(1);
@@ -227,7 +227,7 @@ impl Turn {
                 (pace.next, pace.quota) = (Some(opens), 1);
             }
         }
-        Heard::Denied
+        ResponseKind::Denied
     }
 
     /// Gives it back: the request was not sent, and another may be instead.
@@ -246,7 +246,7 @@ pub(super) fn after(wait: Duration, now: Instant) -> Instant {
     now + wait.min(WAIT_MAX)
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.state().under_way -= 1;
         self.shared.news.notify_waiters();

@@ -9,14 +9,14 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
-/// use tidegate::retry::Advice;
+/// use tidegate::retry::RateLimitHints;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut headers = http::HeaderMap::new();
 /// headers.insert("retry-after", "7".parse()?);
 /// headers.insert("ratelimit-policy", r#""api";q=50;w=5"#.parse()?);
 /// headers.insert("ratelimit", r#""api";r=0;t=1"#.parse()?);
-/// let advice = Advice::read(&headers, SystemTime::now());
+/// let advice = RateLimitHints::read(&headers, SystemTime::now());
 /// assert_eq!(advice.retry_after, Some(Duration::from_secs(7)));
 /// let allowance = advice.allowance.ok_or("nothing was said")?;
 /// assert_eq!((allowance.remaining, allowance.next_after), (0, Some(Duration::from_secs(1))));
@@ -25,7 +25,7 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Advice {
+pub struct RateLimitHints {
     /// `Retry-After`, in seconds or as a date. A date is taken as so long after the response's own
     /// `Date`, if it has one: so the clocks need not agree.
     pub retry_after: Option<Duration>,
@@ -70,7 +70,7 @@ const TIMESTAMP_MIN_S: u64 = 1_000_000_000;
 /// And from here on one of milliseconds.
 const TIMESTAMP_MIN_MS: u64 = 1_000_000_000_000;
 
-impl Advice {
+impl RateLimitHints {
     /// Reads, in this order, `RateLimit` with `RateLimit-Policy` (the drafts from 08 on, or one field as draft
     /// 07 has it), the trio of draft 03, and the same as `X-RateLimit-*`, of which `Reset`
     /// may be seconds or a time. `now` is for dates and times.
@@ -203,12 +203,12 @@ mod tests {
 
     const NOW_S: u64 = 784_111_777;
 
-    fn read(fields: &[(&'static str, &str)]) -> Advice {
+    fn read(fields: &[(&'static str, &str)]) -> RateLimitHints {
         let mut headers = HeaderMap::new();
         for (name, value) in fields {
             headers.append(*name, value.parse().unwrap());
         }
-        Advice::read(&headers, UNIX_EPOCH + Duration::from_secs(NOW_S))
+        RateLimitHints::read(&headers, UNIX_EPOCH + Duration::from_secs(NOW_S))
     }
 
     fn allowance(fields: &[(&'static str, &str)]) -> Option<(u64, u64, Option<u64>, Option<u64>)> {
@@ -296,6 +296,6 @@ mod tests {
         }
         assert_eq!(x("soon"), None);
         assert_eq!(allowance(&[("x-ratelimit-remaining", "7")]), None);
-        assert_eq!(read(&[]), Advice::default());
+        assert_eq!(read(&[]), RateLimitHints::default());
     }
 }

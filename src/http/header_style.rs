@@ -9,15 +9,15 @@ use crate::decision::Decision;
 /// Which header fields a response has. Values are whole tokens, and seconds rounded up.
 ///
 /// ```
-/// use tidegate::http::{Fields, Reset, Said};
+/// use tidegate::http::{HeaderStyle, Reset, LimitReport};
 /// use tidegate::{Limit, Limiter, Quota};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limit = Limit::new("api", Quota::per_second(10).burst(50));
 /// let api = Limiter::builder().limit(limit).build()?.limit("api")?;
-/// let said = [Said { policy: api.name(), decision: api.check("user:42") }];
+/// let said = [LimitReport { policy: api.name(), decision: api.check("user:42") }];
 /// let mut headers = http::HeaderMap::new();
-/// Fields::draft().and(Fields::x_ratelimit(Reset::Seconds)).write(&said, &mut headers);
+/// HeaderStyle::draft().and(HeaderStyle::x_ratelimit(Reset::Seconds)).write(&said, &mut headers);
 /// assert_eq!(headers["ratelimit-policy"], r#""api";q=50;w=5"#);
 /// assert_eq!(headers["ratelimit"], r#""api";r=49;t=1"#);
 /// assert_eq!(headers["x-ratelimit-remaining"], "49");
@@ -25,7 +25,7 @@ use crate::decision::Decision;
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fields {
+pub struct HeaderStyle {
     draft: bool,
     draft_03: bool,
     x: Option<Reset>,
@@ -43,7 +43,7 @@ pub enum Reset {
 
 /// What one of a request's limits said.
 #[derive(Clone, Copy, Debug)]
-pub struct Said<'a> {
+pub struct LimitReport<'a> {
     /// The limit's name: letters, digits and `_ . - /` ([`Limit::new`](crate::Limit::new)); whatever
     /// else there is in it is left out.
     pub policy: &'a str,
@@ -66,7 +66,7 @@ const X: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-impl Fields {
+impl HeaderStyle {
     /// No fields.
     pub fn none() -> Self {
         Self::default()
@@ -103,30 +103,30 @@ impl Fields {
     /// Writes the fields; what there was of them is replaced. Without a limit nothing is written.
     ///
     /// Cost: an allocation a field, besides what the map takes.
-    pub fn write(self, said: &[Said<'_>], headers: &mut HeaderMap) {
-        let mut worded = Worded::default();
+    pub fn write(self, said: &[LimitReport<'_>], headers: &mut HeaderMap) {
+        let mut worded = HeaderValues::default();
         self.word(said.iter(), list_of_policies, &mut worded);
         worded.write(headers);
     }
 
     /// Words what will be written; `policies` is for `RateLimit-Policy`.
     #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
-    pub(super) fn word<'a, I: Iterator<Item = &'a Said<'a>> + Clone>(
+    pub(super) fn word<'a, I: Iterator<Item = &'a LimitReport<'a>> + Clone>(
         self,
         said: I,
         policies: impl Fn(I) -> HeaderValue,
-        worded: &mut Worded,
+        worded: &mut HeaderValues,
     ) {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.word_at(said, policies, now, worded);
     }
 
-    fn word_at<'a, I: Iterator<Item = &'a Said<'a>> + Clone>(
+    fn word_at<'a, I: Iterator<Item = &'a LimitReport<'a>> + Clone>(
         self,
         said: I,
         policies: impl Fn(I) -> HeaderValue,
         now: impl Fn() -> Duration,
-        worded: &mut Worded,
+        worded: &mut HeaderValues,
     ) {
         if self.draft && said.clone().next().is_some() {
             worded.lists = Some([policies(said.clone()), list_of_states(said.clone())]);
@@ -147,13 +147,13 @@ impl Fields {
 
 /// The values of a response's fields.
 #[derive(Default)]
-pub(super) struct Worded {
+pub(super) struct HeaderValues {
     lists: Option<[HeaderValue; 2]>,
     draft_03: Option<[u64; 3]>,
     x: Option<[u64; 3]>,
 }
 
-impl Worded {
+impl HeaderValues {
     /// Writes them, once; what there was of these fields is replaced.
     pub(super) fn write(&mut self, headers: &mut HeaderMap) {
         if let Some([policies, states]) = self.lists.take() {
@@ -181,7 +181,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
 }
 
 /// The limit that is next to deny: one that did, and longest; or else the one with the least part left.
-fn tightest<'a>(said: impl Iterator<Item = &'a Said<'a>>) -> Option<&'a Decision> {
+fn tightest<'a>(said: impl Iterator<Item = &'a LimitReport<'a>>) -> Option<&'a Decision> {
     let left = |decision: &Decision| decision.remaining() as f64 / decision.burst().max(1) as f64;
     said.map(|said| &said.decision).min_by(|a, b| {
         let later_first = b.retry_after().cmp(&a.retry_after());
@@ -197,11 +197,11 @@ fn number(number: u64) -> HeaderValue {
 
 /// A list of the limits, each a quoted name with two parameters: a letter and a number each.
 fn list<'a>(
-    said: impl Iterator<Item = &'a Said<'a>>,
+    said: impl Iterator<Item = &'a LimitReport<'a>>,
     parameters: fn(&Decision) -> [(u8, u64); 2],
 ) -> HeaderValue {
     let mut text = Vec::new();
-    for Said { policy, decision } in said {
+    for LimitReport { policy, decision } in said {
         let [(name, value), (more_name, more_value)] = parameters(decision);
         let (mut digits, mut more_digits) = (itoa::Buffer::new(), itoa::Buffer::new());
         let (digits, more_digits) = (digits.format(value), more_digits.format(more_value));
@@ -229,12 +229,12 @@ fn list<'a>(
 }
 
 /// What `RateLimit-Policy` says.
-pub(super) fn list_of_policies<'a>(said: impl Iterator<Item = &'a Said<'a>>) -> HeaderValue {
+pub(super) fn list_of_policies<'a>(said: impl Iterator<Item = &'a LimitReport<'a>>) -> HeaderValue {
     list(said, |decision| [(b'q', decision.burst()), (b'w', seconds(decision.fill_time()))])
 }
 
 /// What `RateLimit` says.
-fn list_of_states<'a>(said: impl Iterator<Item = &'a Said<'a>>) -> HeaderValue {
+fn list_of_states<'a>(said: impl Iterator<Item = &'a LimitReport<'a>>) -> HeaderValue {
     list(said, |decision| {
         let (remaining, next) = decision.remaining_and_next();
         [(b'r', remaining), (b't', seconds(next))]
@@ -265,13 +265,13 @@ mod tests {
         [wide.check("a"), narrow.check_n("a", 2).unwrap()]
     }
 
-    fn written(fields: Fields) -> Vec<(String, String)> {
+    fn written(fields: HeaderStyle) -> Vec<(String, String)> {
         let [wide, narrow] = decisions();
         let said = [
-            Said { policy: "wide", decision: wide },
-            Said { policy: "nar\"row\n", decision: narrow },
+            LimitReport { policy: "wide", decision: wide },
+            LimitReport { policy: "nar\"row\n", decision: narrow },
         ];
-        let (mut worded, mut headers) = (Worded::default(), HeaderMap::new());
+        let (mut worded, mut headers) = (HeaderValues::default(), HeaderMap::new());
         let now = || Duration::from_millis(1_700_000_000_500);
         fields.word_at(said.iter(), list_of_policies, now, &mut worded);
         worded.write(&mut headers);
@@ -289,7 +289,7 @@ mod tests {
             ("ratelimit-policy", r#""wide";q=100;w=15, "narrow";q=3;w=60"#),
             ("ratelimit", r#""wide";r=99;t=1, "narrow";r=1;t=20"#),
         ];
-        assert_eq!(written(Fields::draft()), pairs(&expected));
+        assert_eq!(written(HeaderStyle::draft()), pairs(&expected));
     }
 
     #[test]
@@ -300,23 +300,25 @@ mod tests {
             let values = [values[0], values[1], reset].map(str::to_owned);
             names.into_iter().zip(values).collect::<Vec<_>>()
         };
-        assert_eq!(written(Fields::draft_03()), trio("ratelimit-", "40"));
-        assert_eq!(written(Fields::x_ratelimit(Reset::Seconds)), trio("x-ratelimit-", "40"));
+        assert_eq!(written(HeaderStyle::draft_03()), trio("ratelimit-", "40"));
+        assert_eq!(written(HeaderStyle::x_ratelimit(Reset::Seconds)), trio("x-ratelimit-", "40"));
         let later = trio("x-ratelimit-", "1700000041");
-        assert_eq!(written(Fields::x_ratelimit(Reset::Timestamp)), later);
+        assert_eq!(written(HeaderStyle::x_ratelimit(Reset::Timestamp)), later);
     }
 
     #[test]
     fn fields_that_are_there_already_are_replaced_and_none_are_written_without_a_limit() {
-        let all = Fields::draft().and(Fields::draft_03()).and(Fields::x_ratelimit(Reset::Seconds));
+        let all = HeaderStyle::draft()
+            .and(HeaderStyle::draft_03())
+            .and(HeaderStyle::x_ratelimit(Reset::Seconds));
         assert_eq!(written(all).len(), 8);
-        assert_eq!(written(Fields::none()), []);
+        assert_eq!(written(HeaderStyle::none()), []);
         let mut headers = HeaderMap::new();
         headers.append(STATES, HeaderValue::from_static("a"));
         all.write(&[], &mut headers);
         assert_eq!(headers.len(), 1);
         let [wide, _] = decisions();
-        all.write(&[Said { policy: "wide", decision: wide }], &mut headers);
+        all.write(&[LimitReport { policy: "wide", decision: wide }], &mut headers);
         assert_eq!((headers.len(), headers.get_all(&STATES).iter().count()), (8, 1));
     }
 }

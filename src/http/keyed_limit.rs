@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, Method, Request, StatusCode, Uri};
 
-use super::address::Client;
+use super::client_ip::ClientIp;
 use crate::key::KEY_BYTES_MAX;
 use crate::limiter::ActiveLimit;
 
@@ -154,7 +154,7 @@ pub struct KeyOf(Arc<WriteKey>);
 
 impl KeyOf {
     /// The client's address. The peer's must be known: [`Peer`].
-    pub fn client(client: Client) -> Self {
+    pub fn client(client: ClientIp) -> Self {
         Self::function(move |head, key| {
             if let Some(peer) = head.peer() {
                 key.push(client.key(peer, head.headers));
@@ -235,7 +235,7 @@ impl fmt::Debug for KeyOf {
 /// What becomes of a request that has no key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Missing {
+pub enum OnMissingKey {
     /// All of them share one key.
     #[default]
     Shared,
@@ -250,10 +250,10 @@ pub(super) const NO_KEY: &[u8] = b"\0";
 
 /// One limit of a service.
 #[derive(Clone)]
-pub struct Rule {
+pub struct KeyedLimit {
     pub(super) limit: ActiveLimit,
     key: KeyOf,
-    missing: Missing,
+    missing: OnMissingKey,
     cost: Option<Arc<Cost>>,
 }
 
@@ -267,15 +267,15 @@ pub(super) enum Question {
     Refused(StatusCode),
 }
 
-impl Rule {
+impl KeyedLimit {
     /// Each request costs a token of its key's bucket. Requests without a key share one.
     pub fn new(limit: ActiveLimit, key: KeyOf) -> Self {
-        Self { limit, key, missing: Missing::default(), cost: None }
+        Self { limit, key, missing: OnMissingKey::default(), cost: None }
     }
 
     /// What becomes of requests that have no key, or one that is too long.
     #[must_use]
-    pub fn missing(mut self, missing: Missing) -> Self {
+    pub fn on_missing_key(mut self, missing: OnMissingKey) -> Self {
         self.missing = missing;
         self
     }
@@ -293,10 +293,10 @@ impl Rule {
         self.key.read(head, key);
         match self.missing {
             _ if key.get().is_some() => (),
-            Missing::Refused(status) => return Question::Refused(status),
+            OnMissingKey::Refused(status) => return Question::Refused(status),
             // Who writes what is no key does not choose to be unlimited.
-            Missing::Unlimited if !key.is_spoilt() => return Question::None,
-            Missing::Unlimited | Missing::Shared => (),
+            OnMissingKey::Unlimited if !key.is_spoilt() => return Question::None,
+            OnMissingKey::Unlimited | OnMissingKey::Shared => (),
         }
         match self.cost.as_ref().map_or(1, |cost| cost(head)) {
             0 => Question::None,
@@ -313,9 +313,9 @@ impl Rule {
     }
 }
 
-impl fmt::Debug for Rule {
+impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rule = f.debug_struct("Rule");
+        let mut rule = f.debug_struct("KeyedLimit");
         rule.field("limit", &self.limit.name()).field("missing", &self.missing);
         rule.finish_non_exhaustive()
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
-use super::fields::{Fields, Said, Worded, list_of_policies};
+use super::header_style::{HeaderStyle, HeaderValues, LimitReport, list_of_policies};
+use super::keyed_limit::{Head, KeyText, KeyedLimit, NO_KEY, Question};
 use super::retry_after::RetryAfter;
-use super::rule::{Head, KeyText, NO_KEY, Question, Rule};
 use crate::decision::Decision;
 use crate::error::CheckError;
 use crate::quota::Scale;
@@ -19,19 +19,19 @@ type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 ///
 /// A request that one of them denies is not charged to those after it; what it was charged to those
 /// before it is spent.
-pub struct Door {
-    rules: Vec<Rule>,
-    fields: Fields,
+pub struct RateLimit {
+    rules: Vec<KeyedLimit>,
+    headers: HeaderStyle,
     retry: RetryAfter,
     skip: Option<Box<Skip>>,
     waits: bool,
     policy: OnceLock<(Scale, HeaderValue)>,
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for RateLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut door = f.debug_struct("Door");
-        door.field("rules", &self.rules).field("fields", &self.fields);
+        let mut door = f.debug_struct("RateLimit");
+        door.field("rules", &self.rules).field("headers", &self.headers);
         door.field("waits", &self.waits).finish_non_exhaustive()
     }
 }
@@ -128,9 +128,9 @@ impl Refusal<'_> {
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 /// A request's way through the limits.
-struct Passage<'a> {
-    door: &'a Door,
-    rules: std::slice::Iter<'a, Rule>,
+struct Evaluation<'a> {
+    door: &'a RateLimit,
+    rules: std::slice::Iter<'a, KeyedLimit>,
     answers: Answers<'a>,
     refusal: Option<Refusal<'a>>,
     /// By then no limit that was asked would deny the same again.
@@ -140,22 +140,26 @@ struct Passage<'a> {
 /// What limits said, if it is to be told. Mostly there is one, which needs no room of its own.
 #[derive(Default)]
 struct Answers<'a> {
-    first: Option<Said<'a>>,
-    more: Vec<Said<'a>>,
+    first: Option<LimitReport<'a>>,
+    more: Vec<LimitReport<'a>>,
 }
 
-impl<'a> Passage<'a> {
+impl<'a> Evaluation<'a> {
     /// Nothing was asked yet.
-    fn new(door: &'a Door, head: &Head<'_>) -> Self {
+    fn new(door: &'a RateLimit, head: &Head<'_>) -> Self {
         let skipped = door.skip.as_ref().is_some_and(|skip| skip(head));
-        let rules: &[Rule] = if skipped { &[] } else { &door.rules };
+        let rules: &[KeyedLimit] = if skipped { &[] } else { &door.rules };
         let (answers, next) = (Answers::default(), Duration::ZERO);
         Self { door, rules: rules.iter(), answers, refusal: None, next }
     }
 
     /// The next limit that is to be asked, and about which cost; `key` is about which key. None after a
     /// refusal.
-    fn next_question(&mut self, head: &Head<'_>, key: &mut KeyText) -> Option<(&'a Rule, u32)> {
+    fn next_question(
+        &mut self,
+        head: &Head<'_>,
+        key: &mut KeyText,
+    ) -> Option<(&'a KeyedLimit, u32)> {
         while self.refusal.is_none() {
             let rule = self.rules.next()?;
             match rule.question(head, key) {
@@ -170,7 +174,12 @@ impl<'a> Passage<'a> {
     }
 
     /// Takes in what a limit said.
-    fn hear(&mut self, rule: &'a Rule, answer: &Result<Decision, CheckError>, head: &Head<'_>) {
+    fn hear(
+        &mut self,
+        rule: &'a KeyedLimit,
+        answer: &Result<Decision, CheckError>,
+        head: &Head<'_>,
+    ) {
         let policy = rule.limit.name();
         let &Ok(decision) = answer else {
             // Key and cost were looked at, but for this.
@@ -185,8 +194,8 @@ impl<'a> Passage<'a> {
         } else if !self.rules.as_slice().is_empty() {
             self.next = self.next.max(decision.left_after(decision.cost()));
         }
-        if self.door.fields != Fields::none() {
-            let said = Said { policy, decision };
+        if self.door.headers != HeaderStyle::none() {
+            let said = LimitReport { policy, decision };
             match self.answers.first {
                 None => self.answers.first = Some(said),
                 Some(_) => self.answers.more.push(said),
@@ -195,36 +204,43 @@ impl<'a> Passage<'a> {
     }
 
     /// Words what limits said; returns why the request is refused, if it is.
-    fn end(self, told: &mut Worded) -> Option<Refusal<'a>> {
+    fn end(self, told: &mut HeaderValues) -> Option<Refusal<'a>> {
         let Self { door, answers: Answers { first, more }, refusal, .. } = self;
         match &first {
             Some(said) if more.is_empty() => {
-                door.fields.word(std::iter::once(said), |_| door.policy_of(said), told);
+                door.headers.word(std::iter::once(said), |_| door.policy_of(said), told);
             }
-            _ => door.fields.word(first.iter().chain(&more), list_of_policies, told),
+            _ => door.headers.word(first.iter().chain(&more), list_of_policies, told),
         }
         refusal
     }
 }
 
-impl Door {
+impl RateLimit {
     /// One limit, and no header fields but `Retry-After`.
-    pub fn new(rule: Rule) -> Self {
-        let (fields, retry) = (Fields::none(), RetryAfter::new());
-        Self { rules: vec![rule], fields, retry, skip: None, waits: false, policy: OnceLock::new() }
+    pub fn new(rule: KeyedLimit) -> Self {
+        let (headers, retry) = (HeaderStyle::none(), RetryAfter::new());
+        Self {
+            rules: vec![rule],
+            headers,
+            retry,
+            skip: None,
+            waits: false,
+            policy: OnceLock::new(),
+        }
     }
 
     /// One limit more, which is asked after the others.
     #[must_use]
-    pub fn and(mut self, rule: Rule) -> Self {
+    pub fn and(mut self, rule: KeyedLimit) -> Self {
         self.rules.push(rule);
         self
     }
 
     /// The header fields of responses to requests that limits were asked about.
     #[must_use]
-    pub fn fields(mut self, fields: Fields) -> Self {
-        self.fields = fields;
+    pub fn headers(mut self, headers: HeaderStyle) -> Self {
+        self.headers = headers;
         self
     }
 
@@ -252,7 +268,7 @@ impl Door {
 
     /// `RateLimit-Policy` of one limit: of the door's only one it is written once, and anew only where its
     /// quota has become another.
-    fn policy_of(&self, said: &Said<'_>) -> HeaderValue {
+    fn policy_of(&self, said: &LimitReport<'_>) -> HeaderValue {
         let written = || list_of_policies(std::iter::once(said));
         if self.rules.len() > 1 {
             return written();
@@ -268,8 +284,8 @@ impl Door {
 
     /// Asks the limits without waiting; returns why the request is refused, if it is. What they said is worded
     /// into `told`.
-    pub(super) fn ask(&self, head: &Head<'_>, told: &mut Worded) -> Option<Refusal<'_>> {
-        let (mut passage, mut key) = (Passage::new(self, head), KeyText::new());
+    pub(super) fn ask(&self, head: &Head<'_>, told: &mut HeaderValues) -> Option<Refusal<'_>> {
+        let (mut passage, mut key) = (Evaluation::new(self, head), KeyText::new());
         while let Some((rule, cost)) = passage.next_question(head, &mut key) {
             let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
             passage.hear(rule, &answer, head);
@@ -281,9 +297,9 @@ impl Door {
     pub(super) async fn ask_store(
         &self,
         head: &Head<'_>,
-        told: &mut Worded,
+        told: &mut HeaderValues,
     ) -> Option<Refusal<'_>> {
-        let (mut passage, mut key) = (Passage::new(self, head), KeyText::new());
+        let (mut passage, mut key) = (Evaluation::new(self, head), KeyText::new());
         while let Some((rule, cost)) = passage.next_question(head, &mut key) {
             let answer = rule.limit.check_sure_n(key.get().unwrap_or(NO_KEY), cost).await;
             passage.hear(rule, &answer, head);

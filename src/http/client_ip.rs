@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use http::HeaderMap;
 
+use super::cidr::{Network, masked};
 use super::forwarded::Forwarding;
-use super::network::{Network, masked};
 
 /// A client that has an IPv6 address mostly has so many bits of it for himself alone.
-pub const PREFIX_V6_DEFAULT: u8 = 64;
+pub const DEFAULT_PREFIX_V6: u8 = 64;
 
 /// The longest text of an address: of IPv6 with a prefix length.
 const TEXT_MAX: usize = 43;
@@ -17,10 +17,10 @@ const TEXT_MAX: usize = 43;
 /// Reads the client's address off a request: that of the peer, or what trusted proxies say.
 ///
 /// ```
-/// use tidegate::http::Client;
+/// use tidegate::http::ClientIp;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let client = Client::peer().behind_networks(["10.0.0.0/8".parse()?]);
+/// let client = ClientIp::peer().behind_networks(["10.0.0.0/8".parse()?]);
 /// let mut headers = http::HeaderMap::new();
 /// headers.append("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse()?);
 /// let proxy = "10.1.2.3".parse()?;
@@ -31,7 +31,7 @@ const TEXT_MAX: usize = 43;
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Client {
+pub struct ClientIp {
     trusted: Trusted,
     forwarding: Forwarding,
     prefix_v6: u8,
@@ -55,13 +55,13 @@ impl Trusted {
     }
 }
 
-impl Client {
+impl ClientIp {
     /// Whoever holds the connection. Header fields are not read.
     pub fn peer() -> Self {
         Self {
             trusted: Trusted::Nobody,
             forwarding: Forwarding::default(),
-            prefix_v6: PREFIX_V6_DEFAULT,
+            prefix_v6: DEFAULT_PREFIX_V6,
         }
     }
 
@@ -96,7 +96,7 @@ impl Client {
         self
     }
 
-    /// How many bits of an IPv6 address tell clients apart, [`PREFIX_V6_DEFAULT`] otherwise; more than
+    /// How many bits of an IPv6 address tell clients apart, [`DEFAULT_PREFIX_V6`] otherwise; more than
     /// 128 are 128.
     #[must_use]
     pub fn prefix_v6(mut self, bits: u8) -> Self {
