@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::limit::LimitInfo;
-use crate::quota::Scale;
+use crate::quota::{Quota, Scale};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp, micros};
 
 /// A denied caller is never told to come back sooner than this.
@@ -67,6 +67,11 @@ impl Decision {
     /// The name of the limit.
     pub fn limit_name(&self) -> &'static str {
         &self.limit.name
+    }
+
+    /// The limit's quota, as it was configured: tokens, their period, and the burst.
+    pub fn quota(&self) -> Quota {
+        self.limit.quota
     }
 
     /// The limit's burst: the most that a key can have, in tokens.

@@ -9,9 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use proptest::prelude::*;
-use tidegate::http::{
-    HeaderStyle, KeyOf, KeyedLimit, LimitReport, RateLimit, RateLimitLayer, Reset, RetryAfter,
-};
+use tidegate::http::{HeaderStyle, LimitReport, RateLimit, RateLimitLayer, Reset};
 use tidegate::retry::{GaveUp, PaceLayer, Pacer, RateLimitHints, ResponseKind};
 use tidegate::testing::ManualClock;
 use tidegate::{Limit, Limiter, Quota};
@@ -35,14 +33,12 @@ impl Count {
 }
 
 /// A server behind a layer, which takes so long to answer.
-fn server(quota: Quota, fields: HeaderStyle, takes: Duration) -> (Server, Arc<Count>) {
+fn server(quota: Quota, style: HeaderStyle, takes: Duration) -> (Server, Arc<Count>) {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit(Limit::new("api", quota)).clock(&clock).build().unwrap();
-    let key = KeyOf::function(|_, key| key.push("everybody"));
-    let door = RateLimit::new(KeyedLimit::new(limiter.limit("api").unwrap(), key)).headers(fields);
-    let door = door.retry_after(RetryAfter::new().spread(Duration::ZERO));
+    let rate_limit = RateLimit::shared(limiter.limit("api").unwrap()).headers(style);
     let served = |_: Request<()>| async { Ok::<_, BoxError>(Response::new(String::new())) };
-    let limited = RateLimitLayer::new(door).layer(service_fn(served));
+    let limited = RateLimitLayer::new(rate_limit).layer(service_fn(served));
     let (count, begun) = (Arc::new(Count::default()), Instant::now());
     let (counted, passed) = (count.clone(), Arc::new(Mutex::new(Duration::ZERO)));
     let service = service_fn(move |request| {
@@ -115,6 +111,27 @@ async fn who_is_told_what_is_left_is_not_denied_and_uses_all_of_it() {
         let took = begun.elapsed().as_secs_f64();
         let slack = if style == 0 { 2.0 } else { 6.0 };
         assert!((19.9..20.0 + slack).contains(&took), "style {style}: {took} s");
+    }
+}
+
+/// Finding D7: the policy of a burst below the rate said `q=200;w=1`, and the client kept to a fifth of its rate.
+#[tokio::test(start_paused = true)]
+async fn d7_client_keeps_the_rate_of_a_limit_whatever_its_burst_is() {
+    for style in [HeaderStyle::draft(), HeaderStyle::draft_with_burst()] {
+        for burst in [200, 1000, 2000] {
+            let quota = Quota::per_second(1000).burst(burst);
+            let (server, count) = server(quota, style, Duration::from_millis(30));
+            let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(60)).layer(server);
+            let begun = Instant::now();
+            ask_all(&client, 5000).await;
+            let took = begun.elapsed().as_secs_f64();
+            let expected = (5000 - burst) as f64 / 1000.0;
+            let slack = 1.2 * expected + 0.1;
+            assert!((expected..slack).contains(&took), "burst {burst}: {took} s, {style:?}");
+            let (allowed, denied) = count.get();
+            assert_eq!(allowed, 5000);
+            assert_eq!(denied, 0, "burst {burst}, {style:?}");
+        }
     }
 }
 
@@ -463,10 +480,11 @@ proptest! {
         let api = limiter.limit("api").unwrap();
         let decision = api.check_n("a", cost.min(u32::try_from(burst).unwrap())).unwrap();
         let mut headers = HeaderMap::new();
-        STYLES[style]().write(&[LimitReport { policy: "api", decision }], &mut headers);
+        STYLES[style]().write(&[LimitReport::from(decision)], &mut headers);
         let read = RateLimitHints::read(&headers, SystemTime::UNIX_EPOCH).allowance.unwrap();
         prop_assert_eq!(read.remaining, decision.remaining());
-        prop_assert_eq!(read.quota, Some(decision.burst()));
+        let quota = if style == 0 { tokens } else { decision.burst() };
+        prop_assert_eq!(read.quota, Some(quota));
         let told = if style == 0 { decision.next_token_after() } else { decision.reset_after() };
         let told_s = told.as_micros().div_ceil(1_000_000) as u64;
         prop_assert_eq!(read.next_after, Some(Duration::from_secs(told_s)));

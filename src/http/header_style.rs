@@ -1,60 +1,85 @@
-//! The header fields of a response: what clients may know of the limits that they are under.
+//! The header fields of a response: what clients may know of the limits on their requests.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
+use super::retry_after::seconds;
 use crate::decision::Decision;
+use crate::quota::{Quota, gcd};
+use crate::time::micros;
 
 /// Which header fields a response has. Values are whole tokens, and seconds rounded up.
 ///
 /// ```
-/// use tidegate::http::{HeaderStyle, Reset, LimitReport};
+/// use tidegate::http::{HeaderStyle, LimitReport, Reset};
 /// use tidegate::{Limit, Limiter, Quota};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limit = Limit::new("api", Quota::per_second(10).burst(50));
 /// let api = Limiter::builder().limit(limit).build()?.limit("api")?;
-/// let said = [LimitReport { policy: api.name(), decision: api.check("user:42") }];
+/// let reports = [LimitReport::from(api.check("user:42"))];
 /// let mut headers = http::HeaderMap::new();
-/// HeaderStyle::draft().and(HeaderStyle::x_ratelimit(Reset::Seconds)).write(&said, &mut headers);
-/// assert_eq!(headers["ratelimit-policy"], r#""api";q=50;w=5"#);
+/// HeaderStyle::draft().and(HeaderStyle::x_ratelimit(Reset::Seconds)).write(&reports, &mut headers);
+/// assert_eq!(headers["ratelimit-policy"], r#""api";q=10;w=1"#);
 /// assert_eq!(headers["ratelimit"], r#""api";r=49;t=1"#);
 /// assert_eq!(headers["x-ratelimit-remaining"], "49");
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderStyle {
-    draft: bool,
+    draft: Option<Draft>,
     draft_03: bool,
     x: Option<Reset>,
 }
 
-/// As what `X-RateLimit-Reset` says when the bucket will be full.
+/// What `RateLimit-Policy` says of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Draft {
+    Rate,
+    RateAndBurst,
+}
+
+/// The form of `X-RateLimit-Reset`, which says when the bucket is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reset {
-    /// In so many seconds.
+    /// Seconds until then.
     Seconds,
-    /// So many seconds after the beginning of 1970, by this machine's clock.
+    /// That time, in seconds since the beginning of 1970 on this machine's clock.
     Timestamp,
 }
 
-/// What one of a request's limits said.
+/// The decision of one of a request's limits, and the name that clients know the limit by.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct LimitReport<'a> {
-    /// The limit's name: letters, digits and `_ . - /` ([`Limit::new`](crate::Limit::new)); whatever
-    /// else there is in it is left out.
-    pub policy: &'a str,
-    /// What it said.
+    /// The limit's name: letters, digits and `_ . - /` ([`Limit::new`](crate::Limit::new)). Other characters are
+    /// left out.
+    pub limit: &'a str,
+    /// Its decision.
     pub decision: Decision,
 }
 
-/// Lower case, as HTTP/2 has them.
+impl<'a> LimitReport<'a> {
+    /// A report under another name than the limit's own.
+    pub fn new(limit: &'a str, decision: Decision) -> Self {
+        Self { limit, decision }
+    }
+}
+
+impl From<Decision> for LimitReport<'static> {
+    fn from(decision: Decision) -> Self {
+        Self { limit: decision.limit_name(), decision }
+    }
+}
+
+/// Names in lower case, as HTTP/2 has them.
 const POLICIES: HeaderName = HeaderName::from_static("ratelimit-policy");
 const STATES: HeaderName = HeaderName::from_static("ratelimit");
-/// A limit, what is left of it, and when it is whole again.
+/// The limit, what is left of it, and when it is whole again.
 const DRAFT_03: [HeaderName; 3] = [
     HeaderName::from_static("ratelimit-limit"),
     HeaderName::from_static("ratelimit-remaining"),
@@ -66,82 +91,117 @@ const X: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
+/// The largest integer of a structured field.
+const INTEGER_MAX: u64 = 999_999_999_999_999;
+/// Most lists of limits are shorter than this, in bytes.
+const LIST_BYTES: usize = 256;
+type ListText = SmallVec<[u8; LIST_BYTES]>;
+
+impl Default for HeaderStyle {
+    fn default() -> Self {
+        Self::draft()
+    }
+}
+
 impl HeaderStyle {
     /// No fields.
     pub fn none() -> Self {
-        Self::default()
+        Self { draft: None, draft_03: false, x: None }
     }
 
-    /// `RateLimit-Policy` and `RateLimit`, as in the current draft of the standard (10 and 11), with all
-    /// limits: the burst as `q`, the seconds in which an empty bucket fills as `w`, what is left as `r`,
-    /// and the seconds to the next token as `t`.
+    /// `RateLimit-Policy` and `RateLimit`, as in the current draft of the standard (10 and 11), for all limits: the
+    /// quota's tokens as `q` and their period in seconds as `w`; the tokens that are left as `r`, and the seconds
+    /// to the next token as `t`. This is the default.
+    ///
+    /// A period that is not a whole number of seconds is multiplied until it is: 5 tokens each 100 ms are
+    /// `q=50;w=1`.
     pub fn draft() -> Self {
-        Self { draft: true, ..Self::default() }
+        Self { draft: Some(Draft::Rate), ..Self::none() }
     }
 
-    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, as in its third draft, of the
-    /// limit that is next to deny: the burst, what is left, and the seconds until the bucket is full.
+    /// The same as [`draft`](Self::draft), and for each limit whose burst differs from `q` a second policy with the
+    /// burst: `"api";q=1000;w=1, "api:burst";q=200`. The second one has no window, because the burst does not come
+    /// back at once. No limit has a name with a colon.
+    pub fn draft_with_burst() -> Self {
+        Self { draft: Some(Draft::RateAndBurst), ..Self::none() }
+    }
+
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, as in the standard's draft 03, for the limit
+    /// that will deny first: the burst, the tokens that are left, and the seconds until the bucket is full.
     pub fn draft_03() -> Self {
-        Self { draft_03: true, ..Self::default() }
+        Self { draft_03: true, ..Self::none() }
     }
 
-    /// The same as `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
+    /// The same as [`draft_03`](Self::draft_03), as `X-RateLimit-Limit`, `X-RateLimit-Remaining` and
+    /// `X-RateLimit-Reset`.
     pub fn x_ratelimit(reset: Reset) -> Self {
-        Self { x: Some(reset), ..Self::default() }
+        Self { x: Some(reset), ..Self::none() }
     }
 
-    /// These fields and those.
+    /// The fields of both styles.
     #[must_use]
     pub fn and(self, more: Self) -> Self {
         Self {
-            draft: self.draft || more.draft,
+            draft: more.draft.or(self.draft),
             draft_03: self.draft_03 || more.draft_03,
             x: more.x.or(self.x),
         }
     }
 
-    /// Writes the fields; what there was of them is replaced. Without a limit nothing is written.
+    /// Writes the fields. Fields of the same names are replaced. Without a report nothing is written.
     ///
-    /// Cost: an allocation a field, besides what the map takes.
-    pub fn write(self, said: &[LimitReport<'_>], headers: &mut HeaderMap) {
-        let mut worded = HeaderValues::default();
-        self.word(said.iter(), list_of_policies, &mut worded);
-        worded.write(headers);
+    /// Cost: one allocation for each field, besides what the map needs.
+    pub fn write(self, reports: &[LimitReport<'_>], headers: &mut HeaderMap) {
+        self.values(reports, None).write(headers);
     }
 
-    /// Words what will be written; `policies` is for `RateLimit-Policy`.
-    #[allow(clippy::disallowed_methods, reason = "clients are told a time of the machine's clock")]
-    pub(super) fn word<'a, I: Iterator<Item = &'a LimitReport<'a>> + Clone>(
+    /// The values of the fields; `policies` is that of `RateLimit-Policy`, if it is known.
+    #[allow(clippy::disallowed_methods, reason = "clients read a time of this machine's clock")]
+    pub(super) fn values(
         self,
-        said: I,
-        policies: impl Fn(I) -> HeaderValue,
-        worded: &mut HeaderValues,
-    ) {
+        reports: &[LimitReport<'_>],
+        policies: Option<HeaderValue>,
+    ) -> HeaderValues {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.word_at(said, policies, now, worded);
+        self.values_at(reports, policies, now)
     }
 
-    fn word_at<'a, I: Iterator<Item = &'a LimitReport<'a>> + Clone>(
+    fn values_at(
         self,
-        said: I,
-        policies: impl Fn(I) -> HeaderValue,
+        reports: &[LimitReport<'_>],
+        policies: Option<HeaderValue>,
         now: impl Fn() -> Duration,
-        worded: &mut HeaderValues,
-    ) {
-        if self.draft && said.clone().next().is_some() {
-            worded.lists = Some([policies(said.clone()), list_of_states(said.clone())]);
+    ) -> HeaderValues {
+        let mut values = HeaderValues::default();
+        if self.draft.is_some() && !reports.is_empty() {
+            let policies = policies.unwrap_or_else(|| self.policies(reports));
+            values.lists = Some([policies, states(reports)]);
         }
         if (self.draft_03 || self.x.is_some())
-            && let Some(tightest) = tightest(said)
+            && let Some(tightest) = tightest(reports)
         {
             let trio = |reset: Duration| [tightest.burst(), tightest.remaining(), seconds(reset)];
             let reset = tightest.reset_after();
-            worded.draft_03 = self.draft_03.then(|| trio(reset));
-            worded.x = self.x.map(|form| match form {
+            values.draft_03 = self.draft_03.then(|| trio(reset));
+            values.x = self.x.map(|form| match form {
                 Reset::Seconds => trio(reset),
                 Reset::Timestamp => trio(now() + reset),
             });
         }
+        values
+    }
+
+    /// The value of `RateLimit-Policy`.
+    pub(super) fn policies(self, reports: &[LimitReport<'_>]) -> HeaderValue {
+        let mut text = ListText::new();
+        for LimitReport { limit, decision } in reports {
+            let (tokens, window_s) = rate(decision.quota());
+            push_item(&mut text, limit, "", &[(b'q', tokens), (b'w', window_s)]);
+            if self.draft == Some(Draft::RateAndBurst) && decision.burst() != tokens {
+                push_item(&mut text, limit, ":burst", &[(b'q', decision.burst())]);
+            }
+        }
+        value(&text)
     }
 }
 
@@ -154,7 +214,7 @@ pub(super) struct HeaderValues {
 }
 
 impl HeaderValues {
-    /// Writes them, once; what there was of these fields is replaced.
+    /// Writes the fields. Fields of the same names are replaced.
     pub(super) fn write(&mut self, headers: &mut HeaderMap) {
         if let Some([policies, states]) = self.lists.take() {
             insert(headers, POLICIES, policies);
@@ -175,75 +235,63 @@ fn insert_trio(headers: &mut HeaderMap, names: [HeaderName; 3], trio: [u64; 3]) 
     }
 }
 
-/// Writes a field; a map that is full of others' fields stays as it is.
+/// Writes a field. A map that is full of other fields stays as it is.
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
     let _ = headers.try_insert(name, value);
 }
 
-/// The limit that is next to deny: one that did, and longest; or else the one with the least part left.
-fn tightest<'a>(said: impl Iterator<Item = &'a LimitReport<'a>>) -> Option<&'a Decision> {
+/// The limit that will deny first: of those that denied, the one that denies longest; or else the one with the
+/// smallest part of its burst left.
+fn tightest<'a>(reports: &'a [LimitReport<'_>]) -> Option<&'a Decision> {
     let left = |decision: &Decision| decision.remaining() as f64 / decision.burst().max(1) as f64;
-    said.map(|said| &said.decision).min_by(|a, b| {
+    reports.iter().map(|report| &report.decision).min_by(|a, b| {
         let later_first = b.retry_after().cmp(&a.retry_after());
         later_first.then_with(|| left(a).total_cmp(&left(b)))
     })
 }
 
-/// As `HeaderValue::from` does, with one allocation of two.
+/// The quota's tokens in the fewest whole seconds that are a multiple of its period.
+fn rate(quota: Quota) -> (u64, u64) {
+    const SECOND_US: u64 = 1_000_000;
+    let period_us = micros(quota.period()).max(1);
+    let part = gcd(period_us, SECOND_US);
+    (quota.tokens().saturating_mul(SECOND_US / part).min(INTEGER_MAX), period_us / part)
+}
+
+/// As `HeaderValue::from`, with one allocation instead of two.
 fn number(number: u64) -> HeaderValue {
     let mut digits = itoa::Buffer::new();
     HeaderValue::from_str(digits.format(number)).unwrap_or_else(|_| number.into())
 }
 
-/// A list of the limits, each a quoted name with two parameters: a letter and a number each.
-fn list<'a>(
-    said: impl Iterator<Item = &'a LimitReport<'a>>,
-    parameters: fn(&Decision) -> [(u8, u64); 2],
-) -> HeaderValue {
-    let mut text = Vec::new();
-    for LimitReport { policy, decision } in said {
-        let [(name, value), (more_name, more_value)] = parameters(decision);
-        let (mut digits, mut more_digits) = (itoa::Buffer::new(), itoa::Buffer::new());
-        let (digits, more_digits) = (digits.format(value), more_digits.format(more_value));
-        let length = "\"\";_=;_=".len() + policy.len() + digits.len() + more_digits.len();
-        // Text with no byte to spare becomes a value as it is.
-        if text.is_empty() {
-            text = Vec::with_capacity(length);
-        } else {
-            text.reserve_exact(", ".len() + length);
-            text.extend_from_slice(b", ");
-        }
-        text.push(b'"');
-        let named = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(byte);
-        if policy.as_bytes().iter().all(named) {
-            text.extend_from_slice(policy.as_bytes());
-        } else {
-            text.extend(policy.bytes().filter(named));
-        }
-        text.extend_from_slice(&[b'"', b';', name, b'=']);
-        text.extend_from_slice(digits.as_bytes());
-        text.extend_from_slice(&[b';', more_name, b'=']);
-        text.extend_from_slice(more_digits.as_bytes());
+/// Appends an item of a structured list: a quoted name and parameters with numbers.
+fn push_item(text: &mut ListText, name: &str, suffix: &str, parameters: &[(u8, u64)]) {
+    if !text.is_empty() {
+        text.extend_from_slice(b", ");
     }
-    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
+    text.push(b'"');
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(byte);
+    text.extend(name.bytes().filter(is_plain));
+    text.extend_from_slice(suffix.as_bytes());
+    text.push(b'"');
+    for (parameter, number) in parameters {
+        text.extend_from_slice(&[b';', *parameter, b'=']);
+        text.extend_from_slice(itoa::Buffer::new().format(*number).as_bytes());
+    }
 }
 
-/// What `RateLimit-Policy` says.
-pub(super) fn list_of_policies<'a>(said: impl Iterator<Item = &'a LimitReport<'a>>) -> HeaderValue {
-    list(said, |decision| [(b'q', decision.burst()), (b'w', seconds(decision.fill_time()))])
+fn value(text: &[u8]) -> HeaderValue {
+    HeaderValue::from_bytes(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
-/// What `RateLimit` says.
-fn list_of_states<'a>(said: impl Iterator<Item = &'a LimitReport<'a>>) -> HeaderValue {
-    list(said, |decision| {
+/// The value of `RateLimit`.
+fn states(reports: &[LimitReport<'_>]) -> HeaderValue {
+    let mut text = ListText::new();
+    for LimitReport { limit, decision } in reports {
         let (remaining, next) = decision.remaining_and_next();
-        [(b'r', remaining), (b't', seconds(next))]
-    })
-}
-
-/// Whole seconds, rounded up.
-pub(super) fn seconds(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+        push_item(&mut text, limit, "", &[(b'r', remaining), (b't', seconds(next))]);
+    }
+    value(&text)
 }
 
 #[cfg(test)]
@@ -265,16 +313,12 @@ mod tests {
         [wide.check("a"), narrow.check_n("a", 2).unwrap()]
     }
 
-    fn written(fields: HeaderStyle) -> Vec<(String, String)> {
+    fn written(style: HeaderStyle) -> Vec<(String, String)> {
         let [wide, narrow] = decisions();
-        let said = [
-            LimitReport { policy: "wide", decision: wide },
-            LimitReport { policy: "nar\"row\n", decision: narrow },
-        ];
-        let (mut worded, mut headers) = (HeaderValues::default(), HeaderMap::new());
+        let reports = [LimitReport::from(wide), LimitReport::new("nar\"row\n", narrow)];
+        let mut headers = HeaderMap::new();
         let now = || Duration::from_millis(1_700_000_000_500);
-        fields.word_at(said.iter(), list_of_policies, now, &mut worded);
-        worded.write(&mut headers);
+        style.values_at(&reports, None, now).write(&mut headers);
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }
@@ -284,16 +328,40 @@ mod tests {
     }
 
     #[test]
-    fn the_current_draft_tells_of_all_limits() {
+    fn draft_names_all_limits() {
         let expected = [
-            ("ratelimit-policy", r#""wide";q=100;w=15, "narrow";q=3;w=60"#),
+            ("ratelimit-policy", r#""wide";q=7;w=1, "narrow";q=3;w=60"#),
             ("ratelimit", r#""wide";r=99;t=1, "narrow";r=1;t=20"#),
         ];
         assert_eq!(written(HeaderStyle::draft()), pairs(&expected));
     }
 
     #[test]
-    fn the_older_ones_tell_of_the_limit_that_denied() {
+    fn draft_with_burst_adds_a_policy_where_the_burst_differs() {
+        let expected = [
+            ("ratelimit-policy", r#""wide";q=7;w=1, "wide:burst";q=100, "narrow";q=3;w=60"#),
+            ("ratelimit", r#""wide";r=99;t=1, "narrow";r=1;t=20"#),
+        ];
+        assert_eq!(written(HeaderStyle::draft_with_burst()), pairs(&expected));
+    }
+
+    /// Finding D7: `per_second(1000).burst(200)` said `q=200;w=1`, a fifth of its rate.
+    #[test]
+    fn d7_policy_states_the_rate_and_its_period() {
+        for (quota, expected) in [
+            (Quota::per_second(1000).burst(200), (1000, 1)),
+            (Quota::per_minute(7).burst(100), (7, 60)),
+            (Quota::per_day(1), (1, 86_400)),
+            (Quota::new(5, Duration::from_millis(100)), (50, 1)),
+            (Quota::new(1, Duration::from_millis(1500)), (2, 3)),
+            (Quota::new(3, Duration::from_micros(1)), (3_000_000, 1)),
+        ] {
+            assert_eq!(rate(quota), expected, "{quota:?}");
+        }
+    }
+
+    #[test]
+    fn older_styles_name_the_limit_that_denied() {
         let values = ["3", "1", "40"];
         let trio = |prefix: &str, reset: &str| {
             let names = ["limit", "remaining", "reset"].map(|name| format!("{prefix}{name}"));
@@ -307,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_there_already_are_replaced_and_none_are_written_without_a_limit() {
+    fn fields_are_replaced_and_none_are_written_without_a_report() {
         let all = HeaderStyle::draft()
             .and(HeaderStyle::draft_03())
             .and(HeaderStyle::x_ratelimit(Reset::Seconds));
@@ -318,7 +386,7 @@ mod tests {
         all.write(&[], &mut headers);
         assert_eq!(headers.len(), 1);
         let [wide, _] = decisions();
-        all.write(&[LimitReport { policy: "wide", decision: wide }], &mut headers);
+        all.write(&[LimitReport::from(wide)], &mut headers);
         assert_eq!((headers.len(), headers.get_all(&STATES).iter().count()), (8, 1));
     }
 }

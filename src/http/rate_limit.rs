@@ -1,309 +1,244 @@
-//! A service's limits, and what they say of a request.
+//! The limits of a service, and their evaluation for a request.
 
 use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::HeaderValue;
+use smallvec::SmallVec;
 
-use super::header_style::{HeaderStyle, HeaderValues, LimitReport, list_of_policies};
-use super::keyed_limit::{Head, KeyText, KeyedLimit, NO_KEY, Question};
-use super::retry_after::RetryAfter;
+use super::head::Head;
+use super::header_style::{HeaderStyle, HeaderValues, LimitReport};
+use super::keyed_limit::{KeyedLimit, Question};
+use super::refusal::{ErrorBody, Refusal};
+use super::unknown_peer::UnknownPeerReport;
 use crate::decision::Decision;
 use crate::error::CheckError;
-use crate::quota::Scale;
+use crate::key::WrittenKey;
+use crate::limit::LimitInfo;
+use crate::limiter::{ActiveLimit, Handle};
 
 type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 
 /// The limits of a service, in the order in which they are asked.
 ///
-/// A request that one of them denies is not charged to those after it; what it was charged to those
-/// before it is spent.
+/// A request that one limit denies is not charged to the limits after it. What it was charged to the limits before
+/// it stays spent.
 pub struct RateLimit {
-    rules: Vec<KeyedLimit>,
+    limits: Vec<KeyedLimit>,
     headers: HeaderStyle,
-    retry: RetryAfter,
+    error_body: ErrorBody,
     skip: Option<Box<Skip>>,
     waits: bool,
-    policy: OnceLock<(Scale, HeaderValue)>,
+    /// `RateLimit-Policy` of the only limit, which does not change.
+    policy: OnceLock<(&'static LimitInfo, HeaderValue)>,
+    unknown_peers: UnknownPeerReport,
 }
 
 impl fmt::Debug for RateLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut door = f.debug_struct("RateLimit");
-        door.field("rules", &self.rules).field("headers", &self.headers);
-        door.field("waits", &self.waits).finish_non_exhaustive()
+        f.debug_struct("RateLimit")
+            .field("limits", &self.limits)
+            .field("headers", &self.headers)
+            .field("waits", &self.waits)
+            .finish_non_exhaustive()
     }
 }
 
-/// Why a request is not passed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Refusal<'a> {
-    /// This limit denied it; there may be tokens after so many seconds.
-    Denied {
-        /// The limit's name.
-        policy: &'a str,
-        /// What `Retry-After` says.
-        retry_after_s: u64,
-    },
-    /// It has no key, and the rule of this limit says so.
-    NoKey {
-        /// The limit's name.
-        policy: &'a str,
-        /// The status that the rule says.
-        status: StatusCode,
-    },
-    /// It costs more tokens than this limit can ever have.
-    TooCostly {
-        /// The limit's name.
-        policy: &'a str,
-    },
-}
-
-impl Refusal<'_> {
-    /// The status of the response.
-    pub fn status(&self) -> StatusCode {
-        match self {
-            Self::Denied { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::NoKey { status, .. } => *status,
-            Self::TooCostly { .. } => StatusCode::BAD_REQUEST,
-        }
-    }
-
-    /// The name of the limit.
-    pub fn policy(&self) -> &str {
-        match self {
-            Self::Denied { policy, .. }
-            | Self::NoKey { policy, .. }
-            | Self::TooCostly { policy } => policy,
-        }
-    }
-
-    /// A response with status, `Retry-After` and a body that says so as `application/problem+json`
-    /// (RFC 9457): for a denial by the problem type of the rate limit draft.
-    pub fn response<B: From<String>>(&self) -> Response<B> {
-        let status = self.status();
-        let phrase = status.canonical_reason().unwrap_or_default();
-        let (kind, title) = match self {
-            Self::Denied { .. } => (QUOTA_EXCEEDED, "The quota is used up"),
-            Self::NoKey { .. } | Self::TooCostly { .. } => ("about:blank", phrase),
-        };
-        let detail = self.detail();
-        // Names of limits have no character that would have to be escaped.
-        let body = format!(
-            "{{\"type\":\"{kind}\",\"title\":\"{title}\",\"status\":{},\"detail\":\"{detail}\",\"violated-policies\":[\"{}\"]}}",
-            status.as_u16(),
-            self.policy(),
-        );
-        let mut response = Response::new(B::from(body));
-        *response.status_mut() = status;
-        let problem = HeaderValue::from_static("application/problem+json");
-        response.headers_mut().insert(header::CONTENT_TYPE, problem);
-        self.tell(response.headers_mut());
-        response
-    }
-
-    /// What is wrong, in a sentence.
-    pub(super) fn detail(&self) -> &'static str {
-        match self {
-            Self::Denied { .. } => "Try again later",
-            Self::NoKey { .. } => "The request does not say who is asking",
-            Self::TooCostly { .. } => "The request costs more than can be asked for at once",
-        }
-    }
-
-    /// Writes `Retry-After`, if there is something to wait for and nothing is said of it.
-    pub(super) fn tell(&self, headers: &mut HeaderMap) {
-        if let Self::Denied { retry_after_s, .. } = *self {
-            // A map that is full of others' fields stays as it is.
-            if let Ok(entry) = headers.try_entry(header::RETRY_AFTER) {
-                let _ = entry.or_try_insert(retry_after_s.into());
-            }
-        }
-    }
-}
-
-/// What the draft calls it when a client has used up its quota.
-const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
-
-/// A request's way through the limits.
-struct Evaluation<'a> {
-    door: &'a RateLimit,
-    rules: std::slice::Iter<'a, KeyedLimit>,
-    answers: Answers<'a>,
-    refusal: Option<Refusal<'a>>,
-    /// By then no limit that was asked would deny the same again.
-    next: Duration,
-}
-
-/// What limits said, if it is to be told. Mostly there is one, which needs no room of its own.
-#[derive(Default)]
-struct Answers<'a> {
-    first: Option<LimitReport<'a>>,
-    more: Vec<LimitReport<'a>>,
-}
-
-impl<'a> Evaluation<'a> {
-    /// Nothing was asked yet.
-    fn new(door: &'a RateLimit, head: &Head<'_>) -> Self {
-        let skipped = door.skip.as_ref().is_some_and(|skip| skip(head));
-        let rules: &[KeyedLimit] = if skipped { &[] } else { &door.rules };
-        let (answers, next) = (Answers::default(), Duration::ZERO);
-        Self { door, rules: rules.iter(), answers, refusal: None, next }
-    }
-
-    /// The next limit that is to be asked, and about which cost; `key` is about which key. None after a
-    /// refusal.
-    fn next_question(
-        &mut self,
-        head: &Head<'_>,
-        key: &mut KeyText,
-    ) -> Option<(&'a KeyedLimit, u32)> {
-        while self.refusal.is_none() {
-            let rule = self.rules.next()?;
-            match rule.question(head, key) {
-                Question::None => (),
-                Question::Asked(cost) => return Some((rule, cost)),
-                Question::Refused(status) => {
-                    self.refusal = Some(Refusal::NoKey { policy: rule.limit.name(), status });
-                }
-            }
-        }
-        None
-    }
-
-    /// Takes in what a limit said.
-    fn hear(
-        &mut self,
-        rule: &'a KeyedLimit,
-        answer: &Result<Decision, CheckError>,
-        head: &Head<'_>,
-    ) {
-        let policy = rule.limit.name();
-        let &Ok(decision) = answer else {
-            // Key and cost were looked at, but for this.
-            self.refusal = Some(Refusal::TooCostly { policy });
-            return;
-        };
-        if decision.is_denied() {
-            let later = self.rules.clone().filter_map(|rule| rule.wait(head)).max();
-            let wait = decision.retry_after().max(self.next).max(later.unwrap_or_default());
-            let retry_after_s = self.door.retry.spread_from(wait, &decision);
-            self.refusal = Some(Refusal::Denied { policy, retry_after_s });
-        } else if !self.rules.as_slice().is_empty() {
-            self.next = self.next.max(decision.left_after(decision.cost()));
-        }
-        if self.door.headers != HeaderStyle::none() {
-            let said = LimitReport { policy, decision };
-            match self.answers.first {
-                None => self.answers.first = Some(said),
-                Some(_) => self.answers.more.push(said),
-            }
-        }
-    }
-
-    /// Words what limits said; returns why the request is refused, if it is.
-    fn end(self, told: &mut HeaderValues) -> Option<Refusal<'a>> {
-        let Self { door, answers: Answers { first, more }, refusal, .. } = self;
-        match &first {
-            Some(said) if more.is_empty() => {
-                door.headers.word(std::iter::once(said), |_| door.policy_of(said), told);
-            }
-            _ => door.headers.word(first.iter().chain(&more), list_of_policies, told),
-        }
-        refusal
+impl From<KeyedLimit> for RateLimit {
+    fn from(limit: KeyedLimit) -> Self {
+        Self::new(limit)
     }
 }
 
 impl RateLimit {
-    /// One limit, and no header fields but `Retry-After`.
-    pub fn new(rule: KeyedLimit) -> Self {
-        let (headers, retry) = (HeaderStyle::none(), RetryAfter::new());
+    /// One limit. Responses have the header fields of [`HeaderStyle::draft`].
+    pub fn new(limit: KeyedLimit) -> Self {
         Self {
-            rules: vec![rule],
-            headers,
-            retry,
+            limits: vec![limit],
+            headers: HeaderStyle::default(),
+            error_body: ErrorBody::default(),
             skip: None,
-            waits: false,
+            waits: true,
             policy: OnceLock::new(),
+            unknown_peers: UnknownPeerReport::default(),
         }
     }
 
-    /// One limit more, which is asked after the others.
+    /// One limit with a bucket for each client address: see [`KeyedLimit::per_client`].
+    pub fn per_client(limit: ActiveLimit) -> Self {
+        Self::new(KeyedLimit::per_client(limit))
+    }
+
+    /// One limit with one bucket for all requests: see [`KeyedLimit::shared`].
+    pub fn shared(limit: ActiveLimit) -> Self {
+        Self::new(KeyedLimit::shared(limit))
+    }
+
+    /// Adds a limit, which is asked after the others.
     #[must_use]
-    pub fn and(mut self, rule: KeyedLimit) -> Self {
-        self.rules.push(rule);
+    pub fn and(mut self, limit: KeyedLimit) -> Self {
+        self.limits.push(limit);
         self
     }
 
-    /// The header fields of responses to requests that limits were asked about.
+    /// The header fields of responses to counted requests; [`HeaderStyle::draft`] is the default.
     #[must_use]
     pub fn headers(mut self, headers: HeaderStyle) -> Self {
         self.headers = headers;
         self
     }
 
-    /// When denied clients are told to return.
+    /// The body of responses to refused requests; [`ErrorBody::Problem`] is the default.
     #[must_use]
-    pub fn retry_after(mut self, retry: RetryAfter) -> Self {
-        self.retry = retry;
+    pub fn error_body(mut self, error_body: ErrorBody) -> Self {
+        self.error_body = error_body;
         self
     }
 
-    /// Requests that no limit is asked about.
+    /// Requests for which `skip` returns true are not counted by any limit.
     #[must_use]
     pub fn skip(mut self, skip: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.skip = Some(Box::new(skip));
         self
     }
 
-    /// Asks the store where a limit is unsure, as [`ActiveLimit::decide`](crate::ActiveLimit::decide)
-    /// does, and waits for it: for [`Limit::max_wait`](crate::Limit::max_wait) at most.
+    /// Decides at once, as [`ActiveLimit::check`] does. By default a request for which this node is not sure waits
+    /// for the store, as in [`ActiveLimit::check_sure`].
     #[must_use]
-    pub fn waiting(mut self) -> Self {
-        self.waits = true;
+    pub fn without_waiting(mut self) -> Self {
+        self.waits = false;
         self
     }
 
-    /// `RateLimit-Policy` of one limit: of the door's only one it is written once, and anew only where its
-    /// quota has become another.
-    fn policy_of(&self, said: &LimitReport<'_>) -> HeaderValue {
-        let written = || list_of_policies(std::iter::once(said));
-        if self.rules.len() > 1 {
-            return written();
+    pub(super) fn body(&self) -> ErrorBody {
+        self.error_body
+    }
+}
+
+/// How far a request has come through the limits. It borrows nothing, so that it can wait for the store.
+#[derive(Debug)]
+pub(super) struct Evaluation {
+    /// The next limit to ask.
+    next: usize,
+    /// What the limits said, for the header fields.
+    decisions: SmallVec<[Decision; 1]>,
+    pub(super) refusal: Option<Refusal>,
+    /// After this time no limit that was asked denies the same request again.
+    wait: Duration,
+}
+
+/// A question that only the store can answer for sure.
+pub(super) struct Unsure {
+    handle: Handle,
+    cost: u32,
+}
+
+impl RateLimit {
+    /// Begins with the first limit; with none if the request is skipped.
+    pub(super) fn begin(&self, head: &Head<'_>) -> Evaluation {
+        let skipped = self.skip.as_ref().is_some_and(|skip| skip(head));
+        let next = if skipped { self.limits.len() } else { 0 };
+        Evaluation { next, decisions: SmallVec::new(), refusal: None, wait: Duration::ZERO }
+    }
+
+    /// Asks the limits in their order, until one refuses or has to ask the store.
+    pub(super) fn advance(&self, evaluation: &mut Evaluation, head: &Head<'_>) -> Option<Unsure> {
+        while evaluation.refusal.is_none() {
+            let limit = self.limits.get(evaluation.next)?;
+            evaluation.next += 1;
+            let (key, cost) = match limit.question(head) {
+                Question::Uncounted => continue,
+                Question::Ask(key, cost) => (key, cost),
+                Question::Refuse(refusal) => {
+                    self.refuse(evaluation, refusal);
+                    continue;
+                }
+            };
+            match self.check(limit, &key, cost) {
+                Ok(Ok(decision)) => self.record(evaluation, limit, decision, head),
+                Ok(Err(handle)) => return Some(Unsure { handle, cost }),
+                Err(CheckError::CostTooHigh { limit, .. }) => {
+                    self.refuse(evaluation, Refusal::CostTooHigh { limit });
+                }
+            }
         }
-        let scale = said.decision.limit.scale;
-        let (kept_scale, kept) = self.policy.get_or_init(|| (scale, written()));
-        if *kept_scale == scale { kept.clone() } else { written() }
+        None
     }
 
-    pub(super) fn is_waiting(&self) -> bool {
-        self.waits
-    }
-
-    /// Asks the limits without waiting; returns why the request is refused, if it is. What they said is worded
-    /// into `told`.
-    pub(super) fn ask(&self, head: &Head<'_>, told: &mut HeaderValues) -> Option<Refusal<'_>> {
-        let (mut passage, mut key) = (Evaluation::new(self, head), KeyText::new());
-        while let Some((rule, cost)) = passage.next_question(head, &mut key) {
-            let answer = rule.limit.check_n(key.get().unwrap_or(NO_KEY), cost);
-            passage.hear(rule, &answer, head);
-        }
-        passage.end(told)
-    }
-
-    /// The same, but limits that are unsure ask the store.
-    pub(super) async fn ask_store(
+    /// Asks the store, and then the limits that are left.
+    pub(super) async fn finish(
         &self,
+        evaluation: &mut Evaluation,
+        unsure: Unsure,
         head: &Head<'_>,
-        told: &mut HeaderValues,
-    ) -> Option<Refusal<'_>> {
-        let (mut passage, mut key) = (Evaluation::new(self, head), KeyText::new());
-        while let Some((rule, cost)) = passage.next_question(head, &mut key) {
-            let answer = rule.limit.check_sure_n(key.get().unwrap_or(NO_KEY), cost).await;
-            passage.hear(rule, &answer, head);
+    ) {
+        let mut open = Some(unsure);
+        while let Some(Unsure { handle, cost }) = open {
+            let decision = handle.ask(cost).await;
+            if let Some(limit) = self.limits.get(evaluation.next - 1) {
+                self.record(evaluation, limit, decision, head);
+            }
+            open = self.advance(evaluation, head);
         }
-        passage.end(told)
+    }
+
+    fn check(
+        &self,
+        limit: &KeyedLimit,
+        key: &WrittenKey,
+        cost: u32,
+    ) -> Result<Result<Decision, Handle>, CheckError> {
+        if self.waits {
+            limit.limit.check_if_sure(key, cost)
+        } else {
+            limit.limit.check_n(key, cost).map(Ok)
+        }
+    }
+
+    fn refuse(&self, evaluation: &mut Evaluation, refusal: Refusal) {
+        if let Refusal::UnknownClient { limit } = refusal {
+            self.unknown_peers.record(limit);
+        }
+        evaluation.refusal = Some(refusal);
+    }
+
+    fn record(
+        &self,
+        evaluation: &mut Evaluation,
+        limit: &KeyedLimit,
+        decision: Decision,
+        head: &Head<'_>,
+    ) {
+        let later = self.limits.get(evaluation.next..).unwrap_or_default();
+        if decision.is_denied() {
+            let later = later.iter().filter_map(|limit| limit.wait(head)).max();
+            let wait = decision.retry_after().max(evaluation.wait).max(later.unwrap_or_default());
+            evaluation.refusal = Some(limit.denial(&decision, wait));
+        } else if !later.is_empty() {
+            evaluation.wait = evaluation.wait.max(decision.left_after(decision.cost()));
+        }
+        if self.headers != HeaderStyle::none() {
+            evaluation.decisions.push(decision);
+        }
+    }
+
+    /// The header fields of the response.
+    pub(super) fn header_values(&self, evaluation: &Evaluation) -> HeaderValues {
+        let reports: SmallVec<[LimitReport<'_>; 1]> =
+            evaluation.decisions.iter().copied().map(LimitReport::from).collect();
+        let policy = match &*reports {
+            [report] if self.limits.len() == 1 => Some(self.policy_of(report)),
+            _ => None,
+        };
+        self.headers.values(&reports, policy)
+    }
+
+    /// `RateLimit-Policy` of the only limit.
+    fn policy_of(&self, report: &LimitReport<'_>) -> HeaderValue {
+        let written = || self.headers.policies(std::slice::from_ref(report));
+        let info = report.decision.limit;
+        let (kept_info, kept) = self.policy.get_or_init(|| (info, written()));
+        if std::ptr::eq(*kept_info, info) { kept.clone() } else { written() }
     }
 }

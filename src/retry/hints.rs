@@ -35,17 +35,20 @@ pub struct RateLimitHints {
 
 /// How many requests a limit allows, and when it allows more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Allowance {
     /// Requests that it allows at once.
     pub remaining: u64,
-    /// How long until it allows more, if that is said.
+    /// How long until it allows more, if the response says so.
     pub next_after: Option<Duration>,
-    /// Then it allows one, and another each time so long has passed; if that is not said, it allows all
-    /// of its quota then.
+    /// The time between two requests that it allows from then on. Without it, the limit allows its whole quota
+    /// then.
     pub step: Option<Duration>,
-    /// Requests that it ever allows at once, if that is said, and whether they come one by one or
-    /// together.
+    /// Requests that it allows in a window, if the response says so.
     pub quota: Option<u64>,
+    /// Requests that it ever allows at once, if the response says so: tidegate's
+    /// `HeaderStyle::draft_with_burst` does, where this is not the quota.
+    pub burst: Option<u64>,
 }
 
 const STATE: HeaderName = HeaderName::from_static("ratelimit");
@@ -147,11 +150,22 @@ fn of_list(headers: &HeaderMap) -> Option<Allowance> {
         });
         let next_after = parameter(&state.params, "t").or(window_s).map(Duration::from_secs);
         // Without a window it is not known how much of the quota comes at once.
-        Some(Allowance { remaining, next_after, step, quota: quota.filter(|_| step.is_some()) })
+        let quota = quota.filter(|_| step.is_some());
+        Some(Allowance { remaining, next_after, step, quota, burst: burst_of(&policies, state) })
     }))
 }
 
-/// The names, or whatever stands there, with their parameters.
+/// The quota of the policy `"api:burst"` for the state of `"api"`, as this crate writes it.
+fn burst_of(policies: &List, state: &Item) -> Option<u64> {
+    let name = state.bare_item.as_string()?.as_str();
+    let is_burst = |policy: &&Item| {
+        let policy = policy.bare_item.as_string().map(|policy| policy.as_str());
+        policy.and_then(|policy| policy.strip_suffix(":burst")) == Some(name)
+    };
+    parameter(&items(policies).find(is_burst)?.params, "q")
+}
+
+/// The items of a list, with their parameters.
 fn items(list: &List) -> impl Iterator<Item = &Item> {
     list.iter().filter_map(|entry| match entry {
         ListEntry::Item(item) => Some(item),
@@ -176,7 +190,7 @@ fn of_dictionary(headers: &HeaderMap) -> Option<Allowance> {
     };
     let (remaining, reset_s) = (value("remaining")?, value("reset")?);
     let next_after = Some(Duration::from_secs(reset_s));
-    Some(Allowance { remaining, next_after, step: None, quota: value("limit") })
+    Some(Allowance { remaining, next_after, step: None, quota: value("limit"), burst: None })
 }
 
 fn of_trio(headers: &HeaderMap, trio: &[HeaderName; 3], now: SystemTime) -> Option<Allowance> {
@@ -189,7 +203,7 @@ fn of_trio(headers: &HeaderMap, trio: &[HeaderName; 3], now: SystemTime) -> Opti
         seconds => Duration::from_secs(seconds),
     };
     let (remaining, quota) = (first(remaining)?, first(limit));
-    Some(Allowance { remaining, next_after: Some(next_after), step: None, quota })
+    Some(Allowance { remaining, next_after: Some(next_after), step: None, quota, burst: None })
 }
 
 /// How long from `now` until so long after the beginning of 1970.
@@ -213,7 +227,7 @@ mod tests {
 
     fn allowance(fields: &[(&'static str, &str)]) -> Option<(u64, u64, Option<u64>, Option<u64>)> {
         read(fields).allowance.map(|allowance| {
-            let Allowance { remaining, next_after, step, quota } = allowance;
+            let Allowance { remaining, next_after, step, quota, .. } = allowance;
             (remaining, next_after.map_or(0, millis), step.map(millis), quota)
         })
     }
@@ -275,6 +289,14 @@ mod tests {
         {
             assert_eq!(allowance(&[("ratelimit", none)]), None, "{none}");
         }
+    }
+
+    #[test]
+    fn burst_of_a_second_policy_is_read() {
+        let policy = ("ratelimit-policy", r#""api:burst";q=200, "api";q=1000;w=1, "web";q=5;w=1"#);
+        let burst = |state| read(&[policy, ("ratelimit", state)]).allowance.unwrap().burst;
+        assert_eq!(burst(r#""api";r=9;t=1"#), Some(200));
+        assert_eq!(burst(r#""web";r=9;t=1"#), None);
     }
 
     #[test]

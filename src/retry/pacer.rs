@@ -190,7 +190,7 @@ impl Permit {
         if let Some(allowance) = advice.allowance.filter(|_| is_newest) {
             // This one is not under way any more.
             let others = state.under_way.saturating_sub(1);
-            state.pace = Some(Pace::new(allowance, others, now));
+            state.pace = Some(Pace::new(allowance, others, state.pace.as_ref(), now));
             state.told = Some(self.taken);
         }
         // Those that were sent together say the same, and say it once.
@@ -287,7 +287,7 @@ enum Ahead {
 #[derive(Debug)]
 struct Pace {
     free: u64,
-    /// So many are free at the next time, or at most where they come one by one.
+    /// Requests that are free at the next time or, where they come one by one, at most.
     quota: u64,
     next: Option<Instant>,
     step: Option<Duration>,
@@ -338,13 +338,17 @@ impl State {
 }
 
 impl Pace {
-    /// What a server allows, who may not know of those that are under way.
-    fn new(allowance: Allowance, under_way: u64, now: Instant) -> Self {
-        let Allowance { remaining, next_after, step, quota } = allowance;
+    /// What a server allows that may not know of the requests under way.
+    fn new(allowance: Allowance, under_way: u64, last: Option<&Self>, now: Instant) -> Self {
+        let Allowance { remaining, next_after, step, .. } = allowance;
+        let wait = next_after.map(|wait| match step {
+            Some(step) => first_wait(wait, step, under_way.saturating_sub(remaining)),
+            None => wait,
+        });
         Self {
             free: remaining.saturating_sub(under_way),
-            quota: quota.unwrap_or(1).max(1),
-            next: next_after.map(|wait| after(wait, now)),
+            quota: most_at_once(allowance, last),
+            next: wait.map(|wait| after(wait, now)),
             step,
         }
     }
@@ -368,4 +372,22 @@ impl Pace {
         let latest = after(WAIT_MAX, now);
         self.next = Some(next.map_or(latest, |next| next.min(latest)));
     }
+}
+
+/// How long until the next request where they come one by one, `step` apart, and `debt` requests are under way for
+/// which there is nothing left. Servers say whole seconds, rounded up: within the first one, `step` is more precise.
+fn first_wait(wait: Duration, step: Duration, debt: u64) -> Duration {
+    let wait = if wait <= Duration::from_secs(1) { wait.min(step) } else { wait };
+    wait.saturating_add(step.saturating_mul(u32::try_from(debt).unwrap_or(u32::MAX)))
+}
+
+/// The most that can be left at once. Where requests come one by one, that is the burst. It may be above the quota of
+/// a window or below it: if the response does not say it, it is the most that was left before a request so far.
+fn most_at_once(allowance: Allowance, last: Option<&Pace>) -> u64 {
+    let Allowance { remaining, step, quota, burst, .. } = allowance;
+    if step.is_none() {
+        return quota.unwrap_or(1).max(1);
+    }
+    let seen = last.filter(|last| last.step == step).map_or(1, |last| last.quota);
+    burst.unwrap_or_else(|| seen.max(remaining.saturating_add(1))).max(1)
 }
