@@ -207,8 +207,8 @@ impl Decision {
 
 /// A request that must not go on, as an error.
 ///
-/// With the feature `axum` it is a response (status 429, `Retry-After`, a body of JSON), and with the feature
-/// `tonic` it turns into a status (`RESOURCE_EXHAUSTED`), so that handlers can return it.
+/// With the feature `axum` it is a response, and with the feature `tonic` it turns into a status, so that handlers can
+/// return it: the same that `http::RateLimitLayer` gives to a denied request.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("limit {:?} is used up: try again in {:?}", .0.limit_name(), .0.retry_after())]
 pub struct Denied(Decision);

@@ -1,4 +1,4 @@
-//! Clients that keep the limits of others: against this crate's own layer, in tokio's paused time.
+//! Clients that keep the limits of other services, tested against this crate's layer in tokio's paused time.
 
 #![cfg(all(feature = "retry", feature = "tower", feature = "testing"))]
 #![allow(clippy::disallowed_methods, reason = "clients wait, and ask at once")]
@@ -99,7 +99,7 @@ const STYLES: [fn() -> HeaderStyle; 3] =
     [HeaderStyle::draft, HeaderStyle::draft_03, || HeaderStyle::x_ratelimit(Reset::Seconds)];
 
 #[tokio::test(start_paused = true)]
-async fn who_is_told_what_is_left_is_not_denied_and_uses_all_of_it() {
+async fn client_of_one_server_uses_all_that_is_left_and_is_not_denied() {
     for (style, fields) in STYLES.into_iter().enumerate() {
         let quota = Quota::per_second(10).burst(20);
         let (server, count) = server(quota, fields(), Duration::from_millis(30));
@@ -136,7 +136,7 @@ async fn d7_client_keeps_the_rate_of_a_limit_whatever_its_burst_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn strangers_who_share_a_limit_are_all_answered_at_its_rate() {
+async fn clients_that_share_a_limit_are_answered_at_its_rate() {
     fastrand::seed(1);
     let quota = Quota::per_second(10).burst(30);
     let (server, count) = server(quota, HeaderStyle::draft(), Duration::from_millis(30));
@@ -157,7 +157,7 @@ async fn strangers_who_share_a_limit_are_all_answered_at_its_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_be_in_time_gives_up_at_once() {
+async fn call_that_cannot_be_sent_in_time_ends_at_once() {
     let hourly = || Quota::per_hour(1);
     let begun = Instant::now();
     let (silent, count) = server(hourly(), HeaderStyle::none(), Duration::ZERO);
@@ -195,7 +195,7 @@ fn saying(
 }
 
 #[tokio::test(start_paused = true)]
-async fn denials_without_advice_are_waited_out_for_longer_and_longer() {
+async fn backoff_doubles_without_retry_after() {
     let (server, times) = saying(StatusCode::TOO_MANY_REQUESTS, HeaderMap::new());
     let pacer = Pacer::with_backoff(Duration::from_millis(100), Duration::from_secs(2));
     let client = PaceLayer::new(pacer).within(Duration::from_secs(20)).layer(server);
@@ -214,7 +214,7 @@ async fn denials_without_advice_are_waited_out_for_longer_and_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_returns_sooner_than_told_however_often() {
+async fn retry_after_is_obeyed_each_time() {
     for told_s in [1, 3] {
         let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, told_s.into())]);
         let (server, times) = saying(StatusCode::TOO_MANY_REQUESTS, headers);
@@ -236,7 +236,7 @@ async fn nobody_returns_sooner_than_told_however_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_is_not_there_is_asked_again_only_for_what_may_be_repeated() {
+async fn unavailable_service_gets_only_idempotent_requests_again() {
     for (method, attempts) in [(Method::POST, 1..2), (Method::PATCH, 1..2), (Method::GET, 2..50)] {
         let (server, times) = saying(StatusCode::SERVICE_UNAVAILABLE, HeaderMap::new());
         let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(9)).layer(server);
@@ -248,7 +248,7 @@ async fn a_service_that_is_not_there_is_asked_again_only_for_what_may_be_repeate
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_cancelled_leaves_no_turn_behind() {
+async fn cancelled_call_leaves_no_permit_behind() {
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
     let pacer = Pacer::new();
     let soon = || Instant::now() + hour;
@@ -274,7 +274,7 @@ async fn who_is_cancelled_leaves_no_turn_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_ahead_holds_the_others_up_for_a_second_at_most() {
+async fn first_request_delays_the_others_for_at_most_a_second() {
     let takes = Duration::from_secs(10);
     let (server, count) = server(Quota::per_second(100), HeaderStyle::none(), takes);
     let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(60)).layer(server);
@@ -300,14 +300,14 @@ fn within(time: Duration) -> Instant {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_for_another_reason_does_not_close_what_is_left_of_a_window() {
+async fn status_503_keeps_what_is_left_of_a_window() {
     let pacer = Pacer::new();
     let _ = pacer.permit(within(SECOND)).await.unwrap().record(StatusCode::OK, &window(9, 3000));
-    let turn = pacer.permit(within(SECOND)).await.unwrap();
-    let denied = turn.record(StatusCode::SERVICE_UNAVAILABLE, &HeaderMap::new());
+    let permit = pacer.permit(within(SECOND)).await.unwrap();
+    let denied = permit.record(StatusCode::SERVICE_UNAVAILABLE, &HeaderMap::new());
     assert_eq!(denied, ResponseKind::Denied);
-    let turn = pacer.permit(within(SECOND)).await.expect("the back-off is over");
-    assert_eq!(turn.record(StatusCode::OK, &HeaderMap::new()), ResponseKind::Answered);
+    let permit = pacer.permit(within(SECOND)).await.expect("the back-off is over");
+    assert_eq!(permit.record(StatusCode::OK, &HeaderMap::new()), ResponseKind::Answered);
     for left in (0..7).rev() {
         assert!(pacer.permit(within(SECOND)).await.is_ok(), "{left} left");
     }
@@ -315,7 +315,7 @@ async fn a_denial_for_another_reason_does_not_close_what_is_left_of_a_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_little_time_waits_for_the_answer_of_the_one_ahead() {
+async fn short_deadline_waits_for_the_first_response() {
     let (server, count) = server(Quota::per_second(100), HeaderStyle::draft(), SECOND / 20);
     let client = PaceLayer::new(Pacer::new()).within(SECOND / 2).layer(server);
     ask_all(&client, 20).await;
@@ -323,7 +323,7 @@ async fn who_has_little_time_waits_for_the_answer_of_the_one_ahead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_queues_behind_a_patient_one_gives_up_as_soon_as_it_is_hopeless() {
+async fn call_behind_a_patient_one_ends_when_its_deadline_is_too_early() {
     let pacer = Pacer::new();
     let first = pacer.permit(within(SECOND)).await.unwrap();
     let wait = |time| {
@@ -342,42 +342,42 @@ async fn who_queues_behind_a_patient_one_gives_up_as_soon_as_it_is_hopeless() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_does_not_bring_back_what_was_used_since() {
+async fn late_response_does_not_restore_what_was_used_since() {
     let pacer = Pacer::new();
     let soon = || within(SECOND * 5);
     let _ = pacer.permit(soon()).await.unwrap().record(StatusCode::OK, &window(20, 60));
     let slow = pacer.permit(soon()).await.unwrap();
     for left in (1..19).rev() {
         tokio::time::sleep(SECOND / 100).await;
-        let turn = pacer.permit(soon()).await.unwrap();
-        let _ = turn.record(StatusCode::OK, &window(left, 60));
+        let permit = pacer.permit(soon()).await.unwrap();
+        let _ = permit.record(StatusCode::OK, &window(left, 60));
     }
     let _ = slow.record(StatusCode::OK, &window(19, 60));
     assert!(pacer.permit(soon()).await.is_err(), "all are used, with the slow one");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_speaks_of_limits_in_denials_only_is_not_asked_one_by_one_for_ever() {
+async fn limit_named_only_in_denials_ends_with_the_next_answer() {
     let pacer = Pacer::new();
     let soon = || within(SECOND * 5);
     let denial = HeaderMap::from_iter([
         (HeaderName::from_static("x-ratelimit-remaining"), HeaderValue::from(0)),
         (HeaderName::from_static("x-ratelimit-reset"), HeaderValue::from(1)),
     ]);
-    let turn = pacer.permit(soon()).await.unwrap();
-    let _ = turn.record(StatusCode::TOO_MANY_REQUESTS, &denial);
-    let turn = pacer.permit(soon()).await.unwrap();
-    let _ = turn.record(StatusCode::OK, &HeaderMap::new());
+    let permit = pacer.permit(soon()).await.unwrap();
+    let _ = permit.record(StatusCode::TOO_MANY_REQUESTS, &denial);
+    let permit = pacer.permit(soon()).await.unwrap();
+    let _ = permit.record(StatusCode::OK, &HeaderMap::new());
     let begun = Instant::now();
-    let mut turns = Vec::new();
+    let mut permits = Vec::new();
     for _ in 0..10 {
-        turns.push(pacer.permit(soon()).await.unwrap());
+        permits.push(pacer.permit(soon()).await.unwrap());
     }
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_nothing_is_known_any_more_one_goes_ahead() {
+async fn one_request_is_sent_alone_when_nothing_is_known() {
     let pacer = Pacer::new();
     let soon = || Instant::now() + Duration::from_secs(3600);
     let none_left = HeaderMap::from_iter([
@@ -399,7 +399,7 @@ async fn when_nothing_is_known_any_more_one_goes_ahead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_never_comes_holds_the_others_up_for_a_second_at_a_time() {
+async fn missing_response_delays_each_request_by_a_second() {
     let pacer = Pacer::new();
     let soon = || within(SECOND * 5);
     let _ = pacer.permit(soon()).await.unwrap().record(StatusCode::OK, &window(1, 3));
@@ -418,12 +418,12 @@ async fn an_answer_that_never_comes_holds_the_others_up_for_a_second_at_a_time()
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_after_goes_before_the_reset() {
+async fn retry_after_comes_before_the_reset() {
     let pacer = Pacer::new();
     let mut denial = window(0, 3600);
     denial.insert(http::header::RETRY_AFTER, 36.into());
-    let turn = pacer.permit(within(SECOND)).await.unwrap();
-    assert_eq!(turn.record(StatusCode::TOO_MANY_REQUESTS, &denial), ResponseKind::Denied);
+    let permit = pacer.permit(within(SECOND)).await.unwrap();
+    assert_eq!(permit.record(StatusCode::TOO_MANY_REQUESTS, &denial), ResponseKind::Denied);
     let begun = Instant::now();
     let ahead = pacer.permit(within(SECOND * 60)).await.expect("36 s are enough");
     assert_eq!(begun.elapsed().as_secs(), 36);
@@ -434,7 +434,7 @@ async fn retry_after_goes_before_the_reset() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_step_is_waited_for_longer_than_a_day() {
+async fn no_wait_is_longer_than_a_day() {
     let pacer = Pacer::new();
     let (hour, day) = (SECOND * 3600, SECOND * 86_400);
     let monthly = HeaderMap::from_iter([
@@ -448,7 +448,7 @@ async fn no_step_is_waited_for_longer_than_a_day() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_whose_request_is_not_sent_is_given_back() {
+async fn permit_of_an_unsent_request_is_given_back() {
     let (server, _) = saying(StatusCode::OK, HeaderMap::new());
     let busy = tower::limit::ConcurrencyLimit::new(server, 1);
     let mut other = busy.clone();
@@ -468,7 +468,7 @@ async fn a_turn_whose_request_is_not_sent_is_given_back() {
 
 proptest! {
     #[test]
-    fn what_this_crate_writes_is_read_as_it_was_meant(
+    fn fields_of_this_crate_are_read_back(
         tokens in 1..1_000_000_u64,
         burst in 1..1_000_000_u64,
         cost in 1..1000_u32,
@@ -492,7 +492,7 @@ proptest! {
     }
 
     #[test]
-    fn no_answer_makes_it_panic_or_hang(
+    fn no_response_makes_the_pacer_panic_or_hang(
         fields in proptest::collection::vec((0..8_usize, field_value()), 0..6),
         status in prop::sample::select(vec![200_u16, 404, 429, 503]),
     ) {
@@ -516,8 +516,8 @@ proptest! {
             for _ in 0..3 {
                 // After a day at most somebody may ask again.
                 let until = Instant::now() + Duration::from_secs(2 * 86_400);
-                let turn = pacer.permit(until).await.unwrap();
-                let _ = turn.record(StatusCode::from_u16(status).unwrap(), &headers);
+                let permit = pacer.permit(until).await.unwrap();
+                let _ = permit.record(StatusCode::from_u16(status).unwrap(), &headers);
             }
         });
     }

@@ -1,11 +1,11 @@
-//! What the header fields of a response say of the limits that its request was under.
+//! The limits that the header fields of a response state.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 
-/// What a response says of when to ask again, and how often. What cannot be read counts as not said.
+/// When a request may be sent again, and how often, as a response states it. Text that cannot be read is ignored.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -25,11 +25,12 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RateLimitHints {
-    /// `Retry-After`, in seconds or as a date. A date is taken as so long after the response's own
-    /// `Date`, if it has one: so the clocks need not agree.
+    /// `Retry-After`, in seconds or as a date. A date is compared with the response's own `Date`, if it has one, so
+    /// that the clocks need not agree.
     pub retry_after: Option<Duration>,
-    /// Of the limits that the response speaks of, the one that allows least.
+    /// Of the limits that the response names, the one that allows least.
     pub allowance: Option<Allowance>,
 }
 
@@ -67,10 +68,9 @@ const TRIOS: [[HeaderName; 3]; 2] = [
     ],
 ];
 
-/// From here on a number of seconds is one since the beginning of 1970: a wait of so many would take
-/// thirty years.
+/// A number of seconds from here on is a time since 1970: as a wait it would take thirty years.
 const TIMESTAMP_MIN_S: u64 = 1_000_000_000;
-/// And from here on one of milliseconds.
+/// A number from here on is such a time in milliseconds.
 const TIMESTAMP_MIN_MS: u64 = 1_000_000_000_000;
 
 impl RateLimitHints {
@@ -129,7 +129,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As the drafts from 08 on have it: a list of named limits.
+/// The form of the drafts from 08 on: a list of named limits.
 fn of_list(headers: &HeaderMap) -> Option<Allowance> {
     let states: List = Parser::new(&joined(headers, &STATE)?).parse().ok()?;
     let policies = joined(headers, &POLICY).unwrap_or_default();
