@@ -159,7 +159,7 @@ fn of_list(headers: &HeaderMap) -> Option<Allowance> {
 fn burst_of(policies: &List, state: &Item) -> Option<u64> {
     let name = state.bare_item.as_string()?.as_str();
     let is_burst = |policy: &&Item| {
-        let policy = policy.bare_item.as_string().map(|policy| policy.as_str());
+        let policy = policy.bare_item.as_string().map(sfv::StringRef::as_str);
         policy.and_then(|policy| policy.strip_suffix(":burst")) == Some(name)
     };
     parameter(&items(policies).find(is_burst)?.params, "q")
