@@ -1,19 +1,17 @@
-//! An axum service that admits so many requests a second of each client, over all processes that share
-//! a Redis. With a limit of 0 there is no layer; without a Redis the process is alone. With `FIELDS=draft` in
-//! the environment each response says what is left, in `RateLimit-Policy` and `RateLimit`.
+//! An axum service that admits 200 requests a second from each client address, over all processes that share a
+//! Redis. Without a Redis the limit applies per process. A limit of 0 is no limit.
 //!
 //! ```text
 //! cargo run --release --features axum --example axum [127.0.0.1:3000 [200 [redis://127.0.0.1:6379]]]
 //! ```
 
-use std::env::VarError;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Rule};
+use tidegate::http::RateLimitLayer;
 use tidegate::{Limit, Limiter, Quota, RedisStore};
 use tokio::net::TcpListener;
 
@@ -30,31 +28,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let limiter = builder.build_ready(Duration::from_secs(2)).await?;
 
-    let mut service = Router::new().route("/", get(|| async { "hello" }));
+    let mut app = Router::new().route("/", get(|| async { "hello" }));
     if per_second > 0 {
-        let rule = Rule::new(limiter.limit("api")?, KeyOf::client(Client::peer()));
-        let door = Door::new(rule).fields(fields()?);
-        service = service.layer(LimitLayer::new(door));
+        app = app.layer(RateLimitLayer::per_client(limiter.limit("api")?));
     }
 
     let listener = TcpListener::bind(&address).await?;
     println!("listening on {}", listener.local_addr()?);
-    let service = service.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).with_graceful_shutdown(asked_to_stop()).await?;
-    // What is pending is reported, and leases are given back.
+    // The layer needs the addresses that connections come from.
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, app).with_graceful_shutdown(shutdown_signal()).await?;
+    // Reports what is pending and gives leases back.
     Ok(limiter.shutdown(Duration::from_secs(1)).await?)
 }
 
-fn fields() -> Result<Fields, Box<dyn Error>> {
-    match std::env::var("FIELDS").as_deref() {
-        Ok("draft") => Ok(Fields::draft()),
-        Ok("none") | Err(VarError::NotPresent) => Ok(Fields::none()),
-        Ok(other) => Err(format!("FIELDS = '{other}': must be draft or none").into()),
-        Err(error) => Err(format!("FIELDS: {error}").into()),
-    }
-}
-
-async fn asked_to_stop() {
+async fn shutdown_signal() {
     let interrupted = tokio::signal::ctrl_c();
     #[cfg(unix)]
     {

@@ -1,6 +1,5 @@
-//! A client that keeps the limits of an API as its answers tell them: it sends so many requests at once,
-//! each waits for its turn, and those that are denied are sent again. `examples/axum.rs` is such an API,
-//! which tells more with `FIELDS=draft`.
+//! A client that keeps the limits of an API, as its responses state them: it sends many requests at once, each waits
+//! for its turn, and denied ones are sent again. `examples/axum.rs` is such an API.
 //!
 //! ```text
 //! cargo run --release --features retry,tower --example client [http://127.0.0.1:3000/ [1000]]

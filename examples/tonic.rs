@@ -1,5 +1,5 @@
-//! A gRPC service (the standard health check) that admits so many calls a second of each client, over
-//! all processes that share a Redis. Without a Redis the process is alone.
+//! A gRPC service (the standard health check) that admits 200 calls a second from each client address, over all
+//! processes that share a Redis. Without a Redis the limit applies per process.
 //!
 //! ```text
 //! cargo run --release --features tonic --example tonic [127.0.0.1:3001 [200 [redis://127.0.0.1:6379]]]
@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Rule};
+use tidegate::http::{RateLimit, RateLimitLayer};
 use tidegate::{Limit, Limiter, Quota, RedisStore};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -25,19 +25,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let limiter = builder.build_ready(Duration::from_secs(2)).await?;
 
-    let rule = Rule::new(limiter.limit("api")?, KeyOf::client(Client::peer()));
-    let door = Door::new(rule).fields(Fields::draft());
+    let rate_limit = RateLimit::per_client(limiter.limit("api")?);
     let (_, health) = tonic_health::server::health_reporter();
-    let service = Server::builder().layer(LimitLayer::grpc(door)).add_service(health);
+    let service = Server::builder().layer(RateLimitLayer::grpc(rate_limit)).add_service(health);
 
     let incoming = TcpIncoming::bind(address.parse()?)?;
     println!("listening on {}", incoming.local_addr()?);
-    service.serve_with_incoming_shutdown(incoming, asked_to_stop()).await?;
-    // What is pending is reported, and leases are given back.
+    service.serve_with_incoming_shutdown(incoming, shutdown_signal()).await?;
+    // Reports what is pending and gives leases back.
     Ok(limiter.shutdown(Duration::from_secs(1)).await?)
 }
 
-async fn asked_to_stop() {
+async fn shutdown_signal() {
     let interrupted = tokio::signal::ctrl_c();
     #[cfg(unix)]
     {

@@ -362,7 +362,8 @@ fn limit_state(
         terms.mode = Mode::Local;
     }
     let hasher = KeyHasher::new(random()?);
-    let state = LimitState::new(index, limit.name().into(), terms, hasher, budget, time);
+    let (name, quota) = (limit.name().into(), limit.quota());
+    let state = LimitState::new(index, name, quota, terms, hasher, budget, time);
     state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
         field: "max_keys",
         value: budget.max().to_string(),

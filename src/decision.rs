@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::limit::LimitInfo;
-use crate::quota::Scale;
+use crate::quota::{Quota, Scale};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp, micros};
 
 /// A denied caller is never told to come back sooner than this.
@@ -67,6 +67,11 @@ impl Decision {
     /// The name of the limit.
     pub fn limit_name(&self) -> &'static str {
         &self.limit.name
+    }
+
+    /// The limit's quota, as it was configured: tokens, their period, and the burst.
+    pub fn quota(&self) -> Quota {
+        self.limit.quota
     }
 
     /// The limit's burst: the most that a key can have, in tokens.
@@ -202,8 +207,8 @@ impl Decision {
 
 /// A request that must not go on, as an error.
 ///
-/// With the feature `axum` it is a response (status 429, `Retry-After`, a body of JSON), and with the feature
-/// `tonic` it turns into a status (`RESOURCE_EXHAUSTED`), so that handlers can return it.
+/// With the feature `axum` it is a response, and with the feature `tonic` it turns into a status, so that handlers can
+/// return it: the same that `http::RateLimitLayer` gives to a denied request.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("limit {:?} is used up: try again in {:?}", .0.limit_name(), .0.retry_after())]
 pub struct Denied(Decision);

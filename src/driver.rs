@@ -15,6 +15,7 @@ use crate::bucket::{
 };
 use crate::error::StoreError;
 use crate::limit::{Credit, LimitInfo, Mode, Terms};
+use crate::quota::Quota;
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
@@ -124,6 +125,7 @@ impl LimitState {
     pub(crate) fn new(
         index: u32,
         name: Arc<str>,
+        quota: Quota,
         terms: Terms,
         hasher: KeyHasher,
         budget: &Arc<KeyBudget>,
@@ -135,7 +137,7 @@ impl LimitState {
         let buckets = Arc::new(Table::new(index, hasher, budget.clone(), overflow)?);
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
-        let info = LimitInfo::intern(&name, terms.scale);
+        let info = LimitInfo::intern(&name, terms.scale, quota);
         Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
     }
 

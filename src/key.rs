@@ -109,6 +109,12 @@ impl<'a> KeyWriter<'a> {
         Self { bytes: SmallVec::new(), hashed: false, secret }
     }
 
+    /// Whether nothing was written.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
     /// Appends bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
@@ -117,14 +123,52 @@ impl<'a> KeyWriter<'a> {
 
     /// Appends a part of a tuple: the bytes of `key` with `\` before each `\` and `:`.
     fn push_part(&mut self, key: &(impl Key + ?Sized)) {
+        self.push_part_of(|part| key.write(part));
+    }
+
+    /// Appends a part of a tuple: what `write` writes, with `\` before each `\` and `:`.
+    pub(crate) fn push_part_of<R>(&mut self, write: impl FnOnce(&mut Self) -> R) -> R {
         let mut part = Self::new(self.secret);
-        key.write(&mut part);
+        let written = write(&mut part);
         for &byte in &part.bytes {
             if byte == b'\\' || byte == b':' {
                 self.push(b"\\");
             }
             self.push(&[byte]);
         }
+        written
+    }
+
+    /// Appends the hash of what `write` writes.
+    pub(crate) fn push_hashed_of<R>(&mut self, write: impl FnOnce(&mut Self) -> R) -> R {
+        let first = self.bytes.is_empty();
+        let mut inner = Self::new(self.secret);
+        let written = write(&mut inner);
+        let name = self.secret.hashed(&inner.bytes);
+        self.push(&name);
+        self.hashed = first;
+        written
+    }
+}
+
+/// A key that was written before it is used, so that it is known whether there is one. The default is the empty key.
+#[cfg(feature = "tower")]
+#[derive(Default)]
+pub(crate) struct WrittenKey {
+    bytes: SmallVec<[u8; INLINE_BYTES]>,
+    hashed: bool,
+}
+
+#[cfg(feature = "tower")]
+impl Key for WrittenKey {
+    fn write(&self, writer: &mut KeyWriter<'_>) {
+        let first = writer.bytes.is_empty();
+        writer.push(&self.bytes);
+        writer.hashed = self.hashed && first;
+    }
+
+    fn held_bytes(&self) -> Option<&[u8]> {
+        (!self.hashed).then_some(&self.bytes)
     }
 }
 
@@ -171,6 +215,17 @@ impl KeySecret {
         if is_plain(bytes) { read(bytes) } else { read(&self.hashed(bytes)) }
     }
 
+    /// A key that `write` writes, and what it returns.
+    #[cfg(feature = "tower")]
+    pub(crate) fn write_key<R>(
+        &self,
+        write: impl FnOnce(&mut KeyWriter<'_>) -> R,
+    ) -> (WrittenKey, R) {
+        let mut writer = KeyWriter::new(self);
+        let written = write(&mut writer);
+        (WrittenKey { bytes: writer.bytes, hashed: writer.hashed }, written)
+    }
+
     #[cold]
     #[inline(never)]
     fn hashed(&self, bytes: &[u8]) -> [u8; HASHED_BYTES] {
@@ -194,12 +249,7 @@ fn is_plain(key: &[u8]) -> bool {
 
 impl<K: Key> Key for Hashed<K> {
     fn write(&self, writer: &mut KeyWriter<'_>) {
-        let first = writer.bytes.is_empty();
-        let mut inner = KeyWriter::new(writer.secret);
-        self.0.write(&mut inner);
-        let name = writer.secret.hashed(&inner.bytes);
-        writer.push(&name);
-        writer.hashed = first;
+        writer.push_hashed_of(|inner| self.0.write(inner));
     }
 }
 
@@ -369,6 +419,23 @@ mod tests {
             let name = secret.with_name(&Hashed(key), <[u8]>::to_vec);
             assert_eq!(String::from_utf8(name).unwrap(), expected, "{key:?}");
         }
+    }
+
+    #[cfg(feature = "tower")]
+    #[test]
+    fn a_key_written_ahead_is_the_key() {
+        let secret = KeySecret::new(b"").unwrap();
+        let names: [Vec<u8>; 3] = [
+            secret.write_key(|writer| Hashed("a").write(writer)),
+            secret.write_key(|writer| ("a:b", 7).write(writer)),
+            secret.write_key(|writer| writer.push(&name(&Hashed("a")))),
+        ]
+        .map(|(key, ())| name(&key));
+        let expected = [name(&Hashed("a")), name(&("a:b", 7)), name(&name(&Hashed("a")))];
+        assert_eq!(names, expected);
+        assert_ne!(names[0], names[2], "nobody can name another's hashed key");
+        let (key, ()) = secret.write_key(|writer| Hashed("a").write(writer));
+        assert_eq!(name(&(&key, "b")), name(&(Hashed("a"), "b")));
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::driver::clock::TimeSource;
 use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret, OVERFLOW_NAME};
+#[cfg(feature = "tower")]
+use crate::key::{KeyWriter, WrittenKey};
 use crate::time::{Now, Timestamp};
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
@@ -474,8 +476,32 @@ impl ActiveLimit {
     }
 
     /// The limit's name.
-    pub fn name(&self) -> &str {
-        &self.state.name
+    pub fn name(&self) -> &'static str {
+        &self.state.info.name
+    }
+
+    /// Writes a key before it is used, for callers that must first know whether there is one.
+    #[cfg(feature = "tower")]
+    pub(crate) fn write_key<R>(
+        &self,
+        write: impl FnOnce(&mut KeyWriter<'_>) -> R,
+    ) -> (WrittenKey, R) {
+        self.shared.secret.write_key(write)
+    }
+
+    /// Decides if this node is sure, or else returns the key's handle, to [`ask`](Handle::ask) the store with.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    #[cfg(feature = "tower")]
+    pub(crate) fn check_if_sure<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Result<Decision, Handle>, CheckError> {
+        self.validate_cost(cost)?;
+        Ok(self.shared.secret.with_name(key, |key| self.decide_or_hold(key, cost)))
     }
 
     /// How far this limit can have been exceeded, and was by what the store said, as of the last
@@ -619,7 +645,7 @@ impl Handle {
     }
 
     /// Asks the store.
-    async fn ask(&self, cost: u32) -> Decision {
+    pub(crate) async fn ask(&self, cost: u32) -> Decision {
         let LimitState { clock, terms, .. } = &*self.limit.state;
         if terms.max_wait_us == 0 {
             return self.decide_now(cost);

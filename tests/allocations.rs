@@ -94,7 +94,9 @@ fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_c
     use std::task::{Context, Poll, Waker};
 
     use http::{HeaderMap, Request, Response};
-    use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Peer, Rule};
+    use tidegate::http::{
+        ClientIp, HeaderStyle, KeyOf, KeyedLimit, Peer, RateLimit, RateLimitLayer,
+    };
     use tower::{Layer, Service, service_fn};
 
     let limiter = Limiter::builder()
@@ -102,28 +104,28 @@ fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_c
         .limit(Limit::new("upload", Quota::per_second(10)))
         .build()
         .unwrap();
-    let rule = |name: &str| {
-        let client = Client::peer().behind_networks(["192.0.2.0/24".parse().unwrap()]);
-        Rule::new(
-            limiter.limit(name).unwrap(),
-            KeyOf::client(client).and(KeyOf::client(Client::peer())),
-        )
+    let limit = |name: &str| {
+        let client = ClientIp::peer().behind_networks(["192.0.2.0/24".parse().unwrap()]);
+        let key = KeyOf::client(client).and(KeyOf::client(ClientIp::peer()).hashed());
+        KeyedLimit::new(limiter.limit(name).unwrap(), key)
     };
+    let one = |style: HeaderStyle| RateLimit::new(limit("api")).headers(style);
     let expected = [
-        (Door::new(rule("api")), 0),
-        (Door::new(rule("api")).and(rule("upload")), 0),
-        (Door::new(rule("api")).fields(Fields::draft_03()), 3),
-        (Door::new(rule("api")).fields(Fields::draft()), 1),
+        (one(HeaderStyle::none()), 0),
+        (one(HeaderStyle::none()).without_waiting(), 0),
+        (one(HeaderStyle::none()).and(limit("upload")), 0),
+        (one(HeaderStyle::draft_03()), 3),
+        (one(HeaderStyle::draft()), 1),
     ];
-    for (door, count) in expected {
-        let described = format!("{door:?}");
+    for (rate_limit, count) in expected {
+        let described = format!("{rate_limit:?}");
         let served = |mut request: Request<HeaderMap>| -> Ready<Result<_, Infallible>> {
             let mut response = Response::new(String::new());
             // With room for more.
             *response.headers_mut() = std::mem::take(request.body_mut());
             ready(Ok(response))
         };
-        let mut service = LimitLayer::new(door).layer(service_fn(served));
+        let mut service = RateLimitLayer::new(rate_limit).layer(service_fn(served));
         let mut counts = [0; 3];
         for counted in &mut counts {
             let mut request = Request::new(HeaderMap::with_capacity(16));

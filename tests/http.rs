@@ -1,18 +1,18 @@
-//! The contract at the door: whom a request is charged to, and what its answer tells.
+//! Which client a request is charged to, and what the response's header fields say.
 
 #![cfg(all(feature = "http", feature = "testing"))]
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
 use sfv::{BareItem, Item, List, ListEntry, Parser};
-use tidegate::http::{Client, Fields, Forwarding, Network, Reset, RetryAfter, Said};
+use tidegate::http::{ClientIp, Forwarding, HeaderStyle, LimitReport, Network, Reset, RetryAfter};
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{Decision, Limit, Limiter, Mode, Quota};
 
-// ---- who asks --------------------------------------------------------------------------------
+// ---- the client's address --------------------------------------------------------------------------------
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -73,12 +73,14 @@ fn malformed() -> Vec<HeaderValue> {
 }
 
 #[test]
-fn what_a_stranger_forges_changes_nothing() {
+fn forged_fields_of_an_untrusted_peer_are_not_read() {
     let clients = [
-        Client::peer(),
-        Client::peer().behind_networks(networks(["10.0.0.0/8", "2001:db8::/32"])),
-        Client::peer().behind_networks(networks(["10.0.0.0/8"])).forwarding(Forwarding::Forwarded),
-        Client::peer().behind_hops(0),
+        ClientIp::peer(),
+        ClientIp::peer().behind_networks(networks(["10.0.0.0/8", "2001:db8::/32"])),
+        ClientIp::peer()
+            .behind_networks(networks(["10.0.0.0/8"]))
+            .forwarding(Forwarding::Forwarded),
+        ClientIp::peer().behind_hops(0),
     ];
     for client in &clients {
         for forged in [&["8.8.8.8"][..], &["10.0.0.1, 8.8.8.8", "10.0.0.2"], &["::1", "[::1]:80"]] {
@@ -94,12 +96,12 @@ fn what_a_stranger_forges_changes_nothing() {
 }
 
 #[test]
-fn what_no_one_can_read_is_charged_to_the_proxy_that_passed_it_on() {
+fn unreadable_reports_are_charged_to_the_proxy() {
     let proxy = ip("10.0.0.1");
     let behind = [
-        Client::peer().behind_networks(networks(["10.0.0.0/8"])),
-        Client::peer().behind_hops(1),
-        Client::peer().behind_hops(1).forwarding(Forwarding::Forwarded),
+        ClientIp::peer().behind_networks(networks(["10.0.0.0/8"])),
+        ClientIp::peer().behind_hops(1),
+        ClientIp::peer().behind_hops(1).forwarding(Forwarding::Forwarded),
     ];
     for client in &behind {
         for value in malformed() {
@@ -113,13 +115,13 @@ fn what_no_one_can_read_is_charged_to_the_proxy_that_passed_it_on() {
 }
 
 #[test]
-fn the_client_is_the_first_whom_nobody_vouches_for() {
+fn client_is_the_first_address_that_no_trusted_proxy_has() {
     let chain = told(&["8.8.8.8, 192.0.2.1", "10.0.0.9"]);
-    let by_network = Client::peer().behind_networks(networks(["10.0.0.0/8"]));
+    let by_network = ClientIp::peer().behind_networks(networks(["10.0.0.0/8"]));
     assert_eq!(&*by_network.key(ip("10.0.0.1"), &chain), "192.0.2.1");
     assert_eq!(&*by_network.key(ip("::ffff:10.0.0.1"), &chain), "192.0.2.1");
     for (hops, client) in [(0, "10.0.0.1"), (1, "10.0.0.9"), (2, "192.0.2.1"), (9, "8.8.8.8")] {
-        let by_hops = Client::peer().behind_hops(hops);
+        let by_hops = ClientIp::peer().behind_hops(hops);
         assert_eq!(&*by_hops.key(ip("10.0.0.1"), &chain), client, "{hops} hops");
     }
     let only = told(&["8.8.8.8"]);
@@ -130,9 +132,9 @@ fn the_client_is_the_first_whom_nobody_vouches_for() {
 }
 
 #[test]
-fn clients_with_a_network_of_their_own_are_one() {
-    let client = Client::peer();
-    let key = |client: &Client, peer| client.key(ip(peer), &HeaderMap::new()).to_string();
+fn addresses_count_up_to_their_prefix() {
+    let client = ClientIp::peer();
+    let key = |client: &ClientIp, peer| client.key(ip(peer), &HeaderMap::new()).to_string();
     assert_eq!(key(&client, "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
     assert_eq!(key(&client.clone().prefix_v6(48), "2001:db8:1:2:3:4:5:6"), "2001:db8:1::/48");
     assert_eq!(key(&client.clone().prefix_v6(0), "2001:db8::1"), "::/0");
@@ -140,9 +142,36 @@ fn clients_with_a_network_of_their_own_are_one() {
     assert_eq!(key(&client.clone().prefix_v6(255), longest), longest);
     assert_eq!(key(&client.clone().prefix_v6(127), longest), format!("{longest}/127"));
     assert_eq!(key(&client, "::ffff:192.0.2.1"), "192.0.2.1", "an IPv4 address is whole");
+    let v4 = |bits| key(&client.clone().prefix_v4(bits), "203.0.113.9");
+    assert_eq!((v4(24), v4(32)), ("203.0.113.0/24".to_owned(), "203.0.113.9".to_owned()));
+    assert_eq!((v4(0), v4(255)), ("0.0.0.0/0".to_owned(), "203.0.113.9".to_owned()));
 }
 
-// ---- what the answer tells -------------------------------------------------------------------
+/// Finding D9: only two fields were read, so that the address that a CDN reports had neither prefix nor trust.
+#[test]
+fn d9_named_header_of_a_trusted_proxy_is_the_clients_address() {
+    for name in ["cf-connecting-ip", "true-client-ip", "fly-client-ip"] {
+        let name: HeaderName = name.parse().unwrap();
+        let client = ClientIp::peer()
+            .behind_networks(networks(["10.0.0.0/8"]))
+            .forwarding(Forwarding::Header(name.clone()));
+        let key = |peer: &str, values: &[&str]| {
+            let mut headers = told(&["8.8.8.8"]);
+            for value in values {
+                headers.append(name.clone(), value.parse().unwrap());
+            }
+            client.key(ip(peer), &headers).to_string()
+        };
+        assert_eq!(key("10.0.0.1", &["203.0.113.9"]), "203.0.113.9");
+        assert_eq!(key("10.0.0.1", &["2001:db8:1:2:3::4"]), "2001:db8:1:2::/64", "with prefix");
+        assert_eq!(key("192.0.2.1", &["203.0.113.9"]), "192.0.2.1", "an untrusted peer");
+        assert_eq!(key("10.0.0.1", &[]), "10.0.0.1", "other fields are not read");
+        assert_eq!(key("10.0.0.1", &["1.1.1.1", "203.0.113.9"]), "10.0.0.1", "forged twice");
+        assert_eq!(key("10.0.0.1", &["1.1.1.1, 203.0.113.9"]), "10.0.0.1");
+    }
+}
+
+// ---- header fields -------------------------------------------------------------------
 
 /// Limits of one node that live by `clock`, and of which nobody else has any.
 fn limits(clock: &ManualClock, quotas: &[Quota]) -> Vec<tidegate::ActiveLimit> {
@@ -186,7 +215,7 @@ fn up(duration: Duration) -> u64 {
 }
 
 #[test]
-fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant() {
+fn every_combination_of_styles_is_read_by_an_independent_parser() {
     let clock = ManualClock::new();
     let quotas = [
         Quota::per_second(1),
@@ -203,27 +232,24 @@ fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant(
                 let _ = decide(limit);
             }
             let decisions: Vec<Decision> = limits.iter().map(decide).collect();
-            let said: Vec<Said<'_>> = limits
-                .iter()
-                .zip(&decisions)
-                .map(|(limit, &decision)| Said { policy: limit.name(), decision })
-                .collect();
+            let reports: Vec<LimitReport<'_>> =
+                decisions.iter().copied().map(LimitReport::from).collect();
             for combination in 0..12 {
                 let draft = combination % 2 == 1;
                 let draft_03 = combination / 2 % 2 == 1;
                 let reset = resets[combination / 4];
-                let mut fields = Fields::none();
-                fields = if draft { fields.and(Fields::draft()) } else { fields };
-                fields = if draft_03 { fields.and(Fields::draft_03()) } else { fields };
-                fields = reset.map_or(fields, |reset| fields.and(Fields::x_ratelimit(reset)));
+                let mut fields = HeaderStyle::none();
+                fields = if draft { fields.and(HeaderStyle::draft()) } else { fields };
+                fields = if draft_03 { fields.and(HeaderStyle::draft_03()) } else { fields };
+                fields = reset.map_or(fields, |reset| fields.and(HeaderStyle::x_ratelimit(reset)));
                 let mut headers = HeaderMap::new();
-                fields.write(&said, &mut headers);
+                fields.write(&reports, &mut headers);
                 let expected = 2 * usize::from(draft)
                     + 3 * usize::from(draft_03)
                     + 3 * usize::from(reset.is_some());
                 assert_eq!(headers.len(), expected, "{fields:?}");
                 if draft {
-                    check_draft(&headers, &said, &quotas);
+                    check_draft(&headers, &reports, &quotas);
                 }
                 let prefixes = [("ratelimit", draft_03), ("x-ratelimit", reset.is_some())];
                 for (prefix, _) in prefixes.into_iter().filter(|prefix| prefix.1) {
@@ -235,20 +261,19 @@ fn every_combination_of_fields_is_read_by_an_independent_parser_as_it_was_meant(
     }
 }
 
-fn check_draft(headers: &HeaderMap, said: &[Said<'_>], quotas: &[Quota]) {
+fn check_draft(headers: &HeaderMap, reports: &[LimitReport<'_>], quotas: &[Quota]) {
     let policies = list(&headers["ratelimit-policy"], ["q", "w"]);
     let states = list(&headers["ratelimit"], ["r", "t"]);
-    assert_eq!((policies.len(), states.len()), (said.len(), said.len()));
-    for (((Said { policy, decision }, (named, [q, w])), (again, [r, t])), quota) in
-        said.iter().zip(policies).zip(states).zip(quotas)
+    assert_eq!((policies.len(), states.len()), (reports.len(), reports.len()));
+    for (((report, (named, [q, w])), (again, [r, t])), quota) in
+        reports.iter().zip(policies).zip(states).zip(quotas)
     {
-        assert_eq!((&*named, &*again), (*policy, *policy));
-        assert_eq!((q, r), (decision.burst(), decision.remaining()));
-        let fills_us = u128::from(quota.burst_tokens()) * quota.period().as_micros();
-        assert_eq!(u128::from(w), fills_us.div_ceil(u128::from(quota.tokens()) * 1_000_000));
-        assert_eq!(q, quota.burst_tokens());
+        let decision = &report.decision;
+        assert_eq!((&*named, &*again), (report.limit, report.limit));
+        assert_eq!((q, w), (quota.tokens(), quota.period().as_secs()));
+        assert_eq!(r, decision.remaining());
         assert_eq!(t, up(decision.next_token_after()));
-        let retry = RetryAfter::new().spread(Duration::ZERO).seconds(decision);
+        let retry = RetryAfter::exact().seconds(decision);
         assert!(!decision.is_denied() || retry >= t, "Retry-After is not before t");
     }
 }
@@ -271,7 +296,7 @@ fn check_trio(headers: &HeaderMap, prefix: &str, later: bool, decisions: &[Decis
 proptest! {
     /// With no other traffic on the key.
     #[test]
-    fn who_waits_as_long_as_he_is_told_is_admitted_and_a_millisecond_sooner_he_is_not(
+    fn retry_after_is_exact_to_the_millisecond(
         tokens in 1..=10_000_u64, period_ms in 1..=600_000_u64, burst in 1..=10_000_u64,
         cost in 1..=10_000_u64, spent in 1..=20_000_u64, start_us in 0..=10_000_000_u64,
     ) {
@@ -343,7 +368,7 @@ async fn obeyed(quota: Quota, cost: u32, greedy_ms: u64, sooner_s: u64) -> Optio
         pass(&clock, &limiter, 7).await;
         last = Some(api.check_n("key", cost).unwrap());
     }
-    let told_s = RetryAfter::new().spread(Duration::ZERO).seconds(&last?);
+    let told_s = RetryAfter::exact().seconds(&last?);
     let wait_s = told_s.checked_sub(sooner_s).filter(|&wait_s| wait_s > 0)?;
     pass(&clock, &limiter, wait_s * 1000).await;
     if cost == 1 {
@@ -363,7 +388,7 @@ async fn obeyed(quota: Quota, cost: u32, greedy_ms: u64, sooner_s: u64) -> Optio
 /// The same of a limit that nodes share. A node knows the level of the store in whole tokens: so it is
 /// true a token sooner at most, and what it takes to hear of it.
 #[tokio::test]
-async fn who_waits_in_a_cluster_as_long_as_told_is_admitted_and_a_token_sooner_is_not() {
+async fn retry_after_of_a_shared_limit_is_exact_to_a_token() {
     let mut random = fastrand::Rng::with_seed(7);
     let (mut admitted, mut sooner) = (0, 0);
     while admitted < 30 {
@@ -386,12 +411,12 @@ async fn who_waits_in_a_cluster_as_long_as_told_is_admitted_and_a_token_sooner_i
     assert!(sooner > 5, "{sooner}");
 }
 
-/// A thousand clients of one key, who are denied together and obey.
+/// A thousand clients of one key that are denied together and obey a spread `Retry-After`.
 #[test]
-fn denied_clients_who_obey_return_evenly() {
+fn spread_clients_that_obey_return_evenly() {
     let clock = ManualClock::new();
     let limit = &limits(&clock, &[Quota::per_minute(600)])[0];
-    let retry = RetryAfter::new();
+    let retry = RetryAfter::spread();
     while limit.check("shared").is_allowed() {}
     let mut returns = [0_u32; 120];
     for _client in 0..1000 {
@@ -416,4 +441,16 @@ fn denied_clients_who_obey_return_evenly() {
     assert_eq!((first, last), (1, 61), "over the minute in which the bucket fills");
     assert!(returns[1..=61].iter().all(|clients| (15..=18).contains(clients)), "{returns:?}");
     assert_eq!(admitted, 610, "as many as there were tokens, ten a second");
+}
+
+/// Finding D6: clients with buckets of their own were told to wait for up to a minute longer than needed.
+#[test]
+fn d6_retry_after_is_exact_by_default() {
+    let clock = ManualClock::new();
+    let limit = &limits(&clock, &[Quota::per_minute(1)])[0];
+    for client in 0..100 {
+        assert!(limit.check(&client).is_allowed());
+        let denied = limit.check(&client);
+        assert_eq!(RetryAfter::default().seconds(&denied), 60, "as t in RateLimit");
+    }
 }

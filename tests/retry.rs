@@ -1,4 +1,4 @@
-//! Clients that keep the limits of others: against this crate's own layer, in tokio's paused time.
+//! Clients that keep the limits of other services, tested against this crate's layer in tokio's paused time.
 
 #![cfg(all(feature = "retry", feature = "tower", feature = "testing"))]
 #![allow(clippy::disallowed_methods, reason = "clients wait, and ask at once")]
@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use proptest::prelude::*;
-use tidegate::http::{Door, Fields, KeyOf, LimitLayer, Reset, RetryAfter, Rule, Said};
-use tidegate::retry::{Advice, GaveUp, Heard, PaceLayer, Pacer};
+use tidegate::http::{HeaderStyle, LimitReport, RateLimit, RateLimitLayer, Reset};
+use tidegate::retry::{GaveUp, PaceLayer, Pacer, RateLimitHints, ResponseKind};
 use tidegate::testing::ManualClock;
 use tidegate::{Limit, Limiter, Quota};
 use tokio::time::{Instant, sleep};
@@ -33,14 +33,12 @@ impl Count {
 }
 
 /// A server behind a layer, which takes so long to answer.
-fn server(quota: Quota, fields: Fields, takes: Duration) -> (Server, Arc<Count>) {
+fn server(quota: Quota, style: HeaderStyle, takes: Duration) -> (Server, Arc<Count>) {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit(Limit::new("api", quota)).clock(&clock).build().unwrap();
-    let key = KeyOf::function(|_, key| key.push("everybody"));
-    let door = Door::new(Rule::new(limiter.limit("api").unwrap(), key)).fields(fields);
-    let door = door.retry_after(RetryAfter::new().spread(Duration::ZERO));
+    let rate_limit = RateLimit::shared(limiter.limit("api").unwrap()).headers(style);
     let served = |_: Request<()>| async { Ok::<_, BoxError>(Response::new(String::new())) };
-    let limited = LimitLayer::new(door).layer(service_fn(served));
+    let limited = RateLimitLayer::new(rate_limit).layer(service_fn(served));
     let (count, begun) = (Arc::new(Count::default()), Instant::now());
     let (counted, passed) = (count.clone(), Arc::new(Mutex::new(Duration::ZERO)));
     let service = service_fn(move |request| {
@@ -97,11 +95,11 @@ impl<S> PacedClient for S where
 {
 }
 
-const STYLES: [fn() -> Fields; 3] =
-    [Fields::draft, Fields::draft_03, || Fields::x_ratelimit(Reset::Seconds)];
+const STYLES: [fn() -> HeaderStyle; 3] =
+    [HeaderStyle::draft, HeaderStyle::draft_03, || HeaderStyle::x_ratelimit(Reset::Seconds)];
 
 #[tokio::test(start_paused = true)]
-async fn who_is_told_what_is_left_is_not_denied_and_uses_all_of_it() {
+async fn client_of_one_server_uses_all_that_is_left_and_is_not_denied() {
     for (style, fields) in STYLES.into_iter().enumerate() {
         let quota = Quota::per_second(10).burst(20);
         let (server, count) = server(quota, fields(), Duration::from_millis(30));
@@ -116,11 +114,32 @@ async fn who_is_told_what_is_left_is_not_denied_and_uses_all_of_it() {
     }
 }
 
+/// Finding D7: the policy of a burst below the rate said `q=200;w=1`, and the client kept to a fifth of its rate.
 #[tokio::test(start_paused = true)]
-async fn strangers_who_share_a_limit_are_all_answered_at_its_rate() {
+async fn d7_client_keeps_the_rate_of_a_limit_whatever_its_burst_is() {
+    for style in [HeaderStyle::draft(), HeaderStyle::draft_with_burst()] {
+        for burst in [200, 1000, 2000] {
+            let quota = Quota::per_second(1000).burst(burst);
+            let (server, count) = server(quota, style, Duration::from_millis(30));
+            let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(60)).layer(server);
+            let begun = Instant::now();
+            ask_all(&client, 5000).await;
+            let took = begun.elapsed().as_secs_f64();
+            let expected = (5000 - burst) as f64 / 1000.0;
+            let slack = 1.2 * expected + 0.1;
+            assert!((expected..slack).contains(&took), "burst {burst}: {took} s, {style:?}");
+            let (allowed, denied) = count.get();
+            assert_eq!(allowed, 5000);
+            assert_eq!(denied, 0, "burst {burst}, {style:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_share_a_limit_are_answered_at_its_rate() {
     fastrand::seed(1);
     let quota = Quota::per_second(10).burst(30);
-    let (server, count) = server(quota, Fields::draft(), Duration::from_millis(30));
+    let (server, count) = server(quota, HeaderStyle::draft(), Duration::from_millis(30));
     let begun = Instant::now();
     let client = || {
         let paced = PaceLayer::new(Pacer::new()).within(Duration::from_secs(120));
@@ -138,10 +157,10 @@ async fn strangers_who_share_a_limit_are_all_answered_at_its_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_be_in_time_gives_up_at_once() {
+async fn call_that_cannot_be_sent_in_time_ends_at_once() {
     let hourly = || Quota::per_hour(1);
     let begun = Instant::now();
-    let (silent, count) = server(hourly(), Fields::none(), Duration::ZERO);
+    let (silent, count) = server(hourly(), HeaderStyle::none(), Duration::ZERO);
     let client = PaceLayer::new(Pacer::new()).layer(silent);
     ask_all(&client, 1).await;
     let denial = client.clone().oneshot(request(Method::GET)).await.unwrap();
@@ -150,7 +169,7 @@ async fn who_cannot_be_in_time_gives_up_at_once() {
     assert!(error.is::<GaveUp>(), "{error}");
     assert_eq!((count.get(), begun.elapsed()), ((1, 1), Duration::ZERO));
 
-    let (telling, count) = server(hourly(), Fields::draft(), Duration::ZERO);
+    let (telling, count) = server(hourly(), HeaderStyle::draft(), Duration::ZERO);
     let client = PaceLayer::new(Pacer::new()).layer(telling);
     ask_all(&client, 1).await;
     let error = client.oneshot(request(Method::GET)).await.unwrap_err();
@@ -176,7 +195,7 @@ fn saying(
 }
 
 #[tokio::test(start_paused = true)]
-async fn denials_without_advice_are_waited_out_for_longer_and_longer() {
+async fn backoff_doubles_without_retry_after() {
     let (server, times) = saying(StatusCode::TOO_MANY_REQUESTS, HeaderMap::new());
     let pacer = Pacer::with_backoff(Duration::from_millis(100), Duration::from_secs(2));
     let client = PaceLayer::new(pacer).within(Duration::from_secs(20)).layer(server);
@@ -195,7 +214,7 @@ async fn denials_without_advice_are_waited_out_for_longer_and_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_returns_sooner_than_told_however_often() {
+async fn retry_after_is_obeyed_each_time() {
     for told_s in [1, 3] {
         let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, told_s.into())]);
         let (server, times) = saying(StatusCode::TOO_MANY_REQUESTS, headers);
@@ -217,7 +236,7 @@ async fn nobody_returns_sooner_than_told_however_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_is_not_there_is_asked_again_only_for_what_may_be_repeated() {
+async fn unavailable_service_gets_only_idempotent_requests_again() {
     for (method, attempts) in [(Method::POST, 1..2), (Method::PATCH, 1..2), (Method::GET, 2..50)] {
         let (server, times) = saying(StatusCode::SERVICE_UNAVAILABLE, HeaderMap::new());
         let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(9)).layer(server);
@@ -229,7 +248,7 @@ async fn a_service_that_is_not_there_is_asked_again_only_for_what_may_be_repeate
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_cancelled_leaves_no_turn_behind() {
+async fn cancelled_call_leaves_no_permit_behind() {
     let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
     let pacer = Pacer::new();
     let soon = || Instant::now() + hour;
@@ -238,26 +257,26 @@ async fn who_is_cancelled_leaves_no_turn_behind() {
         (HeaderName::from_static("ratelimit-reset"), HeaderValue::from(60)),
         (HeaderName::from_static("ratelimit-limit"), HeaderValue::from(1)),
     ]);
-    let heard = pacer.turn(soon()).await.unwrap().heard(StatusCode::OK, &one_left);
-    assert_eq!(heard, Heard::Answered);
-    let under_way = pacer.turn(soon()).await.unwrap();
+    let heard = pacer.permit(soon()).await.unwrap().record(StatusCode::OK, &one_left);
+    assert_eq!(heard, ResponseKind::Answered);
+    let under_way = pacer.permit(soon()).await.unwrap();
     // Two queue, and leave.
     for _ in 0..2 {
-        let waiting = tokio::time::timeout(second, pacer.turn(soon())).await;
+        let waiting = tokio::time::timeout(second, pacer.permit(soon())).await;
         assert!(waiting.is_err(), "there is none before the minute is over");
     }
     // What becomes of the one under way is never known.
     drop(under_way);
     let begun = Instant::now();
-    let _next = pacer.turn(soon()).await.unwrap();
+    let _next = pacer.permit(soon()).await.unwrap();
     let waited = begun.elapsed().as_secs_f64();
     assert!((57.9..58.1).contains(&waited), "{waited}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_ahead_holds_the_others_up_for_a_second_at_most() {
+async fn first_request_delays_the_others_for_at_most_a_second() {
     let takes = Duration::from_secs(10);
-    let (server, count) = server(Quota::per_second(100), Fields::none(), takes);
+    let (server, count) = server(Quota::per_second(100), HeaderStyle::none(), takes);
     let client = PaceLayer::new(Pacer::new()).within(Duration::from_secs(60)).layer(server);
     let begun = Instant::now();
     ask_all(&client, 20).await;
@@ -281,40 +300,40 @@ fn within(time: Duration) -> Instant {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_for_another_reason_does_not_close_what_is_left_of_a_window() {
+async fn status_503_keeps_what_is_left_of_a_window() {
     let pacer = Pacer::new();
-    let _ = pacer.turn(within(SECOND)).await.unwrap().heard(StatusCode::OK, &window(9, 3000));
-    let turn = pacer.turn(within(SECOND)).await.unwrap();
-    let denied = turn.heard(StatusCode::SERVICE_UNAVAILABLE, &HeaderMap::new());
-    assert_eq!(denied, Heard::Denied);
-    let turn = pacer.turn(within(SECOND)).await.expect("the back-off is over");
-    assert_eq!(turn.heard(StatusCode::OK, &HeaderMap::new()), Heard::Answered);
+    let _ = pacer.permit(within(SECOND)).await.unwrap().record(StatusCode::OK, &window(9, 3000));
+    let permit = pacer.permit(within(SECOND)).await.unwrap();
+    let denied = permit.record(StatusCode::SERVICE_UNAVAILABLE, &HeaderMap::new());
+    assert_eq!(denied, ResponseKind::Denied);
+    let permit = pacer.permit(within(SECOND)).await.expect("the back-off is over");
+    assert_eq!(permit.record(StatusCode::OK, &HeaderMap::new()), ResponseKind::Answered);
     for left in (0..7).rev() {
-        assert!(pacer.turn(within(SECOND)).await.is_ok(), "{left} left");
+        assert!(pacer.permit(within(SECOND)).await.is_ok(), "{left} left");
     }
-    assert!(pacer.turn(within(SECOND)).await.is_err(), "nine were left");
+    assert!(pacer.permit(within(SECOND)).await.is_err(), "nine were left");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_little_time_waits_for_the_answer_of_the_one_ahead() {
-    let (server, count) = server(Quota::per_second(100), Fields::draft(), SECOND / 20);
+async fn short_deadline_waits_for_the_first_response() {
+    let (server, count) = server(Quota::per_second(100), HeaderStyle::draft(), SECOND / 20);
     let client = PaceLayer::new(Pacer::new()).within(SECOND / 2).layer(server);
     ask_all(&client, 20).await;
     assert_eq!(count.get(), (20, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_queues_behind_a_patient_one_gives_up_as_soon_as_it_is_hopeless() {
+async fn call_behind_a_patient_one_ends_when_its_deadline_is_too_early() {
     let pacer = Pacer::new();
-    let first = pacer.turn(within(SECOND)).await.unwrap();
+    let first = pacer.permit(within(SECOND)).await.unwrap();
     let wait = |time| {
         let pacer = pacer.clone();
-        tokio::spawn(async move { pacer.turn(within(time)).await.map(drop) })
+        tokio::spawn(async move { pacer.permit(within(time)).await.map(drop) })
     };
     let patient = wait(SECOND * 5000);
     let hasty = wait(SECOND * 30);
     tokio::time::sleep(SECOND / 2).await;
-    let _ = first.heard(StatusCode::OK, &window(0, 3000));
+    let _ = first.record(StatusCode::OK, &window(0, 3000));
     let begun = Instant::now();
     assert!(hasty.await.unwrap().is_err());
     assert_eq!(begun.elapsed(), Duration::ZERO);
@@ -323,133 +342,133 @@ async fn who_queues_behind_a_patient_one_gives_up_as_soon_as_it_is_hopeless() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_does_not_bring_back_what_was_used_since() {
+async fn late_response_does_not_restore_what_was_used_since() {
     let pacer = Pacer::new();
     let soon = || within(SECOND * 5);
-    let _ = pacer.turn(soon()).await.unwrap().heard(StatusCode::OK, &window(20, 60));
-    let slow = pacer.turn(soon()).await.unwrap();
+    let _ = pacer.permit(soon()).await.unwrap().record(StatusCode::OK, &window(20, 60));
+    let slow = pacer.permit(soon()).await.unwrap();
     for left in (1..19).rev() {
         tokio::time::sleep(SECOND / 100).await;
-        let turn = pacer.turn(soon()).await.unwrap();
-        let _ = turn.heard(StatusCode::OK, &window(left, 60));
+        let permit = pacer.permit(soon()).await.unwrap();
+        let _ = permit.record(StatusCode::OK, &window(left, 60));
     }
-    let _ = slow.heard(StatusCode::OK, &window(19, 60));
-    assert!(pacer.turn(soon()).await.is_err(), "all are used, with the slow one");
+    let _ = slow.record(StatusCode::OK, &window(19, 60));
+    assert!(pacer.permit(soon()).await.is_err(), "all are used, with the slow one");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_speaks_of_limits_in_denials_only_is_not_asked_one_by_one_for_ever() {
+async fn limit_named_only_in_denials_ends_with_the_next_answer() {
     let pacer = Pacer::new();
     let soon = || within(SECOND * 5);
     let denial = HeaderMap::from_iter([
         (HeaderName::from_static("x-ratelimit-remaining"), HeaderValue::from(0)),
         (HeaderName::from_static("x-ratelimit-reset"), HeaderValue::from(1)),
     ]);
-    let turn = pacer.turn(soon()).await.unwrap();
-    let _ = turn.heard(StatusCode::TOO_MANY_REQUESTS, &denial);
-    let turn = pacer.turn(soon()).await.unwrap();
-    let _ = turn.heard(StatusCode::OK, &HeaderMap::new());
+    let permit = pacer.permit(soon()).await.unwrap();
+    let _ = permit.record(StatusCode::TOO_MANY_REQUESTS, &denial);
+    let permit = pacer.permit(soon()).await.unwrap();
+    let _ = permit.record(StatusCode::OK, &HeaderMap::new());
     let begun = Instant::now();
-    let mut turns = Vec::new();
+    let mut permits = Vec::new();
     for _ in 0..10 {
-        turns.push(pacer.turn(soon()).await.unwrap());
+        permits.push(pacer.permit(soon()).await.unwrap());
     }
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_nothing_is_known_any_more_one_goes_ahead() {
+async fn one_request_is_sent_alone_when_nothing_is_known() {
     let pacer = Pacer::new();
     let soon = || Instant::now() + Duration::from_secs(3600);
     let none_left = HeaderMap::from_iter([
         (HeaderName::from_static("ratelimit-remaining"), HeaderValue::from(0)),
         (HeaderName::from_static("ratelimit-reset"), HeaderValue::from(1)),
     ]);
-    let _ = pacer.turn(soon()).await.unwrap().heard(StatusCode::OK, &none_left);
+    let _ = pacer.permit(soon()).await.unwrap().record(StatusCode::OK, &none_left);
     // The one of which the reset tells, and then nobody knows how many more.
-    let ahead = pacer.turn(soon()).await.unwrap();
+    let ahead = pacer.permit(soon()).await.unwrap();
     let second = Duration::from_secs(1);
     let almost = Duration::from_millis(999);
-    assert!(tokio::time::timeout(almost, pacer.turn(soon())).await.is_err());
+    assert!(tokio::time::timeout(almost, pacer.permit(soon())).await.is_err());
     let waiting = tokio::spawn({
         let (pacer, until) = (pacer.clone(), soon());
-        async move { pacer.turn(until).await.map(drop) }
+        async move { pacer.permit(until).await.map(drop) }
     });
-    assert_eq!(ahead.heard(StatusCode::OK, &HeaderMap::new()), Heard::Answered);
+    assert_eq!(ahead.record(StatusCode::OK, &HeaderMap::new()), ResponseKind::Answered);
     assert_eq!(tokio::time::timeout(second, waiting).await.unwrap().unwrap(), Ok(()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_never_comes_holds_the_others_up_for_a_second_at_a_time() {
+async fn missing_response_delays_each_request_by_a_second() {
     let pacer = Pacer::new();
     let soon = || within(SECOND * 5);
-    let _ = pacer.turn(soon()).await.unwrap().heard(StatusCode::OK, &window(1, 3));
-    let used = pacer.turn(soon()).await.unwrap();
+    let _ = pacer.permit(soon()).await.unwrap().record(StatusCode::OK, &window(1, 3));
+    let used = pacer.permit(soon()).await.unwrap();
     drop(used);
     // The window of twenty that follows is used up, and none of them is heard of.
     let mut hung = Vec::new();
     for _ in 0..20 {
-        hung.push(pacer.turn(soon()).await.unwrap());
+        hung.push(pacer.permit(soon()).await.unwrap());
     }
     let begun = Instant::now();
     for more in 1..4 {
-        hung.push(pacer.turn(soon()).await.unwrap());
+        hung.push(pacer.permit(soon()).await.unwrap());
         assert_eq!(begun.elapsed().as_secs(), more);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_after_goes_before_the_reset() {
+async fn retry_after_comes_before_the_reset() {
     let pacer = Pacer::new();
     let mut denial = window(0, 3600);
     denial.insert(http::header::RETRY_AFTER, 36.into());
-    let turn = pacer.turn(within(SECOND)).await.unwrap();
-    assert_eq!(turn.heard(StatusCode::TOO_MANY_REQUESTS, &denial), Heard::Denied);
+    let permit = pacer.permit(within(SECOND)).await.unwrap();
+    assert_eq!(permit.record(StatusCode::TOO_MANY_REQUESTS, &denial), ResponseKind::Denied);
     let begun = Instant::now();
-    let ahead = pacer.turn(within(SECOND * 60)).await.expect("36 s are enough");
+    let ahead = pacer.permit(within(SECOND * 60)).await.expect("36 s are enough");
     assert_eq!(begun.elapsed().as_secs(), 36);
-    let another = tokio::time::timeout(SECOND / 2, pacer.turn(within(SECOND * 60))).await;
+    let another = tokio::time::timeout(SECOND / 2, pacer.permit(within(SECOND * 60))).await;
     assert!(another.is_err(), "it was said of one request");
-    assert_eq!(ahead.heard(StatusCode::OK, &window(0, 3564)), Heard::Answered);
-    assert!(pacer.turn(within(SECOND * 60)).await.is_err(), "now the reset counts");
+    assert_eq!(ahead.record(StatusCode::OK, &window(0, 3564)), ResponseKind::Answered);
+    assert!(pacer.permit(within(SECOND * 60)).await.is_err(), "now the reset counts");
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_step_is_waited_for_longer_than_a_day() {
+async fn no_wait_is_longer_than_a_day() {
     let pacer = Pacer::new();
     let (hour, day) = (SECOND * 3600, SECOND * 86_400);
     let monthly = HeaderMap::from_iter([
         (HeaderName::from_static("ratelimit-policy"), r#""m";q=10;w=2592000"#.parse().unwrap()),
         (HeaderName::from_static("ratelimit"), r#""m";r=0;t=3600"#.parse().unwrap()),
     ]);
-    let _ = pacer.turn(within(hour)).await.unwrap().heard(StatusCode::OK, &monthly);
-    drop(pacer.turn(within(hour * 2)).await.unwrap());
-    assert!(pacer.turn(within(hour)).await.is_err(), "the next one comes in three days");
-    assert!(pacer.turn(within(day + hour)).await.is_ok());
+    let _ = pacer.permit(within(hour)).await.unwrap().record(StatusCode::OK, &monthly);
+    drop(pacer.permit(within(hour * 2)).await.unwrap());
+    assert!(pacer.permit(within(hour)).await.is_err(), "the next one comes in three days");
+    assert!(pacer.permit(within(day + hour)).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_whose_request_is_not_sent_is_given_back() {
+async fn permit_of_an_unsent_request_is_given_back() {
     let (server, _) = saying(StatusCode::OK, HeaderMap::new());
     let busy = tower::limit::ConcurrencyLimit::new(server, 1);
     let mut other = busy.clone();
     std::future::poll_fn(|context| tower::Service::poll_ready(&mut other, context)).await.unwrap();
     let pacer = Pacer::new();
-    let _ = pacer.turn(within(SECOND)).await.unwrap().heard(StatusCode::OK, &window(3, 3600));
+    let _ = pacer.permit(within(SECOND)).await.unwrap().record(StatusCode::OK, &window(3, 3600));
     let client = PaceLayer::new(pacer.clone()).within(SECOND).layer(busy);
     for _ in 0..3 {
         let error = client.clone().oneshot(request(Method::GET)).await.unwrap_err();
         assert!(error.is::<GaveUp>(), "{error}");
     }
     for left in (0..3).rev() {
-        assert!(pacer.turn(within(SECOND)).await.is_ok(), "{left} left");
+        assert!(pacer.permit(within(SECOND)).await.is_ok(), "{left} left");
     }
-    assert!(pacer.turn(within(SECOND)).await.is_err(), "three were left");
+    assert!(pacer.permit(within(SECOND)).await.is_err(), "three were left");
 }
 
 proptest! {
     #[test]
-    fn what_this_crate_writes_is_read_as_it_was_meant(
+    fn fields_of_this_crate_are_read_back(
         tokens in 1..1_000_000_u64,
         burst in 1..1_000_000_u64,
         cost in 1..1000_u32,
@@ -461,10 +480,11 @@ proptest! {
         let api = limiter.limit("api").unwrap();
         let decision = api.check_n("a", cost.min(u32::try_from(burst).unwrap())).unwrap();
         let mut headers = HeaderMap::new();
-        STYLES[style]().write(&[Said { policy: "api", decision }], &mut headers);
-        let read = Advice::read(&headers, SystemTime::UNIX_EPOCH).allowance.unwrap();
+        STYLES[style]().write(&[LimitReport::from(decision)], &mut headers);
+        let read = RateLimitHints::read(&headers, SystemTime::UNIX_EPOCH).allowance.unwrap();
         prop_assert_eq!(read.remaining, decision.remaining());
-        prop_assert_eq!(read.quota, Some(decision.burst()));
+        let quota = if style == 0 { tokens } else { decision.burst() };
+        prop_assert_eq!(read.quota, Some(quota));
         let told = if style == 0 { decision.next_token_after() } else { decision.reset_after() };
         let told_s = told.as_micros().div_ceil(1_000_000) as u64;
         prop_assert_eq!(read.next_after, Some(Duration::from_secs(told_s)));
@@ -472,7 +492,7 @@ proptest! {
     }
 
     #[test]
-    fn no_answer_makes_it_panic_or_hang(
+    fn no_response_makes_the_pacer_panic_or_hang(
         fields in proptest::collection::vec((0..8_usize, field_value()), 0..6),
         status in prop::sample::select(vec![200_u16, 404, 429, 503]),
     ) {
@@ -496,8 +516,8 @@ proptest! {
             for _ in 0..3 {
                 // After a day at most somebody may ask again.
                 let until = Instant::now() + Duration::from_secs(2 * 86_400);
-                let turn = pacer.turn(until).await.unwrap();
-                let _ = turn.heard(StatusCode::from_u16(status).unwrap(), &headers);
+                let permit = pacer.permit(until).await.unwrap();
+                let _ = permit.record(StatusCode::from_u16(status).unwrap(), &headers);
             }
         });
     }

@@ -7,32 +7,31 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use http::{HeaderName, Request, Response, StatusCode, header};
-use tidegate::http::{Client, Door, Fields, KeyOf, LimitLayer, Missing, RetryAfter, Rule};
+use tidegate::http::{KeyOf, KeyedLimit, OnMissingKey, RateLimit, RateLimitLayer};
 use tidegate::testing::ManualClock;
-use tidegate::{Limit, Limiter, Quota};
-use tonic::Code;
+use tidegate::{Hashed, Limit, Limiter, Quota};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
+use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 
+const PUSHBACK_MS: &str = "grpc-retry-pushback-ms";
+
 #[tokio::test]
-async fn a_denied_call_is_told_when_to_come_back_and_admitted_then() {
+async fn denied_call_is_admitted_after_its_retry_delay() {
     let clock = ManualClock::new();
     let limit = Limit::new("api", Quota::per_minute(2));
     let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
-    // Without a peer nobody would be answered.
-    let rule = Rule::new(limiter.limit("api").unwrap(), KeyOf::client(Client::peer()))
-        .missing(Missing::Refused(StatusCode::UNAUTHORIZED));
-    let retry = RetryAfter::new().spread(Duration::ZERO);
-    let door = Door::new(rule).fields(Fields::draft()).retry_after(retry);
+    // The peer of the connection is known, or each call would fail.
+    let rate_limit = RateLimit::per_client(limiter.limit("api").unwrap());
 
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let url = format!("http://{}", incoming.local_addr().unwrap());
     let (_, health) = tonic_health::server::health_reporter();
-    let service = Server::builder().layer(LimitLayer::grpc(door)).add_service(health);
+    let service = Server::builder().layer(RateLimitLayer::grpc(rate_limit)).add_service(health);
     tokio::spawn(service.serve_with_incoming(incoming));
     let connection = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
     let mut client = HealthClient::new(connection);
@@ -48,6 +47,7 @@ async fn a_denied_call_is_told_when_to_come_back_and_admitted_then() {
     let wait = denied.get_details_retry_info().unwrap().retry_delay.unwrap();
     assert_eq!(wait, Duration::from_secs(30));
     assert_eq!(denied.get_details_quota_failure().unwrap().violations[0].subject, "api");
+    assert_eq!(denied.metadata().get(PUSHBACK_MS).unwrap(), "30000", "finding D9");
     clock.advance(wait.saturating_sub(Duration::from_millis(1)));
     assert_eq!(ask().await.unwrap_err().code(), Code::ResourceExhausted);
     clock.advance(Duration::from_millis(1));
@@ -56,43 +56,107 @@ async fn a_denied_call_is_told_when_to_come_back_and_admitted_then() {
 
 const KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The code in the answer to a request of this content type, and the HTTP status.
-async fn refused(rule: Rule, content_type: &str, key: Option<&str>) -> (Option<Code>, u16) {
+/// Whether a limit refuses a request of this content type by gRPC, and the response.
+async fn refused(
+    limit: KeyedLimit,
+    content_type: &str,
+    key: Option<&str>,
+) -> (Option<Code>, Response<String>) {
     let served = |_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) };
-    let service = LimitLayer::new(Door::new(rule)).layer(service_fn(served));
+    let service = RateLimitLayer::new(limit).layer(service_fn(served));
     let mut request = Request::builder().header(header::CONTENT_TYPE, content_type);
     if let Some(key) = key {
         request = request.header(KEY, key);
     }
-    let answer = service.oneshot(request.body(()).unwrap()).await.unwrap();
-    let code = answer.headers().get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()));
-    assert_eq!(code.is_some(), answer.headers()[header::CONTENT_TYPE] == "application/grpc");
-    assert_eq!(code.is_some(), answer.body().is_empty());
-    (code, answer.status().as_u16())
+    let response = service.oneshot(request.body(()).unwrap()).await.unwrap();
+    let code = response.headers().get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()));
+    let response_type = response.headers()[header::CONTENT_TYPE].to_str().unwrap();
+    assert_eq!(code.is_some(), response_type.starts_with("application/grpc"));
+    assert_eq!(code.is_some(), response.body().is_empty());
+    (code, response)
+}
+
+/// A limit whose key `a` is used up.
+fn used_up() -> KeyedLimit {
+    let limit = tidegate::local(Quota::per_minute(1)).unwrap();
+    assert!(limit.check(&Hashed("a")).is_allowed());
+    KeyedLimit::new(limit, KeyOf::header(KEY))
+}
+
+/// Finding D9: there was no pushback, and gRPC-web calls got an HTTP status that their clients cannot read.
+#[tokio::test]
+async fn d9_grpc_and_grpc_web_calls_are_refused_by_grpc_with_a_pushback() {
+    for (content_type, response_type) in [
+        ("application/grpc", "application/grpc"),
+        ("application/grpc+proto", "application/grpc"),
+        ("application/grpc;x=y", "application/grpc"),
+        ("application/grpc-web", "application/grpc-web"),
+        ("application/grpc-web+proto", "application/grpc-web+proto"),
+        ("application/grpc-web-text+proto", "application/grpc-web-text+proto"),
+        ("application/grpc-web-text", "application/grpc-web-text"),
+    ] {
+        let (code, response) = refused(used_up(), content_type, Some("a")).await;
+        assert_eq!((code, response.status()), (Some(Code::ResourceExhausted), StatusCode::OK));
+        assert_eq!(response.headers()[header::CONTENT_TYPE], response_type);
+        let pushback_ms: u64 = response.headers()[PUSHBACK_MS].to_str().unwrap().parse().unwrap();
+        assert!((59_000..=60_000).contains(&pushback_ms), "{pushback_ms}");
+    }
+    for otherwise in ["application/json", "application/grpc-webs", "application/grpcs", ""] {
+        let (code, response) = refused(used_up(), otherwise, Some("a")).await;
+        assert_eq!((code, response.status()), (None, StatusCode::TOO_MANY_REQUESTS), "{otherwise}");
+    }
 }
 
 #[tokio::test]
-async fn who_asks_by_grpc_is_answered_by_grpc_and_nobody_else_is() {
-    let limit = Limit::new("api", Quota::per_minute(1));
-    let limit = Limiter::builder().limit(limit).build().unwrap().limit("api").unwrap();
-    assert!(limit.check("a").is_allowed());
-    let rule = || Rule::new(limit.clone(), KeyOf::header(KEY));
-    let denied = async |content_type: &str| refused(rule(), content_type, Some("a")).await;
-    for by_grpc in ["application/grpc", "application/grpc+proto", "application/grpc;x=y"] {
-        assert_eq!(denied(by_grpc).await, (Some(Code::ResourceExhausted), 200), "{by_grpc}");
-    }
-    for otherwise in ["application/json", "application/grpc-web", "application/grpcs", ""] {
-        assert_eq!(denied(otherwise).await, (None, 429), "{otherwise}");
-    }
-    let grpc = "application/grpc";
-    for (status, code) in [
+async fn other_refusals_have_their_own_codes_and_no_pushback() {
+    let code = async |limit: KeyedLimit, key| {
+        let (code, response) = refused(limit, "application/grpc", key).await;
+        assert!(!response.headers().contains_key(PUSHBACK_MS));
+        code.unwrap()
+    };
+    for (status, expected) in [
         (StatusCode::UNAUTHORIZED, Code::Unauthenticated),
         (StatusCode::FORBIDDEN, Code::PermissionDenied),
         (StatusCode::BAD_REQUEST, Code::InvalidArgument),
     ] {
-        let rule = rule().missing(Missing::Refused(status));
-        assert_eq!(refused(rule, grpc, None).await, (Some(code), 200));
+        let limit = used_up().on_missing_key(OnMissingKey::Refused(status));
+        assert_eq!(code(limit, None).await, expected);
     }
-    let costly = refused(rule().cost(|_| 2), grpc, Some("b")).await;
-    assert_eq!(costly, (Some(Code::InvalidArgument), 200));
+    assert_eq!(code(used_up().cost(|_| 2), Some("b")).await, Code::InvalidArgument);
+    let per_client = KeyedLimit::per_client(tidegate::local(Quota::per_minute(1)).unwrap());
+    assert_eq!(code(per_client, None).await, Code::Internal);
+}
+
+#[tokio::test]
+async fn limit_that_protects_the_service_is_unavailable_with_a_pushback() {
+    let limit = used_up().protects_service();
+    let (code, response) = refused(limit, "application/grpc", Some("a")).await;
+    assert_eq!(code, Some(Code::Unavailable));
+    assert!(response.headers().contains_key(PUSHBACK_MS));
+}
+
+#[tokio::test]
+async fn denied_of_a_handler_is_the_status_of_the_layer() {
+    let clock = ManualClock::new();
+    let limit = Limit::new("api", Quota::per_minute(2));
+    let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
+    let api = limiter.limit("api").unwrap();
+    while api.check("a").is_allowed() {}
+    let status = Status::from(api.check("a").into_result().unwrap_err());
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let wait = status.get_details_retry_info().unwrap().retry_delay.unwrap();
+    assert_eq!(wait, Duration::from_secs(30));
+    assert_eq!(status.get_details_quota_failure().unwrap().violations[0].subject, "api");
+
+    let key = KeyOf::function(|_, key| key.push(b"a"));
+    let (_, response) = refused(KeyedLimit::new(api, key), "application/grpc", None).await;
+    let mut of_handler: Response<String> = status.into_http();
+    let mut of_layer = response;
+    for response in [&mut of_handler, &mut of_layer] {
+        assert_eq!(response.headers()[PUSHBACK_MS], "30000");
+        assert_eq!(response.headers()["ratelimit"], r#""api";r=0;t=30"#);
+    }
+    // HTTP clients read Retry-After, which gRPC has in its details.
+    assert_eq!(of_layer.headers_mut().remove(header::RETRY_AFTER).unwrap(), "30");
+    assert_eq!(of_handler.headers(), of_layer.headers());
 }

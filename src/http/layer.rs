@@ -1,4 +1,4 @@
-//! A tower layer around a service: what the door refuses never reaches it.
+//! A tower layer: refused requests do not reach the service.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,20 +10,22 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::door::{Door, Refusal};
-use super::fields::Worded;
 #[cfg(feature = "tonic")]
 use super::grpc::grpc_response;
-use super::rule::Head;
+use super::head::Head;
+use super::header_style::HeaderValues;
+use super::rate_limit::{Evaluation, RateLimit, Unsure};
+use super::refusal::Refusal;
+use crate::limiter::ActiveLimit;
 
-type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
+type Respond<B> = dyn Fn(&Refusal, &Head<'_>) -> Response<B> + Send + Sync;
 
-/// Limits a service: a [`Door`] decides about each request, and those it refuses do not reach the
-/// service. `B` is the body of responses.
+/// Limits a service: a [`RateLimit`] decides about each request, and refused ones do not reach the service. `B` is
+/// the body of responses, so that `RateLimitLayer<axum::body::Body>` is the type of a layer for axum.
 ///
 /// ```
 /// use http::{HeaderName, Request, Response, StatusCode, header};
-/// use tidegate::http::{Door, KeyOf, LimitLayer, Rule};
+/// use tidegate::http::{KeyOf, KeyedLimit, RateLimitLayer};
 /// use tidegate::{Limit, Limiter, Quota};
 /// use tower::{ServiceBuilder, ServiceExt, service_fn};
 ///
@@ -31,98 +33,134 @@ type Respond<B> = dyn Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::builder().limit(Limit::new("api", Quota::per_minute(1))).build()?;
 /// let key = KeyOf::header(HeaderName::from_static("x-api-key"));
-/// let door = Door::new(Rule::new(limiter.limit("api")?, key));
+/// let limit = KeyedLimit::new(limiter.limit("api")?, key);
 /// let served = |_: Request<()>| async { Ok::<_, std::io::Error>(Response::new(String::new())) };
-/// let service = ServiceBuilder::new().layer(LimitLayer::new(door)).service(service_fn(served));
+/// let service = ServiceBuilder::new().layer(RateLimitLayer::new(limit)).service(service_fn(served));
 /// let request = || Request::builder().header("x-api-key", "alice").body(());
 /// assert_eq!(service.clone().oneshot(request()?).await?.status(), StatusCode::OK);
 /// let denied = service.oneshot(request()?).await?;
 /// assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
-/// assert!(denied.headers().contains_key(header::RETRY_AFTER));
+/// assert_eq!(denied.headers()[header::RETRY_AFTER], "60");
+/// assert_eq!(denied.headers()["ratelimit"], r#""api";r=0;t=60"#);
 /// # Ok(())
 /// # }
 /// ```
-pub struct LimitLayer<B> {
-    /// With one count of owners, since all threads count each request in it.
-    entrance: Arc<Entrance<Respond<B>>>,
+pub struct RateLimitLayer<B> {
+    /// One allocation with one reference count, because all threads change the count with each request.
+    shared: Arc<Shared<Respond<B>>>,
 }
 
-struct Entrance<R: ?Sized> {
-    door: Door,
+struct Shared<R: ?Sized> {
+    rate_limit: RateLimit,
     respond: R,
 }
 
-impl<B: From<String>> LimitLayer<B> {
-    /// Answers those who are refused with [`Refusal::response`] or, with the feature `tonic`, with
-    /// `Refusal::grpc_status` if they asked by gRPC.
-    pub fn new(door: Door) -> Self {
-        Self::with_response(door, |refusal, head| {
-            grpc_response(head, refusal).unwrap_or_else(|| refusal.response())
+impl<B: From<String>> RateLimitLayer<B> {
+    /// Refused requests get [`Refusal::response`] or, with the feature `tonic`, `Refusal::grpc_status` if they are
+    /// gRPC calls.
+    pub fn new(rate_limit: impl Into<RateLimit>) -> Self {
+        let rate_limit = rate_limit.into();
+        let body = rate_limit.body();
+        Self::with_response(rate_limit, move |refusal, head| {
+            grpc_response(head, refusal).unwrap_or_else(|| refusal.response(body))
         })
+    }
+
+    /// Each client address has a bucket: see [`KeyedLimit::per_client`](super::KeyedLimit::per_client). Behind a
+    /// proxy, name it with [`ClientIp`](super::ClientIp), or all clients have the proxy's address.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "axum")]
+    /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::net::SocketAddr;
+    ///
+    /// use axum::Router;
+    /// use axum::body::Body;
+    /// use tidegate::Quota;
+    /// use tidegate::http::RateLimitLayer;
+    ///
+    /// let layer: RateLimitLayer<Body> =
+    ///     RateLimitLayer::per_client(tidegate::local(Quota::per_second(100))?);
+    /// let app: Router = Router::new().layer(layer);
+    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    /// axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn per_client(limit: ActiveLimit) -> Self {
+        Self::new(RateLimit::per_client(limit))
+    }
+
+    /// All requests share one bucket: see [`KeyedLimit::shared`](super::KeyedLimit::shared), and
+    /// [`KeyedLimit::protects_service`](super::KeyedLimit::protects_service) for status 503 instead of 429.
+    pub fn shared(limit: ActiveLimit) -> Self {
+        Self::new(RateLimit::shared(limit))
     }
 }
 
-/// Nobody asks by gRPC.
+/// Without tonic there are no gRPC calls.
 #[cfg(not(feature = "tonic"))]
-fn grpc_response<B>(_: &Head<'_>, _: &Refusal<'_>) -> Option<Response<B>> {
+fn grpc_response<B>(_: &Head<'_>, _: &Refusal) -> Option<Response<B>> {
     None
 }
 
-impl<B> LimitLayer<B> {
-    /// Answers those who are refused with what `respond` makes; the limits' header fields are written into
-    /// that, and `Retry-After` of a denial if it has none.
+impl<B> RateLimitLayer<B> {
+    /// Refused requests get the response that `respond` returns. The limits' header fields are written into it, and
+    /// `Retry-After` if it has none.
     pub fn with_response(
-        door: Door,
-        respond: impl Fn(&Refusal<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+        rate_limit: impl Into<RateLimit>,
+        respond: impl Fn(&Refusal, &Head<'_>) -> Response<B> + Send + Sync + 'static,
     ) -> Self {
-        Self { entrance: Arc::new(Entrance { door, respond }) }
+        Self { shared: Arc::new(Shared { rate_limit: rate_limit.into(), respond }) }
     }
 }
 
-impl<B> Clone for LimitLayer<B> {
+impl<B> Clone for RateLimitLayer<B> {
     fn clone(&self) -> Self {
-        Self { entrance: self.entrance.clone() }
+        Self { shared: self.shared.clone() }
     }
 }
 
-impl<B> fmt::Debug for LimitLayer<B> {
+impl<B> fmt::Debug for RateLimitLayer<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitLayer").field("door", &self.entrance.door).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer")
+            .field("rate_limit", &self.shared.rate_limit)
+            .finish_non_exhaustive()
     }
 }
 
-impl<S, B> Layer<S> for LimitLayer<B> {
-    type Service = LimitService<S, B>;
+impl<S, B> Layer<S> for RateLimitLayer<B> {
+    type Service = RateLimitService<S, B>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        LimitService { inner, limits: self.clone() }
+        RateLimitService { inner, layer: self.clone() }
     }
 }
 
-/// A service behind a [`LimitLayer`].
+/// A service behind a [`RateLimitLayer`].
 #[derive(Debug)]
-pub struct LimitService<S, B> {
+pub struct RateLimitService<S, B> {
     inner: S,
-    limits: LimitLayer<B>,
+    layer: RateLimitLayer<B>,
 }
 
-impl<S: Clone, B> Clone for LimitService<S, B> {
+impl<S: Clone, B> Clone for RateLimitService<S, B> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), limits: self.limits.clone() }
+        Self { inner: self.inner.clone(), layer: self.layer.clone() }
     }
 }
 
-impl<B> Entrance<Respond<B>> {
-    /// The response to a request that is not passed on, with what it is `told`.
-    fn refuse(&self, refusal: &Refusal<'_>, head: &Head<'_>, mut told: Worded) -> Response<B> {
+impl<B> Shared<Respond<B>> {
+    /// The response to a refused request.
+    fn refuse(&self, refusal: &Refusal, head: &Head<'_>, mut values: HeaderValues) -> Response<B> {
         let mut response = (self.respond)(refusal, head);
-        refusal.tell(response.headers_mut());
-        told.write(response.headers_mut());
+        refusal.write_retry_after(response.headers_mut());
+        values.write(response.headers_mut());
         response
     }
 }
 
-impl<S, R, B> Service<Request<R>> for LimitService<S, B>
+impl<S, R, B> Service<Request<R>> for RateLimitService<S, B>
 where
     S: Service<Request<R>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
@@ -131,64 +169,84 @@ where
 {
     type Response = Response<B>;
     type Error = S::Error;
-    type Future = Answer<S::Future, B, S::Error>;
+    type Future = ResponseFuture<S::Future, B, S::Error>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
-        let entrance = &self.limits.entrance;
-        if entrance.door.is_waiting() {
-            let entrance = entrance.clone();
-            // The service that was found ready is the one to be called.
-            let clone = self.inner.clone();
-            let mut inner = std::mem::replace(&mut self.inner, clone);
-            let answer = async move {
-                let (parts, body) = request.into_parts();
-                let head = Head::from(&parts);
-                let mut told = Worded::default();
-                if let Some(refusal) = entrance.door.ask_store(&head, &mut told).await {
-                    return Ok(entrance.refuse(&refusal, &head, told));
-                }
-                let mut response = inner.call(Request::from_parts(parts, body)).await?;
-                told.write(response.headers_mut());
-                Ok(response)
-            };
-            return Answer { state: State::Waiting { answer: Box::pin(answer) } };
-        }
+        let shared = &self.layer.shared;
         let head = Head::of(&request);
-        let mut told = Worded::default();
-        if let Some(refusal) = entrance.door.ask(&head, &mut told) {
-            let response = Some(entrance.refuse(&refusal, &head, told));
-            // What was kept ready for this request is given back.
-            self.inner = self.inner.clone();
-            return Answer { state: State::Refused { response } };
+        let mut evaluation = shared.rate_limit.begin(&head);
+        if let Some(unsure) = shared.rate_limit.advance(&mut evaluation, &head) {
+            let future = self.ask_store(request, evaluation, unsure);
+            return ResponseFuture { state: State::Waiting { future: Box::pin(future) } };
         }
-        Answer { state: State::Passed { inner: self.inner.call(request), told } }
+        let values = shared.rate_limit.header_values(&evaluation);
+        if let Some(refusal) = &evaluation.refusal {
+            let response = Some(shared.refuse(refusal, &head, values));
+            // The inner service reserved something for this request. A clone has reserved nothing.
+            self.inner = self.inner.clone();
+            return ResponseFuture { state: State::Refused { response } };
+        }
+        ResponseFuture { state: State::Passed { inner: self.inner.call(request), values } }
+    }
+}
+
+impl<S, B> RateLimitService<S, B> {
+    /// The response to a request about which this node is not sure.
+    fn ask_store<R>(
+        &mut self,
+        request: Request<R>,
+        mut evaluation: Evaluation,
+        unsure: Unsure,
+    ) -> impl Future<Output = Result<Response<B>, S::Error>> + Send + use<S, B, R>
+    where
+        S: Service<Request<R>, Response = Response<B>> + Clone + Send + 'static,
+        S::Future: Send,
+        R: Send + 'static,
+        B: 'static,
+    {
+        let shared = self.layer.shared.clone();
+        // The instance that was found ready is the one to call.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        async move {
+            let (parts, body) = request.into_parts();
+            let head = Head::from(&parts);
+            shared.rate_limit.finish(&mut evaluation, unsure, &head).await;
+            let mut values = shared.rate_limit.header_values(&evaluation);
+            if let Some(refusal) = &evaluation.refusal {
+                return Ok(shared.refuse(refusal, &head, values));
+            }
+            let mut response = inner.call(Request::from_parts(parts, body)).await?;
+            values.write(response.headers_mut());
+            Ok(response)
+        }
     }
 }
 
 pin_project! {
-    /// The answer to a request.
-    pub struct Answer<F, B, E> {
+    /// The response to a request.
+    pub struct ResponseFuture<F, B, E> {
         #[pin]
         state: State<F, B, E>,
     }
 }
 
 pin_project! {
-    #[project = Stage]
+    #[project = StateProjection]
     enum State<F, B, E> {
-        Passed { #[pin] inner: F, told: Worded },
+        Passed { #[pin] inner: F, values: HeaderValues },
         Refused { response: Option<Response<B>> },
-        Waiting { answer: Boxed<B, E> },
+        Waiting { future: Boxed<B, E> },
     }
 }
 
 type Boxed<B, E> = Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>;
 
-impl<F, B, E> Future for Answer<F, B, E>
+impl<F, B, E> Future for ResponseFuture<F, B, E>
 where
     F: Future<Output = Result<Response<B>, E>>,
 {
@@ -196,22 +254,22 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            Stage::Passed { inner, told } => {
+            StateProjection::Passed { inner, values } => {
                 let mut response = ready!(inner.poll(context))?;
-                told.write(response.headers_mut());
+                values.write(response.headers_mut());
                 Poll::Ready(Ok(response))
             }
-            // Nobody polls what has answered.
-            Stage::Refused { response } => {
+            // A future is not polled after it is ready.
+            StateProjection::Refused { response } => {
                 response.take().map_or(Poll::Pending, |it| Poll::Ready(Ok(it)))
             }
-            Stage::Waiting { answer } => answer.as_mut().poll(context),
+            StateProjection::Waiting { future } => future.as_mut().poll(context),
         }
     }
 }
 
-impl<F, B, E> fmt::Debug for Answer<F, B, E> {
+impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Answer")
+        f.write_str("ResponseFuture")
     }
 }

@@ -1,37 +1,52 @@
-//! At the door: who asks, and what the answer says in its headers.
+//! Rate limits for HTTP services: the client's address, the header fields of responses, and a layer.
 //!
-//! Needs the feature `http`. Nothing of it waits or decides: [`Client`] reads a key off a request,
-//! [`Fields`] writes what a [`Decision`](crate::Decision) knows into a response's header fields, and
-//! [`RetryAfter`] says when a denied client may come back. With the feature `tower`, `LimitLayer` does
-//! all of it around a service. docs/HTTP.md is the contract.
+//! Needs the feature `http`. [`ClientIp`] reads the client's address from a request, [`HeaderStyle`] writes a
+//! [`Decision`](crate::Decision) into a response's header fields, and [`RetryAfter`] says when a denied client may
+//! return. With the feature `tower`, `RateLimitLayer` does all of this for a service. docs/HTTP.md is the guide.
 
-mod address;
-#[cfg(feature = "tower")]
-mod door;
-mod fields;
+mod cidr;
+mod client_ip;
+#[cfg(any(feature = "axum", feature = "tonic"))]
+mod denied;
 mod forwarded;
 #[cfg(feature = "tonic")]
 mod grpc;
 #[cfg(feature = "tower")]
+mod head;
+mod header_style;
+#[cfg(feature = "tower")]
+mod key_of;
+#[cfg(feature = "tower")]
+mod keyed_limit;
+#[cfg(feature = "tower")]
 mod layer;
-mod network;
+#[cfg(feature = "tower")]
+mod rate_limit;
+#[cfg(feature = "tower")]
+mod refusal;
 mod retry_after;
 #[cfg(feature = "tower")]
-mod rule;
+mod unknown_peer;
 
-pub use address::{AddressText, Client, PREFIX_V6_DEFAULT};
-#[cfg(feature = "tower")]
-pub use door::{Door, Refusal};
-pub use fields::{Fields, Reset, Said};
+pub use cidr::{Network, NetworkError};
+pub use client_ip::{AddressText, ClientIp, DEFAULT_PREFIX_V4, DEFAULT_PREFIX_V6};
 pub use forwarded::Forwarding;
 #[cfg(feature = "tower")]
-pub use layer::{Answer, LimitLayer, LimitService};
-pub use network::{Network, NetworkError};
-pub use retry_after::{RetryAfter, SPREAD_MAX};
+pub use head::{Head, Peer};
+pub use header_style::{HeaderStyle, LimitReport, Reset};
 #[cfg(feature = "tower")]
-pub use rule::{Head, KeyOf, KeyText, Missing, Peer, Rule};
+pub use key_of::KeyOf;
+#[cfg(feature = "tower")]
+pub use keyed_limit::{KeyedLimit, OnMissingKey};
+#[cfg(feature = "tower")]
+pub use layer::{RateLimitLayer, RateLimitService, ResponseFuture};
+#[cfg(feature = "tower")]
+pub use rate_limit::RateLimit;
+#[cfg(feature = "tower")]
+pub use refusal::{ErrorBody, Refusal};
+pub use retry_after::{RetryAfter, SPREAD_MAX};
 
-/// Compiles the example there.
-#[cfg(all(doctest, feature = "retry", feature = "tower"))]
+/// Compiles the examples there.
+#[cfg(all(doctest, feature = "axum", feature = "retry"))]
 #[doc = include_str!("../../docs/HTTP.md")]
-struct Contract;
+struct Guide;

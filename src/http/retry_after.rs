@@ -1,66 +1,99 @@
-//! When a denied client may come back, and how many that were denied together come back apart.
+//! When a denied client may return, and how clients that were denied together return apart.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::fields::seconds;
 use crate::decision::Decision;
 
-/// Denied clients are spread over this at most, unless it is said otherwise.
+/// The longest time over which [`RetryAfter::spread`] spreads denied clients.
 pub const SPREAD_MAX: Duration = Duration::from_secs(60);
 
-/// Says in `Retry-After` when a denied client may come back: when its request has a chance, in whole
-/// seconds rounded up, and up to a spread later, so that those who are denied together do not return
-/// together. Never sooner.
+/// When a denied client may return: when its request has a chance, and not before.
 ///
-/// The delays are no random ones but the multiples of the golden ratio, from one on that is drawn: of
-/// those any number in a row is spread evenly. All keys draw on one row.
+/// By choice a delay of whole seconds is added, so that clients that were denied in the same moment do not return
+/// in the same second. This is for buckets that many clients share. The delays are not random: they go through the
+/// multiples of the golden ratio, beginning with a random one, which spreads any number of successive denials
+/// evenly. All keys share the sequence.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::Quota;
+/// use tidegate::http::RetryAfter;
+///
+/// let limit = tidegate::local(Quota::per_minute(1))?;
+/// assert!(limit.check("a").is_allowed());
+/// let denied = limit.check("a");
+/// assert_eq!(RetryAfter::exact().seconds(&denied), 60);
+/// let spread = RetryAfter::spread_over(Duration::from_secs(10)).seconds(&denied);
+/// assert!((60..=70).contains(&spread));
+/// # Ok::<(), tidegate::ConfigError>(())
+/// ```
 #[derive(Debug)]
 pub struct RetryAfter {
-    spread: Option<Duration>,
+    spread: Spread,
     denials: AtomicU32,
+}
+
+#[derive(Debug)]
+enum Spread {
+    None,
+    /// Over the time in which an empty bucket fills.
+    FillTime,
+    Over(Duration),
 }
 
 impl Default for RetryAfter {
     fn default() -> Self {
-        Self::new()
+        Self::exact()
     }
 }
 
 impl RetryAfter {
-    /// Spreads denied clients over the time in which an empty bucket of the limit fills, [`SPREAD_MAX`]
-    /// at most.
-    pub fn new() -> Self {
-        // Nodes that begin together do not go in step.
+    fn new(spread: Spread) -> Self {
+        // Nodes that start together begin with different delays.
         let first = RandomState::new().hash_one(()) as u32;
-        Self { spread: None, denials: AtomicU32::new(first) }
+        Self { spread, denials: AtomicU32::new(first) }
     }
 
-    /// Spreads them over `spread` in whole seconds, rounded down: with none, all are told the same.
-    #[must_use]
-    pub fn spread(mut self, spread: Duration) -> Self {
-        self.spread = Some(spread);
-        self
+    /// Adds no delay. This is the default.
+    pub fn exact() -> Self {
+        Self::new(Spread::None)
     }
 
-    /// Seconds to wait; 0 for a request that was allowed. Of several limits that denied a request, ask with
-    /// the decision whose [`retry_after`](Decision::retry_after) is longest.
+    /// Spreads denied clients over the time in which an empty bucket of the limit fills, at most [`SPREAD_MAX`].
+    pub fn spread() -> Self {
+        Self::new(Spread::FillTime)
+    }
+
+    /// Spreads denied clients over `spread`, in whole seconds, rounded down.
+    pub fn spread_over(spread: Duration) -> Self {
+        Self::new(Spread::Over(spread))
+    }
+
+    /// The value of `Retry-After`: whole seconds, rounded up; 0 for a request that was allowed. If several limits
+    /// denied a request, call this with the decision whose [`retry_after`](Decision::retry_after) is longest.
     pub fn seconds(&self, decision: &Decision) -> u64 {
-        if decision.is_denied() { self.spread_from(decision.retry_after(), decision) } else { 0 }
+        if decision.is_denied() { seconds(self.after(decision.retry_after(), decision)) } else { 0 }
     }
 
-    /// Seconds to wait for what comes after `wait`, where this decision denied.
-    pub(super) fn spread_from(&self, wait: Duration, decision: &Decision) -> u64 {
+    /// `wait`, and the delay of this denial.
+    pub(super) fn after(&self, wait: Duration, decision: &Decision) -> Duration {
         let spread_s = match self.spread {
-            Some(spread) => spread.as_secs(),
-            None => seconds(decision.fill_time().min(SPREAD_MAX)),
+            Spread::None => return wait,
+            Spread::FillTime => seconds(decision.fill_time().min(SPREAD_MAX)),
+            Spread::Over(spread) => spread.as_secs(),
         };
-        // 2^32 over the golden ratio.
+        // 2^32 divided by the golden ratio.
         let part = self.denials.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9);
         let later_s = (u128::from(part) * (u128::from(spread_s) + 1)) >> u32::BITS;
-        seconds(wait).saturating_add(later_s as u64)
+        wait.saturating_add(Duration::from_secs(later_s as u64))
     }
+}
+
+/// Whole seconds, rounded up.
+pub(super) fn seconds(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
 
 #[cfg(test)]
@@ -84,8 +117,8 @@ mod tests {
     }
 
     #[test]
-    fn who_is_denied_together_is_told_to_return_apart_and_never_sooner() {
-        let told = told(&RetryAfter::new(), Quota::per_minute(1).burst(4), 1000);
+    fn spread_clients_return_apart_and_not_before_their_time() {
+        let told = told(&RetryAfter::spread(), Quota::per_minute(1).burst(4), 1000);
         let least = *told.iter().min().unwrap();
         assert!((59..=60).contains(&least), "the next token comes in a minute: {least}");
         let mut counts = [0; 61];
@@ -96,21 +129,21 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_is_what_the_limit_takes_to_fill_or_what_is_said() {
+    fn spread_is_the_fill_time_or_the_chosen_time_and_none_by_default() {
         let range = |retry: RetryAfter, quota| {
             let told = told(&retry, quota, 200);
             told.iter().max().unwrap() - told.iter().min().unwrap()
         };
-        assert_eq!(range(RetryAfter::new(), Quota::per_minute(10).burst(2)), 12);
-        assert_eq!(range(RetryAfter::new().spread(Duration::ZERO), Quota::per_minute(1)), 0);
-        let longest = RetryAfter::new().spread(Duration::MAX);
+        assert_eq!(range(RetryAfter::spread(), Quota::per_minute(10).burst(2)), 12);
+        assert_eq!(range(RetryAfter::default(), Quota::per_minute(1)), 0);
+        let longest = RetryAfter::spread_over(Duration::MAX);
         assert!(told(&longest, Quota::per_minute(1), 100).iter().all(|&seconds| seconds >= 59));
     }
 
     #[test]
-    fn who_was_allowed_may_come_at_once() {
+    fn retry_after_of_an_allowed_request_is_zero() {
         let limiter = Limiter::builder().limit(Limit::new("a", Quota::per_minute(1))).build();
         let allowed = limiter.unwrap().limit("a").unwrap().check("key");
-        assert_eq!(RetryAfter::new().seconds(&allowed), 0);
+        assert_eq!(RetryAfter::spread().seconds(&allowed), 0);
     }
 }

@@ -3,13 +3,15 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use crate::quota::Scale;
+use crate::quota::{Quota, Scale};
 
 /// A limit's name and quota, where every decision can point to it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LimitInfo {
     pub(crate) name: Box<str>,
     pub(crate) scale: Scale,
+    /// As it was configured: the scale has only its ratio.
+    pub(crate) quota: Quota,
 }
 
 /// All that a process ever made. Each is kept for as long as the process lives, so that a decision is a small
@@ -18,8 +20,8 @@ static INFOS: Mutex<Option<HashSet<&'static LimitInfo>>> = Mutex::new(None);
 
 impl LimitInfo {
     /// The only one of this name and quota.
-    pub(crate) fn intern(name: &str, scale: Scale) -> &'static Self {
-        let wanted = Self { name: name.into(), scale };
+    pub(crate) fn intern(name: &str, scale: Scale, quota: Quota) -> &'static Self {
+        let wanted = Self { name: name.into(), scale, quota };
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let infos = infos.get_or_insert_default();
         if let Some(known) = infos.get(&wanted) {
@@ -34,14 +36,17 @@ impl LimitInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::Quota;
 
     #[test]
     fn one_name_with_one_quota_is_kept_once() {
-        let scale = |rate| Quota::per_second(rate).scale("x").unwrap();
-        let info = |name, rate| std::ptr::from_ref(LimitInfo::intern(name, scale(rate)));
-        assert_eq!(info("api", 10), info("api", 10));
-        assert_ne!(info("api", 10), info("api", 20));
-        assert_ne!(info("api", 10), info("web", 10));
+        let info = |name, quota: Quota| {
+            std::ptr::from_ref(LimitInfo::intern(name, quota.scale("x").unwrap(), quota))
+        };
+        let [ten, twenty, six_hundred] =
+            [Quota::per_second(10), Quota::per_second(20), Quota::per_minute(600).burst(10)];
+        assert_eq!(info("api", ten), info("api", ten));
+        assert_ne!(info("api", ten), info("api", twenty));
+        assert_ne!(info("api", ten), info("api", six_hundred), "the same rate, said otherwise");
+        assert_ne!(info("api", ten), info("web", ten));
     }
 }

@@ -1,6 +1,6 @@
-//! A tower layer around a client: requests wait for their turn, and denied ones are sent again.
+//! A tower layer around a client: requests wait for a permit, and denied ones are sent again.
 
-#![allow(clippy::disallowed_methods, reason = "a deadline is told by the clock")]
+#![allow(clippy::disallowed_methods, reason = "a deadline needs a clock")]
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -13,17 +13,17 @@ use tokio::time::{Instant, timeout_at};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::pacer::{GaveUp, Heard, Pacer, Turn, after};
+use super::pacer::{GaveUp, Pacer, Permit, ResponseKind, after};
 
-/// Calls are given up after this, unless it is said otherwise.
-pub const WITHIN_DEFAULT: Duration = Duration::from_secs(30);
+/// How long a call may wait to be sent.
+pub const DEFAULT_WITHIN: Duration = Duration::from_secs(30);
 
 /// Paces a client of one API by a [`Pacer`], and sends denied requests again.
 ///
-/// Status 429 is asked again whatever the method is, since nothing was done; status 503 only if the
-/// method may be repeated (GET, HEAD, OPTIONS, TRACE, PUT, DELETE). Errors of the client are passed on. A
-/// call ends as soon as it is known that nobody can be sent within its time: with the last denial, or with
-/// the error [`GaveUp`] if it was never sent. Meanwhile the last denial is kept with its body unread.
+/// After status 429 a request is sent again whatever its method is, because nothing was done; after status 503 only if
+/// the method is idempotent (GET, HEAD, OPTIONS, TRACE, PUT, DELETE). Errors of the client are returned. A call ends as
+/// soon as it is known that it cannot be sent in time: with the last denial, or with the error [`GaveUp`] if it was
+/// never sent. Until then the last denial is kept with its body unread.
 #[derive(Clone, Debug)]
 pub struct PaceLayer {
     pacer: Pacer,
@@ -31,13 +31,13 @@ pub struct PaceLayer {
 }
 
 impl PaceLayer {
-    /// All services that are made with this layer, and with other layers of this pacer, keep one pace.
+    /// All services of this layer, and of other layers with this pacer, share one pace.
     pub fn new(pacer: Pacer) -> Self {
-        Self { pacer, within: WITHIN_DEFAULT }
+        Self { pacer, within: DEFAULT_WITHIN }
     }
 
-    /// How long a call may take to be sent for the last time, [`WITHIN_DEFAULT`] otherwise,
-    /// [`WAIT_MAX`](super::WAIT_MAX) at most. How long the answer takes is not in it.
+    /// How long a call may wait to be sent for the last time, without the time of its response.
+    /// [`DEFAULT_WITHIN`] is the default, [`WAIT_MAX`](super::WAIT_MAX) the most.
     #[must_use]
     pub fn within(mut self, within: Duration) -> Self {
         self.within = within;
@@ -74,7 +74,7 @@ where
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Response<R>, BoxError>> + Send>>;
 
-    /// The client is asked whether it is ready when the call's turn has come.
+    /// The client is polled for readiness when the call has a permit.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
     }
@@ -86,22 +86,23 @@ where
             let mut denial = None;
             loop {
                 let sent = async {
-                    let turn = Unsent(Some(layer.pacer.turn(deadline).await?));
+                    let permit = Unsent(Some(layer.pacer.permit(deadline).await?));
                     let is_ready = poll_fn(|context| inner.poll_ready(context));
                     match timeout_at(deadline, is_ready).await {
-                        Ok(ready) => ready.map_err(Into::into).map(|()| turn),
+                        Ok(ready) => ready.map_err(Into::into).map(|()| permit),
                         Err(_) => Err(GaveUp { remaining: Duration::ZERO }.into()),
                     }
                 };
-                let mut turn = match (sent.await, denial) {
-                    (Ok(turn), _) => turn,
+                let mut permit = match (sent.await, denial) {
+                    (Ok(permit), _) => permit,
                     (Err(error), Some(denial)) if error.is::<GaveUp>() => return Ok(denial),
                     (Err(error), _) => return Err(error),
                 };
-                let sent = turn.0.take();
+                let sent = permit.0.take();
                 let response = inner.call(request.clone()).await.map_err(Into::into)?;
-                let heard = sent.map(|turn| turn.heard(response.status(), response.headers()));
-                if heard != Some(Heard::Denied) || !may_repeat(request.method(), response.status())
+                let kind = sent.map(|permit| permit.record(response.status(), response.headers()));
+                if kind != Some(ResponseKind::Denied)
+                    || !may_repeat(request.method(), response.status())
                 {
                     return Ok(response);
                 }
@@ -111,18 +112,18 @@ where
     }
 }
 
-/// A turn of a request that is given back unless it is sent.
-struct Unsent(Option<Turn>);
+/// A permit that is given back unless its request is sent.
+struct Unsent(Option<Permit>);
 
 impl Drop for Unsent {
     fn drop(&mut self) {
-        if let Some(turn) = self.0.take() {
-            turn.give_back();
+        if let Some(permit) = self.0.take() {
+            permit.give_back();
         }
     }
 }
 
-/// Whether nothing was done, or nothing happens that has not happened if it was.
+/// Whether nothing was done, or doing it twice changes nothing.
 fn may_repeat(method: &Method, status: StatusCode) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || method.is_idempotent()
 }

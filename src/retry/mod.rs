@@ -1,17 +1,17 @@
-//! For callers of somebody else's API: keep within its limits as its answers tell them, and come back
-//! when they say so.
+//! For clients of other services: keep their limits, and return when they say so.
 //!
-//! Needs the feature `retry`. [`Advice`] reads what a response says; a [`Pacer`] gives out turns so that
-//! what was left is not exceeded, and after a denial none before its time; with the feature `tower`,
-//! `PaceLayer` does both around a client, and asks again by itself until a deadline. docs/HTTP.md tells
-//! more.
+//! Needs the feature `retry`. [`RateLimitHints`] reads the header fields of a response. A [`Pacer`] hands out permits to
+//! send requests, no more than the service has said are left, and none too early after a denial. With the feature
+//! `tower`, `PaceLayer` does both around a client and sends denied requests again. docs/HTTP.md has the details.
 
-mod advice;
+mod hints;
 #[cfg(feature = "tower")]
 mod layer;
 mod pacer;
 
-pub use advice::{Advice, Allowance};
+pub use hints::{Allowance, RateLimitHints};
 #[cfg(feature = "tower")]
-pub use layer::{PaceLayer, Paced, WITHIN_DEFAULT};
-pub use pacer::{BACKOFF_FIRST_DEFAULT, BACKOFF_MAX_DEFAULT, GaveUp, Heard, Pacer, Turn, WAIT_MAX};
+pub use layer::{DEFAULT_WITHIN, PaceLayer, Paced};
+pub use pacer::{
+    DEFAULT_FIRST_BACKOFF, DEFAULT_MAX_BACKOFF, GaveUp, Pacer, Permit, ResponseKind, WAIT_MAX,
+};

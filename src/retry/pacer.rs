@@ -1,6 +1,6 @@
-//! Gives out turns, so that a server's limits are kept as far as its answers tell them.
+//! Hands out permits to send requests, so that a server's limits are kept as far as its responses state them.
 
-#![allow(clippy::disallowed_methods, reason = "who paces himself waits, and reads the clock")]
+#![allow(clippy::disallowed_methods, reason = "a pacer waits, and reads the clock")]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -9,42 +9,41 @@ use http::{HeaderMap, StatusCode};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::advice::{Advice, Allowance};
+use super::hints::{Allowance, RateLimitHints};
 
-/// A first denial without advice is waited out for so long at most.
-pub const BACKOFF_FIRST_DEFAULT: Duration = Duration::from_millis(200);
-/// However many follow, they are waited out for no longer than this.
-pub const BACKOFF_MAX_DEFAULT: Duration = Duration::from_secs(30);
+/// The longest wait after a first denial without `Retry-After`.
+pub const DEFAULT_FIRST_BACKOFF: Duration = Duration::from_millis(200);
+/// The longest wait after any denial without `Retry-After`.
+pub const DEFAULT_MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// However long a server says that it allows nothing: after this it is asked again.
+/// The longest wait after any response, whatever it says.
 pub const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The others wait for the one that goes ahead, but no longer than this.
+/// The longest wait of the other requests for the response to the one that was sent alone.
 const AHEAD_MAX: Duration = Duration::from_secs(1);
 
-/// Paces requests to one API, or to what else has limits of its own there. Clones share their state.
+/// Paces requests to one API, or to one key of it. Clones share their state.
 ///
-/// In the beginning one goes ahead, and the others wait for its answer, for a second at most. Once an
-/// answer speaks of a limit, as many go at once as it left, those under way included, and more as it said
-/// that it allows more; until one does, nothing is held back. After a denial nobody goes before
-/// `Retry-After` is over or, if nothing was said, before an exponential back-off. Turns are given in the
-/// order in which they are asked for.
+/// At first one request is sent alone, and the others wait for its response, at most a second. Once a response names
+/// a limit, as many requests are sent as are left, less those under way, and later as many as the limit allows more.
+/// Until then nothing is held back. After a denial no request is sent before `Retry-After` is over or, without it,
+/// before an exponential back-off. Permits come in the order in which they are asked for.
 ///
 /// ```
 /// use std::time::Duration;
 /// use http::{HeaderMap, StatusCode};
-/// use tidegate::retry::{Heard, Pacer};
+/// use tidegate::retry::{Pacer, ResponseKind};
 /// use tokio::time::Instant;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pacer = Pacer::new();
 /// let within = Instant::now() + Duration::from_secs(5);
-/// let turn = pacer.turn(within).await?;
-/// // ... ask, and tell what came back.
+/// let permit = pacer.permit(within).await?;
+/// // ... send the request, and record its response.
 /// let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, "60".parse()?)]);
-/// assert_eq!(turn.heard(StatusCode::TOO_MANY_REQUESTS, &headers), Heard::Denied);
-/// assert!(pacer.turn(within).await.is_err(), "there is none for a minute");
+/// assert_eq!(permit.record(StatusCode::TOO_MANY_REQUESTS, &headers), ResponseKind::Denied);
+/// assert!(pacer.permit(within).await.is_err(), "there is none for a minute");
 /// # Ok(())
 /// # }
 /// ```
@@ -58,35 +57,37 @@ struct Shared {
     backoff_first: Duration,
     backoff_max: Duration,
     state: Mutex<State>,
-    /// Who is next waits for his turn in here, the others for it.
+    /// The first caller in the queue holds the lock while it waits.
     queue: tokio::sync::Mutex<()>,
     news: Notify,
 }
 
-/// The next turn would come after the deadline.
+/// No request may be sent before the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("gave up: no request may be sent before the deadline, which is in {remaining:?}")]
 pub struct GaveUp {
-    /// How long the deadline was away.
+    /// The time to the deadline.
     pub remaining: Duration,
 }
 
-/// What became of a request.
+/// What a pacer makes of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Heard {
-    /// It was answered, whatever the answer is.
+#[non_exhaustive]
+pub enum ResponseKind {
+    /// The service handled the request, with any result.
     Answered,
-    /// It was denied for now: with status 429, or with 503.
+    /// The service denied the request for now: status 429 or 503.
     Denied,
 }
 
-/// Leave to send one request. It counts as under way until it was [heard](Self::heard) of or dropped.
+/// Permission to send one request. It counts as under way until its response is [recorded](Self::record) or it is
+/// dropped.
 #[derive(Debug)]
-#[must_use = "whoever drops his turn has used it up all the same: it can be given back"]
-pub struct Turn {
+#[must_use = "dropping a permit consumes it; call `give_back` if nothing was sent"]
+pub struct Permit {
     shared: Arc<Shared>,
     taken: Instant,
-    /// Out of which pace it was taken, by when the request was sent that brought it.
+    /// When the request was sent whose response brought the pace that this was taken from.
     told: Option<Instant>,
 }
 
@@ -99,12 +100,11 @@ impl Default for Pacer {
 impl Pacer {
     /// With the default back-off.
     pub fn new() -> Self {
-        Self::with_backoff(BACKOFF_FIRST_DEFAULT, BACKOFF_MAX_DEFAULT)
+        Self::with_backoff(DEFAULT_FIRST_BACKOFF, DEFAULT_MAX_BACKOFF)
     }
 
-    /// Denials without advice are waited out for `first` at most, each that follows for twice as long, up
-    /// to `most`; a random part of it, half at least. As much is the least that a denial with advice is
-    /// waited out for.
+    /// After a denial without `Retry-After`, waits at most `first`, doubled with each further denial up to `most`; the
+    /// wait is random, and at least half of that. With `Retry-After`, this is the least wait.
     pub fn with_backoff(first: Duration, most: Duration) -> Self {
         let shared = Shared {
             backoff_first: first,
@@ -116,18 +116,18 @@ impl Pacer {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Waits for leave to send a request. May be cancelled by dropping it.
+    /// Waits until a request may be sent. Dropping the future gives its place in the queue back.
     ///
     /// # Errors
     ///
-    /// [`GaveUp`] as soon as it is known that there is none until `deadline`.
-    pub async fn turn(&self, deadline: Instant) -> Result<Turn, GaveUp> {
+    /// [`GaveUp`] as soon as it is known that no request may be sent before `deadline`.
+    pub async fn permit(&self, deadline: Instant) -> Result<Permit, GaveUp> {
         let gave_up = || GaveUp { remaining: deadline.saturating_duration_since(Instant::now()) };
         let in_time = async {
             let mut next = std::pin::pin!(self.shared.queue.lock());
             let _next = loop {
                 let news = self.shared.news.notified();
-                // Those who queue need not wait to be told that nobody goes until then.
+                // A caller in the queue need not wait for the lock to know that its deadline is too early.
                 if self.shared.state().closed_until().is_some_and(|opens| opens > deadline) {
                     return Err(gave_up());
                 }
@@ -145,7 +145,7 @@ impl Pacer {
                     match state.take(now) {
                         Ok(()) => {
                             let told = state.told.filter(|_| state.pace.is_some());
-                            return Ok(Turn { shared: self.shared.clone(), taken: now, told });
+                            return Ok(Permit { shared: self.shared.clone(), taken: now, told });
                         }
                         Err(_) if state.closed_until().is_some_and(|opens| opens > deadline) => {
                             return Err(gave_up());
@@ -169,7 +169,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// So long a denial is waited out at least, and a random part more, up to as much again.
+    /// The least wait after a denial. A random part of up to the same again is added to it.
     fn backoff(&self, denials: u32) -> Duration {
         let doubled = 1_u32.checked_shl(denials.saturating_sub(1)).unwrap_or(u32::MAX);
         let longest = self.backoff_first.saturating_mul(doubled).min(self.backoff_max);
@@ -177,33 +177,33 @@ impl Shared {
     }
 }
 
-impl Turn {
-    /// Takes in the response's status and header fields.
-    pub fn heard(self, status: StatusCode, headers: &HeaderMap) -> Heard {
-        let advice = Advice::read(headers, SystemTime::now());
+impl Permit {
+    /// Reads the response's status and header fields.
+    pub fn record(self, status: StatusCode, headers: &HeaderMap) -> ResponseKind {
+        let advice = RateLimitHints::read(headers, SystemTime::now());
         let denied = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
         let mut state = self.shared.state();
-        // With the state in hand: or another's turn would seem to come after what it did not know of.
+        // Read under the lock, or another permit would seem to be taken after a response that it did not know of.
         let now = Instant::now();
-        // What is told of a later request is newer, whenever it comes.
+        // The response to a later request is newer, whenever it arrives.
         let is_newest = state.told.is_none_or(|told| self.taken >= told);
         if let Some(allowance) = advice.allowance.filter(|_| is_newest) {
-            // This one is not under way any more.
+            // This request is not under way any more.
             let others = state.under_way.saturating_sub(1);
-            state.pace = Some(Pace::new(allowance, others, now));
+            state.pace = Some(Pace::new(allowance, others, state.pace.as_ref(), now));
             state.told = Some(self.taken);
         }
-        // Those that were sent together say the same, and say it once.
+        // Denials of requests that were sent together count once.
         let is_news = state.denied.is_none_or(|denied| self.taken > denied);
         if !denied.contains(&status) {
             if is_news {
                 (state.denials, state.ahead) = (0, Ahead::Answered);
             }
-            // Who speaks of limits in denials only has none to keep now.
+            // A server that names limits only in denials has no limit to keep now.
             if advice.allowance.is_none() && state.pace.as_ref().is_some_and(Pace::is_over) {
                 state.pace = None;
             }
-            return Heard::Answered;
+            return ResponseKind::Answered;
         }
         if is_news {
             state.denials = state.denials.saturating_add(1);
@@ -219,18 +219,18 @@ impl Turn {
             && status == StatusCode::TOO_MANY_REQUESTS
         {
             if pace.step.is_some() {
-                // Others spend too: what becomes free until then is theirs.
+                // Other clients spend too: what becomes free until then is theirs.
                 pace.free = 0;
                 pace.next = pace.next.max(Some(opens));
             } else if told_both && pace.free == 0 {
-                // Retry-After goes before the reset, and for one request.
+                // Retry-After comes before the reset, and is about one request.
                 (pace.next, pace.quota) = (Some(opens), 1);
             }
         }
-        Heard::Denied
+        ResponseKind::Denied
     }
 
-    /// Gives it back: the request was not sent, and another may be instead.
+    /// Gives the permit back: the request was not sent, and another one may be.
     pub fn give_back(self) {
         let mut state = self.shared.state();
         let told = state.told;
@@ -246,7 +246,7 @@ pub(super) fn after(wait: Duration, now: Instant) -> Instant {
     now + wait.min(WAIT_MAX)
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.state().under_way -= 1;
         self.shared.news.notify_waiters();
@@ -255,31 +255,31 @@ impl Drop for Turn {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Requests that were sent and not heard of.
+    /// Requests that were sent and have no response yet.
     under_way: u64,
-    /// When the last of them got its turn.
+    /// When the last of them got its permit.
     taken: Option<Instant>,
-    /// Denials in a row, each of a request that was sent after the one before was heard of.
+    /// Denials in a row, each of a request that was sent after the response before.
     denials: u32,
-    /// When the last of them was heard of.
+    /// When the last of them arrived.
     denied: Option<Instant>,
-    /// Nobody goes before.
+    /// No request is sent before.
     opens: Option<Instant>,
     ahead: Ahead,
-    /// What the server allows, once it spoke of it.
+    /// What the server allows, once a response said so.
     pace: Option<Pace>,
-    /// When the request was sent whose answer spoke of it.
+    /// When the request was sent whose response said so.
     told: Option<Instant>,
 }
 
-/// In the beginning, and after a denial, one goes ahead of the others.
+/// At first, and after a denial, one request is sent alone.
 #[derive(Clone, Copy, Debug, Default)]
 enum Ahead {
     #[default]
     Nobody,
-    /// It was sent then.
+    /// It was sent at this time.
     Sent(Instant),
-    /// And it was answered.
+    /// Its response has arrived.
     Answered,
 }
 
@@ -287,20 +287,20 @@ enum Ahead {
 #[derive(Debug)]
 struct Pace {
     free: u64,
-    /// So many are free at the next time, or at most where they come one by one.
+    /// Requests that are free at the next time or, where they come one by one, at most.
     quota: u64,
     next: Option<Instant>,
     step: Option<Duration>,
 }
 
 impl State {
-    /// Until when nobody goes, whatever is heard meanwhile.
+    /// No request is sent before this time, whatever responses arrive until then.
     fn closed_until(&self) -> Option<Instant> {
         let used_up = self.pace.as_ref().filter(|pace| pace.free == 0 && self.under_way == 0);
         self.opens.max(used_up.and_then(|pace| pace.next))
     }
 
-    /// Takes a turn or, if there is none, says when to ask again, unless something is heard before.
+    /// Takes a permit or, if there is none, returns when to try again unless a response arrives before.
     fn take(&mut self, now: Instant) -> Result<(), Instant> {
         if let Some(opens) = self.opens.filter(|&opens| opens > now) {
             return Err(opens);
@@ -316,7 +316,7 @@ impl State {
             match (pace.free.checked_sub(1), pace.next) {
                 (Some(left), _) => pace.free = left,
                 (None, Some(next)) => return Err(next),
-                // Nothing is known any more: one goes ahead and asks, and another if it is not heard of.
+                // Nothing is known any more: one request is sent alone, and another if no response arrives.
                 (None, None) if self.under_way == 0 => (),
                 (None, None) => {
                     let again = self.taken.map_or(now, |taken| taken + AHEAD_MAX);
@@ -338,18 +338,22 @@ impl State {
 }
 
 impl Pace {
-    /// What a server allows, who may not know of those that are under way.
-    fn new(allowance: Allowance, under_way: u64, now: Instant) -> Self {
-        let Allowance { remaining, next_after, step, quota } = allowance;
+    /// What a server allows that may not know of the requests under way.
+    fn new(allowance: Allowance, under_way: u64, last: Option<&Self>, now: Instant) -> Self {
+        let Allowance { remaining, next_after, step, .. } = allowance;
+        let wait = next_after.map(|wait| match step {
+            Some(step) => first_wait(wait, step, under_way.saturating_sub(remaining)),
+            None => wait,
+        });
         Self {
             free: remaining.saturating_sub(under_way),
-            quota: quota.unwrap_or(1).max(1),
-            next: next_after.map(|wait| after(wait, now)),
+            quota: most_at_once(allowance, last),
+            next: wait.map(|wait| after(wait, now)),
             step,
         }
     }
 
-    /// Whether all of it is used, and nothing is known of more.
+    /// Whether all of it is used, and it is unknown when there is more.
     fn is_over(&self) -> bool {
         self.free == 0 && self.next.is_none()
     }
@@ -368,4 +372,22 @@ impl Pace {
         let latest = after(WAIT_MAX, now);
         self.next = Some(next.map_or(latest, |next| next.min(latest)));
     }
+}
+
+/// How long until the next request where they come one by one, `step` apart, and `debt` requests are under way for
+/// which there is nothing left. Servers say whole seconds, rounded up: within the first one, `step` is more precise.
+fn first_wait(wait: Duration, step: Duration, debt: u64) -> Duration {
+    let wait = if wait <= Duration::from_secs(1) { wait.min(step) } else { wait };
+    wait.saturating_add(step.saturating_mul(u32::try_from(debt).unwrap_or(u32::MAX)))
+}
+
+/// The most that can be left at once. Where requests come one by one, that is the burst. It may be above the quota of
+/// a window or below it: if the response does not say it, it is the most that was left before a request so far.
+fn most_at_once(allowance: Allowance, last: Option<&Pace>) -> u64 {
+    let Allowance { remaining, step, quota, burst, .. } = allowance;
+    if step.is_none() {
+        return quota.unwrap_or(1).max(1);
+    }
+    let seen = last.filter(|last| last.step == step).map_or(1, |last| last.quota);
+    burst.unwrap_or_else(|| seen.max(remaining.saturating_add(1))).max(1)
 }

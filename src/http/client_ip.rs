@@ -1,26 +1,29 @@
-//! Who asks: the address of a client, as text that a limit takes for a key.
+//! The client's address, and the key that it makes.
 
 use std::fmt::{self, Write};
 use std::net::IpAddr;
 
 use http::HeaderMap;
 
+use super::cidr::{Network, masked};
 use super::forwarded::Forwarding;
-use super::network::{Network, masked};
+use crate::key::{Key, KeyWriter};
 
-/// A client that has an IPv6 address mostly has so many bits of it for himself alone.
-pub const PREFIX_V6_DEFAULT: u8 = 64;
+/// A client with an IPv4 address has the whole address, in bits.
+pub const DEFAULT_PREFIX_V4: u8 = 32;
+/// A client with an IPv6 address mostly has a network of this many bits.
+pub const DEFAULT_PREFIX_V6: u8 = 64;
 
-/// The longest text of an address: of IPv6 with a prefix length.
+/// The longest text of an address: an IPv6 network.
 const TEXT_MAX: usize = 43;
 
-/// Reads the client's address off a request: that of the peer, or what trusted proxies say.
+/// Reads the client's address from a request: the peer's, or the one that trusted proxies report.
 ///
 /// ```
-/// use tidegate::http::Client;
+/// use tidegate::http::ClientIp;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let client = Client::peer().behind_networks(["10.0.0.0/8".parse()?]);
+/// let client = ClientIp::peer().behind_networks(["10.0.0.0/8".parse()?]);
 /// let mut headers = http::HeaderMap::new();
 /// headers.append("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse()?);
 /// let proxy = "10.1.2.3".parse()?;
@@ -31,9 +34,10 @@ const TEXT_MAX: usize = 43;
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Client {
+pub struct ClientIp {
     trusted: Trusted,
     forwarding: Forwarding,
+    prefix_v4: u8,
     prefix_v6: u8,
 }
 
@@ -45,7 +49,7 @@ enum Trusted {
 }
 
 impl Trusted {
-    /// Whether what this one says is believed, who is so many hops away.
+    /// Whether this address, `hop` hops away, is a proxy whose reports are true.
     fn believes(&self, hop: usize, address: IpAddr) -> bool {
         match self {
             Self::Nobody => false,
@@ -55,19 +59,20 @@ impl Trusted {
     }
 }
 
-impl Client {
-    /// Whoever holds the connection. Header fields are not read.
+impl ClientIp {
+    /// The peer of the connection. Header fields are not read.
     pub fn peer() -> Self {
         Self {
             trusted: Trusted::Nobody,
             forwarding: Forwarding::default(),
-            prefix_v6: PREFIX_V6_DEFAULT,
+            prefix_v4: DEFAULT_PREFIX_V4,
+            prefix_v6: DEFAULT_PREFIX_V6,
         }
     }
 
-    /// Whoever asked the proxies of these networks, and of those that were named before. What others say
-    /// is not read. Each proxy must add to the field or write it anew: what it only passes on is taken for
-    /// its own word. Replaces [`behind_hops`](Self::behind_hops).
+    /// Trusts the proxies of these networks, and of the networks that were named before. Reports of other peers are
+    /// not read. Each proxy must append to the field or replace it: an address that it only passes on counts as its
+    /// own report. Replaces [`behind_hops`](Self::behind_hops).
     #[must_use]
     pub fn behind_networks(mut self, networks: impl IntoIterator<Item = Network>) -> Self {
         let mut all = match self.trusted {
@@ -79,46 +84,53 @@ impl Client {
         self
     }
 
-    /// Whoever asked the outermost of so many proxies, whatever their addresses are. Every request must
-    /// come through all of them: who reaches the service by fewer is believed what he says. Replaces
-    /// [`behind_networks`](Self::behind_networks).
+    /// Trusts the nearest `hops` proxies, whatever their addresses are. Every request must pass all of them: a
+    /// client that bypasses a proxy can forge its address. Replaces [`behind_networks`](Self::behind_networks).
     #[must_use]
     pub fn behind_hops(mut self, hops: usize) -> Self {
         self.trusted = Trusted::Hops(hops);
         self
     }
 
-    /// The field in which they say so, [`Forwarding::XForwardedFor`] otherwise. Only this one is read:
-    /// a proxy passes on what it does not write itself.
+    /// The header field in which trusted proxies report the client; [`Forwarding::XForwardedFor`] is the default.
+    /// Other fields are not read, because a proxy passes on fields that it does not write.
     #[must_use]
     pub fn forwarding(mut self, field: Forwarding) -> Self {
         self.forwarding = field;
         self
     }
 
-    /// How many bits of an IPv6 address tell clients apart, [`PREFIX_V6_DEFAULT`] otherwise; more than
-    /// 128 are 128.
+    /// How many bits of an IPv4 address tell clients apart; [`DEFAULT_PREFIX_V4`] is the default. More than 32 are
+    /// 32.
+    #[must_use]
+    pub fn prefix_v4(mut self, bits: u8) -> Self {
+        self.prefix_v4 = bits.min(32);
+        self
+    }
+
+    /// How many bits of an IPv6 address tell clients apart; [`DEFAULT_PREFIX_V6`] is the default. More than 128 are
+    /// 128.
     #[must_use]
     pub fn prefix_v6(mut self, bits: u8) -> Self {
         self.prefix_v6 = bits.min(128);
         self
     }
 
-    /// The address of the client: the first one, from `peer` outwards, that is not of a trusted proxy.
-    /// Where something is told that is no address, it is who told it. IPv4 addresses that are mapped to
-    /// IPv6 ones are IPv4 addresses.
+    /// The address of the client: the first one, from `peer` outwards, that is not a trusted proxy's. Where a proxy
+    /// reports something that is no address, it is the proxy's own. IPv4 addresses that are mapped to IPv6 ones are
+    /// IPv4 addresses.
     #[inline]
     pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
         if self.trusted == Trusted::Nobody { peer } else { self.outermost(peer, headers) }
     }
 
-    /// The first one outwards that is not of a proxy that is believed.
+    /// The first address outwards that is not a trusted proxy's.
     fn outermost(&self, mut client: IpAddr, headers: &HeaderMap) -> IpAddr {
-        let mut told = self.forwarding.addresses(headers);
+        let mut reported = self.forwarding.addresses(headers);
         let mut hop = 0;
         while self.trusted.believes(hop, client)
-            && let Some(Some(address)) = told.next()
+            && let Some(Some(address)) = reported.next()
         {
             client = address.to_canonical();
             hop += 1;
@@ -126,20 +138,24 @@ impl Client {
         client
     }
 
-    /// The [`address`](Self::address) as a key: an IPv4 address, or the network of an IPv6 one. Allocates
-    /// nothing.
+    /// The [`address`](Self::address) as a key: `203.0.113.9`, or the network `2001:db8:1:2::/64` where the prefix
+    /// is shorter than the address.
+    ///
+    /// Cost: no allocation.
     #[inline]
     pub fn key(&self, peer: IpAddr, headers: &HeaderMap) -> AddressText {
         let mut text = AddressText { bytes: [0; TEXT_MAX], length: 0 };
         match self.address(peer, headers) {
-            IpAddr::V4(address) => text.push_octets(address.octets()),
+            IpAddr::V4(address) if self.prefix_v4 == 32 => text.push_octets(address.octets()),
+            address @ IpAddr::V4(_) => text.push_network(address, self.prefix_v4),
+            address @ IpAddr::V6(_) if self.prefix_v6 == 128 => text.push_display(&address),
             address @ IpAddr::V6(_) => text.push_network(address, self.prefix_v6),
         }
         text
     }
 }
 
-/// The text of an address, in place.
+/// The text of an address or a network, without an allocation. It is a [`Key`].
 #[derive(Clone, Copy)]
 pub struct AddressText {
     bytes: [u8; TEXT_MAX],
@@ -147,7 +163,7 @@ pub struct AddressText {
 }
 
 impl AddressText {
-    /// As `Display` writes it, in a fraction of the time.
+    /// The text that `Display` writes, in a fraction of the time.
     #[inline]
     fn push_octets(&mut self, octets: [u8; 4]) {
         for (at, octet) in octets.into_iter().enumerate() {
@@ -165,11 +181,11 @@ impl AddressText {
     }
 
     fn push_network(&mut self, address: IpAddr, prefix: u8) {
-        let written = if prefix < 128 {
-            write!(self, "{}/{prefix}", masked(address, prefix))
-        } else {
-            write!(self, "{address}")
-        };
+        self.push_display(&format_args!("{}/{prefix}", masked(address, prefix)));
+    }
+
+    fn push_display(&mut self, text: &dyn fmt::Display) {
+        let written = write!(self, "{text}");
         debug_assert!(written.is_ok(), "no address is longer");
     }
 
@@ -187,6 +203,16 @@ impl std::ops::Deref for AddressText {
 
     fn deref(&self) -> &str {
         str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
+    }
+}
+
+impl Key for AddressText {
+    fn write(&self, writer: &mut KeyWriter<'_>) {
+        writer.push(self.as_ref());
+    }
+
+    fn held_bytes(&self) -> Option<&[u8]> {
+        Some(self.as_ref())
     }
 }
 

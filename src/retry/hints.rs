@@ -1,22 +1,22 @@
-//! What the header fields of a response say of the limits that its request was under.
+//! The limits that the header fields of a response state.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 
-/// What a response says of when to ask again, and how often. What cannot be read counts as not said.
+/// When a request may be sent again, and how often, as a response states it. Text that cannot be read is ignored.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
-/// use tidegate::retry::Advice;
+/// use tidegate::retry::RateLimitHints;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut headers = http::HeaderMap::new();
 /// headers.insert("retry-after", "7".parse()?);
 /// headers.insert("ratelimit-policy", r#""api";q=50;w=5"#.parse()?);
 /// headers.insert("ratelimit", r#""api";r=0;t=1"#.parse()?);
-/// let advice = Advice::read(&headers, SystemTime::now());
+/// let advice = RateLimitHints::read(&headers, SystemTime::now());
 /// assert_eq!(advice.retry_after, Some(Duration::from_secs(7)));
 /// let allowance = advice.allowance.ok_or("nothing was said")?;
 /// assert_eq!((allowance.remaining, allowance.next_after), (0, Some(Duration::from_secs(1))));
@@ -25,27 +25,31 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Advice {
-    /// `Retry-After`, in seconds or as a date. A date is taken as so long after the response's own
-    /// `Date`, if it has one: so the clocks need not agree.
+#[non_exhaustive]
+pub struct RateLimitHints {
+    /// `Retry-After`, in seconds or as a date. A date is compared with the response's own `Date`, if it has one, so
+    /// that the clocks need not agree.
     pub retry_after: Option<Duration>,
-    /// Of the limits that the response speaks of, the one that allows least.
+    /// Of the limits that the response names, the one that allows least.
     pub allowance: Option<Allowance>,
 }
 
 /// How many requests a limit allows, and when it allows more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Allowance {
     /// Requests that it allows at once.
     pub remaining: u64,
-    /// How long until it allows more, if that is said.
+    /// How long until it allows more, if the response says so.
     pub next_after: Option<Duration>,
-    /// Then it allows one, and another each time so long has passed; if that is not said, it allows all
-    /// of its quota then.
+    /// The time between two requests that it allows from then on. Without it, the limit allows its whole quota
+    /// then.
     pub step: Option<Duration>,
-    /// Requests that it ever allows at once, if that is said, and whether they come one by one or
-    /// together.
+    /// Requests that it allows in a window, if the response says so.
     pub quota: Option<u64>,
+    /// Requests that it ever allows at once, if the response says so: tidegate's
+    /// `HeaderStyle::draft_with_burst` does, where this is not the quota.
+    pub burst: Option<u64>,
 }
 
 const STATE: HeaderName = HeaderName::from_static("ratelimit");
@@ -64,13 +68,12 @@ const TRIOS: [[HeaderName; 3]; 2] = [
     ],
 ];
 
-/// From here on a number of seconds is one since the beginning of 1970: a wait of so many would take
-/// thirty years.
+/// A number of seconds from here on is a time since 1970: as a wait it would take thirty years.
 const TIMESTAMP_MIN_S: u64 = 1_000_000_000;
-/// And from here on one of milliseconds.
+/// A number from here on is such a time in milliseconds.
 const TIMESTAMP_MIN_MS: u64 = 1_000_000_000_000;
 
-impl Advice {
+impl RateLimitHints {
     /// Reads, in this order, `RateLimit` with `RateLimit-Policy` (the drafts from 08 on, or one field as draft
     /// 07 has it), the trio of draft 03, and the same as `X-RateLimit-*`, of which `Reset`
     /// may be seconds or a time. `now` is for dates and times.
@@ -126,7 +129,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As the drafts from 08 on have it: a list of named limits.
+/// The form of the drafts from 08 on: a list of named limits.
 fn of_list(headers: &HeaderMap) -> Option<Allowance> {
     let states: List = Parser::new(&joined(headers, &STATE)?).parse().ok()?;
     let policies = joined(headers, &POLICY).unwrap_or_default();
@@ -147,11 +150,22 @@ fn of_list(headers: &HeaderMap) -> Option<Allowance> {
         });
         let next_after = parameter(&state.params, "t").or(window_s).map(Duration::from_secs);
         // Without a window it is not known how much of the quota comes at once.
-        Some(Allowance { remaining, next_after, step, quota: quota.filter(|_| step.is_some()) })
+        let quota = quota.filter(|_| step.is_some());
+        Some(Allowance { remaining, next_after, step, quota, burst: burst_of(&policies, state) })
     }))
 }
 
-/// The names, or whatever stands there, with their parameters.
+/// The quota of the policy `"api:burst"` for the state of `"api"`, as this crate writes it.
+fn burst_of(policies: &List, state: &Item) -> Option<u64> {
+    let name = state.bare_item.as_string()?.as_str();
+    let is_burst = |policy: &&Item| {
+        let policy = policy.bare_item.as_string().map(sfv::StringRef::as_str);
+        policy.and_then(|policy| policy.strip_suffix(":burst")) == Some(name)
+    };
+    parameter(&items(policies).find(is_burst)?.params, "q")
+}
+
+/// The items of a list, with their parameters.
 fn items(list: &List) -> impl Iterator<Item = &Item> {
     list.iter().filter_map(|entry| match entry {
         ListEntry::Item(item) => Some(item),
@@ -176,7 +190,7 @@ fn of_dictionary(headers: &HeaderMap) -> Option<Allowance> {
     };
     let (remaining, reset_s) = (value("remaining")?, value("reset")?);
     let next_after = Some(Duration::from_secs(reset_s));
-    Some(Allowance { remaining, next_after, step: None, quota: value("limit") })
+    Some(Allowance { remaining, next_after, step: None, quota: value("limit"), burst: None })
 }
 
 fn of_trio(headers: &HeaderMap, trio: &[HeaderName; 3], now: SystemTime) -> Option<Allowance> {
@@ -189,7 +203,7 @@ fn of_trio(headers: &HeaderMap, trio: &[HeaderName; 3], now: SystemTime) -> Opti
         seconds => Duration::from_secs(seconds),
     };
     let (remaining, quota) = (first(remaining)?, first(limit));
-    Some(Allowance { remaining, next_after: Some(next_after), step: None, quota })
+    Some(Allowance { remaining, next_after: Some(next_after), step: None, quota, burst: None })
 }
 
 /// How long from `now` until so long after the beginning of 1970.
@@ -203,17 +217,17 @@ mod tests {
 
     const NOW_S: u64 = 784_111_777;
 
-    fn read(fields: &[(&'static str, &str)]) -> Advice {
+    fn read(fields: &[(&'static str, &str)]) -> RateLimitHints {
         let mut headers = HeaderMap::new();
         for (name, value) in fields {
             headers.append(*name, value.parse().unwrap());
         }
-        Advice::read(&headers, UNIX_EPOCH + Duration::from_secs(NOW_S))
+        RateLimitHints::read(&headers, UNIX_EPOCH + Duration::from_secs(NOW_S))
     }
 
     fn allowance(fields: &[(&'static str, &str)]) -> Option<(u64, u64, Option<u64>, Option<u64>)> {
         read(fields).allowance.map(|allowance| {
-            let Allowance { remaining, next_after, step, quota } = allowance;
+            let Allowance { remaining, next_after, step, quota, .. } = allowance;
             (remaining, next_after.map_or(0, millis), step.map(millis), quota)
         })
     }
@@ -278,6 +292,14 @@ mod tests {
     }
 
     #[test]
+    fn burst_of_a_second_policy_is_read() {
+        let policy = ("ratelimit-policy", r#""api:burst";q=200, "api";q=1000;w=1, "web";q=5;w=1"#);
+        let burst = |state| read(&[policy, ("ratelimit", state)]).allowance.unwrap().burst;
+        assert_eq!(burst(r#""api";r=9;t=1"#), Some(200));
+        assert_eq!(burst(r#""web";r=9;t=1"#), None);
+    }
+
+    #[test]
     fn older_forms_are_read_and_times_told_from_seconds() {
         let dictionary = ("ratelimit", "limit=100, remaining=50, reset=30");
         assert_eq!(allowance(&[dictionary]), Some((50, 30_000, None, Some(100))));
@@ -296,6 +318,6 @@ mod tests {
         }
         assert_eq!(x("soon"), None);
         assert_eq!(allowance(&[("x-ratelimit-remaining", "7")]), None);
-        assert_eq!(read(&[]), Advice::default());
+        assert_eq!(read(&[]), RateLimitHints::default());
     }
 }

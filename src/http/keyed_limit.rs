@@ -1,0 +1,167 @@
+//! One limit of a service: which requests it counts, by which key, and at what cost.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::client_ip::ClientIp;
+use super::head::Head;
+use super::key_of::{KeyOf, Presence};
+use super::refusal::Refusal;
+use super::retry_after::RetryAfter;
+use crate::decision::Decision;
+use crate::key::WrittenKey;
+use crate::limiter::ActiveLimit;
+
+type Cost = dyn Fn(&Head<'_>) -> u32 + Send + Sync;
+
+/// What happens to a request that has no key.
+///
+/// A request whose client's address is unknown, because the server did not say where the connection comes from, is
+/// answered with status 500 unless this is [`Shared`](Self::Shared).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnMissingKey {
+    /// It is answered with this status, which should be a client error. Status 400 is the default.
+    Refused(StatusCode),
+    /// All requests without a key share one bucket: that of the empty key.
+    Shared,
+    /// This limit does not count it. A request with several values of a header field is refused with status 400,
+    /// so that no client can choose to be unlimited.
+    Unlimited,
+}
+
+impl Default for OnMissingKey {
+    fn default() -> Self {
+        Self::Refused(StatusCode::BAD_REQUEST)
+    }
+}
+
+/// One limit of a service, and the key and cost of a request.
+#[derive(Clone)]
+pub struct KeyedLimit {
+    pub(super) limit: ActiveLimit,
+    key: KeyOf,
+    on_missing_key: OnMissingKey,
+    cost: Option<Arc<Cost>>,
+    retry_after: Arc<RetryAfter>,
+    protects_service: bool,
+}
+
+/// What a limit is asked about a request.
+pub(super) enum Question {
+    /// The limit does not count the request.
+    Uncounted,
+    /// Whether the key has as many tokens as the cost.
+    Ask(WrittenKey, u32),
+    /// The request is refused without asking.
+    Refuse(Refusal),
+}
+
+impl KeyedLimit {
+    /// Each request costs a token of its key's bucket. Requests without a key are refused: see [`OnMissingKey`].
+    pub fn new(limit: ActiveLimit, key: KeyOf) -> Self {
+        Self {
+            limit,
+            key,
+            on_missing_key: OnMissingKey::default(),
+            cost: None,
+            retry_after: Arc::default(),
+            protects_service: false,
+        }
+    }
+
+    /// Each client address has a bucket. No proxy is trusted: see [`ClientIp`] for services behind one.
+    pub fn per_client(limit: ActiveLimit) -> Self {
+        Self::new(limit, KeyOf::client(ClientIp::peer()))
+    }
+
+    /// All requests share one bucket: that of the empty key.
+    pub fn shared(limit: ActiveLimit) -> Self {
+        Self::new(limit, KeyOf::shared())
+    }
+
+    /// What happens to requests that have no key.
+    #[must_use]
+    pub fn on_missing_key(mut self, on_missing_key: OnMissingKey) -> Self {
+        self.on_missing_key = on_missing_key;
+        self
+    }
+
+    /// The cost of a request, in tokens. A request that costs 0 is not counted. One that costs more than the burst
+    /// or [`COST_MAX`](crate::COST_MAX) is refused with status 400.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u32 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// When denied clients may return. [`RetryAfter::exact`] is the default; choose [`RetryAfter::spread`] for a
+    /// bucket that many clients share, so that they do not return in the same second.
+    #[must_use]
+    pub fn retry_after(mut self, retry_after: RetryAfter) -> Self {
+        self.retry_after = Arc::new(retry_after);
+        self
+    }
+
+    /// This limit protects the service, whoever its clients are: denials have status 503 and the problem type
+    /// `temporary-reduced-capacity`, and in gRPC the status `UNAVAILABLE`.
+    #[must_use]
+    pub fn protects_service(mut self) -> Self {
+        self.protects_service = true;
+        self
+    }
+
+    /// What to ask the limit about a request.
+    pub(super) fn question(&self, head: &Head<'_>) -> Question {
+        let (key, presence) = self.limit.write_key(|key| self.key.write(head, key));
+        let limit = self.limit.name();
+        let refused = |status| Question::Refuse(Refusal::MissingKey { limit, status });
+        let key = match (presence, self.on_missing_key) {
+            (Presence::Present, _) => key,
+            (_, OnMissingKey::Shared) => WrittenKey::default(),
+            (Presence::UnknownPeer, _) => {
+                return Question::Refuse(Refusal::UnknownClient { limit });
+            }
+            (_, OnMissingKey::Refused(status)) => return refused(status),
+            (Presence::Missing, OnMissingKey::Unlimited) => return Question::Uncounted,
+            (Presence::Ambiguous, OnMissingKey::Unlimited) => {
+                return refused(StatusCode::BAD_REQUEST);
+            }
+        };
+        match self.cost.as_ref().map_or(1, |cost| cost(head)) {
+            0 => Question::Uncounted,
+            cost => Question::Ask(key, cost),
+        }
+    }
+
+    /// How long until this limit, which is not charged, has the tokens that the request costs, if it ever has.
+    pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
+        let Question::Ask(key, cost) = self.question(head) else { return None };
+        let decision = self.limit.check_n(&key, 0).ok()?;
+        (u64::from(cost) <= decision.burst()).then(|| decision.left_after(cost))
+    }
+
+    /// The refusal of a request that this limit denied, and that has a chance after `wait`.
+    pub(super) fn denial(&self, decision: &Decision, wait: Duration) -> Refusal {
+        let limit = self.limit.name();
+        let retry_after = self.retry_after.after(wait, decision);
+        if self.protects_service {
+            Refusal::ReducedCapacity { limit, retry_after }
+        } else {
+            Refusal::Denied { limit, retry_after }
+        }
+    }
+}
+
+impl fmt::Debug for KeyedLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedLimit")
+            .field("limit", &self.limit.name())
+            .field("key", &self.key)
+            .field("on_missing_key", &self.on_missing_key)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,244 @@
+//! The limits of a service, and their evaluation for a request.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use http::HeaderValue;
+use smallvec::SmallVec;
+
+use super::head::Head;
+use super::header_style::{HeaderStyle, HeaderValues, LimitReport};
+use super::keyed_limit::{KeyedLimit, Question};
+use super::refusal::{ErrorBody, Refusal};
+use super::unknown_peer::UnknownPeerReport;
+use crate::decision::Decision;
+use crate::error::CheckError;
+use crate::key::WrittenKey;
+use crate::limit::LimitInfo;
+use crate::limiter::{ActiveLimit, Handle};
+
+type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
+
+/// The limits of a service, in the order in which they are asked.
+///
+/// A request that one limit denies is not charged to the limits after it. What it was charged to the limits before
+/// it stays spent.
+pub struct RateLimit {
+    limits: Vec<KeyedLimit>,
+    headers: HeaderStyle,
+    error_body: ErrorBody,
+    skip: Option<Box<Skip>>,
+    waits: bool,
+    /// `RateLimit-Policy` of the only limit, which does not change.
+    policy: OnceLock<(&'static LimitInfo, HeaderValue)>,
+    unknown_peers: UnknownPeerReport,
+}
+
+impl fmt::Debug for RateLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimit")
+            .field("limits", &self.limits)
+            .field("headers", &self.headers)
+            .field("waits", &self.waits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<KeyedLimit> for RateLimit {
+    fn from(limit: KeyedLimit) -> Self {
+        Self::new(limit)
+    }
+}
+
+impl RateLimit {
+    /// One limit. Responses have the header fields of [`HeaderStyle::draft`].
+    pub fn new(limit: KeyedLimit) -> Self {
+        Self {
+            limits: vec![limit],
+            headers: HeaderStyle::default(),
+            error_body: ErrorBody::default(),
+            skip: None,
+            waits: true,
+            policy: OnceLock::new(),
+            unknown_peers: UnknownPeerReport::default(),
+        }
+    }
+
+    /// One limit with a bucket for each client address: see [`KeyedLimit::per_client`].
+    pub fn per_client(limit: ActiveLimit) -> Self {
+        Self::new(KeyedLimit::per_client(limit))
+    }
+
+    /// One limit with one bucket for all requests: see [`KeyedLimit::shared`].
+    pub fn shared(limit: ActiveLimit) -> Self {
+        Self::new(KeyedLimit::shared(limit))
+    }
+
+    /// Adds a limit, which is asked after the others.
+    #[must_use]
+    pub fn and(mut self, limit: KeyedLimit) -> Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// The header fields of responses to counted requests; [`HeaderStyle::draft`] is the default.
+    #[must_use]
+    pub fn headers(mut self, headers: HeaderStyle) -> Self {
+        self.headers = headers;
+        self
+    }
+
+    /// The body of responses to refused requests; [`ErrorBody::Problem`] is the default.
+    #[must_use]
+    pub fn error_body(mut self, error_body: ErrorBody) -> Self {
+        self.error_body = error_body;
+        self
+    }
+
+    /// Requests for which `skip` returns true are not counted by any limit.
+    #[must_use]
+    pub fn skip(mut self, skip: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.skip = Some(Box::new(skip));
+        self
+    }
+
+    /// Decides at once, as [`ActiveLimit::check`] does. By default a request for which this node is not sure waits
+    /// for the store, as in [`ActiveLimit::check_sure`].
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.waits = false;
+        self
+    }
+
+    pub(super) fn body(&self) -> ErrorBody {
+        self.error_body
+    }
+}
+
+/// How far a request has come through the limits. It borrows nothing, so that it can wait for the store.
+#[derive(Debug)]
+pub(super) struct Evaluation {
+    /// The next limit to ask.
+    next: usize,
+    /// What the limits said, for the header fields.
+    decisions: SmallVec<[Decision; 1]>,
+    pub(super) refusal: Option<Refusal>,
+    /// After this time no limit that was asked denies the same request again.
+    wait: Duration,
+}
+
+/// A question that only the store can answer for sure.
+pub(super) struct Unsure {
+    handle: Handle,
+    cost: u32,
+}
+
+impl RateLimit {
+    /// Begins with the first limit; with none if the request is skipped.
+    pub(super) fn begin(&self, head: &Head<'_>) -> Evaluation {
+        let skipped = self.skip.as_ref().is_some_and(|skip| skip(head));
+        let next = if skipped { self.limits.len() } else { 0 };
+        Evaluation { next, decisions: SmallVec::new(), refusal: None, wait: Duration::ZERO }
+    }
+
+    /// Asks the limits in their order, until one refuses or has to ask the store.
+    pub(super) fn advance(&self, evaluation: &mut Evaluation, head: &Head<'_>) -> Option<Unsure> {
+        while evaluation.refusal.is_none() {
+            let limit = self.limits.get(evaluation.next)?;
+            evaluation.next += 1;
+            let (key, cost) = match limit.question(head) {
+                Question::Uncounted => continue,
+                Question::Ask(key, cost) => (key, cost),
+                Question::Refuse(refusal) => {
+                    self.refuse(evaluation, refusal);
+                    continue;
+                }
+            };
+            match self.check(limit, &key, cost) {
+                Ok(Ok(decision)) => self.record(evaluation, limit, decision, head),
+                Ok(Err(handle)) => return Some(Unsure { handle, cost }),
+                Err(CheckError::CostTooHigh { limit, .. }) => {
+                    self.refuse(evaluation, Refusal::CostTooHigh { limit });
+                }
+            }
+        }
+        None
+    }
+
+    /// Asks the store, and then the limits that are left.
+    pub(super) async fn finish(
+        &self,
+        evaluation: &mut Evaluation,
+        unsure: Unsure,
+        head: &Head<'_>,
+    ) {
+        let mut open = Some(unsure);
+        while let Some(Unsure { handle, cost }) = open {
+            let decision = handle.ask(cost).await;
+            if let Some(limit) = self.limits.get(evaluation.next - 1) {
+                self.record(evaluation, limit, decision, head);
+            }
+            open = self.advance(evaluation, head);
+        }
+    }
+
+    fn check(
+        &self,
+        limit: &KeyedLimit,
+        key: &WrittenKey,
+        cost: u32,
+    ) -> Result<Result<Decision, Handle>, CheckError> {
+        if self.waits {
+            limit.limit.check_if_sure(key, cost)
+        } else {
+            limit.limit.check_n(key, cost).map(Ok)
+        }
+    }
+
+    fn refuse(&self, evaluation: &mut Evaluation, refusal: Refusal) {
+        if let Refusal::UnknownClient { limit } = refusal {
+            self.unknown_peers.record(limit);
+        }
+        evaluation.refusal = Some(refusal);
+    }
+
+    fn record(
+        &self,
+        evaluation: &mut Evaluation,
+        limit: &KeyedLimit,
+        decision: Decision,
+        head: &Head<'_>,
+    ) {
+        let later = self.limits.get(evaluation.next..).unwrap_or_default();
+        if decision.is_denied() {
+            let later = later.iter().filter_map(|limit| limit.wait(head)).max();
+            let wait = decision.retry_after().max(evaluation.wait).max(later.unwrap_or_default());
+            evaluation.refusal = Some(limit.denial(&decision, wait));
+        } else if !later.is_empty() {
+            evaluation.wait = evaluation.wait.max(decision.left_after(decision.cost()));
+        }
+        if self.headers != HeaderStyle::none() {
+            evaluation.decisions.push(decision);
+        }
+    }
+
+    /// The header fields of the response.
+    pub(super) fn header_values(&self, evaluation: &Evaluation) -> HeaderValues {
+        let reports: SmallVec<[LimitReport<'_>; 1]> =
+            evaluation.decisions.iter().copied().map(LimitReport::from).collect();
+        let policy = match &*reports {
+            [report] if self.limits.len() == 1 => Some(self.policy_of(report)),
+            _ => None,
+        };
+        self.headers.values(&reports, policy)
+    }
+
+    /// `RateLimit-Policy` of the only limit.
+    fn policy_of(&self, report: &LimitReport<'_>) -> HeaderValue {
+        let written = || self.headers.policies(std::slice::from_ref(report));
+        let info = report.decision.limit;
+        let (kept_info, kept) = self.policy.get_or_init(|| (info, written()));
+        if std::ptr::eq(*kept_info, info) { kept.clone() } else { written() }
+    }
+}
