@@ -242,11 +242,7 @@ impl Builder {
                 Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
             ),
         };
-        let secret = KeySecret::new(&self.key_secret).ok_or_else(|| ConfigError::Limiter {
-            field: "key_secret",
-            value: format!("{} bytes", self.key_secret.len()),
-            reason: "HMAC-SHA-256 takes no secret of this length",
-        })?;
+        let secret = KeySecret::new(&self.key_secret);
         let alone = self.store.is_none();
         let max_nodes = self.max_nodes;
         let uncounted = match self.store {

@@ -29,16 +29,16 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `cli` (default) | the `tidegate` binary |
-//! | `redis` | the Redis and Valkey store |
-//! | `tls` | `rediss://` |
-//! | `metrics` | counters, gauges and histograms through the `metrics` facade |
+//! | `redis` (default) | the Redis and Valkey store |
+//! | `tls` | `rediss://`, by rustls with ring; certificates are checked against those that the system trusts |
+//! | `metrics` (default) | counters, gauges and histograms through the `metrics` facade |
 //! | `http` | who asks, by the peer or trusted proxies; the header fields of a response |
 //! | `tower` | a layer that limits a service |
 //! | `axum` | what axum knows of a request: the peer, the route |
 //! | `tonic` | gRPC statuses for those who are refused |
 //! | `retry` | for clients of others' APIs: pace, back-off, `Retry-After` |
 //! | `sim` | a seeded simulator around the unchanged limiter |
+//! | `cli` | the `tidegate` binary |
 //! | `testing` | a clock that tests drive and a store that tests script |
 //!
 //! # Guarantees
@@ -46,8 +46,15 @@
 //! Decisions never wait; every token spent is charged once; nodes that die take no more than their
 //! leases with them. The README lists each promise with the test that proves it;
 //! docs/ARCHITECTURE.md tells how.
+//! # Platforms
+//!
+//! Unix only: decisions read clocks that other systems do not have.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 #![warn(clippy::unwrap_used)]
+
+#[cfg(not(unix))]
+compile_error!("tidegate runs on Unix only: it reads clocks that other systems do not have");
 
 mod bound;
 mod bucket;

@@ -4,6 +4,7 @@
 
 #![cfg(feature = "cli")]
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 /// What only the binary may pull in: argument parsers, terminals, plotters, reports.
@@ -35,6 +36,12 @@ fn without_the_cli_feature_no_argument_parser_plotter_or_terminal_crate_is_pulle
     let strangers: Vec<&String> =
         packages.iter().filter(|name| CLI_ONLY.contains(&name.as_str())).collect();
     assert!(strangers.is_empty(), "the library pulls in {strangers:?}");
+}
+
+#[test]
+fn default_features_need_85_packages_at_most() {
+    let packages: BTreeSet<String> = packages("default").into_iter().collect();
+    assert!((20..=85).contains(&packages.len()), "{}: {packages:?}", packages.len());
 }
 
 #[test]

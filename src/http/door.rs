@@ -242,7 +242,7 @@ impl Door {
         self
     }
 
-    /// Asks the store where a limit is unsure, as [`ActiveLimit::decide`](crate::ActiveLimit::decide)
+    /// Asks the store where a limit is unsure, as [`ActiveLimit::check_sure`](crate::ActiveLimit::check_sure)
     /// does, and waits for it: for [`Limit::max_wait`](crate::Limit::max_wait) at most.
     #[must_use]
     pub fn waiting(mut self) -> Self {

@@ -14,10 +14,25 @@ pub(super) fn parse(address: &str) -> Result<ConnectionInfo, StoreError> {
     if matches!(scheme, "rediss" | "valkeys") && !cfg!(feature = "tls") {
         return Err(refuse("TLS needs tidegate's feature `tls`: compile it in".to_owned()));
     }
+    #[cfg(feature = "tls")]
+    if matches!(scheme, "rediss" | "valkeys") {
+        choose_crypto();
+    }
     let info = address.into_connection_info().map_err(|error| refuse(error.to_string()))?;
     // Batches are small and waited for: Nagle's algorithm would only hold them back.
     let tcp = info.tcp_settings().clone().set_nodelay(true);
     Ok(info.set_tcp_settings(tcp))
+}
+
+/// rustls cannot choose where a program was built with several cryptographic libraries, and then panics. A choice
+/// that the program made stays.
+#[cfg(feature = "tls")]
+fn choose_crypto() {
+    use rustls::crypto::{CryptoProvider, ring};
+    if CryptoProvider::get_default().is_none() {
+        // It fails only where another thread was sooner, which is as good.
+        let _ = ring::default_provider().install_default();
+    }
 }
 
 /// The address without user and password, whether or not it can be parsed.
