@@ -10,6 +10,7 @@ const LEASE_WAIT_MAX_S: f64 = 30.0;
 
 /// What went wrong since a key's bucket was last full: one entry or count for each event.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Incidents {
     /// Nodes that died, joined or were born anew.
     pub deaths: u32,
@@ -58,7 +59,8 @@ pub struct Incidents {
 /// let limit = Limit::new("api", Quota::per_second(1000)).credit(2);
 /// let quiet = bound(&limit, 20, &Incidents::default());
 /// assert!((quiet - 40.0).abs() < 1e-9, "2 tokens a node");
-/// let death = Incidents { deaths: 1, ..Incidents::default() };
+/// let mut death = Incidents::default();
+/// death.deaths = 1;
 /// assert!(bound(&limit, 20, &death) > quiet);
 /// ```
 pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {

@@ -63,6 +63,7 @@ pub enum ConfigError {
 /// The store did not take everything back in time. What it did not take is lost with the limiter:
 /// leases return by their end, and pending tokens go uncharged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 #[error(
     "the store did not take everything within {within:?}: leases return by their end, pending tokens are lost"
 )]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, Builder, Decision, Event, Excess, Incidents, Limit, Limiter, OutagePolicy, Quota,
-    bound,
+    ActiveLimit, Builder, Decision, Event, Excess, Incidents, Limit, Limiter, MemoryStore,
+    OutagePolicy, Quota, bound,
 };
 
 const STEP: Duration = Duration::from_millis(5);
@@ -28,14 +28,22 @@ struct Cluster {
 
 impl Cluster {
     fn new(nodes: usize, limit: &Limit) -> Self {
+        Self::with(nodes, limit, |builder| builder)
+    }
+
+    fn with(nodes: usize, limit: &Limit, change: impl Fn(Builder) -> Builder) -> Self {
         let clock = ManualClock::new();
         let store = ScriptedStore::new(&clock);
         let mut cluster = Self { clock, store, nodes: Vec::new(), told: Told::default() };
-        (0..nodes).for_each(|_| cluster.join(limit));
+        (0..nodes).for_each(|_| cluster.join_with(limit, &change));
         cluster
     }
 
     fn join(&mut self, limit: &Limit) {
+        self.join_with(limit, |builder| builder);
+    }
+
+    fn join_with(&mut self, limit: &Limit, change: impl Fn(Builder) -> Builder) {
         let told = self.told.clone();
         let hear = move |event: &Event| {
             if let Event::Excess { excess, .. } = event {
@@ -43,7 +51,7 @@ impl Cluster {
             }
         };
         let builder = Limiter::builder().limit(limit.clone()).store(self.store.clone()).lanes(2);
-        self.nodes.push(builder.clock(&self.clock).listen(hear).build().unwrap());
+        self.nodes.push(change(builder.clock(&self.clock).listen(hear)).build().unwrap());
     }
 
     fn apis(&self) -> Vec<ActiveLimit> {
@@ -155,7 +163,8 @@ async fn nodes_that_join_and_a_loss_of_memory_raise_the_bound() {
     assert!((bound_tokens(&cluster.excess()[0]) - joined).abs() < ERROR);
     cluster.store.clear();
     cluster.pass(3 * SECOND).await;
-    let loss = Incidents { losses_of_memory: 1, ..Incidents::default() };
+    let mut loss = Incidents::default();
+    loss.losses_of_memory = 1;
     let lost = bound_tokens(&cluster.excess()[0]);
     assert!(lost >= bound(&limit(), 3, &loss) - ERROR, "{lost}");
 }
@@ -239,4 +248,66 @@ async fn first_credit_of_an_uncounted_node_is_its_part_of_a_quarter_of_the_burst
         let allowed = (0..20).filter(|_| api.check("user").is_allowed()).count();
         assert_eq!(allowed, admitted, "of {max_nodes:?} nodes");
     }
+}
+
+/// A table that is full of invented keys all the time evicts what it can. A key whose view it evicts would get first
+/// credit again.
+#[tokio::test]
+async fn junk_at_the_cap_renews_no_first_credit_of_a_spent_key() {
+    const NODES: usize = 4;
+    const STEPS: u32 = 7200;
+    let limit = Limit::new("api", Quota::per_hour(5));
+    let cluster = Cluster::with(NODES, &limit, |builder| builder.max_keys(200));
+    cluster.pass(3 * SECOND).await;
+    let apis = cluster.apis();
+    let (mut admitted, mut room) = (0, 0);
+    for step in 0..STEPS {
+        if step % 20 == 0 {
+            // Rarely, so that nodes close their books on it in between.
+            admitted += cluster.ask_all("spent");
+        }
+        for (node, api) in apis.iter().enumerate() {
+            for junk in 0..4 {
+                room += u32::from(api.check(&(node, step, junk)).is_allowed());
+            }
+        }
+        cluster.clock.advance(SECOND / 2);
+        for node in &cluster.nodes {
+            node.settle().await;
+        }
+    }
+    assert!(room > 1500, "keys came and went: {room}");
+    // The burst, an hour's refill, and the first credit of each node: a token.
+    assert!((9..=5 + 5 + NODES as u32).contains(&admitted), "{admitted}");
+}
+
+#[tokio::test]
+async fn a_key_that_is_full_again_has_its_first_credit_again() {
+    let limit = Limit::new("api", Quota::per_second(1).burst(8));
+    let cluster = Cluster::new(1, &limit);
+    cluster.pass(5 * SECOND).await;
+    let api = &cluster.apis()[0];
+    for round in 0..5 {
+        let admitted = (0..8).filter(|_| api.check("user").is_allowed()).count();
+        assert_eq!(admitted, 4, "half of the burst at once, round {round}");
+        cluster.pass(12 * SECOND).await;
+    }
+}
+
+#[tokio::test]
+async fn limiters_that_share_a_memory_store_give_no_credit_by_accuracy_before_they_are_counted() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::new();
+    let limit = Limit::new("api", Quota::per_second(1000)).accuracy(0.01);
+    let node = || {
+        let builder = Limiter::builder().limit(limit.clone()).store(store.clone());
+        builder.clock(&clock).build().unwrap()
+    };
+    let nodes: Vec<Limiter> = (0..3).map(|_| node()).collect();
+    let ask = |node: &Limiter| {
+        let api = node.limit("api").unwrap();
+        (0..50).filter(|_| api.check("user").is_allowed()).count()
+    };
+    let admitted: usize = nodes.iter().map(ask).sum();
+    assert!(admitted <= 10, "{admitted} of the 10 tokens that 1% of the burst are");
 }
