@@ -44,7 +44,7 @@
 //! # Guarantees
 //!
 //! Decisions never wait; every token spent is charged once; nodes that die take no more than their
-//! leases with them. The README lists each promise with the test that proves it;
+//! leases with them. docs/PROMISES.md lists each promise with the test that proves it;
 //! docs/ARCHITECTURE.md tells how.
 //! # Platforms
 //!
@@ -100,3 +100,24 @@ pub use store::MemoryStore;
 pub use store::redis::RedisStore;
 pub use sync::Event;
 pub use time::Timestamp;
+
+/// Compiles and runs the examples of the pages.
+#[cfg(all(doctest, feature = "axum", feature = "redis", feature = "testing"))]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/TUTORIAL.md")]
+    struct Tutorial;
+    #[doc = include_str!("../docs/KEYS.md")]
+    struct Keys;
+    #[doc = include_str!("../docs/PROXIES.md")]
+    struct Proxies;
+    #[doc = include_str!("../docs/CHOOSING.md")]
+    struct Choosing;
+    #[doc = include_str!("../docs/TESTING.md")]
+    struct Testing;
+    #[doc = include_str!("../docs/KUBERNETES.md")]
+    struct Kubernetes;
+    #[doc = include_str!("../docs/FROM_GOVERNOR.md")]
+    struct FromGovernor;
+}
