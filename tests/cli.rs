@@ -148,7 +148,8 @@ fn missed_target_is_a_failure_only_on_request() {
     let output = run(&format!("{missing} --fail-on-miss"));
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(text(&output.stderr), "error: 1 of 1 cells miss a target\n");
-    let keeping = "sweep --scenario under --rate 100/s --nodes 4 --interval 50ms --seeds 1";
+    let keeping = "sweep --scenario over_uniform --rate 1000/s --burst 1000 --nodes 4 --interval 50ms \
+                   --seeds 1";
     assert_eq!(run(&format!("{keeping} --fail-on-miss")).status.code(), Some(0));
 }
 

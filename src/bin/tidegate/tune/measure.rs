@@ -179,7 +179,10 @@ pub(crate) fn points(
     let seeds = options.seed..=options.seed.saturating_add(options.seeds - 1);
     let mut runs = Vec::new();
     for point in 0..points.len() {
-        for source in Source::all(trace) {
+        // The usual way is not played with deaths: nobody can choose it.
+        let is_on_offer = points[point].way.is_on_offer();
+        let plays = |source: &Source<'_>| is_on_offer || !matches!(source, Source::Deaths);
+        for source in Source::all(trace).into_iter().filter(plays) {
             runs.extend(seeds.clone().map(|seed| Run { point, source, seed }));
         }
     }
