@@ -1,6 +1,7 @@
 //! `tidegate demo`: nodes under load, and what one ideal bucket would have admitted.
 #![allow(clippy::disallowed_methods, reason = "a demo runs by the real clock")]
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,13 +10,16 @@ use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Arrival;
 use tidegate::{AnyStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError};
 
+use crate::advice;
 use crate::flags::InputError;
+use crate::output::{self, OutputError};
 use crate::summary::{Summary, print};
 use crate::trace::Trace;
+use crate::values::Address;
 
 mod node;
 pub(crate) mod options;
-mod outage;
+pub(crate) mod outage;
 pub(crate) mod process;
 mod report;
 
@@ -38,10 +42,18 @@ pub(crate) enum DemoError {
         "redis-server could not be started: {0}: install it (Debian: apt-get install redis-server)"
     )]
     OwnRedis(String),
-    #[error("node {0}'s process ended early: see its message above")]
+    #[error("the demo's redis-server has gone")]
+    OwnRedisGone,
+    #[error("node {0}'s process ended early")]
     Process(u16),
+    #[error("node {node}: {reason}")]
+    Node { node: u16, reason: String },
     #[error("metrics: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("--metrics {0}: {1}")]
+    Address(Address, String),
     #[error("a node's message could not be read: {0}")]
     Message(#[from] serde_json::Error),
     #[error(transparent)]
@@ -68,6 +80,8 @@ struct Output {
 pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     options.validate()?;
     let input = read_input(options)?;
+    options.outage.map_or(Ok(()), |outage| outage.validate(input.seconds))?;
+    advice::show(&options.load, None);
     let own_redis = options.outage.is_some().then(OwnRedis::start).transpose()?;
     let store = match &own_redis {
         Some(server) => Store::Redis(server.address()),
@@ -75,9 +89,9 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     };
     let runtime = runtime()?;
     let _entered = runtime.enter();
-    if let Some(address) = options.metrics {
+    if let Some(address) = &options.metrics {
         metrics_exporter_prometheus::PrometheusBuilder::new()
-            .with_http_listener(address)
+            .with_http_listener(resolved(address)?)
             .install()?;
     }
     let output = match &store {
@@ -89,6 +103,12 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     report(options, &store, &input, output)
 }
 
+fn resolved(address: &Address) -> Result<SocketAddr, DemoError> {
+    let failed = |reason: String| DemoError::Address(address.clone(), reason);
+    let found = address.to_string().to_socket_addrs().map_err(|error| failed(error.to_string()));
+    found?.next().ok_or_else(|| failed("no such host".to_owned()))
+}
+
 fn report(
     options: &Options,
     store: &Store,
@@ -97,13 +117,17 @@ fn report(
 ) -> Result<(), DemoError> {
     let Output { driven: Driven { decided, took_ns }, traffic } = output;
     let (flags, trace) = (&options.load, input.trace.as_ref());
-    let figures =
-        Figures::of(&decided, flags.cluster.rate as f64, flags.cluster.burst as f64, input.seconds);
+    let figures = Figures::of(
+        &decided,
+        flags.cluster.rate.per_second(),
+        flags.cluster.burst as f64,
+        input.seconds,
+    );
     let (excess, round_trips_us) = (traffic.excess, traffic.took_us.clone());
     let traffic = traffic.into();
     let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
     let report = Report::new(summary, excess, &took_ns, &round_trips_us, options.outage);
-    print(&report, flags.json)?;
+    print(&report, flags.json, flags.verbose)?;
     Ok(())
 }
 
@@ -130,7 +154,7 @@ fn read_input(options: &Options) -> Result<Input, DemoError> {
         return Ok(Input {
             arrivals: if options.processes { Vec::new() } else { workload.arrivals() },
             keys: key_names(flags.keys),
-            limit: format!("{}/s", flags.cluster.rate * u64::from(flags.keys)),
+            limit: flags.cluster.rate.times(flags.keys).to_string(),
             seconds: flags.seconds,
             source: Source::Synthetic(workload),
             trace: None,
@@ -142,7 +166,7 @@ fn read_input(options: &Options) -> Result<Input, DemoError> {
         seconds,
         arrivals,
         keys: trace.keys.clone(),
-        limit: format!("{}/s a key", flags.cluster.rate),
+        limit: format!("{} a key", flags.cluster.rate),
         source: Source::Trace { file: file.clone(), speed, nodes, seed },
         trace: Some(trace),
     })
@@ -203,7 +227,8 @@ fn run_processes(
     let mut processes =
         Processes::start(flags.cluster.nodes, &store, flags.limit(), &input.source)?;
     let start = processes.begin()?;
-    eprintln!("{} processes under load for {:.1} s", flags.cluster.nodes, input.seconds);
+    let nodes = flags.cluster.nodes;
+    output::note(&format!("{nodes} processes under load for {:.1} s", input.seconds));
     if let (Some(server), Some(outage)) = (own_redis, options.outage) {
         server.suffer(outage, start)?;
     }

@@ -2,16 +2,19 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
 use tidegate::sim::{Form, Network, Policy, Setup};
-use tidegate::{ConfigError, Limit, Quota};
+use tidegate::{ConfigError, Limit};
 
-use crate::bounds::Percent;
+use crate::output;
 use crate::trace::{Trace, TraceError};
+use crate::values::{Part, Rate, duration, seconds};
 
 /// The most seeds of one call.
 pub(crate) const SEEDS_MAX: u64 = 100_000;
@@ -28,7 +31,7 @@ pub(crate) const RTT_MAX: Duration = Duration::from_secs(60);
 /// What is asked for cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InputError {
-    #[error("{flag}: {value}: {reason}")]
+    #[error("invalid value '{value}' for '{flag}': {reason}")]
     Flag { flag: &'static str, value: String, reason: &'static str },
     #[error(transparent)]
     Config(ConfigError),
@@ -82,9 +85,10 @@ pub(crate) struct ClusterFlags {
     /// Nodes, each with a limiter and a connection of its own
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) nodes: u16,
-    /// Tokens a second for each key; with --trace, in replay time
-    #[arg(long, default_value_t = 1000)]
-    pub(crate) rate: u64,
+    /// Tokens in a period for each key, such as 100/s or 100, 5/min, 100/h; with --trace, in replay
+    /// time
+    #[arg(long, default_value = "1000/s", allow_hyphen_values = true)]
+    pub(crate) rate: Rate,
     /// Tokens that a key can have at once
     #[arg(long, default_value_t = 1000)]
     pub(crate) burst: u64,
@@ -113,23 +117,24 @@ pub(crate) struct LoadFlags {
     #[arg(long, default_value_t = 1, conflicts_with = "trace")]
     pub(crate) keys: u32,
     /// Who asks for what when
-    #[arg(long, default_value = Scenario::OverUniform.name(), long_help = scenario_help(),
-          conflicts_with = "trace")]
+    #[arg(long, default_value = Scenario::OverUniform.name(), conflicts_with = "trace",
+          value_parser = one_of::<Scenario>(Scenario::ALL.map(Scenario::name)),
+          hide_possible_values = true, long_help = scenario_help(&Scenario::ALL))]
     pub(crate) scenario: Scenario,
     /// Sync interval, such as 50ms
     #[arg(long, default_value = "50ms", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) interval: Duration,
     /// Sync by accuracy in place of an interval: the most of the burst that may be admitted in
-    /// excess, such as 1%
-    #[arg(long, conflicts_with = "interval")]
-    pub(crate) accuracy: Option<Percent>,
+    /// excess, such as 1% or 0.01
+    #[arg(long, conflicts_with = "interval", allow_hyphen_values = true)]
+    pub(crate) accuracy: Option<Part>,
     /// Tokens that a node may spend on a key before the store answers, the same for every key [default: 1, and
     /// on a new or full key a part of the burst; or what --accuracy allows]
     // No default value here: a strict policy refuses a credit that was given.
     #[arg(long)]
     pub(crate) credit: Option<u32>,
-    /// How long the load lasts, in seconds
-    #[arg(long, default_value_t = 10.0, conflicts_with = "trace")]
+    /// How long the load lasts: a number of seconds, or a duration such as 2m
+    #[arg(long, default_value = "10", value_parser = seconds, conflicts_with = "trace")]
     pub(crate) seconds: f64,
     #[command(flatten)]
     pub(crate) replay: TraceFlags,
@@ -139,10 +144,35 @@ pub(crate) struct LoadFlags {
     /// Print JSON on standard output, one object a run, and nothing else
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print every figure below the summary
+    #[arg(long, short, conflicts_with = "json")]
+    pub(crate) verbose: bool,
 }
 
-fn scenario_help() -> String {
-    format!("Who asks for what when: {}", Scenario::ALL.map(Scenario::name).join(", "))
+/// The scenarios that a command takes, for its long help.
+pub(crate) fn scenario_help(taken: &[Scenario]) -> String {
+    let names: Vec<&str> = taken.iter().copied().map(Scenario::name).collect();
+    format!("Who asks for what when: {}", names.join(", "))
+}
+
+/// Reads a value by its name, and offers the nearest name for one that is not known.
+pub(crate) fn one_of<T>(
+    names: impl IntoIterator<Item = &'static str>,
+) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = String> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<T>())
+}
+
+/// Reads a policy by its name.
+pub(crate) fn policy_parser() -> impl TypedValueParser<Value = Policy> {
+    one_of(Policy::ALL.map(Policy::name))
+}
+
+/// Reads a form by its name.
+pub(crate) fn form_parser() -> impl TypedValueParser<Value = Form> {
+    one_of(Form::ALL.map(Form::name))
 }
 
 /// What policies there are, for the help of a flag.
@@ -154,19 +184,12 @@ pub(crate) fn policy_help() -> String {
     )
 }
 
-/// A duration such as `50ms` or `1.5s`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let parsed: jiff::SignedDuration =
-        text.parse().map_err(|_| format!("{text:?} is not a duration such as 50ms or 3s"))?;
-    Duration::try_from(parsed).map_err(|_| format!("{text:?} is negative"))
-}
-
 /// So many seeds, from `first` on.
 pub(crate) fn seed_range(first: u64, count: u64) -> Result<RangeInclusive<u64>, InputError> {
     first
         .checked_add(count.saturating_sub(1))
         .map(|last| first..=last)
-        .ok_or_else(|| InputError::flag("--seed", &first, "too high for so many --seeds"))
+        .ok_or_else(|| InputError::flag("--seed", &first, "too high for this number of --seeds"))
 }
 
 /// A cluster to be simulated.
@@ -181,14 +204,9 @@ pub(crate) struct ClusterSpec {
 impl ClusterSpec {
     /// Refuses what cannot be simulated, by flag and value.
     pub(crate) fn validate(&self) -> Result<(), InputError> {
-        let Network { rtt, request_loss, reply_loss, .. } = self.network;
+        let rtt = self.network.rtt;
         if rtt > RTT_MAX {
             return Err(InputError::flag("--rtt", &format!("{rtt:?}"), "must be 60s at most"));
-        }
-        for loss in [request_loss, reply_loss] {
-            if !(0.0..=1.0).contains(&loss) {
-                return Err(InputError::flag("--loss", &loss, "must be 0 to 1"));
-            }
         }
         validate_form(self.policy, self.form)?;
         self.limit.validate()
@@ -212,7 +230,7 @@ pub(crate) fn validate_form(policy: Policy, form: Form) -> Result<(), InputError
 /// The limit that all nodes keep, as the nodes' processes are told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LimitSpec {
-    pub(crate) rate: u64,
+    pub(crate) rate: Rate,
     pub(crate) burst: u64,
     pub(crate) interval_us: u64,
     /// The part of the burst that may be admitted in excess, which then says when to sync.
@@ -222,7 +240,7 @@ pub(crate) struct LimitSpec {
 
 impl LimitSpec {
     pub(crate) fn limit(&self) -> Limit {
-        let limit = Limit::new("demo", Quota::per_second(self.rate).burst(self.burst));
+        let limit = Limit::new("demo", self.rate.quota().burst(self.burst));
         let synced = match self.accuracy {
             Some(excess) => limit.accuracy(excess),
             None => limit.sync_interval(Duration::from_micros(self.interval_us)),
@@ -243,7 +261,7 @@ impl LoadFlags {
             rate: self.cluster.rate,
             burst: self.cluster.burst,
             interval_us: self.interval.as_micros() as u64,
-            accuracy: self.accuracy.map(|Percent(percent)| percent / 100.0),
+            accuracy: self.accuracy.map(|Part(part)| part),
             credit: self.credit,
         }
     }
@@ -253,7 +271,7 @@ impl LoadFlags {
             scenario: self.scenario,
             nodes: self.cluster.nodes,
             keys: self.keys,
-            rate_per_second: self.cluster.rate as f64,
+            rate_per_second: self.cluster.rate.per_second(),
             load: self.load,
             seconds: self.seconds,
             seed: self.seed,
@@ -284,7 +302,7 @@ impl TraceFlags {
         let Some(file) = &self.trace else { return Ok(None) };
         let trace = Trace::load(file)?;
         for (line, reason) in &trace.rejections {
-            eprintln!("{}:{line}: {reason}", file.display());
+            output::note(&format!("warning: {}:{line}: {reason}", file.display()));
         }
         Ok(Some(trace))
     }
@@ -317,7 +335,7 @@ mod tests {
     fn spec() -> ClusterSpec {
         ClusterSpec {
             limit: LimitSpec {
-                rate: 10,
+                rate: Rate { tokens: 10, period_s: 1 },
                 burst: 10,
                 interval_us: 50_000,
                 accuracy: None,
@@ -334,32 +352,36 @@ mod tests {
     fn a_cluster_that_cannot_be_simulated_is_refused_by_flag_and_value() {
         assert!(spec().validate().is_ok());
         let limit = spec().limit;
-        let network = spec().network;
         let cases = [
-            ("--rate: 0: ", ClusterSpec { limit: LimitSpec { rate: 0, ..limit }, ..spec() }),
-            ("--burst: 0: ", ClusterSpec { limit: LimitSpec { burst: 0, ..limit }, ..spec() }),
             (
-                "--interval: 0ns: ",
+                "invalid value '0' for '--rate': ",
+                ClusterSpec {
+                    limit: LimitSpec { rate: Rate { tokens: 0, period_s: 1 }, ..limit },
+                    ..spec()
+                },
+            ),
+            (
+                "invalid value '0' for '--burst': ",
+                ClusterSpec { limit: LimitSpec { burst: 0, ..limit }, ..spec() },
+            ),
+            (
+                "invalid value '0ns' for '--interval': ",
                 ClusterSpec { limit: LimitSpec { interval_us: 0, ..limit }, ..spec() },
             ),
             (
-                "--accuracy: 0: ",
+                "invalid value '0' for '--accuracy': ",
                 ClusterSpec { limit: LimitSpec { accuracy: Some(0.0), ..limit }, ..spec() },
             ),
             (
-                "--credit: 16: ",
+                "invalid value '16' for '--credit': ",
                 ClusterSpec { limit: LimitSpec { credit: Some(16), ..limit }, ..spec() },
             ),
             (
-                "--rtt: 61s: ",
+                "invalid value '61s' for '--rtt': ",
                 ClusterSpec { network: Network::new(Duration::from_secs(61)), ..spec() },
             ),
             (
-                "--loss: NaN: ",
-                ClusterSpec { network: Network { reply_loss: f64::NAN, ..network }, ..spec() },
-            ),
-            (
-                "--form: async: ",
+                "invalid value 'async' for '--form': ",
                 ClusterSpec { policy: Policy::WriteBehind, form: Form::Async, ..spec() },
             ),
         ];

@@ -11,11 +11,15 @@ use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Workload;
 use tidegate::sim::{self, Form, Network, Policy, Setup, Traffic};
 
+use crate::advice;
 use crate::flags::{
-    ClusterSpec, InputError, LoadFlags, SEEDS_MAX, duration, policy_help, seed_range,
+    ClusterSpec, InputError, LoadFlags, SEEDS_MAX, form_parser, policy_help, policy_parser,
+    seed_range,
 };
-use crate::summary::{Summary, print};
+use crate::output::{self, OutputError};
+use crate::summary::{self, Reported, Summary, pct, print, tokens};
 use crate::trace::Trace;
+use crate::values::{Part, duration};
 
 mod faults;
 
@@ -26,31 +30,40 @@ pub(crate) enum SimulateError {
     Input(#[from] InputError),
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("the report cannot be written: {0}")]
-    Report(#[from] serde_json::Error),
+    #[error(transparent)]
+    Output(#[from] OutputError),
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate simulate --scenario outage
+  tidegate simulate --nodes 20 --rate 100/s --burst 100 --faults hang@5s+3s,die@2s/3
+  tidegate simulate --scenario herd --loss 1% --seeds 5 --seconds 8";
 
 /// Plays nodes, network and store in virtual time, faults included, from a seed.
 #[derive(Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
     #[command(flatten)]
     load: LoadFlags,
     /// Round trip between node and store, such as 1ms [default: the scenario's]
     #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     rtt: Option<Duration>,
-    /// Part of requests, and of replies, that are lost, such as 0.01 [default: the scenario's]
-    #[arg(long)]
-    loss: Option<f64>,
+    /// Part of requests, and of replies, that are lost, such as 1% or 0.01 [default: the scenario's]
+    #[arg(long, allow_hyphen_values = true)]
+    loss: Option<Part>,
     /// What goes wrong besides the scenario's own: a list of <kind>@<time>[/<node>][+<duration>],
     /// such as hang@5s+3s,die@2s/3
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = faults::parse,
           long_help = faults_help())]
     faults: Vec<Planned>,
     /// What nodes spend from: default, strict or, to compare with, write-behind
-    #[arg(long, default_value = Policy::Default.name(), long_help = policy_help())]
+    #[arg(long, default_value = Policy::Default.name(), long_help = policy_help(),
+          value_parser = policy_parser(), hide_possible_values = true)]
     policy: Policy,
     /// How requests are decided: check (at once) or async (after a round trip where unsure)
-    #[arg(long, default_value = Form::Check.name())]
+    #[arg(long, default_value = Form::Check.name(), value_parser = form_parser(),
+          hide_possible_values = true)]
     form: Form,
     /// Run so many seeds, from --seed on
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=SEEDS_MAX))]
@@ -61,7 +74,7 @@ fn faults_help() -> String {
     format!(
         "What goes wrong besides the scenario's own: a comma-separated list of \
          <kind>@<time>[/<node>][+<duration>], such as hang@5s+3s,die@2s/3. Times count from the \
-         load's beginning, nodes and keys from 0. Kinds:\n{}",
+         load's beginning, nodes and keys from 0. Kinds:\n  {}",
         faults::KINDS_HELP
     )
 }
@@ -93,8 +106,8 @@ impl Options {
         let own = Network::of_scenario(self.load.scenario)
             .unwrap_or_else(|| Network::new(Duration::from_millis(1)));
         Network {
-            request_loss: self.loss.unwrap_or(own.request_loss),
-            reply_loss: self.loss.unwrap_or(own.reply_loss),
+            request_loss: self.loss.map_or(own.request_loss, |Part(part)| part),
+            reply_loss: self.loss.map_or(own.reply_loss, |Part(part)| part),
             ..self.rtt.map_or(own, Network::new)
         }
     }
@@ -122,6 +135,33 @@ struct Report {
     store_useful_pct: f64,
     leases_alive_pct: f64,
     invented_keys_synced: u64,
+}
+
+impl Reported for Report {
+    fn headline(&self) -> String {
+        self.summary.headline()
+    }
+
+    fn lines(&self) -> Vec<summary::Line> {
+        let bound = self.excess_bound_tokens.map_or("none".to_owned(), tokens);
+        let busy =
+            format!("{} busy, {} useful", pct(self.store_busy_pct), pct(self.store_useful_pct));
+        let mut lines = self.summary.lines();
+        lines.push(("bound of the excess", bound));
+        lines.push((
+            "played with",
+            format!(
+                "seed {}, policy {}, form {}, round trip {} ms",
+                self.seed,
+                self.policy.name(),
+                self.form.name(),
+                self.rtt_ms
+            ),
+        ));
+        // A store without a service time is never busy.
+        lines.extend((self.store_busy_pct > 0.0).then_some(("time of the store", busy)));
+        lines
+    }
 }
 
 /// What a run tells beside its figures.
@@ -157,19 +197,20 @@ impl Report {
 pub(crate) fn run(options: &Options) -> Result<(), SimulateError> {
     options.validate()?;
     let trace = options.load.replay.read()?;
+    advice::show(&options.load, Some(options.network().rtt));
     let mut worst: Option<Line> = None;
     for seed in seed_range(options.load.seed, options.seeds)? {
         let report = simulate(options, trace.as_ref(), seed)?;
         if options.load.json || options.seeds == 1 {
-            print(&report, options.load.json)?;
+            print(&report, options.load.json, options.load.verbose)?;
             continue;
         }
         let line = Line::of(&report.summary.figures);
-        println!("seed {seed:<8} {line}");
+        output::write(&format!("seed {seed:<8} {line}\n"))?;
         worst = Some(worst.map_or(line, |worst| worst.worse(line)));
     }
     if let Some(worst) = worst {
-        println!("the worst     {worst}");
+        output::write(&format!("the worst     {worst}\n"))?;
     }
     Ok(())
 }
@@ -288,8 +329,6 @@ mod tests {
         let cases = [
             ("--policy strict --credit 1", "--credit"),
             ("--rtt 61s", "--rtt"),
-            ("--loss 1.5", "--loss"),
-            ("--loss NaN", "--loss"),
             ("--rate 0", "--rate"),
             ("--burst 0", "--burst"),
             ("--interval 1ms", "--interval"),
@@ -310,7 +349,8 @@ mod tests {
         assert!(options("--policy strict --credit 0").validate().is_ok());
         let refused = simulate(&options("--policy write-behind --faults forget@1s"), None, 1);
         let refused = refused.unwrap_err().to_string();
-        assert!(refused.starts_with("--faults: StoreForgets: "), "{refused}");
+        let expected = "invalid value 'StoreForgets' for '--faults': ";
+        assert!(refused.starts_with(expected), "{refused}");
     }
 
     #[test]

@@ -2,11 +2,15 @@
 
 use serde::Serialize;
 use tidegate::sim::Traffic;
-use tidegate::sim::figures::Figures;
+use tidegate::sim::figures::{Figures, SLOT_US};
 
-use crate::bounds::Percent;
 use crate::flags::LoadFlags;
+use crate::output::{self, OutputError};
 use crate::trace::Trace;
+use crate::values::{Part, Rate};
+
+/// The version of the JSON's fields: it rises when one goes or changes its meaning.
+const SCHEMA_VERSION: u32 = 2;
 
 /// Keys in the list of the most denied.
 const TOP_DENIED: usize = 10;
@@ -40,16 +44,21 @@ impl TraceSummary {
 /// The summary.
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
+    schema_version: u32,
     scenario: &'static str,
     store: &'static str,
     nodes: u16,
+    /// Tokens in a period.
     rate: u64,
+    period_s: u64,
     burst: u64,
     /// None where the accuracy says when to sync.
     interval_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     accuracy_pct: Option<f64>,
     pub(crate) seconds: f64,
+    /// The length of each slot of the timeline.
+    slot_ms: u64,
     #[serde(flatten)]
     pub(crate) figures: Figures,
     drift_p50_pct_of_burst: f64,
@@ -73,14 +82,17 @@ impl Summary {
         trace: Option<&Trace>,
     ) -> Self {
         Self {
+            schema_version: SCHEMA_VERSION,
             scenario: trace.map_or(flags.scenario.name(), |_| "trace"),
             store,
             nodes: flags.cluster.nodes,
-            rate: flags.cluster.rate,
+            rate: flags.cluster.rate.tokens,
+            period_s: flags.cluster.rate.period_s,
             burst: flags.cluster.burst,
             interval_ms: flags.accuracy.is_none().then_some(flags.interval.as_secs_f64() * 1e3),
-            accuracy_pct: flags.accuracy.map(|Percent(percent)| percent),
+            accuracy_pct: flags.accuracy.map(Part::percent),
             seconds,
+            slot_ms: SLOT_US / 1000,
             drift_p50_pct_of_burst: traffic.drift_quantile(0.5),
             drift_p99_pct_of_burst: traffic.drift_quantile(0.99),
             drift_max_pct_of_burst: traffic.drift_quantile(1.0),
@@ -94,23 +106,165 @@ impl Summary {
     }
 }
 
-/// Prints a report: one line of JSON, or a line a field for people, who can do without the timeline.
-pub(crate) fn print(report: &impl Serialize, json: bool) -> Result<(), serde_json::Error> {
-    if json {
-        println!("{}", serde_json::to_string(report)?);
-        return Ok(());
+/// A line of a report for people: what it is about, and the figures with their units.
+pub(crate) type Line = (&'static str, String);
+
+/// A report that people can read.
+pub(crate) trait Reported: Serialize {
+    /// What happened, in one or two sentences.
+    fn headline(&self) -> String;
+    /// The figures that matter, a dozen lines at most.
+    fn lines(&self) -> Vec<Line>;
+}
+
+impl Reported for Summary {
+    fn headline(&self) -> String {
+        let Self { nodes, seconds, figures, .. } = self;
+        let Figures { offered, admitted, ideal, admitted_vs_ideal_pct, .. } = figures;
+        let limit = if figures.excess_tokens < 0.005 {
+            "The limit was never exceeded.".to_owned()
+        } else {
+            let (over, part) = (tokens(figures.excess_tokens), pct(figures.excess_pct_of_burst));
+            format!("At worst, {over} more than the limit ({part} of the burst) were admitted.")
+        };
+        format!(
+            "{nodes} nodes admitted {} of {} tokens in {seconds:.1} s; one central bucket would \
+             have admitted {} (ratio {}). {limit}",
+            count(*admitted),
+            count(*offered),
+            count(*ideal),
+            pct(*admitted_vs_ideal_pct),
+        )
     }
-    let serde_json::Value::Object(fields) = serde_json::to_value(report)? else {
-        return Ok(());
-    };
-    for (name, value) in fields.iter().filter(|(name, _)| *name != "timeline") {
-        match value {
-            serde_json::Value::Number(number) if number.is_f64() => {
-                println!("{name:<28} {:.3}", number.as_f64().unwrap_or_default());
-            }
-            serde_json::Value::String(text) => println!("{name:<28} {text}"),
-            other => println!("{name:<28} {other}"),
+
+    fn lines(&self) -> Vec<Line> {
+        let figures = &self.figures;
+        let rate = Rate { tokens: self.rate, period_s: self.period_s };
+        let sync = match (self.interval_ms, self.accuracy_pct) {
+            (_, Some(accuracy)) => format!("by accuracy, {accuracy}% of the burst"),
+            (interval_ms, None) => format!("each {} ms", interval_ms.unwrap_or_default()),
+        };
+        let mut lines = vec![
+            ("limit", format!("{rate}, burst {}, sync {sync}", count(self.burst))),
+            ("load", format!("{} on {} nodes, store {}", self.scenario, self.nodes, self.store)),
+            (
+                "excess",
+                format!(
+                    "{}, {} of the burst, for {:.2} s at the longest",
+                    tokens(figures.excess_tokens),
+                    pct(figures.excess_pct_of_burst),
+                    figures.longest_excess_s,
+                ),
+            ),
+            (
+                "denied though tokens were there",
+                format!("{} of requests", pct(figures.wrong_denials_pct)),
+            ),
+            ("decided while unsure", format!("{} of requests", pct(figures.unsure_pct))),
+            (
+                "least share of a node",
+                format!("{} of a fair one", pct(figures.least_fair_share_pct)),
+            ),
+            (
+                "store",
+                format!(
+                    "{} calls, {:.1}/s, {} failed, {:.3} for each token admitted",
+                    count(self.store_calls),
+                    self.store_calls as f64 / self.seconds.max(1.0),
+                    count(self.store_errors),
+                    self.store_calls_per_admitted,
+                ),
+            ),
+            (
+                "drift of a node's view",
+                format!(
+                    "{} of the burst (median), {} (99 in 100)",
+                    pct(self.drift_p50_pct_of_burst),
+                    pct(self.drift_p99_pct_of_burst),
+                ),
+            ),
+        ];
+        lines.extend(self.trace.as_ref().map(TraceSummary::line));
+        lines
+    }
+}
+
+impl TraceSummary {
+    fn line(&self) -> Line {
+        let Self { lines_parsed, lines_rejected, top_denied } = self;
+        let most = top_denied.first().map_or_else(String::new, |Denied { key, denied }| {
+            format!("; most denied: {key} ({} times)", count(*denied))
+        });
+        let (parsed, rejected) = (count(*lines_parsed), count(*lines_rejected));
+        ("trace", format!("{parsed} lines read, {rejected} not understood{most}"))
+    }
+}
+
+/// With thousands apart, such as 12,345.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
         }
+        text.push(digit);
     }
-    Ok(())
+    text
+}
+
+/// A percentage in two decimals.
+pub(crate) fn pct(percent: f64) -> String {
+    format!("{percent:.2}%")
+}
+
+/// Tokens in two decimals at most.
+pub(crate) fn tokens(number: f64) -> String {
+    format!("{} tokens", (number * 100.0).round() / 100.0)
+}
+
+/// Prints a report: one line of JSON, or a summary for people, with every figure below it if
+/// `verbose`.
+pub(crate) fn print(report: &impl Reported, json: bool, verbose: bool) -> Result<(), OutputError> {
+    if json {
+        return output::json(report);
+    }
+    let mut text = report.headline() + "\n\n";
+    for (name, figures) in report.lines() {
+        text += &format!("{name:<32} {figures}\n");
+    }
+    if verbose {
+        text += "\n";
+        text += &all_figures(report)?;
+    }
+    output::write(&text)
+}
+
+/// A line a field. People can do without the timeline.
+fn all_figures(report: &impl Serialize) -> Result<String, serde_json::Error> {
+    let serde_json::Value::Object(fields) = serde_json::to_value(report)? else {
+        return Ok(String::new());
+    };
+    let line = |(name, value): (&String, &serde_json::Value)| match value {
+        serde_json::Value::Number(number) if number.is_f64() => {
+            format!("{name:<32} {:.3}\n", number.as_f64().unwrap_or_default())
+        }
+        serde_json::Value::String(text) => format!("{name:<32} {text}\n"),
+        other => format!("{name:<32} {other}\n"),
+    };
+    Ok(fields.iter().filter(|(name, _)| *name != "timeline").map(line).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_their_thousands_apart() {
+        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")];
+        for (number, text) in cases {
+            assert_eq!(count(number), text);
+        }
+        assert_eq!(tokens(1.256), "1.26 tokens");
+    }
 }

@@ -10,13 +10,14 @@ use tidegate::ConfigError;
 use tidegate::sim::{Form, Network, Policy, Worst};
 
 use self::choice::Bounds;
-use self::measure::{INTERVALS_MS, Point, SCENARIOS, Way};
-use crate::bounds::{MaxExcess, Percent};
+use self::measure::{INTERVALS_MS, Point, SCENARIOS, STORE_CALL_US, STORE_KEY_US, Way};
 use crate::flags::{
     ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX,
-    TraceFlags, duration, seed_range,
+    TraceFlags, seed_range,
 };
-use crate::{output, progress};
+use crate::output::{self, OutputError};
+use crate::progress;
+use crate::values::{MaxExcess, Part, duration};
 
 mod chart;
 mod choice;
@@ -33,26 +34,39 @@ pub(crate) enum TuneError {
     Draw(Box<dyn std::error::Error>),
     #[error("--svg: {}: cannot be written: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("the report cannot be written: {0}")]
-    Report(#[from] serde_json::Error),
-    #[error("the report cannot be written: {0}")]
-    Output(#[from] std::io::Error),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("nothing to recommend: no choice keeps to what is tolerated")]
+    NoneRecommended,
 }
+
+/// The version of the JSON's fields: it rises when one goes or changes its meaning.
+const SCHEMA_VERSION: u32 = 2;
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate tune --nodes 4 --rate 50/s --burst 50 --seeds 1
+  tidegate tune --nodes 4 --rate 20/s --burst 20 --seeds 1 --max-excess 5% --min-ideal 90%
+  tidegate tune --trace examples/traces/small.log --speed 2000 --rate 5/s --burst 10 --seeds 1
+
+The exit status is 1 if no choice keeps to what is tolerated.";
 
 /// Simulates intervals and policies, and recommends one of them.
 #[derive(Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
     #[command(flatten)]
     cluster: ClusterFlags,
     /// Round trip between node and store
     #[arg(long, default_value = "1ms", value_parser = duration, allow_hyphen_values = true)]
     rtt: Duration,
-    /// The most to admit above what there is: a part of the burst such as 1%, or tokens such as 5
+    /// The most to admit beyond the limit: a part of the burst such as 1% or 0.01, or whole tokens
+    /// such as 5
     #[arg(long, default_value = "1%", allow_hyphen_values = true)]
     max_excess: MaxExcess,
-    /// The least to admit, in % of an ideal bucket, such as 97%
+    /// The least to admit, as a part of what an ideal bucket does, such as 97% or 0.97
     #[arg(long, allow_hyphen_values = true)]
-    min_ideal: Option<Percent>,
+    min_ideal: Option<Part>,
     #[command(flatten)]
     replay: TraceFlags,
     /// Seeds the arrivals, and whatever else is random
@@ -118,7 +132,7 @@ impl Options {
     fn bounds(&self) -> Bounds {
         Bounds {
             excess_tokens_max: self.max_excess.tokens(self.cluster.burst),
-            shortfall_pct_max: self.min_ideal.map(|Percent(least)| 100.0 - least),
+            shortfall_pct_max: self.min_ideal.map(|least| 100.0 - least.percent()),
         }
     }
 
@@ -129,7 +143,7 @@ impl Options {
             || SCENARIOS.map(tidegate::sim::workload::Scenario::name).join(", "),
             |file| format!("trace {}", file.display()),
         );
-        format!("{nodes} nodes, {rate}/s, burst {burst}, round trip {rtt:?}: worst of {load}")
+        format!("{nodes} nodes, {rate}, burst {burst}, round trip {rtt:?}: worst of {load}")
     }
 }
 
@@ -143,6 +157,9 @@ struct Row {
     worst: Worst,
     shortfall_pct: f64,
     store_cpu_pct: f64,
+    /// While the store is away or half of the nodes die; none if a trace is played.
+    faulty_shortfall_pct: Option<f64>,
+    faulty_excess_tokens: Option<f64>,
     frontier: bool,
     #[serde(skip)]
     name: &'static str,
@@ -150,7 +167,7 @@ struct Row {
 
 impl Row {
     fn new((point, frontier): (&Point, bool)) -> Self {
-        let Point { way, interval_ms, worst } = *point;
+        let Point { way, interval_ms, worst, faulty } = *point;
         Self {
             policy: way.policy,
             form: way.form,
@@ -158,6 +175,8 @@ impl Row {
             worst,
             shortfall_pct: worst.shortfall_pct(),
             store_cpu_pct: point.store_cpu_pct(),
+            faulty_shortfall_pct: faulty.map(|worst| worst.shortfall_pct()),
+            faulty_excess_tokens: faulty.map(|worst| worst.excess_tokens),
             frontier,
             name: way.name,
         }
@@ -167,8 +186,11 @@ impl Row {
 /// All that is told.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
+    schema_version: u32,
     nodes: u16,
+    /// Tokens in a period.
     rate: u64,
+    period_s: u64,
     burst: u64,
     rtt_ms: f64,
     excess_tokens_max: f64,
@@ -182,21 +204,24 @@ struct Report<'a> {
 }
 
 const HEADER: &str = "   policy       interval    excess  % of burst  shortfall %  store calls/s    \
-                      keys/s  store CPU %  waited %";
+                      keys/s  store CPU %  waited %  broken: shortfall %    excess";
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, interval_ms, worst, shortfall_pct, store_cpu_pct, .. } = self;
+        let faulty = |figure: Option<f64>| figure.map_or("-".to_owned(), |it| format!("{it:.2}"));
         write!(
             f,
             "{:<2} {name:<12} {interval_ms:>5} ms {:>9.2} {:>11.2} {shortfall_pct:>12.2} \
-             {:>14.1} {:>9.1} {store_cpu_pct:>12.2} {:>9.2}",
+             {:>14.1} {:>9.1} {store_cpu_pct:>12.2} {:>9.2} {:>20} {:>9}",
             if self.frontier { "*" } else { "" },
             worst.excess_tokens,
             worst.excess_pct_of_burst,
             worst.store_calls_per_second,
             worst.keys_synced_per_second,
             worst.waited_pct,
+            faulty(self.faulty_shortfall_pct),
+            faulty(self.faulty_excess_tokens),
         )
     }
 }
@@ -207,26 +232,42 @@ pub(crate) fn run(options: &Options) -> Result<(), TuneError> {
     let bar = progress::bar(0, "runs");
     let points = measure::points(options, trace.as_ref(), &bar);
     bar.finish_and_clear();
-    let points = points?;
+    let (points, repeats) = choice::without_repeats(points?);
     let recommended = choice::recommended(&points, &options.bounds());
     draw(options, &points, recommended)?;
     let report = report(options, &points, recommended)?;
-    let text =
-        if options.json { serde_json::to_string(&report)? + "\n" } else { told(options, &report) };
-    Ok(output::write(&text)?)
+    if options.json {
+        output::json(&report)?;
+    } else {
+        output::write(&told(options, &report, &repeats))?;
+    }
+    recommended.map(|_| ()).ok_or(TuneError::NoneRecommended)
 }
 
 /// All points in a table, and which of them to take.
-fn told(options: &Options, report: &Report<'_>) -> String {
+fn told(options: &Options, report: &Report<'_>, repeats: &[Point]) -> String {
     let rows: Vec<String> = report.points.iter().map(ToString::to_string).collect();
     format!(
         "{}\n{HEADER}\n{}\n* no other point has less excess, shortfall and store calls\n\
-         recommended: {}\nchart: {}\n",
+         store CPU: {STORE_CALL_US} us a call and {STORE_KEY_US} us a key, of one core\n\
+         broken: the store is away for 3 s, or half of the nodes die\n\
+         {}recommended: {}\nchart: {}\n",
         options.title(),
         rows.join("\n"),
+        left_out(repeats),
         report.reason,
         report.svg.display()
     )
+}
+
+/// Names the points that cost as many store calls as one at a shorter interval.
+fn left_out(repeats: &[Point]) -> String {
+    if repeats.is_empty() {
+        return String::new();
+    }
+    let name = |point: &Point| format!("{} {} ms", point.way.name, point.interval_ms);
+    let names: Vec<String> = repeats.iter().map(name).collect();
+    format!("left out, as many store calls as at a shorter interval: {}\n", names.join(", "))
 }
 
 fn report<'a>(
@@ -238,8 +279,10 @@ fn report<'a>(
     let rows: Vec<Row> = points.iter().zip(choice::frontier(points)).map(Row::new).collect();
     let reason = choice::reason(points, &bounds, options.longest_tick_s()?);
     Ok(Report {
+        schema_version: SCHEMA_VERSION,
         nodes: options.cluster.nodes,
-        rate: options.cluster.rate,
+        rate: options.cluster.rate.tokens,
+        period_s: options.cluster.rate.period_s,
         burst: options.cluster.burst,
         rtt_ms: options.rtt.as_secs_f64() * 1e3,
         excess_tokens_max: bounds.excess_tokens_max,
@@ -278,13 +321,13 @@ mod tests {
     #[test]
     fn what_cannot_be_tuned_for_is_refused_by_flag_and_value() {
         let cases = [
-            ("--rtt 61s", "--rtt: 61s"),
-            ("--svg /no/such/folder/a.svg", "--svg: /no/such/folder/a.svg"),
-            ("--seed 18446744073709551615", "--seed: 18446744073709551615"),
-            ("--trace a.log --speed 0", "--speed: 0"),
-            ("--rate 100000000", "--rate: 100000000"),
-            ("--rate 0", "--rate: 0"),
-            ("--burst 0", "--burst: 0"),
+            ("--rtt 61s", "'61s' for '--rtt'"),
+            ("--svg /no/such/folder/a.svg", "'/no/such/folder/a.svg' for '--svg'"),
+            ("--seed 18446744073709551615", "'18446744073709551615' for '--seed'"),
+            ("--trace a.log --speed 0", "'0' for '--speed'"),
+            ("--rate 100000000", "'100000000/s' for '--rate'"),
+            ("--rate 0", "'0' for '--rate'"),
+            ("--burst 0", "'0' for '--burst'"),
         ];
         for (flags, expected) in cases {
             let refused = options(flags).unwrap().validate().unwrap_err().to_string();
@@ -293,7 +336,7 @@ mod tests {
         for (flag, value) in [
             ("--max-excess", "much"),
             ("--max-excess", "200%"),
-            ("--min-ideal", "0.97"),
+            ("--min-ideal", "1.5"),
             ("--min-ideal", "-1%"),
             ("--rtt", "-1"),
             ("--nodes", "0"),

@@ -15,6 +15,7 @@ use tidegate::{AnyStore, Event, Excess, Limiter};
 
 use super::DemoError;
 use crate::flags::LimitSpec;
+use crate::warnings;
 
 /// How long a node may take to find its store.
 const READY_WITHIN: Duration = Duration::from_secs(5);
@@ -141,7 +142,7 @@ pub(crate) async fn ready(limiters: &[Limiter], live: &Live) -> Result<(), DemoE
 pub(crate) async fn leave(limiters: &[Limiter]) {
     for limiter in limiters {
         if let Err(error) = limiter.shutdown(LEAVE_WITHIN).await {
-            eprintln!("tidegate: {error}");
+            warnings::give(&error.to_string(), 1);
         }
     }
 }

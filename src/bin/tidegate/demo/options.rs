@@ -1,19 +1,37 @@
 //! The demo's flags, checked once.
 
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use tidegate::RedisStore;
+use tidegate::sim::workload::Scenario;
 
-use crate::flags::{InputError, LoadFlags, duration};
+use crate::flags::{InputError, LoadFlags, one_of, scenario_help};
+use crate::values::{Address, ValueError, duration};
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate demo --seconds 3
+  tidegate demo --scenario herd --rate 100/s --burst 100 --nodes 8 --seconds 5
+  tidegate demo --outage 1s..2s --seconds 4
+  tidegate demo --trace examples/traces/small.log --speed 2000 --rate 5/s --burst 10";
+
+/// The scenarios that need no faults: those are for `simulate`.
+fn scenarios() -> Vec<Scenario> {
+    Scenario::ALL.into_iter().filter(|scenario| !scenario.has_faults()).collect()
+}
 
 /// Runs several nodes under load and compares what they admitted with one ideal bucket.
 #[derive(Args)]
+#[command(after_help = EXAMPLES, mut_arg("scenario", |flag| {
+    flag.value_parser(one_of::<Scenario>(scenarios().into_iter().map(Scenario::name)))
+        .long_help(scenario_help(&scenarios()))
+}))]
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) load: LoadFlags,
-    /// Where the nodes meet: memory, or redis://HOST:PORT
+    /// Where the nodes meet: memory, or a server such as redis://HOST:PORT or HOST:PORT
     #[arg(long, default_value = "memory")]
     pub(crate) store: Store,
     /// Run each node as an operating-system process of its own
@@ -24,7 +42,7 @@ pub(crate) struct Options {
     pub(crate) outage: Option<Outage>,
     /// Serve Prometheus metrics on this address while it runs, such as 127.0.0.1:9000
     #[arg(long, conflicts_with = "processes")]
-    pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) metrics: Option<Address>,
 }
 
 /// Where the nodes meet.
@@ -48,12 +66,17 @@ impl FromStr for Store {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "memory" => Ok(Self::Memory),
-            address if address.contains("://") => Ok(Self::Redis(address.to_owned())),
-            other => Err(format!(
-                "{other:?} is neither memory nor an address such as redis://127.0.0.1:6379"
-            )),
+        let address = match text {
+            "memory" => return Ok(Self::Memory),
+            url if url.contains("://") => url.to_owned(),
+            other => match other.parse::<Address>() {
+                Ok(address) => format!("redis://{address}"),
+                Err(_) => return Err("expected memory, redis://HOST:PORT or HOST:PORT".to_owned()),
+            },
+        };
+        match RedisStore::open(&address) {
+            Ok(_) => Ok(Self::Redis(address)),
+            Err(error) => Err(error.to_string()),
         }
     }
 }
@@ -69,13 +92,24 @@ impl FromStr for Outage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (from, until) =
-            text.split_once("..").ok_or_else(|| format!("{text:?} is not of the form 3s..6s"))?;
-        let outage = Self { from: duration(from)?, until: duration(until)? };
+        let (from, until) = text.split_once("..").ok_or("expected two times such as 3s..6s")?;
+        let time = |text| duration(text).map_err(|error: ValueError| error.to_string());
+        let outage = Self { from: time(from)?, until: time(until)? };
         if outage.until <= outage.from {
-            return Err(format!("{text:?} ends before it begins"));
+            return Err("an outage must end after it begins".to_owned());
         }
         Ok(outage)
+    }
+}
+
+impl Outage {
+    /// Refuses an outage that a load of `seconds` does not see to its end.
+    pub(crate) fn validate(self, seconds: f64) -> Result<(), InputError> {
+        if self.until.as_secs_f64() <= seconds {
+            return Ok(());
+        }
+        let value = format!("{:?}..{:?}", self.from, self.until);
+        Err(InputError::flag("--outage", &value, "ends after the load does: see --seconds"))
     }
 }
 
@@ -89,10 +123,6 @@ impl Options {
         if let (Some(_), Store::Redis(_)) = (self.outage, &self.store) {
             let reason = "--outage starts a redis-server of its own: leave --store out";
             return Err(InputError::flag("--store", &"redis", reason));
-        }
-        if self.load.scenario.has_faults() {
-            let reason = "its nodes or its store fail: tidegate simulate plays it";
-            return Err(InputError::flag("--scenario", &self.load.scenario.name(), reason));
         }
         self.load.validate()
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Workload};
 
@@ -16,6 +17,7 @@ use super::DemoError;
 use super::node::{self, Driven, Live, Load, Traffic};
 use crate::flags::{InputError, LimitSpec};
 use crate::trace::Trace;
+use crate::{output, warnings};
 
 /// Between the parent's word and the start of the load.
 const START_AFTER: Duration = Duration::from_millis(300);
@@ -50,6 +52,15 @@ struct Outcome {
     traffic: Traffic,
 }
 
+/// What a node's process tells its parent, a line of standard output each.
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    Ready,
+    Warned(Vec<(String, u64)>),
+    Failed(String),
+    Done(Outcome),
+}
+
 impl Source {
     /// The arrivals of one node and the names of the keys.
     fn arrivals_of(&self, node: u16) -> Result<(Vec<Arrival>, Vec<String>), InputError> {
@@ -71,10 +82,25 @@ fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }
 
-/// A node's process.
+/// A node's process. Its parent hears of warnings and errors, so that many nodes' are told once.
 pub(crate) fn run_node() -> Result<(), DemoError> {
-    let mut lines = std::io::stdin().lines();
-    let orders: Orders = serde_json::from_str(&lines.next().unwrap_or(Ok(String::new()))?)?;
+    let last = match play() {
+        Ok(Some(outcome)) => Message::Done(outcome),
+        Ok(None) => return Ok(()),
+        Err(error) => Message::Failed(error.to_string()),
+    };
+    output::json(&Message::Warned(warnings::take()))?;
+    Ok(output::json(&last)?)
+}
+
+/// The next order, or nothing if the parent has gone.
+fn order<T: DeserializeOwned>() -> Result<Option<T>, DemoError> {
+    let line = std::io::stdin().lines().next().transpose()?;
+    Ok(line.map(|line| serde_json::from_str(&line)).transpose()?)
+}
+
+fn play() -> Result<Option<Outcome>, DemoError> {
+    let Some(orders) = order::<Orders>()? else { return Ok(None) };
     let (arrivals, keys) = orders.source.arrivals_of(orders.node)?;
     let runtime = super::runtime()?;
     let live = Arc::new(Live::default());
@@ -83,13 +109,12 @@ pub(crate) fn run_node() -> Result<(), DemoError> {
         tidegate::RedisStore::open(&orders.store.address)?.namespace(&orders.store.namespace)?;
     let limiter = node::start(&orders.limit, store.into(), orders.node, &live)?;
     runtime.block_on(node::ready(std::slice::from_ref(&limiter), &live))?;
-    println!("ready");
-    std::io::stdout().flush()?;
-    let start_us: u64 = serde_json::from_str(&lines.next().unwrap_or(Ok(String::new()))?)?;
+    output::json(&Message::Ready)?;
+    let Some(start_us) = order::<u64>()? else { return Ok(None) };
+    end_with_parent();
     let start = Instant::now() + Duration::from_micros(start_us.saturating_sub(unix_us()));
     let load = Load { arrivals: &arrivals, keys: &keys, start };
-    let (who, limit) =
-        (format!("node {:<3}", orders.node), format!("{}/s a key", orders.limit.rate));
+    let (who, limit) = (format!("node {:<3}", orders.node), format!("{} a key", orders.limit.rate));
     let over = AtomicBool::new(false);
     let driven = std::thread::scope(|scope| {
         scope.spawn(|| super::report::each_second(&live, &who, &limit, start, &over));
@@ -99,8 +124,15 @@ pub(crate) fn run_node() -> Result<(), DemoError> {
     })?;
     runtime.block_on(node::leave(std::slice::from_ref(&limiter)));
     let traffic = live.traffic().clone();
-    serde_json::to_writer(std::io::stdout().lock(), &Outcome { driven, traffic })?;
-    Ok(())
+    Ok(Some(Outcome { driven, traffic }))
+}
+
+/// Ends this process when its standard input closes: its parent has ended, by whatever signal.
+fn end_with_parent() {
+    std::thread::spawn(|| {
+        std::io::stdin().lines().for_each(drop);
+        std::process::exit(0);
+    });
 }
 
 /// The nodes' processes, ready to start.
@@ -134,10 +166,9 @@ impl Processes {
         }
         let mut processes = Self { children };
         for (node, (_, output)) in (0..).zip(&mut processes.children) {
-            let mut line = String::new();
-            output.read_line(&mut line)?;
-            if line.trim() != "ready" {
-                return Err(DemoError::Process(node));
+            match next(output, node)? {
+                Message::Ready => {}
+                _ => return Err(DemoError::Process(node)),
             }
         }
         Ok(processes)
@@ -158,14 +189,30 @@ impl Processes {
     pub(crate) fn gather(mut self) -> Result<(Driven, Traffic), DemoError> {
         let (mut driven, mut traffic) = (Driven::default(), Traffic::default());
         for (node, (child, output)) in (0..).zip(&mut self.children) {
-            let outcome: Outcome =
-                serde_json::from_reader(output).map_err(|_| DemoError::Process(node))?;
+            let Message::Done(outcome) = next(output, node)? else {
+                return Err(DemoError::Process(node));
+            };
             driven.merge(outcome.driven);
             traffic.merge(outcome.traffic);
             child.wait()?;
         }
         driven.decided.sort_by_key(|decided| decided.at_us);
         Ok((driven, traffic))
+    }
+}
+
+/// The next message of a node that is neither a warning, which is shown, nor a failure.
+fn next(output: &mut impl BufRead, node: u16) -> Result<Message, DemoError> {
+    loop {
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        match serde_json::from_str(&line).map_err(|_| DemoError::Process(node))? {
+            Message::Warned(warned) => {
+                warned.iter().for_each(|(text, times)| warnings::give(text, *times));
+            }
+            Message::Failed(reason) => return Err(DemoError::Node { node, reason }),
+            message => return Ok(message),
+        }
     }
 }
 

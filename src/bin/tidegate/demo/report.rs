@@ -10,7 +10,8 @@ use tidegate::sim::figures::{Figures, SLOT_US};
 use super::node::{Live, Told};
 use super::options::Outage;
 use super::sleep_until;
-use crate::summary::Summary;
+use crate::output;
+use crate::summary::{Line, Reported, Summary, count, tokens};
 
 /// The longest decision that is told apart, one minute; longer ones count as this long.
 const TOOK_NS_MAX: u64 = 60_000_000_000;
@@ -29,14 +30,14 @@ pub(crate) fn each_second(live: &Live, who: &str, limit: &str, start: Instant, o
             let drift = traffic.drift_pct.last().copied().unwrap_or(0.0);
             (traffic.store_calls, drift, traffic.excess)
         };
-        eprintln!(
+        output::note(&format!(
             "{who}{second:>4} s  offered {:>7}/s  admitted {:>7}/s  limit {limit}  drift {drift:>6.3}% of burst  excess seen {:.0} of {}  store calls {:>5}/s",
             offered_now - offered,
             admitted_now - admitted,
             excess.excess_observed_tokens,
             excess.excess_bound_tokens.map_or("?".to_owned(), |bound| format!("{bound:.0}")),
             calls_now - calls,
-        );
+        ));
         (offered, admitted, calls) = (offered_now, admitted_now, calls_now);
     }
 }
@@ -113,6 +114,53 @@ impl Report {
             summary,
             excess,
         }
+    }
+}
+
+impl Reported for Report {
+    fn headline(&self) -> String {
+        self.summary.headline()
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let micros = |ns: u64| format!("{:.2} us", ns as f64 / 1e3);
+        let bound = self.excess.excess_bound_tokens.map_or("none".to_owned(), tokens);
+        let mut lines = self.summary.lines();
+        lines.push((
+            "excess that nodes saw",
+            format!("{}; bound: {bound}", tokens(self.excess.excess_observed_tokens)),
+        ));
+        lines.push((
+            "time of a decision",
+            format!(
+                "{} (median), {} (99 in 100), {} (999 in 1000)",
+                micros(self.decision_p50_ns),
+                micros(self.decision_p99_ns),
+                micros(self.decision_p999_ns),
+            ),
+        ));
+        lines.push((
+            "round trip to the store",
+            format!(
+                "{:.2} ms (median), {:.2} ms (99 in 100)",
+                self.round_trip_p50_ms, self.round_trip_p99_ms
+            ),
+        ));
+        lines.extend(self.outage.as_ref().map(OutageReport::line));
+        lines
+    }
+}
+
+impl OutageReport {
+    fn line(&self) -> Line {
+        let per_second = self.admitted_during_per_second;
+        let (during, after) = (self.admitted_during, self.admitted_in_first_second_after);
+        let (during, after) = (count(during), count(after));
+        let text = format!(
+            "{:.1} s: {during} tokens admitted, {per_second:.1}/s; {after} in the second after it",
+            self.seconds
+        );
+        ("outage", text)
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tidegate::sim::faults::{Fault, Planned};
 use tidegate::sim::workload::RUN_SECONDS_MAX;
 
-use crate::flags::{InputError, duration};
+use crate::flags::InputError;
+use crate::values::{ValueError, duration};
 
 /// The most faults of one run: each node that joins is held in memory.
 pub(super) const FAULTS_MAX: usize = 1_000;
@@ -38,7 +39,7 @@ pub(super) enum FaultError {
     #[error("no fault is called {0:?}; there are {KINDS}")]
     Kind(String),
     #[error("{0}")]
-    Time(String),
+    Time(#[from] ValueError),
     #[error("{0:?} is longer than a week")]
     TooLong(String),
     #[error("{0:?} is no node: write its number, from 0")]
@@ -159,7 +160,7 @@ fn signed_us(text: &str) -> Result<i64, FaultError> {
 
 /// The simulator adds times up in microseconds: what is no longer than a run cannot overflow.
 fn bounded_us(text: &str) -> Result<u64, FaultError> {
-    let parsed = duration(text).map_err(FaultError::Time)?;
+    let parsed = duration(text)?;
     if parsed > Duration::from_secs(RUN_SECONDS_MAX as u64) {
         return Err(FaultError::TooLong(text.to_owned()));
     }

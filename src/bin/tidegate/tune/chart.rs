@@ -185,7 +185,8 @@ mod tests {
     #[test]
     fn the_picture_names_its_axes_its_policies_and_the_recommended_point() {
         let worst = Worst { admitted_vs_ideal_pct: 97.0, ..Worst::NONE };
-        let point = |way| INTERVALS_MS.map(|interval_ms| Point { way, interval_ms, worst });
+        let point =
+            |way| INTERVALS_MS.map(|interval_ms| Point { way, interval_ms, worst, faulty: None });
         let points: Vec<Point> = Way::ALL.into_iter().flat_map(point).collect();
         let allowed = Allowed { excess_pct_of_burst: 1.0, shortfall_pct: None };
         let svg = svg("20 nodes", &points, Some(3), &allowed).unwrap();

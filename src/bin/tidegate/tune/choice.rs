@@ -7,8 +7,11 @@ use super::measure::Point;
 /// As good as the best: points of shortfall, or of waiting, that are given for fewer store calls.
 const SLACK_PCT: f64 = 1.0;
 
+/// As good as the best while something is broken: points of shortfall.
+const FAULTY_SLACK_PCT: f64 = 5.0;
+
 /// As cheap as the cheapest: a part of its store calls, for a shorter interval.
-const CALLS_SLACK: f64 = 0.01;
+const CALLS_SLACK: f64 = 0.1;
 
 /// Rounding errors of the judge, in tokens and in %.
 const ERROR: f64 = 1e-6;
@@ -45,6 +48,20 @@ pub(crate) fn frontier(points: &[Point]) -> Vec<bool> {
     points.iter().map(best).collect()
 }
 
+/// Splits off the points whose longer interval saves next to no store calls: a shorter interval
+/// of the same way costs the same. The points of a way stand together, the shortest first.
+pub(crate) fn without_repeats(points: Vec<Point>) -> (Vec<Point>, Vec<Point>) {
+    let (mut kept, mut repeats): (Vec<Point>, Vec<Point>) = (Vec::new(), Vec::new());
+    for point in points {
+        let calls = |point: &Point| point.worst.store_calls_per_second;
+        let is_repeat = kept.last().is_some_and(|shorter| {
+            shorter.way == point.way && calls(&point) > (1.0 - CALLS_SLACK) * calls(shorter)
+        });
+        if is_repeat { repeats.push(point) } else { kept.push(point) }
+    }
+    (kept, repeats)
+}
+
 /// The points that a limiter can be told to be, and that keep the bounds.
 fn within(points: &[Point], bounds: &Bounds) -> Vec<usize> {
     let keeps = |&index: &usize| {
@@ -55,13 +72,15 @@ fn within(points: &[Point], bounds: &Bounds) -> Vec<usize> {
 }
 
 /// The index of the point to use, if one keeps the bounds. Of those that do and that fall short by
-/// about as little as the best of them: one that does not wait, or else one that waits about as
+/// about as little as the best of them, also while something is broken: one that does not wait, or else one that waits about as
 /// seldom as the best; of these, one that takes about as few store calls as the cheapest; and of
 /// these, the one of the shortest interval, because it knows soonest what the others spend.
 pub(crate) fn recommended(points: &[Point], bounds: &Bounds) -> Option<usize> {
     let worst = |index: usize| &points[index].worst;
     let mut left = within(points, bounds);
     keep_near_least(&mut left, |index| worst(index).shortfall_pct(), |least| least + SLACK_PCT);
+    let faulty = |index: usize| points[index].faulty.map_or(0.0, |worst| worst.shortfall_pct());
+    keep_near_least(&mut left, faulty, |least| least + FAULTY_SLACK_PCT);
     if left.iter().any(|&index| !points[index].way.waits()) {
         left.retain(|&index| !points[index].way.waits());
     }
@@ -86,7 +105,14 @@ fn keep_near_least(indices: &mut Vec<usize>, of: impl Fn(usize) -> f64, near: im
 /// A busy key is synced each `longest_tick_s`, however long the interval.
 pub(crate) fn reason(points: &[Point], bounds: &Bounds, longest_tick_s: f64) -> String {
     let Some(index) = recommended(points, bounds) else { return no_reason(points, bounds) };
-    let Point { way, interval_ms, worst } = &points[index];
+    let Point { way, interval_ms, worst, faulty } = &points[index];
+    let faulty = faulty.map_or_else(String::new, |faulty| {
+        format!(
+            " While the store is away, or half of the nodes die, {:.2}% less and {:.2} tokens more.",
+            faulty.shortfall_pct(),
+            faulty.excess_tokens
+        )
+    });
     let waiting = if way.waits() {
         let waited_pct = worst.waited_pct;
         format!("{waited_pct:.2}% of requests wait for the store; what does not wait is worse here")
@@ -105,9 +131,10 @@ pub(crate) fn reason(points: &[Point], bounds: &Bounds, longest_tick_s: f64) -> 
     format!(
         "policy {} at {interval_ms} ms: at worst {:.2} tokens more than the limit allows ({} \
          tolerated) and {:.2}% less than an ideal limiter admits, for {:.1} store calls a second; \
-         {waiting}. Why: of the choices that keep to what is tolerated, those within {SLACK_PCT} \
-         point of the best were taken; of these, those with the fewest store calls; and of these, \
-         the shortest interval, because its nodes learn soonest what the others spend.{longer}",
+         {waiting}.{faulty} Why: of the choices that keep to what is tolerated, those within \
+         {SLACK_PCT} point of the best ({FAULTY_SLACK_PCT} while something is broken) were taken; \
+         of these, those with about the fewest store calls; and of these, the shortest interval, \
+         because its nodes learn soonest what the others spend.{longer}",
         way.name,
         worst.excess_tokens,
         bounds.excess_tokens_max,
@@ -147,7 +174,7 @@ mod tests {
             waited_pct: waited,
             ..Worst::NONE
         };
-        Point { way, interval_ms: 50, worst }
+        Point { way, interval_ms: 50, worst, faulty: None }
     }
 
     const BOUNDS: Bounds = Bounds { excess_tokens_max: 2.0, shortfall_pct_max: None };
@@ -194,10 +221,40 @@ mod tests {
     fn of_points_that_cost_about_the_same_the_shortest_interval_is_recommended() {
         let of =
             |interval_ms, calls| Point { interval_ms, ..point(Way::DEFAULT, 0.0, 0.0, calls, 0.0) };
-        let points = [of(20, 101.1), of(50, 101.0), of(100, 100.5), of(200, 100.0)];
+        let points = [of(20, 111.0), of(50, 110.0), of(100, 105.0), of(200, 100.0)];
         assert_eq!(recommended(&points, &BOUNDS), Some(1));
         let points = [of(200, 101.0), of(100, 100.0)];
         assert_eq!(recommended(&points, &BOUNDS), Some(1));
+    }
+
+    #[test]
+    fn longer_intervals_that_save_no_calls_are_left_out() {
+        let of =
+            |way, interval_ms, calls| Point { interval_ms, ..point(way, 0.0, 0.0, calls, 0.0) };
+        let points = vec![
+            of(Way::DEFAULT, 50, 400.0),
+            of(Way::DEFAULT, 200, 177.0),
+            of(Way::DEFAULT, 500, 182.0),
+            of(Way::DEFAULT, 1000, 171.0),
+            of(Way::STRICT, 50, 399.0),
+        ];
+        let (kept, repeats) = without_repeats(points);
+        let intervals = |points: &[Point]| -> Vec<u64> {
+            points.iter().map(|point| point.interval_ms).collect()
+        };
+        assert_eq!(intervals(&kept), [50, 200, 50]);
+        assert_eq!(intervals(&repeats), [500, 1000]);
+    }
+
+    #[test]
+    fn a_point_that_is_much_worse_when_nodes_die_is_not_recommended() {
+        let of = |interval_ms, calls, shortfall_pct| Point {
+            interval_ms,
+            faulty: Some(Worst { admitted_vs_ideal_pct: 100.0 - shortfall_pct, ..Worst::NONE }),
+            ..point(Way::DEFAULT, 0.0, 0.0, calls, 0.0)
+        };
+        assert_eq!(recommended(&[of(50, 400.0, 7.0), of(1000, 100.0, 34.0)], &BOUNDS), Some(0));
+        assert_eq!(recommended(&[of(50, 400.0, 7.0), of(1000, 100.0, 11.0)], &BOUNDS), Some(1));
     }
 
     #[test]

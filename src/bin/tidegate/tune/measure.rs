@@ -2,6 +2,7 @@
 
 use indicatif::ProgressBar;
 use tidegate::ConfigError;
+use tidegate::sim::faults::{Fault, Planned, of_scenario};
 use tidegate::sim::workload::{Arrival, Scenario, Workload};
 use tidegate::sim::{Form, Policy, Worst};
 
@@ -24,12 +25,16 @@ pub(crate) const SCENARIOS: [Scenario; 5] = [
 /// How long each scenario is played, in seconds of virtual time.
 const SECONDS: f64 = 10.0;
 
-/// What a call keeps the store busy for, whatever is in it: the line through the smallest and the
-/// largest batch in docs/REDIS.md, "Cost".
-const STORE_CALL_US: f64 = 39.0;
+/// The price of a call, in processor time of the store, whatever is in it: the line through the
+/// smallest and the largest batch that `cargo bench --bench sync` measured (docs/OPERATIONS.md,
+/// "What the store can do").
+pub(crate) const STORE_CALL_US: f64 = 46.0;
 
 /// What each key in a call adds, by the same line.
-const STORE_KEY_US: f64 = 20.0;
+pub(crate) const STORE_KEY_US: f64 = 6.0;
+
+/// When half of the nodes die, with their leases.
+const DEATHS_AT_US: u64 = 3_000_000;
 
 /// How a node decides what it is asked: a policy and a form, by one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +72,11 @@ impl Way {
     }
 }
 
-/// What is asked of the nodes in one run.
+/// What is asked of the nodes in one run, and what goes wrong meanwhile.
 struct Load {
     seed: u64,
     arrivals: Vec<Arrival>,
+    planned: Vec<Planned>,
     seconds: f64,
 }
 
@@ -79,22 +85,46 @@ struct Load {
 enum Source<'a> {
     Scenario(Scenario),
     Trace(&'a Trace),
+    /// Three times the rate while the store is gone for three seconds.
+    Outage,
+    /// Three times the rate while half of the nodes die; what comes to them is lost.
+    Deaths,
 }
 
 impl Source<'_> {
     fn all(trace: Option<&Trace>) -> Vec<Source<'_>> {
         trace.map_or_else(
-            || SCENARIOS.map(Source::Scenario).to_vec(),
+            || {
+                let faulty = [Source::Outage, Source::Deaths];
+                SCENARIOS.map(Source::Scenario).into_iter().chain(faulty).collect()
+            },
             |trace| vec![Source::Trace(trace)],
         )
     }
 
+    /// Judged apart: nothing that a user can choose keeps all promises while something is broken.
+    const fn is_faulty(self) -> bool {
+        matches!(self, Self::Outage | Self::Deaths)
+    }
+
     fn load(self, options: &Options, seed: u64) -> Load {
-        let (arrivals, seconds) = match self {
-            Self::Scenario(scenario) => (workload(options, scenario, seed).arrivals(), SECONDS),
-            Self::Trace(trace) => options.replay.arrivals(trace, options.cluster.nodes, seed),
+        let scenario = match self {
+            Self::Trace(trace) => {
+                let nodes = options.cluster.nodes;
+                let (arrivals, seconds) = options.replay.arrivals(trace, nodes, seed);
+                return Load { seed, arrivals, planned: Vec::new(), seconds };
+            }
+            Self::Scenario(scenario) => scenario,
+            Self::Outage => Scenario::Outage,
+            Self::Deaths => Scenario::OverUniform,
         };
-        Load { seed, arrivals, seconds }
+        let workload = workload(options, scenario, seed);
+        let mut planned = of_scenario(&workload);
+        if matches!(self, Self::Deaths) {
+            let die = |place| Planned { at_us: DEATHS_AT_US, fault: Fault::NodeDies { place } };
+            planned.extend((0..options.cluster.nodes / 2).map(die));
+        }
+        Load { seed, arrivals: workload.arrivals(), planned, seconds: SECONDS }
     }
 }
 
@@ -104,7 +134,7 @@ pub(crate) fn workload(options: &Options, scenario: Scenario, seed: u64) -> Work
         scenario,
         nodes: options.cluster.nodes,
         keys: 1,
-        rate_per_second: options.cluster.rate as f64,
+        rate_per_second: options.cluster.rate.per_second(),
         load: None,
         seconds: SECONDS,
         seed,
@@ -117,6 +147,8 @@ pub(crate) struct Point {
     pub(crate) way: Way,
     pub(crate) interval_ms: u64,
     pub(crate) worst: Worst,
+    /// The worst of an outage and of deaths; none if a trace is played.
+    pub(crate) faulty: Option<Worst>,
 }
 
 impl Point {
@@ -141,12 +173,16 @@ pub(crate) fn points(
     bar: &ProgressBar,
 ) -> Result<Vec<Point>, ConfigError> {
     let worst = Worst::NONE;
-    let at_intervals = |way| INTERVALS_MS.map(|interval_ms| Point { way, interval_ms, worst });
+    let at_intervals =
+        |way| INTERVALS_MS.map(|interval_ms| Point { way, interval_ms, worst, faulty: None });
     let mut points: Vec<Point> = Way::ALL.into_iter().flat_map(at_intervals).collect();
     let seeds = options.seed..=options.seed.saturating_add(options.seeds - 1);
     let mut runs = Vec::new();
     for point in 0..points.len() {
-        for source in Source::all(trace) {
+        // The usual way is not played with deaths: nobody can choose it.
+        let is_on_offer = points[point].way.is_on_offer();
+        let plays = |source: &Source<'_>| is_on_offer || !matches!(source, Source::Deaths);
+        for source in Source::all(trace).into_iter().filter(plays) {
             runs.extend(seeds.clone().map(|seed| Run { point, source, seed }));
         }
     }
@@ -155,14 +191,18 @@ pub(crate) fn points(
         let Point { way, interval_ms, .. } = points[run.point];
         let load = run.source.load(options, run.seed);
         let setup = options.cluster(way, interval_ms).setup(load.seed);
-        let outcome = way.policy.run(&setup, &load.arrivals, &[], load.seconds)?;
+        let outcome = way.policy.run(&setup, &load.arrivals, &load.planned, load.seconds)?;
         bar.inc(1);
         Ok(Worst::of(&outcome, setup.tick_s()?, load.seconds))
     };
     let results = on_threads(&runs, options.threads.into(), play);
     for (run, worst) in runs.iter().zip(results) {
         let point = &mut points[run.point];
-        point.worst = point.worst.or(&worst?);
+        if run.source.is_faulty() {
+            point.faulty = Some(point.faulty.unwrap_or(Worst::NONE).or(&worst?));
+        } else {
+            point.worst = point.worst.or(&worst?);
+        }
     }
     Ok(points)
 }

@@ -1,0 +1,80 @@
+//! How a command fails, in the one form in which the program tells it.
+
+use crate::demo::DemoError;
+use crate::flags::InputError;
+use crate::output::OutputError;
+use crate::simulate::SimulateError;
+use crate::sweep::SweepError;
+use crate::tune::TuneError;
+
+/// Why the program ends before its work is done, or without the result that was asked for.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line is at fault.
+    Usage(String),
+    /// The command line is at fault, and standard error says so already.
+    Told,
+    /// The command failed.
+    Failed(String),
+    /// The reader of the output has gone.
+    Closed,
+}
+
+impl From<OutputError> for Failure {
+    fn from(error: OutputError) -> Self {
+        match error {
+            OutputError::Closed => Self::Closed,
+            failed @ OutputError::Failed(_) => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+impl From<InputError> for Failure {
+    fn from(error: InputError) -> Self {
+        match error {
+            InputError::Trace(error) => Self::Failed(error.to_string()),
+            usage => Self::Usage(usage.to_string()),
+        }
+    }
+}
+
+impl From<DemoError> for Failure {
+    fn from(error: DemoError) -> Self {
+        match error {
+            DemoError::Input(error) => error.into(),
+            DemoError::Output(error) => error.into(),
+            failed => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+impl From<SimulateError> for Failure {
+    fn from(error: SimulateError) -> Self {
+        match error {
+            SimulateError::Input(error) => error.into(),
+            SimulateError::Output(error) => error.into(),
+            failed @ SimulateError::Config(_) => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+impl From<SweepError> for Failure {
+    fn from(error: SweepError) -> Self {
+        match error {
+            SweepError::Input(error) => error.into(),
+            SweepError::Output(error) => error.into(),
+            usage @ SweepError::NoCell { .. } => Self::Usage(usage.to_string()),
+            failed => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+impl From<TuneError> for Failure {
+    fn from(error: TuneError) -> Self {
+        match error {
+            TuneError::Input(error) => error.into(),
+            TuneError::Output(error) => error.into(),
+            failed => Self::Failed(failed.to_string()),
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! The binary as a shell meets it: what it exits with, and what stands on standard error.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test that waits for a real process polls real time, with a deadline"
+)]
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use parts::RedisServer;
+
+mod parts;
+
+/// No run here takes nearly as long; one that does hangs.
+const DEADLINE: Duration = Duration::from_secs(120);
+const POLL_GAP: Duration = Duration::from_millis(10);
+
+/// The program with arguments that hold no spaces, in a folder for the files that it writes.
+fn tidegate(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command
+        .args(arguments.split_whitespace())
+        .current_dir(env!("CARGO_TARGET_TMPDIR"))
+        .env_remove("RUST_LOG")
+        .env_remove("NO_COLOR")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &str) -> Output {
+    tidegate(arguments).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn poll<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {DEADLINE:?}");
+        std::thread::sleep(POLL_GAP);
+    }
+}
+
+fn end_of(child: &mut Child) -> ExitStatus {
+    poll("the end of the program", || child.try_wait().expect("a child can be asked for its end"))
+}
+
+/// A command line, its exit status, and what stands on standard error.
+struct Row {
+    arguments: &'static str,
+    status: i32,
+    says: &'static str,
+}
+
+const fn row(arguments: &'static str, status: i32, says: &'static str) -> Row {
+    Row { arguments, status, says }
+}
+
+fn check(rows: &[Row]) {
+    for Row { arguments, status, says } in rows {
+        let output = run(arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(*status), "{arguments}: {stderr}");
+        assert!(stderr.contains(says), "{arguments}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{arguments}: {stderr}");
+        if *status != 0 {
+            let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
+            assert_eq!(errors, 1, "{arguments}: one error in one form: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn wrong_command_line_exits_with_2() {
+    check(&[
+        row("demo --outage 5s..8s --seconds 2", 2, "'5s..8s' for '--outage'"),
+        row("demo --outage 3s..2s", 2, "must end after it begins"),
+        row("demo --scenario outage", 2, "invalid value 'outage' for '--scenario"),
+        row("demo --processes", 2, "'--processes'"),
+        row("demo --store nowhere", 2, "expected memory, redis://HOST:PORT or HOST:PORT"),
+        row("demo --store redis://", 2, "--store"),
+        row("demo --metrics 9000", 2, "expected a host and a port"),
+        row("demo --rate 100/week", 2, "expected a whole number of tokens in a period"),
+        row("demo --rate 0", 2, "for '--rate'"),
+        row("demo --accuracy 0%", 2, "for '--accuracy'"),
+        row("demo --accuracy 5", 2, "expected a part such as 5% or 0.05"),
+        row("simulate --loss 1.5", 2, "expected a part such as 5% or 0.05"),
+        row("simulate --loss -1%", 2, "expected a part such as 5% or 0.05"),
+        row("simulate --rate 100/week", 2, "expected a whole number of tokens in a period"),
+        row("simulate --rtt 5", 2, "expected a duration such as"),
+        row("simulate --interval soon", 2, "expected a duration such as"),
+        row("simulate --faults die@1s/9", 2, "for '--faults'"),
+        row("simulate --policy write-behind --form async", 2, "for '--form'"),
+        row("sweep --rate 100/week", 2, "expected a whole number of tokens in a period"),
+        row("sweep --rate 7 --burst 100", 2, "--rate 7/s: no cell of the sweep"),
+        row("sweep --interval 5", 2, "expected a duration such as"),
+        row("tune --min-ideal 5", 2, "expected a part such as 5% or 0.05"),
+        row("tune --max-excess much", 2, "expected a part of the burst such as 1% or 0.01"),
+        row("tune --rate 100/week", 2, "expected a whole number of tokens in a period"),
+        row("tune --svg /no/such/folder/a.svg", 2, "for '--svg'"),
+    ]);
+}
+
+#[test]
+fn names_that_are_nearly_right_are_offered() {
+    check(&[
+        row("dmeo", 2, "'demo'"),
+        row("demo --scenario hred", 2, "'herd'"),
+        row("simulate --scenario outtage", 2, "'outage'"),
+        row("simulate --policy strct", 2, "'strict'"),
+        row("simulate --form asinc", 2, "'async'"),
+        row("sweep --scenario hred", 2, "'herd'"),
+        row("sweep --policy defualt", 2, "'default'"),
+        row("demo --second 3", 2, "'--seconds'"),
+    ]);
+}
+
+#[test]
+fn failure_exits_with_1() {
+    check(&[
+        row("simulate --trace /no/such/file", 1, "error: trace /no/such/file: cannot be read"),
+        row("demo --trace /dev/null", 1, "error: trace /dev/null: "),
+        row("demo --metrics 256.0.0.1:9000 --seconds 1", 1, "error: --metrics 256.0.0.1:9000"),
+        // At a round trip of a second and one node in two denied, no choice keeps to nothing.
+        row(
+            "tune --nodes 4 --rate 20 --burst 20 --seeds 1 --rtt 1s --max-excess 0 --min-ideal 100%",
+            1,
+            "error: nothing to recommend",
+        ),
+    ]);
+}
+
+#[test]
+fn missed_target_is_a_failure_only_on_request() {
+    let missing = "sweep --scenario herd --rate 20 --nodes 20 --interval 50ms --seeds 1 \
+                   --policy write-behind";
+    let output = run(missing);
+    assert!(text(&output.stdout).contains("missed: 20/s burst 20"), "{}", text(&output.stdout));
+    assert_eq!(output.status.code(), Some(0));
+    let output = run(&format!("{missing} --fail-on-miss"));
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), "error: 1 of 1 cells miss a target\n");
+    let keeping = "sweep --scenario over_uniform --rate 1000/s --burst 1000 --nodes 4 --interval 50ms \
+                   --seeds 1";
+    assert_eq!(run(&format!("{keeping} --fail-on-miss")).status.code(), Some(0));
+}
+
+#[test]
+fn store_that_is_away_is_told_once_for_all_nodes() {
+    let server = RedisServer::start();
+    let address = format!("127.0.0.1:{}", server.port());
+    // Nobody listens there from here on.
+    drop(server);
+    for processes in ["--nodes 64", "--nodes 8 --processes"] {
+        let output = run(&format!("demo --store {address} --seconds 1 {processes}"));
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let last = stderr.lines().last().unwrap_or_default();
+        assert!(last.starts_with("error: "), "{processes}: {stderr}");
+        assert!(stderr.lines().count() <= 3, "{processes}: {stderr}");
+    }
+}
+
+#[test]
+fn reader_that_goes_early_ends_the_program_quietly() {
+    let long = "simulate --rate 20 --burst 20 --seconds 2 --seeds 10000";
+    for arguments in ["demo --seconds 60", long, &format!("{long} --json")] {
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        let mut command = tidegate(arguments);
+        command.stdout(writer.try_clone().expect("a pipe can be shared")).stderr(writer);
+        let mut child = command.spawn().expect("the program starts");
+        drop(command);
+        let mut some = [0; 10];
+        reader.read_exact(&mut some).expect("something is written");
+        assert!(!text(&some).contains("panicked"));
+        drop(reader);
+        assert_eq!(end_of(&mut child).code(), Some(0), "{arguments}");
+    }
+    for arguments in ["--help", "sweep --scenario herd --rate 20 --nodes 4 --seeds 1"] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = tidegate(arguments).stdout(writer).output().expect("the program starts");
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn full_disk_is_one_error() {
+    for arguments in [
+        "demo --seconds 0.1",
+        "demo --seconds 0.1 --json",
+        "simulate --rate 20 --burst 20 --seconds 1",
+        "simulate --rate 20 --burst 20 --seconds 1 --seeds 5",
+        "simulate --rate 20 --burst 20 --seconds 1 --json",
+        "sweep --scenario herd --rate 20 --nodes 4 --seeds 1",
+        "completions bash",
+        "--help",
+        "demo --help",
+    ] {
+        let full = File::options().write(true).open("/dev/full").expect("/dev/full");
+        let output = tidegate(arguments).stdout(full).output().expect("the program starts");
+        let stderr = text(&output.stderr);
+        let errors: Vec<&str> = stderr.lines().filter(|line| !line.starts_with("note: ")).collect();
+        assert_eq!(output.status.code(), Some(1), "{arguments}: {stderr}");
+        let expected = "error: the output cannot be written: No space left on device (os error 28)";
+        assert_eq!(errors, [expected], "{arguments}");
+    }
+    // Notes that cannot be written do not matter: the report can.
+    let full = File::options().write(true).open("/dev/full").expect("/dev/full");
+    let output = tidegate("demo --seconds 1.5").stderr(full).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("4 nodes admitted "));
+}
+
+#[test]
+fn output_that_is_no_terminal_has_no_colours() {
+    for arguments in
+        ["--help", "demo --help", "demo --scenario no", "demo --outage 1s..2s --seconds 3"]
+    {
+        for log in ["", "debug"] {
+            let mut command = tidegate(arguments);
+            if !log.is_empty() {
+                command.env("RUST_LOG", log);
+            }
+            let output = command.output().expect("the program starts");
+            let both = [output.stdout, output.stderr].concat();
+            assert!(!both.contains(&0x1b), "{arguments}: {}", text(&both));
+        }
+    }
+}
+
+/// The processes that `pid` has started and that are there still.
+#[cfg(target_os = "linux")]
+fn children(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let of_task = |task: std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("children")).unwrap_or_default()
+    };
+    let all: String = tasks.flatten().map(of_task).collect::<Vec<String>>().join(" ");
+    all.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The name of a process and its state, such as `T` for stopped; none once it has ended.
+#[cfg(target_os = "linux")]
+fn name_and_state(pid: u32) -> Option<(String, char)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+    let state = rest.trim_start().chars().next()?;
+    (state != 'Z').then(|| (name.to_owned(), state))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn signal_during_an_outage_leaves_no_process_behind() {
+    for (signal, nodes) in [("TERM", ""), ("KILL", ""), ("TERM", "--processes")] {
+        let mut demo = tidegate(&format!("demo --outage 0.1s..100s --seconds 100 {nodes}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        let stopped = poll("a redis-server that is stopped", || {
+            let of_demo = children(demo.id());
+            of_demo.into_iter().flat_map(children).find(|&pid| {
+                name_and_state(pid)
+                    .is_some_and(|(name, state)| name == "redis-server" && state == 'T')
+            })
+        });
+        let mut started = children(demo.id());
+        started.push(stopped);
+        let killed = Command::new("sh")
+            .args(["-c", r#"kill -s "$0" "$1""#, signal, &demo.id().to_string()])
+            .status()
+            .expect("a shell starts");
+        assert!(killed.success());
+        assert_eq!(end_of(&mut demo).code(), None, "ended by the signal");
+        for pid in started {
+            poll("the end of a child", || name_and_state(pid).is_none().then_some(()));
+        }
+    }
+}
+
+/// The names that the help of a command lists for `--scenario`.
+fn scenarios_in_help(command: &str) -> Vec<String> {
+    let help = text(&run(&format!("{command} --help")).stdout);
+    let words = help.split_whitespace().collect::<Vec<&str>>().join(" ");
+    let (_, list) = words.split_once(" when: ").unwrap_or_else(|| panic!("{command}: {help}"));
+    let end = list.find([' ', '[']).map_or(list, |_| list.split(" [").next().unwrap_or(list));
+    end.split(", ").map(|name| name.trim().to_owned()).collect()
+}
+
+#[test]
+fn help_lists_the_scenarios_that_a_command_takes() {
+    let (demo, all) = (scenarios_in_help("demo"), scenarios_in_help("simulate"));
+    assert!(demo.len() > 5 && all.len() > demo.len(), "{demo:?} {all:?}");
+    for name in &all {
+        let few = "--rate 20 --burst 20 --nodes 4 --seconds 0.2";
+        let output = run(&format!("simulate {few} --scenario {name}"));
+        assert_eq!(output.status.code(), Some(0), "{name}: {}", text(&output.stderr));
+        // Nothing runs: a scenario that is taken lets the outage be what is refused.
+        let output = run(&format!("demo --outage 5s..8s --seconds 2 --scenario {name}"));
+        let refused = if demo.contains(name) { "'--outage'" } else { "'--scenario" };
+        assert!(text(&output.stderr).contains(refused), "{name}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn help_has_examples_that_run() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for command in ["demo", "simulate", "sweep", "tune"] {
+        let help = text(&run(&format!("{command} --help")).stdout);
+        let examples: Vec<&str> =
+            help.lines().filter_map(|line| line.strip_prefix("  tidegate ")).collect();
+        assert!((2..=4).contains(&examples.len()), "{command}: {help}");
+        for example in examples {
+            let log = manifest.join("examples/traces/small.log");
+            let arguments = example.replace("examples/traces/small.log", &log.to_string_lossy());
+            let output = run(&arguments);
+            assert_eq!(output.status.code(), Some(0), "{example}: {}", text(&output.stderr));
+        }
+    }
+}
+
+#[test]
+fn value_means_the_same_in_each_spelling_and_command() {
+    let base = "simulate --json --nodes 4 --seconds 2";
+    for (one, other) in [
+        ("--rate 60 --loss 5%", "--rate 60/s --loss 0.05"),
+        ("--rate 60 --accuracy 5%", "--rate 60 --accuracy 0.05"),
+        ("--rate 60 --seconds 2", "--rate 60 --seconds 2000ms"),
+    ] {
+        let base = if one.contains("seconds") { "simulate --json" } else { base };
+        let reports = [one, other].map(|flags| text(&run(&format!("{base} {flags}")).stdout));
+        assert!(!reports[0].is_empty());
+        assert_eq!(reports[0], reports[1], "{one} | {other}");
+    }
+    check(&[
+        row("demo --rate 600/min --burst 20 --seconds 0.1", 0, ""),
+        row("simulate --rate 600/min --burst 20 --seconds 1", 0, ""),
+        row("sweep --rate 100/h --scenario herd --nodes 4 --interval 50ms --seeds 1", 0, ""),
+    ]);
+}
+
+#[test]
+fn summary_is_short_and_json_names_its_schema() {
+    let summary = text(&run("demo --seconds 0.5").stdout);
+    let (headline, figures) = summary.split_once("\n\n").expect("a headline, then the figures");
+    assert!(headline.starts_with("4 nodes admitted ") && headline.lines().count() == 1);
+    assert!(figures.lines().count() <= 12, "{summary}");
+    assert!(text(&run("demo --seconds 0.5 --verbose").stdout).contains("\nstore_calls "));
+    for command in ["demo --seconds 0.5 --json", "simulate --seconds 0.5 --json"] {
+        let report: serde_json::Value =
+            serde_json::from_slice(&run(command).stdout).expect("one object and nothing else");
+        assert_eq!(report["schema_version"], 2, "{command}");
+        assert_eq!(report["slot_ms"], 100, "{command}");
+        assert!(report["timeline"].is_array(), "{command}");
+    }
+}
+
+#[test]
+fn odd_configuration_is_noted_and_an_ordinary_one_is_not() {
+    let odd = run("simulate --nodes 20 --burst 100 --rate 100 --credit 2 --seconds 2");
+    let noted = "note: 20 nodes x a credit of 2 is 40% of the burst";
+    assert!(text(&odd.stderr).contains(noted), "{}", text(&odd.stderr));
+    assert_eq!(text(&run("simulate --seconds 2").stderr), "");
+}
+
+#[test]
+fn completions_are_scripts_of_their_shells() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(&format!("completions {shell}"));
+        assert_eq!(output.status.code(), Some(0));
+        let script = text(&output.stdout);
+        assert!(script.contains("over_uniform") && script.contains("fail-on-miss"), "{shell}");
+    }
+    let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tidegate.bash");
+    std::fs::write(&script, run("completions bash").stdout).expect("a file");
+    assert!(Command::new("bash").arg("-n").arg(&script).status().expect("bash").success());
+}
