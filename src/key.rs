@@ -424,7 +424,7 @@ mod tests {
     #[cfg(feature = "tower")]
     #[test]
     fn a_key_written_ahead_is_the_key() {
-        let secret = KeySecret::new(b"").unwrap();
+        let secret = KeySecret::new(b"");
         let names: [Vec<u8>; 3] = [
             secret.write_key(|writer| Hashed("a").write(writer)),
             secret.write_key(|writer| ("a:b", 7).write(writer)),

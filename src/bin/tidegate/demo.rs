@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Arrival;
-use tidegate::{AnyStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError};
+use tidegate::{
+    AnyStore, ConfigError, Limiter, METRIC_BUCKETS, MemoryStore, RedisStore, StoreError,
+};
 
 use crate::advice;
 use crate::flags::InputError;
@@ -90,9 +92,13 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     let runtime = runtime()?;
     let _entered = runtime.enter();
     if let Some(address) = &options.metrics {
-        metrics_exporter_prometheus::PrometheusBuilder::new()
-            .with_http_listener(resolved(address)?)
-            .install()?;
+        let mut exporter = metrics_exporter_prometheus::PrometheusBuilder::new()
+            .with_http_listener(resolved(address)?);
+        for (name, bounds) in METRIC_BUCKETS {
+            let name = metrics_exporter_prometheus::Matcher::Full(name.to_owned());
+            exporter = exporter.set_buckets_for_metric(name, bounds)?;
+        }
+        exporter.install()?;
     }
     let output = match &store {
         Store::Redis(address) if options.processes => {

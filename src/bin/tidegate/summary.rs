@@ -1,5 +1,7 @@
 //! What a run tells at its end, whether it was played for real or simulated.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 use tidegate::sim::Traffic;
 use tidegate::sim::figures::{Figures, SLOT_US};
@@ -231,7 +233,8 @@ pub(crate) fn print(report: &impl Reported, json: bool, verbose: bool) -> Result
     }
     let mut text = report.headline() + "\n\n";
     for (name, figures) in report.lines() {
-        text += &format!("{name:<32} {figures}\n");
+        // Writing to text cannot fail.
+        let _ = writeln!(text, "{name:<32} {figures}");
     }
     if verbose {
         text += "\n";
