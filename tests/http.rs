@@ -22,7 +22,7 @@ fn networks<const COUNT: usize>(networks: [&str; COUNT]) -> [Network; COUNT] {
     networks.map(|network| network.parse().unwrap())
 }
 
-fn told(lines: &[&str]) -> HeaderMap {
+fn reports(lines: &[&str]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for line in lines {
         headers.append("x-forwarded-for", line.parse().unwrap());
@@ -84,7 +84,7 @@ fn forged_fields_of_an_untrusted_peer_are_not_read() {
     ];
     for client in &clients {
         for forged in [&["8.8.8.8"][..], &["10.0.0.1, 8.8.8.8", "10.0.0.2"], &["::1", "[::1]:80"]] {
-            assert_eq!(&*client.key(ip("192.0.2.1"), &told(forged)), "192.0.2.1", "{client:?}");
+            assert_eq!(&*client.key(ip("192.0.2.1"), &reports(forged)), "192.0.2.1", "{client:?}");
         }
         for value in malformed() {
             let mut headers = HeaderMap::new();
@@ -110,13 +110,13 @@ fn unreadable_reports_are_charged_to_the_proxy() {
             headers.append("forwarded", value.clone());
             assert_eq!(&*client.key(proxy, &headers), "10.0.0.1", "{value:?}");
         }
-        assert_eq!(&*client.key(proxy, &HeaderMap::new()), "10.0.0.1", "nothing was told");
+        assert_eq!(&*client.key(proxy, &HeaderMap::new()), "10.0.0.1", "nothing was reported");
     }
 }
 
 #[test]
 fn client_is_the_first_address_that_no_trusted_proxy_has() {
-    let chain = told(&["8.8.8.8, 192.0.2.1", "10.0.0.9"]);
+    let chain = reports(&["8.8.8.8, 192.0.2.1", "10.0.0.9"]);
     let by_network = ClientIp::peer().behind_networks(networks(["10.0.0.0/8"]));
     assert_eq!(&*by_network.key(ip("10.0.0.1"), &chain), "192.0.2.1");
     assert_eq!(&*by_network.key(ip("::ffff:10.0.0.1"), &chain), "192.0.2.1");
@@ -124,7 +124,7 @@ fn client_is_the_first_address_that_no_trusted_proxy_has() {
         let by_hops = ClientIp::peer().behind_hops(hops);
         assert_eq!(&*by_hops.key(ip("10.0.0.1"), &chain), client, "{hops} hops");
     }
-    let only = told(&["8.8.8.8"]);
+    let only = reports(&["8.8.8.8"]);
     assert_eq!(
         &*by_network.forwarding(Forwarding::Forwarded).key(ip("10.0.0.1"), &only),
         "8.8.8.8"
@@ -156,7 +156,7 @@ fn d9_named_header_of_a_trusted_proxy_is_the_clients_address() {
             .behind_networks(networks(["10.0.0.0/8"]))
             .forwarding(Forwarding::Header(name.clone()));
         let key = |peer: &str, values: &[&str]| {
-            let mut headers = told(&["8.8.8.8"]);
+            let mut headers = reports(&["8.8.8.8"]);
             for value in values {
                 headers.append(name.clone(), value.parse().unwrap());
             }
@@ -288,9 +288,9 @@ fn check_trio(headers: &HeaderMap, prefix: &str, later: bool, decisions: &[Decis
             value("limit") == decision.burst() && value("remaining") == decision.remaining();
         limits && since.abs_diff(up(decision.reset_after())) <= u64::from(later) * 5
     });
-    let told = matching.expect("it is one of the limits");
+    let written = matching.expect("it is one of the limits");
     let longest = decisions.iter().map(Decision::retry_after).max();
-    assert_eq!(Some(told.retry_after()), longest, "the one that denies longest");
+    assert_eq!(Some(written.retry_after()), longest, "the one that denies longest");
 }
 
 proptest! {
@@ -325,7 +325,7 @@ proptest! {
             let sooner = retry.saturating_sub(Duration::from_millis(1));
             prop_assert!(!is_allowed_after(sooner), "before {:?}", retry);
             prop_assert!(is_allowed_after(retry), "after {:?}", retry);
-            // What is told of the next token is as exact.
+            // The time of the next token is as exact.
             let left_after = |wait: Duration| {
                 let (clock, limit, _) = denied().unwrap();
                 clock.advance(wait);
@@ -344,7 +344,7 @@ proptest! {
     }
 }
 
-/// Lets so many milliseconds pass; far from their end in longer steps.
+/// Advances the clock by `ms` milliseconds, in longer steps while many are left.
 async fn pass(clock: &ManualClock, limiter: &Limiter, mut ms: u64) {
     while ms > 0 {
         let step = if ms > 3000 { 100 } else { 1 };
@@ -354,8 +354,8 @@ async fn pass(clock: &ManualClock, limiter: &Limiter, mut ms: u64) {
     }
 }
 
-/// Of a limit that is kept with others: asks for `cost` every 7 ms for so long, and once more so many
-/// seconds before the time that `Retry-After` said then. What it said, and whether it was true.
+/// For a limit that nodes share: asks for `cost` every 7 ms for `greedy_ms`, and once more `sooner_s` seconds before the
+/// last `Retry-After` is over. Returns that `Retry-After` in seconds, and whether the request was admitted.
 async fn obeyed(quota: Quota, cost: u32, greedy_ms: u64, sooner_s: u64) -> Option<(u64, bool)> {
     let clock = ManualClock::new();
     let limit = Limit::new("api", quota);
@@ -368,18 +368,18 @@ async fn obeyed(quota: Quota, cost: u32, greedy_ms: u64, sooner_s: u64) -> Optio
         pass(&clock, &limiter, 7).await;
         last = Some(api.check_n("key", cost).unwrap());
     }
-    let told_s = RetryAfter::exact().seconds(&last?);
-    let wait_s = told_s.checked_sub(sooner_s).filter(|&wait_s| wait_s > 0)?;
+    let retry_s = RetryAfter::exact().seconds(&last?);
+    let wait_s = retry_s.checked_sub(sooner_s).filter(|&wait_s| wait_s > 0)?;
     pass(&clock, &limiter, wait_s * 1000).await;
     if cost == 1 {
-        return Some((told_s, api.check("key").is_allowed()));
+        return Some((retry_s, api.check("key").is_allowed()));
     }
     // More than the credit: with no lease left only the store can tell.
     let mut asked = std::pin::pin!(api.check_sure_n("key", cost));
     loop {
         tokio::select! {
             biased;
-            decision = &mut asked => return Some((told_s, decision.unwrap().is_allowed())),
+            decision = &mut asked => return Some((retry_s, decision.unwrap().is_allowed())),
             () = limiter.settle() => clock.advance(Duration::from_micros(100)),
         }
     }
@@ -398,13 +398,13 @@ async fn retry_after_of_a_shared_limit_is_exact_to_a_token() {
         let greedy_ms = random.u64(200..3000);
         let quota = Quota::new(tokens, period).burst(burst);
         let shown = format!("{quota:?} cost {cost} greedy {greedy_ms}");
-        if let Some((told_s, allowed)) = obeyed(quota, cost, greedy_ms, 0).await {
-            assert!(allowed, "{shown}: after {told_s} s");
+        if let Some((retry_s, allowed)) = obeyed(quota, cost, greedy_ms, 0).await {
+            assert!(allowed, "{shown}: after {retry_s} s");
             admitted += 1;
         }
         let sooner_s = 2 + period.as_secs().div_ceil(tokens);
-        if let Some((told_s, allowed)) = obeyed(quota, cost, greedy_ms, sooner_s).await {
-            assert!(!allowed, "{shown}: {sooner_s} s before {told_s} s");
+        if let Some((retry_s, allowed)) = obeyed(quota, cost, greedy_ms, sooner_s).await {
+            assert!(!allowed, "{shown}: {sooner_s} s before {retry_s} s");
             sooner += 1;
         }
     }
@@ -443,7 +443,7 @@ fn spread_clients_that_obey_return_evenly() {
     assert_eq!(admitted, 610, "as many as there were tokens, ten a second");
 }
 
-/// Finding D6: clients with buckets of their own were told to wait for up to a minute longer than needed.
+/// Finding D6: clients with buckets of their own waited for up to a minute longer than needed.
 #[test]
 fn d6_retry_after_is_exact_by_default() {
     let clock = ManualClock::new();

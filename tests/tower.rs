@@ -23,7 +23,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 const KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Limits that hold so many tokens each, and get none while a test lasts.
+/// Limits with these tokens, which get no more while a test lasts.
 fn limits<const COUNT: usize>(tokens: [u64; COUNT]) -> [ActiveLimit; COUNT] {
     let clock = ManualClock::new();
     let names: [String; COUNT] = std::array::from_fn(|limit| format!("limit-{limit}"));
@@ -38,7 +38,7 @@ fn by_header(limit: &ActiveLimit) -> KeyedLimit {
     KeyedLimit::new(limit.clone(), KeyOf::header(KEY))
 }
 
-/// A service that counts who reaches it, behind this rate limit.
+/// A service behind this rate limit, which counts the requests that reach it.
 fn behind(rate_limit: RateLimit) -> (impl Fn(Request<()>) -> Asking, Arc<AtomicU32>) {
     let served = Arc::new(AtomicU32::new(0));
     let counted = served.clone();
@@ -60,7 +60,7 @@ fn with_key(key: &str) -> Request<()> {
     Request::builder().header(KEY, key).body(()).unwrap()
 }
 
-fn nobodys() -> Request<()> {
+fn without_key() -> Request<()> {
     Request::new(())
 }
 
@@ -72,8 +72,8 @@ async fn denied_request_does_not_reach_the_service_and_says_why() {
         let allowed = ask(with_key("alice")).await;
         assert_eq!((allowed.status(), &**allowed.body()), (StatusCode::OK, "served"));
         assert!(!allowed.headers().contains_key(header::RETRY_AFTER));
-        let told = allowed.headers()["ratelimit"].to_str().unwrap();
-        assert!(told.starts_with(&format!("\"limit-0\";r={left};t=")), "{told}");
+        let state = allowed.headers()["ratelimit"].to_str().unwrap();
+        assert!(state.starts_with(&format!("\"limit-0\";r={left};t=")), "{state}");
     }
     let denied = ask(with_key("alice")).await;
     assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -174,11 +174,11 @@ async fn header_that_is_sent_twice_does_not_make_a_request_unlimited() {
     let (ask, served) = behind(unlimited.into());
     let twice = || Request::builder().header(KEY, "one").header(KEY, "two").body(()).unwrap();
     assert_eq!(ask(twice()).await.status(), StatusCode::BAD_REQUEST);
-    assert_eq!(ask(nobodys()).await.status(), StatusCode::OK);
+    assert_eq!(ask(without_key()).await.status(), StatusCode::OK);
     assert_eq!(served.load(Ordering::Relaxed), 1);
     let (ask, _) = behind(by_header(&limit).on_missing_key(OnMissingKey::Shared).into());
     assert_eq!(ask(twice()).await.status(), StatusCode::OK);
-    assert_eq!(ask(nobodys()).await.status(), StatusCode::TOO_MANY_REQUESTS, "one bucket");
+    assert_eq!(ask(without_key()).await.status(), StatusCode::TOO_MANY_REQUESTS, "one bucket");
 }
 
 #[tokio::test]
@@ -202,20 +202,20 @@ async fn refusal_releases_inner_permit() {
 async fn request_without_a_key_is_refused_shared_or_unlimited() {
     let [limit, shared, refused, unlimited] = limits([1, 1, 1, 1]);
     let (ask, served) = behind(by_header(&limit).into());
-    for keyless in [nobodys(), with_key("")] {
+    for keyless in [without_key(), with_key("")] {
         assert_eq!(ask(keyless).await.status(), StatusCode::BAD_REQUEST);
     }
     assert_eq!(served.load(Ordering::Relaxed), 0);
 
     let (ask, _) = behind(by_header(&shared).on_missing_key(OnMissingKey::Shared).into());
-    assert_eq!(ask(nobodys()).await.status(), StatusCode::OK);
+    assert_eq!(ask(without_key()).await.status(), StatusCode::OK);
     assert_eq!(ask(with_key("")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(ask(with_key("alice")).await.status(), StatusCode::OK);
 
     let status = StatusCode::UNAUTHORIZED;
     let (ask, served) =
         behind(by_header(&refused).on_missing_key(OnMissingKey::Refused(status)).into());
-    let answer = ask(nobodys()).await;
+    let answer = ask(without_key()).await;
     assert_eq!(answer.status(), status);
     assert!(!answer.headers().contains_key(header::RETRY_AFTER), "waiting does not help");
     assert_eq!(served.load(Ordering::Relaxed), 0);
@@ -223,7 +223,7 @@ async fn request_without_a_key_is_refused_shared_or_unlimited() {
     let (ask, served) =
         behind(by_header(&unlimited).on_missing_key(OnMissingKey::Unlimited).into());
     for _ in 0..3 {
-        assert_eq!(ask(nobodys()).await.status(), StatusCode::OK);
+        assert_eq!(ask(without_key()).await.status(), StatusCode::OK);
     }
     assert_eq!(served.load(Ordering::Relaxed), 3);
 }
@@ -436,7 +436,7 @@ async fn peer_extension_is_the_clients_address() {
     let [limit] = limits([1]);
     let (ask, _) = behind(RateLimit::new(KeyedLimit::new(limit, KeyOf::client(ClientIp::peer()))));
     let from = |peer: &str| {
-        let mut request = nobodys();
+        let mut request = without_key();
         request.extensions_mut().insert(Peer(peer.parse().unwrap()));
         ask(request)
     };
@@ -479,7 +479,7 @@ async fn client_behind_a_prefix_or_a_cdn_has_one_bucket() {
         .prefix_v4(24);
     let (ask, _) = behind(KeyedLimit::new(limit, KeyOf::client(client)).into());
     let from = |peer: &str, reported: &str| {
-        let mut request = nobodys();
+        let mut request = without_key();
         request.extensions_mut().insert(Peer(peer.parse().unwrap()));
         request.headers_mut().insert("cf-connecting-ip", reported.parse().unwrap());
         ask(request)
@@ -494,8 +494,8 @@ async fn client_behind_a_prefix_or_a_cdn_has_one_bucket() {
 async fn limit_that_protects_the_service_answers_503() {
     let [limit] = limits([1]);
     let (ask, _) = behind(KeyedLimit::shared(limit).protects_service().into());
-    assert_eq!(ask(nobodys()).await.status(), StatusCode::OK);
-    let denied = ask(nobodys()).await;
+    assert_eq!(ask(without_key()).await.status(), StatusCode::OK);
+    let denied = ask(without_key()).await;
     assert_eq!(denied.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(denied.headers()[header::RETRY_AFTER], "3600");
     let problem: serde_json::Value = serde_json::from_str(denied.body()).unwrap();
@@ -522,7 +522,7 @@ async fn json_error_body_has_code_message_limit_and_retry_after() {
         "retryAfter": 3600,
     });
     assert_eq!(denied, expected);
-    let missing = body(nobodys()).await;
+    let missing = body(without_key()).await;
     assert_eq!(missing["code"], "missing_key");
     assert_eq!(missing["retryAfter"], serde_json::Value::Null);
 }

@@ -1,4 +1,4 @@
-//! Networks: an address and how many of its bits count.
+//! Networks of IP addresses.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,20 +13,20 @@ pub struct Network {
     prefix: u8,
 }
 
-/// A text that is no network.
+/// An error: the text is no network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("network = {value:?}: {reason}")]
 pub struct NetworkError {
-    /// What was given.
+    /// The text that was given.
     pub value: String,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and what to write instead.
     pub reason: &'static str,
 }
 
 const TOO_LONG: &str = "the prefix length must be 0 to 32, or to 128 for IPv6";
 
 impl Network {
-    /// The network of so many bits of an address.
+    /// The network of the first `prefix` bits of an address.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_holds_its_addresses_in_either_spelling_and_no_others() {
+    fn network_contains_its_addresses_in_either_spelling() {
         for (text, inside, outside) in [
             ("10.0.0.0/8", "10.255.3.4", "11.0.0.0"),
             ("10.0.0.0/8", "::ffff:10.1.2.3", "::10.1.2.3"),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused_by_name_and_value() {
+    fn error_names_the_field_and_the_text() {
         for text in [
             "",
             "/",

@@ -111,18 +111,18 @@ mod tests {
         limit
     }
 
-    fn told(retry: &RetryAfter, quota: Quota, clients: usize) -> Vec<u64> {
+    fn values(retry: &RetryAfter, quota: Quota, clients: usize) -> Vec<u64> {
         let denied = exhausted(quota).check("key");
         (0..clients).map(|_| retry.seconds(&denied)).collect()
     }
 
     #[test]
     fn spread_clients_return_apart_and_not_before_their_time() {
-        let told = told(&RetryAfter::spread(), Quota::per_minute(1).burst(4), 1000);
-        let least = *told.iter().min().unwrap();
+        let values = values(&RetryAfter::spread(), Quota::per_minute(1).burst(4), 1000);
+        let least = *values.iter().min().unwrap();
         assert!((59..=60).contains(&least), "the next token comes in a minute: {least}");
         let mut counts = [0; 61];
-        for seconds in told {
+        for seconds in values {
             counts[(seconds - least) as usize] += 1;
         }
         assert!(counts.iter().all(|count| (14..=19).contains(count)), "{counts:?}");
@@ -131,13 +131,13 @@ mod tests {
     #[test]
     fn spread_is_the_fill_time_or_the_chosen_time_and_none_by_default() {
         let range = |retry: RetryAfter, quota| {
-            let told = told(&retry, quota, 200);
-            told.iter().max().unwrap() - told.iter().min().unwrap()
+            let values = values(&retry, quota, 200);
+            values.iter().max().unwrap() - values.iter().min().unwrap()
         };
         assert_eq!(range(RetryAfter::spread(), Quota::per_minute(10).burst(2)), 12);
         assert_eq!(range(RetryAfter::default(), Quota::per_minute(1)), 0);
         let longest = RetryAfter::spread_over(Duration::MAX);
-        assert!(told(&longest, Quota::per_minute(1), 100).iter().all(|&seconds| seconds >= 59));
+        assert!(values(&longest, Quota::per_minute(1), 100).iter().all(|&seconds| seconds >= 59));
     }
 
     #[test]

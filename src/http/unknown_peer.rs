@@ -1,4 +1,4 @@
-//! What operators are told when the server does not say where connections come from.
+//! The report that the server does not say where connections come from.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

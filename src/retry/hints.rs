@@ -16,9 +16,9 @@ use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
 /// headers.insert("retry-after", "7".parse()?);
 /// headers.insert("ratelimit-policy", r#""api";q=50;w=5"#.parse()?);
 /// headers.insert("ratelimit", r#""api";r=0;t=1"#.parse()?);
-/// let advice = RateLimitHints::read(&headers, SystemTime::now());
-/// assert_eq!(advice.retry_after, Some(Duration::from_secs(7)));
-/// let allowance = advice.allowance.ok_or("nothing was said")?;
+/// let hints = RateLimitHints::read(&headers, SystemTime::now());
+/// assert_eq!(hints.retry_after, Some(Duration::from_secs(7)));
+/// let allowance = hints.allowance.ok_or("nothing was said")?;
 /// assert_eq!((allowance.remaining, allowance.next_after), (0, Some(Duration::from_secs(1))));
 /// assert_eq!(allowance.step, Some(Duration::from_millis(100)));
 /// # Ok(())
@@ -206,7 +206,7 @@ fn of_trio(headers: &HeaderMap, trio: &[HeaderName; 3], now: SystemTime) -> Opti
     Some(Allowance { remaining, next_after: Some(next_after), step: None, quota, burst: None })
 }
 
-/// How long from `now` until so long after the beginning of 1970.
+/// The time from `now` to this moment after the beginning of 1970.
 fn until(since_1970: Duration, now: SystemTime) -> Duration {
     since_1970.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_draft_is_read_with_its_policies_and_the_tightest_limit_counts() {
+    fn draft_is_read_and_the_tightest_limit_counts() {
         let policy = ("ratelimit-policy", r#""day";q=1000;w=86400, "api";q=50;w=5"#);
         let of = |state| allowance(&[policy, ("ratelimit", state)]);
         assert_eq!(of(r#""api";r=49;t=1"#), Some((49, 1000, Some(100), Some(50))));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn older_forms_are_read_and_times_told_from_seconds() {
+    fn older_forms_are_read_and_times_differ_from_seconds() {
         let dictionary = ("ratelimit", "limit=100, remaining=50, reset=30");
         assert_eq!(allowance(&[dictionary]), Some((50, 30_000, None, Some(100))));
         let draft_03 = [

@@ -88,7 +88,7 @@ pub struct Permit {
     shared: Arc<Shared>,
     taken: Instant,
     /// When the request was sent whose response brought the pace that this was taken from.
-    told: Option<Instant>,
+    pace_sent: Option<Instant>,
 }
 
 impl Default for Pacer {
@@ -144,8 +144,12 @@ impl Pacer {
                     let now = Instant::now();
                     match state.take(now) {
                         Ok(()) => {
-                            let told = state.told.filter(|_| state.pace.is_some());
-                            return Ok(Permit { shared: self.shared.clone(), taken: now, told });
+                            let pace_sent = state.pace_sent.filter(|_| state.pace.is_some());
+                            return Ok(Permit {
+                                shared: self.shared.clone(),
+                                taken: now,
+                                pace_sent,
+                            });
                         }
                         Err(_) if state.closed_until().is_some_and(|opens| opens > deadline) => {
                             return Err(gave_up());
@@ -180,18 +184,18 @@ impl Shared {
 impl Permit {
     /// Reads the response's status and header fields.
     pub fn record(self, status: StatusCode, headers: &HeaderMap) -> ResponseKind {
-        let advice = RateLimitHints::read(headers, SystemTime::now());
+        let hints = RateLimitHints::read(headers, SystemTime::now());
         let denied = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
         let mut state = self.shared.state();
         // Read under the lock, or another permit would seem to be taken after a response that it did not know of.
         let now = Instant::now();
         // The response to a later request is newer, whenever it arrives.
-        let is_newest = state.told.is_none_or(|told| self.taken >= told);
-        if let Some(allowance) = advice.allowance.filter(|_| is_newest) {
+        let is_newest = state.pace_sent.is_none_or(|pace_sent| self.taken >= pace_sent);
+        if let Some(allowance) = hints.allowance.filter(|_| is_newest) {
             // This request is not under way any more.
             let others = state.under_way.saturating_sub(1);
             state.pace = Some(Pace::new(allowance, others, state.pace.as_ref(), now));
-            state.told = Some(self.taken);
+            state.pace_sent = Some(self.taken);
         }
         // Denials of requests that were sent together count once.
         let is_news = state.denied.is_none_or(|denied| self.taken > denied);
@@ -200,7 +204,7 @@ impl Permit {
                 (state.denials, state.ahead) = (0, Ahead::Answered);
             }
             // A server that names limits only in denials has no limit to keep now.
-            if advice.allowance.is_none() && state.pace.as_ref().is_some_and(Pace::is_over) {
+            if hints.allowance.is_none() && state.pace.as_ref().is_some_and(Pace::is_over) {
                 state.pace = None;
             }
             return ResponseKind::Answered;
@@ -210,11 +214,11 @@ impl Permit {
             (state.denied, state.ahead) = (Some(now), Ahead::Nobody);
         }
         let least = self.shared.backoff(state.denials);
-        let wait = advice.retry_after.unwrap_or_default().max(least);
+        let wait = hints.retry_after.unwrap_or_default().max(least);
         let wait = wait.saturating_add(least.mul_f64(fastrand::f64()));
         let opens = after(wait, now);
         state.opens = state.opens.max(Some(opens));
-        let told_both = advice.allowance.is_some() && is_newest && advice.retry_after.is_some();
+        let has_both = hints.allowance.is_some() && is_newest && hints.retry_after.is_some();
         if let Some(pace) = state.pace.as_mut()
             && status == StatusCode::TOO_MANY_REQUESTS
         {
@@ -222,7 +226,7 @@ impl Permit {
                 // Other clients spend too: what becomes free until then is theirs.
                 pace.free = 0;
                 pace.next = pace.next.max(Some(opens));
-            } else if told_both && pace.free == 0 {
+            } else if has_both && pace.free == 0 {
                 // Retry-After comes before the reset, and is about one request.
                 (pace.next, pace.quota) = (Some(opens), 1);
             }
@@ -233,8 +237,9 @@ impl Permit {
     /// Gives the permit back: the request was not sent, and another one may be.
     pub fn give_back(self) {
         let mut state = self.shared.state();
-        let told = state.told;
-        if let Some(pace) = state.pace.as_mut().filter(|_| self.told.is_some() && self.told == told)
+        let pace_sent = state.pace_sent;
+        if let Some(pace) =
+            state.pace.as_mut().filter(|_| self.pace_sent.is_some() && self.pace_sent == pace_sent)
         {
             pace.free = pace.free.saturating_add(1).min(pace.quota.max(pace.free));
         }
@@ -269,7 +274,7 @@ struct State {
     /// What the server allows, once a response said so.
     pace: Option<Pace>,
     /// When the request was sent whose response said so.
-    told: Option<Instant>,
+    pace_sent: Option<Instant>,
 }
 
 /// At first, and after a denial, one request is sent alone.
