@@ -230,9 +230,8 @@ pub(crate) fn print(report: &impl Reported, json: bool, verbose: bool) -> Result
         return output::json(report);
     }
     let mut text = report.headline() + "\n\n";
-    for (name, figures) in report.lines() {
-        text += &format!("{name:<32} {figures}\n");
-    }
+    let line = |(name, figures): Line| format!("{name:<32} {figures}\n");
+    text.extend(report.lines().into_iter().map(line));
     if verbose {
         text += "\n";
         text += &all_figures(report)?;

@@ -208,7 +208,9 @@ fn next(output: &mut impl BufRead, node: u16) -> Result<Message, DemoError> {
         output.read_line(&mut line)?;
         match serde_json::from_str(&line).map_err(|_| DemoError::Process(node))? {
             Message::Warned(warned) => {
-                warned.iter().for_each(|(text, times)| warnings::give(text, *times));
+                for (text, times) in &warned {
+                    warnings::give(text, *times);
+                }
             }
             Message::Failed(reason) => return Err(DemoError::Node { node, reason }),
             message => return Ok(message),

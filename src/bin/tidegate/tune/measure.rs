@@ -178,9 +178,9 @@ pub(crate) fn points(
     let mut points: Vec<Point> = Way::ALL.into_iter().flat_map(at_intervals).collect();
     let seeds = options.seed..=options.seed.saturating_add(options.seeds - 1);
     let mut runs = Vec::new();
-    for point in 0..points.len() {
+    for (point, Point { way, .. }) in points.iter().enumerate() {
         // The usual way is not played with deaths: nobody can choose it.
-        let is_on_offer = points[point].way.is_on_offer();
+        let is_on_offer = way.is_on_offer();
         let plays = |source: &Source<'_>| is_on_offer || !matches!(source, Source::Deaths);
         for source in Source::all(trace).into_iter().filter(plays) {
             runs.extend(seeds.clone().map(|seed| Run { point, source, seed }));
