@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// What only the binary may pull in: argument parsers, terminals, plotters, reports.
-const CLI_ONLY: [&str; 13] = [
+const CLI_ONLY: [&str; 14] = [
     "anstream",
     "anstyle",
     "clap",
     "clap_builder",
+    "clap_complete",
     "crossterm",
     "hdrhistogram",
     "indicatif",

@@ -1,7 +1,5 @@
 //! What a run tells at its end, whether it was played for real or simulated.
 
-use std::fmt::Write as _;
-
 use serde::Serialize;
 use tidegate::sim::Traffic;
 use tidegate::sim::figures::{Figures, SLOT_US};
@@ -232,10 +230,8 @@ pub(crate) fn print(report: &impl Reported, json: bool, verbose: bool) -> Result
         return output::json(report);
     }
     let mut text = report.headline() + "\n\n";
-    for (name, figures) in report.lines() {
-        // Writing to text cannot fail.
-        let _ = writeln!(text, "{name:<32} {figures}");
-    }
+    let line = |(name, figures): Line| format!("{name:<32} {figures}\n");
+    text.extend(report.lines().into_iter().map(line));
     if verbose {
         text += "\n";
         text += &all_figures(report)?;
