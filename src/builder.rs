@@ -29,6 +29,9 @@ pub const DEFAULT_LANES: u32 = 16;
 /// The most lanes a namespace can have.
 pub const LANES_MAX: u32 = 1024;
 
+/// A shorter secret of keys can be found by trying.
+const KEY_SECRET_BYTES_MIN: usize = 16;
+
 /// A store, whichever it is.
 #[derive(Clone)]
 pub struct AnyStore(StoreKind);
@@ -95,7 +98,7 @@ pub struct Builder {
     max_keys: usize,
     lanes: u32,
     max_nodes: Option<u32>,
-    key_secret: Vec<u8>,
+    key_secret: Option<Vec<u8>>,
     listeners: Vec<Listener>,
     time: Option<TimeSource>,
 }
@@ -110,7 +113,7 @@ impl Limiter {
             max_keys: DEFAULT_MAX_KEYS,
             lanes: DEFAULT_LANES,
             max_nodes: None,
-            key_secret: Vec::new(),
+            key_secret: None,
             listeners: Vec::new(),
             time: None,
         }
@@ -178,11 +181,11 @@ impl Builder {
         self
     }
 
-    /// The secret that keys are hashed with ([`Hashed`](crate::Hashed)): random bytes, 16 or more, the same on all
+    /// The secret that keys are hashed with ([`Hashed`](crate::Hashed)): random bytes, at least 16, the same on all
     /// nodes. Without one, anybody who can read the store can find short keys, like addresses, by trying all of
     /// them. With another secret, hashed keys are other keys.
     pub fn key_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
-        self.key_secret = secret.into();
+        self.key_secret = Some(secret.into());
         self
     }
 
@@ -242,7 +245,7 @@ impl Builder {
                 Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
             ),
         };
-        let secret = KeySecret::new(&self.key_secret);
+        let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
         let alone = self.store.is_none();
         let max_nodes = self.max_nodes;
         let uncounted = match self.store {
@@ -313,6 +316,11 @@ impl Builder {
         }
         if self.lanes == 0 || self.lanes > LANES_MAX {
             return invalid("lanes", self.lanes.to_string(), "must be 1 to 1024");
+        }
+        if let Some(secret) = self.key_secret.as_ref().filter(|it| it.len() < KEY_SECRET_BYTES_MIN)
+        {
+            let value = format!("{} bytes", secret.len());
+            return invalid("key_secret", value, "must be at least 16 random bytes");
         }
         if self.max_nodes == Some(0) {
             return invalid("max_nodes", "0".to_owned(), "must be at least 1");

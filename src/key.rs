@@ -36,7 +36,7 @@ pub(crate) const OVERFLOW_NAME: &[u8; HASHED_BYTES] = b"#overflow...............
 /// | a tuple | its parts, with `:` between them; in each part, `\` stands before `\` and `:` |
 /// | [`Hashed`] | `#` and 30 hexadecimal digits of a hash |
 ///
-/// So two tuples never have the same bytes, and `("a", "b")` is the same key as `"a:b"`. Keys that are longer than
+/// So two tuples have the same bytes only if their parts have, and `("a", "b")` is the same key as `"a:b"`. Keys that are longer than
 /// [`KEY_BYTES_MAX`], and keys that look like a hashed key, are hashed: see [`Hashed`].
 ///
 /// ```
@@ -63,7 +63,8 @@ pub trait Key {
     /// Writes the bytes of the key.
     fn write(&self, writer: &mut KeyWriter<'_>);
 
-    /// The bytes that [`write`](Self::write) writes, if the key holds them: then they need not be copied.
+    /// The bytes that [`write`](Self::write) writes, if the key holds them: then they need not be copied. They must
+    /// be the same bytes.
     #[inline(always)]
     fn held_bytes(&self) -> Option<&[u8]> {
         None
@@ -115,7 +116,7 @@ impl<'a> KeyWriter<'a> {
         self.bytes.is_empty()
     }
 
-    /// Appends bytes.
+    /// Appends bytes. Nothing separates them from those before them: write several values as a tuple.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         self.hashed = false;
@@ -130,6 +131,10 @@ impl<'a> KeyWriter<'a> {
     pub(crate) fn push_part_of<R>(&mut self, write: impl FnOnce(&mut Self) -> R) -> R {
         let mut part = Self::new(self.secret);
         let written = write(&mut part);
+        if !part.hashed && looks_hashed(&part.bytes) {
+            // Nobody can name another's hashed key, as a part neither.
+            part.bytes = SmallVec::from_slice(&self.secret.hashed(&part.bytes));
+        }
         for &byte in &part.bytes {
             if byte == b'\\' || byte == b':' {
                 self.push(b"\\");
@@ -244,7 +249,12 @@ impl KeySecret {
 /// Whether a key is known by its own bytes.
 #[inline(always)]
 fn is_plain(key: &[u8]) -> bool {
-    key.len() <= KEY_BYTES_MAX && (key.len() != HASHED_BYTES || key[0] != HASHED_MARK)
+    key.len() <= KEY_BYTES_MAX && !looks_hashed(key)
+}
+
+#[inline(always)]
+fn looks_hashed(key: &[u8]) -> bool {
+    key.len() == HASHED_BYTES && key[0] == HASHED_MARK
 }
 
 impl<K: Key> Key for Hashed<K> {
@@ -449,6 +459,7 @@ mod tests {
         assert_eq!(text(&long), text(&Hashed(&long)));
         assert_eq!(text(&long[1..]), long[1..]);
         assert_eq!(text(&(Hashed("a"), "b")), format!("{digest}:b"));
+        assert_ne!(text(&(digest.as_str(), "b")), text(&(Hashed("a"), "b")), "as a part neither");
         let names: HashSet<_> = (0..100).map(|more| name(&vec![b'x'; 513 + more])).collect();
         assert_eq!(names.len(), 100);
     }

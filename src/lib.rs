@@ -46,6 +46,7 @@
 //! Decisions never wait; every token spent is charged once; nodes that die take no more than their
 //! leases with them. docs/PROMISES.md lists each promise with the test that proves it;
 //! docs/ARCHITECTURE.md tells how.
+//!
 //! # Platforms
 //!
 //! Unix only: decisions read clocks that other systems do not have.

@@ -385,8 +385,8 @@ impl ActiveLimit {
     ///
     /// Sure answers come at once, like those of [`check`](Self::check). An unsure one waits for one round trip,
     /// which all callers of this node that wait at the same time share. It waits at most
-    /// [`Limit::max_wait`](crate::Limit::max_wait), and not at all while the store takes longer than that or is
-    /// known to be away; then the answer is the one that `check` gives. Dropping the future before it is ready
+    /// [`Limit::max_wait`](crate::Limit::max_wait), and not at all while the store takes longer than that or the
+    /// outage policy is in force; then the answer is the one that `check` gives. Dropping the future before it is ready
     /// may leave the token spent.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
         match self.shared.secret.with_name(key, |key| self.decide_or_hold(key, 1)) {

@@ -215,6 +215,7 @@ fn a_limiter_that_cannot_be_kept_names_field_and_value() {
     assert_eq!(field(good().lanes(0)), "lanes");
     assert_eq!(field(good().lanes(1025)), "lanes");
     assert_eq!(field(good().max_nodes(0)), "max_nodes");
+    assert_eq!(field(good().key_secret("short")), "key_secret");
     assert_eq!(field(Limiter::builder().limit(Limit::new("a b", Quota::per_second(1)))), "name");
     let twice = good().limit(limit()).build();
     assert_eq!(twice.unwrap_err(), ConfigError::DuplicateLimit("api".to_owned()));

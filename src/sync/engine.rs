@@ -145,6 +145,8 @@ pub(crate) struct Context {
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
     pub(crate) known: Known,
+    /// No lane could be reached when that was looked at last.
+    pub(crate) all_down: bool,
     /// The lane that asks most often whether the store is back, for all that wait for it.
     pub(crate) prober: Option<u32>,
     /// Up to when keys that come into the books have used up what a node expects of them.
@@ -197,7 +199,8 @@ impl Context {
                 continue;
             }
             // A closed limit admits nothing while the store is away, new keys included.
-            let closed = limit.on_policy && limit.terms.outage == OutagePolicy::Closed;
+            let closed =
+                limit.on_policy && limit.terms.outage == OutagePolicy::Closed && self.all_down;
             let credit = if closed {
                 Credit::NONE
             } else {
@@ -307,9 +310,10 @@ impl Engine {
             desks: Slab::new(),
             losses: 0,
             known: Known::default(),
+            all_down: false,
             prober: None,
             newcomers_until: Timestamp::ZERO,
-            nodes: Nodes::new(config.lanes, config.max_nodes),
+            nodes: Nodes::new(config.lanes, config.max_nodes, config.retry_us),
         };
         context.set_credit(now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
@@ -442,7 +446,7 @@ impl Engine {
             let denied = denied - surplus;
             let overflowed = std::mem::take(&mut limit.overflowed);
             let limit = limit.name.clone();
-            (allowed + denied + unsure > 0).then_some(Event::Decisions {
+            (allowed + denied + unsure + overflowed > 0).then_some(Event::Decisions {
                 limit,
                 allowed,
                 denied,

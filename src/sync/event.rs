@@ -21,7 +21,8 @@ pub enum Event {
         denied: u64,
         /// Of both, those that were not backed by a lease.
         unsure: u64,
-        /// Of both, those about keys for which there was no room, so that they share one bucket.
+        /// Those about keys for which there was no room, so that they share one bucket; without those by a handle.
+        /// They may be told before they are counted as allowed or denied.
         overflowed: u64,
     },
     /// A batch came back, or did not.

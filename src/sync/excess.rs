@@ -6,7 +6,7 @@ use crate::limit::{Mode, Terms};
 use crate::time::Timestamp;
 
 /// A loss of memory so soon after the one before has the smaller term: see [`bound`](crate::bound).
-const REPEATED_US: u64 = 5_000_000;
+pub(super) const REPEATED_US: u64 = 5_000_000;
 
 /// What went wrong in a lane, as far as this node can know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

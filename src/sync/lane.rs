@@ -101,6 +101,10 @@ pub(crate) struct Lane {
     attempt: u64,
     /// How long the store took to answer an attempt of late, in microseconds.
     round_trip_us: u64,
+    /// The quicker one of the last two answers, in microseconds. One that is slow, such as the first one, which
+    /// has to connect, says little of the next.
+    quickest_us: u64,
+    last_took_us: u64,
     failures: u32,
     /// What went wrong last, until the lane answers again.
     error: Option<StoreError>,
@@ -145,6 +149,8 @@ impl Lane {
             retry: Backoff::default(),
             attempt: 0,
             round_trip_us: 0,
+            quickest_us: 0,
+            last_took_us: 0,
             failures: 0,
             error: None,
             recovery_gap_us: 0,
@@ -265,7 +271,7 @@ impl Lane {
         context: &mut Context,
     ) {
         let terms = self.terms(slot, context);
-        let in_vain = waiter.deadline < now.plus_micros(self.round_trip_us);
+        let in_vain = waiter.deadline < now.plus_micros(self.quickest_us);
         self.rescheduled(slot, |account| account.wait(waiter, in_vain, now, &terms));
         self.enter_policy_if_cut_off(slot, now, context);
         self.tell(slot, context);
@@ -352,11 +358,11 @@ impl Lane {
         }
     }
 
-    /// Marks the limits that have keys which live on outage policies.
+    /// Marks the limits that have keys which live on outage policies because the store is away.
     pub(crate) fn mark_policies(&self, on_policy: &mut [bool]) {
         if self.sums.policies > 0 {
-            let on_policies = self.accounts.iter().filter(|(_, account)| account.in_policy());
-            on_policies.for_each(|(_, account)| on_policy[account.limit() as usize] = true);
+            let in_outage = self.accounts.iter().filter(|(_, account)| account.in_outage());
+            in_outage.for_each(|(_, account)| on_policy[account.limit() as usize] = true);
         }
     }
 

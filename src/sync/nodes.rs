@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::excess::REPEATED_US;
 use crate::limit::{Credit, CreditRule, DEFAULT_MAX_NODES};
 use crate::time::Timestamp;
 
@@ -16,10 +17,10 @@ const INTRODUCED_US: u64 = 1_500_000;
 /// A cluster that starts has been counted once a count has stood for so long: two heartbeats with their jitter.
 const STOOD_US: u64 = 2_200_000;
 
-/// After a loss of memory nodes give no more first credit than other credit for so long. It is longer than
-/// [`REPEATED_US`](super::excess) and two heartbeats with their jitter and reply: a node that has heard of a loss
-/// hears of one that follows within `REPEATED_US` before it gives first credit again.
-const CAUTIOUS_US: u64 = 8_000_000;
+/// A lane is called at least so often, its jitter included.
+const CALLED_US: u64 = 1_200_000;
+/// So many exchanges in a row may be lost before a node hears of a loss of memory.
+const LOST_EXCHANGES: u64 = 3;
 
 /// The numbers of nodes that the store's lanes have counted.
 #[derive(Debug)]
@@ -37,12 +38,16 @@ pub(crate) struct Nodes {
     stood: bool,
     /// When a lane was last found to have lost its memory.
     lost_at: Option<Timestamp>,
+    /// After a loss of memory nodes give no more first credit than other credit for so long: a node that has heard
+    /// of a loss hears of one that follows within [`REPEATED_US`] before it gives first credit again.
+    cautious_us: u64,
     /// The most nodes that there can be, from the configuration. It is used until the store has counted.
     configured: Option<i64>,
 }
 
 impl Nodes {
-    pub(crate) fn new(lanes: u32, configured: Option<u32>) -> Self {
+    /// `timeout_us` is how long an exchange with the store may take.
+    pub(crate) fn new(lanes: u32, configured: Option<u32>, timeout_us: u64) -> Self {
         Self {
             by_lane: vec![None; lanes as usize],
             highest: VecDeque::new(),
@@ -50,6 +55,7 @@ impl Nodes {
             stands_since: Timestamp::ZERO,
             stood: false,
             lost_at: None,
+            cautious_us: REPEATED_US + 2 * (CALLED_US + LOST_EXCHANGES * timeout_us),
             configured: configured.map(i64::from),
         }
     }
@@ -100,7 +106,7 @@ impl Nodes {
     /// loss of memory, first credit that was spent may be forgotten, so for a while none is given again.
     pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> Credit {
         let credit = self.credit_by_count(rule, fill_us, now);
-        let cautious = self.lost_at.is_some_and(|at| now < at.plus_micros(CAUTIOUS_US));
+        let cautious = self.lost_at.is_some_and(|at| now < at.plus_micros(self.cautious_us));
         if cautious { Credit { first: credit.known, ..credit } } else { credit }
     }
 
@@ -132,6 +138,7 @@ mod tests {
     use crate::quota::Quota;
 
     const SECOND: u64 = 1_000_000;
+    const TIMEOUT_US: u64 = 100_000;
 
     fn at(second: u64) -> Timestamp {
         Timestamp::from_micros(10_000 * SECOND + second * SECOND)
@@ -139,7 +146,7 @@ mod tests {
 
     #[test]
     fn gone_nodes_count_until_the_bucket_has_filled_or_a_minute_has_passed() {
-        let mut nodes = Nodes::new(2, None);
+        let mut nodes = Nodes::new(2, None, TIMEOUT_US);
         nodes.counted(0, 20, at(0));
         nodes.counted(1, 5, at(1));
         nodes.counted(0, 5, at(2));
@@ -163,7 +170,7 @@ mod tests {
         ];
         for (limit, count, at_first, later) in cases {
             let rule = limit.validate().unwrap().credit_rule;
-            let mut nodes = Nodes::new(1, None);
+            let mut nodes = Nodes::new(1, None, TIMEOUT_US);
             assert_eq!(nodes.credit(&rule, SECOND, at(0)), Credit::NONE);
             nodes.counted(0, count, at(0));
             nodes.counted(0, count, at(1));
@@ -179,7 +186,7 @@ mod tests {
     fn first_credit_follows_a_count_that_has_stood_for_two_heartbeats() {
         let limit = Limit::new("x", Quota::per_second(100));
         let rule = limit.validate().unwrap().credit_rule;
-        let mut nodes = Nodes::new(2, None);
+        let mut nodes = Nodes::new(2, None, TIMEOUT_US);
         // A cluster of five starts: the nodes are counted one after the other.
         let counts = [(0, 0, 1), (0, 1, 2), (1, 0, 5), (2, 1, 5), (3, 0, 5)];
         for (second, lane, count) in counts {
@@ -195,7 +202,7 @@ mod tests {
     #[test]
     fn no_first_credit_is_given_for_eight_seconds_after_a_loss_of_memory() {
         let rule = Limit::new("x", Quota::per_second(100)).validate().unwrap().credit_rule;
-        let mut nodes = Nodes::new(1, None);
+        let mut nodes = Nodes::new(1, None, TIMEOUT_US);
         nodes.counted(0, 5, at(0));
         nodes.counted(0, 5, at(3));
         assert_eq!(nodes.credit(&rule, SECOND, at(9)).first, 5);
@@ -208,16 +215,19 @@ mod tests {
 
     #[test]
     fn configured_number_is_used_until_the_first_count_and_the_last_count_stays() {
-        let mut nodes = Nodes::new(1, Some(8));
+        let mut nodes = Nodes::new(1, Some(8), TIMEOUT_US);
         assert_eq!((nodes.alive(), nodes.sharing(SECOND, at(0))), (None, 8));
-        assert_eq!(Nodes::new(1, None).sharing(SECOND, at(0)), i64::from(DEFAULT_MAX_NODES));
+        assert_eq!(
+            Nodes::new(1, None, TIMEOUT_US).sharing(SECOND, at(0)),
+            i64::from(DEFAULT_MAX_NODES)
+        );
         nodes.counted(0, 3, at(0));
         assert_eq!(nodes.sharing(SECOND, at(7200)), 3);
     }
 
     #[test]
     fn counts_are_forgotten_when_a_later_one_is_higher_or_after_ten_minutes() {
-        let mut nodes = Nodes::new(1, None);
+        let mut nodes = Nodes::new(1, None, TIMEOUT_US);
         for second in 0..2000 {
             nodes.counted(0, 100 - i64::from(second % 7 == 0), at(second));
         }

@@ -3,6 +3,7 @@
 
 use super::engine::{Context, Engine, LimitBooks};
 use super::event::Event;
+use super::lane::Lane;
 use crate::limit::Mode;
 use crate::time::Timestamp;
 
@@ -13,6 +14,8 @@ impl Engine {
         for lane in &self.lanes {
             lane.mark_policies(&mut on_policy);
         }
+        let all_down = self.lanes.iter().all(Lane::is_down);
+        let was_down = std::mem::replace(&mut self.context.all_down, all_down);
         let Context { limits, nodes, .. } = &mut self.context;
         let change = |(limit, on_policy): (&mut LimitBooks, bool)| {
             if std::mem::replace(&mut limit.on_policy, on_policy) == on_policy {
@@ -31,7 +34,7 @@ impl Engine {
             })
         };
         let events: Vec<Event> = limits.iter_mut().zip(on_policy).filter_map(change).collect();
-        if !events.is_empty() {
+        if !events.is_empty() || all_down != was_down {
             self.context.set_credit(now);
         }
         events

@@ -91,6 +91,7 @@ impl Lane {
                 let sent = sent.max(self.silent_since);
                 let took_us = now.micros_since(sent).min(PATIENCE_MAX * context.retry_us);
                 self.round_trip_us = took_us.max(self.round_trip_us / 2);
+                self.quickest_us = took_us.min(std::mem::replace(&mut self.last_took_us, took_us));
                 let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
                 let error = cloned.then_some(StoreError::ClonedInstance);
                 context.event(Event::Synced { lane, keys, took, error });
