@@ -25,7 +25,7 @@ struct Tidegate {
 
 pub fn alone(case: &Case) -> Box<dyn Contender> {
     // Of a table that is nearly full, keys are forgotten that are full, as all of them are here.
-    let builder = Limiter::builder().keys_max((case.keys + case.keys / 4).max(1000));
+    let builder = Limiter::builder().max_keys((case.keys + case.keys / 4).max(1000));
     Box::new(Tidegate::new("tidegate alone", case, builder, None))
 }
 
@@ -42,7 +42,7 @@ pub fn over_redis(case: &Case, server: &Server) -> Box<dyn Contender> {
 fn hybrid(case: &Case, builder: Builder) -> Tidegate {
     let syncs = Arc::new(AtomicU64::new(0));
     let counter = syncs.clone();
-    let builder = builder.keys_max(case.keys.max(1000)).listen(move |event| {
+    let builder = builder.max_keys(case.keys.max(1000)).listen(move |event| {
         if let Event::Synced { error: None, .. } = event {
             counter.fetch_add(1, Ordering::Relaxed);
         }
