@@ -1,7 +1,7 @@
 //! The search for counter-examples to the bound: random limits, clusters, networks, loads and
 //! faults. What breaks the bound is made as small as it can be and printed with its seed.
 //!
-//! `TIDEGATE_SEARCH=10000 cargo test --release --features testing --lib search -- --nocapture` searches
+//! `TIDEGATE_SEARCH=10000 cargo test --release --features sim --lib search -- --nocapture` searches
 //! for longer, with `10000..20000` other seeds.
 
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! Each class of fault alone: the most that it lets pass, to hold the terms of the bound against.
 //!
-//! `TIDEGATE_SEARCH=500 cargo test --release --lib worst_of_each_class -- --ignored --nocapture`
+//! `TIDEGATE_SEARCH=500 cargo test --release --features sim --lib worst_of_each_class -- --ignored --nocapture`
 
 use super::*;
 

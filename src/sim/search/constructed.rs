@@ -1,6 +1,6 @@
 //! Runs made by hand: each takes one term of the bound as far as it goes.
 //!
-//! `TIDEGATE_SEARCH=200 cargo test --release --lib runs_made_for_each_term -- --nocapture` takes that many seeds of each
+//! `TIDEGATE_SEARCH=200 cargo test --release --features sim --lib runs_made_for_each_term -- --nocapture` takes that many seeds of each
 //! in place of those that come nearest.
 
 use std::fmt::Write as _;

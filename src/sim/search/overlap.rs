@@ -1,6 +1,6 @@
 //! Faults that overlap: two or three within the life of one lease, again and again.
 //!
-//! `TIDEGATE_SEARCH=20000 cargo test --release --lib overlap -- --nocapture` runs that many seeds.
+//! `TIDEGATE_SEARCH=20000 cargo test --release --features sim --lib overlap -- --nocapture` runs that many seeds.
 
 use super::*;
 
