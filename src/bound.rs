@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_soon_after_another_brings_no_first_credit_back() {
+    fn repeated_loss_of_memory_adds_known_credit_only() {
         let limit = Limit::new("x", Quota::per_second(1000));
         let incidents = |nodes_cut_off| Incidents {
             losses_of_memory: 20,

@@ -282,7 +282,7 @@ async fn junk_at_the_cap_renews_no_first_credit_of_a_spent_key() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_full_again_has_its_first_credit_again() {
+async fn first_credit_is_given_again_when_the_bucket_is_full_again() {
     let limit = Limit::new("api", Quota::per_second(1).burst(8));
     let cluster = Cluster::new(1, &limit);
     cluster.pass(5 * SECOND).await;

@@ -169,7 +169,7 @@ async fn a_request_that_cannot_be_decided_is_an_error_that_names_the_value_and_s
 }
 
 #[tokio::test]
-async fn a_cost_of_zero_tells_and_spends_nothing() {
+async fn check_n_with_cost_zero_spends_nothing() {
     let (_clock, _limiter, api) = alone(Quota::per_hour(2));
     for left in [2, 1] {
         for _ in 0..10 {

@@ -146,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(
+        fn displayed_quota_parses_to_the_same_quota(
             tokens in 1..=TOKENS_MAX, period_us in 1..=31_622_400_000_000_u64, burst in 1..=TOKENS_MAX,
         ) {
             let quota = Quota::new(tokens, Duration::from_micros(period_us)).burst(burst);

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_the_same_in_percent_and_as_a_fraction() {
+    fn percent_and_fraction_parse_to_the_same_part() {
         for (percent, fraction) in [("5%", "0.05"), ("7%", "0.07"), ("0%", "0"), ("0.5%", "0.005")]
         {
             let part: Part = percent.parse().unwrap();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_per_second_unless_it_names_another_period() {
+    fn rate_without_a_period_is_per_second() {
         let cases = [
             ("100", "100/s", 100.0),
             ("100/s", "100/s", 100.0),

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_that_is_much_worse_when_nodes_die_is_not_recommended() {
+    fn tune_does_not_recommend_an_interval_that_is_much_worse_when_nodes_die() {
         let of = |interval_ms, calls, shortfall_pct| Point {
             interval_ms,
             faulty: Some(Worst { admitted_vs_ideal_pct: 100.0 - shortfall_pct, ..Worst::NONE }),
