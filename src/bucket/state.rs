@@ -233,7 +233,7 @@ impl Bucket {
 
     /// Decides about `cost` tokens of a key whose place is not given up meanwhile.
     pub(crate) fn take(&self, cost: u32, now: impl Now, unit: i64) -> Taken {
-        let taken = self.take_by_look(self.load(), cost, now, unit);
+        let taken = self.take_by_look(self.load(), cost, now, unit, || true);
         let taken = taken.or_else(|| self.take_further(cost, now, unit, || true));
         taken.unwrap_or_else(|| Taken::new(Verdict::Denied, false, 0, (Touch::None, false)))
     }
@@ -268,20 +268,28 @@ impl Bucket {
         is_mine: impl Fn() -> bool,
     ) -> Option<Taken> {
         let word = self.load_mine(&is_mine)?;
-        let taken = self.take_by_look(word, cost, now, unit);
+        let taken = self.take_by_look(word, cost, now, unit, || self.knows_all(true, cost));
         taken.or_else(|| self.decide(cost, now, unit, false, is_mine))
     }
 
-    /// What one look tells.
+    /// What one look tells; that the request is denied only where it may be.
     #[inline]
-    fn take_by_look(&self, word: Word, cost: u32, time: impl Now, unit: i64) -> Option<Taken> {
+    fn take_by_look(
+        &self,
+        word: Word,
+        cost: u32,
+        time: impl Now,
+        unit: i64,
+        may_deny: impl FnOnce() -> bool,
+    ) -> Option<Taken> {
         let now = time.cached();
         if cost == 1
             && let Some(result) = self.take_at_once(word, now)
         {
             return Some(Taken::of(result, (Touch::None, false)));
         }
-        let denied = if cost == 1 { self.deny_at_once(word, now, || unit) } else { None };
+        let denied =
+            if cost == 1 && may_deny() { self.deny_at_once(word, now, || unit) } else { None };
         let looked = denied.or_else(|| self.spend_by_look(word, cost, time, unit));
         let Looked { result, told } = looked?;
         Some(if told { Taken::of(result, (Touch::None, false)) } else { self.tell_at_once(result) })

@@ -582,7 +582,7 @@ impl Account {
         // While asking early does not help before the next report is due anyway, not to be told
         // spares the decisions the telling.
         let muted = self.early.not_before() >= now.plus_micros(terms.tick_us);
-        self.answer_asked(given.withheld != Withheld::Nothing, now, terms);
+        self.answer_asked(given, now, terms);
         // First credit that is left stays while the store has plenty, as far as the nodes that there are now
         // allow; it is not renewed.
         let keeps_first = given.withheld == Withheld::Nothing

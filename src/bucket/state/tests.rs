@@ -185,6 +185,19 @@ fn what_is_not_decided_is_not_told_of_as_denied() {
 }
 
 #[test]
+fn who_can_ask_the_store_that_had_plenty_is_not_denied_by_one_look() {
+    let bucket = Bucket::new(Start::at_rest(0));
+    bucket.set_view(94, at(1), at(1));
+    bucket.amend(at(1), lease(1, 10, 1_000_000), 0, 0, UNIT);
+    assert_eq!(bucket.take(1, at(2), UNIT).verdict, Verdict::Denied, "the engine has heard");
+    assert_eq!(bucket.take_sure(1, at(3), UNIT).verdict, Verdict::Unsure);
+    // The store has nothing either.
+    bucket.set_view(0, at(4), at(4));
+    let taken = bucket.take_sure(1, at(5), UNIT);
+    assert_eq!((taken.verdict, taken.sure), (Verdict::Denied, true));
+}
+
+#[test]
 fn a_key_that_was_forgotten_is_minted_nothing_by_who_comes_too_late() {
     let bucket = Bucket::local(1, 10, at(1));
     assert!(bucket.try_forget(at(2), UNIT, true));
@@ -337,6 +350,7 @@ enum Event {
     Lease { rate: i64, depth: u32, tokens: i64, lasts_us: u64, ahead: u8 },
     SetDepth { by: u32 },
     Withdraw { keep: u32 },
+    See { tokens: u32 },
     Heat,
 }
 
@@ -356,6 +370,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => lease,
         1 => (0..3_u32).prop_map(|by| Event::SetDepth { by }),
         1 => tokens().prop_map(|keep| Event::Withdraw { keep }),
+        1 => tokens().prop_map(|tokens| Event::See { tokens }),
         1 => Just(Event::Heat),
     ]
 }
@@ -392,6 +407,7 @@ fn live(
         }
         Event::SetDepth { by } => bucket.set_depth(bucket.peek(now, UNIT).0 + by),
         Event::Withdraw { keep } => _ = bucket.withdraw(keep),
+        Event::See { tokens } => bucket.set_view(tokens.into(), now, now),
         Event::Heat => bucket.heat(),
     }
     (taken, bucket.held_and_pending(), bucket.demand(), bucket.refill())

@@ -1,8 +1,11 @@
 //! Callers who wait for the store's word.
 
+use std::collections::VecDeque;
+
 use super::Account;
 use crate::bucket::{Taken, Verdict};
 use crate::limit::Terms;
+use crate::sync::message::{Given, Withheld};
 use crate::time::Timestamp;
 
 /// A caller who waits for the store's word on a request.
@@ -76,25 +79,34 @@ impl Account {
         self.answers.push(Answer { ticket, allowed: taken.allowed(), sure: taken.sure });
     }
 
-    /// The store has answered those whom the batch asked for: as many go on as tokens came. While it has
-    /// `withheld` tokens they are answered as if they had not waited.
-    pub(super) fn answer_asked(&mut self, withheld: bool, now: Timestamp, terms: &Terms) {
-        let later = self.waiters.split_off(self.asked);
-        for Waiter { ticket, cost, .. } in std::mem::replace(&mut self.waiters, later) {
-            let taken = self.bucket.take_sure(cost, now, terms.scale.token);
-            if taken.verdict == Verdict::Unsure && withheld {
-                self.spilled(taken.spilled);
-                let taken = self.bucket.take(cost, now, terms.scale.token);
+    /// The store has answered those whom the batch asked for: as many go on as tokens came. While it withholds
+    /// tokens they are answered as if they had not waited. Where others on this node took what came, and the
+    /// store has more, they wait on.
+    pub(super) fn answer_asked(&mut self, given: &Given, now: Timestamp, terms: &Terms) {
+        let unit = terms.scale.token;
+        let mut later = self.waiters.split_off(self.asked);
+        let mut waiting = VecDeque::new();
+        for waiter in std::mem::take(&mut self.waiters) {
+            let Waiter { ticket, cost, .. } = waiter;
+            let taken = self.bucket.take_sure(cost, now, unit);
+            if taken.verdict != Verdict::Unsure {
+                self.answer(ticket, cost, Taken { sure: true, ..taken });
+                continue;
+            }
+            self.spilled(taken.spilled);
+            if given.withheld != Withheld::Nothing {
+                let taken = self.bucket.take(cost, now, unit);
                 self.answer(ticket, cost, taken);
-            } else if taken.verdict == Verdict::Unsure {
+            } else if given.available >= i64::from(cost).saturating_mul(unit) {
+                waiting.push_back(waiter);
+            } else {
                 // The store gave what it had: that is sure.
-                self.spilled(taken.spilled);
                 self.refused(cost);
                 self.answers.push(Answer { ticket, allowed: false, sure: true });
-            } else {
-                self.answer(ticket, cost, Taken { sure: true, ..taken });
             }
         }
+        waiting.append(&mut later);
+        self.waiters = waiting;
         self.asked = 0;
     }
 
@@ -105,5 +117,40 @@ impl Account {
             self.answer(ticket, cost, taken);
         }
         self.asked = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::bucket::{BucketRef, Held, KeyBudget, KeyHasher, Start, Table};
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    /// What a caller is told who asked for one token, when others have taken those that came and the store has
+    /// so many more.
+    fn told(available: i64) -> Vec<Answer> {
+        let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
+        let budget = Arc::new(KeyBudget::new(10));
+        let table = Table::new(0, KeyHasher::new([1, 2]), budget, Start::at_rest(0)).unwrap();
+        let held = Held::new(&Arc::new(table), b"key", || Start::at_rest(0));
+        let (bucket, now) = (BucketRef::clone(&held), Timestamp::from_micros(1_000));
+        let mut account = Account::new(bucket, b"key"[..].into(), 0, &terms, now);
+        let waiter = Waiter { ticket: 7, cost: 1, deadline: now.plus_micros(50_000) };
+        account.wait(waiter, false, now, &terms);
+        account.report(&"x".into(), &terms, now, false);
+        let given = Given { available: available * terms.scale.token, ..Given::default() };
+        account.answer_asked(&given, now, &terms);
+        assert_eq!(account.waits_until().is_some(), account.answers.is_empty());
+        account.take_answers()
+    }
+
+    #[test]
+    fn who_waited_for_tokens_that_others_took_waits_on_while_the_store_has_more() {
+        assert_eq!(told(98), []);
+        assert_eq!(told(1), []);
+        assert_eq!(told(0), [Answer { ticket: 7, allowed: false, sure: true }]);
     }
 }
