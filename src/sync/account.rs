@@ -567,6 +567,14 @@ impl Account {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
             let lease = self.lease_terms(now, self.low(now, terms), self.ahead(terms));
             let there = self.amend(now, lease, given.tokens + under_way);
+            // What has flowed in since the store's word it does not know of yet.
+            let flowed = kept.rate.saturating_mul(now.micros_since(first_sent) as i64);
+            let most = self.held.outstanding.saturating_add(flowed);
+            let there = if there > most {
+                self.forgo(there - most, lease, now)
+            } else {
+                there
+            };
             self.lost = (self.held.outstanding - there).max(0);
         } else {
             self.lost = (self.held.outstanding - self.unsent.spent * unit).max(0);
@@ -606,6 +614,17 @@ impl Account {
         let pending = amended.pending + self.spilled;
         let spent = self.unsent.spent.saturating_add_unsigned(pending);
         amended.units.saturating_add(spent.saturating_mul(self.unit))
+    }
+
+    /// Gives up units of the lease that the store has not lent: its clock stood still for some of the time in
+    /// which they flowed in. What has been spent of them is to flow in first. Returns what `amend` does.
+    fn forgo(&mut self, units: i64, lease: LeaseTerms, now: Timestamp) -> i64 {
+        let tokens = self.bucket.peek(now, self.unit).0;
+        let kept =
+            i64::from(tokens).saturating_sub((units as u64).div_ceil(self.unit as u64) as i64);
+        let withdrawn = self.bucket.withdraw(kept.max(0) as u32);
+        self.stash += i64::from(withdrawn) * self.unit - units;
+        self.amend(now, lease, 0)
     }
 
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {

@@ -164,3 +164,27 @@ fn overlaps_that_once_broke_the_bound_do_not_break_it_again() {
     }
     assert!(broken.is_empty(), "{broken:?} break the bound");
 }
+
+/// The store hangs, and its clock steps back meanwhile, so that the lane's time stands still while leases go on.
+fn store_clock_back_while_hung(seed: u64) -> Case {
+    let mut case = overlap(seed);
+    let life_us = case.setup.limit.validate().map_or(1_000_000, |terms| 2 * terms.epoch_us);
+    case.setup.limit = case.setup.limit.clone().credit(0);
+    let for_us = life_us / 5 * 2;
+    let back = Fault::StoreClockSteps { by_us: -2 * life_us as i64 };
+    case.faults = vec![
+        Planned { at_us: LEASED_US, fault: Fault::StoreHangs { for_us } },
+        Planned { at_us: LEASED_US + for_us / 2, fault: back },
+    ];
+    case
+}
+
+#[test]
+fn what_flowed_into_leases_while_the_time_of_the_store_stood_still_is_given_up() {
+    let cases = [(32631, overlap(32631))].into_iter();
+    let made = [330, 1396].map(|seed| (seed, store_clock_back_while_hung(seed)));
+    for (seed, case) in cases.chain(made) {
+        let verdict = case.run();
+        assert!(!verdict.is_broken(), "seed {seed}: {verdict:?}");
+    }
+}
