@@ -284,7 +284,9 @@ impl Builder {
         let mut listeners = self.listeners;
         listeners.push(Arc::new(crate::driver::log::record));
         #[cfg(feature = "metrics")]
-        listeners.push(crate::metrics::listener(self.name.as_deref(), &limits, self.max_keys));
+        let labels = crate::metrics::limiter_labels(self.name.as_deref());
+        #[cfg(feature = "metrics")]
+        listeners.push(crate::metrics::listener(labels.clone(), &limits, self.max_keys));
         let driver = Driver {
             engine: Engine::new(config, time.now()),
             store,
@@ -298,7 +300,17 @@ impl Builder {
             listeners,
             last_error: last_error.clone(),
         };
-        let shared = Shared { limits, dirty, commands, questions, last_error, secret, time };
+        let shared = Shared {
+            limits,
+            dirty,
+            commands,
+            questions,
+            last_error,
+            secret,
+            time,
+            #[cfg(feature = "metrics")]
+            labels,
+        };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }
 

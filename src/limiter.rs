@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) secret: KeySecret,
     /// Keeps the cached clock running for as long as decisions are taken.
     pub(crate) time: TimeSource,
+    #[cfg(feature = "metrics")]
+    pub(crate) labels: crate::metrics::Labels,
 }
 
 /// The cached time as it was read, and where the precise time is to be had.
@@ -478,6 +480,12 @@ impl ActiveLimit {
     /// The limit's name.
     pub fn name(&self) -> &'static str {
         &self.state.info.name
+    }
+
+    /// The labels that all metrics of the limiter have.
+    #[cfg(all(feature = "metrics", feature = "tower"))]
+    pub(crate) fn limiter_labels(&self) -> crate::metrics::Labels {
+        self.shared.labels.clone()
     }
 
     /// Writes a key before it is used, for callers that must first know whether there is one.

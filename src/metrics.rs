@@ -61,21 +61,19 @@ pub const METRIC_BUCKETS: [(&str, &[f64]); 4] = [
     (STALLS, &[0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0]),
 ];
 
-/// Describes all metrics, shows those that can be known now, and returns the listener that records them, labelled
-/// with the limiter's name if it has one.
-pub(crate) fn listener(
-    name: Option<&str>,
-    limits: &[Arc<LimitState>],
-    max_keys: usize,
-) -> Listener {
+/// The labels of all metrics of a limiter: its name, if it has one.
+pub(crate) fn limiter_labels(name: Option<&str>) -> Labels {
+    name.map(|name| Label::new("limiter", name.to_owned())).into_iter().collect()
+}
+
+/// Describes all metrics, shows those that can be known now, and returns the listener that records them.
+pub(crate) fn listener(labels: Labels, limits: &[Arc<LimitState>], max_keys: usize) -> Listener {
     describe();
-    let labels: Labels =
-        name.map(|name| Label::new("limiter", name.to_owned())).into_iter().collect();
     show_at_start(limits, max_keys, &labels);
     Arc::new(move |event| record(event, &labels))
 }
 
-type Labels = Vec<Label>;
+pub(crate) type Labels = Vec<Label>;
 
 fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
     let mut labels = labels.clone();

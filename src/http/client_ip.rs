@@ -121,21 +121,26 @@ impl ClientIp {
     /// IPv4 addresses.
     #[inline]
     pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
-        let peer = peer.to_canonical();
-        if self.trusted == Trusted::Nobody { peer } else { self.outermost(peer, headers) }
+        self.find(peer, headers).0
     }
 
-    /// The first address outwards that is not a trusted proxy's.
-    fn outermost(&self, mut client: IpAddr, headers: &HeaderMap) -> IpAddr {
+    /// The address of the client, and whether that is a trusted proxy's own.
+    #[inline]
+    pub(super) fn find(&self, peer: IpAddr, headers: &HeaderMap) -> (IpAddr, bool) {
+        let peer = peer.to_canonical();
+        if self.trusted == Trusted::Nobody { (peer, false) } else { self.outermost(peer, headers) }
+    }
+
+    /// The first address outwards that is not a trusted proxy's, or else the last one, and whether it is.
+    fn outermost(&self, mut client: IpAddr, headers: &HeaderMap) -> (IpAddr, bool) {
         let mut reported = self.forwarding.addresses(headers);
         let mut hop = 0;
-        while self.trusted.believes(hop, client)
-            && let Some(Some(address)) = reported.next()
-        {
+        while self.trusted.believes(hop, client) {
+            let Some(Some(address)) = reported.next() else { return (client, true) };
             client = address.to_canonical();
             hop += 1;
         }
-        client
+        (client, false)
     }
 
     /// The [`address`](Self::address) as a key: `203.0.113.9`, or the network `2001:db8:1:2::/64` where the prefix
@@ -144,8 +149,14 @@ impl ClientIp {
     /// Cost: no allocation.
     #[inline]
     pub fn key(&self, peer: IpAddr, headers: &HeaderMap) -> AddressText {
+        self.text(self.address(peer, headers))
+    }
+
+    /// An address as a key.
+    #[inline]
+    pub(super) fn text(&self, address: IpAddr) -> AddressText {
         let mut text = AddressText { bytes: [0; TEXT_MAX], length: 0 };
-        match self.address(peer, headers) {
+        match address {
             IpAddr::V4(address) if self.prefix_v4 == 32 => text.push_octets(address.octets()),
             address @ IpAddr::V4(_) => text.push_network(address, self.prefix_v4),
             address @ IpAddr::V6(_) if self.prefix_v6 == 128 => text.push_display(&address),

@@ -13,6 +13,8 @@ use crate::key::KeyWriter;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Presence {
     Present,
+    /// The key is the address of a trusted proxy, which did not report its client.
+    Proxy,
     Missing,
     /// There are several values, and it is unknown which one others use.
     Ambiguous,
@@ -35,8 +37,9 @@ impl KeyOf {
     pub fn client(client: ClientIp) -> Self {
         Self::part(move |head, key| match head.peer() {
             Some(peer) => {
-                key.push(client.key(peer, head.headers).as_ref());
-                Presence::Present
+                let (address, is_proxy) = client.find(peer, head.headers);
+                key.push(client.text(address).as_ref());
+                if is_proxy { Presence::Proxy } else { Presence::Present }
             }
             None => Presence::UnknownPeer,
         })

@@ -54,8 +54,8 @@ pub struct KeyedLimit {
 pub(super) enum Question {
     /// The limit does not count the request.
     Uncounted,
-    /// Whether the key has as many tokens as the cost.
-    Ask(WrittenKey, u32),
+    /// Whether the key has as many tokens as the cost. The key may be a trusted proxy's own address.
+    Ask { key: WrittenKey, cost: u32, is_proxy: bool },
     /// The request is refused without asking.
     Refuse(Refusal),
 }
@@ -120,7 +120,7 @@ impl KeyedLimit {
         let limit = self.limit.name();
         let refused = |status| Question::Refuse(Refusal::MissingKey { limit, status });
         let key = match (presence, self.on_missing_key) {
-            (Presence::Present, _) => key,
+            (Presence::Present | Presence::Proxy, _) => key,
             (_, OnMissingKey::Shared) => WrittenKey::default(),
             (Presence::UnknownPeer, _) => {
                 return Question::Refuse(Refusal::UnknownClient { limit });
@@ -133,13 +133,13 @@ impl KeyedLimit {
         };
         match self.cost.as_ref().map_or(1, |cost| cost(head)) {
             0 => Question::Uncounted,
-            cost => Question::Ask(key, cost),
+            cost => Question::Ask { key, cost, is_proxy: presence == Presence::Proxy },
         }
     }
 
     /// How long until this limit, which is not charged, has the tokens that the request costs, if it ever has.
     pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
-        let Question::Ask(key, cost) = self.question(head) else { return None };
+        let Question::Ask { key, cost, .. } = self.question(head) else { return None };
         let decision = self.limit.check_n(&key, 0).ok()?;
         (u64::from(cost) <= decision.burst()).then(|| decision.left_after(cost))
     }

@@ -26,7 +26,7 @@ mod rate_limit;
 mod refusal;
 mod retry_after;
 #[cfg(feature = "tower")]
-mod unknown_peer;
+mod unknown_client;
 
 pub use cidr::{Network, NetworkError};
 pub use client_ip::{AddressText, ClientIp, DEFAULT_PREFIX_V4, DEFAULT_PREFIX_V6};

@@ -11,7 +11,7 @@ use super::head::Head;
 use super::header_style::{HeaderStyle, HeaderValues, LimitReport};
 use super::keyed_limit::{KeyedLimit, Question};
 use super::refusal::{ErrorBody, Refusal};
-use super::unknown_peer::UnknownPeerReport;
+use super::unknown_client::{self, UnknownClients};
 use crate::decision::Decision;
 use crate::error::CheckError;
 use crate::key::WrittenKey;
@@ -32,7 +32,7 @@ pub struct RateLimit {
     waits: bool,
     /// `RateLimit-Policy` of the only limit, which does not change.
     policy: OnceLock<(&'static LimitInfo, HeaderValue)>,
-    unknown_peers: UnknownPeerReport,
+    unknown_clients: UnknownClients,
 }
 
 impl fmt::Debug for RateLimit {
@@ -54,6 +54,7 @@ impl From<KeyedLimit> for RateLimit {
 impl RateLimit {
     /// One limit. Responses have the header fields of [`HeaderStyle::draft`].
     pub fn new(limit: KeyedLimit) -> Self {
+        unknown_client::show_at_start(&limit.limit);
         Self {
             limits: vec![limit],
             headers: HeaderStyle::default(),
@@ -61,7 +62,7 @@ impl RateLimit {
             skip: None,
             waits: true,
             policy: OnceLock::new(),
-            unknown_peers: UnknownPeerReport::default(),
+            unknown_clients: UnknownClients::default(),
         }
     }
 
@@ -78,6 +79,7 @@ impl RateLimit {
     /// Adds a limit, which is asked after the others.
     #[must_use]
     pub fn and(mut self, limit: KeyedLimit) -> Self {
+        unknown_client::show_at_start(&limit.limit);
         self.limits.push(limit);
         self
     }
@@ -126,6 +128,8 @@ pub(super) struct Evaluation {
     pub(super) refusal: Option<Refusal>,
     /// After this time no limit that was asked denies the same request again.
     wait: Duration,
+    /// The key that was asked about last is a trusted proxy's own address.
+    is_proxy: bool,
 }
 
 /// A question that only the store can answer for sure.
@@ -139,7 +143,13 @@ impl RateLimit {
     pub(super) fn begin(&self, head: &Head<'_>) -> Evaluation {
         let skipped = self.skip.as_ref().is_some_and(|skip| skip(head));
         let next = if skipped { self.limits.len() } else { 0 };
-        Evaluation { next, decisions: SmallVec::new(), refusal: None, wait: Duration::ZERO }
+        Evaluation {
+            next,
+            decisions: SmallVec::new(),
+            refusal: None,
+            wait: Duration::ZERO,
+            is_proxy: false,
+        }
     }
 
     /// Asks the limits in their order, until one refuses or has to ask the store.
@@ -149,9 +159,15 @@ impl RateLimit {
             evaluation.next += 1;
             let (key, cost) = match limit.question(head) {
                 Question::Uncounted => continue,
-                Question::Ask(key, cost) => (key, cost),
+                Question::Ask { key, cost, is_proxy } => {
+                    evaluation.is_proxy = is_proxy;
+                    (key, cost)
+                }
                 Question::Refuse(refusal) => {
-                    self.refuse(evaluation, refusal);
+                    if let Refusal::UnknownClient { .. } = refusal {
+                        self.unknown_clients.peer(&limit.limit);
+                    }
+                    evaluation.refusal = Some(refusal);
                     continue;
                 }
             };
@@ -159,7 +175,7 @@ impl RateLimit {
                 Ok(Ok(decision)) => self.record(evaluation, limit, decision, head),
                 Ok(Err(handle)) => return Some(Unsure { handle, cost }),
                 Err(CheckError::CostTooHigh { limit, .. }) => {
-                    self.refuse(evaluation, Refusal::CostTooHigh { limit });
+                    evaluation.refusal = Some(Refusal::CostTooHigh { limit });
                 }
             }
         }
@@ -196,13 +212,6 @@ impl RateLimit {
         }
     }
 
-    fn refuse(&self, evaluation: &mut Evaluation, refusal: Refusal) {
-        if let Refusal::UnknownClient { limit } = refusal {
-            self.unknown_peers.record(limit);
-        }
-        evaluation.refusal = Some(refusal);
-    }
-
     fn record(
         &self,
         evaluation: &mut Evaluation,
@@ -212,6 +221,9 @@ impl RateLimit {
     ) {
         let later = self.limits.get(evaluation.next..).unwrap_or_default();
         if decision.is_denied() {
+            if evaluation.is_proxy {
+                self.unknown_clients.denied_behind_proxy(&limit.limit);
+            }
             let later = later.iter().filter_map(|limit| limit.wait(head)).max();
             let wait = decision.retry_after().max(evaluation.wait).max(later.unwrap_or_default());
             evaluation.refusal = Some(limit.denial(&decision, wait));

@@ -570,11 +570,7 @@ impl Account {
             // What has flowed in since the store's word it does not know of yet.
             let flowed = kept.rate.saturating_mul(now.micros_since(first_sent) as i64);
             let most = self.held.outstanding.saturating_add(flowed);
-            let there = if there > most {
-                self.forgo(there - most, lease, now)
-            } else {
-                there
-            };
+            let there = if there > most { self.forgo(there - most, lease, now) } else { there };
             self.lost = (self.held.outstanding - there).max(0);
         } else {
             self.lost = (self.held.outstanding - self.unsent.spent * unit).max(0);

@@ -1,0 +1,101 @@
+//! Reports of requests whose client's address is not known, because the server does not say where connections come
+//! from, or because a trusted proxy does not say for whom it asks.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::{error, warn};
+
+use crate::limiter::ActiveLimit;
+
+/// The log says each once in this time.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Reports what a service does not know of its clients.
+#[derive(Default)]
+pub(super) struct UnknownClients {
+    peers: LogTimes,
+    behind_proxies: LogTimes,
+}
+
+impl fmt::Debug for UnknownClients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UnknownClients")
+    }
+}
+
+impl UnknownClients {
+    /// Counts a request of an unknown peer, and logs it unless that was done less than a minute ago.
+    pub(super) fn peer(&self, limit: &ActiveLimit) {
+        count(PEERS, limit, 1);
+        if self.peers.is_due() {
+            error!(
+                limit = limit.name(),
+                "the address of the client is unknown, so its request is answered with status 500: serve axum by \
+                 into_make_service_with_connect_info::<SocketAddr>(), or insert tidegate::http::Peer into the \
+                 request's extensions; connections of a Unix socket have no address: insert Peer there too, or \
+                 limit by another key, or use RateLimitLayer::shared"
+            );
+        }
+    }
+
+    /// Counts a request that was denied by the bucket of a trusted proxy, and logs it unless that was done less
+    /// than a minute ago.
+    pub(super) fn denied_behind_proxy(&self, limit: &ActiveLimit) {
+        count(BEHIND_PROXIES, limit, 1);
+        if self.behind_proxies.is_due() {
+            warn!(
+                limit = limit.name(),
+                "a request was denied by the bucket of a trusted proxy's own address: the proxy reported no client, so \
+                 all such requests share that bucket; let the proxy set the header field that ClientIp reads"
+            );
+        }
+    }
+}
+
+/// When something was logged last.
+#[derive(Default)]
+struct LogTimes(Mutex<Option<Instant>>);
+
+impl LogTimes {
+    #[allow(clippy::disallowed_methods, reason = "requests come from outside of any driver")]
+    fn is_due(&self) -> bool {
+        let now = Instant::now();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
+    }
+}
+
+/// A counter: its name, and what it counts.
+type Counter = (&'static str, &'static str);
+
+const PEERS: Counter = (
+    "tidegate_unknown_peer_requests_total",
+    "Requests answered with status 500 because the client's address is unknown, by limit",
+);
+const BEHIND_PROXIES: Counter = (
+    "tidegate_unreported_client_denials_total",
+    "Requests denied by the bucket of a trusted proxy that reported no client, by limit",
+);
+
+/// Counters begin at 0.
+pub(super) fn show_at_start(limit: &ActiveLimit) {
+    count(PEERS, limit, 0);
+    count(BEHIND_PROXIES, limit, 0);
+}
+
+#[cfg(feature = "metrics")]
+fn count((name, description): Counter, limit: &ActiveLimit, requests: u64) {
+    metrics::describe_counter!(name, metrics::Unit::Count, description);
+    let mut labels = limit.limiter_labels();
+    labels.push(metrics::Label::new("limit", limit.name()));
+    metrics::counter!(name, labels).increment(requests);
+}
+
+#[cfg(not(feature = "metrics"))]
+fn count(_: Counter, _: &ActiveLimit, _: u64) {}
