@@ -130,7 +130,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     if stamp_us < lost_us and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
       -- The record is of an older state, and no node knows what was spent since.
       unleased = min(unleased, rate * (now_us - lost_us), burst)
-      level = min(level, unleased + out0 + out1)
+      level = max(min(level, unleased + out0 + out1), -2^52)
     end
     if stamp_us < silent_until_us then after_silence = unleased end
     return until_us, level, unleased, after_silence,

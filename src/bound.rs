@@ -12,8 +12,10 @@ const LEASE_WAIT_MAX_S: f64 = 30.0;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Incidents {
-    /// Nodes that died, joined or were born anew.
+    /// Nodes that died or were born anew.
     pub deaths: u32,
+    /// Nodes that joined beside those that were there, which count among the nodes.
+    pub joins: u32,
     /// Times that the store lost its memory, or came back with an older state.
     pub losses_of_memory: u32,
     /// Of these, times that it had lost its memory within the five seconds before: nodes have given no first
@@ -117,12 +119,13 @@ impl Basis {
     fn bound(&self, nodes: u32, incidents: &Incidents) -> f64 {
         let Self { rate, burst, lease_s, .. } = *self;
         let n = f64::from(nodes.max(1));
-        let (all, one) = self.credit_given(nodes.max(1), incidents.deaths);
-        let Incidents { deaths, nodes_cut_off, losses_unheard, .. } = *incidents;
-        let all_reach_the_store = deaths == 0 && nodes_cut_off == 0 && losses_unheard == 0;
+        let (all, one) = self.credit_given(nodes.max(1), incidents);
+        let Incidents { deaths, joins, nodes_cut_off, losses_unheard, .. } = *incidents;
+        let none_came_or_went = deaths == 0 && joins == 0;
+        let all_reach_the_store = none_came_or_went && nodes_cut_off == 0 && losses_unheard == 0;
         let losses = incidents.losses_of_memory;
         let repeated = if all_reach_the_store { incidents.losses_repeated.min(losses) } else { 0 };
-        let mut tokens = all + one * f64::from(incidents.deaths);
+        let mut tokens = all + one * f64::from(deaths);
         // The bucket is there a second time once, whether no node knew the key or a lease was unheard.
         let unheard = incidents.losses_unheard;
         let heard = incidents.losses_of_memory.saturating_sub(unheard);
@@ -130,7 +133,7 @@ impl Basis {
         tokens += f64::from(heard) * self.forgotten();
         tokens += f64::from(unheard) * (burst + rate * lease_s);
         // A holder that cannot be heard goes on with its lease.
-        let unheard = incidents.nodes_cut_off > 0 || incidents.deaths > 0;
+        let unheard = nodes_cut_off > 0 || !none_came_or_went;
         let lease = if unheard { rate * lease_s } else { 0.0 };
         tokens += f64::from(incidents.lost_records) * (burst + all + lease);
         for jump_s in &incidents.store_jumps_s {
@@ -167,15 +170,19 @@ impl Basis {
         }
     }
 
-    /// The credit that all nodes together have, and the most that one of those that came or went had: the
-    /// fewer nodes there are, the more each gives, and a new node gives what it does before it is counted.
-    fn credit_given(&self, nodes: u32, deaths: u32) -> (f64, f64) {
-        let fewest = nodes.saturating_sub(deaths).max(1);
-        let most = self.credit.at(Some(fewest)).first;
-        let uncounted = self.credit.at(None).first;
-        let all = f64::from(most) * f64::from(nodes);
+    /// The credit that all nodes together have, and the most that one of those that went had: the fewer nodes
+    /// there are, the more each gives, and a new node gives what it does before it is counted.
+    fn credit_given(&self, nodes: u32, incidents: &Incidents) -> (f64, f64) {
+        let first = |nodes| f64::from(self.credit.at(nodes).first);
+        let Incidents { deaths, joins, .. } = *incidents;
+        let joined = joins.min(nodes - 1);
+        let fewest = nodes.saturating_sub(deaths.saturating_add(joined)).max(1);
+        let (most, uncounted) = (first(Some(fewest)), first(None));
+        // Whoever joined gives by a count that has itself and those before it.
+        let of_joined = (1..=joined).map(|place| first(Some(fewest + place)).max(uncounted));
+        let all = most * f64::from(nodes - joined) + of_joined.sum::<f64>();
         let all = self.credit.together.map_or(all, |together| all.min(together as f64));
-        (all, if deaths > 0 { f64::from(most.max(uncounted)) } else { 0.0 })
+        (all, if deaths > 0 { most.max(uncounted) } else { 0.0 })
     }
 
     /// The credit that `n` nodes together have on keys of which they have a view.
@@ -244,6 +251,22 @@ mod tests {
         assert_near(bound(&login, 4, &deaths(0)), 4.0);
         assert_near(bound(&login, 4, &deaths(2)), 4.0 + 2.0);
         assert_near(bound(&login, 4, &deaths(3)), 4.0 * 2.0 + 3.0 * 2.0);
+    }
+
+    #[test]
+    fn nodes_that_join_find_credit_given_by_the_fewer_that_there_were() {
+        // A quarter of 60 for all nodes, half of it on one; 15 at most for each.
+        let limit = Limit::new("x", Quota::per_second(60).burst(60));
+        let joins = |joins| Incidents { joins, ..Incidents::default() };
+        assert_near(bound(&limit, 4, &joins(0)), 4.0 * 4.0);
+        assert_near(bound(&limit, 4, &joins(1)), 3.0 * 5.0 + 4.0);
+        assert_near(bound(&limit, 4, &joins(3)), 15.0 + 8.0 + 5.0 + 4.0);
+        // One node was there at least.
+        assert_near(bound(&limit, 4, &joins(9)), 15.0 + 8.0 + 5.0 + 4.0);
+        // Before they are counted new nodes take it that there are 16.
+        assert_near(bound(&limit, 60, &joins(1)), 60.0);
+        let login = Limit::new("x", Quota::per_second(1000).burst(1000));
+        assert_near(bound(&login, 100, &joins(1)), 99.0 * 3.0 + 15.0);
     }
 
     #[test]

@@ -308,7 +308,7 @@ impl Builder {
             last_error,
             secret,
             time,
-            #[cfg(feature = "metrics")]
+            #[cfg(all(feature = "metrics", feature = "tower"))]
             labels,
         };
         Ok((Limiter { shared: Arc::new(shared) }, driver))

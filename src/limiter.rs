@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     pub(crate) secret: KeySecret,
     /// Keeps the cached clock running for as long as decisions are taken.
     pub(crate) time: TimeSource,
-    #[cfg(feature = "metrics")]
+    #[cfg(all(feature = "metrics", feature = "tower"))]
     pub(crate) labels: crate::metrics::Labels,
 }
 

@@ -204,7 +204,8 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
 /// The most that may be admitted in excess, in tokens, where this is planned: what the product says
 /// of its limit.
 pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
-    bound(&setup.limit, setup.nodes.into(), &incidents(faults, setup))
+    let incidents = incidents(faults, setup);
+    bound(&setup.limit, u32::from(setup.nodes) + incidents.joins, &incidents)
 }
 
 /// An attempt is waited for so much longer where nobody looked in time, in microseconds.
@@ -230,9 +231,8 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
     let mut incidents = Incidents::default();
     for planned in faults {
         match planned.fault {
-            Fault::NodeDies { .. } | Fault::NodeReplaced { .. } | Fault::NodeJoins => {
-                incidents.deaths += 1;
-            }
+            Fault::NodeDies { .. } | Fault::NodeReplaced { .. } => incidents.deaths += 1,
+            Fault::NodeJoins => incidents.joins += 1,
             Fault::StoreForgets => {
                 incidents.losses_of_memory += 1;
                 let mut losses = faults.iter().filter(|other| other.fault == Fault::StoreForgets);
@@ -271,7 +271,9 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
         }
     }
     let Network { request_loss, reply_loss, late, .. } = setup.network;
-    if request_loss + reply_loss + late > 0.0 || incidents.deaths > 0 || incidents.nodes_cut_off > 0
+    if request_loss + reply_loss + late > 0.0
+        || incidents.deaths + incidents.joins > 0
+        || incidents.nodes_cut_off > 0
     {
         // The nodes that a store waits for may not be those that hold leases.
         incidents.losses_unheard = incidents.losses_of_memory;

@@ -524,6 +524,70 @@ fn a_lane_that_begins_ahead_of_the_clock_is_the_same_in_model_and_script() {
     assert!((ahead_us - 60_000_000..=ahead_us).contains(&offset_us), "{offset_us}");
 }
 
+#[test]
+fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script() {
+    const EPOCH_US: i64 = 500_000;
+    let mut world = World::new();
+    let (template, _) = three_keys(&mut world);
+    let scale = Quota::per_second(1000).scale("x").unwrap();
+    let mut incarnation = None;
+    let mut send = |world: &mut World, sequence, spent, later_epochs| {
+        let stamp_us = time_us(&mut world.raw);
+        let entry = Entry {
+            limit: "limit".into(),
+            key: b"key"[..].into(),
+            scale,
+            epoch_us: EPOCH_US,
+            spent,
+            held: Held {
+                // All that is held was spent.
+                outstanding: spent,
+                tag: stamp_us / EPOCH_US + later_epochs,
+                stamp_us,
+                ..Held::default()
+            },
+            version: 0,
+            debt: 0,
+            allowed: 0,
+            taken: 0,
+            returned: 0,
+            lost: 0,
+            back_rate: 0,
+            back_depth: 0,
+            demand: 0,
+            needed: 0,
+            want: 0,
+            want_rate: 0,
+            restore: false,
+            claim: None,
+        };
+        let header = Header {
+            lane: 0,
+            lanes: LANES,
+            instance: [7; 16],
+            incarnation,
+            sequence,
+            times: template.times,
+            knowledge: Knowledge::default(),
+        };
+        let reply = world.compare(&Arc::new(Request::new(header, vec![entry])));
+        incarnation = Some(reply.incarnation);
+        reply
+    };
+    // What is outstanding is as far below zero as it may be in one epoch, and so is the level.
+    send(&mut world, 1, 0, 0);
+    for sequence in 2..4 {
+        let epoch = time_us(&mut world.raw) / EPOCH_US;
+        while time_us(&mut world.raw) / EPOCH_US == epoch {}
+        send(&mut world, sequence, i64::MAX, 0);
+    }
+    let (): () = world.raw.del(prefix(0) + "lane").unwrap();
+    world.model.lanes.clear();
+    assert_eq!(send(&mut world, 4, 0, 0).verdict, Verdict::Reborn);
+    // A lease of no epoch that is, so that nothing else changes the level.
+    send(&mut world, 1, 0, 7);
+}
+
 fn every_key_expires(raw: &mut redis::Connection) {
     let names: Vec<Vec<u8>> = raw.keys("*").unwrap();
     assert!(!names.is_empty());

@@ -180,7 +180,8 @@ impl Context {
         self.set_credit(now);
         let alive = self.nodes.alive().unwrap_or(nodes);
         self.tell_of_missing_credit();
-        if self.known.count(u32::try_from(alive).unwrap_or(u32::MAX)) {
+        let alive = u32::try_from(alive).unwrap_or(u32::MAX);
+        if self.known.count(alive, self.nodes.have_stood()) {
             self.raise_bounds(LaneTrouble::default());
         }
     }

@@ -93,17 +93,22 @@ fn pieces(jumps: usize, all_us: u64) -> Vec<f64> {
 pub(crate) struct Known {
     /// Nodes that share the limits, by the store's last word.
     nodes: u32,
-    /// Nodes that have gone since this one began.
+    /// Nodes that have gone, and that have joined, since the nodes were first counted.
     gone: u32,
+    joined: u32,
     /// Stalls of the cached clock beyond what leases allow for: how many, and all together.
     stalls: usize,
     stalls_us: u64,
 }
 
 impl Known {
-    /// The store has counted the nodes. Returns whether their number is new.
-    pub(crate) fn count(&mut self, nodes: u32) -> bool {
+    /// The store has counted the nodes. Once a count has `stood`, who began together has been counted, and more
+    /// have joined. Returns whether their number is new.
+    pub(crate) fn count(&mut self, nodes: u32, stood: bool) -> bool {
         self.gone += self.nodes.saturating_sub(nodes);
+        if stood {
+            self.joined += nodes.saturating_sub(self.nodes);
+        }
         std::mem::replace(&mut self.nodes, nodes) != nodes
     }
 
@@ -116,6 +121,7 @@ impl Known {
     fn incidents(&self, trouble: LaneTrouble) -> Incidents {
         Incidents {
             deaths: self.gone,
+            joins: self.joined,
             losses_of_memory: trouble.losses,
             losses_repeated: trouble.losses - trouble.first_losses,
             lost_records: trouble.lost_records,
@@ -191,14 +197,15 @@ mod tests {
     #[test]
     fn who_comes_and_goes_is_counted_once() {
         let mut known = Known::default();
-        assert!(known.count(20));
-        assert!(!known.count(20));
+        // All begin together.
+        assert!(known.count(3, false) && known.count(20, false));
+        assert!(!known.count(20, true));
         // Each of five is replaced: the new one comes before the old one is missed.
         for _ in 0..5 {
-            assert!(known.count(21) && known.count(20));
+            assert!(known.count(21, true) && known.count(20, true));
         }
         let incidents = known.incidents(LaneTrouble::default());
-        assert_eq!(incidents, Incidents { deaths: 5, ..Incidents::default() });
+        assert_eq!(incidents, Incidents { deaths: 5, joins: 5, ..Incidents::default() });
     }
 
     #[test]

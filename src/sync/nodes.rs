@@ -74,6 +74,11 @@ impl Nodes {
         self.highest.push_back((now, nodes));
     }
 
+    /// Whether a count has stood for so long that nodes which began together are in it.
+    pub(crate) fn have_stood(&self) -> bool {
+        self.stood
+    }
+
     /// The highest of the lanes' latest counts; `None` before the first reply.
     pub(crate) fn alive(&self) -> Option<i64> {
         self.by_lane.iter().copied().max().flatten()

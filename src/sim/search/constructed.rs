@@ -94,6 +94,22 @@ fn join(quota: (u64, u64), seed: u64) -> Case {
     play.over(4)
 }
 
+/// Default credit. Nineteen nodes join one that was alone, and one of them takes all there is of a key; then each is
+/// asked for what first credit it has.
+fn join_with_first_credit(quota: (u64, u64), seed: u64) -> Case {
+    let mut play = Play::new(quota, 1, seed);
+    play.case.setup.limit = Limit::new("made", Quota::per_second(quota.0).burst(quota.1));
+    let joined_us = 5 * SECOND;
+    for _ in 1..20 {
+        play.fault(joined_us, Fault::NodeJoins);
+    }
+    play.load(joined_us + 1..joined_us + 100 * MS, 1, 20.0 * play.greedy());
+    for node in (0..20).filter(|node| *node != 1) {
+        (0..15).for_each(|_| play.ask(joined_us + 100 * MS, node, 1));
+    }
+    play.over(8)
+}
+
 /// One place in which a node spends its credit and dies, again and again.
 fn death(quota: (u64, u64), seed: u64) -> Case {
     let mut play = Play::new(quota, 2, seed).limit(|limit| limit.credit(1));
@@ -139,7 +155,7 @@ fn node_clock(quota: (u64, u64), seed: u64) -> Case {
     let mut play = Play::new(quota, 1, seed);
     let (load, jump_us) = match quota {
         (1000, 20) => (1000.0 + rng.f64() * 300.0, 2 * MS..16 * MS),
-        (1000, _) => (play.greedy(), 5 * MS..300 * MS),
+        (1000, _) => (play.greedy(), 5 * MS..100 * MS),
         _ => (play.greedy(), 500 * MS..1500 * MS),
     };
     play.load(0..6 * SECOND, 0, load);
@@ -511,4 +527,19 @@ fn while_the_store_withholds_after_a_loss_credit_is_not_spent_again_and_again() 
 #[test]
 fn a_node_that_was_frozen_before_an_outage_does_not_go_on_with_a_lease_of_then() {
     assert_kept(frozen_before_outage);
+}
+
+#[test]
+fn nodes_that_join_are_in_the_bound_that_is_told() {
+    for quota in [(60, 60), (1000, 1000), (10, 1000)] {
+        let mut most: f64 = 0.0;
+        for seed in 0..8 {
+            let Verdict { excess, bound, told, .. } = join_with_first_credit(quota, seed).run();
+            let told = told.bound_tokens.unwrap();
+            assert!(excess <= told.min(bound), "{quota:?}: {excess} of {told} told, {bound}");
+            most = most.max(excess);
+        }
+        // All 15 of the first node, and a token of each other.
+        assert!(most > 33.0, "{quota:?}: {most}");
+    }
 }

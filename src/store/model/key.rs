@@ -146,7 +146,8 @@ impl Key {
             // The record is of an older state, and no node knows what was spent since.
             let flowed = flow(0, self.scale.rate, now_us - lane.lost_us, self.scale.burst);
             self.unleased = self.unleased.min(flowed);
-            self.level = self.level.min(self.unleased + self.outstanding[0] + self.outstanding[1]);
+            let found = self.unleased + self.outstanding[0] + self.outstanding[1];
+            self.level = self.level.min(found).max(-NUMBER_MAX);
         }
         if before_us < lane.silent_until_us() {
             self.after_silence = self.unleased;
