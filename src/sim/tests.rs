@@ -335,6 +335,49 @@ fn a_large_cost_is_there_at_once_for_who_waits() {
     assert!(world.decided.iter().all(|one| one.sure && one.waited));
 }
 
+/// Callers who wait for the store, on four nodes.
+fn waiting(limit: Limit, seed: u64) -> Setup {
+    Setup { form: Form::Async, ..audited(limit, 4, seed) }
+}
+
+#[test]
+fn a_quiet_key_whose_callers_wait_is_synced_for_each_request_and_for_what_it_spent() {
+    let setup = waiting(Limit::new("login", Quota::per_minute(5)), 1);
+    let arrivals: Vec<_> =
+        (1..=40).map(|count| request(count * 15 * SECOND_US, (count % 4) as u16, 1)).collect();
+    let mut world = World::new(setup).unwrap();
+    play(&mut world, &arrivals, 620 * SECOND_US);
+    assert!((40..=84).contains(&world.traffic.keys_synced), "{}", world.traffic.keys_synced);
+    assert!(world.decided.iter().all(|one| one.allowed));
+}
+
+#[test]
+fn a_full_bucket_that_a_waiting_caller_spends_from_takes_in_refill_at_once() {
+    for seed in 0..8 {
+        let setup = waiting(Limit::new("login", Quota::per_minute(5)), seed);
+        // One of five tokens, and all five when it has flowed in again.
+        let mut arrivals = vec![request(SECOND_US, 0, 1)];
+        arrivals.extend([0, 1, 2, 3, 0].map(|node| request(13 * SECOND_US + 20_000, node, 1)));
+        let mut world = World::new(setup).unwrap();
+        play(&mut world, &arrivals, 15 * SECOND_US);
+        let denied: Vec<_> = world.decided.iter().filter(|one| !one.allowed).collect();
+        assert!(denied.is_empty(), "seed {seed}: {denied:?}");
+    }
+}
+
+#[test]
+fn a_client_that_begins_with_a_large_cost_gets_all_that_a_full_bucket_has() {
+    for (seed, after_us) in (0..8).flat_map(|seed| (0..20).map(move |step| (seed, step * 100))) {
+        let mut arrivals = vec![request(SECOND_US, 0, 10)];
+        arrivals.extend([300; 3].map(|us| request(SECOND_US + us, 0, 1)));
+        arrivals.push(request(SECOND_US + 300 + after_us, 0, 1));
+        let mut world = World::new(waiting(api(10, 20), seed)).unwrap();
+        play(&mut world, &arrivals, 2 * SECOND_US);
+        let denied: Vec<_> = world.decided.iter().filter(|one| !one.allowed).collect();
+        assert!(denied.is_empty(), "seed {seed}, {after_us} us after: {denied:?}");
+    }
+}
+
 #[test]
 fn a_paused_node_goes_on_where_it_was_and_admits_nothing_extra() {
     for seed in 0..20 {

@@ -186,8 +186,8 @@ pub(crate) struct Account {
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
-    /// When somebody waited last, 0 for never.
-    waited_at: Timestamp,
+    /// Callers wait for the store's word where this node is not sure.
+    callers_wait: bool,
     answers: Vec<Answer>,
 }
 
@@ -254,7 +254,7 @@ impl Account {
             tally: Tally::default(),
             waiters: VecDeque::new(),
             asked: 0,
-            waited_at: Timestamp::ZERO,
+            callers_wait: false,
             answers: Vec::new(),
         }
     }
@@ -401,10 +401,15 @@ impl Account {
 
     /// Whether the store's level and what this node holds of it are plenty together.
     fn is_ample(&self, now: Timestamp, terms: &Terms) -> bool {
+        self.with_own(now, terms) > terms.scale.burst / 2
+    }
+
+    /// The store's level and what this node holds of it, in units.
+    fn with_own(&self, now: Timestamp, terms: &Terms) -> i64 {
         let tokens = i64::from(self.bucket.peek(now, terms.scale.token).0);
         let own = tokens.saturating_mul(terms.scale.token);
         let level = self.estimate(now, terms).unwrap_or(terms.scale.burst);
-        level.saturating_add(own) > terms.scale.burst / 2
+        level.saturating_add(own)
     }
 
     /// Whether the store had next to nothing to give when it spoke last.

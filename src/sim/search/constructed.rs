@@ -458,7 +458,7 @@ const TERMS: [Term; 15] = [
     term("a node dies", death, [254, 118, 329, 329]),
     term("loss of memory, all heard", loss_heard, [126, 264, 307, 307]),
     term("loss of memory, a node not heard", loss_unheard, [147, 255, 227, 320]),
-    term("an older state, a node not heard", old_state, [152, 301, 278, 116]),
+    term("an older state, a node not heard", old_state, [152, 255, 312, 222]),
     term("a record lost", lost_record, [103, 308, 103, 103]),
     term("a record lost, a node not heard", lost_record_unheard, [305, 213, 113, 206]),
     term("the store's clock ahead", store_clock, [249, 142, 229, 256]),

@@ -21,7 +21,7 @@ impl Account {
     /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
     pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
         self.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
-            && self.waited_at == Timestamp::ZERO
+            && !self.callers_wait
             && terms.scale.burst / self.unit >= TOKENS_A_NODE * self.nodes
     }
 
@@ -53,25 +53,29 @@ impl Account {
             return 0;
         }
         // Callers that wait get what they ask for first: another node may need the rest for one large cost.
-        if self.waited_at != Timestamp::ZERO && (self.is_unanswered() || self.is_beginning(now)) {
+        if self.callers_wait && (self.is_unanswered() || self.is_beginning(now)) {
             return 0;
-        }
-        let may_hold =
-            self.view.is_none() || self.is_mostly_unspent(terms) || self.is_plentiful(now, terms);
-        // Whoever was denied a large cost comes again with it.
-        let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
-        if !may_hold && !is_hot(self.demand.per_us(), terms) {
-            // Without credit nothing else would admit whoever is denied and comes again. Who waits
-            // for the store gets what is there, and needs nobody to hold it ready.
-            return large
-                .max(i64::from(terms.credit.known == 0 && self.waited_at == Timestamp::ZERO));
         }
         let span_us = self.span_us(now, terms);
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
         let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let need =
-            ((expected + spread + 1.0).ceil() as i64).max(large).max(self.first_want(now, terms));
+        let expected = (expected + spread + 1.0).ceil() as i64;
+        let plentiful = if self.callers_wait {
+            // Else it would be given back with the next report, and be asked for with the one after that.
+            self.with_own(now, terms) - expected.saturating_mul(self.unit) > terms.scale.burst / 2
+        } else {
+            self.is_plentiful(now, terms)
+        };
+        let may_hold = self.view.is_none() || self.is_mostly_unspent(terms) || plentiful;
+        // Whoever was denied a large cost comes again with it.
+        let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
+        if !may_hold && !is_hot(self.demand.per_us(), terms) {
+            // Without credit nothing else would admit whoever is denied and comes again. Who waits
+            // for the store gets what is there, and needs nobody to hold it ready.
+            return large.max(i64::from(terms.credit.known == 0 && !self.callers_wait));
+        }
+        let need = expected.max(large).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
     }
 
@@ -104,7 +108,9 @@ impl Account {
     pub(super) fn wanted_per_us(&self, now: Timestamp, terms: &Terms) -> (f64, bool) {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.demand.per_us().max(first_per_us);
-        (per_us, is_hot(per_us, terms))
+        // Whoever has refill does not ask the store for what else is there.
+        let asks = self.callers_wait && self.is_beginning(now);
+        (per_us, is_hot(per_us, terms) && !asks)
     }
 }
 

@@ -23,7 +23,7 @@ impl Account {
 
     /// How long the key is kept in the books after its last request.
     pub(super) fn linger_us(&self, terms: &Terms) -> u64 {
-        let strict = terms.credit.known == 0 && self.waited_at == Timestamp::ZERO;
+        let strict = terms.credit.known == 0 && !self.callers_wait;
         let returns = self.seen > 1 || self.known_us.is_some();
         let most_us = if strict && returns { STRICT_LINGER_MAX_US } else { LINGER_MAX_US };
         terms.scale.fill_us().clamp(LINGER_MIN_US, most_us)
@@ -99,13 +99,23 @@ impl Account {
         self.early_sent = false;
     }
 
+    /// Whether a report would neither tell nor ask for anything unless somebody asks for the key again, who waits for
+    /// the store then: others spend credit by how new the view is.
+    fn has_nothing_to_say(&self, now: Timestamp, terms: &Terms) -> bool {
+        let asked_for = self.arrivals + self.spilled + self.bucket.demand();
+        let all_credit = i64::from(self.credit_given) >= self.credit(terms);
+        self.callers_wait && asked_for == 0 && all_credit && self.need(now, terms) == 0
+    }
+
     /// Decides when to report next.
     pub(super) fn schedule(&mut self, given: &Given, now: Timestamp, terms: &Terms) {
         let tick_us = terms.tick_us;
         let quiet_us = now.micros_since(self.last_arrival);
         let linger_us = self.linger_us(terms);
         let held = self.held.depth > 0 && quiet_us >= LINGER_MAX_US;
-        self.due = if !self.waiters.is_empty() {
+        // A full bucket takes in no refill until the store hears that somebody has spent.
+        let spent_of_full = given.level >= terms.scale.burst && self.unsent.spent > 0;
+        self.due = if !self.waiters.is_empty() || self.callers_wait && spent_of_full {
             now
         } else if self.unsent.debt > 0 {
             self.early.not_before().max(now)
@@ -114,6 +124,8 @@ impl Account {
         } else if held && quiet_us < linger_us {
             // It is held for a request that may come, and renewed before it ends.
             now.plus_micros(self.ends.micros_since(now) / 2)
+        } else if self.is_settled() && quiet_us < linger_us && self.has_nothing_to_say(now, terms) {
+            now.plus_micros(linger_us - quiet_us)
         } else if !self.is_settled() || quiet_us < linger_us {
             let interval_us = self.interval_us(now, terms);
             let repaid_us = terms.scale.micros_for(-given.available);

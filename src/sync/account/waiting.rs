@@ -38,7 +38,7 @@ impl Account {
             let taken = self.bucket.take(cost, now, terms.scale.token);
             return self.answer(ticket, cost, taken);
         }
-        self.waited_at = now;
+        self.callers_wait = true;
         self.waiters.push_back(waiter);
         if self.policy.is_some() {
             self.answer_by_policy(now, terms);
