@@ -272,7 +272,8 @@ impl Bucket {
         taken.or_else(|| self.decide(cost, now, unit, false, is_mine))
     }
 
-    /// What one look tells; that the request is denied only where it may be.
+    /// What one look tells. It denies only if it `may_deny`: who can ask the store is denied only if this node knows
+    /// that the store has next to nothing.
     #[inline]
     fn take_by_look(
         &self,

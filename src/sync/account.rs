@@ -186,7 +186,7 @@ pub(crate) struct Account {
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
-    /// Callers wait for the store's word where this node is not sure.
+    /// A caller has waited for the store's word since the key came into the books.
     callers_wait: bool,
     answers: Vec<Answer>,
 }
@@ -572,7 +572,7 @@ impl Account {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
             let lease = self.lease_terms(now, self.low(now, terms), self.ahead(terms));
             let there = self.amend(now, lease, given.tokens + under_way);
-            // What has flowed in since the store's word it does not know of yet.
+            // The store cannot know what has flowed in since the batch was first sent.
             let flowed = kept.rate.saturating_mul(now.micros_since(first_sent) as i64);
             let most = self.held.outstanding.saturating_add(flowed);
             let there = if there > most { self.forgo(there - most, lease, now) } else { there };

@@ -93,7 +93,8 @@ fn pieces(jumps: usize, all_us: u64) -> Vec<f64> {
 pub(crate) struct Known {
     /// Nodes that share the limits, by the store's last word.
     nodes: u32,
-    /// Nodes that have gone, and that have joined, since the nodes were first counted.
+    /// Nodes that have gone; and those that have joined since a count first stood. A node that is replaced by one that
+    /// comes first is one of each.
     gone: u32,
     joined: u32,
     /// Stalls of the cached clock beyond what leases allow for: how many, and all together.
@@ -128,7 +129,7 @@ impl Known {
             clock_jumps_s: pieces(self.stalls, self.stalls_us),
             store_jumps_s: pieces(trouble.jumps as usize, trouble.jumps_us),
             // The nodes that the store waited for may not be those that held leases.
-            losses_unheard: if self.gone > 0 { trouble.losses } else { 0 },
+            losses_unheard: if self.gone + self.joined > 0 { trouble.losses } else { 0 },
             nodes_cut_off: trouble.cut_off,
             cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
             outages: trouble.outages,
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_and_goes_is_counted_once() {
+    fn a_replaced_node_is_one_death_and_one_join() {
         let mut known = Known::default();
         // All begin together.
         assert!(known.count(3, false) && known.count(20, false));

@@ -155,7 +155,7 @@ fn node_clock(quota: (u64, u64), seed: u64) -> Case {
     let mut play = Play::new(quota, 1, seed);
     let (load, jump_us) = match quota {
         (1000, 20) => (1000.0 + rng.f64() * 300.0, 2 * MS..16 * MS),
-        (1000, _) => (play.greedy(), 5 * MS..100 * MS),
+        (1000, _) => (play.greedy(), 5 * MS..300 * MS),
         _ => (play.greedy(), 500 * MS..1500 * MS),
     };
     play.load(0..6 * SECOND, 0, load);
@@ -539,7 +539,7 @@ fn nodes_that_join_are_in_the_bound_that_is_told() {
             assert!(excess <= told.min(bound), "{quota:?}: {excess} of {told} told, {bound}");
             most = most.max(excess);
         }
-        // All 15 of the first node, and a token of each other.
+        // All 15 of the first node, and a token at least of each other.
         assert!(most > 33.0, "{quota:?}: {most}");
     }
 }

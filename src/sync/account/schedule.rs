@@ -99,8 +99,8 @@ impl Account {
         self.early_sent = false;
     }
 
-    /// Whether a report would neither tell nor ask for anything unless somebody asks for the key again, who waits for
-    /// the store then: others spend credit by how new the view is.
+    /// Whether a report would neither tell nor ask for anything. Only where callers wait: elsewhere `check` spends
+    /// credit by the view, which must stay fresh.
     fn has_nothing_to_say(&self, now: Timestamp, terms: &Terms) -> bool {
         let asked_for = self.arrivals + self.spilled + self.bucket.demand();
         let all_credit = i64::from(self.credit_given) >= self.credit(terms);
