@@ -10,9 +10,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use http::{Request, Response, StatusCode};
 use tidegate::http::{ClientIp, KeyOf, KeyedLimit, OnMissingKey, Peer, RateLimit, RateLimitLayer};
 use tidegate::{ActiveLimit, Quota};
+use tokio::sync::Mutex;
 use tower::{Layer, ServiceExt, service_fn};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
+
+/// What is logged is cached for the whole process, by the subscriber of the thread that logs it first: a test that
+/// counts logs must not run beside one that has no subscriber.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 fn limit() -> ActiveLimit {
     tidegate::local(Quota::per_hour(1)).unwrap()
@@ -27,6 +32,7 @@ async fn status(layer: &RateLimitLayer<String>) -> StatusCode {
 /// Finding D4: all clients shared one bucket, and nothing said so.
 #[tokio::test]
 async fn d4_request_of_an_unknown_peer_gets_500_and_no_shared_bucket() {
+    let _alone = ONE_AT_A_TIME.lock().await;
     for rate_limit in [
         RateLimit::per_client(limit()),
         KeyedLimit::per_client(limit()).on_missing_key(OnMissingKey::Unlimited).into(),
@@ -81,6 +87,7 @@ impl Subscriber for Logs {
 
 #[tokio::test]
 async fn d4_unknown_peer_is_logged_at_most_once_a_minute() {
+    let _alone = ONE_AT_A_TIME.lock().await;
     let errors = Logs::of(Level::ERROR);
     let _guard = tracing::subscriber::set_default(errors.clone());
     let layer = RateLimitLayer::per_client(limit());
@@ -112,6 +119,7 @@ async fn ask_behind_proxy(
 
 #[tokio::test]
 async fn d4_denial_by_the_bucket_of_a_proxy_that_reports_no_client_is_logged_once_a_minute() {
+    let _alone = ONE_AT_A_TIME.lock().await;
     let warnings = Logs::of(Level::WARN);
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let layer = behind_proxy();
@@ -196,12 +204,14 @@ mod counter {
 
     #[test]
     fn d4_requests_of_unknown_peers_are_counted() {
+        let _alone = ONE_AT_A_TIME.blocking_lock();
         let name = "tidegate_unknown_peer_requests_total";
         assert_eq!(counted(name, ClientIp::peer(), None, 3), 3);
     }
 
     #[test]
     fn d4_denials_by_the_bucket_of_a_proxy_that_reports_no_client_are_counted() {
+        let _alone = ONE_AT_A_TIME.blocking_lock();
         let name = "tidegate_unreported_client_denials_total";
         let proxied = || ClientIp::peer().behind_hops(1);
         assert_eq!(counted(name, proxied(), Some("10.1.2.3:80"), 3), 2);
