@@ -1,5 +1,5 @@
-//! Requests whose client address is unknown, because the server does not say where connections come from, or a
-//! trusted proxy does not say for whom it asks.
+//! Requests whose client's address is not known, because the server does not say where connections come from, or
+//! because a trusted proxy does not report its client.
 
 #![cfg(all(feature = "tower", feature = "testing"))]
 
@@ -97,13 +97,14 @@ async fn d4_unknown_peer_is_logged_at_most_once_a_minute() {
     assert_eq!(errors.1.load(Ordering::Relaxed), 1);
 }
 
-/// A layer behind a trusted proxy, of one request an hour.
+/// A layer of one request an hour for each client, behind a trusted proxy. Finding D4: a proxy that reported no
+/// client made one client of all, and nothing said so.
 fn behind_proxy() -> RateLimitLayer<String> {
     let client = ClientIp::peer().behind_networks(["10.0.0.0/8".parse().unwrap()]);
     RateLimitLayer::new(KeyedLimit::new(limit(), KeyOf::client(client)))
 }
 
-/// Finding D4: a proxy that reported no client made one client of all, and nothing said so.
+/// What a request through the proxy is answered, which reports this client.
 async fn ask_behind_proxy(
     layer: &RateLimitLayer<String>,
     forwarded_for: Option<&str>,
@@ -147,7 +148,11 @@ mod counter {
     use super::*;
 
     /// Keeps the counter of this name.
-    struct Kept(&'static str, Arc<AtomicU64>, AtomicU32);
+    struct Kept {
+        name: &'static str,
+        value: Arc<AtomicU64>,
+        registrations: AtomicU32,
+    }
 
     impl Recorder for Kept {
         fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -157,13 +162,13 @@ mod counter {
         fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
         fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-            if key.name() != self.0 {
+            if key.name() != self.name {
                 return Counter::noop();
             }
             let labels: Vec<_> = key.labels().map(|label| (label.key(), label.value())).collect();
             assert_eq!(labels, [("limiter", "edge"), ("limit", "api")]);
-            self.2.fetch_add(1, Ordering::Relaxed);
-            Counter::from_arc(self.1.clone())
+            self.registrations.fetch_add(1, Ordering::Relaxed);
+            Counter::from_arc(self.value.clone())
         }
 
         fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
@@ -178,7 +183,7 @@ mod counter {
     /// What the counter of this name has after requests to a layer of the limit `api` of the limiter `edge`; it is
     /// there before the first one.
     fn counted(name: &'static str, client: ClientIp, peer: Option<&str>, requests: usize) -> u64 {
-        let kept = Kept(name, Arc::default(), AtomicU32::new(0));
+        let kept = Kept { name, value: Arc::default(), registrations: AtomicU32::new(0) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         metrics::with_local_recorder(&kept, || {
             runtime.block_on(async {
@@ -186,7 +191,7 @@ mod counter {
                 let limiter = Limiter::builder().name("edge").limit(limit).build().unwrap();
                 let limit = KeyedLimit::new(limiter.limit("api").unwrap(), KeyOf::client(client));
                 let layer = RateLimitLayer::<String>::new(limit);
-                assert_eq!(kept.2.load(Ordering::Relaxed), 1, "it is there at 0");
+                assert_eq!(kept.registrations.load(Ordering::Relaxed), 1, "it is there at 0");
                 for _ in 0..requests {
                     let served = |_: Request<()>| async {
                         Ok::<_, Infallible>(Response::new(String::new()))
@@ -199,7 +204,7 @@ mod counter {
                 }
             });
         });
-        kept.1.load(Ordering::Relaxed)
+        kept.value.load(Ordering::Relaxed)
     }
 
     #[test]

@@ -13,8 +13,8 @@ use crate::key::KeyWriter;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Presence {
     Present,
-    /// The key is the address of a trusted proxy, which did not report its client.
-    Proxy,
+    /// The key is the address of a trusted proxy, which reported no client.
+    Unreported,
     Missing,
     /// There are several values, and it is unknown which one others use.
     Ambiguous,
@@ -37,9 +37,9 @@ impl KeyOf {
     pub fn client(client: ClientIp) -> Self {
         Self::part(move |head, key| match head.peer() {
             Some(peer) => {
-                let (address, is_proxy) = client.find(peer, head.headers);
+                let (address, is_unreported) = client.find(peer, head.headers);
                 key.push(client.text(address).as_ref());
-                if is_proxy { Presence::Proxy } else { Presence::Present }
+                if is_unreported { Presence::Unreported } else { Presence::Present }
             }
             None => Presence::UnknownPeer,
         })

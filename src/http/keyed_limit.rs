@@ -54,8 +54,9 @@ pub struct KeyedLimit {
 pub(super) enum Question {
     /// The limit does not count the request.
     Uncounted,
-    /// Whether the key has as many tokens as the cost. The key may be a trusted proxy's own address.
-    Ask { key: WrittenKey, cost: u32, is_proxy: bool },
+    /// Whether the key has as many tokens as the cost. `is_unreported`: the key is a trusted proxy's address,
+    /// because the proxy reported no client.
+    Ask { key: WrittenKey, cost: u32, is_unreported: bool },
     /// The request is refused without asking.
     Refuse(Refusal),
 }
@@ -120,7 +121,7 @@ impl KeyedLimit {
         let limit = self.limit.name();
         let refused = |status| Question::Refuse(Refusal::MissingKey { limit, status });
         let key = match (presence, self.on_missing_key) {
-            (Presence::Present | Presence::Proxy, _) => key,
+            (Presence::Present | Presence::Unreported, _) => key,
             (_, OnMissingKey::Shared) => WrittenKey::default(),
             (Presence::UnknownPeer, _) => {
                 return Question::Refuse(Refusal::UnknownClient { limit });
@@ -133,7 +134,7 @@ impl KeyedLimit {
         };
         match self.cost.as_ref().map_or(1, |cost| cost(head)) {
             0 => Question::Uncounted,
-            cost => Question::Ask { key, cost, is_proxy: presence == Presence::Proxy },
+            cost => Question::Ask { key, cost, is_unreported: presence == Presence::Unreported },
         }
     }
 

@@ -128,14 +128,13 @@ pub(super) struct Evaluation {
     pub(super) refusal: Option<Refusal>,
     /// After this time no limit that was asked denies the same request again.
     wait: Duration,
-    /// The key that was asked about last is a trusted proxy's own address.
-    is_proxy: bool,
 }
 
 /// A question that only the store can answer for sure.
 pub(super) struct Unsure {
     handle: Handle,
     cost: u32,
+    is_unreported: bool,
 }
 
 impl RateLimit {
@@ -143,13 +142,7 @@ impl RateLimit {
     pub(super) fn begin(&self, head: &Head<'_>) -> Evaluation {
         let skipped = self.skip.as_ref().is_some_and(|skip| skip(head));
         let next = if skipped { self.limits.len() } else { 0 };
-        Evaluation {
-            next,
-            decisions: SmallVec::new(),
-            refusal: None,
-            wait: Duration::ZERO,
-            is_proxy: false,
-        }
+        Evaluation { next, decisions: SmallVec::new(), refusal: None, wait: Duration::ZERO }
     }
 
     /// Asks the limits in their order, until one refuses or has to ask the store.
@@ -157,23 +150,22 @@ impl RateLimit {
         while evaluation.refusal.is_none() {
             let limit = self.limits.get(evaluation.next)?;
             evaluation.next += 1;
-            let (key, cost) = match limit.question(head) {
+            let (key, cost, is_unreported) = match limit.question(head) {
                 Question::Uncounted => continue,
-                Question::Ask { key, cost, is_proxy } => {
-                    evaluation.is_proxy = is_proxy;
-                    (key, cost)
-                }
+                Question::Ask { key, cost, is_unreported } => (key, cost, is_unreported),
                 Question::Refuse(refusal) => {
                     if let Refusal::UnknownClient { .. } = refusal {
-                        self.unknown_clients.peer(&limit.limit);
+                        self.unknown_clients.unknown_peer(&limit.limit);
                     }
                     evaluation.refusal = Some(refusal);
                     continue;
                 }
             };
             match self.check(limit, &key, cost) {
-                Ok(Ok(decision)) => self.record(evaluation, limit, decision, head),
-                Ok(Err(handle)) => return Some(Unsure { handle, cost }),
+                Ok(Ok(decision)) => {
+                    self.record(evaluation, limit, decision, is_unreported, head);
+                }
+                Ok(Err(handle)) => return Some(Unsure { handle, cost, is_unreported }),
                 Err(CheckError::CostTooHigh { limit, .. }) => {
                     evaluation.refusal = Some(Refusal::CostTooHigh { limit });
                 }
@@ -190,10 +182,10 @@ impl RateLimit {
         head: &Head<'_>,
     ) {
         let mut open = Some(unsure);
-        while let Some(Unsure { handle, cost }) = open {
+        while let Some(Unsure { handle, cost, is_unreported }) = open {
             let decision = handle.ask(cost).await;
             if let Some(limit) = self.limits.get(evaluation.next - 1) {
-                self.record(evaluation, limit, decision, head);
+                self.record(evaluation, limit, decision, is_unreported, head);
             }
             open = self.advance(evaluation, head);
         }
@@ -217,12 +209,13 @@ impl RateLimit {
         evaluation: &mut Evaluation,
         limit: &KeyedLimit,
         decision: Decision,
+        is_unreported: bool,
         head: &Head<'_>,
     ) {
         let later = self.limits.get(evaluation.next..).unwrap_or_default();
         if decision.is_denied() {
-            if evaluation.is_proxy {
-                self.unknown_clients.denied_behind_proxy(&limit.limit);
+            if is_unreported {
+                self.unknown_clients.unreported(&limit.limit);
             }
             let later = later.iter().filter_map(|limit| limit.wait(head)).max();
             let wait = decision.retry_after().max(evaluation.wait).max(later.unwrap_or_default());

@@ -1,5 +1,5 @@
 //! Reports of requests whose client's address is not known, because the server does not say where connections come
-//! from, or because a trusted proxy does not say for whom it asks.
+//! from, or because a trusted proxy does not report its client.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -15,8 +15,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Reports what a service does not know of its clients.
 #[derive(Default)]
 pub(super) struct UnknownClients {
-    peers: LogTimes,
-    behind_proxies: LogTimes,
+    unknown_peers: LastLogged,
+    unreported: LastLogged,
 }
 
 impl fmt::Debug for UnknownClients {
@@ -27,9 +27,9 @@ impl fmt::Debug for UnknownClients {
 
 impl UnknownClients {
     /// Counts a request of an unknown peer, and logs it unless that was done less than a minute ago.
-    pub(super) fn peer(&self, limit: &ActiveLimit) {
-        count(PEERS, limit, 1);
-        if self.peers.is_due() {
+    pub(super) fn unknown_peer(&self, limit: &ActiveLimit) {
+        count(UNKNOWN_PEERS, limit, 1);
+        if self.unknown_peers.is_due() {
             error!(
                 limit = limit.name(),
                 "the address of the client is unknown, so its request is answered with status 500: serve axum by \
@@ -40,15 +40,16 @@ impl UnknownClients {
         }
     }
 
-    /// Counts a request that was denied by the bucket of a trusted proxy, and logs it unless that was done less
-    /// than a minute ago.
-    pub(super) fn denied_behind_proxy(&self, limit: &ActiveLimit) {
-        count(BEHIND_PROXIES, limit, 1);
-        if self.behind_proxies.is_due() {
+    /// Counts a request of an unreported client that was denied, and logs it unless that was done less than a
+    /// minute ago.
+    pub(super) fn unreported(&self, limit: &ActiveLimit) {
+        count(UNREPORTED, limit, 1);
+        if self.unreported.is_due() {
             warn!(
                 limit = limit.name(),
-                "a request was denied by the bucket of a trusted proxy's own address: the proxy reported no client, so \
-                 all such requests share that bucket; let the proxy set the header field that ClientIp reads"
+                "a request was denied by the bucket of an address that is trusted as a proxy: the proxy reported no \
+                 client, so all its clients share that bucket; let it set the header field that ClientIp reads; if \
+                 the address is a client's own, trust the networks of proxies alone"
             );
         }
     }
@@ -56,9 +57,9 @@ impl UnknownClients {
 
 /// When something was logged last.
 #[derive(Default)]
-struct LogTimes(Mutex<Option<Instant>>);
+struct LastLogged(Mutex<Option<Instant>>);
 
-impl LogTimes {
+impl LastLogged {
     #[allow(clippy::disallowed_methods, reason = "requests come from outside of any driver")]
     fn is_due(&self) -> bool {
         let now = Instant::now();
@@ -74,28 +75,37 @@ impl LogTimes {
 /// A counter: its name, and what it counts.
 type Counter = (&'static str, &'static str);
 
-const PEERS: Counter = (
+const UNKNOWN_PEERS: Counter = (
     "tidegate_unknown_peer_requests_total",
     "Requests answered with status 500 because the client's address is unknown, by limit",
 );
-const BEHIND_PROXIES: Counter = (
+const UNREPORTED: Counter = (
     "tidegate_unreported_client_denials_total",
-    "Requests denied by the bucket of a trusted proxy that reported no client, by limit",
+    "Denied requests whose client a trusted proxy did not report, by limit",
 );
 
 /// Counters begin at 0.
 pub(super) fn show_at_start(limit: &ActiveLimit) {
-    count(PEERS, limit, 0);
-    count(BEHIND_PROXIES, limit, 0);
+    for counter in [UNKNOWN_PEERS, UNREPORTED] {
+        describe(counter);
+        count(counter, limit, 0);
+    }
 }
 
 #[cfg(feature = "metrics")]
-fn count((name, description): Counter, limit: &ActiveLimit, requests: u64) {
+fn describe((name, description): Counter) {
     metrics::describe_counter!(name, metrics::Unit::Count, description);
+}
+
+#[cfg(feature = "metrics")]
+fn count((name, _): Counter, limit: &ActiveLimit, requests: u64) {
     let mut labels = limit.limiter_labels();
     labels.push(metrics::Label::new("limit", limit.name()));
     metrics::counter!(name, labels).increment(requests);
 }
+
+#[cfg(not(feature = "metrics"))]
+fn describe(_: Counter) {}
 
 #[cfg(not(feature = "metrics"))]
 fn count(_: Counter, _: &ActiveLimit, _: u64) {}
