@@ -5,6 +5,8 @@ use crate::limit::{CreditRule, Limit, Mode, OutagePolicy, Terms};
 
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
 const FORGOTTEN_FULL_S: f64 = 60.0;
+/// So many nodes that joined count each for itself; those after them give no more than the last of these.
+const JOINS_MAX: u32 = 1000;
 /// A store that lost its memory waits for leases that it does not know for so long at most, in seconds.
 const LEASE_WAIT_MAX_S: f64 = 30.0;
 
@@ -179,8 +181,10 @@ impl Basis {
         let fewest = nodes.saturating_sub(deaths.saturating_add(joined)).max(1);
         let (most, uncounted) = (first(Some(fewest)), first(None));
         // Whoever joined gives by a count that has itself and those before it.
-        let of_joined = (1..=joined).map(|place| first(Some(fewest + place)).max(uncounted));
-        let all = most * f64::from(nodes - joined) + of_joined.sum::<f64>();
+        let given = |place| first(Some(fewest.saturating_add(place))).max(uncounted);
+        let each = joined.min(JOINS_MAX);
+        let of_joined = (1..=each).map(given).sum::<f64>() + given(each) * f64::from(joined - each);
+        let all = most * f64::from(nodes - joined) + of_joined;
         let all = self.credit.together.map_or(all, |together| all.min(together as f64));
         (all, if deaths > 0 { most.max(uncounted) } else { 0.0 })
     }

@@ -183,11 +183,13 @@ pub(crate) struct Account {
     probe_span_us: u64,
     probed_arrivals: u64,
     tally: Tally,
+    /// Depth told to the store that is not the bucket's: what was spent before a loss of memory.
+    extra_depth: i64,
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
     /// A caller has waited for the store's word since the key came into the books.
-    callers_wait: bool,
+    was_waited_for: bool,
     answers: Vec<Answer>,
 }
 
@@ -254,7 +256,8 @@ impl Account {
             tally: Tally::default(),
             waiters: VecDeque::new(),
             asked: 0,
-            callers_wait: false,
+            was_waited_for: false,
+            extra_depth: 0,
             answers: Vec::new(),
         }
     }
@@ -465,6 +468,12 @@ impl Account {
         let mut unsent = std::mem::take(&mut self.unsent);
         unsent.spent -= held_back;
         self.unsent.spent = held_back;
+        let mut held = self.held;
+        if self.restore {
+            // By its age this node's view may say that what was spent has refilled. Yet all that can be leased and
+            // all that is held never exceed the burst, so it counts as held until the next report.
+            held.depth += unsent.spent;
+        }
         self.asked = self.waiters.len();
         let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
         self.probe_at = Timestamp::NEVER;
@@ -482,7 +491,7 @@ impl Account {
             lost: if self.restore { 0 } else { back.lost },
             back_rate: back.rate,
             back_depth: back.depth,
-            held: self.held,
+            held,
             demand: if leaving { 0 } else { demand.min(4 * terms.scale.burst) },
             needed,
             want: (need - i64::from(tokens)).max(0),
@@ -543,6 +552,7 @@ impl Account {
             demand: entry.demand,
             tag: given.tag,
         };
+        self.extra_depth = if entry.restore && !given.void { entry.spent } else { 0 };
         if entry.held.rate == 0 {
             // What was spent ahead has been taken off the level.
             self.stash = self.stash.max(0);
@@ -602,7 +612,7 @@ impl Account {
             let first = i64::from(left).min(i64::from(terms.credit.first) - debt);
             (if keeps_first { renewed.max(first) } else { renewed }) as u32
         });
-        self.schedule(given, now, terms);
+        self.schedule(given, entry, now, terms);
         self.plan_probe(now, terms);
         installed
     }
@@ -640,7 +650,7 @@ impl Account {
     }
 
     fn lease_terms(&self, now: Timestamp, low: u32, ahead: u8) -> LeaseTerms {
-        let depth = self.held.depth - self.fresh.reserved(now);
+        let depth = self.held.depth - self.extra_depth - self.fresh.reserved(now);
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         LeaseTerms {
             rate: self.held.rate - error,

@@ -108,7 +108,7 @@ impl Known {
     pub(crate) fn count(&mut self, nodes: u32, stood: bool) -> bool {
         self.gone += self.nodes.saturating_sub(nodes);
         if stood {
-            self.joined += nodes.saturating_sub(self.nodes);
+            self.joined = self.joined.saturating_add(nodes.saturating_sub(self.nodes));
         }
         std::mem::replace(&mut self.nodes, nodes) != nodes
     }

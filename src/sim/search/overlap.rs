@@ -63,7 +63,7 @@ fn overlap(seed: u64) -> Case {
     let rounds = rng.u64(1..=2);
     let until_us = LEASED_US + rounds * 4 * life_us;
     let mut case = Case { setup, arrivals: Vec::new(), faults: Vec::new(), until_us };
-    case.arrivals = overload(&mut rng, &case);
+    case.arrivals = loaded(&mut rng, &case, 2.0..5.0);
     for round in 0..rounds {
         let begins_us = LEASED_US + round * 4 * life_us + rng.u64(0..life_us);
         for _ in 0..rng.usize(2..=3) {
@@ -75,13 +75,14 @@ fn overlap(seed: u64) -> Case {
     case
 }
 
-/// Some thousand requests for up to three keys, whose costs make two to five times the rate.
-fn overload(rng: &mut fastrand::Rng, case: &Case) -> Vec<Arrival> {
+/// Some thousand requests for up to three keys, whose costs make so many times the rate.
+fn loaded(rng: &mut fastrand::Rng, case: &Case, load: Range<f64>) -> Vec<Arrival> {
     let Case { setup, until_us, .. } = case;
     let quota = setup.limit.quota();
     let keys = rng.u32(1..=3);
     let count = rng.usize(2000..6000);
-    let wanted = scaled(rng, 2.0, 5.0) * quota.tokens_per_second() * *until_us as f64 / 1e6;
+    let wanted =
+        scaled(rng, load.start, load.end) * quota.tokens_per_second() * *until_us as f64 / 1e6;
     let all = f64::from(keys) * (wanted + quota.burst_tokens() as f64);
     let most = (2.0 * all / count as f64).clamp(1.0, quota.burst_tokens() as f64) as u32;
     let mut arrivals: Vec<Arrival> = (0..count)
@@ -184,6 +185,50 @@ fn what_flowed_into_leases_while_the_time_of_the_store_stood_still_is_given_up()
     let cases = [(32631, overlap(32631))].into_iter();
     let made = [330, 1396].map(|seed| (seed, store_clock_back_while_hung(seed)));
     for (seed, case) in cases.chain(made) {
+        let verdict = case.run();
+        assert!(!verdict.is_broken(), "seed {seed}: {verdict:?}");
+    }
+}
+
+/// Memory is lost beside nodes that stand still, where a full bucket is asked for in bursts: what nodes have spent by
+/// then has refilled by what they know.
+fn bursts_around_a_loss(seed: u64) -> Case {
+    let mut case = overlap(seed);
+    let mut rng = fastrand::Rng::with_seed(!seed);
+    case.setup.limit = case.setup.limit.clone().credit(0);
+    let quota = case.setup.limit.quota();
+    let fill_us = quota.burst_tokens() as f64 / quota.tokens_per_second() * 1e6;
+    let most = (quota.burst_tokens() / 3) as u32;
+    let nodes = case.setup.nodes;
+    case.arrivals.clear();
+    let mut at_us = LEASED_US / 2;
+    while at_us < case.until_us {
+        at_us += (fill_us * scaled(&mut rng, 0.2, 2.0)) as u64 + 1;
+        for _ in 0..rng.u32(1..8) {
+            let (at_us, node) = (at_us + rng.u64(0..80_000), rng.u16(0..nodes));
+            case.arrivals.push(Arrival { at_us, node, key: 0, cost: rng.u32(1..=most) });
+        }
+    }
+    case.arrivals.sort_by_key(|arrival| arrival.at_us);
+    let at_us = LEASED_US + rng.u64(0..1_000_000);
+    case.faults = vec![Planned { at_us, fault: Fault::StoreForgets }];
+    for _ in 0..rng.u32(1..3) {
+        let (place, for_us) = (rng.u16(0..nodes), rng.u64(100_000..3_000_000));
+        let at_us = at_us.saturating_sub(rng.u64(0..for_us));
+        case.faults.push(Planned { at_us, fault: Fault::NodePauses { place, for_us } });
+    }
+    case.faults.sort_by_key(|planned| planned.at_us);
+    case
+}
+
+#[test]
+fn a_full_bucket_is_not_lent_again_where_memory_is_lost() {
+    assert_holds("bursts around a loss", bursts_around_a_loss);
+}
+
+#[test]
+fn what_was_spent_of_a_full_bucket_and_not_reported_is_not_lent_again_where_memory_is_lost() {
+    for (seed, case) in [(72829, overlap(72829)), (1206, bursts_around_a_loss(1206))] {
         let verdict = case.run();
         assert!(!verdict.is_broken(), "seed {seed}: {verdict:?}");
     }

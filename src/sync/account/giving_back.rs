@@ -64,6 +64,8 @@ impl Account {
             let spent = self.unsent.spent + (pending + self.spilled) as i64;
             lost = lost.max(self.held.outstanding - (i64::from(left) + spent) * unit - units);
         }
+        let depth_before = self.held.depth;
+        self.held.depth -= std::mem::take(&mut self.extra_depth);
         // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
         // in needs next to none; other refill would be lost without it, once tokens are scarce.
         let pressed = rate_used > self.held.rate + self.held.rate / 4;
@@ -76,9 +78,8 @@ impl Account {
         // What threads may have in their purses is held beside it.
         let hot = self.bucket.is_hot() || self.fresh.is_live(now);
         let in_purses = held_back + if hot { (pending + self.spilled) as i64 } else { 0 };
-        let depth_before = self.held.depth;
-        let own = (i64::from(left) + flowing).min(depth_before);
-        self.held.depth = (own + in_purses).min(depth_before);
+        let own = (i64::from(left) + flowing).min(self.held.depth);
+        self.held.depth = (own + in_purses).min(self.held.depth);
         self.fresh.reserve(self.held.depth - own);
         self.bucket.set_depth(own as u32);
         Back { units, lost, rate, depth: depth_before - self.held.depth }

@@ -12,7 +12,7 @@ const HOT_US: u64 = 125_000;
 /// the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
 const UNSPENT_QUARTERS: i64 = 3;
 /// The first requests of a client come within this time, in microseconds.
-const BEGINNING_US: u64 = 20_000;
+pub(super) const BEGINNING_US: u64 = 20_000;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
 
@@ -21,7 +21,7 @@ impl Account {
     /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
     pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
         self.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
-            && !self.callers_wait
+            && !self.was_waited_for
             && terms.scale.burst / self.unit >= TOKENS_A_NODE * self.nodes
     }
 
@@ -53,17 +53,18 @@ impl Account {
             return 0;
         }
         // Callers that wait get what they ask for first: another node may need the rest for one large cost.
-        if self.callers_wait && (self.is_unanswered() || self.is_beginning(now)) {
+        if self.was_waited_for && (self.is_unanswered() || self.is_beginning(now)) {
             return 0;
         }
         let span_us = self.span_us(now, terms);
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
-        let expected = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
+        let asked_for = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let expected = (expected + spread + 1.0).ceil() as i64;
-        let plentiful = if self.callers_wait {
+        let asked_for = (asked_for + spread + 1.0).ceil() as i64;
+        let plentiful = if self.was_waited_for {
             // Else it would be given back with the next report, and be asked for with the one after that.
-            self.with_own(now, terms) - expected.saturating_mul(self.unit) > terms.scale.burst / 2
+            self.with_own(now, terms).saturating_sub(asked_for.saturating_mul(self.unit))
+                > terms.scale.burst / 2
         } else {
             self.is_plentiful(now, terms)
         };
@@ -73,9 +74,9 @@ impl Account {
         if !may_hold && !is_hot(self.demand.per_us(), terms) {
             // Without credit nothing else would admit whoever is denied and comes again. Who waits
             // for the store gets what is there, and needs nobody to hold it ready.
-            return large.max(i64::from(terms.credit.known == 0 && !self.callers_wait));
+            return large.max(i64::from(terms.credit.known == 0 && !self.was_waited_for));
         }
-        let need = expected.max(large).max(self.first_want(now, terms));
+        let need = asked_for.max(large).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
     }
 
@@ -109,7 +110,7 @@ impl Account {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.demand.per_us().max(first_per_us);
         // Whoever has refill does not ask the store for what else is there.
-        let asks = self.callers_wait && self.is_beginning(now);
+        let asks = self.was_waited_for && self.is_beginning(now);
         (per_us, is_hot(per_us, terms) && !asks)
     }
 }

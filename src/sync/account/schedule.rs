@@ -1,5 +1,6 @@
 //! When a key reports, and how long it stays in the books.
 
+use super::need::BEGINNING_US;
 use super::{
     Account, EARLY_TICKS_MAX, LINGER_MAX_US, LINGER_MIN_US, PROBE_ARRIVALS, PRODUCTIVE_PART,
     STRICT_LINGER_MAX_US,
@@ -23,7 +24,7 @@ impl Account {
 
     /// How long the key is kept in the books after its last request.
     pub(super) fn linger_us(&self, terms: &Terms) -> u64 {
-        let strict = terms.credit.known == 0 && !self.callers_wait;
+        let strict = terms.credit.known == 0 && !self.was_waited_for;
         let returns = self.seen > 1 || self.known_us.is_some();
         let most_us = if strict && returns { STRICT_LINGER_MAX_US } else { LINGER_MAX_US };
         terms.scale.fill_us().clamp(LINGER_MIN_US, most_us)
@@ -54,7 +55,7 @@ impl Account {
         self.probe_span_us = telling_us.max(terms.tick_us / 4);
         let busy = self.probe_span_us <= terms.tick_us / 2;
         let holds = self.held.depth > 0 && self.policy.is_none();
-        self.probed_arrivals = self.arrivals + self.spilled + self.bucket.demand();
+        self.probed_arrivals = self.arrived();
         self.probe_at =
             if busy && holds { now.plus_micros(self.probe_span_us) } else { Timestamp::NEVER };
     }
@@ -62,8 +63,7 @@ impl Account {
     /// Looks whether arrivals over the last quarter tick have fallen below a quarter of what was
     /// expected; if so the key is due at once, to give back what it holds.
     pub(crate) fn probe(&mut self, now: Timestamp, terms: &Terms) {
-        let arrived = self.arrivals + self.spilled + self.bucket.demand();
-        let arrived = arrived.saturating_sub(self.probed_arrivals);
+        let arrived = self.arrived().saturating_sub(self.probed_arrivals);
         let span_us = now.micros_since(self.probe_at) + self.probe_span_us;
         if (arrived as f64) < self.demand.over(span_us) / 4.0 {
             self.collect(now, true);
@@ -99,23 +99,42 @@ impl Account {
         self.early_sent = false;
     }
 
+    /// Tokens asked for since the last report.
+    fn arrived(&self) -> u64 {
+        self.arrivals + self.spilled + self.bucket.demand()
+    }
+
     /// Whether a report would neither tell nor ask for anything. Only where callers wait: elsewhere `check` spends
     /// credit by the view, which must stay fresh.
     fn has_nothing_to_say(&self, now: Timestamp, terms: &Terms) -> bool {
-        let asked_for = self.arrivals + self.spilled + self.bucket.demand();
         let all_credit = i64::from(self.credit_given) >= self.credit(terms);
-        self.callers_wait && asked_for == 0 && all_credit && self.need(now, terms) == 0
+        // In a key's first moments nothing is needed, which does not last.
+        let need = self.need(now.plus_micros(BEGINNING_US), terms);
+        self.was_waited_for && self.arrived() == 0 && all_credit && need == 0
+    }
+
+    /// Whether a caller who waited has spent of a full bucket, which takes in no refill until the store hears of it.
+    /// Only what the next report tells counts, and only the first of it: else a busy key would report without end,
+    /// whose level is at the burst while refill that overflows, or what purses hold, is not reported yet.
+    fn has_spent_of_full(
+        &self,
+        given: &Given,
+        entry: &Entry,
+        now: Timestamp,
+        terms: &Terms,
+    ) -> bool {
+        let is_first = entry.spent == 0 && self.held.rate == 0 && !self.fresh.is_live(now);
+        let full = given.level >= terms.scale.burst;
+        self.was_waited_for && full && is_first && self.unsent.spent > 0
     }
 
     /// Decides when to report next.
-    pub(super) fn schedule(&mut self, given: &Given, now: Timestamp, terms: &Terms) {
+    pub(super) fn schedule(&mut self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) {
         let tick_us = terms.tick_us;
         let quiet_us = now.micros_since(self.last_arrival);
         let linger_us = self.linger_us(terms);
         let held = self.held.depth > 0 && quiet_us >= LINGER_MAX_US;
-        // A full bucket takes in no refill until the store hears that somebody has spent.
-        let spent_of_full = given.level >= terms.scale.burst && self.unsent.spent > 0;
-        self.due = if !self.waiters.is_empty() || self.callers_wait && spent_of_full {
+        self.due = if !self.waiters.is_empty() || self.has_spent_of_full(given, entry, now, terms) {
             now
         } else if self.unsent.debt > 0 {
             self.early.not_before().max(now)

@@ -38,7 +38,7 @@ impl Account {
             let taken = self.bucket.take(cost, now, terms.scale.token);
             return self.answer(ticket, cost, taken);
         }
-        self.callers_wait = true;
+        self.was_waited_for = true;
         self.waiters.push_back(waiter);
         if self.policy.is_some() {
             self.answer_by_policy(now, terms);
@@ -124,6 +124,7 @@ impl Account {
 mod tests {
     use std::sync::Arc;
 
+    use super::super::View;
     use super::*;
     use crate::bucket::{BucketRef, Held, KeyBudget, KeyHasher, Start, Table};
     use crate::limit::Limit;
@@ -133,11 +134,7 @@ mod tests {
     /// so many more.
     fn told(available: i64) -> Vec<Answer> {
         let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
-        let budget = Arc::new(KeyBudget::new(10));
-        let table = Table::new(0, KeyHasher::new([1, 2]), budget, Start::at_rest(0)).unwrap();
-        let held = Held::new(&Arc::new(table), b"key", || Start::at_rest(0));
-        let (bucket, now) = (BucketRef::clone(&held), Timestamp::from_micros(1_000));
-        let mut account = Account::new(bucket, b"key"[..].into(), 0, &terms, now);
+        let (mut account, now) = account(&terms);
         let waiter = Waiter { ticket: 7, cost: 1, deadline: now.plus_micros(50_000) };
         account.wait(waiter, false, now, &terms);
         account.report(&"x".into(), &terms, now, false);
@@ -145,6 +142,31 @@ mod tests {
         account.answer_asked(&given, now, &terms);
         assert_eq!(account.waits_until().is_some(), account.answers.is_empty());
         account.take_answers()
+    }
+
+    /// The account of a key that nobody has asked for, and the time.
+    fn account(terms: &Terms) -> (Account, Timestamp) {
+        let budget = Arc::new(KeyBudget::new(10));
+        let table = Table::new(0, KeyHasher::new([1, 2]), budget, Start::at_rest(0)).unwrap();
+        let held = Held::new(&Arc::new(table), b"key", || Start::at_rest(0));
+        let (bucket, now) = (BucketRef::clone(&held), Timestamp::from_micros(1_000));
+        (Account::new(bucket, b"key"[..].into(), 0, terms, now), now)
+    }
+
+    #[test]
+    fn a_key_that_begins_does_not_rest_on_what_it_needs_then() {
+        let rests = |nodes| {
+            let terms = Limit::new("x", Quota::per_minute(20)).credit(0).validate().unwrap();
+            let (mut account, now) = account(&terms);
+            (account.nodes, account.was_waited_for, account.seen) = (nodes, true, 1);
+            account.last_arrival = now;
+            account.view = Some(View { level: terms.scale.burst, leased: 0, at: now });
+            let entry = account.report(&"x".into(), &terms, now, false);
+            let given = Given { available: terms.scale.burst, ..Given::default() };
+            account.schedule(&given, &entry, now, &terms);
+            account.due > now.plus_micros(4 * terms.tick_us)
+        };
+        assert!(!rests(4), "in 20 ms it needs more");
     }
 
     #[test]
