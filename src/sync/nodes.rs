@@ -14,8 +14,8 @@ const REMEMBERED_MAX_US: u64 = 600_000_000;
 /// jitter, and a slow reply.
 const INTRODUCED_US: u64 = 1_500_000;
 
-/// A cluster that starts has been counted once a count has stood for so long: two heartbeats with their jitter.
-const STOOD_US: u64 = 2_200_000;
+/// A cluster that starts has been counted once a count has stood for so long: each node calls as soon as it starts.
+const STOOD_US: u64 = 1_000_000;
 
 /// A lane is called at least so often, its jitter included.
 const CALLED_US: u64 = 1_200_000;
@@ -188,20 +188,21 @@ mod tests {
     }
 
     #[test]
-    fn first_credit_follows_a_count_that_has_stood_for_two_heartbeats() {
+    fn first_credit_follows_a_count_that_has_stood_for_a_second() {
         let limit = Limit::new("x", Quota::per_second(100));
         let rule = limit.validate().unwrap().credit_rule;
         let mut nodes = Nodes::new(2, None, TIMEOUT_US);
         // A cluster of five starts: the nodes are counted one after the other.
-        let counts = [(0, 0, 1), (0, 1, 2), (1, 0, 5), (2, 1, 5), (3, 0, 5)];
-        for (second, lane, count) in counts {
-            nodes.counted(lane, count, at(second));
-            assert_eq!(nodes.credit(&rule, SECOND, at(second)), rule.at(None), "second {second}");
+        let counts = [(0, 0, 1), (100, 1, 2), (900, 0, 5), (1800, 1, 5)];
+        let after = |ms: u64| at(0).plus_micros(ms * 1000);
+        for (ms, lane, count) in counts {
+            nodes.counted(lane, count, after(ms));
+            assert_eq!(nodes.credit(&rule, SECOND, after(ms)), rule.at(None), "after {ms} ms");
         }
-        nodes.counted(1, 5, at(4));
-        assert_eq!(nodes.credit(&rule, SECOND, at(4)), Credit { known: 1, first: 5 });
-        nodes.counted(0, 25, at(5));
-        assert_eq!(nodes.credit(&rule, SECOND, at(5)).first, 1, "at once from then on");
+        nodes.counted(1, 5, after(1900));
+        assert_eq!(nodes.credit(&rule, SECOND, after(1900)), Credit { known: 1, first: 5 });
+        nodes.counted(0, 25, after(2000));
+        assert_eq!(nodes.credit(&rule, SECOND, after(2000)).first, 1, "at once from then on");
     }
 
     #[test]
