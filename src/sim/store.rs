@@ -203,6 +203,11 @@ impl SimulatedStore {
         Some(RecordLife { charged: charged as u64, birth_us, until_us: 1000 * until_ms })
     }
 
+    /// The record of a key.
+    pub(super) fn key(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<&Key> {
+        self.model.keys.get(&(limit.clone(), key.clone()))
+    }
+
     /// Tokens charged to all keys.
     #[cfg(test)]
     pub(super) fn charged(&self) -> u64 {

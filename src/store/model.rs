@@ -6,8 +6,8 @@
 //! are brought within [`NUMBER_MAX`](crate::sync::message::NUMBER_MAX) first, so that no request,
 //! however absurd, overflows here or loses a digit in Lua.
 //!
-//! What holds, always: the refill leased out is at most the rate, the depths leased out are at most
-//! the burst, and what is outstanding is at most the level, unless the level is below zero.
+//! What holds while a record is remembered: the refill leased out is at most the rate, and no less than what
+//! nodes hold. The simulator looks at both after each call.
 
 use std::collections::HashMap;
 

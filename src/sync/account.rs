@@ -426,6 +426,12 @@ impl Account {
         unsent as u64 + self.spilled + self.bucket.pending()
     }
 
+    /// What is leased.
+    #[cfg(feature = "sim")]
+    pub(crate) fn held(&self) -> Held {
+        self.held
+    }
+
     /// Tokens leased, by depth.
     pub(crate) fn leased_depth(&self) -> i64 {
         self.held.depth

@@ -19,6 +19,8 @@ use super::account::{NAMED_US, Paces, Tally, Waiter};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble};
 use super::lane::Lane;
+#[cfg(feature = "sim")]
+use super::message::Held;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
 use super::nodes::Nodes;
 use super::rng::Rng;
@@ -488,11 +490,11 @@ impl Engine {
         self.lanes.iter().map(Lane::pending).sum()
     }
 
-    /// The depth of the lease that the account at this desk has at `now`.
+    /// The lease that the account at this desk has at `now`.
     #[cfg(feature = "sim")]
-    pub(crate) fn leased_depth(&self, desk: u32, now: Timestamp) -> Option<i64> {
+    pub(crate) fn lease(&self, desk: u32, now: Timestamp) -> Option<Held> {
         let Desk { lane, slot } = *self.context.desks.get(desk as usize)?;
-        self.lanes[lane as usize].leased_depth(slot, now)
+        self.lanes[lane as usize].lease(slot, now)
     }
 
     pub(crate) fn gauges(&self) -> Gauges {

@@ -11,6 +11,8 @@ use super::backoff::Backoff;
 use super::engine::{Context, Desk, Output};
 use super::event::Event;
 use super::excess::LaneTrouble;
+#[cfg(feature = "sim")]
+use super::message::Held;
 use super::message::{
     ENTRIES_MAX, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict,
 };
@@ -201,11 +203,11 @@ impl Lane {
         in_flight + self.accounts.iter().map(|(_, account)| account.pending()).sum::<u64>()
     }
 
-    /// The depth of the lease that the account has at `now`.
+    /// The lease that the account has at `now`.
     #[cfg(feature = "sim")]
-    pub(crate) fn leased_depth(&self, slot: usize, now: Timestamp) -> Option<i64> {
+    pub(crate) fn lease(&self, slot: usize, now: Timestamp) -> Option<Held> {
         let account = self.accounts.get(slot)?;
-        account.lease_ends().is_some_and(|ends| now < ends).then(|| account.leased_depth())
+        account.lease_ends().is_some_and(|ends| now < ends).then(|| account.held())
     }
 
     /// What went wrong in the lane; an outage counts when it is over and it is known whose it was.

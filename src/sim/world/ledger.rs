@@ -60,6 +60,7 @@ impl World {
             }
         }
         self.audit_store(request);
+        self.audit_leases(request);
         self.audit_purses();
     }
 
@@ -130,6 +131,29 @@ impl World {
             let known = !self.forgotten.contains(&key);
             self.note(!known || charged == applied, || {
                 format!("key {key}: {charged} charged, {applied} applied")
+            });
+        }
+    }
+
+    /// Of each key in the batch: held by all nodes <= registered in the store, and the refill of that <= the rate,
+    /// for as long as the store keeps its memory.
+    fn audit_leases(&mut self, request: &Request) {
+        if self.forgetful || self.setup.newer.is_some() {
+            return;
+        }
+        for entry in &request.entries {
+            let key = number_of(entry);
+            let record = self.store.key(&entry.limit, &entry.key);
+            let Some(record) = record.filter(|_| !self.forgotten.contains(&key)) else { continue };
+            let rate = record.scale.rate;
+            let (leased, depth) =
+                (record.leased.iter().sum::<i64>(), record.depth.iter().sum::<i64>());
+            let held = || self.nodes.iter().filter_map(|node| node.lease(key, self.now_us));
+            let held_rate: i64 = held().map(|held| held.rate).sum();
+            let held_depth: i64 = held().map(|held| held.depth).sum();
+            let right = held_rate <= leased && held_depth <= depth && leased <= rate;
+            self.note(right, || {
+                format!("key {key}: {held_rate} and {held_depth} held, {leased} of {rate} and {depth} registered")
             });
         }
     }

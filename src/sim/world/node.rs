@@ -9,7 +9,7 @@ use crate::bucket::purse::Purses;
 use crate::bucket::{BucketRef, DirtyQueue, Table};
 use crate::limit::{Credit, Terms};
 use crate::sync::Engine;
-use crate::sync::message::Request;
+use crate::sync::message::{Held, Request};
 use crate::time::Now;
 
 /// A request whose caller waits.
@@ -65,16 +65,22 @@ impl Node {
     /// Whether it holds a lease on the key, or on any.
     pub(super) fn is_leased(&self, key: Option<u32>, now_us: u64) -> bool {
         let now = self.clock.now(now_us);
-        let depth = |bucket: &BucketRef| self.engine.leased_depth(bucket.slot()?, now);
+        let lease = |bucket: &BucketRef| self.engine.lease(bucket.slot()?, now);
         let mut asked = self.asked.iter().filter(|(name, _)| key.is_none_or(|key| key == **name));
-        self.alive && asked.any(|(_, bucket)| depth(bucket).is_some_and(|depth| depth > 0))
+        self.alive && asked.any(|(_, bucket)| lease(bucket).is_some_and(|held| held.depth > 0))
+    }
+
+    /// What it holds of a key, if its lease has not ended.
+    pub(super) fn lease(&self, key: u32, now_us: u64) -> Option<Held> {
+        let bucket = self.asked.get(&key).filter(|_| self.alive)?;
+        self.engine.lease(bucket.slot()?, self.clock.now(now_us))
     }
 
     /// A lease that is over-full with what threads have of it: its depth, and what there is.
     pub(super) fn overfull(&self, now_us: u64) -> Option<(i64, u64)> {
         let now = self.clock.reading(now_us).cached();
         self.asked.values().find_map(|bucket| {
-            let depth = self.engine.leased_depth(bucket.slot()?, now)?;
+            let depth = self.engine.lease(bucket.slot()?, now)?.depth;
             let purses = self.purses.iter().flat_map(|purses| purses.held(now));
             let mine = purses.filter(|(place, _)| *place == bucket.place());
             let (tokens, _) = bucket.held_and_pending();
