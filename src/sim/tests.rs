@@ -13,6 +13,7 @@ use crate::limit::{Limit, OutagePolicy};
 use crate::quota::Quota;
 
 mod accuracy;
+mod far;
 mod faults;
 mod review;
 

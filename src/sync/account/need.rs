@@ -6,7 +6,8 @@ use crate::limit::Terms;
 use crate::time::Timestamp;
 
 /// A key is hot that is asked for once in a tick, or once in so many microseconds if that is shorter:
-/// refill that comes slower than that is stranded in fractions on all nodes.
+/// refill that comes slower than that is stranded in fractions on all nodes. It is hot too where that holds for the
+/// round trip in place of the tick, of an equal part of the rate: a token a round trip is not stranded.
 const HOT_US: u64 = 125_000;
 /// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed so many quarters of
 /// the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
@@ -65,13 +66,16 @@ impl Account {
             // Else it would be given back with the next report, and be asked for with the one after that.
             self.with_own(now, terms).saturating_sub(asked_for.saturating_mul(self.unit))
                 > terms.scale.burst / 2
+        } else if 2 * self.round_trip_us > terms.tick_us {
+            // Far from the store it costs more to have given back what is needed again.
+            self.is_ample(now, terms)
         } else {
             self.is_plentiful(now, terms)
         };
         let may_hold = self.view.is_none() || self.is_mostly_unspent(terms) || plentiful;
         // Whoever was denied a large cost comes again with it.
         let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
-        if !may_hold && !is_hot(self.demand.per_us(), terms) {
+        if !may_hold && !self.is_hot(self.demand.per_us(), terms) {
             // Without credit nothing else would admit whoever is denied and comes again. Who waits
             // for the store gets what is there, and needs nobody to hold it ready.
             return large.max(i64::from(terms.credit.known == 0 && !self.was_waited_for));
@@ -111,11 +115,13 @@ impl Account {
         let per_us = self.demand.per_us().max(first_per_us);
         // Whoever has refill does not ask the store for what else is there.
         let asks = self.was_waited_for && self.is_beginning(now);
-        (per_us, is_hot(per_us, terms) && !asks)
+        (per_us, self.is_hot(per_us, terms) && !asks)
     }
-}
 
-/// Whether a key is hot that is asked for so many tokens a microsecond.
-fn is_hot(per_us: f64, terms: &Terms) -> bool {
-    per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
+    /// Whether a key is hot that is asked for so many tokens a microsecond.
+    fn is_hot(&self, per_us: f64, terms: &Terms) -> bool {
+        let share_per_us = terms.scale.rate as f64 / (terms.scale.token * self.nodes) as f64;
+        per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
+            || per_us.min(share_per_us) * self.round_trip_us.min(HOT_US) as f64 >= 1.0
+    }
 }
