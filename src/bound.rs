@@ -5,7 +5,8 @@ use crate::limit::{CreditRule, Limit, Mode, OutagePolicy, Terms};
 
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
 const FORGOTTEN_FULL_S: f64 = 60.0;
-/// So many nodes that joined count each for itself; those after them give no more than the last of these.
+/// So many nodes that joined count each for itself, and those after them as the last of these: a sum over all would
+/// take as long as there are.
 const JOINS_MAX: u32 = 1000;
 /// A store that lost its memory waits for leases that it does not know for so long at most, in seconds.
 const LEASE_WAIT_MAX_S: f64 = 30.0;

@@ -124,7 +124,7 @@ impl ClientIp {
         self.find(peer, headers).0
     }
 
-    /// The address of the client, and whether that is one of a trusted proxy, which reported no client.
+    /// The address of the client, and whether that is trusted as a proxy's, so that no client beyond it is known.
     #[inline]
     pub(super) fn find(&self, peer: IpAddr, headers: &HeaderMap) -> (IpAddr, bool) {
         let peer = peer.to_canonical();

@@ -13,7 +13,7 @@ use crate::key::KeyWriter;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Presence {
     Present,
-    /// The key is the address of a trusted proxy, which reported no client.
+    /// The key is an address that is trusted as a proxy's, and no client beyond it is known.
     Unreported,
     Missing,
     /// There are several values, and it is unknown which one others use.

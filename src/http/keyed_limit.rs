@@ -54,8 +54,8 @@ pub struct KeyedLimit {
 pub(super) enum Question {
     /// The limit does not count the request.
     Uncounted,
-    /// Whether the key has as many tokens as the cost. `is_unreported`: the key is a trusted proxy's address,
-    /// because the proxy reported no client.
+    /// Whether the key has as many tokens as the cost. `is_unreported`: the key is an address that is
+    /// trusted as a proxy's, and no client beyond it is known.
     Ask { key: WrittenKey, cost: u32, is_unreported: bool },
     /// The request is refused without asking.
     Refuse(Refusal),

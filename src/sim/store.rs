@@ -204,7 +204,7 @@ impl SimulatedStore {
     }
 
     /// The record of a key.
-    pub(super) fn key(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<&Key> {
+    pub(super) fn record(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<&Key> {
         self.model.keys.get(&(limit.clone(), key.clone()))
     }
 

@@ -342,7 +342,7 @@ fn waiting(limit: Limit, seed: u64) -> Setup {
 }
 
 #[test]
-fn a_quiet_key_whose_was_waited_for_is_synced_for_each_request_and_for_what_it_spent() {
+fn a_quiet_key_with_waiting_callers_is_synced_for_each_request_and_for_what_it_spent() {
     let setup = waiting(Limit::new("login", Quota::per_minute(5)), 1);
     let arrivals: Vec<_> =
         (1..=40).map(|count| request(count * 15 * SECOND_US, (count % 4) as u16, 1)).collect();
@@ -380,10 +380,11 @@ fn synced(limit: Limit, threads: usize, loads: &[(u64, u64)]) -> u64 {
 }
 
 #[test]
-fn a_busy_full_bucket_whose_was_waited_for_is_not_reported_at_each_round_trip() {
-    // What threads have in their purses is held back from reports: 2037 syncs, and 127.
+fn a_busy_full_bucket_with_waiting_callers_is_not_reported_at_each_round_trip() {
+    // What threads have in their purses is held back from reports: 2037 syncs where each report is followed at once.
     let large = synced(api(1_000_000, 20_000), 2, &[(20_000, 4)]);
     assert!(large < 300, "{large}");
+    // The same: 127.
     let slow = synced(api(50_000, 50_000), 2, &[(2000, 6)]);
     assert!(slow < 60, "{slow}");
 }

@@ -6,8 +6,8 @@
 //! are brought within [`NUMBER_MAX`](crate::sync::message::NUMBER_MAX) first, so that no request,
 //! however absurd, overflows here or loses a digit in Lua.
 //!
-//! What holds while a record is remembered: the refill leased out is at most the rate, and no less than what
-//! nodes hold. The simulator looks at both after each call.
+//! What holds while a record is remembered: the refill leased out is at most the rate, and refill and depth are no
+//! less than what nodes hold. The simulator checks this for each key of a batch that was answered.
 
 use std::collections::HashMap;
 

@@ -183,13 +183,14 @@ pub(crate) struct Account {
     probe_span_us: u64,
     probed_arrivals: u64,
     tally: Tally,
-    /// Depth told to the store that is not the bucket's: what was spent before a loss of memory.
-    extra_depth: i64,
+    /// Depth registered for what was spent and not reported when the lease was registered anew; the bucket does not
+    /// have it.
+    spent_as_depth: i64,
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
     /// A caller has waited for the store's word since the key came into the books.
-    was_waited_for: bool,
+    caller_has_waited: bool,
     answers: Vec<Answer>,
 }
 
@@ -256,8 +257,8 @@ impl Account {
             tally: Tally::default(),
             waiters: VecDeque::new(),
             asked: 0,
-            was_waited_for: false,
-            extra_depth: 0,
+            caller_has_waited: false,
+            spent_as_depth: 0,
             answers: Vec::new(),
         }
     }
@@ -476,8 +477,8 @@ impl Account {
         self.unsent.spent = held_back;
         let mut held = self.held;
         if self.restore {
-            // By its age this node's view may say that what was spent has refilled. Yet all that can be leased and
-            // all that is held never exceed the burst, so it counts as held until the next report.
+            // The claim assumes that what was spent has refilled, but a full bucket takes nothing in. As depth it
+            // lowers what can be leased by as much, until the next report.
             held.depth += unsent.spent;
         }
         self.asked = self.waiters.len();
@@ -558,7 +559,7 @@ impl Account {
             demand: entry.demand,
             tag: given.tag,
         };
-        self.extra_depth = if entry.restore && !given.void { entry.spent } else { 0 };
+        self.spent_as_depth = if entry.restore && !given.void { entry.spent } else { 0 };
         if entry.held.rate == 0 {
             // What was spent ahead has been taken off the level.
             self.stash = self.stash.max(0);
@@ -656,7 +657,7 @@ impl Account {
     }
 
     fn lease_terms(&self, now: Timestamp, low: u32, ahead: u8) -> LeaseTerms {
-        let depth = self.held.depth - self.extra_depth - self.fresh.reserved(now);
+        let depth = self.held.depth - self.spent_as_depth - self.fresh.reserved(now);
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         LeaseTerms {
             rate: self.held.rate - error,

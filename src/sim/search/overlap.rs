@@ -190,8 +190,8 @@ fn what_flowed_into_leases_while_the_time_of_the_store_stood_still_is_given_up()
     }
 }
 
-/// Memory is lost beside nodes that stand still, where a full bucket is asked for in bursts: what nodes have spent by
-/// then has refilled by what they know.
+/// The store forgets while some nodes are paused. Bursts hit a bucket that has refilled, so that the views of nodes
+/// claim too much.
 fn bursts_around_a_loss(seed: u64) -> Case {
     let mut case = overlap(seed);
     let mut rng = fastrand::Rng::with_seed(!seed);
@@ -222,7 +222,7 @@ fn bursts_around_a_loss(seed: u64) -> Case {
 }
 
 #[test]
-fn a_full_bucket_is_not_lent_again_where_memory_is_lost() {
+fn bursts_around_a_loss_of_memory_admit_nothing_in_excess() {
     assert_holds("bursts around a loss", bursts_around_a_loss);
 }
 

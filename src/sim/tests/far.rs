@@ -10,14 +10,14 @@ fn admitted_pct(limit: Limit, scenario: Scenario, rtt_ms: u64) -> f64 {
 }
 
 #[test]
-fn key_that_is_hot_by_the_round_trip_has_refill_though_it_is_not_by_the_tick() {
+fn even_load_on_nodes_whose_round_trip_is_longer_than_the_tick_is_mostly_admitted() {
     // 45 requests a second on each node, and a tick of 25 ms: 68% where only ticks count.
     let seen = admitted_pct(api(1000, 100), Scenario::Under, 80);
     assert!(seen > 80.0, "{seen}");
 }
 
 #[test]
-fn key_of_one_node_is_not_given_back_and_asked_for_again_by_turns() {
+fn load_that_moves_between_far_nodes_is_mostly_admitted() {
     // 18 requests a second, and a tick of 50 ms: 69% where only the store's own level counts.
     let seen = admitted_pct(api(20, 20), Scenario::ShiftUnder, 80);
     assert!(seen > 73.0, "{seen}");

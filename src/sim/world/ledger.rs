@@ -135,15 +135,15 @@ impl World {
         }
     }
 
-    /// Of each key in the batch: held by all nodes <= registered in the store, and the refill of that <= the rate,
-    /// for as long as the store keeps its memory.
+    /// Of each key in the batch: refill and depth held by all nodes <= registered in the store, and the registered
+    /// refill <= the rate, for as long as the store keeps its memory.
     fn audit_leases(&mut self, request: &Request) {
         if self.forgetful || self.setup.newer.is_some() {
             return;
         }
         for entry in &request.entries {
             let key = number_of(entry);
-            let record = self.store.key(&entry.limit, &entry.key);
+            let record = self.store.record(&entry.limit, &entry.key);
             let Some(record) = record.filter(|_| !self.forgotten.contains(&key)) else { continue };
             let rate = record.scale.rate;
             let (leased, depth) =
@@ -153,7 +153,9 @@ impl World {
             let held_depth: i64 = held().map(|held| held.depth).sum();
             let right = held_rate <= leased && held_depth <= depth && leased <= rate;
             self.note(right, || {
-                format!("key {key}: {held_rate} and {held_depth} held, {leased} of {rate} and {depth} registered")
+                format!(
+                    "key {key}: refill {held_rate} held of {leased} leased of {rate}, depth {held_depth} held of {depth}"
+                )
             });
         }
     }

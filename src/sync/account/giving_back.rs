@@ -65,7 +65,7 @@ impl Account {
             lost = lost.max(self.held.outstanding - (i64::from(left) + spent) * unit - units);
         }
         let depth_before = self.held.depth;
-        self.held.depth -= std::mem::take(&mut self.extra_depth);
+        self.held.depth -= std::mem::take(&mut self.spent_as_depth);
         // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
         // in needs next to none; other refill would be lost without it, once tokens are scarce.
         let pressed = rate_used > self.held.rate + self.held.rate / 4;

@@ -5,9 +5,7 @@ use crate::bucket::FIELD_MAX;
 use crate::limit::Terms;
 use crate::time::Timestamp;
 
-/// A key is hot that is asked for once in a tick, or once in so many microseconds if that is shorter:
-/// refill that comes slower than that is stranded in fractions on all nodes. It is hot too where that holds for the
-/// round trip in place of the tick, of an equal part of the rate: a token a round trip is not stranded.
+/// No key is hot that is asked for less than once in so many microseconds.
 const HOT_US: u64 = 125_000;
 /// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed so many quarters of
 /// the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
@@ -22,7 +20,7 @@ impl Account {
     /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
     pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
         self.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
-            && !self.was_waited_for
+            && !self.caller_has_waited
             && terms.scale.burst / self.unit >= TOKENS_A_NODE * self.nodes
     }
 
@@ -54,20 +52,20 @@ impl Account {
             return 0;
         }
         // Callers that wait get what they ask for first: another node may need the rest for one large cost.
-        if self.was_waited_for && (self.is_unanswered() || self.is_beginning(now)) {
+        if self.caller_has_waited && (self.is_unanswered() || self.is_beginning(now)) {
             return 0;
         }
         let span_us = self.span_us(now, terms);
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
-        let asked_for = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
+        let missing = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
         let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let asked_for = (asked_for + spread + 1.0).ceil() as i64;
-        let plentiful = if self.was_waited_for {
+        let wanted = (missing + spread + 1.0).ceil() as i64;
+        let plentiful = if self.caller_has_waited {
             // Else it would be given back with the next report, and be asked for with the one after that.
-            self.with_own(now, terms).saturating_sub(asked_for.saturating_mul(self.unit))
+            self.with_own(now, terms).saturating_sub(wanted.saturating_mul(self.unit))
                 > terms.scale.burst / 2
         } else if 2 * self.round_trip_us > terms.tick_us {
-            // Far from the store it costs more to have given back what is needed again.
+            // A round trip is longer than what is given back would serve others: it would be asked for again.
             self.is_ample(now, terms)
         } else {
             self.is_plentiful(now, terms)
@@ -78,9 +76,9 @@ impl Account {
         if !may_hold && !self.is_hot(self.demand.per_us(), terms) {
             // Without credit nothing else would admit whoever is denied and comes again. Who waits
             // for the store gets what is there, and needs nobody to hold it ready.
-            return large.max(i64::from(terms.credit.known == 0 && !self.was_waited_for));
+            return large.max(i64::from(terms.credit.known == 0 && !self.caller_has_waited));
         }
-        let need = asked_for.max(large).max(self.first_want(now, terms));
+        let need = wanted.max(large).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
     }
 
@@ -114,11 +112,12 @@ impl Account {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.demand.per_us().max(first_per_us);
         // Whoever has refill does not ask the store for what else is there.
-        let asks = self.was_waited_for && self.is_beginning(now);
+        let asks = self.caller_has_waited && self.is_beginning(now);
         (per_us, self.is_hot(per_us, terms) && !asks)
     }
 
-    /// Whether a key is hot that is asked for so many tokens a microsecond.
+    /// Whether a key is hot that is asked for so many tokens a microsecond: one in a tick, or in a round trip in which
+    /// this node's even share of the rate is a token too. Slower refill would be stranded in fractions on all nodes.
     fn is_hot(&self, per_us: f64, terms: &Terms) -> bool {
         let share_per_us = terms.scale.rate as f64 / (terms.scale.token * self.nodes) as f64;
         per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0

@@ -24,7 +24,7 @@ impl Account {
 
     /// How long the key is kept in the books after its last request.
     pub(super) fn linger_us(&self, terms: &Terms) -> u64 {
-        let strict = terms.credit.known == 0 && !self.was_waited_for;
+        let strict = terms.credit.known == 0 && !self.caller_has_waited;
         let returns = self.seen > 1 || self.known_us.is_some();
         let most_us = if strict && returns { STRICT_LINGER_MAX_US } else { LINGER_MAX_US };
         terms.scale.fill_us().clamp(LINGER_MIN_US, most_us)
@@ -99,7 +99,7 @@ impl Account {
         self.early_sent = false;
     }
 
-    /// Tokens asked for since the last report.
+    /// Tokens asked for that the demand estimate has not seen.
     fn arrived(&self) -> u64 {
         self.arrivals + self.spilled + self.bucket.demand()
     }
@@ -108,14 +108,14 @@ impl Account {
     /// credit by the view, which must stay fresh.
     fn has_nothing_to_say(&self, now: Timestamp, terms: &Terms) -> bool {
         let all_credit = i64::from(self.credit_given) >= self.credit(terms);
-        // In a key's first moments nothing is needed, which does not last.
+        // In its first moments a key needs nothing, and would rest on that.
         let need = self.need(now.plus_micros(BEGINNING_US), terms);
-        self.was_waited_for && self.arrived() == 0 && all_credit && need == 0
+        self.caller_has_waited && self.arrived() == 0 && all_credit && need == 0
     }
 
     /// Whether a caller who waited has spent of a full bucket, which takes in no refill until the store hears of it.
-    /// Only what the next report tells counts, and only the first of it: else a busy key would report without end,
-    /// whose level is at the burst while refill that overflows, or what purses hold, is not reported yet.
+    /// Only the first spending counts. While the last report told of some, refill is leased or purses may be in use,
+    /// the level stays at the burst anyway, and the key would report at each round trip.
     fn has_spent_of_full(
         &self,
         given: &Given,
@@ -125,7 +125,7 @@ impl Account {
     ) -> bool {
         let is_first = entry.spent == 0 && self.held.rate == 0 && !self.fresh.is_live(now);
         let full = given.level >= terms.scale.burst;
-        self.was_waited_for && full && is_first && self.unsent.spent > 0
+        self.caller_has_waited && full && is_first && self.unsent.spent > 0
     }
 
     /// Decides when to report next.
