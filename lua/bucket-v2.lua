@@ -426,8 +426,15 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
       unleased = unleased + returned
       if unleased > 2^52 then unleased = 2^52 end
       unleased = unleased + left
-    elseif rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0 then
-      status, held_rate, held_depth = status + GIVEN_VOID, 0, 0
+    else
+      if restoring then
+        -- The lease has ended, and this record has not counted it as spent.
+        local units = min(spent * token, 2^52)
+        level, unleased = max(level - units, -2^52), max(unleased - units, -2^52)
+      end
+      if rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0 then
+        status, held_rate, held_depth = status + GIVEN_VOID, 0, 0
+      end
     end
     demand0 = demand0 + wanted_demand
     if demand0 > 2^52 then demand0 = 2^52 end

@@ -183,9 +183,11 @@ pub(crate) struct Account {
     probe_span_us: u64,
     probed_arrivals: u64,
     tally: Tally,
-    /// Depth registered for what was spent and not reported when the lease was registered anew; the bucket does not
-    /// have it.
-    spent_as_depth: i64,
+    /// The store has lost the key and does not give yet: until it does, no depth is given back. Claims assume that
+    /// what was spent has refilled, but a full bucket took nothing in, and what caps it are the depths of then.
+    is_registering: bool,
+    /// Depth that the store has registered and the bucket does not have.
+    kept_depth: i64,
     /// Callers who wait, first come first; so many of them the batch in flight asks for.
     waiters: VecDeque<Waiter>,
     asked: usize,
@@ -258,7 +260,8 @@ impl Account {
             waiters: VecDeque::new(),
             asked: 0,
             caller_has_waited: false,
-            spent_as_depth: 0,
+            is_registering: false,
+            kept_depth: 0,
             answers: Vec::new(),
         }
     }
@@ -475,12 +478,6 @@ impl Account {
         let mut unsent = std::mem::take(&mut self.unsent);
         unsent.spent -= held_back;
         self.unsent.spent = held_back;
-        let mut held = self.held;
-        if self.restore {
-            // The claim assumes that what was spent has refilled, but a full bucket takes nothing in. As depth it
-            // lowers what can be leased by as much, until the next report.
-            held.depth += unsent.spent;
-        }
         self.asked = self.waiters.len();
         let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
         self.probe_at = Timestamp::NEVER;
@@ -498,7 +495,7 @@ impl Account {
             lost: if self.restore { 0 } else { back.lost },
             back_rate: back.rate,
             back_depth: back.depth,
-            held,
+            held: self.held,
             demand: if leaving { 0 } else { demand.min(4 * terms.scale.burst) },
             needed,
             want: (need - i64::from(tokens)).max(0),
@@ -512,7 +509,14 @@ impl Account {
     pub(crate) fn revoke(&mut self, entry: &Entry) {
         let entry = self.in_own_units(entry);
         self.take_back(&entry);
-        self.restore = true;
+        self.held.depth += entry.back_depth;
+        self.kept_depth += entry.back_depth;
+    }
+
+    /// The store is to be told at once what this node knows of the key, which it has lost.
+    pub(crate) fn register_anew(&mut self, now: Timestamp) {
+        (self.restore, self.is_registering) = (true, true);
+        self.due = now;
     }
 
     fn take_back(&mut self, entry: &Entry) {
@@ -550,6 +554,7 @@ impl Account {
             // The store counted all that was lent as spent.
             self.unsent.allowed += std::mem::take(&mut self.unsent.spent);
             self.fresh.forget();
+            self.kept_depth = 0;
         }
         self.held = Held {
             rate: kept.rate + given.rate,
@@ -559,7 +564,7 @@ impl Account {
             demand: entry.demand,
             tag: given.tag,
         };
-        self.spent_as_depth = if entry.restore && !given.void { entry.spent } else { 0 };
+        self.is_registering &= given.withheld != Withheld::Nothing;
         if entry.held.rate == 0 {
             // What was spent ahead has been taken off the level.
             self.stash = self.stash.max(0);
@@ -657,7 +662,7 @@ impl Account {
     }
 
     fn lease_terms(&self, now: Timestamp, low: u32, ahead: u8) -> LeaseTerms {
-        let depth = self.held.depth - self.spent_as_depth - self.fresh.reserved(now);
+        let depth = self.held.depth - self.kept_depth - self.fresh.reserved(now);
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         LeaseTerms {
             rate: self.held.rate - error,

@@ -106,7 +106,7 @@ impl Known {
     /// The store has counted the nodes. Once a count has `stood`, who began together has been counted, and more
     /// have joined. Returns whether their number is new.
     pub(crate) fn count(&mut self, nodes: u32, stood: bool) -> bool {
-        self.gone += self.nodes.saturating_sub(nodes);
+        self.gone = self.gone.saturating_add(self.nodes.saturating_sub(nodes));
         if stood {
             self.joined = self.joined.saturating_add(nodes.saturating_sub(self.nodes));
         }

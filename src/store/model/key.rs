@@ -262,6 +262,12 @@ impl Key {
             self.level = (self.level - spent).max(-NUMBER_MAX);
             self.unleased = (self.unleased + entry.returned).min(NUMBER_MAX) + (left - kept);
         }
+        if !current && entry.restore {
+            // The lease has ended, and this record has not counted it as spent.
+            let spent = entry.spent.saturating_mul(self.scale.token).min(NUMBER_MAX);
+            self.level = (self.level - spent).max(-NUMBER_MAX);
+            self.unleased = (self.unleased - spent).max(-NUMBER_MAX);
+        }
         raise(&mut self.demand[0], entry.demand);
         !current && (rate > 0 || held.depth + entry.back_depth > 0 || held.outstanding != 0)
     }

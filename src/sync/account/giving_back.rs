@@ -64,8 +64,8 @@ impl Account {
             let spent = self.unsent.spent + (pending + self.spilled) as i64;
             lost = lost.max(self.held.outstanding - (i64::from(left) + spent) * unit - units);
         }
-        let depth_before = self.held.depth;
-        self.held.depth -= std::mem::take(&mut self.spent_as_depth);
+        let registered = self.held.depth;
+        let depth_before = registered - std::mem::take(&mut self.kept_depth);
         // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
         // in needs next to none; other refill would be lost without it, once tokens are scarce.
         let pressed = rate_used > self.held.rate + self.held.rate / 4;
@@ -73,15 +73,19 @@ impl Account {
             (false, _) => 0,
             (true, false) => 1,
             (true, true) if pressed => 2,
-            (true, true) => self.held.depth,
+            (true, true) => depth_before,
         };
         // What threads may have in their purses is held beside it.
         let hot = self.bucket.is_hot() || self.fresh.is_live(now);
         let in_purses = held_back + if hot { (pending + self.spilled) as i64 } else { 0 };
-        let own = (i64::from(left) + flowing).min(self.held.depth);
-        self.held.depth = (own + in_purses).min(self.held.depth);
-        self.fresh.reserve(self.held.depth - own);
+        let own = (i64::from(left) + flowing).min(depth_before);
+        let depth = (own + in_purses).min(depth_before);
+        if self.is_registering && !ended {
+            self.kept_depth = registered - depth;
+        }
+        self.held.depth = depth + self.kept_depth;
+        self.fresh.reserve(depth - own);
         self.bucket.set_depth(own as u32);
-        Back { units, lost, rate, depth: depth_before - self.held.depth }
+        Back { units, lost, rate, depth: registered - self.held.depth }
     }
 }

@@ -64,7 +64,7 @@ impl Account {
             // Else it would be given back with the next report, and be asked for with the one after that.
             self.with_own(now, terms).saturating_sub(wanted.saturating_mul(self.unit))
                 > terms.scale.burst / 2
-        } else if 2 * self.round_trip_us > terms.tick_us {
+        } else if self.is_far(terms) {
             // A round trip is longer than what is given back would serve others: it would be asked for again.
             self.is_ample(now, terms)
         } else {
@@ -80,6 +80,11 @@ impl Account {
         }
         let need = wanted.max(large).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
+    }
+
+    /// Whether a round trip is long beside a tick, where the burst has a token for each node.
+    fn is_far(&self, terms: &Terms) -> bool {
+        2 * self.round_trip_us > terms.tick_us && terms.scale.burst / self.unit >= self.nodes
     }
 
     /// Whether the first few requests of a client that began a moment ago are all that is known of the key: other
@@ -119,7 +124,7 @@ impl Account {
     /// Whether a key is hot that is asked for so many tokens a microsecond: one in a tick, or in a round trip in which
     /// this node's even share of the rate is a token too. Slower refill would be stranded in fractions on all nodes.
     fn is_hot(&self, per_us: f64, terms: &Terms) -> bool {
-        let share_per_us = terms.scale.rate as f64 / (terms.scale.token * self.nodes) as f64;
+        let share_per_us = terms.scale.rate as f64 / terms.scale.token as f64 / self.nodes as f64;
         per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
             || per_us.min(share_per_us) * self.round_trip_us.min(HOT_US) as f64 >= 1.0
     }

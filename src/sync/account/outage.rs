@@ -87,7 +87,9 @@ impl Account {
                 let depth = (burst / nodes).max(1);
                 (terms.scale.rate / nodes, depth, self.loan(nodes, unit).min(depth))
             }
-            (OutagePolicy::LastRate, true) => (self.held.rate, self.held.depth.max(1), 0),
+            (OutagePolicy::LastRate, true) => {
+                (self.held.rate, (self.held.depth - self.kept_depth).max(1), 0)
+            }
             (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
             (OutagePolicy::Closed, _) | (OutagePolicy::LastRate, false) => (0, 0, 0),
         };

@@ -116,10 +116,7 @@ impl Lane {
         }
         let slots: Vec<usize> = self.accounts.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            self.rescheduled(slot, |account| {
-                account.restore = true;
-                account.due = now;
-            });
+            self.rescheduled(slot, |account| account.register_anew(now));
         }
         self.sendable_at = now;
         self.heartbeat_at = now;
