@@ -70,3 +70,32 @@ fn frozen_node_decides_nothing_until_it_goes_on_and_then_by_the_time_of_then() {
     assert!((5000..7000).contains(&at_its_end), "{at_its_end} of about 6000");
     assert!(figures(world).excess_tokens <= 1.0 + ERROR);
 }
+
+/// Steady load, a silence in which a full bucket's memory is lost, and then more than there is, on all nodes.
+fn excess_after_a_loss_in_a_silence(nodes: u16, seed: u64) -> f64 {
+    const LOST_US: u64 = 2_650_000;
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let limit = api(200, 60).credit(0).sync_interval(Duration::from_millis(100));
+    let mut arrivals = Vec::new();
+    let mut load = |span: std::ops::Range<u64>, count: u64| {
+        arrivals.extend((0..count).map(|_| request(rng.u64(span.clone()), rng.u16(0..nodes), 1)));
+    };
+    load(0..2_500_000, 400);
+    load(2_800_000..2_830_000, 30);
+    load(2_830_000..4_000_000, 800);
+    arrivals.sort_by_key(|arrival| arrival.at_us);
+    let mut world = World::new(audited(limit, nodes, seed)).unwrap();
+    world.suffer(&Planned { at_us: LOST_US, fault: Fault::StoreForgets });
+    play(&mut world, &arrivals, 5_000_000);
+    world.judge.excess_tokens()
+}
+
+#[test]
+fn what_nodes_spent_of_a_full_bucket_is_not_lent_to_another_while_its_store_learns_of_leases() {
+    for (nodes, seed) in
+        [2, 3, 8].into_iter().flat_map(|nodes| (0..20).map(move |seed| (nodes, seed)))
+    {
+        let excess = excess_after_a_loss_in_a_silence(nodes, seed);
+        assert!(excess <= ERROR, "{nodes} nodes, seed {seed}: {excess}");
+    }
+}
