@@ -375,6 +375,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
       if out > 2^52 then out = 2^52 end
     end
     if anew then
+      if restoring and is_current and stamp_us > birth_us then
+        -- Of what has flowed in since this record was made, the node had its part.
+        unleased = max(unleased - min(rate_before * (stamp_us - birth_us), 2^52), -2^52)
+      end
       -- Of what can be leased the lower holds; what the node holds was there beside it.
       if has_claim then
         unleased = min(unleased, claim)
@@ -455,6 +459,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if unleased < found_level then unleased = found_level end
     if cap < 0 then cap = 0 end
     if unleased > cap then unleased = cap end
+    if restoring then
+      -- What was charged in a life that is lost too is not in the level, but was in a depth.
+      level = max(min(level, unleased + out0 + out1), -2^52)
+    end
     if unleased < 0 then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       local lowest = rare.lowest_level(rate, token, burst)

@@ -47,9 +47,10 @@ impl UnknownClients {
         if self.unreported.is_due() {
             warn!(
                 limit = limit.name(),
-                "a request was denied by the bucket of an address that is trusted as a proxy: the proxy reported no \
-                 client, so all its clients share that bucket; let it set the header field that ClientIp reads; if \
-                 the address is a client's own, trust the networks of proxies alone"
+                "a request was denied whose client is not known beyond an address that is trusted as a proxy: the \
+                 proxy's header field has no address of it, so all such requests count by the proxy's own; let the \
+                 proxy set the field that ClientIp reads; if the address is a client's, trust only the networks of \
+                 proxies"
             );
         }
     }

@@ -342,7 +342,7 @@ fn waiting(limit: Limit, seed: u64) -> Setup {
 }
 
 #[test]
-fn a_quiet_key_with_waiting_callers_is_synced_for_each_request_and_for_what_it_spent() {
+fn quiet_key_with_waiting_callers_is_synced_about_twice_a_request() {
     let setup = waiting(Limit::new("login", Quota::per_minute(5)), 1);
     let arrivals: Vec<_> =
         (1..=40).map(|count| request(count * 15 * SECOND_US, (count % 4) as u16, 1)).collect();
@@ -380,7 +380,7 @@ fn synced(limit: Limit, threads: usize, loads: &[(u64, u64)]) -> u64 {
 }
 
 #[test]
-fn a_busy_full_bucket_with_waiting_callers_is_not_reported_at_each_round_trip() {
+fn busy_full_bucket_with_waiting_callers_is_synced_by_schedule() {
     // What threads have in their purses is held back from reports: 2037 syncs where each report is followed at once.
     let large = synced(api(1_000_000, 20_000), 2, &[(20_000, 4)]);
     assert!(large < 300, "{large}");

@@ -357,11 +357,14 @@ impl Account {
         self.bucket.limit()
     }
 
-    /// Whether there is anything that the store must hear about.
+    /// Whether there is nothing that the store must hear about.
     pub(crate) fn is_settled(&self) -> bool {
+        self.held.depth == 0 && self.is_settled_but_for_depth()
+    }
+
+    fn is_settled_but_for_depth(&self) -> bool {
         self.unsent == Unsent::default()
             && self.held.rate == 0
-            && self.held.depth == 0
             && self.held.outstanding == 0
             && self.policy.is_none()
             && self.waiters.is_empty()
@@ -385,10 +388,11 @@ impl Account {
         self.bucket.try_close_books(now.plus_micros(terms.scale.micros_for(missing)))
     }
 
-    /// Whether the key of a node that leaves can leave the books.
+    /// Whether the key of a node that leaves can leave the books. Depth that is kept ends with its epoch.
     pub(crate) fn try_leave(&mut self, now: Timestamp) -> bool {
         self.collect(now, false);
-        self.is_settled() && self.bucket.try_close_books(Timestamp::NEVER)
+        let told = self.held.depth == self.kept_depth && self.is_settled_but_for_depth();
+        told && self.bucket.try_close_books(Timestamp::NEVER)
     }
 
     // ---- what is known -----------------------------------------------------------------------
@@ -509,6 +513,8 @@ impl Account {
     pub(crate) fn revoke(&mut self, entry: &Entry) {
         let entry = self.in_own_units(entry);
         self.take_back(&entry);
+        // The store that was lost still had it leased to this node, and so has the next.
+        self.held.rate += entry.back_rate;
         self.held.depth += entry.back_depth;
         self.kept_depth += entry.back_depth;
     }

@@ -559,8 +559,9 @@ impl Lane {
         match &reply.verdict {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
-                self.nodes = reply.nodes;
-                // A lane that waits for its nodes has not counted all of them.
+                // A lane that waits for its nodes has not counted all of them. If it is lost again meanwhile, it has
+                // to wait for those of before.
+                self.nodes = if wait_us == 0 { reply.nodes } else { self.nodes.max(reply.nodes) };
                 if wait_us == 0 || context.nodes.unknown() {
                     context.counted(self.number, reply.nodes.max(1), now);
                 }

@@ -227,7 +227,7 @@ fn bursts_around_a_loss_of_memory_admit_nothing_in_excess() {
 }
 
 #[test]
-fn what_was_spent_of_a_full_bucket_and_not_reported_is_not_lent_again_where_memory_is_lost() {
+fn tokens_spent_before_a_loss_of_memory_are_not_lent_again() {
     for (seed, case) in [(72829, overlap(72829)), (1206, bursts_around_a_loss(1206))] {
         let verdict = case.run();
         assert!(!verdict.is_broken(), "seed {seed}: {verdict:?}");

@@ -71,31 +71,63 @@ fn frozen_node_decides_nothing_until_it_goes_on_and_then_by_the_time_of_then() {
     assert!(figures(world).excess_tokens <= 1.0 + ERROR);
 }
 
-/// Steady load, a silence in which a full bucket's memory is lost, and then more than there is, on all nodes.
-fn excess_after_a_loss_in_a_silence(nodes: u16, seed: u64) -> f64 {
-    const LOST_US: u64 = 2_650_000;
+/// Steady load, a silence in which a bucket of `burst` tokens fills and `faults` befall the store, and then more than
+/// there is, on all nodes. The silence lasts from 2.5 s to `burst_ms`.
+fn excess_after_a_silence(
+    (rate, burst): (u64, u64),
+    (nodes, seed): (u16, u64),
+    burst_ms: u64,
+    faults: &[Planned],
+) -> f64 {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let limit = api(200, 60).credit(0).sync_interval(Duration::from_millis(100));
+    let limit = api(rate, burst).credit(0).outage(OutagePolicy::Closed);
+    let limit = limit.sync_interval(Duration::from_millis(100));
     let mut arrivals = Vec::new();
-    let mut load = |span: std::ops::Range<u64>, count: u64| {
-        arrivals.extend((0..count).map(|_| request(rng.u64(span.clone()), rng.u16(0..nodes), 1)));
+    let mut load = |from_ms: u64, until_ms: u64, count: u64| {
+        let mut at_us = || rng.u64(1000 * from_ms..1000 * until_ms);
+        let times: Vec<u64> = (0..count).map(|_| at_us()).collect();
+        arrivals.extend(times.into_iter().map(|us| request(us, rng.u16(0..nodes), 1)));
     };
-    load(0..2_500_000, 400);
-    load(2_800_000..2_830_000, 30);
-    load(2_830_000..4_000_000, 800);
+    load(0, 2500, 2 * rate);
+    load(burst_ms, burst_ms + 30, burst / 2);
+    load(burst_ms + 30, burst_ms + 1200, 4 * rate);
     arrivals.sort_by_key(|arrival| arrival.at_us);
     let mut world = World::new(audited(limit, nodes, seed)).unwrap();
-    world.suffer(&Planned { at_us: LOST_US, fault: Fault::StoreForgets });
-    play(&mut world, &arrivals, 5_000_000);
+    faults.iter().for_each(|planned| world.suffer(planned));
+    play(&mut world, &arrivals, 1000 * (burst_ms + 2200));
     world.judge.excess_tokens()
 }
 
+fn each_cluster() -> impl Iterator<Item = (u16, u64)> {
+    [2, 3, 8].into_iter().flat_map(|nodes| (0..20).map(move |seed| (nodes, seed)))
+}
+
 #[test]
-fn what_nodes_spent_of_a_full_bucket_is_not_lent_to_another_while_its_store_learns_of_leases() {
-    for (nodes, seed) in
-        [2, 3, 8].into_iter().flat_map(|nodes| (0..20).map(move |seed| (nodes, seed)))
-    {
-        let excess = excess_after_a_loss_in_a_silence(nodes, seed);
-        assert!(excess <= ERROR, "{nodes} nodes, seed {seed}: {excess}");
+fn strict_limit_exceeds_nothing_after_a_loss_of_memory_in_a_silence() {
+    for cluster in each_cluster() {
+        let lost = [at(2_650_000, Fault::StoreForgets)];
+        let excess = excess_after_a_silence((200, 60), cluster, 2800, &lost);
+        assert!(excess <= ERROR, "nodes and seed {cluster:?}: {excess}");
+    }
+}
+
+#[test]
+fn strict_limit_exceeds_nothing_after_a_loss_of_memory_while_the_store_hangs() {
+    for cluster in each_cluster() {
+        // Leases end before the store is back, just before that, or just after.
+        let for_us = 1_000_000 + 50_000 * cluster.1;
+        let (hangs, forgets) = (Fault::StoreHangs { for_us }, Fault::StoreForgets);
+        let lost = [at(2_490_000, hangs), at(2_490_000 + for_us / 2, forgets)];
+        let excess = excess_after_a_silence((50, 100), cluster, 2390 + for_us / 1000, &lost);
+        assert!(excess <= ERROR, "nodes and seed {cluster:?}: {excess}");
+    }
+}
+
+#[test]
+fn strict_limit_exceeds_nothing_after_two_losses_of_memory_of_which_some_nodes_hear_as_one() {
+    for cluster in each_cluster() {
+        let lost = [at(2_700_000, Fault::StoreForgets), at(2_925_000, Fault::StoreForgets)];
+        let excess = excess_after_a_silence((200, 200), cluster, 2910, &lost);
+        assert!(excess <= ERROR, "nodes and seed {cluster:?}: {excess}");
     }
 }

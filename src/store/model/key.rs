@@ -241,6 +241,11 @@ impl Key {
         let rate = held.rate + entry.back_rate;
         let passed_us = if entry.restore { 0 } else { self.stamp_us - held.stamp_us };
         let outstanding = flow(held.outstanding, rate, passed_us.max(0), NUMBER_MAX);
+        if anew && entry.restore && current {
+            // Of what has flowed in since this record was made, the node had its part.
+            let flowed = flow(0, rate, (self.stamp_us - self.birth_us).max(0), NUMBER_MAX);
+            self.unleased = (self.unleased - flowed).max(-NUMBER_MAX);
+        }
         if anew {
             // A node that registers anew tells the most that it can hold: that may not be there.
             self.claim(entry, if current && !entry.restore { outstanding } else { 0 });
@@ -298,6 +303,11 @@ impl Key {
         }
         let found = self.level - self.outstanding[0] - self.outstanding[1];
         self.unleased = self.unleased.max(found).min(self.cap(self.depth[0] + self.depth[1]));
+        if entry.restore {
+            // What was charged in a life that is lost too is not in the level, but was in a depth.
+            let most = self.unleased + self.outstanding[0] + self.outstanding[1];
+            self.level = self.level.min(most).max(-NUMBER_MAX);
+        }
         // What all nodes may spend on credit is never written off: they would have it twice.
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
         let lowest = -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX));

@@ -80,7 +80,7 @@ impl Account {
         let in_purses = held_back + if hot { (pending + self.spilled) as i64 } else { 0 };
         let own = (i64::from(left) + flowing).min(depth_before);
         let depth = (own + in_purses).min(depth_before);
-        if self.is_registering && !ended {
+        if self.is_registering {
             self.kept_depth = registered - depth;
         }
         self.held.depth = depth + self.kept_depth;

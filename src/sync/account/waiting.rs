@@ -154,7 +154,17 @@ mod tests {
     }
 
     #[test]
-    fn a_new_key_reports_within_four_ticks_though_it_needs_nothing_yet() {
+    fn leaving_node_does_not_wait_for_depth_that_it_keeps_registered() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
+        let (mut account, now) = account(&terms);
+        account.held.depth = 5;
+        assert!(!account.try_leave(now), "it is leased");
+        account.kept_depth = 5;
+        assert!(account.try_leave(now));
+    }
+
+    #[test]
+    fn new_key_that_needs_nothing_yet_reports_within_four_ticks() {
         let terms = Limit::new("x", Quota::per_minute(20)).credit(0).validate().unwrap();
         let (mut account, now) = account(&terms);
         (account.nodes, account.caller_has_waited, account.seen) = (4, true, 1);
