@@ -460,8 +460,9 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if cap < 0 then cap = 0 end
     if unleased > cap then unleased = cap end
     if restoring then
-      -- What was charged in a life that is lost too is not in the level, but was in a depth.
-      level = max(min(level, unleased + out0 + out1), -2^52)
+      -- What was charged in a life that is lost too is not in the level, but was in a depth. What is
+      -- outstanding is the most that there can be, and may be less.
+      level = max(min(level, unleased), -2^52)
     end
     if unleased < 0 then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)

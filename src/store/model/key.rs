@@ -304,9 +304,9 @@ impl Key {
         let found = self.level - self.outstanding[0] - self.outstanding[1];
         self.unleased = self.unleased.max(found).min(self.cap(self.depth[0] + self.depth[1]));
         if entry.restore {
-            // What was charged in a life that is lost too is not in the level, but was in a depth.
-            let most = self.unleased + self.outstanding[0] + self.outstanding[1];
-            self.level = self.level.min(most).max(-NUMBER_MAX);
+            // What was charged in a life that is lost too is not in the level, but was in a depth. What is
+            // outstanding is the most that there can be, and may be less.
+            self.level = self.level.min(self.unleased).max(-NUMBER_MAX);
         }
         // What all nodes may spend on credit is never written off: they would have it twice.
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
