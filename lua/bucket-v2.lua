@@ -375,9 +375,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
       if out > 2^52 then out = 2^52 end
     end
     if anew then
-      if restoring and is_current and stamp_us > birth_us then
-        -- Of what has flowed in since this record was made, the node had its part.
-        unleased = max(unleased - min(rate_before * (stamp_us - birth_us), 2^52), -2^52)
+      if restoring and is_current then
+        -- Of what has flowed in since this life of the record began, the node had its part.
+        local life_us = max(stamp_us - max(birth_us, lost_us), 0)
+        unleased = max(unleased - min(rate_before * life_us, 2^52), -2^52)
       end
       -- Of what can be leased the lower holds; what the node holds was there beside it.
       if has_claim then

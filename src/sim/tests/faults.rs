@@ -133,3 +133,12 @@ fn strict_limit_exceeds_nothing_after_two_losses_of_memory_of_which_some_nodes_h
         assert!(excess <= ERROR, "nodes and seed {cluster:?}: {excess}");
     }
 }
+
+#[test]
+fn nodes_admit_most_of_the_ideal_though_an_old_state_of_the_store_comes_back() {
+    let faults = [at(2 * SECOND_US, Fault::StoreSaves), at(5 * SECOND_US, Fault::StoreRestores)];
+    for limit in [api(1000, 1000), api(1000, 100), api(100, 100)] {
+        let figures = figures(overloaded(&audited(limit.clone(), 4, 1), &faults));
+        assert!(figures.admitted_vs_ideal_pct > 97.0, "{limit:?}: {figures:?}");
+    }
+}

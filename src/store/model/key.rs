@@ -226,7 +226,7 @@ impl Key {
                 self.recovering_until_us = at.now_us;
             }
         }
-        let void = self.renew(entry, anew);
+        let void = self.renew(entry, anew, at.lane.lost_us);
         self.charge(entry, at.lane);
         let given = self.grant(entry, void, at);
         Given { lost, ..given }
@@ -234,7 +234,7 @@ impl Key {
 
     /// Moves what the node holds to the current epoch, less what it spent and returns. What was
     /// outstanding under a lease that has ended counts as spent already. Tells whether it has ended.
-    fn renew(&mut self, entry: &Entry, anew: bool) -> bool {
+    fn renew(&mut self, entry: &Entry, anew: bool, lost_us: i64) -> bool {
         let held = entry.held;
         let age = self.epoch() - held.tag;
         let current = age == 0 || age == 1;
@@ -242,8 +242,9 @@ impl Key {
         let passed_us = if entry.restore { 0 } else { self.stamp_us - held.stamp_us };
         let outstanding = flow(held.outstanding, rate, passed_us.max(0), NUMBER_MAX);
         if anew && entry.restore && current {
-            // Of what has flowed in since this record was made, the node had its part.
-            let flowed = flow(0, rate, (self.stamp_us - self.birth_us).max(0), NUMBER_MAX);
+            // Of what has flowed in since this life of the record began, the node had its part.
+            let life_us = (self.stamp_us - self.birth_us.max(lost_us)).max(0);
+            let flowed = flow(0, rate, life_us, NUMBER_MAX);
             self.unleased = (self.unleased - flowed).max(-NUMBER_MAX);
         }
         if anew {
