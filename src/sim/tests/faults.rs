@@ -93,7 +93,9 @@ fn excess_after_a_silence(
     load(burst_ms + 30, burst_ms + 1200, 4 * rate);
     arrivals.sort_by_key(|arrival| arrival.at_us);
     let mut world = World::new(audited(limit, nodes, seed)).unwrap();
-    faults.iter().for_each(|planned| world.suffer(planned));
+    for planned in faults {
+        world.suffer(planned);
+    }
     play(&mut world, &arrivals, 1000 * (burst_ms + 2200));
     world.judge.excess_tokens()
 }
