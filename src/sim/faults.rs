@@ -84,6 +84,11 @@ pub enum Fault {
         /// For how long, in microseconds.
         for_us: u64,
     },
+    /// No node reaches the store for a while: what is sent meanwhile is lost.
+    StoreGone {
+        /// For how long, in microseconds.
+        for_us: u64,
+    },
     /// The store serves nothing for a while, then what has arrived meanwhile, in order.
     StoreStalls {
         /// For how long, in microseconds.
@@ -125,7 +130,9 @@ impl Planned {
     /// When the store cannot be reached because of this, in microseconds since the load began.
     pub fn store_absence(&self) -> Option<Range<u64>> {
         match self.fault {
-            Fault::StoreHangs { for_us } => Some(self.at_us..self.at_us + for_us),
+            Fault::StoreHangs { for_us } | Fault::StoreGone { for_us } => {
+                Some(self.at_us..self.at_us + for_us)
+            }
             Fault::StoreStalls { for_us } => Some(self.at_us..self.at_us + for_us + AFTER_STALL_US),
             _ => None,
         }
@@ -254,7 +261,9 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.nodes_cut_off += 1;
                 incidents.cut_off_node_s += for_us as f64 / 1e6;
             }
-            Fault::StoreHangs { for_us } | Fault::StoreStalls { for_us } => {
+            Fault::StoreHangs { for_us }
+            | Fault::StoreGone { for_us }
+            | Fault::StoreStalls { for_us } => {
                 if for_us >= SILENCE_LEAST_US {
                     incidents.outages += 1;
                     let burst = setup.limit.quota().burst_tokens() as f64;

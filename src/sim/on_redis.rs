@@ -116,6 +116,24 @@ impl Stage {
         (reply, self.model.sync(request, time_us))
     }
 
+    /// Plays a run again, and counts its verdicts.
+    fn play_again(&mut self, world: &World, run: &str, verdicts: &mut BTreeMap<&str, usize>) {
+        self.forget();
+        for (number, call) in world.calls.iter().enumerate() {
+            match call {
+                StoreCall::Forgets => self.forget(),
+                StoreCall::Sync { request, time_us, reply } => {
+                    let (scripts, models) = self.sync(request, *time_us);
+                    assert_eq!(models, *reply, "{run}, call {number}: the model, again");
+                    assert_eq!(scripts, *reply, "{run}, call {number}: the script");
+                    compare_states(&mut self.raw, &self.model, request);
+                    *verdicts.entry(name_of(&reply.verdict)).or_default() += 1;
+                }
+            }
+        }
+        self.compare_all(&world.calls);
+    }
+
     /// Redis holds what the model holds, and nothing else but the clock.
     fn compare_all(&mut self, calls: &[StoreCall]) {
         for call in calls {
@@ -135,21 +153,8 @@ fn random_runs_played_again_through_model_and_script_are_equal_call_by_call() {
     let mut stage = Stage::new();
     let mut verdicts: BTreeMap<&str, usize> = BTreeMap::new();
     for seed in SEEDS {
-        stage.forget();
         let world = lived(seed);
-        for (number, call) in world.calls.iter().enumerate() {
-            match call {
-                StoreCall::Forgets => stage.forget(),
-                StoreCall::Sync { request, time_us, reply } => {
-                    let (scripts, models) = stage.sync(request, *time_us);
-                    assert_eq!(models, *reply, "seed {seed}, call {number}: the model, again");
-                    assert_eq!(scripts, *reply, "seed {seed}, call {number}: the script");
-                    compare_states(&mut stage.raw, &stage.model, request);
-                    *verdicts.entry(name_of(&reply.verdict)).or_default() += 1;
-                }
-            }
-        }
-        stage.compare_all(&world.calls);
+        stage.play_again(&world, &format!("seed {seed}"), &mut verdicts);
         assert!(world.traffic.losses_of_memory > 0, "seed {seed}");
     }
     println!("{verdicts:?}");
@@ -157,4 +162,29 @@ fn random_runs_played_again_through_model_and_script_are_equal_call_by_call() {
         assert!(verdicts.contains_key(verdict), "{verdict} never happened: {verdicts:?}");
     }
     assert!(verdicts["applied"] > 1000, "{verdicts:?}");
+}
+
+#[test]
+fn outage_from_which_a_node_does_not_come_back_is_the_same_in_model_and_script() {
+    let mut stage = Stage::new();
+    for (rate, burst) in [(1000, 20), (1000, 200), (20, 20)] {
+        let limit = Limit::new("api", Quota::per_second(rate).burst(burst));
+        let setup = Setup { audit: true, ..Setup::new(limit, NODES, 1) };
+        let workload = Workload {
+            scenario: Scenario::OverUniform,
+            nodes: NODES,
+            keys: 1,
+            rate_per_second: rate as f64,
+            load: None,
+            seconds: SECONDS,
+            seed: 1,
+        };
+        let mut world = World::new(setup).unwrap();
+        world.suffer(&Planned { at_us: 1_000_000, fault: Fault::StoreGone { for_us: 3_000_000 } });
+        world.suffer(&Planned { at_us: 2_000_000, fault: Fault::NodeDies { place: NODES - 1 } });
+        world.play(&workload.arrivals(), (SECONDS * 1e6) as u64);
+        let mut verdicts = BTreeMap::new();
+        stage.play_again(&world, &format!("{rate}/s, {burst}"), &mut verdicts);
+        assert!(verdicts["applied"] > 100, "{verdicts:?}");
+    }
 }

@@ -41,6 +41,8 @@ pub(super) struct SimulatedStore {
     ahead_us: i64,
     /// Until then requests are executed later, and not answered.
     pub(super) hung_until_us: u64,
+    /// Until then requests are lost.
+    pub(super) gone_until_us: u64,
     /// Until then requests wait in the queue.
     stalled_until_us: u64,
     service: Option<ServiceTime>,
@@ -59,6 +61,7 @@ impl SimulatedStore {
             model: Model::default(),
             ahead_us: CLOCK_BEGINS_US,
             hung_until_us: 0,
+            gone_until_us: 0,
             stalled_until_us: 0,
             service,
             queue: VecDeque::new(),
@@ -135,6 +138,10 @@ impl SimulatedStore {
 
     pub(super) fn hang(&mut self, until_us: u64) {
         self.hung_until_us = self.hung_until_us.max(until_us);
+    }
+
+    pub(super) fn go(&mut self, until_us: u64) {
+        self.gone_until_us = self.gone_until_us.max(until_us);
     }
 
     pub(super) fn stall(&mut self, until_us: u64) {

@@ -190,6 +190,27 @@ fn what_flowed_into_leases_while_the_time_of_the_store_stood_still_is_given_up()
     }
 }
 
+/// An outage on top of overlapping faults, with each policy that has a bound: nodes come back apart.
+fn outage_among_others(seed: u64) -> Case {
+    let mut case = overlap(seed);
+    let mut rng = fastrand::Rng::with_seed(!seed);
+    let policies = [OutagePolicy::Closed, OutagePolicy::Share, OutagePolicy::LastRate];
+    let outage = rng.choice(policies).unwrap_or_default();
+    case.setup.limit = case.setup.limit.clone().outage(outage);
+    let for_us = scaled(&mut rng, 1e6, 20e6) as u64;
+    let at_us = LEASED_US + rng.u64(0..2_000_000);
+    case.faults.push(Planned { at_us, fault: Fault::StoreGone { for_us } });
+    case.faults.sort_by_key(|planned| planned.at_us);
+    case.until_us = case.until_us.max(at_us + for_us) + 5_000_000;
+    case.arrivals = loaded(&mut rng, &case, 2.0..5.0);
+    case
+}
+
+#[test]
+fn outages_among_other_faults_keep_the_bound() {
+    assert_holds("outages", outage_among_others);
+}
+
 /// The store forgets while some nodes are paused. Bursts hit a bucket that has refilled, so that the views of nodes
 /// claim too much.
 fn bursts_around_a_loss(seed: u64) -> Case {

@@ -31,6 +31,35 @@ fn stalled_store_answers_nobody_and_then_serves_what_waited() {
 }
 
 #[test]
+fn what_is_sent_to_a_store_that_is_gone_is_lost() {
+    let charged = |fault| {
+        let faults = [at(2 * SECOND_US, fault)];
+        let limit = api(1000, 1000).outage(OutagePolicy::Closed);
+        overloaded(&audited(limit, 4, 1), &faults).store.charged()
+    };
+    let for_us = 7 * SECOND_US;
+    assert!(charged(Fault::StoreGone { for_us }) < 3500);
+    assert!(charged(Fault::StoreGone { for_us: SECOND_US }) > 6500);
+}
+
+#[test]
+fn new_nodes_admit_their_shares_while_those_of_before_an_outage_are_waited_for() {
+    let mut faults = vec![at(2 * SECOND_US, Fault::StoreGone { for_us: 3 * SECOND_US })];
+    faults.extend((0..4).map(|place| at(4 * SECOND_US, Fault::NodeReplaced { place })));
+    // All of the bucket is kept back for those who are gone.
+    let arrivals: Vec<Arrival> =
+        (0..9000).map(|index| request(5_000_000 + 333 * index, (index % 4) as u16, 1)).collect();
+    let mut world = World::new(audited(api(1000, 20), 4, 1)).unwrap();
+    for planned in &faults {
+        world.suffer(planned);
+    }
+    play(&mut world, &arrivals, 8 * SECOND_US);
+    let seen = admitted(&world, 5_500_000, 8 * SECOND_US);
+    assert!(seen > 2300.0, "{seen} in 2.5 s");
+    assert!(world.judge.excess_tokens() < 1e-9);
+}
+
+#[test]
 fn snapshot_can_be_restored_twice() {
     let faults = [
         at(2 * SECOND_US, Fault::StoreSaves),

@@ -48,6 +48,9 @@ impl World {
 
     /// A request reaches the store.
     pub(super) fn deliver(&mut self, delivery: Delivery) {
+        if self.now_us < self.store.gone_until_us {
+            return;
+        }
         if self.now_us < self.store.hung_until_us {
             // The sender gives up; the request is executed when the store goes on.
             let late_us = self.store.hung_until_us + self.rng.u64(0..AFTER_HANG_US);

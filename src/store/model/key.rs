@@ -335,7 +335,6 @@ impl Key {
         let free = self.unleased - reserved;
         let tokens = if giving { self.give_tokens(entry, free, share, caller.nodes) } else { 0 };
         self.unleased -= tokens * token;
-        let available = self.unleased;
         let doubtful = lane.lost_us > 0 || returning || now_us < self.recovering_until_us;
         let withheld = match (!giving || reserved > 0, doubtful) {
             (false, _) => Withheld::Nothing,
@@ -349,25 +348,32 @@ impl Key {
             target = target.min(rate / lane.recovery.expected.max(1));
         }
         let leased = self.leased[0] + self.leased[1];
-        let most = if available < 0 { rate - repayment(rate, available) } else { rate };
+        let unleased = self.unleased;
+        let most = if unleased < 0 { rate - repayment(rate, unleased) } else { rate };
         // A node that gets less than half of what it wants cannot do with tokens alone.
         let short = entry.needed + entry.want > 2 * tokens;
         let pressing = returning || demand > rate + rate / 4 || short;
         let (mut added, mut depth) = (0, tokens);
-        if giving && (pressing || available < burst / 20) {
+        if giving && (pressing || unleased < burst / 20) {
             added = (target - held.rate).min(most - leased).max(0);
             if held.rate + added > 0 {
-                depth += self.extra_depth(available, share, held.depth, tokens);
+                // What is kept back is not there for the others, who still need room for their refill.
+                let there = unleased.min((unleased - reserved).max(0));
+                depth += self.extra_depth(there, share, held.depth, tokens);
             }
         }
-        let recall = if available > burst / 10 && !pressing {
+        let recall = if unleased > burst / 10 && !pressing {
             held.rate
         } else {
-            surplus_rate(held.rate, target, leased, most, available)
+            surplus_rate(held.rate, target, leased, most, unleased)
         };
         self.leased[0] += added;
         raise(&mut self.depth[0], depth);
         shift(&mut self.outstanding[0], tokens * token);
+        if reserved > 0 {
+            self.unleased = unleased.min(self.cap(self.depth[0] + self.depth[1]));
+        }
+        let available = self.unleased;
         Given {
             tokens,
             rate: added,

@@ -12,8 +12,8 @@ use crate::values::{ValueError, duration};
 pub(super) const FAULTS_MAX: usize = 1_000;
 
 /// The kinds, in the order in which help and errors name them.
-pub(super) const KINDS: &str = "die, replace, join, pause, cut, clock, clock-stall, hang, stall, \
-                                forget, lag, snapshot, restore, evict, store-clock";
+pub(super) const KINDS: &str = "die, replace, join, pause, cut, clock, clock-stall, hang, gone, \
+                                stall, forget, lag, snapshot, restore, evict, store-clock";
 
 /// What each kind does, for the help.
 pub(super) const KINDS_HELP: &str = "\
@@ -24,6 +24,7 @@ pub(super) const KINDS_HELP: &str = "\
   clock@2s/1+1s       the clock of node 1 jumps ahead
   clock-stall@2s/1+20ms  the cached clock of node 1 stands still
   hang@5s+3s          the store executes nothing, then everything at once, and answers nobody
+  gone@5s+3s          nobody reaches the store: what is sent to it is lost
   stall@5s+2s         the store serves nothing, then everything in the order of arrival
   forget@7s           the store restarts empty
   lag@7s+200ms        a replica takes over that is behind
@@ -104,6 +105,7 @@ impl Parts<'_> {
                 Fault::ClockStalls { place: self.place()?, for_us: self.duration_us()? }
             }
             "hang" => Fault::StoreHangs { for_us: self.duration_us()? },
+            "gone" => Fault::StoreGone { for_us: self.duration_us()? },
             "stall" => Fault::StoreStalls { for_us: self.duration_us()? },
             "forget" => Fault::StoreForgets,
             "lag" => Fault::StoreLags { by_us: self.duration_us()? },
@@ -229,6 +231,7 @@ mod tests {
                 at(2_000_000, Fault::ClockStalls { place: 1, for_us: 20_000 }),
             ),
             ("hang@5s+3s", at(5_000_000, Fault::StoreHangs { for_us: 3_000_000 })),
+            ("gone@5s+3s", at(5_000_000, Fault::StoreGone { for_us: 3_000_000 })),
             ("stall@5s+2s", at(5_000_000, Fault::StoreStalls { for_us: 2_000_000 })),
             ("forget@7s", at(7_000_000, Fault::StoreForgets)),
             ("lag@7s+200ms", at(7_000_000, Fault::StoreLags { by_us: 200_000 })),
