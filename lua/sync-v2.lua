@@ -4,10 +4,12 @@
 -- KEYS[2]    this node's record in the lane: its last batch and the reply to it (string)
 -- KEYS[3]    the lane's nodes (sorted set: instance -> lane time when it was marked alive, us)
 -- KEYS[4..]  the bucket of each entry, in the batch's order (strings)
+-- KEYS[..]   behind these, the nodes that have each limit which the batch names (sorted sets: instance ->
+--            lane time when it named the limit, us)
 --
 -- ARGV[1]    the batch: Request::bytes() of src/sync/message.rs
---            14 numbers  wire version, lanes, sequence, recovery_us, lease_us, silence_us, alive_us,
---                        known_us, sent_us, nodes, flags, entries, quotas, rests
+--            16 numbers  wire version, lanes, sequence, recovery_us, lease_us, silence_us, alive_us,
+--                        limit_alive_us, known_us, sent_us, nodes, flags, entries, quotas, rests, limits
 --            16 bytes    instance
 --            24 bytes    incarnation; zeros: the node does not know the lane yet
 --            50 bytes    a quota, as at the head of a bucket's record: rate, token, burst, version,
@@ -27,6 +29,7 @@
 --            24 bytes    the lane's incarnation
 --            57 bytes    a grant: a status of one byte and 7 numbers; 3 more where its times are
 --                        not those of the batch
+--            a number    for each limit that the batch names: nodes that have it
 --
 -- Errors     TIDEGATE FOREIGN <key> <type>  a record of ours holds another program's value
 --            TIDEGATE REQUEST <reason>      the batch is not one of this protocol
@@ -37,8 +40,8 @@
 -- Cost       O(entries), and O(log nodes) for the lane. Calls: TIME, a GETRANGE, an MGET of lane and
 --            buckets, a TYPE for each that is not there; then a SETRANGE for each bucket (a SET where
 --            it is new or its expiry has come near), a SET for the node, a SETRANGE for the lane; and
---            four times a second and node ZADD, ZREMRANGEBYSCORE, ZCARD and PEXPIRE. A batch that comes
---            again reads no buckets.
+--            four times a second and node ZADD, ZREMRANGEBYSCORE, ZCARD and PEXPIRE; in one lane the same
+--            twice a second for each limit. A batch that comes again reads no buckets.
 --
 -- Every number is a whole one, written as a little-endian double: struct reads those at half the
 -- cost of integers. All that is computed here stays within 2^53, where doubles are exact; the node
@@ -53,7 +56,7 @@
 -- tells their number; left alone they are a heartbeat and nothing else.
 
 local WIRE_VERSION, MAGIC_LETTER, ENTRIES_MAX = 2, 'T', 250
-local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddc16c24', 14 * 8 + 16 + 24
+local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddddc16c24', 16 * 8 + 16 + 24
 local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 7 * 8
 local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
 -- What a lane that waits has, or one that was ever lost.
@@ -89,8 +92,8 @@ local batch, hash = ARGV[1], ARGV[2]
 if #ARGV ~= 2 or #batch < HEADER_BYTES or #hash ~= HASH_BYTES then
   return redis.error_reply('TIDEGATE REQUEST cut short')
 end
-local wire, request_lanes, sequence, recovery_us, lease_us, silence_us, alive_us, known_us, sent_us,
-  known_nodes, flags, entries, quota_count, rests, instance, known = unpack_numbers(HEADER_FORMAT, batch)
+local wire, request_lanes, sequence, recovery_us, lease_us, silence_us, alive_us, limit_alive_us, known_us,
+  sent_us, known_nodes, flags, entries, quota_count, rests, limits, instance, known = unpack_numbers(HEADER_FORMAT, batch)
 if wire ~= WIRE_VERSION then
   return redis.error_reply('TIDEGATE REQUEST another wire version')
 end
@@ -98,7 +101,7 @@ if entries < 0 or entries > ENTRIES_MAX then
   return redis.error_reply('TIDEGATE REQUEST too many entries')
 end
 if #batch ~= HEADER_BYTES + quota_count * QUOTA_BYTES + entries * ENTRY_BYTES + rests * REST_BYTES
-  or #KEYS ~= 3 + entries then
+  or #KEYS ~= 3 + entries + limits then
   return redis.error_reply('TIDEGATE REQUEST entries, bytes and keys do not match')
 end
 
@@ -124,7 +127,7 @@ end
 
 -- The buckets are not read for a batch that comes again.
 local comes_again = is_known and last == sequence and last_incarnation == known
-local found = comes_again and { call('GET', KEYS[1]) } or call('MGET', KEYS[1], unpack(KEYS, 4))
+local found = comes_again and { call('GET', KEYS[1]) } or call('MGET', KEYS[1], unpack(KEYS, 4, 3 + entries))
 
 -- The lane's record.
 local lane, magic = found[1], nil
@@ -270,18 +273,35 @@ else
   end
 end
 
+-- Marks the node as alive, or as gone, in a sorted set, drops the dead, and counts those that are alive. An
+-- error where the key holds another program's value.
 local is_leaving = flags >= LEAVING
+local function count(name, longest_us)
+  local done = is_leaving and redis.pcall('ZREM', name, instance)
+    or not is_leaving and redis.pcall('ZADD', name, now_us, instance)
+  if type(done) == 'table' then
+    return nil, failed(name, done)
+  end
+  call('ZREMRANGEBYSCORE', name, '-inf', string.format('(%.0f', now_us - longest_us))
+  return call('ZCARD', name)
+end
 local marks = not is_known or now_us - marked_us >= MARK_US or is_leaving
 if marks then
-  -- Marks the node as alive, or as gone, drops the dead, and counts those that are alive.
-  local done = is_leaving and redis.pcall('ZREM', KEYS[3], instance)
-    or not is_leaving and redis.pcall('ZADD', KEYS[3], now_us, instance)
-  if type(done) == 'table' then
-    return failed(KEYS[3], done)
+  local alive, foreign = count(KEYS[3], alive_us)
+  if foreign then
+    return foreign
   end
-  call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('(%.0f', now_us - alive_us))
-  nodes, marked_us = call('ZCARD', KEYS[3]), now_us
-  most_nodes = max(most_nodes, nodes)
+  nodes, marked_us, most_nodes = alive, now_us, max(most_nodes, alive)
+end
+local sharing = {}
+for index = 1, limits do
+  local name = KEYS[3 + entries + index]
+  local sharers, foreign = count(name, limit_alive_us)
+  if foreign then
+    return foreign
+  end
+  call('PEXPIRE', name, keep_ms)
+  sharing[index] = pack('<d', sharers)
 end
 -- A batch that is older than this was sent before its node took what it does not tell of.
 if known == NO_INCARNATION then
@@ -302,7 +322,7 @@ local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, 
 if not records then
   return redis.error_reply('TIDEGATE REQUEST an entry of a quota or algorithm that is not there')
 end
-local reply = table.concat(parts)
+local reply = table.concat(parts) .. table.concat(sharing)
 local longer = longest_ms + RECORD_MARGIN_MS > keep_ms
 if longer then
   keep_ms = longest_ms + RECORD_MARGIN_MS

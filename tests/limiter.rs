@@ -445,6 +445,8 @@ struct Cluster {
     clock: ManualClock,
     store: ScriptedStore,
     nodes: Vec<Limiter>,
+    /// The limit that is pressed.
+    limit: &'static str,
     heard: Heard,
 }
 
@@ -472,11 +474,11 @@ impl Cluster {
             change(builder.clock(&clock).listen(heard.ear())).build().unwrap()
         };
         let nodes = (0..nodes).map(node).collect();
-        Self { clock, store, nodes, heard }
+        Self { clock, store, nodes, limit: "api", heard }
     }
 
     fn apis(&self) -> Vec<ActiveLimit> {
-        self.nodes.iter().map(|node| node.limit("api").unwrap()).collect()
+        self.nodes.iter().map(|node| node.limit(self.limit).unwrap()).collect()
     }
 
     async fn settle(&self) {
@@ -811,6 +813,47 @@ async fn in_an_outage_nodes_share_the_rate_as_the_store_last_counted_them() {
     let (cluster, a_second) = admitted_in_an_outage(OutagePolicy::Share).await;
     assert!((RATE - 4..=RATE).contains(&a_second), "{a_second}");
     returns_without_a_burst(cluster, a_second).await;
+}
+
+/// What a cluster admits in a second of an outage, beside one whose nodes have another limit.
+async fn admitted_in_an_outage_beside(cluster: Cluster, others: usize, limit: &str) -> u64 {
+    let (store, clock) = (cluster.store.clone(), cluster.clock.clone());
+    let other = Limit::new(limit, Quota::per_second(RATE));
+    let others = Cluster::over(store, clock, others, &other, |builder| builder);
+    let mut admitted = 0;
+    for part in 0..10 * 5 {
+        if part == 20 {
+            cluster.store.set_away(true);
+        }
+        let in_part = cluster.press(secs(1) / 5).await;
+        others.settle().await;
+        admitted += if part >= 45 { in_part } else { 0 };
+    }
+    admitted
+}
+
+#[tokio::test]
+async fn in_an_outage_nodes_share_the_rate_with_those_alone_that_have_the_limit() {
+    let cluster = Cluster::new(2, &limit(OutagePolicy::Share));
+    let admitted = admitted_in_an_outage_beside(cluster, 6, "reports").await;
+    assert!((RATE - 4..=RATE + 2).contains(&admitted), "{admitted}");
+}
+
+#[tokio::test]
+async fn nodes_of_a_limit_are_counted_where_each_has_more_limits_than_a_batch_names() {
+    let more = |builder: Builder| {
+        let names = (0..40).map(|number| format!("limit{number}"));
+        names.fold(builder, |builder, name| {
+            builder.limit(Limit::new(&name, Quota::per_second(RATE)))
+        })
+    };
+    // Six other nodes have the second limit of the first turn. The other one is the second of the third turn.
+    for (limit, expected) in [("limit0", RATE / 4), ("limit32", RATE)] {
+        let api = Limit::new("api", Quota::per_second(RATE));
+        let cluster = Cluster { limit, ..Cluster::with(2, &api, more) };
+        let admitted = admitted_in_an_outage_beside(cluster, 6, "limit0").await;
+        assert!((expected - 4..=expected + 2).contains(&admitted), "{admitted} of {limit}");
+    }
 }
 
 #[tokio::test]

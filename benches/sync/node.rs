@@ -168,6 +168,7 @@ impl Node {
                 lease_us: 2_000_000,
                 silence_us: 1_000_000_000,
                 alive_us: 4_000_000,
+                limit_alive_us: 4_000_000,
             },
             knowledge: Knowledge {
                 known_us: self.time_us,
@@ -176,6 +177,7 @@ impl Node {
                 settled: true,
                 leaving: false,
             },
+            limits: Vec::new(),
         };
         Request::new(header, numbers.iter().map(|&number| self.entry(number)).collect())
     }
@@ -203,7 +205,7 @@ impl Contender for Node {
         self.own += began.elapsed();
         let answer = server.send(&command);
         let began = Instant::now();
-        let reply = Reply::decode(&answer, &request.entries).expect("a reply of ours");
+        let reply = Reply::decode(&answer, &request.entries, 0).expect("a reply of ours");
         self.own += began.elapsed();
         self.hear(&request, &numbers, &reply);
     }

@@ -112,7 +112,7 @@ impl Stage {
         }
         call.arg(request.bytes()).arg(&request.hash().to_le_bytes()[..]);
         let bytes: Vec<u8> = call.invoke(&mut self.raw).unwrap();
-        let reply = Reply::decode(&bytes, &request.entries).unwrap();
+        let reply = Reply::decode(&bytes, &request.entries, request.limits.len()).unwrap();
         (reply, self.model.sync(request, time_us))
     }
 
@@ -141,8 +141,8 @@ impl Stage {
                 compare_states(&mut self.raw, &self.model, request);
             }
         }
-        let Model { lanes, nodes, members, keys, .. } = &self.model;
-        let records = lanes.len() + nodes.len() + members.len() + keys.len();
+        let Model { lanes, nodes, members, sharers, keys, .. } = &self.model;
+        let records = lanes.len() + nodes.len() + members.len() + sharers.len() + keys.len();
         let found: usize = redis::cmd("DBSIZE").query(&mut self.raw).unwrap();
         assert_eq!(found, records + 1);
     }

@@ -215,6 +215,12 @@ impl SimulatedStore {
         self.model.keys.get(&(limit.clone(), key.clone()))
     }
 
+    /// How many nodes have the limit, as far as the store has heard.
+    #[cfg(test)]
+    pub(super) fn sharing(&self, limit: &str) -> usize {
+        self.model.sharers.get(&(0, limit.into())).map_or(0, HashMap::len)
+    }
+
     /// Tokens charged to all keys.
     #[cfg(test)]
     pub(super) fn charged(&self) -> u64 {

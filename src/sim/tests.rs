@@ -153,6 +153,19 @@ fn every_token_is_charged_once_whatever_the_network_does() {
 }
 
 #[test]
+fn nodes_that_leave_share_no_limit_any_more_and_those_that_die_none_after_four_seconds() {
+    let mut world = World::new(audited(api(100, 100), 3, 1)).unwrap();
+    world.run_until(world.now_us + SECOND_US);
+    assert_eq!(world.store.sharing("api"), 3);
+    world.suffer(&at(SECOND_US, Fault::NodeDies { place: 2 }));
+    world.run_until(world.now_us + 7 * SECOND_US);
+    assert_eq!(world.store.sharing("api"), 2);
+    world.leave();
+    world.run_until(world.now_us + SECOND_US / 10);
+    assert_eq!(world.store.sharing("api"), 0);
+}
+
+#[test]
 fn without_credit_nothing_is_admitted_in_excess_whatever_the_network_does() {
     for seed in 0..150 {
         let (setup, scenario) = random_setup(seed, 0);

@@ -25,7 +25,7 @@ mod records;
 #[path = "../../tests/parts/redis_server.rs"]
 pub(crate) mod redis_server;
 
-use records::{key_of, lane_of, node_of};
+use records::{instances, key_of, lane_of, node_of};
 use redis_server::RedisServer;
 
 /// What a failure prints, and what repeats it as far as the server's clock allows.
@@ -294,8 +294,10 @@ impl World {
                 lease_us: self.random.among(&[0, 2000, 20_000]),
                 silence_us: self.random.among(&[500, 5000, 1_000_000_000, 1_000_000_000]),
                 alive_us: self.random.among(&[3000, 50_000, 1_000_000_000]),
+                limit_alive_us: self.random.among(&[3000, 50_000, 1_000_000_000]),
             },
             knowledge: self.knowledge(),
+            limits: self.limits(),
         };
         let count = self.random.below(41);
         let entries = (0..count).map(|_| self.entry(lane)).collect();
@@ -303,6 +305,12 @@ impl World {
     }
 
     /// Mostly what a node can know, sometimes of a time that is still to come.
+    /// Limits that the batch names: mostly none.
+    fn limits(&mut self) -> Vec<Arc<str>> {
+        let count = self.random.among(&[0, 0, 0, 1, 3]);
+        (0..count).map(|number| format!("limit{number}").into()).collect()
+    }
+
     fn knowledge(&mut self) -> Knowledge {
         let random = &mut self.random;
         let ago = random.among(&[0, 0, 1, 300, 10_000, 700_000_000]);
@@ -385,14 +393,14 @@ fn compare_lane(raw: &mut redis::Connection, model: &Model, request: &Request) {
     let node = node.map(|bytes| node_of(&bytes));
     let place = (request.lane, request.instance);
     assert_eq!(node.as_ref(), model.nodes.get(&place), "after {}", Shown(request));
-    let members: Vec<(Vec<u8>, i64)> =
-        raw.zrange_withscores(format!("{prefix}nodes"), 0, -1).unwrap();
-    let members: HashMap<InstanceId, i64> = members
-        .into_iter()
-        .map(|(instance, seen_us)| (instance.try_into().unwrap(), seen_us))
-        .collect();
+    let members = instances(raw, &format!("{prefix}nodes"));
     let expected = model.members.get(&request.lane).cloned().unwrap_or_default();
     assert_eq!(members, expected, "after {}", Shown(request));
+    for limit in &request.limits {
+        let sharers = instances(raw, &limit_key(request.lane, limit));
+        let expected = model.sharers.get(&(request.lane, limit.clone()));
+        assert_eq!(sharers, expected.cloned().unwrap_or_default(), "after {}", Shown(request));
+    }
 }
 
 fn compare_keys(raw: &mut redis::Connection, model: &Model, request: &Request) {
@@ -462,7 +470,9 @@ pub(crate) fn keys_of(request: &Request) -> Vec<Vec<u8>> {
     let prefix = prefix(request.lane);
     let lane = [format!("{prefix}lane"), node_key(request), format!("{prefix}nodes")];
     let lane = lane.into_iter().map(String::into_bytes);
-    lane.chain(request.entries.iter().map(|entry| key_name(request.lane, entry))).collect()
+    let limits = request.limits.iter().map(|limit| limit_key(request.lane, limit).into_bytes());
+    let buckets = request.entries.iter().map(|entry| key_name(request.lane, entry));
+    lane.chain(buckets).chain(limits).collect()
 }
 
 fn prefix(lane: u32) -> String {
@@ -471,6 +481,10 @@ fn prefix(lane: u32) -> String {
 
 fn node_key(request: &Request) -> String {
     format!("{}node:{:032x}", prefix(request.lane), u128::from_be_bytes(request.instance))
+}
+
+fn limit_key(lane: u32, limit: &str) -> String {
+    format!("{}limit:{limit}", prefix(lane))
 }
 
 fn key_name(lane: u32, entry: &Entry) -> Vec<u8> {
@@ -517,6 +531,7 @@ fn a_lane_that_begins_ahead_of_the_clock_is_the_same_in_model_and_script() {
         sequence: 1,
         times: request.times,
         knowledge: Knowledge { known_us, ..Knowledge::default() },
+        limits: Vec::new(),
     };
     let reply = world.compare(&Arc::new(Request::new(header, request.entries.clone())));
     assert_eq!(reply.time_us, known_us);
@@ -569,6 +584,7 @@ fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_scri
             sequence,
             times: template.times,
             knowledge: Knowledge::default(),
+            limits: Vec::new(),
         };
         let reply = world.compare(&Arc::new(Request::new(header, vec![entry])));
         incarnation = Some(reply.incarnation);
@@ -607,6 +623,7 @@ fn three_keys(world: &mut World) -> (Arc<Request>, Vec<Vec<u8>>) {
         sequence: 1,
         times: Times { silence_us: 1_000_000, alive_us: 1_000_000, ..Times::default() },
         knowledge: Knowledge::default(),
+        limits: Vec::new(),
     };
     let entries: Vec<_> = (0..3_u8)
         .map(|number| Entry { key: vec![b'k', number].into(), ..world.entry(0) })

@@ -10,6 +10,7 @@
 //! less than what nodes hold. The simulator checks this for each key of a batch that was answered.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::sync::message::{
     Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, Times, Verdict, natural,
@@ -175,7 +176,9 @@ pub(crate) struct Model {
     pub(crate) nodes: HashMap<(u32, InstanceId), Node>,
     /// When each node was seen last in each lane.
     pub(crate) members: HashMap<u32, HashMap<InstanceId, i64>>,
-    pub(crate) keys: HashMap<(std::sync::Arc<str>, std::sync::Arc<[u8]>), Key>,
+    /// When each node that has a limit named it last, by lane and limit.
+    pub(crate) sharers: HashMap<(u32, Arc<str>), HashMap<InstanceId, i64>>,
+    pub(crate) keys: HashMap<(Arc<str>, Arc<[u8]>), Key>,
 }
 
 impl Model {
@@ -236,7 +239,7 @@ impl Model {
             if node.receipt.hash != request.hash() {
                 return reply(&lane, now_us, Verdict::Cloned);
             }
-            return Reply::decode(&node.reply, &request.entries)
+            return Reply::decode(&node.reply, &request.entries, request.limits.len())
                 .unwrap_or_else(|_| reply(&lane, now_us, Verdict::Cloned));
         }
         if sequence < last {
@@ -282,7 +285,8 @@ impl Model {
             let grant = self.entry(&entry.bounded(), &mut lane, caller, now_us, time_us / 1000);
             grants.push(grant);
         }
-        let answer = reply(&lane, now_us, Verdict::Applied(grants));
+        let sharing = self.count_sharers(request, now_us);
+        let answer = Reply { sharing, ..reply(&lane, now_us, Verdict::Applied(grants)) };
         let receipt = Receipt { sequence, marked_us, settled_us, hash: request.hash() };
         let reply = answer.encode(receipt, &request.entries);
         let node = Node { incarnation: lane.incarnation, receipt, reply };
@@ -303,6 +307,27 @@ impl Model {
         members.retain(|_, seen_us| *seen_us >= oldest_us);
         lane.nodes = members.len() as i64;
         lane.most_nodes = lane.most_nodes.max(lane.nodes);
+    }
+
+    /// Counts the node, or counts it no more, among those that have each of the limits it names.
+    fn count_sharers(&mut self, request: &Request, now_us: i64) -> Vec<i64> {
+        let oldest_us = now_us - natural(request.times.limit_alive_us);
+        let mut count = |limit: &Arc<str>| {
+            let place = (request.lane, limit.clone());
+            let mut sharers = self.sharers.remove(&place).unwrap_or_default();
+            if request.knowledge.leaving {
+                sharers.remove(&request.instance);
+            } else {
+                sharers.insert(request.instance, now_us);
+            }
+            sharers.retain(|_, named_us| *named_us >= oldest_us);
+            let nodes = sharers.len() as i64;
+            if nodes > 0 {
+                self.sharers.insert(place, sharers);
+            }
+            nodes
+        };
+        request.limits.iter().map(&mut count).collect()
     }
 
     fn entry(
@@ -383,6 +408,7 @@ fn reply(lane: &Lane, now_us: i64, verdict: Verdict) -> Reply {
         recovering_until_us: if lane.waits(now_us) { lane.recovery.until_us } else { 0 },
         recovering_since_us: lane.recovery.since_us,
         silence_us: lane.silence_us,
+        sharing: Vec::new(),
         verdict,
     }
 }

@@ -17,7 +17,7 @@ use slab::Slab;
 
 use super::account::{NAMED_US, Paces, Tally, Waiter};
 use super::event::Event;
-use super::excess::{ExcessBooks, Known, LaneTrouble};
+use super::excess::{ExcessBooks, Known, LaneTrouble, Turnover};
 use super::lane::Lane;
 #[cfg(feature = "sim")]
 use super::message::Held;
@@ -105,6 +105,9 @@ pub(crate) enum Output {
 pub(crate) struct LimitBooks {
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
+    /// The nodes that have it.
+    pub(crate) nodes: Nodes,
+    pub(crate) turnover: Turnover,
     pub(crate) tally: Tally,
     pub(crate) excess: ExcessBooks,
     pub(crate) paces: Paces,
@@ -120,6 +123,11 @@ pub(crate) struct LimitBooks {
 }
 
 impl LimitBooks {
+    /// Whether nodes share it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.terms.mode != Mode::Local
+    }
+
     /// Counts the decisions of a bucket that nobody else is told of.
     fn count(&mut self, bucket: &BucketRef, muted: bool, spilled: u32) {
         let collected = bucket.collect(muted, |left| left);
@@ -143,7 +151,8 @@ pub(crate) struct Context {
     pub(crate) outputs: VecDeque<Output>,
     /// All books of all lanes, by the number that their buckets have.
     pub(crate) desks: Slab<Desk>,
-    pub(crate) nodes: Nodes,
+    /// The nodes that each lane has counted last.
+    nodes_by_lane: Vec<Option<i64>>,
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
     pub(crate) known: Known,
@@ -173,25 +182,64 @@ impl Context {
 
     /// The number of nodes that share a limit.
     pub(crate) fn sharing(&self, limit: u32, now: Timestamp) -> i64 {
-        self.nodes.sharing(self.limits[limit as usize].terms.scale.fill_us(), now)
+        let limit = &self.limits[limit as usize];
+        limit.nodes.sharing(limit.terms.scale.fill_us(), now)
+    }
+
+    /// The names of the limits that nodes share.
+    pub(crate) fn shared_limits(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.limits.iter().filter(|limit| limit.is_shared()).map(|limit| &limit.name)
+    }
+
+    /// The most nodes that a lane has counted last, 0 before one has.
+    pub(crate) fn alive(&self) -> i64 {
+        self.nodes_by_lane.iter().flatten().copied().max().unwrap_or(0)
     }
 
     /// Takes the count of nodes from a lane's reply.
-    pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
-        self.nodes.counted(lane, nodes, now);
-        self.set_credit(now);
-        let alive = self.nodes.alive().unwrap_or(nodes);
-        self.tell_of_missing_credit();
-        let alive = u32::try_from(alive).unwrap_or(u32::MAX);
-        if self.known.count(alive, self.nodes.have_stood()) {
+    pub(crate) fn counted(&mut self, lane: u32, nodes: i64) {
+        self.nodes_by_lane[lane as usize] = Some(nodes);
+        let alive = u32::try_from(self.alive()).unwrap_or(u32::MAX);
+        let stood = self.limits.iter().all(|limit| !limit.is_shared() || limit.nodes.have_stood());
+        if self.known.nodes.count(alive, stood) {
             self.raise_bounds(LaneTrouble::default());
         }
+    }
+
+    /// Takes the counts of nodes that have each limit, of those from `first` on that are shared.
+    pub(crate) fn counted_sharing(&mut self, first: usize, counts: &[i64], now: Timestamp) {
+        let mut changed = false;
+        let shared = self.limits.iter_mut().filter(|limit| limit.is_shared()).skip(first);
+        for (limit, nodes) in shared.zip(counts) {
+            let nodes = (*nodes).max(1);
+            limit.nodes.counted(nodes, now);
+            let count = u32::try_from(nodes).unwrap_or(u32::MAX);
+            changed |= limit.turnover.count(count, limit.nodes.have_stood());
+        }
+        self.set_credit(now);
+        self.tell_of_missing_credit();
+        if changed {
+            self.raise_bounds(LaneTrouble::default());
+        }
+    }
+
+    /// Whether a limit is shared whose nodes nobody has counted or configured.
+    pub(crate) fn is_sharing_unknown(&self) -> bool {
+        self.limits.iter().any(|limit| limit.is_shared() && limit.nodes.unknown())
+    }
+
+    /// When the first count that has not stood yet will have: the store is to be asked again then.
+    pub(crate) fn counts_stand_from(&self) -> Option<Timestamp> {
+        let shared = self.limits.iter().filter(|limit| limit.is_shared());
+        shared.filter_map(|limit| limit.nodes.stands_from()).min()
     }
 
     /// A lane was found to have lost its memory.
     pub(crate) fn memory_lost(&mut self, now: Timestamp) {
         self.losses += 1;
-        self.nodes.memory_lost(now);
+        for limit in &mut self.limits {
+            limit.nodes.memory_lost(now);
+        }
         self.set_credit(now);
     }
 
@@ -207,7 +255,7 @@ impl Context {
             let credit = if closed {
                 Credit::NONE
             } else {
-                self.nodes.credit(&limit.terms.credit_rule, limit.terms.scale.fill_us(), now)
+                limit.nodes.credit(&limit.terms.credit_rule, limit.terms.scale.fill_us(), now)
             };
             if std::mem::replace(&mut limit.terms.credit, credit) != credit {
                 self.outputs.push_back(Output::Credit { limit: index, credit });
@@ -293,6 +341,8 @@ impl Engine {
                 .map(|(name, terms)| LimitBooks {
                     name,
                     terms,
+                    nodes: Nodes::new(config.max_nodes, config.retry_us),
+                    turnover: Turnover::default(),
                     tally: Tally::default(),
                     excess: ExcessBooks::default(),
                     paces: Paces::default(),
@@ -316,7 +366,7 @@ impl Engine {
             all_down: false,
             prober: None,
             newcomers_until: Timestamp::ZERO,
-            nodes: Nodes::new(config.lanes, config.max_nodes, config.retry_us),
+            nodes_by_lane: vec![None; config.lanes as usize],
         };
         context.set_credit(now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
@@ -498,8 +548,7 @@ impl Engine {
     }
 
     pub(crate) fn gauges(&self) -> Gauges {
-        let mut gauges =
-            Gauges { nodes: self.context.nodes.alive().unwrap_or(0), ..Gauges::default() };
+        let mut gauges = Gauges { nodes: self.context.alive(), ..Gauges::default() };
         for lane in &self.lanes {
             let (pending, leased_depth) = lane.gauges();
             gauges.pending += pending;

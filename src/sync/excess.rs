@@ -88,21 +88,18 @@ fn pieces(jumps: usize, all_us: u64) -> Vec<f64> {
     vec![all_us as f64 / 1e6 / jumps.max(1) as f64; jumps]
 }
 
-/// What is known of the nodes and of this node's clock.
+/// How the nodes have changed that the store counts: those of a lane, or those that have a limit.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Known {
-    /// Nodes that share the limits, by the store's last word.
+pub(crate) struct Turnover {
+    /// Nodes by the store's last word.
     nodes: u32,
     /// Nodes that have gone; and those that have joined since a count first stood. A node that is replaced by one that
     /// comes first is one of each.
     gone: u32,
     joined: u32,
-    /// Stalls of the cached clock beyond what leases allow for: how many, and all together.
-    stalls: usize,
-    stalls_us: u64,
 }
 
-impl Known {
+impl Turnover {
     /// The store has counted the nodes. Once a count has `stood`, who began together has been counted, and more
     /// have joined. Returns whether their number is new.
     pub(crate) fn count(&mut self, nodes: u32, stood: bool) -> bool {
@@ -112,29 +109,46 @@ impl Known {
         }
         std::mem::replace(&mut self.nodes, nodes) != nodes
     }
+}
 
+/// What is known of all nodes and of this node's clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Known {
+    /// The nodes of the lanes, whatever limits they have: the most of any lane.
+    pub(crate) nodes: Turnover,
+    /// Stalls of the cached clock beyond what leases allow for: how many, and all together.
+    stalls: usize,
+    stalls_us: u64,
+}
+
+impl Known {
     pub(crate) fn stalled(&mut self, stall_us: u64) {
         self.stalls += 1;
         self.stalls_us += stall_us;
     }
 
-    /// Counts what a node can know of: of nodes that were cut off alone, itself.
-    fn incidents(&self, trouble: LaneTrouble) -> Incidents {
+    /// Counts what a node can know of: of nodes that were cut off alone, itself. `sharing`: the nodes that have
+    /// the limit.
+    fn incidents(&self, sharing: Turnover, trouble: LaneTrouble) -> Incidents {
         Incidents {
-            deaths: self.gone,
-            joins: self.joined,
+            deaths: sharing.gone,
+            joins: sharing.joined,
             losses_of_memory: trouble.losses,
             losses_repeated: trouble.losses - trouble.first_losses,
             lost_records: trouble.lost_records,
             clock_jumps_s: pieces(self.stalls, self.stalls_us),
             store_jumps_s: pieces(trouble.jumps as usize, trouble.jumps_us),
             // The nodes that the store waited for may not be those that held leases.
-            losses_unheard: if self.gone + self.joined > 0 { trouble.losses } else { 0 },
+            losses_unheard: if self.nodes.gone + self.nodes.joined > 0 {
+                trouble.losses
+            } else {
+                0
+            },
             nodes_cut_off: trouble.cut_off,
             cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
             outages: trouble.outages,
             // Each node may have lent as much.
-            lent_tokens: trouble.lent as f64 * f64::from(self.nodes.max(1)),
+            lent_tokens: trouble.lent as f64 * f64::from(sharing.nodes.max(1)),
             returned_apart_s: trouble.late_us as f64 / 1e6,
         }
     }
@@ -169,11 +183,11 @@ impl ExcessBooks {
 impl Context {
     /// Brings each limit's bound up to date with what has gone wrong by now.
     pub(crate) fn raise_bounds(&mut self, trouble: LaneTrouble) {
-        let shared_by = self.nodes.alive().map(|nodes| nodes as u32);
         for limit in &mut self.limits {
+            let shared_by = limit.nodes.alive().map(|nodes| nodes as u32);
             let nodes = if limit.terms.mode == Mode::Local { Some(1) } else { shared_by };
             if let Some(nodes) = nodes {
-                let incidents = self.known.incidents(trouble);
+                let incidents = self.known.incidents(limit.turnover, trouble);
                 limit.excess.raise(&limit.terms, nodes, &incidents);
             }
         }
@@ -197,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_replaced_node_is_one_death_and_one_join() {
-        let mut known = Known::default();
+        let mut known = Turnover::default();
         // All begin together.
         assert!(known.count(3, false) && known.count(20, false));
         assert!(!known.count(20, true));
@@ -205,7 +219,7 @@ mod tests {
         for _ in 0..5 {
             assert!(known.count(21, true) && known.count(20, true));
         }
-        let incidents = known.incidents(LaneTrouble::default());
+        let incidents = Known::default().incidents(known, LaneTrouble::default());
         assert_eq!(incidents, Incidents { deaths: 5, joins: 5, ..Incidents::default() });
     }
 
@@ -235,8 +249,8 @@ mod tests {
         trouble.lived_alone(3_000_000);
         trouble.lived_through(500_000, 25);
         let other = LaneTrouble { losses: 1, first_losses: 1, ..LaneTrouble::default() };
-        let known = Known { nodes: 4, ..Known::default() };
-        let incidents = known.incidents(trouble.worst(other));
+        let sharing = Turnover { nodes: 4, ..Turnover::default() };
+        let incidents = Known::default().incidents(sharing, trouble.worst(other));
         let bound = bound_of(&terms(1), 4, &incidents);
         // Credit, and again for the loss; three seconds of a quarter of the rate, a quarter of the burst and
         // a token; the burst.

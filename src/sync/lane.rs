@@ -35,6 +35,13 @@ pub(crate) use silence::Outage;
 pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
 /// A node that was silent for so long has gone.
 const ALIVE_US: u64 = 4 * HEARTBEAT_US;
+/// One lane's store counts the nodes that have each limit: this one's. Its batches name so many limits at most, each
+/// so often at most; a node that has more names them in turn.
+const NAMING_LANE: u32 = 0;
+const LIMITS_NAMED_MAX: usize = 16;
+const NAMED_AGAIN_US: u64 = 500_000;
+/// The same while a count has not stood yet.
+const NAMED_SOON_US: u64 = 100_000;
 /// Between two batches of a lane there is at least this.
 const BATCH_GAP_US: u64 = 1_000;
 /// While the store waits for what nodes know, it is called so often at first, and at last.
@@ -79,6 +86,9 @@ pub(crate) struct Lane {
     waits: BTreeSet<(Timestamp, usize)>,
     heartbeat_at: Timestamp,
     sendable_at: Timestamp,
+    /// How many of the shared limits have been named in this turn, and when the next turn may begin.
+    limits_named: usize,
+    names_at: Timestamp,
     /// When the store answered last.
     answered: Timestamp,
     /// Since when the store has been silent, as far as this node can tell: it was held up before.
@@ -138,6 +148,8 @@ impl Lane {
             waits: BTreeSet::new(),
             heartbeat_at: now,
             sendable_at: now,
+            limits_named: 0,
+            names_at: now,
             answered: now,
             silent_since: now,
             failed: now,
@@ -376,6 +388,9 @@ impl Lane {
             self.rescheduled(slot, |account| account.due = now);
         }
         self.sendable_at = now;
+        if self.number == NAMING_LANE {
+            self.heartbeat_at = now;
+        }
     }
 
     // ---- sending -----------------------------------------------------------------------------
@@ -416,6 +431,8 @@ impl Lane {
             settled: self.sums.owing == told,
             leaving: self.leaving && self.accounts.len() == slots.len(),
         };
+        let alive_us = ALIVE_US.max(2 * context.silence_us);
+        let turns = context.shared_limits().count().div_ceil(LIMITS_NAMED_MAX).max(1) as u64;
         let header = Header {
             lane: self.number,
             lanes: context.lanes,
@@ -426,9 +443,11 @@ impl Lane {
                 recovery_us: context.recovery_us as i64,
                 lease_us: context.lease_us as i64,
                 silence_us: context.silence_us as i64,
-                alive_us: ALIVE_US.max(2 * context.silence_us) as i64,
+                alive_us: alive_us as i64,
+                limit_alive_us: (alive_us * turns) as i64,
             },
             knowledge,
+            limits: self.names_limits(knowledge.leaving, now, context),
         };
         let request = Arc::new(Request::new(header, entries));
         let (attempts, next) = (VecDeque::new(), Next::Resend { at: now });
@@ -437,6 +456,46 @@ impl Lane {
         self.sendable_at = now.plus_micros(BATCH_GAP_US);
         self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
         self.attempt(now, context);
+    }
+
+    /// The limits that a batch names which is sent now: with the last one of a node that leaves all.
+    fn names_limits(&self, leaving: bool, now: Timestamp, context: &Context) -> Vec<Arc<str>> {
+        let limits = context.shared_limits().cloned();
+        match self.number {
+            NAMING_LANE if leaving => limits.collect(),
+            NAMING_LANE if now >= self.names_at => {
+                limits.skip(self.limits_named).take(LIMITS_NAMED_MAX).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The store has counted the nodes that have the limits which a batch named; it is `known` that all call it.
+    fn counted_sharing(
+        &mut self,
+        counts: &[i64],
+        known: bool,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        if counts.is_empty() {
+            return;
+        }
+        if known {
+            context.counted_sharing(self.limits_named, counts, now);
+        }
+        self.limits_named += counts.len();
+        if self.limits_named >= context.shared_limits().count() {
+            self.limits_named = 0;
+            let stand_from = context.counts_stand_from();
+            let again_us = if stand_from.is_some() { NAMED_SOON_US } else { NAMED_AGAIN_US };
+            self.names_at = now.plus_micros(again_us);
+            if let Some(stand_from) = stand_from {
+                self.heartbeat_at = self.heartbeat_at.min(stand_from.max(self.names_at));
+            }
+        } else {
+            self.heartbeat_at = now;
+        }
     }
 
     /// Whether the account at the head of the queue reports now; if not, it was put elsewhere.
@@ -562,9 +621,11 @@ impl Lane {
                 // A lane that waits for its nodes has not counted all of them. If it is lost again meanwhile, it has
                 // to wait for those of before.
                 self.nodes = if wait_us == 0 { reply.nodes } else { self.nodes.max(reply.nodes) };
-                if wait_us == 0 || context.nodes.unknown() {
-                    context.counted(self.number, reply.nodes.max(1), now);
+                let counts = wait_us == 0 || context.is_sharing_unknown();
+                if counts {
+                    context.counted(self.number, reply.nodes.max(1));
                 }
+                self.counted_sharing(&reply.sharing, counts, now, context);
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }

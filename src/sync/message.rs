@@ -137,6 +137,8 @@ pub(crate) struct Request {
     pub times: Times,
     /// What the node knows of the lane.
     pub knowledge: Knowledge,
+    /// Limits that the node has, which are to count it; most batches name none.
+    pub limits: Vec<Arc<str>>,
     pub entries: Vec<Entry>,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for stores on a wire"))]
     bytes: Vec<u8>,
@@ -144,7 +146,7 @@ pub(crate) struct Request {
 }
 
 /// What a batch says apart from its entries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Header {
     pub lane: u32,
     pub lanes: u32,
@@ -153,6 +155,8 @@ pub(crate) struct Header {
     pub sequence: i64,
     pub times: Times,
     pub knowledge: Knowledge,
+    /// Limits that are to count the node.
+    pub limits: Vec<Arc<str>>,
 }
 
 /// How long a lane waits for its nodes, as one of them asks for, in microseconds.
@@ -167,6 +171,8 @@ pub(crate) struct Times {
     pub silence_us: i64,
     /// A node that was silent for so long has gone.
     pub alive_us: i64,
+    /// The same for a limit that it does not name.
+    pub limit_alive_us: i64,
 }
 
 /// What a node knows of a lane when it sends a batch.
@@ -194,7 +200,11 @@ impl Request {
         for entry in &entries {
             hash = fnv(&entry.key, fnv(entry.limit.as_bytes(), hash));
         }
-        let Header { lane, lanes, instance, incarnation, sequence, times, knowledge } = header;
+        for limit in &header.limits {
+            hash = fnv(limit.as_bytes(), hash);
+        }
+        let Header { lane, lanes, instance, incarnation, sequence, times, knowledge, limits } =
+            header;
         Self {
             lane,
             lanes,
@@ -203,6 +213,7 @@ impl Request {
             sequence,
             times,
             knowledge,
+            limits,
             entries,
             bytes,
             hash,
@@ -227,7 +238,7 @@ impl Request {
     }
 }
 
-const HEADER_BYTES: usize = 14 * 8 + 16 + 24;
+const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
 /// The most that an entry takes: its own, its rest, and a quota that no other has.
@@ -276,6 +287,7 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
         natural(header.times.lease_us),
         natural(header.times.silence_us),
         natural(header.times.alive_us),
+        natural(header.times.limit_alive_us),
         natural(header.knowledge.known_us),
         natural(header.knowledge.sent_us),
         natural(header.knowledge.nodes),
@@ -283,6 +295,7 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
         entries.len() as i64,
         quotas.len() as i64,
         rests,
+        header.limits.len() as i64,
     ];
     put(&mut bytes, &numbers);
     bytes.extend(header.instance);

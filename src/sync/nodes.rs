@@ -1,4 +1,4 @@
-//! How many nodes share the limits.
+//! How many nodes share a limit.
 
 use std::collections::VecDeque;
 
@@ -22,17 +22,17 @@ const CALLED_US: u64 = 1_200_000;
 /// So many exchanges in a row may be lost before a node hears of a loss of memory.
 const LOST_EXCHANGES: u64 = 3;
 
-/// The numbers of nodes that the store's lanes have counted.
+/// The numbers of nodes that have a limit, as the store has counted them.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    /// The latest count of each lane.
-    by_lane: Vec<Option<i64>>,
+    /// The latest count; `None` before the first one.
+    latest: Option<i64>,
     /// Counts and the times of their replies, oldest first. A count that is not above a later one is left out,
     /// so that the first of a span is the highest of that span.
     highest: VecDeque<(Timestamp, i64)>,
     /// The time of the first reply that counted this node.
     joined: Option<Timestamp>,
-    /// Since when the highest of the latest counts has been the same.
+    /// Since when the latest count has been the same.
     stands_since: Timestamp,
     /// A count has stood for [`STOOD_US`]. Before that, nodes may be missing that start at the same time.
     stood: bool,
@@ -47,9 +47,9 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     /// `timeout_us` is how long an exchange with the store may take.
-    pub(crate) fn new(lanes: u32, configured: Option<u32>, timeout_us: u64) -> Self {
+    pub(crate) fn new(configured: Option<u32>, timeout_us: u64) -> Self {
         Self {
-            by_lane: vec![None; lanes as usize],
+            latest: None,
             highest: VecDeque::new(),
             joined: None,
             stands_since: Timestamp::ZERO,
@@ -60,12 +60,10 @@ impl Nodes {
         }
     }
 
-    /// Takes the count of a lane's reply.
-    pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
-        let before = self.alive();
-        self.by_lane[lane as usize] = Some(nodes);
+    /// Takes a count of the store.
+    pub(crate) fn counted(&mut self, nodes: i64, now: Timestamp) {
         self.joined.get_or_insert(now);
-        if self.alive() != before {
+        if self.latest.replace(nodes) != Some(nodes) {
             self.stands_since = now;
         }
         self.stood |= now >= self.stands_since.plus_micros(STOOD_US);
@@ -79,9 +77,14 @@ impl Nodes {
         self.stood
     }
 
-    /// The highest of the lanes' latest counts; `None` before the first reply.
+    /// When a count that is as high as the latest one has stood long enough; `None` if one has.
+    pub(crate) fn stands_from(&self) -> Option<Timestamp> {
+        (!self.stood).then(|| self.stands_since.plus_micros(STOOD_US))
+    }
+
+    /// The latest count; `None` before the first one.
     pub(crate) fn alive(&self) -> Option<i64> {
-        self.by_lane.iter().copied().max().flatten()
+        self.latest
     }
 
     /// True if neither the store nor the configuration has said how many nodes there are.
@@ -89,7 +92,7 @@ impl Nodes {
         self.highest.is_empty() && self.configured.is_none()
     }
 
-    /// The number of nodes that share a limit whose bucket fills in `fill_us`: the highest count of that time,
+    /// The number of nodes that share the limit, whose bucket fills in `fill_us`: the highest count of that time,
     /// but of one minute at least and ten at most. A node that has gone may have spent what refill has not yet
     /// repaid, so it counts until then.
     pub(crate) fn sharing(&self, fill_us: u64, now: Timestamp) -> i64 {
@@ -107,7 +110,7 @@ impl Nodes {
         self.lost_at = Some(now);
     }
 
-    /// The credit that this node gives according to `rule` on a limit whose bucket fills in `fill_us`. After a
+    /// The credit that this node gives according to `rule` on the limit, whose bucket fills in `fill_us`. After a
     /// loss of memory, first credit that was spent may be forgotten, so for a while none is given again.
     pub(crate) fn credit(&self, rule: &CreditRule, fill_us: u64, now: Timestamp) -> Credit {
         let credit = self.credit_by_count(rule, fill_us, now);
@@ -151,10 +154,10 @@ mod tests {
 
     #[test]
     fn gone_nodes_count_until_the_bucket_has_filled_or_a_minute_has_passed() {
-        let mut nodes = Nodes::new(2, None, TIMEOUT_US);
-        nodes.counted(0, 20, at(0));
-        nodes.counted(1, 5, at(1));
-        nodes.counted(0, 5, at(2));
+        let mut nodes = Nodes::new(None, TIMEOUT_US);
+        nodes.counted(20, at(0));
+        nodes.counted(5, at(1));
+        nodes.counted(5, at(2));
         assert_eq!(nodes.alive(), Some(5));
         for (fill_s, second, expected) in
             [(1, 2, 20), (1, 60, 20), (1, 61, 5), (300, 299, 20), (300, 301, 5), (86_400, 600, 20)]
@@ -175,10 +178,10 @@ mod tests {
         ];
         for (limit, count, at_first, later) in cases {
             let rule = limit.validate().unwrap().credit_rule;
-            let mut nodes = Nodes::new(1, None, TIMEOUT_US);
+            let mut nodes = Nodes::new(None, TIMEOUT_US);
             assert_eq!(nodes.credit(&rule, SECOND, at(0)), Credit::NONE);
-            nodes.counted(0, count, at(0));
-            nodes.counted(0, count, at(1));
+            nodes.counted(count, at(0));
+            nodes.counted(count, at(1));
             for (second, (known, first)) in [(1, at_first), (2, later)] {
                 let seen = nodes.credit(&rule, SECOND, at(second));
                 let expected = Credit { known, first };
@@ -191,26 +194,26 @@ mod tests {
     fn first_credit_follows_a_count_that_has_stood_for_a_second() {
         let limit = Limit::new("x", Quota::per_second(100));
         let rule = limit.validate().unwrap().credit_rule;
-        let mut nodes = Nodes::new(2, None, TIMEOUT_US);
+        let mut nodes = Nodes::new(None, TIMEOUT_US);
         // A cluster of five starts: the nodes are counted one after the other.
-        let counts = [(0, 0, 1), (100, 1, 2), (900, 0, 5), (1800, 1, 5)];
+        let counts = [(0, 1), (100, 2), (900, 5), (1800, 5)];
         let after = |ms: u64| at(0).plus_micros(ms * 1000);
-        for (ms, lane, count) in counts {
-            nodes.counted(lane, count, after(ms));
+        for (ms, count) in counts {
+            nodes.counted(count, after(ms));
             assert_eq!(nodes.credit(&rule, SECOND, after(ms)), rule.at(None), "after {ms} ms");
         }
-        nodes.counted(1, 5, after(1900));
+        nodes.counted(5, after(1900));
         assert_eq!(nodes.credit(&rule, SECOND, after(1900)), Credit { known: 1, first: 5 });
-        nodes.counted(0, 25, after(2000));
+        nodes.counted(25, after(2000));
         assert_eq!(nodes.credit(&rule, SECOND, after(2000)).first, 1, "at once from then on");
     }
 
     #[test]
     fn no_first_credit_is_given_for_eight_seconds_after_a_loss_of_memory() {
         let rule = Limit::new("x", Quota::per_second(100)).validate().unwrap().credit_rule;
-        let mut nodes = Nodes::new(1, None, TIMEOUT_US);
-        nodes.counted(0, 5, at(0));
-        nodes.counted(0, 5, at(3));
+        let mut nodes = Nodes::new(None, TIMEOUT_US);
+        nodes.counted(5, at(0));
+        nodes.counted(5, at(3));
         assert_eq!(nodes.credit(&rule, SECOND, at(9)).first, 5);
         nodes.memory_lost(at(10));
         for (second, first) in [(10, 1), (17, 1), (18, 5)] {
@@ -221,25 +224,25 @@ mod tests {
 
     #[test]
     fn configured_number_is_used_until_the_first_count_and_the_last_count_stays() {
-        let mut nodes = Nodes::new(1, Some(8), TIMEOUT_US);
+        let mut nodes = Nodes::new(Some(8), TIMEOUT_US);
         assert_eq!((nodes.alive(), nodes.sharing(SECOND, at(0))), (None, 8));
         assert_eq!(
-            Nodes::new(1, None, TIMEOUT_US).sharing(SECOND, at(0)),
+            Nodes::new(None, TIMEOUT_US).sharing(SECOND, at(0)),
             i64::from(DEFAULT_MAX_NODES)
         );
-        nodes.counted(0, 3, at(0));
+        nodes.counted(3, at(0));
         assert_eq!(nodes.sharing(SECOND, at(7200)), 3);
     }
 
     #[test]
     fn counts_are_forgotten_when_a_later_one_is_higher_or_after_ten_minutes() {
-        let mut nodes = Nodes::new(1, None, TIMEOUT_US);
+        let mut nodes = Nodes::new(None, TIMEOUT_US);
         for second in 0..2000 {
-            nodes.counted(0, 100 - i64::from(second % 7 == 0), at(second));
+            nodes.counted(100 - i64::from(second % 7 == 0), at(second));
         }
         assert!(nodes.highest.len() <= 2, "{:?}", nodes.highest);
         for second in 2000..4000_u64 {
-            nodes.counted(0, 5000 - second as i64, at(second));
+            nodes.counted(5000 - second as i64, at(second));
         }
         assert_eq!(nodes.highest.len(), 601);
     }

@@ -16,7 +16,7 @@ impl Engine {
         }
         let all_down = self.lanes.iter().all(Lane::is_down);
         let was_down = std::mem::replace(&mut self.context.all_down, all_down);
-        let Context { limits, nodes, .. } = &mut self.context;
+        let store_was_reached = self.context.alive() > 0;
         let change = |(limit, on_policy): (&mut LimitBooks, bool)| {
             if std::mem::replace(&mut limit.on_policy, on_policy) == on_policy {
                 return None;
@@ -26,13 +26,14 @@ impl Engine {
                 Event::OutagePolicyBegan {
                     limit: name,
                     policy: limit.terms.outage,
-                    store_was_reached: nodes.alive().is_some(),
-                    nodes: nodes.sharing(limit.terms.scale.fill_us(), now),
+                    store_was_reached,
+                    nodes: limit.nodes.sharing(limit.terms.scale.fill_us(), now),
                 }
             } else {
                 Event::OutagePolicyEnded { limit: name }
             })
         };
+        let limits = &mut self.context.limits;
         let events: Vec<Event> = limits.iter_mut().zip(on_policy).filter_map(change).collect();
         if !events.is_empty() || all_down != was_down {
             self.context.set_credit(now);
@@ -44,11 +45,12 @@ impl Engine {
 impl Context {
     /// Says of each limit once if there are so many nodes that its accuracy leaves no node a token of credit.
     pub(crate) fn tell_of_missing_credit(&mut self) {
-        let Some(nodes) = self.nodes.alive().and_then(|nodes| u32::try_from(nodes).ok()) else {
-            return;
-        };
         let mut events = Vec::new();
         for limit in &mut self.limits {
+            let Some(nodes) = limit.nodes.alive().and_then(|nodes| u32::try_from(nodes).ok())
+            else {
+                continue;
+            };
             let rule = &limit.terms.credit_rule;
             let wanted = rule.together.is_some() && rule.known > 0;
             let told = limit.told_of_missing_credit || limit.terms.mode == Mode::Local;

@@ -483,11 +483,11 @@ const TERMS: [Term; 15] = [
     term("a record lost, a node not heard", lost_record_unheard, [305, 213, 113, 206]),
     term("the store's clock ahead", store_clock, [249, 142, 229, 256]),
     term("a node's clock ahead", node_clock, [303, 238, 290, 282]),
-    term("a node's clock stands still", stalled, [140, 273, 235, 235]),
+    term("a node's clock stands still", stalled, [892, 642, 642, 642]),
     term("a node cut off alone, `Share`", cut_off_share, [103, 284, 254, 280]),
     term("a node cut off alone, `LastRate`", cut_off_last_rate, [254, 184, 254, 329]),
     term("no node reaches the store, `Share`", outage_share, [302, 329, 293, 320]),
-    term("no node reaches the store, `LastRate`", outage_last_rate, [515, 106, 831, 427]),
+    term("no node reaches the store, `LastRate`", outage_last_rate, [446, 651, 723, 486]),
 ];
 
 /// The run that comes nearest to its bound: excess, bound and seed.

@@ -1,9 +1,13 @@
 //! Reads the records that the script writes, as docs/REDIS.md says they are. A record that is anything else
 //! fails the test.
 
+use std::collections::HashMap;
+
+use redis::Commands;
+
 use crate::quota::Scale;
 use crate::store::model::{Key, Lane, Node, Reason, Recovery, SUM_MAX};
-use crate::sync::message::{Incarnation, Receipt, TOKEN_BUCKET};
+use crate::sync::message::{Incarnation, InstanceId, Receipt, TOKEN_BUCKET};
 
 /// What is left to read of a record.
 struct Record<'a>(&'a [u8]);
@@ -107,4 +111,11 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
     };
     record.close();
     key
+}
+
+/// The nodes in a sorted set, and the time of each.
+pub(super) fn instances(raw: &mut redis::Connection, name: &str) -> HashMap<InstanceId, i64> {
+    let found: Vec<(Vec<u8>, i64)> = raw.zrange_withscores(name, 0, -1).unwrap();
+    let instance = |bytes: Vec<u8>| bytes.try_into().unwrap();
+    found.into_iter().map(|(bytes, seen_us)| (instance(bytes), seen_us)).collect()
 }

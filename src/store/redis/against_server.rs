@@ -26,6 +26,7 @@ fn batch_of(lane: u32, instance: InstanceId, knowledge: Knowledge) -> Arc<Reques
         sequence: 1,
         times: Times { silence_us: 1_000_000, alive_us: 1_000_000, ..Times::default() },
         knowledge,
+        limits: Vec::new(),
     };
     Arc::new(Request::new(header, Vec::new()))
 }

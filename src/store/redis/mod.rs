@@ -176,7 +176,7 @@ impl RedisStore {
     fn keys(&self, request: &Request) -> Vec<Vec<u8>> {
         let prefix = format!("tg2:{{{}/{}}}:", self.namespace, request.lane);
         let name = |suffix: &str| format!("{prefix}{suffix}").into_bytes();
-        let mut keys = Vec::with_capacity(3 + request.entries.len());
+        let mut keys = Vec::with_capacity(3 + request.entries.len() + request.limits.len());
         keys.extend([
             name("lane"),
             name(&format!("node:{}", hex(&request.instance))),
@@ -187,6 +187,7 @@ impl RedisStore {
             key.extend_from_slice(&entry.key);
             keys.push(key);
         }
+        keys.extend(request.limits.iter().map(|limit| name(&format!("limit:{limit}"))));
         keys
     }
 }
@@ -220,7 +221,7 @@ fn is_no_script(error: &RedisError) -> bool {
 
 fn decode(answer: &Value, request: &Request) -> Result<Reply, StoreError> {
     match answer {
-        Value::BulkString(bytes) => Reply::decode(bytes, &request.entries),
+        Value::BulkString(bytes) => Reply::decode(bytes, &request.entries, request.limits.len()),
         other => Err(StoreError::Reply { field: "type", value: kind_of(other).to_owned() }),
     }
 }
@@ -253,6 +254,7 @@ mod tests {
             sequence: 1,
             times: Times::default(),
             knowledge: Knowledge::default(),
+            limits: vec!["api".into()],
         };
         Request::new(header, Vec::new())
     }
@@ -265,6 +267,7 @@ mod tests {
         assert_eq!(text[0], "tg2:{a-b/7}:lane");
         assert_eq!(text[1], format!("tg2:{{a-b/7}}:node:{}", "ab".repeat(16)));
         assert_eq!(text[2], "tg2:{a-b/7}:nodes");
+        assert_eq!(text[3], "tg2:{a-b/7}:limit:api");
     }
 
     #[test]

@@ -111,6 +111,7 @@ impl Lane {
     ) {
         self.incarnation = incarnation;
         self.sequence = 0;
+        (self.limits_named, self.names_at) = (0, now);
         for (slot, entry) in flight.slots.iter().zip(&flight.request.entries) {
             self.accounts[*slot].revoke(entry);
         }
@@ -132,6 +133,9 @@ pub(super) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError
         Verdict::Wire(stored) => Err(StoreError::Wire { spoken: WIRE_VERSION, stored: *stored }),
         Verdict::Applied(grants) if grants.len() != request.entries.len() => {
             Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
+        }
+        Verdict::Applied(_) if reply.sharing.len() != request.limits.len() => {
+            Err(StoreError::Reply { field: "sharing", value: reply.sharing.len().to_string() })
         }
         Verdict::Applied(grants) => {
             for (grant, entry) in grants.iter().zip(&request.entries) {

@@ -21,6 +21,8 @@ pub(crate) struct Reply {
     /// How long a silence of all nodes has to last before the lane takes it that outage policies
     /// were in force, in microseconds.
     pub silence_us: i64,
+    /// Nodes that share each of the limits that the batch names; none if it was not applied.
+    pub sharing: Vec<i64>,
     pub verdict: Verdict,
 }
 
@@ -177,15 +179,20 @@ impl Reply {
         for (grant, entry) in grants.iter().zip(entries) {
             grant.put(&mut bytes, self.time_us, entry);
         }
+        put(&mut bytes, &self.sharing);
         bytes
     }
 
-    /// Decodes a reply to a batch of `entries`.
+    /// Decodes a reply to a batch of `entries` that names so many `limits`.
     ///
     /// # Errors
     ///
     /// [`StoreError::Reply`] names the field that no store of this protocol would send.
-    pub(crate) fn decode(bytes: &[u8], entries: &[Entry]) -> Result<Self, StoreError> {
+    pub(crate) fn decode(
+        bytes: &[u8],
+        entries: &[Entry],
+        limits: usize,
+    ) -> Result<Self, StoreError> {
         let mut reader = Reader { bytes };
         let magic: [u8; 2] = reader.take("magic")?;
         if magic != MAGIC {
@@ -220,6 +227,8 @@ impl Reply {
             5 => Verdict::Wire(small("wire")?),
             _ => return Err(StoreError::Reply { field: "status", value: status.to_string() }),
         };
+        let limits = if status == 0 { limits } else { 0 };
+        let sharing = (0..limits).map(|_| reader.natural("sharing")).collect::<Result<_, _>>()?;
         if !reader.bytes.is_empty() {
             return Err(StoreError::Reply {
                 field: "length",
@@ -233,6 +242,7 @@ impl Reply {
             recovering_until_us,
             recovering_since_us,
             silence_us,
+            sharing,
             verdict,
         })
     }

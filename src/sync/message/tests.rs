@@ -43,6 +43,7 @@ proptest! {
     #[test]
     fn a_reply_survives_its_encoding(
         grants in prop::collection::vec(given(), 0..5), time_us in 0..1_i64 << 52,
+        sharing in prop::collection::vec(0..1_i64 << 52, 0..4),
     ) {
         let entries = entries(grants.len());
         let reply = Reply {
@@ -52,19 +53,20 @@ proptest! {
             recovering_until_us: 5,
             recovering_since_us: 4,
             silence_us: 6,
+            sharing: sharing.clone(),
             verdict: Verdict::Applied(grants),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
-        prop_assert_eq!(Reply::decode(&bytes, &entries), Ok(reply));
+        prop_assert_eq!(Reply::decode(&bytes, &entries, sharing.len()), Ok(reply));
     }
 
     #[test]
     fn a_hostile_reply_is_an_error_and_never_a_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..400), count in 0..4_usize,
     ) {
-        let _ = Reply::decode(&bytes, &entries(count));
+        let _ = Reply::decode(&bytes, &entries(count), count);
         let hostile = [&MAGIC, &bytes[..]].concat();
-        let _ = Reply::decode(&hostile, &entries(count));
+        let _ = Reply::decode(&hostile, &entries(count), count);
     }
 
     #[test]
@@ -79,6 +81,7 @@ proptest! {
             recovering_until_us: 0,
             recovering_since_us: 0,
             silence_us: 0,
+            sharing: Vec::new(),
             verdict: Verdict::Applied(vec![Grant::Foreign]),
         };
         let mut bytes = reply.encode(Receipt::default(), &entries);
@@ -86,7 +89,7 @@ proptest! {
         bytes.push(status);
         let count = if status & TIMED > 0 { 10 } else { 7 };
         bytes.extend(numbers[..count].iter().flat_map(|number| number.to_le_bytes()));
-        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries) {
+        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries, 0) {
             prop_assert_eq!(grants.len(), 1);
             let all = GIVEN_VOID + TIMED + LOST + WITHHELD + CREDIT_WITHHELD;
             prop_assert!(status <= all, "{}", status);
@@ -103,10 +106,11 @@ proptest! {
             recovering_until_us: 0,
             recovering_since_us: 0,
             silence_us: 0,
+            sharing: Vec::new(),
             verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
         prop_assert_eq!(bytes.len(), 203);
-        prop_assert!(Reply::decode(&bytes[..cut], &entries).is_err());
+        prop_assert!(Reply::decode(&bytes[..cut], &entries, 0).is_err());
     }
 }
