@@ -298,7 +298,7 @@ fn scenarios_in_help(command: &str) -> Vec<String> {
 }
 
 #[test]
-fn help_lists_the_scenarios_that_a_command_takes() {
+fn help_lists_the_scenarios_that_a_command_takes_and_each_runs() {
     let (demo, all) = (scenarios_in_help("demo"), scenarios_in_help("simulate"));
     assert!(demo.len() > 5 && all.len() > demo.len(), "{demo:?} {all:?}");
     for name in &all {
@@ -309,6 +309,10 @@ fn help_lists_the_scenarios_that_a_command_takes() {
         let output = run(&format!("demo --outage 5s..8s --seconds 2 --scenario {name}"));
         let refused = if demo.contains(name) { "'--outage'" } else { "'--scenario" };
         assert!(text(&output.stderr).contains(refused), "{name}: {}", text(&output.stderr));
+        if demo.contains(name) {
+            let output = run(&format!("demo {few} --scenario {name}"));
+            assert_eq!(output.status.code(), Some(0), "{name}: {}", text(&output.stderr));
+        }
     }
 }
 

@@ -13,7 +13,7 @@ const FIRST_WITHIN_US: u64 = 2_000;
 pub(super) fn arrivals_of_node(workload: &Workload, node: u16) -> Vec<Arrival> {
     let end_us = (workload.seconds * 1e6) as u64;
     let mut arrivals = Vec::new();
-    for key in 0..CLIENTS_PER_SECOND * workload.seconds.ceil() as u32 {
+    for key in 0..clients(workload.seconds) {
         let mut random = fastrand::Rng::with_seed(seed_of(workload.seed, u64::from(key)));
         let second = u64::from(key / CLIENTS_PER_SECOND);
         let begins_us = second * 1_000_000 + random.u64(..1_000_000);
@@ -28,6 +28,11 @@ pub(super) fn arrivals_of_node(workload: &Workload, node: u16) -> Vec<Arrival> {
     }
     arrivals.sort_by_key(|arrival| arrival.at_us);
     arrivals
+}
+
+/// All clients of so many seconds.
+pub(super) fn clients(seconds: f64) -> u32 {
+    CLIENTS_PER_SECOND * seconds.ceil() as u32
 }
 
 /// Requests of all clients, on average.

@@ -113,6 +113,14 @@ impl Workload {
         Ok(())
     }
 
+    /// How many keys there are in all: more than [`keys`](Self::keys) where new clients come all the time.
+    pub fn keys_in_all(&self) -> u32 {
+        match self.scenario {
+            Scenario::ColdClients => cold::clients(self.seconds),
+            _ => self.keys,
+        }
+    }
+
     /// What comes to all nodes, ordered by time.
     pub fn arrivals(&self) -> Vec<Arrival> {
         let mut all: Vec<Arrival> =

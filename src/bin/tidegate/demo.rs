@@ -159,7 +159,7 @@ fn read_input(options: &Options) -> Result<Input, DemoError> {
         let workload = flags.workload();
         return Ok(Input {
             arrivals: if options.processes { Vec::new() } else { workload.arrivals() },
-            keys: key_names(flags.keys),
+            keys: key_names(workload.keys_in_all()),
             limit: flags.cluster.rate.times(flags.keys).to_string(),
             seconds: flags.seconds,
             source: Source::Synthetic(workload),
@@ -203,12 +203,13 @@ fn run_here(
     let over = AtomicBool::new(false);
     let driven = std::thread::scope(|scope| {
         scope.spawn(|| report::each_second(&live, "", &input.limit, load.start, &over));
+        let end = EndOfLoad(&over);
         let outage = own_redis.zip(options.outage).map(|(server, outage)| {
             let start = load.start;
             scope.spawn(move || server.suffer(outage, start))
         });
         let driven = node::drive(&load, |node| limiters.get(usize::from(node)), &live);
-        over.store(true, Ordering::Release);
+        drop(end);
         if let Some(Ok(result)) = outage.map(std::thread::ScopedJoinHandle::join) {
             result?;
         }
@@ -240,6 +241,15 @@ fn run_processes(
     }
     let (driven, traffic) = processes.gather()?;
     Ok(Output { driven, traffic })
+}
+
+/// Says when it is dropped that the load is over, so that nobody waits for one that ended in a panic.
+struct EndOfLoad<'a>(&'a AtomicBool);
+
+impl Drop for EndOfLoad<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Sleeps until `instant`, or until `over`; returns whether it is over.

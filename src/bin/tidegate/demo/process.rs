@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::de::DeserializeOwned;
@@ -66,7 +66,7 @@ impl Source {
     fn arrivals_of(&self, node: u16) -> Result<(Vec<Arrival>, Vec<String>), InputError> {
         match self {
             Self::Synthetic(workload) => {
-                Ok((workload.arrivals_of_node(node), super::key_names(workload.keys)))
+                Ok((workload.arrivals_of_node(node), super::key_names(workload.keys_in_all())))
             }
             Self::Trace { file, speed, nodes, seed } => {
                 let trace = Trace::load(file)?;
@@ -118,9 +118,8 @@ fn play() -> Result<Option<Outcome>, DemoError> {
     let over = AtomicBool::new(false);
     let driven = std::thread::scope(|scope| {
         scope.spawn(|| super::report::each_second(&live, &who, &limit, start, &over));
-        let driven = node::drive(&load, |_| Some(&limiter), &live);
-        over.store(true, Ordering::Release);
-        driven
+        let _end = super::EndOfLoad(&over);
+        node::drive(&load, |_| Some(&limiter), &live)
     })?;
     runtime.block_on(node::leave(std::slice::from_ref(&limiter)));
     let traffic = live.traffic().clone();
