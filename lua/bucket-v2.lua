@@ -520,10 +520,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
         if added < 0 then added = 0 end
         if held_rate + added > 0 then
           -- The depth that goes with it, on top of the tokens.
-          -- What is kept back is not there for the others, who still need room for their refill.
-          local room, there = capacity * share / 2, unleased
-          if reserved > 0 then there = min(unleased, max(unleased - reserved, 0)) end
-          local free = (burst - there) / token
+          -- The reserve cannot be given as tokens, so depth may take its place: it is cut below.
+          local room, leasable = capacity * share / 2, unleased
+          if reserved > 0 then leasable = min(unleased, max(unleased - reserved, 0)) end
+          local free = (burst - leasable) / token
           room = room - room % 1
           if room < 2 then room = 2 end
           if room > capacity then room = capacity end
@@ -546,6 +546,7 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if depth0 > 2^52 then depth0 = 2^52 end
     out0 = out0 + tokens * token
     if out0 > 2^52 then out0 = 2^52 end
+    -- Depth given in place of the reserve displaces it.
     if reserved > 0 then unleased = min(unleased, max(burst - (depth0 + depth1) * token, 0)) end
     local whole = unleased + out0 + out1
     if whole > 2^53 then whole = 2^53 elseif whole < -2^53 then whole = -2^53 end

@@ -4,8 +4,8 @@
 -- KEYS[2]    this node's record in the lane: its last batch and the reply to it (string)
 -- KEYS[3]    the lane's nodes (sorted set: instance -> lane time when it was marked alive, us)
 -- KEYS[4..]  the bucket of each entry, in the batch's order (strings)
--- KEYS[..]   behind these, the nodes that have each limit which the batch names (sorted sets: instance ->
---            lane time when it named the limit, us)
+-- KEYS[4 + entries..]  the nodes of each limit that the batch names (sorted sets: instance -> lane time
+--            until which it counts, us)
 --
 -- ARGV[1]    the batch: Request::bytes() of src/sync/message.rs
 --            16 numbers  wire version, lanes, sequence, recovery_us, lease_us, silence_us, alive_us,
@@ -40,8 +40,8 @@
 -- Cost       O(entries), and O(log nodes) for the lane. Calls: TIME, a GETRANGE, an MGET of lane and
 --            buckets, a TYPE for each that is not there; then a SETRANGE for each bucket (a SET where
 --            it is new or its expiry has come near), a SET for the node, a SETRANGE for the lane; and
---            four times a second and node ZADD, ZREMRANGEBYSCORE, ZCARD and PEXPIRE; in one lane the same
---            twice a second for each limit. A batch that comes again reads no buckets.
+--            four times a second and node ZADD, ZREMRANGEBYSCORE, ZCARD and PEXPIRE; in lane 0 the same for
+--            each limit that the batch names. A batch that comes again reads no buckets.
 --
 -- Every number is a whole one, written as a little-endian double: struct reads those at half the
 -- cost of integers. All that is computed here stays within 2^53, where doubles are exact; the node
@@ -93,7 +93,8 @@ if #ARGV ~= 2 or #batch < HEADER_BYTES or #hash ~= HASH_BYTES then
   return redis.error_reply('TIDEGATE REQUEST cut short')
 end
 local wire, request_lanes, sequence, recovery_us, lease_us, silence_us, alive_us, limit_alive_us, known_us,
-  sent_us, known_nodes, flags, entries, quota_count, rests, limits, instance, known = unpack_numbers(HEADER_FORMAT, batch)
+  sent_us, known_nodes, flags, entries, quota_count, rests, limits, instance, known =
+  unpack_numbers(HEADER_FORMAT, batch)
 if wire ~= WIRE_VERSION then
   return redis.error_reply('TIDEGATE REQUEST another wire version')
 end
@@ -273,35 +274,35 @@ else
   end
 end
 
--- Marks the node as alive, or as gone, in a sorted set, drops the dead, and counts those that are alive. An
--- error where the key holds another program's value.
+-- Puts the node into a sorted set with this score, or takes it out where it leaves; drops those whose score is
+-- below `least`, and returns how many there are. An error where the key holds another program's value.
 local is_leaving = flags >= LEAVING
-local function count(name, longest_us)
+local function mark_and_count(name, score, least)
   local done = is_leaving and redis.pcall('ZREM', name, instance)
-    or not is_leaving and redis.pcall('ZADD', name, now_us, instance)
+    or not is_leaving and redis.pcall('ZADD', name, score, instance)
   if type(done) == 'table' then
     return nil, failed(name, done)
   end
-  call('ZREMRANGEBYSCORE', name, '-inf', string.format('(%.0f', now_us - longest_us))
+  call('ZREMRANGEBYSCORE', name, '-inf', string.format('(%.0f', least))
   return call('ZCARD', name)
 end
 local marks = not is_known or now_us - marked_us >= MARK_US or is_leaving
 if marks then
-  local alive, foreign = count(KEYS[3], alive_us)
+  local alive, foreign = mark_and_count(KEYS[3], now_us, now_us - alive_us)
   if foreign then
     return foreign
   end
   nodes, marked_us, most_nodes = alive, now_us, max(most_nodes, alive)
 end
-local sharing = {}
+local limit_nodes = {}
 for index = 1, limits do
   local name = KEYS[3 + entries + index]
-  local sharers, foreign = count(name, limit_alive_us)
+  local alive, foreign = mark_and_count(name, now_us + limit_alive_us, now_us)
   if foreign then
     return foreign
   end
   call('PEXPIRE', name, keep_ms)
-  sharing[index] = pack('<d', sharers)
+  limit_nodes[index] = pack('<d', alive)
 end
 -- A batch that is older than this was sent before its node took what it does not tell of.
 if known == NO_INCARNATION then
@@ -322,7 +323,7 @@ local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, 
 if not records then
   return redis.error_reply('TIDEGATE REQUEST an entry of a quota or algorithm that is not there')
 end
-local reply = table.concat(parts) .. table.concat(sharing)
+local reply = table.concat(parts) .. table.concat(limit_nodes)
 local longer = longest_ms + RECORD_MARGIN_MS > keep_ms
 if longer then
   keep_ms = longest_ms + RECORD_MARGIN_MS

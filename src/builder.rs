@@ -173,9 +173,9 @@ impl Builder {
         self
     }
 
-    /// The most nodes that share the limits ([`DEFAULT_MAX_NODES`]; 1 with a [`MemoryStore`]).
+    /// The most nodes that have one limit ([`DEFAULT_MAX_NODES`]; 1 with a [`MemoryStore`]).
     /// A node computes its credit from this number until the store has counted the same number of nodes for a second, and
-    /// its [share](crate::OutagePolicy::Share) until the store's first reply.
+    /// its [share](crate::OutagePolicy::Share) until the store has counted them once.
     pub fn max_nodes(mut self, nodes: u32) -> Self {
         self.max_nodes = Some(nodes);
         self

@@ -118,7 +118,7 @@ fn describe() {
         "Deepest debt of a key that the store told this node of, by limit"
     );
     describe_gauge!(KEYS, Unit::Count, "Keys held on this node");
-    describe_gauge!(NODES, Unit::Count, "Nodes alive, 0 while unknown");
+    describe_gauge!(NODES, Unit::Count, "Nodes of the namespace that are alive, 0 while unknown");
     describe_counter!(EVICTIONS, Unit::Count, "Idle keys forgotten to make room");
     describe_gauge!(STORE_UP, "1 while every lane of the store answers, else 0");
     describe_counter!(POLICIES, Unit::Count, "Keys that an outage policy took over, by limit");

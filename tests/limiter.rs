@@ -833,7 +833,7 @@ async fn admitted_in_an_outage_beside(cluster: Cluster, others: usize, limit: &s
 }
 
 #[tokio::test]
-async fn in_an_outage_nodes_share_the_rate_with_those_alone_that_have_the_limit() {
+async fn in_an_outage_the_share_of_a_node_ignores_nodes_without_the_limit() {
     let cluster = Cluster::new(2, &limit(OutagePolicy::Share));
     let admitted = admitted_in_an_outage_beside(cluster, 6, "reports").await;
     assert!((RATE - 4..=RATE + 2).contains(&admitted), "{admitted}");
@@ -847,7 +847,7 @@ async fn nodes_of_a_limit_are_counted_where_each_has_more_limits_than_a_batch_na
             builder.limit(Limit::new(&name, Quota::per_second(RATE)))
         })
     };
-    // Six other nodes have the second limit of the first turn. The other one is the second of the third turn.
+    // Six other nodes have `limit0`, the second of the first batch. `limit32` is the second of the third.
     for (limit, expected) in [("limit0", RATE / 4), ("limit32", RATE)] {
         let api = Limit::new("api", Quota::per_second(RATE));
         let cluster = Cluster { limit, ..Cluster::with(2, &api, more) };

@@ -141,8 +141,8 @@ impl Stage {
                 compare_states(&mut self.raw, &self.model, request);
             }
         }
-        let Model { lanes, nodes, members, sharers, keys, .. } = &self.model;
-        let records = lanes.len() + nodes.len() + members.len() + sharers.len() + keys.len();
+        let Model { lanes, nodes, members, limit_nodes, keys, .. } = &self.model;
+        let records = lanes.len() + nodes.len() + members.len() + limit_nodes.len() + keys.len();
         let found: usize = redis::cmd("DBSIZE").query(&mut self.raw).unwrap();
         assert_eq!(found, records + 1);
     }

@@ -215,10 +215,10 @@ impl SimulatedStore {
         self.model.keys.get(&(limit.clone(), key.clone()))
     }
 
-    /// How many nodes have the limit, as far as the store has heard.
+    /// How many nodes have the limit, by the last count.
     #[cfg(test)]
-    pub(super) fn sharing(&self, limit: &str) -> usize {
-        self.model.sharers.get(&(0, limit.into())).map_or(0, HashMap::len)
+    pub(super) fn limit_nodes(&self, limit: &str) -> usize {
+        self.model.limit_nodes.get(&(0, limit.into())).map_or(0, HashMap::len)
     }
 
     /// Tokens charged to all keys.

@@ -153,16 +153,18 @@ fn every_token_is_charged_once_whatever_the_network_does() {
 }
 
 #[test]
-fn nodes_that_leave_share_no_limit_any_more_and_those_that_die_none_after_four_seconds() {
+fn limit_counts_no_node_that_has_left_and_none_that_died_six_seconds_ago() {
     let mut world = World::new(audited(api(100, 100), 3, 1)).unwrap();
     world.run_until(world.now_us + SECOND_US);
-    assert_eq!(world.store.sharing("api"), 3);
+    assert_eq!(world.store.limit_nodes("api"), 3);
     world.suffer(&at(SECOND_US, Fault::NodeDies { place: 2 }));
-    world.run_until(world.now_us + 7 * SECOND_US);
-    assert_eq!(world.store.sharing("api"), 2);
+    world.run_until(world.now_us + 3 * SECOND_US);
+    assert_eq!(world.store.limit_nodes("api"), 3, "it may be held up");
+    world.run_until(world.now_us + 3 * SECOND_US);
+    assert_eq!(world.store.limit_nodes("api"), 2);
     world.leave();
     world.run_until(world.now_us + SECOND_US / 10);
-    assert_eq!(world.store.sharing("api"), 0);
+    assert_eq!(world.store.limit_nodes("api"), 0);
 }
 
 #[test]

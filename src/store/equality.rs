@@ -304,13 +304,13 @@ impl World {
         Arc::new(Request::new(header, entries))
     }
 
-    /// Mostly what a node can know, sometimes of a time that is still to come.
     /// Limits that the batch names: mostly none.
     fn limits(&mut self) -> Vec<Arc<str>> {
         let count = self.random.among(&[0, 0, 0, 1, 3]);
         (0..count).map(|number| format!("limit{number}").into()).collect()
     }
 
+    /// Mostly what a node can know, sometimes of a time that is still to come.
     fn knowledge(&mut self) -> Knowledge {
         let random = &mut self.random;
         let ago = random.among(&[0, 0, 1, 300, 10_000, 700_000_000]);
@@ -397,9 +397,9 @@ fn compare_lane(raw: &mut redis::Connection, model: &Model, request: &Request) {
     let expected = model.members.get(&request.lane).cloned().unwrap_or_default();
     assert_eq!(members, expected, "after {}", Shown(request));
     for limit in &request.limits {
-        let sharers = instances(raw, &limit_key(request.lane, limit));
-        let expected = model.sharers.get(&(request.lane, limit.clone()));
-        assert_eq!(sharers, expected.cloned().unwrap_or_default(), "after {}", Shown(request));
+        let limit_nodes = instances(raw, &limit_key(request.lane, limit));
+        let expected = model.limit_nodes.get(&(request.lane, limit.clone()));
+        assert_eq!(limit_nodes, expected.cloned().unwrap_or_default(), "after {}", Shown(request));
     }
 }
 

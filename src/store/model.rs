@@ -176,8 +176,8 @@ pub(crate) struct Model {
     pub(crate) nodes: HashMap<(u32, InstanceId), Node>,
     /// When each node was seen last in each lane.
     pub(crate) members: HashMap<u32, HashMap<InstanceId, i64>>,
-    /// When each node that has a limit named it last, by lane and limit.
-    pub(crate) sharers: HashMap<(u32, Arc<str>), HashMap<InstanceId, i64>>,
+    /// Until when each node counts among those that have a limit, by lane and limit.
+    pub(crate) limit_nodes: HashMap<(u32, Arc<str>), HashMap<InstanceId, i64>>,
     pub(crate) keys: HashMap<(Arc<str>, Arc<[u8]>), Key>,
 }
 
@@ -285,8 +285,8 @@ impl Model {
             let grant = self.entry(&entry.bounded(), &mut lane, caller, now_us, time_us / 1000);
             grants.push(grant);
         }
-        let sharing = self.count_sharers(request, now_us);
-        let answer = Reply { sharing, ..reply(&lane, now_us, Verdict::Applied(grants)) };
+        let limit_nodes = self.count_limit_nodes(request, now_us);
+        let answer = Reply { limit_nodes, ..reply(&lane, now_us, Verdict::Applied(grants)) };
         let receipt = Receipt { sequence, marked_us, settled_us, hash: request.hash() };
         let reply = answer.encode(receipt, &request.entries);
         let node = Node { incarnation: lane.incarnation, receipt, reply };
@@ -309,23 +309,23 @@ impl Model {
         lane.most_nodes = lane.most_nodes.max(lane.nodes);
     }
 
-    /// Counts the node, or counts it no more, among those that have each of the limits it names.
-    fn count_sharers(&mut self, request: &Request, now_us: i64) -> Vec<i64> {
-        let oldest_us = now_us - natural(request.times.limit_alive_us);
+    /// Counts the node among those that have each of the limits it names, or no more where it leaves.
+    fn count_limit_nodes(&mut self, request: &Request, now_us: i64) -> Vec<i64> {
+        let until_us = now_us + natural(request.times.limit_alive_us);
         let mut count = |limit: &Arc<str>| {
             let place = (request.lane, limit.clone());
-            let mut sharers = self.sharers.remove(&place).unwrap_or_default();
+            let mut nodes = self.limit_nodes.remove(&place).unwrap_or_default();
             if request.knowledge.leaving {
-                sharers.remove(&request.instance);
+                nodes.remove(&request.instance);
             } else {
-                sharers.insert(request.instance, now_us);
+                nodes.insert(request.instance, until_us);
             }
-            sharers.retain(|_, named_us| *named_us >= oldest_us);
-            let nodes = sharers.len() as i64;
-            if nodes > 0 {
-                self.sharers.insert(place, sharers);
+            nodes.retain(|_, until_us| *until_us >= now_us);
+            let count = nodes.len() as i64;
+            if count > 0 {
+                self.limit_nodes.insert(place, nodes);
             }
-            nodes
+            count
         };
         request.limits.iter().map(&mut count).collect()
     }
@@ -408,7 +408,7 @@ fn reply(lane: &Lane, now_us: i64, verdict: Verdict) -> Reply {
         recovering_until_us: if lane.waits(now_us) { lane.recovery.until_us } else { 0 },
         recovering_since_us: lane.recovery.since_us,
         silence_us: lane.silence_us,
-        sharing: Vec::new(),
+        limit_nodes: Vec::new(),
         verdict,
     }
 }

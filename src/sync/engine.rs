@@ -50,7 +50,7 @@ pub(crate) struct Config {
     pub(crate) seed: u64,
     /// How long an exchange may take, and the longest wait before the next attempt.
     pub(crate) retry_us: u64,
-    /// The nodes that share the limits while the store was never reached.
+    /// The nodes that share each limit while the store has not counted them.
     pub(crate) max_nodes: Option<u32>,
 }
 
@@ -186,9 +186,14 @@ impl Context {
         limit.nodes.sharing(limit.terms.scale.fill_us(), now)
     }
 
-    /// The names of the limits that nodes share.
+    /// The limits that nodes share.
+    fn shared(&self) -> impl Iterator<Item = &LimitBooks> {
+        self.limits.iter().filter(|limit| limit.is_shared())
+    }
+
+    /// Their names.
     pub(crate) fn shared_limits(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.limits.iter().filter(|limit| limit.is_shared()).map(|limit| &limit.name)
+        self.shared().map(|limit| &limit.name)
     }
 
     /// The most nodes that a lane has counted last, 0 before one has.
@@ -200,14 +205,14 @@ impl Context {
     pub(crate) fn counted(&mut self, lane: u32, nodes: i64) {
         self.nodes_by_lane[lane as usize] = Some(nodes);
         let alive = u32::try_from(self.alive()).unwrap_or(u32::MAX);
-        let stood = self.limits.iter().all(|limit| !limit.is_shared() || limit.nodes.have_stood());
+        let stood = self.shared().all(|limit| limit.nodes.have_stood());
         if self.known.nodes.count(alive, stood) {
             self.raise_bounds(LaneTrouble::default());
         }
     }
 
-    /// Takes the counts of nodes that have each limit, of those from `first` on that are shared.
-    pub(crate) fn counted_sharing(&mut self, first: usize, counts: &[i64], now: Timestamp) {
+    /// Takes the counts of nodes that have each shared limit, in the limits' order from number `first` on.
+    pub(crate) fn counted_of_limits(&mut self, first: usize, counts: &[i64], now: Timestamp) {
         let mut changed = false;
         let shared = self.limits.iter_mut().filter(|limit| limit.is_shared()).skip(first);
         for (limit, nodes) in shared.zip(counts) {
@@ -223,15 +228,15 @@ impl Context {
         }
     }
 
-    /// Whether a limit is shared whose nodes nobody has counted or configured.
-    pub(crate) fn is_sharing_unknown(&self) -> bool {
-        self.limits.iter().any(|limit| limit.is_shared() && limit.nodes.unknown())
+    /// Whether there is a shared limit whose nodes nobody has counted or configured: then counts are taken of a lane
+    /// too that still waits for some of its nodes.
+    pub(crate) fn is_any_count_missing(&self) -> bool {
+        self.shared().any(|limit| limit.nodes.unknown())
     }
 
     /// When the first count that has not stood yet will have: the store is to be asked again then.
     pub(crate) fn counts_stand_from(&self) -> Option<Timestamp> {
-        let shared = self.limits.iter().filter(|limit| limit.is_shared());
-        shared.filter_map(|limit| limit.nodes.stands_from()).min()
+        self.shared().filter_map(|limit| limit.nodes.stands_from()).min()
     }
 
     /// A lane was found to have lost its memory.

@@ -88,7 +88,7 @@ fn pieces(jumps: usize, all_us: u64) -> Vec<f64> {
     vec![all_us as f64 / 1e6 / jumps.max(1) as f64; jumps]
 }
 
-/// How the nodes have changed that the store counts: those of a lane, or those that have a limit.
+/// Nodes that came and went by the store's counts: those of all services, or those that have one limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turnover {
     /// Nodes by the store's last word.
@@ -114,7 +114,7 @@ impl Turnover {
 /// What is known of all nodes and of this node's clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Known {
-    /// The nodes of the lanes, whatever limits they have: the most of any lane.
+    /// The nodes of the namespace, whatever limits they have: the highest count of any lane.
     pub(crate) nodes: Turnover,
     /// Stalls of the cached clock beyond what leases allow for: how many, and all together.
     stalls: usize,
@@ -211,15 +211,15 @@ mod tests {
 
     #[test]
     fn a_replaced_node_is_one_death_and_one_join() {
-        let mut known = Turnover::default();
+        let mut turnover = Turnover::default();
         // All begin together.
-        assert!(known.count(3, false) && known.count(20, false));
-        assert!(!known.count(20, true));
+        assert!(turnover.count(3, false) && turnover.count(20, false));
+        assert!(!turnover.count(20, true));
         // Each of five is replaced: the new one comes before the old one is missed.
         for _ in 0..5 {
-            assert!(known.count(21, true) && known.count(20, true));
+            assert!(turnover.count(21, true) && turnover.count(20, true));
         }
-        let incidents = Known::default().incidents(known, LaneTrouble::default());
+        let incidents = Known::default().incidents(turnover, LaneTrouble::default());
         assert_eq!(incidents, Incidents { deaths: 5, joins: 5, ..Incidents::default() });
     }
 

@@ -35,13 +35,13 @@ pub(crate) use silence::Outage;
 pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
 /// A node that was silent for so long has gone.
 const ALIVE_US: u64 = 4 * HEARTBEAT_US;
-/// One lane's store counts the nodes that have each limit: this one's. Its batches name so many limits at most, each
-/// so often at most; a node that has more names them in turn.
+/// The nodes that have a limit are counted in this lane only: a node names its limits there, so many in a batch at
+/// most, in one batch after the other until all are named. It begins again after so long.
 const NAMING_LANE: u32 = 0;
 const LIMITS_NAMED_MAX: usize = 16;
-const NAMED_AGAIN_US: u64 = 500_000;
+const NAMING_GAP_US: u64 = 500_000;
 /// The same while a count has not stood yet.
-const NAMED_SOON_US: u64 = 100_000;
+const NAMING_GAP_FIRST_US: u64 = 100_000;
 /// Between two batches of a lane there is at least this.
 const BATCH_GAP_US: u64 = 1_000;
 /// While the store waits for what nodes know, it is called so often at first, and at last.
@@ -86,7 +86,7 @@ pub(crate) struct Lane {
     waits: BTreeSet<(Timestamp, usize)>,
     heartbeat_at: Timestamp,
     sendable_at: Timestamp,
-    /// How many of the shared limits have been named in this turn, and when the next turn may begin.
+    /// How many of the shared limits have been named in this pass, and when the next pass may begin.
     limits_named: usize,
     names_at: Timestamp,
     /// When the store answered last.
@@ -432,7 +432,9 @@ impl Lane {
             leaving: self.leaving && self.accounts.len() == slots.len(),
         };
         let alive_us = ALIVE_US.max(2 * context.silence_us);
-        let turns = context.shared_limits().count().div_ceil(LIMITS_NAMED_MAX).max(1) as u64;
+        // The batches of a pass take a timeout each at most.
+        let batches = context.shared_limits().count().div_ceil(LIMITS_NAMED_MAX) as u64;
+        let limit_alive_us = alive_us + batches * context.retry_us;
         let header = Header {
             lane: self.number,
             lanes: context.lanes,
@@ -444,10 +446,10 @@ impl Lane {
                 lease_us: context.lease_us as i64,
                 silence_us: context.silence_us as i64,
                 alive_us: alive_us as i64,
-                limit_alive_us: (alive_us * turns) as i64,
+                limit_alive_us: limit_alive_us as i64,
             },
             knowledge,
-            limits: self.names_limits(knowledge.leaving, now, context),
+            limits: self.limits_to_name(knowledge.leaving, now, context),
         };
         let request = Arc::new(Request::new(header, entries));
         let (attempts, next) = (VecDeque::new(), Next::Resend { at: now });
@@ -459,7 +461,7 @@ impl Lane {
     }
 
     /// The limits that a batch names which is sent now: with the last one of a node that leaves all.
-    fn names_limits(&self, leaving: bool, now: Timestamp, context: &Context) -> Vec<Arc<str>> {
+    fn limits_to_name(&self, leaving: bool, now: Timestamp, context: &Context) -> Vec<Arc<str>> {
         let limits = context.shared_limits().cloned();
         match self.number {
             NAMING_LANE if leaving => limits.collect(),
@@ -470,26 +472,27 @@ impl Lane {
         }
     }
 
-    /// The store has counted the nodes that have the limits which a batch named; it is `known` that all call it.
-    fn counted_sharing(
+    /// The store has counted the nodes that have the limits which a batch named. Counts miss some nodes while the
+    /// lane waits for them: they are not `complete`.
+    fn counted_of_limits(
         &mut self,
         counts: &[i64],
-        known: bool,
+        complete: bool,
         now: Timestamp,
         context: &mut Context,
     ) {
-        if counts.is_empty() {
+        if counts.is_empty() || self.leaving {
             return;
         }
-        if known {
-            context.counted_sharing(self.limits_named, counts, now);
+        if complete {
+            context.counted_of_limits(self.limits_named, counts, now);
         }
         self.limits_named += counts.len();
         if self.limits_named >= context.shared_limits().count() {
             self.limits_named = 0;
             let stand_from = context.counts_stand_from();
-            let again_us = if stand_from.is_some() { NAMED_SOON_US } else { NAMED_AGAIN_US };
-            self.names_at = now.plus_micros(again_us);
+            let gap_us = if stand_from.is_some() { NAMING_GAP_FIRST_US } else { NAMING_GAP_US };
+            self.names_at = now.plus_micros(gap_us);
             if let Some(stand_from) = stand_from {
                 self.heartbeat_at = self.heartbeat_at.min(stand_from.max(self.names_at));
             }
@@ -621,11 +624,11 @@ impl Lane {
                 // A lane that waits for its nodes has not counted all of them. If it is lost again meanwhile, it has
                 // to wait for those of before.
                 self.nodes = if wait_us == 0 { reply.nodes } else { self.nodes.max(reply.nodes) };
-                let counts = wait_us == 0 || context.is_sharing_unknown();
-                if counts {
+                let complete = wait_us == 0 || context.is_any_count_missing();
+                if complete {
                     context.counted(self.number, reply.nodes.max(1));
                 }
-                self.counted_sharing(&reply.sharing, counts, now, context);
+                self.counted_of_limits(&reply.limit_nodes, complete, now, context);
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }

@@ -137,7 +137,7 @@ pub(crate) struct Request {
     pub times: Times,
     /// What the node knows of the lane.
     pub knowledge: Knowledge,
-    /// Limits that the node has, which are to count it; most batches name none.
+    /// Limits whose nodes the store is to count, this one among them; most batches name none.
     pub limits: Vec<Arc<str>>,
     pub entries: Vec<Entry>,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for stores on a wire"))]
@@ -155,7 +155,7 @@ pub(crate) struct Header {
     pub sequence: i64,
     pub times: Times,
     pub knowledge: Knowledge,
-    /// Limits that are to count the node.
+    /// Limits whose nodes the store is to count, this one among them.
     pub limits: Vec<Arc<str>>,
 }
 
@@ -171,7 +171,7 @@ pub(crate) struct Times {
     pub silence_us: i64,
     /// A node that was silent for so long has gone.
     pub alive_us: i64,
-    /// The same for a limit that it does not name.
+    /// A node that has not named a limit for so long does not have it any more.
     pub limit_alive_us: i64,
 }
 

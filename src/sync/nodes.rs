@@ -77,7 +77,7 @@ impl Nodes {
         self.stood
     }
 
-    /// When a count that is as high as the latest one has stood long enough; `None` if one has.
+    /// When the latest count will have stood for [`STOOD_US`]; `None` once one has.
     pub(crate) fn stands_from(&self) -> Option<Timestamp> {
         (!self.stood).then(|| self.stands_since.plus_micros(STOOD_US))
     }

@@ -16,7 +16,6 @@ impl Engine {
         }
         let all_down = self.lanes.iter().all(Lane::is_down);
         let was_down = std::mem::replace(&mut self.context.all_down, all_down);
-        let store_was_reached = self.context.alive() > 0;
         let change = |(limit, on_policy): (&mut LimitBooks, bool)| {
             if std::mem::replace(&mut limit.on_policy, on_policy) == on_policy {
                 return None;
@@ -26,7 +25,7 @@ impl Engine {
                 Event::OutagePolicyBegan {
                     limit: name,
                     policy: limit.terms.outage,
-                    store_was_reached,
+                    store_was_reached: limit.nodes.alive().is_some(),
                     nodes: limit.nodes.sharing(limit.terms.scale.fill_us(), now),
                 }
             } else {

@@ -357,9 +357,9 @@ impl Key {
         if giving && (pressing || unleased < burst / 20) {
             added = (target - held.rate).min(most - leased).max(0);
             if held.rate + added > 0 {
-                // What is kept back is not there for the others, who still need room for their refill.
-                let there = unleased.min((unleased - reserved).max(0));
-                depth += self.extra_depth(there, share, held.depth, tokens);
+                // The reserve cannot be given as tokens, so depth may take its place: it is cut below.
+                let leasable = unleased.min((unleased - reserved).max(0));
+                depth += self.extra_depth(leasable, share, held.depth, tokens);
             }
         }
         let recall = if unleased > burst / 10 && !pressing {
@@ -371,6 +371,7 @@ impl Key {
         raise(&mut self.depth[0], depth);
         shift(&mut self.outstanding[0], tokens * token);
         if reserved > 0 {
+            // Depth given in place of the reserve displaces it.
             self.unleased = unleased.min(self.cap(self.depth[0] + self.depth[1]));
         }
         let available = self.unleased;

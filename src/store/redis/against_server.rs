@@ -26,7 +26,7 @@ fn batch_of(lane: u32, instance: InstanceId, knowledge: Knowledge) -> Arc<Reques
         sequence: 1,
         times: Times { silence_us: 1_000_000, alive_us: 1_000_000, ..Times::default() },
         knowledge,
-        limits: Vec::new(),
+        limits: vec!["api".into()],
     };
     Arc::new(Request::new(header, Vec::new()))
 }
@@ -75,6 +75,16 @@ async fn all_lanes_and_clones_share_one_connection() {
         assert!(is_applied(&answer), "{answer:?}");
     }
     assert_eq!(connections(&server), 1, "{}", server.command(&["CLIENT", "LIST"]));
+}
+
+#[tokio::test]
+async fn another_programs_value_in_place_of_the_nodes_of_a_limit_is_named() {
+    let server = RedisServer::start();
+    let key = "tg2:{tidegate/0}:limit:api".to_owned();
+    server.command(&["SET", &key, "theirs"]);
+    let expected = StoreError::ForeignKey { key, found: "string".to_owned() };
+    assert_eq!(send(&open(&server.url()), 0).await, Err(expected));
+    assert_eq!(server.command(&["GET", "tg2:{tidegate/0}:limit:api"]).trim(), "theirs");
 }
 
 #[tokio::test]

@@ -134,8 +134,11 @@ pub(super) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError
         Verdict::Applied(grants) if grants.len() != request.entries.len() => {
             Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
         }
-        Verdict::Applied(_) if reply.sharing.len() != request.limits.len() => {
-            Err(StoreError::Reply { field: "sharing", value: reply.sharing.len().to_string() })
+        Verdict::Applied(_) if reply.limit_nodes.len() != request.limits.len() => {
+            Err(StoreError::Reply {
+                field: "limit_nodes",
+                value: reply.limit_nodes.len().to_string(),
+            })
         }
         Verdict::Applied(grants) => {
             for (grant, entry) in grants.iter().zip(&request.entries) {

@@ -21,8 +21,8 @@ pub(crate) struct Reply {
     /// How long a silence of all nodes has to last before the lane takes it that outage policies
     /// were in force, in microseconds.
     pub silence_us: i64,
-    /// Nodes that share each of the limits that the batch names; none if it was not applied.
-    pub sharing: Vec<i64>,
+    /// Nodes that have each of the limits that the batch names; empty if it was not applied.
+    pub limit_nodes: Vec<i64>,
     pub verdict: Verdict,
 }
 
@@ -179,7 +179,7 @@ impl Reply {
         for (grant, entry) in grants.iter().zip(entries) {
             grant.put(&mut bytes, self.time_us, entry);
         }
-        put(&mut bytes, &self.sharing);
+        put(&mut bytes, &self.limit_nodes);
         bytes
     }
 
@@ -228,7 +228,8 @@ impl Reply {
             _ => return Err(StoreError::Reply { field: "status", value: status.to_string() }),
         };
         let limits = if status == 0 { limits } else { 0 };
-        let sharing = (0..limits).map(|_| reader.natural("sharing")).collect::<Result<_, _>>()?;
+        let limit_nodes =
+            (0..limits).map(|_| reader.natural("limit_nodes")).collect::<Result<_, _>>()?;
         if !reader.bytes.is_empty() {
             return Err(StoreError::Reply {
                 field: "length",
@@ -242,7 +243,7 @@ impl Reply {
             recovering_until_us,
             recovering_since_us,
             silence_us,
-            sharing,
+            limit_nodes,
             verdict,
         })
     }

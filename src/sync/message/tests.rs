@@ -43,7 +43,7 @@ proptest! {
     #[test]
     fn a_reply_survives_its_encoding(
         grants in prop::collection::vec(given(), 0..5), time_us in 0..1_i64 << 52,
-        sharing in prop::collection::vec(0..1_i64 << 52, 0..4),
+        limit_nodes in prop::collection::vec(0..1_i64 << 52, 0..4),
     ) {
         let entries = entries(grants.len());
         let reply = Reply {
@@ -53,11 +53,11 @@ proptest! {
             recovering_until_us: 5,
             recovering_since_us: 4,
             silence_us: 6,
-            sharing: sharing.clone(),
+            limit_nodes: limit_nodes.clone(),
             verdict: Verdict::Applied(grants),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
-        prop_assert_eq!(Reply::decode(&bytes, &entries, sharing.len()), Ok(reply));
+        prop_assert_eq!(Reply::decode(&bytes, &entries, limit_nodes.len()), Ok(reply));
     }
 
     #[test]
@@ -81,7 +81,7 @@ proptest! {
             recovering_until_us: 0,
             recovering_since_us: 0,
             silence_us: 0,
-            sharing: Vec::new(),
+            limit_nodes: Vec::new(),
             verdict: Verdict::Applied(vec![Grant::Foreign]),
         };
         let mut bytes = reply.encode(Receipt::default(), &entries);
@@ -106,7 +106,7 @@ proptest! {
             recovering_until_us: 0,
             recovering_since_us: 0,
             silence_us: 0,
-            sharing: Vec::new(),
+            limit_nodes: Vec::new(),
             verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
