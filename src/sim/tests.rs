@@ -160,7 +160,7 @@ fn limit_counts_no_node_that_has_left_and_none_that_died_six_seconds_ago() {
     world.suffer(&at(SECOND_US, Fault::NodeDies { place: 2 }));
     world.run_until(world.now_us + 3 * SECOND_US);
     assert_eq!(world.store.limit_nodes("api"), 3, "it may be held up");
-    world.run_until(world.now_us + 3 * SECOND_US);
+    world.run_until(world.now_us + 4 * SECOND_US);
     assert_eq!(world.store.limit_nodes("api"), 2);
     world.leave();
     world.run_until(world.now_us + SECOND_US / 10);

@@ -18,7 +18,7 @@ use slab::Slab;
 use super::account::{NAMED_US, Paces, Tally, Waiter};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble, Turnover};
-use super::lane::Lane;
+use super::lane::{Lane, NAMING_LANE};
 #[cfg(feature = "sim")]
 use super::message::Held;
 use super::message::{Entry, Grant, InstanceId, Reply, Request};
@@ -153,6 +153,8 @@ pub(crate) struct Context {
     pub(crate) desks: Slab<Desk>,
     /// The nodes that each lane has counted last.
     nodes_by_lane: Vec<Option<i64>>,
+    /// The number of nodes has changed: those of each limit are to be counted anew.
+    nodes_changed: bool,
     /// Losses of memory that lanes have found.
     pub(crate) losses: u64,
     pub(crate) known: Known,
@@ -202,22 +204,41 @@ impl Context {
     }
 
     /// Takes the count of nodes from a lane's reply.
-    pub(crate) fn counted(&mut self, lane: u32, nodes: i64) {
+    pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
         self.nodes_by_lane[lane as usize] = Some(nodes);
-        let alive = u32::try_from(self.alive()).unwrap_or(u32::MAX);
+        let all = self.alive();
+        let count = u32::try_from(all).unwrap_or(u32::MAX);
         let stood = self.shared().all(|limit| limit.nodes.have_stood());
-        if self.known.nodes.count(alive, stood) {
-            self.raise_bounds(LaneTrouble::default());
+        if !self.known.nodes.count(count, stood) {
+            return;
         }
+        self.nodes_changed = true;
+        let mut changed = false;
+        for limit in &mut self.limits {
+            changed |= limit.nodes.are_among(all);
+        }
+        if changed {
+            self.set_credit(now);
+        }
+        self.raise_bounds(LaneTrouble::default());
     }
 
-    /// Takes the counts of nodes that have each shared limit, in the limits' order from number `first` on.
-    pub(crate) fn counted_of_limits(&mut self, first: usize, counts: &[i64], now: Timestamp) {
+    /// Takes the counts of nodes that have each shared limit, in the limits' order from number `first` on. Their
+    /// lane has so many nodes in `all`.
+    pub(crate) fn counted_of_limits(
+        &mut self,
+        first: usize,
+        counts: &[i64],
+        all: i64,
+        now: Timestamp,
+    ) {
+        let alive = self.alive();
         let mut changed = false;
         let shared = self.limits.iter_mut().filter(|limit| limit.is_shared()).skip(first);
         for (limit, nodes) in shared.zip(counts) {
             let nodes = (*nodes).max(1);
-            limit.nodes.counted(nodes, now);
+            limit.nodes.counted(nodes, all, now);
+            limit.nodes.are_among(alive);
             let count = u32::try_from(nodes).unwrap_or(u32::MAX);
             changed |= limit.turnover.count(count, limit.nodes.have_stood());
         }
@@ -372,6 +393,7 @@ impl Engine {
             prober: None,
             newcomers_until: Timestamp::ZERO,
             nodes_by_lane: vec![None; config.lanes as usize],
+            nodes_changed: false,
         };
         context.set_credit(now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
@@ -401,6 +423,11 @@ impl Engine {
                     for lane in &mut self.lanes {
                         lane.retry_now(now, &mut self.context);
                     }
+                }
+                if std::mem::take(&mut self.context.nodes_changed) {
+                    let lane = &mut self.lanes[NAMING_LANE as usize];
+                    lane.name_limits_soon(now, &self.context);
+                    lane.advance(now, &mut self.context);
                 }
                 if self.context.losses > losses {
                     // What happened to one lane has probably happened to all.

@@ -36,12 +36,12 @@ pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
 /// A node that was silent for so long has gone.
 const ALIVE_US: u64 = 4 * HEARTBEAT_US;
 /// The nodes that have a limit are counted in this lane only: a node names its limits there, so many in a batch at
-/// most, in one batch after the other until all are named. It begins again after so long.
-const NAMING_LANE: u32 = 0;
+/// most, in one batch after the other until all are named. It begins again after so long for each of these batches.
+pub(super) const NAMING_LANE: u32 = 0;
 const LIMITS_NAMED_MAX: usize = 16;
 const NAMING_GAP_US: u64 = 500_000;
-/// The same while a count has not stood yet.
-const NAMING_GAP_FIRST_US: u64 = 100_000;
+/// The same while a count has not stood yet, and where the number of nodes has changed.
+const NAMING_GAP_SHORT_US: u64 = 100_000;
 /// Between two batches of a lane there is at least this.
 const BATCH_GAP_US: u64 = 1_000;
 /// While the store waits for what nodes know, it is called so often at first, and at last.
@@ -89,6 +89,8 @@ pub(crate) struct Lane {
     /// How many of the shared limits have been named in this pass, and when the next pass may begin.
     limits_named: usize,
     names_at: Timestamp,
+    /// When all had been named last.
+    named: Timestamp,
     /// When the store answered last.
     answered: Timestamp,
     /// Since when the store has been silent, as far as this node can tell: it was held up before.
@@ -150,6 +152,7 @@ impl Lane {
             sendable_at: now,
             limits_named: 0,
             names_at: now,
+            named: now,
             answered: now,
             silent_since: now,
             failed: now,
@@ -432,9 +435,7 @@ impl Lane {
             leaving: self.leaving && self.accounts.len() == slots.len(),
         };
         let alive_us = ALIVE_US.max(2 * context.silence_us);
-        // The batches of a pass take a timeout each at most.
-        let batches = context.shared_limits().count().div_ceil(LIMITS_NAMED_MAX) as u64;
-        let limit_alive_us = alive_us + batches * context.retry_us;
+        let limit_alive_us = alive_us + 2 * naming_batches(context) * NAMING_GAP_US;
         let header = Header {
             lane: self.number,
             lanes: context.lanes,
@@ -472,27 +473,37 @@ impl Lane {
         }
     }
 
+    /// The number of nodes has changed: the limits are to be named soon.
+    pub(crate) fn name_limits_soon(&mut self, now: Timestamp, context: &Context) {
+        let gap_us = naming_batches(context) * NAMING_GAP_SHORT_US;
+        let soon = self.named.plus_micros(gap_us).max(now);
+        self.names_at = self.names_at.min(soon);
+        self.heartbeat_at = self.heartbeat_at.min(soon);
+    }
+
     /// The store has counted the nodes that have the limits which a batch named. Counts miss some nodes while the
     /// lane waits for them: they are not `complete`.
     fn counted_of_limits(
         &mut self,
-        counts: &[i64],
+        reply: &Reply,
         complete: bool,
         now: Timestamp,
         context: &mut Context,
     ) {
+        let counts = &reply.limit_nodes;
         if counts.is_empty() || self.leaving {
             return;
         }
         if complete {
-            context.counted_of_limits(self.limits_named, counts, now);
+            context.counted_of_limits(self.limits_named, counts, reply.nodes, now);
         }
         self.limits_named += counts.len();
         if self.limits_named >= context.shared_limits().count() {
             self.limits_named = 0;
             let stand_from = context.counts_stand_from();
-            let gap_us = if stand_from.is_some() { NAMING_GAP_FIRST_US } else { NAMING_GAP_US };
-            self.names_at = now.plus_micros(gap_us);
+            let gap_us = if stand_from.is_some() { NAMING_GAP_SHORT_US } else { NAMING_GAP_US };
+            self.named = now;
+            self.names_at = now.plus_micros(naming_batches(context) * gap_us);
             if let Some(stand_from) = stand_from {
                 self.heartbeat_at = self.heartbeat_at.min(stand_from.max(self.names_at));
             }
@@ -626,9 +637,9 @@ impl Lane {
                 self.nodes = if wait_us == 0 { reply.nodes } else { self.nodes.max(reply.nodes) };
                 let complete = wait_us == 0 || context.is_any_count_missing();
                 if complete {
-                    context.counted(self.number, reply.nodes.max(1));
+                    context.counted(self.number, reply.nodes.max(1), now);
                 }
-                self.counted_of_limits(&reply.limit_nodes, complete, now, context);
+                self.counted_of_limits(reply, complete, now, context);
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
@@ -655,4 +666,9 @@ impl Lane {
             context.limits[account.limit() as usize].tally.merge(tally);
         }
     }
+}
+
+/// Batches in which all shared limits can be named.
+fn naming_batches(context: &Context) -> u64 {
+    context.shared_limits().count().div_ceil(LIMITS_NAMED_MAX) as u64
 }

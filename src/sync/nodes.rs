@@ -27,6 +27,10 @@ const LOST_EXCHANGES: u64 = 3;
 pub(crate) struct Nodes {
     /// The latest count; `None` before the first one.
     latest: Option<i64>,
+    /// Nodes that the same lane counted then, whatever limits they have, and how many more there are by the latest
+    /// count of any lane: each of these may have the limit.
+    all_then: i64,
+    more: i64,
     /// Counts and the times of their replies, oldest first. A count that is not above a later one is left out,
     /// so that the first of a span is the highest of that span.
     highest: VecDeque<(Timestamp, i64)>,
@@ -50,6 +54,8 @@ impl Nodes {
     pub(crate) fn new(configured: Option<u32>, timeout_us: u64) -> Self {
         Self {
             latest: None,
+            all_then: 0,
+            more: 0,
             highest: VecDeque::new(),
             joined: None,
             stands_since: Timestamp::ZERO,
@@ -60,8 +66,15 @@ impl Nodes {
         }
     }
 
-    /// Takes a count of the store.
-    pub(crate) fn counted(&mut self, nodes: i64, now: Timestamp) {
+    /// The namespace has so many nodes. Returns whether more of them may have the limit than before, or fewer.
+    pub(crate) fn are_among(&mut self, all: i64) -> bool {
+        let more = (all - self.all_then).max(0);
+        std::mem::replace(&mut self.more, more) != more
+    }
+
+    /// Takes a count of the store, whose lane has so many nodes in `all`.
+    pub(crate) fn counted(&mut self, nodes: i64, all: i64, now: Timestamp) {
+        (self.all_then, self.more) = (all, 0);
         self.joined.get_or_insert(now);
         if self.latest.replace(nodes) != Some(nodes) {
             self.stands_since = now;
@@ -82,9 +95,14 @@ impl Nodes {
         (!self.stood).then(|| self.stands_since.plus_micros(STOOD_US))
     }
 
-    /// The latest count; `None` before the first one.
+    /// The latest count, with those that may have come since; `None` before the first one of any nodes.
     pub(crate) fn alive(&self) -> Option<i64> {
-        self.latest
+        self.with_more(self.latest)
+    }
+
+    fn with_more(&self, counted: Option<i64>) -> Option<i64> {
+        let nodes = counted.unwrap_or(0) + self.more;
+        (nodes > 0).then_some(nodes)
     }
 
     /// True if neither the store nor the configuration has said how many nodes there are.
@@ -102,7 +120,8 @@ impl Nodes {
     fn known(&self, fill_us: u64, now: Timestamp) -> Option<i64> {
         let from = now.minus_micros(fill_us.clamp(REMEMBERED_MIN_US, REMEMBERED_MAX_US));
         let recent = self.highest.iter().find(|(at, _)| *at >= from);
-        recent.or(self.highest.back()).map(|(_, nodes)| *nodes).or(self.configured)
+        let counted = recent.or(self.highest.back()).map(|(_, nodes)| *nodes);
+        self.with_more(counted).or(self.configured)
     }
 
     /// A lane was found to have lost its memory.
@@ -155,9 +174,9 @@ mod tests {
     #[test]
     fn gone_nodes_count_until_the_bucket_has_filled_or_a_minute_has_passed() {
         let mut nodes = Nodes::new(None, TIMEOUT_US);
-        nodes.counted(20, at(0));
-        nodes.counted(5, at(1));
-        nodes.counted(5, at(2));
+        nodes.counted(20, 20, at(0));
+        nodes.counted(5, 5, at(1));
+        nodes.counted(5, 5, at(2));
         assert_eq!(nodes.alive(), Some(5));
         for (fill_s, second, expected) in
             [(1, 2, 20), (1, 60, 20), (1, 61, 5), (300, 299, 20), (300, 301, 5), (86_400, 600, 20)]
@@ -180,8 +199,8 @@ mod tests {
             let rule = limit.validate().unwrap().credit_rule;
             let mut nodes = Nodes::new(None, TIMEOUT_US);
             assert_eq!(nodes.credit(&rule, SECOND, at(0)), Credit::NONE);
-            nodes.counted(count, at(0));
-            nodes.counted(count, at(1));
+            nodes.counted(count, count, at(0));
+            nodes.counted(count, count, at(1));
             for (second, (known, first)) in [(1, at_first), (2, later)] {
                 let seen = nodes.credit(&rule, SECOND, at(second));
                 let expected = Credit { known, first };
@@ -199,12 +218,12 @@ mod tests {
         let counts = [(0, 1), (100, 2), (900, 5), (1800, 5)];
         let after = |ms: u64| at(0).plus_micros(ms * 1000);
         for (ms, count) in counts {
-            nodes.counted(count, after(ms));
+            nodes.counted(count, count, after(ms));
             assert_eq!(nodes.credit(&rule, SECOND, after(ms)), rule.at(None), "after {ms} ms");
         }
-        nodes.counted(5, after(1900));
+        nodes.counted(5, 5, after(1900));
         assert_eq!(nodes.credit(&rule, SECOND, after(1900)), Credit { known: 1, first: 5 });
-        nodes.counted(25, after(2000));
+        nodes.counted(25, 25, after(2000));
         assert_eq!(nodes.credit(&rule, SECOND, after(2000)).first, 1, "at once from then on");
     }
 
@@ -212,8 +231,8 @@ mod tests {
     fn no_first_credit_is_given_for_eight_seconds_after_a_loss_of_memory() {
         let rule = Limit::new("x", Quota::per_second(100)).validate().unwrap().credit_rule;
         let mut nodes = Nodes::new(None, TIMEOUT_US);
-        nodes.counted(5, at(0));
-        nodes.counted(5, at(3));
+        nodes.counted(5, 5, at(0));
+        nodes.counted(5, 5, at(3));
         assert_eq!(nodes.credit(&rule, SECOND, at(9)).first, 5);
         nodes.memory_lost(at(10));
         for (second, first) in [(10, 1), (17, 1), (18, 5)] {
@@ -230,7 +249,7 @@ mod tests {
             Nodes::new(None, TIMEOUT_US).sharing(SECOND, at(0)),
             i64::from(DEFAULT_MAX_NODES)
         );
-        nodes.counted(3, at(0));
+        nodes.counted(3, 3, at(0));
         assert_eq!(nodes.sharing(SECOND, at(7200)), 3);
     }
 
@@ -238,12 +257,35 @@ mod tests {
     fn counts_are_forgotten_when_a_later_one_is_higher_or_after_ten_minutes() {
         let mut nodes = Nodes::new(None, TIMEOUT_US);
         for second in 0..2000 {
-            nodes.counted(100 - i64::from(second % 7 == 0), at(second));
+            let count = 100 - i64::from(second % 7 == 0);
+            nodes.counted(count, count, at(second));
         }
         assert!(nodes.highest.len() <= 2, "{:?}", nodes.highest);
         for second in 2000..4000_u64 {
-            nodes.counted(5000 - second as i64, at(second));
+            let count = 5000 - second as i64;
+            nodes.counted(count, count, at(second));
         }
         assert_eq!(nodes.highest.len(), 601);
+    }
+
+    #[test]
+    fn nodes_that_came_since_the_count_share_the_limit_until_it_is_counted_again() {
+        let mut nodes = Nodes::new(Some(8), TIMEOUT_US);
+        assert!(nodes.are_among(3));
+        assert_eq!(nodes.sharing(SECOND, at(0)), 3, "no count of the limit, and one of all");
+        nodes.counted(2, 3, at(1));
+        assert!(!nodes.are_among(3));
+        assert_eq!(nodes.sharing(SECOND, at(1)), 2);
+        assert!(nodes.are_among(7));
+        assert_eq!((nodes.sharing(SECOND, at(2)), nodes.alive()), (6, Some(6)));
+        assert!(nodes.are_among(4));
+        nodes.counted(2, 7, at(3));
+        assert_eq!(nodes.sharing(SECOND, at(3)), 2);
+        nodes.are_among(5);
+        assert_eq!(
+            nodes.sharing(SECOND, at(4)),
+            2,
+            "nobody knows whether those had it that have gone"
+        );
     }
 }

@@ -61,6 +61,33 @@ fn new_nodes_admit_their_shares_while_those_of_before_an_outage_are_waited_for()
     assert!(world.judge.excess_tokens() < 1e-9);
 }
 
+/// The most that a run admits in excess of its bound, below zero where it keeps it.
+fn beyond_bound(setup: &Setup, scenario: Scenario, seconds: f64, faults: &[Planned]) -> f64 {
+    let bound = crate::sim::faults::excess_bound(faults, setup);
+    lived(setup, scenario, seconds, faults).judge.excess_tokens() - bound
+}
+
+#[test]
+fn nodes_that_began_together_do_not_take_themselves_for_alone_in_an_outage_soon_after() {
+    for (seed, at_ms) in [(1, 30), (16, 10), (7, 160)] {
+        let setup = Setup::new(api(1000, 5), 3, seed);
+        let outage = [at(1000 * at_ms, Fault::StoreHangs { for_us: 4_246_000 })];
+        let beyond = beyond_bound(&setup, Scenario::OverUniform, 10.0, &outage);
+        assert!(beyond <= 0.0, "seed {seed}: {beyond} beyond the bound");
+    }
+}
+
+#[test]
+fn nodes_that_join_just_before_one_is_cut_off_have_their_part_of_its_share() {
+    let mut faults = vec![at(4_900_000, Fault::NodeJoins); 4];
+    faults.push(at(5_000_000, Fault::NodeCutOff { place: 0, for_us: 4_000_000 }));
+    for seed in 1..=3 {
+        let setup = Setup::new(api(1000, 100), 2, seed);
+        let beyond = beyond_bound(&setup, Scenario::OverUniform, 12.0, &faults);
+        assert!(beyond <= 0.0, "seed {seed}: {beyond} beyond the bound");
+    }
+}
+
 #[test]
 fn snapshot_can_be_restored_twice() {
     let faults = [
