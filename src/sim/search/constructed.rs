@@ -480,14 +480,14 @@ const TERMS: [Term; 15] = [
     term("loss of memory, a node not heard", loss_unheard, [147, 255, 227, 320]),
     term("an older state, a node not heard", old_state, [152, 255, 312, 222]),
     term("a record lost", lost_record, [103, 308, 103, 103]),
-    term("a record lost, a node not heard", lost_record_unheard, [305, 213, 113, 206]),
-    term("the store's clock ahead", store_clock, [249, 142, 229, 256]),
-    term("a node's clock ahead", node_clock, [303, 238, 290, 282]),
+    term("a record lost, a node not heard", lost_record_unheard, [60, 210, 33, 113]),
+    term("the store's clock ahead", store_clock, [14, 268, 199, 288]),
+    term("a node's clock ahead", node_clock, [95, 238, 167, 140]),
     term("a node's clock stands still", stalled, [892, 642, 642, 642]),
     term("a node cut off alone, `Share`", cut_off_share, [103, 284, 254, 280]),
     term("a node cut off alone, `LastRate`", cut_off_last_rate, [254, 184, 254, 329]),
-    term("no node reaches the store, `Share`", outage_share, [302, 329, 293, 320]),
-    term("no node reaches the store, `LastRate`", outage_last_rate, [446, 651, 723, 486]),
+    term("no node reaches the store, `Share`", outage_share, [116, 499, 224, 224]),
+    term("no node reaches the store, `LastRate`", outage_last_rate, [37, 106, 255, 90]),
 ];
 
 /// The run that comes nearest to its bound: excess, bound and seed.
