@@ -520,9 +520,9 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
         if added < 0 then added = 0 end
         if held_rate + added > 0 then
           -- The depth that goes with it, on top of the tokens.
-          -- The reserve cannot be given as tokens, so depth may take its place: it is cut below.
-          local room, leasable = capacity * share / 2, unleased
-          if reserved > 0 then leasable = min(unleased, max(unleased - reserved, 0)) end
+          -- Depth may take the place of the reserve, which is cut below, and a debt makes no room for any.
+          local room, leasable = capacity * share / 2, unleased - reserved
+          if leasable < 0 then leasable = 0 end
           local free = (burst - leasable) / token
           room = room - room % 1
           if room < 2 then room = 2 end

@@ -190,6 +190,33 @@ fn what_flowed_into_leases_while_the_time_of_the_store_stood_still_is_given_up()
     }
 }
 
+/// A strict limit whose burst is smaller than what is under way, and whose memory is lost once or twice.
+fn small_burst_lost(seed: u64) -> Case {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let rate = rng.u64(100..1000);
+    let quota = Quota::per_second(rate).burst(rng.u64(1..=10));
+    let limit = Limit::new("small", quota).credit(0);
+    let network = Network::new(Duration::from_secs_f64(scaled(&mut rng, 0.0005, 0.1)));
+    let setup = Setup { network, audit: true, ..Setup::new(limit, rng.u16(2..=12), seed) };
+    let mut case = Case { setup, arrivals: Vec::new(), faults: Vec::new(), until_us: 6_000_000 };
+    // Single tokens of one key: twice the rate.
+    for index in 0..2 * rate * case.until_us / 1_000_000 {
+        let at_us = index * 500_000 / rate;
+        case.arrivals.push(Arrival { at_us, node: rng.u16(0..case.setup.nodes), key: 0, cost: 1 });
+    }
+    let mut at_us = rng.u64(1_000_000..3_000_000);
+    for _ in 0..rng.usize(1..=2) {
+        case.faults.push(Planned { at_us, fault: Fault::StoreForgets });
+        at_us += rng.u64(0..1_500_000);
+    }
+    case
+}
+
+#[test]
+fn losses_of_memory_exceed_nothing_where_the_burst_is_small() {
+    assert_holds("small bursts, losses", small_burst_lost);
+}
+
 /// An outage on top of overlapping faults, with each policy that has a bound: nodes come back apart.
 fn outage_among_others(seed: u64) -> Case {
     let mut case = overlap(seed);

@@ -89,6 +89,18 @@ fn nodes_that_join_just_before_one_is_cut_off_have_their_part_of_its_share() {
 }
 
 #[test]
+fn debt_of_a_lost_key_makes_no_room_for_more_depth_than_the_burst() {
+    let lost = [at(2_563_000, Fault::StoreForgets)];
+    for (nodes, burst) in [(2, 1), (4, 2), (4, 5)] {
+        let network = Network::new(Duration::from_millis(80));
+        let limit = api(1000, burst).credit(0);
+        let setup = Setup { network, ..Setup::new(limit, nodes, 4) };
+        let beyond = beyond_bound(&setup, Scenario::OverUniform, 6.0, &lost);
+        assert!(beyond < 1e-9, "{nodes} nodes, burst {burst}: {beyond} beyond the bound");
+    }
+}
+
+#[test]
 fn snapshot_can_be_restored_twice() {
     let faults = [
         at(2 * SECOND_US, Fault::StoreSaves),

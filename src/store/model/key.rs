@@ -357,8 +357,8 @@ impl Key {
         if giving && (pressing || unleased < burst / 20) {
             added = (target - held.rate).min(most - leased).max(0);
             if held.rate + added > 0 {
-                // The reserve cannot be given as tokens, so depth may take its place: it is cut below.
-                let leasable = unleased.min((unleased - reserved).max(0));
+                // Depth may take the place of the reserve, which is cut below, and a debt makes no room for any.
+                let leasable = (unleased - reserved).max(0);
                 depth += self.extra_depth(leasable, share, held.depth, tokens);
             }
         }
