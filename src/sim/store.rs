@@ -140,7 +140,7 @@ impl SimulatedStore {
         self.hung_until_us = self.hung_until_us.max(until_us);
     }
 
-    pub(super) fn go(&mut self, until_us: u64) {
+    pub(super) fn vanish(&mut self, until_us: u64) {
         self.gone_until_us = self.gone_until_us.max(until_us);
     }
 

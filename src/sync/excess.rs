@@ -127,12 +127,11 @@ impl Known {
         self.stalls_us += stall_us;
     }
 
-    /// Counts what a node can know of: of nodes that were cut off alone, itself. `sharing`: the nodes that have
-    /// the limit.
-    fn incidents(&self, sharing: Turnover, trouble: LaneTrouble) -> Incidents {
+    /// Counts what a node can know of, for a limit that so many `nodes` have: of nodes that were cut off alone, itself.
+    fn incidents(&self, turnover: Turnover, nodes: u32, trouble: LaneTrouble) -> Incidents {
         Incidents {
-            deaths: sharing.gone,
-            joins: sharing.joined,
+            deaths: turnover.gone,
+            joins: turnover.joined,
             losses_of_memory: trouble.losses,
             losses_repeated: trouble.losses - trouble.first_losses,
             lost_records: trouble.lost_records,
@@ -148,7 +147,7 @@ impl Known {
             cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
             outages: trouble.outages,
             // Each node may have lent as much.
-            lent_tokens: trouble.lent as f64 * f64::from(sharing.nodes.max(1)),
+            lent_tokens: trouble.lent as f64 * f64::from(nodes.max(1)),
             returned_apart_s: trouble.late_us as f64 / 1e6,
         }
     }
@@ -187,7 +186,7 @@ impl Context {
             let shared_by = limit.nodes.alive().map(|nodes| nodes as u32);
             let nodes = if limit.terms.mode == Mode::Local { Some(1) } else { shared_by };
             if let Some(nodes) = nodes {
-                let incidents = self.known.incidents(limit.turnover, trouble);
+                let incidents = self.known.incidents(limit.turnover, nodes, trouble);
                 limit.excess.raise(&limit.terms, nodes, &incidents);
             }
         }
@@ -219,7 +218,7 @@ mod tests {
         for _ in 0..5 {
             assert!(turnover.count(21, true) && turnover.count(20, true));
         }
-        let incidents = Known::default().incidents(turnover, LaneTrouble::default());
+        let incidents = Known::default().incidents(turnover, 20, LaneTrouble::default());
         assert_eq!(incidents, Incidents { deaths: 5, joins: 5, ..Incidents::default() });
     }
 
@@ -249,8 +248,7 @@ mod tests {
         trouble.lived_alone(3_000_000);
         trouble.lived_through(500_000, 25);
         let other = LaneTrouble { losses: 1, first_losses: 1, ..LaneTrouble::default() };
-        let sharing = Turnover { nodes: 4, ..Turnover::default() };
-        let incidents = Known::default().incidents(sharing, trouble.worst(other));
+        let incidents = Known::default().incidents(Turnover::default(), 4, trouble.worst(other));
         let bound = bound_of(&terms(1), 4, &incidents);
         // Credit, and again for the loss; three seconds of a quarter of the rate, a quarter of the burst and
         // a token; the burst.

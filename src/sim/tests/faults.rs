@@ -31,7 +31,7 @@ fn stalled_store_answers_nobody_and_then_serves_what_waited() {
 }
 
 #[test]
-fn what_is_sent_to_a_store_that_hangs_is_charged_in_the_end_and_to_one_that_is_gone_is_lost() {
+fn store_that_hangs_charges_what_was_sent_and_one_that_is_gone_loses_it() {
     // All nodes die meanwhile, so that nothing is sent again.
     let charged_after = |fault| {
         let mut faults = vec![at(2 * SECOND_US, fault)];

@@ -63,7 +63,7 @@ impl World {
         let now_us = self.now_us;
         match fault {
             Fault::StoreHangs { for_us } => self.store.hang(now_us + for_us),
-            Fault::StoreGone { for_us } => self.store.go(now_us + for_us),
+            Fault::StoreGone { for_us } => self.store.vanish(now_us + for_us),
             Fault::StoreStalls { for_us } => self.store.stall(now_us + for_us),
             Fault::StoreForgets => {
                 #[cfg(all(test, feature = "redis"))]
