@@ -1,7 +1,7 @@
 //! How much can be admitted in excess, when so much goes wrong: docs/ACCURACY.md has the argument,
 //! and what is assumed.
 
-use crate::limit::{CreditRule, Limit, Mode, OutagePolicy, Terms};
+use crate::limit::{CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, Terms};
 
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
 const FORGOTTEN_FULL_S: f64 = 60.0;
@@ -33,17 +33,23 @@ pub struct Incidents {
     pub store_jumps_s: Vec<f64>,
     /// Each forward jump of a node's clock, and each stall beyond 20 ms, in seconds.
     pub clock_jumps_s: Vec<f64>,
-    /// Sum over nodes: seconds in which a node was cut off from a store that others could reach.
+    /// Sum over nodes: seconds in which a node was cut off from a store that others could reach, or lived through an
+    /// outage of which the others did not know that it was there.
     pub cut_off_node_s: f64,
-    /// Nodes that were cut off alone: each time counts.
+    /// Nodes that were cut off alone, each time; and nodes that joined less than 1.5 s before no node reached the store.
     pub nodes_cut_off: u32,
+    /// Nodes that started while the store did not answer them, for so long that outage policies took over: each counts
+    /// as a node that joined or was born anew besides.
+    pub nodes_unanswered: u32,
+    /// Sum over these nodes: seconds from its start until the store answered it first, where its own policy took over.
+    pub unanswered_node_s: f64,
     /// Times that no node reached the store for so long that outage policies took over.
     pub outages: u32,
     /// Tokens that nodes lent to the key in these outages by old views, all together: at most the burst, or
     /// a token a node, in each. Counts under [`OutagePolicy::Share`].
     pub lent_tokens: f64,
     /// Seconds from when the first node reached the store again until the last did, of all these outages
-    /// together. Counts under [`OutagePolicy::LastRate`].
+    /// together. Counts under [`OutagePolicy::LastRate`], and where a node started in an outage.
     pub returned_apart_s: f64,
 }
 
@@ -56,7 +62,8 @@ pub struct Incidents {
 /// Assumed: nodes' clocks run within 500 ppm of the store's, no cached clock is older than 20 ms but as
 /// the incidents say, instance ids are unique, all nodes have one version of the limit, and where credit
 /// depends on the number of nodes they have heard from the store how many there are, which takes a
-/// second when one comes or goes. A limit that cannot be kept has no bound.
+/// second when one comes or goes, and there are no more than [`Builder::max_nodes`](crate::Builder::max_nodes) where it
+/// is set. A limit that cannot be kept has no bound.
 ///
 /// ```
 /// use tidegate::{Incidents, Limit, Quota, bound};
@@ -148,7 +155,8 @@ impl Basis {
         if incidents.outages > 0 {
             tokens += self.outages(incidents);
         }
-        tokens + self.cut_off(n, incidents)
+        let fewest = f64::from(fewest(nodes.max(1), incidents));
+        tokens + self.cut_off(fewest, incidents) + self.unanswered(n, incidents)
     }
 
     /// What a loss of memory brings back although all nodes were heard: keys that nobody knows, and
@@ -179,7 +187,7 @@ impl Basis {
         let first = |nodes| f64::from(self.credit.at(nodes).first);
         let Incidents { deaths, joins, .. } = *incidents;
         let joined = joins.min(nodes - 1);
-        let fewest = nodes.saturating_sub(deaths.saturating_add(joined)).max(1);
+        let fewest = fewest(nodes, incidents);
         let (most, uncounted) = (first(Some(fewest)), first(None));
         // Whoever joined gives by a count that has itself and those before it.
         let given = |place| first(Some(fewest.saturating_add(place))).max(uncounted);
@@ -196,20 +204,50 @@ impl Basis {
         self.credit.together.map_or(all, |together| all.min(together as f64))
     }
 
-    /// What nodes that are cut off alone admit beside the others.
+    /// What nodes that the store never answered admit beside the others.
+    fn unanswered(&self, n: f64, incidents: &Incidents) -> f64 {
+        let Incidents { nodes_unanswered, unanswered_node_s, .. } = *incidents;
+        match self.outage {
+            _ if nodes_unanswered == 0 && unanswered_node_s <= 0.0 => 0.0,
+            // A node that has leased nothing yet has no last rate.
+            OutagePolicy::Closed | OutagePolicy::LastRate => 0.0,
+            OutagePolicy::Share => {
+                // They do not know how many nodes there are. Nor does the store wait for them, and gives them what
+                // those live on who come back last.
+                let n = n.min(f64::from(DEFAULT_MAX_NODES));
+                let late = self.rate * incidents.returned_apart_s;
+                self.shares(n, nodes_unanswered, unanswered_node_s) + late
+            }
+            OutagePolicy::Open => f64::INFINITY,
+        }
+    }
+
+    /// What `times` nodes admit that live on one share in `n` for `node_s` seconds, all together. A share of a burst
+    /// that is smaller than the cluster is a token all the same.
+    fn shares(&self, n: f64, times: u32, node_s: f64) -> f64 {
+        (self.rate * node_s + f64::from(times) * self.burst) / n + f64::from(times)
+    }
+
+    /// What nodes that are cut off alone admit beside the others; they may have heard of the `n` nodes only that there
+    /// were at the fewest.
     fn cut_off(&self, n: f64, incidents: &Incidents) -> f64 {
         let Incidents { nodes_cut_off, cut_off_node_s, .. } = *incidents;
         let all = self.rate * cut_off_node_s + f64::from(nodes_cut_off) * self.burst;
         match self.outage {
             _ if nodes_cut_off == 0 && cut_off_node_s <= 0.0 => 0.0,
             OutagePolicy::Closed => 0.0,
-            // A share of a burst that is smaller than the cluster is a token all the same.
-            OutagePolicy::Share => all / n + f64::from(nodes_cut_off),
+            OutagePolicy::Share => self.shares(n, nodes_cut_off, cut_off_node_s),
             // Each had the whole rate at most.
             OutagePolicy::LastRate => all,
             OutagePolicy::Open => f64::INFINITY,
         }
     }
+}
+
+/// How few nodes there were while these came and went, of `nodes`.
+fn fewest(nodes: u32, incidents: &Incidents) -> u32 {
+    let Incidents { deaths, joins, .. } = *incidents;
+    nodes.saturating_sub(deaths.saturating_add(joins.min(nodes - 1))).max(1)
 }
 
 #[cfg(test)]
@@ -241,6 +279,31 @@ mod tests {
         let open = limit().outage(OutagePolicy::Open);
         assert!(bound(&open, 4, &two_of_four).is_infinite());
         assert_near(bound(&open, 4, &Incidents::default()), 0.0);
+    }
+
+    #[test]
+    fn a_node_that_is_cut_off_has_a_share_of_the_nodes_it_has_heard_of() {
+        let joins =
+            Incidents { joins: 6, nodes_cut_off: 1, cut_off_node_s: 3.0, ..Incidents::default() };
+        let share = limit().outage(OutagePolicy::Share);
+        assert_near(bound(&share, 8, &joins), 3.0 * 500.0 + 50.0 + 1.0);
+        let gone = Incidents { joins: 0, deaths: 7, ..joins };
+        assert_near(bound(&share, 8, &gone), 3.0 * 1000.0 + 100.0 + 1.0);
+    }
+
+    #[test]
+    fn a_node_that_the_store_never_answered_has_one_share_of_sixteen_at_most() {
+        let unheard =
+            Incidents { nodes_unanswered: 2, unanswered_node_s: 6.0, ..Incidents::default() };
+        for (policy, nodes, tokens) in [
+            (OutagePolicy::Closed, 4, 0.0),
+            (OutagePolicy::LastRate, 4, 0.0),
+            (OutagePolicy::Share, 4, 6.0 * 250.0 + 2.0 * 25.0 + 2.0),
+            (OutagePolicy::Share, 64, 6.0 * 62.5 + 2.0 * 6.25 + 2.0),
+        ] {
+            assert_near(bound(&limit().outage(policy), nodes, &unheard), tokens);
+        }
+        assert!(bound(&limit().outage(OutagePolicy::Open), 4, &unheard).is_infinite());
     }
 
     #[test]

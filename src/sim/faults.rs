@@ -219,6 +219,8 @@ pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
 const LATE_US: u64 = 10_000;
 /// A loss of memory so soon after another brings back less.
 const REPEATED_US: u64 = 5_000_000;
+/// All nodes have heard of a node that joins so much later.
+const INTRODUCED_US: u64 = 1_500_000;
 /// No outage policy takes over in a shorter silence of the store, in microseconds.
 const SILENCE_LEAST_US: u64 = 1_500_000;
 
@@ -233,9 +235,75 @@ fn return_us(silent_us: u64, network: &Network) -> u64 {
     (gap_us + gap_us / 8).max(patience_us) + LATE_US + 2 * rtt_us
 }
 
+/// When the store answers nobody, or nobody at `place`.
+fn silences(faults: &[Planned], place: Option<u16>) -> impl Iterator<Item = Range<u64>> {
+    faults.iter().filter_map(move |planned| match planned.fault {
+        Fault::StoreHangs { for_us }
+        | Fault::StoreGone { for_us }
+        | Fault::StoreStalls { for_us } => Some(planned.at_us..planned.at_us + for_us),
+        Fault::NodeCutOff { place: cut_off, for_us } if place == Some(cut_off) => {
+            Some(planned.at_us..planned.at_us + for_us)
+        }
+        _ => None,
+    })
+}
+
+/// How long a node waits at most until the store answers it that starts at `from_us`, at `place` if it replaces another.
+fn unanswered_us(faults: &[Planned], from_us: u64, place: Option<u16>, setup: &Setup) -> u64 {
+    // A call is under way for so long that the store may be gone before it comes, or before its answer does.
+    let under_way_us = return_us(0, &setup.network);
+    let mut until_us = from_us;
+    loop {
+        let answered_us = |silent_us: Range<u64>| {
+            let goes_on = silent_us.start <= until_us + under_way_us && silent_us.end > until_us;
+            let lasts_us = silent_us.end - silent_us.start;
+            goes_on.then(|| silent_us.end + return_us(lasts_us, &setup.network))
+        };
+        let answered_us = silences(faults, place).filter_map(answered_us).max();
+        let Some(later_us) = answered_us.filter(|us| *us > until_us) else {
+            return until_us - from_us;
+        };
+        until_us = later_us;
+    }
+}
+
 /// What goes wrong in a world of which this is planned, as the bound counts it.
 pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
     let mut incidents = Incidents::default();
+    for planned in faults {
+        let place = match planned.fault {
+            Fault::NodeReplaced { place } => Some(place),
+            Fault::NodeJoins => None,
+            _ => continue,
+        };
+        let for_us = unanswered_us(faults, planned.at_us, place, setup);
+        let starts_in = |silent_us: Range<u64>| {
+            let answered_us =
+                silent_us.end + return_us(silent_us.end - silent_us.start, &setup.network);
+            (silent_us.start..answered_us).contains(&planned.at_us)
+                && silent_us.end - silent_us.start >= SILENCE_LEAST_US
+        };
+        if for_us >= SILENCE_LEAST_US {
+            incidents.nodes_unanswered += 1;
+            incidents.unanswered_node_s += for_us as f64 / 1e6;
+        } else if silences(faults, place).any(starts_in) {
+            incidents.nodes_unanswered += 1;
+        }
+        if place.is_none() {
+            // Others do not know yet that it is there when they begin to share without the store.
+            for silence_us in silences(faults, None) {
+                let known_us = planned.at_us + INTRODUCED_US;
+                let lasts_us = silence_us.end - silence_us.start;
+                if (planned.at_us..known_us).contains(&silence_us.start)
+                    && lasts_us >= SILENCE_LEAST_US
+                {
+                    let lives_us = lasts_us + return_us(lasts_us, &setup.network);
+                    incidents.nodes_cut_off += 1;
+                    incidents.cut_off_node_s += lives_us as f64 / 1e6;
+                }
+            }
+        }
+    }
     for planned in faults {
         match planned.fault {
             Fault::NodeDies { .. } | Fault::NodeReplaced { .. } => incidents.deaths += 1,

@@ -159,11 +159,23 @@ impl Case {
         }
     }
 
+    /// Leaves out what comes to the places of nodes that have not joined by then.
+    fn ask_only_who_is_there(&mut self) {
+        let joins = self.faults.iter().filter(|planned| planned.fault == Fault::NodeJoins);
+        let joined_us: Vec<u64> = joins.map(|planned| planned.at_us).collect();
+        let nodes = self.setup.nodes;
+        let joined_us = |place: u16| joined_us.get(usize::from(place - nodes));
+        self.arrivals.retain(|&Arrival { at_us, node, .. }| {
+            node < nodes || joined_us(node).is_some_and(|joined_us| at_us > *joined_us)
+        });
+    }
+
     fn smaller(&self) -> Vec<Self> {
         let mut cases = Vec::new();
         for index in 0..self.faults.len() {
             let mut case = self.clone();
             case.faults.remove(index);
+            case.ask_only_who_is_there();
             cases.push(case);
         }
         let clean =

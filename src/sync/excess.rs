@@ -27,6 +27,8 @@ pub(crate) struct LaneTrouble {
     /// Times that they did while other nodes reached it, and for how long all together.
     pub(crate) cut_off: u32,
     pub(crate) cut_off_us: u64,
+    /// How long keys of the lane lived on outage policies before the store answered this node first; 0 if they did not.
+    pub(crate) unanswered_us: u64,
     /// Forward jumps of the store's clock: how many, and all together.
     pub(crate) jumps: u32,
     pub(crate) jumps_us: u64,
@@ -55,6 +57,11 @@ impl LaneTrouble {
         self.cut_off_us += for_us;
     }
 
+    /// Keys of the lane lived on their outage policies for so long before the store answered this node first.
+    pub(crate) fn lived_unanswered(&mut self, for_us: u64) {
+        self.unanswered_us += for_us.max(1);
+    }
+
     /// The store's clock jumped ahead by so much.
     pub(crate) fn store_jumped(&mut self, by_us: u64) {
         self.jumps += 1;
@@ -73,6 +80,7 @@ impl LaneTrouble {
             late_us: self.late_us.max(other.late_us),
             cut_off: self.cut_off.max(other.cut_off),
             cut_off_us: self.cut_off_us.max(other.cut_off_us),
+            unanswered_us: self.unanswered_us.max(other.unanswered_us),
             jumps: self.jumps.max(other.jumps),
             jumps_us: self.jumps_us.max(other.jumps_us),
         }
@@ -145,6 +153,8 @@ impl Known {
             },
             nodes_cut_off: trouble.cut_off,
             cut_off_node_s: trouble.cut_off_us as f64 / 1e6,
+            nodes_unanswered: u32::from(trouble.unanswered_us > 0),
+            unanswered_node_s: trouble.unanswered_us as f64 / 1e6,
             outages: trouble.outages,
             // Each node may have lent as much.
             lent_tokens: trouble.lent as f64 * f64::from(nodes.max(1)),
@@ -240,6 +250,16 @@ mod tests {
             books.saw(level * unit);
         }
         assert!((books.told(&terms(1)).observed_tokens - 7.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_node_that_starts_in_an_outage_counts_what_its_share_may_admit() {
+        let mut trouble = LaneTrouble::default();
+        trouble.lived_unanswered(8_000_000);
+        let incidents = Known::default().incidents(Turnover::default(), 32, trouble);
+        let bound = bound_of(&terms(0), 32, &incidents);
+        // A sixteenth of the rate and of the burst, since it does not know of the others, and a token.
+        assert!((bound - (8.0 * 62.5 + 6.25 + 1.0)).abs() < 1e-6, "{bound}");
     }
 
     #[test]

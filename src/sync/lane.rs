@@ -16,6 +16,7 @@ use super::message::Held;
 use super::message::{
     ENTRIES_MAX, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict,
 };
+use super::nodes::INTRODUCED_US;
 use super::room;
 use crate::bucket::BucketRef;
 use crate::error::StoreError;
@@ -104,6 +105,9 @@ pub(crate) struct Lane {
     /// The lane's time by the last reply, and by the last one before the store was silent.
     time: Option<LaneTime>,
     heard_before_us: i64,
+    /// When all other nodes count this one; and whether they did not when the store fell silent.
+    introduced: Timestamp,
+    joined_lately: bool,
     /// Losses of memory before the store was silent.
     losses_before: u32,
     /// Nodes alive by the last reply.
@@ -160,6 +164,8 @@ impl Lane {
             ran: now,
             time: None,
             heard_before_us: 0,
+            introduced: Timestamp::NEVER,
+            joined_lately: false,
             losses_before: 0,
             nodes: 0,
             silence_us: 0,
@@ -632,6 +638,7 @@ impl Lane {
         match &reply.verdict {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
+                self.introduced = self.introduced.min(now.plus_micros(INTRODUCED_US));
                 // A lane that waits for its nodes has not counted all of them. If it is lost again meanwhile, it has
                 // to wait for those of before.
                 self.nodes = if wait_us == 0 { reply.nodes } else { self.nodes.max(reply.nodes) };

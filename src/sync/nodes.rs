@@ -12,7 +12,7 @@ const REMEMBERED_MIN_US: u64 = 60_000_000;
 const REMEMBERED_MAX_US: u64 = 600_000_000;
 /// Time after which every other node has received a count that includes a new node: one heartbeat with its
 /// jitter, and a slow reply.
-const INTRODUCED_US: u64 = 1_500_000;
+pub(super) const INTRODUCED_US: u64 = 1_500_000;
 
 /// A cluster that starts has been counted once a count has stood for so long: each node calls as soon as it starts.
 const STOOD_US: u64 = 1_000_000;

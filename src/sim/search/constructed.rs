@@ -366,6 +366,21 @@ fn outage_share(quota: (u64, u64), seed: u64) -> Case {
     play.over(12)
 }
 
+/// A node that is alone has the whole rate when the store is gone, and 16 start beside it meanwhile.
+fn started_in_outage((rate, burst): (u64, u64), seed: u64) -> Case {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut play = Play::new((rate, burst), 1, seed);
+    play = play.limit(|limit| limit.outage(OutagePolicy::Share));
+    let gone_us = 4 * SECOND;
+    let for_us = (4 * burst / rate + rng.u64(8..12)) * SECOND;
+    play.fault(gone_us, Fault::StoreGone { for_us });
+    (0..16).for_each(|_| play.fault(gone_us + 100 * MS, Fault::NodeJoins));
+    play.load(0..gone_us, 0, play.greedy());
+    play.load(gone_us..gone_us + for_us, 0, 1.2 * play.rate);
+    (1..17).for_each(|node| play.load(gone_us + SECOND..gone_us + for_us, node, play.rate / 4.0));
+    play.over((gone_us + for_us) / SECOND + 4)
+}
+
 /// One node has leased the whole rate when the store falls silent, and goes on; when the store is back
 /// it is the last to report.
 fn outage_last_rate(quota: (u64, u64), seed: u64) -> Case {
@@ -472,7 +487,7 @@ const fn term(name: &'static str, make: fn((u64, u64), u64) -> Case, seeds: [u64
     Term { name, make, seeds }
 }
 
-const TERMS: [Term; 15] = [
+const TERMS: [Term; 16] = [
     term("credit", credit, [148, 164, 329, 329]),
     term("a node joins", join, [124, 182, 328, 329]),
     term("a node dies", death, [254, 118, 329, 329]),
@@ -486,6 +501,7 @@ const TERMS: [Term; 15] = [
     term("a node's clock stands still", stalled, [892, 642, 642, 642]),
     term("a node cut off alone, `Share`", cut_off_share, [103, 284, 254, 280]),
     term("a node cut off alone, `LastRate`", cut_off_last_rate, [254, 184, 254, 329]),
+    term("a node starts unanswered, `Share`", started_in_outage, [16, 17, 17, 18]),
     term("no node reaches the store, `Share`", outage_share, [116, 499, 224, 224]),
     term("no node reaches the store, `LastRate`", outage_last_rate, [37, 106, 255, 90]),
 ];
@@ -561,5 +577,53 @@ fn nodes_that_join_are_in_the_bound_that_is_told() {
         }
         // All 15 of the first node, and a token at least of each other.
         assert!(most > 33.0, "{quota:?}: {most}");
+    }
+}
+
+#[test]
+fn a_node_that_starts_in_an_outage_is_in_the_bound_that_it_tells() {
+    for quota in [(1000, 1000), (1000, 20), (10, 1000)] {
+        let mut case = started_in_outage(quota, 16);
+        let mut joins = 0;
+        case.faults.retain(|planned| {
+            joins += u32::from(planned.fault == Fault::NodeJoins);
+            planned.fault != Fault::NodeJoins || joins == 1
+        });
+        case.ask_only_who_is_there();
+        let Verdict { excess, bound, told, .. } = case.run();
+        let told = told.bound_tokens.unwrap();
+        assert!(
+            excess > 0.0 && excess <= told.min(bound),
+            "{quota:?}: {excess} of {told}, {bound}"
+        );
+    }
+}
+
+/// A node joins just before the store is gone, so that the one that was there does not know that it shares.
+fn joined_before_outage((rate, burst): (u64, u64), seed: u64) -> Case {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut play = Play::new((rate, burst), 1, seed);
+    play = play.limit(|limit| limit.outage(OutagePolicy::Share));
+    let gone_us = 4 * SECOND;
+    let for_us = (4 * burst / rate + 12) * SECOND;
+    play.fault(gone_us - rng.u64(50..300) * MS, Fault::NodeJoins);
+    play.fault(gone_us, Fault::StoreGone { for_us });
+    for node in 0..2 {
+        play.load(gone_us - node * 40 * MS..gone_us + for_us, node as u16, 2.0 * play.rate);
+    }
+    play.over((gone_us + for_us) / SECOND + 4)
+}
+
+#[test]
+fn a_node_that_joins_just_before_an_outage_is_in_the_bound_and_in_what_it_tells() {
+    for quota in [(1000, 1000), (1000, 20), (10, 1000)] {
+        let mut most: f64 = 0.0;
+        for seed in 0..8 {
+            let Verdict { excess, bound, told, .. } = joined_before_outage(quota, seed).run();
+            let told = told.bound_tokens.unwrap();
+            assert!(excess <= told.min(bound), "{quota:?}: {excess} of {told}, {bound}");
+            most = most.max(excess);
+        }
+        assert!(most > quota.1 as f64, "{quota:?}: {most}, no more than is lent");
     }
 }

@@ -238,6 +238,51 @@ fn outages_among_other_faults_keep_the_bound() {
     assert_holds("outages", outage_among_others);
 }
 
+/// Nodes of a strict limit with a small burst start just before and while the store is away, which is often too short
+/// for an outage.
+fn started_while_the_store_is_away(seed: u64) -> Case {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let rate = scaled(&mut rng, 50.0, 5000.0) as u64;
+    let quota = Quota::per_second(rate).burst(rng.u64(1..=20));
+    let limit = Limit::new("small", quota).credit(0).outage(OutagePolicy::Share);
+    let network = Network::new(Duration::from_secs_f64(scaled(&mut rng, 0.0005, 0.1)));
+    let nodes = rng.u16(2..=6);
+    let setup = Setup { network, audit: true, ..Setup::new(limit, nodes, seed) };
+    let until_us = 8_000_000;
+    let mut case = Case { setup, arrivals: Vec::new(), faults: Vec::new(), until_us };
+    let (at_us, for_us) = (rng.u64(3_000_000..5_000_000), rng.u64(100_000..3_000_000));
+    let away = if rng.bool() { Fault::StoreHangs { for_us } } else { Fault::StoreGone { for_us } };
+    case.faults.push(Planned { at_us, fault: away });
+    let mut places = nodes;
+    for _ in 0..rng.usize(1..=4) {
+        let at_us = at_us - 150_000 + rng.u64(0..for_us + 150_000);
+        let joins = rng.bool();
+        places += u16::from(joins);
+        let replaced = Fault::NodeReplaced { place: rng.u16(0..nodes) };
+        case.faults.push(Planned { at_us, fault: if joins { Fault::NodeJoins } else { replaced } });
+    }
+    case.faults.sort_by_key(|planned| planned.at_us);
+    // Single tokens of one key: at most four times the rate.
+    for index in 0..4 * rate.min(1000) * until_us / 1_000_000 {
+        let at_us = index * 250_000 / rate.min(1000);
+        case.arrivals.push(Arrival { at_us, node: rng.u16(0..places), key: 0, cost: 1 });
+    }
+    case.ask_only_who_is_there();
+    case
+}
+
+#[test]
+fn nodes_that_start_while_the_store_is_away_keep_the_bound() {
+    assert_holds("started", started_while_the_store_is_away);
+}
+
+#[test]
+fn what_new_nodes_are_given_while_others_still_live_on_it_after_an_outage_is_in_the_bound() {
+    let verdict = started_while_the_store_is_away(5470).run();
+    assert!(!verdict.is_broken(), "{verdict:?}");
+    assert!(verdict.excess > 15.0, "{verdict:?}: more than is lent");
+}
+
 /// The store forgets while some nodes are paused. Bursts hit a bucket that has refilled, so that the views of nodes
 /// claim too much.
 fn bursts_around_a_loss(seed: u64) -> Case {

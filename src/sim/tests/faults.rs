@@ -196,6 +196,36 @@ fn strict_limit_exceeds_nothing_after_a_loss_of_memory_while_the_store_hangs() {
 }
 
 #[test]
+fn strict_limit_exceeds_nothing_where_nodes_start_in_a_short_silence_of_the_store() {
+    let hang = |at_us, for_us| at(at_us, Fault::StoreHangs { for_us });
+    let replace = |at_us| at(at_us, Fault::NodeReplaced { place: 0 });
+    let one = [hang(4_390_000, 1_253_000), replace(5_173_000)];
+    let joins = at(4_214_000, Fault::NodeJoins);
+    let two = [joins, hang(4_214_000, 1_279_000), replace(5_351_000)];
+    let far = [hang(4_331_000, 246_000), replace(4_460_000)];
+    let cases = [
+        ((5000, 2), 500, 3, 4.0, one.as_slice(), [18, 19, 21]),
+        ((1000, 1), 500, 4, 2.0, &two, [13, 16, 19]),
+        ((1000, 3), 80_000, 3, 2.0, &far, [22, 23, 24]),
+    ];
+    for ((rate, burst), rtt_us, nodes, times, faults, seeds) in cases {
+        for seed in seeds {
+            let limit = api(rate, burst).strict();
+            let network = Network::new(Duration::from_micros(rtt_us));
+            let setup = Setup { network, ..audited(limit, nodes, seed) };
+            let load = Workload { load: Some(times), ..load(&setup, Scenario::OverUniform, 6.5) };
+            let mut world = World::new(setup).unwrap();
+            for planned in faults {
+                world.suffer(planned);
+            }
+            play(&mut world, &load.arrivals(), 6_500_000);
+            let excess = figures(world).excess_tokens;
+            assert!(excess <= ERROR, "{rate}/s, {burst}, seed {seed}: {excess}");
+        }
+    }
+}
+
+#[test]
 fn strict_limit_exceeds_nothing_after_two_losses_of_memory_of_which_some_nodes_hear_as_one() {
     for cluster in each_cluster() {
         let again_us = 2_905_000 + 2000 * cluster.1;

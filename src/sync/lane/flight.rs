@@ -150,6 +150,7 @@ impl Lane {
         if self.failures == 1 {
             if !self.returning {
                 self.heard_before_us = self.time.map_or(0, |time| time.time_us);
+                self.joined_lately = self.silent_since < self.introduced;
                 self.losses_before = self.trouble.losses;
             }
             context.event(Event::StoreDown { lane: self.number, error });

@@ -64,17 +64,19 @@ impl Lane {
         if self.failures == 0 {
             return None;
         }
-        let Some(time) = self.time.filter(|_| self.incarnation.is_some()) else {
-            let since = self.silent_since;
-            return Some(Outage { from: since, ended: since, last_us: i64::MAX });
-        };
         let since = self.silent_since;
-        // The last batch that the store has applied reached it soon after.
-        let travelled_us = 2 * time.travelled_us + TRAVEL_US;
-        let last_us = time.most(since).saturating_add_unsigned(travelled_us);
         let epoch_us = terms.epoch_us as i64;
-        let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
-        let ends_in_us = (ends_us - time.least(since)).max(0) as u64;
+        let (ends_in_us, last_us) = match self.time.filter(|_| self.incarnation.is_some()) {
+            Some(time) => {
+                // The last batch that the store has applied reached it soon after.
+                let travelled_us = 2 * time.travelled_us + TRAVEL_US;
+                let last_us = time.most(since).saturating_add_unsigned(travelled_us);
+                let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
+                ((ends_us - time.least(since)).max(0) as u64, last_us)
+            }
+            // It was never heard: others may have been given leases up to now. This node has none.
+            None => (2 * terms.epoch_us + TRAVEL_US, i64::MAX),
+        };
         let ended = since.plus_micros(ends_in_us + ends_in_us / CLOCK_ERROR_DIVISOR);
         let silent = self.silent_for_all(context);
         let from = ended.max(silent).max(since.plus_micros(terms.grace_us));
@@ -135,19 +137,22 @@ impl Lane {
     }
 
     /// Counts an outage in which keys lived on their policies: that of all nodes, where the store was back
-    /// from `back` on, as far as it waited for this node; else this node's own.
+    /// from `back` on, as far as it waited for this node; else this node's own. The store does not wait for a node that
+    /// it had never answered before, and the others do not count one that joined lately.
     fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
         let lived_us = now.micros_since(self.entered);
-        match back {
-            None => self.trouble.lived_alone(lived_us),
-            Some(back) => {
-                let late_us = now.micros_since(back.max(self.entered));
-                self.trouble.lived_through(late_us, self.lent);
-                if reply.recovering_until_us == 0 {
-                    // The others have had the whole since the store waited no longer.
-                    self.trouble.lived_alone(late_us);
-                }
-            }
+        if self.heard_before_us == 0 {
+            return self.trouble.lived_unanswered(lived_us);
+        }
+        if back.is_none() || self.joined_lately {
+            self.trouble.lived_alone(lived_us);
+        }
+        let Some(back) = back else { return };
+        let late_us = now.micros_since(back.max(self.entered));
+        self.trouble.lived_through(late_us, self.lent);
+        if reply.recovering_until_us == 0 {
+            // The others have had the whole since the store waited no longer.
+            self.trouble.lived_alone(late_us);
         }
     }
 
