@@ -55,7 +55,12 @@ impl Account {
         } else {
             self.bucket.withdraw(keep as u32)
         };
-        let units = i64::from(withdrawn) * unit;
+        let mut units = i64::from(withdrawn) * unit;
+        if self.held.rate == 0 && rate > 0 && !ended {
+            // So does what makes no whole token: it would not fit into the smaller depth.
+            units += self.stash.max(0);
+            self.stash = self.stash.min(0);
+        }
         let mut lost = std::mem::take(&mut self.lost);
         let (left, pending) = self.bucket.held_and_pending();
         if rate_before == 0 && !self.bucket.has_spilled() {
