@@ -5,19 +5,18 @@ use crate::limit::{CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, Ter
 
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
 const FORGOTTEN_FULL_S: f64 = 60.0;
-/// So many nodes that joined count each for itself, and those after them as the last of these: a sum over all would
-/// take as long as there are.
+/// Joins beyond this many all count like the last one, to keep the sum short.
 const JOINS_MAX: u32 = 1000;
-/// A store that lost its memory waits for leases that it does not know for so long at most, in seconds.
+/// After a loss of memory the store waits at most so long for leases that it no longer knows, in seconds.
 const LEASE_WAIT_MAX_S: f64 = 30.0;
 
 /// What went wrong since a key's bucket was last full: one entry or count for each event.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Incidents {
-    /// Nodes that died or were born anew.
+    /// Nodes that died, shut down, or were born anew in the place of one that did.
     pub deaths: u32,
-    /// Nodes that joined beside those that were there, which count among the nodes.
+    /// Nodes that joined beside those that were there. The number of nodes is that before, and all that joined.
     pub joins: u32,
     /// Times that the store lost its memory, or came back with an older state.
     pub losses_of_memory: u32,
@@ -25,7 +24,8 @@ pub struct Incidents {
     /// credit since, where all of them reached the store.
     pub losses_repeated: u32,
     /// Of all these losses, times that a lease may have been held by a node that the store did not wait for: it
-    /// joined shortly before, or the loss was found after that node had been given more.
+    /// joined shortly before, or the loss was found after that node had been given more. All of them, if a node died
+    /// or joined.
     pub losses_unheard: u32,
     /// Times that the record of the key was lost alone.
     pub lost_records: u32,
@@ -33,15 +33,17 @@ pub struct Incidents {
     pub store_jumps_s: Vec<f64>,
     /// Each forward jump of a node's clock, and each stall beyond 20 ms, in seconds.
     pub clock_jumps_s: Vec<f64>,
-    /// Sum over nodes: seconds in which a node was cut off from a store that others could reach, or lived through an
-    /// outage of which the others did not know that it was there.
+    /// Sum over nodes: seconds in which a node was cut off from a store that others could reach, or went through an
+    /// outage while the others did not know that it was there.
     pub cut_off_node_s: f64,
-    /// Nodes that were cut off alone, each time; and nodes that joined less than 1.5 s before no node reached the store.
+    /// Nodes that were cut off alone, each time; and nodes that joined, and less than 1.5 s after whose first answer no
+    /// node reached the store.
     pub nodes_cut_off: u32,
-    /// Nodes that started while the store did not answer them, for so long that outage policies took over: each counts
-    /// as a node that joined or was born anew besides.
+    /// Nodes that started while the store was away for so long that outage policies took over, on these nodes or on
+    /// others. Each is also among `deaths` or `joins`.
     pub nodes_unanswered: u32,
-    /// Sum over these nodes: seconds from its start until the store answered it first, where its own policy took over.
+    /// Seconds from the start of each of these nodes until its first answer, all together. A node whose own policy never
+    /// began adds nothing.
     pub unanswered_node_s: f64,
     /// Times that no node reached the store for so long that outage policies took over.
     pub outages: u32,
@@ -49,13 +51,13 @@ pub struct Incidents {
     /// a token a node, in each. Counts under [`OutagePolicy::Share`].
     pub lent_tokens: f64,
     /// Seconds from when the first node reached the store again until the last did, of all these outages
-    /// together. Counts under [`OutagePolicy::LastRate`], and where a node started in an outage.
+    /// together. Counts under [`OutagePolicy::LastRate`], and under [`OutagePolicy::Share`] if a node was unanswered.
     pub returned_apart_s: f64,
 }
 
 /// The most tokens that a cluster of `nodes` can admit on one key above `burst + rate x window`,
-/// over any window, with `incidents` in it. Infinite if a node was cut off under
-/// [`OutagePolicy::Open`].
+/// over any window, with `incidents` in it. Infinite under [`OutagePolicy::Open`] with any outage, or any node that was
+/// cut off or unanswered.
 ///
 /// docs/ACCURACY.md gives each term and its reason.
 ///
@@ -136,15 +138,15 @@ impl Basis {
         let losses = incidents.losses_of_memory;
         let repeated = if all_reach_the_store { incidents.losses_repeated.min(losses) } else { 0 };
         let mut tokens = all + one * f64::from(deaths);
-        // The bucket is there a second time once, whether no node knew the key or a lease was unheard.
+        // A loss adds the bucket once: for a slow key that no node knows, or for a lease that was not heard of.
         let unheard = incidents.losses_unheard;
         let heard = incidents.losses_of_memory.saturating_sub(unheard);
         tokens += f64::from(losses - repeated) * all + f64::from(repeated) * self.credit_known(n);
         tokens += f64::from(heard) * self.forgotten();
         tokens += f64::from(unheard) * (burst + rate * lease_s);
         // A holder that cannot be heard goes on with its lease.
-        let unheard = nodes_cut_off > 0 || !none_came_or_went;
-        let lease = if unheard { rate * lease_s } else { 0.0 };
+        let holder_unheard = nodes_cut_off > 0 || !none_came_or_went;
+        let lease = if holder_unheard { rate * lease_s } else { 0.0 };
         tokens += f64::from(incidents.lost_records) * (burst + all + lease);
         for jump_s in &incidents.store_jumps_s {
             tokens += (rate * jump_s).min(burst + rate * lease_s);
@@ -181,8 +183,8 @@ impl Basis {
         }
     }
 
-    /// The credit that all nodes together have, and the most that one of those that went had: the fewer nodes
-    /// there are, the more each gives, and a new node gives what it does before it is counted.
+    /// The credit that all nodes together have, and the most that one node that went can have had. Fewer nodes give more
+    /// each; a new node gives the credit of one that counts nobody yet.
     fn credit_given(&self, nodes: u32, incidents: &Incidents) -> (f64, f64) {
         let first = |nodes| f64::from(self.credit.at(nodes).first);
         let Incidents { deaths, joins, .. } = *incidents;
@@ -212,8 +214,8 @@ impl Basis {
             // A node that has leased nothing yet has no last rate.
             OutagePolicy::Closed | OutagePolicy::LastRate => 0.0,
             OutagePolicy::Share => {
-                // They do not know how many nodes there are. Nor does the store wait for them, and gives them what
-                // those live on who come back last.
+                // They divide by 16, or by the `max_nodes` of the configuration, which is `n` at least. The store does
+                // not wait for them, and gives them what nodes that come back last are still spending.
                 let n = n.min(f64::from(DEFAULT_MAX_NODES));
                 let late = self.rate * incidents.returned_apart_s;
                 self.shares(n, nodes_unanswered, unanswered_node_s) + late
@@ -222,21 +224,20 @@ impl Basis {
         }
     }
 
-    /// What `times` nodes admit that live on one share in `n` for `node_s` seconds, all together. A share of a burst
-    /// that is smaller than the cluster is a token all the same.
-    fn shares(&self, n: f64, times: u32, node_s: f64) -> f64 {
-        (self.rate * node_s + f64::from(times) * self.burst) / n + f64::from(times)
+    /// What `count` nodes admit, each on one share in `n`, for `node_s` seconds together. A share of a burst that is
+    /// smaller than the cluster is a token all the same.
+    fn shares(&self, n: f64, count: u32, node_s: f64) -> f64 {
+        (self.rate * node_s + f64::from(count) * self.burst) / n + f64::from(count)
     }
 
-    /// What nodes that are cut off alone admit beside the others; they may have heard of the `n` nodes only that there
-    /// were at the fewest.
-    fn cut_off(&self, n: f64, incidents: &Incidents) -> f64 {
+    /// What nodes that are cut off alone admit beside the others. They may have heard of no more than the `fewest` nodes.
+    fn cut_off(&self, fewest: f64, incidents: &Incidents) -> f64 {
         let Incidents { nodes_cut_off, cut_off_node_s, .. } = *incidents;
         let all = self.rate * cut_off_node_s + f64::from(nodes_cut_off) * self.burst;
         match self.outage {
             _ if nodes_cut_off == 0 && cut_off_node_s <= 0.0 => 0.0,
             OutagePolicy::Closed => 0.0,
-            OutagePolicy::Share => self.shares(n, nodes_cut_off, cut_off_node_s),
+            OutagePolicy::Share => self.shares(fewest, nodes_cut_off, cut_off_node_s),
             // Each had the whole rate at most.
             OutagePolicy::LastRate => all,
             OutagePolicy::Open => f64::INFINITY,
@@ -244,7 +245,7 @@ impl Basis {
     }
 }
 
-/// How few nodes there were while these came and went, of `nodes`.
+/// The fewest nodes that there were at any time, if there are `nodes` with all that joined.
 fn fewest(nodes: u32, incidents: &Incidents) -> u32 {
     let Incidents { deaths, joins, .. } = *incidents;
     nodes.saturating_sub(deaths.saturating_add(joins.min(nodes - 1))).max(1)
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_the_store_never_answered_has_one_share_of_sixteen_at_most() {
+    fn a_node_that_the_store_never_answered_counts_as_a_share_of_all_nodes_but_sixteen_at_most() {
         let unheard =
             Incidents { nodes_unanswered: 2, unanswered_node_s: 6.0, ..Incidents::default() };
         for (policy, nodes, tokens) in [

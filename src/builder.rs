@@ -174,8 +174,8 @@ impl Builder {
     }
 
     /// The most nodes that have one limit ([`DEFAULT_MAX_NODES`]; 1 with a [`MemoryStore`]).
-    /// A node computes its credit from this number until the store has counted the same number of nodes for a second, and
-    /// its [share](crate::OutagePolicy::Share) until the store has counted them once.
+    /// Until the store has counted the same number of nodes for a second, a node computes its credit from this number, and
+    /// its [share](crate::OutagePolicy::Share) from this number or the count, whichever is more.
     pub fn max_nodes(mut self, nodes: u32) -> Self {
         self.max_nodes = Some(nodes);
         self

@@ -7,6 +7,7 @@ use super::scenario::{AWAKE_SECONDS, SUSPENDED_SECONDS};
 use super::setup::{Network, Setup};
 use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
 use crate::bound::{Incidents, bound};
+use crate::limit::DEFAULT_MAX_NODES;
 use crate::time::{CLOCK_AGE_MAX_US, micros};
 
 /// Where nodes come and go, one in ten is replaced so often.
@@ -215,12 +216,14 @@ pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
     bound(&setup.limit, u32::from(setup.nodes) + incidents.joins, &incidents)
 }
 
-/// An attempt is waited for so much longer where nobody looked in time, in microseconds.
+/// An attempt fails so much later if nobody looked in time, in microseconds.
 const LATE_US: u64 = 10_000;
 /// A loss of memory so soon after another brings back less.
 const REPEATED_US: u64 = 5_000_000;
-/// All nodes have heard of a node that joins so much later.
+/// So long after a node joins, all others count it: as [`crate::sync::nodes`] says, in microseconds.
 const INTRODUCED_US: u64 = 1_500_000;
+/// A node that is gone is forgotten by the others after so long at the soonest, in microseconds.
+const REMEMBERED_US: u64 = 60_000_000;
 /// No outage policy takes over in a shorter silence of the store, in microseconds.
 const SILENCE_LEAST_US: u64 = 1_500_000;
 
@@ -235,9 +238,10 @@ fn return_us(silent_us: u64, network: &Network) -> u64 {
     (gap_us + gap_us / 8).max(patience_us) + LATE_US + 2 * rtt_us
 }
 
-/// When the store answers nobody, or nobody at `place`.
-fn silences(faults: &[Planned], place: Option<u16>) -> impl Iterator<Item = Range<u64>> {
-    faults.iter().filter_map(move |planned| match planned.fault {
+/// The times in which the store answers no node, or not the node at `place`. Nodes do not notice that the store was
+/// back for so short a time that none asked.
+fn silences(faults: &[Planned], place: Option<u16>, network: &Network) -> Vec<Range<u64>> {
+    let silent = faults.iter().filter_map(|planned| match planned.fault {
         Fault::StoreHangs { for_us }
         | Fault::StoreGone { for_us }
         | Fault::StoreStalls { for_us } => Some(planned.at_us..planned.at_us + for_us),
@@ -245,64 +249,107 @@ fn silences(faults: &[Planned], place: Option<u16>) -> impl Iterator<Item = Rang
             Some(planned.at_us..planned.at_us + for_us)
         }
         _ => None,
-    })
+    });
+    let mut silences: Vec<Range<u64>> = Vec::new();
+    let mut silent: Vec<Range<u64>> = silent.collect();
+    silent.sort_by_key(|range| range.start);
+    for next in silent {
+        match silences.last_mut() {
+            Some(last) if next.start <= answered_us(last, network) => {
+                last.end = last.end.max(next.end);
+            }
+            _ => silences.push(next),
+        }
+    }
+    silences
 }
 
-/// How long a node waits at most until the store answers it that starts at `from_us`, at `place` if it replaces another.
-fn unanswered_us(faults: &[Planned], from_us: u64, place: Option<u16>, setup: &Setup) -> u64 {
+/// When all nodes are answered again at the latest after a silence.
+fn answered_us(silence: &Range<u64>, network: &Network) -> u64 {
+    silence.end + return_us(silence.end - silence.start, network)
+}
+
+/// Whether outage policies take over in a silence.
+fn is_outage(silence: &Range<u64>) -> bool {
+    silence.end - silence.start >= SILENCE_LEAST_US
+}
+
+/// When a node is answered first at the latest that starts at `from_us`, where these are the silences.
+fn first_answer_us(silences: &[Range<u64>], from_us: u64, network: &Network) -> u64 {
     // A call is under way for so long that the store may be gone before it comes, or before its answer does.
-    let under_way_us = return_us(0, &setup.network);
-    let mut until_us = from_us;
-    loop {
-        let answered_us = |silent_us: Range<u64>| {
-            let goes_on = silent_us.start <= until_us + under_way_us && silent_us.end > until_us;
-            let lasts_us = silent_us.end - silent_us.start;
-            goes_on.then(|| silent_us.end + return_us(lasts_us, &setup.network))
-        };
-        let answered_us = silences(faults, place).filter_map(answered_us).max();
-        let Some(later_us) = answered_us.filter(|us| *us > until_us) else {
-            return until_us - from_us;
-        };
-        until_us = later_us;
+    let called_us = from_us + return_us(0, network);
+    let mut silent =
+        silences.iter().filter(|silence| silence.start <= called_us && silence.end > from_us);
+    silent.next().map_or(from_us, |silence| answered_us(silence, network))
+}
+
+/// Counts a node that starts at `from_us`, where these are the silences. `counts_more`: it is one more for the others.
+fn count_start(
+    incidents: &mut Incidents,
+    silences: &[Range<u64>],
+    from_us: u64,
+    counts_more: bool,
+    network: &Network,
+) {
+    let unanswered_us = first_answer_us(silences, from_us, network) - from_us;
+    let own_policy = unanswered_us >= SILENCE_LEAST_US;
+    let mut outages = silences.iter().filter(|silence| is_outage(silence));
+    let is_within =
+        |outage: &Range<u64>| (outage.start..answered_us(outage, network)).contains(&from_us);
+    if own_policy || outages.clone().any(is_within) {
+        incidents.nodes_unanswered += 1;
+    }
+    if own_policy {
+        incidents.unanswered_node_s += unanswered_us as f64 / 1e6;
+    }
+    // The others may not count it yet when they begin to share without the store.
+    let counted_us = from_us + return_us(0, network) + INTRODUCED_US;
+    if let Some(outage) = outages.find(|outage| (from_us..counted_us).contains(&outage.start))
+        && counts_more
+    {
+        incidents.nodes_cut_off += 1;
+        incidents.cut_off_node_s += (answered_us(outage, network) - outage.start) as f64 / 1e6;
+    }
+}
+
+/// Whether the others have forgotten by `at_us` that there was a node at `place`.
+fn is_forgotten(faults: &[Planned], place: u16, at_us: u64) -> bool {
+    let died = faults.iter().filter(|planned| planned.fault == Fault::NodeDies { place });
+    died.map(|planned| planned.at_us).any(|died_us| died_us + REMEMBERED_US <= at_us)
+}
+
+/// Counts the nodes that start, with those that start in the beginning and are more than each takes it that there are.
+fn count_starts(incidents: &mut Incidents, faults: &[Planned], setup: &Setup) {
+    let network = &setup.network;
+    let of_all = silences(faults, None, network);
+    for _ in DEFAULT_MAX_NODES..setup.nodes.into() {
+        count_start(incidents, &of_all, 0, true, network);
+    }
+    for &Planned { at_us, fault } in faults {
+        match fault {
+            Fault::NodeReplaced { place } => {
+                let more = is_forgotten(faults, place, at_us);
+                let silences = silences(faults, Some(place), network);
+                count_start(incidents, &silences, at_us, more, network);
+            }
+            Fault::NodeJoins => count_start(incidents, &of_all, at_us, true, network),
+            _ => {}
+        }
     }
 }
 
 /// What goes wrong in a world of which this is planned, as the bound counts it.
 pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
     let mut incidents = Incidents::default();
-    for planned in faults {
-        let place = match planned.fault {
-            Fault::NodeReplaced { place } => Some(place),
-            Fault::NodeJoins => None,
-            _ => continue,
-        };
-        let for_us = unanswered_us(faults, planned.at_us, place, setup);
-        let starts_in = |silent_us: Range<u64>| {
-            let answered_us =
-                silent_us.end + return_us(silent_us.end - silent_us.start, &setup.network);
-            (silent_us.start..answered_us).contains(&planned.at_us)
-                && silent_us.end - silent_us.start >= SILENCE_LEAST_US
-        };
-        if for_us >= SILENCE_LEAST_US {
-            incidents.nodes_unanswered += 1;
-            incidents.unanswered_node_s += for_us as f64 / 1e6;
-        } else if silences(faults, place).any(starts_in) {
-            incidents.nodes_unanswered += 1;
-        }
-        if place.is_none() {
-            // Others do not know yet that it is there when they begin to share without the store.
-            for silence_us in silences(faults, None) {
-                let known_us = planned.at_us + INTRODUCED_US;
-                let lasts_us = silence_us.end - silence_us.start;
-                if (planned.at_us..known_us).contains(&silence_us.start)
-                    && lasts_us >= SILENCE_LEAST_US
-                {
-                    let lives_us = lasts_us + return_us(lasts_us, &setup.network);
-                    incidents.nodes_cut_off += 1;
-                    incidents.cut_off_node_s += lives_us as f64 / 1e6;
-                }
-            }
-        }
+    count_starts(&mut incidents, faults, setup);
+    for outage in silences(faults, None, &setup.network).iter().filter(|silence| is_outage(silence))
+    {
+        incidents.outages += 1;
+        let joins = faults.iter().filter(|planned| planned.fault == Fault::NodeJoins).count();
+        let burst = setup.limit.quota().burst_tokens() as f64;
+        incidents.lent_tokens += burst.max((usize::from(setup.nodes) + joins) as f64);
+        incidents.returned_apart_s +=
+            return_us(outage.end - outage.start, &setup.network) as f64 / 1e6;
     }
     for planned in faults {
         match planned.fault {
@@ -329,22 +376,12 @@ pub(super) fn incidents(faults: &[Planned], setup: &Setup) -> Incidents {
                 incidents.nodes_cut_off += 1;
                 incidents.cut_off_node_s += for_us as f64 / 1e6;
             }
-            Fault::StoreHangs { for_us }
-            | Fault::StoreGone { for_us }
-            | Fault::StoreStalls { for_us } => {
-                if for_us >= SILENCE_LEAST_US {
-                    incidents.outages += 1;
-                    let burst = setup.limit.quota().burst_tokens() as f64;
-                    incidents.lent_tokens += burst.max(setup.nodes.into());
-                    incidents.returned_apart_s += return_us(for_us, &setup.network) as f64 / 1e6;
-                }
-            }
             Fault::ClockStalls { for_us, .. } => {
                 // The time that stands still is as old as the ticker's period already.
                 let beyond_us = (for_us + TICKER_PERIOD_US).saturating_sub(CLOCK_AGE_MAX_US);
                 incidents.clock_jumps_s.push(beyond_us as f64 / 1e6);
             }
-            Fault::StoreSaves | Fault::StoreClockSteps { .. } | Fault::NodePauses { .. } => {}
+            _ => {}
         }
     }
     let Network { request_loss, reply_loss, late, .. } = setup.network;

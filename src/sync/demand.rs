@@ -13,11 +13,13 @@ const AVERAGED_ARRIVALS: f64 = 4.0;
 pub(crate) struct Demand {
     per_us: f64,
     since: Timestamp,
+    /// An observation has spoken for itself.
+    told: bool,
 }
 
 impl Demand {
     pub(crate) fn new(now: Timestamp) -> Self {
-        Self { per_us: 0.0, since: now }
+        Self { per_us: 0.0, since: now, told: false }
     }
 
     /// Tokens per microsecond.
@@ -47,7 +49,9 @@ impl Demand {
             (AVERAGED_ARRIVALS / self.per_us.max(sample)).clamp(tick_us as f64, slowest_us);
         let mut weight = span_us / (memory_us + span_us);
         if telling {
-            weight = weight.max(0.5);
+            // The first one has no past to be weighed against.
+            weight = weight.max(if self.told { 0.5 } else { 1.0 });
+            self.told = true;
         }
         self.per_us += weight * (sample - self.per_us);
         self.since = now;

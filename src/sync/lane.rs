@@ -638,7 +638,9 @@ impl Lane {
         match &reply.verdict {
             Verdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
-                self.introduced = self.introduced.min(now.plus_micros(INTRODUCED_US));
+                if wait_us == 0 {
+                    self.introduced = self.introduced.min(now.plus_micros(INTRODUCED_US));
+                }
                 // A lane that waits for its nodes has not counted all of them. If it is lost again meanwhile, it has
                 // to wait for those of before.
                 self.nodes = if wait_us == 0 { reply.nodes } else { self.nodes.max(reply.nodes) };

@@ -250,9 +250,24 @@ fn started_while_the_store_is_away(seed: u64) -> Case {
     let setup = Setup { network, audit: true, ..Setup::new(limit, nodes, seed) };
     let until_us = 8_000_000;
     let mut case = Case { setup, arrivals: Vec::new(), faults: Vec::new(), until_us };
-    let (at_us, for_us) = (rng.u64(3_000_000..5_000_000), rng.u64(100_000..3_000_000));
+    // Sometimes it is away from the beginning.
+    let early = rng.u8(0..4) == 0;
+    let begins_us = if early { rng.u64(0..300_000) } else { rng.u64(3_000_000..5_000_000) };
+    let at_us = begins_us.max(150_000);
+    let for_us = rng.u64(100_000..3_000_000);
     let away = if rng.bool() { Fault::StoreHangs { for_us } } else { Fault::StoreGone { for_us } };
-    case.faults.push(Planned { at_us, fault: away });
+    case.faults.push(Planned { at_us: begins_us, fault: away });
+    if rng.u8(0..4) == 0 {
+        // It comes back for a moment.
+        let again = Fault::StoreGone { for_us: rng.u64(500_000..2_500_000) };
+        let at_us = begins_us + for_us + rng.u64(0..300_000);
+        case.faults.push(Planned { at_us, fault: again });
+    }
+    if rng.u8(0..4) == 0 {
+        // It comes back without its memory.
+        let at_us = begins_us + rng.u64(0..for_us);
+        case.faults.push(Planned { at_us, fault: Fault::StoreForgets });
+    }
     let mut places = nodes;
     for _ in 0..rng.usize(1..=4) {
         let at_us = at_us - 150_000 + rng.u64(0..for_us + 150_000);
@@ -276,11 +291,32 @@ fn nodes_that_start_while_the_store_is_away_keep_the_bound() {
     assert_holds("started", started_while_the_store_is_away);
 }
 
+/// Two nodes start in the last second of an outage of three, and call the store before these come back.
+fn started_at_the_end_of_an_outage(seed: u64) -> Case {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let limit = Limit::new("small", Quota::per_second(1206).burst(15)).credit(0);
+    let network = Network::new(Duration::from_micros(1500));
+    let setup = Setup { network, audit: true, ..Setup::new(limit, 3, seed) };
+    let gone = Planned { at_us: 4_850_343, fault: Fault::StoreGone { for_us: 2_967_576 } };
+    let joins = |at_us| Planned { at_us, fault: Fault::NodeJoins };
+    let faults = vec![gone, joins(6_842_811), joins(6_920_505)];
+    let mut case = Case { setup, arrivals: Vec::new(), faults, until_us: 8_000_000 };
+    for at_us in (0..case.until_us).step_by(250) {
+        case.arrivals.push(Arrival { at_us, node: rng.u16(0..5), key: 0, cost: 1 });
+    }
+    case.ask_only_who_is_there();
+    case
+}
+
 #[test]
 fn what_new_nodes_are_given_while_others_still_live_on_it_after_an_outage_is_in_the_bound() {
-    let verdict = started_while_the_store_is_away(5470).run();
-    assert!(!verdict.is_broken(), "{verdict:?}");
-    assert!(verdict.excess > 15.0, "{verdict:?}: more than is lent");
+    let mut most: f64 = 0.0;
+    for seed in 0..20 {
+        let verdict = started_at_the_end_of_an_outage(seed).run();
+        assert!(!verdict.is_broken(), "seed {seed}: {verdict:?}");
+        most = most.max(verdict.excess);
+    }
+    assert!(most > 15.0, "{most}, no more than is lent");
 }
 
 /// The store forgets while some nodes are paused. Bursts hit a bucket that has refilled, so that the views of nodes

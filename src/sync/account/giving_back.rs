@@ -8,9 +8,13 @@ use crate::weakness::{Weakness, is_weak};
 /// What a report gives back.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Back {
+    /// Units that were taken out of the bucket.
     pub(super) units: i64,
+    /// Units that the node should hold and does not: refill that overflowed.
     pub(super) lost: i64,
+    /// Leased refill, in units per microsecond.
     pub(super) rate: i64,
+    /// Leased depth, in tokens.
     pub(super) depth: i64,
 }
 
@@ -33,7 +37,7 @@ impl Account {
         let ended = now >= self.ends;
         let unused = if self.held.rate > 2 * rate_used { self.held.rate - rate_used } else { 0 };
         let rate_before = self.held.rate;
-        // All is wanted back when the store has tokens in place of it.
+        // The store wants all refill back once it can give tokens instead.
         let is_whole = self.recall >= rate_before;
         let recall = if is_whole && !self.spares_refill(now, terms) { 0 } else { self.recall };
         let rate = if ended { rate_before } else { recall.max(unused).min(rate_before) };
@@ -57,14 +61,14 @@ impl Account {
         };
         let mut units = i64::from(withdrawn) * unit;
         if self.held.rate == 0 && rate > 0 && !ended {
-            // So does what makes no whole token: it would not fit into the smaller depth.
+            // The fraction of a token goes back too: the smaller depth has no room for it.
             units += self.stash.max(0);
             self.stash = self.stash.min(0);
         }
         let mut lost = std::mem::take(&mut self.lost);
         let (left, pending) = self.bucket.held_and_pending();
         if rate_before == 0 && !self.bucket.has_spilled() {
-            // Nothing flowed in, so what is not there any more is known to the unit.
+            // Nothing flowed in, so that the loss is known exactly.
             self.stash = 0;
             let spent = self.unsent.spent + (pending + self.spilled) as i64;
             lost = lost.max(self.held.outstanding - (i64::from(left) + spent) * unit - units);

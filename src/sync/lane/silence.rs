@@ -58,8 +58,8 @@ pub(crate) struct Outage {
 
 impl Lane {
     /// From when on the outage policy of a key with these terms may admit: the store takes the silence
-    /// for an outage by then, and every lease of the key has ended, whoever held it. `None` while the
-    /// store answers.
+    /// for an outage by then, every lease of the key has ended, whoever held it, and the limit's grace is over. `None`
+    /// while the store answers.
     pub(super) fn policy_from(&self, terms: &Terms, context: &Context) -> Option<Outage> {
         if self.failures == 0 {
             return None;
@@ -74,7 +74,8 @@ impl Lane {
                 let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
                 ((ends_us - time.least(since)).max(0) as u64, last_us)
             }
-            // It was never heard: others may have been given leases up to now. This node has none.
+            // It never answered. Leases that others were given before the first attempt live as long as that. What it
+            // gives others later has a term of the bound.
             None => (2 * terms.epoch_us + TRAVEL_US, i64::MAX),
         };
         let ended = since.plus_micros(ends_in_us + ends_in_us / CLOCK_ERROR_DIVISOR);
@@ -84,7 +85,7 @@ impl Lane {
         Some(Outage { from, ended, last_us })
     }
 
-    /// When an attempt fails that is sent then, the store takes the silence for an outage too.
+    /// If an attempt fails that is sent from then on, the store counts an outage as well.
     pub(super) fn silent_for_all(&self, context: &Context) -> Timestamp {
         let silence_us = self.silence_us.max(context.silence_us);
         self.silent_since.plus_micros(silence_us + context.retry_us)
@@ -136,12 +137,13 @@ impl Lane {
         }
     }
 
-    /// Counts an outage in which keys lived on their policies: that of all nodes, where the store was back
-    /// from `back` on, as far as it waited for this node; else this node's own. The store does not wait for a node that
-    /// it had never answered before, and the others do not count one that joined lately.
+    /// Counts the outage that has just ended. If the store was back for all nodes at `back`, it was that of all; else
+    /// this node alone was cut off. One that joined lately counts as cut off too, because the others do not know of it.
+    /// One that had never been answered counts for itself.
     fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
         let lived_us = now.micros_since(self.entered);
-        if self.heard_before_us == 0 {
+        let was_answered = self.heard_before_us > 0;
+        if !was_answered {
             return self.trouble.lived_unanswered(lived_us);
         }
         if back.is_none() || self.joined_lately {
@@ -151,7 +153,7 @@ impl Lane {
         let late_us = now.micros_since(back.max(self.entered));
         self.trouble.lived_through(late_us, self.lent);
         if reply.recovering_until_us == 0 {
-            // The others have had the whole since the store waited no longer.
+            // The store has not waited for this node, and has given the others everything.
             self.trouble.lived_alone(late_us);
         }
     }
