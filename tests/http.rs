@@ -147,7 +147,7 @@ fn addresses_count_up_to_their_prefix() {
     assert_eq!((v4(0), v4(255)), ("0.0.0.0/0".to_owned(), "203.0.113.9".to_owned()));
 }
 
-/// Finding D9: only two fields were read, so that the address that a CDN reports had neither prefix nor trust.
+/// Once, only two fields were read, so that the address that a CDN reports had neither prefix nor trust.
 #[test]
 fn d9_named_header_of_a_trusted_proxy_is_the_clients_address() {
     for name in ["cf-connecting-ip", "true-client-ip", "fly-client-ip"] {
@@ -443,7 +443,7 @@ fn spread_clients_that_obey_return_evenly() {
     assert_eq!(admitted, 610, "as many as there were tokens, ten a second");
 }
 
-/// Finding D6: clients with buckets of their own waited for up to a minute longer than needed.
+/// Once, clients with buckets of their own waited for up to a minute longer than needed.
 #[test]
 fn d6_retry_after_is_exact_by_default() {
     let clock = ManualClock::new();

@@ -114,7 +114,7 @@ async fn client_of_one_server_uses_all_that_is_left_and_is_not_denied() {
     }
 }
 
-/// Finding D7: the policy of a burst below the rate said `q=200;w=1`, and the client kept to a fifth of its rate.
+/// Once, the policy of a burst below the rate said `q=200;w=1`, and the client kept to a fifth of its rate.
 #[tokio::test(start_paused = true)]
 async fn d7_client_keeps_the_rate_of_a_limit_whatever_its_burst_is() {
     for style in [HeaderStyle::draft(), HeaderStyle::draft_with_burst()] {

@@ -47,7 +47,7 @@ async fn denied_call_is_admitted_after_its_retry_delay() {
     let wait = denied.get_details_retry_info().unwrap().retry_delay.unwrap();
     assert_eq!(wait, Duration::from_secs(30));
     assert_eq!(denied.get_details_quota_failure().unwrap().violations[0].subject, "api");
-    assert_eq!(denied.metadata().get(PUSHBACK_MS).unwrap(), "30000", "finding D9");
+    assert_eq!(denied.metadata().get(PUSHBACK_MS).unwrap(), "30000");
     clock.advance(wait.saturating_sub(Duration::from_millis(1)));
     assert_eq!(ask().await.unwrap_err().code(), Code::ResourceExhausted);
     clock.advance(Duration::from_millis(1));
@@ -83,7 +83,7 @@ fn used_up() -> KeyedLimit {
     KeyedLimit::new(limit, KeyOf::header(KEY))
 }
 
-/// Finding D9: there was no pushback, and gRPC-web calls got an HTTP status that their clients cannot read.
+/// Once, there was no pushback, and gRPC-web calls got an HTTP status that their clients cannot read.
 #[tokio::test]
 async fn d9_grpc_and_grpc_web_calls_are_refused_by_grpc_with_a_pushback() {
     for (content_type, response_type) in [

@@ -263,7 +263,7 @@ async fn request_costs_what_the_function_returns_and_nothing_if_skipped() {
     assert_eq!(served.load(Ordering::Relaxed), 4);
 }
 
-/// Finding D9: API keys went to the store as they were.
+/// Once, API keys went to the store as they were.
 #[tokio::test]
 async fn d9_keys_of_header_fields_are_hashed_unless_they_are_plain() {
     let [limit] = limits([1]);
@@ -373,7 +373,7 @@ async fn instance_that_was_found_ready_is_called() {
     }
 }
 
-/// Finding D1: the layer did not wait by default, and denied new clients whose bucket was full.
+/// Once, the layer did not wait by default, and denied new clients whose bucket was full.
 #[tokio::test]
 async fn d1_layer_asks_the_store_by_default_where_the_node_is_unsure() {
     let clock = ManualClock::new();

@@ -29,9 +29,9 @@ async fn status(layer: &RateLimitLayer<String>) -> StatusCode {
     service.oneshot(Request::new(())).await.unwrap().status()
 }
 
-/// Finding D4: all clients shared one bucket, and nothing said so.
+/// Once, all clients shared one bucket, and nothing said so.
 #[tokio::test]
-async fn d4_request_of_an_unknown_peer_gets_500_and_no_shared_bucket() {
+async fn request_of_an_unknown_peer_gets_500_and_no_shared_bucket() {
     let _alone = ONE_AT_A_TIME.lock().await;
     for rate_limit in [
         RateLimit::per_client(limit()),
@@ -86,7 +86,7 @@ impl Subscriber for Logs {
 }
 
 #[tokio::test]
-async fn d4_unknown_peer_is_logged_at_most_once_a_minute() {
+async fn unknown_peer_is_logged_at_most_once_a_minute() {
     let _alone = ONE_AT_A_TIME.lock().await;
     let errors = Logs::of(Level::ERROR);
     let _guard = tracing::subscriber::set_default(errors.clone());
@@ -97,7 +97,7 @@ async fn d4_unknown_peer_is_logged_at_most_once_a_minute() {
     assert_eq!(errors.1.load(Ordering::Relaxed), 1);
 }
 
-/// A layer of one request an hour for each client, behind a trusted proxy. Finding D4: a proxy that reported no
+/// A layer of one request an hour for each client, behind a trusted proxy. Once, a proxy that reported no
 /// client made one client of all, and nothing said so.
 fn behind_proxy() -> RateLimitLayer<String> {
     let client = ClientIp::peer().behind_networks(["10.0.0.0/8".parse().unwrap()]);
@@ -119,7 +119,7 @@ async fn ask_behind_proxy(
 }
 
 #[tokio::test]
-async fn d4_denial_by_the_bucket_of_a_proxy_that_reports_no_client_is_logged_once_a_minute() {
+async fn denial_by_the_bucket_of_a_proxy_that_reports_no_client_is_logged_once_a_minute() {
     let _alone = ONE_AT_A_TIME.lock().await;
     let warnings = Logs::of(Level::WARN);
     let _guard = tracing::subscriber::set_default(warnings.clone());
@@ -208,14 +208,14 @@ mod counter {
     }
 
     #[test]
-    fn d4_requests_of_unknown_peers_are_counted() {
+    fn requests_of_unknown_peers_are_counted() {
         let _alone = ONE_AT_A_TIME.blocking_lock();
         let name = "tidegate_unknown_peer_requests_total";
         assert_eq!(counted(name, ClientIp::peer(), None, 3), 3);
     }
 
     #[test]
-    fn d4_denials_by_the_bucket_of_a_proxy_that_reports_no_client_are_counted() {
+    fn denials_by_the_bucket_of_a_proxy_that_reports_no_client_are_counted() {
         let _alone = ONE_AT_A_TIME.blocking_lock();
         let name = "tidegate_unreported_client_denials_total";
         let proxied = || ClientIp::peer().behind_hops(1);

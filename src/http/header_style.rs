@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(written(HeaderStyle::draft_with_burst()), pairs(&expected));
     }
 
-    /// Finding D7: `per_second(1000).burst(200)` said `q=200;w=1`, a fifth of its rate.
+    /// It once failed: `per_second(1000).burst(200)` said `q=200;w=1`, a fifth of its rate.
     #[test]
     fn d7_policy_states_the_rate_and_its_period() {
         for (quota, expected) in [

@@ -13,9 +13,9 @@ use crate::limit::{Limit, OutagePolicy};
 use crate::quota::Quota;
 
 mod accuracy;
+mod earlier_protocol;
 mod far;
 mod faults;
-mod review;
 
 const SECOND_US: u64 = 1_000_000;
 /// Floating-point error of the judge, in tokens.
