@@ -188,6 +188,12 @@ impl Context {
         limit.nodes.sharing(limit.terms.scale.fill_us(), now)
     }
 
+    /// The number of nodes that share a limit in an outage.
+    pub(crate) fn sharing_in_outage(&self, limit: u32, now: Timestamp) -> i64 {
+        let limit = &self.limits[limit as usize];
+        limit.nodes.sharing_in_outage(limit.terms.scale.fill_us(), now)
+    }
+
     /// The limits that nodes share.
     fn shared(&self) -> impl Iterator<Item = &LimitBooks> {
         self.limits.iter().filter(|limit| limit.is_shared())

@@ -112,14 +112,19 @@ impl Nodes {
 
     /// The number of nodes that share the limit, whose bucket fills in `fill_us`: the highest count of that time,
     /// but of one minute at least and ten at most. A node that has gone may have spent what refill has not yet
-    /// repaid, so it counts until then. Before a count has stood, nodes may be missing from it.
+    /// repaid, so it counts until then.
     pub(crate) fn sharing(&self, fill_us: u64, now: Timestamp) -> i64 {
-        let uncounted = self.configured.unwrap_or(i64::from(DEFAULT_MAX_NODES));
-        match self.known(fill_us, now) {
-            Some(nodes) if self.stood => nodes,
-            Some(nodes) => nodes.max(uncounted),
-            None => uncounted,
-        }
+        self.known(fill_us, now).unwrap_or(self.uncounted())
+    }
+
+    /// The number of nodes that share the limit in an outage. Before a count has stood, nodes may be missing from it.
+    pub(crate) fn sharing_in_outage(&self, fill_us: u64, now: Timestamp) -> i64 {
+        let nodes = self.sharing(fill_us, now);
+        if self.stood { nodes } else { nodes.max(self.uncounted()) }
+    }
+
+    fn uncounted(&self) -> i64 {
+        self.configured.unwrap_or(i64::from(DEFAULT_MAX_NODES))
     }
 
     fn known(&self, fill_us: u64, now: Timestamp) -> Option<i64> {
@@ -255,12 +260,15 @@ mod tests {
             i64::from(DEFAULT_MAX_NODES)
         );
         nodes.counted(3, 3, at(0));
-        assert_eq!(nodes.sharing(SECOND, at(0)), 8, "others may not have called yet");
+        let shares = |nodes: &Nodes, second| {
+            (nodes.sharing(SECOND, at(second)), nodes.sharing_in_outage(SECOND, at(second)))
+        };
+        assert_eq!(shares(&nodes, 0), (3, 8), "others may not have called yet");
         nodes.counted(9, 9, at(0));
-        assert_eq!(nodes.sharing(SECOND, at(0)), 9);
+        assert_eq!(shares(&nodes, 0), (9, 9));
         nodes.counted(9, 9, at(1));
         nodes.counted(3, 3, at(2));
-        assert_eq!(nodes.sharing(SECOND, at(7200)), 3);
+        assert_eq!(shares(&nodes, 7200), (3, 3));
     }
 
     #[test]
@@ -280,7 +288,7 @@ mod tests {
 
     #[test]
     fn nodes_that_came_since_the_count_share_the_limit_until_it_is_counted_again() {
-        let mut nodes = Nodes::new(Some(1), TIMEOUT_US);
+        let mut nodes = Nodes::new(Some(8), TIMEOUT_US);
         assert!(nodes.are_among(3));
         assert_eq!(nodes.sharing(SECOND, at(0)), 3, "no count of the limit, and one of all");
         nodes.counted(2, 3, at(1));

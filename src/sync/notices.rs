@@ -26,7 +26,7 @@ impl Engine {
                     limit: name,
                     policy: limit.terms.outage,
                     store_was_reached: limit.nodes.alive().is_some(),
-                    nodes: limit.nodes.sharing(limit.terms.scale.fill_us(), now),
+                    nodes: limit.nodes.sharing_in_outage(limit.terms.scale.fill_us(), now),
                 }
             } else {
                 Event::OutagePolicyEnded { limit: name }

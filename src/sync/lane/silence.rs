@@ -203,7 +203,7 @@ impl Lane {
         context: &mut Context,
     ) {
         let terms = self.terms(slot, context);
-        let nodes = context.sharing(self.accounts[slot].limit(), now);
+        let nodes = context.sharing_in_outage(self.accounts[slot].limit(), now);
         if self.sums.outages == 0 {
             (self.entered, self.lent) = (now, 0);
         }
