@@ -253,7 +253,7 @@ impl Lane {
             account.heard_of(refused);
             account.touch(now, &terms);
         });
-        self.enter_policy_if_cut_off(slot, now, context);
+        self.enter_policy_if_unanswered(slot, now, context);
     }
 
     /// The terms by which the key is kept.
@@ -296,7 +296,7 @@ impl Lane {
         let terms = self.terms(slot, context);
         let in_vain = waiter.deadline < now.plus_micros(self.quickest_us);
         self.rescheduled(slot, |account| account.wait(waiter, in_vain, now, &terms));
-        self.enter_policy_if_cut_off(slot, now, context);
+        self.enter_policy_if_unanswered(slot, now, context);
         self.tell(slot, context);
     }
 

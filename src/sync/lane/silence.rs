@@ -92,7 +92,7 @@ impl Lane {
     }
 
     /// A key without a lease lives on its outage policy while the store is away.
-    pub(super) fn enter_policy_if_cut_off(
+    pub(super) fn enter_policy_if_unanswered(
         &mut self,
         slot: usize,
         now: Timestamp,
@@ -109,8 +109,8 @@ impl Lane {
         }
     }
 
-    /// Keys without a lease have nothing to live on: their outage policy takes over once the lane is
-    /// cut off.
+    /// Keys without a lease have nothing to live on: their outage policy takes over once the store has not answered
+    /// the lane for long enough.
     pub(super) fn enter_policies(&mut self, now: Timestamp, context: &mut Context) {
         self.policies_from = Timestamp::NEVER;
         if self.failures == 0 {
@@ -191,7 +191,7 @@ impl Lane {
             account.forget_end();
         });
         self.tally(slot, context);
-        self.enter_policy_if_cut_off(slot, now, context);
+        self.enter_policy_if_unanswered(slot, now, context);
     }
 
     /// Puts the outage policy of a key in force.
