@@ -36,8 +36,8 @@ pub struct Incidents {
     /// Sum over nodes: seconds in which a node was cut off from a store that others could reach, or went through an
     /// outage while the others did not know that it was there.
     pub cut_off_node_s: f64,
-    /// Nodes that were cut off alone, each time; and nodes that joined, and less than 1.5 s after whose first answer no
-    /// node reached the store.
+    /// Nodes that were cut off alone, each time; and nodes that joined so late that an outage of all nodes began less
+    /// than 1.5 s after their first answer.
     pub nodes_cut_off: u32,
     /// Nodes that started while the store was away for so long that outage policies took over, on these nodes or on
     /// others. Each is also among `deaths` or `joins`.
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_cut_off_has_a_share_of_the_nodes_it_has_heard_of() {
+    fn bound_of_a_cut_off_node_divides_by_the_fewest_nodes_there_were() {
         let joins =
             Incidents { joins: 6, nodes_cut_off: 1, cut_off_node_s: 3.0, ..Incidents::default() };
         let share = limit().outage(OutagePolicy::Share);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_the_store_never_answered_counts_as_a_share_of_all_nodes_but_sixteen_at_most() {
+    fn bound_of_an_unanswered_node_divides_by_all_nodes_and_by_sixteen_at_most() {
         let unheard =
             Incidents { nodes_unanswered: 2, unanswered_node_s: 6.0, ..Incidents::default() };
         for (policy, nodes, tokens) in [

@@ -897,9 +897,10 @@ async fn admitted_without_ever_reaching_the_store(limit: Limit, max_nodes: Optio
         Some(nodes) => builder.max_nodes(nodes),
         None => builder,
     });
+    let nodes = u64::from(max_nodes.unwrap_or(DEFAULT_MAX_NODES));
     let first = cluster.press(secs(2)).await;
-    assert!(first <= 15, "{first}: first credit alone while others may hold leases");
-    cluster.press(CUT_OFF).await;
+    assert_eq!(first, RATE.div_ceil(4 * nodes), "first credit alone, while others may hold leases");
+    cluster.press(Duration::from_millis(200)).await;
     cluster.press(secs(4)).await
 }
 

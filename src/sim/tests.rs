@@ -37,11 +37,16 @@ fn api(rate: u64, burst: u64) -> Limit {
 
 /// A world that has lived through a scenario on one key.
 fn lived(setup: &Setup, scenario: Scenario, seconds: f64, faults: &[Planned]) -> World {
+    lived_under(setup, &load(setup, scenario, seconds), faults)
+}
+
+/// A world that has lived through a load on one key.
+fn lived_under(setup: &Setup, load: &Workload, faults: &[Planned]) -> World {
     let mut world = World::new(setup.clone()).unwrap();
     for planned in faults {
         world.suffer(planned);
     }
-    play(&mut world, &load(setup, scenario, seconds).arrivals(), (seconds * 1e6) as u64);
+    play(&mut world, &load.arrivals(), (load.seconds * 1e6) as u64);
     world
 }
 

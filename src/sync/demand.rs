@@ -88,6 +88,16 @@ mod tests {
     }
 
     #[test]
+    fn first_telling_sample_is_taken_whole_and_later_ones_by_half() {
+        let mut demand = Demand::new(at(0));
+        demand.observe(1, false, at(1000), TICK_US, 1_000_000);
+        demand.observe(450, true, at(51_000), TICK_US, 1_000_000);
+        assert!((demand.over(TICK_US) - 450.0).abs() < 1e-6, "{}", demand.over(TICK_US));
+        demand.observe(0, true, at(101_000), TICK_US, 1_000_000);
+        assert!((demand.over(TICK_US) - 225.0).abs() < 1e-6, "{}", demand.over(TICK_US));
+    }
+
+    #[test]
     fn one_arrival_after_a_millisecond_is_not_taken_for_a_thousand_a_second() {
         let mut demand = Demand::new(at(0));
         demand.observe(1, false, at(1000), TICK_US, 1_000_000);

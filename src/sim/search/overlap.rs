@@ -309,7 +309,7 @@ fn started_at_the_end_of_an_outage(seed: u64) -> Case {
 }
 
 #[test]
-fn what_new_nodes_are_given_while_others_still_live_on_it_after_an_outage_is_in_the_bound() {
+fn nodes_that_start_at_the_end_of_an_outage_exceed_what_is_lent_and_keep_the_bound() {
     let mut most: f64 = 0.0;
     for seed in 0..20 {
         let verdict = started_at_the_end_of_an_outage(seed).run();

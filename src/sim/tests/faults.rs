@@ -199,12 +199,7 @@ fn strict_limit_exceeds_nothing_after_a_loss_of_memory_while_the_store_hangs() {
 fn strict_excess(quota: (u64, u64), setup: Setup, times: f64, faults: &[Planned]) -> f64 {
     let setup = Setup { limit: api(quota.0, quota.1).strict(), ..setup };
     let load = Workload { load: Some(times), ..load(&setup, Scenario::OverUniform, 16.0) };
-    let mut world = World::new(setup).unwrap();
-    for planned in faults {
-        world.suffer(planned);
-    }
-    play(&mut world, &load.arrivals(), 16_000_000);
-    figures(world).excess_tokens
+    figures(lived_under(&setup, &load, faults)).excess_tokens
 }
 
 #[test]
@@ -213,10 +208,7 @@ fn refill_that_moves_between_nodes_loses_no_fractions_of_tokens() {
     let admitted_by = |seed| {
         let setup = audited(api(20, 20).strict(), 4, seed);
         let load = Workload { load: Some(5.0), ..load(&setup, Scenario::OverUniform, 8.0) };
-        let mut world = World::new(setup).unwrap();
-        world.suffer(&hang[0]);
-        play(&mut world, &load.arrivals(), 8 * SECOND_US);
-        admitted(&world, 5 * SECOND_US, 8 * SECOND_US)
+        admitted(&lived_under(&setup, &load, &hang), 5 * SECOND_US, 8 * SECOND_US)
     };
     let mean = (1..11).map(admitted_by).sum::<f64>() / 10.0;
     assert!(mean > 0.95 * 60.0, "{mean} of 60");
@@ -257,7 +249,7 @@ fn nodes_that_start_together_do_not_share_by_counts_that_miss_some_of_them() {
 }
 
 #[test]
-fn a_node_that_calls_an_emptied_store_first_does_not_take_itself_for_alone() {
+fn first_caller_of_an_emptied_store_shares_an_outage_by_max_nodes() {
     let forgets = at(4_000_000, Fault::StoreForgets);
     for gone_us in [4_300_000, 6_000_000] {
         let gone = at(gone_us, Fault::StoreGone { for_us: 8_000_000 });
