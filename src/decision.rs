@@ -244,7 +244,6 @@ pub(crate) struct Refill {
 impl Refill {
     /// From here on `minted_us` means that nothing flows in: no clock goes so far.
     pub(crate) const CLOSED_US: u64 = 1 << 63;
-    pub(crate) const NONE: Self = Self::new(0, Self::CLOSED_US, 0);
 
     /// `rate` units per microsecond until `ends_ms`, of which those before `minted_us` are in the bucket. Not
     /// looked at before somebody asks.
@@ -332,8 +331,6 @@ pub(crate) struct View {
 }
 
 impl View {
-    pub(crate) const NONE: Self = Self { level: RoughTokens(0), at_ms: 0 };
-
     #[inline]
     pub(crate) fn new(level: RoughTokens, at_ms: u32) -> Self {
         Self { level, at_ms }
@@ -384,7 +381,7 @@ mod tests {
             assert_eq!(RoughTokens::new(tokens).tokens(), tokens);
         }
         assert!(RoughTokens::new(i64::MAX).tokens() > 1 << 48);
-        assert_eq!(View::NONE.age(Timestamp::NEVER), None);
+        assert_eq!(View::new(RoughTokens::new(0), 0).age(Timestamp::NEVER), None);
     }
 
     /// Retry-After was 61 s where it is 60 s, one time in twelve.

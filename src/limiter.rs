@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
-use crate::bucket::purse::{self, Origin, Spent};
 use crate::bucket::{
     Bucket, DirtyQueue, Found, Held, KeyBudget, KeyHash, Looked, Note, OVERFLOW, SpendResult,
     Taken, Verdict,
@@ -239,7 +238,7 @@ impl ActiveLimit {
         }
     }
 
-    /// Decides where a fresh lease does not tell: often the request is to be denied, or the bucket is hot.
+    /// Decides where a fresh lease does not tell: often the request is to be denied.
     #[inline(never)]
     fn judge_again<'a>(
         &'a self,
@@ -250,7 +249,6 @@ impl ActiveLimit {
         let Found { bucket, word } = found;
         match bucket.deny_at_once(word, now, || self.state.terms.scale.token) {
             Some(looked) => self.judged(bucket, looked),
-            None if bucket.is_hot() => self.judge_hot(found, key, now),
             None => self.judge_spender(found, key, 1, now),
         }
     }
@@ -287,38 +285,6 @@ impl ActiveLimit {
         Judged { bucket, result }
     }
 
-    /// What this thread has taken out of a hot bucket tells as well as one look.
-    #[inline(never)]
-    fn judge_hot<'a>(&'a self, found: Found<'a>, key: Option<&[u8]>, now: Timestamp) -> Judged<'a> {
-        match self.spend_from_purse(found.bucket, now) {
-            Some(result) => Judged { bucket: found.bucket, result },
-            None => self.judge_spender(found, key, 1, now),
-        }
-    }
-
-    #[inline(always)]
-    fn spend_from_purse(&self, bucket: &Bucket, now: Timestamp) -> Option<SpendResult> {
-        let spent = purse::spend(self.state.buckets.origin(bucket), now)?;
-        Some(SpendResult::allowed(spent.left))
-    }
-
-    /// What this thread can take out of a hot bucket now.
-    #[inline(always)]
-    fn refill_purse(
-        &self,
-        bucket: &Bucket,
-        cost: u32,
-        now: Timestamp,
-        is_mine: impl Fn() -> bool,
-    ) -> Option<SpendResult> {
-        let LimitState { buckets, terms, .. } = &*self.state;
-        if cost > 1 || !bucket.is_hot() {
-            return None;
-        }
-        purse::refill(buckets.origin(bucket), bucket, now, terms.scale.token, is_mine);
-        self.spend_from_purse(bucket, now)
-    }
-
     /// Decides where one look does not tell, or somebody is to be told.
     #[inline(never)]
     fn judge_fully<'a>(
@@ -329,9 +295,6 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> Judged<'a> {
         let is_mine = || self.is_mine(bucket, key);
-        if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
-            return Judged { bucket, result };
-        }
         bucket.renew_first_credit(now, || self.state.first_credit());
         let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
         match (bucket.take_further(cost, at, unit, is_mine), key) {
@@ -446,9 +409,6 @@ impl ActiveLimit {
     fn decide_surely(&self, bucket: &Bucket, key: Option<&[u8]>, cost: u32) -> Option<Decision> {
         let now = self.state.clock.now();
         let is_mine = || self.is_mine(bucket, key);
-        if let Some(result) = self.refill_purse(bucket, cost, now, is_mine) {
-            return Some(self.decision(Judged { bucket, result }, cost, now));
-        }
         bucket.renew_first_credit(now, || self.state.first_credit());
         let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
         let taken = bucket.take_sure_of(cost, at, unit, is_mine)?;
@@ -472,9 +432,9 @@ impl ActiveLimit {
         let buckets = &self.state.buckets;
         let bucket = Held::new(buckets, key, || self.state.start(now));
         let key = if bucket.is_overflow() { &OVERFLOW_NAME[..] } else { key };
-        let origin = buckets.origin(&bucket);
+        let place = bucket.place();
         let key = Arc::new(InHand { bucket, key: key.into() });
-        Handle { origin, limit: self.clone(), key }
+        Handle { place, limit: self.clone(), key }
     }
 
     /// The limit's name.
@@ -560,8 +520,8 @@ impl<'a> Judged<'a> {
 /// A key of a limit, looked up once. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    /// Where the bucket is, and what purses know it by.
-    origin: Origin,
+    /// Where the bucket is.
+    place: u32,
     limit: ActiveLimit,
     /// Most decisions do not touch it; while it is there the place is not given up.
     key: Arc<InHand>,
@@ -615,13 +575,8 @@ impl Handle {
         if cost != 1 {
             return self.decide_other(cost, now);
         }
-        // What this thread has taken out of a hot bucket tells without a look at it.
-        let Some(Spent { left, view, refill }) = purse::spend(self.origin, now) else {
-            let judged = self.limit.judge_at_once(self.found(), None, now);
-            return self.limit.decision(judged, 1, now);
-        };
-        let limit = self.limit.state.info;
-        Decision { allowed: true, sure: true, cost: 1, left, view, now, refill, limit }
+        let judged = self.limit.judge_at_once(self.found(), None, now);
+        self.limit.decision(judged, 1, now)
     }
 
     #[inline(never)]
@@ -635,11 +590,11 @@ impl Handle {
 
     #[inline(always)]
     fn found(&self) -> Found<'_> {
-        self.limit.state.buckets.found_at(self.origin.place())
+        self.limit.state.buckets.found_at(self.place)
     }
 
     fn bucket(&self) -> &Bucket {
-        self.limit.state.buckets.at(self.origin.place())
+        self.limit.state.buckets.at(self.place)
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {

@@ -15,8 +15,6 @@ pub(crate) enum Weakness {
     LeasesNeverEnd,
     /// What is given back stays in the bucket.
     ReturnsKept,
-    /// What threads have in their purses is reported as spent.
-    PursesReported,
     /// A store that lost its memory grants at once.
     NoWaitAfterLoss,
 }

@@ -17,7 +17,7 @@ impl Bucket {
         self.set_told(muted);
         let collect = |word: Word| {
             let credit = recredit(word.credit());
-            let after = word.collected().with_credit(credit).with_hot(false);
+            let after = word.collected().with_credit(credit);
             (after != word).then_some(after)
         };
         let (Ok(before) | Err(before)) = self.update(collect);
@@ -27,7 +27,6 @@ impl Bucket {
             surplus: u64::from(counts.surplus()),
             denied: u64::from(counts.denied()),
             credit: before.credit(),
-            hot: before.hot(),
         }
     }
 

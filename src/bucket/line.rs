@@ -162,12 +162,6 @@ impl Bucket {
         keys.words(self.key_words()[0].load(Ordering::Relaxed))
     }
 
-    /// How often the place has been given to a key, counted to 2^32.
-    #[inline(always)]
-    pub(super) fn tenant(&self) -> u32 {
-        Tenancy(self.tenancy().load(Ordering::Relaxed)).tenant()
-    }
-
     // ---- pending tokens that no longer fit the word --------------------------------------------
 
     /// Announces that pending tokens will be on their way to the engine by themselves; fails when too

@@ -12,7 +12,6 @@ mod lease;
 mod line;
 mod outcome;
 
-pub(crate) mod purse;
 pub(crate) mod state;
 pub(crate) mod table;
 mod vacant;
@@ -26,7 +25,6 @@ pub(crate) use line::{Bucket, LocalRefill, Start};
 #[cfg(feature = "sim")]
 pub(crate) use outcome::Touch;
 pub(crate) use outcome::{Collected, Looked, SpendResult, Taken, Terms as LeaseTerms, Verdict};
-pub(crate) use purse::GIVEN_UP_US;
 pub use table::KEYS_MAX;
 pub(crate) use table::{BucketRef, Found, Held, KeyBudget, LimitCounts, OVERFLOW, Table};
 pub(crate) use word::FIELD_MAX;

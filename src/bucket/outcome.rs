@@ -128,8 +128,6 @@ pub(crate) struct Collected {
     pub denied: u64,
     /// Credit left in the word.
     pub credit: u32,
-    /// Threads may have some of what was spent in their purses.
-    pub hot: bool,
 }
 
 /// What [`Bucket::amend`] left behind.

@@ -57,7 +57,6 @@ use super::line::{LocalRefill, Start};
 #[cfg(test)]
 use super::outcome::{Amended, Collected, Terms};
 use super::outcome::{Looked, SpendResult, Taken, Touch, Verdict};
-use super::purse::TOKENS_MIN;
 #[cfg(test)]
 use super::word::FIELD_MAX;
 use super::word::Word;
@@ -192,7 +191,7 @@ impl Bucket {
     ) -> Option<Looked> {
         let now = time.cached();
         let ends = Ends(self.ends().load(Ordering::Acquire));
-        if now.as_micros() >= ends.micros() || !word.with_hot(false).is_plain(cost) {
+        if now.as_micros() >= ends.micros() || !word.is_plain(cost) {
             return None;
         }
         let result = if !ends.is_fresh() && self.may_overflow(word, now, unit) {
@@ -323,7 +322,6 @@ impl Bucket {
     ) -> Option<Taken> {
         let mut now = time.cached();
         let (mut settled, mut ahead) = (false, false);
-        let mut contended = false;
         loop {
             let word = self.load_mine(&is_mine)?;
             let ends = Ends(self.ends().load(Ordering::Acquire));
@@ -366,8 +364,7 @@ impl Bucket {
                 return Some(self.deny(cost, word, tokens, live));
             }
             let spent = spent.unwrap_or_else(|| word.spend_all(from_tokens, from_credit));
-            let hot = word.hot() || contended && !word.policy() && tokens >= TOKENS_MIN;
-            if self.swap(word, spent.with_hot(hot)).is_ok() {
+            if self.swap(word, spent).is_ok() {
                 let sure = from_credit == 0 && !ahead && !word.policy();
                 let left = tokens - from_tokens;
                 let urgent = from_credit > 0 || left < ends.low();
@@ -378,13 +375,11 @@ impl Bucket {
             if spills {
                 self.spill_booked();
             }
-            contended = true;
         }
     }
 
     /// Spends by the precise clock, where something is pending already and there is no policy, out of what the
-    /// bucket holds with what has flowed in; `None` if that is less, and then nothing is spent. Where that may
-    /// be full, no purse is filled: a hot bucket is spent from like others.
+    /// bucket holds with what has flowed in; `None` if that is less, and then nothing is spent.
     #[inline(always)]
     fn spend_settled(
         &self,

@@ -19,7 +19,6 @@ use super::key_hash::{KeyHash, KeyHasher};
 use super::key_text::{LongKeys, LongSlots};
 use super::line::{Bucket, Lines, Start};
 use super::outcome::{Taken, Verdict};
-use super::purse::Origin;
 use super::vacant::Vacant;
 use super::word::Word;
 use crate::time::Timestamp;
@@ -116,13 +115,8 @@ struct Counts {
     overflowed: AtomicU64,
 }
 
-/// Tables made in this process.
-static TABLES: AtomicU64 = AtomicU64::new(0);
-
 /// The buckets of one limit.
 pub(crate) struct Table {
-    /// No other table of this process has this number, which is not 0.
-    number: u64,
     /// The limit's number.
     limit: u32,
     hasher: KeyHasher,
@@ -156,7 +150,6 @@ impl Table {
         let homes = bytemuck::try_zeroed_slice_box(places).ok()?;
         lines.first()?.init(b"", None, overflow);
         Some(Self {
-            number: 1 + TABLES.fetch_add(1, Ordering::Relaxed),
             limit,
             hasher,
             index: Index::new(budget.max())?,
@@ -166,12 +159,6 @@ impl Table {
             keeper: Mutex::new(Keeper { homes, ..Keeper::default() }),
             counts: Default::default(),
         })
-    }
-
-    /// What purses know a bucket of this table by.
-    #[inline(always)]
-    pub(crate) fn origin(&self, bucket: &Bucket) -> Origin {
-        Origin::new(self.number, self.place(bucket), bucket.tenant())
     }
 
     /// The place of a bucket of this table.
@@ -379,7 +366,6 @@ impl BucketRef {
     }
 
     /// Its place in the table.
-    #[cfg(feature = "sim")]
     pub(crate) fn place(&self) -> u32 {
         self.place
     }

@@ -1,14 +1,14 @@
 //! The word that decides: pending, tokens, credit and lease epoch in 64 bits.
 //!
 //! ```text
-//!  63   48   47   46    43 42          19   18     17   16       0
-//! | epoch | gone | credit |   tokens    | policy | hot | pending  |
+//!  63   48   47   46    43 42          19   18     17       0
+//! | epoch | gone | credit |   tokens    | policy |  pending  |
 //! ```
 //!
 //! *pending* counts tokens spent and not yet collected by the engine; *tokens* are whole tokens
 //! that may be spent without asking; *credit* is what may be spent beyond them; *policy* says that
 //! the tokens come from an outage policy, not from the store; *gone* says that the key was evicted,
-//! and there is nothing; *hot* says that threads contend for it. *epoch* changes with every change of the
+//! and there is nothing. *epoch* changes with every change of the
 //! lease, and when the key comes or goes.
 //!
 //! A thread that read the word in one epoch fails to change it in another one, unless just a multiple of
@@ -19,9 +19,8 @@
 /// The most tokens that a word can count.
 pub(crate) const FIELD_MAX: u32 = (1 << 24) - 1;
 /// The most pending tokens: more go to the engine in a note of their own.
-pub(super) const PENDING_MAX: u32 = (1 << HOT_AT) - 1;
+pub(super) const PENDING_MAX: u32 = (1 << POLICY_AT) - 1;
 
-const HOT_AT: u32 = 17;
 const POLICY_AT: u32 = 18;
 const TOKENS_AT: u32 = 19;
 const CREDIT_AT: u32 = 43;
@@ -29,7 +28,6 @@ const GONE_AT: u32 = 47;
 const EPOCH_AT: u32 = 48;
 const FIELD: u64 = FIELD_MAX as u64;
 const PENDING: u64 = PENDING_MAX as u64;
-const HOT: u64 = 1 << HOT_AT;
 const POLICY: u64 = 1 << POLICY_AT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,14 +57,6 @@ impl Word {
 
     pub(super) fn epoch(self) -> u64 {
         self.0 >> EPOCH_AT
-    }
-
-    pub(super) fn hot(self) -> bool {
-        self.0 & HOT != 0
-    }
-
-    pub(super) fn with_hot(self, hot: bool) -> Self {
-        Self(self.0 & !HOT | u64::from(hot) << HOT_AT)
     }
 
     pub(super) fn with_tokens(self, tokens: u32) -> Self {
@@ -114,18 +104,12 @@ impl Word {
         self.0 & FROM_POLICY_TO_GONE == 0
     }
 
-    /// Whether it is not hot, there is no policy, something is pending, and `cost` more can be.
+    /// Whether there is no policy, something is pending, and `cost` more can be.
     #[inline(always)]
     pub(super) fn is_plain(self, cost: u32) -> bool {
         // Where nothing is pending, that borrows from the flags.
-        let flags_and_pending = self.0.wrapping_sub(1) & (HOT | POLICY | PENDING);
+        let flags_and_pending = self.0.wrapping_sub(1) & (POLICY | PENDING);
         flags_and_pending < u64::from(PENDING_MAX.saturating_sub(cost))
-    }
-
-    /// So many tokens come back that were pending.
-    pub(super) fn unspend_tokens(self, tokens: u32) -> Self {
-        debug_assert!(tokens <= self.pending());
-        Self(self.0 - u64::from(tokens)).with_tokens(self.tokens() + tokens)
     }
 
     /// `cost` less tokens, and as many pending, where there are so many tokens and that many pending
@@ -167,13 +151,10 @@ mod tests {
             prop_assert_eq!((set.tokens(), set.credit(), set.policy()), (tokens, credit, policy));
             prop_assert_eq!((set.pending(), set.epoch()), (word.pending(), word.epoch()));
             prop_assert_ne!(word.next_epoch().epoch(), word.epoch());
-            prop_assert_eq!(word.next_epoch().hot(), word.hot());
-            prop_assert_eq!(word.with_hot(true).with_hot(false).0, raw & !HOT);
-            prop_assert_eq!(word.with_hot(true).epoch(), word.epoch());
             prop_assert_eq!(word.next_epoch().tokens(), word.tokens());
             prop_assert_eq!(word.collected().pending(), 0);
             let pending = (1..=PENDING_MAX - credit).contains(&set.pending());
-            prop_assert_eq!(set.is_plain(credit), !policy && pending && !set.hot());
+            prop_assert_eq!(set.is_plain(credit), !policy && pending);
             prop_assert!(!word.collected().is_plain(1));
             let empty = set.with_tokens(0).with_credit(0).with_policy(false);
             prop_assert!(empty.is_bare() != empty.gone());
@@ -183,7 +164,6 @@ mod tests {
             let (gone, reborn) = (word.forgotten(), word.reborn(credit));
             prop_assert!(gone.gone() && !reborn.gone());
             prop_assert_eq!(gone.0 << (64 - GONE_AT), 0);
-            prop_assert!(!gone.hot() && !reborn.hot());
             prop_assert_eq!(reborn.0 << (64 - EPOCH_AT), Word::new(0, credit).0 << (64 - EPOCH_AT));
             prop_assert_ne!(gone.epoch(), word.epoch());
         }
@@ -202,7 +182,6 @@ mod tests {
                     let without_credit = Word::new(tokens, credit).spend(from_tokens, 0);
                     let spent = Word::new(tokens, credit).spend_tokens(from_tokens);
                     prop_assert_eq!(Some(spent), without_credit);
-                    prop_assert_eq!(spent.unspend_tokens(from_tokens), Word::new(tokens, credit));
                 }
                 None => prop_assert!(from_tokens + from_credit > PENDING_MAX),
             }

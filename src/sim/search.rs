@@ -385,32 +385,6 @@ fn who_waits_for_the_store_admits_nothing_in_excess() {
     });
 }
 
-/// A case in which threads contend for large buckets: single tokens of few keys, in herds.
-fn threaded(seed: u64) -> Case {
-    let mut case = Case::random(seed, seed % 2 == 1);
-    let mut rng = fastrand::Rng::with_seed(!seed);
-    let quota = Quota::per_second(scaled(&mut rng, 2e3, 2e5) as u64);
-    let burst = scaled(&mut rng, 500.0, 1e5) as u64;
-    let interval = Duration::from_secs_f64(scaled(&mut rng, 0.005, 0.2));
-    case.setup.limit = Limit::new("search", quota.burst(burst))
-        .sync_interval(interval)
-        .credit(0)
-        .outage(OutagePolicy::Closed);
-    case.setup.network.rtt = Duration::from_secs_f64(scaled(&mut rng, 0.0001, 0.005));
-    case.setup.threads = rng.usize(2..5);
-    let stretch = case.until_us / 8;
-    for Arrival { at_us, node, key, cost } in &mut case.arrivals {
-        (*node, *key, *cost) = (*node % 3, *key % 2, 1);
-        *at_us = *at_us / stretch * stretch + *at_us % stretch / 8;
-    }
-    case
-}
-
-#[test]
-fn the_bound_holds_where_threads_contend() {
-    assert_holds("threads", threaded);
-}
-
 #[test]
 fn the_bound_holds_when_nodes_join_clocks_jump_or_stand_still_and_replicas_lag() {
     assert_holds("rare faults", rare);
@@ -475,9 +449,6 @@ fn by_accuracy_the_bound_holds_whatever_goes_wrong() {
 /// The search finds each mistake that the protocol could have.
 fn assert_found(weakness: Weakness) {
     let make = |seed| {
-        if weakness == Weakness::PursesReported {
-            return threaded(seed);
-        }
         let mut case = Case::random(seed, true);
         if matches!(weakness, Weakness::LeasesNeverEnd | Weakness::NoWaitAfterLoss) {
             // The fault that the mistake is about, in every case, and nothing that excuses it.
@@ -520,11 +491,6 @@ fn it_finds_leases_that_never_end() {
 #[test]
 fn it_finds_returns_that_stay_in_the_bucket() {
     assert_found(Weakness::ReturnsKept);
-}
-
-#[test]
-fn it_finds_purses_that_are_reported_as_spent() {
-    assert_found(Weakness::PursesReported);
 }
 
 #[test]

@@ -216,8 +216,6 @@ pub struct Setup {
     pub known_keys: Option<u32>,
     /// Node clocks are off by so many millionths at most.
     pub clock_error_ppm: u32,
-    /// Threads of each node, which contend for every bucket; 1 has nobody to contend with.
-    pub threads: usize,
     /// Check the ledger after every event, and remember every decision.
     pub audit: bool,
 }
@@ -237,7 +235,6 @@ impl Setup {
             form: Form::Check,
             known_keys: None,
             clock_error_ppm: 0,
-            threads: 1,
             audit: false,
         }
     }

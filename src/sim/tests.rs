@@ -387,25 +387,25 @@ fn a_full_bucket_that_a_waiting_caller_spends_from_takes_in_refill_at_once() {
 }
 
 /// Keys synced while callers ask one of four nodes for so many tokens a second, for so many seconds each.
-fn synced(limit: Limit, threads: usize, loads: &[(u64, u64)]) -> u64 {
+fn synced(limit: Limit, loads: &[(u64, u64)]) -> u64 {
     let (mut arrivals, mut from_us) = (Vec::new(), SECOND_US);
     for &(per_second, seconds) in loads {
         let asked = (0..per_second * seconds).map(|count| count * SECOND_US / per_second);
         arrivals.extend(asked.map(|us| request(from_us + us, 0, 1)));
         from_us += seconds * SECOND_US;
     }
-    let mut world = World::new(Setup { threads, ..waiting(limit, 1) }).unwrap();
+    let mut world = World::new(waiting(limit, 1)).unwrap();
     play(&mut world, &arrivals, from_us);
     world.traffic.keys_synced
 }
 
 #[test]
 fn busy_full_bucket_with_waiting_callers_is_synced_by_schedule() {
-    // What threads have in their purses is held back from reports: 2037 syncs where each report is followed at once.
-    let large = synced(api(1_000_000, 20_000), 2, &[(20_000, 4)]);
+    // 2037 where each report is followed by another at once.
+    let large = synced(api(1_000_000, 20_000), &[(20_000, 4)]);
     assert!(large < 300, "{large}");
     // The same: 127.
-    let slow = synced(api(50_000, 50_000), 2, &[(2000, 6)]);
+    let slow = synced(api(50_000, 50_000), &[(2000, 6)]);
     assert!(slow < 60, "{slow}");
 }
 

@@ -13,7 +13,6 @@ use super::figures::{Decided, Judge};
 use super::setup::{Form, Setup, Traffic};
 use super::store::{Delivery, RecordLife, SimulatedStore};
 use super::workload::Arrival;
-use crate::bucket::purse::Purses;
 use crate::bucket::{
     BucketRef, DirtyQueue, KeyBudget, KeyHasher, Note, Start, Table, Touch, Verdict,
 };
@@ -253,7 +252,6 @@ impl World {
                 // Memory that is made up as it is written to; a world without any cannot go on.
                 .map(|table| Arc::new(table.expect("memory for few keys")))
                 .collect(),
-            purses: (1..=self.setup.threads).map(|_| Purses::new(0)).collect(),
             credits: terms.iter().map(|terms| terms.credit).collect(),
             terms,
             dirty: DirtyQueue::new(DIRTY_MAX),
@@ -418,19 +416,6 @@ impl World {
         let place = found.unwrap_or_else(|| buckets.make(hash, &name, || Start::at_rest(first)));
         let bucket = BucketRef::new(buckets, place);
         bucket.renew_first_credit(now.cached(), || first);
-        if self.setup.threads > 1 && cost == 1 {
-            bucket.heat();
-            let purse = &node.purses[self.rng.usize(..self.setup.threads)];
-            let (origin, now) = (buckets.origin(&bucket), now.cached());
-            // As far as the ledger goes all that was taken is spent.
-            let taken = purse.refill(origin, &bucket, now, unit, || true);
-            let given = purse.spend(origin, now).is_some();
-            self.spend(index, key, taken - i64::from(given));
-            if given {
-                return self.record(index, key, cost, true, true, false);
-            }
-        }
-        let node = &mut self.nodes[index];
         let taken = match self.setup.form {
             Form::Check => bucket.take(cost, now, unit),
             Form::Async => bucket.take_sure(cost, now, unit),

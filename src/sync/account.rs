@@ -12,7 +12,6 @@ use crate::time::{Timestamp, micros};
 use crate::weakness::{Weakness, is_weak};
 
 mod adopted;
-mod fresh;
 mod giving_back;
 mod lending;
 mod need;
@@ -23,7 +22,6 @@ mod tally;
 mod waiting;
 
 use adopted::Adopted;
-use fresh::Fresh;
 use outage::Policy;
 pub(crate) use pace::Paces;
 pub(crate) use tally::Tally;
@@ -129,7 +127,6 @@ pub(crate) struct Account {
     /// and what the clock's allowance took of the refill. The store is told.
     lost: i64,
     unsent: Unsent,
-    fresh: Fresh,
     credit_given: u32,
     /// How fast the store's level rises while this node spends nothing, in units per microsecond.
     growth: f64,
@@ -228,7 +225,6 @@ impl Account {
             stash: 0,
             lost: 0,
             unsent: Unsent::default(),
-            fresh: Fresh::default(),
             view,
             opened: now,
             demand: Demand::new(now.minus_micros(1000)),
@@ -286,9 +282,6 @@ impl Account {
             self.owes |= debt > 0;
             self.unsent.debt += debt;
             self.unsent.spent += spent - debt;
-        }
-        if collected.hot {
-            self.fresh.found_hot(now);
         }
         if all + collected.denied > 0 {
             self.last_arrival = now;
@@ -473,15 +466,12 @@ impl Account {
         let need = if leaving { 0 } else { self.need(now, terms) };
         let (per_us, hot) = self.wanted_per_us(now, terms);
         let (demand, hot) = ((per_us * unit as f64) as i64, hot && !leaving);
-        let held_back = if leaving { 0 } else { self.fresh.hold_back(self.unsent.spent, now) };
-        let back = self.give_back(terms, now, need, if hot { demand } else { 0 }, held_back);
+        let back = self.give_back(terms, now, need, if hot { demand } else { 0 });
         let tokens = self.bucket.peek(now, unit).0;
         if self.restore {
             self.held.outstanding = self.most_held(tokens);
         }
-        let mut unsent = std::mem::take(&mut self.unsent);
-        unsent.spent -= held_back;
-        self.unsent.spent = held_back;
+        let unsent = std::mem::take(&mut self.unsent);
         self.asked = self.waiters.len();
         let needed = self.waiters.iter().map(|waiter| i64::from(waiter.cost)).sum();
         self.probe_at = Timestamp::NEVER;
@@ -559,7 +549,6 @@ impl Account {
         if given.void {
             // The store counted all that was lent as spent.
             self.unsent.allowed += std::mem::take(&mut self.unsent.spent);
-            self.fresh.forget();
             self.kept_depth = 0;
         }
         self.held = Held {
@@ -598,7 +587,7 @@ impl Account {
             self.lost = (self.held.outstanding - self.unsent.spent * unit).max(0);
         } else if self.ends > now {
             let under_way = if is_weak(Weakness::RepliesOverwrite) { self.unsent.spent } else { 0 };
-            let lease = self.lease_terms(now, self.low(now, terms), self.ahead(terms));
+            let lease = self.lease_terms(self.low(now, terms), self.ahead(terms));
             let there = self.amend(now, lease, given.tokens + under_way);
             // The store cannot know what has flowed in since the batch was first sent.
             let flowed = kept.rate.saturating_mul(now.micros_since(first_sent) as i64);
@@ -667,8 +656,8 @@ impl Account {
         }
     }
 
-    fn lease_terms(&self, now: Timestamp, low: u32, ahead: u8) -> LeaseTerms {
-        let depth = self.held.depth - self.kept_depth - self.fresh.reserved(now);
+    fn lease_terms(&self, low: u32, ahead: u8) -> LeaseTerms {
+        let depth = self.held.depth - self.kept_depth;
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         LeaseTerms {
             rate: self.held.rate - error,

@@ -8,7 +8,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bucket::Note;
-use crate::bucket::purse::{Origin, Purses};
 use crate::bucket::word::PENDING_MAX;
 use crate::time::Reading;
 
@@ -351,7 +350,6 @@ enum Event {
     SetDepth { by: u32 },
     Withdraw { keep: u32 },
     See { tokens: u32 },
-    Heat,
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -371,31 +369,24 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (0..3_u32).prop_map(|by| Event::SetDepth { by }),
         1 => tokens().prop_map(|keep| Event::Withdraw { keep }),
         1 => tokens().prop_map(|tokens| Event::See { tokens }),
-        1 => Just(Event::Heat),
     ]
 }
 
 /// Lets it happen to a bucket that a thread of its own spends from, `by_look` if one look tells, and returns
 /// what can be seen of it.
 fn live(
-    (bucket, purses): &(Bucket, Purses),
+    bucket: &Bucket,
     event: Event,
     now: Timestamp,
     by_look: bool,
 ) -> (Option<Taken>, (u32, u64), u64, Refill) {
-    let origin = Origin::new(1, 1, 1);
     let mut taken = None;
     match event {
         Event::Take { cost, surely } => {
-            if cost == 1 && bucket.is_hot() {
-                purses.refill(origin, bucket, now, UNIT, || true);
-            }
-            let purse = (cost == 1).then(|| purses.spend(origin, now)).flatten();
-            taken = match purse {
-                Some(_) => None,
-                None if !by_look => bucket.decide(cost, now, UNIT, !surely, || true),
-                None if surely => Some(bucket.take_sure(cost, now, UNIT)),
-                None => Some(bucket.take(cost, now, UNIT)),
+            taken = match (by_look, surely) {
+                (false, _) => bucket.decide(cost, now, UNIT, !surely, || true),
+                (true, true) => Some(bucket.take_sure(cost, now, UNIT)),
+                (true, false) => Some(bucket.take(cost, now, UNIT)),
             };
         }
         Event::Peek => _ = bucket.peek(now, UNIT),
@@ -408,7 +399,6 @@ fn live(
         Event::SetDepth { by } => bucket.set_depth(bucket.peek(now, UNIT).0 + by),
         Event::Withdraw { keep } => _ = bucket.withdraw(keep),
         Event::See { tokens } => bucket.set_view(tokens.into(), now, now),
-        Event::Heat => bucket.heat(),
     }
     (taken, bucket.held_and_pending(), bucket.demand(), bucket.refill())
 }
@@ -438,13 +428,13 @@ proptest! {
 
     #[test]
     fn whoever_does_not_look_at_refill_while_a_lease_is_fresh_misses_nothing(events in life()) {
-        let [one, other] = [0, 0].map(|credit| (Bucket::new(Start::at_rest(credit)), Purses::new(0)));
+        let [one, other] = [0, 0].map(|credit| Bucket::new(Start::at_rest(credit)));
         let mut now = at(1);
         for (event, after_us) in events {
             now = now.plus_micros(after_us);
             let seen = live(&one, event, now, true);
-            let ends = Ends(other.0.ends().load(Ordering::Relaxed));
-            other.0.ends().store(ends.may_fill().0, Ordering::Relaxed);
+            let ends = Ends(other.ends().load(Ordering::Relaxed));
+            other.ends().store(ends.may_fill().0, Ordering::Relaxed);
             let other = live(&other, event, now, true);
             prop_assert_eq!(seen, other, "{:?} at {:?}", event, now);
         }
@@ -452,7 +442,7 @@ proptest! {
 
     #[test]
     fn one_look_says_and_does_what_the_long_way_would(events in life()) {
-        let [one, other] = [1, 1].map(|credit| (Bucket::new(Start::at_rest(credit)), Purses::new(0)));
+        let [one, other] = [1, 1].map(|credit| Bucket::new(Start::at_rest(credit)));
         let mut now = at(1);
         for (event, after_us) in events {
             now = now.plus_micros(after_us);

@@ -7,7 +7,6 @@ use super::*;
 use crate::bucket::LocalRefill;
 use crate::bucket::key_hash::tests::SEEDS;
 use crate::bucket::outcome::Collected;
-use crate::bucket::purse::Purses;
 
 const UNIT: i64 = 1;
 
@@ -192,13 +191,11 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
     table.make(table.hash(a), a, full);
     // The decision about `a` has found the bucket and is held up.
     let Found { bucket, word } = table.find(table.hash(a), a).unwrap();
-    let origin = table.origin(bucket);
     assert_eq!(table.evict(1, at(2), UNIT, true), 1);
     assert!(bucket.is_gone() && !bucket.take(1, at(2), UNIT).allowed(), "nothing is left");
     table.make(table.hash(b), b, full);
     let found = table.find(table.hash(b), b).unwrap();
     assert!(std::ptr::eq(found.bucket, bucket), "`b` has the place");
-    bucket.heat();
     assert!(bucket.take(50, at(2), UNIT).allowed());
     let before = (bucket.held_and_pending(), bucket.demand(), bucket.refill());
     // It goes on.
@@ -210,9 +207,6 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
     }
     assert!(bucket.take_at_once(word, at(2)).is_none());
     assert!(bucket.deny_at_once(word, at(2), || UNIT).is_none());
-    let purses = Purses::new(0);
-    assert_eq!(purses.refill(origin, bucket, at(2), UNIT, is_mine), 0);
-    assert!(purses.spend(origin, at(2)).is_none());
     assert_eq!((bucket.held_and_pending(), bucket.demand(), bucket.refill()), before);
 }
 
@@ -233,22 +227,6 @@ fn denial_whose_place_went_to_another_key_is_not_counted_there() {
     };
     assert!(bucket.take_further(5, at(2), UNIT, is_mine).is_none());
     assert_eq!(bucket.collect(false, |credit| credit), Collected::default());
-}
-
-#[test]
-fn purse_is_not_spent_for_the_next_key_at_the_place() {
-    let table = table(1);
-    table.make(table.hash(b"a"), b"a", full);
-    let bucket = table.at(1);
-    assert!(bucket.take(50, at(1), UNIT).allowed());
-    bucket.heat();
-    let (before, purses) = (table.origin(bucket), Purses::new(0));
-    // So slowly that the bucket cannot be full before the purse is void.
-    assert_eq!(purses.refill(before, bucket, at(1), 1 << 30, || true), 0, "it has few tokens");
-    bucket.collect(false, |credit| credit);
-    assert_eq!(table.evict(1, at(1_000), UNIT, true), 1);
-    table.make(table.hash(b"b"), b"b", full);
-    assert_ne!(table.origin(bucket), before);
 }
 
 #[test]

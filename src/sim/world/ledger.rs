@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
-use super::{Node, World};
+use super::World;
 use crate::error::StoreError;
 use crate::sync::message::{Entry, Grant, Reply, Request, Verdict};
 
@@ -61,7 +61,6 @@ impl World {
         }
         self.audit_store(request);
         self.audit_leases(request);
-        self.audit_purses();
     }
 
     fn is_new(&self, request: &Request) -> bool {
@@ -102,9 +101,7 @@ impl World {
             let told = node.acknowledged + pending;
             let spent = node.spent;
             self.note(spent == told, || format!("node {index} spent {spent}, told of {told}"));
-            if self.setup.threads > 1
-                && let Some((depth, all)) = self.nodes[index].overfull(self.now_us)
-            {
+            if let Some((depth, all)) = self.nodes[index].overfull(self.now_us) {
                 self.note(false, || format!("node {index} holds {all} of a depth of {depth}"));
             }
         }
@@ -164,28 +161,13 @@ impl World {
     #[cfg(test)]
     pub(in crate::sim) fn audit_settled(&mut self) {
         for index in 0..self.nodes.len() {
-            let Node { spent_on, charged_on, .. } = &self.nodes[index];
+            let super::Node { spent_on, charged_on, .. } = &self.nodes[index];
             let spent = spent_on.iter().filter(|(_, tokens)| **tokens > 0);
             let charged = charged_on.iter().filter(|(_, tokens)| **tokens > 0);
             let (spent, charged): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 (spent.collect(), charged.collect());
             let (alike, what) = (spent == charged, format!("{spent:?} spent, {charged:?} charged"));
             self.note(alike, || format!("node {index}: {what}"));
-        }
-    }
-
-    /// What threads may still give out is not charged in the store, but lent; what a store forgot is
-    /// charged again.
-    fn audit_purses(&mut self) {
-        if self.setup.audit && !self.forgetful && self.setup.threads > 1 {
-            for index in 0..self.nodes.len() {
-                let Node { spent, alive, .. } = self.nodes[index];
-                let applied: u64 = self.nodes[index].charged_on.values().sum();
-                let held = self.nodes[index].in_purses(self.now_us);
-                self.note(!alive || applied + held <= spent, || {
-                    format!("node {index}: {applied} applied and {held} in purses of {spent}")
-                });
-            }
         }
     }
 

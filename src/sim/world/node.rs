@@ -5,12 +5,10 @@ use std::sync::Arc;
 
 use super::super::clock::NodeClock;
 use super::Happening;
-use crate::bucket::purse::Purses;
 use crate::bucket::{BucketRef, DirtyQueue, Table};
 use crate::limit::{Credit, Terms};
 use crate::sync::Engine;
 use crate::sync::message::{Held, Request};
-use crate::time::Now;
 
 /// A request whose caller waits.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +21,6 @@ pub(in crate::sim) struct Node {
     pub(in crate::sim) engine: Engine,
     /// The buckets of each limit.
     pub(super) buckets: Vec<Arc<Table>>,
-    /// Those of each thread, where several contend.
-    pub(super) purses: Vec<Purses>,
     /// What a new key of each limit may spend before the store is heard.
     pub(super) credits: Vec<Credit>,
     /// The terms of each limit.
@@ -56,12 +52,6 @@ pub(in crate::sim) struct Node {
 }
 
 impl Node {
-    /// Tokens in purses that are not void.
-    pub(super) fn in_purses(&self, now_us: u64) -> u64 {
-        let now = self.clock.reading(now_us).cached();
-        self.purses.iter().flat_map(|purses| purses.held(now)).map(|(_, tokens)| tokens).sum()
-    }
-
     /// Whether it holds a lease on the key, or on any.
     pub(super) fn is_leased(&self, key: Option<u32>, now_us: u64) -> bool {
         let now = self.clock.now(now_us);
@@ -76,16 +66,13 @@ impl Node {
         self.engine.lease(bucket.slot()?, self.clock.now(now_us))
     }
 
-    /// A lease that is over-full with what threads have of it: its depth, and what there is.
-    pub(super) fn overfull(&self, now_us: u64) -> Option<(i64, u64)> {
-        let now = self.clock.reading(now_us).cached();
+    /// The depth and the tokens of a lease that holds more tokens than its depth.
+    pub(super) fn overfull(&self, now_us: u64) -> Option<(i64, u32)> {
+        let now = self.clock.now(now_us);
         self.asked.values().find_map(|bucket| {
             let depth = self.engine.lease(bucket.slot()?, now)?.depth;
-            let purses = self.purses.iter().flat_map(|purses| purses.held(now));
-            let mine = purses.filter(|(place, _)| *place == bucket.place());
             let (tokens, _) = bucket.held_and_pending();
-            let all = u64::from(tokens) + mine.map(|(_, tokens)| tokens).sum::<u64>();
-            (all > u64::try_from(depth).unwrap_or(0)).then_some((depth, all))
+            (i64::from(tokens) > depth).then_some((depth, tokens))
         })
     }
 }

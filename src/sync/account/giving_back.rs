@@ -20,15 +20,13 @@ pub(super) struct Back {
 
 impl Account {
     /// Takes what is not needed out of the bucket: tokens beyond `need`, the rate that the store
-    /// wants back or that demand does not use, and the depth that goes with them. `held_back` tokens
-    /// that were spent are not to be reported yet.
+    /// wants back or that demand does not use, and the depth that goes with them.
     pub(super) fn give_back(
         &mut self,
         terms: &Terms,
         now: Timestamp,
         need: i64,
         rate_used: i64,
-        held_back: i64,
     ) -> Back {
         if self.policy.is_some() {
             return Back::default();
@@ -44,7 +42,7 @@ impl Account {
         self.recall = 0;
         self.held.rate -= rate;
         if rate > 0 && !ended {
-            self.amend(now, self.lease_terms(now, 0, self.ahead(terms)), 0);
+            self.amend(now, self.lease_terms(0, self.ahead(terms)), 0);
             // What was spent ahead is owed from now on.
             self.owes |= self.held.rate == 0 && self.stash < 0;
         }
@@ -84,17 +82,12 @@ impl Account {
             (true, true) if pressed => 2,
             (true, true) => depth_before,
         };
-        // What threads may have in their purses is held beside it.
-        let hot = self.bucket.is_hot() || self.fresh.is_live(now);
-        let in_purses = held_back + if hot { (pending + self.spilled) as i64 } else { 0 };
-        let own = (i64::from(left) + flowing).min(depth_before);
-        let depth = (own + in_purses).min(depth_before);
+        let depth = (i64::from(left) + flowing).min(depth_before);
         if self.is_registering {
             self.kept_depth = registered - depth;
         }
         self.held.depth = depth + self.kept_depth;
-        self.fresh.reserve(depth - own);
-        self.bucket.set_depth(own as u32);
+        self.bucket.set_depth(depth as u32);
         Back { units, lost, rate, depth: registered - self.held.depth }
     }
 }

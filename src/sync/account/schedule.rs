@@ -114,16 +114,10 @@ impl Account {
     }
 
     /// Whether a caller who waited has spent of a full bucket, which takes in no refill until the store hears of it.
-    /// Only the first spending counts. While the last report told of some, refill is leased or purses may be in use,
+    /// Only the first spending counts. While the last report told of some, refill is leased,
     /// the level stays at the burst anyway, and the key would report at each round trip.
-    fn has_spent_of_full(
-        &self,
-        given: &Given,
-        entry: &Entry,
-        now: Timestamp,
-        terms: &Terms,
-    ) -> bool {
-        let is_first = entry.spent == 0 && self.held.rate == 0 && !self.fresh.is_live(now);
+    fn has_spent_of_full(&self, given: &Given, entry: &Entry, terms: &Terms) -> bool {
+        let is_first = entry.spent == 0 && self.held.rate == 0;
         let full = given.level >= terms.scale.burst;
         self.caller_has_waited && full && is_first && self.unsent.spent > 0
     }
@@ -134,7 +128,7 @@ impl Account {
         let quiet_us = now.micros_since(self.last_arrival);
         let linger_us = self.linger_us(terms);
         let held = self.held.depth > 0 && quiet_us >= LINGER_MAX_US;
-        self.due = if !self.waiters.is_empty() || self.has_spent_of_full(given, entry, now, terms) {
+        self.due = if !self.waiters.is_empty() || self.has_spent_of_full(given, entry, terms) {
             now
         } else if self.unsent.debt > 0 {
             self.early.not_before().max(now)
