@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::bucket::{DirtyQueue, KeyBudget, KeyHasher};
+use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::driver::clock::{Ticker, TimeSource};
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
@@ -263,10 +263,9 @@ impl Builder {
                 limit_state(limit, index, alone, max_nodes, uncounted, &budget, &time)
             })
             .collect::<Result<_, _>>()?;
-        let dirty = Arc::new(DirtyQueue::new(self.max_keys));
-        time.mind(dirty.bell());
+        let notifications = Arc::new(NotificationQueue::new(self.max_keys));
         let (commands, inbox) = mpsc::unbounded_channel();
-        let (questions, asked) = mpsc::unbounded_channel();
+        let (queries, asked) = mpsc::unbounded_channel();
         let last_error = Arc::new(Mutex::new(None));
         let [instance_low, instance_high, seed] = random()?;
         let instance_low = instance_low.wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed));
@@ -290,21 +289,22 @@ impl Builder {
         let driver = Driver {
             engine: Engine::new(config, time.now()),
             store,
-            dirty: dirty.clone(),
+            notifications: notifications.clone(),
             limits: limits.clone(),
-            budget,
+            budget: budget.clone(),
             clock: time.cached(),
             time: time.clone(),
             commands: inbox,
-            questions: asked,
+            queries: asked,
             listeners,
             last_error: last_error.clone(),
         };
         let shared = Shared {
             limits,
-            dirty,
+            budget,
+            notifications,
             commands,
-            questions,
+            queries,
             last_error,
             secret,
             time,
@@ -371,16 +371,15 @@ fn limit_state(
     budget: &Arc<KeyBudget>,
     time: &TimeSource,
 ) -> Result<Arc<LimitState>, ConfigError> {
-    let mut terms: Terms = limit.validate()?;
+    let mut terms = limit.validate()?;
     if let Some(nodes) = max_nodes {
         check_credit_left(limit, &terms, nodes)?;
     }
+    if alone || terms.mode == Mode::Local {
+        terms = limit.validate_local()?;
+    }
     terms.credit_rule.uncounted = uncounted;
     terms.credit = terms.credit_rule.at(None);
-    if alone {
-        // Nobody shares the limit: this node's own bucket is the whole truth.
-        terms.mode = Mode::Local;
-    }
     let hasher = KeyHasher::new(random()?);
     let (name, quota) = (limit.name().into(), limit.quota());
     let state = LimitState::new(index, name, quota, terms, hasher, budget, time);

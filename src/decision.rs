@@ -230,38 +230,46 @@ impl Denied {
     }
 }
 
-/// How finely it is said how much of a token may be spent before it is whole.
-pub(crate) const AHEAD_PARTS: u64 = 64;
+/// Parts of a token, in which a lease says how much of it may be spent before it has flowed in.
+pub(crate) const OVERDRAW_PARTS: u64 = 64;
 
 /// What flows into a node's own bucket, as it was when something was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refill {
     rate: u64,
     minted_us: u64,
-    ends_ms: u64,
+    ends_us: u64,
+    /// Units that are there at `minted_us` beside whole tokens.
+    units: i64,
 }
 
 impl Refill {
-    /// From here on `minted_us` means that nothing flows in: no clock goes so far.
-    pub(crate) const CLOSED_US: u64 = 1 << 63;
+    /// Nothing.
+    pub(crate) const NONE: Self = Self::new(0, u64::MAX, 0);
 
-    /// `rate` units per microsecond until `ends_ms`, of which those before `minted_us` are in the bucket. Not
-    /// looked at before somebody asks.
+    /// `rate` units in each microsecond until `ends_us`. What flowed in before `minted_us` is in the bucket already;
+    /// [`u64::MAX`] there means that nothing flows in. Not looked at before somebody asks.
     #[inline(always)]
-    pub(crate) const fn new(rate: u64, minted_us: u64, ends_ms: u64) -> Self {
-        Self { rate, minted_us, ends_ms }
+    pub(crate) const fn new(rate: u64, minted_us: u64, ends_us: u64) -> Self {
+        Self { rate, minted_us, ends_us, units: 0 }
+    }
+
+    /// `rate` units in each microsecond without end, beside `units` that are there at `now`.
+    #[inline(always)]
+    pub(crate) const fn endless(rate: u64, units: i64, now: Timestamp) -> Self {
+        Self { rate, minted_us: now.as_micros(), ends_us: u64::MAX, units }
     }
 
     /// Units per microsecond.
     fn rate(self) -> u64 {
-        if self.minted_us < Self::CLOSED_US { self.rate } else { 0 }
+        if self.minted_us < u64::MAX { self.rate } else { 0 }
     }
 
     /// Units that have flowed in by `now`: less than none while what was spent ahead has not flowed in.
     /// What may be spent ahead is not counted: while nobody asks, it may be taken away. It is less than a
     /// token of `unit` units, whatever these values, which are read one after the other, seem to say.
     fn earned(self, now: Timestamp, unit: i64) -> i64 {
-        if self.rate() == 0 || now.millis() >= self.ends_ms {
+        if self.rate() == 0 || now.as_micros() >= self.ends_us {
             return 0;
         }
         let units = |time_us: u64| self.rate.saturating_mul(time_us).min(i64::MAX as u64) as i64;
@@ -270,75 +278,33 @@ impl Refill {
         if ahead_us > CLOCK_AGE_MAX_US {
             return -units(ahead_us).min(unit);
         }
-        units(now.as_micros().saturating_sub(self.minted_us))
+        self.units.saturating_add(units(now.as_micros().saturating_sub(self.minted_us)))
     }
 }
-
-/// A number of tokens to 18 bits and its sign, rounded down: what a bucket has room for.
-///
-/// ```text
-///  23     22      18 17         0
-/// | sign | exponent |  mantissa  |
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RoughTokens(u32);
 
 /// No two clocks of a node are so far apart.
 const CLOCKS_APART_MS: u32 = 60_000;
-const MANTISSA_BITS: u32 = 18;
-const EXPONENT_MAX: u32 = 31;
-const DEBT: u32 = 1 << 23;
-
-impl RoughTokens {
-    pub(crate) fn new(tokens: i64) -> Self {
-        let size = tokens.unsigned_abs();
-        let exponent = (u64::BITS - size.leading_zeros()).saturating_sub(MANTISSA_BITS);
-        let debt = tokens < 0;
-        let sign = u32::from(debt) * DEBT;
-        // Down is away from zero in debt: then a carry may need an exponent more.
-        let round = |exponent: u32| (size + u64::from(debt) * ((1 << exponent) - 1)) >> exponent;
-        let exponent = exponent + (round(exponent) >> MANTISSA_BITS) as u32;
-        if exponent > EXPONENT_MAX {
-            return Self(sign | (DEBT - 1));
-        }
-        Self(sign | exponent << MANTISSA_BITS | round(exponent) as u32)
-    }
-
-    /// The number whose [`bits`](Self::bits) these are.
-    #[inline]
-    pub(crate) fn of_bits(bits: u32) -> Self {
-        Self(bits)
-    }
-
-    /// 24 bits.
-    pub(crate) fn bits(self) -> u32 {
-        self.0
-    }
-
-    fn tokens(self) -> i64 {
-        let exponent = self.0 >> MANTISSA_BITS & EXPONENT_MAX;
-        let size = i64::from(self.0 % (1 << MANTISSA_BITS)) << exponent;
-        if self.0 & DEBT == 0 { size } else { -size }
-    }
-}
 
 /// The store's last word about a key, as a bucket remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct View {
-    level: RoughTokens,
+    tokens: i64,
     /// In milliseconds that wrap after 49 days, as does the age; 0 for never.
     at_ms: u32,
 }
 
 impl View {
+    /// The store never spoke of the key.
+    pub(crate) const NONE: Self = Self { tokens: 0, at_ms: 0 };
+
     #[inline]
-    pub(crate) fn new(level: RoughTokens, at_ms: u32) -> Self {
-        Self { level, at_ms }
+    pub(crate) fn new(tokens: i64, at_ms: u32) -> Self {
+        Self { tokens, at_ms }
     }
 
     /// Tokens that the store had; less than none if they are owed.
     pub(crate) fn tokens(self) -> i64 {
-        self.level.tokens()
+        self.tokens
     }
 
     /// How old it is at `now`; `None` if there was none.
@@ -357,45 +323,30 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rough_number_is_a_little_less_at_most(bits in 0..=40_u32, part in -1.0..=1.0_f64) {
-            let tokens = (part * 2_f64.powi(bits as i32)) as i64;
-            let rough = RoughTokens::new(tokens);
-            let again = RoughTokens::of_bits(rough.bits()).tokens();
-            prop_assert!(again <= tokens && tokens - again <= tokens.abs() >> 17, "{again}");
-            prop_assert!(rough.bits() < 1 << 24);
-        }
-
-        #[test]
         fn a_view_is_as_old_as_it_is_also_where_milliseconds_wrap(
             at_ms in any::<u32>(), age_ms in 0..4_000_000_000_u64,
         ) {
-            let view = View::new(RoughTokens::new(1), at_ms.max(1));
+            let view = View::new(1, at_ms.max(1));
             let now = Timestamp::from_micros((u64::from(at_ms.max(1)) + age_ms) * 1000);
             prop_assert_eq!(view.age(now), Some(Duration::from_millis(age_ms)));
         }
     }
 
     #[test]
-    fn small_numbers_are_exact_and_no_view_has_no_age() {
-        for tokens in [0, 1, -5, (1 << 18) - 1, 1 - (1 << 18)] {
-            assert_eq!(RoughTokens::new(tokens).tokens(), tokens);
-        }
-        assert!(RoughTokens::new(i64::MAX).tokens() > 1 << 48);
-        assert_eq!(View::new(RoughTokens::new(0), 0).age(Timestamp::NEVER), None);
+    fn view_that_never_came_has_no_age() {
+        assert_eq!(View::NONE.age(Timestamp::NEVER), None);
     }
 
     /// Retry-After was 61 s where it is 60 s, one time in twelve.
     #[test]
     fn a_cached_clock_that_is_behind_is_no_debt_and_what_was_spent_ahead_is() {
         let now = Timestamp::from_micros(5_000_000);
-        let earned = |minted_us| Refill::new(3, minted_us, 60_000).earned(now, 2_000_000);
+        let earned = |minted_us| Refill::new(3, minted_us, 60_000_000).earned(now, 2_000_000);
         assert_eq!(earned(4_999_990), 30);
         assert_eq!(earned(5_000_001), 0);
         assert_eq!(earned(5_000_000 + CLOCK_AGE_MAX_US), 0);
         assert_eq!(earned(5_500_000), -1_500_000);
-        assert_eq!(earned(Refill::CLOSED_US - 1), -2_000_000, "no more than a token is owed");
-        for closed in [Refill::CLOSED_US, u64::MAX] {
-            assert_eq!(earned(closed), 0);
-        }
+        assert_eq!(earned(1 << 62), -2_000_000, "no more than a token is owed");
+        assert_eq!(earned(u64::MAX), 0);
     }
 }

@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
+use thread_local::ThreadLocal;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::bound::Excess;
 use crate::bucket::{
-    BucketRef, DIRTY_MAX, DirtyQueue, Held, KeyBudget, KeyHasher, LocalRefill, Note, Start, Table,
+    BucketRef, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, MAX_QUEUED,
+    Notification, NotificationQueue, Table,
 };
 use crate::error::StoreError;
 use crate::limit::{Credit, LimitInfo, Mode, Terms};
@@ -61,41 +64,50 @@ pub(crate) struct Command {
     pub(crate) done: oneshot::Sender<bool>,
 }
 
-/// A key that somebody has in hand.
-pub(crate) struct InHand {
-    pub(crate) bucket: Held,
-    /// Its bytes, or those that stand for the overflow bucket.
+/// A key whose bucket is pinned: its place is not given to another key.
+pub(crate) struct PinnedKey {
+    pub(crate) limit: Arc<LimitState>,
+    pub(crate) place: u32,
     pub(crate) key: Arc<[u8]>,
 }
 
+impl Drop for PinnedKey {
+    fn drop(&mut self) {
+        match &self.limit.buckets {
+            Buckets::Leased(table) => table.unpin(self.place),
+            Buckets::Local(local) => local.table.unpin(self.place),
+        }
+    }
+}
+
 /// The key may be secret.
-impl fmt::Debug for InHand {
+impl fmt::Debug for PinnedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InHand").field("bucket", &self.bucket).finish_non_exhaustive()
+        f.debug_struct("PinnedKey").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
 /// A caller who waits for the store's word, and where to tell it.
 #[derive(Debug)]
-pub(crate) struct Question {
-    pub(crate) key: Arc<InHand>,
+pub(crate) struct StoreQuery {
+    pub(crate) key: Arc<PinnedKey>,
     pub(crate) cost: u32,
     pub(crate) within_us: u64,
-    pub(crate) done: oneshot::Sender<Answered>,
+    pub(crate) done: oneshot::Sender<StoreAnswer>,
 }
 
 /// What the caller is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answered {
+pub(crate) struct StoreAnswer {
     pub(crate) allowed: bool,
     pub(crate) sure: bool,
 }
 
 /// Callers who wait, by ticket.
 #[derive(Debug, Default)]
-struct Questions {
+struct OpenQueries {
     last_ticket: u64,
-    open: HashMap<u64, oneshot::Sender<Answered>>,
+    open: HashMap<u64, oneshot::Sender<StoreAnswer>>,
 }
 
 /// The data plane of one limit, as limiter and driver share it.
@@ -107,11 +119,61 @@ pub(crate) struct LimitState {
     pub(crate) terms: Terms,
     /// What decisions read the time from.
     pub(crate) clock: Clock,
-    pub(crate) buckets: Arc<Table>,
+    pub(crate) buckets: Buckets,
     /// What a node may spend on a new key before the store answers, in tokens; publishes nothing else.
     first_credit: AtomicU32,
     /// As it was told last.
     excess: Mutex<Excess>,
+}
+
+/// The buckets of a limit, by its mode.
+#[allow(clippy::large_enum_variant, reason = "there is one for each limit")]
+pub(crate) enum Buckets {
+    Leased(Arc<Table<LeaseBucket>>),
+    Local(LocalBuckets),
+}
+
+/// The buckets of a limit that this node keeps alone, and its decisions.
+#[derive(Debug)]
+pub(crate) struct LocalBuckets {
+    pub(crate) table: Table<LocalBucket>,
+    decided: ThreadLocal<CachePadded<Decided>>,
+    /// What was taken of all threads' decisions.
+    taken: Decided,
+}
+
+/// Decisions of one thread. Only that thread writes them, so that no decision waits for another thread's cache line.
+#[derive(Debug, Default)]
+struct Decided {
+    allowed: AtomicU64,
+    denied: AtomicU64,
+}
+
+impl LocalBuckets {
+    fn new(table: Table<LocalBucket>) -> Self {
+        Self { table, decided: ThreadLocal::new(), taken: Decided::default() }
+    }
+
+    /// Counts a decision.
+    #[inline(always)]
+    pub(crate) fn count(&self, is_allowed: bool) {
+        let decided = self.decided.get_or_default();
+        let count = if is_allowed { &decided.allowed } else { &decided.denied };
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Decisions since the last time. One thread calls this.
+    fn take_counts(&self) -> LimitCounts {
+        let sum = |of: fn(&Decided) -> &AtomicU64| -> u64 {
+            self.decided.iter().map(|one| of(one).load(Ordering::Relaxed)).sum()
+        };
+        let (allowed, denied) = (sum(|one| &one.allowed), sum(|one| &one.denied));
+        LimitCounts {
+            allowed: allowed - self.taken.allowed.swap(allowed, Ordering::Relaxed),
+            denied: denied - self.taken.denied.swap(denied, Ordering::Relaxed),
+            ..self.table.take_counts()
+        }
+    }
 }
 
 impl fmt::Debug for LimitState {
@@ -131,19 +193,17 @@ impl LimitState {
         budget: &Arc<KeyBudget>,
         time: &TimeSource,
     ) -> Option<Self> {
-        // Where this node alone knows of a key, there is nothing to wait for.
-        let credit = if terms.mode == Mode::Local { 0 } else { terms.credit.first };
-        let overflow = start(&terms, credit, time.now());
-        let buckets = Arc::new(Table::new(index, hasher, budget.clone(), overflow)?);
+        let (budget, credit) = (budget.clone(), terms.credit.first);
+        let buckets = if terms.mode == Mode::Local {
+            let table = Table::new(index, hasher, budget, ())?;
+            Buckets::Local(LocalBuckets::new(table))
+        } else {
+            Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?))
+        };
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
         let info = LimitInfo::intern(&name, terms.scale, quota);
         Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
-    }
-
-    /// What a new key's bucket holds.
-    pub(crate) fn start(&self, now: Timestamp) -> Start {
-        start(&self.terms, self.first_credit(), now)
     }
 
     /// What may be spent on a key that is new or full before the store answers, in tokens.
@@ -153,7 +213,17 @@ impl LimitState {
 
     fn set_credit(&self, credit: Credit) {
         self.first_credit.store(credit.first, Ordering::Relaxed);
-        self.buckets.rest_on(credit.known);
+        if let Buckets::Leased(table) = &self.buckets {
+            table.set_credit_at_rest(credit.known);
+        }
+    }
+
+    /// Decisions since the last time that no bucket counts.
+    fn take_counts(&self) -> LimitCounts {
+        match &self.buckets {
+            Buckets::Leased(table) => table.take_counts(),
+            Buckets::Local(local) => local.take_counts(),
+        }
     }
 
     pub(crate) fn excess(&self) -> Excess {
@@ -165,25 +235,15 @@ impl LimitState {
     }
 }
 
-/// What a new key's bucket holds: all of its tokens, where this node alone knows of it.
-fn start(terms: &Terms, credit: u32, from: Timestamp) -> Start {
-    let local = (terms.mode == Mode::Local).then(|| LocalRefill {
-        rate: terms.scale.rate,
-        depth: terms.burst_depth(),
-        from,
-    });
-    Start { credit, local }
-}
-
-/// What a decision tells the engine; `None` where the key has been evicted meanwhile. The calling
-/// thread is the one that evicts.
-pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
+/// A notification as the engine takes it in. `None` if the key has been evicted meanwhile; the calling thread is the
+/// one that evicts.
+pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> Option<Input> {
     let bucket = BucketRef::new(table, note.place);
-    if bucket.is_gone() {
+    if bucket.is_retired() {
         return None;
     }
-    let key = note.unknown.then(|| bucket.key());
-    let told = Told { key, spilled: note.spilled, refused: note.refused };
+    let key = note.news.is_new.then(|| bucket.key());
+    let told = Told { key, spilled: note.news.overflowed, refused: note.news.refused };
     Some(Input::Touched { bucket, told })
 }
 
@@ -191,13 +251,13 @@ pub(crate) fn touched(table: &Arc<Table>, note: &Note) -> Option<Input> {
 pub(crate) struct Driver {
     pub(crate) engine: Engine,
     pub(crate) store: Option<Arc<dyn Store>>,
-    pub(crate) dirty: Arc<DirtyQueue>,
+    pub(crate) notifications: Arc<NotificationQueue>,
     pub(crate) limits: Arc<[Arc<LimitState>]>,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) clock: Clock,
     pub(crate) time: TimeSource,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
-    pub(crate) questions: mpsc::UnboundedReceiver<Question>,
+    pub(crate) queries: mpsc::UnboundedReceiver<StoreQuery>,
     pub(crate) listeners: Vec<Listener>,
     /// The store's last error, for those who wait for it.
     pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
@@ -250,7 +310,7 @@ impl Driver {
     /// Runs until every handle to the limiter is gone.
     pub(crate) async fn run(mut self) {
         let mut exchanges = Exchanges::default();
-        let mut asked = Questions::default();
+        let mut asked = OpenQueries::default();
         let mut waiting: Vec<Wisher> = Vec::new();
         let mut flush_at = self.now().plus_micros(FLUSH_US);
         let (mut evict_at, mut evict_gap_us, mut fruitless) = (Timestamp::ZERO, EVICT_GAP_US, 0);
@@ -259,7 +319,7 @@ impl Driver {
         loop {
             let now = self.now();
             held_up_us[0] = now.micros_since(std::mem::replace(&mut ran, now)).max(held_up_us[0]);
-            let more = self.drain_dirty(now);
+            let more = self.drain_notifications(now);
             if now >= flush_at {
                 flush_at = now.plus_micros(FLUSH_US);
                 // The ticker may tell a little later than this loop went on.
@@ -290,13 +350,13 @@ impl Driver {
             let wake_at = if more { now } else { wake_at };
             tokio::select! {
                 () = self.time.sleep_until(wake_at) => {}
-                () = self.dirty.urgent() => {}
+                () = self.notifications.woken() => {}
                 Some(done) = exchanges.tasks.join_next_with_id() => {
                     if let Some(answer) = exchanges.outcome(done) {
                         self.answered(answer);
                     }
                 }
-                Some(question) = self.questions.recv() => self.ask(Some(question), &mut asked),
+                Some(question) = self.queries.recv() => self.ask(Some(question), &mut asked),
                 command = self.commands.recv() => match command {
                     Some(command) => {
                         // Who asked before is part of what a command is about.
@@ -318,7 +378,7 @@ impl Driver {
     fn answered(&mut self, Answer { lane, attempt, result }: Answer) {
         let now = self.now();
         // What was spent must be known before what is lost is reckoned.
-        self.drain_dirty(now);
+        self.drain_notifications(now);
         self.engine.handle(now, Input::Answer { lane, attempt, result });
         self.note_error();
     }
@@ -331,11 +391,12 @@ impl Driver {
 
     /// Hands what decisions told to the engine. Decisions may tell faster than this listens: says
     /// whether something may be left for the next round.
-    fn drain_dirty(&mut self, now: Timestamp) -> bool {
-        for _ in 0..DIRTY_MAX {
-            let Some(note) = self.dirty.pop() else { return false };
-            let table = &self.limits[note.limit as usize].buckets;
-            if let Some(touched) = touched(table, &note) {
+    fn drain_notifications(&mut self, now: Timestamp) -> bool {
+        for _ in 0..MAX_QUEUED {
+            let Some(note) = self.notifications.pop() else { return false };
+            if let Buckets::Leased(table) = &self.limits[note.limit as usize].buckets
+                && let Some(touched) = touched(table, &note)
+            {
                 self.engine.handle(now, touched);
             }
         }
@@ -344,11 +405,11 @@ impl Driver {
 
     /// Hands a caller who waits to the engine, and all who came meanwhile: they join one batch.
     /// Nothing is asked for those who have gone away.
-    fn ask(&mut self, first: Option<Question>, asked: &mut Questions) {
+    fn ask(&mut self, first: Option<StoreQuery>, asked: &mut OpenQueries) {
         let now = self.now();
-        let mut next = first.or_else(|| self.questions.try_recv().ok());
-        while let Some(Question { key, cost, within_us, done }) = next {
-            next = self.questions.try_recv().ok();
+        let mut next = first.or_else(|| self.queries.try_recv().ok());
+        while let Some(StoreQuery { key, cost, within_us, done }) = next {
+            next = self.queries.try_recv().ok();
             if done.is_closed() {
                 continue;
             }
@@ -357,19 +418,21 @@ impl Driver {
             asked.open.insert(ticket, done);
             let deadline = now.plus_micros(within_us);
             let waiter = Waiter { ticket, cost, deadline };
-            let (bucket, key) = ((*key.bucket).clone(), key.key.clone());
-            self.engine.handle(now, Input::Wait { bucket, key, waiter });
+            if let Buckets::Leased(table) = &key.limit.buckets {
+                let (bucket, key) = (BucketRef::new(table, key.place), key.key.clone());
+                self.engine.handle(now, Input::Wait { bucket, key, waiter });
+            }
         }
     }
 
-    fn drain_outputs(&mut self, exchanges: &mut Exchanges, asked: &mut Questions) {
+    fn drain_outputs(&mut self, exchanges: &mut Exchanges, asked: &mut OpenQueries) {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event(event) => self.publish(&event),
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(done) = asked.open.remove(&ticket) {
                         // Whoever gave up waiting has dropped the other end.
-                        let _ = done.send(Answered { allowed, sure });
+                        let _ = done.send(StoreAnswer { allowed, sure });
                     }
                 }
                 Output::Credit { limit, credit } => self.limits[limit as usize].set_credit(credit),
@@ -385,7 +448,7 @@ impl Driver {
     fn take_on(&mut self, Command { wish, within, done }: Command) -> Wisher {
         let now = self.now();
         if wish == Wish::Leave {
-            self.drain_dirty(now);
+            self.drain_notifications(now);
             self.engine.handle(now, Input::Leave);
         }
         Wisher { wish, deadline: now.plus_micros(micros(within)), done }
@@ -424,7 +487,7 @@ impl Driver {
 
     fn flush(&mut self) {
         for limit in self.limits.iter() {
-            self.engine.counted(limit.index, limit.buckets.take_counts());
+            self.engine.counted(limit.index, limit.take_counts());
         }
         for event in self.engine.take_decisions(self.time.now()) {
             self.publish(&event);
@@ -453,9 +516,11 @@ impl Driver {
             .limits
             .iter()
             .map(|limit| {
-                let Terms { scale, mode, .. } = limit.terms;
-                let local = mode == Mode::Local;
-                limit.buckets.evict(EVICT_PLACES, now, scale.token, local)
+                let scale = &limit.terms.scale;
+                match &limit.buckets {
+                    Buckets::Leased(table) => table.evict(EVICT_PLACES, now, scale),
+                    Buckets::Local(local) => local.table.evict(EVICT_PLACES, now, scale),
+                }
             })
             .sum();
         if keys > 0 {

@@ -301,6 +301,14 @@ impl Limit {
         })
     }
 
+    /// The numbers of the limit where this node keeps it alone.
+    pub(crate) fn validate_local(&self) -> Result<Terms, ConfigError> {
+        let terms = self.validate()?;
+        let scale = self.quota.local_scale(&self.name)?;
+        let cost_max = self.quota.burst_tokens().min(u32::MAX.into()) as u32;
+        Ok(Terms { scale, cost_max, mode: Mode::Local, ..terms })
+    }
+
     fn validate_sync(&self) -> Result<(), ConfigError> {
         let invalid = |field, value: String, reason| {
             Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })

@@ -8,16 +8,19 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Bucket, DirtyQueue, Found, Held, KeyBudget, KeyHash, Looked, Note, OVERFLOW, SpendResult,
-    Taken, Verdict,
+    Ask, Found, KeyBudget, LeaseBucket, LocalBucket, LocalResult, News, Notification,
+    NotificationQueue, OVERFLOW, SpendResult, Table, TableBucket, Verdict,
 };
-use crate::decision::Decision;
+use crate::decision::{Decision, Refill, View};
 use crate::driver::clock::TimeSource;
-use crate::driver::{Answered, Command, InHand, LimitState, Question, Wish};
+use crate::driver::{
+    Buckets, Command, LimitState, LocalBuckets, PinnedKey, StoreAnswer, StoreQuery, Wish,
+};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
-use crate::key::{Key, KeySecret, OVERFLOW_NAME};
+use crate::key::{Key, KeySecret};
 #[cfg(feature = "tower")]
 use crate::key::{KeyWriter, WrittenKey};
+use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
@@ -33,11 +36,10 @@ pub struct Limiter {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let limits: Vec<&str> = self.shared.limits.iter().map(|limit| &*limit.name).collect();
-        let budget = self.shared.limits.first().map(|limit| limit.buckets.budget());
         f.debug_struct("Limiter")
             .field("limits", &limits)
-            .field("keys", &budget.map_or(0, KeyBudget::used))
-            .field("max_keys", &budget.map_or(0, KeyBudget::max))
+            .field("keys", &self.shared.budget.used())
+            .field("max_keys", &self.shared.budget.max())
             .finish()
     }
 }
@@ -45,9 +47,10 @@ impl fmt::Debug for Limiter {
 /// What all handles share.
 pub(crate) struct Shared {
     pub(crate) limits: Arc<[Arc<LimitState>]>,
-    pub(crate) dirty: Arc<DirtyQueue>,
+    pub(crate) budget: Arc<KeyBudget>,
+    pub(crate) notifications: Arc<NotificationQueue>,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
-    pub(crate) questions: mpsc::UnboundedSender<Question>,
+    pub(crate) queries: mpsc::UnboundedSender<StoreQuery>,
     pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
     /// What keys are hashed with.
     pub(crate) secret: KeySecret,
@@ -55,32 +58,6 @@ pub(crate) struct Shared {
     pub(crate) time: TimeSource,
     #[cfg(all(feature = "metrics", feature = "tower"))]
     pub(crate) labels: crate::metrics::Labels,
-}
-
-/// The cached time as it was read, and where the precise time is to be had.
-#[derive(Clone, Copy, Debug)]
-struct At<'a> {
-    cached: Timestamp,
-    time: &'a TimeSource,
-}
-
-impl Now for At<'_> {
-    #[inline]
-    fn cached(&self) -> Timestamp {
-        self.cached
-    }
-
-    #[inline]
-    fn precise(&self) -> Timestamp {
-        self.time.precise(self.cached)
-    }
-}
-
-impl Shared {
-    #[inline]
-    fn at(&self, cached: Timestamp) -> At<'_> {
-        At { cached, time: &self.time }
-    }
 }
 
 impl Limiter {
@@ -167,7 +144,7 @@ impl ActiveLimit {
     /// Never waits, does no I/O, and allocates nothing on a known key.
     #[inline(always)]
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.shared.secret.with_name(key, |key| self.decide_now(key, 1))
+        self.shared.secret.with_name(key, |key| self.decide(key, 1))
     }
 
     /// Decides about one request of `key` that costs `cost` tokens: all or none are spent. A cost of 0 spends
@@ -179,170 +156,140 @@ impl ActiveLimit {
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.shared.secret.with_name(key, |key| self.decide_now(key, cost)))
+        Ok(self.shared.secret.with_name(key, |key| match cost {
+            0 => self.read(Target::Key(key)),
+            _ => self.decide(key, cost),
+        }))
     }
 
-    /// What nobody asks of a decision is not computed: so this is inlined, and what it calls is not.
+    /// Inlined, so that what the caller does not read of the decision is not computed.
     #[inline(always)]
-    fn decide_now(&self, key: &[u8], cost: u32) -> Decision {
+    fn decide(&self, key: &[u8], cost: u32) -> Decision {
         let now = self.state.clock.now();
-        let judged = match cost {
-            0 => return self.read(key),
-            1 => self.judge_one(key, now),
-            _ => self.judge_other(key, cost, now),
+        let table = match &self.state.buckets {
+            Buckets::Leased(table) => table,
+            Buckets::Local(local) => {
+                return self.local_decision(local, Target::Key(key), cost, now);
+            }
         };
-        self.decision(judged, cost, now)
+        let decided = match cost {
+            1 => self.decide_one(table, key, now),
+            _ => self.decide_fully(table, Target::Key(key), self.request(cost, false), now).0,
+        };
+        self.decision(decided, cost, now)
     }
 
-    /// Not inlined, so that it has the registers for itself that pass its arguments: they are enough.
+    /// Decides about one token. Not inlined: the registers that pass arguments and result are all that it needs.
     #[inline(never)]
-    fn judge_one(&self, key: &[u8], now: Timestamp) -> Judged<'_> {
-        let hash = self.state.buckets.hash(key);
-        match self.state.buckets.find_at_home(hash, key) {
-            Some(found) => self.judge_at_once(found, Some(key), now),
-            None => self.judge_elsewhere(hash, key, now),
+    fn decide_one<'a>(
+        &self,
+        table: &'a Table<LeaseBucket>,
+        key: &[u8],
+        now: Timestamp,
+    ) -> Decided<'a> {
+        match table.find_first(key).and_then(|found| self.decide_fast(found, now)) {
+            Some(decided) => decided,
+            None => self.decide_fully(table, Target::Key(key), self.request(1, false), now).0,
         }
     }
 
-    /// The same where the key need not be where the index is looked into first.
-    #[inline(never)]
-    fn judge_elsewhere(&self, hash: KeyHash, key: &[u8], now: Timestamp) -> Judged<'_> {
-        match self.state.buckets.find(hash, key) {
-            Some(found) => self.judge_at_once(found, Some(key), now),
-            None => self.judge_new(key, 1, now),
-        }
-    }
-
-    /// Decides about any cost.
-    #[inline(never)]
-    fn judge_other(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        match self.state.buckets.find(self.state.buckets.hash(key), key) {
-            Some(found) => self.judge_spender(found, Some(key), cost, now),
-            None => self.judge_new(key, cost, now),
-        }
-    }
-
-    /// Decides about one token by one look at the bucket, if that tells at once. Whatever else there is to be
-    /// done comes last, so that nothing has to be kept meanwhile. Here and below there is a key only where the
-    /// bucket's place may be given to another one: then it is compared whenever the bucket is looked at anew.
+    /// Decides about one token of a bucket if one look at it tells.
     #[inline(always)]
-    fn judge_at_once<'a>(
-        &'a self,
-        found: Found<'a>,
-        key: Option<&[u8]>,
+    fn decide_fast<'a>(
+        &self,
+        found: Found<'a, LeaseBucket>,
         now: Timestamp,
-    ) -> Judged<'a> {
-        match found.bucket.take_at_once(found.word, now) {
-            Some(result) => Judged { bucket: found.bucket, result },
-            None => self.judge_again(found, key, now),
+    ) -> Option<Decided<'a>> {
+        let Found { bucket, word, place } = found;
+        let unit = || self.state.terms.scale.token;
+        if let Some(left) = bucket.spend(word, 1, now, unit) {
+            return Some(Decided::new(bucket, left, true, true));
         }
-    }
-
-    /// Decides where a fresh lease does not tell: often the request is to be denied.
-    #[inline(never)]
-    fn judge_again<'a>(
-        &'a self,
-        found: Found<'a>,
-        key: Option<&[u8]>,
-        now: Timestamp,
-    ) -> Judged<'a> {
-        let Found { bucket, word } = found;
-        match bucket.deny_at_once(word, now, || self.state.terms.scale.token) {
-            Some(looked) => self.judged(bucket, looked),
-            None => self.judge_spender(found, key, 1, now),
+        let news = bucket.deny(word, now, unit())?;
+        if !news.is_none() {
+            self.notify(place, news);
         }
+        Some(Decided::new(bucket, 0, false, true))
     }
 
-    /// Decides where the request is not denied at once.
+    fn request(&self, cost: u32, can_wait: bool) -> Ask {
+        let (unit, first_credit) = (self.state.terms.scale.token, self.state.first_credit());
+        Ask { cost, unit, first_credit, can_wait }
+    }
+
+    /// Asks the key's bucket until it decides, and notifies the engine of what it has to know. Says whether the caller
+    /// should ask the store.
     #[inline(never)]
-    fn judge_spender<'a>(
-        &'a self,
-        found: Found<'a>,
-        key: Option<&[u8]>,
-        cost: u32,
+    fn decide_fully<'a>(
+        &self,
+        table: &'a Table<LeaseBucket>,
+        target: Target<'_>,
+        ask: Ask,
         now: Timestamp,
-    ) -> Judged<'a> {
-        let Found { bucket, word } = found;
-        let unit = self.state.terms.scale.token;
-        match bucket.spend_by_look(word, cost, self.shared.at(now), unit) {
-            Some(looked) => self.judged(bucket, looked),
-            None => self.judge_fully(bucket, key, cost, now),
-        }
-    }
-
-    #[inline(always)]
-    fn judged<'a>(&'a self, bucket: &'a Bucket, looked: Looked) -> Judged<'a> {
-        let Looked { result, told } = looked;
-        if told { Judged { bucket, result } } else { self.tell_at_once(result, bucket) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn tell_at_once<'a>(&'a self, result: SpendResult, bucket: &'a Bucket) -> Judged<'a> {
-        let taken = bucket.tell_at_once(result);
-        // What it cost is asked of denied ones alone, and those that cost more are not denied at once.
-        self.tell(&taken, 1, bucket);
-        Judged { bucket, result }
-    }
-
-    /// Decides where one look does not tell, or somebody is to be told.
-    #[inline(never)]
-    fn judge_fully<'a>(
-        &'a self,
-        bucket: &'a Bucket,
-        key: Option<&[u8]>,
-        cost: u32,
-        now: Timestamp,
-    ) -> Judged<'a> {
-        let is_mine = || self.is_mine(bucket, key);
-        bucket.renew_first_credit(now, || self.state.first_credit());
-        let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
-        match (bucket.take_further(cost, at, unit, is_mine), key) {
-            (Some(taken), _) => {
-                if taken.is_news(cost) {
-                    self.tell(&taken, cost, bucket);
+    ) -> (Decided<'a>, bool) {
+        let time = Reading { cached: now, time: &self.shared.time };
+        loop {
+            let found = target.find_or_insert(table, || ask.first_credit);
+            let Found { bucket, word, place } = found;
+            if let Some(left) = bucket.spend(word, ask.cost, now, || ask.unit) {
+                return (Decided::new(bucket, left, true, true), false);
+            }
+            if let Some(result) = bucket.decide(word, ask, time) {
+                let SpendResult { verdict, is_sure: sure, left, news, .. } = result;
+                table.count(place, &result, ask.cost);
+                if !news.is_none() {
+                    self.notify(place, news);
                 }
-                Judged::of(bucket, &taken)
-            }
-            // The key was evicted a moment ago.
-            (None, Some(key)) => self.judge_new(key, cost, now),
-            // Without a key to compare the place is not given up.
-            (None, None) => {
-                Judged { bucket, result: SpendResult { sure: false, ..SpendResult::DENIED } }
+                let decided = Decided::new(bucket, left, result.is_allowed(), sure);
+                return (decided, verdict == Verdict::Unsure);
             }
         }
     }
 
-    /// Whether the bucket is still that of the key, if there is one to compare.
+    #[cold]
+    fn notify(&self, place: u32, news: News) {
+        self.shared.notifications.push(Notification { limit: self.state.index, place, news });
+    }
+
     #[inline(always)]
-    fn is_mine(&self, bucket: &Bucket, key: Option<&[u8]>) -> bool {
-        key.is_none_or(|key| self.state.buckets.is_of(bucket, key))
+    fn decision(&self, decided: Decided<'_>, cost: u32, now: Timestamp) -> Decision {
+        let Decided { bucket, outcome: Outcome { left, allowed, sure } } = decided;
+        // What an allowed decision reads is in one cache line.
+        let refill = if allowed { Refill::NONE } else { bucket.refill() };
+        let (view, limit) = (bucket.view(), self.state.info);
+        Decision { allowed, sure, cost, left, view, now, refill, limit }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn judge_new(&self, key: &[u8], cost: u32, now: Timestamp) -> Judged<'_> {
-        let (bucket, key) = self.make(key, now);
-        self.judge_fully(bucket, key, cost, now)
+    /// Decides about a key that this node keeps alone.
+    #[inline(always)]
+    fn local_decision(
+        &self,
+        local: &LocalBuckets,
+        target: Target<'_>,
+        cost: u32,
+        now: Timestamp,
+    ) -> Decision {
+        let (now, scale) = (self.shared.time.precise(now), &self.state.terms.scale);
+        let LocalResult { is_allowed: allowed, level } =
+            decide_local(local, target, cost, now, scale);
+        let refill = Refill::endless(scale.rate as u64, level, now);
+        let (view, limit) = (View::NONE, self.state.info);
+        Decision { allowed, sure: true, cost: cost.max(1), left: 0, view, now, refill, limit }
     }
 
-    /// Makes the key's bucket if it is new; returns it, and the key if it is to be compared.
-    #[cold]
-    #[inline(never)]
-    fn make<'k>(&self, key: &'k [u8], now: Timestamp) -> (&Bucket, Option<&'k [u8]>) {
-        let buckets = &self.state.buckets;
-        let place = buckets.make(buckets.hash(key), key, || self.state.start(now));
-        (buckets.at(place), (place != OVERFLOW).then_some(key))
-    }
-
-    /// Tells the engine what it has to know of a decision.
-    #[inline(never)]
-    fn tell(&self, taken: &Taken, cost: u32, bucket: &Bucket) {
-        let place = self.state.buckets.place(bucket);
-        self.state.buckets.count(place, taken, cost);
-        if let Some(note) = Note::of(taken, self.state.index, place) {
-            self.shared.dirty.push(note, taken.touch);
-        }
+    /// What a request of one token would be told now; nothing is spent.
+    fn read(&self, target: Target<'_>) -> Decision {
+        let now = self.state.clock.now();
+        let table = match &self.state.buckets {
+            Buckets::Leased(table) => table,
+            Buckets::Local(local) => return self.local_decision(local, target, 0, now),
+        };
+        let new = LeaseBucket::default();
+        let bucket = target.find(table).map_or(&new, |found| found.bucket);
+        new.start(self.state.first_credit());
+        let (left, credit, is_sure) = bucket.peek(now, self.state.terms.scale.token);
+        let (allowed, sure) = (left + credit > 0, is_sure && left > 0);
+        self.decision(Decided::new(bucket, left, allowed, sure), 1, now)
     }
 
     /// Decides about one request of `key` that costs one token, and asks the store if this node alone cannot be
@@ -356,7 +303,7 @@ impl ActiveLimit {
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
         match self.shared.secret.with_name(key, |key| self.decide_or_hold(key, 1)) {
             Ok(decision) => decision,
-            Err(handle) => handle.ask(1).await,
+            Err(handle) => handle.ask_store(1).await,
         }
     }
 
@@ -375,65 +322,46 @@ impl ActiveLimit {
         self.validate_cost(cost)?;
         match self.shared.secret.with_name(key, |key| self.decide_or_hold(key, cost)) {
             Ok(decision) => Ok(decision),
-            Err(handle) => Ok(handle.ask(cost).await),
+            Err(handle) => Ok(handle.ask_store(cost).await),
         }
     }
 
-    /// A decision that is sure, or that nothing can be asked about; or else the key, to ask the store about it.
+    /// A decision that is sure, or that nothing can be asked about. Otherwise the key's handle, to
+    /// [ask the store](Handle::ask_store) with.
     fn decide_or_hold(&self, key: &[u8], cost: u32) -> Result<Decision, Handle> {
+        self.decide_surely(Target::Key(key), cost).ok_or_else(|| self.hold(key))
+    }
+
+    /// Decides if this node is sure.
+    fn decide_surely(&self, target: Target<'_>, cost: u32) -> Option<Decision> {
         if cost == 0 {
-            return Ok(self.read(key));
+            return Some(self.read(target));
         }
-        let buckets = &self.state.buckets;
-        let (bucket, mine) = match buckets.find(buckets.hash(key), key) {
-            Some(found) => (found.bucket, Some(key)),
-            None => self.make(key, self.state.clock.now()),
-        };
-        self.decide_surely(bucket, mine, cost).ok_or_else(|| self.hold(key))
-    }
-
-    /// What a request of one token would be told now; nothing is spent.
-    #[inline(never)]
-    fn read(&self, key: &[u8]) -> Decision {
-        let buckets = &self.state.buckets;
-        if let Some(Found { bucket, .. }) = buckets.find(buckets.hash(key), key) {
-            let found = self.look(bucket);
-            if buckets.is_of(bucket, key) && !bucket.is_gone() {
-                return found;
-            }
-        }
-        self.look(&Bucket::new(self.state.start(self.state.clock.now())))
-    }
-
-    /// Decides if that can be done for sure, and the key was not evicted a moment ago.
-    fn decide_surely(&self, bucket: &Bucket, key: Option<&[u8]>, cost: u32) -> Option<Decision> {
         let now = self.state.clock.now();
-        let is_mine = || self.is_mine(bucket, key);
-        bucket.renew_first_credit(now, || self.state.first_credit());
-        let (at, unit) = (self.shared.at(now), self.state.terms.scale.token);
-        let taken = bucket.take_sure_of(cost, at, unit, is_mine)?;
-        if taken.is_news(cost) {
-            self.tell(&taken, cost, bucket);
-        }
-        let judged = Judged::of(bucket, &taken);
-        (taken.verdict != Verdict::Unsure).then(|| self.decision(judged, cost, now))
+        let table = match &self.state.buckets {
+            Buckets::Leased(table) => table,
+            Buckets::Local(local) => return Some(self.local_decision(local, target, cost, now)),
+        };
+        let request = self.request(cost, true);
+        let (decided, asks) = self.decide_fully(table, target, request, now);
+        (!asks).then(|| self.decision(decided, cost, now))
     }
 
     /// Looks `key` up once, for callers that decide about it often: the handle finds its bucket without a look-up.
     ///
-    /// A key that has a handle is never evicted. When the limiter holds as many keys as it may, the handle is
-    /// one to the limit's overflow bucket.
+    /// A key that has a handle is never evicted. If the limiter holds as many keys as it may, the handle looks the key
+    /// up at each decision, as [`check`](Self::check) does.
     pub fn handle<K: Key + ?Sized>(&self, key: &K) -> Handle {
         self.shared.secret.with_name(key, |key| self.hold(key))
     }
 
     fn hold(&self, key: &[u8]) -> Handle {
-        let now = self.state.clock.now();
-        let buckets = &self.state.buckets;
-        let bucket = Held::new(buckets, key, || self.state.start(now));
-        let key = if bucket.is_overflow() { &OVERFLOW_NAME[..] } else { key };
-        let place = bucket.place();
-        let key = Arc::new(InHand { bucket, key: key.into() });
+        let limit = self.state.clone();
+        let place = match &limit.buckets {
+            Buckets::Leased(table) => table.pin(key, || limit.first_credit()),
+            Buckets::Local(local) => local.table.pin(key, || ()),
+        };
+        let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { place, limit: self.clone(), key }
     }
 
@@ -457,7 +385,7 @@ impl ActiveLimit {
         self.shared.secret.write_key(write)
     }
 
-    /// Decides if this node is sure, or else returns the key's handle, to [`ask`](Handle::ask) the store with.
+    /// Decides if this node is sure, or else returns the key's handle, to [ask the store](Handle::ask_store) with.
     ///
     /// # Errors
     ///
@@ -486,34 +414,108 @@ impl ActiveLimit {
         }
         Err(CheckError::CostTooHigh { limit: &self.state.info.name, cost, max })
     }
+}
 
-    fn look(&self, bucket: &Bucket) -> Decision {
-        let now = self.state.clock.now();
-        let (left, credit, sure) = bucket.peek(now, self.state.terms.scale.token);
-        let (allowed, sure) = (left + credit > 0, sure && left > 0);
-        let result = SpendResult { left, allowed, sure };
-        self.decision(Judged { bucket, result }, 1, now)
+/// What was decided, and by which bucket: two words, which are returned in registers.
+#[derive(Clone, Copy, Debug)]
+struct Decided<'a> {
+    bucket: &'a LeaseBucket,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    left: u32,
+    allowed: bool,
+    sure: bool,
+}
+
+impl<'a> Decided<'a> {
+    #[inline(always)]
+    fn new(bucket: &'a LeaseBucket, left: u32, allowed: bool, sure: bool) -> Self {
+        Self { bucket, outcome: Outcome { left, allowed, sure } }
+    }
+}
+
+/// Asks the key's bucket until it decides. A cost of 0 adds no key.
+#[inline(never)]
+fn decide_local(
+    local: &LocalBuckets,
+    target: Target<'_>,
+    cost: u32,
+    now: Timestamp,
+    scale: &Scale,
+) -> LocalResult {
+    let result = loop {
+        let found = match target.find_first(&local.table) {
+            Some(found) if !LocalBucket::is_retired(found.word) => found,
+            _ if cost == 0 && target.find(&local.table).is_none() => {
+                return LocalResult::full(scale);
+            }
+            _ => target.find_or_insert(&local.table, || ()),
+        };
+        if let Some(result) = found.bucket.decide(found.word, cost, now, scale) {
+            break result;
+        }
+    };
+    if cost > 0 {
+        local.count(result.is_allowed);
+    }
+    result
+}
+
+/// The cached time as a decision read it, and where the precise time can be had.
+#[derive(Clone, Copy, Debug)]
+struct Reading<'a> {
+    cached: Timestamp,
+    time: &'a TimeSource,
+}
+
+impl Now for Reading<'_> {
+    fn cached(&self) -> Timestamp {
+        self.cached
+    }
+
+    fn precise(&self) -> Timestamp {
+        self.time.precise(self.cached)
+    }
+}
+
+/// Whose bucket is asked.
+#[derive(Clone, Copy, Debug)]
+enum Target<'a> {
+    Key(&'a [u8]),
+    /// A place that is pinned.
+    Place(u32),
+}
+
+impl Target<'_> {
+    #[inline(always)]
+    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
+        match self {
+            Self::Key(key) => table.find(key),
+            Self::Place(place) => Some(table.found_at(place)),
+        }
     }
 
     #[inline(always)]
-    fn decision(&self, judged: Judged<'_>, cost: u32, now: Timestamp) -> Decision {
-        let Judged { bucket, result: SpendResult { left, allowed, sure } } = judged;
-        let (view, refill, limit) = (bucket.view(), bucket.refill(), self.state.info);
-        Decision { allowed, sure, cost, left, view, now, refill, limit }
+    fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
+        match self {
+            Self::Key(key) => table.find_first(key),
+            Self::Place(place) => Some(table.found_at(place)),
+        }
     }
-}
 
-/// What was decided, and where: two words, which are returned in registers.
-#[derive(Clone, Copy, Debug)]
-struct Judged<'a> {
-    bucket: &'a Bucket,
-    result: SpendResult,
-}
-
-impl<'a> Judged<'a> {
-    fn of(bucket: &'a Bucket, taken: &Taken) -> Self {
-        let (left, allowed, sure) = (taken.left, taken.allowed(), taken.sure);
-        Self { bucket, result: SpendResult { left, allowed, sure } }
+    #[inline(always)]
+    fn find_or_insert<B: TableBucket>(
+        self,
+        table: &Table<B>,
+        start: impl FnOnce() -> B::Start,
+    ) -> Found<'_, B> {
+        match self {
+            Self::Key(key) => table.find_or_insert(key, start),
+            Self::Place(place) => table.found_at(place),
+        }
     }
 }
 
@@ -524,7 +526,7 @@ pub struct Handle {
     place: u32,
     limit: ActiveLimit,
     /// Most decisions do not touch it; while it is there the place is not given up.
-    key: Arc<InHand>,
+    key: Arc<PinnedKey>,
 }
 
 /// Without the key, which may be secret.
@@ -571,63 +573,62 @@ impl Handle {
 
     #[inline(always)]
     fn decide_now(&self, cost: u32) -> Decision {
-        let now = self.limit.state.clock.now();
-        if cost != 1 {
-            return self.decide_other(cost, now);
-        }
-        let judged = self.limit.judge_at_once(self.found(), None, now);
-        self.limit.decision(judged, 1, now)
-    }
-
-    #[inline(never)]
-    fn decide_other(&self, cost: u32, now: Timestamp) -> Decision {
+        let limit = &self.limit;
+        let now = limit.state.clock.now();
         if cost == 0 {
-            return self.limit.look(self.bucket());
+            return limit.read(self.target());
         }
-        let judged = self.limit.judge_spender(self.found(), None, cost, now);
-        self.limit.decision(judged, cost, now)
+        let table = match &limit.state.buckets {
+            Buckets::Leased(table) => table,
+            Buckets::Local(local) => {
+                return limit.local_decision(local, self.target(), cost, now);
+            }
+        };
+        let fast = match self.target() {
+            Target::Place(place) if cost == 1 => limit.decide_fast(table.found_at(place), now),
+            _ => None,
+        };
+        let decided = fast.unwrap_or_else(|| {
+            limit.decide_fully(table, self.target(), limit.request(cost, false), now).0
+        });
+        limit.decision(decided, cost, now)
     }
 
+    /// The pinned place. A key that had no room when the handle was made may have found some.
     #[inline(always)]
-    fn found(&self) -> Found<'_> {
-        self.limit.state.buckets.found_at(self.place)
-    }
-
-    fn bucket(&self) -> &Bucket {
-        self.limit.state.buckets.at(self.place)
+    fn target(&self) -> Target<'_> {
+        if self.place == OVERFLOW { Target::Key(&self.key.key) } else { Target::Place(self.place) }
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        if cost == 0 {
-            return self.limit.look(self.bucket());
-        }
-        match self.limit.decide_surely(self.bucket(), None, cost) {
+        match self.limit.decide_surely(self.target(), cost) {
             Some(decision) => decision,
-            None => self.ask(cost).await,
+            None if self.place == OVERFLOW => self.limit.hold(&self.key.key).ask_store(cost).await,
+            None => self.ask_store(cost).await,
         }
     }
 
     /// Asks the store.
-    pub(crate) async fn ask(&self, cost: u32) -> Decision {
-        let LimitState { clock, terms, .. } = &*self.limit.state;
+    pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
+        let LimitState { clock, terms, buckets, .. } = &*self.limit.state;
+        let Buckets::Leased(table) = buckets else { return self.decide_now(cost) };
         if terms.max_wait_us == 0 {
             return self.decide_now(cost);
         }
         let (done, answer) = oneshot::channel();
-        let question = Question { key: self.key.clone(), cost, within_us: terms.max_wait_us, done };
-        let asked = self.limit.shared.questions.send(question);
-        let answer = if asked.is_ok() { answer.await.ok() } else { None };
-        let Some(Answered { allowed, sure }) = answer else {
-            // The driver has ended with its runtime: nobody can be asked any more.
+        let query = StoreQuery { key: self.key.clone(), cost, within_us: terms.max_wait_us, done };
+        let is_sent = self.limit.shared.queries.send(query).is_ok();
+        let answer = if is_sent { answer.await.ok() } else { None };
+        let Some(StoreAnswer { allowed, sure }) = answer else {
+            // The driver has ended with its runtime.
             return self.decide_now(cost);
         };
-        let bucket = self.bucket();
-        let (left, ..) = bucket.peek(clock.now(), terms.scale.token);
-        let result = SpendResult { left, allowed, sure };
-        self.limit.decision(Judged { bucket, result }, cost, clock.now())
+        let (bucket, now) = (table.at(self.place), clock.now());
+        let (left, ..) = bucket.peek(now, terms.scale.token);
+        self.limit.decision(Decided::new(bucket, left, allowed, sure), cost, now)
     }
 
-    /// The bytes that the limiter knows the key by; those of a name that no key has, for the overflow bucket.
+    /// The bytes that the limiter knows the key by.
     pub fn key(&self) -> &[u8] {
         &self.key.key
     }

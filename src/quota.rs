@@ -86,6 +86,18 @@ impl Quota {
         self.burst
     }
 
+    /// The integer units in which this node alone keeps levels of this quota.
+    pub(crate) fn local_scale(&self, limit: &str) -> Result<Scale, ConfigError> {
+        self.scale(limit)?;
+        Scale::local(self.tokens, micros(self.period), self.burst).ok_or_else(|| ConfigError::Limit {
+            limit: limit.to_owned(),
+            field: "quota.tokens",
+            value: self.tokens.to_string(),
+            reason: "one node alone keeps rates above 16 million tokens a second only if a microsecond has a round \
+                     number of tokens: choose a rounder one",
+        })
+    }
+
     /// Tokens per second, for reports.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.period.as_secs_f64()
@@ -123,6 +135,10 @@ impl Quota {
     }
 }
 
+/// The most units of refill in a microsecond of a quota that one node keeps alone: it counts them from the clock's
+/// origin, in one word.
+const LOCAL_RATE_UNITS: u64 = 1 << 14;
+
 /// The units in which a quota's levels are counted, chosen so that refill is a whole number of
 /// units per microsecond: no fraction is ever rounded away. A full bucket has at most 2^52 units,
 /// so that Lua's doubles hold every level exactly.
@@ -144,6 +160,20 @@ const RATE_UNITS: u64 = 1 << 20;
 const RATE_UNITS_MIN: u64 = 10_000;
 
 impl Scale {
+    /// The units of a quota that one node keeps alone. The rate is rounded down, by 0.1% at most; `None` if it would be
+    /// by more.
+    fn local(tokens: u64, period_us: u64, burst: u64) -> Option<Self> {
+        let divisor = gcd(tokens, period_us);
+        let (rate, token) = match (tokens / divisor, period_us / divisor) {
+            exact @ (..=LOCAL_RATE_UNITS, _) => exact,
+            _ => (LOCAL_RATE_UNITS, (LOCAL_RATE_UNITS * period_us).div_ceil(tokens)),
+        };
+        let (kept, asked) =
+            (u128::from(rate) * u128::from(period_us), u128::from(token) * u128::from(tokens));
+        let (rate, token, burst) = (rate as i64, token as i64, (token * burst) as i64);
+        ((asked - kept) * 1000 <= asked).then_some(Self { rate, token, burst })
+    }
+
     fn new(tokens: u64, period_us: u64, burst: u64) -> Option<Self> {
         let token_max = BURST_UNITS_MAX / burst;
         let divisor = gcd(tokens, period_us);
@@ -238,6 +268,23 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn local_rate_is_never_above_the_quota_and_within_a_thousandth_of_it(
+            tokens in 1..=TOKENS_MAX, period_us in 1..=31_622_400_000_000_u64, burst in 1..=TOKENS_MAX,
+        ) {
+            let quota = Quota::new(tokens, Duration::from_micros(period_us)).burst(burst);
+            if let Ok(scale) = quota.local_scale("x") {
+                let kept = i128::from(scale.rate) * i128::from(period_us);
+                let asked = i128::from(scale.token) * i128::from(tokens);
+                prop_assert!(kept <= asked && (asked - kept) * 1000 <= asked);
+                prop_assert!(scale.rate > 0 && scale.rate as u64 <= LOCAL_RATE_UNITS);
+                prop_assert_eq!(i128::from(scale.burst), i128::from(scale.token) * i128::from(burst));
+            } else {
+                let per_us = tokens as f64 / period_us as f64;
+                prop_assert!(per_us > 16.0 || quota.scale("x").is_err(), "{} tokens a microsecond", per_us);
+            }
+        }
+
         #[test]
         fn the_kept_rate_is_never_above_the_quota_and_within_a_ten_thousandth_of_it(
             tokens in 1..=TOKENS_MAX, period_us in 1..=31_622_400_000_000_u64, burst in 1..=TOKENS_MAX,

@@ -67,11 +67,21 @@ impl Index {
         Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
 
-    /// The place named by the entry at which the key is looked for first, if it may be that key's.
+    /// The first place that may be that of a key with this hash. Nearly always it is the key's, if it has one.
     #[inline(always)]
-    pub(super) fn find_at_home(&self, hash: KeyHash) -> Option<u32> {
-        let at = home(hash.home(), self.mask.load(Ordering::Acquire));
-        match_entry(self.entries.get(at)?.load(Ordering::Acquire), hash)
+    pub(super) fn find_first(&self, hash: KeyHash) -> Option<u32> {
+        let mut at = home(hash.home(), self.mask.load(Ordering::Acquire));
+        // There are always free entries, so this ends.
+        loop {
+            let entry = self.entries.get(at)?.load(Ordering::Acquire);
+            if let Some(place) = match_entry(entry, hash) {
+                return Some(place);
+            }
+            if entry == 0 {
+                return None;
+            }
+            at = after(at);
+        }
     }
 
     /// What `check` makes of the place that the hash leads to; it declines the places of other keys.
@@ -248,9 +258,13 @@ mod tests {
 
     use crate::bucket::key_hash::KeyHasher;
     use crate::bucket::key_hash::tests::SEEDS;
+    use crate::bucket::stored_key::short_words;
 
     fn hash(key: u32) -> KeyHash {
-        KeyHasher::new(SEEDS).hash(&key.to_le_bytes())
+        {
+            let key = key.to_le_bytes();
+            KeyHasher::new(SEEDS).hash(&key, short_words(&key))
+        }
     }
 
     fn find(index: &Index, key: u32) -> bool {

@@ -13,6 +13,7 @@ use foldhash::SharedSeed;
 use foldhash::fast::FoldHasher;
 
 use super::index::PLACE_MAX;
+use super::stored_key::SHORT_WORDS;
 
 /// Two random numbers: the seed of the hash's constants, and the seed of its state.
 pub(crate) type HashSeeds = [u64; 2];
@@ -72,21 +73,21 @@ impl KeyHasher {
         Self { is_constant: true, ..Self::new([0, 0]) }
     }
 
-    /// The hash of `key`.
+    /// The hash of `key`, whose words are `short`.
     #[inline(always)]
-    pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
+    pub(super) fn hash(&self, key: &[u8], short: Option<[u64; SHORT_WORDS]>) -> KeyHash {
         #[cfg(test)]
         if self.is_constant {
             return KeyHash(u64::MAX);
         }
         let mut hasher = FoldHasher::with_seed(self.state, &self.constants);
-        match (key.first_chunk(), key.last_chunk()) {
-            // Most keys: as numbers they are hashed inline, which halves the instructions of this.
-            (Some(first), Some(last)) if key.len() <= 32 => {
-                hasher.write_u128(u128::from_le_bytes(*first));
-                hasher.write_u128(u128::from_le_bytes(*last));
+        match short {
+            // As numbers they are hashed inline.
+            Some([first, second, third, fourth]) => {
+                hasher.write_u128(u128::from(first) | u128::from(second) << 64);
+                hasher.write_u128(u128::from(third) | u128::from(fourth) << 64);
             }
-            _ => hasher.write(key),
+            None => hasher.write(key),
         }
         // As for any slice. It also mixes what the fast variant leaves unmixed.
         hasher.write_usize(key.len());
@@ -99,6 +100,7 @@ pub(super) mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::bucket::stored_key::short_words;
 
     /// Digits of pi.
     pub(in crate::bucket) const SEEDS: HashSeeds = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
@@ -110,9 +112,9 @@ pub(super) mod tests {
         let mut seen = HashSet::new();
         for length in 0..=512 {
             let key = vec![b'x'; length];
-            let hash = hasher.hash(&key);
-            assert_eq!(hasher.hash(&key), hash);
-            assert_ne!(other.hash(&key), hash);
+            let hash = hasher.hash(&key, short_words(&key));
+            assert_eq!(hasher.hash(&key, short_words(&key)), hash);
+            assert_ne!(other.hash(&key, short_words(&key)), hash);
             assert!(seen.insert(hash.0), "{length} bytes");
         }
     }
@@ -121,7 +123,12 @@ pub(super) mod tests {
     fn homes_and_tags_of_consecutive_keys_are_spread_evenly() {
         const KEYS: u32 = 102_400;
         let hasher = KeyHasher::new(SEEDS);
-        let hashes = || (0..KEYS).map(|key| hasher.hash(format!("user:{key:015}").as_bytes()));
+        let hashes = || {
+            (0..KEYS).map(|key| {
+                let key = format!("user:{key:015}").into_bytes();
+                hasher.hash(&key, short_words(&key))
+            })
+        };
         // 64 parts of 1600 keys each, by chance give or take 40.
         let count = |part: &dyn Fn(KeyHash) -> u32| {
             let mut counts = [0_u32; 64];

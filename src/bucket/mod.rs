@@ -1,30 +1,28 @@
-//! The data plane: lock-free buckets in a table that is read without locks, and the queue that
-//! tells the engine which of them were touched.
+//! The data plane: buckets that decisions change without locks, in a table that they read without locks, and the
+//! queue by which they notify the engine.
+//!
+//! A decision hashes the key, finds the bucket ([`Table`]), and changes one word of it. A [`LocalBucket`] is all that
+//! there is to know about a key of a local limit. A [`LeaseBucket`] holds what the store has leased to this node of a
+//! key of a hybrid limit; the engine (`sync`) collects what was spent and renews the lease.
 
-mod bell;
-mod desk;
-pub(crate) mod dirty;
-mod fields;
+mod free_list;
 mod index;
-pub(crate) mod key_hash;
-mod key_text;
-mod lease;
-mod line;
-mod outcome;
+mod key_hash;
+mod lease_bucket;
+mod local_bucket;
+mod notifications;
+mod stored_key;
+mod table;
+mod token_word;
 
-pub(crate) mod state;
-pub(crate) mod table;
-mod vacant;
-mod word;
-
-pub(crate) use bell::Bell;
-pub(crate) use dirty::{DIRTY_MAX, DirtyQueue, Note};
-pub(crate) use fields::BOUNDLESS_RATE;
-pub(crate) use key_hash::{KeyHash, KeyHasher};
-pub(crate) use line::{Bucket, LocalRefill, Start};
+pub(crate) use key_hash::KeyHasher;
+pub(crate) use lease_bucket::{
+    Ask, Collected, Lease, LeaseBucket, SpendResult, UNLIMITED_RATE, Verdict,
+};
+pub(crate) use local_bucket::{LocalBucket, LocalResult};
 #[cfg(feature = "sim")]
-pub(crate) use outcome::Touch;
-pub(crate) use outcome::{Collected, Looked, SpendResult, Taken, Terms as LeaseTerms, Verdict};
+pub(crate) use notifications::Urgency;
+pub(crate) use notifications::{MAX_QUEUED, News, Notification, NotificationQueue};
 pub use table::KEYS_MAX;
-pub(crate) use table::{BucketRef, Found, Held, KeyBudget, LimitCounts, OVERFLOW, Table};
-pub(crate) use word::FIELD_MAX;
+pub(crate) use table::{BucketRef, Found, KeyBudget, LimitCounts, OVERFLOW, Table, TableBucket};
+pub(crate) use token_word::MAX_TOKENS;

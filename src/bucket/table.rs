@@ -1,41 +1,76 @@
-//! Where a limit's buckets stand: a table that decisions read without any lock.
+//! A limit's buckets by key, in a table that decisions read without a lock.
 //!
-//! Buckets are two cache lines each, and neither moved nor freed while the table lives; an [`Index`]
-//! leads from a key's hash to its bucket's place, and the bucket tells whether the key is the same.
-//! Whoever makes or evicts keys holds the keeper's lock, and is the only one to write to the index; a
-//! reader who finds nothing there looks again with the lock held. A place whose key was evicted can be
-//! given to another key at once: [`line`](super::line) says why no decision mistakes one for the other.
+//! Buckets do not move and are not freed while the table lives. An [`Index`] leads from a key's hash to the place of
+//! its bucket, and the bucket tells whether the key is the same. A thread that adds or evicts keys holds the writer's
+//! lock, and only it writes to the index. A reader that finds nothing there looks again with the lock held.
+//!
+//! # Argument
+//!
+//! A place can be given to another key while a decision has its bucket in hand. The bucket's word says when: eviction
+//! *retires* the word; then the next key is stored; then the word is published, and differs from every word of an
+//! earlier key. So:
+//!
+//! - A decision loads the word first, then compares the key, and changes the word only by a compare-and-swap from the
+//!   value that it loaded. If the swap succeeds, the key that was compared is the one that pays.
+//! - If the swap fails because the key or the lease has changed, the decision looks the key up again.
+//!
+//! # Orderings
+//!
+//! The key is stored after the word is retired and before it is published with `Release`; the word is loaded with
+//! `Acquire` and swapped with at least `AcqRel`. Suppose that a decision read a later key than that of the word it loaded,
+//! and its swap succeeded. Then the eviction would have read the swapped word or a later one, and the later key would
+//! have been stored after the decision read it.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
+use super::free_list::FreeList;
 use super::index::{Index, Moved, PLACE_MAX};
-use super::key_hash::{KeyHash, KeyHasher};
-use super::key_text::{LongKeys, LongSlots};
-use super::line::{Bucket, Lines, Start};
-use super::outcome::{Taken, Verdict};
-use super::vacant::Vacant;
-use super::word::Word;
-use crate::time::Timestamp;
+use super::key_hash::KeyHasher;
+use super::lease_bucket::{Ask, LeaseBucket, SpendResult};
+use super::stored_key::{LongKeys, LongSlots, StoredKey, is_long, short_words};
+use crate::quota::Scale;
+use crate::time::{Now, Timestamp};
 
 /// The most keys that all limits of one limiter may hold together.
 pub const KEYS_MAX: usize = 50_000_000;
 
-/// While others wait for a moment at the keeper's, so many places are looked at.
-const SCAN: u32 = 1024;
+/// Buckets in a slab, which is allocated when the first of them is needed.
+const SLAB: usize = 16384;
+/// Eviction looks at this many places before it lets other writers in.
+const EVICTION_SLICE: u32 = 1024;
 /// Counters of the same thing, so that threads rarely meet at one.
 const STRIPES: usize = 16;
 
-/// The place of the bucket that keys share for which there is no room. No entry of the index leads
-/// here: none is 0 but empty ones.
+/// The place of the bucket that keys share for which there is no room. No entry of the index leads here: a zero entry
+/// is empty.
 pub(crate) const OVERFLOW: u32 = 0;
 
 const _: () = assert!(KEYS_MAX <= PLACE_MAX as usize);
+
+/// A kind of bucket that a table can hold.
+pub(crate) trait TableBucket: Default + Send + Sync + 'static {
+    /// The state that a decision loads before it compares the key, and swaps.
+    type Word: Copy + fmt::Debug;
+    /// What a new key begins with.
+    type Start: Copy;
+
+    /// The state now.
+    fn load(&self) -> Self::Word;
+    /// Whether the place has no key.
+    fn is_retired(word: Self::Word) -> bool;
+    /// Where the key is stored.
+    fn key(&self) -> StoredKey<'_>;
+    /// Begins the life of a key, which has been stored.
+    fn start(&self, start: Self::Start);
+    /// Retires the bucket if its key loses nothing by that.
+    fn try_retire(&self, now: Timestamp, scale: &Scale) -> bool;
+}
 
 /// How many keys all limits of one limiter may hold together.
 #[derive(Debug)]
@@ -73,42 +108,42 @@ impl KeyBudget {
     }
 }
 
-/// What only those touch who make or forget keys.
+/// The part of a table that only writers use.
 #[derive(Debug, Default)]
-struct Keeper {
-    /// Places whose keys were evicted.
-    vacant: Vacant,
+struct Writer {
+    free: FreeList,
     long: LongSlots,
-    /// The last place that was ever given; the first one is 1.
+    /// The last place that was ever given. The first is 1.
     last: u32,
     /// Entries in the index.
     entries: usize,
-    /// Where in the index each place's key is looked for first; of a vacant one, the next vacant one.
-    /// One piece of memory from the start, which the system makes up as it is written to: never copied.
+    /// Where in the index each place's key is looked for first. For a free place, the next free place. One allocation
+    /// from the start, which the system provides page by page as it is written to.
     homes: Box<[u32]>,
     moved: Moved,
-    /// Places that may not be given up, and how many hold on to them.
-    held: HashMap<u32, u32>,
+    /// Places that may not be evicted, and how often each is pinned.
+    pins: HashMap<u32, u32>,
     /// Where the search for idle keys goes on.
     scanned: u32,
 }
 
-/// Decisions of a limit, beside what its buckets count.
+/// Decisions of a limit since they were last taken, beside what its buckets count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LimitCounts {
-    /// Unsure ones.
+    /// Allowed requests that no bucket counts.
+    pub(crate) allowed: u64,
+    /// Unsure decisions.
     pub(crate) unsure: u64,
-    /// Denied ones that no bucket counts.
+    /// Denied requests that no bucket counts.
     pub(crate) denied: u64,
     /// Tokens that buckets count as denied, less the number of requests.
     pub(crate) denied_surplus: u64,
-    /// Those about keys for which there was no room.
+    /// Keys for which there was no room.
     pub(crate) overflowed: u64,
 }
 
-/// The same since they were last taken, as it is counted.
 #[derive(Debug, Default)]
-struct Counts {
+struct Counters {
     unsure: AtomicU64,
     denied: AtomicU64,
     denied_surplus: AtomicU64,
@@ -116,237 +151,264 @@ struct Counts {
 }
 
 /// The buckets of one limit.
-pub(crate) struct Table {
+pub(crate) struct Table<B> {
     /// The limit's number.
     limit: u32,
     hasher: KeyHasher,
     index: Index,
-    lines: Lines,
+    slabs: Box<[OnceLock<Box<[B; SLAB]>>]>,
     long: LongKeys,
     budget: Arc<KeyBudget>,
-    keeper: Mutex<Keeper>,
-    /// What is counted by limit alone.
-    counts: [CachePadded<Counts>; STRIPES],
+    writer: Mutex<Writer>,
+    counters: [CachePadded<Counters>; STRIPES],
 }
 
 /// Keys may be secret, and there are many.
-impl fmt::Debug for Table {
+impl<B> fmt::Debug for Table<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Table").field("limit", &self.limit).finish_non_exhaustive()
     }
 }
 
-impl Table {
-    /// An empty table that draws on `budget`, whose overflow bucket holds what `overflow` says. `None` if
-    /// there is not so much memory.
+/// A bucket that a decision has found, and its word from before the key was compared.
+#[derive(Debug)]
+pub(crate) struct Found<'a, B: TableBucket> {
+    pub(crate) bucket: &'a B,
+    pub(crate) word: B::Word,
+    pub(crate) place: u32,
+}
+
+impl<B: TableBucket> Clone for Found<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: TableBucket> Copy for Found<'_, B> {}
+
+impl<B: TableBucket> Table<B> {
+    /// An empty table that draws on `budget`. The bucket of keys without room begins with `overflow`. `None` if the
+    /// memory cannot be had.
     pub(crate) fn new(
         limit: u32,
         hasher: KeyHasher,
         budget: Arc<KeyBudget>,
-        overflow: Start,
+        overflow: B::Start,
     ) -> Option<Self> {
         let places = 1 + budget.max();
-        let lines = Lines::new(places)?;
         let homes = bytemuck::try_zeroed_slice_box(places).ok()?;
-        lines.first()?.init(b"", None, overflow);
-        Some(Self {
+        let table = Self {
             limit,
             hasher,
             index: Index::new(budget.max())?,
-            lines,
+            slabs: (0..places.div_ceil(SLAB)).map(|_| OnceLock::new()).collect(),
             long: LongKeys::default(),
             budget,
-            keeper: Mutex::new(Keeper { homes, ..Keeper::default() }),
-            counts: Default::default(),
+            writer: Mutex::new(Writer { homes, ..Writer::default() }),
+            counters: Default::default(),
+        };
+        table.make_place(OVERFLOW).start(overflow);
+        Some(table)
+    }
+
+    /// The bucket of `key`, if the key is short and the first index entry that matches is the key's. Nearly always it
+    /// is. The bucket may be retired by now.
+    #[inline(always)]
+    pub(crate) fn find_first(&self, key: &[u8]) -> Option<Found<'_, B>> {
+        let short = short_words(key)?;
+        let place = self.index.find_first(self.hasher.hash(key, Some(short)))?;
+        let bucket = self.get(place)?;
+        // Before the key is compared.
+        let word = bucket.load();
+        bucket.key().is_short(key.len(), short).then_some(Found { bucket, word, place })
+    }
+
+    /// The bucket of `key`.
+    pub(crate) fn find(&self, key: &[u8]) -> Option<Found<'_, B>> {
+        let hash = self.hasher.hash(key, short_words(key));
+        self.index.find(hash, |place| {
+            let bucket = self.get(place)?;
+            // Before the key is compared.
+            let word = bucket.load();
+            let is_mine = bucket.key().is(key, &self.long) && !B::is_retired(word);
+            is_mine.then_some(Found { bucket, word, place })
         })
     }
 
-    /// The place of a bucket of this table.
+    /// The bucket at `place`, which is pinned, or that of keys without room.
     #[inline(always)]
-    pub(crate) fn place(&self, bucket: &Bucket) -> u32 {
-        let offset = std::ptr::from_ref(bucket).addr() - self.lines.as_ptr().addr();
-        let place = offset / size_of::<Bucket>();
-        debug_assert!(place < self.lines.len(), "of another table");
-        place as u32
+    pub(crate) fn found_at(&self, place: u32) -> Found<'_, B> {
+        let bucket = self.at(place);
+        Found { bucket, word: bucket.load(), place }
     }
 
-    /// Where the index is looked into first for `key`.
     #[inline(always)]
-    pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
-        self.hasher.hash(key)
-    }
-
-    /// The keys that all limits of the limiter hold together.
-    pub(crate) fn budget(&self) -> &KeyBudget {
-        &self.budget
+    fn get(&self, place: u32) -> Option<&B> {
+        let slab = self.slabs.get(place as usize / SLAB)?.get()?;
+        Some(&slab[place as usize % SLAB])
     }
 
     /// The bucket at `place`, which was given.
     #[inline(always)]
-    pub(crate) fn at(&self, place: u32) -> &Bucket {
-        &self.lines[place as usize]
+    pub(crate) fn at(&self, place: u32) -> &B {
+        self.get(place).expect("a place that was given has a slab")
     }
 
-    /// The bucket of `key`, whose hash this is.
-    pub(crate) fn find(&self, hash: KeyHash, key: &[u8]) -> Option<Found<'_>> {
-        self.index.find(hash, |place| self.get(place, key))
-    }
-
-    /// The same if it is there where it is looked for first.
-    #[inline(always)]
-    pub(crate) fn find_at_home(&self, hash: KeyHash, key: &[u8]) -> Option<Found<'_>> {
-        self.get(self.index.find_at_home(hash)?, key)
-    }
-
-    /// The bucket at `place`, if it is that of `key`.
-    #[inline(always)]
-    fn get(&self, place: u32, key: &[u8]) -> Option<Found<'_>> {
-        let bucket = self.lines.get(place as usize)?;
-        // Before the key is compared: see there.
-        let word = bucket.load();
-        (self.is_of(bucket, key) && !word.gone()).then_some(Found { bucket, word })
-    }
-
-    /// The bucket at `place`, which is held, or that of keys for which there is no room.
-    #[inline(always)]
-    pub(crate) fn found_at(&self, place: u32) -> Found<'_> {
-        let bucket = self.at(place);
-        Found { bucket, word: bucket.load() }
-    }
-
-    /// Whether the bucket is that of `key` now.
-    #[inline(always)]
-    pub(crate) fn is_of(&self, bucket: &Bucket, key: &[u8]) -> bool {
-        bucket.is_of(key, &self.long)
-    }
-
-    /// Makes the bucket of `key`, whose hash this is, if nobody else has meanwhile; returns its place. A
-    /// key for which there is no room has the overflow bucket.
-    pub(crate) fn make(&self, hash: KeyHash, key: &[u8], start: impl FnOnce() -> Start) -> u32 {
-        let place = self.make_kept(&mut self.keeper(), hash, key, start);
-        if place == OVERFLOW {
-            self.counts[0].overflowed.fetch_add(1, Ordering::Relaxed);
-        }
-        place
-    }
-
-    fn make_kept(
+    /// The bucket of `key`, which is added if it is new. A key without room has the overflow bucket.
+    pub(crate) fn find_or_insert(
         &self,
-        keeper: &mut Keeper,
-        hash: KeyHash,
         key: &[u8],
-        start: impl FnOnce() -> Start,
-    ) -> u32 {
-        if let Some(found) = self.find(hash, key) {
-            return self.place(found.bucket);
+        start: impl FnOnce() -> B::Start,
+    ) -> Found<'_, B> {
+        if let Some(found) = self.find(key) {
+            return found;
+        }
+        let place = self.insert(&mut self.writer(), key, start);
+        if place == OVERFLOW {
+            self.counters[0].overflowed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.found_at(place)
+    }
+
+    /// Adds `key`, if no other thread has meanwhile. Returns its place.
+    fn insert(&self, writer: &mut Writer, key: &[u8], start: impl FnOnce() -> B::Start) -> u32 {
+        if let Some(found) = self.find(key) {
+            return found.place;
         }
         if !self.budget.claim() {
             return OVERFLOW;
         }
-        let Some((place, long)) = self.vacancy(keeper, Bucket::is_long(key)) else {
+        let Some((place, slot)) = self.free_place(writer, key) else {
             self.budget.release(1);
             return OVERFLOW;
         };
-        self.at(place).init(key, long.map(|slot| (slot, &self.long)), start());
-        keeper.homes[place as usize] = hash.home();
-        self.index.enter(hash, place, keeper.entries, &keeper.homes, &mut keeper.moved);
-        keeper.entries += 1;
+        let bucket = self.make_place(place);
+        bucket.key().store(key, slot, &self.long);
+        bucket.start(start());
+        let hash = self.hasher.hash(key, short_words(key));
+        writer.homes[place as usize] = hash.home();
+        self.index.enter(hash, place, writer.entries, &writer.homes, &mut writer.moved);
+        writer.entries += 1;
         place
     }
 
-    /// A place that has no key, and a slot for a long key; `None` if there is no memory.
-    fn vacancy(&self, keeper: &mut Keeper, long: bool) -> Option<(u32, Option<u64>)> {
-        let slot = if long { Some(keeper.long.take(&self.long)?) } else { None };
-        let place = keeper.vacant.pop(&keeper.homes).or_else(|| {
-            // The budget has room for one more, and so has the table.
-            keeper.last += 1;
-            (keeper.last as usize <= self.budget.max()).then_some(keeper.last)
+    /// A place without a key, and a slot for a long key. `None` if the memory cannot be had.
+    fn free_place(&self, writer: &mut Writer, key: &[u8]) -> Option<(u32, Option<u64>)> {
+        let slot = if is_long(key) { Some(writer.long.take(&self.long)?) } else { None };
+        let place = writer.free.pop(&writer.homes).or_else(|| {
+            writer.last += 1;
+            (writer.last as usize <= self.budget.max()).then_some(writer.last)
         });
         Some((place?, slot))
     }
 
-    /// Forgets keys that nobody holds and that are idle and full, looking at `most` places; returns
-    /// how many. `unit` and `local` are those of [`Bucket`].
-    pub(crate) fn evict(&self, most: u32, now: Timestamp, unit: i64, local: bool) -> usize {
-        let mut forgotten = 0;
-        for _ in 0..most.div_ceil(SCAN) {
-            // Whoever makes a key meanwhile waits for this much at most.
-            let keeper = &mut *self.keeper();
-            for _ in 0..SCAN.min(keeper.last) {
-                let place = if keeper.scanned < keeper.last { keeper.scanned + 1 } else { 1 };
-                keeper.scanned = place;
+    /// The bucket at a place that may be the first of its slab.
+    fn make_place(&self, place: u32) -> &B {
+        let slab = self.slabs[place as usize / SLAB].get_or_init(|| {
+            let slab: Box<[B]> = (0..SLAB).map(|_| B::default()).collect();
+            slab.try_into().unwrap_or_else(|_| unreachable!("it has this length"))
+        });
+        &slab[place as usize % SLAB]
+    }
+
+    /// Evicts keys that are not pinned and have nothing to lose, looking at `most` places. Returns how many.
+    pub(crate) fn evict(&self, most: u32, now: Timestamp, scale: &Scale) -> usize {
+        let mut evicted = 0;
+        for _ in 0..most.div_ceil(EVICTION_SLICE) {
+            // A thread that adds a key meanwhile waits for one slice.
+            let writer = &mut *self.writer();
+            for _ in 0..EVICTION_SLICE.min(writer.last) {
+                let place = if writer.scanned < writer.last { writer.scanned + 1 } else { 1 };
+                writer.scanned = place;
                 let bucket = self.at(place);
-                let kept = bucket.is_gone() || keeper.held.contains_key(&place);
-                if !kept && bucket.try_forget(now, unit, local) {
-                    self.index.strike(place, &keeper.homes, &keeper.moved);
-                    keeper.entries -= 1;
-                    keeper.vacant.push(place, &mut keeper.homes);
-                    bucket.long_slot().into_iter().for_each(|slot| keeper.long.give_back(slot));
-                    forgotten += 1;
+                let is_kept = B::is_retired(bucket.load()) || writer.pins.contains_key(&place);
+                if !is_kept && bucket.try_retire(now, scale) {
+                    self.index.strike(place, &writer.homes, &writer.moved);
+                    writer.entries -= 1;
+                    writer.free.push(place, &mut writer.homes);
+                    writer.long.give_back(bucket.key().slot());
+                    evicted += 1;
                 }
             }
         }
-        self.budget.release(forgotten);
-        forgotten
+        self.budget.release(evicted);
+        evicted
     }
 
-    /// Gives this credit to every bucket of which the engine keeps no books. A full one gets its first credit
-    /// when it is used.
-    pub(crate) fn rest_on(&self, credit: u32) {
-        let last = self.keeper().last;
-        (OVERFLOW..=last).for_each(|place| self.at(place).rest_on(credit));
+    /// Pins the bucket of `key`, which is added if it is new: its place is not given to another key until it is
+    /// [unpinned](Self::unpin). Returns the place.
+    pub(crate) fn pin(&self, key: &[u8], start: impl FnOnce() -> B::Start) -> u32 {
+        let writer = &mut *self.writer();
+        let place = self.insert(writer, key, start);
+        *writer.pins.entry(place).or_default() += 1;
+        place
     }
 
-    /// Counts a decision about `cost` tokens at `place`: whether it was unsure, and of a denial what the
-    /// bucket does not say.
-    pub(crate) fn count(&self, place: u32, taken: &Taken, cost: u32) {
-        let counts = &self.counts[place as usize % STRIPES];
-        if !taken.sure && taken.verdict != Verdict::Unsure {
-            counts.unsure.fetch_add(1, Ordering::Relaxed);
-        }
-        if taken.uncounted {
-            counts.denied.fetch_add(1, Ordering::Relaxed);
-        } else if cost > 1 && taken.verdict == Verdict::Denied {
-            counts.denied_surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
+    /// Undoes one [`pin`](Self::pin).
+    pub(crate) fn unpin(&self, place: u32) {
+        let writer = &mut *self.writer();
+        if let Some(pins) = writer.pins.get_mut(&place) {
+            *pins -= 1;
+            if *pins == 0 {
+                writer.pins.remove(&place);
+            }
         }
     }
 
     /// What was counted since the last time.
     pub(crate) fn take_counts(&self) -> LimitCounts {
-        let take = |of: fn(&Counts) -> &AtomicU64| {
-            self.counts.iter().map(|counts| of(counts).swap(0, Ordering::Relaxed)).sum()
+        let take = |of: fn(&Counters) -> &AtomicU64| {
+            self.counters.iter().map(|counters| of(counters).swap(0, Ordering::Relaxed)).sum()
         };
         LimitCounts {
-            unsure: take(|counts| &counts.unsure),
-            denied: take(|counts| &counts.denied),
-            denied_surplus: take(|counts| &counts.denied_surplus),
-            overflowed: take(|counts| &counts.overflowed),
+            allowed: 0,
+            unsure: take(|counters| &counters.unsure),
+            denied: take(|counters| &counters.denied),
+            denied_surplus: take(|counters| &counters.denied_surplus),
+            overflowed: take(|counters| &counters.overflowed),
         }
     }
 
-    fn keeper(&self) -> MutexGuard<'_, Keeper> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A bucket that a decision has found, and its word from before the key was compared.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Found<'a> {
-    pub(crate) bucket: &'a Bucket,
-    pub(crate) word: Word,
+impl Table<LeaseBucket> {
+    /// Gives this credit to every bucket that the engine has no account of. A full one gets its first credit when it is
+    /// used.
+    pub(crate) fn set_credit_at_rest(&self, credit: u32) {
+        let last = self.writer().last;
+        for place in OVERFLOW..=last {
+            self.at(place).set_credit_at_rest(credit);
+        }
+    }
+
+    /// Counts a decision about `cost` tokens: whether it was unsure, and of a denial what the bucket does not count.
+    pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
+        let counters = &self.counters[place as usize % STRIPES];
+        if !result.is_sure && (result.is_allowed() || result.is_denied()) {
+            counters.unsure.fetch_add(1, Ordering::Relaxed);
+        }
+        if result.is_uncounted {
+            counters.denied.fetch_add(1, Ordering::Relaxed);
+        } else if result.is_denied() && cost > 1 {
+            counters.denied_surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
+        }
+    }
 }
 
-/// A bucket and the table that it stands in. Cheap to clone. Whoever keeps one for long holds the
-/// place ([`Held`]), or keeps books on it: then it is not given up.
+/// A bucket and its table. Cheap to clone. Its owner pins the place, or has an account of the key: then the place is
+/// not given to another key.
 #[derive(Clone, Debug)]
 pub(crate) struct BucketRef {
-    table: Arc<Table>,
+    table: Arc<Table<LeaseBucket>>,
     place: u32,
 }
 
 impl BucketRef {
     /// The bucket at `place` of `table`.
-    pub(crate) fn new(table: &Arc<Table>, place: u32) -> Self {
+    pub(crate) fn new(table: &Arc<Table<LeaseBucket>>, place: u32) -> Self {
         Self { table: table.clone(), place }
     }
 
@@ -357,7 +419,12 @@ impl BucketRef {
 
     /// The key, which must not be evicted meanwhile; empty for the overflow bucket.
     pub(crate) fn key(&self) -> Arc<[u8]> {
-        Bucket::key(self, &self.table.long).into()
+        TableBucket::key(&**self).load(&self.table.long).into()
+    }
+
+    /// Whether the key was evicted.
+    pub(crate) fn is_retired(&self) -> bool {
+        LeaseBucket::is_retired(TableBucket::load(&**self))
     }
 
     /// Whether it is the bucket of keys for which there is no room.
@@ -365,54 +432,22 @@ impl BucketRef {
         self.place == OVERFLOW
     }
 
-    /// Its place in the table.
-    pub(crate) fn place(&self) -> u32 {
-        self.place
-    }
-}
-
-impl Deref for BucketRef {
-    type Target = Bucket;
-
-    #[inline]
-    fn deref(&self) -> &Bucket {
-        self.table.at(self.place)
-    }
-}
-
-/// A bucket whose place is not given up while this lives.
-#[derive(Debug)]
-pub(crate) struct Held {
-    place: BucketRef,
-}
-
-impl Held {
-    /// Holds the bucket of `key`: see [`Table::make`].
-    pub(crate) fn new(table: &Arc<Table>, key: &[u8], start: impl FnOnce() -> Start) -> Self {
-        let keeper = &mut *table.keeper();
-        let place = table.make_kept(keeper, table.hash(key), key, start);
-        *keeper.held.entry(place).or_default() += 1;
-        Self { place: BucketRef::new(table, place) }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let keeper = &mut *self.place.table.keeper();
-        if let Some(holders) = keeper.held.get_mut(&self.place.place) {
-            *holders -= 1;
-            if *holders == 0 {
-                keeper.held.remove(&self.place.place);
+    /// Decides about `cost` tokens of a key that is not evicted meanwhile.
+    pub(crate) fn decide(&self, ask: Ask, now: impl Now) -> SpendResult {
+        loop {
+            if let Some(result) = LeaseBucket::decide(self, TableBucket::load(&**self), ask, now) {
+                return result;
             }
         }
     }
 }
 
-impl Deref for Held {
-    type Target = BucketRef;
+impl Deref for BucketRef {
+    type Target = LeaseBucket;
 
-    fn deref(&self) -> &BucketRef {
-        &self.place
+    #[inline]
+    fn deref(&self) -> &LeaseBucket {
+        self.table.at(self.place)
     }
 }
 

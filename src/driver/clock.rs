@@ -9,13 +9,12 @@
 )]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::counter::Counter;
 #[cfg(any(test, feature = "testing"))]
 use super::manual::ManualClock;
-use crate::bucket::Bell;
 use crate::time::{Clock, Timestamp};
 
 /// How often the cached clock is set.
@@ -45,8 +44,6 @@ pub(crate) struct Ticker {
     counter: Option<Counter>,
     /// The longest stall since it was last asked for.
     stall_us: AtomicU64,
-    /// Those of all drivers.
-    bells: Mutex<Vec<Weak<Bell>>>,
 }
 
 static TICKER: Mutex<Weak<Ticker>> = Mutex::new(Weak::new());
@@ -60,8 +57,7 @@ impl Ticker {
         }
         let (clock, counter) = (Clock::new(), Counter::new());
         clock.set(system_now());
-        let (stall_us, bells) = (AtomicU64::new(0), Mutex::default());
-        let ticker = Arc::new(Self { clock, counter, stall_us, bells });
+        let ticker = Arc::new(Self { clock, counter, stall_us: AtomicU64::new(0) });
         let weak = Arc::downgrade(&ticker);
         std::thread::Builder::new().name("tidegate-clock".to_owned()).spawn(move || tick(&weak))?;
         *shared = Arc::downgrade(&ticker);
@@ -77,20 +73,6 @@ impl Ticker {
     fn precise(&self, cached: Timestamp) -> Timestamp {
         self.counter.as_ref().and_then(|counter| counter.now(cached)).unwrap_or_else(system_now)
     }
-
-    /// Wakes the driver that listens to `bell`, for as long as it is there.
-    fn mind(&self, bell: &Arc<Bell>) {
-        self.bells().push(Arc::downgrade(bell));
-        bell.mind();
-    }
-
-    fn ring(&self) {
-        self.bells().retain(|bell| bell.upgrade().inspect(|bell| bell.tick()).is_some());
-    }
-
-    fn bells(&self) -> MutexGuard<'_, Vec<Weak<Bell>>> {
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn tick(ticker: &Weak<Ticker>) {
@@ -105,7 +87,6 @@ fn tick(ticker: &Weak<Ticker>) {
             counter.set();
         }
         ticker.clock.set(now);
-        ticker.ring();
         drop(ticker);
         std::thread::sleep(TICKER_PERIOD);
     }
@@ -138,15 +119,6 @@ impl TimeSource {
             Self::System(ticker) => ticker.precise(cached),
             #[cfg(any(test, feature = "testing"))]
             Self::Manual(manual) => manual.now(),
-        }
-    }
-
-    /// Once a tick wakes whom `bell` is to wake. Whoever drives a clock has it wake at once.
-    pub(crate) fn mind(&self, bell: &Arc<Bell>) {
-        match self {
-            Self::System(ticker) => ticker.mind(bell),
-            #[cfg(any(test, feature = "testing"))]
-            Self::Manual(_) => {}
         }
     }
 

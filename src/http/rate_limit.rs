@@ -183,7 +183,7 @@ impl RateLimit {
     ) {
         let mut open = Some(unsure);
         while let Some(Unsure { handle, cost, is_unreported }) = open {
-            let decision = handle.ask(cost).await;
+            let decision = handle.ask_store(cost).await;
             if let Some(limit) = self.limits.get(evaluation.next - 1) {
                 self.record(evaluation, limit, decision, is_unreported, head);
             }

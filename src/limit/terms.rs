@@ -1,6 +1,6 @@
 //! A limit's numbers, checked and in the units that the floors below the limiter use.
 
-use super::{COST_MAX, CREDIT_MAX, DEFAULT_MAX_NODES, Mode, OutagePolicy};
+use super::{CREDIT_MAX, DEFAULT_MAX_NODES, Mode, OutagePolicy};
 use crate::quota::Scale;
 
 /// The shortest tick of a key, however fast its burst is spent.
@@ -37,11 +37,6 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// The depth of a bucket that holds the whole burst, in tokens: as much as a word can count.
-    pub(crate) fn burst_depth(&self) -> u32 {
-        (self.scale.burst / self.scale.token).min(COST_MAX as i64) as u32
-    }
-
     /// The tick of a key that nothing is known of yet.
     pub(crate) fn first_tick_us(&self) -> u64 {
         self.pace.map_or(self.tick_us, |pace| pace.first_us())

@@ -14,7 +14,7 @@ use super::setup::{Form, Setup, Traffic};
 use super::store::{Delivery, RecordLife, SimulatedStore};
 use super::workload::Arrival;
 use crate::bucket::{
-    BucketRef, DirtyQueue, KeyBudget, KeyHasher, Note, Start, Table, Touch, Verdict,
+    Ask, BucketRef, KeyBudget, KeyHasher, Notification, NotificationQueue, Table, Urgency, Verdict,
 };
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
@@ -23,7 +23,7 @@ use crate::sync::message::Reply;
 #[cfg(all(test, feature = "redis"))]
 use crate::sync::message::Request;
 use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
-use crate::time::{Now, Timestamp, micros};
+use crate::time::{Timestamp, micros};
 
 mod ledger;
 mod network;
@@ -246,15 +246,13 @@ impl World {
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
             buckets: (0..terms.len() as u32)
-                .map(|limit| {
-                    Table::new(limit, KeyHasher::new(SEEDS), budget.clone(), Start::at_rest(0))
-                })
+                .map(|limit| Table::new(limit, KeyHasher::new(SEEDS), budget.clone(), 0))
                 // Memory that is made up as it is written to; a world without any cannot go on.
                 .map(|table| Arc::new(table.expect("memory for few keys")))
                 .collect(),
             credits: terms.iter().map(|terms| terms.credit).collect(),
             terms,
-            dirty: DirtyQueue::new(DIRTY_MAX),
+            notifications: NotificationQueue::new(DIRTY_MAX),
             clock,
             place,
             born_us: self.now_us,
@@ -291,7 +289,7 @@ impl World {
         node.buckets.clear();
         node.asked.clear();
         node.missed.clear();
-        node.dirty = DirtyQueue::new(0);
+        node.notifications = NotificationQueue::new(0);
     }
 
     fn bury(&mut self, index: usize) {
@@ -411,28 +409,29 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let hash = buckets.hash(&name);
-        let found = buckets.find(hash, &name).map(|found| buckets.place(found.bucket));
-        let place = found.unwrap_or_else(|| buckets.make(hash, &name, || Start::at_rest(first)));
+        let place = buckets.find_or_insert(&name, || first).place;
         let bucket = BucketRef::new(buckets, place);
-        bucket.renew_first_credit(now.cached(), || first);
-        let taken = match self.setup.form {
-            Form::Check => bucket.take(cost, now, unit),
-            Form::Async => bucket.take_sure(cost, now, unit),
-        };
-        if let Some(note) = Note::of(&taken, limit as u32, place) {
-            node.dirty.push(note, taken.touch);
-        }
-        if self.setup.audit {
-            node.asked.entry(key).or_insert_with(|| bucket.clone());
-        }
-        if taken.verdict == Verdict::Unsure {
+        let can_wait = self.setup.form == Form::Async;
+        let result = bucket.decide(Ask { cost, unit, first_credit: first, can_wait }, now);
+        if result.verdict == Verdict::Unsure {
+            self.remember(index, key, &bucket);
             return self.wait(index, bucket, key, cost);
         }
-        self.record(index, key, cost, taken.allowed(), taken.sure, false);
-        // The driver sleeps on until somebody rings.
-        if taken.touch == Touch::Urgent || taken.spilled > 0 {
+        if !result.news.is_none() {
+            let (limit, news) = (limit as u32, result.news);
+            node.notifications.push(Notification { limit, place, news });
+        }
+        self.remember(index, key, &bucket);
+        self.record(index, key, cost, result.is_allowed(), result.is_sure, false);
+        // The driver sleeps on unless it is woken.
+        if result.news.urgency == Urgency::Now || result.news.overflowed > 0 {
             self.pump(index);
+        }
+    }
+
+    fn remember(&mut self, index: usize, key: u32, bucket: &BucketRef) {
+        if self.setup.audit {
+            self.nodes[index].asked.entry(key).or_insert_with(|| bucket.clone());
         }
     }
 
@@ -476,7 +475,7 @@ impl World {
     /// What the driver does: touched buckets in, outputs out, a timer armed.
     pub(super) fn pump(&mut self, index: usize) {
         let now = self.nodes[index].clock.now(self.now_us);
-        while let Some(note) = self.nodes[index].dirty.pop() {
+        while let Some(note) = self.nodes[index].notifications.pop() {
             let node = &mut self.nodes[index];
             if let Some(touched) = touched(&node.buckets[note.limit as usize], &note) {
                 node.engine.handle(now, touched);
@@ -491,7 +490,7 @@ impl World {
                 Output::Credit { limit, credit } => {
                     let node = &mut self.nodes[index];
                     node.credits[limit as usize] = credit;
-                    node.buckets[limit as usize].rest_on(credit.known);
+                    node.buckets[limit as usize].set_credit_at_rest(credit.known);
                 }
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(Waiting { key, cost }) = self.nodes[index].waiting.remove(&ticket) {

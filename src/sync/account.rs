@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::backoff::Backoff;
 use super::demand::Demand;
 use super::message::{Entry, Given, Held, Withheld};
-use crate::bucket::{BucketRef, FIELD_MAX, LeaseTerms};
+use crate::bucket::{BucketRef, Lease, MAX_TOKENS};
 use crate::limit::Terms;
 use crate::time::{Timestamp, micros};
 use crate::weakness::{Weakness, is_weak};
@@ -303,7 +303,7 @@ impl Account {
     pub(crate) fn spilled(&mut self, tokens: u32) {
         if tokens > 0 {
             self.spilled += u64::from(tokens);
-            self.bucket.spill_booked();
+            self.bucket.end_overflow();
         }
     }
 
@@ -378,14 +378,14 @@ impl Account {
             return false;
         }
         let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
-        self.bucket.try_close_books(now.plus_micros(terms.scale.micros_for(missing)))
+        self.bucket.try_close_account(now.plus_micros(terms.scale.micros_for(missing)))
     }
 
     /// Whether the key of a node that leaves can leave the books. Depth that is kept ends with its epoch.
     pub(crate) fn try_leave(&mut self, now: Timestamp) -> bool {
         self.collect(now, false);
         let told = self.held.depth == self.kept_depth && self.is_settled_but_for_depth();
-        told && self.bucket.try_close_books(Timestamp::NEVER)
+        told && self.bucket.try_close_account(Timestamp::NEVER)
     }
 
     // ---- what is known -----------------------------------------------------------------------
@@ -597,7 +597,7 @@ impl Account {
         } else {
             self.lost = (self.held.outstanding - self.unsent.spent * unit).max(0);
         }
-        if self.bucket.has_spilled() {
+        if self.bucket.has_overflowed() {
             // What is on its way here would look as if it were lost.
             self.lost = 0;
         }
@@ -626,9 +626,9 @@ impl Account {
 
     /// Applies a lease to the bucket, with `tokens` and what is stashed. Returns the units that the
     /// node holds then, or spent and has not reported.
-    fn amend(&mut self, now: Timestamp, lease: LeaseTerms, tokens: i64) -> i64 {
+    fn amend(&mut self, now: Timestamp, lease: Lease, tokens: i64) -> i64 {
         let amended = self.bucket.amend(now, lease, tokens, self.stash, self.unit);
-        self.stash = amended.rest;
+        self.stash = amended.remainder;
         let pending = amended.pending + self.spilled;
         let spent = self.unsent.spent.saturating_add_unsigned(pending);
         amended.units.saturating_add(spent.saturating_mul(self.unit))
@@ -636,7 +636,7 @@ impl Account {
 
     /// Gives up units of the lease that the store has not lent: its clock stood still for some of the time in
     /// which they flowed in. What has been spent of them is to flow in first. Returns what `amend` does.
-    fn forgo(&mut self, units: i64, lease: LeaseTerms, now: Timestamp) -> i64 {
+    fn forgo(&mut self, units: i64, lease: Lease, now: Timestamp) -> i64 {
         let tokens = self.bucket.peek(now, self.unit).0;
         let kept =
             i64::from(tokens).saturating_sub((units as u64).div_ceil(self.unit as u64) as i64);
@@ -656,16 +656,16 @@ impl Account {
         }
     }
 
-    fn lease_terms(&self, low: u32, ahead: u8) -> LeaseTerms {
+    fn lease_terms(&self, low: u32, ahead: u8) -> Lease {
         let depth = self.held.depth - self.kept_depth;
         let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
-        LeaseTerms {
+        Lease {
             rate: self.held.rate - error,
-            depth: depth.clamp(0, i64::from(FIELD_MAX)) as u32,
+            depth: depth.clamp(0, i64::from(MAX_TOKENS)) as u32,
             ends: self.ends,
             low,
-            ahead,
-            policy: false,
+            overdraw: ahead,
+            is_policy: false,
         }
     }
 

@@ -127,15 +127,6 @@ impl LimitBooks {
     pub(crate) fn is_shared(&self) -> bool {
         self.terms.mode != Mode::Local
     }
-
-    /// Counts the decisions of a bucket that nobody else is told of.
-    fn count(&mut self, bucket: &BucketRef, muted: bool, spilled: u32) {
-        let collected = bucket.collect(muted, |left| left);
-        self.tally.merge(Tally::of(&collected, collected.spent + u64::from(spilled)));
-        if spilled > 0 {
-            bucket.spill_booked();
-        }
-    }
 }
 
 /// What lanes share.
@@ -357,8 +348,6 @@ pub(crate) struct Gauges {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) lanes: Vec<Lane>,
-    /// Buckets of local limits that were touched since decisions were last taken.
-    local: Vec<BucketRef>,
     pub(crate) context: Context,
 }
 
@@ -403,7 +392,7 @@ impl Engine {
         };
         context.set_credit(now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
-        Self { lanes, local: Vec::new(), context }
+        Self { lanes, context }
     }
 
     /// Takes in what happened at `now`.
@@ -458,16 +447,6 @@ impl Engine {
     }
 
     fn touched(&mut self, bucket: BucketRef, told: Told, now: Timestamp) {
-        let limit = &mut self.context.limits[bucket.limit() as usize];
-        if limit.terms.mode == Mode::Local {
-            // There is nobody to tell: the bucket is heard again when decisions are counted. Who told
-            // no key knew that somebody else had told of it.
-            if told.key.is_some() || told.spilled > 0 {
-                limit.count(&bucket, true, told.spilled);
-                self.local.push(bucket);
-            }
-            return;
-        }
         if let Some(Desk { lane, slot }) = self.desk(bucket, told.key, now) {
             let lane = &mut self.lanes[lane as usize];
             lane.touch(slot, told.spilled, told.refused, now, &mut self.context);
@@ -476,7 +455,7 @@ impl Engine {
 
     /// Where the books on the key are; they are opened if there are none.
     fn desk(&mut self, bucket: BucketRef, key: Option<Arc<[u8]>>, now: Timestamp) -> Option<Desk> {
-        if let Some(desk) = bucket.slot() {
+        if let Some(desk) = bucket.account() {
             return self.context.desks.get(desk as usize).copied();
         }
         // Whoever finds no books has told the key, unless what is told is a hint and comes too late.
@@ -515,16 +494,13 @@ impl Engine {
     /// So much was counted of a limit's decisions beside what its buckets tell.
     pub(crate) fn counted(&mut self, limit: u32, counts: LimitCounts) {
         let limit = &mut self.context.limits[limit as usize];
-        let LimitCounts { unsure, denied, denied_surplus, overflowed } = counts;
+        let LimitCounts { allowed, unsure, denied, denied_surplus, overflowed } = counts;
         limit.overflowed += overflowed;
-        limit.tally.merge(Tally { allowed: 0, denied, unsure, denied_surplus });
+        limit.tally.merge(Tally { allowed, denied, unsure, denied_surplus });
     }
 
     /// Decisions collected since the last time.
     pub(crate) fn take_decisions(&mut self, now: Timestamp) -> Vec<Event> {
-        for bucket in std::mem::take(&mut self.local) {
-            self.context.limits[bucket.limit() as usize].count(&bucket, false, 0);
-        }
         for lane in &mut self.lanes {
             lane.count_policies(now, &mut self.context);
         }

@@ -274,7 +274,7 @@ impl Lane {
         let place = self.accounts.vacant_entry();
         let slot = place.key();
         let desk = context.desks.insert(Desk { lane: self.number, slot }) as u32;
-        bucket.open_books(desk);
+        bucket.open_account(desk);
         let mut account = Account::new(bucket, key, desk, &limit.terms, now);
         account.round_trip_us = self.round_trip_us;
         if let Some((version, stored)) = limit.newest {
@@ -293,9 +293,8 @@ impl Lane {
         now: Timestamp,
         context: &mut Context,
     ) {
-        let terms = self.terms(slot, context);
         let in_vain = waiter.deadline < now.plus_micros(self.quickest_us);
-        self.rescheduled(slot, |account| account.wait(waiter, in_vain, now, &terms));
+        self.rescheduled(slot, |account| account.wait(waiter, in_vain, now));
         self.enter_policy_if_unanswered(slot, now, context);
         self.tell(slot, context);
     }
@@ -335,8 +334,7 @@ impl Lane {
             if at > now {
                 break;
             }
-            let terms = self.terms(slot, context);
-            self.rescheduled(slot, |account| account.give_up(now, &terms));
+            self.rescheduled(slot, |account| account.give_up(now));
             self.tell(slot, context);
         }
         self.enter_policies(now, context);

@@ -495,15 +495,15 @@ const TERMS: [Term; 16] = [
     term("loss of memory, a node not heard", loss_unheard, [147, 255, 227, 320]),
     term("an older state, a node not heard", old_state, [152, 255, 312, 222]),
     term("a record lost", lost_record, [103, 308, 103, 103]),
-    term("a record lost, a node not heard", lost_record_unheard, [60, 210, 33, 113]),
-    term("the store's clock ahead", store_clock, [14, 268, 199, 288]),
+    term("a record lost, a node not heard", lost_record_unheard, [60, 556, 33, 113]),
+    term("the store's clock ahead", store_clock, [14, 622, 199, 288]),
     term("a node's clock ahead", node_clock, [303, 96, 303, 140]),
     term("a node's clock stands still", stalled, [892, 642, 642, 642]),
     term("a node cut off alone, `Share`", cut_off_share, [103, 284, 254, 280]),
     term("a node cut off alone, `LastRate`", cut_off_last_rate, [103, 187, 267, 329]),
     term("a node starts unanswered, `Share`", started_in_outage, [16, 17, 17, 18]),
     term("no node reaches the store, `Share`", outage_share, [116, 499, 224, 224]),
-    term("no node reaches the store, `LastRate`", outage_last_rate, [37, 106, 255, 90]),
+    term("no node reaches the store, `LastRate`", outage_last_rate, [37, 543, 255, 90]),
 ];
 
 /// The run that comes nearest to its bound: excess, bound and seed.

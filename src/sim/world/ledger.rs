@@ -95,7 +95,7 @@ impl World {
     pub(super) fn audit_node(&mut self, index: usize) {
         if self.setup.audit {
             let node = &self.nodes[index];
-            let untold = node.asked.values().filter(|bucket| bucket.slot().is_none());
+            let untold = node.asked.values().filter(|bucket| bucket.account().is_none());
             let pending =
                 node.engine.pending() + untold.map(|bucket| bucket.pending()).sum::<u64>();
             let told = node.acknowledged + pending;

@@ -65,7 +65,7 @@ impl Account {
         }
         let mut lost = std::mem::take(&mut self.lost);
         let (left, pending) = self.bucket.held_and_pending();
-        if rate_before == 0 && !self.bucket.has_spilled() {
+        if rate_before == 0 && !self.bucket.has_overflowed() {
             // Nothing flowed in, so that the loss is known exactly.
             self.stash = 0;
             let spent = self.unsent.spent + (pending + self.spilled) as i64;

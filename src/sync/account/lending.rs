@@ -1,7 +1,7 @@
 //! What the store has lent to this node, and how far the node may spend beyond it.
 
 use super::Account;
-use crate::decision::AHEAD_PARTS;
+use crate::decision::OVERDRAW_PARTS;
 use crate::limit::Terms;
 use crate::quota::Scale;
 use crate::sync::message::{Entry, Given, OUTSTANDING_MAX, outstanding_least};
@@ -61,7 +61,7 @@ impl Account {
             let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
             ahead = (ahead + self.held.rate as f64 / demand).min(AHEAD_MAX);
         }
-        (ahead * AHEAD_PARTS as f64) as u8
+        (ahead * OVERDRAW_PARTS as f64) as u8
     }
 
     /// When the level is believed to come to a whole token, by what this node has seen of its growth

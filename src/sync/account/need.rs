@@ -1,7 +1,7 @@
 //! How many tokens a node should hold of a key, and how fast the key is asked for.
 
 use super::{Account, PLENTY_TICKS, TELLING_REQUESTS};
-use crate::bucket::FIELD_MAX;
+use crate::bucket::MAX_TOKENS;
 use crate::limit::Terms;
 use crate::time::Timestamp;
 
@@ -79,7 +79,7 @@ impl Account {
             return large.max(i64::from(terms.credit.known == 0 && !self.caller_has_waited));
         }
         let need = wanted.max(large).max(self.first_want(now, terms));
-        need.min(terms.scale.burst / terms.scale.token).min(i64::from(FIELD_MAX))
+        need.min(terms.scale.burst / terms.scale.token).min(i64::from(MAX_TOKENS))
     }
 
     /// Whether a round trip is long beside a tick, where the burst has a token for each node.

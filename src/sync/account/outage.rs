@@ -1,7 +1,7 @@
 //! What a key lives on while the store is away.
 
 use super::Account;
-use crate::bucket::{BOUNDLESS_RATE, FIELD_MAX, LeaseTerms};
+use crate::bucket::{Lease, MAX_TOKENS, UNLIMITED_RATE};
 use crate::limit::{OutagePolicy, Terms};
 use crate::sync::lane::Outage;
 use crate::time::Timestamp;
@@ -23,14 +23,14 @@ pub(super) struct Policy {
 
 impl Policy {
     /// The policy as the bucket applies it.
-    fn terms(&self) -> LeaseTerms {
-        LeaseTerms {
+    fn lease(&self) -> Lease {
+        Lease {
             rate: self.rate,
-            depth: self.depth.min(i64::from(FIELD_MAX)) as u32,
+            depth: self.depth.min(i64::from(MAX_TOKENS)) as u32,
             ends: Timestamp::NEVER,
             low: 0,
-            ahead: 0,
-            policy: true,
+            overdraw: 0,
+            is_policy: true,
         }
     }
 }
@@ -90,7 +90,7 @@ impl Account {
             (OutagePolicy::LastRate, true) => {
                 (self.held.rate, (self.held.depth - self.kept_depth).max(1), 0)
             }
-            (OutagePolicy::Open, _) => (BOUNDLESS_RATE, i64::from(FIELD_MAX), 0),
+            (OutagePolicy::Open, _) => (UNLIMITED_RATE, i64::from(MAX_TOKENS), 0),
             (OutagePolicy::Closed, _) | (OutagePolicy::LastRate, false) => (0, 0, 0),
         };
         let open = terms.outage == OutagePolicy::Open;
@@ -103,9 +103,9 @@ impl Account {
         let fraction = if open { 0 } else { begun % unit };
         let admitted_before = self.unsent.allowed;
         let policy = Policy { entered: now, rate, depth, begun, own, admitted_before };
-        self.stash = self.bucket.amend(now, policy.terms(), tokens, fraction, unit).rest;
+        self.stash = self.bucket.amend(now, policy.lease(), tokens, fraction, unit).remainder;
         self.policy = Some(policy);
-        self.answer_by_policy(now, terms);
+        self.answer_by_policy(now);
         // A share of a burst that is smaller than the cluster is a token all the same.
         let shares = terms.outage == OutagePolicy::Share && nodes > burst;
         loan.max(i64::from(shares))
@@ -143,9 +143,9 @@ impl Account {
         }
         let unit = terms.scale.token;
         // To the unit, with what makes no whole token yet.
-        let left = self.bucket.amend(now, policy.terms(), 0, 0, unit).units;
+        let left = self.bucket.amend(now, policy.lease(), 0, 0, unit).units;
         self.bucket.withdraw(0);
-        self.bucket.amend(now, LeaseTerms::NONE, 0, 0, unit);
+        self.bucket.amend(now, Lease::NONE, 0, 0, unit);
         self.stash = 0;
         let admitted = (self.unsent.allowed - policy.admitted_before).saturating_mul(unit);
         let taken = match (terms.outage, back) {

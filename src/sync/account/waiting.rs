@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Account;
-use crate::bucket::{Taken, Verdict};
+use crate::bucket::{Ask, SpendResult, Verdict};
 use crate::limit::Terms;
 use crate::sync::message::{Given, Withheld};
 use crate::time::Timestamp;
@@ -30,18 +30,18 @@ pub(crate) struct Answer {
 impl Account {
     /// A caller waits: the key is due at once. Where waiting is `in_vain`, because the store takes longer, the
     /// caller is answered as if it had not waited.
-    pub(crate) fn wait(&mut self, waiter: Waiter, in_vain: bool, now: Timestamp, terms: &Terms) {
+    pub(crate) fn wait(&mut self, waiter: Waiter, in_vain: bool, now: Timestamp) {
         self.last_arrival = now;
         self.due = self.due.min(now);
         if in_vain {
             let Waiter { ticket, cost, .. } = waiter;
-            let taken = self.bucket.take(cost, now, terms.scale.token);
-            return self.answer(ticket, cost, taken);
+            let result = self.decide(cost, false, now);
+            return self.answer(ticket, cost, result);
         }
         self.caller_has_waited = true;
         self.waiters.push_back(waiter);
         if self.policy.is_some() {
-            self.answer_by_policy(now, terms);
+            self.answer_by_policy(now);
         }
     }
 
@@ -56,27 +56,32 @@ impl Account {
     }
 
     /// Callers who have waited long enough are answered as if they had not waited.
-    pub(crate) fn give_up(&mut self, now: Timestamp, terms: &Terms) {
+    pub(crate) fn give_up(&mut self, now: Timestamp) {
         while self.waiters.front().is_some_and(|first| first.deadline <= now) {
             let Some(Waiter { ticket, cost, .. }) = self.waiters.pop_front() else { return };
             self.asked = self.asked.saturating_sub(1);
-            let taken = self.bucket.take(cost, now, terms.scale.token);
-            self.answer(ticket, cost, taken);
+            let result = self.decide(cost, false, now);
+            self.answer(ticket, cost, result);
         }
     }
 
+    fn decide(&self, cost: u32, can_wait: bool, now: Timestamp) -> SpendResult {
+        let ask = Ask { cost, unit: self.unit, first_credit: 0, can_wait };
+        self.bucket.decide(ask, now)
+    }
+
     /// Answers a caller who waited.
-    fn answer(&mut self, ticket: u64, cost: u32, taken: Taken) {
-        self.spilled(taken.spilled);
-        self.heard_of(taken.refused);
-        if taken.uncounted {
+    fn answer(&mut self, ticket: u64, cost: u32, result: SpendResult) {
+        self.spilled(result.news.overflowed);
+        self.heard_of(result.news.refused);
+        if result.is_uncounted {
             self.tally.denied += 1;
-        } else if taken.verdict == Verdict::Denied {
+        } else if result.is_denied() {
             // The bucket counts tokens.
             self.tally.denied_surplus += u64::from(cost - 1);
         }
-        self.tally.unsure += u64::from(!taken.sure);
-        self.answers.push(Answer { ticket, allowed: taken.allowed(), sure: taken.sure });
+        self.tally.unsure += u64::from(!result.is_sure);
+        self.answers.push(Answer { ticket, allowed: result.is_allowed(), sure: result.is_sure });
     }
 
     /// The store has answered those whom the batch asked for: as many go on as tokens came. While it withholds
@@ -88,15 +93,14 @@ impl Account {
         let mut waiting = VecDeque::new();
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { ticket, cost, .. } = waiter;
-            let taken = self.bucket.take_sure(cost, now, unit);
-            if taken.verdict != Verdict::Unsure {
-                self.answer(ticket, cost, Taken { sure: true, ..taken });
+            let result = self.decide(cost, true, now);
+            if result.verdict != Verdict::Unsure {
+                self.answer(ticket, cost, SpendResult { is_sure: true, ..result });
                 continue;
             }
-            self.spilled(taken.spilled);
             if given.withheld != Withheld::Nothing {
-                let taken = self.bucket.take(cost, now, unit);
-                self.answer(ticket, cost, taken);
+                let result = self.decide(cost, false, now);
+                self.answer(ticket, cost, result);
             } else if given.available >= i64::from(cost).saturating_mul(unit) {
                 waiting.push_back(waiter);
             } else {
@@ -111,10 +115,10 @@ impl Account {
     }
 
     /// Callers who wait are answered by the outage policy.
-    pub(super) fn answer_by_policy(&mut self, now: Timestamp, terms: &Terms) {
+    pub(super) fn answer_by_policy(&mut self, now: Timestamp) {
         for Waiter { ticket, cost, .. } in std::mem::take(&mut self.waiters) {
-            let taken = self.bucket.take(cost, now, terms.scale.token);
-            self.answer(ticket, cost, taken);
+            let result = self.decide(cost, false, now);
+            self.answer(ticket, cost, result);
         }
         self.asked = 0;
     }
@@ -126,7 +130,7 @@ mod tests {
 
     use super::super::View;
     use super::*;
-    use crate::bucket::{BucketRef, Held, KeyBudget, KeyHasher, Start, Table};
+    use crate::bucket::{BucketRef, KeyBudget, KeyHasher, Table};
     use crate::limit::Limit;
     use crate::quota::Quota;
 
@@ -136,7 +140,7 @@ mod tests {
         let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
         let (mut account, now) = account(&terms);
         let waiter = Waiter { ticket: 7, cost: 1, deadline: now.plus_micros(50_000) };
-        account.wait(waiter, false, now, &terms);
+        account.wait(waiter, false, now);
         account.report(&"x".into(), &terms, now, false);
         let given = Given { available: available * terms.scale.token, ..Given::default() };
         account.answer_asked(&given, now, &terms);
@@ -147,9 +151,9 @@ mod tests {
     /// The account of a key that nobody has asked for, and the time.
     fn account(terms: &Terms) -> (Account, Timestamp) {
         let budget = Arc::new(KeyBudget::new(10));
-        let table = Table::new(0, KeyHasher::new([1, 2]), budget, Start::at_rest(0)).unwrap();
-        let held = Held::new(&Arc::new(table), b"key", || Start::at_rest(0));
-        let (bucket, now) = (BucketRef::clone(&held), Timestamp::from_micros(1_000));
+        let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
+        let bucket = BucketRef::new(&table, table.pin(b"key", || 0));
+        let now = Timestamp::from_micros(1_000);
         (Account::new(bucket, b"key"[..].into(), 0, terms, now), now)
     }
 

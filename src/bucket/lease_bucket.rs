@@ -1,0 +1,533 @@
+//! The bucket of a hybrid limit: what this node may spend of a key without asking the store.
+//!
+//! Any number of threads decide: [`spend`](LeaseBucket::spend), [`deny`](LeaseBucket::deny) and
+//! [`decide`](LeaseBucket::decide). One engine collects what they spent and changes the lease (`engine_side`).
+//!
+//! # Argument
+//!
+//! Every change of tokens, credit and pending is one compare-and-swap of the word, so a token is spent once or
+//! not at all.
+//!
+//! Refill needs more than the word. A thread that runs out of tokens computes what the lease's rate has earned
+//! since `minted_us`, claims that time by a compare-and-swap of `minted_us`, and then adds the tokens to the word.
+//! It can be suspended between the two: then the tokens are late, but never doubled. If the lease changes
+//! meanwhile, the word's epoch differs and the tokens are dropped.
+//!
+//! A bucket that is full loses what flows in. That loss has to be settled before tokens are spent, or the same
+//! time would earn tokens again afterwards. The engine computes until when that cannot happen even if nothing is
+//! spent, and until when the lease lives: before `fast_until_us`, the word alone decides. After it a decision computes
+//! whether refill can have filled what the bucket holds now.
+//!
+//! The epoch also changes when the bucket is given to another key. The table compares the key after it has loaded
+//! the word. As long as the epoch is the same, so is the key, and no further comparison is needed. A decision that
+//! finds another epoch changes nothing, and its caller looks the key up again. A denial changes no word: it is counted
+//! after the epoch was found unchanged. A thread that is suspended between the two can count a denial for the next
+//! key, which makes that key's demand look larger, and spends nothing.
+//!
+//! # Orderings
+//!
+//! To change a lease, the engine
+//!
+//! 1. clears `fast_until_us` and closes `minted_us`,
+//! 2. takes the tokens out of the word, in a new epoch, if the old lease has ended,
+//! 3. writes rate, depth, overdraw, end and low mark,
+//! 4. writes the new tokens into the word, in a new epoch,
+//! 5. opens `minted_us` and sets `fast_until_us`,
+//!
+//! each with `Release`. A decision loads the word and then the rest with `Acquire`, and swaps the word with
+//! `Release`. Whatever it loads in between:
+//!
+//! - A word from before step 4 cannot be swapped after it. So a decision that reads an end or a `fast_until_us` of the
+//!   new lease beside an older word fails. In step 2 the word of a lease that has ended changes before the new end
+//!   can be read.
+//! - A claim of refill that mixes numbers of two leases was computed after step 1. It fails if `minted_us` is still
+//!   closed. If `minted_us` is open again, step 4 is done, and the tokens are dropped because the epoch differs.
+//!
+//! A decision changes the word and then reads the engine's flags. A collection changes the flags and then reads the
+//! word. All four are `SeqCst`; otherwise both could read the older value, and what was spent would be neither
+//! collected nor notified.
+//!
+//! Counters for demand and metrics publish nothing, and are `Relaxed`.
+
+use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use super::notifications::{News, Urgency};
+use super::stored_key::{SHORT_WORDS, StoredKey};
+use super::table::TableBucket;
+use super::token_word::{MAX_PENDING, TokenWord};
+use crate::decision::{Refill, View};
+use crate::quota::Scale;
+use crate::time::{Now, Timestamp};
+
+mod engine_side;
+mod refill;
+
+pub(crate) use engine_side::{Collected, Lease};
+pub(crate) use refill::UNLIMITED_RATE;
+
+/// Denied tokens are counted up to about this number between two collections.
+const MAX_DENIED: u32 = 1 << 31;
+/// The most overflows whose notifications are under way: more tokens than can be spent before the engine runs.
+const MAX_OVERFLOWS: u16 = 2048;
+/// A caller that can wait asks the store for more than its lease has, if the store's last word was this many times the
+/// cost. If it asked for less, it would join batches that have nothing to give.
+const ASK_TIMES: i64 = 8;
+
+/// A key's state on this node, in two cache lines. An allowed decision needs only the first.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct LeaseBucket {
+    /// A [`TokenWord`]. Publishes everything that belongs to its epoch.
+    word: AtomicU64,
+    /// Until then the lease lives, and refill alone cannot fill the bucket. Written by the engine.
+    fast_until_us: AtomicU64,
+    /// The engine is notified when fewer tokens are left. Written by the engine.
+    low: AtomicU32,
+    key_bytes: AtomicU16,
+    /// Overflows of the word whose notifications are under way.
+    overflows: AtomicU16,
+    key: [AtomicU64; SHORT_WORDS],
+    /// What the store had at its last word, in tokens. Written by the engine.
+    view_tokens: AtomicI32,
+    /// When that word came, in milliseconds that wrap; 0 for never. Written by the engine.
+    view_ms: AtomicU32,
+
+    /// The end of the lease. Written by the engine.
+    ends_us: AtomicU64,
+    /// Refill up to then has become tokens; [`u64::MAX`] while nothing flows in. Publishes rate and depth.
+    minted_us: AtomicU64,
+    /// Units of refill in a microsecond. Written by the engine.
+    rate: AtomicU64,
+    /// The most tokens that refill fills. Written by the engine.
+    depth: AtomicU32,
+    /// Units of a token that may be spent before they have flowed in, in 64ths. Written by the engine.
+    overdraw: AtomicU32,
+    /// From then on credit may be used. Written by the engine.
+    credit_from_us: AtomicU64,
+    /// When the key's bucket in the store is full if nobody spends, once the engine has closed its account.
+    full_at_us: AtomicU64,
+    /// The engine's [flags](engine_side) and the number of its account.
+    engine: AtomicU32,
+    /// Tokens denied since the last collection.
+    denied: AtomicU32,
+    /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
+    surplus: AtomicU32,
+}
+
+const _: () = assert!(size_of::<LeaseBucket>() == 128);
+
+/// What a decision needs to know of its limit and caller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    /// Tokens.
+    pub(crate) cost: u32,
+    /// Units in a token.
+    pub(crate) unit: i64,
+    /// What may be spent on a key that is new or full before the store answers, in tokens.
+    pub(crate) first_credit: u32,
+    /// The caller can ask the store: an unsure decision is left to it.
+    pub(crate) can_wait: bool,
+}
+
+/// What was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    Denied,
+    /// The caller should ask the store. Nothing was spent or counted.
+    Unsure,
+}
+
+/// What a bucket decided, and what the engine has to know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SpendResult {
+    pub(crate) verdict: Verdict,
+    pub(crate) is_sure: bool,
+    /// Tokens left.
+    pub(crate) left: u32,
+    /// It was denied, and the bucket could not count that.
+    pub(crate) is_uncounted: bool,
+    pub(crate) news: News,
+}
+
+impl SpendResult {
+    fn unsure(left: u32) -> Self {
+        let (verdict, news) = (Verdict::Unsure, News::default());
+        Self { verdict, is_sure: false, left, is_uncounted: false, news }
+    }
+
+    /// Whether the request may go on.
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.verdict == Verdict::Allowed
+    }
+
+    pub(crate) fn is_denied(&self) -> bool {
+        self.verdict == Verdict::Denied
+    }
+}
+
+impl LeaseBucket {
+    // ---- decisions ---------------------------------------------------------------------------
+
+    /// Spends `cost` tokens of a lease if the engine need not be notified, and refill cannot have filled the bucket.
+    /// Returns the tokens left; `None` if nothing was spent.
+    ///
+    /// `unit` tells the units in a token, if they matter.
+    ///
+    /// Cost: four loads and one compare-and-swap. After `fast_until_us`, five loads more.
+    #[inline(always)]
+    pub(crate) fn spend(
+        &self,
+        mut word: TokenWord,
+        cost: u32,
+        now: Timestamp,
+        unit: impl FnOnce() -> i64,
+    ) -> Option<u32> {
+        let epoch = word.epoch();
+        if now.as_micros() >= self.fast_until_us.load(Ordering::Acquire)
+            && !self.is_below_depth(word, now, unit())
+        {
+            return None;
+        }
+        let low = self.low.load(Ordering::Relaxed);
+        loop {
+            let spent = word.spend_unnoticed(cost, low)?;
+            match self.swap(word, spent) {
+                Ok(()) => break Some(self.count_spent(spent, cost)),
+                Err(found) if found.epoch() == epoch => word = found,
+                Err(_) => break None,
+            }
+        }
+    }
+
+    /// Whether the lease lives, and refill cannot have filled the bucket by now.
+    #[inline(never)]
+    fn is_below_depth(&self, word: TokenWord, now: Timestamp, unit: i64) -> bool {
+        let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
+        is_live && !self.may_be_full(word, now, unit)
+    }
+
+    /// Denies one token if refill is leased and has not earned a token, and the engine has been notified of denials.
+    /// Returns what the engine has to know; `None` if that is not sure, and then nothing is changed.
+    ///
+    /// Cost: eight loads and one atomic addition.
+    #[inline(always)]
+    pub(crate) fn deny(&self, word: TokenWord, now: Timestamp, unit: i64) -> Option<News> {
+        let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
+        if !word.is_empty() || !is_live || !self.lacks_one(now, unit) {
+            return None;
+        }
+        if !self.is_notified() || self.denied.load(Ordering::Relaxed) >= MAX_DENIED {
+            return None;
+        }
+        self.load_in(word.epoch())?;
+        self.denied.fetch_add(1, Ordering::Relaxed);
+        // The engine may have collected since it was notified.
+        Some(self.notify(Urgency::Now))
+    }
+
+    /// Decides in all cases. `None`, and nothing is changed, if the lease or the key has changed since the word was
+    /// `seen`: look the key up again.
+    pub(crate) fn decide(&self, seen: TokenWord, ask: Ask, time: impl Now) -> Option<SpendResult> {
+        let Ask { cost, unit, can_wait, .. } = ask;
+        let mut now = time.cached();
+        self.renew_first_credit(seen, ask.first_credit, now);
+        let (mut is_settled, mut is_overdrawn) = (false, false);
+        loop {
+            let word = self.load_in(seen.epoch())?;
+            let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
+            if is_live && !is_settled && self.may_be_full(word, now, unit) {
+                now = time.precise();
+                is_settled = true;
+                self.mint(word, now, 0, unit);
+                continue;
+            }
+            let tokens = if is_live { word.tokens() } else { 0 };
+            let lacking = cost.saturating_sub(tokens);
+            if lacking > 0 && is_live {
+                let may_overdraw = lacking == 1 && !can_wait;
+                let overdraw_us = if may_overdraw { self.overdraw_us(unit) } else { 0 };
+                if self.mint(word, now, 0, unit) {
+                    continue;
+                }
+                if overdraw_us > 0 && self.mint(word, now, overdraw_us, unit) {
+                    is_overdrawn = true;
+                    continue;
+                }
+            }
+            let asks = lacking > 0 && can_wait && !word.is_policy();
+            if asks && !self.knows_all(is_live, cost) {
+                return Some(SpendResult::unsure(tokens));
+            }
+            if asks || lacking > self.usable_credit(word, now) {
+                self.load_in(seen.epoch())?;
+                return Some(self.count_denied(word, cost, tokens, is_live));
+            }
+            if let Some(result) = self.try_spend(word, cost, tokens, is_live, is_overdrawn) {
+                return Some(result);
+            }
+        }
+    }
+
+    /// Spends tokens and the lacking credit by one swap. `None` if another thread was faster.
+    fn try_spend(
+        &self,
+        word: TokenWord,
+        cost: u32,
+        tokens: u32,
+        is_live: bool,
+        is_overdrawn: bool,
+    ) -> Option<SpendResult> {
+        let from_tokens = tokens.min(cost);
+        let from_credit = cost - from_tokens;
+        // Pending tokens that no longer fit go to the engine in a notification. Until it has arrived, the bucket
+        // is not given to another key.
+        let overflows = word.pending() + cost > MAX_PENDING;
+        if overflows && !self.try_begin_overflow() {
+            return Some(self.count_denied(word, cost, tokens, is_live));
+        }
+        let spent = if overflows {
+            let credit = word.credit() - from_credit;
+            word.collected().with_tokens(word.tokens() - from_tokens).with_credit(credit)
+        } else {
+            word.spend(from_tokens, from_credit)
+        };
+        if self.swap(word, spent).is_err() {
+            if overflows {
+                self.end_overflow();
+            }
+            return None;
+        }
+        let left = tokens - from_tokens;
+        let runs_low = from_credit > 0 || left < self.low.load(Ordering::Relaxed);
+        let urgency = match (runs_low, word.pending()) {
+            (true, _) => Urgency::Now,
+            (false, 0) => Urgency::Tick,
+            (false, _) => Urgency::None,
+        };
+        self.count_spent(spent, cost);
+        let overflowed = if overflows { word.pending() + cost } else { 0 };
+        let is_sure = from_credit == 0 && !is_overdrawn && !word.is_policy();
+        let news = News { overflowed, ..self.notify(urgency) };
+        Some(SpendResult { verdict: Verdict::Allowed, is_sure, left, is_uncounted: false, news })
+    }
+
+    /// Counts a denial. Without a lease the store may have more than this node knows of, so it is not sure.
+    fn count_denied(&self, word: TokenWord, cost: u32, left: u32, is_live: bool) -> SpendResult {
+        // The sum must not wrap: beyond the maximum the limit counts the request.
+        let is_uncounted = self.denied.load(Ordering::Relaxed) >= MAX_DENIED;
+        let counted = if is_uncounted { 0 } else { cost };
+        let before = self.denied.fetch_add(counted, Ordering::Relaxed);
+        // The engine learns of a cost if it is more than all that was denied before: a few times between collections.
+        let refused = if cost > 1 && before < cost { cost } else { 0 };
+        let is_sure = self.has_refill(is_live) && !word.is_policy();
+        let news = News { refused, ..self.notify(Urgency::Now) };
+        SpendResult { verdict: Verdict::Denied, is_sure, left, is_uncounted, news }
+    }
+
+    /// Gives first credit to a key that is full as far as this node knows: the engine has no account of it, nothing
+    /// is pending, and its time to fill is over. The engine changes the epoch when it opens an account.
+    fn renew_first_credit(&self, seen: TokenWord, credit: u32, now: Timestamp) {
+        if !self.is_full_at_rest(now) {
+            return;
+        }
+        let _ = self.update(|word| {
+            let is_at_rest = word.epoch() == seen.epoch() && self.is_full_at_rest(now);
+            (is_at_rest && word.pending() == 0 && !word.is_retired())
+                .then(|| word.with_credit(credit))
+        });
+    }
+
+    /// The credit that may be used now.
+    fn usable_credit(&self, word: TokenWord, now: Timestamp) -> u32 {
+        let is_usable = now.as_micros() >= self.credit_from_us.load(Ordering::Relaxed);
+        if is_usable { word.credit() } else { 0 }
+    }
+
+    /// Whether the node knows that the store has nothing for a request of this cost.
+    fn knows_all(&self, is_live: bool, cost: u32) -> bool {
+        let there = i64::from(self.view_tokens.load(Ordering::Relaxed));
+        self.has_refill(is_live) && there < ASK_TIMES * i64::from(cost)
+    }
+
+    /// Whether refill is leased. Then the node knows all that it can have.
+    fn has_refill(&self, is_live: bool) -> bool {
+        is_live && self.rate.load(Ordering::Relaxed) > 0
+    }
+
+    // ---- the word ----------------------------------------------------------------------------
+
+    #[inline(always)]
+    fn load(&self) -> TokenWord {
+        TokenWord(self.word.load(Ordering::Acquire))
+    }
+
+    /// The word, if neither lease nor key has changed since it was of this epoch.
+    #[inline(always)]
+    fn load_in(&self, epoch: u64) -> Option<TokenWord> {
+        Some(self.load()).filter(|word| word.epoch() == epoch && !word.is_retired())
+    }
+
+    #[inline(always)]
+    fn swap(&self, from: TokenWord, to: TokenWord) -> Result<(), TokenWord> {
+        self.word
+            .compare_exchange_weak(from.0, to.0, Ordering::SeqCst, Ordering::Acquire)
+            .map(|_| ())
+            .map_err(TokenWord)
+    }
+
+    /// Applies `change` until it succeeds or `change` declines. Returns the word before.
+    fn update(
+        &self,
+        mut change: impl FnMut(TokenWord) -> Option<TokenWord>,
+    ) -> Result<TokenWord, TokenWord> {
+        self.word
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
+                change(TokenWord(word)).map(|changed| changed.0)
+            })
+            .map(TokenWord)
+            .map_err(TokenWord)
+    }
+
+    /// Counts what a request cost beyond one token. Returns the tokens left.
+    #[inline(always)]
+    fn count_spent(&self, spent: TokenWord, cost: u32) -> u32 {
+        if cost > 1 {
+            self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
+        }
+        spent.tokens()
+    }
+
+    // ---- overflows of the word ---------------------------------------------------------------
+
+    /// Announces that pending tokens go to the engine in a notification. False if too many are under way.
+    fn try_begin_overflow(&self) -> bool {
+        let more = |overflows| (overflows < MAX_OVERFLOWS).then(|| overflows + 1);
+        self.overflows.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// The notification of an overflow has arrived, or was not sent.
+    pub(crate) fn end_overflow(&self) {
+        self.overflows.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether pending tokens may be under way to the engine.
+    pub(crate) fn has_overflowed(&self) -> bool {
+        self.overflows.load(Ordering::Acquire) > 0
+    }
+
+    // ---- for reports -------------------------------------------------------------------------
+
+    /// What a decision would find at `now`, spending nothing: tokens, credit, and whether tokens would be sure.
+    pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
+        let mut word = self.load();
+        let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
+        if is_live && self.mint(word, now, 0, unit) {
+            word = self.load();
+        }
+        let tokens = if is_live { word.tokens() } else { 0 };
+        (tokens, self.usable_credit(word, now), !word.is_policy())
+    }
+
+    /// The store's last word.
+    #[inline(always)]
+    pub(crate) fn view(&self) -> View {
+        let tokens = self.view_tokens.load(Ordering::Relaxed);
+        View::new(tokens.into(), self.view_ms.load(Ordering::Relaxed))
+    }
+
+    /// What flows in: a hint.
+    #[inline(always)]
+    pub(crate) fn refill(&self) -> Refill {
+        let rate = self.rate.load(Ordering::Relaxed);
+        let minted_us = self.minted_us.load(Ordering::Relaxed);
+        Refill::new(rate, minted_us, self.ends_us.load(Ordering::Relaxed))
+    }
+}
+
+impl Default for LeaseBucket {
+    /// A bucket that has never had a key. Its word is retired.
+    fn default() -> Self {
+        Self {
+            word: AtomicU64::new(TokenWord(0).retired().0),
+            fast_until_us: AtomicU64::default(),
+            low: AtomicU32::default(),
+            key_bytes: AtomicU16::default(),
+            overflows: AtomicU16::default(),
+            key: Default::default(),
+            ends_us: AtomicU64::default(),
+            minted_us: AtomicU64::new(u64::MAX),
+            rate: AtomicU64::default(),
+            depth: AtomicU32::default(),
+            overdraw: AtomicU32::default(),
+            credit_from_us: AtomicU64::default(),
+            view_tokens: AtomicI32::default(),
+            view_ms: AtomicU32::default(),
+            engine: AtomicU32::new(engine_side::NO_ACCOUNT),
+            full_at_us: AtomicU64::default(),
+            denied: AtomicU32::default(),
+            surplus: AtomicU32::default(),
+        }
+    }
+}
+
+impl TableBucket for LeaseBucket {
+    type Word = TokenWord;
+    /// Tokens of credit that a new key has.
+    type Start = u32;
+
+    #[inline(always)]
+    fn load(&self) -> TokenWord {
+        LeaseBucket::load(self)
+    }
+
+    #[inline(always)]
+    fn is_retired(word: TokenWord) -> bool {
+        word.is_retired()
+    }
+
+    #[inline(always)]
+    fn key(&self) -> StoredKey<'_> {
+        StoredKey { bytes: &self.key_bytes, words: &self.key }
+    }
+
+    /// Everything is written before the word, which publishes it. Overflows stay: a decision that announced one,
+    /// and found that its key was evicted, takes it back.
+    fn start(&self, credit: u32) {
+        for (field, value) in [
+            (&self.fast_until_us, 0),
+            (&self.ends_us, 0),
+            (&self.minted_us, u64::MAX),
+            (&self.rate, 0),
+            (&self.credit_from_us, 0),
+            (&self.full_at_us, 0),
+        ] {
+            field.store(value, Ordering::Release);
+        }
+        for field in
+            [&self.low, &self.depth, &self.overdraw, &self.view_ms, &self.denied, &self.surplus]
+        {
+            field.store(0, Ordering::Release);
+        }
+        self.view_tokens.store(0, Ordering::Release);
+        self.engine.store(engine_side::NO_ACCOUNT, Ordering::Release);
+        let word = TokenWord(self.word.load(Ordering::Relaxed)).reset(credit);
+        self.word.store(word.0, Ordering::Release);
+    }
+
+    /// Retires a key that is full, has nothing pending, and has no account in the engine.
+    fn try_retire(&self, now: Timestamp, _: &Scale) -> bool {
+        let word = self.load();
+        let is_idle = self.is_full_at_rest(now) && self.is_unnoticed() && !self.has_overflowed();
+        is_idle
+            && !word.is_retired()
+            && (word.pending(), word.tokens()) == (0, 0)
+            && self
+                .word
+                .compare_exchange(word.0, word.retired().0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests;

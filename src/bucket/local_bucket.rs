@@ -1,0 +1,131 @@
+//! The bucket of a limit that this node keeps alone: GCRA in one word.
+//!
+//! The word is the time at which the bucket will be full, in the units of the limit's [`Scale`]: units that flow in
+//! up to that time fill it. A request of `cost` tokens moves that time by `cost` tokens' worth, and is allowed if the
+//! bucket would then be full within the time that an empty bucket takes to fill.
+//!
+//! # Argument
+//!
+//! A decision loads the word, compares the key, and swaps the word that it loaded. The word only grows, also from one
+//! key of a place to the next: [`start`](TableBucket::start) begins after the last value. So a word that was loaded
+//! for one key is never found again for another, and a swap that succeeds spends from the key that was compared.
+//!
+//! # Orderings
+//!
+//! The word publishes the key: it is stored with `Release` after the key was written, and loaded with `Acquire`
+//! before the key is compared. It publishes nothing else.
+
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+
+use super::stored_key::{SHORT_WORDS, StoredKey};
+use super::table::TableBucket;
+use crate::quota::Scale;
+use crate::time::Timestamp;
+
+/// Set while the place has no key.
+const RETIRED: u64 = 1 << 63;
+
+/// A key's state and the key, in one cache line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct LocalBucket {
+    /// When the bucket will be full, in units, or [`RETIRED`] and when it was.
+    full_at: AtomicU64,
+    key_bytes: AtomicU16,
+    key: [AtomicU64; SHORT_WORDS],
+}
+
+/// What a local bucket decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalResult {
+    pub(crate) is_allowed: bool,
+    /// Units left. Less than none only if the time went back.
+    pub(crate) level: i64,
+}
+
+impl LocalResult {
+    /// What a key would be told that is new.
+    pub(crate) fn full(scale: &Scale) -> Self {
+        Self { is_allowed: true, level: scale.burst }
+    }
+}
+
+impl LocalBucket {
+    /// Decides about `cost` tokens. A cost of 0 spends nothing, and is allowed if one token could be spent. `None` if
+    /// the word is no longer `seen`: look the key up again.
+    #[inline(always)]
+    pub(crate) fn decide(
+        &self,
+        seen: u64,
+        cost: u32,
+        now: Timestamp,
+        scale: &Scale,
+    ) -> Option<LocalResult> {
+        let (now, burst) = (units_at(now, scale), scale.burst as u64);
+        let full_at = seen.max(now);
+        let level = |full_at: u64| burst as i64 - (full_at - now) as i64;
+        let after = full_at + u64::from(cost.max(1)) * scale.token as u64;
+        if after - now > burst {
+            return Some(LocalResult { is_allowed: false, level: level(full_at) });
+        }
+        if cost == 0 {
+            return Some(LocalResult { is_allowed: true, level: level(full_at) });
+        }
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.full_at.compare_exchange(seen, after, success, failure).ok()?;
+        Some(LocalResult { is_allowed: true, level: level(after) })
+    }
+}
+
+/// The units that flow in from the clock's origin to `at`. A scale of this node alone has at most 2^14 in a microsecond,
+/// so this does not overflow for 17 years.
+#[inline(always)]
+fn units_at(at: Timestamp, scale: &Scale) -> u64 {
+    at.as_micros().saturating_mul(scale.rate as u64).min(RETIRED / 2)
+}
+
+impl Default for LocalBucket {
+    /// A bucket that has never had a key.
+    fn default() -> Self {
+        let (full_at, key_bytes) = (AtomicU64::new(RETIRED), AtomicU16::default());
+        Self { full_at, key_bytes, key: Default::default() }
+    }
+}
+
+impl TableBucket for LocalBucket {
+    type Word = u64;
+    /// A new key is full.
+    type Start = ();
+
+    #[inline(always)]
+    fn load(&self) -> u64 {
+        self.full_at.load(Ordering::Acquire)
+    }
+
+    #[inline(always)]
+    fn is_retired(word: u64) -> bool {
+        word & RETIRED != 0
+    }
+
+    #[inline(always)]
+    fn key(&self) -> StoredKey<'_> {
+        StoredKey { bytes: &self.key_bytes, words: &self.key }
+    }
+
+    /// The bucket was full when it was retired, and one unit later it is full too.
+    fn start(&self, (): ()) {
+        let last = self.full_at.load(Ordering::Relaxed) & !RETIRED;
+        self.full_at.store(last + 1, Ordering::Release);
+    }
+
+    /// Retires a key that is full.
+    fn try_retire(&self, now: Timestamp, scale: &Scale) -> bool {
+        let word = self.load();
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        word < units_at(now, scale)
+            && self.full_at.compare_exchange(word, word | RETIRED, success, failure).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! What a local bucket promises.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::quota::Quota;
+
+fn scale(quota: Quota) -> Scale {
+    quota.local_scale("x").unwrap()
+}
+
+fn at(us: u64) -> Timestamp {
+    Timestamp::from_micros(us)
+}
+
+fn new() -> LocalBucket {
+    let bucket = LocalBucket::default();
+    bucket.start(());
+    bucket
+}
+
+/// Decides about `cost` tokens: whether they were spent, and the tokens left.
+fn take(bucket: &LocalBucket, cost: u32, now: Timestamp, scale: &Scale) -> (bool, i64) {
+    let result = bucket.decide(bucket.load(), cost, now, scale).unwrap();
+    (result.is_allowed, result.level.div_euclid(scale.token))
+}
+
+/// A token bucket in exact fractions: tokens times the period's microseconds.
+struct Exact {
+    quota: Quota,
+    level: i128,
+    at_us: u64,
+}
+
+impl Exact {
+    fn new(quota: Quota) -> Self {
+        let full = i128::from(quota.burst_tokens()) * quota.period().as_micros() as i128;
+        Self { quota, level: full, at_us: 0 }
+    }
+
+    fn take(&mut self, cost: u32, now_us: u64) -> bool {
+        let token = self.quota.period().as_micros() as i128;
+        let full = i128::from(self.quota.burst_tokens()) * token;
+        let flowed = i128::from(self.quota.tokens()) * i128::from(now_us - self.at_us);
+        (self.level, self.at_us) = ((self.level + flowed).min(full), now_us);
+        let allowed = self.level >= i128::from(cost) * token;
+        self.level -= if allowed { i128::from(cost) * token } else { 0 };
+        allowed
+    }
+}
+
+proptest! {
+    /// Quotas whose rate is kept exactly.
+    #[test]
+    fn decisions_are_those_of_an_exact_token_bucket(
+        tokens in 1..=10_000_u64,
+        period in prop_oneof![Just(1_u64), Just(60), Just(3600), Just(86_400)],
+        burst in 1..=1_000_u64,
+        steps in vec((0..=100_u64, 1..=3_u32, 0..=20_000_u64), 1..100),
+    ) {
+        let quota = Quota::new(tokens, Duration::from_secs(period)).burst(burst);
+        let (scale, bucket, mut exact) = (scale(quota), new(), Exact::new(quota));
+        let mut now_us = 1;
+        for (percent, cost, pause_us) in steps {
+            // Up to a token and a half after the request before.
+            let token_us = quota.period().as_micros() as u64 / tokens;
+            now_us += token_us * 3 / 2 * percent / 100 + pause_us % 7;
+            let cost = cost.min(burst as u32);
+            let (allowed, left) = take(&bucket, cost, at(now_us), &scale);
+            prop_assert_eq!(allowed, exact.take(cost, now_us), "at {}", now_us);
+            let token = quota.period().as_micros() as i128;
+            prop_assert_eq!(i128::from(left), exact.level / token);
+        }
+    }
+
+    /// The smallest and largest quotas: never more than the exact bucket, and 0.1% less at most.
+    #[test]
+    fn rounded_rates_never_admit_more_than_the_quota(
+        tokens in 1..=1_000_000_000_u64, burst in 1..=1_000_000_000_u64, seed in any::<u64>(),
+    ) {
+        let quota = Quota::per_second(tokens).burst(burst);
+        let Ok(scale) = quota.local_scale("x") else { return Ok(()) };
+        let (bucket, mut rng) = (new(), fastrand::Rng::with_seed(seed));
+        let (mut now_us, mut spent) = (1, 0_u128);
+        for _ in 0..300 {
+            let cost = rng.u64(1..=burst.min(tokens / 1000 + 2)) as u32;
+            while take(&bucket, cost, at(now_us), &scale).0 {
+                spent += u128::from(cost);
+                prop_assert!(spent <= u128::from(burst) + u128::from(tokens) * u128::from(now_us) / 1_000_000);
+                if rng.u8(..) < 8 {
+                    break;
+                }
+            }
+            now_us += rng.u64(1..2_000);
+        }
+    }
+}
+
+#[test]
+fn denied_cost_is_allowed_exactly_when_its_tokens_have_flowed_in() {
+    let (scale, bucket) = (scale(Quota::per_second(1000).burst(10)), new());
+    assert_eq!(take(&bucket, 10, at(1), &scale), (true, 0));
+    assert_eq!(take(&bucket, 3, at(3_000), &scale), (false, 2));
+    assert_eq!(take(&bucket, 3, at(3_001), &scale), (true, 0));
+}
+
+#[test]
+fn bursts_and_rates_of_a_billion_are_kept_to_the_token() {
+    let quota = Quota::per_second(1_000_000_000);
+    let (scale, bucket) = (scale(quota), new());
+    assert_eq!(take(&bucket, 1_000_000_000, at(1), &scale), (true, 0));
+    assert_eq!(take(&bucket, 1001, at(2), &scale), (false, 1000));
+    assert_eq!(take(&bucket, 1000, at(2), &scale), (true, 0));
+    assert_eq!(take(&bucket, 300_000_000, at(300_002), &scale), (true, 0));
+}
+
+#[test]
+fn cost_of_zero_spends_nothing_and_says_whether_a_token_is_left() {
+    let (scale, bucket) = (scale(Quota::per_second(1).burst(2)), new());
+    assert_eq!(take(&bucket, 0, at(1), &scale), (true, 2));
+    assert_eq!(take(&bucket, 2, at(1), &scale), (true, 0));
+    assert_eq!(take(&bucket, 0, at(1), &scale), (false, 0));
+}
+
+#[test]
+fn time_that_goes_back_by_a_thread_with_an_old_reading_admits_nothing_more() {
+    let (scale, bucket) = (scale(Quota::per_second(1000).burst(2)), new());
+    assert_eq!(take(&bucket, 2, at(10_000), &scale), (true, 0));
+    assert!(!take(&bucket, 1, at(9_000), &scale).0);
+    assert!(!take(&bucket, 1, at(10_999), &scale).0);
+    assert!(take(&bucket, 1, at(11_000), &scale).0);
+}
+
+#[test]
+fn word_of_one_key_is_never_the_word_of_the_next() {
+    let (scale, bucket) = (scale(Quota::per_second(1000).burst(2)), new());
+    let before = bucket.load();
+    assert!(!bucket.try_retire(at(1), &scale), "it is not known to be full");
+    assert!(bucket.try_retire(at(2), &scale));
+    assert!(LocalBucket::is_retired(bucket.load()));
+    assert!(!bucket.try_retire(at(3), &scale), "once");
+    bucket.start(());
+    assert_eq!(bucket.decide(before, 1, at(3), &scale), None, "a decision about the key before");
+    assert_eq!(take(&bucket, 2, at(3), &scale), (true, 0), "the next key is full");
+    assert!(!bucket.try_retire(at(2_003), &scale), "until it is full again");
+    assert!(bucket.try_retire(at(2_004), &scale));
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "a test's own threads")]
+fn threads_never_spend_more_than_there_is() {
+    let scale = scale(Quota::per_second(1_000_000).burst(1000));
+    let bucket = Arc::new(new());
+    let spend = || {
+        let bucket = bucket.clone();
+        move || {
+            (1..=200_000_u64)
+                .filter(|now_us| {
+                    let decided = || bucket.decide(bucket.load(), 1, at(*now_us), &scale);
+                    std::iter::repeat_with(decided).flatten().next().unwrap().is_allowed
+                })
+                .count()
+        }
+    };
+    let threads = [(); 3].map(|()| std::thread::spawn(spend()));
+    let spent: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+    // Each thread's time runs from 1 to 200,000 us; a thread that is behind is denied.
+    assert!((200_000..=201_000).contains(&spent), "{spent}");
+}
