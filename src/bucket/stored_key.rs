@@ -37,7 +37,7 @@ pub(super) fn short_words(key: &[u8]) -> Option<[u64; SHORT_WORDS]> {
             Some([word(first), word(second), word(before), word(last)])
         }
         ([first], [last]) => Some([word(first), word(last), 0, 0]),
-        _ => Some([key.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)), 0, 0, 0]),
+        _ => Some([number(key), 0, 0, 0]),
     }
 }
 
@@ -64,7 +64,10 @@ impl StoredKey<'_> {
         }
         let words = long.words(self.words[0].load(Ordering::Relaxed));
         usize::from(self.bytes.load(Ordering::Relaxed)) == key.len()
-            && words.is_some_and(|words| read(words, key.len()) == key)
+            && words.is_some_and(|words| {
+                let mut pairs = words.iter().zip(long_words(key));
+                pairs.all(|(word, value)| word.load(Ordering::Relaxed) == value)
+            })
     }
 
     /// Stores `key`, which has the slot `slot` in `long` if it is long.
@@ -111,10 +114,19 @@ pub(super) fn is_long(key: &[u8]) -> bool {
 
 /// Writes a long key.
 fn write(words: &[AtomicU64], key: &[u8]) {
-    for (word, bytes) in words.iter().zip(key.chunks(WORD)) {
-        let value = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    for (word, value) in words.iter().zip(long_words(key)) {
         word.store(value, Ordering::Relaxed);
     }
+}
+
+/// The words of a long key.
+fn long_words(key: &[u8]) -> impl Iterator<Item = u64> {
+    key.chunks(WORD).map(number)
+}
+
+/// Up to eight bytes as a number.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
 /// Reads a long key of `length` bytes.
