@@ -244,9 +244,6 @@ pub(crate) struct Refill {
 }
 
 impl Refill {
-    /// Nothing.
-    pub(crate) const NONE: Self = Self::new(0, u64::MAX, 0);
-
     /// `rate` units in each microsecond until `ends_us`. What flowed in before `minted_us` is in the bucket already;
     /// [`u64::MAX`] there means that nothing flows in. Not looked at before somebody asks.
     #[inline(always)]

@@ -237,6 +237,9 @@ impl ActiveLimit {
             if let Some(result) = bucket.decide(word, ask, time) {
                 let SpendResult { verdict, is_sure: sure, left, news, .. } = result;
                 table.count(place, &result, ask.cost);
+                if place == OVERFLOW {
+                    table.count_overflow();
+                }
                 if !news.is_none() {
                     self.notify(place, news);
                 }
@@ -254,9 +257,7 @@ impl ActiveLimit {
     #[inline(always)]
     fn decision(&self, decided: Decided<'_>, cost: u32, now: Timestamp) -> Decision {
         let Decided { bucket, outcome: Outcome { left, allowed, sure } } = decided;
-        // What an allowed decision reads is in one cache line.
-        let refill = if allowed { Refill::NONE } else { bucket.refill() };
-        let (view, limit) = (bucket.view(), self.state.info);
+        let (view, refill, limit) = (bucket.view(), bucket.refill(), self.state.info);
         Decision { allowed, sure, cost, left, view, now, refill, limit }
     }
 
@@ -284,10 +285,16 @@ impl ActiveLimit {
             Buckets::Leased(table) => table,
             Buckets::Local(local) => return self.local_decision(local, target, 0, now),
         };
+        let unit = self.state.terms.scale.token;
+        let peeked = target.find(table).and_then(|Found { bucket, word, .. }| {
+            let peeked = bucket.peek(now, unit);
+            bucket.is_in_epoch_of(word).then_some((bucket, peeked))
+        });
         let new = LeaseBucket::default();
-        let bucket = target.find(table).map_or(&new, |found| found.bucket);
-        new.start(self.state.first_credit());
-        let (left, credit, is_sure) = bucket.peek(now, self.state.terms.scale.token);
+        let (bucket, (left, credit, is_sure)) = peeked.unwrap_or_else(|| {
+            new.start(self.state.first_credit());
+            (&new, new.peek(now, unit))
+        });
         let (allowed, sure) = (left + credit > 0, is_sure && left > 0);
         self.decision(Decided::new(bucket, left, allowed, sure), 1, now)
     }
@@ -446,20 +453,26 @@ fn decide_local(
     now: Timestamp,
     scale: &Scale,
 ) -> LocalResult {
+    let mut is_overflow;
     let result = loop {
         let found = match target.find_first(&local.table) {
             Some(found) if !LocalBucket::is_retired(found.word) => found,
-            _ if cost == 0 && target.find(&local.table).is_none() => {
-                return LocalResult::full(scale);
-            }
+            _ if cost == 0 => match target.find(&local.table) {
+                Some(found) => found,
+                None => return LocalResult::full(scale),
+            },
             _ => target.find_or_insert(&local.table, || ()),
         };
+        is_overflow = found.place == OVERFLOW;
         if let Some(result) = found.bucket.decide(found.word, cost, now, scale) {
             break result;
         }
     };
     if cost > 0 {
         local.count(result.is_allowed);
+        if is_overflow {
+            local.table.count_overflow();
+        }
     }
     result
 }

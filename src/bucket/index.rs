@@ -235,11 +235,12 @@ fn entry(hash: KeyHash, place: u32) -> u32 {
     hash.tag() | place
 }
 
-/// The place, if the entry may be that of a key with this hash; 0 may be an empty entry.
+/// The place, if the entry may be that of a key with this hash.
 #[inline(always)]
 fn match_entry(entry: u32, hash: KeyHash) -> Option<u32> {
     let place = entry ^ hash.tag();
-    (place <= PLACE_MAX).then_some(place)
+    // Not 0: with a tag of 0 that is an empty entry.
+    (place.wrapping_sub(1) < PLACE_MAX).then_some(place)
 }
 
 #[inline(always)]

@@ -44,9 +44,9 @@ impl KeyHash {
 pub(crate) struct KeyHasher {
     constants: SharedSeed,
     state: u64,
-    /// All keys have one hash.
+    /// The hash that all keys have.
     #[cfg(test)]
-    is_constant: bool,
+    constant: Option<u64>,
 }
 
 /// The seeds are secret.
@@ -63,22 +63,22 @@ impl KeyHasher {
             constants: SharedSeed::from_u64(constants),
             state,
             #[cfg(test)]
-            is_constant: false,
+            constant: None,
         }
     }
 
-    /// A hasher that gives all keys one hash.
+    /// A hasher that gives all keys this hash.
     #[cfg(test)]
-    pub(super) fn constant() -> Self {
-        Self { is_constant: true, ..Self::new([0, 0]) }
+    pub(super) fn constant(hash: u64) -> Self {
+        Self { constant: Some(hash), ..Self::new([0, 0]) }
     }
 
     /// The hash of `key`, whose words are `short`.
     #[inline(always)]
     pub(super) fn hash(&self, key: &[u8], short: Option<[u64; SHORT_WORDS]>) -> KeyHash {
         #[cfg(test)]
-        if self.is_constant {
-            return KeyHash(u64::MAX);
+        if let Some(hash) = self.constant {
+            return KeyHash(hash);
         }
         let mut hasher = FoldHasher::with_seed(self.state, &self.constants);
         match short {

@@ -41,7 +41,8 @@
 //!   new lease beside an older word fails. In step 2 the word of a lease that has ended changes before the new end
 //!   can be read.
 //! - A claim of refill that mixes numbers of two leases was computed after step 1. It fails if `minted_us` is still
-//!   closed. If `minted_us` is open again, step 4 is done, and the tokens are dropped because the epoch differs.
+//!   closed. If `minted_us` is open again, step 4 is done, and the tokens are dropped because the epoch differs. If it
+//!   shows the same time as before, the claim succeeds: then the new lease loses what flowed in meanwhile.
 //!
 //! A decision changes the word and then reads the engine's flags. A collection changes the flags and then reads the
 //! word. All four are `SeqCst`; otherwise both could read the older value, and what was spent would be neither
@@ -49,7 +50,7 @@
 //!
 //! Counters for demand and metrics publish nothing, and are `Relaxed`.
 
-use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::notifications::{News, Urgency};
 use super::stored_key::{SHORT_WORDS, StoredKey};
@@ -151,6 +152,11 @@ pub(crate) struct SpendResult {
 }
 
 impl SpendResult {
+    /// Denied where nothing is known.
+    pub(super) fn unsure_denial() -> Self {
+        Self { verdict: Verdict::Denied, ..Self::unsure(0) }
+    }
+
     fn unsure(left: u32) -> Self {
         let (verdict, news) = (Verdict::Unsure, News::default());
         Self { verdict, is_sure: false, left, is_uncounted: false, news }
@@ -220,6 +226,8 @@ impl LeaseBucket {
         if !self.is_notified() || self.denied.load(Ordering::Relaxed) >= MAX_DENIED {
             return None;
         }
+        // The key was compared before this load.
+        fence(Ordering::Acquire);
         self.load_in(word.epoch())?;
         self.denied.fetch_add(1, Ordering::Relaxed);
         // The engine may have collected since it was notified.
@@ -260,6 +268,7 @@ impl LeaseBucket {
                 return Some(SpendResult::unsure(tokens));
             }
             if asks || lacking > self.usable_credit(word, now) {
+                fence(Ordering::Acquire);
                 self.load_in(seen.epoch())?;
                 return Some(self.count_denied(word, cost, tokens, is_live));
             }
@@ -427,6 +436,11 @@ impl LeaseBucket {
         }
         let tokens = if is_live { word.tokens() } else { 0 };
         (tokens, self.usable_credit(word, now), !word.is_policy())
+    }
+
+    /// Whether neither lease nor key has changed since the word was loaded.
+    pub(crate) fn is_in_epoch_of(&self, word: TokenWord) -> bool {
+        self.load_in(word.epoch()).is_some()
     }
 
     /// The store's last word.

@@ -61,6 +61,9 @@ impl LocalBucket {
         now: Timestamp,
         scale: &Scale,
     ) -> Option<LocalResult> {
+        if Self::is_retired(seen) {
+            return None;
+        }
         let (now, burst) = (units_at(now, scale), scale.burst as u64);
         let full_at = seen.max(now);
         let level = |full_at: u64| burst as i64 - (full_at - now) as i64;
@@ -78,10 +81,10 @@ impl LocalBucket {
 }
 
 /// The units that flow in from the clock's origin to `at`. A scale of this node alone has at most 2^14 in a microsecond,
-/// so this does not overflow for 17 years.
+/// so this does not overflow for 15 years of the machine's uptime.
 #[inline(always)]
 fn units_at(at: Timestamp, scale: &Scale) -> u64 {
-    at.as_micros().saturating_mul(scale.rate as u64).min(RETIRED / 2)
+    at.as_micros().saturating_mul(scale.rate as u64).min(RETIRED - (1 << 60))
 }
 
 impl Default for LocalBucket {

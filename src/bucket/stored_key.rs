@@ -30,15 +30,18 @@ const SLABS: usize = 21;
 /// The words of a short key; `None` if it is long.
 #[inline(always)]
 pub(super) fn short_words(key: &[u8]) -> Option<[u64; SHORT_WORDS]> {
-    let word = |bytes: &[u8; WORD]| u64::from_le_bytes(*bytes);
-    match (key.as_chunks().0, key.as_rchunks().1) {
-        _ if key.len() > MAX_SHORT_BYTES => None,
-        ([first, second, ..], [.., before, last]) => {
-            Some([word(first), word(second), word(before), word(last)])
-        }
-        ([first], [last]) => Some([word(first), word(last), 0, 0]),
-        _ => Some([number(key), 0, 0, 0]),
+    let halves = |bytes: &[u8; 2 * WORD]| {
+        let number = u128::from_le_bytes(*bytes);
+        (number as u64, (number >> u64::BITS) as u64)
+    };
+    if let (Some(first), Some(last)) = (key.first_chunk(), key.last_chunk()) {
+        let ((first, second), (before, last)) = (halves(first), halves(last));
+        return (key.len() <= MAX_SHORT_BYTES).then_some([first, second, before, last]);
     }
+    if let (Some(first), Some(last)) = (key.first_chunk(), key.last_chunk()) {
+        return Some([u64::from_le_bytes(*first), u64::from_le_bytes(*last), 0, 0]);
+    }
+    Some([number(key), 0, 0, 0])
 }
 
 /// The part of a bucket that holds its key: the length, and the words of a short key or the slot of a long one.

@@ -41,7 +41,7 @@ use crate::time::{Now, Timestamp};
 pub const KEYS_MAX: usize = 50_000_000;
 
 /// Buckets in a slab, which is allocated when the first of them is needed.
-const SLAB: usize = 16384;
+const SLAB: usize = 1024;
 /// Eviction looks at this many places before it lets other writers in.
 const EVICTION_SLICE: u32 = 1024;
 /// Counters of the same thing, so that threads rarely meet at one.
@@ -263,11 +263,16 @@ impl<B: TableBucket> Table<B> {
         if let Some(found) = self.find(key) {
             return found;
         }
-        let place = self.insert(&mut self.writer(), key, start);
-        if place == OVERFLOW {
-            self.counters[0].overflowed.fetch_add(1, Ordering::Relaxed);
-        }
+        let writer = &mut *self.writer();
+        let place = self.insert(writer, key, start);
+        // While the lock is held the place cannot be given to another key.
         self.found_at(place)
+    }
+
+    /// Counts a decision about a key without room.
+    #[cold]
+    pub(crate) fn count_overflow(&self) {
+        self.counters[0].overflowed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds `key`, if no other thread has meanwhile. Returns its place.
@@ -435,7 +440,12 @@ impl BucketRef {
     /// Decides about `cost` tokens of a key that is not evicted meanwhile.
     pub(crate) fn decide(&self, ask: Ask, now: impl Now) -> SpendResult {
         loop {
-            if let Some(result) = LeaseBucket::decide(self, TableBucket::load(&**self), ask, now) {
+            let word = TableBucket::load(&**self);
+            if LeaseBucket::is_retired(word) {
+                debug_assert!(false, "its owner keeps it from eviction");
+                return SpendResult::unsure_denial();
+            }
+            if let Some(result) = LeaseBucket::decide(self, word, ask, now) {
                 return result;
             }
         }

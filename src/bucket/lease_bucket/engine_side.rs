@@ -200,7 +200,7 @@ impl LeaseBucket {
         self.depth.store(lease.depth, Ordering::Release);
         self.overdraw.store(lease.overdraw.into(), Ordering::Release);
         self.ends_us.store(lease.ends.as_micros(), Ordering::Release);
-        self.low.store(lease.low, Ordering::Release);
+        self.low.store(lease.low.min(MAX_TOKENS), Ordering::Release);
     }
 
     /// Writes down what the store said at `at`, in tokens, and from when credit may be used.

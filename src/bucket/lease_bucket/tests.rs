@@ -225,6 +225,16 @@ fn cost_that_is_larger_than_all_pending_tokens_leaves_the_other_fields_alone() {
     assert!(!word.is_policy() && !word.is_retired());
 }
 
+/// The engine's low mark follows demand, which has no maximum: the sum with a cost wrapped, and an empty bucket gave
+/// tokens.
+#[test]
+fn low_mark_above_all_tokens_keeps_an_empty_bucket_empty() {
+    let bucket = leased(Lease { low: u32::MAX, ..lease(0, 10, 1_000_000) }, 1);
+    assert!(take(&bucket, 1, at(1)));
+    assert!(!take(&bucket, 1, at(1)));
+    assert_eq!(bucket.load().tokens(), 0);
+}
+
 #[test]
 fn large_denials_are_all_counted_and_notified_a_few_times() {
     let bucket = leased(lease(0, 10, 1_000_000), 1);
