@@ -16,7 +16,7 @@ use crate::key::KeySecret;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, Mode, Terms};
 use crate::limiter::{ActiveLimit, Limiter, Shared};
 use crate::quota::Quota;
-use crate::store::{MemoryStore, Store};
+use crate::store::AnyStore;
 use crate::sync::{Config, Engine, Event};
 use crate::time::micros;
 
@@ -31,51 +31,6 @@ pub const LANES_MAX: u32 = 1024;
 
 /// A shorter secret of keys can be found by trying.
 const KEY_SECRET_BYTES_MIN: usize = 16;
-
-/// A store, whichever it is.
-#[derive(Clone)]
-pub struct AnyStore(StoreKind);
-
-#[derive(Clone)]
-enum StoreKind {
-    Memory(MemoryStore),
-    #[cfg_attr(
-        not(any(feature = "redis", feature = "testing")),
-        allow(dead_code, reason = "for stores behind features")
-    )]
-    Other(Arc<dyn Store>),
-}
-
-impl From<MemoryStore> for AnyStore {
-    fn from(store: MemoryStore) -> Self {
-        Self(StoreKind::Memory(store))
-    }
-}
-
-#[cfg(feature = "redis")]
-impl From<crate::store::redis::RedisStore> for AnyStore {
-    fn from(store: crate::store::redis::RedisStore) -> Self {
-        Self(StoreKind::Other(Arc::new(store)))
-    }
-}
-
-impl AnyStore {
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn other(store: impl Store) -> Self {
-        Self(StoreKind::Other(Arc::new(store)))
-    }
-
-    /// The store, telling time by `time` if it has no clock of its own.
-    fn open(self, time: &TimeSource) -> Arc<dyn Store> {
-        match self.0 {
-            StoreKind::Memory(store) => {
-                let time = time.clone();
-                Arc::new(store.with_time(move || time.now()))
-            }
-            StoreKind::Other(store) => store,
-        }
-    }
-}
 
 /// Collects what a limiter is made of; every default is a constant of this crate.
 ///
@@ -173,7 +128,7 @@ impl Builder {
         self
     }
 
-    /// The most nodes that have one limit ([`DEFAULT_MAX_NODES`]; 1 with a [`MemoryStore`]).
+    /// The most nodes that have one limit ([`DEFAULT_MAX_NODES`]; 1 with a [`MemoryStore`](crate::MemoryStore)).
     /// Until the store has counted the same number of nodes for a second, a node computes its credit from this number, and
     /// its [share](crate::OutagePolicy::Share) from this number or the count, whichever is more.
     pub fn max_nodes(mut self, nodes: u32) -> Self {
@@ -220,7 +175,7 @@ impl Builder {
             Ok(runtime) => {
                 runtime.spawn(driver.run());
             }
-            Err(_) => run_on_own_thread(driver)?,
+            Err(_) => driver.run_on_own_thread()?,
         }
         Ok(limiter)
     }
@@ -248,12 +203,12 @@ impl Builder {
         let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
         let alone = self.store.is_none();
         let max_nodes = self.max_nodes;
-        let uncounted = match self.store {
-            Some(AnyStore(StoreKind::Memory(_))) => 1,
-            _ => DEFAULT_MAX_NODES,
-        };
-        let uncounted = max_nodes.unwrap_or(uncounted);
-        let store = self.store.map(|store| store.open(&time));
+        let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
+        let uncounted = max_nodes.unwrap_or(if is_memory { 1 } else { DEFAULT_MAX_NODES });
+        let store = self.store.map(|store| {
+            let time = time.clone();
+            store.open(move || time.now())
+        });
         let budget = Arc::new(KeyBudget::new(self.max_keys));
         let limits: Arc<[Arc<LimitState>]> = self
             .limits
@@ -401,17 +356,4 @@ fn random<const COUNT: usize>() -> Result<[u64; COUNT], ConfigError> {
         *number = getrandom::u64().map_err(|error| ConfigError::Random(error.to_string()))?;
     }
     Ok(numbers)
-}
-
-/// Runs the driver where there is no runtime.
-#[allow(clippy::disallowed_methods, reason = "the driver's own thread")]
-fn run_on_own_thread(driver: Driver) -> Result<(), ConfigError> {
-    let failed = |error: std::io::Error| ConfigError::Thread(error.to_string());
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    std::thread::Builder::new()
-        .name("tidegate-sync".to_owned())
-        .spawn(move || runtime.block_on(driver.run()))
-        .map_err(failed)?;
-    Ok(())
 }

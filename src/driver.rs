@@ -16,7 +16,7 @@ use crate::bucket::{
     BucketRef, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, MAX_QUEUED,
     Notification, NotificationQueue, Table,
 };
-use crate::error::StoreError;
+use crate::error::{ConfigError, StoreError};
 use crate::limit::{Credit, LimitInfo, Mode, Terms};
 use crate::quota::Quota;
 use crate::store::Store;
@@ -367,6 +367,19 @@ impl Driver {
                 },
             }
         }
+    }
+
+    /// Runs on a thread of its own, where there is no runtime.
+    #[allow(clippy::disallowed_methods, reason = "the driver's own thread")]
+    pub(crate) fn run_on_own_thread(self) -> Result<(), ConfigError> {
+        let failed = |error: std::io::Error| ConfigError::Thread(error.to_string());
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        std::thread::Builder::new()
+            .name("tidegate-sync".to_owned())
+            .spawn(move || runtime.block_on(self.run()))
+            .map_err(failed)?;
+        Ok(())
     }
 
     fn now(&self) -> Timestamp {

@@ -83,7 +83,7 @@ mod time;
 mod weakness;
 
 pub use bound::{Excess, Incidents, bound};
-pub use builder::{AnyStore, Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};
+pub use builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};
 pub use decision::{Decision, Denied};
 pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
 pub use key::{Hashed, KEY_BYTES_MAX, Key, KeyWriter, lane_of};
@@ -96,9 +96,9 @@ pub use limiter::{ActiveLimit, Handle, Limiter};
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};
-pub use store::MemoryStore;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;
+pub use store::{AnyStore, MemoryStore};
 pub use sync::Event;
 pub use time::Timestamp;
 

@@ -29,9 +29,9 @@ use std::time::Duration;
 
 pub use crate::driver::manual::ManualClock;
 
-use crate::builder::{AnyStore, Builder};
+use crate::builder::Builder;
 use crate::error::StoreError;
-use crate::store::{Exchange, MemoryStore, Store};
+use crate::store::{AnyStore, Exchange, MemoryStore, Store};
 use crate::sync::message::Request;
 
 impl Builder {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::error::StoreError;
 use crate::sync::message::{Reply, Request};
 
+mod any;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) mod equality;
 mod memory;
@@ -15,6 +16,7 @@ pub(crate) mod model;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
+pub use any::AnyStore;
 pub use memory::MemoryStore;
 
 /// A store's answer, some day.
