@@ -41,6 +41,9 @@ const EVICT_GAP_US: u64 = 100_000;
 /// While searching finds nothing, the gap doubles up to this.
 const EVICT_GAP_MAX_US: u64 = 5_000_000;
 
+/// For so many threads counters of local decisions are allocated when a limit is built.
+const THREADS: usize = 64;
+
 /// Hears every event.
 pub(crate) type Listener = Arc<dyn Fn(&Event) + Send + Sync>;
 
@@ -137,21 +140,25 @@ pub(crate) enum Buckets {
 #[derive(Debug)]
 pub(crate) struct LocalBuckets {
     pub(crate) table: Table<LocalBucket>,
-    decided: ThreadLocal<CachePadded<Decided>>,
+    decided: ThreadLocal<CachePadded<ThreadDecisions>>,
     /// What was taken of all threads' decisions.
-    taken: Decided,
+    taken: ThreadDecisions,
 }
 
 /// Decisions of one thread. Only that thread writes them, so that no decision waits for another thread's cache line.
 #[derive(Debug, Default)]
-struct Decided {
+struct ThreadDecisions {
     allowed: AtomicU64,
     denied: AtomicU64,
 }
 
 impl LocalBuckets {
     fn new(table: Table<LocalBucket>) -> Self {
-        Self { table, decided: ThreadLocal::new(), taken: Decided::default() }
+        Self {
+            table,
+            decided: ThreadLocal::with_capacity(THREADS),
+            taken: ThreadDecisions::default(),
+        }
     }
 
     /// Counts a decision.
@@ -164,7 +171,7 @@ impl LocalBuckets {
 
     /// Decisions since the last time. One thread calls this.
     fn take_counts(&self) -> LimitCounts {
-        let sum = |of: fn(&Decided) -> &AtomicU64| -> u64 {
+        let sum = |of: fn(&ThreadDecisions) -> &AtomicU64| -> u64 {
             self.decided.iter().map(|one| of(one).load(Ordering::Relaxed)).sum()
         };
         let (allowed, denied) = (sum(|one| &one.allowed), sum(|one| &one.denied));

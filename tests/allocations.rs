@@ -66,6 +66,18 @@ async fn a_known_key_costs_no_allocation_allowed_or_denied_by_key_or_by_handle()
     }
 }
 
+#[test]
+#[allow(clippy::disallowed_methods, reason = "a thread that has not decided yet")]
+fn first_local_decision_of_a_thread_costs_no_allocation() {
+    let limit = tidegate::local(Quota::per_second(1000)).unwrap();
+    assert!(limit.check("user").is_allowed());
+    let count = std::thread::scope(|scope| {
+        let first = scope.spawn(|| allocations(|| _ = limit.check("user")));
+        first.join().unwrap()
+    });
+    assert_eq!(count, 0);
+}
+
 #[tokio::test]
 async fn a_key_that_has_rested_costs_no_allocation_when_it_is_asked_for_again() {
     for key in keys().iter().map(String::as_str) {

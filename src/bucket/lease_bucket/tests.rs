@@ -87,7 +87,7 @@ fn tokens_are_spent_then_minted_then_denied() {
 }
 
 #[test]
-fn what_flows_into_a_full_bucket_is_lost_and_not_earned_again_later() {
+fn refill_of_a_full_bucket_is_lost_and_not_earned_again_later() {
     let bucket = leased(lease(1, 10, 10_000_000), 10);
     // Full for a second; then the depth is spent in two halves.
     assert!(take(&bucket, 5, at(1_000_000)));
@@ -97,7 +97,7 @@ fn what_flows_into_a_full_bucket_is_lost_and_not_earned_again_later() {
 }
 
 #[test]
-fn what_was_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
+fn refill_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
     let bucket = leased(lease(1, 2, 1_000_000_000), 2);
     bucket.amend(at(1_000_000), lease(1, 100, 1_000_000_000), 0, 0, UNIT);
     assert_eq!(bucket.peek(at(1_000_000), UNIT).0, 2);
@@ -513,7 +513,7 @@ proptest! {
     }
 
     #[test]
-    fn what_overflows_is_lost_to_the_last_unit_though_the_cached_clock_is_behind(
+    fn overflow_is_lost_to_the_last_unit_though_the_cached_clock_is_behind(
         depth in 1..=60_u32,
         steps in vec((0..=20_000_u64, 0..=CLOCK_AGE_MAX_US, 1..=3_u32), 1..100),
     ) {
