@@ -265,7 +265,7 @@ impl Refill {
     /// Units that have flowed in by `now`: less than none while what was spent ahead has not flowed in.
     /// What may be spent ahead is not counted: while nobody asks, it may be taken away. It is less than a
     /// token of `unit` units, whatever these values, which are read one after the other, seem to say.
-    fn earned(self, now: Timestamp, unit: i64) -> i64 {
+    pub(crate) fn earned(self, now: Timestamp, unit: i64) -> i64 {
         if self.rate() == 0 || now.as_micros() >= self.ends_us {
             return 0;
         }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -199,25 +200,24 @@ impl KeySecret {
         Self(HMAC::new(secret))
     }
 
-    /// Calls `read` with what the limiter knows `key` by.
+    /// What the limiter knows `key` by.
     #[inline(always)]
-    pub(crate) fn with_name<R>(
-        &self,
-        key: &(impl Key + ?Sized),
-        read: impl FnOnce(&[u8]) -> R,
-    ) -> R {
-        let mut writer;
-        let bytes = if let Some(bytes) = key.held_bytes() {
-            bytes
+    pub(crate) fn name<'k>(&self, key: &'k (impl Key + ?Sized)) -> KeyName<'k> {
+        match key.held_bytes() {
+            Some(bytes) if is_plain(bytes) => KeyName::Held(bytes),
+            Some(bytes) => KeyName::Written(SmallVec::from_slice(&self.hashed(bytes))),
+            None => self.written_name(key),
+        }
+    }
+
+    fn written_name<'k>(&self, key: &(impl Key + ?Sized)) -> KeyName<'k> {
+        let mut writer = KeyWriter::new(self);
+        key.write(&mut writer);
+        if writer.hashed || is_plain(&writer.bytes) {
+            KeyName::Written(writer.bytes)
         } else {
-            writer = KeyWriter::new(self);
-            key.write(&mut writer);
-            if writer.hashed {
-                return read(&writer.bytes);
-            }
-            &writer.bytes
-        };
-        if is_plain(bytes) { read(bytes) } else { read(&self.hashed(bytes)) }
+            KeyName::Written(SmallVec::from_slice(&self.hashed(&writer.bytes)))
+        }
     }
 
     /// A key that `write` writes, and what it returns.
@@ -243,6 +243,24 @@ impl KeySecret {
             name[2 + 2 * at] = digit(byte & 15);
         }
         name
+    }
+}
+
+/// What a limiter knows a key by.
+pub(crate) enum KeyName<'a> {
+    Held(&'a [u8]),
+    Written(SmallVec<[u8; INLINE_BYTES]>),
+}
+
+impl Deref for KeyName<'_> {
+    type Target = [u8];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Held(bytes) => bytes,
+            Self::Written(bytes) => bytes,
+        }
     }
 }
 
@@ -367,7 +385,7 @@ mod tests {
     use super::*;
 
     fn name(key: &(impl Key + ?Sized)) -> Vec<u8> {
-        KeySecret::new(b"").with_name(key, <[u8]>::to_vec)
+        KeySecret::new(b"").name(key).to_vec()
     }
 
     fn text(key: &(impl Key + ?Sized)) -> String {
@@ -426,7 +444,7 @@ mod tests {
     fn hashed_keys_are_what_other_languages_compute() {
         for (secret, key, expected) in HASHED {
             let secret = KeySecret::new(secret);
-            let name = secret.with_name(&Hashed(key), <[u8]>::to_vec);
+            let name = secret.name(&Hashed(key)).to_vec();
             assert_eq!(String::from_utf8(name).unwrap(), expected, "{key:?}");
         }
     }

@@ -8,16 +8,16 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Ask, Found, KeyBudget, LeaseBucket, LocalBucket, LocalResult, News, Notification,
-    NotificationQueue, OVERFLOW, SpendResult, Table, TableBucket, Verdict,
+    Ask, Found, KeyBudget, LeaseBucket, LocalBucket, News, Notification, NotificationQueue,
+    OVERFLOW, SpendResult, Table, TableBucket, Verdict,
 };
-use crate::decision::{Decision, Refill, View};
+use crate::decision::Decision;
 use crate::driver::clock::TimeSource;
 use crate::driver::{
     Buckets, Command, LimitState, LocalBuckets, PinnedKey, StoreAnswer, StoreQuery, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
-use crate::key::{Key, KeySecret};
+use crate::key::{Key, KeyName, KeySecret};
 #[cfg(feature = "tower")]
 use crate::key::{KeyWriter, WrittenKey};
 use crate::quota::Scale;
@@ -145,7 +145,7 @@ impl ActiveLimit {
     /// allocates 128 bytes, once.
     #[inline(always)]
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.shared.secret.with_name(key, |key| self.decide(key, 1))
+        self.decide_name(self.shared.secret.name(key), 1)
     }
 
     /// Decides about one request of `key` that costs `cost` tokens: all or none are spent. A cost of 0 spends
@@ -157,60 +157,62 @@ impl ActiveLimit {
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.shared.secret.with_name(key, |key| match cost {
-            0 => self.read(Target::Key(key)),
-            _ => self.decide(key, cost),
-        }))
+        Ok(self.decide_name(self.shared.secret.name(key), cost))
     }
 
-    /// Inlined, so that what the caller does not read of the decision is not computed.
+    /// Decides about the bytes of a key: see [`decide`](Self::decide).
     #[inline(always)]
-    fn decide(&self, key: &[u8], cost: u32) -> Decision {
+    fn decide_name(&self, name: KeyName<'_>, cost: u32) -> Decision {
+        match name {
+            KeyName::Held(key) => self.decide(key, cost),
+            KeyName::Written(key) => self.decide_written(&key, cost),
+        }
+    }
+
+    #[inline(never)]
+    fn decide_written(&self, key: &[u8], cost: u32) -> Decision {
+        self.decide(key, cost)
+    }
+
+    /// Decides. Inlined, so that what the caller does not read of the decision is not computed.
+    #[inline(always)]
+    fn decide(&self, target: impl Target, cost: u32) -> Decision {
         let now = self.state.clock.now();
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Local(local) => {
-                return self.local_decision(local, Target::Key(key), cost, now);
-            }
+            Buckets::Local(local) => return self.decide_local(local, target, cost, now),
         };
-        let decided = match cost {
-            1 => self.decide_one(table, key, now),
-            _ => self.decide_fully(table, Target::Key(key), self.request(cost, false), now).0,
-        };
-        self.decision(decided, cost, now)
-    }
-
-    /// Decides about one token. Not inlined, so that a caller's code stays short.
-    #[inline(never)]
-    fn decide_one<'a>(
-        &self,
-        table: &'a Table<LeaseBucket>,
-        key: &[u8],
-        now: Timestamp,
-    ) -> Decided<'a> {
-        match table.find_first(key).and_then(|found| self.decide_fast(found, now)) {
-            Some(decided) => decided,
-            None => self.decide_fully(table, Target::Key(key), self.request(1, false), now).0,
+        if cost == 0 {
+            return self.read(table, target, now);
         }
+        if let Some(found) = target.find_first(table)
+            && let Some(result) = self.decide_fast(found, cost, now)
+        {
+            return self.decision(&result, cost, now);
+        }
+        let result = self.decide_fully(table, target, self.request(cost, false), now);
+        self.decision(&result, cost, now)
     }
 
-    /// Decides about one token of a bucket if one look at it tells.
+    /// Spends or denies, if one look at the bucket tells.
     #[inline(always)]
-    fn decide_fast<'a>(
+    fn decide_fast(
         &self,
-        found: Found<'a, LeaseBucket>,
+        found: Found<'_, LeaseBucket>,
+        cost: u32,
         now: Timestamp,
-    ) -> Option<Decided<'a>> {
+    ) -> Option<SpendResult> {
         let Found { bucket, word, place } = found;
         let unit = || self.state.terms.scale.token;
-        if let Some(left) = bucket.spend(word, 1, now, unit) {
-            return Some(Decided::new(bucket, left, true, true));
+        let result = match bucket.spend(word, cost, now, unit) {
+            Some(spent) => return Some(spent),
+            None if cost == 1 => bucket.deny(word, now, unit())?,
+            None => return None,
+        };
+        if !result.news.is_none() {
+            self.notify(place, result.news);
         }
-        let news = bucket.deny(word, now, unit())?;
-        if !news.is_none() {
-            self.notify(place, news);
-        }
-        Some(Decided::new(bucket, 0, false, true))
+        Some(result)
     }
 
     fn request(&self, cost: u32, can_wait: bool) -> Ask {
@@ -218,39 +220,28 @@ impl ActiveLimit {
         Ask { cost, unit, first_credit, can_wait }
     }
 
-    /// Asks the key's bucket until it decides, and notifies the engine of what it has to know. Says whether the caller
-    /// should ask the store.
+    /// Asks the key's bucket until it decides, and notifies the engine of what it has to know.
     #[inline(never)]
-    fn decide_fully<'a>(
+    fn decide_fully(
         &self,
-        table: &'a Table<LeaseBucket>,
-        target: Target<'_>,
+        table: &Table<LeaseBucket>,
+        target: impl Target,
         ask: Ask,
         now: Timestamp,
-    ) -> (Decided<'a>, bool) {
+    ) -> SpendResult {
         let time = Reading { cached: now, time: &self.shared.time };
-        loop {
-            let found = target.find_or_insert(table, || ask.first_credit);
-            let Found { bucket, word, place } = found;
-            if let Some(left) = bucket.spend(word, ask.cost, now, || ask.unit) {
-                if place == OVERFLOW {
-                    table.count_overflow();
-                }
-                return (Decided::new(bucket, left, true, true), false);
+        let (place, result) = loop {
+            let Found { bucket, word, place } = target.find_or_insert(table, || ask.first_credit);
+            let spent = bucket.spend(word, ask.cost, now, || ask.unit);
+            if let Some(result) = spent.or_else(|| bucket.decide(word, ask, time)) {
+                break (place, result);
             }
-            if let Some(result) = bucket.decide(word, ask, time) {
-                let SpendResult { verdict, is_sure: sure, left, news, .. } = result;
-                table.count(place, &result, ask.cost);
-                if place == OVERFLOW {
-                    table.count_overflow();
-                }
-                if !news.is_none() {
-                    self.notify(place, news);
-                }
-                let decided = Decided::new(bucket, left, result.is_allowed(), sure);
-                return (decided, verdict == Verdict::Unsure);
-            }
+        };
+        table.count(place, &result, ask.cost);
+        if !result.news.is_none() {
+            self.notify(place, result.news);
         }
+        result
     }
 
     #[cold]
@@ -259,48 +250,40 @@ impl ActiveLimit {
     }
 
     #[inline(always)]
-    fn decision(&self, decided: Decided<'_>, cost: u32, now: Timestamp) -> Decision {
-        let Decided { bucket, outcome: Outcome { left, allowed, sure } } = decided;
-        let (view, refill, limit) = (bucket.view(), bucket.refill(), self.state.info);
-        Decision { allowed, sure, cost, left, view, now, refill, limit }
+    fn decision(&self, result: &SpendResult, cost: u32, now: Timestamp) -> Decision {
+        let &SpendResult { is_sure: sure, left, view, refill, .. } = result;
+        let (allowed, limit) = (result.is_allowed(), self.state.info);
+        Decision { allowed, sure, cost: cost.max(1), left, view, now, refill, limit }
     }
 
     /// Decides about a key that this node keeps alone.
     #[inline(always)]
-    fn local_decision(
+    fn decide_local(
         &self,
         local: &LocalBuckets,
-        target: Target<'_>,
+        target: impl Target,
         cost: u32,
         now: Timestamp,
     ) -> Decision {
-        let (now, scale) = (self.shared.time.precise(now), &self.state.terms.scale);
-        let LocalResult { is_allowed: allowed, level } =
-            decide_local(local, target, cost, now, scale);
-        let refill = Refill::endless(scale.rate as u64, level, now);
-        let (view, limit) = (View::NONE, self.state.info);
-        Decision { allowed, sure: true, cost: cost.max(1), left: 0, view, now, refill, limit }
+        let now = self.shared.time.precise(now);
+        let result = ask_local(local, target, cost, now, &self.state.terms.scale);
+        self.decision(&result, cost, now)
     }
 
     /// What a request of one token would be told now; nothing is spent.
-    fn read(&self, target: Target<'_>) -> Decision {
-        let now = self.state.clock.now();
-        let table = match &self.state.buckets {
-            Buckets::Leased(table) => table,
-            Buckets::Local(local) => return self.local_decision(local, target, 0, now),
-        };
+    fn read(&self, table: &Table<LeaseBucket>, target: impl Target, now: Timestamp) -> Decision {
         let unit = self.state.terms.scale.token;
         let peeked = target.find(table).and_then(|Found { bucket, word, .. }| {
-            let peeked = bucket.peek(now, unit);
-            bucket.is_in_epoch_of(word).then_some((bucket, peeked))
+            let peeked = (bucket.peek(now, unit), bucket.report());
+            bucket.is_in_epoch_of(word).then_some(peeked)
         });
-        let new = LeaseBucket::default();
-        let (bucket, (left, credit, is_sure)) = peeked.unwrap_or_else(|| {
+        let ((left, credit, is_sure), report) = peeked.unwrap_or_else(|| {
+            let new = LeaseBucket::default();
             new.start(self.state.first_credit());
-            (&new, new.peek(now, unit))
+            (new.peek(now, unit), new.report())
         });
-        let (allowed, sure) = (left + credit > 0, is_sure && left > 0);
-        self.decision(Decided::new(bucket, left, allowed, sure), 1, now)
+        let (verdict, is_sure) = (Verdict::of(left + credit > 0), is_sure && left > 0);
+        self.decision(&SpendResult::new(verdict, is_sure, left, report), 1, now)
     }
 
     /// Decides about one request of `key` that costs one token, and asks the store if this node alone cannot be
@@ -312,7 +295,7 @@ impl ActiveLimit {
     /// outage policy is in force; then the answer is the one that `check` gives. Dropping the future before it is ready
     /// may leave the token spent.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        match self.shared.secret.with_name(key, |key| self.decide_or_hold(key, 1)) {
+        match self.decide_or_hold(&self.shared.secret.name(key), 1) {
             Ok(decision) => decision,
             Err(handle) => handle.ask_store(1).await,
         }
@@ -331,7 +314,7 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        match self.shared.secret.with_name(key, |key| self.decide_or_hold(key, cost)) {
+        match self.decide_or_hold(&self.shared.secret.name(key), cost) {
             Ok(decision) => Ok(decision),
             Err(handle) => Ok(handle.ask_store(cost).await),
         }
@@ -340,22 +323,20 @@ impl ActiveLimit {
     /// A decision that is sure, or that nothing can be asked about. Otherwise the key's handle, to
     /// [ask the store](Handle::ask_store) with.
     fn decide_or_hold(&self, key: &[u8], cost: u32) -> Result<Decision, Handle> {
-        self.decide_surely(Target::Key(key), cost).ok_or_else(|| self.hold(key))
+        self.decide_surely(key, cost).ok_or_else(|| self.hold(key))
     }
 
     /// Decides if this node is sure.
-    fn decide_surely(&self, target: Target<'_>, cost: u32) -> Option<Decision> {
-        if cost == 0 {
-            return Some(self.read(target));
-        }
-        let now = self.state.clock.now();
-        let table = match &self.state.buckets {
-            Buckets::Leased(table) => table,
-            Buckets::Local(local) => return Some(self.local_decision(local, target, cost, now)),
+    fn decide_surely(&self, target: impl Target, cost: u32) -> Option<Decision> {
+        let Buckets::Leased(table) = &self.state.buckets else {
+            return Some(self.decide(target, cost));
         };
-        let request = self.request(cost, true);
-        let (decided, asks) = self.decide_fully(table, target, request, now);
-        (!asks).then(|| self.decision(decided, cost, now))
+        let now = self.state.clock.now();
+        if cost == 0 {
+            return Some(self.read(table, target, now));
+        }
+        let result = self.decide_fully(table, target, self.request(cost, true), now);
+        (result.verdict != Verdict::Unsure).then(|| self.decision(&result, cost, now))
     }
 
     /// Looks `key` up once, for callers that decide about it often: the handle finds its bucket without a look-up.
@@ -363,7 +344,7 @@ impl ActiveLimit {
     /// A key that has a handle is never evicted. If the limiter holds as many keys as it may, the handle looks the key
     /// up at each decision, as [`check`](Self::check) does.
     pub fn handle<K: Key + ?Sized>(&self, key: &K) -> Handle {
-        self.shared.secret.with_name(key, |key| self.hold(key))
+        self.hold(&self.shared.secret.name(key))
     }
 
     fn hold(&self, key: &[u8]) -> Handle {
@@ -408,7 +389,7 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Result<Decision, Handle>, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.shared.secret.with_name(key, |key| self.decide_or_hold(key, cost)))
+        Ok(self.decide_or_hold(&self.shared.secret.name(key), cost))
     }
 
     /// How far this limit can have been exceeded, and was by what the store said, as of the last
@@ -427,43 +408,22 @@ impl ActiveLimit {
     }
 }
 
-/// What was decided, and by which bucket.
-#[derive(Clone, Copy, Debug)]
-struct Decided<'a> {
-    bucket: &'a LeaseBucket,
-    outcome: Outcome,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Outcome {
-    left: u32,
-    allowed: bool,
-    sure: bool,
-}
-
-impl<'a> Decided<'a> {
-    #[inline(always)]
-    fn new(bucket: &'a LeaseBucket, left: u32, allowed: bool, sure: bool) -> Self {
-        Self { bucket, outcome: Outcome { left, allowed, sure } }
-    }
-}
-
 /// Asks the key's bucket until it decides. A cost of 0 adds no key.
 #[inline(never)]
-fn decide_local(
+fn ask_local(
     local: &LocalBuckets,
-    target: Target<'_>,
+    target: impl Target,
     cost: u32,
     now: Timestamp,
     scale: &Scale,
-) -> LocalResult {
+) -> SpendResult {
     let mut is_overflow;
     let result = loop {
         let found = match target.find_first(&local.table) {
             Some(found) if !LocalBucket::is_retired(found.word) => found,
             _ if cost == 0 => match target.find(&local.table) {
                 Some(found) => found,
-                None => return LocalResult::full(scale),
+                None => return LocalBucket::decide_new(now, scale),
             },
             _ => target.find_or_insert(&local.table, || ()),
         };
@@ -473,7 +433,7 @@ fn decide_local(
         }
     };
     if cost > 0 {
-        local.count(result.is_allowed);
+        local.count(result.is_allowed());
         if is_overflow {
             local.table.count_overflow();
         }
@@ -498,41 +458,59 @@ impl Now for Reading<'_> {
     }
 }
 
-/// Whose bucket is asked.
-#[derive(Clone, Copy, Debug)]
-enum Target<'a> {
-    Key(&'a [u8]),
-    /// A place that is pinned.
-    Place(u32),
+/// Whose bucket is asked: that of a key, or one that is pinned.
+trait Target: Copy {
+    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>>;
+
+    /// As [`find`](Self::find), but `None` also if one look does not tell. The bucket may be retired.
+    fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>>;
+
+    fn find_or_insert<B: TableBucket>(
+        self,
+        table: &Table<B>,
+        start: impl FnOnce() -> B::Start,
+    ) -> Found<'_, B>;
 }
 
-impl Target<'_> {
-    #[inline(always)]
+impl Target for &[u8] {
     fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
-        match self {
-            Self::Key(key) => table.find(key),
-            Self::Place(place) => Some(table.found_at(place)),
-        }
+        table.find(self)
     }
 
     #[inline(always)]
     fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
-        match self {
-            Self::Key(key) => table.find_first(key),
-            Self::Place(place) => Some(table.found_at(place)),
-        }
+        table.find_first(self)
     }
 
-    #[inline(always)]
     fn find_or_insert<B: TableBucket>(
         self,
         table: &Table<B>,
         start: impl FnOnce() -> B::Start,
     ) -> Found<'_, B> {
-        match self {
-            Self::Key(key) => table.find_or_insert(key, start),
-            Self::Place(place) => table.found_at(place),
-        }
+        table.find_or_insert(self, start)
+    }
+}
+
+/// A place that is pinned.
+#[derive(Clone, Copy, Debug)]
+struct Pinned(u32);
+
+impl Target for Pinned {
+    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
+        Some(table.found_at(self.0))
+    }
+
+    #[inline(always)]
+    fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
+        Some(table.found_at(self.0))
+    }
+
+    fn find_or_insert<B: TableBucket>(
+        self,
+        table: &Table<B>,
+        _: impl FnOnce() -> B::Start,
+    ) -> Found<'_, B> {
+        table.found_at(self.0)
     }
 }
 
@@ -590,37 +568,27 @@ impl Handle {
 
     #[inline(always)]
     fn decide_now(&self, cost: u32) -> Decision {
-        let limit = &self.limit;
-        let now = limit.state.clock.now();
-        if cost == 0 {
-            return limit.read(self.target());
+        match self.pinned() {
+            Some(pinned) => self.limit.decide(pinned, cost),
+            None => self.limit.decide_written(&self.key.key, cost),
         }
-        let table = match &limit.state.buckets {
-            Buckets::Leased(table) => table,
-            Buckets::Local(local) => {
-                return limit.local_decision(local, self.target(), cost, now);
-            }
-        };
-        let fast = match self.target() {
-            Target::Place(place) if cost == 1 => limit.decide_fast(table.found_at(place), now),
-            _ => None,
-        };
-        let decided = fast.unwrap_or_else(|| {
-            limit.decide_fully(table, self.target(), limit.request(cost, false), now).0
-        });
-        limit.decision(decided, cost, now)
     }
 
-    /// The pinned place. A key that had no room when the handle was made may have found some.
+    /// The key's bucket. `None` if it had no room when the handle was made: it may have found some meanwhile.
     #[inline(always)]
-    fn target(&self) -> Target<'_> {
-        if self.place == OVERFLOW { Target::Key(&self.key.key) } else { Target::Place(self.place) }
+    fn pinned(&self) -> Option<Pinned> {
+        (self.place != OVERFLOW).then_some(Pinned(self.place))
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        match self.limit.decide_surely(self.target(), cost) {
+        let Some(pinned) = self.pinned() else {
+            return match self.limit.decide_or_hold(&self.key.key, cost) {
+                Ok(decision) => decision,
+                Err(handle) => handle.ask_store(cost).await,
+            };
+        };
+        match self.limit.decide_surely(pinned, cost) {
             Some(decision) => decision,
-            None if self.place == OVERFLOW => self.limit.hold(&self.key.key).ask_store(cost).await,
             None => self.ask_store(cost).await,
         }
     }
@@ -642,7 +610,8 @@ impl Handle {
         };
         let (bucket, now) = (table.at(self.place), clock.now());
         let (left, ..) = bucket.peek(now, terms.scale.token);
-        self.limit.decision(Decided::new(bucket, left, allowed, sure), cost, now)
+        let result = SpendResult::new(Verdict::of(allowed), sure, left, bucket.report());
+        self.limit.decision(&result, cost, now)
     }
 
     /// The bytes that the limiter knows the key by.

@@ -53,6 +53,7 @@
 use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::notifications::{News, Urgency};
+use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::TableBucket;
 use super::token_word::{MAX_PENDING, TokenWord};
@@ -130,53 +131,11 @@ pub(crate) struct Ask {
     pub(crate) can_wait: bool,
 }
 
-/// What was decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Allowed,
-    Denied,
-    /// The caller should ask the store. Nothing was spent or counted.
-    Unsure,
-}
-
-/// What a bucket decided, and what the engine has to know of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SpendResult {
-    pub(crate) verdict: Verdict,
-    pub(crate) is_sure: bool,
-    /// Tokens left.
-    pub(crate) left: u32,
-    /// It was denied, and the bucket could not count that.
-    pub(crate) is_uncounted: bool,
-    pub(crate) news: News,
-}
-
-impl SpendResult {
-    /// Denied where nothing is known.
-    pub(super) fn unsure_denial() -> Self {
-        Self { verdict: Verdict::Denied, ..Self::unsure(0) }
-    }
-
-    fn unsure(left: u32) -> Self {
-        let (verdict, news) = (Verdict::Unsure, News::default());
-        Self { verdict, is_sure: false, left, is_uncounted: false, news }
-    }
-
-    /// Whether the request may go on.
-    pub(crate) fn is_allowed(&self) -> bool {
-        self.verdict == Verdict::Allowed
-    }
-
-    pub(crate) fn is_denied(&self) -> bool {
-        self.verdict == Verdict::Denied
-    }
-}
-
 impl LeaseBucket {
     // ---- decisions ---------------------------------------------------------------------------
 
     /// Spends `cost` tokens of a lease if the engine need not be notified, and refill cannot have filled the bucket.
-    /// Returns the tokens left; `None` if nothing was spent.
+    /// `None` if nothing was spent.
     ///
     /// `unit` tells the units in a token, if they matter.
     ///
@@ -184,26 +143,22 @@ impl LeaseBucket {
     #[inline(always)]
     pub(crate) fn spend(
         &self,
-        mut word: TokenWord,
+        word: TokenWord,
         cost: u32,
         now: Timestamp,
         unit: impl FnOnce() -> i64,
-    ) -> Option<u32> {
-        let epoch = word.epoch();
+    ) -> Option<SpendResult> {
+        // Loaded before the swap, which would make these loads wait.
+        let report = self.report();
         if now.as_micros() >= self.fast_until_us.load(Ordering::Acquire)
             && !self.is_below_depth(word, now, unit())
         {
             return None;
         }
-        let low = self.low.load(Ordering::Relaxed);
-        loop {
-            let spent = word.spend_unnoticed(cost, low)?;
-            match self.swap(word, spent) {
-                Ok(()) => break Some(self.count_spent(spent, cost)),
-                Err(found) if found.epoch() == epoch => word = found,
-                Err(_) => break None,
-            }
-        }
+        let spent = word.spend_unnoticed(cost, self.low.load(Ordering::Relaxed))?;
+        self.swap(word, spent).ok()?;
+        self.count_spent(cost);
+        Some(SpendResult::new(Verdict::Allowed, true, spent.tokens(), report))
     }
 
     /// Whether the lease lives, and refill cannot have filled the bucket by now.
@@ -214,11 +169,11 @@ impl LeaseBucket {
     }
 
     /// Denies one token if refill is leased and has not earned a token, and the engine has been notified of denials.
-    /// Returns what the engine has to know; `None` if that is not sure, and then nothing is changed.
+    /// `None` if that is not sure, and then nothing is changed.
     ///
     /// Cost: eight loads and one atomic addition.
     #[inline(always)]
-    pub(crate) fn deny(&self, word: TokenWord, now: Timestamp, unit: i64) -> Option<News> {
+    pub(crate) fn deny(&self, word: TokenWord, now: Timestamp, unit: i64) -> Option<SpendResult> {
         let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
         if !word.is_empty() || !is_live || !self.lacks_one(now, unit) {
             return None;
@@ -231,7 +186,9 @@ impl LeaseBucket {
         self.load_in(word.epoch())?;
         self.denied.fetch_add(1, Ordering::Relaxed);
         // The engine may have collected since it was notified.
-        Some(self.notify(Urgency::Now))
+        let news = self.notify(Urgency::Now);
+        let denied = SpendResult::new(Verdict::Denied, true, 0, self.report());
+        Some(SpendResult { news, ..denied })
     }
 
     /// Decides in all cases. `None`, and nothing is changed, if the lease or the key has changed since the word was
@@ -265,7 +222,7 @@ impl LeaseBucket {
             }
             let asks = lacking > 0 && can_wait && !word.is_policy();
             if asks && !self.knows_all(is_live, cost) {
-                return Some(SpendResult::unsure(tokens));
+                return Some(SpendResult::new(Verdict::Unsure, false, tokens, self.report()));
             }
             if asks || lacking > self.usable_credit(word, now) {
                 fence(Ordering::Acquire);
@@ -314,11 +271,12 @@ impl LeaseBucket {
             (false, 0) => Urgency::Tick,
             (false, _) => Urgency::None,
         };
-        self.count_spent(spent, cost);
+        self.count_spent(cost);
         let overflowed = if overflows { word.pending() + cost } else { 0 };
         let is_sure = from_credit == 0 && !is_overdrawn && !word.is_policy();
         let news = News { overflowed, ..self.notify(urgency) };
-        Some(SpendResult { verdict: Verdict::Allowed, is_sure, left, is_uncounted: false, news })
+        let allowed = SpendResult::new(Verdict::Allowed, is_sure, left, self.report());
+        Some(SpendResult { news, ..allowed })
     }
 
     /// Counts a denial. Without a lease the store may have more than this node knows of, so it is not sure.
@@ -331,7 +289,8 @@ impl LeaseBucket {
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         let is_sure = self.has_refill(is_live) && !word.is_policy();
         let news = News { refused, ..self.notify(Urgency::Now) };
-        SpendResult { verdict: Verdict::Denied, is_sure, left, is_uncounted, news }
+        let denied = SpendResult::new(Verdict::Denied, is_sure, left, self.report());
+        SpendResult { is_uncounted, news, ..denied }
     }
 
     /// Gives first credit to a key that is full as far as this node knows: the engine has no account of it, nothing
@@ -398,13 +357,12 @@ impl LeaseBucket {
             .map_err(TokenWord)
     }
 
-    /// Counts what a request cost beyond one token. Returns the tokens left.
+    /// Counts what a request cost beyond one token.
     #[inline(always)]
-    fn count_spent(&self, spent: TokenWord, cost: u32) -> u32 {
+    fn count_spent(&self, cost: u32) {
         if cost > 1 {
             self.surplus.fetch_add(cost - 1, Ordering::Relaxed);
         }
-        spent.tokens()
     }
 
     // ---- overflows of the word ---------------------------------------------------------------
@@ -443,19 +401,14 @@ impl LeaseBucket {
         self.load_in(word.epoch()).is_some()
     }
 
-    /// The store's last word.
+    /// The store's last word, and what flows in: a hint.
     #[inline(always)]
-    pub(crate) fn view(&self) -> View {
+    pub(crate) fn report(&self) -> (View, Refill) {
         let tokens = self.view_tokens.load(Ordering::Relaxed);
-        View::new(tokens.into(), self.view_ms.load(Ordering::Relaxed))
-    }
-
-    /// What flows in: a hint.
-    #[inline(always)]
-    pub(crate) fn refill(&self) -> Refill {
+        let view = View::new(tokens.into(), self.view_ms.load(Ordering::Relaxed));
         let rate = self.rate.load(Ordering::Relaxed);
         let minted_us = self.minted_us.load(Ordering::Relaxed);
-        Refill::new(rate, minted_us, self.ends_us.load(Ordering::Relaxed))
+        (view, Refill::new(rate, minted_us, self.ends_us.load(Ordering::Relaxed)))
     }
 }
 

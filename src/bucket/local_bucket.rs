@@ -17,8 +17,10 @@
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
+use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::TableBucket;
+use crate::decision::{Refill, View};
 use crate::quota::Scale;
 use crate::time::Timestamp;
 
@@ -35,22 +37,12 @@ pub(crate) struct LocalBucket {
     key: [AtomicU64; SHORT_WORDS],
 }
 
-/// What a local bucket decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LocalResult {
-    pub(crate) is_allowed: bool,
-    /// Units left. Less than none only if the time went back.
-    pub(crate) level: i64,
-}
-
-impl LocalResult {
-    /// What a key would be told that is new.
-    pub(crate) fn full(scale: &Scale) -> Self {
-        Self { is_allowed: true, level: scale.burst }
-    }
-}
-
 impl LocalBucket {
+    /// What a key would be told that is new.
+    pub(crate) fn decide_new(now: Timestamp, scale: &Scale) -> SpendResult {
+        local_result(true, scale.burst, now, scale)
+    }
+
     /// Decides about `cost` tokens. A cost of 0 spends nothing, and is allowed if one token could be spent. `None` if
     /// the word is no longer `seen`: look the key up again.
     #[inline(always)]
@@ -58,26 +50,36 @@ impl LocalBucket {
         &self,
         seen: u64,
         cost: u32,
-        now: Timestamp,
+        at: Timestamp,
         scale: &Scale,
-    ) -> Option<LocalResult> {
+    ) -> Option<SpendResult> {
         if Self::is_retired(seen) {
             return None;
         }
-        let (now, burst) = (units_at(now, scale), scale.burst as u64);
+        let (now, burst) = (units_at(at, scale), scale.burst as u64);
         let full_at = seen.max(now);
+        // Less than none only if the time went back.
         let level = |full_at: u64| burst as i64 - (full_at - now) as i64;
+        let result =
+            |is_allowed, full_at| Some(local_result(is_allowed, level(full_at), at, scale));
         let after = full_at + u64::from(cost.max(1)) * scale.token as u64;
         if after - now > burst {
-            return Some(LocalResult { is_allowed: false, level: level(full_at) });
+            return result(false, full_at);
         }
         if cost == 0 {
-            return Some(LocalResult { is_allowed: true, level: level(full_at) });
+            return result(true, full_at);
         }
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         self.full_at.compare_exchange(seen, after, success, failure).ok()?;
-        Some(LocalResult { is_allowed: true, level: level(after) })
+        result(true, after)
     }
+}
+
+/// What a key is told that has `level` units left.
+#[inline(always)]
+fn local_result(is_allowed: bool, level: i64, now: Timestamp, scale: &Scale) -> SpendResult {
+    let refill = Refill::endless(scale.rate as u64, level, now);
+    SpendResult::new(Verdict::of(is_allowed), true, 0, (View::NONE, refill))
 }
 
 /// The units that flow in from the clock's origin to `at`. A scale of this node alone has at most 2^14 in a microsecond,

@@ -11,18 +11,18 @@ mod key_hash;
 mod lease_bucket;
 mod local_bucket;
 mod notifications;
+mod spend_result;
 mod stored_key;
 mod table;
 mod token_word;
 
 pub(crate) use key_hash::KeyHasher;
-pub(crate) use lease_bucket::{
-    Ask, Collected, Lease, LeaseBucket, SpendResult, UNLIMITED_RATE, Verdict,
-};
-pub(crate) use local_bucket::{LocalBucket, LocalResult};
+pub(crate) use lease_bucket::{Ask, Collected, Lease, LeaseBucket, UNLIMITED_RATE};
+pub(crate) use local_bucket::LocalBucket;
 #[cfg(feature = "sim")]
 pub(crate) use notifications::Urgency;
 pub(crate) use notifications::{MAX_QUEUED, News, Notification, NotificationQueue};
+pub(crate) use spend_result::{SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{BucketRef, Found, KeyBudget, LimitCounts, OVERFLOW, Table, TableBucket};
 pub(crate) use token_word::MAX_TOKENS;

@@ -56,7 +56,8 @@ impl StoredKey<'_> {
     #[inline(always)]
     pub(super) fn is_short(self, bytes: usize, short: [u64; SHORT_WORDS]) -> bool {
         let differs = |at: usize| self.words[at].load(Ordering::Relaxed) ^ short[at];
-        usize::from(self.bytes.load(Ordering::Relaxed)) == bytes
+        // A short key's length fits 16 bits.
+        self.bytes.load(Ordering::Relaxed) == bytes as u16
             && differs(0) | differs(1) | differs(2) | differs(3) == 0
     }
 

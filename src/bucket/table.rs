@@ -32,7 +32,8 @@ use crossbeam_utils::CachePadded;
 use super::free_list::FreeList;
 use super::index::{Index, Moved, PLACE_MAX};
 use super::key_hash::KeyHasher;
-use super::lease_bucket::{Ask, LeaseBucket, SpendResult};
+use super::lease_bucket::{Ask, LeaseBucket};
+use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{LongKeys, LongSlots, StoredKey, is_long, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
@@ -391,6 +392,9 @@ impl Table<LeaseBucket> {
 
     /// Counts a decision about `cost` tokens: whether it was unsure, and of a denial what the bucket does not count.
     pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
+        if place == OVERFLOW {
+            self.count_overflow();
+        }
         let counters = &self.counters[place as usize % STRIPES];
         if !result.is_sure && (result.is_allowed() || result.is_denied()) {
             counters.unsure.fetch_add(1, Ordering::Relaxed);
@@ -443,7 +447,7 @@ impl BucketRef {
             let word = TableBucket::load(&**self);
             if LeaseBucket::is_retired(word) {
                 debug_assert!(false, "its owner keeps it from eviction");
-                return SpendResult::unsure_denial();
+                return SpendResult::new(Verdict::Denied, false, 0, self.report());
             }
             if let Some(result) = LeaseBucket::decide(self, word, ask, now) {
                 return result;

@@ -110,7 +110,7 @@ impl TokenWord {
         // Where nothing is pending the subtraction wraps.
         let pending_less_one = (self.0 & (PENDING | POLICY)).wrapping_sub(1);
         let fits = pending_less_one < u64::from(MAX_PENDING.saturating_sub(cost));
-        (fits && self.tokens() >= cost + low).then(|| self.spend(cost, 0))
+        (fits && self.tokens() > low + (cost - 1)).then(|| self.spend(cost, 0))
     }
 
     /// Moves tokens and credit to pending, where they fit.

@@ -202,7 +202,7 @@ impl Account {
         now: Timestamp,
     ) -> Self {
         let unit = terms.scale.token;
-        let told = bucket.view();
+        let told = bucket.report().0;
         let view = told.age(now).map(|age| View {
             level: told.tokens().saturating_mul(unit),
             leased: 0,

@@ -45,16 +45,14 @@ fn decide(bucket: &LeaseBucket, ask: Ask, time: impl Now) -> SpendResult {
     let now = time.cached();
     loop {
         let word = bucket.load();
-        if let Some(left) = bucket.spend(word, ask.cost, now, || UNIT) {
-            let (verdict, news) = (Verdict::Allowed, News::default());
-            return SpendResult { verdict, is_sure: true, left, is_uncounted: false, news };
+        if let Some(spent) = bucket.spend(word, ask.cost, now, || UNIT) {
+            return spent;
         }
         if !ask.can_wait
             && ask.cost == 1
-            && let Some(news) = bucket.deny(word, now, UNIT)
+            && let Some(denied) = bucket.deny(word, now, UNIT)
         {
-            let verdict = Verdict::Denied;
-            return SpendResult { verdict, is_sure: true, left: 0, is_uncounted: false, news };
+            return denied;
         }
         if let Some(result) = bucket.decide(word, ask, time) {
             return result;
@@ -461,6 +459,9 @@ fn live(
             } else {
                 bucket.decide(bucket.load(), ask, now)
             };
+            // The slow path also settles what flowed in.
+            let refill = Refill::new(0, 0, 0);
+            result = result.map(|result| SpendResult { refill, ..result });
         }
         Event::Peek => _ = bucket.peek(now, UNIT),
         Event::Collect => _ = collect(bucket),

@@ -26,7 +26,7 @@ fn new() -> LocalBucket {
 /// Decides about `cost` tokens: whether they were spent, and the tokens left.
 fn take(bucket: &LocalBucket, cost: u32, now: Timestamp, scale: &Scale) -> (bool, i64) {
     let result = bucket.decide(bucket.load(), cost, now, scale).unwrap();
-    (result.is_allowed, result.level.div_euclid(scale.token))
+    (result.is_allowed(), result.refill.earned(now, scale.token).div_euclid(scale.token))
 }
 
 /// A token bucket in exact fractions: tokens times the period's microseconds.
@@ -161,7 +161,7 @@ fn threads_never_spend_more_than_there_is() {
             (1..=200_000_u64)
                 .filter(|now_us| {
                     let decided = || bucket.decide(bucket.load(), 1, at(*now_us), &scale);
-                    std::iter::repeat_with(decided).flatten().next().unwrap().is_allowed
+                    std::iter::repeat_with(decided).flatten().next().unwrap().is_allowed()
                 })
                 .count()
         }

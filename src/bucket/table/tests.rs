@@ -215,7 +215,7 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
         Lease { rate: 1, depth: 100, ends: at(1000), low: 0, overdraw: 0, is_policy: false };
     bucket.amend(at(2), lease, 60, 0, SCALE.token);
     assert!(spend(&table, place, at(2)));
-    let before = (bucket.held_and_pending(), bucket.demand(), bucket.refill());
+    let before = (bucket.held_and_pending(), bucket.demand(), bucket.report());
     // It goes on.
     for cost in [1, 2, 70] {
         for can_wait in [false, true] {
@@ -224,7 +224,7 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
         assert_eq!(bucket.spend(word, cost, at(2), || SCALE.token), None);
     }
     assert_eq!(bucket.deny(word, at(2), SCALE.token), None);
-    assert_eq!((bucket.held_and_pending(), bucket.demand(), bucket.refill()), before);
+    assert_eq!((bucket.held_and_pending(), bucket.demand(), bucket.report()), before);
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
                     if found.place != OVERFLOW
                         && let Some(result) = found.bucket.decide(found.word, 1, now, &scale)
                     {
-                        spent += u32::from(result.is_allowed);
+                        spent += u32::from(result.is_allowed());
                     }
                 }
                 assert!(spent <= 2, "{spent} in round {round}");

@@ -1,0 +1,59 @@
+//! What a bucket decided.
+
+use super::notifications::News;
+use crate::decision::{Refill, View};
+
+/// What a bucket decided about a request, what the engine has to know of it, and what reports need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SpendResult {
+    pub(crate) verdict: Verdict,
+    pub(crate) is_sure: bool,
+    /// Tokens left.
+    pub(crate) left: u32,
+    /// The store's last word.
+    pub(crate) view: View,
+    /// What flows into the bucket.
+    pub(crate) refill: Refill,
+    /// It was denied, and the bucket could not count that.
+    pub(crate) is_uncounted: bool,
+    pub(crate) news: News,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    Denied,
+    /// The caller should ask the store. Nothing was spent or counted.
+    Unsure,
+}
+
+impl SpendResult {
+    /// A result that the engine need not know of.
+    #[inline(always)]
+    pub(crate) fn new(
+        verdict: Verdict,
+        is_sure: bool,
+        left: u32,
+        (view, refill): (View, Refill),
+    ) -> Self {
+        Self { verdict, is_sure, left, view, refill, is_uncounted: false, news: News::default() }
+    }
+
+    /// Whether the request may go on.
+    #[inline(always)]
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.verdict == Verdict::Allowed
+    }
+
+    pub(crate) fn is_denied(&self) -> bool {
+        self.verdict == Verdict::Denied
+    }
+}
+
+impl Verdict {
+    /// The verdict on a request that is allowed or not.
+    #[inline(always)]
+    pub(crate) fn of(is_allowed: bool) -> Self {
+        if is_allowed { Self::Allowed } else { Self::Denied }
+    }
+}
