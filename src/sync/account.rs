@@ -12,6 +12,7 @@ use crate::time::{Timestamp, micros};
 use crate::weakness::{Weakness, is_weak};
 
 mod adopted;
+mod bursts;
 mod giving_back;
 mod lending;
 mod need;
@@ -22,6 +23,7 @@ mod tally;
 mod waiting;
 
 use adopted::Adopted;
+use bursts::Bursts;
 use outage::Policy;
 pub(crate) use pace::Paces;
 pub(crate) use tally::Tally;
@@ -171,6 +173,8 @@ pub(crate) struct Account {
     named_until: Timestamp,
     /// The largest cost that was denied since the key came into the books.
     denied_cost: u32,
+    /// What requests cost on average, in tokens.
+    cost: u64,
     /// Tokens asked for that the demand estimate has not seen yet.
     arrivals: u64,
     /// The requests that these came with.
@@ -179,6 +183,7 @@ pub(crate) struct Account {
     probe_at: Timestamp,
     probe_span_us: u64,
     probed_arrivals: u64,
+    bursts: Bursts,
     tally: Tally,
     /// The store has lost the key and does not give yet: until it does, no depth is given back. Claims assume that
     /// what was spent has refilled, but a full bucket took nothing in, and what caps it are the depths of then.
@@ -247,11 +252,13 @@ impl Account {
             refused: false,
             named_until: Timestamp::ZERO,
             denied_cost: 0,
+            cost: 1,
             arrivals: 0,
             requests: 0,
             probe_at: Timestamp::NEVER,
             probe_span_us: 0,
             probed_arrivals: 0,
+            bursts: Bursts::new(now),
             tally: Tally::default(),
             waiters: VecDeque::new(),
             asked: 0,
@@ -291,6 +298,7 @@ impl Account {
         let requests = tally.allowed + collected.denied.div_ceil(self.denied_cost.max(1).into());
         self.requests += requests;
         self.seen += requests;
+        self.bursts.observe(requests, all + collected.denied, now);
         self.tally.merge(tally);
     }
 
@@ -459,9 +467,7 @@ impl Account {
         self.bucket.peek(now, unit);
         // Nothing more can be sent until the answer is here.
         self.collect(now, true);
-        let arrivals = std::mem::take(&mut self.arrivals);
-        let telling = std::mem::take(&mut self.requests) >= TELLING_REQUESTS;
-        self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
+        self.observe_demand(now, terms);
         let claim = self.estimate(now, terms);
         let need = if leaving { 0 } else { self.need(now, terms) };
         let (per_us, hot) = self.wanted_per_us(now, terms);
@@ -497,6 +503,20 @@ impl Account {
             restore: self.restore,
             claim,
         })
+    }
+
+    /// Ends an observation of the demand, but not between two bursts: it would take silence for the end of demand.
+    fn observe_demand(&mut self, now: Timestamp, terms: &Terms) {
+        if self.arrivals == 0 && self.bursts.are_to_come(now) {
+            return;
+        }
+        let arrivals = std::mem::take(&mut self.arrivals);
+        let requests = std::mem::take(&mut self.requests);
+        if requests > 0 {
+            self.cost = (arrivals / requests).max(1);
+        }
+        let telling = requests >= TELLING_REQUESTS;
+        self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
     }
 
     /// The batch with this entry was never applied: its contents are to be reported anew.

@@ -15,6 +15,17 @@ pub enum By {
     Handle,
 }
 
+/// What is asked of a limiter, and what is done with its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asks {
+    /// One token, and whether it was given.
+    One,
+    /// Three tokens at once.
+    Three,
+    /// One token, and how many are left.
+    OneAndReads,
+}
+
 /// One case.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -24,7 +35,21 @@ pub struct Case {
     pub denied: bool,
     pub isolated: bool,
     pub threads: usize,
+    pub asks: Asks,
+    /// Of a key.
+    pub bytes: usize,
 }
+
+const BASE: Case = Case {
+    keys: 1,
+    draw: Draw::Uniform,
+    by: By::Key,
+    denied: false,
+    isolated: false,
+    threads: 1,
+    asks: Asks::One,
+    bytes: 20,
+};
 
 impl Case {
     pub fn name(&self) -> String {
@@ -43,7 +68,16 @@ impl Case {
         let denied = if self.denied { ", denied" } else { "" };
         let isolated = if self.isolated { ", isolated" } else { ", tight" };
         let threads = if self.threads == 1 { "1 thread" } else { "2 threads" };
-        format!("by {by}, {keys}{draw}{denied}{isolated}, {threads}")
+        let bytes = match self.bytes {
+            20 => String::new(),
+            bytes => format!(", {bytes} bytes"),
+        };
+        let asks = match self.asks {
+            Asks::One => "",
+            Asks::Three => ", 3 tokens",
+            Asks::OneAndReads => ", remaining read",
+        };
+        format!("by {by}, {keys}{draw}{bytes}{asks}{denied}{isolated}, {threads}")
     }
 
     /// One decision in so many may go the other way. A million keys are more than a store takes in
@@ -60,6 +94,15 @@ impl Case {
             eprintln!("{}: {contender}: {percent:.2}% went the other way", self.name());
         }
         good
+    }
+
+    /// A key. Without a colon: one of the peers takes none.
+    pub fn key(&self, number: u32) -> String {
+        let digits = self.bytes - 5;
+        if digits < 7 {
+            return format!("{number:0width$}", width = self.bytes);
+        }
+        format!("user_{number:0digits$}")
     }
 
     /// The keys, and the order in which they are asked for.
@@ -82,14 +125,9 @@ impl Case {
             .collect();
         let mut shuffled = stream;
         rng.shuffle(&mut shuffled);
-        let names = shuffled.iter().map(|key| name(*key)).collect();
+        let names = shuffled.iter().map(|key| self.key(*key)).collect();
         Keys { count: self.keys, stream: shuffled, names }
     }
-}
-
-/// A key of 20 bytes. Without a colon: one of the peers takes none.
-pub fn name(key: u32) -> String {
-    format!("user_{key:015}")
 }
 
 /// A stream of keys: by number, and by name, each name a string of its own in the stream's order,
@@ -125,8 +163,7 @@ impl Zipf {
 /// All cases.
 pub fn cases() -> Vec<Case> {
     use Draw::{Uniform, Zipf};
-    let base =
-        Case { keys: 1, draw: Uniform, by: By::Key, denied: false, isolated: false, threads: 1 };
+    let base = BASE;
     let tight = [(1, Uniform), (1_000, Uniform), (100_000, Uniform), (100_000, Zipf)]
         .into_iter()
         .chain([(1_000_000, Uniform), (1_000_000, Zipf)])
@@ -143,22 +180,18 @@ pub fn cases() -> Vec<Case> {
         handle(1_000),
         Case { denied: true, ..handle(1_000) },
         Case { threads: 2, ..handle(1) },
+        Case { keys: 1_000, denied: true, threads: 2, ..base },
+        Case { keys: 1_000, asks: Asks::Three, ..base },
+        Case { keys: 1_000, asks: Asks::OneAndReads, ..base },
     ]);
+    cases.extend([8, 36, 64].map(|bytes| Case { keys: 1_000, bytes, ..base }));
     cases
 }
 
 /// The cases in which limits are shared through a Redis: few keys, each asked for often.
 pub fn shared_cases() -> Vec<Case> {
-    let base = Case {
-        keys: 1,
-        draw: Draw::Uniform,
-        by: By::Key,
-        denied: false,
-        isolated: false,
-        threads: 1,
-    };
     [(false, 1), (false, 2), (true, 1)]
         .into_iter()
-        .flat_map(|(denied, threads)| [1, 1_000].map(|keys| Case { keys, denied, threads, ..base }))
+        .flat_map(|(denied, threads)| [1, 1_000].map(|keys| Case { keys, denied, threads, ..BASE }))
         .collect()
 }

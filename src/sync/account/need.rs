@@ -58,8 +58,9 @@ impl Account {
         let span_us = self.span_us(now, terms);
         let flows_in = self.held.rate as f64 / terms.scale.token as f64;
         let missing = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
-        let spread = 2.0 * self.demand.over(span_us).sqrt();
-        let wanted = (missing + spread + 1.0).ceil() as i64;
+        let cost = self.cost as f64;
+        let spread = 2.0 * (self.demand.over(span_us) * cost).sqrt();
+        let wanted = (missing + spread + cost).ceil() as i64;
         let plentiful = if self.caller_has_waited {
             // Else it would be given back with the next report, and be asked for with the one after that.
             self.with_own(now, terms).saturating_sub(wanted.saturating_mul(self.unit))
@@ -78,7 +79,7 @@ impl Account {
             // for the store gets what is there, and needs nobody to hold it ready.
             return large.max(i64::from(terms.credit.known == 0 && !self.caller_has_waited));
         }
-        let need = wanted.max(large).max(self.first_want(now, terms));
+        let need = wanted.max(large).max(self.bursts.expected()).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(MAX_TOKENS))
     }
 

@@ -33,6 +33,7 @@ impl Account {
     /// A decision touched the key: report at the next tick, or early when it runs low.
     pub(crate) fn touch(&mut self, now: Timestamp, terms: &Terms) {
         let urgent = self.bucket.is_urgent();
+        self.bursts.begin(now);
         self.last_arrival = now;
         let scheduled = now.plus_micros(self.interval_us(now, terms));
         let soon = if urgent { self.early.not_before() } else { scheduled };
@@ -51,8 +52,9 @@ impl Account {
     /// Plans a look in a quarter tick, or when it will say something if that is well before the
     /// next report.
     pub(super) fn plan_probe(&mut self, now: Timestamp, terms: &Terms) {
-        let telling_us = (PROBE_ARRIVALS / self.demand.per_us().max(f64::MIN_POSITIVE)) as u64;
-        self.probe_span_us = telling_us.max(terms.tick_us / 4);
+        let telling = PROBE_ARRIVALS * self.cost as f64;
+        let telling_us = (telling / self.demand.per_us().max(f64::MIN_POSITIVE)) as u64;
+        self.probe_span_us = telling_us.max(self.bursts.patience_us()).max(terms.tick_us / 4);
         let busy = self.probe_span_us <= terms.tick_us / 2;
         let holds = self.held.depth > 0 && self.policy.is_none();
         self.probed_arrivals = self.arrived();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use crate::case::{By, Case, Keys};
+use crate::case::{Asks, By, Case, Keys};
 use crate::server::Server;
 
 mod bare;
@@ -144,12 +144,18 @@ fn by_number(
 /// All contenders that can serve a case. Those that ask Redis only take part with a server, and
 /// where few keys are asked for: a million round trips are a minute.
 pub fn contenders(case: &Case, server: Option<&Server>) -> Vec<Box<dyn Contender>> {
+    if case.asks != Asks::One {
+        let governor = governor::keyed_by_string(case);
+        return vec![governor, tidegate::alone(case), tidegate::in_memory(case)];
+    }
     let mut all = vec![governor::keyed_by_string(case), governor::keyed_by_number(case)];
     all.push(tidegate::alone(case));
     if case.keys == 1 {
-        all.extend([governor::direct(case), ratelimit::new(case), leaky_bucket::new(case)]);
+        all.extend([governor::direct(case), governor::direct_with_upkeep(case)]);
+        all.extend([ratelimit::new(case), leaky_bucket::new(case)]);
     }
     if case.by == By::Key {
+        all.extend([governor::with_foldhash(case), governor::with_foldhash_and_upkeep(case)]);
         all.extend([pingora::new(case), trypema::local(case)]);
         #[cfg(feature = "limitador")]
         all.push(limitador::new(case));

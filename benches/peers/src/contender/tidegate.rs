@@ -10,7 +10,7 @@ use tidegate::{
 };
 
 use super::{Contender, count, strays};
-use crate::case::{self, By, Case, Keys};
+use crate::case::{Asks, By, Case, Keys};
 use crate::server::Server;
 
 struct Tidegate {
@@ -20,6 +20,7 @@ struct Tidegate {
     /// Batches that the store took; `None` without a store.
     syncs: Option<Arc<AtomicU64>>,
     denied: bool,
+    asks: Asks,
     _limiter: Limiter,
 }
 
@@ -73,12 +74,18 @@ impl Tidegate {
         runtime.block_on(limiter.ready(Duration::from_secs(60))).expect("the store gives");
         let limit = limiter.limit("bench").expect("it was built with it");
         let handles = match case.by {
-            By::Handle => (0..case.keys as u32)
-                .map(|key| limit.handle(&case::name(key)))
-                .collect(),
+            By::Handle => (0..case.keys as u32).map(|key| limit.handle(&case.key(key))).collect(),
             By::Key => Vec::new(),
         };
-        Self { name, limit, handles, syncs, denied: case.denied, _limiter: limiter }
+        Self {
+            name,
+            limit,
+            handles,
+            syncs,
+            denied: case.denied,
+            asks: case.asks,
+            _limiter: limiter,
+        }
     }
 }
 
@@ -89,10 +96,17 @@ impl Contender for Tidegate {
 
     fn decide(&self, keys: &Keys, part: Range<usize>, isolated: bool) -> u64 {
         if self.handles.is_empty() {
-            let limit = &self.limit;
-            return count(&keys.names[part], isolated, |name| {
-                limit.check(name).is_denied()
-            });
+            let (limit, names) = (&self.limit, &keys.names[part]);
+            return match self.asks {
+                Asks::One => count(names, isolated, |name| limit.check(name).is_denied()),
+                Asks::Three => count(names, isolated, |name| {
+                    limit.check_n(name, 3).is_ok_and(|decision| decision.is_denied())
+                }),
+                Asks::OneAndReads => count(names, isolated, |name| {
+                    let decision = limit.check(name);
+                    decision.is_denied() || decision.remaining() == u64::MAX
+                }),
+            };
         }
         match &self.handles[..] {
             [one] => count(&keys.stream[part], isolated, |_| one.check().is_denied()),
