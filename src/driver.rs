@@ -250,7 +250,8 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
         return None;
     }
     let key = note.news.is_new.then(|| bucket.key());
-    let told = Told { key, spilled: note.news.overflowed, refused: note.news.refused };
+    let (spilled, refused) = (note.news.overflowed, note.news.refused);
+    let told = Told { key, at: note.at, spilled, refused };
     Some(Input::Touched { bucket, told })
 }
 

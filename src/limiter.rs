@@ -210,7 +210,7 @@ impl ActiveLimit {
             None => return None,
         };
         if !result.news.is_none() {
-            self.notify(place, result.news);
+            self.notify(place, result.news, now);
         }
         Some(result)
     }
@@ -239,14 +239,14 @@ impl ActiveLimit {
         };
         table.count(place, &result, ask.cost);
         if !result.news.is_none() {
-            self.notify(place, result.news);
+            self.notify(place, result.news, now);
         }
         result
     }
 
     #[cold]
-    fn notify(&self, place: u32, news: News) {
-        self.shared.notifications.push(Notification { limit: self.state.index, place, news });
+    fn notify(&self, place: u32, news: News, at: Timestamp) {
+        self.shared.notifications.push(Notification { limit: self.state.index, place, at, news });
     }
 
     #[inline(always)]

@@ -3,6 +3,8 @@
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use tokio::sync::Notify;
 
+use crate::time::Timestamp;
+
 /// The most notifications that wait without an allocation.
 pub(crate) const MAX_QUEUED: usize = 65_536;
 
@@ -16,6 +18,8 @@ pub(crate) struct Notification {
     pub(crate) limit: u32,
     /// The bucket's place in the limit's table.
     pub(crate) place: u32,
+    /// When the decision was taken, by the cached clock. The engine may be notified much later.
+    pub(crate) at: Timestamp,
     pub(crate) news: News,
 }
 
@@ -100,7 +104,8 @@ mod tests {
     #[test]
     fn full_queue_drops_large_denials_and_nothing_else() {
         let queue = NotificationQueue::new(0);
-        let push = |place, news| queue.push(Notification { limit: 0, place, news });
+        let push =
+            |place, news| queue.push(Notification { limit: 0, place, at: Timestamp::ZERO, news });
         for place in 0..100 {
             push(place, News { urgency: Urgency::Tick, ..News::default() });
         }

@@ -129,7 +129,11 @@ fn long_words(key: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 /// Up to eight bytes as a number.
+#[inline]
 fn number(bytes: &[u8]) -> u64 {
+    if let Ok(word) = bytes.try_into() {
+        return u64::from_le_bytes(word);
+    }
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 

@@ -32,6 +32,8 @@ pub enum Scenario {
     Herd,
     /// Nine tenths of the rate, all on one node, which changes each second.
     ShiftUnder,
+    /// Nine tenths of the rate, spread evenly; each node's part of a tenth of a second comes all at once.
+    Bursts,
     /// Keys that stay on one node each; every five seconds a node dies, its keys move to others and
     /// a new node takes its place.
     Sticky,
@@ -79,13 +81,14 @@ pub enum Scenario {
 
 impl Scenario {
     /// All scenarios, in the order of docs/ACCURACY.md.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::OverUniform,
         Self::OverSkew,
         Self::Under,
         Self::UnderSkew,
         Self::Herd,
         Self::ShiftUnder,
+        Self::Bursts,
         Self::Sticky,
         Self::ManySmall,
         Self::HotSet,
@@ -117,6 +120,7 @@ impl Scenario {
             Self::UnderSkew => "under_skew",
             Self::Herd => "herd",
             Self::ShiftUnder => "shift_under",
+            Self::Bursts => "bursts",
             Self::Sticky => "sticky",
             Self::ManySmall => "many_small",
             Self::HotSet => "hot_set",
@@ -151,6 +155,7 @@ impl Scenario {
                 | Self::UnderSkew
                 | Self::Herd
                 | Self::ShiftUnder
+                | Self::Bursts
                 | Self::ManySmall
                 | Self::HotSet
                 | Self::SlowFull
@@ -165,6 +170,7 @@ impl Scenario {
             Self::Under
             | Self::UnderSkew
             | Self::ShiftUnder
+            | Self::Bursts
             | Self::FarUnder
             | Self::FarShiftUnder
             | Self::SlowFull

@@ -304,9 +304,9 @@ mod tests {
             assert_eq!(cell.workload(1).validate(), Ok(()), "{cell:?}");
             assert!(cell.setup(1).tick_s().is_ok(), "{cell:?}");
         }
-        // Ten scenarios of one key, on 9 clusters each, and three of nodes that are far, on 3 each.
+        // Ten scenarios of one key, on 9 clusters each, three of nodes that are far, on 3 each, and bursts.
         let of_one_quota = cells.iter().filter(|cell| cell.quota == QUOTAS[0]);
-        assert_eq!(of_one_quota.count(), 10 * 9 + 3 * 3);
+        assert_eq!(of_one_quota.count(), 10 * 9 + 3 * 3 + 3);
         let of_row = |row| cells.iter().filter(|cell| cell.load.row() == row).count();
         // Nineteen ways to come and go, four quotas, two cluster sizes, two policies.
         assert_eq!(of_row("flap"), 19 * 4 * 2 * 2);

@@ -13,6 +13,7 @@ use crate::limit::{Limit, OutagePolicy};
 use crate::quota::Quota;
 
 mod accuracy;
+mod bursts;
 mod earlier_protocol;
 mod far;
 mod faults;

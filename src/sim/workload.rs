@@ -22,6 +22,9 @@ const US_PER_SECOND: f64 = 1e6;
 
 /// One herd cycle: a second of load, then three of silence.
 const HERD_CYCLE_SECONDS: u64 = 4;
+/// From one burst of a node to the next, and from the first request of a burst to the last.
+const BURST_EVERY_US: u64 = 100_000;
+const BURST_LASTS_US: u64 = 1_000;
 
 /// A request, before it is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,11 +140,37 @@ impl Workload {
             return cold::arrivals_of_node(self, node);
         }
         let mut random = fastrand::Rng::with_seed(seed_of(self.seed, u64::from(node)));
+        if self.scenario == Scenario::Bursts {
+            return self.bursts_of_node(node, &mut random);
+        }
         let mut arrivals = Vec::new();
         let mut keys = Keys::new(self);
         for second in 0..self.seconds.ceil() as u64 {
             keys.begin(second, node);
             self.fill_second(second, node, &mut random, &keys, &mut arrivals);
+        }
+        arrivals
+    }
+
+    /// Bursts of a client that sends by a clock of its own.
+    fn bursts_of_node(&self, node: u16, random: &mut fastrand::Rng) -> Vec<Arrival> {
+        let per_burst = self.intensity_per_second() / f64::from(self.nodes)
+            * (BURST_EVERY_US as f64 / US_PER_SECOND);
+        let first_us = random.u64(..BURST_EVERY_US);
+        let end_us = (self.seconds * US_PER_SECOND) as u64;
+        let bursts = end_us.saturating_sub(first_us + BURST_LASTS_US).div_ceil(BURST_EVERY_US);
+        let mut arrivals = Vec::new();
+        for burst in 0..bursts {
+            // Whole requests, and what is left over in a later burst.
+            let up_to = |bursts: u64| (bursts as f64 * per_burst) as u64;
+            let requests = up_to(burst + 1) - up_to(burst);
+            let begins_us = first_us + burst * BURST_EVERY_US;
+            let begun = arrivals.len();
+            arrivals.extend((0..requests).map(|_| {
+                let at_us = begins_us + random.u64(..BURST_LASTS_US);
+                Arrival { at_us, node, key: random.u32(..self.keys.max(1)), cost: 1 }
+            }));
+            arrivals[begun..].sort_by_key(|arrival| arrival.at_us);
         }
         arrivals
     }

@@ -419,7 +419,7 @@ impl World {
         }
         if !result.news.is_none() {
             let (limit, news) = (limit as u32, result.news);
-            node.notifications.push(Notification { limit, place, news });
+            node.notifications.push(Notification { limit, place, at: now.cached, news });
         }
         self.remember(index, key, &bucket);
         self.record(index, key, cost, result.is_allowed(), result.is_sure, false);

@@ -505,16 +505,15 @@ impl Account {
         })
     }
 
-    /// Ends an observation of the demand, but not between two bursts: it would take silence for the end of demand.
+    /// Ends an observation of the demand, but not between two bursts, and not within one: silence would be taken for
+    /// the end of demand, and a burst for what comes all the time.
     fn observe_demand(&mut self, now: Timestamp, terms: &Terms) {
-        if self.arrivals == 0 && self.bursts.are_to_come(now) {
+        if !self.bursts.tell_demand(now) {
             return;
         }
         let arrivals = std::mem::take(&mut self.arrivals);
         let requests = std::mem::take(&mut self.requests);
-        if requests > 0 {
-            self.cost = (arrivals / requests).max(1);
-        }
+        self.cost = arrivals.checked_div(requests).unwrap_or(self.cost).max(1);
         let telling = requests >= TELLING_REQUESTS;
         self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
     }

@@ -74,6 +74,8 @@ pub(crate) enum Input {
 pub(crate) struct Told {
     /// The key, if the engine may not know it.
     pub(crate) key: Option<Arc<[u8]>>,
+    /// When it was taken.
+    pub(crate) at: Timestamp,
     /// Pending tokens that no longer fitted the bucket's word.
     pub(crate) spilled: u32,
     /// What a denied request cost, if that was more than one token.
@@ -447,9 +449,10 @@ impl Engine {
     }
 
     fn touched(&mut self, bucket: BucketRef, told: Told, now: Timestamp) {
-        if let Some(Desk { lane, slot }) = self.desk(bucket, told.key, now) {
+        let Told { key, at, spilled, refused } = told;
+        if let Some(Desk { lane, slot }) = self.desk(bucket, key, now) {
             let lane = &mut self.lanes[lane as usize];
-            lane.touch(slot, told.spilled, told.refused, now, &mut self.context);
+            lane.touch(slot, at, spilled, refused, now, &mut self.context);
         }
     }
 

@@ -238,10 +238,11 @@ impl Lane {
 
     // ---- inputs ------------------------------------------------------------------------------
 
-    /// A decision has told of a key.
+    /// A decision has told of a key, `at` that time.
     pub(crate) fn touch(
         &mut self,
         slot: usize,
+        at: Timestamp,
         spilled: u32,
         refused: u32,
         now: Timestamp,
@@ -251,7 +252,7 @@ impl Lane {
         self.rescheduled(slot, |account| {
             account.spilled(spilled);
             account.heard_of(refused);
-            account.touch(now, &terms);
+            account.touch(at, now, &terms);
         });
         self.enter_policy_if_unanswered(slot, now, context);
     }

@@ -28,6 +28,14 @@ const FAULT_QUOTAS: [Quota; 4] = [
     Quota::per_second(100),
     Quota::per_second(20),
 ];
+/// The quotas of bursts: large beside a tenth of a second of the rate.
+const BURSTS_QUOTAS: [Quota; 4] = [
+    Quota::per_second(10_000),
+    Quota::per_second(1000),
+    Quota::per_second(1000).burst(100),
+    Quota::per_second(100),
+];
+const BURSTS_NODES: [u16; 3] = [1, 4, 20];
 const SLOW_FULL_QUOTA: Quota = Quota::per_second(1).burst(1000);
 const SUSPENDED_QUOTAS: [Quota; 2] =
     [Quota::per_second(100).burst(1000), Quota::per_second(100).burst(2000)];
@@ -215,6 +223,7 @@ impl Load {
                     |quota: &Quota| quota.burst_tokens() as f64 / quota.tokens_per_second();
                 QUOTAS.into_iter().filter(|it| fills_s(it) <= OUTAGE_BURST_SECONDS_MAX).collect()
             }
+            Scenario::Bursts => BURSTS_QUOTAS.to_vec(),
             Scenario::SlowFull => vec![SLOW_FULL_QUOTA],
             Scenario::Suspended => SUSPENDED_QUOTAS.to_vec(),
             Scenario::Junk => vec![JUNK_QUOTA],
@@ -244,6 +253,7 @@ impl Load {
         let of = |nodes: &[u16]| nodes.iter().map(|&nodes| (nodes, ONE_INTERVAL_MS)).collect();
         match self.scenario() {
             Scenario::HotSet => of(&[ONE_NODES]),
+            Scenario::Bursts => of(&BURSTS_NODES),
             _ if self == Self::LongRun => of(&[ONE_NODES]),
             Scenario::Suspended => of(&SUSPENDED_NODES),
             Scenario::Junk => of(&[JUNK_NODES]),

@@ -4,7 +4,7 @@
 //! once, and then nothing for a while. A node that gave back between two bursts what the next one needs would deny
 //! nearly all of it.
 
-use super::LINGER_MAX_US;
+use super::{LINGER_MAX_US, LINGER_MIN_US};
 use crate::time::Timestamp;
 
 /// Requests have come in a burst if in the silence before them so many more were to be expected, had they been spread
@@ -14,7 +14,30 @@ const BURST_REQUESTS: u64 = 8;
 const PATIENCE: u64 = 2;
 /// Bursts are forgotten after so many observations without one. Two of them make a pattern: the first may be a
 /// client that comes back.
-const REMEMBERED: u8 = 4;
+const REMEMBERED: u8 = 8;
+
+/// A silence, and what came after it.
+#[derive(Clone, Copy, Debug)]
+struct Cycle {
+    from: Timestamp,
+    silence_us: u64,
+    requests: u64,
+    tokens: u64,
+    /// A burst came after it.
+    is_burst: bool,
+}
+
+impl Cycle {
+    fn new(from: Timestamp, silence_us: u64) -> Self {
+        Self { from, silence_us, requests: 0, tokens: 0, is_burst: false }
+    }
+
+    /// Whether chance alone would hardly leave such a silence.
+    fn is_telling(&self, now: Timestamp) -> bool {
+        let span_us = now.micros_since(self.from).max(1);
+        self.requests.saturating_mul(self.silence_us) >= BURST_REQUESTS * span_us
+    }
+}
 
 /// What is known of the bursts of a key.
 #[derive(Clone, Copy, Debug)]
@@ -27,48 +50,87 @@ pub(super) struct Bursts {
     is_pattern: bool,
     /// Observations until bursts are forgotten.
     remembered: u8,
+    /// The last silence that may be one before a burst.
+    cycle: Cycle,
+    /// Requests were taken to have ceased, and none has come since.
+    has_ceased: bool,
+    /// A cycle has begun since demand was observed.
+    has_turned: bool,
+    /// When demand was observed.
+    observed: Timestamp,
     /// Requests had come up to then.
     last: Timestamp,
     /// No requests had come from `last` up to then.
     silent_until: Timestamp,
-    /// Requests have come since.
-    has_begun: bool,
+    /// Then the first came.
+    begun: Option<Timestamp>,
 }
 
 impl Bursts {
     pub(super) fn new(now: Timestamp) -> Self {
-        let (last, silent_until) = (now, now);
-        let (silence_us, tokens, remembered) = (0, 0, 0);
-        let (is_pattern, has_begun) = (false, false);
-        Self { silence_us, tokens, is_pattern, remembered, last, silent_until, has_begun }
+        Self {
+            silence_us: 0,
+            tokens: 0,
+            is_pattern: false,
+            remembered: 0,
+            cycle: Cycle::new(now, 0),
+            has_ceased: false,
+            has_turned: false,
+            observed: now,
+            last: now,
+            silent_until: now,
+            begun: None,
+        }
     }
 
-    /// A request has come now.
-    pub(super) fn begin(&mut self, now: Timestamp) {
-        if !self.has_begun {
-            (self.silent_until, self.has_begun) = (now, true);
+    /// A request has come `at` that time. Of those that come before the next observation the first is told of.
+    pub(super) fn begin(&mut self, at: Timestamp) {
+        if at > self.last {
+            self.begun.get_or_insert(at);
         }
+    }
+
+    /// Requests are taken to have ceased. If they come again soon, that was wrong: they come in bursts.
+    pub(super) fn cease(&mut self) {
+        self.has_ceased = true;
     }
 
     /// So many requests for so many tokens have come since the last observation.
     pub(super) fn observe(&mut self, requests: u64, tokens: u64, now: Timestamp) {
-        self.has_begun = false;
+        let begun = self.begun.take();
         if requests == 0 {
             self.silent_until = now;
             return;
         }
-        let silence_us = self.silent_until.micros_since(self.last);
-        let span_us = now.micros_since(self.last).max(1);
-        if requests.saturating_mul(silence_us) >= BURST_REQUESTS * span_us {
-            self.silence_us = silence_us.min(LINGER_MAX_US);
-            self.tokens = tokens.max(self.tokens - self.tokens / 8);
-            self.is_pattern |= self.remembered > 0;
+        let silent_until = begun.unwrap_or(self.silent_until);
+        let silence_us = silent_until.micros_since(self.last).min(LINGER_MAX_US);
+        // A burst may be observed in parts, since it is reported as it begins.
+        let is_over = now.micros_since(self.cycle.from) > PATIENCE * self.cycle.silence_us;
+        if is_over || 2 * silence_us >= self.cycle.silence_us {
+            self.cycle = Cycle::new(self.last, silence_us);
+            self.has_turned = true;
+        }
+        self.cycle.requests += requests;
+        self.cycle.tokens += tokens;
+        let come_again = std::mem::take(&mut self.has_ceased) && silence_us < LINGER_MIN_US;
+        self.judge_cycle(come_again, now);
+        (self.last, self.silent_until) = (now, now);
+    }
+
+    fn judge_cycle(&mut self, come_again: bool, now: Timestamp) {
+        if come_again || !self.cycle.is_burst && self.cycle.is_telling(now) {
+            self.cycle.is_burst = true;
+            self.is_pattern |= come_again || self.remembered > 0;
             self.remembered = REMEMBERED;
+            self.silence_us = self.cycle.silence_us;
+            self.tokens -= self.tokens / 8;
+        }
+        if self.cycle.is_burst {
+            self.tokens = self.tokens.max(self.cycle.tokens);
         } else {
             self.remembered = self.remembered.saturating_sub(1);
             self.is_pattern &= self.remembered > 0;
         }
-        (self.last, self.silent_until) = (now, now);
     }
 
     /// How long a silence may last until it says that requests have ceased, in microseconds.
@@ -76,13 +138,120 @@ impl Bursts {
         if self.is_pattern { PATIENCE * self.silence_us } else { 0 }
     }
 
-    /// Whether the next burst is to be expected.
-    pub(super) fn are_to_come(&self, now: Timestamp) -> bool {
-        now.micros_since(self.last) < self.patience_us()
+    /// Whether demand is to be observed now: where requests come in bursts, once from burst to burst.
+    pub(super) fn tell_demand(&mut self, now: Timestamp) -> bool {
+        let has_turned = std::mem::take(&mut self.has_turned);
+        let is_due = has_turned || now.micros_since(self.observed) >= self.patience_us();
+        if is_due {
+            self.observed = now;
+        }
+        is_due
     }
 
     /// Tokens of the next burst; none if requests do not come in bursts.
     pub(super) fn expected(&self) -> i64 {
         if self.is_pattern { self.tokens as i64 } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(us: u64) -> Timestamp {
+        Timestamp::from_micros(us)
+    }
+
+    /// A burst of ten requests for twenty tokens, after 50 ms without any, and the report on it.
+    fn burst(bursts: &mut Bursts, at_us: u64) {
+        bursts.observe(0, 0, at(at_us - 1000));
+        bursts.begin(at(at_us));
+        bursts.observe(10, 20, at(at_us + 1000));
+    }
+
+    #[test]
+    fn two_bursts_make_a_pattern_and_eight_observations_without_one_end_it() {
+        let mut bursts = Bursts::new(at(0));
+        burst(&mut bursts, 50_000);
+        assert_eq!((bursts.expected(), bursts.patience_us()), (0, 0));
+        burst(&mut bursts, 101_000);
+        assert_eq!((bursts.expected(), bursts.patience_us()), (20, 100_000));
+        for more in 0..8 {
+            assert_eq!(bursts.expected(), 20, "{more}");
+            bursts.observe(1, 1, at(400_000 + more * 1000));
+        }
+        assert_eq!(bursts.expected(), 0);
+    }
+
+    #[test]
+    fn demand_is_observed_once_from_burst_to_burst_and_when_none_has_come_for_twice_the_silence() {
+        let mut bursts = Bursts::new(at(0));
+        burst(&mut bursts, 50_000);
+        assert!(bursts.tell_demand(at(51_000)));
+        assert!(bursts.tell_demand(at(60_000)), "one is no pattern");
+        burst(&mut bursts, 101_000);
+        assert!(bursts.tell_demand(at(102_000)));
+        assert!(!bursts.tell_demand(at(152_000)));
+        burst(&mut bursts, 152_000);
+        assert!(bursts.tell_demand(at(153_000)));
+        assert!(!bursts.tell_demand(at(252_999)));
+        assert!(bursts.tell_demand(at(253_000)));
+    }
+
+    #[test]
+    fn burst_that_is_reported_as_it_begins_is_counted_whole() {
+        let mut bursts = Bursts::new(at(0));
+        for burst in 1..=2_u64 {
+            let begins_us = burst * 100_000;
+            bursts.begin(at(begins_us));
+            bursts.observe(1, 1, at(begins_us));
+            bursts.observe(40, 40, at(begins_us + 500));
+            bursts.observe(49, 49, at(begins_us + 1500));
+        }
+        assert_eq!((bursts.expected(), bursts.patience_us()), (90, 2 * 98_500));
+    }
+
+    #[test]
+    fn silence_of_a_key_that_nobody_told_of_is_measured_by_what_reports_did_not_find() {
+        let mut bursts = Bursts::new(at(0));
+        for tick in 0..2_u64 {
+            bursts.observe(0, 0, at(tick * 100_000 + 40_000));
+            bursts.observe(20, 20, at(tick * 100_000 + 50_000));
+        }
+        assert_eq!(bursts.patience_us(), 2 * 90_000);
+    }
+
+    #[test]
+    fn requests_that_were_taken_to_have_ceased_and_come_again_soon_make_a_pattern() {
+        for (again_us, patience_us) in [(50_000, 100_000), (300_000, 0)] {
+            let mut bursts = Bursts::new(at(0));
+            bursts.observe(3, 3, at(1000));
+            bursts.cease();
+            bursts.begin(at(1000 + again_us));
+            bursts.observe(3, 3, at(2000 + again_us));
+            assert_eq!(bursts.patience_us(), patience_us);
+        }
+    }
+
+    #[test]
+    fn requests_that_come_one_by_one_are_no_bursts() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        for per_second in [5.0, 40.0, 300.0, 5000.0] {
+            let (mut bursts, mut now_us, mut patterns) = (Bursts::new(at(0)), 0.0, 0);
+            let mut next_us = 0.0;
+            for tick in 1..=20_000_u64 {
+                let mut requests = 0;
+                while next_us < tick as f64 * 50_000.0 {
+                    bursts.begin(at(next_us as u64));
+                    requests += 1;
+                    now_us = next_us;
+                    next_us -= rng.f64().ln() * 1e6 / per_second;
+                }
+                assert!(now_us <= next_us);
+                bursts.observe(requests, requests, at(tick * 50_000));
+                patterns += u32::from(bursts.expected() > 0);
+            }
+            assert!(patterns < 20, "{per_second} a second: {patterns} of 20000 ticks");
+        }
     }
 }

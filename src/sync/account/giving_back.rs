@@ -78,6 +78,10 @@ impl Account {
         let pressed = rate_used > self.held.rate + self.held.rate / 4;
         let flowing = match (self.held.rate > 0, self.is_scarce(terms)) {
             (false, _) => 0,
+            // Between two bursts refill gathers for the next one.
+            (true, _) if self.bursts.expected() > 0 => {
+                (self.bursts.expected() - i64::from(left)).max(1)
+            }
             (true, false) => 1,
             (true, true) if pressed => 2,
             (true, true) => depth_before,

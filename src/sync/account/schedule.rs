@@ -30,10 +30,10 @@ impl Account {
         terms.scale.fill_us().clamp(LINGER_MIN_US, most_us)
     }
 
-    /// A decision touched the key: report at the next tick, or early when it runs low.
-    pub(crate) fn touch(&mut self, now: Timestamp, terms: &Terms) {
+    /// A decision touched the key `at` that time: report at the next tick, or early when it runs low.
+    pub(crate) fn touch(&mut self, at: Timestamp, now: Timestamp, terms: &Terms) {
         let urgent = self.bucket.is_urgent();
-        self.bursts.begin(now);
+        self.bursts.begin(at);
         self.last_arrival = now;
         let scheduled = now.plus_micros(self.interval_us(now, terms));
         let soon = if urgent { self.early.not_before() } else { scheduled };
@@ -71,6 +71,7 @@ impl Account {
             self.collect(now, true);
             self.arrivals = 0;
             self.demand.collapse(arrived, span_us, now);
+            self.bursts.cease();
             self.due = now;
             self.probe_at = Timestamp::NEVER;
         } else {

@@ -1,0 +1,40 @@
+//! Clients that send many requests at once.
+
+use super::*;
+
+/// What is admitted of a client of one node that sends so many requests of a `cost` at once, in % of the ideal.
+fn admitted_pct(limit: Limit, requests: u32, cost: u32, every_ms: u64) -> f64 {
+    const SECONDS: u64 = 20;
+    let arrivals: Vec<Arrival> = (0..SECONDS * 1000 / every_ms)
+        .flat_map(|burst| (0..requests).map(move |request| (burst, u64::from(request))))
+        .map(|(burst, request)| 1000 * every_ms * burst + request)
+        .map(|at_us| Arrival { at_us, node: 0, key: 0, cost })
+        .collect();
+    let setup = audited(limit, 1, 1);
+    let outcome = run(&setup, &arrivals, &[], SECONDS as f64).unwrap();
+    assert!(outcome.figures.excess_tokens <= 1.0, "{:?}", outcome.figures);
+    outcome.figures.admitted_vs_ideal_pct
+}
+
+#[test]
+fn client_that_sends_bursts_is_admitted_though_it_is_silent_between_them() {
+    let cases = [
+        // Of 12, two were admitted: a look 13 ms after each burst took the silence for the end of the demand.
+        (api(10_000, 10_000), 12, 1, 20),
+        (api(1000, 100), 18, 1, 20),
+        (api(1000, 100), 45, 1, 50),
+        // Of 90 nine, and of 200 six: reports between the bursts did.
+        (api(1000, 100), 90, 1, 100),
+        (api(1000, 1000), 200, 1, 250),
+        (api(100, 100), 45, 1, 500),
+        // An eighth was denied: tokens were taken for requests.
+        (api(10_000, 10_000), 4, 3, 20),
+        (api(10_000, 10_000), 1, 12, 20),
+    ];
+    for (limit, requests, cost, every_ms) in cases {
+        let case = format!("{limit:?}: {requests} of {cost} tokens each {every_ms} ms");
+        let seen = admitted_pct(limit, requests, cost, every_ms);
+        // Two bursts are denied before they are known, and most of what comes while the store is new.
+        assert!(seen >= 90.0, "{case}: {seen:.1}%");
+    }
+}
