@@ -174,7 +174,7 @@ impl ActiveLimit {
         self.decide(key, cost)
     }
 
-    /// Decides. Inlined, so that what the caller does not read of the decision is not computed.
+    /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
     #[inline(always)]
     fn decide(&self, target: impl Target, cost: u32) -> Decision {
         let now = self.state.clock.now();
@@ -608,6 +608,9 @@ impl Handle {
             // The driver has ended with its runtime.
             return self.decide_now(cost);
         };
+        if self.place == OVERFLOW {
+            table.count_overflow();
+        }
         let (bucket, now) = (table.at(self.place), clock.now());
         let (left, ..) = bucket.peek(now, terms.scale.token);
         let result = SpendResult::new(Verdict::of(allowed), sure, left, bucket.report());

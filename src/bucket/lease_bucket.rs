@@ -75,7 +75,7 @@ const MAX_OVERFLOWS: u16 = 2048;
 /// cost. If it asked for less, it would join batches that have nothing to give.
 const ASK_TIMES: i64 = 8;
 
-/// A key's state on this node, in two cache lines. An allowed decision needs only the first.
+/// A key's state on this node, in two cache lines. An allowed decision changes only the first.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct LeaseBucket {
@@ -139,7 +139,7 @@ impl LeaseBucket {
     ///
     /// `unit` tells the units in a token, if they matter.
     ///
-    /// Cost: four loads and one compare-and-swap. After `fast_until_us`, five loads more.
+    /// Cost: nine loads, five of them for reports, and one compare-and-swap. After `fast_until_us`, five loads more.
     #[inline(always)]
     pub(crate) fn spend(
         &self,
@@ -171,7 +171,7 @@ impl LeaseBucket {
     /// Denies one token if refill is leased and has not earned a token, and the engine has been notified of denials.
     /// `None` if that is not sure, and then nothing is changed.
     ///
-    /// Cost: eight loads and one atomic addition.
+    /// Cost: 13 loads, five of them for reports, and one atomic addition.
     #[inline(always)]
     pub(crate) fn deny(&self, word: TokenWord, now: Timestamp, unit: i64) -> Option<SpendResult> {
         let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);

@@ -392,7 +392,7 @@ impl Table<LeaseBucket> {
 
     /// Counts a decision about `cost` tokens: whether it was unsure, and of a denial what the bucket does not count.
     pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
-        if place == OVERFLOW {
+        if place == OVERFLOW && result.verdict != Verdict::Unsure {
             self.count_overflow();
         }
         let counters = &self.counters[place as usize % STRIPES];

@@ -370,6 +370,7 @@ impl World {
                 if let Some(tokens) = self.nodes[index].engine.in_flight(lane, attempt) {
                     self.traffic.leases_alive += leases_alive;
                     self.acknowledge(index, lane, tokens, &result);
+                    self.drain_notifications(index, now);
                     self.nodes[index].engine.handle(now, Input::Answer { lane, attempt, result });
                     self.pump(index);
                 }
@@ -378,7 +379,6 @@ impl World {
                 // A timer that was replaced by an earlier one rings in vain.
                 if self.nodes[index].timer_us <= self.now_us {
                     self.nodes[index].timer_us = u64::MAX;
-                    self.nodes[index].engine.handle(now, Input::Timeout);
                     self.pump(index);
                 }
             }
@@ -475,12 +475,7 @@ impl World {
     /// What the driver does: touched buckets in, outputs out, a timer armed.
     pub(super) fn pump(&mut self, index: usize) {
         let now = self.nodes[index].clock.now(self.now_us);
-        while let Some(note) = self.nodes[index].notifications.pop() {
-            let node = &mut self.nodes[index];
-            if let Some(touched) = touched(&node.buckets[note.limit as usize], &note) {
-                node.engine.handle(now, touched);
-            }
-        }
+        self.drain_notifications(index, now);
         if self.nodes[index].engine.poll_timeout() <= now {
             self.nodes[index].engine.handle(now, Input::Timeout);
         }
@@ -506,6 +501,16 @@ impl World {
         if next_us < self.nodes[index].timer_us {
             self.nodes[index].timer_us = next_us;
             self.plan(next_us, Happening::Timer { node: index });
+        }
+    }
+
+    /// Hands what decisions told to the engine, as the driver does before anything else.
+    fn drain_notifications(&mut self, index: usize, now: Timestamp) {
+        let node = &mut self.nodes[index];
+        while let Some(note) = node.notifications.pop() {
+            if let Some(touched) = touched(&node.buckets[note.limit as usize], &note) {
+                node.engine.handle(now, touched);
+            }
         }
     }
 

@@ -173,7 +173,7 @@ pub(crate) struct Account {
     named_until: Timestamp,
     /// The largest cost that was denied since the key came into the books.
     denied_cost: u32,
-    /// What requests cost on average, in tokens.
+    /// What the last requests that were allowed cost on average, in tokens.
     cost: u64,
     /// Tokens asked for that the demand estimate has not seen yet.
     arrivals: u64,
@@ -298,7 +298,8 @@ impl Account {
         let requests = tally.allowed + collected.denied.div_ceil(self.denied_cost.max(1).into());
         self.requests += requests;
         self.seen += requests;
-        self.bursts.observe(requests, all + collected.denied, now);
+        self.cost = all.checked_div(tally.allowed).unwrap_or(self.cost).max(1);
+        self.bursts.collect(requests, all + collected.denied, now);
         self.tally.merge(tally);
     }
 
@@ -508,13 +509,11 @@ impl Account {
     /// Ends an observation of the demand, but not between two bursts, and not within one: silence would be taken for
     /// the end of demand, and a burst for what comes all the time.
     fn observe_demand(&mut self, now: Timestamp, terms: &Terms) {
-        if !self.bursts.tell_demand(now) {
+        if !self.bursts.take_demand_due(now) {
             return;
         }
         let arrivals = std::mem::take(&mut self.arrivals);
-        let requests = std::mem::take(&mut self.requests);
-        self.cost = arrivals.checked_div(requests).unwrap_or(self.cost).max(1);
-        let telling = requests >= TELLING_REQUESTS;
+        let telling = std::mem::take(&mut self.requests) >= TELLING_REQUESTS;
         self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
     }
 

@@ -491,7 +491,7 @@ const TERMS: [Term; 16] = [
     term("credit", credit, [18, 38, 310, 329]),
     term("a node joins", join, [124, 182, 328, 329]),
     term("a node dies", death, [31, 84, 320, 329]),
-    term("loss of memory, all heard", loss_heard, [126, 264, 307, 307]),
+    term("loss of memory, all heard", loss_heard, [376, 264, 307, 307]),
     term("loss of memory, a node not heard", loss_unheard, [147, 255, 227, 320]),
     term("an older state, a node not heard", old_state, [152, 255, 312, 222]),
     term("a record lost", lost_record, [103, 308, 103, 103]),
@@ -503,7 +503,7 @@ const TERMS: [Term; 16] = [
     term("a node cut off alone, `LastRate`", cut_off_last_rate, [103, 187, 267, 329]),
     term("a node starts unanswered, `Share`", started_in_outage, [16, 17, 17, 18]),
     term("no node reaches the store, `Share`", outage_share, [116, 499, 224, 224]),
-    term("no node reaches the store, `LastRate`", outage_last_rate, [37, 543, 255, 90]),
+    term("no node reaches the store, `LastRate`", outage_last_rate, [37, 543, 255, 200]),
 ];
 
 /// The run that comes nearest to its bound: excess, bound and seed.

@@ -23,7 +23,7 @@ fn client_that_sends_bursts_is_admitted_though_it_is_silent_between_them() {
         (api(10_000, 10_000), 12, 1, 20),
         (api(1000, 100), 18, 1, 20),
         (api(1000, 100), 45, 1, 50),
-        // Of 90 nine, and of 200 six: reports between the bursts did.
+        // Of 90 nine, and of 200 six: reports between the bursts took it for that.
         (api(1000, 100), 90, 1, 100),
         (api(1000, 1000), 200, 1, 250),
         (api(100, 100), 45, 1, 500),

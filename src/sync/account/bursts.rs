@@ -7,13 +7,14 @@
 use super::{LINGER_MAX_US, LINGER_MIN_US};
 use crate::time::Timestamp;
 
-/// Requests have come in a burst if in the silence before them so many more were to be expected, had they been spread
-/// evenly over both: chance alone leaves such a silence once in three thousand times.
+/// Requests are a burst if at least so many of them would have fallen into the silence before them, had they been
+/// spread evenly over the silence and the time since. Chance leaves such a silence once in three thousand times.
 const BURST_REQUESTS: u64 = 8;
-/// The next burst is to be expected until a silence is so many times as long as the one before.
+/// The next burst is to be expected until a silence is so many times as long as the one before. What comes within this
+/// time belongs to the same burst, unless a silence of half that length is between.
 const PATIENCE: u64 = 2;
-/// Bursts are forgotten after so many observations without one. Two of them make a pattern: the first may be a
-/// client that comes back.
+/// Bursts are forgotten after so many silences that no burst followed. Two bursts make a pattern: the
+/// first may be a client that comes back.
 const REMEMBERED: u8 = 8;
 
 /// A silence, and what came after it.
@@ -44,26 +45,26 @@ impl Cycle {
 pub(super) struct Bursts {
     /// The silence before the last burst, in microseconds.
     silence_us: u64,
-    /// The tokens that it asked for.
+    /// What the next one is expected to ask for.
     tokens: u64,
-    /// There were two, and each observation since can have been a part of one.
+    /// There were two before the first was forgotten, or a wrong judgement that requests had ceased.
     is_pattern: bool,
-    /// Observations until bursts are forgotten.
+    /// Silences without a burst until bursts are forgotten.
     remembered: u8,
     /// The last silence that may be one before a burst.
     cycle: Cycle,
-    /// Requests were taken to have ceased, and none has come since.
-    has_ceased: bool,
+    /// Requests were judged to have ceased, and none has come since.
+    was_judged_over: bool,
     /// A cycle has begun since demand was observed.
     has_turned: bool,
     /// When demand was observed.
-    observed: Timestamp,
-    /// Requests had come up to then.
+    demand_observed: Timestamp,
+    /// The last collection that found requests.
     last: Timestamp,
-    /// No requests had come from `last` up to then.
+    /// The last collection since that found none, or `last`.
     silent_until: Timestamp,
-    /// Then the first came.
-    begun: Option<Timestamp>,
+    /// The first request since, if the engine was notified of it.
+    first: Option<Timestamp>,
 }
 
 impl Bursts {
@@ -74,62 +75,64 @@ impl Bursts {
             is_pattern: false,
             remembered: 0,
             cycle: Cycle::new(now, 0),
-            has_ceased: false,
+            was_judged_over: false,
             has_turned: false,
-            observed: now,
+            demand_observed: now,
             last: now,
             silent_until: now,
-            begun: None,
+            first: None,
         }
     }
 
-    /// A request has come `at` that time. Of those that come before the next observation the first is told of.
-    pub(super) fn begin(&mut self, at: Timestamp) {
+    /// Notes a request. Only the first since the last collection counts.
+    pub(super) fn note_request(&mut self, at: Timestamp) {
         if at > self.last {
-            self.begun.get_or_insert(at);
+            self.first.get_or_insert(at);
         }
     }
 
-    /// Requests are taken to have ceased. If they come again soon, that was wrong: they come in bursts.
-    pub(super) fn cease(&mut self) {
-        self.has_ceased = true;
+    /// Requests are judged to have ceased. If they come again soon, that was wrong: they come in bursts.
+    pub(super) fn judge_over(&mut self) {
+        self.was_judged_over = true;
     }
 
-    /// So many requests for so many tokens have come since the last observation.
-    pub(super) fn observe(&mut self, requests: u64, tokens: u64, now: Timestamp) {
-        let begun = self.begun.take();
+    /// A collection has found so many requests for so many tokens.
+    pub(super) fn collect(&mut self, requests: u64, tokens: u64, now: Timestamp) {
+        let first = self.first.take();
         if requests == 0 {
             self.silent_until = now;
             return;
         }
-        let silent_until = begun.unwrap_or(self.silent_until);
+        let silent_until = first.unwrap_or(self.silent_until);
         let silence_us = silent_until.micros_since(self.last).min(LINGER_MAX_US);
         // A burst may be observed in parts, since it is reported as it begins.
         let is_over = now.micros_since(self.cycle.from) > PATIENCE * self.cycle.silence_us;
         if is_over || 2 * silence_us >= self.cycle.silence_us {
+            if self.cycle.is_burst {
+                self.tokens = self.cycle.tokens.max(self.tokens / 2);
+            } else {
+                self.remembered = self.remembered.saturating_sub(1);
+                self.is_pattern &= self.remembered > 0;
+            }
             self.cycle = Cycle::new(self.last, silence_us);
             self.has_turned = true;
         }
         self.cycle.requests += requests;
         self.cycle.tokens += tokens;
-        let come_again = std::mem::take(&mut self.has_ceased) && silence_us < LINGER_MIN_US;
+        let come_again = std::mem::take(&mut self.was_judged_over) && silence_us < LINGER_MIN_US;
         self.judge_cycle(come_again, now);
         (self.last, self.silent_until) = (now, now);
     }
 
     fn judge_cycle(&mut self, come_again: bool, now: Timestamp) {
-        if come_again || !self.cycle.is_burst && self.cycle.is_telling(now) {
+        if come_again || (!self.cycle.is_burst && self.cycle.is_telling(now)) {
             self.cycle.is_burst = true;
             self.is_pattern |= come_again || self.remembered > 0;
             self.remembered = REMEMBERED;
             self.silence_us = self.cycle.silence_us;
-            self.tokens -= self.tokens / 8;
         }
         if self.cycle.is_burst {
             self.tokens = self.tokens.max(self.cycle.tokens);
-        } else {
-            self.remembered = self.remembered.saturating_sub(1);
-            self.is_pattern &= self.remembered > 0;
         }
     }
 
@@ -138,19 +141,20 @@ impl Bursts {
         if self.is_pattern { PATIENCE * self.silence_us } else { 0 }
     }
 
-    /// Whether demand is to be observed now: where requests come in bursts, once from burst to burst.
-    pub(super) fn tell_demand(&mut self, now: Timestamp) -> bool {
+    /// Whether to observe demand now; if so, notes that it was. Where requests come in bursts, that is once from burst to
+    /// burst.
+    pub(super) fn take_demand_due(&mut self, now: Timestamp) -> bool {
         let has_turned = std::mem::take(&mut self.has_turned);
-        let is_due = has_turned || now.micros_since(self.observed) >= self.patience_us();
+        let is_due = has_turned || now.micros_since(self.demand_observed) >= self.patience_us();
         if is_due {
-            self.observed = now;
+            self.demand_observed = now;
         }
         is_due
     }
 
-    /// Tokens of the next burst; none if requests do not come in bursts.
-    pub(super) fn expected(&self) -> i64 {
-        if self.is_pattern { self.tokens as i64 } else { 0 }
+    /// Tokens of the next burst; none if none is to be expected.
+    pub(super) fn expected(&self, now: Timestamp) -> i64 {
+        if now.micros_since(self.last) < self.patience_us() { self.tokens as i64 } else { 0 }
     }
 }
 
@@ -164,38 +168,39 @@ mod tests {
 
     /// A burst of ten requests for twenty tokens, after 50 ms without any, and the report on it.
     fn burst(bursts: &mut Bursts, at_us: u64) {
-        bursts.observe(0, 0, at(at_us - 1000));
-        bursts.begin(at(at_us));
-        bursts.observe(10, 20, at(at_us + 1000));
+        bursts.collect(0, 0, at(at_us - 1000));
+        bursts.note_request(at(at_us));
+        bursts.collect(10, 20, at(at_us + 1000));
     }
 
     #[test]
-    fn two_bursts_make_a_pattern_and_eight_observations_without_one_end_it() {
+    fn two_bursts_make_a_pattern_and_eight_silences_without_one_end_it() {
         let mut bursts = Bursts::new(at(0));
         burst(&mut bursts, 50_000);
-        assert_eq!((bursts.expected(), bursts.patience_us()), (0, 0));
+        assert_eq!((bursts.expected(at(51_000)), bursts.patience_us()), (0, 0));
         burst(&mut bursts, 101_000);
-        assert_eq!((bursts.expected(), bursts.patience_us()), (20, 100_000));
-        for more in 0..8 {
-            assert_eq!(bursts.expected(), 20, "{more}");
-            bursts.observe(1, 1, at(400_000 + more * 1000));
+        assert_eq!((bursts.expected(at(201_999)), bursts.patience_us()), (20, 100_000));
+        assert_eq!(bursts.expected(at(202_000)), 0, "it does not come");
+        for more in 0..9 {
+            assert_eq!(bursts.patience_us(), 100_000, "{more}");
+            bursts.collect(1, 1, at(400_000 + more * 1000));
         }
-        assert_eq!(bursts.expected(), 0);
+        assert_eq!(bursts.patience_us(), 0);
     }
 
     #[test]
     fn demand_is_observed_once_from_burst_to_burst_and_when_none_has_come_for_twice_the_silence() {
         let mut bursts = Bursts::new(at(0));
         burst(&mut bursts, 50_000);
-        assert!(bursts.tell_demand(at(51_000)));
-        assert!(bursts.tell_demand(at(60_000)), "one is no pattern");
+        assert!(bursts.take_demand_due(at(51_000)));
+        assert!(bursts.take_demand_due(at(60_000)), "one is no pattern");
         burst(&mut bursts, 101_000);
-        assert!(bursts.tell_demand(at(102_000)));
-        assert!(!bursts.tell_demand(at(152_000)));
+        assert!(bursts.take_demand_due(at(102_000)));
+        assert!(!bursts.take_demand_due(at(152_000)));
         burst(&mut bursts, 152_000);
-        assert!(bursts.tell_demand(at(153_000)));
-        assert!(!bursts.tell_demand(at(252_999)));
-        assert!(bursts.tell_demand(at(253_000)));
+        assert!(bursts.take_demand_due(at(153_000)));
+        assert!(!bursts.take_demand_due(at(252_999)));
+        assert!(bursts.take_demand_due(at(253_000)));
     }
 
     #[test]
@@ -203,32 +208,55 @@ mod tests {
         let mut bursts = Bursts::new(at(0));
         for burst in 1..=2_u64 {
             let begins_us = burst * 100_000;
-            bursts.begin(at(begins_us));
-            bursts.observe(1, 1, at(begins_us));
-            bursts.observe(40, 40, at(begins_us + 500));
-            bursts.observe(49, 49, at(begins_us + 1500));
+            bursts.note_request(at(begins_us));
+            bursts.collect(1, 1, at(begins_us));
+            bursts.collect(40, 40, at(begins_us + 500));
+            bursts.collect(49, 49, at(begins_us + 1500));
         }
-        assert_eq!((bursts.expected(), bursts.patience_us()), (90, 2 * 98_500));
+        assert_eq!((bursts.expected(at(202_000)), bursts.patience_us()), (90, 2 * 98_500));
     }
 
     #[test]
     fn silence_of_a_key_that_nobody_told_of_is_measured_by_what_reports_did_not_find() {
         let mut bursts = Bursts::new(at(0));
         for tick in 0..2_u64 {
-            bursts.observe(0, 0, at(tick * 100_000 + 40_000));
-            bursts.observe(20, 20, at(tick * 100_000 + 50_000));
+            bursts.collect(0, 0, at(tick * 100_000 + 40_000));
+            bursts.collect(20, 20, at(tick * 100_000 + 50_000));
         }
         assert_eq!(bursts.patience_us(), 2 * 90_000);
     }
 
     #[test]
-    fn requests_that_were_taken_to_have_ceased_and_come_again_soon_make_a_pattern() {
+    fn burst_that_is_collected_one_by_one_is_one_burst() {
+        let mut bursts = Bursts::new(at(0));
+        for burst in 1..=3_u64 {
+            for request in 0..12 {
+                let at_us = burst * 100_000 + request * 1000;
+                bursts.note_request(at(at_us));
+                bursts.collect(1, 1, at(at_us));
+            }
+        }
+        assert_eq!(bursts.expected(at(312_000)), 12);
+    }
+
+    #[test]
+    fn one_large_burst_is_forgotten_within_a_few_small_ones() {
+        let mut bursts = Bursts::new(at(0));
+        for (burst, tokens) in (1..).zip([1_000_000, 10, 10, 10, 10, 10, 10]) {
+            bursts.note_request(at(burst * 100_000));
+            bursts.collect(10, tokens, at(burst * 100_000 + 1000));
+        }
+        assert_eq!(bursts.expected(at(702_000)), 1_000_000 / 32);
+    }
+
+    #[test]
+    fn requests_that_were_judged_to_have_ceased_and_come_again_soon_make_a_pattern() {
         for (again_us, patience_us) in [(50_000, 100_000), (300_000, 0)] {
             let mut bursts = Bursts::new(at(0));
-            bursts.observe(3, 3, at(1000));
-            bursts.cease();
-            bursts.begin(at(1000 + again_us));
-            bursts.observe(3, 3, at(2000 + again_us));
+            bursts.collect(3, 3, at(1000));
+            bursts.judge_over();
+            bursts.note_request(at(1000 + again_us));
+            bursts.collect(3, 3, at(2000 + again_us));
             assert_eq!(bursts.patience_us(), patience_us);
         }
     }
@@ -242,14 +270,14 @@ mod tests {
             for tick in 1..=20_000_u64 {
                 let mut requests = 0;
                 while next_us < tick as f64 * 50_000.0 {
-                    bursts.begin(at(next_us as u64));
+                    bursts.note_request(at(next_us as u64));
                     requests += 1;
                     now_us = next_us;
                     next_us -= rng.f64().ln() * 1e6 / per_second;
                 }
                 assert!(now_us <= next_us);
-                bursts.observe(requests, requests, at(tick * 50_000));
-                patterns += u32::from(bursts.expected() > 0);
+                bursts.collect(requests, requests, at(tick * 50_000));
+                patterns += u32::from(bursts.patience_us() > 0);
             }
             assert!(patterns < 20, "{per_second} a second: {patterns} of 20000 ticks");
         }

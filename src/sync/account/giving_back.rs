@@ -76,12 +76,11 @@ impl Account {
         // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
         // in needs next to none; other refill would be lost without it, once tokens are scarce.
         let pressed = rate_used > self.held.rate + self.held.rate / 4;
+        let burst = self.bursts.expected(now);
         let flowing = match (self.held.rate > 0, self.is_scarce(terms)) {
             (false, _) => 0,
             // Between two bursts refill gathers for the next one.
-            (true, _) if self.bursts.expected() > 0 => {
-                (self.bursts.expected() - i64::from(left)).max(1)
-            }
+            (true, _) if burst > 0 => (burst - i64::from(left)).max(1),
             (true, false) => 1,
             (true, true) if pressed => 2,
             (true, true) => depth_before,

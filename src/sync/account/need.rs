@@ -79,7 +79,8 @@ impl Account {
             // for the store gets what is there, and needs nobody to hold it ready.
             return large.max(i64::from(terms.credit.known == 0 && !self.caller_has_waited));
         }
-        let need = wanted.max(large).max(self.bursts.expected()).max(self.first_want(now, terms));
+        let need =
+            wanted.max(large).max(self.bursts.expected(now)).max(self.first_want(now, terms));
         need.min(terms.scale.burst / terms.scale.token).min(i64::from(MAX_TOKENS))
     }
 

@@ -33,7 +33,7 @@ impl Account {
     /// A decision touched the key `at` that time: report at the next tick, or early when it runs low.
     pub(crate) fn touch(&mut self, at: Timestamp, now: Timestamp, terms: &Terms) {
         let urgent = self.bucket.is_urgent();
-        self.bursts.begin(at);
+        self.bursts.note_request(at);
         self.last_arrival = now;
         let scheduled = now.plus_micros(self.interval_us(now, terms));
         let soon = if urgent { self.early.not_before() } else { scheduled };
@@ -69,9 +69,9 @@ impl Account {
         let span_us = now.micros_since(self.probe_at) + self.probe_span_us;
         if (arrived as f64) < self.demand.over(span_us) / 4.0 {
             self.collect(now, true);
-            self.arrivals = 0;
+            (self.arrivals, self.requests) = (0, 0);
             self.demand.collapse(arrived, span_us, now);
-            self.bursts.cease();
+            self.bursts.judge_over();
             self.due = now;
             self.probe_at = Timestamp::NEVER;
         } else {
