@@ -506,17 +506,6 @@ impl Account {
         })
     }
 
-    /// Ends an observation of the demand, but not between two bursts, and not within one: silence would be taken for
-    /// the end of demand, and a burst for what comes all the time.
-    fn observe_demand(&mut self, now: Timestamp, terms: &Terms) {
-        if !self.bursts.take_demand_due(now) {
-            return;
-        }
-        let arrivals = std::mem::take(&mut self.arrivals);
-        let telling = std::mem::take(&mut self.requests) >= TELLING_REQUESTS;
-        self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
-    }
-
     /// The batch with this entry was never applied: its contents are to be reported anew.
     pub(crate) fn revoke(&mut self, entry: &Entry) {
         let entry = self.in_own_units(entry);

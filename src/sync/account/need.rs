@@ -16,6 +16,17 @@ pub(super) const BEGINNING_US: u64 = 20_000;
 const TOKENS_A_NODE: i64 = 2;
 
 impl Account {
+    /// Ends an observation of the demand, but not between two bursts, and not within one: silence would be taken for
+    /// the end of demand, and a burst for what comes all the time.
+    pub(super) fn observe_demand(&mut self, now: Timestamp, terms: &Terms) {
+        if !self.bursts.take_demand_due(now) {
+            return;
+        }
+        let arrivals = std::mem::take(&mut self.arrivals);
+        let telling = std::mem::take(&mut self.requests) >= TELLING_REQUESTS;
+        self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
+    }
+
     /// Whether the bucket is nearly full, though most of it may be outstanding. Then a node may hold tokens of a key
     /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
     pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
