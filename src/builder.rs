@@ -21,7 +21,7 @@ use crate::sync::{Config, Engine, Event};
 use crate::time::micros;
 
 /// The most keys that a limiter holds, over all its limits. A key takes about 142 bytes (78 of a local limit), and
-/// one of a hybrid limit about 600 more while it is asked for.
+/// one of a hybrid limit about 700 more while it is asked for.
 pub const DEFAULT_MAX_KEYS: usize = 1_000_000;
 pub use crate::bucket::KEYS_MAX;
 /// The lanes of a namespace. Fixed in the store by the first node; the others must agree.
