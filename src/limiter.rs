@@ -274,13 +274,13 @@ impl ActiveLimit {
     fn read(&self, table: &Table<LeaseBucket>, target: impl Target, now: Timestamp) -> Decision {
         let unit = self.state.terms.scale.token;
         let peeked = target.find(table).and_then(|Found { bucket, word, .. }| {
-            let peeked = (bucket.peek(now, unit), bucket.report());
+            let peeked = (bucket.peek(now, unit), bucket.view_and_refill());
             bucket.is_in_epoch_of(word).then_some(peeked)
         });
         let ((left, credit, is_sure), report) = peeked.unwrap_or_else(|| {
             let new = LeaseBucket::default();
             new.start(self.state.first_credit());
-            (new.peek(now, unit), new.report())
+            (new.peek(now, unit), new.view_and_refill())
         });
         let (verdict, is_sure) = (Verdict::of(left + credit > 0), is_sure && left > 0);
         self.decision(&SpendResult::new(verdict, is_sure, left, report), 1, now)
@@ -613,7 +613,7 @@ impl Handle {
         }
         let (bucket, now) = (table.at(self.place), clock.now());
         let (left, ..) = bucket.peek(now, terms.scale.token);
-        let result = SpendResult::new(Verdict::of(allowed), sure, left, bucket.report());
+        let result = SpendResult::new(Verdict::of(allowed), sure, left, bucket.view_and_refill());
         self.limit.decision(&result, cost, now)
     }
 

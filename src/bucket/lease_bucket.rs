@@ -139,7 +139,7 @@ impl LeaseBucket {
     ///
     /// `unit` tells the units in a token, if they matter.
     ///
-    /// Cost: nine loads, five of them for reports, and one compare-and-swap. After `fast_until_us`, five loads more.
+    /// Cost: nine loads, five of them for view and refill, and one compare-and-swap. After `fast_until_us`, five loads more.
     #[inline(always)]
     pub(crate) fn spend(
         &self,
@@ -149,7 +149,7 @@ impl LeaseBucket {
         unit: impl FnOnce() -> i64,
     ) -> Option<SpendResult> {
         // Loaded before the swap, which would make these loads wait.
-        let report = self.report();
+        let view_and_refill = self.view_and_refill();
         if now.as_micros() >= self.fast_until_us.load(Ordering::Acquire)
             && !self.is_below_depth(word, now, unit())
         {
@@ -158,7 +158,7 @@ impl LeaseBucket {
         let spent = word.spend_unnoticed(cost, self.low.load(Ordering::Relaxed))?;
         self.swap(word, spent).ok()?;
         self.count_spent(cost);
-        Some(SpendResult::new(Verdict::Allowed, true, spent.tokens(), report))
+        Some(SpendResult::new(Verdict::Allowed, true, spent.tokens(), view_and_refill))
     }
 
     /// Whether the lease lives, and refill cannot have filled the bucket by now.
@@ -171,7 +171,7 @@ impl LeaseBucket {
     /// Denies one token if refill is leased and has not earned a token, and the engine has been notified of denials.
     /// `None` if that is not sure, and then nothing is changed.
     ///
-    /// Cost: 13 loads, five of them for reports, and one atomic addition.
+    /// Cost: 13 loads, five of them for view and refill, and one atomic addition.
     #[inline(always)]
     pub(crate) fn deny(&self, word: TokenWord, now: Timestamp, unit: i64) -> Option<SpendResult> {
         let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
@@ -187,7 +187,7 @@ impl LeaseBucket {
         self.denied.fetch_add(1, Ordering::Relaxed);
         // The engine may have collected since it was notified.
         let news = self.notify(Urgency::Now);
-        let denied = SpendResult::new(Verdict::Denied, true, 0, self.report());
+        let denied = SpendResult::new(Verdict::Denied, true, 0, self.view_and_refill());
         Some(SpendResult { news, ..denied })
     }
 
@@ -222,7 +222,12 @@ impl LeaseBucket {
             }
             let asks = lacking > 0 && can_wait && !word.is_policy();
             if asks && !self.knows_all(is_live, cost) {
-                return Some(SpendResult::new(Verdict::Unsure, false, tokens, self.report()));
+                return Some(SpendResult::new(
+                    Verdict::Unsure,
+                    false,
+                    tokens,
+                    self.view_and_refill(),
+                ));
             }
             if asks || lacking > self.usable_credit(word, now) {
                 fence(Ordering::Acquire);
@@ -275,7 +280,7 @@ impl LeaseBucket {
         let overflowed = if overflows { word.pending() + cost } else { 0 };
         let is_sure = from_credit == 0 && !is_overdrawn && !word.is_policy();
         let news = News { overflowed, ..self.notify(urgency) };
-        let allowed = SpendResult::new(Verdict::Allowed, is_sure, left, self.report());
+        let allowed = SpendResult::new(Verdict::Allowed, is_sure, left, self.view_and_refill());
         Some(SpendResult { news, ..allowed })
     }
 
@@ -289,7 +294,7 @@ impl LeaseBucket {
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         let is_sure = self.has_refill(is_live) && !word.is_policy();
         let news = News { refused, ..self.notify(Urgency::Now) };
-        let denied = SpendResult::new(Verdict::Denied, is_sure, left, self.report());
+        let denied = SpendResult::new(Verdict::Denied, is_sure, left, self.view_and_refill());
         SpendResult { is_uncounted, news, ..denied }
     }
 
@@ -403,7 +408,7 @@ impl LeaseBucket {
 
     /// The store's last word, and what flows in: a hint.
     #[inline(always)]
-    pub(crate) fn report(&self) -> (View, Refill) {
+    pub(crate) fn view_and_refill(&self) -> (View, Refill) {
         let tokens = self.view_tokens.load(Ordering::Relaxed);
         let view = View::new(tokens.into(), self.view_ms.load(Ordering::Relaxed));
         let rate = self.rate.load(Ordering::Relaxed);

@@ -3,12 +3,12 @@
 use super::notifications::News;
 use crate::decision::{Refill, View};
 
-/// What a bucket decided about a request, what the engine has to know of it, and what reports need.
+/// What a bucket decided about a request, what the engine has to know of it, and what a caller can read of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpendResult {
     pub(crate) verdict: Verdict,
     pub(crate) is_sure: bool,
-    /// Tokens left.
+    /// Whole tokens left of a lease. A local bucket has none: what is left there is in `refill`.
     pub(crate) left: u32,
     /// The store's last word.
     pub(crate) view: View,

@@ -447,7 +447,7 @@ impl BucketRef {
             let word = TableBucket::load(&**self);
             if LeaseBucket::is_retired(word) {
                 debug_assert!(false, "its owner keeps it from eviction");
-                return SpendResult::new(Verdict::Denied, false, 0, self.report());
+                return SpendResult::new(Verdict::Denied, false, 0, self.view_and_refill());
             }
             if let Some(result) = LeaseBucket::decide(self, word, ask, now) {
                 return result;

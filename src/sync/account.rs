@@ -207,7 +207,7 @@ impl Account {
         now: Timestamp,
     ) -> Self {
         let unit = terms.scale.token;
-        let told = bucket.report().0;
+        let told = bucket.view_and_refill().0;
         let view = told.age(now).map(|age| View {
             level: told.tokens().saturating_mul(unit),
             leased: 0,

@@ -215,7 +215,7 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
         Lease { rate: 1, depth: 100, ends: at(1000), low: 0, overdraw: 0, is_policy: false };
     bucket.amend(at(2), lease, 60, 0, SCALE.token);
     assert!(spend(&table, place, at(2)));
-    let before = (bucket.held_and_pending(), bucket.demand(), bucket.report());
+    let before = (bucket.held_and_pending(), bucket.demand(), bucket.view_and_refill());
     // It goes on.
     for cost in [1, 2, 70] {
         for can_wait in [false, true] {
@@ -224,7 +224,7 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
         assert_eq!(bucket.spend(word, cost, at(2), || SCALE.token), None);
     }
     assert_eq!(bucket.deny(word, at(2), SCALE.token), None);
-    assert_eq!((bucket.held_and_pending(), bucket.demand(), bucket.report()), before);
+    assert_eq!((bucket.held_and_pending(), bucket.demand(), bucket.view_and_refill()), before);
 }
 
 #[test]
