@@ -23,7 +23,7 @@ fn client_that_sends_bursts_is_admitted_though_it_is_silent_between_them() {
         (api(10_000, 10_000), 12, 1, 20, 99.0),
         (api(1000, 100), 18, 1, 20, 99.0),
         (api(1000, 100), 45, 1, 50, 99.0),
-        // Of 90 nine, and of 200 six: reports between the bursts took it for that.
+        // Of 90 two, and of 200 two: reports between the bursts took it for that.
         (api(1000, 100), 90, 1, 100, 98.0),
         (api(1000, 1000), 200, 1, 250, 97.0),
         (api(100, 100), 45, 1, 500, 93.0),
