@@ -248,7 +248,9 @@ impl KeySecret {
 
 /// What a limiter knows a key by.
 pub(crate) enum KeyName<'a> {
+    /// The caller's own bytes.
     Held(&'a [u8]),
+    /// Bytes that were put together, or the hash of some.
     Written(SmallVec<[u8; INLINE_BYTES]>),
 }
 

@@ -165,12 +165,13 @@ impl ActiveLimit {
     fn decide_name(&self, name: KeyName<'_>, cost: u32) -> Decision {
         match name {
             KeyName::Held(key) => self.decide(key, cost),
-            KeyName::Written(key) => self.decide_written(&key, cost),
+            KeyName::Written(key) => self.decide_out_of_line(&key, cost),
         }
     }
 
+    /// As [`decide`](Self::decide), of a key for which a call is a small part of the cost.
     #[inline(never)]
-    fn decide_written(&self, key: &[u8], cost: u32) -> Decision {
+    fn decide_out_of_line(&self, key: &[u8], cost: u32) -> Decision {
         self.decide(key, cost)
     }
 
@@ -220,7 +221,8 @@ impl ActiveLimit {
         Ask { cost, unit, first_credit, can_wait }
     }
 
-    /// Asks the key's bucket until it decides, and notifies the engine of what it has to know.
+    /// Asks the key's bucket until it answers, which may be that the store should be asked, and notifies the engine of
+    /// what it has to know.
     #[inline(never)]
     fn decide_fully(
         &self,
@@ -570,7 +572,7 @@ impl Handle {
     fn decide_now(&self, cost: u32) -> Decision {
         match self.pinned() {
             Some(pinned) => self.limit.decide(pinned, cost),
-            None => self.limit.decide_written(&self.key.key, cost),
+            None => self.limit.decide_out_of_line(&self.key.key, cost),
         }
     }
 

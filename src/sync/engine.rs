@@ -74,7 +74,7 @@ pub(crate) enum Input {
 pub(crate) struct Told {
     /// The key, if the engine may not know it.
     pub(crate) key: Option<Arc<[u8]>>,
-    /// When it was taken.
+    /// When the decision was taken.
     pub(crate) at: Timestamp,
     /// Pending tokens that no longer fitted the bucket's word.
     pub(crate) spilled: u32,
