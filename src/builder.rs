@@ -209,7 +209,7 @@ impl Builder {
             let time = time.clone();
             store.open(move || time.now())
         });
-        let budget = Arc::new(KeyBudget::new(self.max_keys));
+        let budget = Arc::new(KeyBudget::new(self.max_keys, self.limits.len()));
         let limits: Arc<[Arc<LimitState>]> = self
             .limits
             .iter()

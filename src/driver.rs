@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::bound::Excess;
 use crate::bucket::{
     BucketRef, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, MAX_QUEUED,
-    Notification, NotificationQueue, Table,
+    Notification, NotificationQueue, Retire, Table,
 };
 use crate::error::{ConfigError, StoreError};
 use crate::limit::{Credit, LimitInfo, Mode, Terms};
@@ -26,21 +26,16 @@ use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
 mod counter;
+mod evictor;
 pub(crate) mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;
 
 use clock::TimeSource;
+use evictor::Evictor;
 
 /// How often decisions are told to the listeners, and room is looked for.
 const FLUSH_US: u64 = 1_000_000;
-/// So many keys of a limit are looked at in one search.
-const EVICT_PLACES: u32 = 65_536;
-/// Between two searches for idle keys there is at least this.
-const EVICT_GAP_US: u64 = 100_000;
-/// While searching finds nothing, the gap doubles up to this.
-const EVICT_GAP_MAX_US: u64 = 5_000_000;
-
 /// For so many threads counters of local decisions are allocated when a limit is built.
 const THREADS: usize = 64;
 
@@ -225,6 +220,30 @@ impl LimitState {
         }
     }
 
+    /// How many sixteenths of what the limit could hold now are free.
+    fn free_sixteenths(&self) -> usize {
+        match &self.buckets {
+            Buckets::Leased(table) => table.free_sixteenths(),
+            Buckets::Local(local) => local.table.free_sixteenths(),
+        }
+    }
+
+    /// Evicts keys among the next `places`. Returns how many.
+    fn evict(&self, places: u32, now: Timestamp, what: Retire) -> usize {
+        let scale = &self.terms.scale;
+        match &self.buckets {
+            Buckets::Leased(table) => table.evict(places, now, scale, what),
+            Buckets::Local(local) => local.table.evict(places, now, scale, what),
+        }
+    }
+
+    /// Forgets marks of keys that must be full by now. Local keys have none.
+    fn forget_marks(&self, now: Timestamp) {
+        if let Buckets::Leased(table) = &self.buckets {
+            table.forget_marks(now, &self.terms.scale);
+        }
+    }
+
     /// Decisions since the last time that no bucket counts.
     fn take_counts(&self) -> LimitCounts {
         match &self.buckets {
@@ -321,7 +340,7 @@ impl Driver {
         let mut asked = OpenQueries::default();
         let mut waiting: Vec<Wisher> = Vec::new();
         let mut flush_at = self.now().plus_micros(FLUSH_US);
-        let (mut evict_at, mut evict_gap_us, mut fruitless) = (Timestamp::ZERO, EVICT_GAP_US, 0);
+        let mut evictor = Evictor::new();
         let (mut ran, mut held_up_us) = (self.now(), [0; 2]);
         self.engine.handle(self.now(), Input::Timeout);
         loop {
@@ -335,15 +354,10 @@ impl Driver {
                 held_up_us = [0, held_up_us[0]];
                 self.flush();
             }
-            let crowded = self.budget.used() >= self.budget.max() / 8 * 7;
-            if crowded && now >= evict_at {
-                // The time may be late by now, and places stand empty by it.
-                let now = self.now();
-                fruitless = if self.evict(now) > 0 { 0 } else { fruitless + EVICT_PLACES as usize };
-                let looked_through = fruitless >= self.budget.max();
-                let longer_us = (evict_gap_us * 2).min(EVICT_GAP_MAX_US);
-                evict_gap_us = if looked_through { longer_us } else { EVICT_GAP_US };
-                evict_at = now.plus_micros(evict_gap_us);
+            // The time may be late by now, and places stand empty by it.
+            let keys = evictor.look(&self.limits, self.budget.max(), self.now());
+            if keys > 0 {
+                self.publish(&Event::Evicted { keys });
             }
             if now >= self.engine.poll_timeout() {
                 self.engine.handle(now, Input::Timeout);
@@ -352,8 +366,7 @@ impl Driver {
             self.drain_outputs(&mut exchanges, &mut asked);
             self.tell(&mut waiting, now, exchanges.tasks.is_empty());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
-            let room_at = if crowded { evict_at } else { Timestamp::NEVER };
-            let wake_at = self.engine.poll_timeout().min(flush_at).min(room_at);
+            let wake_at = self.engine.poll_timeout().min(flush_at).min(evictor.wake_at());
             let wake_at = wake_at.min(deadline.unwrap_or(Timestamp::NEVER));
             let wake_at = if more { now } else { wake_at };
             tokio::select! {
@@ -529,25 +542,6 @@ impl Driver {
             limit.set_excess(excess);
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });
         }
-    }
-
-    /// Forgets idle keys among the next [`EVICT_PLACES`] of each limit; returns how many.
-    fn evict(&mut self, now: Timestamp) -> usize {
-        let keys = self
-            .limits
-            .iter()
-            .map(|limit| {
-                let scale = &limit.terms.scale;
-                match &limit.buckets {
-                    Buckets::Leased(table) => table.evict(EVICT_PLACES, now, scale),
-                    Buckets::Local(local) => local.table.evict(EVICT_PLACES, now, scale),
-                }
-            })
-            .sum();
-        if keys > 0 {
-            self.publish(&Event::Evicted { keys });
-        }
-        keys
     }
 
     fn publish(&self, event: &Event) {

@@ -80,7 +80,6 @@ mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod time;
-mod weakness;
 
 pub use bound::{Excess, Incidents, bound};
 pub use builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::bound::Excess;
 use crate::bucket::{
     Ask, Found, KeyBudget, LeaseBucket, LocalBucket, News, Notification, NotificationQueue,
-    OVERFLOW, SpendResult, Table, TableBucket, Verdict,
+    OVERFLOW, Room, SpendResult, Table, TableBucket, Verdict,
 };
 use crate::decision::Decision;
 use crate::driver::clock::TimeSource;
@@ -203,17 +203,10 @@ impl ActiveLimit {
         cost: u32,
         now: Timestamp,
     ) -> Option<SpendResult> {
-        let Found { bucket, word, place } = found;
+        let Found { bucket, word, .. } = found;
         let unit = || self.state.terms.scale.token;
-        let result = match bucket.spend(word, cost, now, unit) {
-            Some(spent) => return Some(spent),
-            None if cost == 1 => bucket.deny(word, now, unit())?,
-            None => return None,
-        };
-        if !result.news.is_none() {
-            self.notify(place, result.news, now);
-        }
-        Some(result)
+        let spent = bucket.spend(word, cost, now, unit);
+        spent.or_else(|| if cost == 1 { bucket.deny(word, now, unit()) } else { None })
     }
 
     fn request(&self, cost: u32, can_wait: bool) -> Ask {
@@ -232,8 +225,10 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> SpendResult {
         let time = Reading { cached: now, time: &self.shared.time };
+        let room = if ask.can_wait { Room::Any } else { Room::NotLast };
         let (place, result) = loop {
-            let Found { bucket, word, place } = target.find_or_insert(table, || ask.first_credit);
+            let Found { bucket, word, place } =
+                target.find_or_insert(table, || ask.first_credit, room);
             let spent = bucket.spend(word, ask.cost, now, || ask.unit);
             if let Some(result) = spent.or_else(|| bucket.decide(word, ask, time)) {
                 break (place, result);
@@ -281,7 +276,7 @@ impl ActiveLimit {
         });
         let ((left, credit, is_sure), report) = peeked.unwrap_or_else(|| {
             let new = LeaseBucket::default();
-            new.start(self.state.first_credit());
+            new.start(self.state.first_credit(), false);
             (new.peek(now, unit), new.view_and_refill())
         });
         let (verdict, is_sure) = (Verdict::of(left + credit > 0), is_sure && left > 0);
@@ -297,10 +292,7 @@ impl ActiveLimit {
     /// outage policy is in force; then the answer is the one that `check` gives. Dropping the future before it is ready
     /// may leave the token spent.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        match self.decide_or_hold(&self.shared.secret.name(key), 1) {
-            Ok(decision) => decision,
-            Err(handle) => handle.ask_store(1).await,
-        }
+        self.decide_or_ask(&self.shared.secret.name(key), 1).await
     }
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
@@ -316,9 +308,13 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        match self.decide_or_hold(&self.shared.secret.name(key), cost) {
-            Ok(decision) => Ok(decision),
-            Err(handle) => Ok(handle.ask_store(cost).await),
+        Ok(self.decide_or_ask(&self.shared.secret.name(key), cost).await)
+    }
+
+    async fn decide_or_ask(&self, key: &[u8], cost: u32) -> Decision {
+        match self.decide_or_hold(key, cost) {
+            Ok(decision) => decision,
+            Err(handle) => handle.ask_store(cost).await,
         }
     }
 
@@ -427,7 +423,7 @@ fn ask_local(
                 Some(found) => found,
                 None => return LocalBucket::decide_new(now, scale),
             },
-            _ => target.find_or_insert(&local.table, || ()),
+            _ => target.find_or_insert(&local.table, || (), Room::Any),
         };
         is_overflow = found.place == OVERFLOW;
         if let Some(result) = found.bucket.decide(found.word, cost, now, scale) {
@@ -465,12 +461,16 @@ trait Target: Copy {
     fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>>;
 
     /// As [`find`](Self::find), but `None` also if one look does not tell. The bucket may be retired.
-    fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>>;
+    #[inline(always)]
+    fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
+        self.find(table)
+    }
 
     fn find_or_insert<B: TableBucket>(
         self,
         table: &Table<B>,
         start: impl FnOnce() -> B::Start,
+        room: Room,
     ) -> Found<'_, B>;
 }
 
@@ -488,8 +488,9 @@ impl Target for &[u8] {
         self,
         table: &Table<B>,
         start: impl FnOnce() -> B::Start,
+        room: Room,
     ) -> Found<'_, B> {
-        table.find_or_insert(self, start)
+        table.find_or_insert(self, start, room)
     }
 }
 
@@ -498,12 +499,8 @@ impl Target for &[u8] {
 struct Pinned(u32);
 
 impl Target for Pinned {
-    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
-        Some(table.found_at(self.0))
-    }
-
     #[inline(always)]
-    fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
+    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
         Some(table.found_at(self.0))
     }
 
@@ -511,6 +508,7 @@ impl Target for Pinned {
         self,
         table: &Table<B>,
         _: impl FnOnce() -> B::Start,
+        _: Room,
     ) -> Found<'_, B> {
         table.found_at(self.0)
     }
@@ -584,10 +582,7 @@ impl Handle {
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
         let Some(pinned) = self.pinned() else {
-            return match self.limit.decide_or_hold(&self.key.key, cost) {
-                Ok(decision) => decision,
-                Err(handle) => handle.ask_store(cost).await,
-            };
+            return self.limit.decide_or_ask(&self.key.key, cost).await;
         };
         match self.limit.decide_surely(pinned, cost) {
             Some(decision) => decision,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The modules of the crate, lowest floor first. A module may name what stands on its own line
 /// or above it in this table.
 const FLOORS: [&[&str]; 10] = [
-    &["time", "error", "quota", "limit", "bound", "key", "decision", "weakness"],
+    &["time", "error", "quota", "limit", "bound", "key", "decision"],
     &["algorithm"],
     &["bucket"],
     &["sync"],

@@ -21,24 +21,23 @@
 //! A bucket is made ready before its entry is stored with `Release`; who loads the entry with
 //! `Acquire` sees it ready. A level is filled before it is published with `Release`.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
-
+use super::atomic::{AtomicU32, Ordering, zeros};
 use super::key_hash::KeyHash;
+use std::ops::Range;
 
 /// Bits of a place in a table.
 const PLACE_BITS: u32 = 26;
 /// The last place that an entry can name; the first is 1, and no entry is 0.
 pub(super) const PLACE_MAX: u32 = (1 << PLACE_BITS) - 1;
 
-/// The first level.
-const BITS_MIN: u32 = 10;
+/// The first level. Models begin with a small one, so that it grows.
+const BITS_MIN: u32 = if cfg!(tidegate_models) { 2 } else { 10 };
 /// Each level has so many bits more than the one before.
 const GROWTH_BITS: u32 = 2;
 
 /// While a level is left for the next one, so many of its entries are copied with each that is entered:
 /// it takes an eighth of what a full level holds.
-const MOVED_AT_ONCE: usize = 16;
+const MOVED_AT_ONCE: usize = if cfg!(tidegate_models) { 2 } else { 16 };
 
 /// A level is at most half full: then a key mostly stands where it is looked for first.
 const fn filled(bits: u32) -> usize {
@@ -63,7 +62,7 @@ impl Index {
     /// An empty index; `None` if there is not so much memory.
     pub(super) fn new(max_keys: usize) -> Option<Self> {
         let bits_max = (2 * max_keys + 2).next_power_of_two().ilog2().max(BITS_MIN);
-        let entries = bytemuck::try_zeroed_slice_box(level(bits_max).end).ok()?;
+        let entries = zeros(level(bits_max).end)?;
         Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
 

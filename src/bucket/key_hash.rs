@@ -32,10 +32,16 @@ impl KeyHash {
         (self.0 >> u32::BITS) as u32
     }
 
+    /// Bits that a place in the index does not depend on.
+    #[inline(always)]
+    pub(super) fn low(self) -> u32 {
+        self.0 as u32
+    }
+
     /// The bits of the hash that an index entry holds beside a place.
     #[inline(always)]
     pub(super) fn tag(self) -> u32 {
-        self.0 as u32 & TAG
+        self.low() & TAG
     }
 }
 

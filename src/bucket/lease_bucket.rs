@@ -44,18 +44,19 @@
 //!   closed. If `minted_us` is open again, step 4 is done, and the tokens are dropped because the epoch differs. If it
 //!   shows the same time as before, the claim succeeds: then the new lease loses what flowed in meanwhile.
 //!
-//! A decision changes the word and then reads the engine's flags. A collection changes the flags and then reads the
-//! word. All four are `SeqCst`; otherwise both could read the older value, and what was spent would be neither
-//! collected nor notified.
+//! A decision that spends where nothing is pending changes the word and then sets the engine's flags. A collection
+//! clears the flags and then reads the word. Both change the flags, so one of them comes first, and the other one
+//! (`AcqRel`) sees what it wrote before: either the decision finds the flags cleared and notifies, or the collection
+//! finds what was spent. A load of the flags would not do: it could be from before the collection.
 //!
-//! Counters for demand and metrics publish nothing, and are `Relaxed`.
+//! Counters for demand and metrics publish nothing, and are `Relaxed`. A denial that is counted while the engine
+//! collects can wait for the next one to be noticed.
 
-use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
-
+use super::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use super::notifications::{News, Urgency};
 use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
-use super::table::TableBucket;
+use super::table::{Retire, Retired, TableBucket};
 use super::token_word::{MAX_PENDING, TokenWord};
 use crate::decision::{Refill, View};
 use crate::quota::Scale;
@@ -116,6 +117,7 @@ pub(crate) struct LeaseBucket {
     surplus: AtomicU32,
 }
 
+#[cfg(not(tidegate_models))]
 const _: () = assert!(size_of::<LeaseBucket>() == 128);
 
 /// What a decision needs to know of its limit and caller.
@@ -171,7 +173,7 @@ impl LeaseBucket {
     /// Denies one token if refill is leased and has not earned a token, and the engine has been notified of denials.
     /// `None` if that is not sure, and then nothing is changed.
     ///
-    /// Cost: 13 loads, five of them for view and refill, and one atomic addition.
+    /// Cost: 12 loads, five of them for view and refill, and one atomic addition.
     #[inline(always)]
     pub(crate) fn deny(&self, word: TokenWord, now: Timestamp, unit: i64) -> Option<SpendResult> {
         let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
@@ -185,10 +187,7 @@ impl LeaseBucket {
         fence(Ordering::Acquire);
         self.load_in(word.epoch())?;
         self.denied.fetch_add(1, Ordering::Relaxed);
-        // The engine may have collected since it was notified.
-        let news = self.notify(Urgency::Now);
-        let denied = SpendResult::new(Verdict::Denied, true, 0, self.view_and_refill());
-        Some(SpendResult { news, ..denied })
+        Some(SpendResult::new(Verdict::Denied, true, 0, self.view_and_refill()))
     }
 
     /// Decides in all cases. `None`, and nothing is changed, if the lease or the key has changed since the word was
@@ -299,7 +298,8 @@ impl LeaseBucket {
     }
 
     /// Gives first credit to a key that is full as far as this node knows: the engine has no account of it, nothing
-    /// is pending, and its time to fill is over. The engine changes the epoch when it opens an account.
+    /// is pending, and its time to fill is over. Where something was spent meanwhile and collected, the word shows that,
+    /// and the account that was opened before is seen with it.
     fn renew_first_credit(&self, seen: TokenWord, credit: u32, now: Timestamp) {
         if !self.is_full_at_rest(now) {
             return;
@@ -344,7 +344,7 @@ impl LeaseBucket {
     #[inline(always)]
     fn swap(&self, from: TokenWord, to: TokenWord) -> Result<(), TokenWord> {
         self.word
-            .compare_exchange_weak(from.0, to.0, Ordering::SeqCst, Ordering::Acquire)
+            .compare_exchange_weak(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)
             .map(|_| ())
             .map_err(TokenWord)
     }
@@ -355,7 +355,7 @@ impl LeaseBucket {
         mut change: impl FnMut(TokenWord) -> Option<TokenWord>,
     ) -> Result<TokenWord, TokenWord> {
         self.word
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
                 change(TokenWord(word)).map(|changed| changed.0)
             })
             .map(TokenWord)
@@ -406,9 +406,12 @@ impl LeaseBucket {
         self.load_in(word.epoch()).is_some()
     }
 
-    /// The store's last word, and what flows in: a hint.
+    /// The store's last word, and what flows in: a hint. Models do without: they would try all values of it.
     #[inline(always)]
     pub(crate) fn view_and_refill(&self) -> (View, Refill) {
+        if cfg!(tidegate_models) {
+            return (View::NONE, Refill::new(0, u64::MAX, 0));
+        }
         let tokens = self.view_tokens.load(Ordering::Relaxed);
         let view = View::new(tokens.into(), self.view_ms.load(Ordering::Relaxed));
         let rate = self.rate.load(Ordering::Relaxed);
@@ -465,14 +468,16 @@ impl TableBucket for LeaseBucket {
 
     /// Everything is written before the word, which publishes it. Overflows stay: a decision that announced one,
     /// and found that its key was evicted, takes it back.
-    fn start(&self, credit: u32) {
+    fn start(&self, first_credit: u32, is_marked: bool) {
+        // A marked key is full when the store says so.
+        let (credit, full_at_us) = if is_marked { (0, u64::MAX) } else { (first_credit, 0) };
         for (field, value) in [
             (&self.fast_until_us, 0),
             (&self.ends_us, 0),
             (&self.minted_us, u64::MAX),
             (&self.rate, 0),
             (&self.credit_from_us, 0),
-            (&self.full_at_us, 0),
+            (&self.full_at_us, full_at_us),
         ] {
             field.store(value, Ordering::Release);
         }
@@ -487,17 +492,20 @@ impl TableBucket for LeaseBucket {
         self.word.store(word.0, Ordering::Release);
     }
 
-    /// Retires a key that is full, has nothing pending, and has no account in the engine.
-    fn try_retire(&self, now: Timestamp, _: &Scale) -> bool {
+    /// Retires a key that has nothing pending, and no account in the engine: the store knows all of it.
+    fn try_retire(&self, now: Timestamp, _: &Scale, what: Retire) -> Option<Retired> {
         let word = self.load();
-        let is_idle = self.is_full_at_rest(now) && self.is_unnoticed() && !self.has_overflowed();
-        is_idle
-            && !word.is_retired()
-            && (word.pending(), word.tokens()) == (0, 0)
-            && self
-                .word
-                .compare_exchange(word.0, word.retired().0, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
+        let is_full = self.is_full_at_rest(now);
+        let is_settled = self.is_unnoticed() && !self.has_overflowed() && !word.is_retired();
+        if !is_settled
+            || (word.pending(), word.tokens()) != (0, 0)
+            || (what == Retire::Full && !is_full)
+        {
+            return None;
+        }
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.word.compare_exchange(word.0, word.retired().0, success, failure).ok()?;
+        Some(if is_full { Retired::Full } else { Retired::Settled })
     }
 }
 

@@ -15,14 +15,13 @@
 //! The word publishes the key: it is stored with `Release` after the key was written, and loaded with `Acquire`
 //! before the key is compared. It publishes nothing else.
 
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-
+use super::atomic::{AtomicU16, AtomicU64, Ordering};
 use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
-use super::table::TableBucket;
+use super::table::{Retire, Retired, TableBucket};
 use crate::decision::{Refill, View};
 use crate::quota::Scale;
-use crate::time::Timestamp;
+use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// Set while the place has no key.
 const RETIRED: u64 = 1 << 63;
@@ -118,17 +117,20 @@ impl TableBucket for LocalBucket {
     }
 
     /// The bucket was full when it was retired, and one unit later it is full too.
-    fn start(&self, (): ()) {
+    fn start(&self, (): (), _: bool) {
         let last = self.full_at.load(Ordering::Relaxed) & !RETIRED;
         self.full_at.store(last + 1, Ordering::Release);
     }
 
-    /// Retires a key that is full.
-    fn try_retire(&self, now: Timestamp, scale: &Scale) -> bool {
+    /// Retires a key that is full by every clock: a decision about the next key may have read the time before `now`.
+    fn try_retire(&self, now: Timestamp, scale: &Scale, _: Retire) -> Option<Retired> {
         let word = self.load();
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        word < units_at(now, scale)
-            && self.full_at.compare_exchange(word, word | RETIRED, success, failure).is_ok()
+        if word >= units_at(now.minus_micros(CLOCK_AGE_MAX_US), scale) {
+            return None;
+        }
+        self.full_at.compare_exchange(word, word | RETIRED, success, failure).ok()?;
+        Some(Retired::Full)
     }
 }
 

@@ -5,11 +5,14 @@
 //! there is to know about a key of a local limit. A [`LeaseBucket`] holds what the store has leased to this node of a
 //! key of a hybrid limit; the engine (`sync`) collects what was spent and renews the lease.
 
-mod free_list;
+mod atomic;
 mod index;
 mod key_hash;
 mod lease_bucket;
 mod local_bucket;
+mod marks;
+#[cfg(all(test, tidegate_models))]
+mod models;
 mod notifications;
 mod spend_result;
 mod stored_key;
@@ -24,5 +27,7 @@ pub(crate) use notifications::Urgency;
 pub(crate) use notifications::{MAX_QUEUED, News, Notification, NotificationQueue};
 pub(crate) use spend_result::{SpendResult, Verdict};
 pub use table::KEYS_MAX;
-pub(crate) use table::{BucketRef, Found, KeyBudget, LimitCounts, OVERFLOW, Table, TableBucket};
+pub(crate) use table::{
+    BucketRef, Found, KeyBudget, LimitCounts, OVERFLOW, Retire, Room, Table, TableBucket,
+};
 pub(crate) use token_word::MAX_TOKENS;

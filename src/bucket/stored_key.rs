@@ -11,8 +11,8 @@
 //! written `Relaxed`. A slab is published by the [`OnceLock`] that holds it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
+use super::atomic::{AtomicU16, AtomicU64, Ordering, zeros};
 use crate::key::KEY_BYTES_MAX;
 
 /// Words of a short key.
@@ -168,7 +168,7 @@ impl LongKeys {
         let cell = self.slabs.get(slab)?;
         if cell.get().is_none() {
             let words = (FIRST_SLAB << slab) * LONG_WORDS;
-            let _ = cell.set(bytemuck::try_zeroed_slice_box(words).ok()?);
+            let _ = cell.set(zeros(words)?);
         }
         Some(())
     }

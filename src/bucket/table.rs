@@ -24,15 +24,15 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
-use super::free_list::FreeList;
+use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, zeros};
 use super::index::{Index, Moved, PLACE_MAX};
 use super::key_hash::KeyHasher;
 use super::lease_bucket::{Ask, LeaseBucket};
+use super::marks::Marks;
 use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{LongKeys, LongSlots, StoredKey, is_long, short_words};
 use crate::quota::Scale;
@@ -41,10 +41,14 @@ use crate::time::{Now, Timestamp};
 /// The most keys that all limits of one limiter may hold together.
 pub const KEYS_MAX: usize = 50_000_000;
 
-/// Buckets in a slab, which is allocated when the first of them is needed.
-const SLAB: usize = 1024;
-/// Eviction looks at this many places before it lets other writers in.
-const EVICTION_SLICE: u32 = 1024;
+/// Buckets in a slab, which is allocated when the first of them is needed. Models make do with few.
+const SLAB: usize = if cfg!(tidegate_models) { 4 } else { 1024 };
+/// Eviction looks at this many places before it lets other writers in: for some microseconds.
+const EVICTION_SLICE: u32 = 64;
+/// Marks for each key that a limit may hold, in the time that an empty bucket takes to fill.
+const MARKS: usize = 4;
+/// One part in so many of what a limit could hold is the [last room](Room::NotLast).
+const LAST_ROOM: usize = 32;
 /// Counters of the same thing, so that threads rarely meet at one.
 const STRIPES: usize = 16;
 
@@ -67,23 +71,59 @@ pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     fn is_retired(word: Self::Word) -> bool;
     /// Where the key is stored.
     fn key(&self) -> StoredKey<'_>;
-    /// Begins the life of a key, which has been stored.
-    fn start(&self, start: Self::Start);
+    /// Begins the life of a key, which has been stored. A marked one was evicted before it was full.
+    fn start(&self, start: Self::Start, is_marked: bool);
     /// Retires the bucket if its key loses nothing by that.
-    fn try_retire(&self, now: Timestamp, scale: &Scale) -> bool;
+    fn try_retire(&self, now: Timestamp, scale: &Scale, what: Retire) -> Option<Retired>;
 }
 
-/// How many keys all limits of one limiter may hold together.
+/// The room that a new key may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    Any,
+    /// Not the last room, which is for callers who wait for the store's word. So one who is new finds room while keys
+    /// are invented.
+    NotLast,
+}
+
+/// Which keys may be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retire {
+    /// Those that are full.
+    Full,
+    /// Also those of which the store knows all.
+    Settled,
+}
+
+/// What was evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retired {
+    /// A key that is full.
+    Full,
+    /// One that the store knows, and that may not be full.
+    Settled,
+}
+
+/// How many keys all limits of one limiter may hold together. Half of them are shared out among the limits, which
+/// nobody can take from them. The other half is for those that need more.
 #[derive(Debug)]
 pub(crate) struct KeyBudget {
     used: AtomicUsize,
     max: usize,
+    /// Keys that each limit may hold at any time.
+    reserved: usize,
+    /// Keys that limits hold beyond those, and may hold together.
+    shared: AtomicUsize,
+    shared_max: usize,
 }
 
 impl KeyBudget {
-    /// A budget of `max` keys.
-    pub(crate) fn new(max: usize) -> Self {
-        Self { used: AtomicUsize::new(0), max: max.min(KEYS_MAX) }
+    /// A budget of `max` keys for so many limits.
+    pub(crate) fn new(max: usize, limits: usize) -> Self {
+        let max = max.min(KEYS_MAX);
+        let reserved = max / 2 / limits.max(1);
+        let (used, shared) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { used, max, reserved, shared, shared_max: max - reserved * limits }
     }
 
     /// Keys held now.
@@ -96,30 +136,50 @@ impl KeyBudget {
         self.max
     }
 
-    fn claim(&self) -> bool {
-        self.used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                (used < self.max).then_some(used + 1)
-            })
-            .is_ok()
+    /// The most keys that one limit may hold.
+    fn limit_max(&self) -> usize {
+        self.reserved + self.shared_max
     }
 
-    fn release(&self, keys: usize) {
-        self.used.fetch_sub(keys, Ordering::Relaxed);
+    /// So many keys may be added to a limit that has `held`.
+    fn room(&self, held: usize) -> usize {
+        let shared = self.shared_max - self.shared.load(Ordering::Relaxed);
+        self.reserved.saturating_sub(held) + shared
+    }
+
+    /// Makes room for one key of a limit that has `held`.
+    fn claim(&self, held: usize, room: Room) -> bool {
+        let left = self.room(held);
+        if room == Room::NotLast && left <= (held + left) / LAST_ROOM {
+            return false;
+        }
+        let more = |shared| (shared < self.shared_max).then_some(shared + 1);
+        let has_room = held < self.reserved
+            || self.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        self.used.fetch_add(has_room.into(), Ordering::Relaxed);
+        has_room
+    }
+
+    /// Gives back the room of one key of a limit that has `held` without it.
+    fn release(&self, held: usize) {
+        self.used.fetch_sub(1, Ordering::Relaxed);
+        self.shared.fetch_sub((held >= self.reserved).into(), Ordering::Relaxed);
     }
 }
 
 /// The part of a table that only writers use.
 #[derive(Debug, Default)]
 struct Writer {
-    free: FreeList,
+    /// Places whose keys were evicted. Room for all of them, which the system provides as it is needed.
+    free: Vec<u32>,
     long: LongSlots,
+    marks: Marks,
     /// The last place that was ever given. The first is 1.
     last: u32,
     /// Entries in the index.
     entries: usize,
-    /// Where in the index each place's key is looked for first. For a free place, the next free place. One allocation
-    /// from the start, which the system provides page by page as it is written to.
+    /// Where in the index each place's key is looked for first. One allocation from the start, which the system provides
+    /// page by page as it is written to.
     homes: Box<[u32]>,
     moved: Moved,
     /// Places that may not be evicted, and how often each is pinned.
@@ -196,19 +256,21 @@ impl<B: TableBucket> Table<B> {
         budget: Arc<KeyBudget>,
         overflow: B::Start,
     ) -> Option<Self> {
-        let places = 1 + budget.max();
-        let homes = bytemuck::try_zeroed_slice_box(places).ok()?;
+        let (keys, places) = (budget.limit_max(), 1 + budget.limit_max());
+        let (homes, mut free) = (zeros(places)?, Vec::new());
+        free.try_reserve_exact(keys).ok()?;
+        let marks = Marks::new(MARKS * keys);
         let table = Self {
             limit,
             hasher,
-            index: Index::new(budget.max())?,
+            index: Index::new(keys)?,
             slabs: (0..places.div_ceil(SLAB)).map(|_| OnceLock::new()).collect(),
             long: LongKeys::default(),
             budget,
-            writer: Mutex::new(Writer { homes, ..Writer::default() }),
+            writer: Mutex::new(Writer { free, marks, homes, ..Writer::default() }),
             counters: Default::default(),
         };
-        table.make_place(OVERFLOW).start(overflow);
+        table.make_place(OVERFLOW).start(overflow, false);
         Some(table)
     }
 
@@ -260,12 +322,13 @@ impl<B: TableBucket> Table<B> {
         &self,
         key: &[u8],
         start: impl FnOnce() -> B::Start,
+        room: Room,
     ) -> Found<'_, B> {
         if let Some(found) = self.find(key) {
             return found;
         }
         let writer = &mut *self.writer();
-        let place = self.insert(writer, key, start);
+        let place = self.insert(writer, key, start, room);
         // While the lock is held the place cannot be given to another key.
         self.found_at(place)
     }
@@ -277,21 +340,27 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// Adds `key`, if no other thread has meanwhile. Returns its place.
-    fn insert(&self, writer: &mut Writer, key: &[u8], start: impl FnOnce() -> B::Start) -> u32 {
+    fn insert(
+        &self,
+        writer: &mut Writer,
+        key: &[u8],
+        start: impl FnOnce() -> B::Start,
+        room: Room,
+    ) -> u32 {
         if let Some(found) = self.find(key) {
             return found.place;
         }
-        if !self.budget.claim() {
+        if !self.budget.claim(writer.entries, room) {
             return OVERFLOW;
         }
         let Some((place, slot)) = self.free_place(writer, key) else {
-            self.budget.release(1);
+            self.budget.release(writer.entries);
             return OVERFLOW;
         };
         let bucket = self.make_place(place);
         bucket.key().store(key, slot, &self.long);
-        bucket.start(start());
         let hash = self.hasher.hash(key, short_words(key));
+        bucket.start(start(), writer.marks.has(hash));
         writer.homes[place as usize] = hash.home();
         self.index.enter(hash, place, writer.entries, &writer.homes, &mut writer.moved);
         writer.entries += 1;
@@ -301,11 +370,11 @@ impl<B: TableBucket> Table<B> {
     /// A place without a key, and a slot for a long key. `None` if the memory cannot be had.
     fn free_place(&self, writer: &mut Writer, key: &[u8]) -> Option<(u32, Option<u64>)> {
         let slot = if is_long(key) { Some(writer.long.take(&self.long)?) } else { None };
-        let place = writer.free.pop(&writer.homes).or_else(|| {
+        let place = writer.free.pop().unwrap_or_else(|| {
             writer.last += 1;
-            (writer.last as usize <= self.budget.max()).then_some(writer.last)
+            writer.last
         });
-        Some((place?, slot))
+        Some((place, slot))
     }
 
     /// The bucket at a place that may be the first of its slab.
@@ -317,8 +386,20 @@ impl<B: TableBucket> Table<B> {
         &slab[place as usize % SLAB]
     }
 
+    /// How many sixteenths of what the limit could hold now are free.
+    pub(crate) fn free_sixteenths(&self) -> usize {
+        let held = self.writer().entries;
+        let room = self.budget.room(held);
+        16 * room / (held + room).max(1)
+    }
+
+    /// Forgets marks of keys that must be full by now.
+    pub(crate) fn forget_marks(&self, now: Timestamp, scale: &Scale) {
+        self.writer().marks.forget(now, (scale.burst / scale.rate) as u64);
+    }
+
     /// Evicts keys that are not pinned and have nothing to lose, looking at `most` places. Returns how many.
-    pub(crate) fn evict(&self, most: u32, now: Timestamp, scale: &Scale) -> usize {
+    pub(crate) fn evict(&self, most: u32, now: Timestamp, scale: &Scale, what: Retire) -> usize {
         let mut evicted = 0;
         for _ in 0..most.div_ceil(EVICTION_SLICE) {
             // A thread that adds a key meanwhile waits for one slice.
@@ -328,16 +409,22 @@ impl<B: TableBucket> Table<B> {
                 writer.scanned = place;
                 let bucket = self.at(place);
                 let is_kept = B::is_retired(bucket.load()) || writer.pins.contains_key(&place);
-                if !is_kept && bucket.try_retire(now, scale) {
-                    self.index.strike(place, &writer.homes, &writer.moved);
-                    writer.entries -= 1;
-                    writer.free.push(place, &mut writer.homes);
-                    writer.long.give_back(bucket.key().slot());
-                    evicted += 1;
+                if is_kept {
+                    continue;
                 }
+                let Some(retired) = bucket.try_retire(now, scale, what) else { continue };
+                if retired == Retired::Settled {
+                    let key = bucket.key().load(&self.long);
+                    writer.marks.add(self.hasher.hash(&key, short_words(&key)));
+                }
+                self.index.strike(place, &writer.homes, &writer.moved);
+                writer.entries -= 1;
+                writer.free.push(place);
+                writer.long.give_back(bucket.key().slot());
+                self.budget.release(writer.entries);
+                evicted += 1;
             }
         }
-        self.budget.release(evicted);
         evicted
     }
 
@@ -345,7 +432,7 @@ impl<B: TableBucket> Table<B> {
     /// [unpinned](Self::unpin). Returns the place.
     pub(crate) fn pin(&self, key: &[u8], start: impl FnOnce() -> B::Start) -> u32 {
         let writer = &mut *self.writer();
-        let place = self.insert(writer, key, start);
+        let place = self.insert(writer, key, start, Room::Any);
         *writer.pins.entry(place).or_default() += 1;
         place
     }

@@ -14,7 +14,7 @@ use super::world::World;
 use crate::bound::Excess;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, OutagePolicy, SyncPolicy};
 use crate::quota::Quota;
-use crate::weakness::{Weakness, weakened};
+use crate::sync::weakness::{Weakness, weakened};
 
 mod classes;
 mod constructed;

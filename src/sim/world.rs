@@ -14,7 +14,8 @@ use super::setup::{Form, Setup, Traffic};
 use super::store::{Delivery, RecordLife, SimulatedStore};
 use super::workload::Arrival;
 use crate::bucket::{
-    Ask, BucketRef, KeyBudget, KeyHasher, Notification, NotificationQueue, Table, Urgency, Verdict,
+    Ask, BucketRef, KeyBudget, KeyHasher, Notification, NotificationQueue, Room, Table, Urgency,
+    Verdict,
 };
 use crate::driver::touched;
 use crate::error::{ConfigError, StoreError};
@@ -242,7 +243,7 @@ impl World {
             BEGIN_US + self.rng.u64(0..1_000_000_000),
             self.rng.i64(-error..=error),
         );
-        let budget = Arc::new(KeyBudget::new(KEYS_MAX));
+        let budget = Arc::new(KeyBudget::new(KEYS_MAX, 1));
         self.nodes.push(Node {
             engine: Engine::new(config, clock.now(self.now_us)),
             buckets: (0..terms.len() as u32)
@@ -409,7 +410,7 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let place = buckets.find_or_insert(&name, || first).place;
+        let place = buckets.find_or_insert(&name, || first, Room::Any).place;
         let bucket = BucketRef::new(buckets, place);
         let can_wait = self.setup.form == Form::Async;
         let result = bucket.decide(Ask { cost, unit, first_credit: first, can_wait }, now);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::sync::message::{
     Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, Times, Verdict, natural,
 };
-use crate::weakness::{Weakness, is_weak};
+use crate::sync::weakness::{Weakness, is_weak};
 
 mod key;
 

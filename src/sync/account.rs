@@ -8,8 +8,8 @@ use super::demand::Demand;
 use super::message::{Entry, Given, Held, Withheld};
 use crate::bucket::{BucketRef, Lease, MAX_TOKENS};
 use crate::limit::Terms;
+use crate::sync::weakness::{Weakness, is_weak};
 use crate::time::{Timestamp, micros};
-use crate::weakness::{Weakness, is_weak};
 
 mod adopted;
 mod bursts;
@@ -86,6 +86,8 @@ pub(crate) struct Installed {
 pub(crate) struct Posted {
     /// When it wants to report or to be probed.
     pub(crate) due: Timestamp,
+    /// The same of a newcomer.
+    pub(crate) newcomer_due: Timestamp,
     /// When its lease ends.
     pub(crate) ends: Timestamp,
     /// When its first waiting caller has waited long enough.
@@ -101,7 +103,8 @@ pub(crate) struct Posted {
 impl Default for Posted {
     fn default() -> Self {
         let (due, ends, waits) = (Timestamp::NEVER, Timestamp::NEVER, Timestamp::NEVER);
-        Self { due, ends, waits, pending: 0, depth: 0, policy: false, outage: false, owing: false }
+        let (policy, outage, owing) = (false, false, false);
+        Self { due, newcomer_due: due, ends, waits, pending: 0, depth: 0, policy, outage, owing }
     }
 }
 

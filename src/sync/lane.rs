@@ -81,6 +81,8 @@ pub(crate) struct Lane {
     sums: Sums,
     /// When each account wants to report or to be probed.
     due: BTreeSet<(Timestamp, usize)>,
+    /// The same of keys of which the store has told nothing yet, and for whose word nobody waits.
+    newcomers_due: BTreeSet<(Timestamp, usize)>,
     /// When each account's lease ends.
     ends: BTreeSet<(Timestamp, usize)>,
     /// When each account's first waiting caller has waited long enough.
@@ -150,6 +152,7 @@ impl Lane {
             accounts: Slab::new(),
             sums: Sums::default(),
             due: BTreeSet::new(),
+            newcomers_due: BTreeSet::new(),
             ends: BTreeSet::new(),
             waits: BTreeSet::new(),
             heartbeat_at: now,
@@ -350,7 +353,8 @@ impl Lane {
             // So that it is seen when this node's loop is held up meanwhile.
             flight.next.at().min(self.ran.plus_micros(HELD_UP_US / 2))
         } else {
-            first(&self.due).min(self.heartbeat_at).max(self.sendable_at)
+            let due = first(&self.due).min(first(&self.newcomers_due));
+            due.min(self.heartbeat_at).max(self.sendable_at)
         };
         next.min(first(&self.ends)).min(first(&self.waits)).min(self.policies_from)
     }
@@ -409,10 +413,7 @@ impl Lane {
         }
         let mut entries = Vec::new();
         let mut slots = Vec::new();
-        while let Some(&(at, slot)) = self.due.first() {
-            if at > now || entries.len() == ENTRIES_MAX || self.returning {
-                break;
-            }
+        while let Some(slot) = self.next_due(entries.len(), now) {
             if self.reports(slot, now, context) {
                 let terms = self.terms(slot, context);
                 let limit = &mut context.limits[self.accounts[slot].limit() as usize];
@@ -464,6 +465,18 @@ impl Lane {
         self.sendable_at = now.plus_micros(BATCH_GAP_US);
         self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
         self.attempt(now, context);
+    }
+
+    /// The account that reports next in a batch that has so many entries. Where more are due than a batch takes, keys
+    /// that the node knows go first, and newcomers have a quarter.
+    fn next_due(&self, entries: usize, now: Timestamp) -> Option<usize> {
+        let first = |set: &BTreeSet<(Timestamp, usize)>| {
+            set.first().filter(|&&(at, _)| at <= now).map(|&(_, slot)| slot)
+        };
+        let (known, newcomer) = (first(&self.due), first(&self.newcomers_due));
+        let next =
+            if entries < ENTRIES_MAX / 4 * 3 { known.or(newcomer) } else { newcomer.or(known) };
+        next.filter(|_| entries < ENTRIES_MAX && !self.returning)
     }
 
     /// The limits that a batch names which is sent now: with the last one of a node that leaves all.
@@ -553,8 +566,10 @@ impl Lane {
         let result = change(&mut self.accounts[slot]);
         let account = &self.accounts[slot];
         let due = account.due.min(account.probe_at());
+        let is_newcomer = account.is_newcomer();
         let posted = Posted {
-            due: if account.reporting { Timestamp::NEVER } else { due },
+            due: if account.reporting || is_newcomer { Timestamp::NEVER } else { due },
+            newcomer_due: if account.reporting || !is_newcomer { Timestamp::NEVER } else { due },
             ends: account.lease_ends().unwrap_or(Timestamp::NEVER),
             waits: account.waits_until().unwrap_or(Timestamp::NEVER),
             pending: account.pending(),
@@ -572,6 +587,7 @@ impl Lane {
         let old = std::mem::replace(&mut self.accounts[slot].posted, new);
         for (queue, old, new) in [
             (&mut self.due, old.due, new.due),
+            (&mut self.newcomers_due, old.newcomer_due, new.newcomer_due),
             (&mut self.ends, old.ends, new.ends),
             (&mut self.waits, old.waits, new.waits),
         ] {

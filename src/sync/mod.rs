@@ -13,6 +13,7 @@ mod nodes;
 mod notices;
 mod rng;
 mod room;
+pub(crate) mod weakness;
 
 pub(crate) use account::Waiter;
 pub(crate) use engine::{Config, Engine, Input, Output, Told};

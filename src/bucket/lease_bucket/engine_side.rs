@@ -1,10 +1,9 @@
 //! The engine's side of a bucket: what it collects, takes back and leases, and its flags.
 //! [`lease_bucket`](super) has the argument and the orderings.
 
-use std::sync::atomic::Ordering;
-
 use super::refill::UNLIMITED_RATE;
 use super::{LeaseBucket, TokenWord};
+use crate::bucket::atomic::Ordering;
 use crate::bucket::notifications::{News, Urgency};
 use crate::bucket::token_word::MAX_TOKENS;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
@@ -72,9 +71,9 @@ impl LeaseBucket {
     /// notify the engine from then on, unless it is `muted`.
     pub(crate) fn collect(&self, muted: bool, recredit: impl Fn(u32) -> u32) -> Collected {
         if muted {
-            self.engine.fetch_or(NOTIFIED, Ordering::SeqCst);
+            self.engine.fetch_or(NOTIFIED, Ordering::AcqRel);
         } else {
-            self.engine.fetch_and(!NOTIFIED, Ordering::SeqCst);
+            self.engine.fetch_and(!NOTIFIED, Ordering::AcqRel);
         }
         let collect = |word: TokenWord| {
             let after = word.collected().with_credit(recredit(word.credit()));
@@ -221,9 +220,7 @@ impl LeaseBucket {
             Urgency::Tick => QUEUED,
             Urgency::Now => NOTIFIED,
         };
-        if self.engine.load(Ordering::SeqCst) & flags == flags {
-            return News::default();
-        }
+        // Not only a load: see the orderings.
         let before = self.engine.fetch_or(flags, Ordering::AcqRel);
         let urgency = if before & flags == flags { Urgency::None } else { urgency };
         News { urgency, is_new: before & !NOTIFIED == NO_ACCOUNT, ..News::default() }
@@ -232,7 +229,7 @@ impl LeaseBucket {
     /// Whether the engine has been notified of everything that flags can say.
     #[inline(always)]
     pub(super) fn is_notified(&self) -> bool {
-        self.engine.load(Ordering::SeqCst) & NOTIFIED == NOTIFIED
+        self.engine.load(Ordering::Relaxed) & NOTIFIED == NOTIFIED
     }
 
     /// Whether the engine has no account, and no notification is under way.
@@ -256,11 +253,11 @@ impl LeaseBucket {
         self.account().is_none() && now.as_micros() >= self.full_at_us.load(Ordering::Acquire)
     }
 
-    /// The engine opens an account of this key. The new epoch makes a concurrent renewal of first credit fail.
+    /// The engine opens an account of this key.
     pub(crate) fn open_account(&self, account: u32) {
         debug_assert!(account < NO_ACCOUNT >> ACCOUNT_AT);
-        self.set_account(account << ACCOUNT_AT);
-        let _ = self.update(|word| Some(word.next_epoch()));
+        let set = |engine| Some(engine & NOTIFIED | account << ACCOUNT_AT);
+        let _ = self.engine.fetch_update(Ordering::AcqRel, Ordering::Acquire, set);
     }
 
     /// The engine closes its account of this key, which is full at `full_at` if nobody spends, and may not be evicted
@@ -275,11 +272,6 @@ impl LeaseBucket {
         let open = self.engine.load(Ordering::Acquire) & !NOTIFIED;
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         self.engine.compare_exchange(open, NO_ACCOUNT, success, failure).is_ok()
-    }
-
-    fn set_account(&self, account: u32) {
-        let set = |engine| Some(engine & NOTIFIED | account);
-        let _ = self.engine.fetch_update(Ordering::AcqRel, Ordering::Acquire, set);
     }
 }
 

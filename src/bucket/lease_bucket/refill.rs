@@ -1,7 +1,6 @@
 //! How leased refill becomes tokens. [`lease_bucket`](super) has the argument and the orderings.
 
-use std::sync::atomic::Ordering;
-
+use super::super::atomic::Ordering;
 use super::{LeaseBucket, TokenWord};
 use crate::decision::OVERDRAW_PARTS;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};

@@ -19,7 +19,7 @@ fn at(us: u64) -> Timestamp {
 /// A new key's bucket, of which the engine has an account.
 fn new(credit: u32) -> LeaseBucket {
     let bucket = LeaseBucket::default();
-    bucket.start(credit);
+    bucket.start(credit, false);
     bucket.open_account(1);
     bucket
 }

@@ -19,7 +19,7 @@ fn at(us: u64) -> Timestamp {
 
 fn new() -> LocalBucket {
     let bucket = LocalBucket::default();
-    bucket.start(());
+    bucket.start((), false);
     bucket
 }
 
@@ -139,15 +139,17 @@ fn time_that_goes_back_by_a_thread_with_an_old_reading_admits_nothing_more() {
 fn word_of_one_key_is_never_the_word_of_the_next() {
     let (scale, bucket) = (scale(Quota::per_second(1000).burst(2)), new());
     let before = bucket.load();
-    assert!(!bucket.try_retire(at(1), &scale), "it is not known to be full");
-    assert!(bucket.try_retire(at(2), &scale));
+    let try_retire =
+        |us: u64| bucket.try_retire(at(us + CLOCK_AGE_MAX_US), &scale, Retire::Full).is_some();
+    assert!(!try_retire(1), "it is not known to be full");
+    assert!(try_retire(2));
     assert!(LocalBucket::is_retired(bucket.load()));
-    assert!(!bucket.try_retire(at(3), &scale), "once");
-    bucket.start(());
+    assert!(!try_retire(3), "once");
+    bucket.start((), false);
     assert_eq!(bucket.decide(before, 1, at(3), &scale), None, "a decision about the key before");
     assert_eq!(take(&bucket, 2, at(3), &scale), (true, 0), "the next key is full");
-    assert!(!bucket.try_retire(at(2_003), &scale), "until it is full again");
-    assert!(bucket.try_retire(at(2_004), &scale));
+    assert!(!try_retire(2_003), "until it is full again");
+    assert!(try_retire(2_004));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::bucket::{Collected, Lease, LocalBucket};
 const SCALE: Scale = Scale { rate: 1, token: 1, burst: 100 };
 
 fn table_with(hasher: KeyHasher, max_keys: usize) -> Arc<Table<LeaseBucket>> {
-    let budget = Arc::new(KeyBudget::new(max_keys));
+    let budget = Arc::new(KeyBudget::new(max_keys, 1));
     Arc::new(Table::new(0, hasher, budget, 0).unwrap())
 }
 
@@ -25,7 +25,7 @@ fn at(us: u64) -> Timestamp {
 
 /// The place of a key, which has a token of credit if it is new.
 fn insert(table: &Table<LeaseBucket>, key: &[u8]) -> u32 {
-    table.find_or_insert(key, || 1).place
+    table.find_or_insert(key, || 1, Room::Any).place
 }
 
 fn find<B: TableBucket>(table: &Table<B>, key: &[u8]) -> Option<u32> {
@@ -41,7 +41,7 @@ fn spend(table: &Arc<Table<LeaseBucket>>, place: u32, now: Timestamp) -> bool {
 }
 
 fn evict(table: &Table<LeaseBucket>, most: u32, now: Timestamp) -> usize {
-    table.evict(most, now, &SCALE)
+    table.evict(most, now, &SCALE, Retire::Full)
 }
 
 /// Makes all keys, which differ, and finds each of them again, in a bucket of its own.
@@ -167,6 +167,48 @@ fn keys_beyond_the_budget_share_the_overflow_bucket() {
     assert_eq!(places, [1, 2, OVERFLOW, OVERFLOW]);
     assert_eq!(table.budget.used(), 2);
     assert!(BucketRef::new(&table, OVERFLOW).is_overflow());
+}
+
+#[test]
+fn limit_finds_room_for_its_share_whatever_the_others_hold() {
+    let budget = Arc::new(KeyBudget::new(100, 2));
+    let tables = [0, 1].map(|limit| {
+        Table::<LeaseBucket>::new(limit, KeyHasher::new(SEEDS), budget.clone(), 0).unwrap()
+    });
+    let held = |table: &Table<LeaseBucket>, keys: u32| {
+        (0..keys).filter(|key| insert(table, &key.to_le_bytes()) != OVERFLOW).count()
+    };
+    assert_eq!(held(&tables[0], 1000), 75, "its share of 25, and the 50 that are for all");
+    assert_eq!((tables[0].free_sixteenths(), tables[1].free_sixteenths()), (0, 16));
+    assert_eq!(held(&tables[1], 1000), 25);
+    assert_eq!((budget.used(), tables[1].free_sixteenths()), (100, 0));
+    // What one gives back, the other one can have.
+    assert_eq!(evict(&tables[0], 100, at(10)), 75);
+    assert_eq!(held(&tables[1], 1000), 75);
+    assert_eq!(held(&tables[0], 1000), 25);
+    assert_eq!(budget.used(), 100);
+}
+
+#[test]
+fn key_evicted_before_it_is_full_has_no_first_credit_when_it_returns() {
+    let table = table(2);
+    let place = insert(&table, b"spent");
+    assert!(spend(&table, place, at(1)));
+    let bucket = BucketRef::new(&table, place);
+    bucket.open_account(7);
+    let settled = |now| table.evict(10, now, &SCALE, Retire::Settled);
+    assert_eq!(settled(at(1)), 0, "the store does not know of it");
+    assert_eq!(bucket.collect(false, |credit| credit).spent, 1);
+    assert_eq!(settled(at(1)), 0, "the engine has an account");
+    assert!(bucket.try_close_account(at(100)));
+    assert_eq!(evict(&table, 10, at(2)), 0, "it is not full");
+    assert_eq!(settled(at(2)), 1);
+    let place = insert(&table, b"spent");
+    assert!(!spend(&table, place, at(2)));
+    assert!(spend(&table, insert(&table, b"other"), at(2)));
+    // As long as an empty bucket takes to fill, and at most twice as long.
+    table.forget_marks(at(2 + 2 * 101), &SCALE);
+    assert!(table.writer().marks.is_empty());
 }
 
 #[test]
@@ -323,7 +365,7 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
         std::thread::spawn(move || {
             let mut spent = 0_u64;
             while spent < EACH {
-                let found = table.find_or_insert(key, || 1);
+                let found = table.find_or_insert(key, || 1, Room::Any);
                 if found.place != OVERFLOW {
                     let decided = found.bucket.decide(found.word, ask(1), at(2));
                     spent += u64::from(decided.is_some_and(|result| result.is_allowed()));
@@ -361,7 +403,7 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
 #[test]
 #[allow(clippy::disallowed_methods, reason = "a test's own threads")]
 fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
-    let budget = Arc::new(KeyBudget::new(2));
+    let budget = Arc::new(KeyBudget::new(2, 1));
     let scale = Scale { rate: 1, token: 10, burst: 20 };
     let table = Arc::new(Table::<LocalBucket>::new(0, KeyHasher::new(SEEDS), budget, ()).unwrap());
     let stop = Arc::new(AtomicBool::new(false));
@@ -373,7 +415,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
                 let now = at(round * 100);
                 let mut spent = 0;
                 for _ in 0..4 {
-                    let found = table.find_or_insert(&[key], || ());
+                    let found = table.find_or_insert(&[key], || (), Room::Any);
                     if found.place != OVERFLOW
                         && let Some(result) = found.bucket.decide(found.word, 1, now, &scale)
                     {
@@ -391,7 +433,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
             let mut evicted = 0;
             // Before the first decision's time: what is full by then was not spent from.
             while !stop.load(Ordering::SeqCst) {
-                evicted += table.evict(4, at(100), &scale);
+                evicted += table.evict(4, at(100), &scale, Retire::Full);
             }
             evicted
         })

@@ -280,3 +280,27 @@ fn nodes_admit_most_of_the_ideal_though_an_old_state_of_the_store_comes_back() {
         assert!(figures.admitted_vs_ideal_pct > 97.0, "{limit:?}: {figures:?}");
     }
 }
+
+/// A quarter of what is invented can be synced. Newcomers stood before the known keys, whose leases ended unrenewed.
+#[test]
+fn known_keys_are_synced_before_more_newcomers_than_the_store_can_take() {
+    const KNOWN: u32 = 20;
+    const SECONDS: u64 = 8;
+    let service = Some(ServiceTime { call_us: 30, key_ns: 100_000, resent_key_ns: 10_000 });
+    let known_keys = Some(KNOWN);
+    let setup = Setup { service, known_keys, ..Setup::new(api(100, 20), 1, 1) };
+    // 50 a second of each known key, and from the second second on 40,000 keys a second that nobody knows.
+    let mut arrivals = Vec::new();
+    for at_us in (0..SECONDS * 1_000_000).step_by(25) {
+        if at_us % 1000 == 0 {
+            arrivals.push(Arrival { at_us, node: 0, key: (at_us / 1000) as u32 % KNOWN, cost: 1 });
+        }
+        if at_us >= 1_000_000 {
+            arrivals.push(Arrival { at_us, node: 0, key: KNOWN + (at_us / 25) as u32, cost: 1 });
+        }
+    }
+    let outcome = run(&setup, &arrivals, &[], SECONDS as f64).unwrap();
+    let figures = &outcome.figures;
+    assert!(figures.wrong_denials_pct <= 1.0, "{figures:?}");
+    assert!(outcome.traffic.invented_synced > 10_000, "{}", outcome.traffic.invented_synced);
+}

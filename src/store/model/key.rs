@@ -4,7 +4,7 @@ use crate::quota::Scale;
 use crate::sync::message::{
     CREDIT_TOKENS, DEBT_US, Entry, Given, Held, NUMBER_MAX, Withheld, outstanding_least,
 };
-use crate::weakness::{Weakness, is_weak};
+use crate::sync::weakness::{Weakness, is_weak};
 
 use super::{Caller, Lane, SUM_MAX};
 

@@ -2,8 +2,8 @@
 
 use super::Account;
 use crate::limit::Terms;
+use crate::sync::weakness::{Weakness, is_weak};
 use crate::time::Timestamp;
-use crate::weakness::{Weakness, is_weak};
 
 /// What a report gives back.
 #[derive(Clone, Copy, Debug, Default)]

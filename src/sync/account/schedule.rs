@@ -22,6 +22,11 @@ impl Account {
         self.is_seen_once() && self.view.is_some_and(|view| view.at >= self.last_arrival)
     }
 
+    /// Whether the store has told nothing of the key yet, and nobody waits for it to.
+    pub(crate) fn is_newcomer(&self) -> bool {
+        self.view.is_none() && self.waits_until().is_none()
+    }
+
     /// How long the key is kept in the books after its last request.
     pub(super) fn linger_us(&self, terms: &Terms) -> u64 {
         let strict = terms.credit.known == 0 && !self.caller_has_waited;

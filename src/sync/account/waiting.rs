@@ -150,7 +150,7 @@ mod tests {
 
     /// The account of a key that nobody has asked for, and the time.
     fn account(terms: &Terms) -> (Account, Timestamp) {
-        let budget = Arc::new(KeyBudget::new(10));
+        let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
         let bucket = BucketRef::new(&table, table.pin(b"key", || 0));
         let now = Timestamp::from_micros(1_000);

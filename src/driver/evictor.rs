@@ -1,0 +1,70 @@
+//! When idle keys are looked for, to make room for new ones.
+
+use std::sync::Arc;
+
+use super::LimitState;
+use crate::bucket::Retire;
+use crate::time::Timestamp;
+
+/// So many keys of a limit are looked at in one search, which takes about a millisecond.
+const PLACES: u32 = 16_384;
+/// Between two searches there is at least this, unless the last one found many keys.
+const GAP_US: u64 = 25_000;
+/// While searches find nothing, the gap doubles up to this.
+const GAP_MAX_US: u64 = 5_000_000;
+
+/// Looks for idle keys of limits that are nearly full, a few at a time.
+#[derive(Debug)]
+pub(super) struct Evictor {
+    next: Timestamp,
+    gap_us: u64,
+    /// Places that were looked at since the last key was found.
+    fruitless: usize,
+    /// Whether a limit may be full before the driver wakes for another reason.
+    is_filling: bool,
+}
+
+impl Evictor {
+    pub(super) fn new() -> Self {
+        Self { next: Timestamp::ZERO, gap_us: GAP_US, fruitless: 0, is_filling: false }
+    }
+
+    /// When to look again.
+    pub(super) fn wake_at(&self) -> Timestamp {
+        if self.is_filling { self.next } else { Timestamp::NEVER }
+    }
+
+    /// Looks, if it is time. All limits together hold `max_keys` at most. Returns how many keys were evicted.
+    pub(super) fn look(
+        &mut self,
+        limits: &[Arc<LimitState>],
+        max_keys: usize,
+        now: Timestamp,
+    ) -> usize {
+        if now < self.next {
+            return 0;
+        }
+        let (mut evicted, mut looked_at) = (0, 0);
+        self.is_filling = false;
+        for limit in limits {
+            let free = limit.free_sixteenths();
+            self.is_filling |= free < 8;
+            limit.forget_marks(now);
+            let what = match free {
+                0 => Retire::Settled,
+                1 => Retire::Full,
+                _ => continue,
+            };
+            evicted += limit.evict(PLACES, now, what);
+            looked_at += PLACES as usize;
+        }
+        self.fruitless = if evicted > 0 { 0 } else { self.fruitless + looked_at };
+        self.gap_us = match evicted {
+            _ if self.fruitless >= max_keys => (self.gap_us * 2).clamp(GAP_US, GAP_MAX_US),
+            _ if evicted * 4 > looked_at => 0,
+            _ => GAP_US,
+        };
+        self.next = now.plus_micros(self.gap_us);
+        evicted
+    }
+}
