@@ -113,8 +113,9 @@ impl Builder {
         self
     }
 
-    /// The most keys held at a time, over all limits ([`DEFAULT_MAX_KEYS`]). When no idle key can
-    /// make room, new keys share one overflow bucket a limit until there is room.
+    /// The most keys held at a time, over all limits ([`DEFAULT_MAX_KEYS`]). Half of them are split evenly among the limits;
+    /// the other half is for those that need more, so that one limit can hold half of all and its share. When no idle
+    /// key can make room, new keys share one overflow bucket a limit until there is room.
     pub fn max_keys(mut self, keys: usize) -> Self {
         self.max_keys = keys;
         self
@@ -270,27 +271,24 @@ impl Builder {
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
-        let invalid =
-            |field, value: String, reason| Err(ConfigError::Limiter { field, value, reason });
-        if self.limits.is_empty() {
-            return invalid("limits", "none".to_owned(), "give the limiter at least one limit");
-        }
-        if self.max_keys == 0 {
-            return invalid("max_keys", "0".to_owned(), "must be at least 1");
-        }
-        if self.max_keys > KEYS_MAX {
-            return invalid("max_keys", self.max_keys.to_string(), "must be 50000000 at most");
-        }
-        if self.lanes == 0 || self.lanes > LANES_MAX {
-            return invalid("lanes", self.lanes.to_string(), "must be 1 to 1024");
-        }
-        if let Some(secret) = self.key_secret.as_ref().filter(|it| it.len() < KEY_SECRET_BYTES_MIN)
-        {
-            let value = format!("{} bytes", secret.len());
-            return invalid("key_secret", value, "must be at least 16 random bytes");
-        }
-        if self.max_nodes == Some(0) {
-            return invalid("max_nodes", "0".to_owned(), "must be at least 1");
+        let (limits, keys, lanes) = (self.limits.len(), self.max_keys, self.lanes);
+        let secret = self.key_secret.as_ref().map_or(KEY_SECRET_BYTES_MIN, Vec::len);
+        for (is_valid, field, value, reason) in [
+            (limits > 0, "limits", "none".to_owned(), "give the limiter at least one limit"),
+            (keys > 0, "max_keys", keys.to_string(), "must be at least 1"),
+            (keys <= KEYS_MAX, "max_keys", keys.to_string(), "must be 50000000 at most"),
+            ((1..=LANES_MAX).contains(&lanes), "lanes", lanes.to_string(), "must be 1 to 1024"),
+            (
+                secret >= KEY_SECRET_BYTES_MIN,
+                "key_secret",
+                format!("{secret} bytes"),
+                "must be at least 16 random bytes",
+            ),
+            (self.max_nodes != Some(0), "max_nodes", "0".to_owned(), "must be at least 1"),
+        ] {
+            if !is_valid {
+                return Err(ConfigError::Limiter { field, value, reason });
+            }
         }
         let mut names: Vec<&str> = self.limits.iter().map(Limit::name).collect();
         names.sort_unstable();

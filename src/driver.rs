@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use crate::bound::Excess;
 use crate::bucket::{
-    BucketRef, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, MAX_QUEUED,
-    Notification, NotificationQueue, Retire, Table,
+    BucketRef, Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, MAX_QUEUED,
+    Notification, NotificationQueue, Table,
 };
 use crate::error::{ConfigError, StoreError};
 use crate::limit::{Credit, LimitInfo, Mode, Terms};
@@ -220,16 +220,16 @@ impl LimitState {
         }
     }
 
-    /// How many sixteenths of what the limit could hold now are free.
-    fn free_sixteenths(&self) -> usize {
+    /// How many 64ths of what the limit could hold now are free.
+    fn free_64ths(&self) -> usize {
         match &self.buckets {
-            Buckets::Leased(table) => table.free_sixteenths(),
-            Buckets::Local(local) => local.table.free_sixteenths(),
+            Buckets::Leased(table) => table.free_64ths(),
+            Buckets::Local(local) => local.table.free_64ths(),
         }
     }
 
     /// Evicts keys among the next `places`. Returns how many.
-    fn evict(&self, places: u32, now: Timestamp, what: Retire) -> usize {
+    fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
         let scale = &self.terms.scale;
         match &self.buckets {
             Buckets::Leased(table) => table.evict(places, now, scale, what),
@@ -354,7 +354,6 @@ impl Driver {
                 held_up_us = [0, held_up_us[0]];
                 self.flush();
             }
-            // The time may be late by now, and places stand empty by it.
             let keys = evictor.look(&self.limits, self.budget.max(), self.now());
             if keys > 0 {
                 self.publish(&Event::Evicted { keys });

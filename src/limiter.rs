@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Ask, Found, KeyBudget, LeaseBucket, LocalBucket, News, Notification, NotificationQueue,
-    OVERFLOW, Room, SpendResult, Table, TableBucket, Verdict,
+    Ask, Found, KeyBudget, LeaseBucket, LocalBucket, Notification, NotificationQueue, OVERFLOW,
+    Room, SpendResult, Table, TableBucket, Verdict,
 };
 use crate::decision::Decision;
 use crate::driver::clock::TimeSource;
@@ -181,13 +181,17 @@ impl ActiveLimit {
         let now = self.state.clock.now();
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Local(local) => return self.decide_local(local, target, cost, now),
+            Buckets::Local(local) => {
+                let now = self.shared.time.precise(now);
+                let result = ask_local(local, target, cost, now, &self.state.terms.scale);
+                return self.decision(&result, cost, now);
+            }
         };
         if cost == 0 {
             return self.read(table, target, now);
         }
         if let Some(found) = target.find_first(table)
-            && let Some(result) = self.decide_fast(found, cost, now)
+            && let Some(result) = self.decide_fast(&found, cost, now)
         {
             return self.decision(&result, cost, now);
         }
@@ -199,11 +203,11 @@ impl ActiveLimit {
     #[inline(always)]
     fn decide_fast(
         &self,
-        found: Found<'_, LeaseBucket>,
+        found: &Found<'_, LeaseBucket>,
         cost: u32,
         now: Timestamp,
     ) -> Option<SpendResult> {
-        let Found { bucket, word, .. } = found;
+        let &Found { bucket, word, .. } = found;
         let unit = || self.state.terms.scale.token;
         let spent = bucket.spend(word, cost, now, unit);
         spent.or_else(|| if cost == 1 { bucket.deny(word, now, unit()) } else { None })
@@ -228,7 +232,7 @@ impl ActiveLimit {
         let room = if ask.can_wait { Room::Any } else { Room::NotLast };
         let (place, result) = loop {
             let Found { bucket, word, place } =
-                target.find_or_insert(table, || ask.first_credit, room);
+                target.find_or_insert(table, ask.first_credit, room);
             let spent = bucket.spend(word, ask.cost, now, || ask.unit);
             if let Some(result) = spent.or_else(|| bucket.decide(word, ask, time)) {
                 break (place, result);
@@ -236,14 +240,10 @@ impl ActiveLimit {
         };
         table.count(place, &result, ask.cost);
         if !result.news.is_none() {
-            self.notify(place, result.news, now);
+            let (limit, news) = (self.state.index, result.news);
+            self.shared.notifications.push(Notification { limit, place, at: now, news });
         }
         result
-    }
-
-    #[cold]
-    fn notify(&self, place: u32, news: News, at: Timestamp) {
-        self.shared.notifications.push(Notification { limit: self.state.index, place, at, news });
     }
 
     #[inline(always)]
@@ -253,30 +253,16 @@ impl ActiveLimit {
         Decision { allowed, sure, cost: cost.max(1), left, view, now, refill, limit }
     }
 
-    /// Decides about a key that this node keeps alone.
-    #[inline(always)]
-    fn decide_local(
-        &self,
-        local: &LocalBuckets,
-        target: impl Target,
-        cost: u32,
-        now: Timestamp,
-    ) -> Decision {
-        let now = self.shared.time.precise(now);
-        let result = ask_local(local, target, cost, now, &self.state.terms.scale);
-        self.decision(&result, cost, now)
-    }
-
     /// What a request of one token would be told now; nothing is spent.
     fn read(&self, table: &Table<LeaseBucket>, target: impl Target, now: Timestamp) -> Decision {
         let unit = self.state.terms.scale.token;
         let peeked = target.find(table).and_then(|Found { bucket, word, .. }| {
             let peeked = (bucket.peek(now, unit), bucket.view_and_refill());
-            bucket.is_in_epoch_of(word).then_some(peeked)
+            bucket.load_in(word.epoch()).map(|_| peeked)
         });
         let ((left, credit, is_sure), report) = peeked.unwrap_or_else(|| {
             let new = LeaseBucket::default();
-            new.start(self.state.first_credit(), false);
+            new.start(self.state.first_credit(), target.is_marked(table));
             (new.peek(now, unit), new.view_and_refill())
         });
         let (verdict, is_sure) = (Verdict::of(left + credit > 0), is_sure && left > 0);
@@ -348,8 +334,8 @@ impl ActiveLimit {
     fn hold(&self, key: &[u8]) -> Handle {
         let limit = self.state.clone();
         let place = match &limit.buckets {
-            Buckets::Leased(table) => table.pin(key, || limit.first_credit()),
-            Buckets::Local(local) => local.table.pin(key, || ()),
+            Buckets::Leased(table) => table.pin(key, limit.first_credit()),
+            Buckets::Local(local) => local.table.pin(key, ()),
         };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { place, limit: self.clone(), key }
@@ -423,7 +409,7 @@ fn ask_local(
                 Some(found) => found,
                 None => return LocalBucket::decide_new(now, scale),
             },
-            _ => target.find_or_insert(&local.table, || (), Room::Any),
+            _ => target.find_or_insert(&local.table, (), Room::Any),
         };
         is_overflow = found.place == OVERFLOW;
         if let Some(result) = found.bucket.decide(found.word, cost, now, scale) {
@@ -460,6 +446,11 @@ impl Now for Reading<'_> {
 trait Target: Copy {
     fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>>;
 
+    /// Whether the key may have been evicted before it was full.
+    fn is_marked<B: TableBucket>(self, _: &Table<B>) -> bool {
+        false
+    }
+
     /// As [`find`](Self::find), but `None` also if one look does not tell. The bucket may be retired.
     #[inline(always)]
     fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
@@ -469,12 +460,16 @@ trait Target: Copy {
     fn find_or_insert<B: TableBucket>(
         self,
         table: &Table<B>,
-        start: impl FnOnce() -> B::Start,
+        start: B::Start,
         room: Room,
     ) -> Found<'_, B>;
 }
 
 impl Target for &[u8] {
+    fn is_marked<B: TableBucket>(self, table: &Table<B>) -> bool {
+        table.is_marked(self)
+    }
+
     fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
         table.find(self)
     }
@@ -487,7 +482,7 @@ impl Target for &[u8] {
     fn find_or_insert<B: TableBucket>(
         self,
         table: &Table<B>,
-        start: impl FnOnce() -> B::Start,
+        start: B::Start,
         room: Room,
     ) -> Found<'_, B> {
         table.find_or_insert(self, start, room)
@@ -507,7 +502,7 @@ impl Target for Pinned {
     fn find_or_insert<B: TableBucket>(
         self,
         table: &Table<B>,
-        _: impl FnOnce() -> B::Start,
+        _: B::Start,
         _: Room,
     ) -> Found<'_, B> {
         table.found_at(self.0)

@@ -111,7 +111,7 @@ impl Index {
         moved: &mut Moved,
     ) {
         self.grow(entered, homes, moved);
-        let (bits, entry) = (self.bits(), entry(hash, place));
+        let (bits, entry) = (self.bits(), hash.tag() | place);
         self.put(bits, hash.home(), entry);
         if moved.0 > 0 {
             self.put(self.next(bits), hash.home(), entry);
@@ -227,11 +227,6 @@ fn mask(bits: u32) -> u32 {
 #[inline(always)]
 fn home(bits: u32, mask: u32) -> usize {
     (bits & mask) as usize + mask as usize
-}
-
-#[inline(always)]
-fn entry(hash: KeyHash, place: u32) -> u32 {
-    hash.tag() | place
 }
 
 /// The place, if the entry may be that of a key with this hash.

@@ -56,7 +56,7 @@ use super::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence}
 use super::notifications::{News, Urgency};
 use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
-use super::table::{Retire, Retired, TableBucket};
+use super::table::{Evictable, TableBucket};
 use super::token_word::{MAX_PENDING, TokenWord};
 use crate::decision::{Refill, View};
 use crate::quota::Scale;
@@ -70,6 +70,8 @@ pub(crate) use refill::UNLIMITED_RATE;
 
 /// Denied tokens are counted up to about this number between two collections.
 const MAX_DENIED: u32 = 1 << 31;
+/// In place of when a key is full that was evicted before it was, and returned.
+const MARKED: u64 = u64::MAX;
 /// The most overflows whose notifications are under way: more tokens than can be spent before the engine runs.
 const MAX_OVERFLOWS: u16 = 2048;
 /// A caller that can wait asks the store for more than its lease has, if the store's last word was this many times the
@@ -107,7 +109,8 @@ pub(crate) struct LeaseBucket {
     overdraw: AtomicU32,
     /// From then on credit may be used. Written by the engine.
     credit_from_us: AtomicU64,
-    /// When the key's bucket in the store is full if nobody spends, once the engine has closed its account.
+    /// When the key's bucket in the store is full if nobody spends, once the engine has closed its account. [`MARKED`] if
+    /// nobody knows.
     full_at_us: AtomicU64,
     /// The engine's [flags](engine_side) and the number of its account.
     engine: AtomicU32,
@@ -115,6 +118,8 @@ pub(crate) struct LeaseBucket {
     denied: AtomicU32,
     /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
     surplus: AtomicU32,
+    /// Whether the engine closed its account of the key after more than one request. It is kept longer.
+    is_seen_often: AtomicU32,
 }
 
 #[cfg(not(tidegate_models))]
@@ -298,8 +303,7 @@ impl LeaseBucket {
     }
 
     /// Gives first credit to a key that is full as far as this node knows: the engine has no account of it, nothing
-    /// is pending, and its time to fill is over. Where something was spent meanwhile and collected, the word shows that,
-    /// and the account that was opened before is seen with it.
+    /// is pending, and its time to fill is over. The engine changes the epoch when it opens an account.
     fn renew_first_credit(&self, seen: TokenWord, credit: u32, now: Timestamp) {
         if !self.is_full_at_rest(now) {
             return;
@@ -337,7 +341,7 @@ impl LeaseBucket {
 
     /// The word, if neither lease nor key has changed since it was of this epoch.
     #[inline(always)]
-    fn load_in(&self, epoch: u64) -> Option<TokenWord> {
+    pub(crate) fn load_in(&self, epoch: u64) -> Option<TokenWord> {
         Some(self.load()).filter(|word| word.epoch() == epoch && !word.is_retired())
     }
 
@@ -401,11 +405,6 @@ impl LeaseBucket {
         (tokens, self.usable_credit(word, now), !word.is_policy())
     }
 
-    /// Whether neither lease nor key has changed since the word was loaded.
-    pub(crate) fn is_in_epoch_of(&self, word: TokenWord) -> bool {
-        self.load_in(word.epoch()).is_some()
-    }
-
     /// The store's last word, and what flows in: a hint. Models do without: they would try all values of it.
     #[inline(always)]
     pub(crate) fn view_and_refill(&self) -> (View, Refill) {
@@ -442,6 +441,7 @@ impl Default for LeaseBucket {
             full_at_us: AtomicU64::default(),
             denied: AtomicU32::default(),
             surplus: AtomicU32::default(),
+            is_seen_often: AtomicU32::default(),
         }
     }
 }
@@ -469,8 +469,7 @@ impl TableBucket for LeaseBucket {
     /// Everything is written before the word, which publishes it. Overflows stay: a decision that announced one,
     /// and found that its key was evicted, takes it back.
     fn start(&self, first_credit: u32, is_marked: bool) {
-        // A marked key is full when the store says so.
-        let (credit, full_at_us) = if is_marked { (0, u64::MAX) } else { (first_credit, 0) };
+        let (credit, full_at_us) = if is_marked { (0, MARKED) } else { (first_credit, 0) };
         for (field, value) in [
             (&self.fast_until_us, 0),
             (&self.ends_us, 0),
@@ -481,9 +480,15 @@ impl TableBucket for LeaseBucket {
         ] {
             field.store(value, Ordering::Release);
         }
-        for field in
-            [&self.low, &self.depth, &self.overdraw, &self.view_ms, &self.denied, &self.surplus]
-        {
+        for field in [
+            &self.low,
+            &self.depth,
+            &self.overdraw,
+            &self.view_ms,
+            &self.denied,
+            &self.surplus,
+            &self.is_seen_often,
+        ] {
             field.store(0, Ordering::Release);
         }
         self.view_tokens.store(0, Ordering::Release);
@@ -493,19 +498,24 @@ impl TableBucket for LeaseBucket {
     }
 
     /// Retires a key that has nothing pending, and no account in the engine: the store knows all of it.
-    fn try_retire(&self, now: Timestamp, _: &Scale, what: Retire) -> Option<Retired> {
+    fn try_retire(&self, now: Timestamp, scale: &Scale, what: Evictable) -> Option<Timestamp> {
         let word = self.load();
-        let is_full = self.is_full_at_rest(now);
         let is_settled = self.is_unnoticed() && !self.has_overflowed() && !word.is_retired();
-        if !is_settled
-            || (word.pending(), word.tokens()) != (0, 0)
-            || (what == Retire::Full && !is_full)
-        {
+        let full_at_us = self.full_at_us.load(Ordering::Acquire);
+        let is_evictable = match what {
+            _ if full_at_us <= now.as_micros() => true,
+            Evictable::Full => false,
+            Evictable::SeenOnce => self.is_seen_often.load(Ordering::Relaxed) == 0,
+            Evictable::Settled => true,
+        };
+        if !is_settled || (word.pending(), word.tokens()) != (0, 0) || !is_evictable {
             return None;
         }
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         self.word.compare_exchange(word.0, word.retired().0, success, failure).ok()?;
-        Some(if is_full { Retired::Full } else { Retired::Settled })
+        // A marked key that nobody asked for is marked for as long again.
+        let fills_at_us = now.as_micros().saturating_add(scale.fill_us());
+        Some(Timestamp::from_micros(if full_at_us == MARKED { fills_at_us } else { full_at_us }))
     }
 }
 

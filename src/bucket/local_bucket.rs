@@ -18,7 +18,7 @@
 use super::atomic::{AtomicU16, AtomicU64, Ordering};
 use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
-use super::table::{Retire, Retired, TableBucket};
+use super::table::{Evictable, TableBucket};
 use crate::decision::{Refill, View};
 use crate::quota::Scale;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
@@ -123,14 +123,14 @@ impl TableBucket for LocalBucket {
     }
 
     /// Retires a key that is full by every clock: a decision about the next key may have read the time before `now`.
-    fn try_retire(&self, now: Timestamp, scale: &Scale, _: Retire) -> Option<Retired> {
+    fn try_retire(&self, now: Timestamp, scale: &Scale, _: Evictable) -> Option<Timestamp> {
         let word = self.load();
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         if word >= units_at(now.minus_micros(CLOCK_AGE_MAX_US), scale) {
             return None;
         }
         self.full_at.compare_exchange(word, word | RETIRED, success, failure).ok()?;
-        Some(Retired::Full)
+        Some(now)
     }
 }
 

@@ -24,10 +24,10 @@ pub(crate) use lease_bucket::{Ask, Collected, Lease, LeaseBucket, UNLIMITED_RATE
 pub(crate) use local_bucket::LocalBucket;
 #[cfg(feature = "sim")]
 pub(crate) use notifications::Urgency;
-pub(crate) use notifications::{MAX_QUEUED, News, Notification, NotificationQueue};
+pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
 pub(crate) use spend_result::{SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
-    BucketRef, Found, KeyBudget, LimitCounts, OVERFLOW, Retire, Room, Table, TableBucket,
+    BucketRef, Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, Table, TableBucket,
 };
 pub(crate) use token_word::MAX_TOKENS;

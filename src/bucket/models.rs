@@ -1,9 +1,9 @@
 //! Models of what threads do at one time to the data plane, for loom. `tests/models` runs them, and breaks the code on
 //! purpose to see each of them fail.
 //!
-//! A model runs two or three threads in every order with at most [`PREEMPTIONS`] preemptions, and lets loads see every
-//! value that the orderings allow. loom takes `SeqCst` for `AcqRel`, and a thread never sees its own operations out of
-//! order.
+//! A model runs two or three threads in every order with at most [`PREEMPTIONS`] preemptions in all, and lets loads see
+//! every value that the orderings allow. loom takes `SeqCst` for `AcqRel`, and runs each thread's operations in the order
+//! of the program.
 
 use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicUsize as StdAtomicUsize, Ordering as StdOrdering};
@@ -17,8 +17,7 @@ pub(super) mod atomic;
 mod lease_bucket;
 mod table;
 
-/// How often at most a thread is suspended in an execution where it could go on, if `TIDEGATE_PREEMPTIONS` does not
-/// say.
+/// The most preemptions in one execution, unless `TIDEGATE_PREEMPTIONS` says otherwise.
 const PREEMPTIONS: usize = 2;
 
 /// Runs all executions of a model, and tells how many there were.

@@ -45,10 +45,10 @@ pub const KEYS_MAX: usize = 50_000_000;
 const SLAB: usize = if cfg!(tidegate_models) { 4 } else { 1024 };
 /// Eviction looks at this many places before it lets other writers in: for some microseconds.
 const EVICTION_SLICE: u32 = 64;
-/// Marks for each key that a limit may hold, in the time that an empty bucket takes to fill.
+/// The most marks of all limits for each key that they may hold together.
 const MARKS: usize = 4;
 /// One part in so many of what a limit could hold is the [last room](Room::NotLast).
-const LAST_ROOM: usize = 32;
+const LAST_ROOM: usize = 64;
 /// Counters of the same thing, so that threads rarely meet at one.
 const STRIPES: usize = 16;
 
@@ -73,8 +73,8 @@ pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     fn key(&self) -> StoredKey<'_>;
     /// Begins the life of a key, which has been stored. A marked one was evicted before it was full.
     fn start(&self, start: Self::Start, is_marked: bool);
-    /// Retires the bucket if its key loses nothing by that.
-    fn try_retire(&self, now: Timestamp, scale: &Scale, what: Retire) -> Option<Retired>;
+    /// Retires the bucket if its key may be evicted. Returns when the key is full.
+    fn try_retire(&self, now: Timestamp, scale: &Scale, what: Evictable) -> Option<Timestamp>;
 }
 
 /// The room that a new key may take.
@@ -88,42 +88,36 @@ pub(crate) enum Room {
 
 /// Which keys may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retire {
+pub(crate) enum Evictable {
     /// Those that are full.
     Full,
-    /// Also those of which the store knows all.
+    /// Also those of which the store knows all that was spent, if they were asked for once.
+    SeenOnce,
+    /// Also all others of which the store knows that.
     Settled,
 }
 
-/// What was evicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retired {
-    /// A key that is full.
-    Full,
-    /// One that the store knows, and that may not be full.
-    Settled,
-}
-
-/// How many keys all limits of one limiter may hold together. Half of them are shared out among the limits, which
-/// nobody can take from them. The other half is for those that need more.
+/// How many keys all limits of one limiter may hold together. One half is split into shares, of which each limit has one
+/// to itself. The other half is common: whoever comes first has it.
 #[derive(Debug)]
 pub(crate) struct KeyBudget {
     used: AtomicUsize,
     max: usize,
+    limits: usize,
     /// Keys that each limit may hold at any time.
-    reserved: usize,
-    /// Keys that limits hold beyond those, and may hold together.
-    shared: AtomicUsize,
-    shared_max: usize,
+    own_share: usize,
+    /// Keys that limits hold beyond their shares, and may hold together.
+    common: AtomicUsize,
+    common_max: usize,
 }
 
 impl KeyBudget {
-    /// A budget of `max` keys for so many limits.
+    /// A budget of `max` keys for `limits` limits.
     pub(crate) fn new(max: usize, limits: usize) -> Self {
-        let max = max.min(KEYS_MAX);
-        let reserved = max / 2 / limits.max(1);
-        let (used, shared) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { used, max, reserved, shared, shared_max: max - reserved * limits }
+        let (max, limits) = (max.min(KEYS_MAX), limits.max(1));
+        let own_share = max / 2 / limits;
+        let (used, common) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { used, max, limits, own_share, common, common_max: max - own_share * limits }
     }
 
     /// Keys held now.
@@ -138,13 +132,18 @@ impl KeyBudget {
 
     /// The most keys that one limit may hold.
     fn limit_max(&self) -> usize {
-        self.reserved + self.shared_max
+        self.own_share + self.common_max
     }
 
-    /// So many keys may be added to a limit that has `held`.
+    /// The most marks in a generation of one limit.
+    fn marks_max(&self) -> usize {
+        MARKS * (self.max / self.limits).max(1)
+    }
+
+    /// How many more keys a limit may add that has `held`.
     fn room(&self, held: usize) -> usize {
-        let shared = self.shared_max - self.shared.load(Ordering::Relaxed);
-        self.reserved.saturating_sub(held) + shared
+        let common = self.common_max - self.common.load(Ordering::Relaxed);
+        self.own_share.saturating_sub(held) + common
     }
 
     /// Makes room for one key of a limit that has `held`.
@@ -153,9 +152,9 @@ impl KeyBudget {
         if room == Room::NotLast && left <= (held + left) / LAST_ROOM {
             return false;
         }
-        let more = |shared| (shared < self.shared_max).then_some(shared + 1);
-        let has_room = held < self.reserved
-            || self.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        let more = |common| (common < self.common_max).then_some(common + 1);
+        let has_room = held < self.own_share
+            || self.common.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
         self.used.fetch_add(has_room.into(), Ordering::Relaxed);
         has_room
     }
@@ -163,7 +162,7 @@ impl KeyBudget {
     /// Gives back the room of one key of a limit that has `held` without it.
     fn release(&self, held: usize) {
         self.used.fetch_sub(1, Ordering::Relaxed);
-        self.shared.fetch_sub((held >= self.reserved).into(), Ordering::Relaxed);
+        self.common.fetch_sub((held >= self.own_share).into(), Ordering::Relaxed);
     }
 }
 
@@ -239,14 +238,6 @@ pub(crate) struct Found<'a, B: TableBucket> {
     pub(crate) place: u32,
 }
 
-impl<B: TableBucket> Clone for Found<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B: TableBucket> Copy for Found<'_, B> {}
-
 impl<B: TableBucket> Table<B> {
     /// An empty table that draws on `budget`. The bucket of keys without room begins with `overflow`. `None` if the
     /// memory cannot be had.
@@ -259,7 +250,7 @@ impl<B: TableBucket> Table<B> {
         let (keys, places) = (budget.limit_max(), 1 + budget.limit_max());
         let (homes, mut free) = (zeros(places)?, Vec::new());
         free.try_reserve_exact(keys).ok()?;
-        let marks = Marks::new(MARKS * keys);
+        let marks = Marks::new(budget.marks_max());
         let table = Self {
             limit,
             hasher,
@@ -318,12 +309,7 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// The bucket of `key`, which is added if it is new. A key without room has the overflow bucket.
-    pub(crate) fn find_or_insert(
-        &self,
-        key: &[u8],
-        start: impl FnOnce() -> B::Start,
-        room: Room,
-    ) -> Found<'_, B> {
+    pub(crate) fn find_or_insert(&self, key: &[u8], start: B::Start, room: Room) -> Found<'_, B> {
         if let Some(found) = self.find(key) {
             return found;
         }
@@ -333,6 +319,11 @@ impl<B: TableBucket> Table<B> {
         self.found_at(place)
     }
 
+    /// Whether the key may have been evicted before it was full.
+    pub(crate) fn is_marked(&self, key: &[u8]) -> bool {
+        self.writer().marks.has(self.hasher.hash(key, short_words(key)))
+    }
+
     /// Counts a decision about a key without room.
     #[cold]
     pub(crate) fn count_overflow(&self) {
@@ -340,41 +331,31 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// Adds `key`, if no other thread has meanwhile. Returns its place.
-    fn insert(
-        &self,
-        writer: &mut Writer,
-        key: &[u8],
-        start: impl FnOnce() -> B::Start,
-        room: Room,
-    ) -> u32 {
+    fn insert(&self, writer: &mut Writer, key: &[u8], start: B::Start, room: Room) -> u32 {
         if let Some(found) = self.find(key) {
             return found.place;
         }
         if !self.budget.claim(writer.entries, room) {
             return OVERFLOW;
         }
-        let Some((place, slot)) = self.free_place(writer, key) else {
+        let slot = is_long(key).then(|| writer.long.take(&self.long));
+        if slot == Some(None) {
+            // There is no memory for so long a key.
             self.budget.release(writer.entries);
             return OVERFLOW;
-        };
-        let bucket = self.make_place(place);
-        bucket.key().store(key, slot, &self.long);
-        let hash = self.hasher.hash(key, short_words(key));
-        bucket.start(start(), writer.marks.has(hash));
-        writer.homes[place as usize] = hash.home();
-        self.index.enter(hash, place, writer.entries, &writer.homes, &mut writer.moved);
-        writer.entries += 1;
-        place
-    }
-
-    /// A place without a key, and a slot for a long key. `None` if the memory cannot be had.
-    fn free_place(&self, writer: &mut Writer, key: &[u8]) -> Option<(u32, Option<u64>)> {
-        let slot = if is_long(key) { Some(writer.long.take(&self.long)?) } else { None };
+        }
         let place = writer.free.pop().unwrap_or_else(|| {
             writer.last += 1;
             writer.last
         });
-        Some((place, slot))
+        let bucket = self.make_place(place);
+        bucket.key().store(key, slot.flatten(), &self.long);
+        let hash = self.hasher.hash(key, short_words(key));
+        bucket.start(start, writer.marks.has(hash));
+        writer.homes[place as usize] = hash.home();
+        self.index.enter(hash, place, writer.entries, &writer.homes, &mut writer.moved);
+        writer.entries += 1;
+        place
     }
 
     /// The bucket at a place that may be the first of its slab.
@@ -386,25 +367,26 @@ impl<B: TableBucket> Table<B> {
         &slab[place as usize % SLAB]
     }
 
-    /// How many sixteenths of what the limit could hold now are free.
-    pub(crate) fn free_sixteenths(&self) -> usize {
+    /// How many 64ths of what the limit could hold now are free.
+    pub(crate) fn free_64ths(&self) -> usize {
         let held = self.writer().entries;
         let room = self.budget.room(held);
-        16 * room / (held + room).max(1)
+        64 * room / (held + room).max(1)
     }
 
     /// Forgets marks of keys that must be full by now.
     pub(crate) fn forget_marks(&self, now: Timestamp, scale: &Scale) {
-        self.writer().marks.forget(now, (scale.burst / scale.rate) as u64);
+        self.writer().marks.forget(now, scale.fill_us());
     }
 
-    /// Evicts keys that are not pinned and have nothing to lose, looking at `most` places. Returns how many.
-    pub(crate) fn evict(&self, most: u32, now: Timestamp, scale: &Scale, what: Retire) -> usize {
+    /// Evicts keys that are not pinned, looking at `most` places. Returns how many. One that is not full leaves a mark.
+    pub(crate) fn evict(&self, most: u32, now: Timestamp, scale: &Scale, what: Evictable) -> usize {
         let mut evicted = 0;
-        for _ in 0..most.div_ceil(EVICTION_SLICE) {
+        let most = most.min(self.writer().last);
+        for looked_at in (0..most).step_by(EVICTION_SLICE as usize) {
             // A thread that adds a key meanwhile waits for one slice.
             let writer = &mut *self.writer();
-            for _ in 0..EVICTION_SLICE.min(writer.last) {
+            for _ in 0..EVICTION_SLICE.min(most - looked_at) {
                 let place = if writer.scanned < writer.last { writer.scanned + 1 } else { 1 };
                 writer.scanned = place;
                 let bucket = self.at(place);
@@ -412,10 +394,10 @@ impl<B: TableBucket> Table<B> {
                 if is_kept {
                     continue;
                 }
-                let Some(retired) = bucket.try_retire(now, scale, what) else { continue };
-                if retired == Retired::Settled {
+                let Some(full_at) = bucket.try_retire(now, scale, what) else { continue };
+                if full_at > now {
                     let key = bucket.key().load(&self.long);
-                    writer.marks.add(self.hasher.hash(&key, short_words(&key)));
+                    writer.marks.add(self.hasher.hash(&key, short_words(&key)), full_at);
                 }
                 self.index.strike(place, &writer.homes, &writer.moved);
                 writer.entries -= 1;
@@ -430,7 +412,7 @@ impl<B: TableBucket> Table<B> {
 
     /// Pins the bucket of `key`, which is added if it is new: its place is not given to another key until it is
     /// [unpinned](Self::unpin). Returns the place.
-    pub(crate) fn pin(&self, key: &[u8], start: impl FnOnce() -> B::Start) -> u32 {
+    pub(crate) fn pin(&self, key: &[u8], start: B::Start) -> u32 {
         let writer = &mut *self.writer();
         let place = self.insert(writer, key, start, Room::Any);
         *writer.pins.entry(place).or_default() += 1;

@@ -59,7 +59,7 @@ impl TokenWord {
         self.0 & RETIRED != 0
     }
 
-    pub(super) fn epoch(self) -> u64 {
+    pub(crate) fn epoch(self) -> u64 {
         self.0 >> EPOCH_AT
     }
 

@@ -3,13 +3,22 @@
 use std::sync::Arc;
 
 use super::LimitState;
-use crate::bucket::Retire;
+use crate::bucket::Evictable;
 use crate::time::Timestamp;
 
 /// So many keys of a limit are looked at in one search, which takes about a millisecond.
 const PLACES: u32 = 16_384;
 /// Between two searches there is at least this, unless the last one found many keys.
 const GAP_US: u64 = 25_000;
+/// A limit with fewer free 64ths is looked after each time; otherwise when the driver runs for another reason, each second
+/// at least.
+const FILLING_BELOW: usize = 32;
+/// With fewer, keys are evicted that are full.
+const FULL_BELOW: usize = 8;
+/// With fewer, also those that were asked for once, as invented keys are.
+const SEEN_ONCE_BELOW: usize = 4;
+/// With fewer, all that the store knows. New keys have the last 64th only if their callers can wait.
+const SETTLED_BELOW: usize = 2;
 /// While searches find nothing, the gap doubles up to this.
 const GAP_MAX_US: u64 = 5_000_000;
 
@@ -44,24 +53,24 @@ impl Evictor {
         if now < self.next {
             return 0;
         }
-        let (mut evicted, mut looked_at) = (0, 0);
+        let mut evicted = 0;
         self.is_filling = false;
         for limit in limits {
-            let free = limit.free_sixteenths();
-            self.is_filling |= free < 8;
+            let free = limit.free_64ths();
+            self.is_filling |= free < FILLING_BELOW;
             limit.forget_marks(now);
             let what = match free {
-                0 => Retire::Settled,
-                1 => Retire::Full,
+                0..SETTLED_BELOW => Evictable::Settled,
+                SETTLED_BELOW..SEEN_ONCE_BELOW => Evictable::SeenOnce,
+                SEEN_ONCE_BELOW..FULL_BELOW => Evictable::Full,
                 _ => continue,
             };
             evicted += limit.evict(PLACES, now, what);
-            looked_at += PLACES as usize;
         }
-        self.fruitless = if evicted > 0 { 0 } else { self.fruitless + looked_at };
+        self.fruitless = if evicted > 0 { 0 } else { self.fruitless + PLACES as usize };
         self.gap_us = match evicted {
             _ if self.fruitless >= max_keys => (self.gap_us * 2).clamp(GAP_US, GAP_MAX_US),
-            _ if evicted * 4 > looked_at => 0,
+            _ if evicted * 4 > PLACES as usize => 0,
             _ => GAP_US,
         };
         self.next = now.plus_micros(self.gap_us);

@@ -410,7 +410,7 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let place = buckets.find_or_insert(&name, || first, Room::Any).place;
+        let place = buckets.find_or_insert(&name, first, Room::Any).place;
         let bucket = BucketRef::new(buckets, place);
         let can_wait = self.setup.form == Form::Async;
         let result = bucket.decide(Ask { cost, unit, first_credit: first, can_wait }, now);

@@ -390,14 +390,15 @@ impl Account {
             return false;
         }
         let missing = terms.scale.burst - self.estimate(now, terms).unwrap_or(0);
-        self.bucket.try_close_account(now.plus_micros(terms.scale.micros_for(missing)))
+        let full_at = now.plus_micros(terms.scale.micros_for(missing));
+        self.bucket.try_close_account(full_at, self.is_seen_once())
     }
 
     /// Whether the key of a node that leaves can leave the books. Depth that is kept ends with its epoch.
     pub(crate) fn try_leave(&mut self, now: Timestamp) -> bool {
         self.collect(now, false);
         let told = self.held.depth == self.kept_depth && self.is_settled_but_for_depth();
-        told && self.bucket.try_close_account(Timestamp::NEVER)
+        told && self.bucket.try_close_account(Timestamp::NEVER, self.is_seen_once())
     }
 
     // ---- what is known -----------------------------------------------------------------------

@@ -2,7 +2,7 @@
 //! [`lease_bucket`](super) has the argument and the orderings.
 
 use super::refill::UNLIMITED_RATE;
-use super::{LeaseBucket, TokenWord};
+use super::{LeaseBucket, MARKED, TokenWord};
 use crate::bucket::atomic::Ordering;
 use crate::bucket::notifications::{News, Urgency};
 use crate::bucket::token_word::MAX_TOKENS;
@@ -116,7 +116,8 @@ impl LeaseBucket {
     /// is about to open one.
     pub(crate) fn set_credit_at_rest(&self, credit: u32) {
         let _ = self.update(|word| {
-            (self.account().is_none() && word.pending() == 0 && !word.is_retired())
+            let is_marked = self.full_at_us.load(Ordering::Relaxed) == MARKED;
+            (self.account().is_none() && word.pending() == 0 && !word.is_retired() && !is_marked)
                 .then(|| word.with_credit(credit))
         });
     }
@@ -222,7 +223,9 @@ impl LeaseBucket {
         };
         // Not only a load: see the orderings.
         let before = self.engine.fetch_or(flags, Ordering::AcqRel);
-        let urgency = if before & flags == flags { Urgency::None } else { urgency };
+        if before & flags == flags {
+            return News::default();
+        }
         News { urgency, is_new: before & !NOTIFIED == NO_ACCOUNT, ..News::default() }
     }
 
@@ -253,22 +256,24 @@ impl LeaseBucket {
         self.account().is_none() && now.as_micros() >= self.full_at_us.load(Ordering::Acquire)
     }
 
-    /// The engine opens an account of this key.
+    /// The engine opens an account of this key. The new epoch makes a concurrent renewal of first credit fail.
     pub(crate) fn open_account(&self, account: u32) {
         debug_assert!(account < NO_ACCOUNT >> ACCOUNT_AT);
         let set = |engine| Some(engine & NOTIFIED | account << ACCOUNT_AT);
         let _ = self.engine.fetch_update(Ordering::AcqRel, Ordering::Acquire, set);
+        let _ = self.update(|word| Some(word.next_epoch()));
     }
 
-    /// The engine closes its account of this key, which is full at `full_at` if nobody spends, and may not be evicted
-    /// before. False if a decision has just notified the engine.
-    pub(crate) fn try_close_account(&self, full_at: Timestamp) -> bool {
+    /// The engine closes its account of this key, which is full at `full_at` if nobody spends. False if a decision has
+    /// just notified the engine.
+    pub(crate) fn try_close_account(&self, full_at: Timestamp, is_seen_once: bool) -> bool {
         if self.has_overflowed() {
             return false;
         }
         // A full bucket has a whole token, so credit may be used from then on at the latest.
         self.credit_from_us.fetch_min(full_at.as_micros(), Ordering::Relaxed);
         self.full_at_us.store(full_at.as_micros(), Ordering::Release);
+        self.is_seen_often.store((!is_seen_once).into(), Ordering::Relaxed);
         let open = self.engine.load(Ordering::Acquire) & !NOTIFIED;
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         self.engine.compare_exchange(open, NO_ACCOUNT, success, failure).is_ok()

@@ -584,7 +584,7 @@ fn first_credit_returns_when_the_key_is_full_and_the_engine_has_no_account() {
     let first = |now_us| decide(&bucket, Ask { first_credit: 3, ..ask(1) }, at(now_us));
     assert!(first(1).is_denied(), "the engine has an account");
     let _ = collect(&bucket);
-    assert!(bucket.try_close_account(at(1000)));
+    assert!(bucket.try_close_account(at(1000), true));
     assert!(first(999).is_denied(), "it is not full yet");
     let _ = collect(&bucket);
     let left = [0; 4].map(|_| u8::from(first(1000).is_allowed()));

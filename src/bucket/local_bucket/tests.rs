@@ -140,7 +140,7 @@ fn word_of_one_key_is_never_the_word_of_the_next() {
     let (scale, bucket) = (scale(Quota::per_second(1000).burst(2)), new());
     let before = bucket.load();
     let try_retire =
-        |us: u64| bucket.try_retire(at(us + CLOCK_AGE_MAX_US), &scale, Retire::Full).is_some();
+        |us: u64| bucket.try_retire(at(us + CLOCK_AGE_MAX_US), &scale, Evictable::Full).is_some();
     assert!(!try_retire(1), "it is not known to be full");
     assert!(try_retire(2));
     assert!(LocalBucket::is_retired(bucket.load()));

@@ -5,7 +5,7 @@ use crate::bucket::key_hash::KeyHasher;
 use crate::bucket::key_hash::tests::SEEDS;
 use crate::bucket::lease_bucket::{Ask, LeaseBucket};
 use crate::bucket::local_bucket::LocalBucket;
-use crate::bucket::table::{KeyBudget, Retire, Room, Table, TableBucket};
+use crate::bucket::table::{Evictable, KeyBudget, Room, Table, TableBucket};
 use crate::quota::Scale;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
@@ -23,7 +23,7 @@ fn table<B: TableBucket>(max_keys: usize, start: B::Start) -> Table<B> {
 fn decide_local(table: &Table<LocalBucket>, key: &[u8], now: Timestamp) -> bool {
     let mut first = table.find_first(key).filter(|found| !LocalBucket::is_retired(found.word));
     loop {
-        let found = first.take().unwrap_or_else(|| table.find_or_insert(key, || (), Room::Any));
+        let found = first.take().unwrap_or_else(|| table.find_or_insert(key, (), Room::Any));
         if let Some(result) = found.bucket.decide(found.word, 1, now, &SCALE) {
             return result.is_allowed();
         }
@@ -34,7 +34,7 @@ fn decide_local(table: &Table<LocalBucket>, key: &[u8], now: Timestamp) -> bool 
 fn decide_leased(table: &Table<LeaseBucket>, key: &[u8]) -> bool {
     let ask = Ask { cost: 1, unit: SCALE.token, first_credit: 1, can_wait: false };
     loop {
-        let found = table.find_or_insert(key, || 1, Room::Any);
+        let found = table.find_or_insert(key, 1, Room::Any);
         if let Some(result) = found.bucket.decide(found.word, ask, NOW) {
             return result.is_allowed();
         }
@@ -56,14 +56,14 @@ fn key_is_found_while_the_index_grows() {
     check("look-up against growth", || {
         let table = Arc::new(table::<LocalBucket>(16, ()));
         assert!(decide_local(&table, b"a", NOW));
-        let inserter = run(&table, |table| {
-            [b"b", b"c", b"d", b"e", b"f"]
-                .map(|key| table.find_or_insert(key, || (), Room::Any).place)
-        });
+        let insert = |table: &Table<LocalBucket>| {
+            [b"b", b"c", b"d", b"e", b"f"].map(|key| table.find_or_insert(key, (), Room::Any).place)
+        };
+        let inserter = run(&table, insert);
         assert!(!decide_local(&table, b"a", NOW));
-        let places = inserter.join().unwrap();
-        assert_eq!(places, [2, 3, 4, 5, 6]);
-        assert!([b"b", b"c", b"d", b"e", b"f"].iter().all(|key| decide_local(&table, *key, NOW)));
+        assert_eq!(inserter.join().unwrap(), [2, 3, 4, 5, 6]);
+        assert_eq!(insert(&table), [2, 3, 4, 5, 6]);
+        assert!(!decide_local(&table, b"a", NOW));
     });
 }
 
@@ -72,13 +72,13 @@ fn local_key_does_not_pay_for_another_key_that_had_its_place() {
     check("local decision against eviction", || {
         let table = Arc::new(table::<LocalBucket>(1, ()));
         // Full since long, so that it can be evicted.
-        table.find_or_insert(b"a", || (), Room::Any);
+        table.find_or_insert(b"a", (), Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
             found.and_then(|found| found.bucket.decide(found.word, 1, NOW, &SCALE)).is_some()
         });
         let (now, cached) = (LATER, LATER.minus_micros(CLOCK_AGE_MAX_US));
-        let is_evicted = table.evict(1, now, &SCALE, Retire::Full) == 1;
+        let is_evicted = table.evict(1, now, &SCALE, Evictable::Full) == 1;
         let allowed = is_evicted.then(|| decide_local(&table, b"b", cached));
         let is_old_spent = old.join().unwrap();
         assert_ne!(allowed, Some(false), "the new key is denied");
@@ -90,13 +90,13 @@ fn local_key_does_not_pay_for_another_key_that_had_its_place() {
 fn hybrid_key_does_not_pay_for_another_key_that_had_its_place() {
     check("leased decision against eviction", || {
         let table = Arc::new(table::<LeaseBucket>(1, 0));
-        table.find_or_insert(b"a", || 1, Room::Any);
+        table.find_or_insert(b"a", 1, Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
             let ask = Ask { cost: 1, unit: SCALE.token, first_credit: 1, can_wait: false };
             found.and_then(|found| found.bucket.decide(found.word, ask, NOW)).is_some()
         });
-        let is_evicted = table.evict(1, LATER, &SCALE, Retire::Full) == 1;
+        let is_evicted = table.evict(1, LATER, &SCALE, Evictable::Full) == 1;
         let allowed = is_evicted.then(|| decide_leased(&table, b"b"));
         let is_old_spent = old.join().unwrap();
         assert_ne!(allowed, Some(false), "the new key is denied");

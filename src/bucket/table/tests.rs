@@ -25,7 +25,7 @@ fn at(us: u64) -> Timestamp {
 
 /// The place of a key, which has a token of credit if it is new.
 fn insert(table: &Table<LeaseBucket>, key: &[u8]) -> u32 {
-    table.find_or_insert(key, || 1, Room::Any).place
+    table.find_or_insert(key, 1, Room::Any).place
 }
 
 fn find<B: TableBucket>(table: &Table<B>, key: &[u8]) -> Option<u32> {
@@ -41,7 +41,7 @@ fn spend(table: &Arc<Table<LeaseBucket>>, place: u32, now: Timestamp) -> bool {
 }
 
 fn evict(table: &Table<LeaseBucket>, most: u32, now: Timestamp) -> usize {
-    table.evict(most, now, &SCALE, Retire::Full)
+    table.evict(most, now, &SCALE, Evictable::Full)
 }
 
 /// Makes all keys, which differ, and finds each of them again, in a bucket of its own.
@@ -179,9 +179,9 @@ fn limit_finds_room_for_its_share_whatever_the_others_hold() {
         (0..keys).filter(|key| insert(table, &key.to_le_bytes()) != OVERFLOW).count()
     };
     assert_eq!(held(&tables[0], 1000), 75, "its share of 25, and the 50 that are for all");
-    assert_eq!((tables[0].free_sixteenths(), tables[1].free_sixteenths()), (0, 16));
+    assert_eq!((tables[0].free_64ths(), tables[1].free_64ths()), (0, 64));
     assert_eq!(held(&tables[1], 1000), 25);
-    assert_eq!((budget.used(), tables[1].free_sixteenths()), (100, 0));
+    assert_eq!((budget.used(), tables[1].free_64ths()), (100, 0));
     // What one gives back, the other one can have.
     assert_eq!(evict(&tables[0], 100, at(10)), 75);
     assert_eq!(held(&tables[1], 1000), 75);
@@ -196,19 +196,38 @@ fn key_evicted_before_it_is_full_has_no_first_credit_when_it_returns() {
     assert!(spend(&table, place, at(1)));
     let bucket = BucketRef::new(&table, place);
     bucket.open_account(7);
-    let settled = |now| table.evict(10, now, &SCALE, Retire::Settled);
+    let settled = |now| table.evict(10, now, &SCALE, Evictable::Settled);
     assert_eq!(settled(at(1)), 0, "the store does not know of it");
     assert_eq!(bucket.collect(false, |credit| credit).spent, 1);
     assert_eq!(settled(at(1)), 0, "the engine has an account");
-    assert!(bucket.try_close_account(at(100)));
+    assert!(bucket.try_close_account(at(100), true));
     assert_eq!(evict(&table, 10, at(2)), 0, "it is not full");
     assert_eq!(settled(at(2)), 1);
     let place = insert(&table, b"spent");
+    assert!(table.is_marked(b"spent") && !table.is_marked(b"other"));
+    table.set_credit_at_rest(1);
     assert!(!spend(&table, place, at(2)));
     assert!(spend(&table, insert(&table, b"other"), at(2)));
     // As long as an empty bucket takes to fill, and at most twice as long.
     table.forget_marks(at(2 + 2 * 101), &SCALE);
     assert!(table.writer().marks.is_empty());
+}
+
+#[test]
+fn key_that_was_asked_for_often_is_kept_longer_than_one_asked_for_once() {
+    let table = table(2);
+    for (key, is_seen_once) in [(b"often", false), (b"once!", true)] {
+        let place = insert(&table, key);
+        assert!(spend(&table, place, at(1)));
+        let bucket = BucketRef::new(&table, place);
+        bucket.open_account(7);
+        bucket.collect(false, |credit| credit);
+        assert!(bucket.try_close_account(at(100), is_seen_once));
+    }
+    assert_eq!(table.evict(10, at(2), &SCALE, Evictable::Full), 0);
+    assert_eq!(table.evict(10, at(2), &SCALE, Evictable::SeenOnce), 1);
+    assert!(find(&table, b"often").is_some());
+    assert_eq!(table.evict(10, at(2), &SCALE, Evictable::Settled), 1);
 }
 
 #[test]
@@ -226,7 +245,7 @@ fn slabs_are_allocated_when_their_first_place_is_needed() {
 fn eviction_takes_only_keys_that_are_idle_and_not_pinned() {
     let table = table(3);
     let now = at(10);
-    let (pinned, again) = (table.pin(b"pinned", || 1), table.pin(b"pinned", || 1));
+    let (pinned, again) = (table.pin(b"pinned", 1), table.pin(b"pinned", 1));
     assert_eq!(pinned, again);
     let spent = insert(&table, b"spent");
     insert(&table, b"idle");
@@ -365,7 +384,7 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
         std::thread::spawn(move || {
             let mut spent = 0_u64;
             while spent < EACH {
-                let found = table.find_or_insert(key, || 1, Room::Any);
+                let found = table.find_or_insert(key, 1, Room::Any);
                 if found.place != OVERFLOW {
                     let decided = found.bucket.decide(found.word, ask(1), at(2));
                     spent += u64::from(decided.is_some_and(|result| result.is_allowed()));
@@ -415,7 +434,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
                 let now = at(round * 100);
                 let mut spent = 0;
                 for _ in 0..4 {
-                    let found = table.find_or_insert(&[key], || (), Room::Any);
+                    let found = table.find_or_insert(&[key], (), Room::Any);
                     if found.place != OVERFLOW
                         && let Some(result) = found.bucket.decide(found.word, 1, now, &scale)
                     {
@@ -433,7 +452,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
             let mut evicted = 0;
             // Before the first decision's time: what is full by then was not spent from.
             while !stop.load(Ordering::SeqCst) {
-                evicted += table.evict(4, at(100), &scale, Retire::Full);
+                evicted += table.evict(4, at(100), &scale, Evictable::Full);
             }
             evicted
         })

@@ -152,7 +152,7 @@ mod tests {
     fn account(terms: &Terms) -> (Account, Timestamp) {
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
-        let bucket = BucketRef::new(&table, table.pin(b"key", || 0));
+        let bucket = BucketRef::new(&table, table.pin(b"key", 0));
         let now = Timestamp::from_micros(1_000);
         (Account::new(bucket, b"key"[..].into(), 0, terms, now), now)
     }
