@@ -13,9 +13,7 @@ use super::event::Event;
 use super::excess::LaneTrouble;
 #[cfg(feature = "sim")]
 use super::message::Held;
-use super::message::{
-    ENTRIES_MAX, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict,
-};
+use super::message::{Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict};
 use super::nodes::INTRODUCED_US;
 use super::room;
 use crate::bucket::BucketRef;
@@ -412,12 +410,13 @@ impl Lane {
             return;
         }
         let mut entries = Vec::new();
-        let mut slots = Vec::new();
-        while let Some(slot) = self.next_due(entries.len(), now) {
+        let (mut slots, mut newcomers) = (Vec::new(), 0);
+        while let Some(slot) = self.next_due(entries.len(), newcomers, now) {
             if self.reports(slot, now, context) {
                 let terms = self.terms(slot, context);
                 let limit = &mut context.limits[self.accounts[slot].limit() as usize];
                 let leaving = self.leaving;
+                newcomers += usize::from(self.accounts[slot].is_newcomer());
                 entries.push(self.rescheduled(slot, |account| {
                     account.reporting = true;
                     let entry = account.report(&limit.name, &terms, now, leaving);
@@ -465,18 +464,6 @@ impl Lane {
         self.sendable_at = now.plus_micros(BATCH_GAP_US);
         self.heartbeat_at = now.plus_micros(context.rng.jitter(HEARTBEAT_US));
         self.attempt(now, context);
-    }
-
-    /// The account that reports next in a batch that has so many entries. Where more are due than a batch takes, keys
-    /// that the node knows go first, and newcomers have a quarter.
-    fn next_due(&self, entries: usize, now: Timestamp) -> Option<usize> {
-        let first = |set: &BTreeSet<(Timestamp, usize)>| {
-            set.first().filter(|&&(at, _)| at <= now).map(|&(_, slot)| slot)
-        };
-        let (known, newcomer) = (first(&self.due), first(&self.newcomers_due));
-        let next =
-            if entries < ENTRIES_MAX / 4 * 3 { known.or(newcomer) } else { newcomer.or(known) };
-        next.filter(|_| entries < ENTRIES_MAX && !self.returning)
     }
 
     /// The limits that a batch names which is sent now: with the last one of a node that leaves all.

@@ -1,6 +1,6 @@
-//! The batch in flight: attempts at it, their answers, and when the next one follows.
+//! The batch in flight: what goes into it, attempts at it, their answers, and when the next one follows.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::grants::check;
 use crate::error::StoreError;
 use crate::sync::engine::{Context, Output};
 use crate::sync::event::Event;
-use crate::sync::message::{Reply, Request, Verdict};
+use crate::sync::message::{ENTRIES_MAX, Reply, Request, Verdict};
 use crate::time::Timestamp;
 
 /// The gap between two attempts grows up to this part of the time that the store has been silent.
@@ -52,6 +52,27 @@ impl Next {
 }
 
 impl Lane {
+    /// The account that reports next in a batch that has `entries`, of which so many are of `newcomers`. Keys that the
+    /// node knows go first. Newcomers have a quarter of a batch: with more the others would wait for longer.
+    pub(super) fn next_due(
+        &self,
+        entries: usize,
+        newcomers: usize,
+        now: Timestamp,
+    ) -> Option<usize> {
+        const NEWCOMERS: usize = ENTRIES_MAX / 4;
+        if entries == ENTRIES_MAX || self.returning {
+            return None;
+        }
+        let first = |set: &BTreeSet<(Timestamp, usize)>| {
+            set.first().filter(|&&(at, _)| at <= now).map(|&(_, slot)| slot)
+        };
+        let known = first(&self.due);
+        let newcomer =
+            if newcomers < NEWCOMERS || self.leaving { first(&self.newcomers_due) } else { None };
+        if entries < ENTRIES_MAX - NEWCOMERS { known.or(newcomer) } else { newcomer.or(known) }
+    }
+
     /// The store has answered another lane: this one asks again at once, if it waits.
     pub(crate) fn retry_now(&mut self, now: Timestamp, context: &mut Context) {
         if self.failures > 0 && self.flight.is_some() {
