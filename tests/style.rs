@@ -22,7 +22,7 @@ const TOP_LEVEL: [&str; 11] = [
 /// A longer file is two rooms with one door. Unit tests count.
 const FILE_LINES_MAX: usize = 700;
 /// Code of the data plane and of what users hold, without comments and tests. 1700 lines are aimed at: lower this with
-/// each line that goes.
+/// each line that goes; raise it only for what must be there.
 const DATA_PLANE_LINES_MAX: usize = 2550;
 /// The floors that do not count, as files or folders of src.
 const OTHER_FLOORS: [&str; 21] = [

@@ -62,7 +62,7 @@ fn collect(bucket: &LeaseBucket) -> u64 {
 }
 
 #[test]
-fn what_is_spent_is_collected_or_the_engine_is_notified() {
+fn spends_beside_a_report_are_collected_or_notified() {
     check("spend against report", || {
         let bucket = Arc::new(leased(lease(0, 1_000_000), 5));
         // The notification of this one is why the engine collects.
@@ -78,7 +78,7 @@ fn what_is_spent_is_collected_or_the_engine_is_notified() {
 }
 
 #[test]
-fn what_is_spent_while_the_engine_is_about_to_look_is_collected_or_notified() {
+fn spend_after_a_muted_report_is_collected_or_notified() {
     check("spend against a report after a muted one", || {
         let bucket = Arc::new(leased(lease(0, 1_000_000), 5));
         // The engine looks again without being notified.
@@ -119,7 +119,7 @@ fn tokens_of_a_new_lease_are_not_spent_by_the_end_of_the_old_one() {
 }
 
 #[test]
-fn what_is_spent_while_the_lease_changes_is_subtracted_from_one_of_them() {
+fn spend_during_a_change_of_lease_is_subtracted_from_one_lease() {
     check("spend against a renewed lease", || {
         let bucket = Arc::new(leased(lease(0, 100), 1));
         let spender = run(&bucket, |bucket| u64::from(decide(bucket, at(1)).is_allowed()));
@@ -132,7 +132,7 @@ fn what_is_spent_while_the_lease_changes_is_subtracted_from_one_of_them() {
 }
 
 #[test]
-fn time_earns_tokens_once() {
+fn time_that_two_threads_claim_earns_tokens_once() {
     check("refill against refill", || {
         let bucket = Arc::new(leased(lease(1, 100_000), 0));
         let spenders =
@@ -221,7 +221,7 @@ fn account_that_closes_while_something_is_spent_is_opened_again() {
 }
 
 #[test]
-fn what_overflows_the_word_reaches_the_engine_before_the_key_is_evicted() {
+fn overflow_of_the_word_reaches_the_engine_before_eviction() {
     check("overflow against the end of an account", || {
         let bucket = Arc::new(leased(Lease { depth: 1 << 20, ..lease(0, 100) }, 0));
         bucket.amend(at(0), Lease { depth: 1 << 20, ..lease(0, 100) }, 300_000, 0, UNIT);
