@@ -178,6 +178,7 @@ pub fn cases() -> Vec<Case> {
         Case { keys: 1, threads: 2, ..base },
         handle(1),
         handle(1_000),
+        Case { denied: true, ..handle(1) },
         Case { denied: true, ..handle(1_000) },
         Case { threads: 2, ..handle(1) },
         Case { keys: 1_000, denied: true, threads: 2, ..base },
