@@ -4,14 +4,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
+
 /// A network of IP addresses, such as `10.0.0.0/8`, `2001:db8::/32` or a single `192.0.2.7`.
 ///
 /// IPv4 addresses that are written as IPv6 ones (`::ffff:10.0.0.1`) are IPv4 addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Network {
-    address: IpAddr,
-    prefix: u8,
-}
+pub struct Network(IpNet);
 
 /// An error: the text is no network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +23,8 @@ pub struct NetworkError {
 }
 
 const TOO_LONG: &str = "the prefix length must be 0 to 32, or to 128 for IPv6";
+const NO_NETWORK: &str =
+    "must be an IP address, or one and a prefix length of 0 to 32 (128 for IPv6) after a /";
 
 impl Network {
     /// The network of the first `prefix` bits of an address.
@@ -37,24 +38,22 @@ impl Network {
     }
 
     fn checked(address: IpAddr, prefix: u8) -> Result<Self, &'static str> {
-        if prefix > bits(address) {
-            return Err(TOO_LONG);
+        let mut network = IpNet::new(address, prefix).map_err(|_| TOO_LONG)?;
+        let canonical = address.to_canonical();
+        if canonical != address {
+            let prefix = prefix.checked_sub(96);
+            let prefix = prefix.ok_or("a mapped IPv4 address needs a prefix length of 96 or more")?;
+            network = IpNet::new(canonical, prefix).map_err(|_| TOO_LONG)?;
         }
-        let mapped = address.is_ipv6() && address.to_canonical().is_ipv4();
-        if mapped && prefix < 96 {
-            return Err("a mapped IPv4 address needs a prefix length of 96 or more");
-        }
-        let (address, prefix) = (address.to_canonical(), if mapped { prefix - 96 } else { prefix });
-        if masked(address, prefix) != address {
+        if network.trunc() != network {
             return Err("bits beyond the prefix length must be 0");
         }
-        Ok(Self { address, prefix })
+        Ok(Self(network))
     }
 
     /// Whether `address` is in the network.
     pub fn contains(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        address.is_ipv4() == self.address.is_ipv4() && masked(address, self.prefix) == self.address
+        self.0.contains(&address.to_canonical())
     }
 }
 
@@ -63,45 +62,17 @@ impl FromStr for Network {
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         let refused = |reason| NetworkError { value: text.to_owned(), reason };
-        let (address, prefix) = match text.split_once('/') {
-            Some((address, prefix)) => (address, Some(prefix)),
-            None => (text, None),
-        };
-        let address: IpAddr = address
+        let network: IpNet = text
             .parse()
-            .map_err(|_| refused("must be an IP address, or one and a prefix length after a /"))?;
-        let prefix = match prefix {
-            None => bits(address),
-            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-                digits.parse().map_err(|_| refused(TOO_LONG))?
-            }
-            Some(_) => return Err(refused("the prefix length must be a number")),
-        };
-        Self::checked(address, prefix).map_err(refused)
+            .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
+            .map_err(|_| refused(NO_NETWORK))?;
+        Self::checked(network.addr(), network.prefix_len()).map_err(refused)
     }
 }
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix)
-    }
-}
-
-fn bits(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
-/// The address without the bits beyond `prefix`.
-pub(super) fn masked(address: IpAddr, prefix: u8) -> IpAddr {
-    match address {
-        IpAddr::V4(v4) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or_default();
-            IpAddr::from((v4.to_bits() & mask).to_be_bytes())
-        }
-        IpAddr::V6(v6) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or_default();
-            IpAddr::from((v6.to_bits() & mask).to_be_bytes())
-        }
+        self.0.fmt(f)
     }
 }
 

@@ -4,8 +4,9 @@ use std::fmt::{self, Write};
 use std::net::IpAddr;
 
 use http::HeaderMap;
+use ipnet::IpNet;
 
-use super::cidr::{Network, masked};
+use super::cidr::Network;
 use super::forwarded::Forwarding;
 use crate::key::{Key, KeyWriter};
 
@@ -192,7 +193,9 @@ impl AddressText {
     }
 
     fn push_network(&mut self, address: IpAddr, prefix: u8) {
-        self.push_display(&format_args!("{}/{prefix}", masked(address, prefix)));
+        // `prefix_v4` and `prefix_v6` take no longer prefix than an address has bits.
+        let network = IpNet::new(address, prefix).unwrap_or_else(|_| IpNet::from(address));
+        self.push_display(&network.trunc());
     }
 
     fn push_display(&mut self, text: &dyn fmt::Display) {
