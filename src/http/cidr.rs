@@ -42,7 +42,8 @@ impl Network {
         let canonical = address.to_canonical();
         if canonical != address {
             let prefix = prefix.checked_sub(96);
-            let prefix = prefix.ok_or("a mapped IPv4 address needs a prefix length of 96 or more")?;
+            let prefix =
+                prefix.ok_or("a mapped IPv4 address needs a prefix length of 96 or more")?;
             network = IpNet::new(canonical, prefix).map_err(|_| TOO_LONG)?;
         }
         if network.trunc() != network {

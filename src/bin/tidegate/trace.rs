@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use tidegate::sim::workload::Arrival;
 
-use self::line::{Format, Line, Reason, is_csv_header, parse, recognise};
+use self::line::{Format, Line, Parser, Reason, is_csv_header};
 
 mod line;
 
@@ -95,11 +95,11 @@ impl Trace {
 
     /// Reads a trace out of a file's content, which may have no request in it.
     pub(crate) fn parse(bytes: &[u8]) -> Self {
-        let mut reader = Reader::default();
+        let (mut reader, mut parser) = (Reader::default(), Parser::new());
         // A byte order mark, as spreadsheets write it, is no part of the first line.
         let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         for (number, line) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
-            reader.take(number, String::from_utf8_lossy(line).trim());
+            reader.take(&mut parser, number, String::from_utf8_lossy(line).trim());
         }
         reader.finish()
     }
@@ -142,7 +142,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn take(&mut self, number: u64, line: &str) {
+    fn take(&mut self, parser: &mut Parser, number: u64, line: &str) {
         if line.is_empty() {
             return;
         }
@@ -151,8 +151,8 @@ impl Reader {
             return;
         }
         let parsed = match self.format {
-            Some(format) => parse(format, line),
-            None => recognise(line).map(|(format, line)| {
+            Some(format) => parser.parse(format, line),
+            None => parser.recognise(line).map(|(format, line)| {
                 self.format = Some(format);
                 line
             }),
@@ -304,6 +304,12 @@ mod tests {
         let trace = Trace::parse(&bytes);
         assert_eq!(keys_in_order(&trace), ["a", "b", "c"]);
         assert_eq!(trace.rejected, 2);
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_ends_with_its_line() {
+        let trace = Trace::parse(b"1,a\n2,\"b\n3,c\n");
+        assert_eq!(keys_in_order(&trace), ["a", "b", "c"]);
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! One line of a trace: of an access log, or of a CSV.
 //!
 //! Strict on purpose. A line that was cut short in the middle would otherwise be taken for a
-//! request with another key or time than it had.
+//! request with another key or time than it had. That is why no crate parses access logs here:
+//! `access_log_parser` takes no name of a host for a client and no space in a user's name, and ends
+//! a request at an escaped quote.
 
+use csv_core::ReadRecordResult;
 use jiff::Timestamp;
 
 /// The highest cost of a request, in tokens; the limiter's word keeps 24 bits for them.
@@ -14,12 +17,15 @@ pub(crate) const KEY_BYTES_MAX: usize = 512;
 /// The last millisecond of the year 9999: what is later is no time but a mistake.
 const UNIX_MS_MAX: i64 = 253_402_300_799_999;
 
+/// The most fields of a CSV's line.
+const CSV_FIELDS_MAX: usize = 3;
+
 /// What the lines of a file look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// Common or Combined Log Format, as web servers write it.
     AccessLog,
-    /// `unix_ms,key[,cost]`, without quoting.
+    /// `unix_ms,key[,cost]`, where a field may be in quotes.
     Csv,
 }
 
@@ -69,28 +75,70 @@ pub(crate) enum Reason {
     Cost,
 }
 
-/// Parses a line of a file whose format is known.
-///
-/// # Errors
-///
-/// Says what the line lacks.
-pub(crate) fn parse(format: Format, line: &str) -> Result<Line<'_>, Reason> {
-    match format {
-        Format::AccessLog => parse_access_log(line),
-        Format::Csv => parse_csv(line),
-    }
+/// Parses lines one by one. Each line of a CSV is a record of its own, so that a quote that is not
+/// closed ends with its line.
+#[derive(Debug)]
+pub(crate) struct Parser {
+    csv: csv_core::Reader,
+    /// The fields of a CSV's line, one behind the other, without their quotes.
+    unquoted: Vec<u8>,
 }
 
-/// Parses a line of a file whose format is not known yet.
-///
-/// # Errors
-///
-/// [`Reason::Unrecognised`] when it has none of the formats.
-pub(crate) fn recognise(line: &str) -> Result<(Format, Line<'_>), Reason> {
-    [Format::AccessLog, Format::Csv]
-        .into_iter()
-        .find_map(|format| parse(format, line).ok().map(|line| (format, line)))
-        .ok_or(Reason::Unrecognised)
+impl Parser {
+    pub(crate) fn new() -> Self {
+        Self { csv: csv_core::Reader::new(), unquoted: Vec::new() }
+    }
+
+    /// Parses a line of a file whose format is known.
+    ///
+    /// # Errors
+    ///
+    /// Says what the line lacks.
+    pub(crate) fn parse<'a>(
+        &'a mut self,
+        format: Format,
+        line: &'a str,
+    ) -> Result<Line<'a>, Reason> {
+        match format {
+            Format::AccessLog => parse_access_log(line),
+            Format::Csv => parse_csv(&self.fields(line)?),
+        }
+    }
+
+    /// Parses a line of a file whose format is not known yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::Unrecognised`] when it has none of the formats.
+    pub(crate) fn recognise<'a>(&'a mut self, line: &'a str) -> Result<(Format, Line<'a>), Reason> {
+        if let Ok(line) = parse_access_log(line) {
+            return Ok((Format::AccessLog, line));
+        }
+        let line = self.parse(Format::Csv, line).map_err(|_| Reason::Unrecognised)?;
+        Ok((Format::Csv, line))
+    }
+
+    /// The fields of a CSV's line.
+    fn fields(&mut self, line: &str) -> Result<Vec<&str>, Reason> {
+        self.csv.reset();
+        self.unquoted.resize(line.len() + 1, 0);
+        let mut ends = [0; CSV_FIELDS_MAX];
+        let (text, _, bytes, before_last) =
+            self.csv.read_record(line.as_bytes(), &mut self.unquoted, &mut ends);
+        // No more input ends the last field.
+        let (end, ..) =
+            self.csv.read_record(&[], &mut self.unquoted[bytes..], &mut ends[before_last..]);
+        if (text, end) != (ReadRecordResult::InputEmpty, ReadRecordResult::Record) {
+            return Err(Reason::Fields);
+        }
+        let mut start = 0;
+        let fields = ends[..=before_last].iter().map(|&end| {
+            let field = str::from_utf8(&self.unquoted[start..end]).map_err(|_| Reason::Fields)?;
+            start = end;
+            Ok(field.trim())
+        });
+        fields.collect()
+    }
 }
 
 /// Whether `line` is what a CSV may start with.
@@ -122,9 +170,8 @@ fn parse_access_log(line: &str) -> Result<Line<'_>, Reason> {
     Ok(Line { at_unix_us: at.as_microsecond(), key, cost: 1 })
 }
 
-fn parse_csv(line: &str) -> Result<Line<'_>, Reason> {
-    let fields: Vec<&str> = line.splitn(4, ',').map(str::trim).collect();
-    let (unix_ms, key, cost) = match fields[..] {
+fn parse_csv<'a>(fields: &[&'a str]) -> Result<Line<'a>, Reason> {
+    let (unix_ms, key, cost) = match *fields {
         [unix_ms, key] => (unix_ms, key, "1"),
         [unix_ms, key, cost] => (unix_ms, key, cost),
         _ => return Err(Reason::Fields),
@@ -186,11 +233,14 @@ mod tests {
     const AT_UNIX_US: i64 = 1_431_857_103_000_000;
 
     fn log(line: &str) -> Result<Line<'_>, Reason> {
-        parse(Format::AccessLog, line)
+        parse_access_log(line)
     }
 
-    fn csv(line: &str) -> Result<Line<'_>, Reason> {
-        parse(Format::Csv, line)
+    /// Time, key and cost.
+    fn csv(line: &str) -> Result<(i64, String, u32), Reason> {
+        let mut parser = Parser::new();
+        let line = parser.parse(Format::Csv, line)?;
+        Ok((line.at_unix_us, line.key.to_owned(), line.cost))
     }
 
     fn log_time_us(time: &str) -> Result<i64, Reason> {
@@ -297,9 +347,20 @@ mod tests {
 
     #[test]
     fn a_csv_line_gives_time_key_and_cost() {
-        assert_eq!(csv("12,a"), Ok(Line { at_unix_us: 12_000, key: "a", cost: 1 }));
-        assert_eq!(csv("12, a b ,7"), Ok(Line { at_unix_us: 12_000, key: "a b", cost: 7 }));
-        assert_eq!(csv("0,::1,16777215").map(|line| line.cost), Ok(COST_MAX));
+        assert_eq!(csv("12,a"), Ok((12_000, "a".to_owned(), 1)));
+        assert_eq!(csv("12, a b ,7"), Ok((12_000, "a b".to_owned(), 7)));
+        assert_eq!(csv("0,::1,16777215"), Ok((0, "::1".to_owned(), COST_MAX)));
+    }
+
+    #[test]
+    fn a_quoted_csv_field_may_have_commas_and_quotes() {
+        for (line, key) in [
+            (r#"12,"a,b",7"#, "a,b"),
+            (r#""12","a ""b""","7""#, r#"a "b""#),
+            (r#"12,a"b,7"#, r#"a"b"#),
+        ] {
+            assert_eq!(csv(line), Ok((12_000, key.to_owned(), 7)), "{line}");
+        }
     }
 
     #[test]
