@@ -41,6 +41,7 @@ mod script_proxy;
 use fault::{CLOCK_KEY, Fault, Happened, Stage, records};
 use judge::{Judged, judge};
 use node::{Node, now_ns};
+use record::Record;
 use redis_server::RedisServer;
 use script_proxy::ScriptProxy;
 
@@ -211,7 +212,7 @@ fn charged(server: &RedisServer) -> Option<u64> {
     let mut sum = 0;
     for name in records(server) {
         let bytes: Vec<u8> = redis::cmd("GET").arg(&name).query(&mut connection).ok()?;
-        sum += record::charged(&bytes)?;
+        sum += Record::decode(&bytes)?.charged();
     }
     Some(sum)
 }

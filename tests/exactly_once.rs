@@ -1,4 +1,4 @@
-//! Every token spent is charged once, on a real Redis behind a wire that breaks on purpose.
+//! Every token spent is charged once, to the key that it was spent for, on a real Redis behind a wire that breaks on purpose.
 //!
 //! `cargo test --test exactly_once -- --nocapture` prints what was cut, doubled, spent and charged.
 #![cfg(feature = "redis")]
@@ -9,11 +9,12 @@
 
 mod parts;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parts::{Counts, Fault, Proxy, RedisServer};
+use parts::{Counts, Fault, Proxy, Record, RedisServer};
 use tidegate::{Event, Limit, Limiter, Quota, RedisStore};
 use tokio::task::JoinSet;
 
@@ -83,14 +84,15 @@ async fn spend_over_a_breaking_wire(quota: Quota) {
     shut_down(&nodes).await;
     let charged = charged(&server);
     println!(
-        "batches {}, replies cut {}, arrived twice {}, spent {}, charged {charged}",
+        "batches {}, replies cut {}, arrived twice {}, spent {}, charged {}",
         batches(seen),
         seen.cut,
         seen.duplicated,
-        load.spent,
+        load.spent.values().sum::<u64>(),
+        charged.values().sum::<u64>(),
     );
-    assert!(load.spent > 0);
-    assert_eq!(charged, load.spent, "tokens charged in Redis and tokens spent; {seen:?}");
+    assert_eq!(load.spent.len(), KEYS, "each key is spent for");
+    assert_eq!(charged, load.spent, "tokens charged in Redis and tokens spent, by key; {seen:?}");
 }
 
 /// Batches acknowledged or failed, by whether they carried keys.
@@ -138,13 +140,14 @@ struct Load<'a> {
     nodes: &'a [Limiter],
     draw: fastrand::Rng,
     keys: Vec<String>,
-    spent: u64,
+    /// Tokens by key.
+    spent: BTreeMap<String, u64>,
 }
 
 impl<'a> Load<'a> {
     fn new(nodes: &'a [Limiter]) -> Self {
         let keys = (0..KEYS).map(|key| format!("user:{key}")).collect();
-        Self { nodes, draw: fastrand::Rng::with_seed(7), keys, spent: 0 }
+        Self { nodes, draw: fastrand::Rng::with_seed(7), keys, spent: BTreeMap::new() }
     }
 
     async fn run_until(&mut self, done: impl Fn() -> bool) {
@@ -165,7 +168,7 @@ impl<'a> Load<'a> {
                 let cost = self.draw.u32(1..=3);
                 let decision = api.check_n(key, cost).expect("a good key and cost");
                 if decision.is_allowed() {
-                    self.spent += u64::from(cost);
+                    *self.spent.entry(key.clone()).or_default() += u64::from(cost);
                 }
             }
         }
@@ -215,42 +218,23 @@ fn since(before: Counts, now: Counts) -> Counts {
     }
 }
 
-/// The layout of a bucket's record, as lua/sync-v2.lua documents it.
-const MAGIC: &[u8] = b"T2";
-const RECORD_NUMBERS: [usize; 2] = [20, 24];
-const CHARGED: usize = 15;
+/// What stands between the lane and the key in the name of a bucket.
+const KEY_FOLLOWS: &str = ":key:api:";
 
-/// Tokens charged, over all buckets in Redis.
-fn charged(server: &RedisServer) -> u64 {
+/// Tokens charged, by key.
+fn charged(server: &RedisServer) -> BTreeMap<String, u64> {
     let client = redis::Client::open(server.url()).expect("a good address");
     let mut connection = client.get_connection().expect("the server runs");
-    let mut cursor = 0_u64;
-    let mut names = std::collections::BTreeSet::new();
-    loop {
-        let (next, page): (u64, Vec<Vec<u8>>) = redis::cmd("SCAN")
-            .arg(cursor)
-            .arg("MATCH")
-            .arg("tg2:{*}:key:*")
-            .query(&mut connection)
-            .expect("SCAN is answered");
-        names.extend(page);
-        cursor = next;
-        if cursor == 0 {
-            break;
-        }
+    let names: Vec<String> =
+        redis::cmd("KEYS").arg("tg2:{*}:key:*").query(&mut connection).expect("KEYS is answered");
+    let mut charged = BTreeMap::new();
+    for name in names {
+        let bytes: Vec<u8> =
+            redis::cmd("GET").arg(&name).query(&mut connection).expect("GET is answered");
+        let record = Record::decode(&bytes).expect("a record of version 2");
+        let (_, key) = name.split_once(KEY_FOLLOWS).expect("a bucket of the limit");
+        let another = charged.insert(key.to_owned(), record.charged());
+        assert_eq!(another, None, "{key} has two buckets");
     }
-    assert_eq!(names.len(), KEYS, "a bucket a key");
-    let record = |name: &Vec<u8>| -> Vec<u8> {
-        redis::cmd("GET").arg(name).query(&mut connection).expect("GET is answered")
-    };
-    names.iter().map(record).map(|bytes| charged_in(&bytes)).sum()
-}
-
-fn charged_in(record: &[u8]) -> u64 {
-    let numbers = record.strip_prefix(MAGIC).expect("a record of ours");
-    let (numbers, rest) = numbers.as_chunks::<8>();
-    assert!(RECORD_NUMBERS.contains(&numbers.len()) && rest.is_empty(), "the layout of version 2");
-    let charged = f64::from_le_bytes(numbers[CHARGED]);
-    assert!(charged >= 0.0, "nothing is charged below zero");
-    charged as u64
+    charged
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use parts::RedisServer;
+use parts::{Record, RedisServer};
 use tidegate::{
     ActiveLimit, Builder, ConfigError, DEFAULT_LANES, Event, Limit, Limiter, OutagePolicy, Quota,
     RedisStore, StoreError, lane_of,
@@ -88,33 +88,12 @@ impl Heard {
     }
 }
 
-/// The numbers of a bucket's record, as lua/sync-v2.lua documents them.
-struct Record(Vec<i64>);
-
-impl Record {
-    fn read(server: &RedisServer, name: &str) -> Option<Self> {
-        let mut connection = client(server).get_connection().expect("the server runs");
-        let bytes: Option<Vec<u8>> =
-            redis::cmd("GET").arg(name).query(&mut connection).expect("GET is answered");
-        let bytes = bytes?;
-        let numbers = bytes.strip_prefix(b"T2").expect("a record of ours").as_chunks::<8>().0;
-        let numbers: Vec<i64> =
-            numbers.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
-        assert!([20, 24].contains(&numbers.len()), "the layout of version 2");
-        Some(Self(numbers))
-    }
-
-    fn burst(&self) -> i64 {
-        self.0[2] / self.0[1]
-    }
-
-    fn version(&self) -> i64 {
-        self.0[3]
-    }
-
-    fn charged(&self) -> u64 {
-        u64::try_from(self.0[15]).expect("nothing is charged below zero")
-    }
+/// What the store keeps of a bucket, if anything.
+fn record(server: &RedisServer, name: &str) -> Option<Record> {
+    let mut connection = client(server).get_connection().expect("the server runs");
+    let bytes: Option<Vec<u8>> =
+        redis::cmd("GET").arg(name).query(&mut connection).expect("GET is answered");
+    bytes.map(|bytes| Record::decode(&bytes).expect("a record of version 2"))
 }
 
 fn client(server: &RedisServer) -> redis::Client {
@@ -292,7 +271,7 @@ async fn a_connection_of_the_users_own_serves() {
     let limiter = ready(builder(RedisStore::with_connection(connection))).await;
     assert!(api(&limiter).check("user").is_allowed());
     limiter.shutdown(DEADLINE).await.expect("the store is there");
-    assert_eq!(Record::read(&server, &name_of("user")).expect("it was told").charged(), 1);
+    assert_eq!(record(&server, &name_of("user")).expect("it was told").charged(), 1);
 }
 
 // ---- what others keep there ------------------------------------------------------------------
@@ -349,7 +328,7 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
     let other = key_in(lane_of("api", b"listed", DEFAULT_LANES));
     assert!(api(&limiter).check(&other).is_allowed());
     until("charged", || {
-        Record::read(&server, &name_of(&other)).is_some_and(|record| record.charged() == 1)
+        record(&server, &name_of(&other)).is_some_and(|record| record.charged() == 1)
     })
     .await;
     assert_eq!(server.command(&["LRANGE", &list, "0", "-1"]), "theirs");
@@ -392,7 +371,7 @@ async fn a_lane_record_that_is_another_programs_value_is_told_and_left_alone() {
     until_open(&limiter, &key_in(3)).await;
     let good = key_in(4);
     assert!(api(&limiter).check(&good).is_allowed());
-    until("other lanes serve", || Record::read(&server, &name_of(&good)).is_some()).await;
+    until("other lanes serve", || record(&server, &name_of(&good)).is_some()).await;
     assert!(limiter.ready(PATIENCE).await.is_err(), "not all lanes can be relied on");
     assert_eq!(server.command(&["HGET", name, "field"]), "theirs");
     server.command(&["DEL", name]);
@@ -427,7 +406,7 @@ async fn namespaces_do_not_see_each_other() {
 async fn until_kept(server: &RedisServer, limiter: &Limiter, burst: i64, version: i64) {
     until("the store keeps the quota", || {
         let _ = api(limiter).check("user");
-        Record::read(server, &name_of("user"))
+        record(server, &name_of("user"))
             .is_some_and(|record| (record.burst(), record.version()) == (burst, version))
     })
     .await;
@@ -531,7 +510,7 @@ async fn forgotten_scripts_are_sent_again_and_nobody_notices() {
     nodes[0].shutdown(DEADLINE).await.expect("the store is there");
     let failed = |event: &Event| matches!(event, Event::Synced { error: Some(_), .. });
     assert!(!heard.any(failed) && !heard.store_down(|_| true));
-    let charged = Record::read(&server, &name_of("user")).expect("it was told").charged();
+    let charged = record(&server, &name_of("user")).expect("it was told").charged();
     assert_eq!(charged, spent.load(Ordering::Relaxed));
 }
 

@@ -3,7 +3,9 @@
 #![allow(dead_code, unused_imports, reason = "each test file uses some of the parts only")]
 
 pub(crate) mod proxy;
+pub(crate) mod record;
 pub(crate) mod redis_server;
 
 pub(crate) use proxy::{Counts, Fault, Proxy};
+pub(crate) use record::Record;
 pub(crate) use redis_server::RedisServer;

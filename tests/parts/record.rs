@@ -2,9 +2,34 @@
 
 #![allow(dead_code, reason = "each test file uses some of the functions only")]
 
-/// Tokens charged to a bucket since it was born; `None` for a layout that is not known here.
-pub(crate) fn charged(record: &[u8]) -> Option<u64> {
-    let (numbers, rest) = record.strip_prefix(b"T2")?.as_chunks::<8>();
-    let charged = ([20, 24].contains(&numbers.len()) && rest.is_empty()).then(|| numbers[15])?;
-    Some(f64::from_le_bytes(charged) as u64)
+/// How many numbers follow the letters: the last four are left out where all of them are 0.
+const NUMBERS: [usize; 2] = [20, 24];
+
+/// The numbers of a bucket's record.
+#[derive(Debug)]
+pub(crate) struct Record(Vec<i64>);
+
+impl Record {
+    /// `None` for a layout that is not known here.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (numbers, rest) = bytes.strip_prefix(b"T2")?.as_chunks::<8>();
+        let known = NUMBERS.contains(&numbers.len()) && rest.is_empty();
+        let number = |bytes: &[u8; 8]| f64::from_le_bytes(*bytes) as i64;
+        known.then(|| Self(numbers.iter().map(number).collect()))
+    }
+
+    /// In tokens.
+    pub(crate) fn burst(&self) -> i64 {
+        self.0[2] / self.0[1]
+    }
+
+    /// The version of the quota.
+    pub(crate) fn version(&self) -> i64 {
+        self.0[3]
+    }
+
+    /// Tokens charged to the bucket since it was born.
+    pub(crate) fn charged(&self) -> u64 {
+        u64::try_from(self.0[15]).expect("nothing is charged below zero")
+    }
 }
