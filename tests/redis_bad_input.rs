@@ -8,7 +8,7 @@
 
 mod parts;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,14 @@ use tidegate::{
     RedisStore, StoreError, lane_of,
 };
 
-/// Long enough for a busy machine, short enough to wait for.
+/// No server here hangs, so none is waited for so long; a new lane waits for two until it gives.
 const STORE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Where a call that times out would be the failure that must not be, or hide the one that must.
+const LONG_STORE_TIMEOUT: Duration = Duration::from_secs(2);
 /// For what must come.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// For what is to fail.
-const PATIENCE: Duration = Duration::from_millis(700);
+/// For what is to fail, which is tried again until it fails for the right reason.
+const PATIENCE: Duration = Duration::from_millis(200);
 /// Between two looks at what a test waits for.
 const POLL_GAP: Duration = Duration::from_millis(5);
 
@@ -120,11 +122,15 @@ fn as_user(server: &RedisServer, rules: &[&str]) -> String {
     format!("redis://me:pw@127.0.0.1:{}", server.port())
 }
 
-/// The error of a limiter that insists on its store.
-async fn refused(store: RedisStore) -> StoreError {
-    match builder(store).build_ready(PATIENCE).await {
-        Err(ConfigError::Store(error)) => error,
-        other => panic!("{other:?}"),
+/// Builds a limiter that insists on its store, until it is refused for the reason that is expected:
+/// on a busy machine it may give up before the store has answered.
+async fn refused(builder: impl Fn() -> Builder, which: impl Fn(&StoreError) -> bool) -> StoreError {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        match builder().build_ready(PATIENCE).await {
+            Err(ConfigError::Store(error)) if which(&error) => return error,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
     }
 }
 
@@ -135,9 +141,13 @@ async fn goes_on(store: RedisStore, which: impl Fn(&StoreError) -> bool) -> Limi
         builder(store).listen(heard.ear()).build().expect("an unusable store is no error");
     until("the store is told to be down, and why", || heard.store_down(&which)).await;
     until_open(&limiter, "user").await;
-    let told = limiter.ready(PATIENCE).await;
-    assert!(told.as_ref().is_err_and(&which), "{told:?}");
-    limiter
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        match limiter.ready(PATIENCE).await {
+            Err(error) if which(&error) => return limiter,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+    }
 }
 
 // ---- addresses and servers -------------------------------------------------------------------
@@ -158,9 +168,8 @@ fn an_address_that_names_no_store_is_refused_at_once_and_its_password_is_not_tol
 async fn an_unreachable_store_is_fatal_to_those_who_insist_and_to_nobody_else() {
     let mut server = RedisServer::start();
     server.kill();
-    let error = refused(store(&server.url())).await;
-    assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
     let unreachable = |error: &StoreError| matches!(error, StoreError::Unreachable(_));
+    refused(|| builder(store(&server.url())), unreachable).await;
     let limiter = goes_on(store(&server.url()), unreachable).await;
     server.restart();
     limiter.ready(DEADLINE).await.expect("a store that comes is used");
@@ -195,8 +204,7 @@ async fn a_limit_that_never_reached_its_store_answers_by_its_outage_policy() {
 async fn a_server_without_hello_is_too_old() {
     let server = RedisServer::start_with(&["--rename-command", "HELLO", ""]);
     let too_old = |error: &StoreError| matches!(error, StoreError::TooOld { .. });
-    let error = refused(store(&server.url())).await;
-    assert!(too_old(&error), "{error:?}");
+    refused(|| builder(store(&server.url())), too_old).await;
     goes_on(store(&server.url()), too_old).await;
 }
 
@@ -211,8 +219,7 @@ async fn a_redis_that_denies_scripts_or_writes_or_keys_says_so_and_serves_once_i
     for rules in cases {
         server.command(&["ACL", "DELUSER", "me"]);
         let address = as_user(&server, rules);
-        let error = refused(store(&address)).await;
-        assert!(denied(&error), "{rules:?}: {error:?}");
+        let error = refused(|| builder(store(&address)), denied).await;
         assert!(error.to_string().contains("EVALSHA"), "what to do: {error}");
         let limiter = goes_on(store(&address), denied).await;
         as_user(&server, &["resetkeys", "~*", "+@all"]);
@@ -225,8 +232,7 @@ async fn a_replica_cannot_write_and_serves_once_it_is_promoted() {
     let server = RedisServer::start();
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
     let read_only = |error: &StoreError| matches!(error, StoreError::ReadOnly(_));
-    let error = refused(store(&server.url())).await;
-    assert!(read_only(&error), "{error:?}");
+    refused(|| builder(store(&server.url())), read_only).await;
     let limiter = goes_on(store(&server.url()), read_only).await;
     server.command(&["REPLICAOF", "NO", "ONE"]);
     limiter.ready(DEADLINE).await.expect("a primary now");
@@ -238,8 +244,7 @@ async fn a_wrong_password_or_none_is_told() {
     let credentials = |error: &StoreError| matches!(error, StoreError::Credentials(_));
     for login in ["", ":wrong@", "nobody:right@"] {
         let address = format!("redis://{login}127.0.0.1:{}", server.port());
-        let error = refused(store(&address)).await;
-        assert!(credentials(&error), "{login}: {error:?}");
+        refused(|| builder(store(&address)), credentials).await;
         goes_on(store(&address), credentials).await;
     }
     let address = format!("redis://:right@127.0.0.1:{}", server.port());
@@ -280,11 +285,7 @@ async fn a_connection_of_the_users_own_serves() {
 async fn a_node_with_another_number_of_lanes_is_refused_and_told_the_number() {
     let server = RedisServer::start();
     ready(builder(store(&server.url()))).await;
-    let other = builder(store(&server.url())).lanes(4);
-    match other.build_ready(PATIENCE).await {
-        Err(ConfigError::Store(error)) => assert_eq!(error, OTHER_LANES),
-        other => panic!("{other:?}"),
-    }
+    refused(|| builder(store(&server.url())).lanes(4), |error| *error == OTHER_LANES).await;
 }
 
 const OTHER_LANES: StoreError = StoreError::Lanes { configured: 4, stored: DEFAULT_LANES };
@@ -340,19 +341,19 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
 async fn those_who_wait_for_a_foreign_lane_are_told_of_it_though_other_lanes_serve() {
     let server = RedisServer::start();
     server.command(&["HSET", "tg2:{tidegate/3}:lane", "field", "theirs"]);
-    let error = refused(store(&server.url())).await;
-    assert!(matches!(error, StoreError::ForeignKey { .. }), "{error:?}");
+    let foreign = |error: &StoreError| matches!(error, StoreError::ForeignKey { .. });
+    refused(|| builder(store(&server.url())), foreign).await;
     let heard = Heard::default();
-    let limiter = builder(store(&server.url())).listen(heard.ear()).build().expect("goes on");
+    let store = store(&server.url()).timeout(LONG_STORE_TIMEOUT);
+    let limiter = builder(store).listen(heard.ear()).build().expect("goes on");
     until("the error is told", || heard.store_down(|_| true)).await;
     let nodes = [limiter];
-    let keys: Vec<String> = (0..20).map(|key| format!("user:{key}")).collect();
-    let admitted = AtomicU64::new(0);
+    let mut load = Load::new(20);
     for _ in 0..5 {
         // Asked while answers of the good lanes come in.
-        let busy = press(&nodes, &keys, Duration::from_millis(200), &admitted);
-        let (told, ()) = tokio::join!(nodes[0].ready(Duration::from_millis(100)), busy);
-        assert!(matches!(told, Err(StoreError::ForeignKey { .. })), "{told:?}");
+        let busy = load.press(&nodes, Duration::from_millis(200));
+        let (told, _) = tokio::join!(nodes[0].ready(Duration::from_millis(100)), busy);
+        assert!(told.as_ref().is_err_and(foreign), "{told:?}");
     }
 }
 
@@ -478,19 +479,32 @@ async fn a_raised_version_is_adopted_by_the_store_and_by_older_nodes() {
 /// Between two rounds of requests.
 const ROUND: Duration = Duration::from_millis(2);
 
-/// One request a node, key and round, for so long; counts what is admitted.
-async fn press(nodes: &[Limiter], keys: &[String], time: Duration, admitted: &AtomicU64) {
-    let apis: Vec<ActiveLimit> = nodes.iter().map(api).collect();
-    let mut rounds = tokio::time::interval(ROUND);
-    let start = Instant::now();
-    while start.elapsed() < time {
-        rounds.tick().await;
-        for api in &apis {
-            for key in keys {
-                let allowed = api.check(key).is_allowed();
-                admitted.fetch_add(u64::from(allowed), Ordering::Relaxed);
+/// Keys, and what was admitted of each.
+struct Load {
+    keys: Vec<String>,
+    admitted: Vec<u64>,
+}
+
+impl Load {
+    fn new(keys: usize) -> Self {
+        let names = (0..keys).map(|key| format!("user:{key}")).collect();
+        Self { keys: names, admitted: vec![0; keys] }
+    }
+
+    /// One request a node, key and round, for so long. Returns how long it took.
+    async fn press(&mut self, nodes: &[Limiter], time: Duration) -> Duration {
+        let apis: Vec<ActiveLimit> = nodes.iter().map(api).collect();
+        let mut rounds = tokio::time::interval(ROUND);
+        let start = Instant::now();
+        while start.elapsed() < time {
+            rounds.tick().await;
+            for api in &apis {
+                for (key, admitted) in self.keys.iter().zip(&mut self.admitted) {
+                    *admitted += u64::from(api.check(key).is_allowed());
+                }
             }
         }
+        start.elapsed()
     }
 }
 
@@ -499,28 +513,26 @@ async fn forgotten_scripts_are_sent_again_and_nobody_notices() {
     let server = RedisServer::start();
     let heard = Heard::default();
     let limit = Limit::new("api", Quota::per_second(5000)).sync_interval(Duration::from_millis(10));
-    let limiter = Limiter::builder().limit(limit).store(store(&server.url())).listen(heard.ear());
+    let store = store(&server.url()).timeout(LONG_STORE_TIMEOUT);
+    let limiter = Limiter::builder().limit(limit).store(store).listen(heard.ear());
     let nodes = [ready(limiter).await];
-    let keys = ["user".to_owned()];
-    let spent = AtomicU64::new(0);
+    let mut load = Load::new(1);
     for _ in 0..5 {
-        press(&nodes, &keys, Duration::from_millis(100), &spent).await;
+        load.press(&nodes, Duration::from_millis(100)).await;
         assert_eq!(server.command(&["SCRIPT", "FLUSH"]), "OK");
     }
     nodes[0].shutdown(DEADLINE).await.expect("the store is there");
     let failed = |event: &Event| matches!(event, Event::Synced { error: Some(_), .. });
     assert!(!heard.any(failed) && !heard.store_down(|_| true));
-    let charged = record(&server, &name_of("user")).expect("it was told").charged();
-    assert_eq!(charged, spent.load(Ordering::Relaxed));
+    let charged = record(&server, &name_of("user:0")).expect("it was told").charged();
+    assert_eq!(charged, load.admitted[0]);
 }
 
 #[tokio::test]
-async fn a_flushed_redis_is_rebuilt_by_its_nodes_and_gives_no_fresh_burst() {
+async fn a_flushed_redis_is_rebuilt_by_its_nodes_and_gives_no_key_a_fresh_burst() {
     const NODES: u64 = 3;
-    const KEYS: u64 = 4;
     const RATE: u64 = 100;
     const BURST: u64 = 300;
-    const FLUSHES: u64 = 3;
     let server = RedisServer::start();
     let heard = Heard::default();
     let mut nodes = Vec::new();
@@ -529,20 +541,22 @@ async fn a_flushed_redis_is_rebuilt_by_its_nodes_and_gives_no_fresh_burst() {
         let limiter = Limiter::builder().limit(limit).store(store(&server.url()));
         nodes.push(ready(limiter.listen(heard.ear())).await);
     }
-    let keys: Vec<String> = (0..KEYS).map(|key| format!("user:{key}")).collect();
-    let admitted = AtomicU64::new(0);
-    let start = Instant::now();
-    press(&nodes, &keys, Duration::from_secs(2), &admitted).await;
-    for _ in 0..FLUSHES {
-        assert_eq!(server.command(&["FLUSHALL"]), "OK");
-        press(&nodes, &keys, Duration::from_secs(1), &admitted).await;
+    let mut load = Load::new(4);
+    load.press(&nodes, Duration::from_secs(2)).await;
+    for key in &load.admitted {
+        assert!((BURST..).contains(key), "{:?}: a burst of each key", load.admitted);
     }
-    let elapsed = start.elapsed();
+    for flushes in 1..=3 {
+        assert_eq!(server.command(&["FLUSHALL"]), "OK");
+        load.admitted.fill(0);
+        let time = load.press(&nodes, Duration::from_secs(1)).await;
+        let flowed = RATE * time.as_micros() as u64 / 1_000_000;
+        // Each node may give its credit once more, and spend what it was leased before the flush.
+        let most = flowed + NODES + RATE / 2;
+        for key in &load.admitted {
+            let case = format!("{:?} of {most} in {time:?} after flush {flushes}", load.admitted);
+            assert!((flowed / 2..=most).contains(key), "{case}");
+        }
+    }
     assert!(heard.any(|event| matches!(event, Event::MemoryLost { .. })));
-    let refilled = RATE * elapsed.as_micros() as u64 / 1_000_000;
-    // A loss of memory may cost what was spent on credit and not yet reported.
-    let a_key = BURST + refilled + NODES + FLUSHES * NODES;
-    let admitted = admitted.into_inner();
-    assert!(admitted <= KEYS * a_key, "{admitted} of {} in {elapsed:?}", KEYS * a_key);
-    assert!(admitted >= KEYS * (BURST + refilled / 2), "the limit goes on: {admitted}");
 }
