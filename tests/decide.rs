@@ -370,15 +370,25 @@ mod on_a_real_redis {
 
     /// For what must come.
     const DEADLINE: Duration = Duration::from_secs(20);
-    /// Nobody may wait for as long as this: who did has waited for the store.
+    /// A new lane waits for two of these until it gives, and each test for that.
     const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+    /// Before this no frozen store is given up, also where the machine stands still for a while.
+    const LONG_STORE_TIMEOUT: Duration = Duration::from_secs(3);
     /// The cached clock lags so far behind at most, and the deadline counts from what it shows.
     const CLOCK_GRAIN: Duration = Duration::from_millis(1);
 
     /// A node with few occasions to call the store but that somebody waits for it.
     async fn node(server: &RedisServer, limit: Limit) -> (Limiter, ActiveLimit, Arc<AtomicU64>) {
+        node_with(server, limit, STORE_TIMEOUT).await
+    }
+
+    async fn node_with(
+        server: &RedisServer,
+        limit: Limit,
+        timeout: Duration,
+    ) -> (Limiter, ActiveLimit, Arc<AtomicU64>) {
         let batches = Arc::default();
-        let store = RedisStore::open(&server.url()).unwrap().timeout(STORE_TIMEOUT);
+        let store = RedisStore::open(&server.url()).unwrap().timeout(timeout);
         let limit = limit.sync_interval(Duration::from_millis(200));
         let builder = Limiter::builder().limit(limit).lanes(1).store(store);
         let node = builder.listen(count_batches(&batches)).build_ready(DEADLINE).await.unwrap();
@@ -409,12 +419,11 @@ mod on_a_real_redis {
         (0..callers).map(|_| ask(api, "user")).collect()
     }
 
-    /// Waits for all of them, who are answered at their deadline and not when the store gives up.
+    /// Waits for all of them, who are answered at their deadline and not before.
     async fn answered_at_the_deadline(asked: Vec<Asked>, since: Instant) -> Vec<Decision> {
         let decisions = all(asked).await;
         let waited = since.elapsed();
         assert!(waited + CLOCK_GRAIN >= DEFAULT_MAX_WAIT, "{waited:?}: too soon");
-        assert!(waited < STORE_TIMEOUT, "{waited:?}: too late");
         decisions
     }
 
@@ -429,8 +438,8 @@ mod on_a_real_redis {
         let decisions = all(asked).await;
         for batches in [batches, others_batches] {
             let batches = batches.load(Ordering::Relaxed);
-            // Two, and what is due by itself meanwhile on a slow machine.
-            assert!((1..=4).contains(&batches), "{batches} for 50 who waited");
+            // Two, and on a slow machine one in each interval meanwhile.
+            assert!((1..=20).contains(&batches), "{batches} for 50 who waited");
         }
         // Whoever met its deadline on a slow machine has left a token for somebody else.
         assert_eq!(drain(&one, admitted(&decisions)).await, BURST);
@@ -439,10 +448,11 @@ mod on_a_real_redis {
     #[tokio::test]
     async fn a_frozen_store_is_waited_for_until_the_deadline_and_then_check_answers() {
         let server = RedisServer::start();
-        let (_node, api, _) = node(&server, limit()).await;
+        let (_node, api, batches) = node_with(&server, limit(), LONG_STORE_TIMEOUT).await;
         server.stop();
         let start = Instant::now();
         let decisions = answered_at_the_deadline(waiting(&api, "user", 5), start).await;
+        assert_eq!(batches.load(Ordering::Relaxed), 0, "the store has not been given up");
         assert_eq!(admitted(&decisions), 1, "the credit: {decisions:?}");
         assert!(!decisions.iter().any(Decision::is_sure), "{decisions:?}");
         server.cont();
