@@ -1,6 +1,8 @@
 //! What a user of the library compiles: the feature `cli` is for the binary alone.
 //!
 //! Built with `cli` only: then every package that is asked about was fetched, and none is now.
+//! cargo-deny could ban packages too, but it is one more tool to install, looks at one set of
+//! features a run, and counts nothing.
 
 #![cfg(feature = "cli")]
 

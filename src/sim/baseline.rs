@@ -1,8 +1,8 @@
 //! The usual way, to compare with: count locally, send the delta every T, believe the total that
 //! comes back. A small engine of its own that shares nothing with the product's.
 //!
-//! Which of the usual ways: the one that reproduces the table of docs/DESIGN.md, 'Why not the usual
-//! way', and the most careful of those tried. The store's level may fall below zero, so that an
+//! Which of the usual ways: the one that reproduces the table of the tests below, which sketches of
+//! the protocol gave, and the most careful of those tried. The store's level may fall below zero, so that an
 //! excess is repaid; floored at zero, nodes that refill what they believe admit up to 4 times the
 //! ideal under overload. A node syncs every key that it knows, changed or not; if only changed
 //! ones, a node that waits goes on refilling a total that others have long spent (138% of the ideal
@@ -270,7 +270,7 @@ mod tests {
     use crate::quota::Quota;
     use crate::sim::workload::{Scenario, Workload};
 
-    /// A row of the table of docs/DESIGN.md, 'Why not the usual way'.
+    /// A row of figures from sketches of the protocol: docs/ALGORITHM.md, 'What was tried'.
     struct Row {
         rate: u64,
         burst: u64,
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_way_is_as_wrong_as_the_design_page_says() {
+    fn the_usual_way_is_as_wrong_as_in_sketches_of_it() {
         let failures: Vec<String> = std::thread::scope(|scope| {
             let rows = TABLE.each_ref().map(|row| scope.spawn(move || failure_of(row)));
             rows.into_iter().filter_map(|row| row.join().unwrap()).collect()

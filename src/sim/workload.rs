@@ -370,7 +370,8 @@ fn gap_s(per_second: f64, random: &mut fastrand::Rng) -> f64 {
 }
 
 /// A seed for one stream out of many: `SplitMix64` (Steele, Lea and Flood 2014), because streams of
-/// a generator that is seeded with neighbouring numbers are alike at first.
+/// a generator that is seeded with neighbouring numbers are alike at first. fastrand has no hash of
+/// two numbers; another one would change every figure that a seed repeats.
 pub(super) fn seed_of(seed: u64, stream: u64) -> u64 {
     let mut mixed = seed.wrapping_add((stream + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,7 @@
 //! Much independent work on a few threads.
+//!
+//! The work comes with its longest pieces first, and each thread takes the next one. rayon halves a
+//! list and hands out the halves, so that the longest pieces end up on one thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
