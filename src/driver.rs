@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::bound::Excess;
 use crate::bucket::{
     BucketRef, Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, MAX_QUEUED,
-    Notification, NotificationQueue, Table,
+    Notification, NotificationQueue, OVERFLOW, SpendResult, Table,
 };
 use crate::error::{ConfigError, StoreError};
 use crate::limit::{Credit, LimitInfo, Mode, Terms};
@@ -156,11 +156,17 @@ impl LocalBuckets {
         }
     }
 
-    /// Counts a decision.
+    /// Counts a decision about `cost` tokens. A cost of 0 is none.
     #[inline(always)]
-    pub(crate) fn count(&self, is_allowed: bool) {
+    pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
+        if cost == 0 {
+            return;
+        }
+        if place == OVERFLOW {
+            self.table.count_overflow();
+        }
         let decided = self.decided.get_or_default();
-        let count = if is_allowed { &decided.allowed } else { &decided.denied };
+        let count = if result.is_allowed() { &decided.allowed } else { &decided.denied };
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
@@ -197,7 +203,7 @@ impl LimitState {
     ) -> Option<Self> {
         let (budget, credit) = (budget.clone(), terms.credit.first);
         let buckets = if terms.mode == Mode::Local {
-            let table = Table::new(index, hasher, budget, ())?;
+            let table = Table::new(index, hasher, budget, 0)?;
             Buckets::Local(LocalBuckets::new(table))
         } else {
             Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?))

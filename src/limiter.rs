@@ -8,19 +8,16 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Ask, Found, KeyBudget, LeaseBucket, LocalBucket, Notification, NotificationQueue, OVERFLOW,
-    Room, SpendResult, Table, TableBucket, Verdict,
+    Ask, Found, KeyBudget, Notification, NotificationQueue, OVERFLOW, Room, SpendResult, Table,
+    TableBucket, Verdict,
 };
 use crate::decision::Decision;
 use crate::driver::clock::TimeSource;
-use crate::driver::{
-    Buckets, Command, LimitState, LocalBuckets, PinnedKey, StoreAnswer, StoreQuery, Wish,
-};
+use crate::driver::{Buckets, Command, LimitState, PinnedKey, StoreAnswer, StoreQuery, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeyName, KeySecret};
 #[cfg(feature = "tower")]
 use crate::key::{KeyWriter, WrittenKey};
-use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
@@ -164,86 +161,66 @@ impl ActiveLimit {
     #[inline(always)]
     fn decide_name(&self, name: KeyName<'_>, cost: u32) -> Decision {
         match name {
-            KeyName::Held(key) => self.decide(key, cost),
-            KeyName::Written(key) => self.decide_out_of_line(&key, cost),
+            KeyName::Held(key) => self.decide(Target::key(key), cost),
+            KeyName::Written(key) => self.decide_out_of_line(Target::key(&key), cost),
         }
     }
 
     /// As [`decide`](Self::decide), of a key for which a call is a small part of the cost.
     #[inline(never)]
-    fn decide_out_of_line(&self, key: &[u8], cost: u32) -> Decision {
-        self.decide(key, cost)
+    fn decide_out_of_line(&self, target: Target<'_>, cost: u32) -> Decision {
+        self.decide(target, cost)
     }
 
     /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
     #[inline(always)]
-    fn decide(&self, target: impl Target, cost: u32) -> Decision {
+    fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
         let now = self.state.clock.now();
-        let table = match &self.state.buckets {
-            Buckets::Leased(table) => table,
-            Buckets::Local(local) => {
-                let now = self.shared.time.precise(now);
-                let result = ask_local(local, target, cost, now, &self.state.terms.scale);
-                return self.decision(&result, cost, now);
-            }
-        };
-        if cost == 0 {
-            return self.read(table, target, now);
-        }
-        if let Some(found) = target.find_first(table)
-            && let Some(result) = self.decide_fast(&found, cost, now)
+        if cost > 0
+            && let Buckets::Leased(table) = &self.state.buckets
+            && let Some(Found { bucket, word, .. }) = target.find_first(table)
+            && let Some(result) = bucket.decide_fast(word, cost, now, || self.unit())
         {
             return self.decision(&result, cost, now);
         }
-        let result = self.decide_fully(table, target, self.request(cost, false), now);
-        self.decision(&result, cost, now)
+        self.decide_fully(target, cost, false, now).1
     }
 
-    /// Spends or denies, if one look at the bucket tells.
-    #[inline(always)]
-    fn decide_fast(
-        &self,
-        found: &Found<'_, LeaseBucket>,
-        cost: u32,
-        now: Timestamp,
-    ) -> Option<SpendResult> {
-        let &Found { bucket, word, .. } = found;
-        let unit = || self.state.terms.scale.token;
-        let spent = bucket.spend(word, cost, now, unit);
-        spent.or_else(|| if cost == 1 { bucket.deny(word, now, unit()) } else { None })
+    fn unit(&self) -> i64 {
+        self.state.terms.scale.token
     }
 
-    fn request(&self, cost: u32, can_wait: bool) -> Ask {
-        let (unit, first_credit) = (self.state.terms.scale.token, self.state.first_credit());
-        Ask { cost, unit, first_credit, can_wait }
-    }
-
-    /// Asks the key's bucket until it answers, which may be that the store should be asked, and notifies the engine of
-    /// what it has to know.
+    /// Asks the key's bucket until it answers, which may be that the store should be asked, counts the decision, and
+    /// notifies the engine of what it has to know.
     #[inline(never)]
     fn decide_fully(
         &self,
-        table: &Table<LeaseBucket>,
-        target: impl Target,
-        ask: Ask,
-        now: Timestamp,
-    ) -> SpendResult {
-        let time = Reading { cached: now, time: &self.shared.time };
-        let room = if ask.can_wait { Room::Any } else { Room::NotLast };
-        let (place, result) = loop {
-            let Found { bucket, word, place } =
-                target.find_or_insert(table, ask.first_credit, room);
-            let spent = bucket.spend(word, ask.cost, now, || ask.unit);
-            if let Some(result) = spent.or_else(|| bucket.decide(word, ask, time)) {
-                break (place, result);
+        target: Target<'_>,
+        cost: u32,
+        can_wait: bool,
+        mut now: Timestamp,
+    ) -> (Verdict, Decision) {
+        let (time, scale) = (&self.shared.time, self.state.terms.scale);
+        let ask = Ask { cost, scale, first_credit: self.state.first_credit(), can_wait };
+        let result = match &self.state.buckets {
+            Buckets::Leased(table) => {
+                let room = if can_wait { Room::Any } else { Room::NotLast };
+                let (place, result) = target.ask(table, room, ask, (now, time));
+                table.count(place, &result, cost);
+                if !result.news.is_none() {
+                    let (limit, news) = (self.state.index, result.news);
+                    self.shared.notifications.push(Notification { limit, place, at: now, news });
+                }
+                result
+            }
+            Buckets::Local(local) => {
+                now = time.precise(now);
+                let (place, result) = target.ask(&local.table, Room::Any, ask, now);
+                local.count(place, &result, cost);
+                result
             }
         };
-        table.count(place, &result, ask.cost);
-        if !result.news.is_none() {
-            let (limit, news) = (self.state.index, result.news);
-            self.shared.notifications.push(Notification { limit, place, at: now, news });
-        }
-        result
+        (result.verdict, self.decision(&result, cost, now))
     }
 
     #[inline(always)]
@@ -251,22 +228,6 @@ impl ActiveLimit {
         let &SpendResult { is_sure: sure, left, view, refill, .. } = result;
         let (allowed, limit) = (result.is_allowed(), self.state.info);
         Decision { allowed, sure, cost: cost.max(1), left, view, now, refill, limit }
-    }
-
-    /// What a request of one token would be told now; nothing is spent.
-    fn read(&self, table: &Table<LeaseBucket>, target: impl Target, now: Timestamp) -> Decision {
-        let unit = self.state.terms.scale.token;
-        let peeked = target.find(table).and_then(|Found { bucket, word, .. }| {
-            let peeked = (bucket.peek(now, unit), bucket.view_and_refill());
-            bucket.load_in(word.epoch()).map(|_| peeked)
-        });
-        let ((left, credit, is_sure), report) = peeked.unwrap_or_else(|| {
-            let new = LeaseBucket::default();
-            new.start(self.state.first_credit(), target.is_marked(table));
-            (new.peek(now, unit), new.view_and_refill())
-        });
-        let (verdict, is_sure) = (Verdict::of(left + credit > 0), is_sure && left > 0);
-        self.decision(&SpendResult::new(verdict, is_sure, left, report), 1, now)
     }
 
     /// Decides about one request of `key` that costs one token, and asks the store if this node alone cannot be
@@ -278,7 +239,7 @@ impl ActiveLimit {
     /// outage policy is in force; then the answer is the one that `check` gives. Dropping the future before it is ready
     /// may leave the token spent.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.decide_or_ask(&self.shared.secret.name(key), 1).await
+        self.decide_or_ask(Target::key(&self.shared.secret.name(key)), 1).await
     }
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
@@ -294,11 +255,11 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide_or_ask(&self.shared.secret.name(key), cost).await)
+        Ok(self.decide_or_ask(Target::key(&self.shared.secret.name(key)), cost).await)
     }
 
-    async fn decide_or_ask(&self, key: &[u8], cost: u32) -> Decision {
-        match self.decide_or_hold(key, cost) {
+    async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
+        match self.decide_or_hold(target, cost) {
             Ok(decision) => decision,
             Err(handle) => handle.ask_store(cost).await,
         }
@@ -306,21 +267,9 @@ impl ActiveLimit {
 
     /// A decision that is sure, or that nothing can be asked about. Otherwise the key's handle, to
     /// [ask the store](Handle::ask_store) with.
-    fn decide_or_hold(&self, key: &[u8], cost: u32) -> Result<Decision, Handle> {
-        self.decide_surely(key, cost).ok_or_else(|| self.hold(key))
-    }
-
-    /// Decides if this node is sure.
-    fn decide_surely(&self, target: impl Target, cost: u32) -> Option<Decision> {
-        let Buckets::Leased(table) = &self.state.buckets else {
-            return Some(self.decide(target, cost));
-        };
-        let now = self.state.clock.now();
-        if cost == 0 {
-            return Some(self.read(table, target, now));
-        }
-        let result = self.decide_fully(table, target, self.request(cost, true), now);
-        (result.verdict != Verdict::Unsure).then(|| self.decision(&result, cost, now))
+    fn decide_or_hold(&self, target: Target<'_>, cost: u32) -> Result<Decision, Handle> {
+        let (verdict, decision) = self.decide_fully(target, cost, true, self.state.clock.now());
+        if verdict == Verdict::Unsure { Err(self.hold(target.key)) } else { Ok(decision) }
     }
 
     /// Looks `key` up once, for callers that decide about it often: the handle finds its bucket without a look-up.
@@ -335,7 +284,7 @@ impl ActiveLimit {
         let limit = self.state.clone();
         let place = match &limit.buckets {
             Buckets::Leased(table) => table.pin(key, limit.first_credit()),
-            Buckets::Local(local) => local.table.pin(key, ()),
+            Buckets::Local(local) => local.table.pin(key, 0),
         };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { place, limit: self.clone(), key }
@@ -373,7 +322,7 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Result<Decision, Handle>, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide_or_hold(&self.shared.secret.name(key), cost))
+        Ok(self.decide_or_hold(Target::key(&self.shared.secret.name(key)), cost))
     }
 
     /// How far this limit can have been exceeded, and was by what the store said, as of the last
@@ -392,120 +341,54 @@ impl ActiveLimit {
     }
 }
 
-/// Asks the key's bucket until it decides. A cost of 0 adds no key.
-#[inline(never)]
-fn ask_local(
-    local: &LocalBuckets,
-    target: impl Target,
-    cost: u32,
-    now: Timestamp,
-    scale: &Scale,
-) -> SpendResult {
-    let mut is_overflow;
-    let result = loop {
-        let found = match target.find_first(&local.table) {
-            Some(found) if !LocalBucket::is_retired(found.word) => found,
-            _ if cost == 0 => match target.find(&local.table) {
-                Some(found) => found,
-                None => return LocalBucket::decide_new(now, scale),
-            },
-            _ => target.find_or_insert(&local.table, (), Room::Any),
-        };
-        is_overflow = found.place == OVERFLOW;
-        if let Some(result) = found.bucket.decide(found.word, cost, now, scale) {
-            break result;
-        }
-    };
-    if cost > 0 {
-        local.count(result.is_allowed());
-        if is_overflow {
-            local.table.count_overflow();
-        }
-    }
-    result
+/// Whose bucket is asked: that of a key.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    key: &'a [u8],
+    /// The place where its bucket is pinned, or [`OVERFLOW`]: then it is looked up.
+    place: u32,
 }
 
-/// The cached time as a decision read it, and where the precise time can be had.
-#[derive(Clone, Copy, Debug)]
-struct Reading<'a> {
-    cached: Timestamp,
-    time: &'a TimeSource,
-}
-
-impl Now for Reading<'_> {
-    fn cached(&self) -> Timestamp {
-        self.cached
+impl<'a> Target<'a> {
+    #[inline(always)]
+    fn key(key: &'a [u8]) -> Self {
+        Self { key, place: OVERFLOW }
     }
 
-    fn precise(&self) -> Timestamp {
-        self.time.precise(self.cached)
-    }
-}
-
-/// Whose bucket is asked: that of a key, or one that is pinned.
-trait Target: Copy {
-    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>>;
-
-    /// Whether the key may have been evicted before it was full.
-    fn is_marked<B: TableBucket>(self, _: &Table<B>) -> bool {
-        false
-    }
-
-    /// As [`find`](Self::find), but `None` also if one look does not tell. The bucket may be retired.
+    /// The bucket, if one look tells. It may be retired.
     #[inline(always)]
     fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
-        self.find(table)
+        match self.place {
+            OVERFLOW => table.find_first(self.key),
+            place => Some(table.found_at(place)),
+        }
     }
 
-    fn find_or_insert<B: TableBucket>(
+    /// Asks the bucket until it answers, and returns its place too. A cost of 0 adds no key.
+    fn ask<B: TableBucket>(
         self,
         table: &Table<B>,
-        start: B::Start,
         room: Room,
-    ) -> Found<'_, B>;
-}
-
-impl Target for &[u8] {
-    fn is_marked<B: TableBucket>(self, table: &Table<B>) -> bool {
-        table.is_marked(self)
-    }
-
-    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
-        table.find(self)
-    }
-
-    #[inline(always)]
-    fn find_first<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
-        table.find_first(self)
-    }
-
-    fn find_or_insert<B: TableBucket>(
-        self,
-        table: &Table<B>,
-        start: B::Start,
-        room: Room,
-    ) -> Found<'_, B> {
-        table.find_or_insert(self, start, room)
-    }
-}
-
-/// A place that is pinned.
-#[derive(Clone, Copy, Debug)]
-struct Pinned(u32);
-
-impl Target for Pinned {
-    #[inline(always)]
-    fn find<B: TableBucket>(self, table: &Table<B>) -> Option<Found<'_, B>> {
-        Some(table.found_at(self.0))
-    }
-
-    fn find_or_insert<B: TableBucket>(
-        self,
-        table: &Table<B>,
-        _: B::Start,
-        _: Room,
-    ) -> Found<'_, B> {
-        table.found_at(self.0)
+        ask: Ask,
+        time: impl Now,
+    ) -> (u32, SpendResult) {
+        loop {
+            let new;
+            let Found { bucket, word, place } = match self.find_first(table) {
+                Some(found) if !B::is_retired(found.word) => found,
+                _ if ask.cost > 0 => table.find_or_insert(self.key, ask.first_credit, room),
+                _ => match table.find(self.key) {
+                    Some(found) => found,
+                    None => {
+                        new = table.new_bucket(self.key, ask.first_credit);
+                        Found { bucket: &new, word: new.load(), place: OVERFLOW }
+                    }
+                },
+            };
+            if let Some(result) = bucket.try_decide(word, ask, time) {
+                return (place, result);
+            }
+        }
     }
 }
 
@@ -530,7 +413,7 @@ impl Handle {
     /// Decides about one request that costs one token: see [`ActiveLimit::check`].
     #[inline(always)]
     pub fn check(&self) -> Decision {
-        self.decide_now(1)
+        self.limit.decide(self.target(), 1)
     }
 
     /// Decides about one request that costs `cost` tokens: see [`ActiveLimit::check_n`].
@@ -541,13 +424,13 @@ impl Handle {
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
-        Ok(self.decide_now(cost))
+        Ok(self.limit.decide(self.target(), cost))
     }
 
     /// Decides about one request that costs one token, and asks the store if this node alone cannot be sure: see
     /// [`ActiveLimit::check_sure`].
     pub async fn check_sure(&self) -> Decision {
-        self.decide_or_ask(1).await
+        self.limit.decide_or_ask(self.target(), 1).await
     }
 
     /// Decides about one request that costs `cost` tokens, and asks the store if this node alone cannot be sure:
@@ -558,54 +441,33 @@ impl Handle {
     /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
     pub async fn check_sure_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
-        Ok(self.decide_or_ask(cost).await)
+        Ok(self.limit.decide_or_ask(self.target(), cost).await)
     }
 
     #[inline(always)]
-    fn decide_now(&self, cost: u32) -> Decision {
-        match self.pinned() {
-            Some(pinned) => self.limit.decide(pinned, cost),
-            None => self.limit.decide_out_of_line(&self.key.key, cost),
-        }
-    }
-
-    /// The key's bucket. `None` if it had no room when the handle was made: it may have found some meanwhile.
-    #[inline(always)]
-    fn pinned(&self) -> Option<Pinned> {
-        (self.place != OVERFLOW).then_some(Pinned(self.place))
-    }
-
-    async fn decide_or_ask(&self, cost: u32) -> Decision {
-        let Some(pinned) = self.pinned() else {
-            return self.limit.decide_or_ask(&self.key.key, cost).await;
-        };
-        match self.limit.decide_surely(pinned, cost) {
-            Some(decision) => decision,
-            None => self.ask_store(cost).await,
-        }
+    fn target(&self) -> Target<'_> {
+        Target { key: &self.key.key, place: self.place }
     }
 
     /// Asks the store.
     pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
         let LimitState { clock, terms, buckets, .. } = &*self.limit.state;
-        let Buckets::Leased(table) = buckets else { return self.decide_now(cost) };
-        if terms.max_wait_us == 0 {
-            return self.decide_now(cost);
-        }
         let (done, answer) = oneshot::channel();
         let query = StoreQuery { key: self.key.clone(), cost, within_us: terms.max_wait_us, done };
-        let is_sent = self.limit.shared.queries.send(query).is_ok();
+        let is_sent = terms.max_wait_us > 0 && self.limit.shared.queries.send(query).is_ok();
         let answer = if is_sent { answer.await.ok() } else { None };
-        let Some(StoreAnswer { allowed, sure }) = answer else {
-            // The driver has ended with its runtime.
-            return self.decide_now(cost);
+        let (Some(StoreAnswer { allowed, sure }), Buckets::Leased(table)) = (answer, buckets)
+        else {
+            // The limit does not wait, or the driver has ended with its runtime.
+            return self.limit.decide(self.target(), cost);
         };
         if self.place == OVERFLOW {
             table.count_overflow();
         }
         let (bucket, now) = (table.at(self.place), clock.now());
-        let (left, ..) = bucket.peek(now, terms.scale.token);
-        let result = SpendResult::new(Verdict::of(allowed), sure, left, bucket.view_and_refill());
+        let (left, view_and_refill) =
+            (bucket.peek(now, terms.scale.token), bucket.view_and_refill());
+        let result = SpendResult::new(Verdict::of(allowed), sure, left, view_and_refill);
         self.limit.decision(&result, cost, now)
     }
 

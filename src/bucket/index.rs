@@ -66,24 +66,8 @@ impl Index {
         Some(Self { mask: AtomicU32::new(mask(BITS_MIN)), entries, bits_max })
     }
 
-    /// The first place that may be that of a key with this hash. Nearly always it is the key's, if it has one.
-    #[inline(always)]
-    pub(super) fn find_first(&self, hash: KeyHash) -> Option<u32> {
-        let mut at = home(hash.home(), self.mask.load(Ordering::Acquire));
-        // There are always free entries, so this ends.
-        loop {
-            let entry = self.entries.get(at)?.load(Ordering::Acquire);
-            if let Some(place) = match_entry(entry, hash) {
-                return Some(place);
-            }
-            if entry == 0 {
-                return None;
-            }
-            at = after(at);
-        }
-    }
-
     /// What `check` makes of the place that the hash leads to; it declines the places of other keys.
+    #[inline(always)]
     pub(super) fn find<T>(&self, hash: KeyHash, check: impl Fn(u32) -> Option<T>) -> Option<T> {
         let mut at = home(hash.home(), self.mask.load(Ordering::Acquire));
         // There are always free entries, so this ends.

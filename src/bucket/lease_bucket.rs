@@ -54,7 +54,7 @@
 
 use super::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use super::notifications::{News, Urgency};
-use super::spend_result::{SpendResult, Verdict};
+use super::spend_result::{Ask, SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use super::token_word::{MAX_PENDING, TokenWord};
@@ -79,7 +79,7 @@ const MAX_OVERFLOWS: u16 = 2048;
 const ASK_TIMES: i64 = 8;
 
 /// A key's state on this node, in two cache lines. An allowed decision changes only the first.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct LeaseBucket {
     /// A [`TokenWord`]. Publishes everything that belongs to its epoch.
@@ -125,21 +125,21 @@ pub(crate) struct LeaseBucket {
 #[cfg(not(tidegate_models))]
 const _: () = assert!(size_of::<LeaseBucket>() == 128);
 
-/// What a decision needs to know of its limit and caller.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
-    /// Tokens.
-    pub(crate) cost: u32,
-    /// Units in a token.
-    pub(crate) unit: i64,
-    /// What may be spent on a key that is new or full before the store answers, in tokens.
-    pub(crate) first_credit: u32,
-    /// The caller can ask the store: an unsure decision is left to it.
-    pub(crate) can_wait: bool,
-}
-
 impl LeaseBucket {
     // ---- decisions ---------------------------------------------------------------------------
+
+    /// Spends or denies `cost` tokens, if one look at the bucket tells. `None` if nothing was changed.
+    #[inline(always)]
+    pub(crate) fn decide_fast(
+        &self,
+        word: TokenWord,
+        cost: u32,
+        now: Timestamp,
+        unit: impl Fn() -> i64,
+    ) -> Option<SpendResult> {
+        let spent = self.spend(word, cost, now, &unit);
+        spent.or_else(|| if cost == 1 { self.deny(word, now, unit()) } else { None })
+    }
 
     /// Spends `cost` tokens of a lease if the engine need not be notified, and refill cannot have filled the bucket.
     /// `None` if nothing was spent.
@@ -197,9 +197,9 @@ impl LeaseBucket {
 
     /// Decides in all cases. `None`, and nothing is changed, if the lease or the key has changed since the word was
     /// `seen`: look the key up again.
-    pub(crate) fn decide(&self, seen: TokenWord, ask: Ask, time: impl Now) -> Option<SpendResult> {
-        let Ask { cost, unit, can_wait, .. } = ask;
-        let mut now = time.cached();
+    pub(super) fn decide(&self, seen: TokenWord, ask: Ask, time: impl Now) -> Option<SpendResult> {
+        let Ask { cost, can_wait, .. } = ask;
+        let (mut now, unit) = (time.cached(), ask.scale.token);
         self.renew_first_credit(seen, ask.first_credit, now);
         let (mut is_settled, mut is_overdrawn) = (false, false);
         loop {
@@ -394,15 +394,23 @@ impl LeaseBucket {
 
     // ---- for reports -------------------------------------------------------------------------
 
-    /// What a decision would find at `now`, spending nothing: tokens, credit, and whether tokens would be sure.
-    pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> (u32, u32, bool) {
-        let mut word = self.load();
-        let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
-        if is_live && self.mint(word, now, 0, unit) {
-            word = self.load();
+    /// What a request of one token would be told, spending nothing. `None` if lease or key has changed since the word
+    /// was `seen`.
+    fn read(&self, seen: TokenWord, now: Timestamp, unit: i64) -> Option<SpendResult> {
+        let left = self.peek(now, unit);
+        let word = self.load_in(seen.epoch())?;
+        let verdict = Verdict::of(left + self.usable_credit(word, now) > 0);
+        let is_sure = left > 0 && !word.is_policy();
+        Some(SpendResult::new(verdict, is_sure, left, self.view_and_refill()))
+    }
+
+    /// The tokens that a decision would find at `now`.
+    pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> u32 {
+        let word = self.load();
+        if now.as_micros() >= self.ends_us.load(Ordering::Acquire) {
+            return 0;
         }
-        let tokens = if is_live { word.tokens() } else { 0 };
-        (tokens, self.usable_credit(word, now), !word.is_policy())
+        if self.mint(word, now, 0, unit) { self.load().tokens() } else { word.tokens() }
     }
 
     /// The store's last word, and what flows in: a hint. Models do without: they would try all values of it.
@@ -419,37 +427,8 @@ impl LeaseBucket {
     }
 }
 
-impl Default for LeaseBucket {
-    /// A bucket that has never had a key. Its word is retired.
-    fn default() -> Self {
-        Self {
-            word: AtomicU64::new(TokenWord(0).retired().0),
-            fast_until_us: AtomicU64::default(),
-            low: AtomicU32::default(),
-            key_bytes: AtomicU16::default(),
-            overflows: AtomicU16::default(),
-            key: Default::default(),
-            ends_us: AtomicU64::default(),
-            minted_us: AtomicU64::new(u64::MAX),
-            rate: AtomicU64::default(),
-            depth: AtomicU32::default(),
-            overdraw: AtomicU32::default(),
-            credit_from_us: AtomicU64::default(),
-            view_tokens: AtomicI32::default(),
-            view_ms: AtomicU32::default(),
-            engine: AtomicU32::new(engine_side::NO_ACCOUNT),
-            full_at_us: AtomicU64::default(),
-            denied: AtomicU32::default(),
-            surplus: AtomicU32::default(),
-            is_seen_often: AtomicU32::default(),
-        }
-    }
-}
-
 impl TableBucket for LeaseBucket {
     type Word = TokenWord;
-    /// Tokens of credit that a new key has.
-    type Start = u32;
 
     #[inline(always)]
     fn load(&self) -> TokenWord {
@@ -495,6 +474,15 @@ impl TableBucket for LeaseBucket {
         self.engine.store(engine_side::NO_ACCOUNT, Ordering::Release);
         let word = TokenWord(self.word.load(Ordering::Relaxed)).reset(credit);
         self.word.store(word.0, Ordering::Release);
+    }
+
+    fn try_decide(&self, seen: TokenWord, ask: Ask, time: impl Now) -> Option<SpendResult> {
+        let (now, unit) = (time.cached(), ask.scale.token);
+        if ask.cost == 0 {
+            return self.read(seen, now, unit);
+        }
+        let spent = self.spend(seen, ask.cost, now, || unit);
+        spent.or_else(|| self.decide(seen, ask, time))
     }
 
     /// Retires a key that has nothing pending, and no account in the engine: the store knows all of it.

@@ -16,69 +16,24 @@
 //! before the key is compared. It publishes nothing else.
 
 use super::atomic::{AtomicU16, AtomicU64, Ordering};
-use super::spend_result::{SpendResult, Verdict};
+use super::spend_result::{Ask, SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use crate::decision::{Refill, View};
 use crate::quota::Scale;
-use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
+use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
-/// Set while the place has no key.
+/// Set while the place has no key. 0 also means that it has none.
 const RETIRED: u64 = 1 << 63;
 
 /// A key's state and the key, in one cache line.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct LocalBucket {
     /// When the bucket will be full, in units, or [`RETIRED`] and when it was.
     full_at: AtomicU64,
     key_bytes: AtomicU16,
     key: [AtomicU64; SHORT_WORDS],
-}
-
-impl LocalBucket {
-    /// What a key would be told that is new.
-    pub(crate) fn decide_new(now: Timestamp, scale: &Scale) -> SpendResult {
-        local_result(true, scale.burst, now, scale)
-    }
-
-    /// Decides about `cost` tokens. A cost of 0 spends nothing, and is allowed if one token could be spent. `None` if
-    /// the word is no longer `seen`: look the key up again.
-    #[inline(always)]
-    pub(crate) fn decide(
-        &self,
-        seen: u64,
-        cost: u32,
-        at: Timestamp,
-        scale: &Scale,
-    ) -> Option<SpendResult> {
-        if Self::is_retired(seen) {
-            return None;
-        }
-        let (now, burst) = (units_at(at, scale), scale.burst as u64);
-        let full_at = seen.max(now);
-        // Less than none only if the time went back.
-        let level = |full_at: u64| burst as i64 - (full_at - now) as i64;
-        let result =
-            |is_allowed, full_at| Some(local_result(is_allowed, level(full_at), at, scale));
-        let after = full_at + u64::from(cost.max(1)) * scale.token as u64;
-        if after - now > burst {
-            return result(false, full_at);
-        }
-        if cost == 0 {
-            return result(true, full_at);
-        }
-        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        self.full_at.compare_exchange(seen, after, success, failure).ok()?;
-        result(true, after)
-    }
-}
-
-/// What a key is told that has `level` units left.
-#[inline(always)]
-fn local_result(is_allowed: bool, level: i64, now: Timestamp, scale: &Scale) -> SpendResult {
-    let refill = Refill::endless(scale.rate as u64, level, now);
-    SpendResult::new(Verdict::of(is_allowed), true, 0, (View::NONE, refill))
 }
 
 /// The units that flow in from the clock's origin to `at`. A scale of this node alone has at most 2^14 in a microsecond,
@@ -88,18 +43,8 @@ fn units_at(at: Timestamp, scale: &Scale) -> u64 {
     at.as_micros().saturating_mul(scale.rate as u64).min(RETIRED - (1 << 60))
 }
 
-impl Default for LocalBucket {
-    /// A bucket that has never had a key.
-    fn default() -> Self {
-        let (full_at, key_bytes) = (AtomicU64::new(RETIRED), AtomicU16::default());
-        Self { full_at, key_bytes, key: Default::default() }
-    }
-}
-
 impl TableBucket for LocalBucket {
     type Word = u64;
-    /// A new key is full.
-    type Start = ();
 
     #[inline(always)]
     fn load(&self) -> u64 {
@@ -108,7 +53,7 @@ impl TableBucket for LocalBucket {
 
     #[inline(always)]
     fn is_retired(word: u64) -> bool {
-        word & RETIRED != 0
+        !(1..RETIRED).contains(&word)
     }
 
     #[inline(always)]
@@ -116,10 +61,34 @@ impl TableBucket for LocalBucket {
         StoredKey { bytes: &self.key_bytes, words: &self.key }
     }
 
-    /// The bucket was full when it was retired, and one unit later it is full too.
-    fn start(&self, (): (), _: bool) {
+    /// The bucket was full when it was retired, and one unit later it is full too. A new key is full.
+    fn start(&self, _: u32, _: bool) {
         let last = self.full_at.load(Ordering::Relaxed) & !RETIRED;
         self.full_at.store(last + 1, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn try_decide(&self, seen: u64, ask: Ask, time: impl Now) -> Option<SpendResult> {
+        if Self::is_retired(seen) {
+            return None;
+        }
+        let Ask { cost, scale, .. } = ask;
+        let (at, burst) = (time.cached(), scale.burst as u64);
+        let now = units_at(at, &scale);
+        let full_at = seen.max(now);
+        let after = full_at + u64::from(cost.max(1)) * scale.token as u64;
+        let is_allowed = after - now <= burst;
+        let full_at = if is_allowed && cost > 0 {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            self.full_at.compare_exchange(seen, after, success, failure).ok()?;
+            after
+        } else {
+            full_at
+        };
+        // Less than none only if the time went back.
+        let level = burst as i64 - (full_at - now) as i64;
+        let report = (View::NONE, Refill::endless(scale.rate as u64, level, at));
+        Some(SpendResult::new(Verdict::of(is_allowed), true, 0, report))
     }
 
     /// Retires a key that is full by every clock: a decision about the next key may have read the time before `now`.

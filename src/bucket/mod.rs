@@ -20,12 +20,12 @@ mod table;
 mod token_word;
 
 pub(crate) use key_hash::KeyHasher;
-pub(crate) use lease_bucket::{Ask, Collected, Lease, LeaseBucket, UNLIMITED_RATE};
+pub(crate) use lease_bucket::{Collected, Lease, LeaseBucket, UNLIMITED_RATE};
 pub(crate) use local_bucket::LocalBucket;
 #[cfg(feature = "sim")]
 pub(crate) use notifications::Urgency;
 pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
-pub(crate) use spend_result::{SpendResult, Verdict};
+pub(crate) use spend_result::{Ask, SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
     BucketRef, Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, Table, TableBucket,

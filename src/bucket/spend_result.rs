@@ -1,7 +1,20 @@
-//! What a bucket decided.
+//! What a bucket is asked, and what it decided.
 
 use super::notifications::News;
 use crate::decision::{Refill, View};
+use crate::quota::Scale;
+
+/// What a bucket needs to know of a request and its limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    /// Tokens. A cost of 0 spends nothing, and is told what a request of one token would be told.
+    pub(crate) cost: u32,
+    pub(crate) scale: Scale,
+    /// What may be spent on a key that is new or full before the store answers, in tokens.
+    pub(crate) first_credit: u32,
+    /// The caller can ask the store: an unsure decision is left to it.
+    pub(crate) can_wait: bool,
+}
 
 /// What a bucket decided about a request, what the engine has to know of it, and what a caller can read of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

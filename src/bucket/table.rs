@@ -31,9 +31,9 @@ use crossbeam_utils::CachePadded;
 use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, zeros};
 use super::index::{Index, Moved, PLACE_MAX};
 use super::key_hash::KeyHasher;
-use super::lease_bucket::{Ask, LeaseBucket};
+use super::lease_bucket::LeaseBucket;
 use super::marks::Marks;
-use super::spend_result::{SpendResult, Verdict};
+use super::spend_result::{Ask, SpendResult, Verdict};
 use super::stored_key::{LongKeys, LongSlots, StoredKey, is_long, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
@@ -62,9 +62,6 @@ const _: () = assert!(KEYS_MAX <= PLACE_MAX as usize);
 pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     /// The state that a decision loads before it compares the key, and swaps.
     type Word: Copy + fmt::Debug;
-    /// What a new key begins with.
-    type Start: Copy;
-
     /// The state now.
     fn load(&self) -> Self::Word;
     /// Whether the place has no key.
@@ -72,7 +69,10 @@ pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     /// Where the key is stored.
     fn key(&self) -> StoredKey<'_>;
     /// Begins the life of a key, which has been stored. A marked one was evicted before it was full.
-    fn start(&self, start: Self::Start, is_marked: bool);
+    fn start(&self, first_credit: u32, is_marked: bool);
+    /// Decides. `None`, and nothing is changed, if the place was given to another key since the word was `seen`: look
+    /// the key up again.
+    fn try_decide(&self, seen: Self::Word, ask: Ask, time: impl Now) -> Option<SpendResult>;
     /// Retires the bucket if its key may be evicted. Returns when the key is full.
     fn try_retire(&self, now: Timestamp, scale: &Scale, what: Evictable) -> Option<Timestamp>;
 }
@@ -239,13 +239,13 @@ pub(crate) struct Found<'a, B: TableBucket> {
 }
 
 impl<B: TableBucket> Table<B> {
-    /// An empty table that draws on `budget`. The bucket of keys without room begins with `overflow`. `None` if the
-    /// memory cannot be had.
+    /// An empty table that draws on `budget`. The bucket of keys without room begins with `first_credit`. `None` if
+    /// the memory cannot be had.
     pub(crate) fn new(
         limit: u32,
         hasher: KeyHasher,
         budget: Arc<KeyBudget>,
-        overflow: B::Start,
+        first_credit: u32,
     ) -> Option<Self> {
         let (keys, places) = (budget.limit_max(), 1 + budget.limit_max());
         let (homes, mut free) = (zeros(places)?, Vec::new());
@@ -261,7 +261,7 @@ impl<B: TableBucket> Table<B> {
             writer: Mutex::new(Writer { free, marks, homes, ..Writer::default() }),
             counters: Default::default(),
         };
-        table.make_place(OVERFLOW).start(overflow, false);
+        table.make_place(OVERFLOW).start(first_credit, false);
         Some(table)
     }
 
@@ -270,57 +270,55 @@ impl<B: TableBucket> Table<B> {
     #[inline(always)]
     pub(crate) fn find_first(&self, key: &[u8]) -> Option<Found<'_, B>> {
         let short = short_words(key)?;
-        let place = self.index.find_first(self.hasher.hash(key, Some(short)))?;
-        let bucket = self.get(place)?;
-        // Before the key is compared.
-        let word = bucket.load();
-        bucket.key().is_short(key.len(), short).then_some(Found { bucket, word, place })
+        let place = self.index.find(self.hasher.hash(key, Some(short)), Some)?;
+        let found = self.found_at(place);
+        found.bucket.key().is_short(key.len(), short).then_some(found)
     }
 
     /// The bucket of `key`.
     pub(crate) fn find(&self, key: &[u8]) -> Option<Found<'_, B>> {
         let hash = self.hasher.hash(key, short_words(key));
         self.index.find(hash, |place| {
-            let bucket = self.get(place)?;
-            // Before the key is compared.
-            let word = bucket.load();
-            let is_mine = bucket.key().is(key, &self.long) && !B::is_retired(word);
-            is_mine.then_some(Found { bucket, word, place })
+            let found = self.found_at(place);
+            let is_mine = found.bucket.key().is(key, &self.long) && !B::is_retired(found.word);
+            is_mine.then_some(found)
         })
     }
 
-    /// The bucket at `place`, which is pinned, or that of keys without room.
+    /// The bucket at `place`, which was given, and its word now. So the word is loaded before the key is compared.
     #[inline(always)]
     pub(crate) fn found_at(&self, place: u32) -> Found<'_, B> {
         let bucket = self.at(place);
         Found { bucket, word: bucket.load(), place }
     }
 
-    #[inline(always)]
-    fn get(&self, place: u32) -> Option<&B> {
-        let slab = self.slabs.get(place as usize / SLAB)?.get()?;
-        Some(&slab[place as usize % SLAB])
-    }
-
     /// The bucket at `place`, which was given.
     #[inline(always)]
     pub(crate) fn at(&self, place: u32) -> &B {
-        self.get(place).expect("a place that was given has a slab")
+        let slab = self.slabs[place as usize / SLAB].get();
+        &slab.expect("a place that was given has a slab")[place as usize % SLAB]
     }
 
     /// The bucket of `key`, which is added if it is new. A key without room has the overflow bucket.
-    pub(crate) fn find_or_insert(&self, key: &[u8], start: B::Start, room: Room) -> Found<'_, B> {
+    pub(crate) fn find_or_insert(&self, key: &[u8], first_credit: u32, room: Room) -> Found<'_, B> {
         if let Some(found) = self.find(key) {
             return found;
         }
         let writer = &mut *self.writer();
-        let place = self.insert(writer, key, start, room);
+        let place = self.insert(writer, key, first_credit, room);
         // While the lock is held the place cannot be given to another key.
         self.found_at(place)
     }
 
+    /// The bucket that `key` would have if it were added.
+    pub(crate) fn new_bucket(&self, key: &[u8], first_credit: u32) -> B {
+        let bucket = B::default();
+        bucket.start(first_credit, self.is_marked(key));
+        bucket
+    }
+
     /// Whether the key may have been evicted before it was full.
-    pub(crate) fn is_marked(&self, key: &[u8]) -> bool {
+    fn is_marked(&self, key: &[u8]) -> bool {
         self.writer().marks.has(self.hasher.hash(key, short_words(key)))
     }
 
@@ -331,7 +329,7 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// Adds `key`, if no other thread has meanwhile. Returns its place.
-    fn insert(&self, writer: &mut Writer, key: &[u8], start: B::Start, room: Room) -> u32 {
+    fn insert(&self, writer: &mut Writer, key: &[u8], first_credit: u32, room: Room) -> u32 {
         if let Some(found) = self.find(key) {
             return found.place;
         }
@@ -351,7 +349,7 @@ impl<B: TableBucket> Table<B> {
         let bucket = self.make_place(place);
         bucket.key().store(key, slot.flatten(), &self.long);
         let hash = self.hasher.hash(key, short_words(key));
-        bucket.start(start, writer.marks.has(hash));
+        bucket.start(first_credit, writer.marks.has(hash));
         writer.homes[place as usize] = hash.home();
         self.index.enter(hash, place, writer.entries, &writer.homes, &mut writer.moved);
         writer.entries += 1;
@@ -412,9 +410,9 @@ impl<B: TableBucket> Table<B> {
 
     /// Pins the bucket of `key`, which is added if it is new: its place is not given to another key until it is
     /// [unpinned](Self::unpin). Returns the place.
-    pub(crate) fn pin(&self, key: &[u8], start: B::Start) -> u32 {
+    pub(crate) fn pin(&self, key: &[u8], first_credit: u32) -> u32 {
         let writer = &mut *self.writer();
-        let place = self.insert(writer, key, start, Room::Any);
+        let place = self.insert(writer, key, first_credit, Room::Any);
         *writer.pins.entry(place).or_default() += 1;
         place
     }
@@ -459,13 +457,17 @@ impl Table<LeaseBucket> {
         }
     }
 
-    /// Counts a decision about `cost` tokens: whether it was unsure, and of a denial what the bucket does not count.
+    /// Counts a decision about `cost` tokens: whether it was unsure, and of a denial what the bucket does not count. A
+    /// cost of 0 is none.
     pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
-        if place == OVERFLOW && result.verdict != Verdict::Unsure {
+        if cost == 0 || result.verdict == Verdict::Unsure {
+            return;
+        }
+        if place == OVERFLOW {
             self.count_overflow();
         }
         let counters = &self.counters[place as usize % STRIPES];
-        if !result.is_sure && (result.is_allowed() || result.is_denied()) {
+        if !result.is_sure {
             counters.unsure.fetch_add(1, Ordering::Relaxed);
         }
         if result.is_uncounted {
@@ -518,7 +520,7 @@ impl BucketRef {
                 debug_assert!(false, "its owner keeps it from eviction");
                 return SpendResult::new(Verdict::Denied, false, 0, self.view_and_refill());
             }
-            if let Some(result) = LeaseBucket::decide(self, word, ask, now) {
+            if let Some(result) = self.try_decide(word, ask, now) {
                 return result;
             }
         }

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!  63   48    47     46    43 42          19   18     17       0
-//! | epoch | retired | credit |   tokens    | policy |  pending  |
+//! | epoch | live    | credit |   tokens    | policy |  pending  |
 //! ```
 //!
 //! - *pending*: tokens spent that the engine has not collected.
 //! - *tokens*: whole tokens that can be spent now.
 //! - *credit*: what can be spent beyond them before the store answers.
 //! - *policy*: the tokens come from an outage policy, not from the store.
-//! - *retired*: the key was evicted, and the bucket holds nothing.
+//! - *live*: the bucket has a key. Without it the word is retired: the key was evicted, and the bucket holds nothing.
 //! - *epoch*: changes whenever the lease or the key changes.
 //!
 //! A compare-and-swap from a word of one epoch fails in every other epoch, unless a multiple of 2^16
@@ -26,14 +26,14 @@ pub(super) const MAX_CREDIT: u32 = 15;
 const POLICY_AT: u32 = 18;
 const TOKENS_AT: u32 = 19;
 const CREDIT_AT: u32 = 43;
-const RETIRED_AT: u32 = 47;
+const LIVE_AT: u32 = 47;
 const EPOCH_AT: u32 = 48;
 
 const PENDING: u64 = MAX_PENDING as u64;
 const POLICY: u64 = 1 << POLICY_AT;
 const TOKENS: u64 = (MAX_TOKENS as u64) << TOKENS_AT;
 const CREDIT: u64 = (MAX_CREDIT as u64) << CREDIT_AT;
-const RETIRED: u64 = 1 << RETIRED_AT;
+const LIVE: u64 = 1 << LIVE_AT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TokenWord(pub(super) u64);
@@ -56,7 +56,7 @@ impl TokenWord {
     }
 
     pub(super) fn is_retired(self) -> bool {
-        self.0 & RETIRED != 0
+        self.0 & LIVE == 0
     }
 
     pub(crate) fn epoch(self) -> u64 {
@@ -66,7 +66,7 @@ impl TokenWord {
     /// Whether a live key has no tokens, no credit and no policy.
     #[inline(always)]
     pub(super) fn is_empty(self) -> bool {
-        self.0 & (TOKENS | CREDIT | RETIRED | POLICY) == 0
+        self.0 & (TOKENS | CREDIT | LIVE | POLICY) == LIVE
     }
 
     pub(super) fn with_tokens(self, tokens: u32) -> Self {
@@ -95,12 +95,12 @@ impl TokenWord {
 
     /// A retired word in the next epoch.
     pub(super) fn retired(self) -> Self {
-        Self(self.next_epoch().epoch() << EPOCH_AT | RETIRED)
+        Self(self.next_epoch().epoch() << EPOCH_AT)
     }
 
     /// The word of a new key, in the next epoch.
     pub(super) fn reset(self, credit: u32) -> Self {
-        Self(self.next_epoch().epoch() << EPOCH_AT).with_credit(credit)
+        Self(self.retired().0 | LIVE).with_credit(credit)
     }
 
     /// Spends `cost` tokens, if `low` tokens are left and the engine need not be notified: something is

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::counter::Counter;
 #[cfg(any(test, feature = "testing"))]
 use super::manual::ManualClock;
-use crate::time::{Clock, Timestamp};
+use crate::time::{Clock, Now, Timestamp};
 
 /// How often the cached clock is set.
 const TICKER_PERIOD: Duration = Duration::from_millis(1);
@@ -152,6 +152,17 @@ impl TimeSource {
             #[cfg(any(test, feature = "testing"))]
             Self::Manual(_) => Duration::ZERO,
         }
+    }
+}
+
+/// The cached time as a decision read it, and where the precise time can be had.
+impl Now for (Timestamp, &TimeSource) {
+    fn cached(&self) -> Timestamp {
+        self.0
+    }
+
+    fn precise(&self) -> Timestamp {
+        self.1.precise(self.0)
     }
 }
 

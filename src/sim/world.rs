@@ -403,7 +403,7 @@ impl World {
         let name = key.to_le_bytes();
         let limit = self.setup.limit_of(key);
         let node = &mut self.nodes[index];
-        let (unit, first) = (node.terms[limit].scale.token, node.credits[limit].first);
+        let (scale, first) = (node.terms[limit].scale, node.credits[limit].first);
         let buckets = &node.buckets[limit];
         let now = node.clock.reading(self.now_us);
         if cost > node.terms[limit].cost_max {
@@ -413,7 +413,7 @@ impl World {
         let place = buckets.find_or_insert(&name, first, Room::Any).place;
         let bucket = BucketRef::new(buckets, place);
         let can_wait = self.setup.form == Form::Async;
-        let result = bucket.decide(Ask { cost, unit, first_credit: first, can_wait }, now);
+        let result = bucket.decide(Ask { cost, scale, first_credit: first, can_wait }, now);
         if result.verdict == Verdict::Unsure {
             self.remember(index, key, &bucket);
             return self.wait(index, bucket, key, cost);

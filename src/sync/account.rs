@@ -8,6 +8,7 @@ use super::demand::Demand;
 use super::message::{Entry, Given, Held, Withheld};
 use crate::bucket::{BucketRef, Lease, MAX_TOKENS};
 use crate::limit::Terms;
+use crate::quota::Scale;
 use crate::sync::weakness::{Weakness, is_weak};
 use crate::time::{Timestamp, micros};
 
@@ -118,8 +119,8 @@ pub(crate) struct Account {
     pub(crate) desk: u32,
     /// Tokens spent that no longer fitted the bucket's word.
     spilled: u64,
-    /// Units in a token.
-    unit: i64,
+    /// Units of the quota.
+    scale: Scale,
     /// Nodes that share the limit, by the store's last word.
     pub(crate) nodes: i64,
     /// How long the store took to answer of late, in microseconds.
@@ -225,7 +226,7 @@ impl Account {
             key,
             desk,
             spilled: 0,
-            unit,
+            scale: terms.scale,
             nodes: 1,
             round_trip_us: 0,
             held: Held::default(),
@@ -423,7 +424,7 @@ impl Account {
 
     /// The store's level and what this node holds of it, in units.
     fn with_own(&self, now: Timestamp, terms: &Terms) -> i64 {
-        let tokens = i64::from(self.bucket.peek(now, terms.scale.token).0);
+        let tokens = i64::from(self.bucket.peek(now, terms.scale.token));
         let own = tokens.saturating_mul(terms.scale.token);
         let level = self.estimate(now, terms).unwrap_or(terms.scale.burst);
         level.saturating_add(own)
@@ -478,7 +479,7 @@ impl Account {
         let (per_us, hot) = self.wanted_per_us(now, terms);
         let (demand, hot) = ((per_us * unit as f64) as i64, hot && !leaving);
         let back = self.give_back(terms, now, need, if hot { demand } else { 0 });
-        let tokens = self.bucket.peek(now, unit).0;
+        let tokens = self.bucket.peek(now, unit);
         if self.restore {
             self.held.outstanding = self.most_held(tokens);
         }
@@ -638,21 +639,21 @@ impl Account {
     /// Applies a lease to the bucket, with `tokens` and what is stashed. Returns the units that the
     /// node holds then, or spent and has not reported.
     fn amend(&mut self, now: Timestamp, lease: Lease, tokens: i64) -> i64 {
-        let amended = self.bucket.amend(now, lease, tokens, self.stash, self.unit);
+        let amended = self.bucket.amend(now, lease, tokens, self.stash, self.scale.token);
         self.stash = amended.remainder;
         let pending = amended.pending + self.spilled;
         let spent = self.unsent.spent.saturating_add_unsigned(pending);
-        amended.units.saturating_add(spent.saturating_mul(self.unit))
+        amended.units.saturating_add(spent.saturating_mul(self.scale.token))
     }
 
     /// Gives up units of the lease that the store has not lent: its clock stood still for some of the time in
     /// which they flowed in. What has been spent of them is to flow in first. Returns what `amend` does.
     fn forgo(&mut self, units: i64, lease: Lease, now: Timestamp) -> i64 {
-        let tokens = self.bucket.peek(now, self.unit).0;
-        let kept =
-            i64::from(tokens).saturating_sub((units as u64).div_ceil(self.unit as u64) as i64);
+        let tokens = self.bucket.peek(now, self.scale.token);
+        let kept = i64::from(tokens)
+            .saturating_sub((units as u64).div_ceil(self.scale.token as u64) as i64);
         let withdrawn = self.bucket.withdraw(kept.max(0) as u32);
-        self.stash += i64::from(withdrawn) * self.unit - units;
+        self.stash += i64::from(withdrawn) * self.scale.token - units;
         self.amend(now, lease, 0)
     }
 

@@ -11,6 +11,7 @@ use crate::bucket::token_word::MAX_TOKENS;
 use crate::time::{CLOCK_AGE_MAX_US, Reading};
 
 const UNIT: i64 = 1000;
+const SCALE: Scale = Scale { rate: 1, token: UNIT, burst: 10 * UNIT };
 
 fn at(us: u64) -> Timestamp {
     Timestamp::from_micros(us)
@@ -37,7 +38,7 @@ fn leased(lease: Lease, tokens: i64) -> LeaseBucket {
 }
 
 fn ask(cost: u32) -> Ask {
-    Ask { cost, unit: UNIT, first_credit: 0, can_wait: false }
+    Ask { cost, scale: SCALE, first_credit: 0, can_wait: false }
 }
 
 /// Decides as the limiter does: by the fast paths, and fully if they do not tell.
@@ -45,16 +46,12 @@ fn decide(bucket: &LeaseBucket, ask: Ask, time: impl Now) -> SpendResult {
     let now = time.cached();
     loop {
         let word = bucket.load();
-        if let Some(spent) = bucket.spend(word, ask.cost, now, || UNIT) {
-            return spent;
-        }
         if !ask.can_wait
-            && ask.cost == 1
-            && let Some(denied) = bucket.deny(word, now, UNIT)
+            && let Some(result) = bucket.decide_fast(word, ask.cost, now, || UNIT)
         {
-            return denied;
+            return result;
         }
-        if let Some(result) = bucket.decide(word, ask, time) {
+        if let Some(result) = bucket.try_decide(word, ask, time) {
             return result;
         }
     }
@@ -98,7 +95,7 @@ fn refill_of_a_full_bucket_is_lost_and_not_earned_again_later() {
 fn refill_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
     let bucket = leased(lease(1, 2, 1_000_000_000), 2);
     bucket.amend(at(1_000_000), lease(1, 100, 1_000_000_000), 0, 0, UNIT);
-    assert_eq!(bucket.peek(at(1_000_000), UNIT).0, 2);
+    assert_eq!(bucket.peek(at(1_000_000), UNIT), 2);
 }
 
 #[test]
@@ -107,7 +104,7 @@ fn lease_that_has_ended_gives_nothing_even_if_tokens_are_left() {
     assert!(take(&bucket, 1, at(4999)));
     assert!(!take(&bucket, 1, at(5000)));
     bucket.amend(at(6000), lease(0, 10, 9000), 1, 0, UNIT);
-    assert_eq!(bucket.peek(at(6000), UNIT).0, 1, "tokens of the ended lease do not return");
+    assert_eq!(bucket.peek(at(6000), UNIT), 1, "tokens of the ended lease do not return");
 }
 
 #[test]
@@ -386,7 +383,7 @@ fn two_threads_at_once_find_a_bucket_full_again_to_the_last_token() {
                 meet();
                 let allowed = (0..EACH).filter(|_| take(&bucket, 1, now)).count();
                 meet();
-                let found = (allowed, bucket.peek(now, UNIT).0);
+                let found = (allowed, bucket.peek(now, UNIT));
                 if found != (EACH as usize, DEPTH - 2 * EACH) {
                     unexpected.get_or_insert((step, found));
                 }
@@ -470,7 +467,7 @@ fn live(
             let lease = Lease { rate, depth, ends, low, overdraw, is_policy: false };
             bucket.amend(now, lease, tokens, 0, UNIT);
         }
-        Event::SetDepth { by } => bucket.set_depth(bucket.peek(now, UNIT).0 + by),
+        Event::SetDepth { by } => bucket.set_depth(bucket.peek(now, UNIT) + by),
         Event::Withdraw { keep } => _ = bucket.withdraw(keep),
         Event::See { tokens } => bucket.set_view(tokens.into(), now, now),
     }

@@ -19,13 +19,17 @@ fn at(us: u64) -> Timestamp {
 
 fn new() -> LocalBucket {
     let bucket = LocalBucket::default();
-    bucket.start((), false);
+    bucket.start(0, false);
     bucket
+}
+
+fn ask(cost: u32, scale: &Scale) -> Ask {
+    Ask { cost, scale: *scale, first_credit: 0, can_wait: false }
 }
 
 /// Decides about `cost` tokens: whether they were spent, and the tokens left.
 fn take(bucket: &LocalBucket, cost: u32, now: Timestamp, scale: &Scale) -> (bool, i64) {
-    let result = bucket.decide(bucket.load(), cost, now, scale).unwrap();
+    let result = bucket.try_decide(bucket.load(), ask(cost, scale), now).unwrap();
     (result.is_allowed(), result.refill.earned(now, scale.token).div_euclid(scale.token))
 }
 
@@ -145,8 +149,12 @@ fn word_of_one_key_is_never_the_word_of_the_next() {
     assert!(try_retire(2));
     assert!(LocalBucket::is_retired(bucket.load()));
     assert!(!try_retire(3), "once");
-    bucket.start((), false);
-    assert_eq!(bucket.decide(before, 1, at(3), &scale), None, "a decision about the key before");
+    bucket.start(0, false);
+    assert_eq!(
+        bucket.try_decide(before, ask(1, &scale), at(3)),
+        None,
+        "a decision about the key before"
+    );
     assert_eq!(take(&bucket, 2, at(3), &scale), (true, 0), "the next key is full");
     assert!(!try_retire(2_003), "until it is full again");
     assert!(try_retire(2_004));
@@ -162,7 +170,7 @@ fn threads_never_spend_more_than_there_is() {
         move || {
             (1..=200_000_u64)
                 .filter(|now_us| {
-                    let decided = || bucket.decide(bucket.load(), 1, at(*now_us), &scale);
+                    let decided = || bucket.try_decide(bucket.load(), ask(1, &scale), at(*now_us));
                     std::iter::repeat_with(decided).flatten().next().unwrap().is_allowed()
                 })
                 .count()

@@ -1,9 +1,9 @@
 //! Decisions about one leased key, beside the engine that collects, leases, and closes the account.
 
 use super::*;
-use crate::bucket::lease_bucket::{Ask, Lease, LeaseBucket};
+use crate::bucket::lease_bucket::{Lease, LeaseBucket};
 use crate::bucket::notifications::Urgency;
-use crate::bucket::spend_result::{SpendResult, Verdict};
+use crate::bucket::spend_result::{Ask, SpendResult, Verdict};
 use crate::bucket::table::{Evictable, TableBucket};
 use crate::quota::Scale;
 use crate::time::Timestamp;
@@ -40,13 +40,12 @@ fn try_decide(
     if LeaseBucket::is_retired(word) {
         return None;
     }
-    let fast = bucket.spend(word, cost, now, || UNIT);
-    let ask = ask(cost, first_credit);
-    fast.or_else(|| bucket.deny(word, now, UNIT)).or_else(|| bucket.decide(word, ask, now))
+    let fast = bucket.decide_fast(word, cost, now, || UNIT);
+    fast.or_else(|| bucket.decide(word, ask(cost, first_credit), now))
 }
 
 fn ask(cost: u32, first_credit: u32) -> Ask {
-    Ask { cost, unit: UNIT, first_credit, can_wait: false }
+    Ask { cost, scale: SCALE, first_credit, can_wait: false }
 }
 
 fn decide(bucket: &LeaseBucket, now: Timestamp) -> SpendResult {

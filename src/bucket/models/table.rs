@@ -3,28 +3,30 @@
 use super::*;
 use crate::bucket::key_hash::KeyHasher;
 use crate::bucket::key_hash::tests::SEEDS;
-use crate::bucket::lease_bucket::{Ask, LeaseBucket};
+use crate::bucket::lease_bucket::LeaseBucket;
 use crate::bucket::local_bucket::LocalBucket;
+use crate::bucket::spend_result::Ask;
 use crate::bucket::table::{Evictable, KeyBudget, Room, Table, TableBucket};
 use crate::quota::Scale;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// A token in a million years, and a burst of one.
 const SCALE: Scale = Scale { rate: 1, token: 1 << 50, burst: 1 << 50 };
+/// A credit of one.
+const ASK: Ask = Ask { cost: 1, scale: SCALE, first_credit: 1, can_wait: false };
 const NOW: Timestamp = Timestamp::from_micros(1);
 const LATER: Timestamp = Timestamp::from_micros(3 + CLOCK_AGE_MAX_US);
 
-fn table<B: TableBucket>(max_keys: usize, start: B::Start) -> Table<B> {
+fn table<B: TableBucket>(max_keys: usize, first_credit: u32) -> Table<B> {
     let budget = StdArc::new(KeyBudget::new(max_keys, 1));
-    Table::new(0, KeyHasher::new(SEEDS), budget, start).unwrap()
+    Table::new(0, KeyHasher::new(SEEDS), budget, first_credit).unwrap()
 }
 
 /// Decides as [`Limiter`](crate::Limiter) does about a key of a local limit.
 fn decide_local(table: &Table<LocalBucket>, key: &[u8], now: Timestamp) -> bool {
-    let mut first = table.find_first(key).filter(|found| !LocalBucket::is_retired(found.word));
     loop {
-        let found = first.take().unwrap_or_else(|| table.find_or_insert(key, (), Room::Any));
-        if let Some(result) = found.bucket.decide(found.word, 1, now, &SCALE) {
+        let found = table.find_or_insert(key, 0, Room::Any);
+        if let Some(result) = found.bucket.try_decide(found.word, ASK, now) {
             return result.is_allowed();
         }
     }
@@ -32,10 +34,9 @@ fn decide_local(table: &Table<LocalBucket>, key: &[u8], now: Timestamp) -> bool 
 
 /// The same of a hybrid limit, on a credit of one.
 fn decide_leased(table: &Table<LeaseBucket>, key: &[u8]) -> bool {
-    let ask = Ask { cost: 1, unit: SCALE.token, first_credit: 1, can_wait: false };
     loop {
         let found = table.find_or_insert(key, 1, Room::Any);
-        if let Some(result) = found.bucket.decide(found.word, ask, NOW) {
+        if let Some(result) = found.bucket.decide(found.word, ASK, NOW) {
             return result.is_allowed();
         }
     }
@@ -44,7 +45,7 @@ fn decide_leased(table: &Table<LeaseBucket>, key: &[u8]) -> bool {
 #[test]
 fn key_that_two_threads_insert_has_one_bucket() {
     check("insert against insert", || {
-        let table = Arc::new(table::<LocalBucket>(4, ()));
+        let table = Arc::new(table::<LocalBucket>(4, 0));
         let other = run(&table, |table| decide_local(table, b"a", NOW));
         let allowed = decide_local(&table, b"a", NOW);
         assert!(allowed != other.join().unwrap());
@@ -54,10 +55,10 @@ fn key_that_two_threads_insert_has_one_bucket() {
 #[test]
 fn key_is_found_while_the_index_grows() {
     check("look-up against growth", || {
-        let table = Arc::new(table::<LocalBucket>(16, ()));
+        let table = Arc::new(table::<LocalBucket>(16, 0));
         assert!(decide_local(&table, b"a", NOW));
         let insert = |table: &Table<LocalBucket>| {
-            [b"b", b"c", b"d", b"e", b"f"].map(|key| table.find_or_insert(key, (), Room::Any).place)
+            [b"b", b"c", b"d", b"e", b"f"].map(|key| table.find_or_insert(key, 0, Room::Any).place)
         };
         let inserter = run(&table, insert);
         assert!(!decide_local(&table, b"a", NOW));
@@ -70,12 +71,12 @@ fn key_is_found_while_the_index_grows() {
 #[test]
 fn local_key_does_not_pay_for_another_key_that_had_its_place() {
     check("local decision against eviction", || {
-        let table = Arc::new(table::<LocalBucket>(1, ()));
+        let table = Arc::new(table::<LocalBucket>(1, 0));
         // Full since long, so that it can be evicted.
-        table.find_or_insert(b"a", (), Room::Any);
+        table.find_or_insert(b"a", 0, Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
-            found.and_then(|found| found.bucket.decide(found.word, 1, NOW, &SCALE)).is_some()
+            found.and_then(|found| found.bucket.try_decide(found.word, ASK, NOW)).is_some()
         });
         let (now, cached) = (LATER, LATER.minus_micros(CLOCK_AGE_MAX_US));
         let is_evicted = table.evict(1, now, &SCALE, Evictable::Full) == 1;
@@ -93,8 +94,7 @@ fn hybrid_key_does_not_pay_for_another_key_that_had_its_place() {
         table.find_or_insert(b"a", 1, Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
-            let ask = Ask { cost: 1, unit: SCALE.token, first_credit: 1, can_wait: false };
-            found.and_then(|found| found.bucket.decide(found.word, ask, NOW)).is_some()
+            found.and_then(|found| found.bucket.decide(found.word, ASK, NOW)).is_some()
         });
         let is_evicted = table.evict(1, LATER, &SCALE, Evictable::Full) == 1;
         let allowed = is_evicted.then(|| decide_leased(&table, b"b"));

@@ -33,7 +33,7 @@ fn find<B: TableBucket>(table: &Table<B>, key: &[u8]) -> Option<u32> {
 }
 
 fn ask(cost: u32) -> Ask {
-    Ask { cost, unit: SCALE.token, first_credit: 1, can_wait: false }
+    Ask { cost, scale: SCALE, first_credit: 1, can_wait: false }
 }
 
 fn spend(table: &Arc<Table<LeaseBucket>>, place: u32, now: Timestamp) -> bool {
@@ -424,7 +424,7 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
 fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
     let budget = Arc::new(KeyBudget::new(2, 1));
     let scale = Scale { rate: 1, token: 10, burst: 20 };
-    let table = Arc::new(Table::<LocalBucket>::new(0, KeyHasher::new(SEEDS), budget, ()).unwrap());
+    let table = Arc::new(Table::<LocalBucket>::new(0, KeyHasher::new(SEEDS), budget, 0).unwrap());
     let stop = Arc::new(AtomicBool::new(false));
     // In each round the time is 100 us later: each of three keys has two tokens, if it has room.
     let spend = |key: u8| {
@@ -434,9 +434,10 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
                 let now = at(round * 100);
                 let mut spent = 0;
                 for _ in 0..4 {
-                    let found = table.find_or_insert(&[key], (), Room::Any);
+                    let found = table.find_or_insert(&[key], 0, Room::Any);
                     if found.place != OVERFLOW
-                        && let Some(result) = found.bucket.decide(found.word, 1, now, &scale)
+                        && let Some(result) =
+                            found.bucket.try_decide(found.word, Ask { scale, ..ask(1) }, now)
                     {
                         spent += u32::from(result.is_allowed());
                     }

@@ -53,13 +53,13 @@ impl Account {
 
     /// The key begins with a newer quota, which the store holds for others.
     pub(crate) fn begin_with(&mut self, version: i64, stored: Scale) {
-        self.adopted = Adopted::new(version, stored, self.unit);
+        self.adopted = Adopted::new(version, stored, self.scale.token);
     }
 
     /// The store holds the quota `stored` of this `version`, and has refused `entry`, which is of another.
     /// Goes on with the store's if it is the newer one: tells whether it does.
     pub(crate) fn adopt(&mut self, entry: &Entry, version: i64, stored: Scale) -> bool {
-        let Some(adopted) = Adopted::new(version, stored, self.unit) else { return false };
+        let Some(adopted) = Adopted::new(version, stored, self.scale.token) else { return false };
         if version <= entry.version {
             return false;
         }

@@ -46,7 +46,7 @@ impl Account {
             // What was spent ahead is owed from now on.
             self.owes |= self.held.rate == 0 && self.stash < 0;
         }
-        let tokens = i64::from(self.bucket.peek(now, unit).0);
+        let tokens = i64::from(self.bucket.peek(now, unit));
         let keep = match ended {
             true => 0,
             false if tokens > need + need / 4 => need,

@@ -25,10 +25,10 @@ impl Account {
         let held = entry.held;
         let rate = if entry.restore { 0 } else { held.rate + entry.back_rate };
         let flowed = i128::from(rate) * i128::from((given.stamp_us - held.stamp_us).max(0));
-        let spent = i128::from(entry.spent) * i128::from(self.unit);
+        let spent = i128::from(entry.spent) * i128::from(self.scale.token);
         let gone = spent + i128::from(entry.returned) + i128::from(entry.lost);
         let outstanding = i128::from(held.outstanding) + flowed - gone;
-        let least = outstanding_least(held.rate, self.unit);
+        let least = outstanding_least(held.rate, self.scale.token);
         outstanding.clamp(least.into(), OUTSTANDING_MAX.into()) as i64
     }
 
@@ -38,7 +38,7 @@ impl Account {
         let tokens = if self.policy.is_some() { 0 } else { tokens };
         let refilled = if self.held.rate > 0 { self.held.depth } else { 0 };
         let tokens = refilled.max(i64::from(tokens)) + 1 + self.unsent.spent + self.spilled as i64;
-        tokens.saturating_mul(self.unit).min(OUTSTANDING_MAX)
+        tokens.saturating_mul(self.scale.token).min(OUTSTANDING_MAX)
     }
 
     /// The credit from now on: none while refill is leased.
@@ -52,13 +52,13 @@ impl Account {
         if terms.credit.known == 0 || self.held.rate == 0 || self.owes {
             return 0;
         }
-        let burst = terms.scale.burst / self.unit;
+        let burst = terms.scale.burst / self.scale.token;
         if burst >= FRACTIONS_BURST * self.nodes {
             return 0;
         }
         let mut ahead = 0.5;
         if self.nodes >= MANY_NODES {
-            let demand = (self.demand.per_us() * self.unit as f64).max(1.0);
+            let demand = (self.demand.per_us() * self.scale.token as f64).max(1.0);
             ahead = (ahead + self.held.rate as f64 / demand).min(AHEAD_MAX);
         }
         (ahead * OVERDRAW_PARTS as f64) as u8
@@ -67,7 +67,7 @@ impl Account {
     /// When the level is believed to come to a whole token, by what this node has seen of its growth
     /// and by what of the refill is not leased.
     pub(super) fn token_in_us(&self, given: &Given, terms: &Terms) -> u64 {
-        let missing = (self.unit - given.available).max(0) as f64;
+        let missing = (self.scale.token - given.available).max(0) as f64;
         let free = (terms.scale.rate - given.leased).max(0) as f64;
         if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }
     }

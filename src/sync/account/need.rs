@@ -32,7 +32,7 @@ impl Account {
     pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
         self.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
             && !self.caller_has_waited
-            && terms.scale.burst / self.unit >= TOKENS_A_NODE * self.nodes
+            && terms.scale.burst / self.scale.token >= TOKENS_A_NODE * self.nodes
     }
 
     /// Until the next report on schedule.
@@ -49,7 +49,7 @@ impl Account {
     /// next answer.
     pub(super) fn spares_refill(&self, now: Timestamp, terms: &Terms) -> bool {
         let span_us = self.span_us(now, terms);
-        let part = self.view.map_or(0, |view| view.level / self.unit / self.nodes);
+        let part = self.view.map_or(0, |view| view.level / self.scale.token / self.nodes);
         part as f64 >= self.demand.over(span_us)
     }
 
@@ -74,7 +74,7 @@ impl Account {
         let wanted = (missing + spread + cost).ceil() as i64;
         let plentiful = if self.caller_has_waited {
             // Else it would be given back with the next report, and be asked for with the one after that.
-            self.with_own(now, terms).saturating_sub(wanted.saturating_mul(self.unit))
+            self.with_own(now, terms).saturating_sub(wanted.saturating_mul(self.scale.token))
                 > terms.scale.burst / 2
         } else if self.is_far(terms) {
             // A round trip is longer than what is given back would serve others: it would be asked for again.
@@ -97,7 +97,7 @@ impl Account {
 
     /// Whether a round trip is long beside a tick, where the burst has a token for each node.
     fn is_far(&self, terms: &Terms) -> bool {
-        2 * self.round_trip_us > terms.tick_us && terms.scale.burst / self.unit >= self.nodes
+        2 * self.round_trip_us > terms.tick_us && terms.scale.burst / self.scale.token >= self.nodes
     }
 
     /// Whether the first few requests of a client that began a moment ago are all that is known of the key: other

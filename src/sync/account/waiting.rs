@@ -66,7 +66,7 @@ impl Account {
     }
 
     fn decide(&self, cost: u32, can_wait: bool, now: Timestamp) -> SpendResult {
-        let ask = Ask { cost, unit: self.unit, first_credit: 0, can_wait };
+        let ask = Ask { cost, scale: self.scale, first_credit: 0, can_wait };
         self.bucket.decide(ask, now)
     }
 
