@@ -44,9 +44,27 @@ const fn filled(bits: u32) -> usize {
     1 << (bits - 1)
 }
 
-/// How many entries of the present level have been copied to the next one.
+/// The part of an index that only its writer uses.
 #[derive(Debug, Default)]
-pub(super) struct Moved(usize);
+pub(super) struct IndexWriter {
+    /// Where each place's key is looked for first. The system provides this page by page as it is written to.
+    homes: Box<[u32]>,
+    pub(super) entries: usize,
+    /// How many entries of the present level have been copied to the next one.
+    moved: usize,
+}
+
+impl IndexWriter {
+    /// No entries; `None` if there is not so much memory.
+    pub(super) fn new(places: usize) -> Option<Self> {
+        Some(Self { homes: zeros(places)?, ..Self::default() })
+    }
+
+    /// Where the key of an entry is looked for first, as bits; an empty entry has none.
+    fn home_bits(&self, entry: u32) -> Option<u32> {
+        self.homes.get(place_of(entry) as usize).copied().filter(|_| entry > 0)
+    }
+}
 
 /// An index of at most so many keys as it was made for.
 #[derive(Debug)]
@@ -85,19 +103,14 @@ impl Index {
         }
     }
 
-    /// Enters a place; `homes` are those of all places entered, of which there are `entered`.
-    pub(super) fn enter(
-        &self,
-        hash: KeyHash,
-        place: u32,
-        entered: usize,
-        homes: &[u32],
-        moved: &mut Moved,
-    ) {
-        self.grow(entered, homes, moved);
+    /// Enters a place.
+    pub(super) fn enter(&self, hash: KeyHash, place: u32, writer: &mut IndexWriter) {
+        writer.homes[place as usize] = hash.home();
+        self.grow(writer);
+        writer.entries += 1;
         let (bits, entry) = (self.bits(), hash.tag() | place);
         self.put(bits, hash.home(), entry);
-        if moved.0 > 0 {
+        if writer.moved > 0 {
             self.put(self.next(bits), hash.home(), entry);
         }
     }
@@ -114,25 +127,25 @@ impl Index {
 
     /// Once the present level is nearly full, copies a few of its entries to the next level, and goes
     /// over to that after the last one.
-    fn grow(&self, entered: usize, homes: &[u32], moved: &mut Moved) {
+    fn grow(&self, writer: &mut IndexWriter) {
         let (bits, next) = (self.bits(), self.next(self.bits()));
-        if moved.0 == 0 && (entered < filled(bits) / 4 * 3 || next == bits) {
+        if writer.moved == 0 && (writer.entries < filled(bits) / 4 * 3 || next == bits) {
             return;
         }
         let entries = &self.entries[level(bits)];
-        for entry in entries.iter().skip(moved.0).take(MOVED_AT_ONCE) {
-            self.copy(next, entry.load(Ordering::Relaxed), homes);
+        for entry in entries.iter().skip(writer.moved).take(MOVED_AT_ONCE) {
+            self.copy(next, entry.load(Ordering::Relaxed), writer);
         }
-        moved.0 += MOVED_AT_ONCE;
-        if moved.0 >= entries.len() {
-            moved.0 = 0;
+        writer.moved += MOVED_AT_ONCE;
+        if writer.moved >= entries.len() {
+            writer.moved = 0;
             self.mask.store(mask(next), Ordering::Release);
         }
     }
 
     /// Copies an entry to the level of so many bits, unless it is there.
-    fn copy(&self, bits: u32, entry: u32, homes: &[u32]) {
-        if let Some(home_bits) = home_bits(entry, homes) {
+    fn copy(&self, bits: u32, entry: u32, writer: &IndexWriter) {
+        if let Some(home_bits) = writer.home_bits(entry) {
             self.put(bits, home_bits, entry);
         }
     }
@@ -150,23 +163,22 @@ impl Index {
     }
 
     /// Strikes a place out, and closes the gap.
-    pub(super) fn strike(&self, place: u32, homes: &[u32], moved: &Moved) {
+    pub(super) fn strike(&self, place: u32, writer: &mut IndexWriter) {
+        writer.entries -= 1;
         let bits = self.bits();
-        if moved.0 > 0 {
-            // What fills the gap may come to stand where all has been moved already.
-            let next = self.next(bits);
-            self.strike_in(bits, place, homes, |entry| self.copy(next, entry, homes));
-            self.strike_in(next, place, homes, |_| ());
-        } else {
-            self.strike_in(bits, place, homes, |_| ());
+        let next = (writer.moved > 0).then(|| self.next(bits));
+        self.strike_in(bits, place, writer, next);
+        if let Some(next) = next {
+            self.strike_in(next, place, writer, None);
         }
     }
 
-    /// The same in the level of so many bits; `shifted` is told of each entry that fills a gap.
-    fn strike_in(&self, bits: u32, place: u32, homes: &[u32], shifted: impl Fn(u32)) {
+    /// The same in the level of so many bits. Each entry that fills a gap is copied to the `next` level: it may come to
+    /// stand where all has been moved already.
+    fn strike_in(&self, bits: u32, place: u32, writer: &IndexWriter, next: Option<u32>) {
         let (mask, length) = (mask(bits), 1 << bits);
         let entry = |at: usize| self.entries[at].load(Ordering::Relaxed);
-        let home_of = |entry: u32| home_bits(entry, homes).map(|bits| home(bits, mask));
+        let home_of = |entry: u32| writer.home_bits(entry).map(|bits| home(bits, mask));
         let Some(mut gap) = home_of(place) else { return };
         while place_of(entry(gap)) != place {
             if entry(gap) == 0 {
@@ -182,7 +194,9 @@ impl Index {
             if distance(home, at) >= distance(gap, at) {
                 // Twice for a moment, rather than not at all; who misses it looks again.
                 self.entries[gap].store(entry(at), Ordering::Release);
-                shifted(entry(at));
+                if let Some(next) = next {
+                    self.copy(next, entry(at), writer);
+                }
                 gap = at;
             }
         }
@@ -226,11 +240,6 @@ fn place_of(entry: u32) -> u32 {
     entry & PLACE_MAX
 }
 
-/// Where the hash of an entry is looked for first, as bits; an empty entry has none.
-fn home_bits(entry: u32, homes: &[u32]) -> Option<u32> {
-    homes.get(place_of(entry) as usize).copied().filter(|_| entry > 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,28 +267,28 @@ mod tests {
         let written = |bits: u32| {
             index.entries[level(bits)].iter().filter(|one| one.load(Ordering::Relaxed) > 0).count()
         };
-        let homes: Vec<u32> = (0..=KEYS).map(|key| hash(key).home()).collect();
-        let (mut entered, mut moved, mut growths) = (Vec::new(), Moved::default(), 0);
+        let mut writer = IndexWriter::new(KEYS as usize + 1).unwrap();
+        let (mut entered, mut growths) = (Vec::new(), 0);
         let mut rng = fastrand::Rng::with_seed(3);
         for key in 1..=KEYS {
             let bits = index.bits();
             let next = index.next(bits);
-            let before = if moved.0 > 0 { written(next) } else { 0 };
-            index.enter(hash(key), key, entered.len(), &homes, &mut moved);
+            let before = if writer.moved > 0 { written(next) } else { 0 };
+            index.enter(hash(key), key, &mut writer);
             entered.push(key);
             if bits != index.bits() {
                 growths += 1;
-            } else if moved.0 > 0 && key < 2000 {
+            } else if writer.moved > 0 && key < 2000 {
                 assert!(written(next) <= before + MOVED_AT_ONCE + 1, "{key}");
             }
             if rng.u8(..) < 64 {
                 // The last entry that was copied, if there is one: what fills its gap was not.
-                let at = level(index.bits()).start + moved.0.saturating_sub(1);
+                let at = level(index.bits()).start + writer.moved.saturating_sub(1);
                 let last = place_of(index.entries[at].load(Ordering::Relaxed));
                 let found = entered.iter().position(|&key| key == last);
                 let gone = found.unwrap_or_else(|| rng.usize(..entered.len()));
                 let gone = entered.swap_remove(gone);
-                index.strike(gone, &homes, &moved);
+                index.strike(gone, &mut writer);
                 assert!(!find(&index, gone), "{gone} after {key}");
             }
             if key % 64 == 0 {
@@ -288,7 +297,7 @@ mod tests {
             }
         }
         assert!(growths >= 2);
-        assert_eq!(written(index.bits()), entered.len());
+        assert_eq!((written(index.bits()), writer.entries), (entered.len(), entered.len()));
     }
 
     #[test]

@@ -6,7 +6,6 @@
 //! Each limit draws its own seeds. A client that cannot see hashes cannot choose keys that crowd one
 //! part of the index.
 
-use std::fmt;
 use std::hash::Hasher;
 
 use foldhash::SharedSeed;
@@ -45,21 +44,13 @@ impl KeyHash {
     }
 }
 
-/// Hashes the keys of one table.
-#[derive(Clone)]
+/// Hashes the keys of one table. Its seeds are secret.
 pub(crate) struct KeyHasher {
     constants: SharedSeed,
     state: u64,
     /// The hash that all keys have.
     #[cfg(test)]
     constant: Option<u64>,
-}
-
-/// The seeds are secret.
-impl fmt::Debug for KeyHasher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyHasher").finish_non_exhaustive()
-    }
 }
 
 impl KeyHasher {

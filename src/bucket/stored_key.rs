@@ -1,4 +1,4 @@
-//! Where the bytes of keys are stored: in their buckets, or, if they are long, in slabs beside them.
+//! Where the bytes of keys are stored: in their buckets, or, if they are long, in slabs beside those of the buckets.
 //!
 //! A short key is stored as four words: of 16 to 32 bytes its first 16 bytes and its last 16 bytes, which may overlap; of
 //! 8 to 15 bytes the first 8 and the last 8; of fewer the bytes. Together with the key's length this is exact: two keys
@@ -13,6 +13,7 @@
 use std::sync::OnceLock;
 
 use super::atomic::{AtomicU16, AtomicU64, Ordering, zeros};
+use super::table::SLAB;
 use crate::key::KEY_BYTES_MAX;
 
 /// Words of a short key.
@@ -23,9 +24,6 @@ const MAX_SHORT_BYTES: usize = 32;
 const WORD: usize = size_of::<u64>();
 /// Words of a long key.
 const LONG_WORDS: usize = KEY_BYTES_MAX / WORD;
-/// Long keys in the first slab. Each further slab holds twice as many.
-const FIRST_SLAB: usize = 64;
-const SLABS: usize = 21;
 
 /// The words of a short key; `None` if it is long.
 #[inline(always)]
@@ -44,7 +42,7 @@ pub(super) fn short_words(key: &[u8]) -> Option<[u64; SHORT_WORDS]> {
     Some([number(key), 0, 0, 0])
 }
 
-/// The part of a bucket that holds its key: the length, and the words of a short key or the slot of a long one.
+/// The part of a bucket that holds its key: the length, and the words of a short key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredKey<'a> {
     pub(super) bytes: &'a AtomicU16,
@@ -61,70 +59,100 @@ impl StoredKey<'_> {
             && differs(0) | differs(1) | differs(2) | differs(3) == 0
     }
 
-    /// Whether it is `key`; long keys are in `long`.
-    pub(super) fn is(self, key: &[u8], long: &LongKeys) -> bool {
-        if let Some(short) = short_words(key) {
-            return self.is_short(key.len(), short);
-        }
-        let words = long.words(self.words[0].load(Ordering::Relaxed));
-        usize::from(self.bytes.load(Ordering::Relaxed)) == key.len()
-            && words.is_some_and(|words| {
-                let mut pairs = words.iter().zip(long_words(key));
-                pairs.all(|(word, value)| word.load(Ordering::Relaxed) == value)
-            })
+    /// Whether it is `key`. A long key is in `long`, at the bucket's `place`.
+    pub(super) fn is(self, key: &[u8], long: &LongKeys, place: u32) -> bool {
+        let Some(short) = short_words(key) else {
+            let bytes = usize::from(self.bytes.load(Ordering::Relaxed));
+            return bytes == key.len() && long.is(place, key);
+        };
+        self.is_short(key.len(), short)
     }
 
-    /// Stores `key`, which has the slot `slot` in `long` if it is long.
-    pub(super) fn store(self, key: &[u8], slot: Option<u64>, long: &LongKeys) {
-        self.bytes.store(key.len() as u16, Ordering::Relaxed);
-        if let Some(words) = slot.and_then(|slot| long.words(slot)) {
-            write(words, key);
+    /// Stores `key`. `None` if there is no memory for a long one.
+    pub(super) fn store(self, key: &[u8], long: &LongKeys, place: u32) -> Option<()> {
+        let short = short_words(key);
+        if short.is_none() {
+            long.store(place, key)?;
         }
-        let slot_words = [slot.unwrap_or_default(), 0, 0, 0];
-        for (word, value) in self.words.iter().zip(short_words(key).unwrap_or(slot_words)) {
+        self.bytes.store(key.len() as u16, Ordering::Relaxed);
+        for (word, value) in self.words.iter().zip(short.unwrap_or_default()) {
             word.store(value, Ordering::Relaxed);
         }
+        Some(())
     }
 
     /// The key. The caller knows that it is not evicted meanwhile.
-    pub(super) fn load(self, long: &LongKeys) -> Vec<u8> {
+    pub(super) fn load(self, long: &LongKeys, place: u32) -> Vec<u8> {
         let bytes = usize::from(self.bytes.load(Ordering::Relaxed));
-        let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
         if bytes > MAX_SHORT_BYTES {
-            return long.words(words[0]).map(|words| read(words, bytes)).unwrap_or_default();
+            return long.load(place, bytes);
         }
-        // The first half of the words, and as much of the end of the second half as is missing.
-        let half = if bytes < 2 * WORD { 1 } else { 2 };
-        let bytes_of = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let (mut key, last): (Vec<u8>, Vec<u8>) =
-            (bytes_of(&words[..half]), bytes_of(&words[half..2 * half]));
+        let mut key = bytes_of(self.words);
+        if bytes > WORD {
+            // The end of the first half is the begin of the second one.
+            let half = if bytes < 2 * WORD { WORD } else { 2 * WORD };
+            key.drain(half..3 * half - bytes);
+        }
         key.truncate(bytes);
-        let missing = bytes - key.len();
-        key.extend_from_slice(&last[last.len() - missing..]);
+        key
+    }
+}
+
+/// Keys that are too long for their buckets, by the places of these. A slab is allocated when the first of its places
+/// needs it; the system provides its memory page by page as it is written to. It is not freed while the table lives, so
+/// readers need no lock.
+#[derive(Debug)]
+pub(super) struct LongKeys {
+    slabs: Box<[OnceLock<Box<[AtomicU64]>>]>,
+}
+
+impl LongKeys {
+    /// No keys yet, of at most so many places.
+    pub(super) fn new(places: usize) -> Self {
+        Self { slabs: (0..places.div_ceil(SLAB)).map(|_| OnceLock::new()).collect() }
+    }
+
+    fn is(&self, place: u32, key: &[u8]) -> bool {
+        let is_key = |words: &[AtomicU64]| {
+            words
+                .iter()
+                .zip(numbers(key))
+                .all(|(word, value)| word.load(Ordering::Relaxed) == value)
+        };
+        self.words(place).is_some_and(is_key)
+    }
+
+    /// `None` if the memory cannot be had.
+    fn store(&self, place: u32, key: &[u8]) -> Option<()> {
+        let slab = &self.slabs[place as usize / SLAB];
+        if slab.get().is_none() {
+            let _ = slab.set(zeros(SLAB * LONG_WORDS)?);
+        }
+        for (word, value) in self.words(place)?.iter().zip(numbers(key)) {
+            word.store(value, Ordering::Relaxed);
+        }
+        Some(())
+    }
+
+    fn load(&self, place: u32, bytes: usize) -> Vec<u8> {
+        let mut key = self.words(place).map(bytes_of).unwrap_or_default();
+        key.truncate(bytes);
         key
     }
 
-    /// The slot of a long key.
-    pub(super) fn slot(self) -> Option<u64> {
-        let is_long = usize::from(self.bytes.load(Ordering::Relaxed)) > MAX_SHORT_BYTES;
-        is_long.then(|| self.words[0].load(Ordering::Relaxed))
+    /// The words of the key at `place`, if there was ever a long key in its slab.
+    fn words(&self, place: u32) -> Option<&[AtomicU64]> {
+        let slab = self.slabs[place as usize / SLAB].get()?;
+        slab.chunks_exact(LONG_WORDS).nth(place as usize % SLAB)
     }
 }
 
-/// Whether a key is stored outside its bucket.
-pub(super) fn is_long(key: &[u8]) -> bool {
-    key.len() > MAX_SHORT_BYTES
-}
-
-/// Writes a long key.
-fn write(words: &[AtomicU64], key: &[u8]) {
-    for (word, value) in words.iter().zip(long_words(key)) {
-        word.store(value, Ordering::Relaxed);
-    }
+fn bytes_of(words: &[AtomicU64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect()
 }
 
 /// The words of a long key.
-fn long_words(key: &[u8]) -> impl Iterator<Item = u64> {
+fn numbers(key: &[u8]) -> impl Iterator<Item = u64> {
     key.chunks(WORD).map(number)
 }
 
@@ -137,91 +165,21 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// Reads a long key of `length` bytes.
-fn read(words: &[AtomicU64], length: usize) -> Vec<u8> {
-    let words = words.iter().take(length.div_ceil(WORD));
-    let mut key: Vec<u8> =
-        words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
-    key.truncate(length);
-    key
-}
-
-/// Keys that are too long for their buckets. The memory grows on demand and is not freed while the table lives, so
-/// readers need no lock.
-#[derive(Debug, Default)]
-pub(super) struct LongKeys {
-    slabs: [OnceLock<Box<[AtomicU64]>>; SLABS],
-}
-
-impl LongKeys {
-    /// The words of `slot`, if it was ever given.
-    #[inline]
-    pub(super) fn words(&self, slot: u64) -> Option<&[AtomicU64]> {
-        let (slab, at) = position(slot)?;
-        let slab = self.slabs.get(slab)?.get()?;
-        slab.get(at * LONG_WORDS..(at + 1) * LONG_WORDS)
-    }
-
-    /// Makes room for `slot`. `None` if the memory cannot be had.
-    fn reserve(&self, slot: u64) -> Option<()> {
-        let (slab, _) = position(slot)?;
-        let cell = self.slabs.get(slab)?;
-        if cell.get().is_none() {
-            let words = (FIRST_SLAB << slab) * LONG_WORDS;
-            let _ = cell.set(zeros(words)?);
-        }
-        Some(())
-    }
-}
-
-/// The slab of a slot, and the slot's place in it.
-fn position(slot: u64) -> Option<(usize, usize)> {
-    let slot = usize::try_from(slot).ok()?.checked_add(FIRST_SLAB)?;
-    let slab = slot.ilog2() - FIRST_SLAB.ilog2();
-    Some((slab as usize, slot - (FIRST_SLAB << slab)))
-}
-
-/// The free slots of long keys. Only the table's writer uses them.
-#[derive(Debug, Default)]
-pub(super) struct LongSlots {
-    free: Vec<u64>,
-    /// How many slots were ever given.
-    given: u64,
-}
-
-impl LongSlots {
-    /// Takes a free slot. `None` if the memory for one more cannot be had.
-    pub(super) fn take(&mut self, keys: &LongKeys) -> Option<u64> {
-        if let Some(slot) = self.free.pop() {
-            return Some(slot);
-        }
-        keys.reserve(self.given)?;
-        self.given += 1;
-        Some(self.given - 1)
-    }
-
-    /// Takes back the slot of a key that was evicted, if it had one.
-    pub(super) fn give_back(&mut self, slot: Option<u64>) {
-        self.free.extend(slot);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn keys_of_all_lengths_are_read_back_and_differ_from_keys_with_one_byte_changed() {
-        let (keys, mut slots) = (LongKeys::default(), LongSlots::default());
+        let (keys, place) = (LongKeys::new(2 * SLAB), SLAB as u32 + 3);
         let (bytes, words) = (AtomicU16::new(0), Default::default());
         let stored = StoredKey { bytes: &bytes, words: &words };
         for length in 0..=KEY_BYTES_MAX {
             let key: Vec<u8> = (0..length).map(|at| (at * 7 + 1) as u8).collect();
-            let slot = is_long(&key).then(|| slots.take(&keys).unwrap());
-            stored.store(&key, slot, &keys);
-            let is = |key: &[u8]| stored.is(key, &keys);
+            assert!(stored.store(&key, &keys, place).is_some());
+            let is = |key: &[u8]| stored.is(key, &keys, place);
             assert!(is(&key));
-            assert_eq!((stored.load(&keys), stored.slot()), (key.clone(), slot));
+            assert_eq!(stored.load(&keys, place), key);
             for at in 0..length {
                 let mut other = key.clone();
                 other[at] ^= 1;
@@ -232,18 +190,15 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_long_keys_never_overlap_and_are_given_again() {
-        let (keys, mut slots) = (LongKeys::default(), LongSlots::default());
-        let given: Vec<u64> = (0..1000).map(|_| slots.take(&keys).unwrap()).collect();
-        let key = |slot: u64| [slot.to_le_bytes(); KEY_BYTES_MAX / WORD].concat();
-        for &slot in &given {
-            write(keys.words(slot).unwrap(), &key(slot));
+    fn long_keys_of_two_places_never_overlap() {
+        let keys = LongKeys::new(3 * SLAB);
+        let places = 0..3 * SLAB as u32;
+        let key = |place: u32| place.to_le_bytes().repeat(KEY_BYTES_MAX / 4);
+        for place in places.clone() {
+            assert!(keys.store(place, &key(place)).is_some());
         }
-        for &slot in &given {
-            assert_eq!(read(keys.words(slot).unwrap(), KEY_BYTES_MAX), key(slot));
+        for place in places {
+            assert_eq!(keys.load(place, KEY_BYTES_MAX), key(place));
         }
-        slots.give_back(Some(7));
-        assert_eq!(slots.take(&keys), Some(7));
-        assert!(keys.words(1 << 40).is_none() && keys.words(u64::MAX).is_none());
     }
 }

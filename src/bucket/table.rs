@@ -28,13 +28,13 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
-use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, zeros};
-use super::index::{Index, Moved, PLACE_MAX};
+use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
+use super::index::{Index, IndexWriter, PLACE_MAX};
 use super::key_hash::KeyHasher;
 use super::lease_bucket::LeaseBucket;
 use super::marks::Marks;
 use super::spend_result::{Ask, SpendResult, Verdict};
-use super::stored_key::{LongKeys, LongSlots, StoredKey, is_long, short_words};
+use super::stored_key::{LongKeys, StoredKey, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
@@ -42,7 +42,7 @@ use crate::time::{Now, Timestamp};
 pub const KEYS_MAX: usize = 50_000_000;
 
 /// Buckets in a slab, which is allocated when the first of them is needed. Models make do with few.
-const SLAB: usize = if cfg!(tidegate_models) { 4 } else { 1024 };
+pub(super) const SLAB: usize = if cfg!(tidegate_models) { 4 } else { 1024 };
 /// Eviction looks at this many places before it lets other writers in: for some microseconds.
 const EVICTION_SLICE: u32 = 64;
 /// The most marks of all limits for each key that they may hold together.
@@ -103,12 +103,14 @@ pub(crate) enum Evictable {
 pub(crate) struct KeyBudget {
     used: AtomicUsize,
     max: usize,
-    limits: usize,
     /// Keys that each limit may hold at any time.
     own_share: usize,
-    /// Keys that limits hold beyond their shares, and may hold together.
+    /// Keys that limits may add beyond their shares.
     common: AtomicUsize,
-    common_max: usize,
+    /// The most keys that one limit may hold.
+    limit_max: usize,
+    /// The most marks in a generation of one limit.
+    marks_max: usize,
 }
 
 impl KeyBudget {
@@ -116,8 +118,10 @@ impl KeyBudget {
     pub(crate) fn new(max: usize, limits: usize) -> Self {
         let (max, limits) = (max.min(KEYS_MAX), limits.max(1));
         let own_share = max / 2 / limits;
-        let (used, common) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { used, max, limits, own_share, common, common_max: max - own_share * limits }
+        let common = max - own_share * limits;
+        let (limit_max, marks_max) = (own_share + common, MARKS * (max / limits).max(1));
+        let (used, common) = (AtomicUsize::new(0), AtomicUsize::new(common));
+        Self { used, max, own_share, common, limit_max, marks_max }
     }
 
     /// Keys held now.
@@ -130,20 +134,9 @@ impl KeyBudget {
         self.max
     }
 
-    /// The most keys that one limit may hold.
-    fn limit_max(&self) -> usize {
-        self.own_share + self.common_max
-    }
-
-    /// The most marks in a generation of one limit.
-    fn marks_max(&self) -> usize {
-        MARKS * (self.max / self.limits).max(1)
-    }
-
     /// How many more keys a limit may add that has `held`.
     fn room(&self, held: usize) -> usize {
-        let common = self.common_max - self.common.load(Ordering::Relaxed);
-        self.own_share.saturating_sub(held) + common
+        self.own_share.saturating_sub(held) + self.common.load(Ordering::Relaxed)
     }
 
     /// Makes room for one key of a limit that has `held`.
@@ -152,9 +145,9 @@ impl KeyBudget {
         if room == Room::NotLast && left <= (held + left) / LAST_ROOM {
             return false;
         }
-        let more = |common| (common < self.common_max).then_some(common + 1);
+        let less = |common: usize| common.checked_sub(1);
         let has_room = held < self.own_share
-            || self.common.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+            || self.common.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
         self.used.fetch_add(has_room.into(), Ordering::Relaxed);
         has_room
     }
@@ -162,7 +155,7 @@ impl KeyBudget {
     /// Gives back the room of one key of a limit that has `held` without it.
     fn release(&self, held: usize) {
         self.used.fetch_sub(1, Ordering::Relaxed);
-        self.common.fetch_sub((held >= self.own_share).into(), Ordering::Relaxed);
+        self.common.fetch_add((held >= self.own_share).into(), Ordering::Relaxed);
     }
 }
 
@@ -171,16 +164,10 @@ impl KeyBudget {
 struct Writer {
     /// Places whose keys were evicted. Room for all of them, which the system provides as it is needed.
     free: Vec<u32>,
-    long: LongSlots,
     marks: Marks,
     /// The last place that was ever given. The first is 1.
     last: u32,
-    /// Entries in the index.
-    entries: usize,
-    /// Where in the index each place's key is looked for first. One allocation from the start, which the system provides
-    /// page by page as it is written to.
-    homes: Box<[u32]>,
-    moved: Moved,
+    index: IndexWriter,
     /// Places that may not be evicted, and how often each is pinned.
     pins: HashMap<u32, u32>,
     /// Where the search for idle keys goes on.
@@ -247,18 +234,18 @@ impl<B: TableBucket> Table<B> {
         budget: Arc<KeyBudget>,
         first_credit: u32,
     ) -> Option<Self> {
-        let (keys, places) = (budget.limit_max(), 1 + budget.limit_max());
-        let (homes, mut free) = (zeros(places)?, Vec::new());
+        let (keys, places) = (budget.limit_max, 1 + budget.limit_max);
+        let (index, marks) = (IndexWriter::new(places)?, Marks::new(budget.marks_max));
+        let mut free = Vec::new();
         free.try_reserve_exact(keys).ok()?;
-        let marks = Marks::new(budget.marks_max());
         let table = Self {
             limit,
             hasher,
             index: Index::new(keys)?,
             slabs: (0..places.div_ceil(SLAB)).map(|_| OnceLock::new()).collect(),
-            long: LongKeys::default(),
+            long: LongKeys::new(places),
             budget,
-            writer: Mutex::new(Writer { free, marks, homes, ..Writer::default() }),
+            writer: Mutex::new(Writer { free, marks, index, ..Writer::default() }),
             counters: Default::default(),
         };
         table.make_place(OVERFLOW).start(first_credit, false);
@@ -280,7 +267,8 @@ impl<B: TableBucket> Table<B> {
         let hash = self.hasher.hash(key, short_words(key));
         self.index.find(hash, |place| {
             let found = self.found_at(place);
-            let is_mine = found.bucket.key().is(key, &self.long) && !B::is_retired(found.word);
+            let is_mine =
+                found.bucket.key().is(key, &self.long, place) && !B::is_retired(found.word);
             is_mine.then_some(found)
         })
     }
@@ -333,13 +321,7 @@ impl<B: TableBucket> Table<B> {
         if let Some(found) = self.find(key) {
             return found.place;
         }
-        if !self.budget.claim(writer.entries, room) {
-            return OVERFLOW;
-        }
-        let slot = is_long(key).then(|| writer.long.take(&self.long));
-        if slot == Some(None) {
-            // There is no memory for so long a key.
-            self.budget.release(writer.entries);
+        if !self.budget.claim(writer.index.entries, room) {
             return OVERFLOW;
         }
         let place = writer.free.pop().unwrap_or_else(|| {
@@ -347,12 +329,15 @@ impl<B: TableBucket> Table<B> {
             writer.last
         });
         let bucket = self.make_place(place);
-        bucket.key().store(key, slot.flatten(), &self.long);
+        if bucket.key().store(key, &self.long, place).is_none() {
+            // There is no memory for so long a key.
+            writer.free.push(place);
+            self.budget.release(writer.index.entries);
+            return OVERFLOW;
+        }
         let hash = self.hasher.hash(key, short_words(key));
         bucket.start(first_credit, writer.marks.has(hash));
-        writer.homes[place as usize] = hash.home();
-        self.index.enter(hash, place, writer.entries, &writer.homes, &mut writer.moved);
-        writer.entries += 1;
+        self.index.enter(hash, place, &mut writer.index);
         place
     }
 
@@ -367,7 +352,7 @@ impl<B: TableBucket> Table<B> {
 
     /// How many 64ths of what the limit could hold now are free.
     pub(crate) fn free_64ths(&self) -> usize {
-        let held = self.writer().entries;
+        let held = self.writer().index.entries;
         let room = self.budget.room(held);
         64 * room / (held + room).max(1)
     }
@@ -394,14 +379,12 @@ impl<B: TableBucket> Table<B> {
                 }
                 let Some(full_at) = bucket.try_retire(now, scale, what) else { continue };
                 if full_at > now {
-                    let key = bucket.key().load(&self.long);
+                    let key = bucket.key().load(&self.long, place);
                     writer.marks.add(self.hasher.hash(&key, short_words(&key)), full_at);
                 }
-                self.index.strike(place, &writer.homes, &writer.moved);
-                writer.entries -= 1;
+                self.index.strike(place, &mut writer.index);
                 writer.free.push(place);
-                writer.long.give_back(bucket.key().slot());
-                self.budget.release(writer.entries);
+                self.budget.release(writer.index.entries);
                 evicted += 1;
             }
         }
@@ -499,7 +482,7 @@ impl BucketRef {
 
     /// The key, which must not be evicted meanwhile; empty for the overflow bucket.
     pub(crate) fn key(&self) -> Arc<[u8]> {
-        TableBucket::key(&**self).load(&self.table.long).into()
+        TableBucket::key(&**self).load(&self.table.long, self.place).into()
     }
 
     /// Whether the key was evicted.
