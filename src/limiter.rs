@@ -15,9 +15,7 @@ use crate::decision::Decision;
 use crate::driver::clock::TimeSource;
 use crate::driver::{Buckets, Command, LimitState, PinnedKey, StoreAnswer, StoreQuery, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
-use crate::key::{Key, KeyName, KeySecret};
-#[cfg(feature = "tower")]
-use crate::key::{KeyWriter, WrittenKey};
+use crate::key::{Key, KeySecret};
 use crate::time::{Now, Timestamp};
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
@@ -64,14 +62,11 @@ impl Limiter {
     ///
     /// [`ConfigError::UnknownLimit`] if the limiter was built without it.
     pub fn limit(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
-        let found = self.shared.limits.iter().find(|limit| &*limit.name == name);
-        let Some(state) = found else {
-            let known: Vec<&str> = self.shared.limits.iter().map(|limit| &*limit.name).collect();
-            return Err(ConfigError::UnknownLimit {
-                name: name.to_owned(),
-                known: known.join(", "),
-            });
-        };
+        let limits = &self.shared.limits;
+        let state = limits.iter().find(|limit| &*limit.name == name).ok_or_else(|| {
+            let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
+            ConfigError::UnknownLimit { name: name.to_owned(), known: known.join(", ") }
+        })?;
         Ok(ActiveLimit { state: state.clone(), shared: self.shared.clone() })
     }
 
@@ -126,7 +121,7 @@ impl Limiter {
 #[derive(Clone)]
 pub struct ActiveLimit {
     state: Arc<LimitState>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl fmt::Debug for ActiveLimit {
@@ -142,7 +137,7 @@ impl ActiveLimit {
     /// allocates 128 bytes, once.
     #[inline(always)]
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.decide_name(self.shared.secret.name(key), 1)
+        self.decide(Target::key(&self.shared.secret.name(key)), 1)
     }
 
     /// Decides about one request of `key` that costs `cost` tokens: all or none are spent. A cost of 0 spends
@@ -154,22 +149,7 @@ impl ActiveLimit {
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide_name(self.shared.secret.name(key), cost))
-    }
-
-    /// Decides about the bytes of a key: see [`decide`](Self::decide).
-    #[inline(always)]
-    fn decide_name(&self, name: KeyName<'_>, cost: u32) -> Decision {
-        match name {
-            KeyName::Held(key) => self.decide(Target::key(key), cost),
-            KeyName::Written(key) => self.decide_out_of_line(Target::key(&key), cost),
-        }
-    }
-
-    /// As [`decide`](Self::decide), of a key for which a call is a small part of the cost.
-    #[inline(never)]
-    fn decide_out_of_line(&self, target: Target<'_>, cost: u32) -> Decision {
-        self.decide(target, cost)
+        Ok(self.decide(Target::key(&self.shared.secret.name(key)), cost))
     }
 
     /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
@@ -179,15 +159,12 @@ impl ActiveLimit {
         if cost > 0
             && let Buckets::Leased(table) = &self.state.buckets
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
-            && let Some(result) = bucket.decide_fast(word, cost, now, || self.unit())
+            && let Some(result) =
+                bucket.decide_fast(word, cost, now, || self.state.terms.scale.token)
         {
             return self.decision(&result, cost, now);
         }
         self.decide_fully(target, cost, false, now).1
-    }
-
-    fn unit(&self) -> i64 {
-        self.state.terms.scale.token
     }
 
     /// Asks the key's bucket until it answers, which may be that the store should be asked, counts the decision, and
@@ -287,27 +264,12 @@ impl ActiveLimit {
             Buckets::Local(local) => local.table.pin(key, 0),
         };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
-        Handle { place, limit: self.clone(), key }
+        Handle { limit: self.clone(), key }
     }
 
     /// The limit's name.
     pub fn name(&self) -> &'static str {
         &self.state.info.name
-    }
-
-    /// The labels that all metrics of the limiter have.
-    #[cfg(all(feature = "metrics", feature = "tower"))]
-    pub(crate) fn limiter_labels(&self) -> crate::metrics::Labels {
-        self.shared.labels.clone()
-    }
-
-    /// Writes a key before it is used, for callers that must first know whether there is one.
-    #[cfg(feature = "tower")]
-    pub(crate) fn write_key<R>(
-        &self,
-        write: impl FnOnce(&mut KeyWriter<'_>) -> R,
-    ) -> (WrittenKey, R) {
-        self.shared.secret.write_key(write)
     }
 
     /// Decides if this node is sure, or else returns the key's handle, to [ask the store](Handle::ask_store) with.
@@ -395,10 +357,8 @@ impl<'a> Target<'a> {
 /// A key of a limit, looked up once. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    /// Where the bucket is.
-    place: u32,
     limit: ActiveLimit,
-    /// Most decisions do not touch it; while it is there the place is not given up.
+    /// While it is there, the place is not given to another key.
     key: Arc<PinnedKey>,
 }
 
@@ -446,7 +406,7 @@ impl Handle {
 
     #[inline(always)]
     fn target(&self) -> Target<'_> {
-        Target { key: &self.key.key, place: self.place }
+        Target { key: &self.key.key, place: self.key.place }
     }
 
     /// Asks the store.
@@ -461,10 +421,10 @@ impl Handle {
             // The limit does not wait, or the driver has ended with its runtime.
             return self.limit.decide(self.target(), cost);
         };
-        if self.place == OVERFLOW {
+        if self.key.place == OVERFLOW {
             table.count_overflow();
         }
-        let (bucket, now) = (table.at(self.place), clock.now());
+        let (bucket, now) = (table.at(self.key.place), clock.now());
         let (left, view_and_refill) =
             (bucket.peek(now, terms.scale.token), bucket.view_and_refill());
         let result = SpendResult::new(Verdict::of(allowed), sure, left, view_and_refill);

@@ -117,7 +117,7 @@ impl KeyedLimit {
 
     /// What to ask the limit about a request.
     pub(super) fn question(&self, head: &Head<'_>) -> Question {
-        let (key, presence) = self.limit.write_key(|key| self.key.write(head, key));
+        let (key, presence) = self.limit.shared.secret.write_key(|key| self.key.write(head, key));
         let limit = self.limit.name();
         let refused = |status| Question::Refuse(Refusal::MissingKey { limit, status });
         let key = match (presence, self.on_missing_key) {

@@ -100,7 +100,7 @@ fn describe((name, description): Counter) {
 
 #[cfg(feature = "metrics")]
 fn count((name, _): Counter, limit: &ActiveLimit, requests: u64) {
-    let mut labels = limit.limiter_labels();
+    let mut labels = limit.shared.labels.clone();
     labels.push(metrics::Label::new("limit", limit.name()));
     metrics::counter!(name, labels).increment(requests);
 }
