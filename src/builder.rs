@@ -1,6 +1,6 @@
 //! From limits and a store to a running limiter.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -223,11 +223,8 @@ impl Builder {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (queries, asked) = mpsc::unbounded_channel();
         let last_error = Arc::new(Mutex::new(None));
-        let [instance_low, instance_high, seed] = random()?;
-        let instance_low = instance_low.wrapping_add(DRAWN.fetch_add(1, Ordering::Relaxed));
-        let mut instance = [0; 16];
-        instance[..8].copy_from_slice(&instance_low.to_le_bytes());
-        instance[8..].copy_from_slice(&instance_high.to_le_bytes());
+        let [low, high, seed] = random()?;
+        let instance = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
         let config = Config {
             limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
             lanes: if alone { 0 } else { self.lanes },
@@ -275,8 +272,7 @@ impl Builder {
         let secret = self.key_secret.as_ref().map_or(KEY_SECRET_BYTES_MIN, Vec::len);
         for (is_valid, field, value, reason) in [
             (limits > 0, "limits", "none".to_owned(), "give the limiter at least one limit"),
-            (keys > 0, "max_keys", keys.to_string(), "must be at least 1"),
-            (keys <= KEYS_MAX, "max_keys", keys.to_string(), "must be 50000000 at most"),
+            ((1..=KEYS_MAX).contains(&keys), "max_keys", keys.to_string(), "must be 1 to 50000000"),
             ((1..=LANES_MAX).contains(&lanes), "lanes", lanes.to_string(), "must be 1 to 1024"),
             (
                 secret >= KEY_SECRET_BYTES_MIN,
@@ -290,10 +286,9 @@ impl Builder {
                 return Err(ConfigError::Limiter { field, value, reason });
             }
         }
-        let mut names: Vec<&str> = self.limits.iter().map(Limit::name).collect();
-        names.sort_unstable();
-        match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(ConfigError::DuplicateLimit(pair[0].to_owned())),
+        let mut names = HashSet::new();
+        match self.limits.iter().map(Limit::name).find(|&name| !names.insert(name)) {
+            Some(name) => Err(ConfigError::DuplicateLimit(name.to_owned())),
             None => Ok(()),
         }
     }
@@ -342,9 +337,6 @@ fn limit_state(
         reason: "there is no memory for so many keys in each limit",
     })
 }
-
-/// Two limiters of one process never draw the same id, whatever the system's source does.
-static DRAWN: AtomicU64 = AtomicU64::new(0);
 
 /// Random numbers: the instance id, the seed of the jitter, and what keys are hashed with.
 #[allow(clippy::disallowed_methods, reason = "a node draws its secrets once, here")]
