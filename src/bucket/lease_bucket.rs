@@ -192,7 +192,7 @@ impl LeaseBucket {
         fence(Ordering::Acquire);
         self.load_in(word.epoch())?;
         self.denied.fetch_add(1, Ordering::Relaxed);
-        Some(SpendResult::new(Verdict::Denied, true, 0, self.view_and_refill()))
+        Some(self.result(Verdict::Denied, true, 0))
     }
 
     /// Decides in all cases. `None`, and nothing is changed, if the lease or the key has changed since the word was
@@ -226,12 +226,7 @@ impl LeaseBucket {
             }
             let asks = lacking > 0 && can_wait && !word.is_policy();
             if asks && !self.knows_all(is_live, cost) {
-                return Some(SpendResult::new(
-                    Verdict::Unsure,
-                    false,
-                    tokens,
-                    self.view_and_refill(),
-                ));
+                return Some(self.result(Verdict::Unsure, false, tokens));
             }
             if asks || lacking > self.usable_credit(word, now) {
                 fence(Ordering::Acquire);
@@ -284,7 +279,7 @@ impl LeaseBucket {
         let overflowed = if overflows { word.pending() + cost } else { 0 };
         let is_sure = from_credit == 0 && !is_overdrawn && !word.is_policy();
         let news = News { overflowed, ..self.notify(urgency) };
-        let allowed = SpendResult::new(Verdict::Allowed, is_sure, left, self.view_and_refill());
+        let allowed = self.result(Verdict::Allowed, is_sure, left);
         Some(SpendResult { news, ..allowed })
     }
 
@@ -298,7 +293,7 @@ impl LeaseBucket {
         let refused = if cost > 1 && before < cost { cost } else { 0 };
         let is_sure = self.has_refill(is_live) && !word.is_policy();
         let news = News { refused, ..self.notify(Urgency::Now) };
-        let denied = SpendResult::new(Verdict::Denied, is_sure, left, self.view_and_refill());
+        let denied = self.result(Verdict::Denied, is_sure, left);
         SpendResult { is_uncounted, news, ..denied }
     }
 
@@ -308,10 +303,10 @@ impl LeaseBucket {
         if !self.is_full_at_rest(now) {
             return;
         }
-        let _ = self.update(|word| {
+        self.update(|word| {
             let is_at_rest = word.epoch() == seen.epoch() && self.is_full_at_rest(now);
-            (is_at_rest && word.pending() == 0 && !word.is_retired())
-                .then(|| word.with_credit(credit))
+            let is_renewed = is_at_rest && word.pending() == 0 && !word.is_retired();
+            if is_renewed { word.with_credit(credit) } else { word }
         });
     }
 
@@ -346,24 +341,21 @@ impl LeaseBucket {
     }
 
     #[inline(always)]
-    fn swap(&self, from: TokenWord, to: TokenWord) -> Result<(), TokenWord> {
+    fn swap(&self, from: TokenWord, to: TokenWord) -> Result<(), u64> {
         self.word
             .compare_exchange_weak(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)
             .map(|_| ())
-            .map_err(TokenWord)
     }
 
-    /// Applies `change` until it succeeds or `change` declines. Returns the word before.
-    fn update(
-        &self,
-        mut change: impl FnMut(TokenWord) -> Option<TokenWord>,
-    ) -> Result<TokenWord, TokenWord> {
-        self.word
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-                change(TokenWord(word)).map(|changed| changed.0)
-            })
-            .map(TokenWord)
-            .map_err(TokenWord)
+    /// Applies `change` until no other thread is faster. Returns the word before.
+    fn update(&self, mut change: impl FnMut(TokenWord) -> TokenWord) -> TokenWord {
+        loop {
+            let word = self.load();
+            let changed = change(word);
+            if changed == word || self.swap(word, changed).is_ok() {
+                return word;
+            }
+        }
     }
 
     /// Counts what a request cost beyond one token.
@@ -401,7 +393,7 @@ impl LeaseBucket {
         let word = self.load_in(seen.epoch())?;
         let verdict = Verdict::of(left + self.usable_credit(word, now) > 0);
         let is_sure = left > 0 && !word.is_policy();
-        Some(SpendResult::new(verdict, is_sure, left, self.view_and_refill()))
+        Some(self.result(verdict, is_sure, left))
     }
 
     /// The tokens that a decision would find at `now`.
@@ -411,6 +403,11 @@ impl LeaseBucket {
             return 0;
         }
         if self.mint(word, now, 0, unit) { self.load().tokens() } else { word.tokens() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn result(&self, verdict: Verdict, is_sure: bool, left: u32) -> SpendResult {
+        SpendResult::new(verdict, is_sure, left, self.view_and_refill())
     }
 
     /// The store's last word, and what flows in: a hint. Models do without: they would try all values of it.

@@ -501,7 +501,7 @@ impl BucketRef {
             let word = TableBucket::load(&**self);
             if LeaseBucket::is_retired(word) {
                 debug_assert!(false, "its owner keeps it from eviction");
-                return SpendResult::new(Verdict::Denied, false, 0, self.view_and_refill());
+                return self.result(Verdict::Denied, false, 0);
             }
             if let Some(result) = self.try_decide(word, ask, now) {
                 return result;

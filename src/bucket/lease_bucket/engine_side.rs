@@ -75,11 +75,7 @@ impl LeaseBucket {
         } else {
             self.engine.fetch_and(!NOTIFIED, Ordering::AcqRel);
         }
-        let collect = |word: TokenWord| {
-            let after = word.collected().with_credit(recredit(word.credit()));
-            (after != word).then_some(after)
-        };
-        let (Ok(before) | Err(before)) = self.update(collect);
+        let before = self.update(|word| word.collected().with_credit(recredit(word.credit())));
         Collected {
             spent: u64::from(before.pending()),
             surplus: u64::from(self.surplus.swap(0, Ordering::Relaxed)),
@@ -115,10 +111,10 @@ impl LeaseBucket {
     /// Sets the credit of a bucket that the engine has no account of, unless something is pending: then the engine
     /// is about to open one.
     pub(crate) fn set_credit_at_rest(&self, credit: u32) {
-        let _ = self.update(|word| {
+        self.update(|word| {
             let is_marked = self.full_at_us.load(Ordering::Relaxed) == MARKED;
-            (self.account().is_none() && word.pending() == 0 && !word.is_retired() && !is_marked)
-                .then(|| word.with_credit(credit))
+            let is_at_rest = self.account().is_none() && word.pending() == 0 && !word.is_retired();
+            if is_at_rest && !is_marked { word.with_credit(credit) } else { word }
         });
     }
 
@@ -126,8 +122,8 @@ impl LeaseBucket {
 
     /// Takes tokens away until at most `keep` are left. Returns how many.
     pub(crate) fn withdraw(&self, keep: u32) -> u32 {
-        let before = self.update(|word| (word.tokens() > keep).then(|| word.with_tokens(keep)));
-        before.map_or(0, |word| word.tokens() - keep)
+        let before = self.update(|word| word.with_tokens(word.tokens().min(keep)));
+        before.tokens().saturating_sub(keep)
     }
 
     /// Lowers the depth: refill stops there.
@@ -156,14 +152,14 @@ impl LeaseBucket {
         self.write_lease(lease);
         let given = i128::from(tokens) * i128::from(unit) + i128::from(fraction);
         let mut amended = Amended::default();
-        let _ = self.update(|word| {
+        self.update(|word| {
             // What flowed in beyond the old depth was lost then.
             let room = i128::from(old_depth.saturating_sub(word.tokens())) * i128::from(unit);
             let units = given + earned.min(room);
             let (level, remainder) = filled(word.tokens(), units, lease.depth, unit);
             let units = i64::from(level).saturating_mul(unit).saturating_add(remainder);
             amended = Amended { remainder, units, pending: u64::from(word.pending()) };
-            Some(word.next_epoch().with_tokens(level).with_policy(lease.is_policy))
+            word.next_epoch().with_tokens(level).with_policy(lease.is_policy)
         });
         if lease.rate > 0 {
             let minted_us = now.as_micros() as i64 - amended.remainder.div_euclid(lease.rate);
@@ -191,7 +187,7 @@ impl LeaseBucket {
     /// Takes the tokens of a lease that has ended out of the word, before another end can be read beside it.
     pub(super) fn empty_if_ended(&self, now: Timestamp) {
         if now.as_micros() >= self.ends_us.load(Ordering::Relaxed) {
-            let _ = self.update(|word| Some(word.next_epoch().with_tokens(0)));
+            self.update(|word| word.next_epoch().with_tokens(0));
         }
     }
 
@@ -261,7 +257,7 @@ impl LeaseBucket {
         debug_assert!(account < NO_ACCOUNT >> ACCOUNT_AT);
         let set = |engine| Some(engine & NOTIFIED | account << ACCOUNT_AT);
         let _ = self.engine.fetch_update(Ordering::AcqRel, Ordering::Acquire, set);
-        let _ = self.update(|word| Some(word.next_epoch()));
+        self.update(TokenWord::next_epoch);
     }
 
     /// The engine closes its account of this key, which is full at `full_at` if nobody spends. False if a decision has

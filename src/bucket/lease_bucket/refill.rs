@@ -101,9 +101,10 @@ impl LeaseBucket {
     /// Adds minted tokens, unless the lease that earned them has changed.
     pub(super) fn deposit(&self, tokens: u32, epoch: u64) {
         let depth = self.depth.load(Ordering::Relaxed);
-        let _ = self.update(|word| {
+        self.update(|word| {
             let level = (word.tokens() + tokens).min(depth.max(word.tokens()));
-            (word.epoch() == epoch && !word.is_retired()).then(|| word.with_tokens(level))
+            let is_same = word.epoch() == epoch && !word.is_retired();
+            if is_same { word.with_tokens(level) } else { word }
         });
     }
 
