@@ -10,7 +10,7 @@ use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::driver::clock::{Ticker, TimeSource};
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
-use crate::driver::{Driver, LimitState, Listener};
+use crate::driver::{Driver, LimitState, Listener, NodeState};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, Mode, Terms};
@@ -193,36 +193,32 @@ impl Builder {
         Ok(limiter)
     }
 
-    fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
+    fn assemble(mut self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
-        let time = match self.time {
+        let time = match self.time.take() {
             Some(time) => time,
             None => TimeSource::System(
                 Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
             ),
         };
-        let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
+        let budget = Arc::new(KeyBudget::new(self.max_keys, self.limits.len()));
+        let mut limits = Vec::new();
+        for (limit, index) in self.limits.iter().zip(0..) {
+            let (terms, hasher) = (self.terms_of(limit)?, KeyHasher::new(random()?));
+            let state = LimitState::new(index, limit, terms, hasher, &budget, &time);
+            limits.push(state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
+                field: "max_keys",
+                value: budget.max().to_string(),
+                reason: "there is no memory for so many keys in each limit",
+            })?);
+        }
         let alone = self.store.is_none();
-        let max_nodes = self.max_nodes;
-        let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
-        let uncounted = max_nodes.unwrap_or(if is_memory { 1 } else { DEFAULT_MAX_NODES });
         let store = self.store.map(|store| {
             let time = time.clone();
             store.open(move || time.now())
         });
-        let budget = Arc::new(KeyBudget::new(self.max_keys, self.limits.len()));
-        let limits: Arc<[Arc<LimitState>]> = self
-            .limits
-            .iter()
-            .zip(0..)
-            .map(|(limit, index)| {
-                limit_state(limit, index, alone, max_nodes, uncounted, &budget, &time)
-            })
-            .collect::<Result<_, _>>()?;
-        let notifications = Arc::new(NotificationQueue::new(self.max_keys));
         let (commands, inbox) = mpsc::unbounded_channel();
         let (queries, asked) = mpsc::unbounded_channel();
-        let last_error = Arc::new(Mutex::new(None));
         let [low, high, seed] = random()?;
         let instance = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
         let config = Config {
@@ -231,7 +227,7 @@ impl Builder {
             instance,
             seed,
             retry_us: store.as_ref().map_or(0, |store| micros(store.timeout())),
-            max_nodes,
+            max_nodes: self.max_nodes,
         };
         let mut listeners = self.listeners;
         listeners.push(Arc::new(crate::driver::log::record));
@@ -239,32 +235,47 @@ impl Builder {
         let labels = crate::metrics::limiter_labels(self.name.as_deref());
         #[cfg(feature = "metrics")]
         listeners.push(crate::metrics::listener(labels.clone(), &limits, self.max_keys));
+        let node = Arc::new(NodeState {
+            limits,
+            budget,
+            notifications: NotificationQueue::new(self.max_keys),
+            last_error: Mutex::new(None),
+            time,
+        });
         let driver = Driver {
-            engine: Engine::new(config, time.now()),
+            engine: Engine::new(config, node.time.now()),
             store,
-            notifications: notifications.clone(),
-            limits: limits.clone(),
-            budget: budget.clone(),
-            clock: time.cached(),
-            time: time.clone(),
+            node: node.clone(),
+            clock: node.time.cached(),
             commands: inbox,
             queries: asked,
             listeners,
-            last_error: last_error.clone(),
         };
         let shared = Shared {
-            limits,
-            budget,
-            notifications,
+            node,
             commands,
             queries,
-            last_error,
-            secret,
-            time,
+            secret: KeySecret::new(self.key_secret.as_deref().unwrap_or_default()),
             #[cfg(all(feature = "metrics", feature = "tower"))]
             labels,
         };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
+    }
+
+    /// The terms of a limit on this node.
+    fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
+        let mut terms = limit.validate()?;
+        if let Some(nodes) = self.max_nodes {
+            limit.validate_credit(&terms, nodes)?;
+        }
+        if self.store.is_none() || terms.mode == Mode::Local {
+            terms = limit.validate_local()?;
+        }
+        let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
+        let uncounted = if is_memory { 1 } else { DEFAULT_MAX_NODES };
+        terms.credit_rule.uncounted = self.max_nodes.unwrap_or(uncounted);
+        terms.credit = terms.credit_rule.at(None);
+        Ok(terms)
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
@@ -292,50 +303,6 @@ impl Builder {
             None => Ok(()),
         }
     }
-}
-
-/// An accuracy that leaves no credit would deny the first requests of quiet keys without a word.
-fn check_credit_left(limit: &Limit, terms: &Terms, nodes: u32) -> Result<(), ConfigError> {
-    let rule = terms.credit_rule;
-    let by_accuracy = rule.together.is_some() && rule.known > 0 && terms.mode == Mode::Hybrid;
-    if !by_accuracy || rule.at(Some(nodes)).first > 0 {
-        return Ok(());
-    }
-    Err(ConfigError::Limit {
-        limit: limit.name().to_owned(),
-        field: "accuracy",
-        value: format!("{} tokens for max_nodes = {nodes}", rule.together.unwrap_or_default()),
-        reason: "leaves less than a token of credit to each node, so check would deny the first requests of \
-                 quiet keys: allow a larger excess, or call strict() and use check_sure",
-    })
-}
-
-fn limit_state(
-    limit: &Limit,
-    index: u32,
-    alone: bool,
-    max_nodes: Option<u32>,
-    uncounted: u32,
-    budget: &Arc<KeyBudget>,
-    time: &TimeSource,
-) -> Result<Arc<LimitState>, ConfigError> {
-    let mut terms = limit.validate()?;
-    if let Some(nodes) = max_nodes {
-        check_credit_left(limit, &terms, nodes)?;
-    }
-    if alone || terms.mode == Mode::Local {
-        terms = limit.validate_local()?;
-    }
-    terms.credit_rule.uncounted = uncounted;
-    terms.credit = terms.credit_rule.at(None);
-    let hasher = KeyHasher::new(random()?);
-    let (name, quota) = (limit.name().into(), limit.quota());
-    let state = LimitState::new(index, name, quota, terms, hasher, budget, time);
-    state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
-        field: "max_keys",
-        value: budget.max().to_string(),
-        reason: "there is no memory for so many keys in each limit",
-    })
 }
 
 /// Random numbers: the instance id, the seed of the jitter, and what keys are hashed with.

@@ -17,8 +17,7 @@ use crate::bucket::{
     Notification, NotificationQueue, OVERFLOW, SpendResult, Table,
 };
 use crate::error::{ConfigError, StoreError};
-use crate::limit::{Credit, LimitInfo, Mode, Terms};
-use crate::quota::Quota;
+use crate::limit::{Credit, Limit, LimitInfo, Mode, Terms};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
@@ -194,8 +193,7 @@ impl LimitState {
     /// `None` if there is no memory for so many keys.
     pub(crate) fn new(
         index: u32,
-        name: Arc<str>,
-        quota: Quota,
+        limit: &Limit,
         terms: Terms,
         hasher: KeyHasher,
         budget: &Arc<KeyBudget>,
@@ -210,7 +208,8 @@ impl LimitState {
         };
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
-        let info = LimitInfo::intern(&name, terms.scale, quota);
+        let name: Arc<str> = limit.name().into();
+        let info = LimitInfo::intern(&name, terms.scale, limit.quota());
         Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
     }
 
@@ -280,20 +279,26 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
     Some(Input::Touched { bucket, told })
 }
 
+/// What a limiter and its driver share.
+pub(crate) struct NodeState {
+    pub(crate) limits: Vec<Arc<LimitState>>,
+    pub(crate) budget: Arc<KeyBudget>,
+    pub(crate) notifications: NotificationQueue,
+    /// The store's last error, for those who wait for it.
+    pub(crate) last_error: Mutex<Option<StoreError>>,
+    /// Keeps the cached clock running for as long as decisions are taken.
+    pub(crate) time: TimeSource,
+}
+
 /// Everything the loop owns.
 pub(crate) struct Driver {
     pub(crate) engine: Engine,
     pub(crate) store: Option<Arc<dyn Store>>,
-    pub(crate) notifications: Arc<NotificationQueue>,
-    pub(crate) limits: Arc<[Arc<LimitState>]>,
-    pub(crate) budget: Arc<KeyBudget>,
+    pub(crate) node: Arc<NodeState>,
     pub(crate) clock: Clock,
-    pub(crate) time: TimeSource,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) queries: mpsc::UnboundedReceiver<StoreQuery>,
     pub(crate) listeners: Vec<Listener>,
-    /// The store's last error, for those who wait for it.
-    pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
 }
 
 /// An exchange that came to an end.
@@ -360,7 +365,7 @@ impl Driver {
                 held_up_us = [0, held_up_us[0]];
                 self.flush();
             }
-            let keys = evictor.look(&self.limits, self.budget.max(), self.now());
+            let keys = evictor.look(&self.node.limits, self.node.budget.max(), self.now());
             if keys > 0 {
                 self.publish(&Event::Evicted { keys });
             }
@@ -375,8 +380,8 @@ impl Driver {
             let wake_at = wake_at.min(deadline.unwrap_or(Timestamp::NEVER));
             let wake_at = if more { now } else { wake_at };
             tokio::select! {
-                () = self.time.sleep_until(wake_at) => {}
-                () = self.notifications.woken() => {}
+                () = self.node.time.sleep_until(wake_at) => {}
+                () = self.node.notifications.woken() => {}
                 Some(done) = exchanges.tasks.join_next_with_id() => {
                     if let Some(answer) = exchanges.outcome(done) {
                         self.answered(answer);
@@ -409,7 +414,7 @@ impl Driver {
     }
 
     fn now(&self) -> Timestamp {
-        let now = self.time.now();
+        let now = self.node.time.now();
         self.clock.set(now);
         now
     }
@@ -425,15 +430,15 @@ impl Driver {
     /// Keeps the store's last error for those who wait for it.
     fn note_error(&self) {
         let error = self.engine.error().cloned();
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+        *self.node.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 
     /// Hands what decisions told to the engine. Decisions may tell faster than this listens: says
     /// whether something may be left for the next round.
     fn drain_notifications(&mut self, now: Timestamp) -> bool {
         for _ in 0..MAX_QUEUED {
-            let Some(note) = self.notifications.pop() else { return false };
-            if let Buckets::Leased(table) = &self.limits[note.limit as usize].buckets
+            let Some(note) = self.node.notifications.pop() else { return false };
+            if let Buckets::Leased(table) = &self.node.limits[note.limit as usize].buckets
                 && let Some(touched) = touched(table, &note)
             {
                 self.engine.handle(now, touched);
@@ -474,7 +479,9 @@ impl Driver {
                         let _ = done.send(StoreAnswer { allowed, sure });
                     }
                 }
-                Output::Credit { limit, credit } => self.limits[limit as usize].set_credit(credit),
+                Output::Credit { limit, credit } => {
+                    self.node.limits[limit as usize].set_credit(credit)
+                }
                 Output::Send { lane, attempt, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
                     let Some(store) = self.store.clone() else { continue };
@@ -517,7 +524,7 @@ impl Driver {
 
     /// Tells of a stall of the cached clock; this loop did nothing for `held_up_us` at the longest of late.
     fn take_stall(&mut self, held_up_us: u64) {
-        let stall = self.time.take_stall();
+        let stall = self.node.time.take_stall();
         if stall > Duration::ZERO {
             self.engine.clock_stalled(micros(stall), held_up_us);
             self.publish(&Event::ClockStalled { stall });
@@ -525,25 +532,25 @@ impl Driver {
     }
 
     fn flush(&mut self) {
-        for limit in self.limits.iter() {
+        for limit in self.node.limits.iter() {
             self.engine.counted(limit.index, limit.take_counts());
         }
-        for event in self.engine.take_decisions(self.time.now()) {
+        for event in self.engine.take_decisions(self.node.time.now()) {
             self.publish(&event);
         }
-        for event in self.engine.take_policy_changes(self.time.now()) {
+        for event in self.engine.take_policy_changes(self.node.time.now()) {
             self.publish(&event);
         }
         let gauges = self.engine.gauges();
         self.publish(&Event::State {
-            keys: self.budget.used(),
+            keys: self.node.budget.used(),
             pending: gauges.pending,
             leased_depth: gauges.leased_depth,
             nodes: gauges.nodes,
             lanes_down: gauges.lanes_down,
         });
         for (index, excess) in self.engine.excess().into_iter().enumerate() {
-            let limit = &self.limits[index];
+            let limit = &self.node.limits[index];
             limit.set_excess(excess);
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });
         }

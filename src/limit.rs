@@ -309,6 +309,23 @@ impl Limit {
         Ok(Terms { scale, cost_max, mode: Mode::Local, ..terms })
     }
 
+    /// Checks that each of so many nodes has credit: an accuracy that leaves none would deny the first requests of quiet
+    /// keys without a word.
+    pub(crate) fn validate_credit(&self, terms: &Terms, nodes: u32) -> Result<(), ConfigError> {
+        let rule = terms.credit_rule;
+        let by_accuracy = rule.together.is_some() && rule.known > 0 && terms.mode == Mode::Hybrid;
+        if !by_accuracy || rule.at(Some(nodes)).first > 0 {
+            return Ok(());
+        }
+        Err(ConfigError::Limit {
+            limit: self.name.clone(),
+            field: "accuracy",
+            value: format!("{} tokens for max_nodes = {nodes}", rule.together.unwrap_or_default()),
+            reason: "leaves less than a token of credit to each node, so check would deny the first requests of \
+                     quiet keys: allow a larger excess, or call strict() and use check_sure",
+        })
+    }
+
     fn validate_sync(&self) -> Result<(), ConfigError> {
         let invalid = |field, value: String, reason| {
             Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })

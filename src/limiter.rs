@@ -1,19 +1,19 @@
 //! What users hold: a limiter, its limits, and handles of keys.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Ask, Found, KeyBudget, Notification, NotificationQueue, OVERFLOW, Room, SpendResult, Table,
-    TableBucket, Verdict,
+    Ask, Found, Notification, OVERFLOW, Room, SpendResult, Table, TableBucket, Verdict,
 };
 use crate::decision::Decision;
-use crate::driver::clock::TimeSource;
-use crate::driver::{Buckets, Command, LimitState, PinnedKey, StoreAnswer, StoreQuery, Wish};
+use crate::driver::{
+    Buckets, Command, LimitState, NodeState, PinnedKey, StoreAnswer, StoreQuery, Wish,
+};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
 use crate::time::{Now, Timestamp};
@@ -30,27 +30,22 @@ pub struct Limiter {
 
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limits: Vec<&str> = self.shared.limits.iter().map(|limit| &*limit.name).collect();
+        let limits: Vec<&str> = self.shared.node.limits.iter().map(|limit| &*limit.name).collect();
         f.debug_struct("Limiter")
             .field("limits", &limits)
-            .field("keys", &self.shared.budget.used())
-            .field("max_keys", &self.shared.budget.max())
+            .field("keys", &self.shared.node.budget.used())
+            .field("max_keys", &self.shared.node.budget.max())
             .finish()
     }
 }
 
 /// What all handles share.
 pub(crate) struct Shared {
-    pub(crate) limits: Arc<[Arc<LimitState>]>,
-    pub(crate) budget: Arc<KeyBudget>,
-    pub(crate) notifications: Arc<NotificationQueue>,
+    pub(crate) node: Arc<NodeState>,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
     pub(crate) queries: mpsc::UnboundedSender<StoreQuery>,
-    pub(crate) last_error: Arc<Mutex<Option<StoreError>>>,
     /// What keys are hashed with.
     pub(crate) secret: KeySecret,
-    /// Keeps the cached clock running for as long as decisions are taken.
-    pub(crate) time: TimeSource,
     #[cfg(all(feature = "metrics", feature = "tower"))]
     pub(crate) labels: crate::metrics::Labels,
 }
@@ -62,7 +57,7 @@ impl Limiter {
     ///
     /// [`ConfigError::UnknownLimit`] if the limiter was built without it.
     pub fn limit(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
-        let limits = &self.shared.limits;
+        let limits = &self.shared.node.limits;
         let state = limits.iter().find(|limit| &*limit.name == name).ok_or_else(|| {
             let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
             ConfigError::UnknownLimit { name: name.to_owned(), known: known.join(", ") }
@@ -82,7 +77,7 @@ impl Limiter {
         if self.ask(Wish::Ready, deadline).await {
             return Ok(());
         }
-        let last = self.shared.last_error.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.shared.node.last_error.lock().unwrap_or_else(PoisonError::into_inner);
         Err(last.clone().unwrap_or(StoreError::TimedOut(deadline)))
     }
 
@@ -177,7 +172,7 @@ impl ActiveLimit {
         can_wait: bool,
         mut now: Timestamp,
     ) -> (Verdict, Decision) {
-        let (time, scale) = (&self.shared.time, self.state.terms.scale);
+        let (time, scale) = (&self.shared.node.time, self.state.terms.scale);
         let ask = Ask { cost, scale, first_credit: self.state.first_credit(), can_wait };
         let result = match &self.state.buckets {
             Buckets::Leased(table) => {
@@ -186,7 +181,12 @@ impl ActiveLimit {
                 table.count(place, &result, cost);
                 if !result.news.is_none() {
                     let (limit, news) = (self.state.index, result.news);
-                    self.shared.notifications.push(Notification { limit, place, at: now, news });
+                    self.shared.node.notifications.push(Notification {
+                        limit,
+                        place,
+                        at: now,
+                        news,
+                    });
                 }
                 result
             }
@@ -355,18 +355,11 @@ impl<'a> Target<'a> {
 }
 
 /// A key of a limit, looked up once. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Handle {
     limit: ActiveLimit,
     /// While it is there, the place is not given to another key.
     key: Arc<PinnedKey>,
-}
-
-/// Without the key, which may be secret.
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("limit", &self.limit.name()).finish_non_exhaustive()
-    }
 }
 
 impl Handle {
@@ -425,9 +418,8 @@ impl Handle {
             table.count_overflow();
         }
         let (bucket, now) = (table.at(self.key.place), clock.now());
-        let (left, view_and_refill) =
-            (bucket.peek(now, terms.scale.token), bucket.view_and_refill());
-        let result = SpendResult::new(Verdict::of(allowed), sure, left, view_and_refill);
+        let left = bucket.peek(now, terms.scale.token);
+        let result = bucket.result(Verdict::of(allowed), sure, left);
         self.limit.decision(&result, cost, now)
     }
 
