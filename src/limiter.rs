@@ -181,12 +181,8 @@ impl ActiveLimit {
                 table.count(place, &result, cost);
                 if !result.news.is_none() {
                     let (limit, news) = (self.state.index, result.news);
-                    self.shared.node.notifications.push(Notification {
-                        limit,
-                        place,
-                        at: now,
-                        news,
-                    });
+                    let notification = Notification { limit, place, at: now, news };
+                    self.shared.node.notifications.push(notification);
                 }
                 result
             }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  63   48    47     46    43 42          19   18     17       0
-//! | epoch | live    | credit |   tokens    | policy |  pending  |
+//! | epoch |  live   | credit |   tokens    | policy |  pending  |
 //! ```
 //!
 //! - *pending*: tokens spent that the engine has not collected.
