@@ -267,9 +267,8 @@ impl<B: TableBucket> Table<B> {
         let hash = self.hasher.hash(key, short_words(key));
         self.index.find(hash, |place| {
             let found = self.found_at(place);
-            let is_mine =
-                found.bucket.key().is(key, &self.long, place) && !B::is_retired(found.word);
-            is_mine.then_some(found)
+            let is_same = found.bucket.key().is(key, &self.long, place);
+            (is_same && !B::is_retired(found.word)).then_some(found)
         })
     }
 
