@@ -182,13 +182,14 @@ end
 -- Applies the entries that begin at `at` to the buckets that were `found`, and puts the grants into
 -- `parts`, after what is there. Returns what is to be written: the records (false: nothing), where
 -- each goes (an offset as a string, or as a number for how many milliseconds it is to be kept from
--- now on), and the longest of these times. Nil if an entry names a quota that the batch does not have.
+-- now on), and the longest of these times. Nil if a quota is none, if an entry names one that the batch does not
+-- have, or if more entries have a rest than the batch says.
 --
 -- The order of steps is that of Key::apply in src/store/model.rs.
-local function apply_all(batch, at, count, quota_count, found, parts, now_us, time_ms, nodes, lane_gives,
+local function apply_all(batch, at, count, quota_count, rests, found, parts, now_us, time_ms, nodes, lane_gives,
     recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
   local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
-  local CREDIT_TOKENS, REPAY_US, REPAY_LEAST_PART = 15, 100000, 16
+  local CREDIT_TOKENS, DEBT_US, REPAY_US, REPAY_LEAST_PART = 15, 1000000, 100000, 16
   -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
   -- length of an epoch, and algorithm.
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
@@ -218,7 +219,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     local bytes = batch:sub(at, at + QUOTA_BYTES - 1)
     local rate, token, burst, version, epoch_us, algorithm =
       unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
-    if algorithm ~= TOKEN_BUCKET then
+    local most = max(rate * DEBT_US, token, burst, version, 4 * epoch_us)
+    local is_quota = bytes:sub(1, #MAGIC) == MAGIC and algorithm == TOKEN_BUCKET and version >= 0
+      and min(rate, token, burst, epoch_us) >= 1 and most <= 2^52 and (rate + token + burst + version + epoch_us) % 1 == 0
+    if not is_quota then
       return nil
     end
     quotas[number] = { bytes, rate, token, burst, version, epoch_us,
@@ -232,6 +236,8 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
 
   local terms, quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level,
     high_level, capacity, epoch_now, flowing_from_us
+  -- Not those of a quota that is not there.
+  terms = false
 
   for index = 1, count do
     local number, flags, spent, held_rate, held_depth, held_out, held_stamp_us, held_demand,
@@ -243,6 +249,10 @@ local function apply_all(batch, at, count, quota_count, found, parts, now_us, ti
     if flags ~= CLAIM then
       restoring, has_claim = flags % 2 >= RESTORE, flags % 4 >= CLAIM
       if flags >= REST then
+        rests = rests - 1
+        if rests < 0 then
+          return nil
+        end
         debt, allowed, taken, returned, back_rate, back_depth, needed, at =
           unpack_numbers(REST_FORMAT, batch, at)
       end

@@ -98,7 +98,18 @@ local wire, request_lanes, sequence, recovery_us, lease_us, silence_us, alive_us
 if wire ~= WIRE_VERSION then
   return redis.error_reply('TIDEGATE REQUEST another wire version')
 end
-if entries < 0 or entries > ENTRIES_MAX then
+-- What is no number at all, or not a finite one, has a part that is not 0.
+local parts_of_numbers = request_lanes % 1 + sequence % 1 + recovery_us % 1 + lease_us % 1 + silence_us % 1
+  + alive_us % 1 + limit_alive_us % 1 + known_us % 1 + sent_us % 1 + known_nodes % 1 + flags % 1 + entries % 1
+  + quota_count % 1 + rests % 1 + limits % 1
+if parts_of_numbers ~= 0 or request_lanes < 1 or request_lanes >= 2^32
+  or min(sequence, recovery_us, lease_us, silence_us, alive_us, limit_alive_us, known_us, sent_us, known_nodes,
+    flags, entries, quota_count, rests, limits) < 0
+  or max(sequence, recovery_us, lease_us, silence_us, alive_us, limit_alive_us, known_us, sent_us,
+    known_nodes) > 2^52 then
+  return redis.error_reply('TIDEGATE REQUEST a number that is not natural')
+end
+if entries > ENTRIES_MAX then
   return redis.error_reply('TIDEGATE REQUEST too many entries')
 end
 if #batch ~= HEADER_BYTES + quota_count * QUOTA_BYTES + entries * ENTRY_BYTES + rests * REST_BYTES
@@ -284,6 +295,8 @@ local function mark_and_count(name, score, least)
     return nil, failed(name, done)
   end
   call('ZREMRANGEBYSCORE', name, '-inf', string.format('(%.0f', least))
+  -- At once: a batch that is refused below leaves nothing that stays.
+  call('PEXPIRE', name, keep_ms)
   return call('ZCARD', name)
 end
 local marks = not is_known or now_us - marked_us >= MARK_US or is_leaving
@@ -301,7 +314,6 @@ for index = 1, limits do
   if foreign then
     return foreign
   end
-  call('PEXPIRE', name, keep_ms)
   limit_nodes[index] = pack('<d', alive)
 end
 -- A batch that is older than this was sent before its node took what it does not tell of.
@@ -317,11 +329,11 @@ local is_lost, is_returning = is_waiting and reason == LOSS, is_waiting and reas
 local gives = not is_lost and (settled_us == since_us or not is_returning)
 local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash, APPLIED, 0, now_us, nodes,
   is_waiting and until_us or 0, since_us, silence_limit_us, entries, incarnation) }
-local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, quota_count, found, parts,
+local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, quota_count, rests, found, parts,
   now_us, time_ms, nodes, gives, recovery_us, is_returning, reason == SILENCE and since_us or 0, lost_us,
   expected, most_nodes, is_lost, from_us, since_us, max(expected - settled, 0))
 if not records then
-  return redis.error_reply('TIDEGATE REQUEST an entry of a quota or algorithm that is not there')
+  return redis.error_reply('TIDEGATE REQUEST a quota that is none, or an entry without a part that it names')
 end
 local reply = table.concat(parts) .. table.concat(limit_nodes)
 local longer = longest_ms + RECORD_MARGIN_MS > keep_ms
@@ -350,7 +362,9 @@ if reason ~= NOTHING or lost_us > 0 then
 end
 if marks or longer or #record ~= lane_bytes then
   call('SET', KEYS[1], record, 'PX', keep_ms)
-  call('PEXPIRE', KEYS[3], keep_ms)
+  if longer then
+    call('PEXPIRE', KEYS[3], keep_ms)
+  end
 else
   call('SETRANGE', KEYS[1], '0', record)
 end

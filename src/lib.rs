@@ -63,6 +63,8 @@ mod builder;
 mod decision;
 mod driver;
 mod error;
+#[cfg(any(test, tidegate_fuzz))]
+pub mod fuzz;
 #[cfg(feature = "http")]
 pub mod http;
 mod key;

@@ -21,6 +21,7 @@ use crate::sync::message::{
 };
 
 mod lanes;
+mod malformed;
 mod records;
 
 #[path = "../../tests/parts/redis_server.rs"]
@@ -652,27 +653,4 @@ fn a_lane_of_another_layout_is_told_by_its_version() {
     let (): () = world.raw.set(prefix(0) + "lane", "T3 whatever follows").unwrap();
     let reply = world.exchange(&request).unwrap();
     assert_eq!(reply.verdict, Verdict::Wire(3));
-}
-
-#[test]
-fn a_batch_whose_parts_do_not_match_is_refused_before_anything_is_written() {
-    let mut world = World::new();
-    let (request, names) = three_keys(&mut world);
-    let script = redis::Script::new(crate::store::redis::SYNC_CODE);
-    let hash = request.hash().to_le_bytes();
-    let bytes = request.bytes();
-    let cases = [
-        (&names[..2], bytes, &hash[..]),
-        (&names[..], &bytes[..bytes.len() - 1], &hash[..]),
-        (&names[..], &bytes[..10], &hash[..]),
-        (&names[..], bytes, &hash[..7]),
-    ];
-    for (keys, bytes, hash) in cases {
-        let mut call = script.prepare_invoke();
-        call.key("{a}l").key("{a}n").key("{a}m").key(keys).arg(bytes).arg(hash);
-        let refused = call.invoke::<redis::Value>(&mut world.raw).unwrap_err();
-        assert!(format!("{refused}").contains("REQUEST"), "{refused}");
-    }
-    let keys: i64 = redis::cmd("DBSIZE").query(&mut world.raw).unwrap();
-    assert_eq!(keys, 0);
 }

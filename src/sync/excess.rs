@@ -146,7 +146,7 @@ impl Known {
             clock_jumps_s: pieces(self.stalls, self.stalls_us),
             store_jumps_s: pieces(trouble.jumps as usize, trouble.jumps_us),
             // The nodes that the store waited for may not be those that held leases.
-            losses_unheard: if self.nodes.gone + self.nodes.joined > 0 {
+            losses_unheard: if self.nodes.gone > 0 || self.nodes.joined > 0 {
                 trouble.losses
             } else {
                 0

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// The longest lease that a reply may grant.
 pub(super) const LIFE_MAX_US: i64 = 64_000_000;
+/// The most nodes that a reply may count.
+const NODES_MAX: i64 = 1_000_000;
 
 impl Lane {
     pub(super) fn granted(
@@ -126,6 +128,10 @@ impl Lane {
 
 /// Refuses replies that no store of this protocol would give to `request`.
 pub(super) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
+    at_most("nodes", reply.nodes, NODES_MAX)?;
+    for &nodes in &reply.limit_nodes {
+        at_most("limit_nodes", nodes, NODES_MAX)?;
+    }
     match &reply.verdict {
         Verdict::Lanes(stored) => {
             Err(StoreError::Lanes { configured: request.lanes, stored: *stored })
@@ -155,16 +161,12 @@ pub(super) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError
 }
 
 fn plausible(given: &Given, want: i64, rate: i64, burst: i64) -> Result<(), StoreError> {
-    let bounds = [
-        ("grant.tokens", given.tokens, want),
-        ("grant.rate", given.rate, rate),
-        ("grant.depth", given.depth, burst),
-        ("grant.life_us", given.life_us, LIFE_MAX_US),
-    ];
-    for (field, value, most) in bounds {
-        if value > most {
-            return Err(StoreError::Reply { field, value: value.to_string() });
-        }
-    }
-    Ok(())
+    at_most("grant.tokens", given.tokens, want)?;
+    at_most("grant.rate", given.rate, rate)?;
+    at_most("grant.depth", given.depth, burst)?;
+    at_most("grant.life_us", given.life_us, LIFE_MAX_US)
+}
+
+fn at_most(field: &'static str, value: i64, most: i64) -> Result<(), StoreError> {
+    if value <= most { Ok(()) } else { Err(StoreError::Reply { field, value: value.to_string() }) }
 }

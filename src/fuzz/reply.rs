@@ -1,0 +1,152 @@
+//! A store that answers anything: replies are decoded and reach the engine and the buckets of a whole limiter.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{Bytes, replace};
+use crate::limit::Limit;
+use crate::limiter::{ActiveLimit, Limiter};
+use crate::quota::Quota;
+use crate::store::{AnyStore, Exchange, MemoryStore, Store};
+use crate::sync::message::{Receipt, Reply, Request};
+use crate::testing::ManualClock;
+
+/// The head of a reply, and where its status stands.
+const HEAD_BYTES: usize = 122;
+const STATUS_AT: usize = 2 + 4 * 8;
+const BURST: u32 = 20;
+/// The most that a bucket can hold beyond its burst: what may be owed on credit.
+const CREDIT: u32 = 15;
+const KEYS: [&str; 3] = ["a", "b", "c"];
+/// Virtual time after which a lane works again, however its store answered before.
+const MENDED_WITHIN: [(u32, Duration); 3] =
+    [(4, Duration::from_millis(50)), (4, Duration::from_secs(1)), (6, Duration::from_secs(20))];
+
+/// Lets a store answer a limiter as `bytes` say. Whatever it answers, no key has more than its burst and the most
+/// credit at once, and every lane works again within minutes after the store is sound.
+pub fn reply(bytes: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(answered(bytes));
+}
+
+async fn answered(bytes: &[u8]) {
+    let clock = ManualClock::new();
+    let time = clock.clone();
+    let memory = MemoryStore::new().with_time(move || time.now());
+    let store = HostileStore { memory, script: Arc::new(Mutex::new(bytes.to_vec())) };
+    let limiter = Limiter::builder()
+        .limit(Limit::new("api", Quota::per_second(100).burst(u64::from(BURST))))
+        .limit(Limit::new("strict", Quota::per_minute(6).burst(u64::from(BURST))).strict())
+        .store(AnyStore::other(store.clone()))
+        .lanes(2)
+        .max_keys(64)
+        .clock(&clock)
+        .build()
+        .expect("the limiter is sound");
+    let limits = ["api", "strict"].map(|name| limiter.limit(name).expect("it is there"));
+    let mut rounds = 0;
+    while !store.is_sound() && rounds < 64 {
+        rounds += 1;
+        spend(&limits, rounds);
+        clock.advance(Duration::from_millis(20 << (rounds % 6)));
+        limiter.settle().await;
+    }
+    store.become_sound();
+    for (steps, step) in MENDED_WITHIN {
+        for _ in 0..steps {
+            clock.advance(step);
+            limiter.settle().await;
+            for limit in &limits {
+                let _ = limit.check(KEYS[0]);
+            }
+        }
+    }
+    limiter.ready(Duration::ZERO).await.expect("every lane works again");
+}
+
+/// Spends all that one key of each limit has at this instant.
+fn spend(limits: &[ActiveLimit; 2], round: usize) {
+    for limit in limits {
+        let key = KEYS[round % KEYS.len()];
+        let spent = (0..=BURST + CREDIT).take_while(|_| limit.check(key).is_allowed()).count();
+        assert!(spent <= (BURST + CREDIT) as usize, "{spent} at once of {BURST}");
+    }
+}
+
+/// A store in memory whose replies a script spoils.
+#[derive(Clone)]
+struct HostileStore {
+    memory: MemoryStore,
+    script: Arc<Mutex<Vec<u8>>>,
+}
+
+impl HostileStore {
+    fn is_sound(&self) -> bool {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn become_sound(&self) {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// The reply's bytes, spoiled as the script says next.
+    fn spoiled(&self, mut reply: Vec<u8>) -> Vec<u8> {
+        let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = Bytes(&script);
+        let changes = bytes.byte() % 8;
+        for _ in 0..changes {
+            // A grant has 57 bytes, or 81, of which the first is its status.
+            let grant = HEAD_BYTES + bytes.below(4) * [57, 81][bytes.below(2)];
+            match bytes.byte() % 16 {
+                // Another number in the head, where they stand behind two letters.
+                0..=3 => {
+                    let at = 2 + 8 * bytes.below(12);
+                    replace(&mut reply, at, &bytes.wire_number());
+                }
+                4 => {
+                    let status = f64::from(bytes.byte() % 7);
+                    replace(&mut reply, STATUS_AT, &status.to_le_bytes());
+                }
+                5..=8 => {
+                    let number = 1 + 8 * bytes.below(10);
+                    replace(&mut reply, grant + number, &bytes.wire_number());
+                }
+                9..=11 => replace(&mut reply, grant, &[bytes.byte() % 64]),
+                12 => {
+                    let at = bytes.below(reply.len());
+                    replace(&mut reply, at, &[bytes.byte()]);
+                }
+                13 => reply.truncate(bytes.below(reply.len() + 1)),
+                14 => reply.truncate(HEAD_BYTES),
+                _ => reply.extend(bytes.take::<8>()),
+            }
+        }
+        let left = bytes.0.to_vec();
+        *script = left;
+        reply
+    }
+}
+
+impl Store for HostileStore {
+    fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
+        Box::pin(async move {
+            let reply = self.memory.exchange(request.clone()).await?;
+            let sound = reply.encode(Receipt::default(), &request.entries);
+            let decoded = Reply::decode(&sound, &request.entries, request.limits.len());
+            assert_eq!(decoded.as_ref(), Ok(&reply), "a reply survives its encoding");
+            if self.is_sound() {
+                return Ok(reply);
+            }
+            let answered = self.spoiled(sound);
+            let reply = Reply::decode(&answered, &request.entries, request.limits.len())?;
+            let again = reply.encode(Receipt::default(), &request.entries);
+            let decoded = Reply::decode(&again, &request.entries, request.limits.len());
+            assert_eq!(decoded.as_ref(), Ok(&reply), "what was read is written");
+            Ok(reply)
+        })
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+}
