@@ -2,13 +2,17 @@
 //!
 //! Every path of `src` that starts with `crate::` or leaves its module by `super::` is looked up
 //! in [`FLOORS`]. `lib.rs` re-exports from everywhere and is exempt; unit tests are not.
+//!
+//! The files of a floor name each other in one direction only. A file and the folder of its name are one here: they
+//! are one type's code in parts. So is a `mod.rs` that only re-exports: what it re-exports is named where it is.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest floor first. A module may name what stands on its own line
 /// or above it in this table.
-const FLOORS: [&[&str]; 10] = [
+const FLOORS: [&[&str]; 11] = [
     &["time", "error", "quota", "limit", "bound", "key", "decision"],
     &["algorithm"],
     &["bucket"],
@@ -18,8 +22,13 @@ const FLOORS: [&[&str]; 10] = [
     &["metrics"],
     &["limiter", "builder"],
     &["testing", "http", "retry", "rls", "server", "sim"],
+    &["fuzz"],
     &["bin"],
 ];
+
+/// Folders whose files are rooms of their own: the floors. In other folders are parts of the file of that name.
+const FOLDERS: [&str; 9] =
+    ["bin", "bin/tidegate", "bucket", "driver", "http", "retry", "sim", "store", "sync"];
 
 /// Names every module, so it has no floor.
 const EXEMPT_FILE: &str = "lib.rs";
@@ -31,6 +40,114 @@ fn no_module_names_a_floor_above_its_own() {
     assert!(files.len() > 1, "no modules found under {}", src.display());
     let faults: Vec<String> = files.iter().flat_map(|file| faults_of_file(&src, file)).collect();
     assert!(faults.is_empty(), "the house is not in order:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn no_two_files_of_a_floor_name_each_other_even_by_way_of_others() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let sources: Vec<(String, String)> = rust_files(&src)
+        .iter()
+        .map(|file| {
+            let name = file.strip_prefix(&src).expect("the file was found in src");
+            let source = fs::read_to_string(file).expect("src is readable");
+            (name.to_string_lossy().replace('\\', "/"), source)
+        })
+        .collect();
+    let sources: Vec<(&str, &str)> =
+        sources.iter().map(|(file, source)| (file.as_str(), source.as_str())).collect();
+    let edges = on_cycles(&sources);
+    assert!(edges.is_empty(), "files name each other in a circle:\n{}", edges.join("\n"));
+}
+
+#[test]
+fn circles_of_files_are_found_and_families_and_re_exports_are_none() {
+    let facade = ("sync/mod.rs", "pub(crate) mod a; mod b; pub(crate) use a::A;");
+    let by_facade = ("sync/b.rs", "use super::A;");
+    assert!(on_cycles(&[facade, ("sync/a.rs", ""), by_facade]).is_empty());
+    let circle = [facade, ("sync/a.rs", "use super::b::B;"), by_facade];
+    assert_eq!(on_cycles(&circle), ["sync::a -> sync::b", "sync::b -> sync::a"]);
+    let longer = [
+        ("store/a.rs", "use crate::store::b::B;"),
+        ("store/b.rs", "fn b(c: super::c::C) {}"),
+        ("store/c.rs", "use super::a::{A, self};"),
+        ("store/d.rs", "use super::a::A;"),
+    ];
+    assert_eq!(
+        on_cycles(&longer),
+        ["store::a -> store::b", "store::b -> store::c", "store::c -> store::a"]
+    );
+    let family = [("sync/a.rs", "mod part; use part::P;"), ("sync/a/part.rs", "use super::A;")];
+    assert!(on_cycles(&family).is_empty());
+    let defined_in_mod = [("sync/mod.rs", "use a::A;"), ("sync/a.rs", "use super::Here;")];
+    assert_eq!(on_cycles(&defined_in_mod), ["sync -> sync::a", "sync::a -> sync"]);
+    let unit_test = [
+        ("sync/a.rs", "use super::b::B; mod tests { fn a() {} }"),
+        ("sync/b.rs", "mod tests { use super::super::a::A; }"),
+    ];
+    assert!(on_cycles(&unit_test).is_empty());
+}
+
+/// The edges, of files that name others of their floor, which are parts of a circle.
+fn on_cycles(sources: &[(&str, &str)]) -> Vec<String> {
+    let modules: BTreeSet<Vec<String>> =
+        sources.iter().map(|(file, _)| module_of_file(file)).collect();
+    let mut re_exports = BTreeMap::new();
+    let mut named = Vec::new();
+    for (file, source) in sources {
+        let home = module_of_file(file);
+        let is_test = |part: &String| ["tests", "models", "fuzz"].contains(&part.as_str());
+        if *file == EXEMPT_FILE || home.iter().any(is_test) {
+            continue;
+        }
+        for reference in References::find(&home, &tokens(source)) {
+            let Reference { path, is_re_export, is_in_tests, .. } = reference;
+            if is_re_export && let Some(last) = path.last() {
+                re_exports.insert([&home[..], std::slice::from_ref(last)].concat(), path);
+            } else if !is_in_tests {
+                named.push((home.clone(), path));
+            }
+        }
+    }
+    let mut edges: BTreeSet<(String, String)> = named
+        .into_iter()
+        .filter_map(|(home, path)| {
+            let other = file_of(&path, &modules, &re_exports)?;
+            let (from, to) = (family_of(&home, &modules), family_of(&other, &modules));
+            (home[0] == other[0] && from != to).then_some((from, to))
+        })
+        .collect();
+    // What nobody names, and what names nobody, is on no circle.
+    loop {
+        let from: BTreeSet<String> = edges.iter().map(|(from, _)| from.clone()).collect();
+        let to: BTreeSet<String> = edges.iter().map(|(_, to)| to.clone()).collect();
+        let before = edges.len();
+        edges.retain(|edge| to.contains(&edge.0) && from.contains(&edge.1));
+        if edges.len() == before {
+            return edges.iter().map(|(from, to)| format!("{from} -> {to}")).collect();
+        }
+    }
+}
+
+/// The file in which a path ends, behind what is re-exported on the way.
+fn file_of(
+    path: &[String],
+    modules: &BTreeSet<Vec<String>>,
+    re_exports: &BTreeMap<Vec<String>, Vec<String>>,
+) -> Option<Vec<String>> {
+    let length = (1..=path.len()).rev().find(|&length| modules.contains(&path[..length]))?;
+    match path.get(..=length).and_then(|name| re_exports.get(name)) {
+        Some(source) => file_of(source, modules, re_exports),
+        None => Some(path[..length].to_vec()),
+    }
+}
+
+/// The outermost file of whose folder a module is: `sync/lane.rs` for `sync/lane/flight.rs`.
+fn family_of(module: &[String], modules: &BTreeSet<Vec<String>>) -> String {
+    let is_folder = |part: &[String]| FOLDERS.contains(&part.join("/").as_str());
+    let length = (1..=module.len())
+        .find(|&length| modules.contains(&module[..length]) && !is_folder(&module[..length]))
+        .unwrap_or(module.len());
+    module[..length].join("::")
 }
 
 /// File, source, and what the checker says of it: the checker is proved before it is trusted.
@@ -142,7 +259,7 @@ fn faults(file: &str, source: &str) -> Vec<String> {
 }
 
 fn fault(file: &str, module: &str, own: usize, named: &Reference) -> Option<String> {
-    let Reference { line, module: other } = named;
+    let Reference { line, module: other, .. } = named;
     match floor(other) {
         Some(floor) if floor <= own => None,
         Some(_) => Some(format!("src/{file}:{line} {module} -> {other}")),
@@ -163,10 +280,15 @@ fn module_of_file(file: &str) -> Vec<String> {
     path.split('/').map(str::to_owned).collect()
 }
 
-/// A module of the crate's root that a line names.
+/// What a line names, from the crate's root on.
 struct Reference {
     line: usize,
     module: String,
+    path: Vec<String>,
+    /// `pub use`: others find it here.
+    is_re_export: bool,
+    /// In an inline module of unit tests.
+    is_in_tests: bool,
 }
 
 /// A walk over a file's tokens that collects the paths which start at the crate's root.
@@ -180,6 +302,7 @@ struct References<'a> {
     /// At each inline module that the walk is in: the braces open outside it.
     inline: Vec<usize>,
     braces: usize,
+    is_re_export: bool,
     found: Vec<Reference>,
 }
 
@@ -187,7 +310,8 @@ impl<'a> References<'a> {
     fn find(home: &[String], tokens: &'a [Token]) -> Vec<Reference> {
         let root = if home[0] == "bin" { vec!["bin".to_owned()] } else { Vec::new() };
         let (module, inline) = (home.to_vec(), Vec::new());
-        let mut walk = Self { tokens, at: 0, root, module, inline, braces: 0, found: Vec::new() };
+        let (at, braces, is_re_export, found) = (0, 0, false, Vec::new());
+        let mut walk = Self { tokens, at, root, module, inline, braces, is_re_export, found };
         while walk.at < tokens.len() {
             walk.step();
         }
@@ -198,9 +322,17 @@ impl<'a> References<'a> {
         self.tokens.get(self.at + ahead).map_or("", |token| &token.text)
     }
 
+    fn before(&self) -> &str {
+        self.at.checked_sub(1).map_or("", |before| &self.tokens[before].text)
+    }
+
     fn step(&mut self) {
         match self.text(0) {
+            "use" => self.is_re_export = matches!(self.before(), "pub" | ")"),
+            ";" => self.is_re_export = false,
             "crate" | "super" if self.text(1) == "::" => return self.path(self.module.clone()),
+            // A path to a module beside or below, as imports have it.
+            _ if self.before() == "use" => return self.path(self.module.clone()),
             "mod" if self.text(2) == "{" => self.enter(),
             "{" => self.braces += 1,
             "}" => self.leave(),
@@ -243,7 +375,9 @@ impl<'a> References<'a> {
         }
         // `crate::{self}` names everything, like `crate::*`.
         let module = from.first().map_or("*", String::as_str).to_owned();
-        self.found.push(Reference { line, module });
+        let is_in_tests = self.module.last().is_some_and(|name| name == "tests");
+        let is_re_export = self.is_re_export;
+        self.found.push(Reference { line, module, path: from, is_re_export, is_in_tests });
     }
 
     /// Reads `{a, b::c}`, each from `from`.
