@@ -1,23 +1,16 @@
 //! The tokio loop between engine and store: it moves messages and arms timers, and decides nothing.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crossbeam_utils::CachePadded;
-use thread_local::ThreadLocal;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use crate::bound::Excess;
 use crate::bucket::{
-    BucketRef, Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, MAX_QUEUED,
-    Notification, NotificationQueue, OVERFLOW, SpendResult, Table,
+    BucketRef, KeyBudget, LeaseBucket, MAX_QUEUED, Notification, NotificationQueue, Table,
 };
 use crate::error::{ConfigError, StoreError};
-use crate::limit::{Credit, Limit, LimitInfo, Mode, Terms};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
@@ -26,17 +19,17 @@ use crate::time::{Clock, Timestamp, micros};
 pub(crate) mod clock;
 mod counter;
 mod evictor;
+mod limit_state;
 pub(crate) mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;
 
 use clock::TimeSource;
 use evictor::Evictor;
+pub(crate) use limit_state::{Buckets, LimitState, PinnedKey};
 
 /// How often decisions are told to the listeners, and room is looked for.
 const FLUSH_US: u64 = 1_000_000;
-/// For so many threads counters of local decisions are allocated when a limit is built.
-const THREADS: usize = 64;
 
 /// Hears every event.
 pub(crate) type Listener = Arc<dyn Fn(&Event) + Send + Sync>;
@@ -61,29 +54,6 @@ pub(crate) struct Command {
     pub(crate) done: oneshot::Sender<bool>,
 }
 
-/// A key whose bucket is pinned: its place is not given to another key.
-pub(crate) struct PinnedKey {
-    pub(crate) limit: Arc<LimitState>,
-    pub(crate) place: u32,
-    pub(crate) key: Arc<[u8]>,
-}
-
-impl Drop for PinnedKey {
-    fn drop(&mut self) {
-        match &self.limit.buckets {
-            Buckets::Leased(table) => table.unpin(self.place),
-            Buckets::Local(local) => local.table.unpin(self.place),
-        }
-    }
-}
-
-/// The key may be secret.
-impl fmt::Debug for PinnedKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedKey").field("place", &self.place).finish_non_exhaustive()
-    }
-}
-
 /// A caller who waits for the store's word, and where to tell it.
 #[derive(Debug)]
 pub(crate) struct StoreQuery {
@@ -105,165 +75,6 @@ pub(crate) struct StoreAnswer {
 struct OpenQueries {
     last_ticket: u64,
     open: HashMap<u64, oneshot::Sender<StoreAnswer>>,
-}
-
-/// The data plane of one limit, as limiter and driver share it.
-pub(crate) struct LimitState {
-    /// The limit's place among the limiter's limits.
-    pub(crate) index: u32,
-    pub(crate) name: Arc<str>,
-    pub(crate) info: &'static LimitInfo,
-    pub(crate) terms: Terms,
-    /// What decisions read the time from.
-    pub(crate) clock: Clock,
-    pub(crate) buckets: Buckets,
-    /// What a node may spend on a new key before the store answers, in tokens; publishes nothing else.
-    first_credit: AtomicU32,
-    /// As it was told last.
-    excess: Mutex<Excess>,
-}
-
-/// The buckets of a limit, by its mode.
-#[allow(clippy::large_enum_variant, reason = "there is one for each limit")]
-pub(crate) enum Buckets {
-    Leased(Arc<Table<LeaseBucket>>),
-    Local(LocalBuckets),
-}
-
-/// The buckets of a limit that this node keeps alone, and its decisions.
-#[derive(Debug)]
-pub(crate) struct LocalBuckets {
-    pub(crate) table: Table<LocalBucket>,
-    decided: ThreadLocal<CachePadded<ThreadDecisions>>,
-    /// What was taken of all threads' decisions.
-    taken: ThreadDecisions,
-}
-
-/// Decisions of one thread. Only that thread writes them, so that no decision waits for another thread's cache line.
-#[derive(Debug, Default)]
-struct ThreadDecisions {
-    allowed: AtomicU64,
-    denied: AtomicU64,
-}
-
-impl LocalBuckets {
-    fn new(table: Table<LocalBucket>) -> Self {
-        Self {
-            table,
-            decided: ThreadLocal::with_capacity(THREADS),
-            taken: ThreadDecisions::default(),
-        }
-    }
-
-    /// Counts a decision about `cost` tokens. A cost of 0 is none.
-    #[inline(always)]
-    pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
-        if cost == 0 {
-            return;
-        }
-        if place == OVERFLOW {
-            self.table.count_overflow();
-        }
-        let decided = self.decided.get_or_default();
-        let count = if result.is_allowed() { &decided.allowed } else { &decided.denied };
-        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    /// Decisions since the last time. One thread calls this.
-    fn take_counts(&self) -> LimitCounts {
-        let sum = |of: fn(&ThreadDecisions) -> &AtomicU64| -> u64 {
-            self.decided.iter().map(|one| of(one).load(Ordering::Relaxed)).sum()
-        };
-        let (allowed, denied) = (sum(|one| &one.allowed), sum(|one| &one.denied));
-        LimitCounts {
-            allowed: allowed - self.taken.allowed.swap(allowed, Ordering::Relaxed),
-            denied: denied - self.taken.denied.swap(denied, Ordering::Relaxed),
-            ..self.table.take_counts()
-        }
-    }
-}
-
-impl fmt::Debug for LimitState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitState").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl LimitState {
-    /// `None` if there is no memory for so many keys.
-    pub(crate) fn new(
-        index: u32,
-        limit: &Limit,
-        terms: Terms,
-        hasher: KeyHasher,
-        budget: &Arc<KeyBudget>,
-        time: &TimeSource,
-    ) -> Option<Self> {
-        let (budget, credit) = (budget.clone(), terms.credit.first);
-        let buckets = if terms.mode == Mode::Local {
-            let table = Table::new(index, hasher, budget, 0)?;
-            Buckets::Local(LocalBuckets::new(table))
-        } else {
-            Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?))
-        };
-        let first_credit = AtomicU32::new(credit);
-        let (clock, excess) = (time.cached(), Mutex::default());
-        let name: Arc<str> = limit.name().into();
-        let info = LimitInfo::intern(&name, terms.scale, limit.quota());
-        Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
-    }
-
-    /// What may be spent on a key that is new or full before the store answers, in tokens.
-    pub(crate) fn first_credit(&self) -> u32 {
-        self.first_credit.load(Ordering::Relaxed)
-    }
-
-    fn set_credit(&self, credit: Credit) {
-        self.first_credit.store(credit.first, Ordering::Relaxed);
-        if let Buckets::Leased(table) = &self.buckets {
-            table.set_credit_at_rest(credit.known);
-        }
-    }
-
-    /// How many 64ths of what the limit could hold now are free.
-    fn free_64ths(&self) -> usize {
-        match &self.buckets {
-            Buckets::Leased(table) => table.free_64ths(),
-            Buckets::Local(local) => local.table.free_64ths(),
-        }
-    }
-
-    /// Evicts keys among the next `places`. Returns how many.
-    fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
-        let scale = &self.terms.scale;
-        match &self.buckets {
-            Buckets::Leased(table) => table.evict(places, now, scale, what),
-            Buckets::Local(local) => local.table.evict(places, now, scale, what),
-        }
-    }
-
-    /// Forgets marks of keys that must be full by now. Local keys have none.
-    fn forget_marks(&self, now: Timestamp) {
-        if let Buckets::Leased(table) = &self.buckets {
-            table.forget_marks(now, &self.terms.scale);
-        }
-    }
-
-    /// Decisions since the last time that no bucket counts.
-    fn take_counts(&self) -> LimitCounts {
-        match &self.buckets {
-            Buckets::Leased(table) => table.take_counts(),
-            Buckets::Local(local) => local.take_counts(),
-        }
-    }
-
-    pub(crate) fn excess(&self) -> Excess {
-        *self.excess.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_excess(&self, excess: Excess) {
-        *self.excess.lock().unwrap_or_else(PoisonError::into_inner) = excess;
-    }
 }
 
 /// A notification as the engine takes it in. `None` if the key has been evicted meanwhile; the calling thread is the

@@ -93,7 +93,7 @@ mod tests {
     #[cfg(feature = "redis")]
     #[test]
     fn kept_requests_break_no_promise_on_a_real_server() {
-        use crate::store::equality::redis_server::RedisServer;
+        use crate::store::redis_server::RedisServer;
 
         let redis = RedisServer::start();
         let mut server = super::Server::open(&redis.url());

@@ -22,13 +22,8 @@
 //! `Acquire` sees it ready. A level is filled before it is published with `Release`.
 
 use super::atomic::{AtomicU32, Ordering, zeros};
-use super::key_hash::KeyHash;
+use super::key_hash::{KeyHash, PLACE_MAX};
 use std::ops::Range;
-
-/// Bits of a place in a table.
-const PLACE_BITS: u32 = 26;
-/// The last place that an entry can name; the first is 1, and no entry is 0.
-pub(super) const PLACE_MAX: u32 = (1 << PLACE_BITS) - 1;
 
 /// The first level. Models begin with a small one, so that it grows.
 const BITS_MIN: u32 = if cfg!(tidegate_models) { 2 } else { 10 };

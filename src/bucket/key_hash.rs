@@ -11,12 +11,15 @@ use std::hash::Hasher;
 use foldhash::SharedSeed;
 use foldhash::fast::FoldHasher;
 
-use super::index::PLACE_MAX;
 use super::stored_key::SHORT_WORDS;
 
 /// Two random numbers: the seed of the hash's constants, and the seed of its state.
 pub(crate) type HashSeeds = [u64; 2];
 
+/// Bits of a place in an index entry.
+const PLACE_BITS: u32 = 26;
+/// The last place that an entry can name; the first is 1, and no entry is 0.
+pub(super) const PLACE_MAX: u32 = (1 << PLACE_BITS) - 1;
 /// The bits of an index entry above those of a place.
 const TAG: u32 = !PLACE_MAX;
 

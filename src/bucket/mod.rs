@@ -6,6 +6,7 @@
 //! key of a hybrid limit; the engine (`sync`) collects what was spent and renews the lease.
 
 mod atomic;
+mod bucket_ref;
 mod index;
 mod key_hash;
 mod lease_bucket;
@@ -19,6 +20,7 @@ mod stored_key;
 mod table;
 mod token_word;
 
+pub(crate) use bucket_ref::BucketRef;
 pub(crate) use key_hash::KeyHasher;
 pub(crate) use lease_bucket::{Collected, Lease, LeaseBucket, UNLIMITED_RATE};
 pub(crate) use local_bucket::LocalBucket;
@@ -28,6 +30,6 @@ pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
 pub(crate) use spend_result::{Ask, SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
-    BucketRef, Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, Table, TableBucket,
+    Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, Table, TableBucket,
 };
 pub(crate) use token_word::MAX_TOKENS;

@@ -13,9 +13,10 @@
 use std::sync::OnceLock;
 
 use super::atomic::{AtomicU16, AtomicU64, Ordering, zeros};
-use super::table::SLAB;
 use crate::key::KEY_BYTES_MAX;
 
+/// Buckets in a slab, which is allocated when the first of them is needed. Models make do with few.
+pub(super) const SLAB: usize = if cfg!(tidegate_models) { 4 } else { 1024 };
 /// Words of a short key.
 pub(super) const SHORT_WORDS: usize = 4;
 /// The longest key that is stored in its bucket.

@@ -23,26 +23,22 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Deref;
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
 use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
-use super::index::{Index, IndexWriter, PLACE_MAX};
-use super::key_hash::KeyHasher;
-use super::lease_bucket::LeaseBucket;
+use super::index::{Index, IndexWriter};
+use super::key_hash::{KeyHasher, PLACE_MAX};
 use super::marks::Marks;
 use super::spend_result::{Ask, SpendResult, Verdict};
-use super::stored_key::{LongKeys, StoredKey, short_words};
+use super::stored_key::{LongKeys, SLAB, StoredKey, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
 /// The most keys that all limits of one limiter may hold together.
 pub const KEYS_MAX: usize = 50_000_000;
 
-/// Buckets in a slab, which is allocated when the first of them is needed. Models make do with few.
-pub(super) const SLAB: usize = if cfg!(tidegate_models) { 4 } else { 1024 };
 /// Eviction looks at this many places before it lets other writers in: for some microseconds.
 const EVICTION_SLICE: u32 = 64;
 /// The most marks of all limits for each key that they may hold together.
@@ -200,11 +196,11 @@ struct Counters {
 /// The buckets of one limit.
 pub(crate) struct Table<B> {
     /// The limit's number.
-    limit: u32,
+    pub(super) limit: u32,
     hasher: KeyHasher,
     index: Index,
     slabs: Box<[OnceLock<Box<[B; SLAB]>>]>,
-    long: LongKeys,
+    pub(super) long: LongKeys,
     budget: Arc<KeyBudget>,
     writer: Mutex<Writer>,
     counters: [CachePadded<Counters>; STRIPES],
@@ -424,21 +420,6 @@ impl<B: TableBucket> Table<B> {
         }
     }
 
-    fn writer(&self) -> MutexGuard<'_, Writer> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Table<LeaseBucket> {
-    /// Gives this credit to every bucket that the engine has no account of. A full one gets its first credit when it is
-    /// used.
-    pub(crate) fn set_credit_at_rest(&self, credit: u32) {
-        let last = self.writer().last;
-        for place in OVERFLOW..=last {
-            self.at(place).set_credit_at_rest(credit);
-        }
-    }
-
     /// Counts a decision about `cost` tokens: whether it was unsure, and of a denial what the bucket does not count. A
     /// cost of 0 is none.
     pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
@@ -458,63 +439,14 @@ impl Table<LeaseBucket> {
             counters.denied_surplus.fetch_add(u64::from(cost - 1), Ordering::Relaxed);
         }
     }
-}
 
-/// A bucket and its table. Cheap to clone. Its owner pins the place, or has an account of the key: then the place is
-/// not given to another key.
-#[derive(Clone, Debug)]
-pub(crate) struct BucketRef {
-    table: Arc<Table<LeaseBucket>>,
-    place: u32,
-}
-
-impl BucketRef {
-    /// The bucket at `place` of `table`.
-    pub(crate) fn new(table: &Arc<Table<LeaseBucket>>, place: u32) -> Self {
-        Self { table: table.clone(), place }
+    /// The buckets that have ever had a key, and that of keys without room.
+    pub(super) fn started(&self) -> impl Iterator<Item = &B> {
+        (OVERFLOW..=self.writer().last).map(|place| self.at(place))
     }
 
-    /// The limit's number.
-    pub(crate) fn limit(&self) -> u32 {
-        self.table.limit
-    }
-
-    /// The key, which must not be evicted meanwhile; empty for the overflow bucket.
-    pub(crate) fn key(&self) -> Arc<[u8]> {
-        TableBucket::key(&**self).load(&self.table.long, self.place).into()
-    }
-
-    /// Whether the key was evicted.
-    pub(crate) fn is_retired(&self) -> bool {
-        LeaseBucket::is_retired(TableBucket::load(&**self))
-    }
-
-    /// Whether it is the bucket of keys for which there is no room.
-    pub(crate) fn is_overflow(&self) -> bool {
-        self.place == OVERFLOW
-    }
-
-    /// Decides about `cost` tokens of a key that is not evicted meanwhile.
-    pub(crate) fn decide(&self, ask: Ask, now: impl Now) -> SpendResult {
-        loop {
-            let word = TableBucket::load(&**self);
-            if LeaseBucket::is_retired(word) {
-                debug_assert!(false, "its owner keeps it from eviction");
-                return self.result(Verdict::Denied, false, 0);
-            }
-            if let Some(result) = self.try_decide(word, ask, now) {
-                return result;
-            }
-        }
-    }
-}
-
-impl Deref for BucketRef {
-    type Target = LeaseBucket;
-
-    #[inline]
-    fn deref(&self) -> &LeaseBucket {
-        self.table.at(self.place)
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

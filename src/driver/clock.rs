@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::counter::Counter;
+use super::counter::{Counter, system_now_ns};
 #[cfg(any(test, feature = "testing"))]
 use super::manual::ManualClock;
 use crate::time::{Clock, Now, Timestamp};
@@ -25,16 +25,6 @@ pub(crate) const STALL_MAX: Duration = Duration::from_millis(20);
 /// The system's time since boot, suspend included.
 pub(crate) fn system_now() -> Timestamp {
     Timestamp::from_micros(system_now_ns() / 1000)
-}
-
-/// The same in nanoseconds.
-pub(super) fn system_now_ns() -> u64 {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
-    let now = rustix::time::clock_gettime(CLOCK);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// The process's cached clock and the thread that sets it.

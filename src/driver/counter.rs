@@ -14,7 +14,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::clock::system_now_ns;
 use crate::time::Timestamp;
 
 /// What was found by whoever was held up for longer between two readings is thrown away.
@@ -26,6 +25,16 @@ const APART_NS: u64 = 3_000;
 const VALID_US: u64 = 2_000;
 /// The counter is not to be used. As an offset it would be years away.
 const UNUSABLE: u64 = u64::MAX;
+
+/// The system's time since boot, suspend included, in nanoseconds.
+pub(super) fn system_now_ns() -> u64 {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+    let now = rustix::time::clock_gettime(CLOCK);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
 
 /// A counter that is set by the system's clock. Its times count from anywhere, and wrap.
 #[derive(Debug)]

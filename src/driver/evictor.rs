@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::LimitState;
+use super::limit_state::LimitState;
 use crate::bucket::Evictable;
 use crate::time::Timestamp;
 

@@ -8,8 +8,6 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use super::head::Head;
-use super::layer::RateLimitLayer;
-use super::rate_limit::RateLimit;
 use super::refusal::Refusal;
 
 /// When a client may try again, in milliseconds: the clients' retry policies read it (gRFC A6).
@@ -56,35 +54,13 @@ fn denial(code: Code, message: &str, limit: &str, retry_after: Duration) -> Stat
     Status::with_error_details_and_metadata(code, message, details, metadata)
 }
 
-impl<B: Default> RateLimitLayer<B> {
-    /// For a service that only gRPC clients call, such as tonic's: each refused call gets
-    /// [`Refusal::grpc_status`], whatever its content type is.
-    ///
-    /// ```no_run
-    /// use tidegate::Quota;
-    /// use tidegate::http::{RateLimit, RateLimitLayer};
-    /// use tonic::transport::Server;
-    ///
-    /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limit = tidegate::local(Quota::per_second(100))?;
-    /// let (_, health) = tonic_health::server::health_reporter();
-    /// Server::builder()
-    ///     .layer(RateLimitLayer::grpc(RateLimit::per_client(limit)))
-    ///     .add_service(health)
-    ///     .serve("127.0.0.1:3001".parse()?)
-    ///     .await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn grpc(rate_limit: impl Into<RateLimit>) -> Self {
-        Self::with_response(rate_limit, |refusal, head| {
-            let mut response = refusal.grpc_status().into_http();
-            if let Some(content_type) = grpc_content_type(head) {
-                response.headers_mut().insert(header::CONTENT_TYPE, content_type);
-            }
-            response
-        })
+/// For a service that only gRPC clients call: the response, which has the content type of a gRPC call if the request has.
+pub(super) fn grpc_only_response<B: Default>(refusal: &Refusal, head: &Head<'_>) -> Response<B> {
+    let mut response = refusal.grpc_status().into_http();
+    if let Some(content_type) = grpc_content_type(head) {
+        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     }
+    response
 }
 
 /// For a service that gRPC clients call among others: the response to a gRPC call.

@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 #[cfg(feature = "tonic")]
-use super::grpc::grpc_response;
+use super::grpc::{grpc_only_response, grpc_response};
 use super::head::Head;
 use super::header_style::HeaderValues;
 use super::rate_limit::{Evaluation, RateLimit, Unsure};
@@ -112,6 +112,32 @@ impl<B> RateLimitLayer<B> {
         respond: impl Fn(&Refusal, &Head<'_>) -> Response<B> + Send + Sync + 'static,
     ) -> Self {
         Self { shared: Arc::new(Shared { rate_limit: rate_limit.into(), respond }) }
+    }
+}
+
+#[cfg(feature = "tonic")]
+impl<B: Default> RateLimitLayer<B> {
+    /// For a service that only gRPC clients call, such as tonic's: each refused call gets
+    /// [`Refusal::grpc_status`], whatever its content type is.
+    ///
+    /// ```no_run
+    /// use tidegate::Quota;
+    /// use tidegate::http::{RateLimit, RateLimitLayer};
+    /// use tonic::transport::Server;
+    ///
+    /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limit = tidegate::local(Quota::per_second(100))?;
+    /// let (_, health) = tonic_health::server::health_reporter();
+    /// Server::builder()
+    ///     .layer(RateLimitLayer::grpc(RateLimit::per_client(limit)))
+    ///     .add_service(health)
+    ///     .serve("127.0.0.1:3001".parse()?)
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn grpc(rate_limit: impl Into<RateLimit>) -> Self {
+        Self::with_response(rate_limit, |refusal, head| grpc_only_response(refusal, head))
     }
 }
 

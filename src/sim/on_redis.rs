@@ -14,9 +14,9 @@ use super::workload::{Scenario, Workload};
 use super::world::{StoreCall, World};
 use crate::limit::Limit;
 use crate::quota::Quota;
-use crate::store::equality::redis_server::RedisServer;
 use crate::store::equality::{compare_states, keys_of, name_of};
 use crate::store::model::Model;
+use crate::store::redis_server::RedisServer;
 use crate::sync::message::{Reply, Request};
 
 /// Runs; a failure prints its own, and the number of the call.

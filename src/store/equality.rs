@@ -24,11 +24,8 @@ mod lanes;
 mod malformed;
 mod records;
 
-#[path = "../../tests/parts/redis_server.rs"]
-pub(crate) mod redis_server;
-
+use super::redis_server::RedisServer;
 use records::{instances, key_of, lane_of, node_of};
-use redis_server::RedisServer;
 
 /// What a failure prints, and what repeats it as far as the server's clock allows.
 const SEED: u64 = 0x7469_6465_6761_7465;

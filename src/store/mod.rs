@@ -15,6 +15,9 @@ mod memory;
 pub(crate) mod model;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(all(test, feature = "redis"))]
+#[path = "../../tests/parts/redis_server.rs"]
+pub(crate) mod redis_server;
 
 pub use any::AnyStore;
 pub use memory::MemoryStore;

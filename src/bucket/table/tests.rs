@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::bucket::key_hash::tests::SEEDS;
-use crate::bucket::{Collected, Lease, LocalBucket};
+use crate::bucket::{BucketRef, Collected, Lease, LeaseBucket, LocalBucket};
 
 /// A token a microsecond, and a burst of 100.
 const SCALE: Scale = Scale { rate: 1, token: 1, burst: 100 };

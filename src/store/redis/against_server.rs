@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::RedisStore;
 use crate::error::StoreError;
 use crate::store::Store;
-use crate::store::equality::redis_server::RedisServer;
+use crate::store::redis_server::RedisServer;
 use crate::sync::message::{Header, InstanceId, Knowledge, Reply, Request, Times, Verdict};
 
 /// Long enough for a busy machine, short enough to wait for.

@@ -1,0 +1,202 @@
+//! The data plane of one limit, as the limiter, handles and the driver share it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_utils::CachePadded;
+use thread_local::ThreadLocal;
+
+use super::clock::TimeSource;
+use crate::bound::Excess;
+use crate::bucket::{
+    Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, OVERFLOW, SpendResult,
+    Table,
+};
+use crate::limit::{Credit, Limit, LimitInfo, Mode, Terms};
+use crate::time::{Clock, Timestamp};
+
+/// For so many threads counters of local decisions are allocated when a limit is built.
+const THREADS: usize = 64;
+
+/// The data plane of one limit, as limiter and driver share it.
+pub(crate) struct LimitState {
+    /// The limit's place among the limiter's limits.
+    pub(crate) index: u32,
+    pub(crate) name: Arc<str>,
+    pub(crate) info: &'static LimitInfo,
+    pub(crate) terms: Terms,
+    /// What decisions read the time from.
+    pub(crate) clock: Clock,
+    pub(crate) buckets: Buckets,
+    /// What a node may spend on a new key before the store answers, in tokens; publishes nothing else.
+    first_credit: AtomicU32,
+    /// As it was told last.
+    excess: Mutex<Excess>,
+}
+
+/// The buckets of a limit, by its mode.
+#[allow(clippy::large_enum_variant, reason = "there is one for each limit")]
+pub(crate) enum Buckets {
+    Leased(Arc<Table<LeaseBucket>>),
+    Local(LocalBuckets),
+}
+
+/// The buckets of a limit that this node keeps alone, and its decisions.
+#[derive(Debug)]
+pub(crate) struct LocalBuckets {
+    pub(crate) table: Table<LocalBucket>,
+    decided: ThreadLocal<CachePadded<ThreadDecisions>>,
+    /// What was taken of all threads' decisions.
+    taken: ThreadDecisions,
+}
+
+/// Decisions of one thread. Only that thread writes them, so that no decision waits for another thread's cache line.
+#[derive(Debug, Default)]
+struct ThreadDecisions {
+    allowed: AtomicU64,
+    denied: AtomicU64,
+}
+
+impl LocalBuckets {
+    fn new(table: Table<LocalBucket>) -> Self {
+        Self {
+            table,
+            decided: ThreadLocal::with_capacity(THREADS),
+            taken: ThreadDecisions::default(),
+        }
+    }
+
+    /// Counts a decision about `cost` tokens. A cost of 0 is none.
+    #[inline(always)]
+    pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
+        if cost == 0 {
+            return;
+        }
+        if place == OVERFLOW {
+            self.table.count_overflow();
+        }
+        let decided = self.decided.get_or_default();
+        let count = if result.is_allowed() { &decided.allowed } else { &decided.denied };
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Decisions since the last time. One thread calls this.
+    pub(super) fn take_counts(&self) -> LimitCounts {
+        let sum = |of: fn(&ThreadDecisions) -> &AtomicU64| -> u64 {
+            self.decided.iter().map(|one| of(one).load(Ordering::Relaxed)).sum()
+        };
+        let (allowed, denied) = (sum(|one| &one.allowed), sum(|one| &one.denied));
+        LimitCounts {
+            allowed: allowed - self.taken.allowed.swap(allowed, Ordering::Relaxed),
+            denied: denied - self.taken.denied.swap(denied, Ordering::Relaxed),
+            ..self.table.take_counts()
+        }
+    }
+}
+
+impl fmt::Debug for LimitState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitState").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl LimitState {
+    /// `None` if there is no memory for so many keys.
+    pub(crate) fn new(
+        index: u32,
+        limit: &Limit,
+        terms: Terms,
+        hasher: KeyHasher,
+        budget: &Arc<KeyBudget>,
+        time: &TimeSource,
+    ) -> Option<Self> {
+        let (budget, credit) = (budget.clone(), terms.credit.first);
+        let buckets = if terms.mode == Mode::Local {
+            let table = Table::new(index, hasher, budget, 0)?;
+            Buckets::Local(LocalBuckets::new(table))
+        } else {
+            Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?))
+        };
+        let first_credit = AtomicU32::new(credit);
+        let (clock, excess) = (time.cached(), Mutex::default());
+        let name: Arc<str> = limit.name().into();
+        let info = LimitInfo::intern(&name, terms.scale, limit.quota());
+        Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
+    }
+
+    /// What may be spent on a key that is new or full before the store answers, in tokens.
+    pub(crate) fn first_credit(&self) -> u32 {
+        self.first_credit.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_credit(&self, credit: Credit) {
+        self.first_credit.store(credit.first, Ordering::Relaxed);
+        if let Buckets::Leased(table) = &self.buckets {
+            table.set_credit_at_rest(credit.known);
+        }
+    }
+
+    /// How many 64ths of what the limit could hold now are free.
+    pub(super) fn free_64ths(&self) -> usize {
+        match &self.buckets {
+            Buckets::Leased(table) => table.free_64ths(),
+            Buckets::Local(local) => local.table.free_64ths(),
+        }
+    }
+
+    /// Evicts keys among the next `places`. Returns how many.
+    pub(super) fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
+        let scale = &self.terms.scale;
+        match &self.buckets {
+            Buckets::Leased(table) => table.evict(places, now, scale, what),
+            Buckets::Local(local) => local.table.evict(places, now, scale, what),
+        }
+    }
+
+    /// Forgets marks of keys that must be full by now. Local keys have none.
+    pub(super) fn forget_marks(&self, now: Timestamp) {
+        if let Buckets::Leased(table) = &self.buckets {
+            table.forget_marks(now, &self.terms.scale);
+        }
+    }
+
+    /// Decisions since the last time that no bucket counts.
+    pub(super) fn take_counts(&self) -> LimitCounts {
+        match &self.buckets {
+            Buckets::Leased(table) => table.take_counts(),
+            Buckets::Local(local) => local.take_counts(),
+        }
+    }
+
+    pub(crate) fn excess(&self) -> Excess {
+        *self.excess.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_excess(&self, excess: Excess) {
+        *self.excess.lock().unwrap_or_else(PoisonError::into_inner) = excess;
+    }
+}
+
+/// A key whose bucket is pinned: its place is not given to another key.
+pub(crate) struct PinnedKey {
+    pub(crate) limit: Arc<LimitState>,
+    pub(crate) place: u32,
+    pub(crate) key: Arc<[u8]>,
+}
+
+impl Drop for PinnedKey {
+    fn drop(&mut self) {
+        match &self.limit.buckets {
+            Buckets::Leased(table) => table.unpin(self.place),
+            Buckets::Local(local) => local.table.unpin(self.place),
+        }
+    }
+}
+
+/// The key may be secret.
+impl fmt::Debug for PinnedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedKey").field("place", &self.place).finish_non_exhaustive()
+    }
+}
