@@ -291,7 +291,7 @@ impl Driver {
                     }
                 }
                 Output::Credit { limit, credit } => {
-                    self.node.limits[limit as usize].set_credit(credit)
+                    self.node.limits[limit as usize].set_credit(credit);
                 }
                 Output::Send { lane, attempt, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
@@ -343,7 +343,7 @@ impl Driver {
     }
 
     fn flush(&mut self) {
-        for limit in self.node.limits.iter() {
+        for limit in &self.node.limits {
             self.engine.counted(limit.index, limit.take_counts());
         }
         for event in self.engine.take_decisions(self.node.time.now()) {

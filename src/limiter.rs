@@ -335,13 +335,14 @@ impl<'a> Target<'a> {
             let Found { bucket, word, place } = match self.find_first(table) {
                 Some(found) if !B::is_retired(found.word) => found,
                 _ if ask.cost > 0 => table.find_or_insert(self.key, ask.first_credit, room),
-                _ => match table.find(self.key) {
-                    Some(found) => found,
-                    None => {
+                _ => {
+                    if let Some(found) = table.find(self.key) {
+                        found
+                    } else {
                         new = table.new_bucket(self.key, ask.first_credit);
                         Found { bucket: &new, word: new.load(), place: OVERFLOW }
                     }
-                },
+                }
             };
             if let Some(result) = bucket.try_decide(word, ask, time) {
                 return (place, result);
@@ -351,11 +352,18 @@ impl<'a> Target<'a> {
 }
 
 /// A key of a limit, looked up once. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Handle {
     limit: ActiveLimit,
     /// While it is there, the place is not given to another key.
     key: Arc<PinnedKey>,
+}
+
+/// Without the key, which may be secret.
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("limit", &self.limit.name()).finish_non_exhaustive()
+    }
 }
 
 impl Handle {
