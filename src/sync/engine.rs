@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::account::{NAMED_US, Paces, Tally, Waiter};
+use super::account::{DecisionCounts, Paces, REFUSAL_EVENTS_US, Waiter};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble, Turnover};
 use super::lane::{Lane, NAMING_LANE};
@@ -84,7 +84,7 @@ pub(crate) struct Told {
 
 /// Where the books on a key are: the lane, and its place there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Desk {
+pub(crate) struct AccountId {
     pub(crate) lane: u32,
     pub(crate) slot: usize,
 }
@@ -110,7 +110,7 @@ pub(crate) struct LimitBooks {
     /// The nodes that have it.
     pub(crate) nodes: Nodes,
     pub(crate) turnover: Turnover,
-    pub(crate) tally: Tally,
+    pub(crate) counts: DecisionCounts,
     pub(crate) excess: ExcessBooks,
     pub(crate) paces: Paces,
     /// The newest quota that the store was seen to hold, if it is newer than the limit's own: its version.
@@ -143,7 +143,7 @@ pub(crate) struct Context {
     pub(crate) rng: Rng,
     pub(crate) outputs: VecDeque<Output>,
     /// All books of all lanes, by the number that their buckets have.
-    pub(crate) desks: Slab<Desk>,
+    pub(crate) accounts: Slab<AccountId>,
     /// The nodes that each lane has counted last.
     nodes_by_lane: Vec<Option<i64>>,
     /// The number of nodes has changed: those of each limit are to be counted anew.
@@ -307,7 +307,7 @@ impl Context {
                 if now < *from {
                     return;
                 }
-                *from = now.plus_micros(NAMED_US);
+                *from = now.plus_micros(REFUSAL_EVENTS_US);
                 Event::QuotaMismatch {
                     limit: entry.limit.clone(),
                     configured_version: entry.version,
@@ -366,7 +366,7 @@ impl Engine {
                     terms,
                     nodes: Nodes::new(config.max_nodes, config.retry_us),
                     turnover: Turnover::default(),
-                    tally: Tally::default(),
+                    counts: DecisionCounts::default(),
                     excess: ExcessBooks::default(),
                     paces: Paces::default(),
                     newest: None,
@@ -383,7 +383,7 @@ impl Engine {
             retry_us: config.retry_us,
             rng: Rng::new(config.seed),
             outputs: VecDeque::new(),
-            desks: Slab::new(),
+            accounts: Slab::new(),
             losses: 0,
             known: Known::default(),
             all_down: false,
@@ -402,9 +402,9 @@ impl Engine {
         match input {
             Input::Touched { bucket, told } => self.touched(bucket, told, now),
             Input::Wait { bucket, key, waiter } => {
-                let desk = self.desk(bucket, Some(key), now);
+                let account = self.account(bucket, Some(key), now);
                 // The batch goes with the next timeout, so that it asks for all who come till then.
-                if let Some(Desk { lane, slot }) = desk {
+                if let Some(AccountId { lane, slot }) = account {
                     self.lanes[lane as usize].wait(slot, waiter, now, &mut self.context);
                 }
             }
@@ -450,23 +450,28 @@ impl Engine {
 
     fn touched(&mut self, bucket: BucketRef, told: Told, now: Timestamp) {
         let Told { key, at, spilled, refused } = told;
-        if let Some(Desk { lane, slot }) = self.desk(bucket, key, now) {
+        if let Some(AccountId { lane, slot }) = self.account(bucket, key, now) {
             let lane = &mut self.lanes[lane as usize];
             lane.touch(slot, at, spilled, refused, now, &mut self.context);
         }
     }
 
     /// Where the books on the key are; they are opened if there are none.
-    fn desk(&mut self, bucket: BucketRef, key: Option<Arc<[u8]>>, now: Timestamp) -> Option<Desk> {
-        if let Some(desk) = bucket.account() {
-            return self.context.desks.get(desk as usize).copied();
+    fn account(
+        &mut self,
+        bucket: BucketRef,
+        key: Option<Arc<[u8]>>,
+        now: Timestamp,
+    ) -> Option<AccountId> {
+        if let Some(number) = bucket.account() {
+            return self.context.accounts.get(number as usize).copied();
         }
         // Whoever finds no books has told the key, unless what is told is a hint and comes too late.
         let key = if bucket.is_overflow() { OVERFLOW_NAME[..].into() } else { key? };
         let name = &self.context.limits[bucket.limit() as usize].name;
         let lane = lane_of(name, &key, self.context.lanes);
         let slot = self.lanes[lane as usize].open(bucket, key, now, &mut self.context);
-        Some(Desk { lane, slot })
+        Some(AccountId { lane, slot })
     }
 
     /// The next thing to be done; drained before anything is waited for.
@@ -499,7 +504,7 @@ impl Engine {
         let limit = &mut self.context.limits[limit as usize];
         let LimitCounts { allowed, unsure, denied, denied_surplus, overflowed } = counts;
         limit.overflowed += overflowed;
-        limit.tally.merge(Tally { allowed, denied, unsure, denied_surplus });
+        limit.counts.merge(DecisionCounts { allowed, denied, unsure, denied_surplus });
     }
 
     /// Decisions collected since the last time.
@@ -508,11 +513,11 @@ impl Engine {
             lane.count_policies(now, &mut self.context);
         }
         let tell = |limit: &mut LimitBooks| {
-            let Tally { allowed, denied, unsure, denied_surplus } =
-                std::mem::take(&mut limit.tally);
+            let DecisionCounts { allowed, denied, unsure, denied_surplus } =
+                std::mem::take(&mut limit.counts);
             // What no report has told of yet is left for the next time.
             let surplus = denied_surplus.min(denied);
-            limit.tally.denied_surplus = denied_surplus - surplus;
+            limit.counts.denied_surplus = denied_surplus - surplus;
             let denied = denied - surplus;
             let overflowed = std::mem::take(&mut limit.overflowed);
             let limit = limit.name.clone();
@@ -559,8 +564,8 @@ impl Engine {
 
     /// The lease that the account at this desk has at `now`.
     #[cfg(feature = "sim")]
-    pub(crate) fn lease(&self, desk: u32, now: Timestamp) -> Option<Held> {
-        let Desk { lane, slot } = *self.context.desks.get(desk as usize)?;
+    pub(crate) fn lease(&self, number: u32, now: Timestamp) -> Option<Held> {
+        let AccountId { lane, slot } = *self.context.accounts.get(number as usize)?;
         self.lanes[lane as usize].lease(slot, now)
     }
 

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use super::account::{Account, Answer, Posted, Tally, Waiter};
+use super::account::{Account, Agenda, Answer, Cluster, DecisionCounts, Waiter};
 use super::backoff::Backoff;
-use super::engine::{Context, Desk, Output};
+use super::engine::{AccountId, Context, Output};
 use super::event::Event;
 use super::excess::LaneTrouble;
 #[cfg(feature = "sim")]
 use super::message::Held;
 use super::message::{Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict};
 use super::nodes::INTRODUCED_US;
-use super::room;
+use super::shrink;
 use crate::bucket::BucketRef;
 use crate::error::StoreError;
 use crate::limit::Terms;
@@ -28,7 +28,6 @@ mod silence;
 use flight::{Flight, Next};
 use grants::LIFE_MAX_US;
 use silence::LaneTime;
-pub(crate) use silence::Outage;
 
 /// Every lane is called at least so often, to show that this node lives.
 pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
@@ -251,8 +250,8 @@ impl Lane {
     ) {
         let terms = self.terms(slot, context);
         self.rescheduled(slot, |account| {
-            account.spilled(spilled);
-            account.heard_of(refused);
+            account.book_overflow(spilled);
+            account.note_denied_cost(refused);
             account.touch(at, now, &terms);
         });
         self.enter_policy_if_unanswered(slot, now, context);
@@ -275,14 +274,16 @@ impl Lane {
         let limit = &context.limits[bucket.limit() as usize];
         let place = self.accounts.vacant_entry();
         let slot = place.key();
-        let desk = context.desks.insert(Desk { lane: self.number, slot }) as u32;
-        bucket.open_account(desk);
-        let mut account = Account::new(bucket, key, desk, &limit.terms, now);
-        account.round_trip_us = self.round_trip_us;
+        let number = context.accounts.insert(AccountId { lane: self.number, slot }) as u32;
+        bucket.open_account(number);
+        let cluster = Cluster { nodes: 1, round_trip_us: self.round_trip_us };
+        let mut account = Account::new(bucket, key, number, cluster, &limit.terms, now);
         if let Some((version, stored)) = limit.newest {
             account.begin_with(version, stored);
         }
-        account.expected_to_return = context.expects_newcomer(now);
+        if context.expects_newcomer(now) {
+            account.expect_to_return();
+        }
         place.insert(account);
         slot
     }
@@ -377,7 +378,7 @@ impl Lane {
         }
         let by_policy = self.accounts.iter().filter(|(_, account)| account.in_policy());
         for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
-            self.rescheduled(slot, |account| account.count(now));
+            self.rescheduled(slot, |account| account.collect_of_policy(now));
             self.tally(slot, context);
         }
     }
@@ -395,7 +396,7 @@ impl Lane {
         self.leaving = true;
         let slots: Vec<usize> = self.accounts.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            self.rescheduled(slot, |account| account.due = now);
+            self.rescheduled(slot, |account| account.report_at(now));
         }
         self.sendable_at = now;
         if self.number == NAMING_LANE {
@@ -418,7 +419,6 @@ impl Lane {
                 let leaving = self.leaving;
                 newcomers += usize::from(self.accounts[slot].is_newcomer());
                 entries.push(self.rescheduled(slot, |account| {
-                    account.reporting = true;
                     let entry = account.report(&limit.name, &terms, now, leaving);
                     account.keep_pace(now, &limit.terms, &mut limit.paces);
                     entry
@@ -520,9 +520,9 @@ impl Lane {
     /// Whether the account at the head of the queue reports now; if not, it was put elsewhere.
     fn reports(&mut self, slot: usize, now: Timestamp, context: &mut Context) -> bool {
         let terms = self.terms(slot, context);
-        if self.accounts[slot].due > now {
+        if self.accounts[slot].due() > now {
             self.rescheduled(slot, |account| account.probe(now, &terms));
-            if self.accounts[slot].due > now {
+            if self.accounts[slot].due() > now {
                 return false;
             }
         } else if self.accounts[slot].try_close(now, &terms) {
@@ -540,43 +540,30 @@ impl Lane {
     }
 
     fn close(&mut self, slot: usize, context: &mut Context) {
-        self.post(slot, Posted::default());
+        self.post(slot, Agenda::NONE);
         let mut account = self.accounts.remove(slot);
         account.lose_pace(&mut context.limits[account.limit() as usize].paces);
-        context.desks.remove(account.desk as usize);
-        room::give_back(&mut self.accounts);
-        room::give_back(&mut context.desks);
+        context.accounts.remove(account.number as usize);
+        shrink::give_back(&mut self.accounts);
+        shrink::give_back(&mut context.accounts);
     }
 
     /// Changes an account and keeps queues and sums in step with it.
     fn rescheduled<T>(&mut self, slot: usize, change: impl FnOnce(&mut Account) -> T) -> T {
         let result = change(&mut self.accounts[slot]);
-        let account = &self.accounts[slot];
-        let due = account.due.min(account.probe_at());
-        let is_newcomer = account.is_newcomer();
-        let posted = Posted {
-            due: if account.reporting || is_newcomer { Timestamp::NEVER } else { due },
-            newcomer_due: if account.reporting || !is_newcomer { Timestamp::NEVER } else { due },
-            ends: account.lease_ends().unwrap_or(Timestamp::NEVER),
-            waits: account.waits_until().unwrap_or(Timestamp::NEVER),
-            pending: account.pending(),
-            depth: account.leased_depth(),
-            policy: account.in_policy(),
-            outage: account.in_outage(),
-            owing: account.is_owing(),
-        };
-        self.post(slot, posted);
+        let agenda = self.accounts[slot].agenda();
+        self.post(slot, agenda);
         result
     }
 
     /// Puts an account into queues and sums in place of what they have of it.
-    fn post(&mut self, slot: usize, new: Posted) {
-        let old = std::mem::replace(&mut self.accounts[slot].posted, new);
+    fn post(&mut self, slot: usize, new: Agenda) {
+        let old = std::mem::replace(&mut self.accounts[slot].queued, new);
         for (queue, old, new) in [
             (&mut self.due, old.due, new.due),
             (&mut self.newcomers_due, old.newcomer_due, new.newcomer_due),
-            (&mut self.ends, old.ends, new.ends),
-            (&mut self.waits, old.waits, new.waits),
+            (&mut self.ends, old.lease_ends, new.lease_ends),
+            (&mut self.waits, old.wait_ends, new.wait_ends),
         ] {
             if old != new {
                 queue.remove(&(old, slot));
@@ -587,9 +574,11 @@ impl Lane {
         }
         self.sums.pending = self.sums.pending - old.pending + new.pending;
         self.sums.depth += new.depth - old.depth;
-        self.sums.policies = self.sums.policies - usize::from(old.policy) + usize::from(new.policy);
-        self.sums.outages = self.sums.outages - usize::from(old.outage) + usize::from(new.outage);
-        self.sums.owing = self.sums.owing - usize::from(old.owing) + usize::from(new.owing);
+        self.sums.policies =
+            self.sums.policies - usize::from(old.in_policy) + usize::from(new.in_policy);
+        self.sums.outages =
+            self.sums.outages - usize::from(old.in_outage) + usize::from(new.in_outage);
+        self.sums.owing = self.sums.owing - usize::from(old.is_owing) + usize::from(new.is_owing);
     }
 
     /// Tells the callers who have waited what was decided.
@@ -611,7 +600,7 @@ impl Lane {
         context: &mut Context,
     ) {
         for slot in &flight.slots {
-            self.accounts[*slot].reporting = false;
+            self.accounts[*slot].end_report();
         }
         let wait_us = (reply.recovering_until_us - reply.time_us).clamp(0, LIFE_MAX_US) as u64;
         self.recovering_until = now.plus_micros(wait_us);
@@ -672,9 +661,9 @@ impl Lane {
 
     fn tally(&mut self, slot: usize, context: &mut Context) {
         let account = &mut self.accounts[slot];
-        let tally = account.take_tally();
-        if tally != Tally::default() {
-            context.limits[account.limit() as usize].tally.merge(tally);
+        let counts = account.take_counts();
+        if counts != DecisionCounts::default() {
+            context.limits[account.limit() as usize].counts.merge(counts);
         }
     }
 }

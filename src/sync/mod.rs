@@ -12,7 +12,7 @@ pub(crate) mod message;
 mod nodes;
 mod notices;
 mod rng;
-mod room;
+mod shrink;
 pub(crate) mod weakness;
 
 pub(crate) use account::Waiter;

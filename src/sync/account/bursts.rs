@@ -4,7 +4,7 @@
 //! once, and then nothing for a while. A node that gave back between two bursts what the next one needs would deny
 //! nearly all of it.
 
-use super::{LINGER_MAX_US, LINGER_MIN_US};
+use super::history::{LINGER_MAX_US, LINGER_MIN_US};
 use crate::time::Timestamp;
 
 /// Requests are a burst if at least so many of them would have fallen into the silence before them, had they been

@@ -1,8 +1,8 @@
 //! What the store's answers about keys do to their accounts.
 
-use super::silence::Outage;
 use super::{Flight, HEARTBEAT_US, Lane};
 use crate::error::StoreError;
+use crate::sync::account::{Cluster, Outage};
 use crate::sync::engine::Context;
 use crate::sync::event::Event;
 use crate::sync::message::{
@@ -40,23 +40,22 @@ impl Lane {
                 self.trouble.lost_records = self.trouble.lost_records.max(lost);
                 if self.accounts[slot].in_policy() && !self.returning {
                     // The store takes the key's quota again.
-                    self.rescheduled(slot, |account| account.return_from_policy(now, None, &terms));
+                    self.rescheduled(slot, |account| account.leave_policy(now, None, &terms));
                 }
-                self.rescheduled(slot, |account| account.refused = false);
+                self.rescheduled(slot, |account| account.set_refused(false));
                 let recovering_until = self.recovering_until;
                 let limit = self.accounts[slot].limit();
                 let nodes = context.sharing(limit, now);
                 let round_trip_us = self.round_trip_us;
                 let installed = self.rescheduled(slot, |account| {
-                    account.nodes = nodes;
-                    account.round_trip_us = round_trip_us;
+                    account.cluster = Cluster { nodes, round_trip_us };
                     let sent = flight.first_sent;
                     let installed = account.install(given, entry, sent, now, &terms);
                     if given.withheld != Withheld::Nothing && recovering_until > now {
-                        account.due = account.due.min(recovering_until);
+                        account.report_by(recovering_until);
                     }
                     if leaving {
-                        account.due = now;
+                        account.report_at(now);
                     }
                     installed
                 });
@@ -76,16 +75,16 @@ impl Lane {
                 let limit = self.accounts[slot].limit();
                 context.limits[limit as usize].newest = Some((*version, *scale));
                 context.refused(limit, entry, grant, now);
-                self.rescheduled(slot, |account| account.due = now);
+                self.rescheduled(slot, |account| account.report_at(now));
             }
             Grant::OtherQuota { .. } | Grant::Foreign => {
-                self.rescheduled(slot, |account| account.refused = true);
-                if self.accounts[slot].is_to_be_named(now) {
+                self.rescheduled(slot, |account| account.set_refused(true));
+                if self.accounts[slot].take_refusal_event_due(now) {
                     context.refused(self.accounts[slot].limit(), entry, grant, now);
                 }
                 self.rescheduled(slot, |account| {
                     account.revoke(entry);
-                    account.due = now.plus_micros(HEARTBEAT_US);
+                    account.report_at(now.plus_micros(HEARTBEAT_US));
                 });
                 if !self.accounts[slot].in_policy() {
                     let last_us = self.time.map_or(i64::MAX, |time| time.least(now));

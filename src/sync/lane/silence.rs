@@ -2,7 +2,7 @@
 
 use super::{Flight, Lane};
 use crate::limit::Terms;
-use crate::sync::account::CLOCK_ERROR_DIVISOR;
+use crate::sync::account::{CLOCK_ERROR_DIVISOR, Outage};
 use crate::sync::engine::Context;
 use crate::sync::event::Event;
 use crate::sync::message::Reply;
@@ -43,17 +43,6 @@ impl LaneTime {
     pub(super) fn most(&self, now: Timestamp) -> i64 {
         self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
     }
-}
-
-/// When an outage policy may take over.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outage {
-    /// It admits from then on.
-    pub(crate) from: Timestamp,
-    /// All leases had ended by then.
-    pub(crate) ended: Timestamp,
-    /// The lane's time when it applied a batch last, at the latest.
-    pub(crate) last_us: i64,
 }
 
 impl Lane {
@@ -180,16 +169,13 @@ impl Lane {
         let by_policy = self.accounts.iter().filter(|(_, account)| account.in_outage());
         for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
             let terms = self.terms(slot, context);
-            self.rescheduled(slot, |account| account.return_from_policy(now, back, &terms));
+            self.rescheduled(slot, |account| account.leave_policy(now, back, &terms));
             self.tally(slot, context);
         }
     }
 
     pub(super) fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
-        self.rescheduled(slot, |account| {
-            account.lease_ended(now);
-            account.forget_end();
-        });
+        self.rescheduled(slot, |account| account.end_lease(now));
         self.tally(slot, context);
         self.enter_policy_if_unanswered(slot, now, context);
     }
