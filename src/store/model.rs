@@ -15,7 +15,6 @@ use std::sync::Arc;
 use crate::sync::message::{
     Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, Times, Verdict, natural,
 };
-use crate::sync::weakness::{Weakness, is_weak};
 
 mod key;
 
@@ -132,15 +131,13 @@ impl Lane {
     }
 
     fn recover(&mut self, reason: Reason, from_us: i64, now_us: i64, wait_us: i64, nodes: i64) {
-        let waits = !is_weak(Weakness::NoWaitAfterLoss) || reason != Reason::Loss;
-        let wait_us = if waits { wait_us.min(WAIT_MAX_US) } else { 0 };
         let earlier = if self.waits(now_us) { self.recovery } else { Recovery::default() };
         self.recovery = Recovery {
             // A loss outlasts a silence that comes on top of it.
             reason: if earlier.reason == Reason::Loss { Reason::Loss } else { reason },
             from_us,
             since_us: now_us,
-            until_us: now_us + wait_us,
+            until_us: now_us + wait_us.min(WAIT_MAX_US),
             expected: nodes.max(earlier.expected),
             settled: 0,
         };
@@ -230,10 +227,7 @@ impl Model {
             // A late copy of the node's very first batch: it knows the lane by name since then.
             return reply(&lane, now_us, Verdict::Stale);
         }
-        let known = |node: &&Node| {
-            node.incarnation == lane.incarnation && !is_weak(Weakness::SequenceIgnored)
-        };
-        let node = node.filter(known);
+        let node = node.filter(|node| node.incarnation == lane.incarnation);
         let last = node.map_or(0, |node| node.receipt.sequence);
         if let Some(node) = node.filter(|node| node.receipt.sequence == sequence) {
             if node.receipt.hash != request.hash() {
@@ -245,7 +239,7 @@ impl Model {
         if sequence < last {
             return reply(&lane, now_us, Verdict::Stale);
         }
-        if sequence > last + 1 && !is_weak(Weakness::SequenceIgnored) {
+        if sequence > last + 1 {
             if node.is_none() && now_us - natural(request.knowledge.known_us) > NODE_KEEP_MS * 1000
             {
                 // The node was away for so long that it is not remembered.

@@ -13,7 +13,6 @@ mod nodes;
 mod notices;
 mod rng;
 mod shrink;
-pub(crate) mod weakness;
 
 pub(crate) use account::Waiter;
 pub(crate) use engine::{Config, Engine, Input, Output, Told};

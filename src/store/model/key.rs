@@ -4,7 +4,6 @@ use crate::quota::Scale;
 use crate::sync::message::{
     CREDIT_TOKENS, DEBT_US, Entry, Given, Held, NUMBER_MAX, Withheld, outstanding_least,
 };
-use crate::sync::weakness::{Weakness, is_weak};
 
 use super::{Caller, Lane, SUM_MAX};
 
@@ -294,8 +293,7 @@ impl Key {
         let Scale { rate, token, burst } = self.scale;
         let spent = entry.spent + entry.debt + entry.allowed;
         self.charged = (self.charged + spent).min(SUM_MAX);
-        let skipped = is_weak(Weakness::DebtSkipped);
-        let debt = if skipped { 0 } else { entry.debt.saturating_mul(token).min(NUMBER_MAX) };
+        let debt = entry.debt.saturating_mul(token).min(NUMBER_MAX);
         self.level = (self.level - debt).max(-NUMBER_MAX);
         self.unleased -= debt;
         if entry.taken > 0 {

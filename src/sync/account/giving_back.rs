@@ -2,7 +2,6 @@
 
 use super::Account;
 use crate::limit::Terms;
-use crate::sync::weakness::{Weakness, is_weak};
 use crate::time::Timestamp;
 
 /// What a report gives back.
@@ -85,11 +84,7 @@ impl Account {
             false if tokens > need + need / 4 => need,
             false => tokens,
         };
-        let withdrawn = if is_weak(Weakness::ReturnsKept) {
-            (tokens - keep) as u32
-        } else {
-            self.bucket.withdraw(keep as u32)
-        };
+        let withdrawn = self.bucket.withdraw(keep as u32);
         i64::from(withdrawn) * self.unit
     }
 

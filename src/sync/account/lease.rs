@@ -2,7 +2,6 @@
 
 use crate::bucket::{Lease, MAX_TOKENS};
 use crate::sync::message::{Entry, Given, Held, OUTSTANDING_MAX, outstanding_least};
-use crate::sync::weakness::{Weakness, is_weak};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
@@ -86,9 +85,6 @@ impl LeaseState {
         let life_us = given.life_us as u64;
         let sure_us = life_us - life_us / CLOCK_ERROR_DIVISOR;
         self.ends = first_sent.plus_micros(sure_us).minus_micros(CLOCK_AGE_MAX_US);
-        if is_weak(Weakness::LeasesNeverEnd) {
-            self.ends = first_sent.plus_micros(u64::from(u32::MAX) * 1000);
-        }
         self.recall = given.recall;
         self.restore = false;
     }

@@ -4,7 +4,6 @@ use super::Account;
 use crate::bucket::Lease;
 use crate::limit::Terms;
 use crate::sync::message::{Entry, Given, Withheld};
-use crate::sync::weakness::{Weakness, is_weak};
 use crate::time::Timestamp;
 
 /// An early sync was productive if it brought this part of what was wanted.
@@ -88,9 +87,7 @@ impl Account {
         let here = if self.lease.ends > now {
             let low = self.low(now, terms);
             let lease = self.lease.applied(low, self.overdraw(terms));
-            let under_way = self.spending.unsent.spent;
-            let under_way = if is_weak(Weakness::RepliesOverwrite) { under_way } else { 0 };
-            let here = self.amend(now, lease, given.tokens + under_way);
+            let here = self.amend(now, lease, given.tokens);
             // The store cannot know what has flowed in since the batch was first sent.
             let flowed = rate_kept.saturating_mul(now.micros_since(first_sent) as i64);
             let most = outstanding.saturating_add(flowed);
