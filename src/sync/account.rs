@@ -52,18 +52,32 @@ use agreed_quota::AgreedQuota;
 pub(crate) use agreed_quota::REFUSAL_EVENTS_US;
 use arrivals::Arrivals;
 use callers::Callers;
-pub(crate) use callers::{Answer, Waiter};
+pub(crate) use callers::{CallerAnswer, Waiter};
 pub(crate) use decision_counts::DecisionCounts;
 use history::History;
 pub(crate) use lease::CLOCK_ERROR_DIVISOR;
 use lease::LeaseState;
-use level::{Level, View};
+pub(crate) use level::Installed;
+use level::{Level, StoreView};
 pub(crate) use policy::Outage;
-use policy::Policy;
+use policy::PolicyInForce;
 pub(crate) use schedule::Agenda;
 use schedule::Schedule;
 use spending::Spending;
 pub(crate) use tick_pacing::Paces;
+
+/// What a decision notifies the engine of.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Touch {
+    /// The key, if the engine may have no account of it.
+    pub(crate) key: Option<Arc<[u8]>>,
+    /// When the decision was taken.
+    pub(crate) at: Timestamp,
+    /// Pending tokens that no longer fitted the bucket's word.
+    pub(crate) overflowed: u32,
+    /// What a denied request cost, if that was more than one token.
+    pub(crate) denied_cost: u32,
+}
 
 /// What the lane knows of the cluster.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +106,7 @@ pub(crate) struct Account {
     schedule: Schedule,
     callers: Callers,
     quota: AgreedQuota,
-    policy: Option<Policy>,
+    policy: Option<PolicyInForce>,
     /// Decisions booked and not handed out for the metrics.
     counts: DecisionCounts,
     /// Times that the store was found to have lost the key's record.
@@ -113,7 +127,7 @@ impl Account {
         let Scale { token: unit, rate, .. } = terms.scale;
         let known = bucket.view_and_refill().0;
         let age_us = known.age(now).map(micros);
-        let view = age_us.map(|age_us| View {
+        let view = age_us.map(|age_us| StoreView {
             level: known.tokens().saturating_mul(unit),
             leased: 0,
             at: now.minus_micros(age_us),
@@ -177,7 +191,7 @@ impl Account {
     }
 
     /// Books tokens that no longer fitted the bucket's word.
-    pub(crate) fn book_overflow(&mut self, tokens: u32) {
+    fn book_overflow(&mut self, tokens: u32) {
         if tokens > 0 {
             self.spending.overflowed += u64::from(tokens);
             self.bucket.end_overflow();
@@ -193,7 +207,7 @@ impl Account {
     }
 
     /// Notes the cost of a denied request that the bucket counts.
-    pub(crate) fn note_denied_cost(&mut self, cost: u32) {
+    fn note_denied_cost(&mut self, cost: u32) {
         self.history.largest_denied = self.history.largest_denied.max(cost);
     }
 
@@ -256,7 +270,7 @@ impl Account {
         self.lease.held
     }
 
-    /// Whether the store has not answered about the key yet, and nobody waits for it to.
+    /// Whether the store has not answered about the key yet, and no caller waits for it.
     pub(crate) fn is_newcomer(&self) -> bool {
         self.level.view.is_none() && self.callers.waiting.is_empty()
     }
@@ -320,7 +334,7 @@ impl Account {
 
     // ---- the account is closed ---------------------------------------------------------------
 
-    /// Whether nothing is leased or left to report, and nobody waits.
+    /// Whether nothing is leased or left to report, and no caller waits.
     fn is_idle(&self) -> bool {
         self.lease.held.depth == 0 && self.is_idle_but_for_depth()
     }

@@ -17,7 +17,7 @@ pub(crate) struct Waiter {
 
 /// The answer to a caller who waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct CallerAnswer {
     pub(crate) ticket: u64,
     pub(crate) allowed: bool,
     pub(crate) sure: bool,
@@ -31,7 +31,7 @@ pub(super) struct Callers {
     /// For how many of the first the batch in flight asks.
     pub(super) asked: usize,
     /// Answers that have not been handed out.
-    pub(super) answers: Vec<Answer>,
+    pub(super) answers: Vec<CallerAnswer>,
 }
 
 impl Callers {

@@ -7,7 +7,7 @@ use crate::time::Timestamp;
 
 /// What the last reply said about the key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View {
+pub(super) struct StoreView {
     /// What the store could lease, in units.
     pub(super) level: i64,
     /// Refill leased to all nodes, in units per microsecond.
@@ -15,11 +15,20 @@ pub(super) struct View {
     pub(super) at: Timestamp,
 }
 
+/// What a reply said of the key beside what it gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Installed {
+    /// The node's estimate less the store's level, in units.
+    pub(crate) drift: Option<i64>,
+    /// Age of the view that was replaced, in microseconds.
+    pub(crate) age_us: u64,
+}
+
 /// The view, and what is estimated from it.
 #[derive(Debug)]
 pub(super) struct Level {
     /// `None` before the store has answered.
-    pub(super) view: Option<View>,
+    pub(super) view: Option<StoreView>,
     /// What the store could lease by its last reply, with all that is outstanding, in units; 0 if it withheld some.
     pub(super) with_outstanding: i64,
     /// How fast the level rises while this node spends nothing, in units per microsecond.
@@ -27,14 +36,14 @@ pub(super) struct Level {
 }
 
 impl Level {
-    pub(super) fn new(view: Option<View>, rate: i64) -> Self {
+    pub(super) fn new(view: Option<StoreView>, rate: i64) -> Self {
         Self { view, with_outstanding: 0, growth: rate as f64 }
     }
 
     /// Takes a reply in: the view is that of `now`.
     pub(super) fn install(&mut self, given: &Given, now: Timestamp) {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
-        self.view = Some(View { level: given.available, leased: given.leased, at: now });
+        self.view = Some(StoreView { level: given.available, leased: given.leased, at: now });
     }
 
     /// The level at `now` if no other node spends, in units.

@@ -1,7 +1,7 @@
 //! What a key lives on while the store is away.
 
 use super::Account;
-use super::policy::{Outage, Policy, flow};
+use super::policy::{Outage, PolicyInForce, flow};
 use crate::bucket::{Lease, MAX_TOKENS, UNLIMITED_RATE};
 use crate::limit::{OutagePolicy, Terms};
 use crate::time::Timestamp;
@@ -14,8 +14,8 @@ impl Account {
         self.lease.ends = Timestamp::ZERO;
     }
 
-    /// Puts the limit's outage policy in force. All leases of the key have ended, so that refill has been
-    /// nobody's since. `nodes` is the number of nodes that share the limit. Returns the tokens that are
+    /// Puts the limit's outage policy in force. All leases of the key have ended, so that no node has its
+    /// refill since. `nodes` is the number of nodes that share the limit. Returns the tokens that are
     /// lent from the last view.
     pub(crate) fn enter_policy(
         &mut self,
@@ -41,7 +41,7 @@ impl Account {
         let tokens = if open { depth } else { own + begun / unit };
         let fraction = if open { 0 } else { begun % unit };
         let admitted_before = self.spending.unsent.allowed;
-        let policy = Policy { entered: now, rate, depth, begun, own, admitted_before };
+        let policy = PolicyInForce { entered: now, rate, depth, begun, own, admitted_before };
         let amended = self.bucket.amend(now, policy.lease(), tokens, fraction, unit);
         self.lease.remainder = amended.remainder;
         self.policy = Some(policy);

@@ -16,7 +16,7 @@ pub(crate) struct Outage {
 
 /// An outage policy in force.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Policy {
+pub(super) struct PolicyInForce {
     pub(super) entered: Timestamp,
     pub(super) rate: i64,
     /// In tokens.
@@ -29,7 +29,7 @@ pub(super) struct Policy {
     pub(super) admitted_before: i64,
 }
 
-impl Policy {
+impl PolicyInForce {
     /// The policy as the bucket applies it.
     pub(super) fn lease(&self) -> Lease {
         Lease {
@@ -43,8 +43,8 @@ impl Policy {
     }
 
     /// What a share took until `now` from the bucket of all, in units of which `left` are left: the difference between
-    /// the bucket that it left and one that began and was refilled like it, and that nobody spent from. What overflows
-    /// a share is not taken from anybody, until the store answers others, at `back`, that have taken theirs.
+    /// the bucket that it left and one that began and was refilled like it, and from which nothing was spent. What
+    /// overflows a share is not taken from other nodes, until the store answers others, at `back`, that have taken theirs.
     pub(super) fn taken_by_share(
         &self,
         left: i64,

@@ -1,6 +1,7 @@
 //! What the store's answer changes.
 
 use super::Account;
+use super::level::Installed;
 use crate::bucket::Lease;
 use crate::limit::Terms;
 use crate::sync::message::{Entry, Given, Withheld};
@@ -8,15 +9,6 @@ use crate::time::Timestamp;
 
 /// An early sync was productive if it brought this part of what was wanted.
 const PRODUCTIVE_PART: i64 = 4;
-
-/// What a reply said of the key beside what it gave.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Installed {
-    /// The node's estimate less the store's level, in units.
-    pub(crate) drift: Option<i64>,
-    /// Age of the view that was replaced, in microseconds.
-    pub(crate) age_us: u64,
-}
 
 impl Account {
     /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.

@@ -1,9 +1,9 @@
 //! When a key reports next.
 
-use super::Account;
 use super::history::{BEGINNING_US, LINGER_MAX_US};
 use super::schedule::{EARLY_TICKS_MAX, PLENTY_TICKS};
 use super::tick_pacing::Paces;
+use super::{Account, Touch};
 use crate::limit::Terms;
 use crate::sync::message::{Entry, Given};
 use crate::time::Timestamp;
@@ -23,9 +23,11 @@ impl Account {
         self.schedule.due = self.schedule.due.min(at);
     }
 
-    /// A decision touched the key at `at`: report at the next tick, or early when it runs low.
-    pub(crate) fn touch(&mut self, at: Timestamp, now: Timestamp, terms: &Terms) {
-        self.arrivals.bursts.note_request(at);
+    /// A decision touched the key: report at the next tick, or early when it runs low.
+    pub(crate) fn touch(&mut self, touch: &Touch, now: Timestamp, terms: &Terms) {
+        self.book_overflow(touch.overflowed);
+        self.note_denied_cost(touch.denied_cost);
+        self.arrivals.bursts.note_request(touch.at);
         self.history.last_request = now;
         let interval_us = self.interval_us(now, terms);
         self.schedule.touch(self.bucket.is_urgent(), interval_us, now);
@@ -128,7 +130,7 @@ impl Account {
     }
 
     /// Whether a caller who waited has spent of a full bucket, which takes in no refill until that is reported.
-    /// Only the first spending counts. While the last report told of some, refill is leased,
+    /// Only the first spending counts. While the last report contained some, refill is leased,
     /// the level stays at the burst anyway, and the key would report at each round trip.
     fn has_spent_of_full(&self, given: &Given, entry: &Entry, terms: &Terms) -> bool {
         let is_first = entry.spent == 0 && self.lease.held.rate == 0;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Account;
-use super::callers::{Answer, Waiter};
+use super::callers::{CallerAnswer, Waiter};
 use crate::bucket::{Ask, SpendResult, Verdict};
 use crate::limit::Terms;
 use crate::sync::message::{Given, Withheld};
@@ -28,7 +28,7 @@ impl Account {
     }
 
     /// Answers for callers who waited.
-    pub(crate) fn take_answers(&mut self) -> Vec<Answer> {
+    pub(crate) fn take_answers(&mut self) -> Vec<CallerAnswer> {
         std::mem::take(&mut self.callers.answers)
     }
 
@@ -56,7 +56,7 @@ impl Account {
             self.counts.denied_surplus += u64::from(cost - 1);
         }
         self.counts.unsure += u64::from(!result.is_sure);
-        self.callers.answers.push(Answer {
+        self.callers.answers.push(CallerAnswer {
             ticket,
             allowed: result.is_allowed(),
             sure: result.is_sure,
@@ -85,7 +85,7 @@ impl Account {
             } else {
                 // The store gave what it had: that is sure.
                 self.count_denial(cost);
-                self.callers.answers.push(Answer { ticket, allowed: false, sure: true });
+                self.callers.answers.push(CallerAnswer { ticket, allowed: false, sure: true });
             }
         }
         waiting.append(&mut later);
@@ -107,7 +107,7 @@ impl Account {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::level::View;
+    use super::super::level::StoreView;
     use super::super::{Account, Cluster};
     use super::*;
     use crate::bucket::{BucketRef, KeyBudget, KeyHasher, Table};
@@ -116,7 +116,7 @@ mod tests {
 
     /// The answer to a caller that asked for one token, when others have taken those that came and the store has
     /// this many more.
-    fn answers(available: i64) -> Vec<Answer> {
+    fn answers(available: i64) -> Vec<CallerAnswer> {
         let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
         let (mut account, now) = account(&terms);
         let waiter = Waiter { ticket: 7, cost: 1, deadline: now.plus_micros(50_000) };
@@ -128,7 +128,7 @@ mod tests {
         account.take_answers()
     }
 
-    /// The account of a key that nobody has asked for, and the time.
+    /// The account of a key without requests, and the time.
     fn account(terms: &Terms) -> (Account, Timestamp) {
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
@@ -155,7 +155,7 @@ mod tests {
         (account.cluster.nodes, account.history.caller_has_waited, account.history.requests) =
             (4, true, 1);
         account.history.last_request = now;
-        account.level.view = Some(View { level: terms.scale.burst, leased: 0, at: now });
+        account.level.view = Some(StoreView { level: terms.scale.burst, leased: 0, at: now });
         let entry = account.report(&"x".into(), &terms, now, false);
         let given = Given { available: terms.scale.burst, ..Given::default() };
         account.schedule_report(&given, &entry, now, &terms);
@@ -170,6 +170,6 @@ mod tests {
     fn caller_whose_tokens_others_took_waits_on_while_the_store_has_more() {
         assert_eq!(answers(98), []);
         assert_eq!(answers(1), []);
-        assert_eq!(answers(0), [Answer { ticket: 7, allowed: false, sure: true }]);
+        assert_eq!(answers(0), [CallerAnswer { ticket: 7, allowed: false, sure: true }]);
     }
 }

@@ -41,7 +41,7 @@ fn entries(count: usize) -> Vec<Entry> {
 
 proptest! {
     #[test]
-    fn a_reply_survives_its_encoding(
+    fn reply_survives_its_encoding(
         grants in prop::collection::vec(given(), 0..5), time_us in 0..1_i64 << 52,
         limit_nodes in prop::collection::vec(0..1_i64 << 52, 0..4),
     ) {
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn a_hostile_reply_is_an_error_and_never_a_panic(
+    fn hostile_reply_is_an_error_and_never_a_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..400), count in 0..4_usize,
     ) {
         let _ = Reply::decode(&bytes, &entries(count), count);
@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn a_grant_of_hostile_numbers_is_an_error_and_never_a_panic(
+    fn grant_of_hostile_numbers_is_an_error_and_never_a_panic(
         status in any::<u8>(), numbers in prop::collection::vec(any::<f64>(), 10),
     ) {
         let entries = entries(1);
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reply_cut_short_at_any_byte_is_refused(cut in 0..203_usize) {
+    fn reply_cut_short_at_any_byte_is_refused(cut in 0..203_usize) {
         let entries = entries(1);
         let reply = Reply {
             time_us: 1,

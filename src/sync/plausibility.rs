@@ -1,0 +1,52 @@
+//! What a node refuses to believe of a reply.
+
+use super::message::{Given, Grant, Reply, Request, Verdict, WIRE_VERSION};
+use crate::error::StoreError;
+
+/// The longest lease that a reply may grant.
+pub(crate) const LIFE_MAX_US: i64 = 64_000_000;
+
+/// Refuses replies that no store of this protocol would give to `request`.
+pub(crate) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
+    match &reply.verdict {
+        Verdict::Lanes(stored) => {
+            Err(StoreError::Lanes { configured: request.lanes, stored: *stored })
+        }
+        Verdict::Wire(stored) => Err(StoreError::Wire { spoken: WIRE_VERSION, stored: *stored }),
+        Verdict::Applied(grants) if grants.len() != request.entries.len() => {
+            Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
+        }
+        Verdict::Applied(_) if reply.limit_nodes.len() != request.limits.len() => {
+            Err(StoreError::Reply {
+                field: "limit_nodes",
+                value: reply.limit_nodes.len().to_string(),
+            })
+        }
+        Verdict::Applied(grants) => {
+            for (grant, entry) in grants.iter().zip(&request.entries) {
+                if let Grant::Given(given) = grant {
+                    let burst = entry.scale.burst / entry.scale.token;
+                    let most = (entry.needed + entry.want).min(burst);
+                    plausible(given, most, entry.scale.rate, burst)?;
+                }
+            }
+            Ok(reply)
+        }
+        Verdict::Reborn | Verdict::Stale | Verdict::Cloned => Ok(reply),
+    }
+}
+
+fn plausible(given: &Given, want: i64, rate: i64, burst: i64) -> Result<(), StoreError> {
+    let bounds = [
+        ("grant.tokens", given.tokens, want),
+        ("grant.rate", given.rate, rate),
+        ("grant.depth", given.depth, burst),
+        ("grant.life_us", given.life_us, LIFE_MAX_US),
+    ];
+    for (field, value, most) in bounds {
+        if value > most {
+            return Err(StoreError::Reply { field, value: value.to_string() });
+        }
+    }
+    Ok(())
+}
