@@ -93,7 +93,7 @@ impl Sender {
         Self { instance: random.instance(), incarnation: None, sequence: 0, last: None }
     }
 
-    fn hear(&mut self, request: &Arc<Request>, reply: &Reply, random: &mut Random) {
+    fn receive(&mut self, request: &Arc<Request>, reply: &Reply, random: &mut Random) {
         match reply.verdict {
             Verdict::Applied(_) => {
                 self.incarnation = Some(reply.incarnation);
@@ -105,7 +105,9 @@ impl Sender {
                 self.sequence = 0;
             }
             // Most go on, so that these verdicts come more than once; a real one draws a new id.
-            Verdict::Stale | Verdict::Cloned if random.one_in(3) => *self = Self::new(random),
+            Verdict::Stale | Verdict::Cloned if random.one_in(3) => {
+                *self = Self::new(random);
+            }
             _ => {}
         }
     }
@@ -145,7 +147,7 @@ fn time_us(raw: &mut redis::Connection) -> i64 {
     seconds * 1_000_000 + micros
 }
 
-/// The store, its model, and those who send.
+/// The store, its model, and the nodes that send.
 struct World {
     server: RedisServer,
     raw: redis::Connection,
@@ -196,7 +198,7 @@ impl World {
         let request = self.request(chosen, lane);
         let reply = self.compare(&request);
         let mut sender = self.senders[chosen].clone();
-        sender.hear(&request, &reply, &mut self.random);
+        sender.receive(&request, &reply, &mut self.random);
         self.senders[chosen] = sender;
         self.time_us = self.time_us.max(reply.time_us);
         (name_of(&reply.verdict), request.entries.len())
@@ -207,7 +209,7 @@ impl World {
         let reply =
             self.exchange(request).unwrap_or_else(|error| panic!("{error}: {}", Shown(request)));
         let answered_us = time_us(&mut self.raw);
-        // The model is told the server's clock. Lane time may be ahead of it.
+        // The model gets the server's clock. Lane time may be ahead of it.
         let clock_us = reply.time_us - self.offset_us(request.lane);
         let place = (request.lane, request.instance);
         let comes_again = (self.model.nodes.get(&place))
@@ -495,7 +497,7 @@ fn key_name(lane: u32, entry: &Entry) -> Vec<u8> {
 }
 
 #[test]
-fn the_same_random_batches_through_model_and_script_give_equal_replies_and_states() {
+fn same_random_batches_through_model_and_script_give_equal_replies_and_states() {
     println!("seed {SEED:#x}");
     let mut world = World::new();
     let mut verdicts: HashMap<&str, usize> = HashMap::new();
@@ -519,7 +521,7 @@ fn the_same_random_batches_through_model_and_script_give_equal_replies_and_state
 }
 
 #[test]
-fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script() {
+fn level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script() {
     const EPOCH_US: i64 = 500_000;
     let mut world = World::new();
     let (template, _) = three_keys(&mut world);
@@ -527,34 +529,14 @@ fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_scri
     let mut incarnation = None;
     let mut send = |world: &mut World, sequence, spent, later_epochs| {
         let stamp_us = time_us(&mut world.raw);
-        let entry = Entry {
-            limit: "limit".into(),
-            key: b"key"[..].into(),
-            scale,
-            epoch_us: EPOCH_US,
-            spent,
-            held: Held {
-                // All that is held was spent.
-                outstanding: spent,
-                tag: stamp_us / EPOCH_US + later_epochs,
-                stamp_us,
-                ..Held::default()
-            },
-            version: 0,
-            debt: 0,
-            allowed: 0,
-            taken: 0,
-            returned: 0,
-            lost: 0,
-            back_rate: 0,
-            back_depth: 0,
-            demand: 0,
-            needed: 0,
-            want: 0,
-            want_rate: 0,
-            restore: false,
-            claim: None,
+        let held = Held {
+            // All that is held was spent.
+            outstanding: spent,
+            tag: stamp_us / EPOCH_US + later_epochs,
+            stamp_us,
+            ..Held::default()
         };
+        let entry = Entry { epoch_us: EPOCH_US, spent, held, ..empty_entry(scale) };
         let header = Header {
             lane: 0,
             lanes: LANES,
@@ -581,6 +563,32 @@ fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_scri
     assert_eq!(send(&mut world, 4, 0, 0).verdict, Verdict::Reborn);
     // A lease of no epoch that is, so that nothing else changes the level.
     send(&mut world, 1, 0, 7);
+}
+
+/// An entry that says nothing.
+fn empty_entry(scale: Scale) -> Entry {
+    Entry {
+        limit: "limit".into(),
+        key: b"key"[..].into(),
+        scale,
+        version: 0,
+        epoch_us: 1,
+        spent: 0,
+        debt: 0,
+        allowed: 0,
+        taken: 0,
+        returned: 0,
+        lost: 0,
+        back_rate: 0,
+        back_depth: 0,
+        held: Held::default(),
+        demand: 0,
+        needed: 0,
+        want: 0,
+        want_rate: 0,
+        restore: false,
+        claim: None,
+    }
 }
 
 fn every_key_expires(raw: &mut redis::Connection) {
@@ -646,7 +654,7 @@ fn another_programs_value_under_a_record_of_the_lane_is_named_and_nothing_is_wri
 }
 
 #[test]
-fn a_lane_of_another_layout_is_told_by_its_version() {
+fn lane_of_another_layout_is_recognised_by_its_version() {
     let mut world = World::new();
     let (request, _) = three_keys(&mut world);
     let (): () = world.raw.set(prefix(0) + "lane", "T3 whatever follows").unwrap();
@@ -655,7 +663,7 @@ fn a_lane_of_another_layout_is_told_by_its_version() {
 }
 
 #[test]
-fn a_batch_whose_parts_do_not_match_is_refused_before_anything_is_written() {
+fn batch_whose_parts_do_not_match_is_refused_before_anything_is_written() {
     let mut world = World::new();
     let (request, names) = three_keys(&mut world);
     let script = redis::Script::new(crate::store::redis::SYNC_CODE);

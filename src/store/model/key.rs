@@ -5,13 +5,15 @@ use crate::sync::message::{
     CREDIT_TOKENS, DEBT_US, Entry, Given, Held, NUMBER_MAX, Withheld, outstanding_least,
 };
 
-use super::{Caller, Lane, SUM_MAX};
+use super::lane::{Caller, Lane};
 
-/// A record is kept so much longer than it takes to fill: its expiry is set to the first, and moved
+/// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
+pub(crate) const SUM_MAX: i64 = 1 << 53;
+/// A record is kept this much longer than it takes to fill: its expiry is set to the first, and moved
 /// when less than the second is left, so that few writes have to move it.
 pub(super) const RECORD_MARGIN_MS: i64 = 45_000;
 const RECORD_MARGIN_LEAST_MS: i64 = 20_000;
-/// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
+/// Keys that no node registers after a loss of memory start empty if their bucket fills within this.
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
 /// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 const REPAY_US: i64 = 100_000;
@@ -31,7 +33,7 @@ pub(crate) struct Key {
     pub(crate) birth_us: i64,
     /// Nothing is granted until then, because the record was lost; 0 if it never was.
     pub(crate) recovering_until_us: i64,
-    /// Nodes that had a view of the lost record and were heard since.
+    /// Nodes that had a view of the lost record and have reported since.
     pub(crate) heard: i64,
     /// What was available when the lane's last silence was over, in units.
     pub(crate) after_silence: i64,
@@ -63,12 +65,32 @@ pub(super) struct At<'a> {
     pub(super) now_us: i64,
 }
 
+/// What a node asks for, and how far the store may give it.
+struct Asking<'a> {
+    entry: &'a Entry,
+    held: Held,
+    /// Its part of all demand.
+    share: f64,
+    /// The lane waits for what nodes took while it was silent.
+    returning: bool,
+    giving: bool,
+    /// What may not be given, in units.
+    reserved: i64,
+}
+
+/// Refill that is leased in units per microsecond, the depth that goes with it in tokens, and refill that is recalled.
+struct Refill {
+    rate: i64,
+    depth: i64,
+    recall: i64,
+}
+
 impl Key {
     /// The record of a key that is not in the store.
     pub(super) fn new(entry: &Entry, at: At<'_>) -> Self {
         let At { lane, caller, now_us } = at;
         let Scale { rate, burst, .. } = entry.scale;
-        // While a lane waits for all its nodes, the lowest of their claims tells the level.
+        // While a lane waits for all its nodes, the lowest of their claims is the level.
         let claimed = lane.waits_after_loss(now_us) && entry.restore && entry.claim.is_some();
         let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
         let empty = lane.lost_us > 0 && quick && !claimed;
@@ -142,7 +164,7 @@ impl Key {
             && self.is_quick()
             && !(lane.waits_after_loss(now_us) && claimed)
         {
-            // The record is of an older state, and no node knows what was spent since.
+            // The record is of an older state, and what was spent since is unknown.
             let flowed = flow(0, self.scale.rate, now_us - lane.lost_us, self.scale.burst);
             self.unleased = self.unleased.min(flowed);
             let found = self.unleased + self.outstanding[0] + self.outstanding[1];
@@ -153,7 +175,7 @@ impl Key {
         }
     }
 
-    /// Whether the bucket fills so soon that it may start empty after a loss.
+    /// Whether the bucket fills soon enough to start empty after a loss.
     fn is_quick(&self) -> bool {
         self.scale.burst <= self.scale.rate.saturating_mul(EMPTY_AFTER_LOSS_US)
     }
@@ -202,8 +224,8 @@ impl Key {
 
     // ---- one entry ---------------------------------------------------------------------------
 
-    /// Applies one entry and answers it. A `fresh` record was made for it.
-    pub(super) fn apply(&mut self, entry: &Entry, fresh: bool, at: At<'_>) -> Given {
+    /// Applies one entry and answers it. A record that `is_new` was made for it.
+    pub(super) fn apply(&mut self, entry: &Entry, is_new: bool, at: At<'_>) -> Given {
         self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
         let idle = [self.leased, self.depth, self.outstanding, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
@@ -211,15 +233,15 @@ impl Key {
         }
         // A lease that is older than the record was granted by a record that is lost.
         let older = entry.holds() && entry.held.stamp_us < self.birth_us;
-        let anew = fresh || entry.restore || older;
-        let mut lost = fresh && self.recovering_until_us > 0;
-        if older && !fresh && !entry.restore && self.recovering_until_us == 0 {
+        let anew = is_new || entry.restore || older;
+        let mut lost = is_new && self.recovering_until_us > 0;
+        if older && !is_new && !entry.restore && self.recovering_until_us == 0 {
             self.recovering_until_us = at.now_us + at.caller.recovery_us;
             lost = true;
         }
         let viewed_us = entry.held.stamp_us;
         if self.recovering_until_us > at.now_us && viewed_us > 0 && viewed_us < self.birth_us {
-            // Once all nodes have told what they hold, nobody else is to be waited for.
+            // Once all nodes have reported what they hold, there is none to wait for.
             self.heard += 1;
             if self.heard >= at.caller.nodes {
                 self.recovering_until_us = at.now_us;
@@ -247,7 +269,7 @@ impl Key {
             self.unleased = (self.unleased - flowed).max(-NUMBER_MAX);
         }
         if anew {
-            // A node that registers anew tells the most that it can hold: that may not be there.
+            // A node that registers anew reports the most that it can hold: that may not be there.
             self.claim(entry, if current && !entry.restore { outstanding } else { 0 });
         }
         if current {
@@ -318,28 +340,64 @@ impl Key {
 
     // ---- grants ------------------------------------------------------------------------------
 
+    /// Gives tokens, refill and depth to the node that sent `entry`. `void`: its lease has ended.
     fn grant(&mut self, entry: &Entry, void: bool, at: At<'_>) -> Given {
         let At { lane, caller, now_us } = at;
-        let Scale { rate, burst, token } = self.scale;
-        let held = if void { Held::default() } else { entry.held };
+        let token = self.scale.token;
         let demand = self.demand[0] + self.demand[1];
-        let share = if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 };
-
         let returning = lane.waits_after_silence(now_us);
-        let giving = !lane.waits_after_loss(now_us)
-            && now_us >= self.recovering_until_us
-            && (caller.settled || !returning);
-        let reserved = if returning { self.reserve(lane, now_us) } else { 0 };
-        let free = self.unleased - reserved;
-        let tokens = if giving { self.give_tokens(entry, free, share, caller.nodes) } else { 0 };
+        let asking = Asking {
+            entry,
+            held: if void { Held::default() } else { entry.held },
+            share: if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 },
+            returning,
+            giving: !lane.waits_after_loss(now_us)
+                && now_us >= self.recovering_until_us
+                && (caller.settled || !returning),
+            reserved: if returning { self.reserve(lane, now_us) } else { 0 },
+        };
+        let tokens = if asking.giving { self.give_tokens(&asking, caller.nodes) } else { 0 };
         self.unleased -= tokens * token;
-        let doubtful = lane.lost_us > 0 || returning || now_us < self.recovering_until_us;
-        let withheld = match (!giving || reserved > 0, doubtful) {
+        let leased = self.leased[0] + self.leased[1];
+        let Refill { rate, depth, recall } = self.refill(&asking, tokens, demand, lane);
+        self.leased[0] += rate;
+        raise(&mut self.depth[0], depth);
+        shift(&mut self.outstanding[0], tokens * token);
+        if asking.reserved > 0 {
+            // Depth given in place of the reserve displaces it.
+            self.unleased = self.unleased.min(self.cap(self.depth[0] + self.depth[1]));
+        }
+        let available = self.unleased;
+        Given {
+            tokens,
+            rate,
+            depth,
+            stamp_us: self.stamp_us,
+            tag: self.epoch(),
+            life_us: (self.epoch() + 2) * self.epoch_us - now_us,
+            available,
+            level: (available + self.outstanding[0] + self.outstanding[1]).clamp(-SUM_MAX, SUM_MAX),
+            leased: leased + rate,
+            recall,
+            void,
+            lost: false,
+            withheld: self.withheld(&asking, lane, now_us),
+        }
+    }
+
+    fn withheld(&self, asking: &Asking<'_>, lane: &Lane, now_us: i64) -> Withheld {
+        let doubtful = lane.lost_us > 0 || asking.returning || now_us < self.recovering_until_us;
+        match (!asking.giving || asking.reserved > 0, doubtful) {
             (false, _) => Withheld::Nothing,
             (true, false) => Withheld::Tokens,
             (true, true) => Withheld::TokensAndCredit,
-        };
+        }
+    }
 
+    /// The refill to lease beside `tokens` that are given, or to recall, and the depth that goes with both.
+    fn refill(&self, asking: &Asking<'_>, tokens: i64, demand: i64, lane: &Lane) -> Refill {
+        let Scale { rate, burst, .. } = self.scale;
+        let Asking { entry, held, share, returning, giving, reserved } = *asking;
         let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
         if returning {
             // The others still live on their shares.
@@ -365,29 +423,7 @@ impl Key {
         } else {
             surplus_rate(held.rate, target, leased, most, unleased)
         };
-        self.leased[0] += added;
-        raise(&mut self.depth[0], depth);
-        shift(&mut self.outstanding[0], tokens * token);
-        if reserved > 0 {
-            // Depth given in place of the reserve displaces it.
-            self.unleased = unleased.min(self.cap(self.depth[0] + self.depth[1]));
-        }
-        let available = self.unleased;
-        Given {
-            tokens,
-            rate: added,
-            depth,
-            stamp_us: self.stamp_us,
-            tag: self.epoch(),
-            life_us: (self.epoch() + 2) * self.epoch_us - now_us,
-            available,
-            level: (available + self.outstanding[0] + self.outstanding[1]).clamp(-SUM_MAX, SUM_MAX),
-            leased: leased + added,
-            recall,
-            void,
-            lost: false,
-            withheld,
-        }
+        Refill { rate: added, depth, recall }
     }
 
     /// What nodes that have not reported yet may have taken under their policies, in units.
@@ -402,16 +438,17 @@ impl Key {
         (whole as f64 * (missing as f64 / recovery.expected.max(1) as f64)).ceil() as i64
     }
 
-    /// Gives tokens out of `level` units: first what callers wait for, then half of the rest by share
-    /// and half spread evenly, and one at least while there is one.
-    fn give_tokens(&self, entry: &Entry, level: i64, share: f64, nodes: i64) -> i64 {
-        let token = self.scale.token;
+    /// Gives tokens out of what is unleased and not reserved: first what callers wait for, then half of the rest by
+    /// share and half spread evenly, and one at least while there is one.
+    fn give_tokens(&self, asking: &Asking<'_>, nodes: i64) -> i64 {
+        let (token, entry) = (self.scale.token, asking.entry);
+        let level = self.unleased - asking.reserved;
         if level <= 0 {
             return 0;
         }
         let needed = entry.needed.min(level / token);
         let level = level - needed * token;
-        let part = (level as f64 * (share / 2.0 + 0.5 / nodes.max(1) as f64)).floor();
+        let part = (level as f64 * (asking.share / 2.0 + 0.5 / nodes.max(1) as f64)).floor();
         let least = i64::from(level >= token);
         let tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
         needed + tokens
