@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::super::setup::LATE_MAX_US;
 use super::super::store::Delivery;
+use super::World;
+use super::audit::number_of;
+use super::timeline::Happening;
 #[cfg(all(test, feature = "redis"))]
-use super::StoreCall;
-use super::ledger::number_of;
-use super::{Happening, World};
+use super::timeline::StoreCall;
 use crate::sync::message::{Grant, Reply, Request, Verdict};
 use crate::time::micros;
 
