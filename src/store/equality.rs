@@ -17,7 +17,8 @@ use super::redis::RedisStore;
 use crate::error::StoreError;
 use crate::quota::{Quota, Scale};
 use crate::sync::message::{
-    Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict,
+    BatchVerdict, Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply, Request,
+    Times,
 };
 
 mod lanes;
@@ -95,17 +96,17 @@ impl Sender {
 
     fn receive(&mut self, request: &Arc<Request>, reply: &Reply, random: &mut Random) {
         match reply.verdict {
-            Verdict::Applied(_) => {
+            BatchVerdict::Applied(_) => {
                 self.incarnation = Some(reply.incarnation);
                 self.sequence = request.sequence;
                 self.last = Some(request.clone());
             }
-            Verdict::Reborn => {
+            BatchVerdict::Reborn => {
                 self.incarnation = Some(reply.incarnation);
                 self.sequence = 0;
             }
             // Most go on, so that these verdicts come more than once; a real one draws a new id.
-            Verdict::Stale | Verdict::Cloned if random.one_in(3) => {
+            BatchVerdict::Stale | BatchVerdict::Cloned if random.one_in(3) => {
                 *self = Self::new(random);
             }
             _ => {}
@@ -259,7 +260,7 @@ impl World {
 
     /// Names the first entry that was answered differently, before all of them are printed.
     fn compare_grants(&self, request: &Request, reply: &Reply, expected: &Reply) {
-        let (Verdict::Applied(grants), Verdict::Applied(others)) =
+        let (BatchVerdict::Applied(grants), BatchVerdict::Applied(others)) =
             (&reply.verdict, &expected.verdict)
         else {
             return;
@@ -456,14 +457,14 @@ fn spoil(entry: &mut Entry, random: &mut Random) {
     }
 }
 
-pub(crate) fn name_of(verdict: &Verdict) -> &'static str {
+pub(crate) fn name_of(verdict: &BatchVerdict) -> &'static str {
     match verdict {
-        Verdict::Applied(_) => "applied",
-        Verdict::Reborn => "reborn",
-        Verdict::Stale => "stale",
-        Verdict::Cloned => "cloned",
-        Verdict::Lanes(_) => "lanes",
-        Verdict::Wire(_) => "wire",
+        BatchVerdict::Applied(_) => "applied",
+        BatchVerdict::Reborn => "reborn",
+        BatchVerdict::Stale => "stale",
+        BatchVerdict::Cloned => "cloned",
+        BatchVerdict::Lanes(_) => "lanes",
+        BatchVerdict::Wire(_) => "wire",
     }
 }
 
@@ -560,7 +561,7 @@ fn level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script
     }
     let (): () = world.raw.del(prefix(0) + "lane").unwrap();
     world.model.lanes.clear();
-    assert_eq!(send(&mut world, 4, 0, 0).verdict, Verdict::Reborn);
+    assert_eq!(send(&mut world, 4, 0, 0).verdict, BatchVerdict::Reborn);
     // A lease of no epoch that is, so that nothing else changes the level.
     send(&mut world, 1, 0, 7);
 }
@@ -626,7 +627,7 @@ fn another_programs_value_under_a_key_is_left_alone_and_the_batch_goes_on() {
     let (): () = world.raw.rpush(&names[0], "theirs").unwrap();
     let (): () = world.raw.set(&names[1], "T2theirs").unwrap();
     let reply = world.exchange(&request).unwrap();
-    let Verdict::Applied(grants) = reply.verdict else { panic!("{reply:?}") };
+    let BatchVerdict::Applied(grants) = reply.verdict else { panic!("{reply:?}") };
     assert!(matches!(grants[..], [Grant::Foreign, Grant::Foreign, Grant::Given(_)]), "{grants:?}");
     let list: Vec<String> = world.raw.lrange(&names[0], 0, -1).unwrap();
     let string: String = world.raw.get(&names[1]).unwrap();
@@ -659,7 +660,7 @@ fn lane_of_another_layout_is_recognised_by_its_version() {
     let (request, _) = three_keys(&mut world);
     let (): () = world.raw.set(prefix(0) + "lane", "T3 whatever follows").unwrap();
     let reply = world.exchange(&request).unwrap();
-    assert_eq!(reply.verdict, Verdict::Wire(3));
+    assert_eq!(reply.verdict, BatchVerdict::Wire(3));
 }
 
 #[test]

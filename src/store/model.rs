@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::sync::message::{
-    Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, Verdict, natural,
+    BatchVerdict, Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, natural,
 };
 
 mod key;
@@ -92,7 +92,7 @@ impl Model {
         };
         let now_us = lane.set_time(time_us);
         if lane.lanes != i64::from(request.lanes) {
-            return lane.reply(now_us, Verdict::Lanes(lane.lanes as u32));
+            return lane.reply(now_us, BatchVerdict::Lanes(lane.lanes as u32));
         }
         if lane.went_back(request) {
             return self.reborn(request, lane, now_us, Some(known_birth_us));
@@ -109,9 +109,9 @@ impl Model {
         match self.order(request, &lane, now_us) {
             Order::Next => self.apply(request, lane, now_us, time_us),
             Order::Repeated(node) => {
-                node.answer(request).unwrap_or_else(|| lane.reply(now_us, Verdict::Cloned))
+                node.answer(request).unwrap_or_else(|| lane.reply(now_us, BatchVerdict::Cloned))
             }
-            Order::Stale => lane.reply(now_us, Verdict::Stale),
+            Order::Stale => lane.reply(now_us, BatchVerdict::Stale),
             Order::Missing => {
                 let birth_us = lane.incarnation.birth_us();
                 self.reborn(request, lane, now_us, Some(birth_us))
@@ -179,7 +179,7 @@ impl Model {
             grants.push(grant);
         }
         let limit_nodes = self.count_limit_nodes(request, now_us);
-        let answer = Reply { limit_nodes, ..lane.reply(now_us, Verdict::Applied(grants)) };
+        let answer = Reply { limit_nodes, ..lane.reply(now_us, BatchVerdict::Applied(grants)) };
         let receipt = Receipt {
             sequence: natural(request.sequence),
             marked_us: marked.unwrap_or(now_us),
@@ -272,7 +272,7 @@ impl Model {
             lane.lose(request, now_us);
         }
         lane.recovery.expected = lane.recovery.expected.max(natural(request.knowledge.nodes));
-        let answer = lane.reply(now_us, Verdict::Reborn);
+        let answer = lane.reply(now_us, BatchVerdict::Reborn);
         self.lanes.insert(request.lane, lane);
         answer
     }

@@ -14,7 +14,7 @@ use super::excess::LaneTrouble;
 #[cfg(feature = "sim")]
 use super::message::Held;
 use super::message::{
-    Entry, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict,
+    BatchVerdict, Entry, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times,
 };
 use super::nodes::INTRODUCED_US;
 use super::plausibility::LIFE_MAX_US;
@@ -476,30 +476,30 @@ impl Lane {
         }
         let wait_us = (reply.recovering_until_us - reply.time_us).clamp(0, LIFE_MAX_US) as u64;
         self.replies.recovering_until = now.plus_micros(wait_us);
-        if matches!(reply.verdict, Verdict::Applied(_) | Verdict::Reborn) {
+        if matches!(reply.verdict, BatchVerdict::Applied(_) | BatchVerdict::Reborn) {
             self.take_time(flight, reply, sent, now, context);
         }
         self.call_while_recovering(wait_us > 0, now, context);
         match &reply.verdict {
-            Verdict::Applied(grants) => {
+            BatchVerdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
                 self.take_counts(reply, wait_us > 0, now, context);
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
             }
-            Verdict::Reborn => {
+            BatchVerdict::Reborn => {
                 context.event(Event::MemoryLost { lane: self.number });
                 context.memory_lost(now);
                 self.trouble.lost_memory(now);
                 self.restart(Some(reply.incarnation), flight, now);
             }
-            Verdict::Cloned | Verdict::Stale => {
+            BatchVerdict::Cloned | BatchVerdict::Stale => {
                 self.instance = context.draw_instance();
                 self.restart(self.incarnation, flight, now);
             }
             // Both were turned into errors by `check`.
-            Verdict::Lanes(_) | Verdict::Wire(_) => {}
+            BatchVerdict::Lanes(_) | BatchVerdict::Wire(_) => {}
         }
     }
 

@@ -12,7 +12,7 @@ use crate::quota::Scale;
 #[path = "message/reply.rs"]
 mod reply;
 
-pub(crate) use reply::{Given, Grant, Receipt, Reply, Verdict, Withheld};
+pub(crate) use reply::{BatchVerdict, Given, Grant, Receipt, Reply, Withheld};
 
 /// The version of the wire format, of the layout in the store, and of the scripts.
 pub(crate) const WIRE_VERSION: u32 = 2;

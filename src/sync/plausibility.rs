@@ -1,6 +1,6 @@
 //! What a node refuses to believe of a reply.
 
-use super::message::{Given, Grant, Reply, Request, Verdict, WIRE_VERSION};
+use super::message::{BatchVerdict, Given, Grant, Reply, Request, WIRE_VERSION};
 use crate::error::StoreError;
 
 /// The longest lease that a reply may grant.
@@ -9,20 +9,22 @@ pub(crate) const LIFE_MAX_US: i64 = 64_000_000;
 /// Refuses replies that no store of this protocol would give to `request`.
 pub(crate) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
     match &reply.verdict {
-        Verdict::Lanes(stored) => {
+        BatchVerdict::Lanes(stored) => {
             Err(StoreError::Lanes { configured: request.lanes, stored: *stored })
         }
-        Verdict::Wire(stored) => Err(StoreError::Wire { spoken: WIRE_VERSION, stored: *stored }),
-        Verdict::Applied(grants) if grants.len() != request.entries.len() => {
+        BatchVerdict::Wire(stored) => {
+            Err(StoreError::Wire { spoken: WIRE_VERSION, stored: *stored })
+        }
+        BatchVerdict::Applied(grants) if grants.len() != request.entries.len() => {
             Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
         }
-        Verdict::Applied(_) if reply.limit_nodes.len() != request.limits.len() => {
+        BatchVerdict::Applied(_) if reply.limit_nodes.len() != request.limits.len() => {
             Err(StoreError::Reply {
                 field: "limit_nodes",
                 value: reply.limit_nodes.len().to_string(),
             })
         }
-        Verdict::Applied(grants) => {
+        BatchVerdict::Applied(grants) => {
             for (grant, entry) in grants.iter().zip(&request.entries) {
                 if let Grant::Given(given) = grant {
                     let burst = entry.scale.burst / entry.scale.token;
@@ -32,7 +34,7 @@ pub(crate) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError
             }
             Ok(reply)
         }
-        Verdict::Reborn | Verdict::Stale | Verdict::Cloned => Ok(reply),
+        BatchVerdict::Reborn | BatchVerdict::Stale | BatchVerdict::Cloned => Ok(reply),
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::World;
 use crate::error::StoreError;
-use crate::sync::message::{Entry, Grant, Reply, Request, Verdict};
+use crate::sync::message::{BatchVerdict, Entry, Grant, Reply, Request};
 
 impl World {
     pub(super) fn acknowledge(
@@ -19,7 +19,7 @@ impl World {
         if !self.setup.audit {
             return;
         }
-        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = result {
+        if let Ok(Reply { verdict: BatchVerdict::Applied(grants), .. }) = result {
             let node = &mut self.nodes[node];
             let sent = node.sent.get(&lane).filter(|_| tokens > 0);
             let sent = sent.map_or(&[][..], |request| &request.entries);
@@ -43,7 +43,7 @@ impl World {
         if !self.setup.audit {
             return;
         }
-        if let Verdict::Applied(grants) = &reply.verdict
+        if let BatchVerdict::Applied(grants) = &reply.verdict
             && self.is_new(request)
         {
             let place = place_of(request);

@@ -1,6 +1,6 @@
 //! One lane's record: its time, its nodes, and what it waits for.
 
-use crate::sync::message::{Incarnation, Reply, Request, Verdict, natural};
+use crate::sync::message::{BatchVerdict, Incarnation, Reply, Request, natural};
 
 /// A lane is remembered for at least this long.
 const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
@@ -155,7 +155,7 @@ impl Lane {
         settled_us
     }
 
-    pub(super) fn reply(&self, now_us: i64, verdict: Verdict) -> Reply {
+    pub(super) fn reply(&self, now_us: i64, verdict: BatchVerdict) -> Reply {
         Reply {
             time_us: now_us,
             incarnation: self.incarnation,

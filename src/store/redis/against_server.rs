@@ -7,7 +7,7 @@ use super::RedisStore;
 use crate::error::StoreError;
 use crate::store::Store;
 use crate::store::equality::redis_server::RedisServer;
-use crate::sync::message::{Header, InstanceId, Knowledge, Reply, Request, Times, Verdict};
+use crate::sync::message::{BatchVerdict, Header, InstanceId, Knowledge, Reply, Request, Times};
 
 /// Long enough for a busy machine, short enough to wait for.
 const TIMEOUT: Duration = Duration::from_millis(300);
@@ -40,7 +40,7 @@ async fn send(store: &RedisStore, lane: u32) -> Result<Reply, StoreError> {
 }
 
 fn is_applied(answer: &Result<Reply, StoreError>) -> bool {
-    matches!(answer, Ok(Reply { verdict: Verdict::Applied(_), .. }))
+    matches!(answer, Ok(Reply { verdict: BatchVerdict::Applied(_), .. }))
 }
 
 /// Sends until an answer comes; the harness has its own deadline for a server that never starts.

@@ -8,7 +8,7 @@ use super::round_trips::longest_us;
 use crate::error::StoreError;
 use crate::sync::context::{Context, Output};
 use crate::sync::event::Event;
-use crate::sync::message::{Reply, Verdict};
+use crate::sync::message::{BatchVerdict, Reply};
 use crate::sync::plausibility::check;
 use crate::time::Timestamp;
 
@@ -81,7 +81,7 @@ impl Lane {
         // What this node was held up for is no part of the way.
         let sent = sent.max(self.silence.since);
         self.trips.answered(sent, context.timings.retry_us, now);
-        let cloned = matches!(reply.verdict, Verdict::Cloned | Verdict::Stale);
+        let cloned = matches!(reply.verdict, BatchVerdict::Cloned | BatchVerdict::Stale);
         let error = cloned.then_some(StoreError::ClonedInstance);
         context.event(self.synced(flight, error, now));
         self.silence.answered = now;

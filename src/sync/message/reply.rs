@@ -23,12 +23,12 @@ pub(crate) struct Reply {
     pub silence_us: i64,
     /// Nodes that have each of the limits that the batch names; empty if it was not applied.
     pub limit_nodes: Vec<i64>,
-    pub verdict: Verdict,
+    pub verdict: BatchVerdict,
 }
 
 /// What became of a batch as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum BatchVerdict {
     /// Applied, now or when it first arrived: one grant an entry.
     Applied(Vec<Grant>),
     /// The lane has lost its memory, or this node's place in it: nothing was applied.
@@ -153,12 +153,12 @@ impl Reply {
     pub(crate) fn encode(&self, receipt: Receipt, entries: &[Entry]) -> Vec<u8> {
         let none = Vec::new();
         let (status, value, grants) = match &self.verdict {
-            Verdict::Applied(grants) => (0, 0, grants),
-            Verdict::Reborn => (1, 0, &none),
-            Verdict::Stale => (2, 0, &none),
-            Verdict::Cloned => (3, 0, &none),
-            Verdict::Lanes(lanes) => (4, i64::from(*lanes), &none),
-            Verdict::Wire(version) => (5, i64::from(*version), &none),
+            BatchVerdict::Applied(grants) => (0, 0, grants),
+            BatchVerdict::Reborn => (1, 0, &none),
+            BatchVerdict::Stale => (2, 0, &none),
+            BatchVerdict::Cloned => (3, 0, &none),
+            BatchVerdict::Lanes(lanes) => (4, i64::from(*lanes), &none),
+            BatchVerdict::Wire(version) => (5, i64::from(*version), &none),
         };
         let header = [
             status,
@@ -212,10 +212,10 @@ impl Reply {
         let verdict = match status {
             0 if count == entries.len() as i64 => {
                 let grants = entries.iter().map(|entry| Grant::read(&mut reader, time_us, entry));
-                Verdict::Applied(grants.collect::<Result<_, _>>()?)
+                BatchVerdict::Applied(grants.collect::<Result<_, _>>()?)
             }
             0 => return Err(StoreError::Reply { field: "grants", value: count.to_string() }),
-            _ => Verdict::refusal(status, value)?,
+            _ => BatchVerdict::refusal(status, value)?,
         };
         let limits = if status == 0 { limits } else { 0 };
         let limit_nodes =
@@ -239,7 +239,7 @@ impl Reply {
     }
 }
 
-impl Verdict {
+impl BatchVerdict {
     /// The verdict of a batch that was not applied.
     fn refusal(status: i64, value: i64) -> Result<Self, StoreError> {
         let small = |field| {

@@ -54,7 +54,7 @@ proptest! {
             recovering_since_us: 4,
             silence_us: 6,
             limit_nodes: limit_nodes.clone(),
-            verdict: Verdict::Applied(grants),
+            verdict: BatchVerdict::Applied(grants),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
         prop_assert_eq!(Reply::decode(&bytes, &entries, limit_nodes.len()), Ok(reply));
@@ -82,14 +82,14 @@ proptest! {
             recovering_since_us: 0,
             silence_us: 0,
             limit_nodes: Vec::new(),
-            verdict: Verdict::Applied(vec![Grant::Foreign]),
+            verdict: BatchVerdict::Applied(vec![Grant::Foreign]),
         };
         let mut bytes = reply.encode(Receipt::default(), &entries);
         bytes.truncate(REPLY_HEADER_BYTES);
         bytes.push(status);
         let count = if status & TIMED > 0 { 10 } else { 7 };
         bytes.extend(numbers[..count].iter().flat_map(|number| number.to_le_bytes()));
-        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries, 0) {
+        if let Ok(Reply { verdict: BatchVerdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries, 0) {
             prop_assert_eq!(grants.len(), 1);
             let all = GIVEN_VOID + TIMED + LOST + WITHHELD + CREDIT_WITHHELD;
             prop_assert!(status <= all, "{}", status);
@@ -107,7 +107,7 @@ proptest! {
             recovering_since_us: 0,
             silence_us: 0,
             limit_nodes: Vec::new(),
-            verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
+            verdict: BatchVerdict::Applied(vec![Grant::Given(Given::default())]),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
         prop_assert_eq!(bytes.len(), 203);
