@@ -16,6 +16,7 @@ use crate::sync::message::{
     BatchVerdict, Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, natural,
 };
 
+mod grants;
 mod key;
 mod lane;
 

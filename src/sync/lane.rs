@@ -1,7 +1,7 @@
 //! One lane: its keys, the one batch in flight, and what the lane's store has answered.
 //!
 //! A batch goes out when an account is due or the node has been quiet for a heartbeat (`send`), is sent again until it
-//! is answered (`attempts`), and its answer changes the accounts (`accept`, then `grants`). While the store does not
+//! is answered (`attempts`), and its answer changes the accounts (`replies`, then `grants`). While the store does not
 //! answer, keys without a lease live on outage policies (`outages`).
 
 use std::sync::Arc;
@@ -9,15 +9,10 @@ use std::time::Duration;
 
 use super::account::{Account, CallerAnswer, Cluster, DecisionCounts, Touch, Waiter};
 use super::context::{AccountId, Context, Output};
-use super::event::Event;
 use super::excess::LaneTrouble;
 #[cfg(feature = "sim")]
 use super::message::Held;
-use super::message::{
-    BatchVerdict, Entry, Header, Incarnation, InstanceId, Knowledge, Reply, Request, Times,
-};
-use super::nodes::INTRODUCED_US;
-use super::plausibility::LIFE_MAX_US;
+use super::message::{Entry, Header, Incarnation, InstanceId, Knowledge, Request, Times};
 use super::shrink;
 use crate::bucket::BucketRef;
 use crate::error::StoreError;
@@ -31,6 +26,7 @@ mod grants;
 mod lane_time;
 mod naming;
 mod outages;
+mod replies;
 mod round_trips;
 mod silence;
 
@@ -48,9 +44,6 @@ pub(crate) const HEARTBEAT_US: u64 = 1_000_000;
 const ALIVE_US: u64 = 4 * HEARTBEAT_US;
 /// Between two batches of a lane there is at least this.
 const BATCH_GAP_US: u64 = 1_000;
-/// While the store waits for what nodes know, it is called once in this time at first, and at last.
-const RECOVERY_GAP_US: u64 = 25_000;
-const RECOVERY_GAP_MAX_US: u64 = 400_000;
 /// An attempt whose time was over for this long before this node looked is waited for as long again: its
 /// answer may be there.
 const LATE_US: u64 = 10_000;
@@ -458,120 +451,6 @@ impl Lane {
                 Vec::new()
             },
         }
-    }
-
-    // ---- replies -----------------------------------------------------------------------------
-
-    /// The reply to the attempt that was `sent` then.
-    fn accept(
-        &mut self,
-        flight: &Flight,
-        reply: &Reply,
-        sent: Timestamp,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        for slot in &flight.slots {
-            self.accounts.change(*slot, Account::end_report);
-        }
-        let wait_us = (reply.recovering_until_us - reply.time_us).clamp(0, LIFE_MAX_US) as u64;
-        self.replies.recovering_until = now.plus_micros(wait_us);
-        if matches!(reply.verdict, BatchVerdict::Applied(_) | BatchVerdict::Reborn) {
-            self.take_time(flight, reply, sent, now, context);
-        }
-        self.call_while_recovering(wait_us > 0, now, context);
-        match &reply.verdict {
-            BatchVerdict::Applied(grants) => {
-                self.incarnation = Some(reply.incarnation);
-                self.take_counts(reply, wait_us > 0, now, context);
-                for (index, grant) in grants.iter().enumerate() {
-                    self.granted(flight, index, grant, now, context);
-                }
-            }
-            BatchVerdict::Reborn => {
-                context.event(Event::MemoryLost { lane: self.number });
-                context.memory_lost(now);
-                self.trouble.lost_memory(now);
-                self.restart(Some(reply.incarnation), flight, now);
-            }
-            BatchVerdict::Cloned | BatchVerdict::Stale => {
-                self.instance = context.draw_instance();
-                self.restart(self.incarnation, flight, now);
-            }
-            // Both were turned into errors by `check`.
-            BatchVerdict::Lanes(_) | BatchVerdict::Wire(_) => {}
-        }
-    }
-
-    /// Takes the lane's time from a reply.
-    fn take_time(
-        &mut self,
-        flight: &Flight,
-        reply: &Reply,
-        sent: Timestamp,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        let time = LaneTime {
-            time_us: reply.time_us,
-            sent: flight.first_sent,
-            received: now,
-            travelled_us: now.micros_since(sent),
-        };
-        if let Some(jump_us) = self.replies.time.and_then(|before| before.jump_us(&time)) {
-            self.trouble.store_jumped(jump_us);
-            let by = Duration::from_micros(jump_us);
-            context.event(Event::StoreClockJumped { lane: self.number, by });
-        }
-        self.replies.time = Some(time);
-        self.replies.silence_us = reply.silence_us.clamp(0, LIFE_MAX_US) as u64;
-    }
-
-    /// While the lane waits for what nodes know, it is called again before the next heartbeat.
-    fn call_while_recovering(
-        &mut self,
-        is_recovering: bool,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        if !is_recovering {
-            self.calls.recovery_gap_us = 0;
-            return;
-        }
-        let gap_us = (2 * self.calls.recovery_gap_us).clamp(RECOVERY_GAP_US, RECOVERY_GAP_MAX_US);
-        self.calls.recovery_gap_us = gap_us;
-        self.call_by(now.plus_micros(context.rng.jitter(gap_us)));
-    }
-
-    /// Takes the counts of nodes from a reply. A lane that waits for its nodes has not counted all of them. If it is
-    /// lost again meanwhile, it has to wait for those of before.
-    fn take_counts(
-        &mut self,
-        reply: &Reply,
-        is_recovering: bool,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        let replies = &mut self.replies;
-        if is_recovering {
-            replies.nodes = replies.nodes.max(reply.nodes);
-        } else {
-            replies.introduced = replies.introduced.min(now.plus_micros(INTRODUCED_US));
-            replies.nodes = reply.nodes;
-        }
-        let is_complete = !is_recovering || context.is_any_count_missing();
-        if is_complete {
-            context.counted(self.number, reply.nodes.max(1), now);
-        }
-        let counts = &reply.limit_nodes;
-        if counts.is_empty() || self.leaving {
-            return;
-        }
-        if is_complete {
-            context.counted_of_limits(self.naming.named, counts, reply.nodes, now);
-        }
-        let call_at = self.naming.counted(counts.len(), now, context);
-        self.call_by(call_at);
     }
 
     // ---- the way out -------------------------------------------------------------------------
