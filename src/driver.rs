@@ -13,7 +13,7 @@ use crate::bucket::{
 use crate::error::{ConfigError, StoreError};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
-use crate::sync::{Engine, Event, Input, Output, Told, Waiter};
+use crate::sync::{Engine, Event, Input, Output, Touch, Waiter};
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
@@ -85,9 +85,9 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
         return None;
     }
     let key = note.news.is_new.then(|| bucket.key());
-    let (spilled, refused) = (note.news.overflowed, note.news.refused);
-    let told = Told { key, at: note.at, spilled, refused };
-    Some(Input::Touched { bucket, told })
+    let (overflowed, denied_cost) = (note.news.overflowed, note.news.refused);
+    let touch = Touch { key, at: note.at, overflowed, denied_cost };
+    Some(Input::Touched { bucket, touch })
 }
 
 /// What a limiter and its driver share.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::Contender;
 use crate::message::{
-    Entry, Grant, Header, Held, Incarnation, Knowledge, Reply, Request, Times, Verdict,
+    BatchVerdict, Entry, Grant, Header, Held, Incarnation, Knowledge, Reply, Request, Times,
 };
 use crate::quota::Scale;
 use crate::server::Server;
@@ -136,7 +136,7 @@ impl Node {
     }
 
     fn hear(&mut self, request: &Request, numbers: &[usize], reply: &Reply) {
-        let Verdict::Applied(grants) = &reply.verdict else { panic!("refused: {reply:?}") };
+        let BatchVerdict::Applied(grants) = &reply.verdict else { panic!("refused: {reply:?}") };
         self.incarnation = Some(reply.incarnation);
         self.time_us = reply.time_us;
         for ((entry, grant), &number) in request.entries.iter().zip(grants).zip(numbers) {

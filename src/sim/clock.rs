@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timer_set_by_the_local_clock_rings_when_that_clock_shows_its_time() {
+    fn timer_set_by_the_local_clock_rings_when_that_clock_shows_its_time() {
         for error_ppm in [-500, 0, 1, 499] {
             let mut clock = NodeClock::new(1_000, 5_000_000, error_ppm);
             clock.jump(3_000_000, 70_000);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_freezes_what_decisions_read_and_nothing_else() {
+    fn stall_freezes_what_decisions_read_and_nothing_else() {
         let mut clock = NodeClock::new(0, 1_000_000, 0);
         clock.stall(5_500, 20_000);
         assert_eq!(clock.cached(25_499).as_micros(), 1_005_000);

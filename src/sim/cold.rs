@@ -1,4 +1,4 @@
-//! Clients that nobody knows yet: each sends a few requests at once, as a browser does, then one a second.
+//! New clients: each sends a few requests at once, as a browser does, then one a second.
 
 use super::workload::{Arrival, Workload, seed_of};
 
@@ -30,7 +30,7 @@ pub(super) fn arrivals_of_node(workload: &Workload, node: u16) -> Vec<Arrival> {
     arrivals
 }
 
-/// All clients of so many seconds.
+/// The clients of some seconds.
 pub(super) fn clients(seconds: f64) -> u32 {
     CLIENTS_PER_SECOND * seconds.ceil() as u32
 }

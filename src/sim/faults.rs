@@ -10,7 +10,7 @@ use crate::bound::{Incidents, bound};
 use crate::limit::DEFAULT_MAX_NODES;
 use crate::time::{CLOCK_AGE_MAX_US, micros};
 
-/// Where nodes come and go, one in ten is replaced so often.
+/// Where nodes come and go, one in ten is replaced once in this time.
 pub(super) const CHURN_SECONDS: u64 = 2;
 /// The store is gone from then to then.
 pub(super) const OUTAGE_SECONDS: (u64, u64) = (5, 8);
@@ -22,13 +22,13 @@ const FLAP_US: (u64, u64) = (2_100_000, 3_000_000);
 /// The snapshot is saved while buckets are still nearly full, and restored in these seconds.
 const SAVED_US: u64 = 100_000;
 const RESTORED_SECONDS: [u64; 2] = [8, 12];
-/// The store's clock steps back then, and forth again so much later.
+/// The store's clock steps back then, and forth again this much later.
 const STORE_BACK_SECONDS: (u64, u64) = (5, 10);
 /// By how much, unless a cell of the sweep says otherwise.
 const STORE_BACK_US: i64 = 60_000_000;
-/// Many nodes' store stalls then, for so long.
+/// Many nodes' store stalls then, for this long.
 const CROWD_STALL_SECONDS: (u64, u64) = (4, 2);
-/// A store that has stalled has its queue to serve first: it is judged again so much later.
+/// A store that has stalled has its queue to serve first: it is judged again this much later.
 const AFTER_STALL_US: u64 = 3_000_000;
 
 /// How many of `nodes` are replaced at a time where nodes come and go.
@@ -216,19 +216,19 @@ pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
     bound(&setup.limit, u32::from(setup.nodes) + incidents.joins, &incidents)
 }
 
-/// An attempt fails so much later if nobody looked in time, in microseconds.
+/// An attempt fails this much later if its node looked too late, in microseconds.
 const LATE_US: u64 = 10_000;
-/// A loss of memory so soon after another brings back less.
+/// A loss of memory within this time after another brings back less.
 const REPEATED_US: u64 = 5_000_000;
-/// So long after a node joins, all others count it: as [`crate::sync::nodes`] says, in microseconds.
+/// This long after a node joins, all others count it: as [`crate::sync::nodes`] says, in microseconds.
 const INTRODUCED_US: u64 = 1_500_000;
-/// A node that is gone is forgotten by the others after so long at the soonest, in microseconds.
+/// A node that is gone is forgotten by the others after this long at the soonest, in microseconds.
 const REMEMBERED_US: u64 = 60_000_000;
 /// No outage policy takes over in a shorter silence of the store, in microseconds.
 const SILENCE_LEAST_US: u64 = 1_500_000;
 
 /// How long it takes at most until a node has come back after a silence of `silent_us`: an attempt that was
-/// under way fails, the next follows after a gap, and the one after that is told since when the store is back.
+/// under way fails, the next follows after a gap, and the answer to the one after that says since when the store is back.
 fn return_us(silent_us: u64, network: &Network) -> u64 {
     let far = network.rtt_by_node.into_iter().flatten().chain([network.rtt]).max();
     let rtt_us = 3 * micros(far.unwrap_or_default()) / 2;
@@ -276,7 +276,7 @@ fn is_outage(silence: &Range<u64>) -> bool {
 
 /// When a node is answered first at the latest that starts at `from_us`, where these are the silences.
 fn first_answer_us(silences: &[Range<u64>], from_us: u64, network: &Network) -> u64 {
-    // A call is under way for so long that the store may be gone before it comes, or before its answer does.
+    // The store may be gone before a call comes that is under way, or before its answer does.
     let called_us = from_us + return_us(0, network);
     let mut silent =
         silences.iter().filter(|silence| silence.start <= called_us && silence.end > from_us);

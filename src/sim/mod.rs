@@ -1,13 +1,14 @@
 //! A seeded discrete-event world around the unchanged buckets, engine and store model: only clock,
 //! transport and random source come from outside. The same seed gives the same run.
 
-pub mod baseline;
 mod clock;
 mod cold;
 pub mod faults;
 pub mod figures;
+pub mod judge;
+mod outcome;
 #[cfg(all(test, feature = "redis"))]
-mod on_redis;
+mod replay_on_redis;
 mod run;
 mod scenario;
 #[cfg(test)]
@@ -19,8 +20,10 @@ pub mod sweep;
 mod tests;
 pub mod workload;
 mod world;
-mod worst;
+mod worst_case;
+pub mod write_behind;
 
-pub use run::{Outcome, play, run};
+pub use outcome::Outcome;
+pub use run::{play, run};
 pub use setup::{Form, LATE_MAX_US, Network, Policy, ServiceTime, Setup, Traffic};
-pub use worst::Worst;
+pub use worst_case::Worst;

@@ -1,22 +1,13 @@
 //! One run: a world, a load, what goes wrong, and what came of it.
 
-use super::baseline;
 use super::faults::{self, Planned};
-use super::figures::Figures;
+use super::outcome::Outcome;
 use super::setup::{Policy, Setup, Traffic, asked_seconds};
 use super::workload::{Arrival, Workload};
 use super::world::World;
+use super::write_behind;
 use crate::error::ConfigError;
 use crate::limit::Limit;
-
-/// What came of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// What was admitted, against the ideal.
-    pub figures: Figures,
-    /// What it cost.
-    pub traffic: Traffic,
-}
 
 /// Plays `arrivals`, ordered by time, and `faults` in a world, for `seconds` of virtual time.
 ///
@@ -31,7 +22,7 @@ pub fn run(
 ) -> Result<Outcome, ConfigError> {
     let mut world = World::new(setup.clone())?;
     for planned in faults {
-        world.suffer(planned);
+        world.plan_fault(planned);
     }
     world.play(arrivals, (seconds * 1e6) as u64);
     world.finish();
@@ -65,7 +56,7 @@ impl Policy {
         seconds: f64,
     ) -> Result<Outcome, ConfigError> {
         if self == Self::WriteBehind {
-            return baseline::run(setup, arrivals, faults, seconds);
+            return write_behind::run(setup, arrivals, faults, seconds);
         }
         let setup = Setup { limit: self.limit(&setup.limit), ..setup.clone() };
         run(&setup, arrivals, faults, seconds)

@@ -1,4 +1,4 @@
-//! The scenarios of docs/ACCURACY.md: who is offered how much, and where.
+//! The scenarios of docs/ACCURACY.md: how much is offered, and on which nodes and keys.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub(super) const JUNK_LOADS: (f64, f64) = (0.5, 0.9);
 pub(super) const SUSPENDED_SECONDS: u64 = 10;
 pub(super) const AWAKE_SECONDS: f64 = 0.5;
 
-/// Who offers how much, and where.
+/// How much is offered, and on which nodes and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

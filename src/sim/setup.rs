@@ -1,4 +1,4 @@
-//! What a world is made of, and what it tells.
+//! What a world is made of, and what it counts.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -131,7 +131,7 @@ pub enum Policy {
     Default,
     /// Leases alone.
     Strict,
-    /// The total last heard of: [`baseline`](super::baseline), to compare with.
+    /// The last total received: [`write_behind`](super::write_behind), to compare with.
     WriteBehind,
 }
 
@@ -214,7 +214,7 @@ pub struct Setup {
     pub form: Form,
     /// Keys from this number on are invented: asked for once, counted and not judged.
     pub known_keys: Option<u32>,
-    /// Node clocks are off by so many millionths at most.
+    /// Node clocks are off by this many millionths at most.
     pub clock_error_ppm: u32,
     /// Check the ledger after every event, and remember every decision.
     pub audit: bool,
@@ -271,7 +271,7 @@ impl Setup {
     }
 }
 
-/// What the nodes' engines told, all together.
+/// What happened between nodes and store, all together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Batches sent, each time that they were sent.
@@ -328,7 +328,7 @@ impl Traffic {
 
     /// Keys synced in each of the key's own ticks, of `tick_s`, and node with traffic on it.
     pub fn keys_synced_per_tick(&self, tick_s: f64) -> f64 {
-        // Who asks for nothing has no ticks, and infinity cannot be written in JSON.
+        // A load without requests has no ticks, and infinity cannot be written in JSON.
         self.keys_synced as f64 * tick_s / self.asked_seconds.max(1) as f64
     }
 }
@@ -351,7 +351,7 @@ mod tests {
     use crate::quota::Quota;
 
     #[test]
-    fn a_key_counts_once_for_each_node_and_second_in_which_it_was_asked_for() {
+    fn key_counts_once_for_each_node_and_second_in_which_it_was_asked_for() {
         let asked =
             [(0, 0, 7), (1, 0, 7), (2, 1, 7), (3, 0, 8), (999_999, 0, 7), (1_000_000, 0, 7)];
         let arrival = |(at_us, node, key)| Arrival { at_us, node, key, cost: 1 };
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_fills_quickly_has_a_tick_of_its_own() {
+    fn key_that_fills_quickly_has_a_tick_of_its_own() {
         let tick_s = |rate, burst| {
             let limit = Limit::new("api", Quota::per_second(rate).burst(burst));
             let limit = limit.sync_interval(Duration::from_millis(50));

@@ -9,7 +9,7 @@ use crate::store::model::{Key, Model};
 use crate::sync::message::{InstanceId, Reply, Request};
 
 /// What the store's clock shows when the world's shows 0: a time of our days, so that it can step
-/// back by as much as anybody likes.
+/// back by any time.
 const CLOCK_BEGINS_US: i64 = 1_700_000_000_000_000;
 
 /// A request on its way to the store, or in its queue.
@@ -48,7 +48,7 @@ pub(super) struct SimulatedStore {
     service: Option<ServiceTime>,
     /// Requests that have arrived and are not served; the first is being served.
     queue: VecDeque<Delivery>,
-    /// The last batch of each node and lane that was applied, to tell resends.
+    /// The last batch of each node and lane that was applied, to recognise resends.
     applied: HashMap<(InstanceId, u32), i64>,
     saved: Option<Model>,
     /// Replicas that will take over, the first first.

@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::cold;
 use super::faults::OUTAGE_SECONDS;
 use super::figures::{Figures, SLOT_US};
-use super::run::Outcome;
+use super::outcome::Outcome;
 use super::setup::{Form, Network, Policy, Setup};
 use super::workload::{Scenario, Workload};
-use super::worst::Worst;
+use super::worst_case::Worst;
 use crate::error::ConfigError;
 use crate::limit::{DEFAULT_CREDIT, Limit};
 use crate::quota::Quota;
@@ -49,7 +49,7 @@ pub const SCENARIOS: [Scenario; 6] = [
 
 /// Virtual time of a cell whose rate is given by the hour.
 const SLOW_SECONDS: f64 = 1200.0;
-/// Of the others: until the ideal has admitted the rate of so many seconds, and so many tokens.
+/// Of the others: until the ideal has admitted the rate of this many seconds, and this many tokens.
 const FAST_SECONDS: f64 = 20.0;
 const TOKENS_MIN: f64 = 1000.0;
 
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_of_all_seeds_is_reported() {
+    fn worst_of_all_seeds_is_reported() {
         let cell = cell(Load::Scenario(Scenario::OverUniform));
         let [first, second] = [1, 2].map(|seed| cell.run(seed..=seed).unwrap());
         assert_ne!(first, second);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_has_figures_of_its_own_and_so_has_a_store_that_is_far_away() {
+    fn outage_has_figures_of_its_own_and_so_has_a_store_that_is_far_away() {
         let run = |scenario| cell(Load::Scenario(scenario)).run(1..=1).unwrap();
         let outage = run(Scenario::Outage);
         assert!(outage.outage_tokens_per_second > 1.0 && outage.after_outage_tokens > 1.0);

@@ -45,7 +45,7 @@ fn lived(setup: &Setup, scenario: Scenario, seconds: f64, faults: &[Planned]) ->
 fn lived_under(setup: &Setup, load: &Workload, faults: &[Planned]) -> World {
     let mut world = World::new(setup.clone()).unwrap();
     for planned in faults {
-        world.suffer(planned);
+        world.plan_fault(planned);
     }
     play(&mut world, &load.arrivals(), (load.seconds * 1e6) as u64);
     world
@@ -54,7 +54,7 @@ fn lived_under(setup: &Setup, load: &Workload, faults: &[Planned]) -> World {
 /// Plays a load and looks at the ledger.
 fn play(world: &mut World, arrivals: &[Arrival], until_us: u64) {
     world.play(arrivals, until_us);
-    assert_eq!(world.discrepancy, None);
+    assert_eq!(world.ledger.discrepancy, None);
 }
 
 fn figures(world: World) -> Figures {
@@ -99,7 +99,7 @@ fn random_setup(seed: u64, credit: u32) -> (Setup, Scenario) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn same_seed_gives_the_same_run() {
     let (setup, scenario) = random_setup(7, 1);
     let [first, second] =
         [(), ()].map(|()| run(&setup, &load(&setup, scenario, 5.0).arrivals(), &[], 5.0));
@@ -126,7 +126,7 @@ fn every_scenario_stays_within_a_percent_of_the_ideal() {
 }
 
 #[test]
-fn a_key_under_steady_overload_is_synced_little_more_than_once_a_tick_and_node() {
+fn key_under_steady_overload_is_synced_little_more_than_once_a_tick_and_node() {
     for nodes in [4, 16] {
         let setup = Setup::new(api(1000, 1000), nodes, 1);
         let world = lived(&setup, Scenario::OverUniform, 10.0, &[]);
@@ -153,7 +153,7 @@ fn every_token_is_charged_once_whatever_the_network_does() {
         let spent: u64 = world.nodes.iter().map(|node| node.spent).sum();
         assert_eq!(world.store.charged(), spent, "seed {seed}: {setup:?}");
         world.audit_settled();
-        assert_eq!(world.discrepancy, None, "seed {seed}: {setup:?}");
+        assert_eq!(world.ledger.discrepancy, None, "seed {seed}: {setup:?}");
         assert_eq!(world.traffic.losses_of_memory, 0, "seed {seed}");
     }
 }
@@ -163,7 +163,7 @@ fn limit_counts_no_node_that_has_left_and_none_that_died_six_seconds_ago() {
     let mut world = World::new(audited(api(100, 100), 3, 1)).unwrap();
     world.run_until(world.now_us + SECOND_US);
     assert_eq!(world.store.limit_nodes("api"), 3);
-    world.suffer(&at(SECOND_US, Fault::NodeDies { place: 2 }));
+    world.plan_fault(&at(SECOND_US, Fault::NodeDies { place: 2 }));
     world.run_until(world.now_us + 3 * SECOND_US);
     assert_eq!(world.store.limit_nodes("api"), 3, "it may be held up");
     world.run_until(world.now_us + 4 * SECOND_US);
@@ -183,7 +183,7 @@ fn without_credit_nothing_is_admitted_in_excess_whatever_the_network_does() {
 }
 
 #[test]
-fn who_asks_the_store_when_unsure_admits_nothing_in_excess() {
+fn callers_that_ask_when_unsure_exceed_nothing() {
     for seed in 0..100 {
         let (mut setup, scenario) = random_setup(seed, 1);
         setup.form = Form::Async;
@@ -223,7 +223,7 @@ fn small_limit_on_many_nodes_exceeds_by_one_token_a_node_and_a_strict_one_by_non
 }
 
 #[test]
-fn who_waits_for_the_store_gets_most_of_a_strict_limit() {
+fn waiting_callers_get_most_of_a_strict_limit() {
     let limit = Limit::new("login", Quota::per_second(5).burst(5));
     for seed in 1..=5 {
         let setup = Setup { form: Form::Async, ..audited(limit.clone(), 20, seed) };
@@ -251,7 +251,7 @@ fn nodes_that_die_take_their_leases_with_them_and_their_rate_returns() {
 }
 
 #[test]
-fn an_outage_is_lived_through_on_shares_and_nobody_gets_a_second_burst() {
+fn outage_is_lived_through_on_shares_and_nobody_gets_a_second_burst() {
     let mut least = Vec::new();
     for seed in 0..40 {
         let nodes = 2 + seed as u16 % 7;
@@ -266,10 +266,10 @@ fn an_outage_is_lived_through_on_shares_and_nobody_gets_a_second_burst() {
         let after = admitted(&world, until_us, until_us + SECOND_US);
         let case = format!("seed {seed}, {nodes} nodes: {during}/s during, {after} after");
         assert!(during <= 1000.0 * (1.0 + 1.0 / f64::from(nodes)), "{case}");
-        // Where the outage begins as an epoch ends, shares wait for an epoch in which nobody has a lease.
+        // Where the outage begins as an epoch ends, shares wait for an epoch in which no node has a lease.
         assert!(during >= 600.0, "{case}");
         least.push(during);
-        // What nobody could admit in the outage is there after it.
+        // What could not be admitted in the outage is there after it.
         let missed = 3.0 * (1000.0 - during).max(0.0);
         assert!(after <= 1000.0 + f64::from(nodes) + missed, "{case}");
         assert!(after >= 800.0, "{case}");
@@ -279,7 +279,7 @@ fn an_outage_is_lived_through_on_shares_and_nobody_gets_a_second_burst() {
 }
 
 #[test]
-fn a_closed_limit_admits_nothing_in_an_outage_once_its_leases_have_ended() {
+fn closed_limit_admits_nothing_in_an_outage_once_its_leases_have_ended() {
     let setup = audited(api(1000, 1000).outage(OutagePolicy::Closed), 4, 5);
     let outage = [at(2 * SECOND_US, Fault::StoreHangs { for_us: 6 * SECOND_US })];
     let world = lived(&setup, Scenario::OverUniform, 8.0, &outage);
@@ -287,7 +287,7 @@ fn a_closed_limit_admits_nothing_in_an_outage_once_its_leases_have_ended() {
 }
 
 #[test]
-fn a_store_that_loses_its_memory_each_second_gives_no_fresh_burst() {
+fn store_that_loses_its_memory_each_second_gives_no_fresh_burst() {
     for seed in 0..20 {
         let nodes = 2 + seed as u16 % 7;
         let setup = audited(api(1000, 1000), nodes, seed);
@@ -310,7 +310,7 @@ fn nodes_that_join_share_the_limit_at_once() {
     let mut world = World::new(setup.clone()).unwrap();
     let all = Setup { nodes: 6, ..setup };
     let joins = (0..4).map(|_| at(3 * SECOND_US, Fault::NodeJoins));
-    joins.for_each(|join| world.suffer(&join));
+    joins.for_each(|join| world.plan_fault(&join));
     let mut arrivals = load(&all, Scenario::OverUniform, 7.0).arrivals();
     for arrival in &mut arrivals {
         // Until the others are there, two take everything.
@@ -325,15 +325,15 @@ fn nodes_that_join_share_the_limit_at_once() {
 }
 
 #[test]
-fn a_node_that_is_born_in_an_outage_and_calls_first_gives_nobody_a_second_burst() {
+fn node_that_is_born_in_an_outage_and_calls_first_gives_nobody_a_second_burst() {
     for seed in 0..20 {
         let setup = audited(api(1000, 1000).credit(0), 4, seed);
         let from_us = 3 * SECOND_US + seed * 50_000;
         let until_us = from_us + 3 * SECOND_US;
         let mut world = World::new(setup.clone()).unwrap();
         // Its first calls are answered before those that the others sent into the outage.
-        world.suffer(&at(from_us, Fault::StoreHangs { for_us: until_us - 100 - from_us }));
-        world.suffer(&at(until_us - 100, Fault::NodeJoins));
+        world.plan_fault(&at(from_us, Fault::StoreHangs { for_us: until_us - 100 - from_us }));
+        world.plan_fault(&at(until_us - 100, Fault::NodeJoins));
         let mut arrivals = load(&setup, Scenario::OverUniform, 10.0).arrivals();
         arrivals.extend((0..20).map(|late| request(until_us - 90 + late, 4, 1)));
         arrivals.sort_by_key(|arrival| arrival.at_us);
@@ -344,7 +344,7 @@ fn a_node_that_is_born_in_an_outage_and_calls_first_gives_nobody_a_second_burst(
 }
 
 #[test]
-fn a_large_cost_that_was_denied_is_there_when_it_comes_again() {
+fn large_cost_that_was_denied_is_there_when_it_comes_again() {
     let mut world = World::new(audited(Limit::new("api", Quota::per_hour(100)), 3, 1)).unwrap();
     play(&mut world, &[request(0, 0, 20), request(20_000, 0, 20)], SECOND_US);
     let allowed: Vec<bool> = world.decided.iter().map(|one| one.allowed).collect();
@@ -352,7 +352,7 @@ fn a_large_cost_that_was_denied_is_there_when_it_comes_again() {
 }
 
 #[test]
-fn a_large_cost_is_there_at_once_for_who_waits() {
+fn large_cost_is_there_at_once_for_who_waits() {
     let limit = Limit::new("api", Quota::per_hour(100));
     let mut world = World::new(Setup { form: Form::Async, ..audited(limit, 3, 1) }).unwrap();
     play(&mut world, &[request(0, 0, 60), request(0, 1, 60)], SECOND_US);
@@ -362,7 +362,7 @@ fn a_large_cost_is_there_at_once_for_who_waits() {
     assert!(world.decided.iter().all(|one| one.sure && one.waited));
 }
 
-/// Callers who wait for the store, on four nodes.
+/// Callers that wait for the store, on four nodes.
 fn waiting(limit: Limit, seed: u64) -> Setup {
     Setup { form: Form::Async, ..audited(limit, 4, seed) }
 }
@@ -379,7 +379,7 @@ fn quiet_key_with_waiting_callers_is_synced_about_twice_a_request() {
 }
 
 #[test]
-fn a_full_bucket_that_a_waiting_caller_spends_from_takes_in_refill_at_once() {
+fn full_bucket_that_a_waiting_caller_spends_from_takes_in_refill_at_once() {
     for seed in 0..8 {
         let setup = waiting(Limit::new("login", Quota::per_minute(5)), seed);
         // One of five tokens, and all five when it has flowed in again.
@@ -392,7 +392,7 @@ fn a_full_bucket_that_a_waiting_caller_spends_from_takes_in_refill_at_once() {
     }
 }
 
-/// Keys synced while callers ask one of four nodes for so many tokens a second, for so many seconds each.
+/// Keys synced while callers ask one of four nodes for tokens, each at a rate a second and for some seconds.
 fn synced(limit: Limit, loads: &[(u64, u64)]) -> u64 {
     let (mut arrivals, mut from_us) = (Vec::new(), SECOND_US);
     for &(per_second, seconds) in loads {
@@ -416,7 +416,7 @@ fn busy_full_bucket_with_waiting_callers_is_synced_by_schedule() {
 }
 
 #[test]
-fn a_client_that_begins_with_a_large_cost_gets_all_that_a_full_bucket_has() {
+fn client_that_begins_with_a_large_cost_gets_all_that_a_full_bucket_has() {
     for (seed, after_us) in (0..8).flat_map(|seed| (0..20).map(move |step| (seed, step * 100))) {
         let mut arrivals = vec![request(SECOND_US, 0, 10)];
         arrivals.extend([300; 3].map(|us| request(SECOND_US + us, 0, 1)));
@@ -429,7 +429,7 @@ fn a_client_that_begins_with_a_large_cost_gets_all_that_a_full_bucket_has() {
 }
 
 #[test]
-fn a_paused_node_goes_on_where_it_was_and_admits_nothing_extra() {
+fn paused_node_goes_on_where_it_was_and_admits_nothing_extra() {
     for seed in 0..20 {
         let setup = audited(api(1000, 300).credit(0), 4, seed);
         let pauses: Vec<Planned> = (1..8)

@@ -1,4 +1,4 @@
-//! Who asks for what when: open-loop Poisson arrivals, seeded, so that a seed is a bug report.
+//! Requests and their times: open-loop Poisson arrivals, seeded, so that a seed is a bug report.
 //!
 //! Open-loop: a request comes when it comes, however long the decisions before it took. Each node
 //! has a random stream of its own, so that nodes in processes of their own can generate their part
@@ -62,7 +62,7 @@ pub struct WorkloadError {
 /// A load to generate. [`validate`](Self::validate) it first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Who offers how much, and where.
+    /// How much is offered, and on which nodes and keys.
     pub scenario: Scenario,
     /// How many nodes there are.
     pub nodes: u16,
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn an_even_load_is_offered_in_full_and_spread_evenly() {
+    fn even_load_is_offered_in_full_and_spread_evenly() {
         for (scenario, load) in [(Scenario::OverUniform, 3.0), (Scenario::Under, 0.9)] {
             let arrivals = workload(scenario).arrivals();
             assert_about(arrivals.len(), load * 10_000.0);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skewed_load_falls_as_one_over_the_nodes_number() {
+    fn skewed_load_falls_as_one_over_the_nodes_number() {
         let arrivals = workload(Scenario::OverSkew).arrivals();
         let weights = 1.0 + 1.0 / 2.0 + 1.0 / 3.0 + 1.0 / 4.0;
         for node in 0..4_u16 {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_herd_runs_for_one_second_in_four() {
+    fn herd_runs_for_one_second_in_four() {
         let arrivals = workload(Scenario::Herd).arrivals();
         // Seconds 0, 4 and 8 of ten.
         assert_about(arrivals.len(), 3.0 * 5_000.0);
@@ -463,14 +463,14 @@ mod tests {
     }
 
     #[test]
-    fn the_load_given_replaces_the_herds_multiple_and_keeps_its_silence() {
+    fn load_given_replaces_the_herds_multiple_and_keeps_its_silence() {
         let arrivals = Workload { load: Some(2.0), ..workload(Scenario::Herd) }.arrivals();
         assert_about(arrivals.len(), 3.0 * 2_000.0);
         assert!(arrivals.iter().all(|arrival| arrival.at_us / 1_000_000 % 4 == 0));
     }
 
     #[test]
-    fn a_shifting_load_is_on_one_node_at_a_time_and_moves_each_second() {
+    fn shifting_load_is_on_one_node_at_a_time_and_moves_each_second() {
         let arrivals = workload(Scenario::ShiftUnder).arrivals();
         assert_about(arrivals.len(), 9_000.0);
         let mut node_of_second = [None; 10];
@@ -504,14 +504,14 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_one_run_and_another_seed_another() {
+    fn seed_gives_one_run_and_another_seed_another() {
         let load = workload(Scenario::OverSkew);
         assert_eq!(load.arrivals(), load.arrivals());
         assert_ne!(load.arrivals(), Workload { seed: 8, ..load.clone() }.arrivals());
     }
 
     #[test]
-    fn a_node_on_its_own_generates_its_part_of_the_whole() {
+    fn node_on_its_own_generates_its_part_of_the_whole() {
         let load = workload(Scenario::ShiftUnder);
         let all = load.arrivals();
         assert!(all.is_sorted_by_key(|arrival| arrival.at_us));
@@ -531,14 +531,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_may_end_within_a_second() {
+    fn run_may_end_within_a_second() {
         let arrivals = Workload { seconds: 1.25, ..workload(Scenario::OverUniform) }.arrivals();
         assert_about(arrivals.len(), 1.25 * 3_000.0);
         assert!(arrivals.iter().all(|arrival| arrival.at_us < 1_250_000));
     }
 
     #[test]
-    fn what_cannot_be_offered_is_refused_by_name() {
+    fn load_that_cannot_be_offered_is_refused_by_name() {
         let good = workload(Scenario::Under);
         assert_eq!(good.validate(), Ok(()));
         let bad = [

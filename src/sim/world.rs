@@ -1,103 +1,37 @@
 //! The world: nodes, one store, a network between them, and virtual time.
 //!
-//! Every node is the product: its buckets, its dirty queue and its engine. The store is the
+//! Every node is the product: its buckets, its queue of notifications and its engine. The store is the
 //! reference model of the script. Only clocks, transport and random source are the world's.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::clock::NodeClock;
 use super::faults::{Fault, Planned};
-use super::figures::{Decided, Judge};
+use super::figures::Decided;
+use super::judge::Judge;
 use super::setup::{Form, Setup, Traffic};
-use super::store::{Delivery, RecordLife, SimulatedStore};
+use super::store::SimulatedStore;
 use super::workload::Arrival;
-use crate::bucket::{
-    Ask, BucketRef, KeyBudget, KeyHasher, Notification, NotificationQueue, Room, Table, Urgency,
-    Verdict,
-};
+use crate::bucket::{Ask, BucketRef, Notification, Room, Urgency, Verdict};
 use crate::driver::touched;
-use crate::error::{ConfigError, StoreError};
+use crate::error::ConfigError;
 use crate::limit::{Limit, Terms};
-use crate::sync::message::Reply;
-#[cfg(all(test, feature = "redis"))]
-use crate::sync::message::Request;
-use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
+use crate::sync::{Config, Event, Input, Output, Waiter};
 use crate::time::{Timestamp, micros};
 
+mod audit;
+mod faults;
 mod ledger;
 mod network;
 mod node;
-mod trouble;
+mod timeline;
 
+use ledger::Ledger;
 pub(super) use node::Node;
 use node::Waiting;
-
-/// What happened to the store, for tests that play it again.
 #[cfg(all(test, feature = "redis"))]
-#[derive(Clone, Debug)]
-pub(super) enum StoreCall {
-    Sync { request: Arc<Request>, time_us: i64, reply: Reply },
-    Forgets,
-}
-
-#[derive(Debug)]
-enum Happening {
-    Arrival {
-        place: u16,
-        key: u32,
-        cost: u32,
-    },
-    /// A request reaches the store.
-    Delivery(Delivery),
-    /// The store has served the first of those that wait.
-    Service,
-    Answer {
-        node: usize,
-        lane: u32,
-        attempt: u64,
-        result: Result<Reply, StoreError>,
-        /// Leases in it that have not ended by now.
-        leases_alive: u64,
-    },
-    Timer {
-        node: usize,
-    },
-    Resumption {
-        node: usize,
-    },
-    Fault(Fault),
-    /// A replica that is to take over later falls behind.
-    ReplicaFallsBehind,
-}
-
-#[derive(Debug)]
-struct Scheduled {
-    at_us: u64,
-    order: u64,
-    what: Happening,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at_us, self.order) == (other.at_us, other.order)
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at_us, self.order).cmp(&(other.at_us, other.order))
-    }
-}
+pub(super) use timeline::StoreCall;
+use timeline::{Happening, Timeline};
 
 /// Nodes, store, network and time.
 pub(super) struct World {
@@ -105,7 +39,7 @@ pub(super) struct World {
     /// The world's time at which the load begins.
     pub(super) origin_us: u64,
     pub(super) nodes: Vec<Node>,
-    /// Who stands where arrivals go.
+    /// The node in each place that arrivals name.
     places: Vec<usize>,
     pub(super) store: SimulatedStore,
     /// Every decision, if the setup says so.
@@ -118,32 +52,14 @@ pub(super) struct World {
     /// Of the others.
     pub(super) other_judges: Vec<Judge>,
     pub(super) traffic: Traffic,
-    /// Tokens of each key in batches that the store has applied, each counted once.
-    charged_on: HashMap<u32, u64>,
-    applied_batches: HashSet<(usize, u32, i64)>,
-    /// The store forgot what it had acknowledged: its sums say nothing any more.
-    forgetful: bool,
-    /// Of each key the record as it was seen last, and what had been charged to those before it.
-    records: HashMap<u32, (RecordLife, u64)>,
-    /// Keys whose records were lost, likewise.
-    forgotten: HashSet<u32>,
-    /// The first time that the ledger did not add up.
-    pub(super) discrepancy: Option<String>,
-    /// Faults that hit nobody who held a lease.
-    pub(super) idle_faults: u32,
+    /// Where every spent token is, for audits.
+    pub(super) ledger: Ledger,
     setup: Setup,
-    queue: BinaryHeap<Reverse<Scheduled>>,
-    order: u64,
+    timeline: Timeline,
     tickets: u64,
     rng: fastrand::Rng,
 }
 
-/// Nobody chooses keys here: any numbers will do.
-const SEEDS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
-/// Keys that a node holds at most.
-const KEYS_MAX: usize = 2_000_000;
-/// Notes for which a node has room at first.
-const DIRTY_MAX: usize = 1024;
 /// The world begins here, so that no timestamp is 0.
 const BEGIN_US: u64 = 10_000_000;
 /// The nodes have met the store by then.
@@ -183,22 +99,15 @@ impl World {
             judge: Judge::new(rate, burst as f64).of_known_keys(setup.known_keys),
             other_judges: setup.others.iter().map(judge_of).collect(),
             traffic: Traffic::default(),
-            charged_on: HashMap::new(),
-            applied_batches: HashSet::new(),
-            forgetful: false,
-            records: HashMap::new(),
-            forgotten: HashSet::new(),
-            discrepancy: None,
+            ledger: Ledger::default(),
+            timeline: Timeline::default(),
             rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),
-            idle_faults: 0,
-            queue: BinaryHeap::new(),
-            order: 0,
             tickets: 0,
             setup,
         };
         for place in 0..world.setup.nodes {
             world.places.push(usize::MAX);
-            world.bear(place);
+            world.start_node(place);
         }
         world.origin_us = world.now_us;
         Ok(world)
@@ -221,7 +130,7 @@ impl World {
     }
 
     /// A new node takes the place.
-    pub(super) fn bear(&mut self, place: u16) {
+    pub(super) fn start_node(&mut self, place: u16) {
         let index = self.nodes.len();
         let limits: Vec<_> = self
             .setup
@@ -243,57 +152,21 @@ impl World {
             BEGIN_US + self.rng.u64(0..1_000_000_000),
             self.rng.i64(-error..=error),
         );
-        let budget = Arc::new(KeyBudget::new(KEYS_MAX, 1));
-        self.nodes.push(Node {
-            engine: Engine::new(config, clock.now(self.now_us)),
-            buckets: (0..terms.len() as u32)
-                .map(|limit| Table::new(limit, KeyHasher::new(SEEDS), budget.clone(), 0))
-                // Memory that is made up as it is written to; a world without any cannot go on.
-                .map(|table| Arc::new(table.expect("memory for few keys")))
-                .collect(),
-            credits: terms.iter().map(|terms| terms.credit).collect(),
-            terms,
-            notifications: NotificationQueue::new(DIRTY_MAX),
-            clock,
-            place,
-            born_us: self.now_us,
-            sent: HashMap::new(),
-            waiting: HashMap::new(),
-            spent: 0,
-            spent_on: HashMap::new(),
-            charged_on: HashMap::new(),
-            acknowledged: 0,
-            timer_us: u64::MAX,
-            alive: true,
-            paused_until_us: 0,
-            missed: VecDeque::new(),
-            cut_until_us: 0,
-            asked: HashMap::new(),
-        });
+        self.nodes.push(Node::new(config, terms, clock, place, self.now_us));
         self.places[usize::from(place)] = index;
         let now = clock.now(self.now_us);
         self.nodes[index].engine.handle(now, Input::Timeout);
         self.pump(index);
     }
 
-    /// The node in this place dies: nothing of it is heard of again.
+    /// The node in this place dies.
     pub(super) fn kill(&mut self, place: u16) {
         let index = self.places[usize::from(place)];
-        self.bury(index);
-        let node = &mut self.nodes[index];
-        node.alive = false;
-        // What it holds is not needed any more, and thousands may die; what it spent stays for the ledger.
-        let (limits, lanes) = (Vec::new(), 0);
-        let nothing =
-            Config { limits, lanes, instance: [0; 16], seed: 0, retry_us: 0, max_nodes: None };
-        node.engine = Engine::new(nothing, Timestamp::ZERO);
-        node.buckets.clear();
-        node.asked.clear();
-        node.missed.clear();
-        node.notifications = NotificationQueue::new(0);
+        self.count_node_time(index);
+        self.nodes[index].die();
     }
 
-    fn bury(&mut self, index: usize) {
+    fn count_node_time(&mut self, index: usize) {
         let node = &self.nodes[index];
         if node.alive {
             self.traffic.node_seconds += (self.now_us - node.born_us) as f64 / 1e6;
@@ -301,7 +174,7 @@ impl World {
     }
 
     /// Plans a fault.
-    pub(super) fn suffer(&mut self, planned: &Planned) {
+    pub(super) fn plan_fault(&mut self, planned: &Planned) {
         let at_us = self.origin_us + planned.at_us;
         if let Some(absence) = planned.store_absence() {
             self.judge.store_is_absent(absence);
@@ -313,8 +186,7 @@ impl World {
     }
 
     fn plan(&mut self, at_us: u64, what: Happening) {
-        self.order += 1;
-        self.queue.push(Reverse(Scheduled { at_us, order: self.order, what }));
+        self.timeline.plan(at_us, what);
     }
 
     /// Lets everything happen until `at_us` after the load's beginning, the arrivals among it.
@@ -329,10 +201,9 @@ impl World {
 
     /// Lets everything happen until `until_us` of the world's time.
     pub(super) fn run_until(&mut self, until_us: u64) {
-        while self.queue.peek().is_some_and(|Reverse(next)| next.at_us <= until_us) {
-            let Some(Reverse(event)) = self.queue.pop() else { break };
-            self.now_us = self.now_us.max(event.at_us);
-            self.happen(event.what);
+        while let Some((at_us, happening)) = self.timeline.next(until_us) {
+            self.now_us = self.now_us.max(at_us);
+            self.happen(happening);
         }
         self.now_us = self.now_us.max(until_us);
     }
@@ -340,7 +211,7 @@ impl World {
     /// The load is over.
     pub(super) fn finish(&mut self) {
         for index in 0..self.nodes.len() {
-            self.bury(index);
+            self.count_node_time(index);
         }
     }
 
@@ -354,7 +225,7 @@ impl World {
             Happening::Service => return self.serve(),
             Happening::Fault(fault) => {
                 let fault = *fault;
-                return self.befall(fault);
+                return self.apply_fault(fault);
             }
             Happening::ReplicaFallsBehind => return self.store.replica_falls_behind(),
         };
@@ -377,7 +248,7 @@ impl World {
                 }
             }
             Happening::Timer { .. } => {
-                // A timer that was replaced by an earlier one rings in vain.
+                // A timer that was replaced by an earlier one has no effect.
                 if self.nodes[index].timer_us <= self.now_us {
                     self.nodes[index].timer_us = u64::MAX;
                     self.pump(index);
@@ -415,14 +286,14 @@ impl World {
         let can_wait = self.setup.form == Form::Async;
         let result = bucket.decide(Ask { cost, scale, first_credit: first, can_wait }, now);
         if result.verdict == Verdict::Unsure {
-            self.remember(index, key, &bucket);
+            self.note_bucket(index, key, &bucket);
             return self.wait(index, bucket, key, cost);
         }
         if !result.news.is_none() {
             let (limit, news) = (limit as u32, result.news);
             node.notifications.push(Notification { limit, place, at: now.cached, news });
         }
-        self.remember(index, key, &bucket);
+        self.note_bucket(index, key, &bucket);
         self.record(index, key, cost, result.is_allowed(), result.is_sure, false);
         // The driver sleeps on unless it is woken.
         if result.news.urgency == Urgency::Now || result.news.overflowed > 0 {
@@ -430,7 +301,7 @@ impl World {
         }
     }
 
-    fn remember(&mut self, index: usize, key: u32, bucket: &BucketRef) {
+    fn note_bucket(&mut self, index: usize, key: u32, bucket: &BucketRef) {
         if self.setup.audit {
             self.nodes[index].asked.entry(key).or_insert_with(|| bucket.clone());
         }
@@ -458,7 +329,7 @@ impl World {
         sure: bool,
         waited: bool,
     ) {
-        self.spend(index, key, i64::from(allowed) * i64::from(cost));
+        self.spend(index, key, u64::from(allowed) * u64::from(cost));
         let node = &self.nodes[index];
         let at_us = self.now_us.saturating_sub(self.origin_us);
         let one = Decided { at_us, node: node.place, key, cost, allowed, sure, waited };
@@ -493,7 +364,7 @@ impl World {
                         self.record(index, key, cost, allowed, sure, true);
                     }
                 }
-                Output::Event(event) => self.hear(&event),
+                Output::Event(event) => self.count_event(&event),
             }
         }
         let next = self.nodes[index].engine.poll_timeout();
@@ -505,7 +376,7 @@ impl World {
         }
     }
 
-    /// Hands what decisions told to the engine, as the driver does before anything else.
+    /// Hands the notifications of decisions to the engine, as the driver does before anything else.
     fn drain_notifications(&mut self, index: usize, now: Timestamp) {
         let node = &mut self.nodes[index];
         while let Some(note) = node.notifications.pop() {
@@ -515,7 +386,7 @@ impl World {
         }
     }
 
-    fn hear(&mut self, event: &Event) {
+    fn count_event(&mut self, event: &Event) {
         match event {
             Event::Synced { keys, error, .. } => {
                 self.traffic.store_calls += 1;
@@ -548,15 +419,15 @@ impl World {
         }
     }
 
-    /// What the nodes know of the limit's excess, the highest of each figure.
+    /// What the nodes report of the limit's excess, the highest of each figure.
     #[cfg(test)]
-    pub(super) fn told(&mut self) -> crate::bound::Excess {
+    pub(super) fn excess(&mut self) -> crate::bound::Excess {
         let mut highest = crate::bound::Excess::default();
         for node in self.nodes.iter_mut().filter(|node| node.alive) {
-            let told = node.engine.excess()[0];
-            let bounds = highest.bound_tokens.into_iter().chain(told.bound_tokens);
+            let excess = node.engine.excess()[0];
+            let bounds = highest.bound_tokens.into_iter().chain(excess.bound_tokens);
             highest.bound_tokens = bounds.reduce(f64::max);
-            highest.observed_tokens = highest.observed_tokens.max(told.observed_tokens);
+            highest.observed_tokens = highest.observed_tokens.max(excess.observed_tokens);
         }
         highest
     }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{MemoryStore, Store};
+use super::exchange::Store;
+use super::memory::MemoryStore;
 use crate::time::Timestamp;
 
 /// A store, whichever it is.

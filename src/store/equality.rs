@@ -17,7 +17,8 @@ use super::redis::RedisStore;
 use crate::error::StoreError;
 use crate::quota::{Quota, Scale};
 use crate::sync::message::{
-    Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply, Request, Times, Verdict,
+    BatchVerdict, Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply, Request,
+    Times,
 };
 
 mod lanes;
@@ -91,19 +92,21 @@ impl Sender {
         Self { instance: random.instance(), incarnation: None, sequence: 0, last: None }
     }
 
-    fn hear(&mut self, request: &Arc<Request>, reply: &Reply, random: &mut Random) {
+    fn receive(&mut self, request: &Arc<Request>, reply: &Reply, random: &mut Random) {
         match reply.verdict {
-            Verdict::Applied(_) => {
+            BatchVerdict::Applied(_) => {
                 self.incarnation = Some(reply.incarnation);
                 self.sequence = request.sequence;
                 self.last = Some(request.clone());
             }
-            Verdict::Reborn => {
+            BatchVerdict::Reborn => {
                 self.incarnation = Some(reply.incarnation);
                 self.sequence = 0;
             }
             // Most go on, so that these verdicts come more than once; a real one draws a new id.
-            Verdict::Stale | Verdict::Cloned if random.one_in(3) => *self = Self::new(random),
+            BatchVerdict::Stale | BatchVerdict::Cloned if random.one_in(3) => {
+                *self = Self::new(random);
+            }
             _ => {}
         }
     }
@@ -143,7 +146,7 @@ fn time_us(raw: &mut redis::Connection) -> i64 {
     seconds * 1_000_000 + micros
 }
 
-/// The store, its model, and those who send.
+/// The store, its model, and the nodes that send.
 struct World {
     server: RedisServer,
     raw: redis::Connection,
@@ -194,7 +197,7 @@ impl World {
         let request = self.request(chosen, lane);
         let reply = self.compare(&request);
         let mut sender = self.senders[chosen].clone();
-        sender.hear(&request, &reply, &mut self.random);
+        sender.receive(&request, &reply, &mut self.random);
         self.senders[chosen] = sender;
         self.time_us = self.time_us.max(reply.time_us);
         (name_of(&reply.verdict), request.entries.len())
@@ -205,7 +208,7 @@ impl World {
         let reply =
             self.exchange(request).unwrap_or_else(|error| panic!("{error}: {}", Shown(request)));
         let answered_us = time_us(&mut self.raw);
-        // The model is told the server's clock. Lane time may be ahead of it.
+        // The model gets the server's clock. Lane time may be ahead of it.
         let clock_us = reply.time_us - self.offset_us(request.lane);
         let place = (request.lane, request.instance);
         let comes_again = (self.model.nodes.get(&place))
@@ -255,7 +258,7 @@ impl World {
 
     /// Names the first entry that was answered differently, before all of them are printed.
     fn compare_grants(&self, request: &Request, reply: &Reply, expected: &Reply) {
-        let (Verdict::Applied(grants), Verdict::Applied(others)) =
+        let (BatchVerdict::Applied(grants), BatchVerdict::Applied(others)) =
             (&reply.verdict, &expected.verdict)
         else {
             return;
@@ -452,14 +455,14 @@ fn spoil(entry: &mut Entry, random: &mut Random) {
     }
 }
 
-pub(crate) fn name_of(verdict: &Verdict) -> &'static str {
+pub(crate) fn name_of(verdict: &BatchVerdict) -> &'static str {
     match verdict {
-        Verdict::Applied(_) => "applied",
-        Verdict::Reborn => "reborn",
-        Verdict::Stale => "stale",
-        Verdict::Cloned => "cloned",
-        Verdict::Lanes(_) => "lanes",
-        Verdict::Wire(_) => "wire",
+        BatchVerdict::Applied(_) => "applied",
+        BatchVerdict::Reborn => "reborn",
+        BatchVerdict::Stale => "stale",
+        BatchVerdict::Cloned => "cloned",
+        BatchVerdict::Lanes(_) => "lanes",
+        BatchVerdict::Wire(_) => "wire",
     }
 }
 
@@ -493,7 +496,7 @@ fn key_name(lane: u32, entry: &Entry) -> Vec<u8> {
 }
 
 #[test]
-fn the_same_random_batches_through_model_and_script_give_equal_replies_and_states() {
+fn same_random_batches_through_model_and_script_give_equal_replies_and_states() {
     println!("seed {SEED:#x}");
     let mut world = World::new();
     let mut verdicts: HashMap<&str, usize> = HashMap::new();
@@ -517,7 +520,7 @@ fn the_same_random_batches_through_model_and_script_give_equal_replies_and_state
 }
 
 #[test]
-fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script() {
+fn level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script() {
     const EPOCH_US: i64 = 500_000;
     let mut world = World::new();
     let (template, _) = three_keys(&mut world);
@@ -525,34 +528,14 @@ fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_scri
     let mut incarnation = None;
     let mut send = |world: &mut World, sequence, spent, later_epochs| {
         let stamp_us = time_us(&mut world.raw);
-        let entry = Entry {
-            limit: "limit".into(),
-            key: b"key"[..].into(),
-            scale,
-            epoch_us: EPOCH_US,
-            spent,
-            held: Held {
-                // All that is held was spent.
-                outstanding: spent,
-                tag: stamp_us / EPOCH_US + later_epochs,
-                stamp_us,
-                ..Held::default()
-            },
-            version: 0,
-            debt: 0,
-            allowed: 0,
-            taken: 0,
-            returned: 0,
-            lost: 0,
-            back_rate: 0,
-            back_depth: 0,
-            demand: 0,
-            needed: 0,
-            want: 0,
-            want_rate: 0,
-            restore: false,
-            claim: None,
+        let held = Held {
+            // All that is held was spent.
+            outstanding: spent,
+            tag: stamp_us / EPOCH_US + later_epochs,
+            stamp_us,
+            ..Held::default()
         };
+        let entry = Entry { epoch_us: EPOCH_US, spent, held, ..empty_entry(scale) };
         let header = Header {
             lane: 0,
             lanes: LANES,
@@ -576,9 +559,35 @@ fn a_level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_scri
     }
     let (): () = world.raw.del(prefix(0) + "lane").unwrap();
     world.model.lanes.clear();
-    assert_eq!(send(&mut world, 4, 0, 0).verdict, Verdict::Reborn);
+    assert_eq!(send(&mut world, 4, 0, 0).verdict, BatchVerdict::Reborn);
     // A lease of no epoch that is, so that nothing else changes the level.
     send(&mut world, 1, 0, 7);
+}
+
+/// An entry that says nothing.
+fn empty_entry(scale: Scale) -> Entry {
+    Entry {
+        limit: "limit".into(),
+        key: b"key"[..].into(),
+        scale,
+        version: 0,
+        epoch_us: 1,
+        spent: 0,
+        debt: 0,
+        allowed: 0,
+        taken: 0,
+        returned: 0,
+        lost: 0,
+        back_rate: 0,
+        back_depth: 0,
+        held: Held::default(),
+        demand: 0,
+        needed: 0,
+        want: 0,
+        want_rate: 0,
+        restore: false,
+        claim: None,
+    }
 }
 
 fn every_key_expires(raw: &mut redis::Connection) {
@@ -616,7 +625,7 @@ fn another_programs_value_under_a_key_is_left_alone_and_the_batch_goes_on() {
     let (): () = world.raw.rpush(&names[0], "theirs").unwrap();
     let (): () = world.raw.set(&names[1], "T2theirs").unwrap();
     let reply = world.exchange(&request).unwrap();
-    let Verdict::Applied(grants) = reply.verdict else { panic!("{reply:?}") };
+    let BatchVerdict::Applied(grants) = reply.verdict else { panic!("{reply:?}") };
     assert!(matches!(grants[..], [Grant::Foreign, Grant::Foreign, Grant::Given(_)]), "{grants:?}");
     let list: Vec<String> = world.raw.lrange(&names[0], 0, -1).unwrap();
     let string: String = world.raw.get(&names[1]).unwrap();
@@ -644,10 +653,10 @@ fn another_programs_value_under_a_record_of_the_lane_is_named_and_nothing_is_wri
 }
 
 #[test]
-fn a_lane_of_another_layout_is_told_by_its_version() {
+fn lane_of_another_layout_is_recognised_by_its_version() {
     let mut world = World::new();
     let (request, _) = three_keys(&mut world);
     let (): () = world.raw.set(prefix(0) + "lane", "T3 whatever follows").unwrap();
     let reply = world.exchange(&request).unwrap();
-    assert_eq!(reply.verdict, Verdict::Wire(3));
+    assert_eq!(reply.verdict, BatchVerdict::Wire(3));
 }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::exchange::{Exchange, Store};
 use super::model::Model;
-use super::{Exchange, Store};
 use crate::sync::message::Request;
 use crate::time::Timestamp;
 

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gap_doubles_to_its_maximum_and_a_success_forgets_it() {
+    fn gap_doubles_to_its_maximum_and_a_success_forgets_it() {
         let now = Timestamp::from_micros(100);
         let mut backoff = Backoff::default();
         let gaps: Vec<u64> = (0..5)

@@ -2,7 +2,7 @@
 
 use crate::time::Timestamp;
 
-/// A quiet key's estimate is averaged over so many of its arrivals.
+/// A quiet key's estimate is averaged over this many of its arrivals.
 const AVERAGED_ARRIVALS: f64 = 4.0;
 
 /// An exponentially decayed rate of arrivals, admitted and denied, in tokens per microsecond.
@@ -13,13 +13,13 @@ const AVERAGED_ARRIVALS: f64 = 4.0;
 pub(crate) struct Demand {
     per_us: f64,
     since: Timestamp,
-    /// An observation has spoken for itself.
-    told: bool,
+    /// There was a telling observation.
+    was_telling: bool,
 }
 
 impl Demand {
     pub(crate) fn new(now: Timestamp) -> Self {
-        Self { per_us: 0.0, since: now, told: false }
+        Self { per_us: 0.0, since: now, was_telling: false }
     }
 
     /// Tokens per microsecond.
@@ -32,8 +32,8 @@ impl Demand {
         self.per_us * micros as f64
     }
 
-    /// Ends an observation in which `arrivals` tokens were asked for, by so many requests that they
-    /// speak for themselves if `telling`.
+    /// Ends an observation in which `arrivals` tokens were asked for; `telling` if there were enough requests to trust
+    /// it without the past.
     pub(crate) fn observe(
         &mut self,
         arrivals: u64,
@@ -50,8 +50,8 @@ impl Demand {
         let mut weight = span_us / (memory_us + span_us);
         if telling {
             // The first one has no past to be weighed against.
-            weight = weight.max(if self.told { 0.5 } else { 1.0 });
-            self.told = true;
+            weight = weight.max(if self.was_telling { 0.5 } else { 1.0 });
+            self.was_telling = true;
         }
         self.per_us += weight * (sample - self.per_us);
         self.since = now;
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_key_is_known_within_two_ticks_and_forgotten_as_fast() {
+    fn hot_key_is_known_within_two_ticks_and_forgotten_as_fast() {
         let mut demand = Demand::new(at(0));
         for tick in 1..=2 {
             demand.observe(100, true, at(tick * TICK_US), TICK_US, 1_000_000);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn one_arrival_after_a_millisecond_is_not_taken_for_a_thousand_a_second() {
+    fn single_arrival_after_a_millisecond_is_not_taken_for_a_thousand_a_second() {
         let mut demand = Demand::new(at(0));
         demand.observe(1, false, at(1000), TICK_US, 1_000_000);
         assert!(demand.per_us() * 1e6 < 50.0);

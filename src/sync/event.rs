@@ -1,4 +1,4 @@
-//! What the engine has to tell: the one source of metrics, logs and reports.
+//! The engine's events: the one source of metrics, logs and reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::bound::Excess;
 use crate::error::StoreError;
 use crate::limit::OutagePolicy;
 
-/// Something worth knowing. Sent by the driver to whoever listens, never from a decision.
+/// Something worth knowing. The driver sends it to the listeners, never a decision.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -22,7 +22,7 @@ pub enum Event {
         /// Of both, those that were not backed by a lease.
         unsure: u64,
         /// Those about keys for which there was no room, so that they share one bucket; without those by a handle.
-        /// They may be told before they are counted as allowed or denied.
+        /// They may be reported before they are counted as allowed or denied.
         overflowed: u64,
     },
     /// A batch came back, or did not.
@@ -36,7 +36,7 @@ pub enum Event {
         /// What went wrong; `None` when it was applied.
         error: Option<StoreError>,
     },
-    /// The store spoke about a key.
+    /// A reply contained a view of a key.
     Viewed {
         /// The limit.
         limit: Arc<str>,
@@ -64,7 +64,7 @@ pub enum Event {
         /// The limit.
         limit: Arc<str>,
     },
-    /// Keys of a limit live on its outage policy, and did not a second ago.
+    /// Keys of a limit are under its outage policy, and were not a second ago.
     OutagePolicyBegan {
         /// The limit.
         limit: Arc<str>,
@@ -76,7 +76,7 @@ pub enum Event {
         /// [`Builder::max_nodes`](crate::Builder::max_nodes).
         store_was_reached: bool,
     },
-    /// No key of a limit lives on its outage policy any more.
+    /// No key of a limit is under its outage policy any more.
     OutagePolicyEnded {
         /// The limit.
         limit: Arc<str>,
@@ -126,7 +126,7 @@ pub enum Event {
         /// What is wrong, and what to do.
         error: StoreError,
     },
-    /// How things stand, told once a second.
+    /// The state of this node, once a second.
     State {
         /// Keys held on this node.
         keys: usize,
@@ -139,7 +139,7 @@ pub enum Event {
         /// Lanes of the store that cannot be reached.
         lanes_down: usize,
     },
-    /// How far a limit can have been exceeded, and was by what the store said; told once a second.
+    /// How far a limit can have been exceeded, and was according to the store; once a second.
     Excess {
         /// The limit.
         limit: Arc<str>,

@@ -1,11 +1,10 @@
 //! What this node knows of the excess: what can have gone wrong, and the deepest debt that it saw.
 
-use super::engine::Context;
 use crate::bound::{Excess, Incidents, bound_of};
-use crate::limit::{Mode, Terms};
+use crate::limit::Terms;
 use crate::time::Timestamp;
 
-/// A loss of memory so soon after the one before has the smaller term: see [`bound`](crate::bound).
+/// A loss of memory within this time after the one before has the smaller term: see [`bound`](crate::bound).
 pub(super) const REPEATED_US: u64 = 5_000_000;
 
 /// What went wrong in a lane, as far as this node can know.
@@ -43,7 +42,7 @@ impl LaneTrouble {
         self.lost_at = Some(now);
     }
 
-    /// Keys of the lane lived on their outage policies while no node reached the store, and for so long after
+    /// Keys of the lane were under their outage policies while no node reached the store, and for `late_us` after
     /// the first did.
     pub(crate) fn lived_through(&mut self, late_us: u64, lent: i64) {
         self.outages += 1;
@@ -51,24 +50,24 @@ impl LaneTrouble {
         self.late_us += late_us;
     }
 
-    /// Keys of the lane lived on their outage policies for so long while others reached the store.
+    /// Keys of the lane were under their outage policies for this long while other nodes reached the store.
     pub(crate) fn lived_alone(&mut self, for_us: u64) {
         self.cut_off += 1;
         self.cut_off_us += for_us;
     }
 
-    /// Keys of the lane lived on their outage policies for so long before the store answered this node first.
+    /// Keys of the lane were under their outage policies for this long before the store answered this node first.
     pub(crate) fn lived_unanswered(&mut self, for_us: u64) {
         self.unanswered_us += for_us.max(1);
     }
 
-    /// The store's clock jumped ahead by so much.
+    /// The store's clock jumped ahead by `by_us`.
     pub(crate) fn store_jumped(&mut self, by_us: u64) {
         self.jumps += 1;
         self.jumps_us += by_us;
     }
 
-    /// A key lives in one lane: what counts is the worst of each.
+    /// A key is in one lane: what counts is the worst of each.
     pub(crate) fn worst(self, other: Self) -> Self {
         Self {
             losses: self.losses.max(other.losses),
@@ -87,10 +86,10 @@ impl LaneTrouble {
     }
 }
 
-/// So many jumps of a clock count each for itself.
+/// Up to this many jumps of a clock count each for itself.
 const JUMPS_MAX: usize = 1000;
 
-/// So many jumps of `all_us` together, in seconds: of equal length, which gives the most.
+/// `jumps` of `all_us` together, in seconds: of equal length, which gives the most.
 fn pieces(jumps: usize, all_us: u64) -> Vec<f64> {
     let jumps = jumps.min(JUMPS_MAX);
     vec![all_us as f64 / 1e6 / jumps.max(1) as f64; jumps]
@@ -99,7 +98,7 @@ fn pieces(jumps: usize, all_us: u64) -> Vec<f64> {
 /// Nodes that came and went by the store's counts: those of all services, or those that have one limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turnover {
-    /// Nodes by the store's last word.
+    /// Nodes by the store's last count.
     nodes: u32,
     /// Nodes that have gone; and those that have joined since a count first stood. A node that is replaced by one that
     /// comes first is one of each.
@@ -108,7 +107,7 @@ pub(crate) struct Turnover {
 }
 
 impl Turnover {
-    /// The store has counted the nodes. Once a count has `stood`, who began together has been counted, and more
+    /// The store has counted the nodes. Once a count has `stood`, nodes that began together have been counted, and more
     /// have joined. Returns whether their number is new.
     pub(crate) fn count(&mut self, nodes: u32, stood: bool) -> bool {
         self.gone = self.gone.saturating_add(self.nodes.saturating_sub(nodes));
@@ -135,8 +134,13 @@ impl Known {
         self.stalls_us += stall_us;
     }
 
-    /// Counts what a node can know of, for a limit that so many `nodes` have: of nodes that were cut off alone, itself.
-    fn incidents(&self, turnover: Turnover, nodes: u32, trouble: LaneTrouble) -> Incidents {
+    /// Counts what a node can know of, for a limit that `nodes` have: of nodes that were cut off alone, itself.
+    pub(crate) fn incidents(
+        &self,
+        turnover: Turnover,
+        nodes: u32,
+        trouble: LaneTrouble,
+    ) -> Incidents {
         Incidents {
             deaths: turnover.gone,
             joins: turnover.joined,
@@ -168,43 +172,24 @@ impl Known {
 pub(crate) struct ExcessBooks {
     /// The highest bound that ever held, in tokens.
     bound: Option<f64>,
-    /// The deepest debt that a reply told of, in units.
+    /// The deepest debt in any reply, in units.
     debt: i64,
 }
 
 impl ExcessBooks {
-    /// A reply told of this level, in units.
+    /// A reply contained this level, in units.
     pub(crate) fn saw(&mut self, level: i64) {
         self.debt = self.debt.max(-level);
     }
 
-    fn raise(&mut self, terms: &Terms, nodes: u32, incidents: &Incidents) {
+    pub(crate) fn raise(&mut self, terms: &Terms, nodes: u32, incidents: &Incidents) {
         let bound = bound_of(terms, nodes, incidents);
         self.bound = Some(self.bound.map_or(bound, |highest| highest.max(bound)));
     }
 
-    fn told(&self, terms: &Terms) -> Excess {
+    pub(crate) fn figures(&self, terms: &Terms) -> Excess {
         let observed_tokens = self.debt as f64 / terms.scale.token as f64;
         Excess { bound_tokens: self.bound, observed_tokens }
-    }
-}
-
-impl Context {
-    /// Brings each limit's bound up to date with what has gone wrong by now.
-    pub(crate) fn raise_bounds(&mut self, trouble: LaneTrouble) {
-        for limit in &mut self.limits {
-            let shared_by = limit.nodes.alive().map(|nodes| nodes as u32);
-            let nodes = if limit.terms.mode == Mode::Local { Some(1) } else { shared_by };
-            if let Some(nodes) = nodes {
-                let incidents = self.known.incidents(limit.turnover, nodes, trouble);
-                limit.excess.raise(&limit.terms, nodes, &incidents);
-            }
-        }
-    }
-
-    /// What is known of each limit's excess, in the limits' order.
-    pub(crate) fn excess(&self) -> Vec<Excess> {
-        self.limits.iter().map(|limit| limit.excess.told(&limit.terms)).collect()
     }
 }
 
@@ -219,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_node_is_one_death_and_one_join() {
+    fn replaced_node_is_one_death_and_one_join() {
         let mut turnover = Turnover::default();
         // All begin together.
         assert!(turnover.count(3, false) && turnover.count(20, false));
@@ -233,27 +218,27 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_that_held_once_is_never_taken_back() {
+    fn bound_that_held_once_is_never_taken_back() {
         let mut books = ExcessBooks::default();
-        assert_eq!(books.told(&terms(2)).bound_tokens, None);
+        assert_eq!(books.figures(&terms(2)).bound_tokens, None);
         books.raise(&terms(2), 20, &Incidents::default());
         books.raise(&terms(0), 20, &Incidents::default());
-        let bound = books.told(&terms(0)).bound_tokens.unwrap();
+        let bound = books.figures(&terms(0)).bound_tokens.unwrap();
         assert!((bound - 40.0).abs() < 1e-6, "{bound}");
     }
 
     #[test]
-    fn the_deepest_debt_is_kept_and_what_was_there_is_none() {
+    fn deepest_debt_is_kept_and_what_was_there_is_none() {
         let mut books = ExcessBooks::default();
         let unit = terms(1).scale.token;
         for level in [5, -3, -7, -2, 9] {
             books.saw(level * unit);
         }
-        assert!((books.told(&terms(1)).observed_tokens - 7.0).abs() < 1e-9);
+        assert!((books.figures(&terms(1)).observed_tokens - 7.0).abs() < 1e-9);
     }
 
     #[test]
-    fn a_node_that_starts_in_an_outage_counts_what_its_share_may_admit() {
+    fn node_that_starts_in_an_outage_counts_what_its_share_may_admit() {
         let mut trouble = LaneTrouble::default();
         trouble.lived_unanswered(8_000_000);
         let incidents = Known::default().incidents(Turnover::default(), 32, trouble);
@@ -263,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_of_all_counts_by_what_views_lend_and_one_of_this_node_by_its_share() {
+    fn outage_of_all_counts_by_what_views_lend_and_one_of_this_node_by_its_share() {
         let mut trouble = LaneTrouble::default();
         trouble.lived_alone(3_000_000);
         trouble.lived_through(500_000, 25);

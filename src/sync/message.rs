@@ -12,7 +12,7 @@ use crate::quota::Scale;
 #[path = "message/reply.rs"]
 mod reply;
 
-pub(crate) use reply::{Given, Grant, Receipt, Reply, Verdict, Withheld};
+pub(crate) use reply::{BatchVerdict, Given, Grant, Receipt, Reply, Withheld};
 
 /// The version of the wire format, of the layout in the store, and of the scripts.
 pub(crate) const WIRE_VERSION: u32 = 2;
@@ -46,12 +46,12 @@ pub(crate) const TOKEN_BUCKET: i64 = 1;
 /// A node's random name.
 pub(crate) type InstanceId = [u8; 16];
 
-/// The name that a lane got when it was born: who bore it (16 bytes), and when (8 bytes).
+/// The name of one life of a lane: the node that made it (16 bytes), and when (8 bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Incarnation(pub [u8; 24]);
 
 impl Incarnation {
-    /// The name of a lane that `instance` bears at `now_us`, the store's time.
+    /// The name of a lane that `instance` makes at `now_us`, the store's time.
     pub(crate) fn new(instance: &InstanceId, now_us: i64) -> Self {
         let mut bytes = [0; 24];
         bytes[..16].copy_from_slice(instance);
@@ -59,7 +59,7 @@ impl Incarnation {
         Self(bytes)
     }
 
-    /// When the lane was born, in the lane's time.
+    /// When the lane was made, in the lane's time.
     pub(crate) fn birth_us(&self) -> i64 {
         self.0.last_chunk().map_or(0, |bytes| i64::from_le_bytes(*bytes))
     }
@@ -75,7 +75,7 @@ pub(crate) struct Held {
     /// Outstanding: what was leased to the node and not reported as spent or returned, in units, at
     /// `stamp_us`. It grows at `rate` from then on.
     pub outstanding: i64,
-    /// The store's time at its last word on the key, in microseconds.
+    /// The store's time in its last reply about the key, in microseconds.
     pub stamp_us: i64,
     /// Registered demand, in units per microsecond.
     pub demand: i64,
@@ -121,7 +121,7 @@ pub(crate) struct Entry {
     pub want_rate: i64,
     /// The store may not know this key's lease: register it anew.
     pub restore: bool,
-    /// The highest level that the store's bucket can have by what the node knows, in units.
+    /// The highest level that the store's bucket can have according to what the node knows, in units.
     pub claim: Option<i64>,
 }
 
@@ -163,15 +163,15 @@ pub(crate) struct Header {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::struct_field_names, reason = "names of numbers end in their units")]
 pub(crate) struct Times {
-    /// For what nodes know of a key whose record was lost, or of a lane that nobody knows.
+    /// For what nodes know of a key whose record was lost, or of a lane that is new.
     pub recovery_us: i64,
     /// For what nodes know of a lane that lost its memory: the longest life of a lease.
     pub lease_us: i64,
     /// A silence of all nodes beyond this may have been spent from by outage policies.
     pub silence_us: i64,
-    /// A node that was silent for so long has gone.
+    /// A node that was silent for this long has gone.
     pub alive_us: i64,
-    /// A node that has not named a limit for so long does not have it any more.
+    /// A node that has not named a limit for this long does not have it any more.
     pub limit_alive_us: i64,
 }
 

@@ -1,20 +1,23 @@
-//! The control plane: what a node tells the store, what it asks for, and what it does with the
+//! The control plane: what a node reports to the store, what it asks for, and what it does with the
 //! answer.
 
 mod account;
 mod backoff;
+mod context;
 mod demand;
 pub(crate) mod engine;
 pub(crate) mod event;
 mod excess;
+mod flood;
 mod lane;
 pub(crate) mod message;
 mod nodes;
 mod notices;
+mod plausibility;
 mod rng;
-mod room;
-pub(crate) mod weakness;
+mod shrink;
 
-pub(crate) use account::Waiter;
-pub(crate) use engine::{Config, Engine, Input, Output, Told};
+pub(crate) use account::{Touch, Waiter};
+pub(crate) use context::Output;
+pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;

@@ -14,12 +14,12 @@ const REMEMBERED_MAX_US: u64 = 600_000_000;
 /// jitter, and a slow reply.
 pub(super) const INTRODUCED_US: u64 = 1_500_000;
 
-/// A cluster that starts has been counted once a count has stood for so long: each node calls as soon as it starts.
+/// A cluster that starts has been counted once a count has stood for this long: each node calls as soon as it starts.
 const STOOD_US: u64 = 1_000_000;
 
-/// A lane is called at least so often, its jitter included.
+/// A lane is called at least once in this time, its jitter included.
 const CALLED_US: u64 = 1_200_000;
-/// So many exchanges in a row may be lost before a node hears of a loss of memory.
+/// This many exchanges in a row may be lost before a reply reports a loss of memory.
 const LOST_EXCHANGES: u64 = 3;
 
 /// The numbers of nodes that have a limit, as the store has counted them.
@@ -42,8 +42,8 @@ pub(crate) struct Nodes {
     stood: bool,
     /// When a lane was last found to have lost its memory.
     lost_at: Option<Timestamp>,
-    /// After a loss of memory nodes give no more first credit than other credit for so long: a node that has heard
-    /// of a loss hears of one that follows within [`REPEATED_US`] before it gives first credit again.
+    /// After a loss of memory a node gives no more first credit than other credit for this long. A second loss that
+    /// follows within [`REPEATED_US`] is in a reply before the node gives first credit again.
     cautious_us: u64,
     /// The most nodes that there can be, from the configuration. It is used until the store has counted.
     configured: Option<i64>,
@@ -66,13 +66,13 @@ impl Nodes {
         }
     }
 
-    /// The namespace has so many nodes. Returns whether more of them may have the limit than before, or fewer.
+    /// The namespace has `all` nodes. Returns whether more of them may have the limit than before, or fewer.
     pub(crate) fn are_among(&mut self, all: i64) -> bool {
         let more = (all - self.all_then).max(0);
         std::mem::replace(&mut self.more, more) != more
     }
 
-    /// Takes a count of the store, whose lane has so many nodes in `all`.
+    /// Takes the store's count of the `nodes` that have the limit. The lane has `all` nodes, whatever limits they have.
     pub(crate) fn counted(&mut self, nodes: i64, all: i64, now: Timestamp) {
         (self.all_then, self.more) = (all, 0);
         self.joined.get_or_insert(now);
@@ -85,7 +85,7 @@ impl Nodes {
         self.highest.push_back((now, nodes));
     }
 
-    /// Whether a count has stood for so long that nodes which began together are in it.
+    /// Whether a count has stood for [`STOOD_US`]: nodes which began together are in it.
     pub(crate) fn have_stood(&self) -> bool {
         self.stood
     }

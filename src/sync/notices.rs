@@ -1,10 +1,10 @@
-//! What a limit's users are told once, and not for each key: that its outage policy has taken over, and that it is
-//! left without credit.
+//! Events that users get once for a limit, and not for each key: that its outage policy has taken over, and that it
+//! has ended.
 
-use super::engine::{Context, Engine, LimitBooks};
+use super::context::LimitBooks;
+use super::engine::Engine;
 use super::event::Event;
 use super::lane::Lane;
-use crate::limit::Mode;
 use crate::time::Timestamp;
 
 impl Engine {
@@ -38,28 +38,5 @@ impl Engine {
             self.context.set_credit(now);
         }
         events
-    }
-}
-
-impl Context {
-    /// Says of each limit once if there are so many nodes that its accuracy leaves no node a token of credit.
-    pub(crate) fn tell_of_missing_credit(&mut self) {
-        let mut events = Vec::new();
-        for limit in &mut self.limits {
-            let Some(nodes) = limit.nodes.alive().and_then(|nodes| u32::try_from(nodes).ok())
-            else {
-                continue;
-            };
-            let rule = &limit.terms.credit_rule;
-            let wanted = rule.together.is_some() && rule.known > 0;
-            let told = limit.told_of_missing_credit || limit.terms.mode == Mode::Local;
-            if wanted && !told && rule.at(Some(nodes)).first == 0 {
-                limit.told_of_missing_credit = true;
-                events.push(Event::NoCredit { limit: limit.name.clone(), nodes });
-            }
-        }
-        for event in events {
-            self.event(event);
-        }
     }
 }

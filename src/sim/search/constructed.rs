@@ -13,7 +13,7 @@ const PART_LEAST: f64 = 0.5;
 /// Rate and burst of the limits that each run is made for.
 const QUOTAS: [(u64, u64); 4] = [(1000, 1000), (1000, 20), (10, 1000), (1, 100)];
 
-/// A case under construction: one key, no credit, callers who are answered at once, and policy `Closed`.
+/// A case under construction: one key, no credit, callers that are answered at once, and policy `Closed`.
 struct Play {
     case: Case,
     rate: f64,
@@ -44,7 +44,7 @@ impl Play {
         self.case.arrivals.push(Arrival { at_us, node, key: 0, cost });
     }
 
-    /// Single tokens, so many a second.
+    /// Single tokens, at a rate a second.
     fn load(&mut self, span_us: Range<u64>, node: u16, per_second: f64) {
         let count = (per_second * (span_us.end - span_us.start) as f64 / 1e6) as u64;
         for index in 0..count {
@@ -173,7 +173,7 @@ fn store_clock_refill((rate, burst): (u64, u64), seed: u64) -> Case {
     let by_us = (burst * 1_000_000 / rate) as i64;
     let jump_us = rng.u64(4 * MS..40 * MS);
     play.fault(jump_us, Fault::StoreClockSteps { by_us });
-    // After a long jump the store waits until it has heard of all nodes.
+    // After a long jump the store waits until all nodes have reported.
     let part = (burst / 20).max(1) as u32;
     for index in 0..150 {
         let later = if index < 60 { index * MS } else { (index - 57) * 20 * MS };
@@ -196,7 +196,7 @@ fn store_clock_unheard(quota: (u64, u64), seed: u64) -> Case {
     play.over(8)
 }
 
-/// The store loses its memory when nobody knows a key any more that has just been emptied.
+/// The store loses its memory when no node has an account any more of a key that has just been emptied.
 fn loss_of_slow_key(quota: (u64, u64), seed: u64) -> Case {
     let mut play = Play::new(quota, 2, seed).waiting();
     play.ask(0, 0, play.burst);
@@ -205,8 +205,8 @@ fn loss_of_slow_key(quota: (u64, u64), seed: u64) -> Case {
     play.over(6)
 }
 
-/// A far node knows that the bucket is empty, and the others do not: they spend their credit before it is
-/// heard, and again after that.
+/// A far node knows that the bucket is empty, and the others do not: they spend their credit before it
+/// reports, and again after that.
 fn loss_of_claims(quota: (u64, u64), seed: u64) -> Case {
     let mut rng = fastrand::Rng::with_seed(seed);
     let nodes = 64;
@@ -229,7 +229,7 @@ fn loss_of_claims(quota: (u64, u64), seed: u64) -> Case {
     play.over(8)
 }
 
-/// All nodes spend their credit at once, and forget the key. The store loses its memory, all nodes tell it so
+/// All nodes spend their credit at once, and forget the key. The store loses its memory, all nodes report that
 /// by another key, and they spend their credit again when they believe that the first is repaid.
 fn loss_of_debt(quota: (u64, u64), seed: u64) -> Case {
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -237,7 +237,7 @@ fn loss_of_debt(quota: (u64, u64), seed: u64) -> Case {
     let mut play = Play::new(quota, nodes, seed).limit(|limit| limit.credit(15));
     let spent_us = 2 * SECOND;
     play.load(0..spent_us, 0, play.greedy());
-    // One node has never heard of the key.
+    // One node has never seen the key.
     (0..nodes).filter(|node| *node != 1).for_each(|node| play.ask(spent_us, node, 15));
     let lost_us = spent_us + rng.u64(330 * MS..430 * MS);
     play.fault(lost_us, Fault::StoreForgets);
@@ -252,7 +252,7 @@ fn loss_of_debt(quota: (u64, u64), seed: u64) -> Case {
     play.over(5)
 }
 
-/// A node joins and takes all before any other hears of it; it is cut off when the store loses its memory.
+/// A node joins and takes all before any other counts it; it is cut off when the store loses its memory.
 fn loss_unheard(quota: (u64, u64), seed: u64) -> Case {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut play = Play::new(quota, 2, seed).waiting();
@@ -270,7 +270,7 @@ fn loss_unheard(quota: (u64, u64), seed: u64) -> Case {
     play.over(10)
 }
 
-/// A state comes back in which the bucket was full, and serves a node that knows of none later.
+/// A state comes back in which the bucket was full, and serves a node that knows of no later one.
 fn old_state(quota: (u64, u64), seed: u64) -> Case {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut play = Play::new(quota, 2, seed).waiting();
@@ -287,7 +287,7 @@ fn old_state(quota: (u64, u64), seed: u64) -> Case {
     play.over(10)
 }
 
-/// The record of an emptied key is lost, and a node asks that has never heard of the key.
+/// The record of an emptied key is lost, and a node asks that has never seen the key.
 fn lost_record(quota: (u64, u64), seed: u64) -> Case {
     let mut play = Play::new(quota, 2, seed).waiting();
     play.ask(0, 0, play.burst);
@@ -457,7 +457,7 @@ fn credit_while_lost(quota: (u64, u64), seed: u64) -> Case {
     play.over(12)
 }
 
-/// What a loss of memory brings back though all nodes are heard: a slow key that nobody knows, or credit.
+/// What a loss of memory brings back though all nodes report: a slow key of which no node has an account, or credit.
 fn loss_heard(quota: (u64, u64), seed: u64) -> Case {
     match quota {
         (1000, 1000) => loss_of_claims(quota, seed),
@@ -509,7 +509,7 @@ const TERMS: [Term; 16] = [
 /// The run that comes nearest to its bound: excess, bound and seed.
 fn nearest(term: &Term, quota: (u64, u64), seeds: Range<u64>) -> (f64, f64, u64) {
     let runs = seeds.map(|seed| {
-        let Verdict { excess, bound, .. } = (term.make)(quota, seed).run();
+        let CaseVerdict { excess, bound, .. } = (term.make)(quota, seed).run();
         assert!(
             excess <= bound + ERROR,
             "{} at {quota:?}: seed {seed}: {excess} of {bound}",
@@ -549,7 +549,7 @@ fn runs_made_for_each_term_keep_the_bound_and_come_to_half_of_it() {
 fn assert_kept(make: fn((u64, u64), u64) -> Case) {
     for quota in QUOTAS {
         for seed in 0..8 {
-            let Verdict { excess, bound, .. } = make(quota, seed).run();
+            let CaseVerdict { excess, bound, .. } = make(quota, seed).run();
             assert!(excess <= bound + ERROR, "{quota:?}, seed {seed}: {excess} of {bound}");
         }
     }
@@ -561,25 +561,30 @@ fn while_the_store_withholds_after_a_loss_credit_is_not_spent_again_and_again() 
 }
 
 #[test]
-fn a_node_that_was_frozen_before_an_outage_does_not_go_on_with_a_lease_of_then() {
+fn node_that_was_frozen_before_an_outage_does_not_go_on_with_a_lease_of_then() {
     assert_kept(frozen_before_outage);
 }
 
 #[test]
-fn nodes_that_join_are_in_the_bound_that_is_told() {
+fn nodes_that_join_are_in_the_reported_bound() {
     for quota in [(60, 60), (1000, 1000), (10, 1000)] {
-        let most = most_within_told((0..8).map(|seed| join_with_first_credit(quota, seed)));
+        let most =
+            most_within_reported_bound((0..8).map(|seed| join_with_first_credit(quota, seed)));
         // All 15 of the first node, and a token at least of each other.
         assert!(most > 33.0, "{quota:?}: {most}");
     }
 }
 
-/// The largest excess of these runs. Each keeps to its bound, and to the one that a node told.
-fn most_within_told(runs: impl Iterator<Item = Case>) -> f64 {
+/// The largest excess of these runs. Each keeps to its bound, and to the one that a node reported.
+fn most_within_reported_bound(runs: impl Iterator<Item = Case>) -> f64 {
     let excess = |case: Case| {
-        let Verdict { excess, bound, told, .. } = case.run();
-        let told = told.bound_tokens.unwrap_or(0.0);
-        assert!(excess <= told.min(bound), "{excess} of {told} told, {bound}: {:?}", case.setup);
+        let CaseVerdict { excess, bound, reported, .. } = case.run();
+        let reported = reported.bound_tokens.unwrap_or(0.0);
+        assert!(
+            excess <= reported.min(bound),
+            "{excess} of {reported} reported, {bound}: {:?}",
+            case.setup
+        );
         excess
     };
     runs.map(excess).fold(0.0, f64::max)
@@ -594,8 +599,8 @@ fn excess_of_a_node_that_starts_in_an_outage_keeps_to_the_bound_that_it_tells() 
             joins += u32::from(planned.fault == Fault::NodeJoins);
             planned.fault != Fault::NodeJoins || joins == 1
         });
-        case.ask_only_who_is_there();
-        assert!(most_within_told([case].into_iter()) > 0.0, "{quota:?}");
+        case.ask_only_nodes_that_have_joined();
+        assert!(most_within_reported_bound([case].into_iter()) > 0.0, "{quota:?}");
     }
 }
 
@@ -619,7 +624,7 @@ fn joined_before_outage((rate, burst): (u64, u64), seed: u64) -> Case {
 #[test]
 fn excess_of_a_node_that_joins_just_before_an_outage_keeps_to_the_bound_that_it_tells() {
     for quota in [(1000, 1000), (1000, 20), (10, 1000)] {
-        let most = most_within_told((0..8).map(|seed| joined_before_outage(quota, seed)));
+        let most = most_within_reported_bound((0..8).map(|seed| joined_before_outage(quota, seed)));
         // It takes a sixteenth, and the other one everything.
         let share = (8 * quota.1 + 24 * quota.0) as f64 / 16.0;
         assert!(most > share / 4.0, "{quota:?}: {most} of {share}");

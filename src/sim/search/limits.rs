@@ -5,7 +5,7 @@ use super::*;
 
 /// Of the ideal, in %, where bursts are ample: what holds today, not a target.
 const VS_IDEAL_FLOOR_PCT: f64 = 85.0;
-/// A burst is ample with so many tokens for each node.
+/// A burst is ample with this many tokens for each node.
 const AMPLE_TOKENS: u64 = 20;
 
 /// A case with up to three limits more, whose keys are asked for in turn.

@@ -75,7 +75,7 @@ fn overlap(seed: u64) -> Case {
     case
 }
 
-/// Some thousand requests for up to three keys, whose costs make so many times the rate.
+/// Some thousand requests for up to three keys, whose costs make a multiple of the rate.
 fn loaded(rng: &mut fastrand::Rng, case: &Case, load: Range<f64>) -> Vec<Arrival> {
     let Case { setup, until_us, .. } = case;
     let quota = setup.limit.quota();
@@ -110,7 +110,7 @@ struct Survey {
     nearest: f64,
 }
 
-fn counts(verdict: &Verdict) -> bool {
+fn counts(verdict: &CaseVerdict) -> bool {
     verdict.idle_faults == 0 && verdict.bound < verdict.ideal as f64
 }
 
@@ -156,7 +156,7 @@ fn overlaps_that_once_broke_the_bound_do_not_break_it_again() {
     let mut broken = Vec::new();
     for seed in BROKEN {
         let case = overlap(seed);
-        let Verdict { excess, bound, discrepancy, .. } = case.run();
+        let CaseVerdict { excess, bound, discrepancy, .. } = case.run();
         if excess > bound + ERROR || discrepancy.is_some() {
             broken.push(seed);
             println!("seed {seed}: {excess:.1} of {bound:.1}, {discrepancy:?}: {:?}", case.faults);
@@ -181,7 +181,7 @@ fn store_clock_back_while_hung(seed: u64) -> Case {
 }
 
 #[test]
-fn what_flowed_into_leases_while_the_time_of_the_store_stood_still_is_given_up() {
+fn refill_of_leases_while_store_time_stands_still_is_given_up() {
     let cases = [(32631, overlap(32631))].into_iter();
     let made = [330, 1396].map(|seed| (seed, store_clock_back_while_hung(seed)));
     for (seed, case) in cases.chain(made) {
@@ -282,7 +282,7 @@ fn started_while_the_store_is_away(seed: u64) -> Case {
         let at_us = index * 250_000 / rate.min(1000);
         case.arrivals.push(Arrival { at_us, node: rng.u16(0..places), key: 0, cost: 1 });
     }
-    case.ask_only_who_is_there();
+    case.ask_only_nodes_that_have_joined();
     case
 }
 
@@ -304,7 +304,7 @@ fn started_at_the_end_of_an_outage(seed: u64) -> Case {
     for at_us in (0..case.until_us).step_by(250) {
         case.arrivals.push(Arrival { at_us, node: rng.u16(0..5), key: 0, cost: 1 });
     }
-    case.ask_only_who_is_there();
+    case.ask_only_nodes_that_have_joined();
     case
 }
 

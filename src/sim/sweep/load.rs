@@ -182,7 +182,7 @@ impl Load {
         }
     }
 
-    /// Who asks for what when.
+    /// The requests and their times.
     pub const fn scenario(self) -> Scenario {
         match self {
             Self::Scenario(scenario) => scenario,

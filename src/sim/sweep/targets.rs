@@ -90,16 +90,7 @@ impl Cell {
                 let synced = figures.synced_per_invented_key;
                 judgement.at_most("synced_per_invented_key", synced, SYNCED_INVENTED_MAX);
             }
-            Load::ColdClients { .. } => {
-                let most = match (self.form, self.nodes) {
-                    (Form::Async, _) => 0.0,
-                    _ if self.burst() < 100.0 => 15.0,
-                    (Form::Check, ..=4) => 1.0,
-                    (Form::Check, _) => 5.0,
-                };
-                let seen = figures.worst.wrong_first_denials_pct;
-                judgement.at_most("wrong_first_denials_pct", seen, most);
-            }
+            Load::ColdClients { .. } => self.judge_cold_clients(figures, &mut judgement),
             Load::Logins { .. } => {
                 let least = if self.form == Form::Async { 99.5 } else { 97.0 };
                 judgement.at_least(VS_IDEAL, figures.worst.admitted_vs_ideal_pct, least);
@@ -126,21 +117,33 @@ impl Cell {
             Load::Scenario(Scenario::SlowStore | Scenario::SlowHerd) => {
                 judgement.at_least(VS_IDEAL, figures.worst.admitted_vs_ideal_pct, 97.0);
             }
-            load => {
-                let scenario = load.scenario();
-                self.judge_vs_ideal(figures, &mut judgement);
-                if self.is_check_on_credit() {
-                    self.judge_denials(figures, &mut judgement);
-                }
-                if is_steady(scenario) {
-                    self.judge_traffic(figures, &mut judgement);
-                }
-                if self.form == Form::Async {
-                    self.judge_waiting(figures, &mut judgement);
-                }
-            }
+            load => self.judge_scenario(load.scenario(), figures, &mut judgement),
         }
         judgement.0
+    }
+
+    fn judge_scenario(&self, scenario: Scenario, figures: &CellFigures, judgement: &mut Judgement) {
+        self.judge_vs_ideal(figures, judgement);
+        if self.is_check_on_credit() {
+            self.judge_denials(figures, judgement);
+        }
+        if is_steady(scenario) {
+            self.judge_traffic(figures, judgement);
+        }
+        if self.form == Form::Async {
+            self.judge_waiting(figures, judgement);
+        }
+    }
+
+    fn judge_cold_clients(&self, figures: &CellFigures, judgement: &mut Judgement) {
+        let most = match (self.form, self.nodes) {
+            (Form::Async, _) => 0.0,
+            _ if self.burst() < 100.0 => 15.0,
+            (Form::Check, ..=4) => 1.0,
+            (Form::Check, _) => 5.0,
+        };
+        let seen = figures.worst.wrong_first_denials_pct;
+        judgement.at_most("wrong_first_denials_pct", seen, most);
     }
 
     /// `check` on credit: the usual way is held to the same.
@@ -195,7 +198,7 @@ impl Cell {
         }
     }
 
-    /// The most nodes that are alive at any time within so many seconds.
+    /// The most nodes that are alive at any time within these seconds.
     fn nodes_alive_within(&self, seconds: f64) -> u32 {
         let (every_s, replaced) = match self.load.scenario() {
             Scenario::Churn => (CHURN_SECONDS, churned(self.nodes)),
@@ -301,7 +304,7 @@ mod tests {
     use super::*;
     use crate::quota::Quota;
     use crate::sim::Policy;
-    use crate::sim::worst::Worst;
+    use crate::sim::worst_case::Worst;
 
     fn cell(scenario: Scenario, quota: Quota, nodes: u16) -> Cell {
         let (policy, form) = (Policy::Default, Form::Check);
@@ -436,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_above_half_its_burst_is_synced_a_quarter_as_often() {
+    fn key_above_half_its_burst_is_synced_a_quarter_as_often() {
         let name = "keys_synced_per_tick_and_node";
         let synced = |above_half_pct| {
             move |seen| CellFigures {
@@ -453,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_on_a_hot_key_waits_seldom() {
+    fn callers_on_a_hot_key_wait_seldom() {
         let waited = |seen| figures(Worst { waited_pct: seen, ..PERFECT });
         let of = |quota| Cell { form: Form::Async, ..cell(Scenario::OverUniform, quota, 20) };
         assert_target(of(R1000), "waited_pct", 5.0, waited);
@@ -463,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_admits_what_was_due_within_a_thousandth_or_two_tokens() {
+    fn long_run_admits_what_was_due_within_a_thousandth_or_two_tokens() {
         let admitted = |least, most| {
             move |seen: f64| CellFigures {
                 admitted_tokens: [least, most]
@@ -485,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_gives_no_more_than_the_rate_and_a_share_and_then_no_second_burst() {
+    fn outage_gives_no_more_than_the_rate_and_a_share_and_then_no_second_burst() {
         let outage = cell(Scenario::Outage, R1000, 4);
         let during = |seen| CellFigures { outage_tokens_per_second: seen, ..figures(PERFECT) };
         let beyond = |seen| CellFigures { excess_bound_tokens: 7.0, ..excess(seen) };
@@ -496,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_far_away_adds_a_percent_or_a_round_trip_and_one() {
+    fn store_that_is_far_away_adds_a_percent_or_a_round_trip_and_one() {
         let added = |seen| CellFigures { excess_above_near_tokens: seen, ..figures(PERFECT) };
         let name = "excess above that over a near store";
         let slow = |quota| cell(Scenario::SlowStore, quota, 4);
@@ -522,13 +525,13 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_misses_its_target_below_97_percent_of_the_reachable_ideal() {
+    fn crowd_misses_its_target_below_97_percent_of_the_reachable_ideal() {
         let reachable = |seen| CellFigures { reachable_vs_ideal_pct: seen, ..figures(PERFECT) };
         assert_target(crowd(false), "reachable_vs_ideal_pct", 97.0, reachable);
     }
 
     #[test]
-    fn a_full_crowd_misses_its_target_below_80_percent_useful_work_or_half_its_leases() {
+    fn full_crowd_misses_its_target_below_80_percent_useful_work_or_half_its_leases() {
         let useful = |seen| CellFigures { store_useful_pct: seen, ..figures(PERFECT) };
         assert_target(crowd(true), "store_useful_pct", 80.0, useful);
         let alive = |seen| CellFigures { leases_alive_pct: seen, ..figures(PERFECT) };
@@ -555,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_says_figure_and_target() {
+    fn miss_says_figure_and_target() {
         let misses = cell(Scenario::Under, R1000, 20).misses(&vs_ideal(98.765_43));
         let said: Vec<String> = misses.iter().map(ToString::to_string).collect();
         assert_eq!(said, ["admitted_vs_ideal_pct 98.765 (at least 99)"]);

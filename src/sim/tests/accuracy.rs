@@ -30,10 +30,10 @@ fn one_percent_is_kept_and_told_on_twenty_nodes() {
             let setup = Setup::new(held_back(rate, burst, None), NODES, rate);
             let mut world = lived(&setup, scenario, 5.0, &[]);
             let case = format!("{rate}/s, burst {burst}, {scenario:?}");
-            let told = world.told();
-            let bound = told.bound_tokens.unwrap();
+            let excess = world.excess();
+            let bound = excess.bound_tokens.unwrap();
             assert!(bound <= allowed + ERROR, "{case}: {bound} of {allowed}");
-            assert!(told.observed_tokens <= bound, "{case}: {told:?}");
+            assert!(excess.observed_tokens <= bound, "{case}: {excess:?}");
             let figures = figures(world);
             assert!(figures.excess_tokens <= allowed + ERROR, "{case}: {}", figures.excess_tokens);
             assert!(figures.admitted_vs_ideal_pct >= 95.0, "{case}: {figures:?}");
@@ -42,13 +42,13 @@ fn one_percent_is_kept_and_told_on_twenty_nodes() {
 }
 
 #[test]
-fn the_credit_that_an_accuracy_gives_is_used_and_stays_within_it() {
+fn credit_that_an_accuracy_gives_is_used_and_stays_within_it() {
     // Five tokens of excess for four nodes: one of credit for each.
     let limit = api(20, 50).accuracy(0.1);
     let mut deepest = 0.0_f64;
     for seed in 1..=10 {
         let mut world = lived(&audited(limit.clone(), 4, seed), Scenario::Herd, 10.0, &[]);
-        let seen = world.told().observed_tokens;
+        let seen = world.excess().observed_tokens;
         let excess = figures(world).excess_tokens;
         assert!(excess <= 5.0 && seen <= 5.0, "seed {seed}: {excess}, {seen} seen");
         deepest = deepest.max(seen).max(excess);
@@ -57,7 +57,7 @@ fn the_credit_that_an_accuracy_gives_is_used_and_stays_within_it() {
 }
 
 #[test]
-fn a_tick_follows_its_traffic() {
+fn tick_follows_its_traffic() {
     let per_second = |load_factor| {
         let load = |setup: &Setup| Workload {
             load: Some(load_factor),
@@ -72,7 +72,7 @@ fn a_tick_follows_its_traffic() {
 }
 
 #[test]
-fn a_ceiling_holds_the_store_traffic_of_one_busy_key() {
+fn ceiling_holds_the_store_traffic_of_one_busy_key() {
     for scenario in [Scenario::Herd, Scenario::OverUniform, Scenario::Under] {
         let load = |setup: &Setup| load(setup, scenario, 5.0);
         let (free, _) = cost(held_back(1000, 100, None), 20, load);
@@ -85,7 +85,7 @@ fn a_ceiling_holds_the_store_traffic_of_one_busy_key() {
 }
 
 #[test]
-fn a_ceiling_holds_the_store_traffic_of_many_keys() {
+fn ceiling_holds_the_store_traffic_of_many_keys() {
     let load = |setup: &Setup| Workload { keys: 200, ..load(setup, Scenario::ManySmall, 5.0) };
     let (free, _) = cost(held_back(5, 5, None), 4, load);
     let (held, admitted) = cost(held_back(5, 5, Some(150.0)), 4, load);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What is admitted of a client of one node that sends so many requests of a `cost` at once, in % of the ideal.
+/// What is admitted of a client of one node that sends requests of a `cost` at once, in % of the ideal.
 fn admitted_pct(limit: Limit, requests: u32, cost: u32, every_ms: u64) -> f64 {
     const SECONDS: u64 = 20;
     let arrivals: Vec<Arrival> = (0..SECONDS * 1000 / every_ms)

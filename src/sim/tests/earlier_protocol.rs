@@ -22,7 +22,7 @@ fn tokens_lent_from_old_views_in_an_outage_are_charged_on_return() {
     let setup = audited(api(1, 1000), 20, 1);
     let mut world = World::new(setup.clone()).unwrap();
     let faults = [hang(20.0, 60.0)];
-    world.suffer(&faults[0]);
+    world.plan_fault(&faults[0]);
     let offered = arrivals(&setup, Scenario::OverUniform, Some(5.0), 400.0);
     play(&mut world, &offered, 400 * SECOND_US);
     // It was 181 where loans were not charged; without the outage credit alone comes to as much.
@@ -177,7 +177,7 @@ fn store_that_stalls_with_full_lanes_is_not_kept_busy_by_resends() {
     let setup = Setup { service: Some(service), audit: false, ..audited(api(20, 20), 20, 1) };
     let workload = Workload { keys: 640, ..load(&setup, Scenario::Crowd, 8.0) };
     let mut world = World::new(setup).unwrap();
-    world.suffer(&at(2 * SECOND_US, Fault::StoreStalls { for_us: 2 * SECOND_US }));
+    world.plan_fault(&at(2 * SECOND_US, Fault::StoreStalls { for_us: 2 * SECOND_US }));
     world.play(&workload.arrivals(), 8 * SECOND_US);
     let served = world.traffic.store_busy_pct(6.0);
     assert!(served[0] >= 95.0, "it had enough to do: {served:?}");
@@ -232,7 +232,7 @@ fn nodes_with_an_older_slow_quota_go_on_with_the_newer() {
 fn store_that_is_back_is_asked_once_or_twice_by_each_lane() {
     let setup = Setup { lanes: 64, audit: false, ..audited(api(1000, 1000), 1, 1) };
     let mut world = World::new(setup.clone()).unwrap();
-    world.suffer(&hang(3.0, 3.0));
+    world.plan_fault(&hang(3.0, 3.0));
     let offered: Vec<Arrival> = (0..6000)
         .map(|index| Arrival { at_us: index * 1000, node: 0, key: index as u32 % 640, cost: 1 })
         .collect();

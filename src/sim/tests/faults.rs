@@ -48,12 +48,12 @@ fn store_that_hangs_charges_what_was_sent_and_one_that_is_gone_loses_it() {
 fn new_nodes_admit_their_shares_while_those_of_before_an_outage_are_waited_for() {
     let mut faults = vec![at(2 * SECOND_US, Fault::StoreGone { for_us: 3 * SECOND_US })];
     faults.extend((0..4).map(|place| at(4 * SECOND_US, Fault::NodeReplaced { place })));
-    // All of the bucket is kept back for those who are gone.
+    // All of the bucket is kept back for the nodes that are gone.
     let arrivals: Vec<Arrival> =
         (0..9000).map(|index| request(5_000_000 + 333 * index, (index % 4) as u16, 1)).collect();
     let mut world = World::new(audited(api(1000, 20), 4, 1)).unwrap();
     for planned in &faults {
-        world.suffer(planned);
+        world.plan_fault(planned);
     }
     play(&mut world, &arrivals, 8 * SECOND_US);
     let seen = admitted(&world, 5_500_000, 8 * SECOND_US);
@@ -164,7 +164,7 @@ fn excess_after_a_silence(
     arrivals.sort_by_key(|arrival| arrival.at_us);
     let mut world = World::new(audited(limit, nodes, seed)).unwrap();
     for planned in faults {
-        world.suffer(planned);
+        world.plan_fault(planned);
     }
     play(&mut world, &arrivals, 1000 * (burst_ms + 2200));
     world.judge.excess_tokens()
@@ -195,7 +195,7 @@ fn strict_limit_exceeds_nothing_after_a_loss_of_memory_while_the_store_hangs() {
     }
 }
 
-/// The excess of a strict limit on one key, on nodes that are asked for so many times the rate.
+/// The excess of a strict limit on one key, on nodes that are asked for a multiple of the rate.
 fn strict_excess(quota: (u64, u64), setup: Setup, times: f64, faults: &[Planned]) -> f64 {
     let setup = Setup { limit: api(quota.0, quota.1).strict(), ..setup };
     let load = Workload { load: Some(times), ..load(&setup, Scenario::OverUniform, 16.0) };
@@ -289,7 +289,7 @@ fn known_keys_are_synced_before_more_newcomers_than_the_store_can_take() {
     let service = Some(ServiceTime { call_us: 30, key_ns: 100_000, resent_key_ns: 10_000 });
     let known_keys = Some(KNOWN);
     let setup = Setup { service, known_keys, ..Setup::new(api(100, 20), 1, 1) };
-    // 50 a second of each known key, and from the second second on 40,000 keys a second that nobody knows.
+    // 50 a second of each known key, and from the second second on 40,000 new keys a second.
     let mut arrivals = Vec::new();
     for at_us in (0..SECONDS * 1_000_000).step_by(25) {
         if at_us % 1000 == 0 {

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::super::setup::LATE_MAX_US;
 use super::super::store::Delivery;
+use super::World;
+use super::audit::number_of;
+use super::timeline::Happening;
 #[cfg(all(test, feature = "redis"))]
-use super::StoreCall;
-use super::ledger::number_of;
-use super::{Happening, World};
-use crate::sync::message::{Grant, Reply, Request, Verdict};
+use super::timeline::StoreCall;
+use crate::sync::message::{BatchVerdict, Grant, Reply, Request};
 use crate::time::micros;
 
 /// A store that goes on after it hung executes what was sent meanwhile within this time.
@@ -88,7 +89,7 @@ impl World {
             self.calls.push(StoreCall::Sync { request, time_us, reply });
         }
         self.traffic.store_busy_us += service_us;
-        if !resent && let Verdict::Applied(grants) = &reply.verdict {
+        if !resent && let BatchVerdict::Applied(grants) = &reply.verdict {
             self.traffic.store_useful_us += service_us;
             self.traffic.leases_granted += grants.iter().filter_map(lease_life_us).count() as u64;
             self.store.note_applied(request);
@@ -109,7 +110,9 @@ impl World {
         let age_us = self.store.clock_us(self.now_us + one_way_us) - reply.time_us;
         let lives = |grant: &Grant| lease_life_us(grant).is_some_and(|life_us| life_us > age_us);
         let leases_alive = match &reply.verdict {
-            Verdict::Applied(grants) => grants.iter().filter(|grant| lives(grant)).count() as u64,
+            BatchVerdict::Applied(grants) => {
+                grants.iter().filter(|grant| lives(grant)).count() as u64
+            }
             _ => 0,
         };
         let (lane, result) = (request.lane, Ok(reply));

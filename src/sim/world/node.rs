@@ -4,11 +4,19 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::super::clock::NodeClock;
-use super::Happening;
-use crate::bucket::{BucketRef, LeaseBucket, NotificationQueue, Table};
+use super::timeline::Happening;
+use crate::bucket::{BucketRef, KeyBudget, KeyHasher, LeaseBucket, NotificationQueue, Table};
 use crate::limit::{Credit, Terms};
-use crate::sync::Engine;
 use crate::sync::message::{Held, Request};
+use crate::sync::{Config, Engine};
+use crate::time::Timestamp;
+
+/// Keys are not chosen to collide here: any numbers will do.
+const SEEDS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
+/// Keys that a node holds at most.
+const KEYS_MAX: usize = 2_000_000;
+/// Notifications for which a node has room at first.
+const NOTIFICATIONS: usize = 1024;
 
 /// A request whose caller waits.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +29,7 @@ pub(in crate::sim) struct Node {
     pub(in crate::sim) engine: Engine,
     /// The buckets of each limit.
     pub(super) buckets: Vec<Arc<Table<LeaseBucket>>>,
-    /// What a new key of each limit may spend before the store is heard.
+    /// What a new key of each limit may spend before the store answers.
     pub(super) credits: Vec<Credit>,
     /// The terms of each limit.
     pub(super) terms: Vec<Terms>,
@@ -52,6 +60,57 @@ pub(in crate::sim) struct Node {
 }
 
 impl Node {
+    /// A node that is made of `config` and starts at `now_us` in `place`.
+    pub(super) fn new(
+        config: Config,
+        terms: Vec<Terms>,
+        clock: NodeClock,
+        place: u16,
+        now_us: u64,
+    ) -> Self {
+        let budget = Arc::new(KeyBudget::new(KEYS_MAX, 1));
+        let table = |limit| {
+            let table = Table::new(limit, KeyHasher::new(SEEDS), budget.clone(), 0);
+            // Memory that is made up as it is written to; a world without any cannot go on.
+            Arc::new(table.expect("memory for few keys"))
+        };
+        Self {
+            engine: Engine::new(config, clock.now(now_us)),
+            buckets: (0..terms.len() as u32).map(table).collect(),
+            credits: terms.iter().map(|terms| terms.credit).collect(),
+            terms,
+            notifications: NotificationQueue::new(NOTIFICATIONS),
+            clock,
+            place,
+            born_us: now_us,
+            sent: HashMap::new(),
+            waiting: HashMap::new(),
+            spent: 0,
+            spent_on: HashMap::new(),
+            charged_on: HashMap::new(),
+            acknowledged: 0,
+            timer_us: u64::MAX,
+            alive: true,
+            paused_until_us: 0,
+            missed: VecDeque::new(),
+            cut_until_us: 0,
+            asked: HashMap::new(),
+        }
+    }
+
+    /// Frees what it holds: thousands of nodes may die. What it spent stays for the ledger.
+    pub(super) fn die(&mut self) {
+        self.alive = false;
+        let (limits, lanes) = (Vec::new(), 0);
+        let nothing =
+            Config { limits, lanes, instance: [0; 16], seed: 0, retry_us: 0, max_nodes: None };
+        self.engine = Engine::new(nothing, Timestamp::ZERO);
+        self.buckets.clear();
+        self.asked.clear();
+        self.missed.clear();
+        self.notifications = NotificationQueue::new(0);
+    }
+
     /// Whether it holds a lease on the key, or on any.
     pub(super) fn is_leased(&self, key: Option<u32>, now_us: u64) -> bool {
         let now = self.clock.now(now_us);

@@ -35,7 +35,7 @@ fn late_batch_to_a_lost_lane_is_stale_and_makes_no_lane_in_model_and_script() {
     let (template, _) = three_keys(&mut world);
     let known_us = time_us(&mut world.raw) - 1_400_000_000;
     let reply = world.compare(&first_batch(&template, 7, known_us));
-    assert_eq!(reply.verdict, Verdict::Stale);
+    assert_eq!(reply.verdict, BatchVerdict::Stale);
     // Both have the same lanes, as was compared.
     assert_eq!(world.model.lanes.get(&0), None);
 }

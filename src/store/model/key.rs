@@ -1,23 +1,18 @@
 //! One key's record: a ledger of what is leased, and the level of a token bucket.
 
 use crate::quota::Scale;
-use crate::sync::message::{
-    CREDIT_TOKENS, DEBT_US, Entry, Given, Held, NUMBER_MAX, Withheld, outstanding_least,
-};
-use crate::sync::weakness::{Weakness, is_weak};
+use crate::sync::message::{CREDIT_TOKENS, DEBT_US, Entry, Given, NUMBER_MAX, outstanding_least};
 
-use super::{Caller, Lane, SUM_MAX};
+use super::lane::{Caller, Lane};
 
-/// A record is kept so much longer than it takes to fill: its expiry is set to the first, and moved
+/// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
+pub(crate) const SUM_MAX: i64 = 1 << 53;
+/// A record is kept this much longer than it takes to fill: its expiry is set to the first, and moved
 /// when less than the second is left, so that few writes have to move it.
 pub(super) const RECORD_MARGIN_MS: i64 = 45_000;
 const RECORD_MARGIN_LEAST_MS: i64 = 20_000;
-/// Keys that nobody knows after a loss of memory start empty if their bucket fills within this.
+/// Keys that no node registers after a loss of memory start empty if their bucket fills within this.
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
-/// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
-const REPAY_US: i64 = 100_000;
-const REPAY_LEAST_PART: i64 = 16;
-
 /// One key's record. Index 0 is the lease epoch of the stamp, index 1 the one before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
@@ -32,7 +27,7 @@ pub(crate) struct Key {
     pub(crate) birth_us: i64,
     /// Nothing is granted until then, because the record was lost; 0 if it never was.
     pub(crate) recovering_until_us: i64,
-    /// Nodes that had a view of the lost record and were heard since.
+    /// Nodes that had a view of the lost record and have reported since.
     pub(crate) heard: i64,
     /// What was available when the lane's last silence was over, in units.
     pub(crate) after_silence: i64,
@@ -69,7 +64,7 @@ impl Key {
     pub(super) fn new(entry: &Entry, at: At<'_>) -> Self {
         let At { lane, caller, now_us } = at;
         let Scale { rate, burst, .. } = entry.scale;
-        // While a lane waits for all its nodes, the lowest of their claims tells the level.
+        // While a lane waits for all its nodes, the lowest of their claims is the level.
         let claimed = lane.waits_after_loss(now_us) && entry.restore && entry.claim.is_some();
         let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
         let empty = lane.lost_us > 0 && quick && !claimed;
@@ -97,12 +92,12 @@ impl Key {
     }
 
     /// The lease epoch of the stamp.
-    fn epoch(&self) -> i64 {
+    pub(super) fn epoch(&self) -> i64 {
         self.stamp_us / self.epoch_us
     }
 
     /// The most that can be leased beside leases of `depth` tokens, in units.
-    fn cap(&self, depth: i64) -> i64 {
+    pub(super) fn cap(&self, depth: i64) -> i64 {
         self.scale.burst.saturating_sub(depth.saturating_mul(self.scale.token)).max(0)
     }
 
@@ -143,7 +138,7 @@ impl Key {
             && self.is_quick()
             && !(lane.waits_after_loss(now_us) && claimed)
         {
-            // The record is of an older state, and no node knows what was spent since.
+            // The record is of an older state, and what was spent since is unknown.
             let flowed = flow(0, self.scale.rate, now_us - lane.lost_us, self.scale.burst);
             self.unleased = self.unleased.min(flowed);
             let found = self.unleased + self.outstanding[0] + self.outstanding[1];
@@ -154,7 +149,7 @@ impl Key {
         }
     }
 
-    /// Whether the bucket fills so soon that it may start empty after a loss.
+    /// Whether the bucket fills soon enough to start empty after a loss.
     fn is_quick(&self) -> bool {
         self.scale.burst <= self.scale.rate.saturating_mul(EMPTY_AFTER_LOSS_US)
     }
@@ -203,8 +198,8 @@ impl Key {
 
     // ---- one entry ---------------------------------------------------------------------------
 
-    /// Applies one entry and answers it. A `fresh` record was made for it.
-    pub(super) fn apply(&mut self, entry: &Entry, fresh: bool, at: At<'_>) -> Given {
+    /// Applies one entry and answers it. A record that `is_new` was made for it.
+    pub(super) fn apply(&mut self, entry: &Entry, is_new: bool, at: At<'_>) -> Given {
         self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
         let idle = [self.leased, self.depth, self.outstanding, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
@@ -212,15 +207,15 @@ impl Key {
         }
         // A lease that is older than the record was granted by a record that is lost.
         let older = entry.holds() && entry.held.stamp_us < self.birth_us;
-        let anew = fresh || entry.restore || older;
-        let mut lost = fresh && self.recovering_until_us > 0;
-        if older && !fresh && !entry.restore && self.recovering_until_us == 0 {
+        let anew = is_new || entry.restore || older;
+        let mut lost = is_new && self.recovering_until_us > 0;
+        if older && !is_new && !entry.restore && self.recovering_until_us == 0 {
             self.recovering_until_us = at.now_us + at.caller.recovery_us;
             lost = true;
         }
         let viewed_us = entry.held.stamp_us;
         if self.recovering_until_us > at.now_us && viewed_us > 0 && viewed_us < self.birth_us {
-            // Once all nodes have told what they hold, nobody else is to be waited for.
+            // Once all nodes have reported what they hold, there is none to wait for.
             self.heard += 1;
             if self.heard >= at.caller.nodes {
                 self.recovering_until_us = at.now_us;
@@ -248,7 +243,7 @@ impl Key {
             self.unleased = (self.unleased - flowed).max(-NUMBER_MAX);
         }
         if anew {
-            // A node that registers anew tells the most that it can hold: that may not be there.
+            // A node that registers anew reports the most that it can hold: that may not be there.
             self.claim(entry, if current && !entry.restore { outstanding } else { 0 });
         }
         if current {
@@ -294,8 +289,7 @@ impl Key {
         let Scale { rate, token, burst } = self.scale;
         let spent = entry.spent + entry.debt + entry.allowed;
         self.charged = (self.charged + spent).min(SUM_MAX);
-        let skipped = is_weak(Weakness::DebtSkipped);
-        let debt = if skipped { 0 } else { entry.debt.saturating_mul(token).min(NUMBER_MAX) };
+        let debt = entry.debt.saturating_mul(token).min(NUMBER_MAX);
         self.level = (self.level - debt).max(-NUMBER_MAX);
         self.unleased -= debt;
         if entry.taken > 0 {
@@ -318,116 +312,6 @@ impl Key {
         }
     }
 
-    // ---- grants ------------------------------------------------------------------------------
-
-    fn grant(&mut self, entry: &Entry, void: bool, at: At<'_>) -> Given {
-        let At { lane, caller, now_us } = at;
-        let Scale { rate, burst, token } = self.scale;
-        let held = if void { Held::default() } else { entry.held };
-        let demand = self.demand[0] + self.demand[1];
-        let share = if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 };
-
-        let returning = lane.waits_after_silence(now_us);
-        let giving = !lane.waits_after_loss(now_us)
-            && now_us >= self.recovering_until_us
-            && (caller.settled || !returning);
-        let reserved = if returning { self.reserve(lane, now_us) } else { 0 };
-        let free = self.unleased - reserved;
-        let tokens = if giving { self.give_tokens(entry, free, share, caller.nodes) } else { 0 };
-        self.unleased -= tokens * token;
-        let doubtful = lane.lost_us > 0 || returning || now_us < self.recovering_until_us;
-        let withheld = match (!giving || reserved > 0, doubtful) {
-            (false, _) => Withheld::Nothing,
-            (true, false) => Withheld::Tokens,
-            (true, true) => Withheld::TokensAndCredit,
-        };
-
-        let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
-        if returning {
-            // The others still live on their shares.
-            target = target.min(rate / lane.recovery.expected.max(1));
-        }
-        let leased = self.leased[0] + self.leased[1];
-        let unleased = self.unleased;
-        let most = if unleased < 0 { rate - repayment(rate, unleased) } else { rate };
-        // A node that gets less than half of what it wants cannot do with tokens alone.
-        let short = entry.needed + entry.want > 2 * tokens;
-        let pressing = returning || demand > rate + rate / 4 || short;
-        let (mut added, mut depth) = (0, tokens);
-        if giving && (pressing || unleased < burst / 20) {
-            added = (target - held.rate).min(most - leased).max(0);
-            if held.rate + added > 0 {
-                // Depth may take the place of the reserve, which is cut below, and a debt makes no room for any.
-                let leasable = (unleased - reserved).max(0);
-                depth += self.extra_depth(leasable, share, held.depth, tokens);
-            }
-        }
-        let recall = if unleased > burst / 10 && !pressing {
-            held.rate
-        } else {
-            surplus_rate(held.rate, target, leased, most, unleased)
-        };
-        self.leased[0] += added;
-        raise(&mut self.depth[0], depth);
-        shift(&mut self.outstanding[0], tokens * token);
-        if reserved > 0 {
-            // Depth given in place of the reserve displaces it.
-            self.unleased = unleased.min(self.cap(self.depth[0] + self.depth[1]));
-        }
-        let available = self.unleased;
-        Given {
-            tokens,
-            rate: added,
-            depth,
-            stamp_us: self.stamp_us,
-            tag: self.epoch(),
-            life_us: (self.epoch() + 2) * self.epoch_us - now_us,
-            available,
-            level: (available + self.outstanding[0] + self.outstanding[1]).clamp(-SUM_MAX, SUM_MAX),
-            leased: leased + added,
-            recall,
-            void,
-            lost: false,
-            withheld,
-        }
-    }
-
-    /// What nodes that have not reported yet may have taken under their policies, in units.
-    fn reserve(&self, lane: &Lane, now_us: i64) -> i64 {
-        let Scale { rate, burst, .. } = self.scale;
-        let recovery = &lane.recovery;
-        let flowed = flow(0, rate, recovery.since_us - recovery.from_us, burst);
-        // They take more than flows into a full share, since others have taken theirs.
-        let since_us = now_us - recovery.since_us;
-        let whole = flow(self.after_silence.max(flowed), rate, since_us, NUMBER_MAX);
-        let missing = (recovery.expected - recovery.settled).max(0);
-        (whole as f64 * (missing as f64 / recovery.expected.max(1) as f64)).ceil() as i64
-    }
-
-    /// Gives tokens out of `level` units: first what callers wait for, then half of the rest by share
-    /// and half spread evenly, and one at least while there is one.
-    fn give_tokens(&self, entry: &Entry, level: i64, share: f64, nodes: i64) -> i64 {
-        let token = self.scale.token;
-        if level <= 0 {
-            return 0;
-        }
-        let needed = entry.needed.min(level / token);
-        let level = level - needed * token;
-        let part = (level as f64 * (share / 2.0 + 0.5 / nodes.max(1) as f64)).floor();
-        let least = i64::from(level >= token);
-        let tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
-        needed + tokens
-    }
-
-    /// The depth that goes with a leased refill, on top of `tokens`.
-    fn extra_depth(&self, available: i64, share: f64, held_depth: i64, tokens: i64) -> i64 {
-        let Scale { token, burst, .. } = self.scale;
-        let capacity = burst / token;
-        let room = ((capacity as f64 * share / 2.0).floor() as i64).max(2).min(capacity);
-        let free = (burst - available) / token - self.depth[0] - self.depth[1] - tokens;
-        (room - held_depth - tokens).min(free).max(0)
-    }
-
     // ---- expiry ------------------------------------------------------------------------------
 
     /// Milliseconds until the record may be forgotten: full, and all leases ended.
@@ -445,27 +329,8 @@ impl Key {
     }
 }
 
-/// The refill that is kept from leases so that debt is repaid: soon, but no more of it than the
-/// debt needs.
-fn repayment(rate: i64, available: i64) -> i64 {
-    (-available / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2)
-}
-
-/// What a node should give back of its leased refill: what is well above its target, and its
-/// part of what keeps debt from being repaid.
-fn surplus_rate(held_rate: i64, target: i64, leased: i64, most: i64, available: i64) -> i64 {
-    let above = held_rate - target;
-    let above = if above > target / 4 { above } else { 0 };
-    let repay = if available < 0 && leased > most {
-        (held_rate as f64 * ((leased - most) as f64 / leased as f64)).ceil() as i64
-    } else {
-        0
-    };
-    above.max(repay).min(held_rate)
-}
-
 /// Adds to a sum of leases or demands.
-fn raise(sum: &mut i64, by: i64) {
+pub(super) fn raise(sum: &mut i64, by: i64) {
     *sum = (*sum + by).min(NUMBER_MAX);
 }
 
@@ -475,12 +340,12 @@ fn lower(sum: &mut i64, by: i64) {
 }
 
 /// Adds to a sum of what is outstanding.
-fn shift(sum: &mut i64, by: i64) {
+pub(super) fn shift(sum: &mut i64, by: i64) {
     *sum = (*sum + by).clamp(-NUMBER_MAX, NUMBER_MAX);
 }
 
 /// `level` after `rate` has flowed in for `micros`, at most `cap`.
-fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
+pub(super) fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
     let flowed = i128::from(level) + i128::from(rate) * i128::from(micros);
     flowed.min(i128::from(cap)) as i64
 }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_never_shown() {
+    fn password_is_never_shown() {
         let cases = [
             ("redis://h:1/2", "redis://h:1/2"),
             ("redis://me:hunter2@h:1/2", "redis://***@h:1/2"),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_names_no_store_says_why_and_hides_the_password() {
+    fn address_that_names_no_store_says_why_and_hides_the_password() {
         for address in ["", "h:1", "http://me:hunter2@h", "redis://me:hunter2@h/x", "redis://"] {
             let Err(StoreError::Address { address: shown, reason }) = parse(address) else {
                 panic!("{address}: accepted");

@@ -7,7 +7,7 @@ use super::RedisStore;
 use crate::error::StoreError;
 use crate::store::Store;
 use crate::store::redis_server::RedisServer;
-use crate::sync::message::{Header, InstanceId, Knowledge, Reply, Request, Times, Verdict};
+use crate::sync::message::{BatchVerdict, Header, InstanceId, Knowledge, Reply, Request, Times};
 
 /// Long enough for a busy machine, short enough to wait for.
 const TIMEOUT: Duration = Duration::from_millis(300);
@@ -40,7 +40,7 @@ async fn send(store: &RedisStore, lane: u32) -> Result<Reply, StoreError> {
 }
 
 fn is_applied(answer: &Result<Reply, StoreError>) -> bool {
-    matches!(answer, Ok(Reply { verdict: Verdict::Applied(_), .. }))
+    matches!(answer, Ok(Reply { verdict: BatchVerdict::Applied(_), .. }))
 }
 
 /// Sends until an answer comes; the harness has its own deadline for a server that never starts.
@@ -88,7 +88,7 @@ async fn another_programs_value_in_place_of_the_nodes_of_a_limit_is_named() {
 }
 
 #[tokio::test]
-async fn a_server_that_lost_its_scripts_is_given_them_again() {
+async fn server_that_lost_its_scripts_is_given_them_again() {
     let server = RedisServer::start();
     let store = open(&server.url());
     for lane in 0..3 {
@@ -99,7 +99,7 @@ async fn a_server_that_lost_its_scripts_is_given_them_again() {
 }
 
 #[tokio::test]
-async fn a_frozen_server_times_out_and_the_same_batch_is_applied_once_when_it_goes_on() {
+async fn frozen_server_times_out_and_the_same_batch_is_applied_once_when_it_goes_on() {
     let server = RedisServer::start();
     let store = open(&server.url());
     let first = send(&store, 0).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_frozen_server_times_out_and_the_same_batch_is_applied_once_when_it_go
 }
 
 #[tokio::test]
-async fn a_server_that_dies_is_unreachable_and_found_again_when_it_is_back() {
+async fn server_that_dies_is_unreachable_and_found_again_when_it_is_back() {
     let mut server = RedisServer::start();
     let store = open(&server.url());
     send_until_applied(&store).await;
@@ -134,7 +134,7 @@ async fn a_server_that_dies_is_unreachable_and_found_again_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn a_connection_that_the_server_closed_is_replaced() {
+async fn connection_that_the_server_closed_is_replaced() {
     let server = RedisServer::start();
     let store = open(&server.url());
     send_until_applied(&store).await;
@@ -144,7 +144,7 @@ async fn a_connection_that_the_server_closed_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_write_says_so() {
+async fn server_that_cannot_write_says_so() {
     let server = RedisServer::start();
     let store = open(&server.url());
     send_until_applied(&store).await;
@@ -161,7 +161,7 @@ async fn a_server_that_cannot_write_says_so() {
 }
 
 #[tokio::test]
-async fn wrong_credentials_are_told_and_a_callbacks_new_ones_are_used() {
+async fn wrong_credentials_are_reported_and_a_callbacks_new_ones_are_used() {
     let server = RedisServer::start_with(&["--requirepass", "right"]);
     let address = format!("127.0.0.1:{}", server.port());
     for wrong in [format!("redis://{address}"), format!("redis://:wrong@{address}")] {
@@ -172,16 +172,16 @@ async fn wrong_credentials_are_told_and_a_callbacks_new_ones_are_used() {
     assert!(is_applied(&answer), "{answer:?}");
 
     let passwords = Arc::new(std::sync::Mutex::new(vec!["right", "wrong"]));
-    let told = passwords.clone();
+    let left = passwords.clone();
     let store = open(&format!("redis://{address}"))
-        .credentials(move || (None, told.lock().unwrap().pop().unwrap_or("none").to_owned()));
+        .credentials(move || (None, left.lock().unwrap().pop().unwrap_or("none").to_owned()));
     let refused = send(&store, 0).await;
     assert!(matches!(refused, Err(StoreError::Credentials(_))), "{refused:?}");
     let answer = send(&store, 0).await;
     assert!(is_applied(&answer), "{answer:?}");
 }
 
-/// What [`StoreError::Denied`] tells users to allow, as ACL rules.
+/// What [`StoreError::Denied`] advises users to allow, as ACL rules.
 const ALLOWED: [&str; 16] = [
     "-@all",
     "+evalsha",
@@ -202,7 +202,7 @@ const ALLOWED: [&str; 16] = [
 ];
 
 #[tokio::test]
-async fn a_user_with_the_commands_that_are_documented_suffices_and_one_less_is_denied() {
+async fn user_with_the_commands_that_are_documented_suffices_and_one_less_is_denied() {
     let server = RedisServer::start();
     let mut user = vec!["ACL", "SETUSER", "me", "on", ">pw"];
     user.extend(ALLOWED);
@@ -230,7 +230,7 @@ async fn a_user_with_the_commands_that_are_documented_suffices_and_one_less_is_d
 }
 
 #[tokio::test]
-async fn a_connection_of_the_users_own_serves_too() {
+async fn connection_of_the_users_own_serves_too() {
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).unwrap();
     let connection = client.get_multiplexed_async_connection().await.unwrap();

@@ -1,4 +1,4 @@
-//! What Redis said or did not say, as an error that tells the user what to do.
+//! What Redis said or did not say, as an error that says what to do.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use redis::{ErrorKind, RedisError};
 
 use crate::error::StoreError;
 
-/// The oldest server supported: the first whose HELLO tells its version without being asked for a
+/// The oldest server supported: the first whose HELLO has its version without being asked for a
 /// protocol.
 pub(super) const VERSION_NEEDED: &str = "6.2.0";
 
@@ -90,11 +90,11 @@ fn said(text: &str) -> StoreError {
 /// Reads `<key> <type>`; servers may append where in the script it was.
 fn foreign_key(found: &str) -> StoreError {
     let mut words = found.split_whitespace();
-    let mut word = || words.next().unwrap_or("(not told)").to_owned();
+    let mut word = || words.next().unwrap_or("(not said)").to_owned();
     StoreError::ForeignKey { key: word(), found: word() }
 }
 
-/// Judges a server by its version as HELLO tells it.
+/// Judges a server by its version in the answer to HELLO.
 pub(super) fn check_version(found: &str) -> Result<(), StoreError> {
     let mut parts = found.split('.').map(|part| part.parse::<u32>().ok());
     let version = (parts.next().flatten(), parts.next().flatten());
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_becomes_what_a_user_can_do() {
+    fn errors_of_a_server_become_advice_to_users() {
         // How Redis 6.2 wraps what a script ran into.
         const WRAPPED: &str = "ERR Error running script (call to f_1): @user_script:9:";
         let wrapped_replica = format!("{WRAPPED} -READONLY You can't write against a replica.");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_record_is_named_with_its_type() {
+    fn foreign_record_is_named_with_its_type() {
         let foreign = StoreError::ForeignKey { key: "tg2:{a/1}:lane".into(), found: "list".into() };
         assert_eq!(mapped("TIDEGATE FOREIGN tg2:{a/1}:lane list"), foreign);
         assert_eq!(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_is_told_from_a_slow_one() {
+    fn broken_connection_is_distinguished_from_a_slow_one() {
         let io = |kind: std::io::ErrorKind| RedisError::from(std::io::Error::from(kind));
         let slow = io(std::io::ErrorKind::TimedOut);
         assert_eq!(store_error(&slow, TIMEOUT), StoreError::TimedOut(TIMEOUT));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demoted_server_and_expired_credentials_end_the_connection_and_a_full_memory_does_not() {
+    fn demoted_server_and_expired_credentials_end_the_connection_and_a_full_memory_does_not() {
         assert!(ends_connection(&refused("READONLY You can't write against a read only replica.")));
         assert!(ends_connection(&refused("NOAUTH Authentication required.")));
         assert!(!ends_connection(&refused("OOM command not allowed")));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_a_usable_hello_is_too_old_and_one_that_denies_it_is_not() {
+    fn server_without_a_usable_hello_is_too_old_and_one_that_denies_it_is_not() {
         let hello = |line: &str| check_refusal(&refused(line));
         let unknown = "ERR unknown command `HELLO`, with args beginning with: ";
         assert_eq!(hello(unknown), Err(too_old("older than 6.0")));

@@ -21,7 +21,7 @@ use crate::error::StoreError;
 /// A connect that takes longer has failed. It may outlast the exchange that began it: the next
 /// exchange goes on where that one stopped.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// After so many rounds of silence in a row a connection counts as dead: a half-open one never
+/// After this many rounds of silence in a row a connection counts as dead: a half-open one never
 /// says so itself.
 const MISSES_MAX: u32 = 3;
 
@@ -167,7 +167,7 @@ fn logged_in(info: ConnectionInfo, credentials: Option<Credentials>) -> Connecti
     info.set_redis_settings(settings)
 }
 
-/// Refuses a server that is too old. INFO would tell more, but managed services deny it.
+/// Refuses a server that is too old. INFO would say more, but managed services deny it.
 async fn check_server(connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
     let answer: RedisResult<Value> = redis::cmd("HELLO").query_async(connection).await;
     match answer {
@@ -195,7 +195,7 @@ fn version_of(answer: Value) -> Option<String> {
 /// A connection in use.
 struct Live {
     connection: Given<MultiplexedConnection>,
-    /// Rounds without an answer since the last one: exchanges that wait side by side and hear
+    /// Rounds without an answer since the last one: exchanges that wait side by side and get
     /// nothing are one round, or a server's short pause would end a busy connection.
     misses: AtomicU32,
     /// The connection is of no more use.
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_found_in_either_protocols_answer() {
+    fn version_is_found_in_either_protocols_answer() {
         let flat = words(&["server", "redis", "version", "7.0.15", "modules", ""]);
         assert_eq!(version_of(Value::Array(flat)).as_deref(), Some("7.0.15"));
         let [name, version] = <[Value; 2]>::try_from(words(&["version", "8.1.0"])).unwrap();
@@ -255,8 +255,8 @@ mod tests {
     #[test]
     fn credentials_replace_those_of_the_address() {
         let info = super::super::address::parse("redis://a:b@h").unwrap();
-        let told = logged_in(info, Some(Arc::new(|| (Some("c".to_owned()), "d".to_owned()))));
-        assert_eq!(told.redis_settings().username(), Some("c"));
-        assert_eq!(told.redis_settings().password(), Some("d"));
+        let info = logged_in(info, Some(Arc::new(|| (Some("c".to_owned()), "d".to_owned()))));
+        assert_eq!(info.redis_settings().username(), Some("c"));
+        assert_eq!(info.redis_settings().password(), Some("d"));
     }
 }

@@ -17,13 +17,13 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
-use super::{Exchange, Store};
+use super::exchange::{Exchange, Store};
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
 pub(crate) const SYNC_CODE: &str =
     concat!(include_str!("../../../lua/bucket-v2.lua"), include_str!("../../../lua/sync-v2.lua"));
-/// The answer of a busy store is waited for so many timeouts long.
+/// The answer of a busy store is waited for this many timeouts.
 const LATE_TIMEOUTS: u32 = 10;
 static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lanes_keys_share_one_hash_tag() {
+    fn lanes_keys_share_one_hash_tag() {
         let store = RedisStore::open("redis://h").unwrap().namespace("a-b").unwrap();
         let keys = store.keys(&request(7));
         let text: Vec<_> = keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_would_break_a_key_is_refused() {
+    fn namespace_that_would_break_a_key_is_refused() {
         for name in ["", "a/b", "a}b", "a b", &"x".repeat(65)] {
             let refused = RedisStore::open("redis://h").unwrap().namespace(name).unwrap_err();
             assert!(matches!(refused, ConfigError::Limiter { field: "store.namespace", .. }));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_of_nothing_or_of_ages_is_brought_within_bounds() {
+    fn timeout_of_nothing_or_of_ages_is_brought_within_bounds() {
         let store = RedisStore::open("redis://h").unwrap();
         assert_eq!(Store::timeout(&store.clone().timeout(Duration::ZERO)), RedisStore::TIMEOUT_MIN);
         assert_eq!(Store::timeout(&store.timeout(Duration::MAX)), RedisStore::TIMEOUT_MAX);

@@ -1,19 +1,19 @@
 //! Whether a key's requests come in bursts, and how far apart.
 //!
-//! What a node holds is reckoned as if requests came one by one, each by its own chance. Clients also send many at
+//! What a node holds is computed as if requests came one by one, each by its own chance. Clients also send many at
 //! once, and then nothing for a while. A node that gave back between two bursts what the next one needs would deny
 //! nearly all of it.
 
-use super::{LINGER_MAX_US, LINGER_MIN_US};
+use super::history::{LINGER_MAX_US, LINGER_MIN_US};
 use crate::time::Timestamp;
 
-/// Requests are a burst if at least so many of them would have fallen into the silence before them, had they been
+/// Requests are a burst if at least this many of them would have fallen into the silence before them, had they been
 /// spread evenly over the silence and the time since. Chance leaves such a silence once in three thousand times.
 const BURST_REQUESTS: u64 = 8;
-/// The next burst is to be expected until a silence is so many times as long as the one before. What comes within this
+/// The next burst is to be expected until a silence is this many times as long as the one before. What comes within this
 /// time belongs to the same burst, unless a silence of half that length is between.
 const PATIENCE: u64 = 2;
-/// Bursts are forgotten after so many silences that no burst followed. Two bursts make a pattern: the
+/// Bursts are forgotten after this many silences that no burst followed. Two bursts make a pattern: the
 /// first may be a client that comes back.
 const REMEMBERED: u8 = 8;
 
@@ -96,7 +96,7 @@ impl Bursts {
         self.was_judged_over = true;
     }
 
-    /// A collection has found so many requests for so many tokens.
+    /// A collection has found requests for `tokens`.
     pub(super) fn collect(&mut self, requests: u64, tokens: u64, now: Timestamp) {
         let first = self.first.take();
         if requests == 0 {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_of_a_key_that_nobody_told_of_is_measured_by_what_reports_did_not_find() {
+    fn silence_without_notifications_ends_at_the_last_empty_report() {
         let mut bursts = Bursts::new(at(0));
         for tick in 0..2_u64 {
             bursts.collect(0, 0, at(tick * 100_000 + 40_000));

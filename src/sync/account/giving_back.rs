@@ -2,16 +2,15 @@
 
 use super::Account;
 use crate::limit::Terms;
-use crate::sync::weakness::{Weakness, is_weak};
 use crate::time::Timestamp;
 
 /// What a report gives back.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Back {
+pub(super) struct Returned {
     /// Units that were taken out of the bucket.
     pub(super) units: i64,
     /// Units that the node should hold and does not: refill that overflowed.
-    pub(super) lost: i64,
+    pub(super) forfeited: i64,
     /// Leased refill, in units per microsecond.
     pub(super) rate: i64,
     /// Leased depth, in tokens.
@@ -27,70 +26,101 @@ impl Account {
         now: Timestamp,
         need: i64,
         rate_used: i64,
-    ) -> Back {
+    ) -> Returned {
         if self.policy.is_some() {
-            return Back::default();
+            return Returned::default();
         }
-        let unit = terms.scale.token;
-        let ended = now >= self.ends;
-        let unused = if self.held.rate > 2 * rate_used { self.held.rate - rate_used } else { 0 };
-        let rate_before = self.held.rate;
+        let ended = now >= self.lease.ends;
+        let rate_before = self.lease.held.rate;
+        let rate = self.give_back_rate(terms, now, ended, rate_used);
+        let mut units = self.give_back_tokens(now, need, ended);
+        if self.lease.held.rate == 0 && rate > 0 && !ended {
+            // The fraction of a token goes back too: the smaller depth has no room for it.
+            units += self.lease.remainder.max(0);
+            self.lease.remainder = self.lease.remainder.min(0);
+        }
+        let mut forfeited = std::mem::take(&mut self.lease.forfeited);
+        let (left, pending) = self.bucket.held_and_pending();
+        if rate_before == 0 && !self.bucket.has_overflowed() {
+            // Nothing flowed in, so that the loss is known exactly.
+            self.lease.remainder = 0;
+            let spent = self.spending.unsent.spent + (pending + self.spending.overflowed) as i64;
+            let here = (i64::from(left) + spent) * self.scale.token + units;
+            forfeited = forfeited.max(self.lease.held.outstanding - here);
+        }
+        let depth = self.give_back_depth(terms, now, left.into(), rate_used);
+        Returned { units, forfeited, rate, depth }
+    }
+
+    /// Gives back the rate that the store wants back or that demand does not use.
+    fn give_back_rate(
+        &mut self,
+        terms: &Terms,
+        now: Timestamp,
+        ended: bool,
+        rate_used: i64,
+    ) -> i64 {
+        let before = self.lease.held.rate;
+        let unused = if before > 2 * rate_used { before - rate_used } else { 0 };
         // The store wants all refill back once it can give tokens instead.
-        let is_whole = self.recall >= rate_before;
-        let recall = if is_whole && !self.spares_refill(now, terms) { 0 } else { self.recall };
-        let rate = if ended { rate_before } else { recall.max(unused).min(rate_before) };
-        self.recall = 0;
-        self.held.rate -= rate;
+        let recall = std::mem::take(&mut self.lease.recall);
+        let recall = if recall >= before && !self.spares_refill(now, terms) { 0 } else { recall };
+        let rate = if ended { before } else { recall.max(unused).min(before) };
+        self.lease.held.rate -= rate;
         if rate > 0 && !ended {
-            self.amend(now, self.lease_terms(0, self.ahead(terms)), 0);
-            // What was spent ahead is owed from now on.
-            self.owes |= self.held.rate == 0 && self.stash < 0;
+            let lease = self.lease.applied(0, self.overdraw(terms));
+            self.amend(now, lease, 0);
+            // What was overdrawn is owed from now on.
+            self.spending.owes |= self.lease.held.rate == 0 && self.lease.remainder < 0;
         }
-        let tokens = i64::from(self.bucket.peek(now, unit));
+        rate
+    }
+
+    /// Takes the tokens beyond `need` out of the bucket. Returns the units that they are.
+    fn give_back_tokens(&mut self, now: Timestamp, need: i64, ended: bool) -> i64 {
+        let tokens = i64::from(self.bucket.peek(now, self.scale.token));
         let keep = match ended {
             true => 0,
             false if tokens > need + need / 4 => need,
             false => tokens,
         };
-        let withdrawn = if is_weak(Weakness::ReturnsKept) {
-            (tokens - keep) as u32
-        } else {
-            self.bucket.withdraw(keep as u32)
-        };
-        let mut units = i64::from(withdrawn) * unit;
-        if self.held.rate == 0 && rate > 0 && !ended {
-            // The fraction of a token goes back too: the smaller depth has no room for it.
-            units += self.stash.max(0);
-            self.stash = self.stash.min(0);
+        let withdrawn = self.bucket.withdraw(keep as u32);
+        i64::from(withdrawn) * self.scale.token
+    }
+
+    /// Gives back the depth that is not needed beside the tokens that are `left`.
+    fn give_back_depth(&mut self, terms: &Terms, now: Timestamp, left: i64, rate_used: i64) -> i64 {
+        let registered = self.lease.held.depth;
+        let before = registered - std::mem::take(&mut self.lease.kept_depth);
+        let depth = (left + self.depth_for_refill(terms, now, left, before, rate_used)).min(before);
+        if self.lease.is_registering {
+            self.lease.kept_depth = registered - depth;
         }
-        let mut lost = std::mem::take(&mut self.lost);
-        let (left, pending) = self.bucket.held_and_pending();
-        if rate_before == 0 && !self.bucket.has_overflowed() {
-            // Nothing flowed in, so that the loss is known exactly.
-            self.stash = 0;
-            let spent = self.unsent.spent + (pending + self.spilled) as i64;
-            lost = lost.max(self.held.outstanding - (i64::from(left) + spent) * unit - units);
-        }
-        let registered = self.held.depth;
-        let depth_before = registered - std::mem::take(&mut self.kept_depth);
-        // Depth that is not filled keeps the store's level down. Refill that is spent as it flows
-        // in needs next to none; other refill would be lost without it, once tokens are scarce.
-        let pressed = rate_used > self.held.rate + self.held.rate / 4;
-        let burst = self.bursts.expected(now);
-        let flowing = match (self.held.rate > 0, self.is_scarce(terms)) {
+        self.lease.held.depth = depth + self.lease.kept_depth;
+        self.bucket.set_depth(depth as u32);
+        registered - self.lease.held.depth
+    }
+
+    /// Room for leased refill. Depth that is not filled keeps the store's level down. Refill that is spent as it flows
+    /// in needs next to none; other refill would be lost without it, once tokens are scarce.
+    fn depth_for_refill(
+        &self,
+        terms: &Terms,
+        now: Timestamp,
+        left: i64,
+        before: i64,
+        rate_used: i64,
+    ) -> i64 {
+        let rate = self.lease.held.rate;
+        let is_pressed = rate_used > rate + rate / 4;
+        let burst = self.arrivals.bursts.expected(now);
+        match (rate > 0, self.level.is_scarce(&terms.scale)) {
             (false, _) => 0,
             // Between two bursts refill gathers for the next one.
-            (true, _) if burst > 0 => (burst - i64::from(left)).max(1),
+            (true, _) if burst > 0 => (burst - left).max(1),
             (true, false) => 1,
-            (true, true) if pressed => 2,
-            (true, true) => depth_before,
-        };
-        let depth = (i64::from(left) + flowing).min(depth_before);
-        if self.is_registering {
-            self.kept_depth = registered - depth;
+            (true, true) if is_pressed => 2,
+            (true, true) => before,
         }
-        self.held.depth = depth + self.kept_depth;
-        self.bucket.set_depth(depth as u32);
-        Back { units, lost, rate, depth: registered - self.held.depth }
     }
 }

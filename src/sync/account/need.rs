@@ -1,144 +1,170 @@
-//! How many tokens a node should hold of a key, and how fast the key is asked for.
+//! How many tokens a node should hold of a key, and which demand it registers.
 
-use super::{Account, PLENTY_TICKS, TELLING_REQUESTS};
+use super::Account;
+use super::schedule::PLENTY_TICKS;
 use crate::bucket::MAX_TOKENS;
 use crate::limit::Terms;
 use crate::time::Timestamp;
 
-/// No key is hot that is asked for less than once in so many microseconds.
+/// A key that is asked for less than once in this time, in microseconds, is not hot.
 const HOT_US: u64 = 125_000;
-/// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed so many quarters of
-/// the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
+/// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed this many quarters
+/// of the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
 const UNSPENT_QUARTERS: i64 = 3;
-/// The first requests of a client come within this time, in microseconds.
-pub(super) const BEGINNING_US: u64 = 20_000;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
 
 impl Account {
-    /// Ends an observation of the demand, but not between two bursts, and not within one: silence would be taken for
-    /// the end of demand, and a burst for what comes all the time.
-    pub(super) fn observe_demand(&mut self, now: Timestamp, terms: &Terms) {
-        if !self.bursts.take_demand_due(now) {
-            return;
-        }
-        let arrivals = std::mem::take(&mut self.arrivals);
-        let telling = std::mem::take(&mut self.requests) >= TELLING_REQUESTS;
-        self.demand.observe(arrivals, telling, now, terms.tick_us, terms.scale.fill_us());
-    }
-
-    /// Whether the bucket is nearly full, though most of it may be outstanding. Then a node may hold tokens of a key
-    /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
-    pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
-        self.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
-            && !self.caller_has_waited
-            && terms.scale.burst / self.scale.token >= TOKENS_A_NODE * self.nodes
-    }
-
     /// Until the next report on schedule.
     pub(super) fn interval_us(&self, now: Timestamp, terms: &Terms) -> u64 {
-        if self.is_plentiful(now, terms) { PLENTY_TICKS * terms.tick_us } else { terms.tick_us }
+        let ticks = if self.level.is_plentiful(now, &terms.scale) { PLENTY_TICKS } else { 1 };
+        ticks * terms.tick_us
     }
 
     /// Until the answer to the next report on schedule, at the latest.
     fn span_us(&self, now: Timestamp, terms: &Terms) -> u64 {
-        self.interval_us(now, terms) + terms.tick_us / 2 + self.round_trip_us
-    }
-
-    /// Whether tokens alone would do without refill: this node's part of what the store has lasts until the
-    /// next answer.
-    pub(super) fn spares_refill(&self, now: Timestamp, terms: &Terms) -> bool {
-        let span_us = self.span_us(now, terms);
-        let part = self.view.map_or(0, |view| view.level / self.scale.token / self.nodes);
-        part as f64 >= self.demand.over(span_us)
+        self.interval_us(now, terms) + terms.tick_us / 2 + self.cluster.round_trip_us
     }
 
     /// Tokens to hold so that the key does not run dry before the next report.
     pub(super) fn need(&self, now: Timestamp, terms: &Terms) -> i64 {
-        if now.micros_since(self.last_arrival) >= self.linger_us(terms) {
+        let history = &self.history;
+        if history.is_over(now, terms) {
             return 0;
         }
         // A key that may never come again gets no lease, where credit can admit its next request.
-        if self.is_seen_once() && terms.credit.known > 0 && self.denied_cost == 0 {
+        if history.is_seen_once() && terms.credit.known > 0 && history.largest_denied == 0 {
             return 0;
         }
         // Callers that wait get what they ask for first: another node may need the rest for one large cost.
-        if self.caller_has_waited && (self.is_unanswered() || self.is_beginning(now)) {
+        if history.caller_has_waited && (self.is_unanswered() || self.is_beginning(now)) {
             return 0;
         }
-        let span_us = self.span_us(now, terms);
-        let flows_in = self.held.rate as f64 / terms.scale.token as f64;
-        let missing = (self.demand.per_us() - flows_in).max(0.0) * span_us as f64;
-        let cost = self.cost as f64;
-        let spread = 2.0 * (self.demand.over(span_us) * cost).sqrt();
-        let wanted = (missing + spread + cost).ceil() as i64;
-        let plentiful = if self.caller_has_waited {
-            // Else it would be given back with the next report, and be asked for with the one after that.
-            self.with_own(now, terms).saturating_sub(wanted.saturating_mul(self.scale.token))
-                > terms.scale.burst / 2
-        } else if self.is_far(terms) {
-            // A round trip is longer than what is given back would serve others: it would be asked for again.
-            self.is_ample(now, terms)
-        } else {
-            self.is_plentiful(now, terms)
-        };
-        let may_hold = self.view.is_none() || self.is_mostly_unspent(terms) || plentiful;
-        // Whoever was denied a large cost comes again with it.
-        let large = if self.is_ample(now, terms) { i64::from(self.denied_cost) } else { 0 };
-        if !may_hold && !self.is_hot(self.demand.per_us(), terms) {
-            // Without credit nothing else would admit whoever is denied and comes again. Who waits
-            // for the store gets what is there, and needs nobody to hold it ready.
-            return large.max(i64::from(terms.credit.known == 0 && !self.caller_has_waited));
+        let expected = self.expected_spending(now, terms);
+        // A large cost that was denied is probably asked for again.
+        let large = if self.is_ample(now, terms) { i64::from(history.largest_denied) } else { 0 };
+        let may_hold = self.may_hold_unused(expected, now, terms);
+        if !may_hold && !self.is_hot(self.arrivals.demand.per_us(), terms) {
+            // Without credit, only a token that is held can admit a request that is denied and comes again. Callers
+            // that wait for the store get what is there, and need none to be held.
+            let held = terms.credit.known == 0 && !history.caller_has_waited;
+            return large.max(i64::from(held));
         }
-        let need =
-            wanted.max(large).max(self.bursts.expected(now)).max(self.first_want(now, terms));
-        need.min(terms.scale.burst / terms.scale.token).min(i64::from(MAX_TOKENS))
+        let burst = self.arrivals.bursts.expected(now);
+        let need = expected.max(large).max(burst).max(self.first_want(now, terms));
+        need.min(self.burst(terms)).min(i64::from(MAX_TOKENS))
     }
 
-    /// Whether a round trip is long beside a tick, where the burst has a token for each node.
-    fn is_far(&self, terms: &Terms) -> bool {
-        2 * self.round_trip_us > terms.tick_us && terms.scale.burst / self.scale.token >= self.nodes
+    /// Tokens that will be spent beyond leased refill until the answer to the next report, with room for chance.
+    fn expected_spending(&self, now: Timestamp, terms: &Terms) -> i64 {
+        let span_us = self.span_us(now, terms);
+        let demand = &self.arrivals.demand;
+        let flows_in = self.lease.held.rate as f64 / terms.scale.token as f64;
+        let missing = (demand.per_us() - flows_in).max(0.0) * span_us as f64;
+        let cost = self.history.mean_cost as f64;
+        let spread = 2.0 * (demand.over(span_us) * cost).sqrt();
+        (missing + spread + cost).ceil() as i64
     }
 
-    /// Whether the first few requests of a client that began a moment ago are all that is known of the key: other
-    /// nodes may have more of them.
-    fn is_beginning(&self, now: Timestamp) -> bool {
-        let began = now < self.opened.plus_micros(BEGINNING_US);
-        began && self.nodes > 1 && self.seen < TELLING_REQUESTS
-    }
-
-    /// Whether the store has not answered since the key came into the books.
-    fn is_unanswered(&self) -> bool {
-        self.view.is_none_or(|view| view.at < self.opened)
+    /// Whether there is so much that a node may hold tokens which it may not need. It is going to hold `expected`
+    /// tokens.
+    fn may_hold_unused(&self, expected: i64, now: Timestamp, terms: &Terms) -> bool {
+        if self.level.view.is_none() || self.is_mostly_unspent(terms) {
+            return true;
+        }
+        if self.history.caller_has_waited {
+            // Else it would be given back with the next report, and be asked for with the one after that.
+            let rest =
+                self.with_own(now, terms).saturating_sub(expected.saturating_mul(self.scale.token));
+            return rest > terms.scale.burst / 2;
+        }
+        if self.is_far(terms) {
+            // A round trip is longer than what is given back would serve others: it would be asked for again.
+            return self.is_ample(now, terms);
+        }
+        self.level.is_plentiful(now, &terms.scale)
     }
 
     /// Tokens to ask for before the store has answered once, if it may have plenty. The demand is not known yet,
     /// and may be the whole rate until this answer and the next one are here.
     fn first_want(&self, now: Timestamp, terms: &Terms) -> i64 {
-        let may_have = self.view.is_none() || self.is_plentiful(now, terms);
-        let quiet = now.micros_since(self.last_arrival) >= self.linger_us(terms);
-        if !self.is_unanswered() || !may_have || quiet || self.is_seen_once() {
+        let scale = &terms.scale;
+        let may_have = self.level.view.is_none() || self.level.is_plentiful(now, scale);
+        let is_quiet = self.history.is_over(now, terms) || self.history.is_seen_once();
+        if !self.is_unanswered() || !may_have || is_quiet {
             return 0;
         }
-        let tokens_per_us = terms.scale.rate as f64 / terms.scale.token as f64;
-        (tokens_per_us * (2 * self.round_trip_us) as f64) as i64
+        let tokens_per_us = scale.rate as f64 / scale.token as f64;
+        (tokens_per_us * (2 * self.cluster.round_trip_us) as f64) as i64
     }
 
     /// The demand to be registered, in tokens per microsecond, and whether the key is hot. What is asked for at
     /// first is demand too: shares and refill follow from it.
     pub(super) fn wanted_per_us(&self, now: Timestamp, terms: &Terms) -> (f64, bool) {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
-        let per_us = self.demand.per_us().max(first_per_us);
-        // Whoever has refill does not ask the store for what else is there.
-        let asks = self.caller_has_waited && self.is_beginning(now);
+        let per_us = self.arrivals.demand.per_us().max(first_per_us);
+        // A node with refill does not ask the store for what else is there.
+        let asks = self.history.caller_has_waited && self.is_beginning(now);
         (per_us, self.is_hot(per_us, terms) && !asks)
     }
 
-    /// Whether a key is hot that is asked for so many tokens a microsecond: one in a tick, or in a round trip in which
+    /// Whether tokens alone would do without refill: this node's part of what the store has lasts until the
+    /// next answer.
+    pub(super) fn spares_refill(&self, now: Timestamp, terms: &Terms) -> bool {
+        let span_us = self.span_us(now, terms);
+        let part =
+            self.level.view.map_or(0, |view| view.level / self.scale.token / self.cluster.nodes);
+        part as f64 >= self.arrivals.demand.over(span_us)
+    }
+
+    // ---- what is known of the key ------------------------------------------------------------
+
+    /// The burst, in tokens.
+    fn burst(&self, terms: &Terms) -> i64 {
+        terms.scale.burst / self.scale.token
+    }
+
+    /// The store's level and what this node holds of it, in units.
+    fn with_own(&self, now: Timestamp, terms: &Terms) -> i64 {
+        let tokens = i64::from(self.bucket.peek(now, self.scale.token));
+        let own = tokens.saturating_mul(self.scale.token);
+        let level = self.level.estimate(now, &terms.scale).unwrap_or(terms.scale.burst);
+        level.saturating_add(own)
+    }
+
+    /// Whether the store's level and what this node holds of it are plenty together.
+    fn is_ample(&self, now: Timestamp, terms: &Terms) -> bool {
+        self.with_own(now, terms) > terms.scale.burst / 2
+    }
+
+    /// Whether the bucket is nearly full, though most of it may be outstanding. Then a node may hold tokens of a key
+    /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
+    pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
+        self.level.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
+            && !self.history.caller_has_waited
+            && self.burst(terms) >= TOKENS_A_NODE * self.cluster.nodes
+    }
+
+    /// Whether a round trip is long beside a tick, where the burst has a token for each node.
+    fn is_far(&self, terms: &Terms) -> bool {
+        2 * self.cluster.round_trip_us > terms.tick_us && self.burst(terms) >= self.cluster.nodes
+    }
+
+    fn is_beginning(&self, now: Timestamp) -> bool {
+        self.history.is_beginning(self.cluster.nodes, now)
+    }
+
+    /// Whether the store has not answered since the account was opened.
+    fn is_unanswered(&self) -> bool {
+        !self.level.is_viewed_since(self.history.opened)
+    }
+
+    /// Whether a key is hot with this demand in tokens per microsecond: one in a tick, or in a round trip in which
     /// this node's even share of the rate is a token too. Slower refill would be stranded in fractions on all nodes.
     fn is_hot(&self, per_us: f64, terms: &Terms) -> bool {
-        let share_per_us = terms.scale.rate as f64 / terms.scale.token as f64 / self.nodes as f64;
+        let rate_per_us = terms.scale.rate as f64 / terms.scale.token as f64;
+        let share_per_us = rate_per_us / self.cluster.nodes as f64;
         per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
-            || per_us.min(share_per_us) * self.round_trip_us.min(HOT_US) as f64 >= 1.0
+            || per_us.min(share_per_us) * self.cluster.round_trip_us.min(HOT_US) as f64 >= 1.0
     }
 }

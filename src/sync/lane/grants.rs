@@ -1,22 +1,18 @@
 //! What the store's answers about keys do to their accounts.
 
-use super::silence::Outage;
-use super::{Flight, HEARTBEAT_US, Lane};
-use crate::error::StoreError;
-use crate::sync::engine::Context;
-use crate::sync::event::Event;
-use crate::sync::message::{
-    Given, Grant, Incarnation, Reply, Request, Verdict, WIRE_VERSION, Withheld,
-};
-use crate::time::Timestamp;
 use std::time::Duration;
 
-/// The longest lease that a reply may grant.
-pub(super) const LIFE_MAX_US: i64 = 64_000_000;
-/// The most nodes that a reply may count.
-const NODES_MAX: i64 = 1_000_000;
+use super::flight::Flight;
+use super::{HEARTBEAT_US, Lane};
+use crate::limit::Terms;
+use crate::sync::account::{Cluster, Installed, Outage};
+use crate::sync::context::Context;
+use crate::sync::event::Event;
+use crate::sync::message::{Entry, Given, Grant, Incarnation, Withheld};
+use crate::time::Timestamp;
 
 impl Lane {
+    /// The store's answer about one key of the batch.
     pub(super) fn granted(
         &mut self,
         flight: &Flight,
@@ -26,85 +22,101 @@ impl Lane {
         context: &mut Context,
     ) {
         let (slot, entry) = (flight.slots[index], &flight.request.entries[index]);
-        let leaving = self.leaving;
-        let terms = self.terms(slot, context);
         match grant {
             Grant::Given(given) => {
                 let account = &self.accounts[slot];
-                let (entry, given) =
-                    (&account.in_own_units(entry), &account.given_in_own_units(given));
-                context.agreed(self.accounts[slot].limit(), given.level);
-                if given.lost {
-                    let limit = context.limit_name(self.accounts[slot].limit());
-                    context.event(Event::RecordLost { limit });
-                }
-                let lost = self.accounts[slot].lose_record(given.lost);
-                self.trouble.lost_records = self.trouble.lost_records.max(lost);
-                if self.accounts[slot].in_policy() && !self.returning {
-                    // The store takes the key's quota again.
-                    self.rescheduled(slot, |account| account.return_from_policy(now, None, &terms));
-                }
-                self.rescheduled(slot, |account| account.refused = false);
-                let recovering_until = self.recovering_until;
-                let limit = self.accounts[slot].limit();
-                let nodes = context.sharing(limit, now);
-                let round_trip_us = self.round_trip_us;
-                let installed = self.rescheduled(slot, |account| {
-                    account.nodes = nodes;
-                    account.round_trip_us = round_trip_us;
-                    let sent = flight.first_sent;
-                    let installed = account.install(given, entry, sent, now, &terms);
-                    if given.withheld != Withheld::Nothing && recovering_until > now {
-                        account.due = account.due.min(recovering_until);
-                    }
-                    if leaving {
-                        account.due = now;
-                    }
-                    installed
-                });
-                self.tell(slot, context);
-                if let Some(drift) = installed.drift {
-                    context.event(Event::Viewed {
-                        limit: entry.limit.clone(),
-                        drift_tokens: drift as f64 / terms.scale.token as f64,
-                        burst_tokens: (terms.scale.burst / terms.scale.token) as u64,
-                        age: Duration::from_micros(installed.age_us),
-                    });
-                }
+                let entry = account.in_own_units(entry);
+                let given = account.given_in_own_units(given);
+                self.given(slot, &entry, &given, flight.first_sent, now, context);
             }
             Grant::OtherQuota { version, scale }
-                if self.rescheduled(slot, |account| account.adopt(entry, *version, *scale)) =>
+                if self.accounts.change(slot, |account| account.adopt(entry, *version, *scale)) =>
             {
                 let limit = self.accounts[slot].limit();
                 context.limits[limit as usize].newest = Some((*version, *scale));
                 context.refused(limit, entry, grant, now);
-                self.rescheduled(slot, |account| account.due = now);
+                self.accounts.change(slot, |account| account.report_at(now));
             }
             Grant::OtherQuota { .. } | Grant::Foreign => {
-                self.rescheduled(slot, |account| account.refused = true);
-                if self.accounts[slot].is_to_be_named(now) {
-                    context.refused(self.accounts[slot].limit(), entry, grant, now);
-                }
-                self.rescheduled(slot, |account| {
-                    account.revoke(entry);
-                    account.due = now.plus_micros(HEARTBEAT_US);
-                });
-                if !self.accounts[slot].in_policy() {
-                    let last_us = self.time.map_or(i64::MAX, |time| time.least(now));
-                    let outage = Outage { from: now, ended: now, last_us };
-                    self.enter_policy(slot, now, &outage, context);
-                }
+                self.refused(slot, entry, grant, now, context);
             }
         }
-        self.tally(slot, context);
-        if leaving && self.rescheduled(slot, |account| account.try_leave(now)) {
-            self.tally(slot, context);
+        self.count_decisions(slot, context);
+        if self.leaving && self.accounts.change(slot, |account| account.try_leave(now)) {
+            self.count_decisions(slot, context);
             self.close(slot, context);
         }
     }
 
-    /// Begins anew under `incarnation`: the batch in flight was not applied, and every key tells
-    /// the store what this node knows of it.
+    /// The store has charged the entry, and gave.
+    fn given(
+        &mut self,
+        slot: usize,
+        entry: &Entry,
+        given: &Given,
+        first_sent: Timestamp,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let (terms, limit) = (self.terms(slot, context), self.accounts[slot].limit());
+        context.saw_level(limit, given.level);
+        if given.lost {
+            context.event(Event::RecordLost { limit: context.limit_name(limit) });
+        }
+        let (leaving, is_returning) = (self.leaving, self.silence.is_returning);
+        let recovering_until = self.replies.recovering_until;
+        let nodes = context.sharing(limit, now);
+        let cluster = Cluster { nodes, round_trip_us: self.trips.recent_us };
+        let (lost, installed) = self.accounts.change(slot, |account| {
+            if account.in_policy() && !is_returning {
+                // The store takes the key's quota again.
+                account.leave_policy(now, None, &terms);
+            }
+            account.set_refused(false);
+            account.cluster = cluster;
+            let installed = account.install(given, entry, first_sent, now, &terms);
+            if given.withheld != Withheld::Nothing && recovering_until > now {
+                account.report_by(recovering_until);
+            }
+            if leaving {
+                account.report_at(now);
+            }
+            (account.lose_record(given.lost), installed)
+        });
+        self.trouble.lost_records = self.trouble.lost_records.max(lost);
+        self.hand_out_answers(slot, context);
+        if let Some(viewed) = viewed(entry, &installed, &terms) {
+            context.event(viewed);
+        }
+    }
+
+    /// The store refuses the key: it lives on its outage policy, and asks again with each heartbeat.
+    fn refused(
+        &mut self,
+        slot: usize,
+        entry: &Entry,
+        grant: &Grant,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let is_event_due = self.accounts.change(slot, |account| {
+            account.set_refused(true);
+            account.revoke(entry);
+            account.report_at(now.plus_micros(HEARTBEAT_US));
+            account.take_refusal_event_due(now)
+        });
+        if is_event_due {
+            context.refused(self.accounts[slot].limit(), entry, grant, now);
+        }
+        if !self.accounts[slot].in_policy() {
+            let last_us = self.replies.time.map_or(i64::MAX, |time| time.least(now));
+            let outage = Outage { from: now, ended: now, last_us };
+            self.enter_policy(slot, now, &outage, context);
+        }
+    }
+
+    /// Begins anew under `incarnation`: the batch in flight was not applied, and every account reports
+    /// what this node knows of its key.
     pub(super) fn restart(
         &mut self,
         incarnation: Option<Incarnation>,
@@ -113,60 +125,23 @@ impl Lane {
     ) {
         self.incarnation = incarnation;
         self.sequence = 0;
-        (self.limits_named, self.names_at) = (0, now);
+        self.naming.restart(now);
         for (slot, entry) in flight.slots.iter().zip(&flight.request.entries) {
-            self.accounts[*slot].revoke(entry);
+            self.accounts.change(*slot, |account| account.revoke(entry));
         }
-        let slots: Vec<usize> = self.accounts.iter().map(|(slot, _)| slot).collect();
-        for slot in slots {
-            self.rescheduled(slot, |account| account.register_anew(now));
+        for slot in self.accounts.slots(|_| true) {
+            self.accounts.change(slot, |account| account.register_anew(now));
         }
-        self.sendable_at = now;
-        self.heartbeat_at = now;
+        self.call_at_once(now);
     }
 }
 
-/// Refuses replies that no store of this protocol would give to `request`.
-pub(super) fn check(reply: Reply, request: &Request) -> Result<Reply, StoreError> {
-    at_most("nodes", reply.nodes, NODES_MAX)?;
-    for &nodes in &reply.limit_nodes {
-        at_most("limit_nodes", nodes, NODES_MAX)?;
-    }
-    match &reply.verdict {
-        Verdict::Lanes(stored) => {
-            Err(StoreError::Lanes { configured: request.lanes, stored: *stored })
-        }
-        Verdict::Wire(stored) => Err(StoreError::Wire { spoken: WIRE_VERSION, stored: *stored }),
-        Verdict::Applied(grants) if grants.len() != request.entries.len() => {
-            Err(StoreError::Reply { field: "grants", value: grants.len().to_string() })
-        }
-        Verdict::Applied(_) if reply.limit_nodes.len() != request.limits.len() => {
-            Err(StoreError::Reply {
-                field: "limit_nodes",
-                value: reply.limit_nodes.len().to_string(),
-            })
-        }
-        Verdict::Applied(grants) => {
-            for (grant, entry) in grants.iter().zip(&request.entries) {
-                if let Grant::Given(given) = grant {
-                    let burst = entry.scale.burst / entry.scale.token;
-                    let most = (entry.needed + entry.want).min(burst);
-                    plausible(given, most, entry.scale.rate, burst)?;
-                }
-            }
-            Ok(reply)
-        }
-        Verdict::Reborn | Verdict::Stale | Verdict::Cloned => Ok(reply),
-    }
-}
-
-fn plausible(given: &Given, want: i64, rate: i64, burst: i64) -> Result<(), StoreError> {
-    at_most("grant.tokens", given.tokens, want)?;
-    at_most("grant.rate", given.rate, rate)?;
-    at_most("grant.depth", given.depth, burst)?;
-    at_most("grant.life_us", given.life_us, LIFE_MAX_US)
-}
-
-fn at_most(field: &'static str, value: i64, most: i64) -> Result<(), StoreError> {
-    if value <= most { Ok(()) } else { Err(StoreError::Reply { field, value: value.to_string() }) }
+fn viewed(entry: &Entry, installed: &Installed, terms: &Terms) -> Option<Event> {
+    let scale = &terms.scale;
+    installed.drift.map(|drift| Event::Viewed {
+        limit: entry.limit.clone(),
+        drift_tokens: drift as f64 / scale.token as f64,
+        burst_tokens: (scale.burst / scale.token) as u64,
+        age: Duration::from_micros(installed.age_us),
+    })
 }

@@ -1,218 +1,82 @@
-//! A store that does not answer: since when, whose outage it is, and when outage policies begin and end.
+//! A store that does not answer: since when, and what was known before.
 
-use super::{Flight, Lane};
-use crate::limit::Terms;
-use crate::sync::account::CLOCK_ERROR_DIVISOR;
-use crate::sync::engine::Context;
-use crate::sync::event::Event;
-use crate::sync::message::Reply;
+use crate::error::StoreError;
 use crate::time::Timestamp;
 
-/// A store's clock that is further ahead than this has jumped.
-const JUMP_LEAST_US: u64 = 5_000;
-/// A message takes no longer than two round trips and this.
-const TRAVEL_US: u64 = 10_000;
+/// A node whose own loop was held up for this long does not know how long the store was silent.
+pub(super) const HELD_UP_US: u64 = 250_000;
+/// The gap between two attempts grows up to this part of the time that the store has been silent.
+const RETRY_SILENCE_PART: u64 = 32;
+/// The longest gap between two attempts, in microseconds, where a quarter of the timeout is not longer.
+const RETRY_MAX_US: u64 = 1_000_000;
 
-/// The lane's time, as a reply told it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LaneTime {
+/// What was known before the store fell silent.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    /// The lane's time in the last reply; 0 if there was none.
     pub(super) time_us: i64,
-    /// The batch was first sent then: the lane's time is at most this far ahead.
-    pub(super) sent: Timestamp,
-    pub(super) received: Timestamp,
-    /// How long the attempt took that was answered.
-    pub(super) travelled_us: u64,
+    /// The other nodes did not count this one yet.
+    pub(super) joined_lately: bool,
+    /// Losses of memory that had been found.
+    pub(super) losses: u32,
 }
 
-impl LaneTime {
-    /// The earliest that the lane's time can be at `now`.
-    pub(super) fn least(&self, now: Timestamp) -> i64 {
-        self.time_us.saturating_add_unsigned(now.micros_since(self.received))
-    }
-
-    /// How much further the lane's time went on from here to `later` than this node's clock did, if that is
-    /// more than clocks differ by.
-    pub(super) fn jump_us(&self, later: &Self) -> Option<u64> {
-        let own_us = later.received.micros_since(self.sent);
-        let most_us = own_us + own_us / CLOCK_ERROR_DIVISOR + JUMP_LEAST_US;
-        let passed_us = later.time_us - self.time_us;
-        u64::try_from(passed_us).ok().filter(|passed_us| *passed_us > most_us).map(|us| us - own_us)
-    }
-
-    /// The latest that the lane's time can be at `now`.
-    pub(super) fn most(&self, now: Timestamp) -> i64 {
-        self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
-    }
+/// How long the store has not answered, as far as this node can say.
+#[derive(Debug)]
+pub(super) struct Silence {
+    /// When the store answered last.
+    pub(super) answered: Timestamp,
+    /// When the batch in flight was sent, or this node's loop ran again after it was held up.
+    pub(super) since: Timestamp,
+    /// When this node's loop ran last.
+    ran: Timestamp,
+    /// Attempts that have failed since the store answered.
+    pub(super) failures: u32,
+    /// When the last attempt that failed was sent.
+    pub(super) failed_sent: Timestamp,
+    /// What went wrong last, until the lane answers again.
+    pub(super) error: Option<StoreError>,
+    /// The store answers again, and has not said yet since when.
+    pub(super) is_returning: bool,
+    pub(super) before: Before,
 }
 
-/// When an outage policy may take over.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outage {
-    /// It admits from then on.
-    pub(crate) from: Timestamp,
-    /// All leases had ended by then.
-    pub(crate) ended: Timestamp,
-    /// The lane's time when it applied a batch last, at the latest.
-    pub(crate) last_us: i64,
-}
-
-impl Lane {
-    /// From when on the outage policy of a key with these terms may admit: the store takes the silence
-    /// for an outage by then, every lease of the key has ended, whoever held it, and the limit's grace is over. `None`
-    /// while the store answers.
-    pub(super) fn policy_from(&self, terms: &Terms, context: &Context) -> Option<Outage> {
-        if self.failures == 0 {
-            return None;
-        }
-        let since = self.silent_since;
-        let epoch_us = terms.epoch_us as i64;
-        let (ends_in_us, last_us) = match self.time.filter(|_| self.incarnation.is_some()) {
-            Some(time) => {
-                // The last batch that the store has applied reached it soon after.
-                let travelled_us = 2 * time.travelled_us + TRAVEL_US;
-                let last_us = time.most(since).saturating_add_unsigned(travelled_us);
-                let ends_us = (last_us / epoch_us + 2).saturating_mul(epoch_us);
-                ((ends_us - time.least(since)).max(0) as u64, last_us)
-            }
-            // It never answered. Leases that others were given before the first attempt live as long as that. What it
-            // gives others later has a term of the bound.
-            None => (2 * terms.epoch_us + TRAVEL_US, i64::MAX),
-        };
-        let ended = since.plus_micros(ends_in_us + ends_in_us / CLOCK_ERROR_DIVISOR);
-        let silent = self.silent_for_all(context);
-        let from = ended.max(silent).max(since.plus_micros(terms.grace_us));
-        let from = if self.failed < silent { Timestamp::NEVER } else { from };
-        Some(Outage { from, ended, last_us })
-    }
-
-    /// If an attempt fails that is sent from then on, the store counts an outage as well.
-    pub(super) fn silent_for_all(&self, context: &Context) -> Timestamp {
-        let silence_us = self.silence_us.max(context.silence_us);
-        self.silent_since.plus_micros(silence_us + context.retry_us)
-    }
-
-    /// A key without a lease lives on its outage policy while the store is away.
-    pub(super) fn enter_policy_if_unanswered(
-        &mut self,
-        slot: usize,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        let account = &self.accounts[slot];
-        if self.failures == 0 || account.lease_ends().is_some() || account.in_policy() {
-            return;
-        }
-        let terms = self.terms(slot, context);
-        if let Some(outage) = self.policy_from(&terms, context).filter(|outage| outage.from <= now)
-        {
-            self.enter_policy(slot, now, &outage, context);
+impl Silence {
+    pub(super) fn new(now: Timestamp) -> Self {
+        Self {
+            answered: now,
+            since: now,
+            ran: now,
+            failures: 0,
+            failed_sent: now,
+            error: None,
+            is_returning: false,
+            before: Before::default(),
         }
     }
 
-    /// Keys without a lease have nothing to live on: their outage policy takes over once the store has not answered
-    /// the lane for long enough.
-    pub(super) fn enter_policies(&mut self, now: Timestamp, context: &mut Context) {
-        self.policies_from = Timestamp::NEVER;
-        if self.failures == 0 {
-            return;
+    /// This node's loop runs at `now`. Where a batch is in flight, time in which it was held up does not count.
+    pub(super) fn run(&mut self, is_in_flight: bool, now: Timestamp) {
+        if is_in_flight && now.micros_since(self.ran) > HELD_UP_US {
+            self.since = now;
         }
-        let outages: Vec<Option<Outage>> =
-            context.limits.iter().map(|limit| self.policy_from(&limit.terms, context)).collect();
-        let waiting = |from: &Timestamp| *from > now;
-        // Never, for those that wait for an attempt to fail.
-        let later = outages.iter().flatten().map(|outage| outage.from).filter(waiting).min();
-        self.policies_from = later.unwrap_or(Timestamp::NEVER);
-        if outages.iter().flatten().all(|outage| outage.from > now) {
-            return;
-        }
-        let unleased: Vec<(usize, Outage)> = self
-            .accounts
-            .iter()
-            .filter(|(_, account)| !account.in_policy() && account.lease_ends().is_none())
-            .filter_map(|(slot, account)| Some((slot, outages[account.limit() as usize]?)))
-            .filter(|(_, outage)| outage.from <= now)
-            .collect();
-        for (slot, outage) in unleased {
-            self.enter_policy(slot, now, &outage, context);
+        self.ran = now;
+    }
+
+    /// When the loop is to run while a batch is in flight, so that it is seen when it is held up.
+    pub(super) fn run_by(&self) -> Timestamp {
+        self.ran.plus_micros(HELD_UP_US / 2)
+    }
+
+    /// An error says more than that no answer came in time, or is the first.
+    pub(super) fn note_error(&mut self, error: &StoreError) {
+        if self.error.is_none() || !matches!(error, StoreError::TimedOut(_)) {
+            self.error = Some(error.clone());
         }
     }
 
-    /// Counts the outage that has just ended. If the store was back for all nodes at `back`, it was that of all; else
-    /// this node alone was cut off. One that joined lately counts as cut off too, because the others do not know of it.
-    /// One that had never been answered counts for itself.
-    fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
-        let lived_us = now.micros_since(self.entered);
-        let was_answered = self.heard_before_us > 0;
-        if !was_answered {
-            return self.trouble.lived_unanswered(lived_us);
-        }
-        if back.is_none() || self.joined_lately {
-            self.trouble.lived_alone(lived_us);
-        }
-        let Some(back) = back else { return };
-        let late_us = now.micros_since(back.max(self.entered));
-        self.trouble.lived_through(late_us, self.lent);
-        if reply.recovering_until_us == 0 {
-            // The store has not waited for this node, and has given the others everything.
-            self.trouble.lived_alone(late_us);
-        }
-    }
-
-    /// The store answers again: what policies took is to be reported.
-    pub(super) fn leave_policies(
-        &mut self,
-        flight: &Flight,
-        reply: &Reply,
-        now: Timestamp,
-        context: &mut Context,
-    ) {
-        let since_us = reply.recovering_since_us;
-        let all_silent = since_us > self.heard_before_us;
-        let back_us = (reply.time_us - since_us).max(0) as u64;
-        let back = all_silent.then(|| flight.first_sent.minus_micros(back_us));
-        if self.sums.outages > 0 {
-            self.live_through(
-                back.filter(|_| self.trouble.losses == self.losses_before),
-                reply,
-                now,
-            );
-        }
-        let by_policy = self.accounts.iter().filter(|(_, account)| account.in_outage());
-        for slot in by_policy.map(|(slot, _)| slot).collect::<Vec<_>>() {
-            let terms = self.terms(slot, context);
-            self.rescheduled(slot, |account| account.return_from_policy(now, back, &terms));
-            self.tally(slot, context);
-        }
-    }
-
-    pub(super) fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
-        self.rescheduled(slot, |account| {
-            account.lease_ended(now);
-            account.forget_end();
-        });
-        self.tally(slot, context);
-        self.enter_policy_if_unanswered(slot, now, context);
-    }
-
-    /// Puts the outage policy of a key in force.
-    pub(super) fn enter_policy(
-        &mut self,
-        slot: usize,
-        now: Timestamp,
-        outage: &Outage,
-        context: &mut Context,
-    ) {
-        let terms = self.terms(slot, context);
-        let nodes = context.sharing_in_outage(self.accounts[slot].limit(), now);
-        if self.sums.outages == 0 {
-            (self.entered, self.lent) = (now, 0);
-        }
-        let lent =
-            self.rescheduled(slot, |account| account.enter_policy(now, outage, &terms, nodes));
-        self.lent = self.lent.max(lent);
-        self.tell(slot, context);
-        context
-            .event(Event::OutagePolicy { limit: context.limit_name(self.accounts[slot].limit()) });
-        self.tally(slot, context);
+    /// The longest gap between two attempts now, in microseconds.
+    pub(super) fn longest_gap_us(&self, now: Timestamp) -> u64 {
+        (now.micros_since(self.answered) / RETRY_SILENCE_PART).min(RETRY_MAX_US)
     }
 }

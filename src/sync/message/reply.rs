@@ -23,19 +23,19 @@ pub(crate) struct Reply {
     pub silence_us: i64,
     /// Nodes that have each of the limits that the batch names; empty if it was not applied.
     pub limit_nodes: Vec<i64>,
-    pub verdict: Verdict,
+    pub verdict: BatchVerdict,
 }
 
 /// What became of a batch as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum BatchVerdict {
     /// Applied, now or when it first arrived: one grant an entry.
     Applied(Vec<Grant>),
     /// The lane has lost its memory, or this node's place in it: nothing was applied.
     Reborn,
     /// An older batch than the last one applied: nothing was done.
     Stale,
-    /// Another batch was applied under this sequence: somebody else uses the instance id.
+    /// Another batch was applied under this sequence: another node uses the instance id.
     Cloned,
     /// The lane was set up with another number of lanes.
     Lanes(u32),
@@ -93,7 +93,7 @@ pub(crate) enum Withheld {
     Nothing,
     /// Some or all of its tokens: the lane is new.
     Tokens,
-    /// Credit too: something was lost, or not heard of for long.
+    /// Credit too: something was lost, or nodes have not reported for long.
     TokensAndCredit,
 }
 
@@ -117,7 +117,7 @@ impl Withheld {
     }
 }
 
-/// Which batch a reply answers: by this, the store knows one that comes again.
+/// Which batch a reply answers: the store recognises a resent one by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Receipt {
     pub sequence: i64,
@@ -153,12 +153,12 @@ impl Reply {
     pub(crate) fn encode(&self, receipt: Receipt, entries: &[Entry]) -> Vec<u8> {
         let none = Vec::new();
         let (status, value, grants) = match &self.verdict {
-            Verdict::Applied(grants) => (0, 0, grants),
-            Verdict::Reborn => (1, 0, &none),
-            Verdict::Stale => (2, 0, &none),
-            Verdict::Cloned => (3, 0, &none),
-            Verdict::Lanes(lanes) => (4, i64::from(*lanes), &none),
-            Verdict::Wire(version) => (5, i64::from(*version), &none),
+            BatchVerdict::Applied(grants) => (0, 0, grants),
+            BatchVerdict::Reborn => (1, 0, &none),
+            BatchVerdict::Stale => (2, 0, &none),
+            BatchVerdict::Cloned => (3, 0, &none),
+            BatchVerdict::Lanes(lanes) => (4, i64::from(*lanes), &none),
+            BatchVerdict::Wire(version) => (5, i64::from(*version), &none),
         };
         let header = [
             status,
@@ -183,7 +183,7 @@ impl Reply {
         bytes
     }
 
-    /// Decodes a reply to a batch of `entries` that names so many `limits`.
+    /// Decodes a reply to a batch of `entries` that names this many `limits`.
     ///
     /// # Errors
     ///
@@ -209,23 +209,13 @@ impl Reply {
         let silence_us = reader.natural("silence_us")?;
         let count = reader.natural("grants")?;
         let incarnation = Incarnation(reader.take("incarnation")?);
-        let small = |field| {
-            u32::try_from(value).map_err(|_| StoreError::Reply { field, value: value.to_string() })
-        };
         let verdict = match status {
-            0 if count == entries.len() as i64 => Verdict::Applied(
-                entries
-                    .iter()
-                    .map(|entry| Grant::read(&mut reader, time_us, entry))
-                    .collect::<Result<_, _>>()?,
-            ),
+            0 if count == entries.len() as i64 => {
+                let grants = entries.iter().map(|entry| Grant::read(&mut reader, time_us, entry));
+                BatchVerdict::Applied(grants.collect::<Result<_, _>>()?)
+            }
             0 => return Err(StoreError::Reply { field: "grants", value: count.to_string() }),
-            1 => Verdict::Reborn,
-            2 => Verdict::Stale,
-            3 => Verdict::Cloned,
-            4 => Verdict::Lanes(small("lanes")?),
-            5 => Verdict::Wire(small("wire")?),
-            _ => return Err(StoreError::Reply { field: "status", value: status.to_string() }),
+            _ => BatchVerdict::refusal(status, value)?,
         };
         let limits = if status == 0 { limits } else { 0 };
         let limit_nodes =
@@ -245,6 +235,23 @@ impl Reply {
             silence_us,
             limit_nodes,
             verdict,
+        })
+    }
+}
+
+impl BatchVerdict {
+    /// The verdict of a batch that was not applied.
+    fn refusal(status: i64, value: i64) -> Result<Self, StoreError> {
+        let small = |field| {
+            u32::try_from(value).map_err(|_| StoreError::Reply { field, value: value.to_string() })
+        };
+        Ok(match status {
+            1 => Self::Reborn,
+            2 => Self::Stale,
+            3 => Self::Cloned,
+            4 => Self::Lanes(small("lanes")?),
+            5 => Self::Wire(small("wire")?),
+            _ => return Err(StoreError::Reply { field: "status", value: status.to_string() }),
         })
     }
 }

@@ -41,7 +41,7 @@ fn entries(count: usize) -> Vec<Entry> {
 
 proptest! {
     #[test]
-    fn a_reply_survives_its_encoding(
+    fn reply_survives_its_encoding(
         grants in prop::collection::vec(given(), 0..5), time_us in 0..1_i64 << 52,
         limit_nodes in prop::collection::vec(0..1_i64 << 52, 0..4),
     ) {
@@ -54,14 +54,14 @@ proptest! {
             recovering_since_us: 4,
             silence_us: 6,
             limit_nodes: limit_nodes.clone(),
-            verdict: Verdict::Applied(grants),
+            verdict: BatchVerdict::Applied(grants),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
         prop_assert_eq!(Reply::decode(&bytes, &entries, limit_nodes.len()), Ok(reply));
     }
 
     #[test]
-    fn a_hostile_reply_is_an_error_and_never_a_panic(
+    fn hostile_reply_is_an_error_and_never_a_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..400), count in 0..4_usize,
     ) {
         let _ = Reply::decode(&bytes, &entries(count), count);
@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn a_grant_of_hostile_numbers_is_an_error_and_never_a_panic(
+    fn grant_of_hostile_numbers_is_an_error_and_never_a_panic(
         status in any::<u8>(), numbers in prop::collection::vec(any::<f64>(), 10),
     ) {
         let entries = entries(1);
@@ -82,14 +82,14 @@ proptest! {
             recovering_since_us: 0,
             silence_us: 0,
             limit_nodes: Vec::new(),
-            verdict: Verdict::Applied(vec![Grant::Foreign]),
+            verdict: BatchVerdict::Applied(vec![Grant::Foreign]),
         };
         let mut bytes = reply.encode(Receipt::default(), &entries);
         bytes.truncate(REPLY_HEADER_BYTES);
         bytes.push(status);
         let count = if status & TIMED > 0 { 10 } else { 7 };
         bytes.extend(numbers[..count].iter().flat_map(|number| number.to_le_bytes()));
-        if let Ok(Reply { verdict: Verdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries, 0) {
+        if let Ok(Reply { verdict: BatchVerdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries, 0) {
             prop_assert_eq!(grants.len(), 1);
             let all = GIVEN_VOID + TIMED + LOST + WITHHELD + CREDIT_WITHHELD;
             prop_assert!(status <= all, "{}", status);
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reply_cut_short_at_any_byte_is_refused(cut in 0..203_usize) {
+    fn reply_cut_short_at_any_byte_is_refused(cut in 0..203_usize) {
         let entries = entries(1);
         let reply = Reply {
             time_us: 1,
@@ -107,7 +107,7 @@ proptest! {
             recovering_since_us: 0,
             silence_us: 0,
             limit_nodes: Vec::new(),
-            verdict: Verdict::Applied(vec![Grant::Given(Given::default())]),
+            verdict: BatchVerdict::Applied(vec![Grant::Given(Given::default())]),
         };
         let bytes = reply.encode(Receipt::default(), &entries);
         prop_assert_eq!(bytes.len(), 203);

@@ -1,25 +1,26 @@
 //! What goes wrong, done to nodes and store.
 
 use super::super::faults::Fault;
+use super::World;
+use super::timeline::Happening;
 #[cfg(all(test, feature = "redis"))]
-use super::StoreCall;
-use super::{Happening, World};
+use super::timeline::StoreCall;
 
 impl World {
-    pub(super) fn befall(&mut self, fault: Fault) {
+    pub(super) fn apply_fault(&mut self, fault: Fault) {
         if self.setup.audit && !self.hits_a_lease(fault) {
-            self.idle_faults += 1;
+            self.ledger.idle_faults += 1;
         }
         match fault {
             Fault::NodeDies { place } => self.kill(place),
             Fault::NodeReplaced { place } => {
                 self.kill(place);
-                self.bear(place);
+                self.start_node(place);
             }
             Fault::NodeJoins => {
                 let place = self.places.len() as u16;
                 self.places.push(usize::MAX);
-                self.bear(place);
+                self.start_node(place);
             }
             Fault::NodePauses { place, for_us } => self.pause(place, for_us),
             Fault::NodeCutOff { place, for_us } => {
@@ -35,7 +36,7 @@ impl World {
                 let index = self.places[usize::from(place)];
                 self.nodes[index].clock.stall(self.now_us, for_us);
             }
-            _ => self.befall_store(fault),
+            _ => self.apply_store_fault(fault),
         }
     }
 
@@ -59,7 +60,7 @@ impl World {
         }
     }
 
-    fn befall_store(&mut self, fault: Fault) {
+    fn apply_store_fault(&mut self, fault: Fault) {
         let now_us = self.now_us;
         match fault {
             Fault::StoreHangs { for_us } => self.store.hang(now_us + for_us),
@@ -69,18 +70,20 @@ impl World {
                 #[cfg(all(test, feature = "redis"))]
                 self.calls.push(StoreCall::Forgets);
                 self.store.forget();
-                self.forgetful = true;
+                self.ledger.is_store_forgetful = true;
             }
-            Fault::StoreLags { .. } => self.forgetful |= self.store.fail_over(now_us),
+            Fault::StoreLags { .. } => {
+                self.ledger.is_store_forgetful |= self.store.fail_over(now_us);
+            }
             Fault::StoreSaves => self.store.save(),
-            Fault::StoreRestores => self.forgetful |= self.store.restore(now_us),
+            Fault::StoreRestores => self.ledger.is_store_forgetful |= self.store.restore(now_us),
             Fault::RecordLost { key } => {
                 self.store.lose(key);
-                self.forgotten.insert(key);
+                self.ledger.lost_keys.insert(key);
             }
             Fault::StoreClockSteps { by_us } => {
                 self.store.step_clock(by_us, now_us);
-                self.forgetful |= by_us > 0;
+                self.ledger.is_store_forgetful |= by_us > 0;
             }
             _ => {}
         }

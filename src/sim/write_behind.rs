@@ -4,7 +4,7 @@
 //! Which of the usual ways: the one that reproduces the table of the tests below, which sketches of
 //! the protocol gave, and the most careful of those tried. The store's level may fall below zero, so that an
 //! excess is repaid; floored at zero, nodes that refill what they believe admit up to 4 times the
-//! ideal under overload. A node syncs every key that it knows, changed or not; if only changed
+//! ideal under overload. A node syncs every key that it has, changed or not; if only changed
 //! ones, a node that waits goes on refilling a total that others have long spent (138% of the ideal
 //! in the sixth row). What is spent while a sync is in flight stays subtracted from its answer.
 
@@ -12,8 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::faults::{Fault, Planned};
-use super::figures::{Decided, Judge};
-use super::run::Outcome;
+use super::figures::Decided;
+use super::judge::Judge;
+use super::outcome::Outcome;
 use super::setup::{Form, LATE_MAX_US, Network, Setup, Traffic, asked_seconds};
 use super::workload::Arrival;
 use crate::error::ConfigError;
@@ -29,7 +30,7 @@ struct Level {
 /// A key on a node.
 #[derive(Clone, Copy, Debug)]
 struct View {
-    /// The last total heard of, less what was spent since in so far as that does not include it.
+    /// The last total received, less what was spent since in so far as that does not include it.
     believed: Level,
     /// Spent, and not sent yet.
     delta: u64,
@@ -39,7 +40,7 @@ struct View {
 type Batch<T> = Vec<(u32, T)>;
 
 #[derive(Debug)]
-enum Happening {
+enum Step {
     Tick {
         node: usize,
     },
@@ -51,7 +52,7 @@ enum Happening {
         node: usize,
         levels: Batch<f64>,
     },
-    /// The node dies with what it has not sent, and one takes its place that knows nothing.
+    /// The node dies with what it has not sent, and a new one takes its place.
     Replacement {
         node: usize,
     },
@@ -62,7 +63,7 @@ enum Happening {
 
 /// The nodes, the store, and what is under way between them.
 #[derive(Debug)]
-struct Baseline {
+struct WriteBehind {
     rate_per_second: f64,
     burst: f64,
     interval_us: u64,
@@ -70,7 +71,7 @@ struct Baseline {
     random: fastrand::Rng,
     now_us: u64,
     /// By time, then in the order in which it was planned.
-    queue: BTreeMap<(u64, u64), Happening>,
+    queue: BTreeMap<(u64, u64), Step>,
     planned: u64,
     /// As many keys a node as the workload has: nothing is forgotten within a run.
     nodes: Vec<BTreeMap<u32, View>>,
@@ -100,39 +101,39 @@ pub fn run(
     if setup.form == Form::Async {
         return refuse("form", "async".to_owned(), "write-behind never waits: choose check");
     }
-    let mut baseline = Baseline::new(setup);
+    let mut cluster = WriteBehind::new(setup);
     for &Planned { at_us, fault } in faults {
         let happening = match fault {
-            Fault::NodeReplaced { place } => Happening::Replacement { node: usize::from(place) },
-            Fault::StoreHangs { for_us } => Happening::Hang { until_us: at_us + for_us },
+            Fault::NodeReplaced { place } => Step::Replacement { node: usize::from(place) },
+            Fault::StoreHangs { for_us } => Step::Hang { until_us: at_us + for_us },
             other => {
                 let reason = "write-behind is played with nodes replaced and stores that hang only";
                 return refuse("faults", format!("{other:?}"), reason);
             }
         };
-        baseline.plan(at_us, happening);
+        cluster.plan(at_us, happening);
     }
     for arrival in arrivals {
-        baseline.run_until(arrival.at_us);
-        baseline.decide(arrival);
+        cluster.run_until(arrival.at_us);
+        cluster.decide(arrival);
     }
-    baseline.run_until((seconds * 1e6) as u64);
-    baseline.traffic.node_seconds = baseline.nodes.len() as f64 * seconds;
-    baseline.traffic.asked_seconds = asked_seconds(arrivals);
-    let figures = baseline.judge.figures(seconds);
-    Ok(Outcome { figures, traffic: baseline.traffic })
+    cluster.run_until((seconds * 1e6) as u64);
+    cluster.traffic.node_seconds = cluster.nodes.len() as f64 * seconds;
+    cluster.traffic.asked_seconds = asked_seconds(arrivals);
+    let figures = cluster.judge.figures(seconds);
+    Ok(Outcome { figures, traffic: cluster.traffic })
 }
 
-impl Baseline {
+impl WriteBehind {
     fn new(setup: &Setup) -> Self {
         let quota = setup.limit.quota();
         let (rate_per_second, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
-        // The usual way knows nothing but intervals.
+        // The usual way has nothing but intervals.
         let interval = match setup.limit.sync {
             SyncPolicy::Interval(interval) => interval,
             SyncPolicy::Accuracy { .. } => DEFAULT_SYNC_INTERVAL,
         };
-        let mut baseline = Self {
+        let mut cluster = Self {
             rate_per_second,
             burst,
             interval_us: micros(interval).max(1),
@@ -147,14 +148,14 @@ impl Baseline {
             judge: Judge::new(rate_per_second, burst),
             traffic: Traffic::default(),
         };
-        for node in 0..baseline.nodes.len() {
-            let phase_us = baseline.random.u64(0..baseline.interval_us);
-            baseline.plan(phase_us, Happening::Tick { node });
+        for node in 0..cluster.nodes.len() {
+            let phase_us = cluster.random.u64(0..cluster.interval_us);
+            cluster.plan(phase_us, Step::Tick { node });
         }
-        baseline
+        cluster
     }
 
-    /// Nobody has spent anything yet, as far as one knows.
+    /// Nothing has been spent yet, as far as a node knows.
     fn full(&self) -> Level {
         Level { tokens: self.burst, at_us: self.now_us }
     }
@@ -176,7 +177,7 @@ impl Baseline {
             let view = View { believed, delta: delta + u64::from(cost) };
             self.nodes[usize::from(node)].insert(key, view);
         }
-        // Never sure: what a node believes is set aside for nobody.
+        // Never sure: what a node believes is not set aside for it.
         let (sure, waited) = (false, false);
         self.judge.record(&Decided { at_us, node, key, cost, allowed, sure, waited });
     }
@@ -190,21 +191,21 @@ impl Baseline {
             let happening = next.remove();
             self.now_us = at_us;
             match happening {
-                Happening::Tick { node } => self.tick(node),
-                Happening::Request { node, deltas } if self.now_us < self.hung_until_us => {
-                    self.plan(self.hung_until_us, Happening::Request { node, deltas });
+                Step::Tick { node } => self.tick(node),
+                Step::Request { node, deltas } if self.now_us < self.hung_until_us => {
+                    self.plan(self.hung_until_us, Step::Request { node, deltas });
                 }
-                Happening::Request { node, deltas } => self.charge(node, &deltas),
-                Happening::Answer { node, levels } => self.believe(node, &levels),
+                Step::Request { node, deltas } => self.charge(node, &deltas),
+                Step::Answer { node, levels } => self.believe(node, &levels),
                 // An answer to the dead may still come: the total in it is true for the new one too.
-                Happening::Replacement { node } => self.nodes[node].clear(),
-                Happening::Hang { until_us } => self.hung_until_us = until_us,
+                Step::Replacement { node } => self.nodes[node].clear(),
+                Step::Hang { until_us } => self.hung_until_us = until_us,
             }
         }
     }
 
     fn tick(&mut self, node: usize) {
-        self.plan(self.now_us + self.interval_us, Happening::Tick { node });
+        self.plan(self.now_us + self.interval_us, Step::Tick { node });
         let views = self.nodes[node].iter_mut();
         let deltas: Batch<u64> =
             views.map(|(&key, view)| (key, std::mem::take(&mut view.delta))).collect();
@@ -213,7 +214,7 @@ impl Baseline {
         }
         self.traffic.store_calls += 1;
         self.traffic.keys_synced += deltas.len() as u64;
-        self.send(self.network.request_loss, Happening::Request { node, deltas });
+        self.send(self.network.request_loss, Step::Request { node, deltas });
     }
 
     fn charge(&mut self, node: usize, deltas: &[(u32, u64)]) {
@@ -224,7 +225,7 @@ impl Baseline {
             self.store.insert(key, Level { tokens, at_us: self.now_us });
             levels.push((key, tokens));
         }
-        self.send(self.network.reply_loss, Happening::Answer { node, levels });
+        self.send(self.network.reply_loss, Step::Answer { node, levels });
     }
 
     fn believe(&mut self, node: usize, levels: &[(u32, f64)]) {
@@ -238,7 +239,7 @@ impl Baseline {
         }
     }
 
-    fn send(&mut self, loss: f64, message: Happening) {
+    fn send(&mut self, loss: f64, message: Step) {
         if self.happens(loss) {
             return;
         }
@@ -253,7 +254,7 @@ impl Baseline {
         odds > 0.0 && self.random.f64() < odds
     }
 
-    fn plan(&mut self, at_us: u64, happening: Happening) {
+    fn plan(&mut self, at_us: u64, happening: Step) {
         self.planned += 1;
         self.queue.insert((at_us, self.planned), happening);
     }
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_way_is_as_wrong_as_in_sketches_of_it() {
+    fn usual_way_is_as_wrong_as_in_sketches_of_it() {
         let failures: Vec<String> = std::thread::scope(|scope| {
             let rows = TABLE.each_ref().map(|row| scope.spawn(move || failure_of(row)));
             rows.into_iter().filter_map(|row| row.join().unwrap()).collect()
@@ -351,16 +352,16 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_one_run_and_another_seed_another() {
+    fn seed_gives_one_run_and_another_seed_another() {
         let row = &TABLE[4];
         assert_eq!(play_row(row, 20, 1), play_row(row, 20, 1));
         assert_ne!(play_row(row, 20, 1), play_row(row, 20, 2));
     }
 
     #[test]
-    fn a_node_that_is_alone_is_never_wrong_about_its_own_spending() {
+    fn node_that_is_alone_is_never_wrong_about_its_own_spending() {
         let Outcome { figures, .. } = play_row(&TABLE[0], 1, 1);
-        // What the store hears late it refills late, by a millisecond's tokens at most.
+        // What reaches the store late it refills late, by a millisecond's tokens at most.
         assert!(figures.excess_tokens <= 10.0, "{}", figures.excess_tokens);
         assert!((figures.admitted_vs_ideal_pct - 100.0).abs() < 0.1);
     }
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_usual_way_is_not_played_with_is_refused_by_name() {
+    fn setup_that_write_behind_does_not_play_is_refused_by_name() {
         let jump = Fault::StoreClockSteps { by_us: 1 };
         let refused = play_faults(&[Planned { at_us: 0, fault: jump }]);
         let is_refused = matches!(refused, Err(ConfigError::Limiter { field: "faults", .. }));

@@ -4,7 +4,7 @@ use crate::bucket::Collected;
 
 /// Decisions booked, for the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct DecisionCounts {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) unsure: u64,
@@ -12,7 +12,7 @@ pub(crate) struct Tally {
     pub(crate) denied_surplus: u64,
 }
 
-impl Tally {
+impl DecisionCounts {
     /// Decisions by which `spent` tokens went; how many of them were unsure is counted elsewhere.
     pub(crate) fn of(collected: &Collected, spent: u64) -> Self {
         let allowed = spent.saturating_sub(collected.surplus);

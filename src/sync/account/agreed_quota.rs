@@ -1,19 +1,21 @@
-//! A newer quota of the limit, which the store holds and this node was not built with.
+//! The quota that a key follows: this node's, or a newer one that the store holds.
 //!
-//! Buckets and books count in the units of the quota that the node was built with; what passes between
+//! Buckets and accounts count in the units of the quota that the node was built with; what passes between
 //! node and store is in the units of the quota that the store holds.
 
-use super::Account;
-use crate::limit::Terms;
 use crate::quota::Scale;
 use crate::sync::message::{Entry, Given, Held};
+use crate::time::Timestamp;
 
 /// The largest bucket in units of this node: they do not go on the wire, where less has room.
 const OWN_MAX: i64 = 1 << 58;
 
+/// While the store refuses a key, or holds another quota of a limit, an event says so once in this time.
+pub(crate) const REFUSAL_EVENTS_US: u64 = 60_000_000;
+
 /// A newer quota.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Adopted {
+struct Adopted {
     version: i64,
     /// As the store has it.
     stored: Scale,
@@ -44,33 +46,44 @@ fn converted(units: i64, from: i64, to: i64) -> i64 {
     units.div_euclid(i128::from(from)).clamp(-most, most) as i64
 }
 
-impl Account {
-    /// The limit's terms for this key: with its own tick, and the newer quota if there is one.
-    pub(crate) fn terms(&self, limit: &Terms) -> Terms {
-        let scale = self.adopted.map_or(limit.scale, |adopted| adopted.own);
-        Terms { tick_us: self.tick_us, scale, ..*limit }
+/// The quota that this node and the store have agreed on for one key.
+#[derive(Debug)]
+pub(super) struct AgreedQuota {
+    /// The store's, if it is newer than this node's.
+    adopted: Option<Adopted>,
+    /// The store refuses the key: it holds another quota of the limit, or another program's value.
+    pub(super) is_refused: bool,
+    /// When the next event may name the refusal.
+    event_from: Timestamp,
+}
+
+impl AgreedQuota {
+    pub(super) fn own() -> Self {
+        Self { adopted: None, is_refused: false, event_from: Timestamp::ZERO }
     }
 
-    /// The key begins with a newer quota, which the store holds for others.
-    pub(crate) fn begin_with(&mut self, version: i64, stored: Scale) {
-        self.adopted = Adopted::new(version, stored, self.scale.token);
-    }
-
-    /// The store holds the quota `stored` of this `version`, and has refused `entry`, which is of another.
-    /// Goes on with the store's if it is the newer one: tells whether it does.
-    pub(crate) fn adopt(&mut self, entry: &Entry, version: i64, stored: Scale) -> bool {
-        let Some(adopted) = Adopted::new(version, stored, self.scale.token) else { return false };
-        if version <= entry.version {
-            return false;
+    /// Goes on with the quota `stored` of this `version` in units of which `unit` make a token, if they can hold it:
+    /// returns whether they can.
+    pub(super) fn adopt(&mut self, version: i64, stored: Scale, unit: i64) -> bool {
+        let adopted = Adopted::new(version, stored, unit);
+        if adopted.is_some() {
+            self.adopted = adopted;
         }
-        let entry = self.in_own_units(entry);
-        self.take_back(&entry);
-        // The store still has it leased to this node.
-        self.held.rate += entry.back_rate;
-        self.held.depth += entry.back_depth;
-        self.adopted = Some(adopted);
-        self.refused = false;
-        true
+        adopted.is_some()
+    }
+
+    /// The quota in the units of this node; `own` is what it was built with.
+    pub(super) fn scale(&self, own: Scale) -> Scale {
+        self.adopted.map_or(own, |adopted| adopted.own)
+    }
+
+    /// Whether an event is to name the store's refusal now; if so, notes that it does.
+    pub(super) fn take_event_due(&mut self, now: Timestamp) -> bool {
+        let is_due = now >= self.event_from;
+        if is_due {
+            self.event_from = now.plus_micros(REFUSAL_EVENTS_US);
+        }
+        is_due
     }
 
     /// An entry as the store is to read it.
@@ -80,14 +93,14 @@ impl Account {
         Entry { scale: adopted.stored, version: adopted.version, ..entry }
     }
 
-    /// An entry that was sent, as this node reckons.
-    pub(crate) fn in_own_units(&self, entry: &Entry) -> Entry {
+    /// An entry that was sent, in the units of this node.
+    pub(super) fn in_own_units(&self, entry: &Entry) -> Entry {
         self.adopted
             .map_or_else(|| entry.clone(), |adopted| with_units(entry, |units| adopted.back(units)))
     }
 
-    /// What the store gave, as this node reckons.
-    pub(crate) fn given_in_own_units(&self, given: &Given) -> Given {
+    /// What the store gave, in the units of this node.
+    pub(super) fn given_in_own_units(&self, given: &Given) -> Given {
         let Some(adopted) = self.adopted else { return *given };
         let own = |units| adopted.back(units);
         Given {

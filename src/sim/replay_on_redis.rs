@@ -1,4 +1,4 @@
-//! What the simulator asked of its store, played again: the script on a real Redis, told the same
+//! What the simulator asked of its store, played again: the script on a real Redis, given the same
 //! times, gives the same replies and ends in the same states.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
@@ -60,7 +60,7 @@ fn lived(seed: u64) -> World {
         arrival.cost = if rng.u32(0..10) == 0 { rng.u32(1..=burst.min(5) as u32) } else { 1 };
     }
     let mut world = World::new(setup).unwrap();
-    world.suffer(&Planned { at_us: 3_000_000, fault: Fault::StoreForgets });
+    world.plan_fault(&Planned { at_us: 3_000_000, fault: Fault::StoreForgets });
     for _ in 0..FAULTS {
         let at_us = rng.u64(0..(SECONDS * 1e6) as u64);
         let (place, for_us) = (rng.u16(0..NODES), rng.u64(10_000..2_000_000));
@@ -72,9 +72,9 @@ fn lived(seed: u64) -> World {
             4 => Fault::StoreHangs { for_us: for_us / 4 },
             _ => Fault::StoreForgets,
         };
-        world.suffer(&Planned { at_us, fault });
+        world.plan_fault(&Planned { at_us, fault });
     }
-    world.suffer(&Planned { at_us: 4_000_000, fault: Fault::NodeDies { place: NODES - 1 } });
+    world.plan_fault(&Planned { at_us: 4_000_000, fault: Fault::NodeDies { place: NODES - 1 } });
     world.play(&arrivals, (SECONDS * 1e6) as u64);
     world
 }
@@ -94,8 +94,8 @@ impl Stage {
         let code = crate::store::redis::SYNC_CODE;
         let asks_time = "call('TIME')";
         assert_eq!(code.matches(asks_time).count(), 1, "the script asks for the time once");
-        let told = format!("{{ 0, call('GET', '{CLOCK}') }}");
-        let script = redis::Script::new(&code.replace(asks_time, &told));
+        let given = format!("{{ 0, call('GET', '{CLOCK}') }}");
+        let script = redis::Script::new(&code.replace(asks_time, &given));
         Self { server, raw, script, model: Model::default() }
     }
 
@@ -180,8 +180,12 @@ fn outage_from_which_a_node_does_not_come_back_is_the_same_in_model_and_script()
             seed: 1,
         };
         let mut world = World::new(setup).unwrap();
-        world.suffer(&Planned { at_us: 1_000_000, fault: Fault::StoreGone { for_us: 3_000_000 } });
-        world.suffer(&Planned { at_us: 2_000_000, fault: Fault::NodeDies { place: NODES - 1 } });
+        world.plan_fault(&Planned {
+            at_us: 1_000_000,
+            fault: Fault::StoreGone { for_us: 3_000_000 },
+        });
+        world
+            .plan_fault(&Planned { at_us: 2_000_000, fault: Fault::NodeDies { place: NODES - 1 } });
         world.play(&workload.arrivals(), (SECONDS * 1e6) as u64);
         let mut verdicts = BTreeMap::new();
         stage.play_again(&world, &format!("{rate}/s, {burst}"), &mut verdicts);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::run::Outcome;
+use super::outcome::Outcome;
 
 /// Each figure at its worst: one may come of another run than the next.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -1,13 +1,13 @@
-//! Room that books took up while there were many, and that is given back when there are few.
+//! Room that accounts took up while there were many, and that is freed when there are few.
 
 use slab::Slab;
 
-/// Room for so many is kept.
+/// Room for this many is kept.
 const ROOM_KEPT: usize = 64;
 
 /// Frees what is not used at the end, now and then, when a quarter is left or less.
 pub(super) fn give_back<T>(slab: &mut Slab<T>) {
-    // Whoever stays may stand at the end: so it is tried again each time that half of them are gone.
+    // What is left may stand at the end: so it is tried again each time that half of them are gone.
     let halved = slab.len().is_power_of_two() || slab.is_empty();
     if halved && slab.len() <= slab.capacity() / 4 && slab.capacity() > ROOM_KEPT {
         slab.shrink_to_fit();
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_many_takes_no_room_when_it_is_gone() {
+    fn room_of_accounts_is_freed_when_most_are_closed() {
         let mut slab = Slab::new();
         (0..10_000).for_each(|number| assert_eq!(slab.insert(number), number));
         let most = slab.capacity();

@@ -1,0 +1,174 @@
+//! What a record gives to a node: tokens, refill and depth.
+
+use super::key::{At, Key, SUM_MAX, flow, raise, shift};
+use super::lane::Lane;
+use crate::quota::Scale;
+use crate::sync::message::{Entry, Given, Held, NUMBER_MAX, Withheld};
+
+/// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
+const REPAY_US: i64 = 100_000;
+const REPAY_LEAST_PART: i64 = 16;
+
+/// What a node asks for, and how far the store may give it.
+struct Asking<'a> {
+    entry: &'a Entry,
+    held: Held,
+    /// Its part of all demand.
+    share: f64,
+    /// The lane waits for what nodes took while it was silent.
+    returning: bool,
+    giving: bool,
+    /// What may not be given, in units.
+    reserved: i64,
+}
+
+/// Refill that is leased in units per microsecond, the depth that goes with it in tokens, and refill that is recalled.
+struct Refill {
+    rate: i64,
+    depth: i64,
+    recall: i64,
+}
+
+impl Key {
+    /// Gives tokens, refill and depth to the node that sent `entry`. `void`: its lease has ended.
+    pub(super) fn grant(&mut self, entry: &Entry, void: bool, at: At<'_>) -> Given {
+        let At { lane, caller, now_us } = at;
+        let token = self.scale.token;
+        let demand = self.demand[0] + self.demand[1];
+        let returning = lane.waits_after_silence(now_us);
+        let asking = Asking {
+            entry,
+            held: if void { Held::default() } else { entry.held },
+            share: if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 },
+            returning,
+            giving: !lane.waits_after_loss(now_us)
+                && now_us >= self.recovering_until_us
+                && (caller.settled || !returning),
+            reserved: if returning { self.reserve(lane, now_us) } else { 0 },
+        };
+        let tokens = if asking.giving { self.give_tokens(&asking, caller.nodes) } else { 0 };
+        self.unleased -= tokens * token;
+        let leased = self.leased[0] + self.leased[1];
+        let Refill { rate, depth, recall } = self.refill(&asking, tokens, demand, lane);
+        self.leased[0] += rate;
+        raise(&mut self.depth[0], depth);
+        shift(&mut self.outstanding[0], tokens * token);
+        if asking.reserved > 0 {
+            // Depth given in place of the reserve displaces it.
+            self.unleased = self.unleased.min(self.cap(self.depth[0] + self.depth[1]));
+        }
+        let available = self.unleased;
+        Given {
+            tokens,
+            rate,
+            depth,
+            stamp_us: self.stamp_us,
+            tag: self.epoch(),
+            life_us: (self.epoch() + 2) * self.epoch_us - now_us,
+            available,
+            level: (available + self.outstanding[0] + self.outstanding[1]).clamp(-SUM_MAX, SUM_MAX),
+            leased: leased + rate,
+            recall,
+            void,
+            lost: false,
+            withheld: self.withheld(&asking, lane, now_us),
+        }
+    }
+
+    fn withheld(&self, asking: &Asking<'_>, lane: &Lane, now_us: i64) -> Withheld {
+        let doubtful = lane.lost_us > 0 || asking.returning || now_us < self.recovering_until_us;
+        match (!asking.giving || asking.reserved > 0, doubtful) {
+            (false, _) => Withheld::Nothing,
+            (true, false) => Withheld::Tokens,
+            (true, true) => Withheld::TokensAndCredit,
+        }
+    }
+
+    /// The refill to lease beside `tokens` that are given, or to recall, and the depth that goes with both.
+    fn refill(&self, asking: &Asking<'_>, tokens: i64, demand: i64, lane: &Lane) -> Refill {
+        let Scale { rate, burst, .. } = self.scale;
+        let Asking { entry, held, share, returning, giving, reserved } = *asking;
+        let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
+        if returning {
+            // The others still live on their shares.
+            target = target.min(rate / lane.recovery.expected.max(1));
+        }
+        let leased = self.leased[0] + self.leased[1];
+        let unleased = self.unleased;
+        let most = if unleased < 0 { rate - repayment(rate, unleased) } else { rate };
+        // A node that gets less than half of what it wants cannot do with tokens alone.
+        let short = entry.needed + entry.want > 2 * tokens;
+        let pressing = returning || demand > rate + rate / 4 || short;
+        let (mut added, mut depth) = (0, tokens);
+        if giving && (pressing || unleased < burst / 20) {
+            added = (target - held.rate).min(most - leased).max(0);
+            if held.rate + added > 0 {
+                // Depth may take the place of the reserve, which is cut below, and a debt makes no room for any.
+                let leasable = (unleased - reserved).max(0);
+                depth += self.extra_depth(leasable, share, held.depth, tokens);
+            }
+        }
+        let recall = if unleased > burst / 10 && !pressing {
+            held.rate
+        } else {
+            surplus_rate(held.rate, target, leased, most, unleased)
+        };
+        Refill { rate: added, depth, recall }
+    }
+
+    /// What nodes that have not reported yet may have taken under their policies, in units.
+    fn reserve(&self, lane: &Lane, now_us: i64) -> i64 {
+        let Scale { rate, burst, .. } = self.scale;
+        let recovery = &lane.recovery;
+        let flowed = flow(0, rate, recovery.since_us - recovery.from_us, burst);
+        // They take more than flows into a full share, since others have taken theirs.
+        let since_us = now_us - recovery.since_us;
+        let whole = flow(self.after_silence.max(flowed), rate, since_us, NUMBER_MAX);
+        let missing = (recovery.expected - recovery.settled).max(0);
+        (whole as f64 * (missing as f64 / recovery.expected.max(1) as f64)).ceil() as i64
+    }
+
+    /// Gives tokens out of what is unleased and not reserved: first what callers wait for, then half of the rest by
+    /// share and half spread evenly, and one at least while there is one.
+    fn give_tokens(&self, asking: &Asking<'_>, nodes: i64) -> i64 {
+        let (token, entry) = (self.scale.token, asking.entry);
+        let level = self.unleased - asking.reserved;
+        if level <= 0 {
+            return 0;
+        }
+        let needed = entry.needed.min(level / token);
+        let level = level - needed * token;
+        let part = (level as f64 * (asking.share / 2.0 + 0.5 / nodes.max(1) as f64)).floor();
+        let least = i64::from(level >= token);
+        let tokens = entry.want.min(((part / token as f64).floor() as i64).max(least));
+        needed + tokens
+    }
+
+    /// The depth that goes with a leased refill, on top of `tokens`.
+    fn extra_depth(&self, available: i64, share: f64, held_depth: i64, tokens: i64) -> i64 {
+        let Scale { token, burst, .. } = self.scale;
+        let capacity = burst / token;
+        let room = ((capacity as f64 * share / 2.0).floor() as i64).max(2).min(capacity);
+        let free = (burst - available) / token - self.depth[0] - self.depth[1] - tokens;
+        (room - held_depth - tokens).min(free).max(0)
+    }
+}
+
+/// The refill that is kept from leases so that debt is repaid: soon, but no more of it than the
+/// debt needs.
+fn repayment(rate: i64, available: i64) -> i64 {
+    (-available / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2)
+}
+
+/// What a node should give back of its leased refill: what is well above its target, and its
+/// part of what keeps debt from being repaid.
+fn surplus_rate(held_rate: i64, target: i64, leased: i64, most: i64, available: i64) -> i64 {
+    let above = held_rate - target;
+    let above = if above > target / 4 { above } else { 0 };
+    let repay = if available < 0 && leased > most {
+        (held_rate as f64 * ((leased - most) as f64 / leased as f64)).ceil() as i64
+    } else {
+        0
+    };
+    above.max(repay).min(held_rate)
+}

@@ -1,0 +1,63 @@
+//! How far a node may spend beyond what the store has leased to it.
+
+use super::Account;
+use crate::decision::OVERDRAW_PARTS;
+use crate::limit::Terms;
+use crate::sync::message::{Given, Withheld};
+use crate::time::Timestamp;
+
+/// With a burst of this many tokens a node, it does not matter what the fractions of tokens on all nodes come to.
+const FRACTIONS_BURST: i64 = 100;
+/// From this many nodes on it is rare that more than half of them have just overdrawn.
+const MANY_NODES: i64 = 16;
+/// The most of a token that may be overdrawn then.
+const OVERDRAW_MAX: f64 = 0.75;
+
+impl Account {
+    /// The credit from now on, in tokens: none while refill is leased.
+    pub(super) fn credit(&self, terms: &Terms) -> i64 {
+        if self.lease.held.rate == 0 { i64::from(terms.credit.known) } else { 0 }
+    }
+
+    /// Gives the credit that a reply warrants, less the debt that it does not confirm. `muted`: the next decisions
+    /// need not notify the engine.
+    pub(super) fn renew_credit(
+        &mut self,
+        given: &Given,
+        muted: bool,
+        now: Timestamp,
+        terms: &Terms,
+    ) {
+        // What may be gone is not to be spent on credit either.
+        let withheld = given.withheld == Withheld::TokensAndCredit;
+        let credit = if withheld { 0 } else { self.credit(terms) };
+        // First credit that is left stays while the store has plenty, as far as the nodes that there are now
+        // allow; it is not renewed.
+        let keeps_first = given.withheld == Withheld::Nothing
+            && self.lease.held.rate == 0
+            && self.level.is_plentiful(now, &terms.scale);
+        self.absorb(now, muted, |debt, left| {
+            let renewed = (credit - debt).max(0);
+            let first = i64::from(left).min(i64::from(terms.credit.first) - debt);
+            (if keeps_first { renewed.max(first) } else { renewed }) as u32
+        });
+    }
+
+    /// How much of a token may be spent before it is whole, in 64ths, so that the fractions that all nodes hold
+    /// come to next to nothing: a token waits half of its time on average, and then for a request.
+    pub(super) fn overdraw(&self, terms: &Terms) -> u8 {
+        if terms.credit.known == 0 || self.lease.held.rate == 0 || self.spending.owes {
+            return 0;
+        }
+        let nodes = self.cluster.nodes;
+        if terms.scale.burst / self.scale.token >= FRACTIONS_BURST * nodes {
+            return 0;
+        }
+        let mut overdraw = 0.5;
+        if nodes >= MANY_NODES {
+            let demand = (self.arrivals.demand.per_us() * self.scale.token as f64).max(1.0);
+            overdraw = (overdraw + self.lease.held.rate as f64 / demand).min(OVERDRAW_MAX);
+        }
+        (overdraw * OVERDRAW_PARTS as f64) as u8
+    }
+}

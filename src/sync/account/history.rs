@@ -1,0 +1,76 @@
+//! What is remembered of the requests of one key since its account was opened.
+
+use crate::limit::Terms;
+use crate::time::Timestamp;
+
+/// An account is kept for at least this long after the last request.
+pub(super) const LINGER_MIN_US: u64 = 250_000;
+/// An account is kept for at most this long after the last request.
+pub(super) const LINGER_MAX_US: u64 = 1_000_000;
+/// The same for a key that has come before, on a limit without credit: only tokens that are held for it can admit
+/// its next request.
+const STRICT_LINGER_MAX_US: u64 = 150_000_000;
+/// The first requests of a client come within this time, in microseconds.
+pub(super) const BEGINNING_US: u64 = 20_000;
+/// A count of this many requests can be trusted: its relative error is a third.
+pub(super) const TELLING_REQUESTS: u64 = 8;
+
+/// The requests of one key since its account was opened.
+#[derive(Debug)]
+pub(super) struct History {
+    pub(super) opened: Timestamp,
+    /// The age of the view that the bucket had then, in microseconds.
+    view_age_us: Option<u64>,
+    /// The account was not opened in a flood of new keys.
+    pub(super) is_expected_to_return: bool,
+    pub(super) requests: u64,
+    pub(super) last_request: Timestamp,
+    /// The largest cost that was denied, in tokens; 0 if none was.
+    pub(super) largest_denied: u32,
+    /// What the last requests that were allowed cost on average, in tokens.
+    pub(super) mean_cost: u64,
+    /// A caller has waited for the store.
+    pub(super) caller_has_waited: bool,
+}
+
+impl History {
+    pub(super) fn new(now: Timestamp, view_age_us: Option<u64>) -> Self {
+        Self {
+            opened: now,
+            view_age_us,
+            is_expected_to_return: false,
+            requests: 0,
+            last_request: now,
+            largest_denied: 0,
+            mean_cost: 1,
+            caller_has_waited: false,
+        }
+    }
+
+    /// Whether there was one request, and none lately before the account was opened.
+    pub(super) fn is_seen_once(&self) -> bool {
+        !self.is_expected_to_return
+            && self.requests <= 1
+            && self.view_age_us.is_none_or(|age_us| age_us > LINGER_MAX_US)
+    }
+
+    /// Whether the first few requests of a client that began a moment ago are all that is known of the key: other
+    /// nodes may have more of them.
+    pub(super) fn is_beginning(&self, nodes: i64, now: Timestamp) -> bool {
+        let began = now < self.opened.plus_micros(BEGINNING_US);
+        began && nodes > 1 && self.requests < TELLING_REQUESTS
+    }
+
+    /// How long the account is kept after the last request.
+    pub(super) fn linger_us(&self, terms: &Terms) -> u64 {
+        let strict = terms.credit.known == 0 && !self.caller_has_waited;
+        let returns = self.requests > 1 || self.view_age_us.is_some();
+        let most_us = if strict && returns { STRICT_LINGER_MAX_US } else { LINGER_MAX_US };
+        terms.scale.fill_us().clamp(LINGER_MIN_US, most_us)
+    }
+
+    /// Whether the last request is so long ago that none is expected.
+    pub(super) fn is_over(&self, now: Timestamp, terms: &Terms) -> bool {
+        now.micros_since(self.last_request) >= self.linger_us(terms)
+    }
+}

@@ -1,0 +1,106 @@
+//! What this node knows of the store's level of one key.
+
+use crate::limit::Terms;
+use crate::quota::Scale;
+use crate::sync::message::{Entry, Given, Withheld};
+use crate::time::Timestamp;
+
+/// What the last reply said about the key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoreView {
+    /// What the store could lease, in units.
+    pub(super) level: i64,
+    /// Refill leased to all nodes, in units per microsecond.
+    pub(super) leased: i64,
+    pub(super) at: Timestamp,
+}
+
+/// What a reply said of the key beside what it gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Installed {
+    /// The node's estimate less the store's level, in units.
+    pub(crate) drift: Option<i64>,
+    /// Age of the view that was replaced, in microseconds.
+    pub(crate) age_us: u64,
+}
+
+/// The view, and what is estimated from it.
+#[derive(Debug)]
+pub(super) struct Level {
+    /// `None` before the store has answered.
+    pub(super) view: Option<StoreView>,
+    /// What the store could lease by its last reply, with all that is outstanding, in units; 0 if it withheld some.
+    pub(super) with_outstanding: i64,
+    /// How fast the level rises while this node spends nothing, in units per microsecond.
+    growth: f64,
+}
+
+impl Level {
+    pub(super) fn new(view: Option<StoreView>, rate: i64) -> Self {
+        Self { view, with_outstanding: 0, growth: rate as f64 }
+    }
+
+    /// Takes a reply in: the view is that of `now`.
+    pub(super) fn install(&mut self, given: &Given, now: Timestamp) {
+        self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
+        self.view = Some(StoreView { level: given.available, leased: given.leased, at: now });
+    }
+
+    /// The level at `now` if no other node spends, in units.
+    pub(super) fn estimate(&self, now: Timestamp, scale: &Scale) -> Option<i64> {
+        self.view.map(|view| {
+            let rate = (scale.rate - view.leased).max(0);
+            let flowed = i128::from(rate) * i128::from(now.micros_since(view.at));
+            (i128::from(view.level) + flowed).min(i128::from(scale.burst)) as i64
+        })
+    }
+
+    /// Whether the level is believed to be above half the burst.
+    pub(super) fn is_plentiful(&self, now: Timestamp, scale: &Scale) -> bool {
+        self.estimate(now, scale).is_some_and(|level| level > scale.burst / 2)
+    }
+
+    /// Whether the store had next to nothing to give by its last reply.
+    pub(super) fn is_scarce(&self, scale: &Scale) -> bool {
+        self.view.is_some_and(|view| view.level < scale.burst / 20)
+    }
+
+    /// Whether the store has answered since `at`.
+    pub(super) fn is_viewed_since(&self, at: Timestamp) -> bool {
+        self.view.is_some_and(|view| view.at >= at)
+    }
+
+    /// Time until the level is believed to come to a whole token, according to the growth that this node has seen
+    /// and to the refill that is not leased.
+    pub(super) fn token_in_us(&self, given: &Given, scale: &Scale) -> u64 {
+        let missing = (scale.token - given.available).max(0) as f64;
+        let free = (scale.rate - given.leased).max(0) as f64;
+        if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }
+    }
+
+    /// Learns how fast the level rises for this node: by the rate less what the others spend.
+    pub(super) fn observe_growth(
+        &mut self,
+        given: &Given,
+        entry: &Entry,
+        nodes: i64,
+        now: Timestamp,
+        terms: &Terms,
+    ) {
+        let Scale { rate, token, burst } = terms.scale;
+        let Some(view) = self.view else { return };
+        let passed_us = now.micros_since(view.at);
+        if given.available > burst / 2 {
+            // There is enough for all; and what a full bucket lost would look like their spending.
+            self.growth = rate as f64;
+            return;
+        }
+        if passed_us < terms.tick_us {
+            return;
+        }
+        let taken = (given.tokens + entry.debt) * token - entry.returned;
+        let seen = (given.available - view.level + taken) as f64 / passed_us as f64;
+        let least = rate as f64 / nodes as f64;
+        self.growth = f64::midpoint(self.growth, seen.clamp(least, rate as f64));
+    }
+}

@@ -1,0 +1,149 @@
+//! What the store's answer changes.
+
+use super::Account;
+use super::level::Installed;
+use crate::bucket::Lease;
+use crate::limit::Terms;
+use crate::sync::message::{Entry, Given, Withheld};
+use crate::time::Timestamp;
+
+/// An early sync was productive if it brought this part of what was wanted.
+const PRODUCTIVE_PART: i64 = 4;
+
+impl Account {
+    /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.
+    pub(crate) fn install(
+        &mut self,
+        given: &Given,
+        entry: &Entry,
+        first_sent: Timestamp,
+        now: Timestamp,
+        terms: &Terms,
+    ) -> Installed {
+        if given.rate > 0 {
+            // A node spends on credit or overdraws its refill, never both.
+            self.absorb(now, true, |_, _| 0);
+        } else {
+            self.collect(now, true);
+        }
+        let installed = self.drift(given, entry, now, terms);
+        self.level.observe_growth(given, entry, self.cluster.nodes, now, terms);
+        if given.void {
+            // The store counted all that was leased as spent.
+            self.spending.unsent.allowed += std::mem::take(&mut self.spending.unsent.spent);
+        }
+        self.lease.renew(given, entry, first_sent, self.scale.token);
+        self.lease.is_registering &= given.withheld != Withheld::Nothing;
+        self.level.install(given, now);
+        self.spending.owes &= given.available < 0 || self.spending.unsent.debt > 0;
+        self.show_view(given, now, terms);
+        let rate_kept = if given.void { 0 } else { entry.held.rate };
+        self.apply_lease(given, rate_kept, first_sent, now, terms);
+
+        self.judge_early(given, entry, now, terms);
+        self.answer_asked(given, now, terms);
+        // While asking early does not help before the next report is due anyway, decisions are spared the
+        // notifications.
+        let muted = self.schedule.early_from() >= now.plus_micros(terms.tick_us);
+        self.renew_credit(given, muted, now, terms);
+        self.schedule_report(given, entry, now, terms);
+        self.plan_probe(now, terms);
+        installed
+    }
+
+    /// Writes the view into the bucket.
+    fn show_view(&self, given: &Given, now: Timestamp, terms: &Terms) {
+        // The cached time of decisions is behind `now`: credit that is there must not wait for it.
+        let credit_from = match self.level.token_in_us(given, &terms.scale) {
+            0 => Timestamp::ZERO,
+            token_in_us => now.plus_micros(token_in_us),
+        };
+        self.bucket.set_view(terms.scale.tokens(given.available), now, credit_from);
+    }
+
+    /// Applies the renewed lease to the bucket, unless it has ended. What is outstanding and neither there nor spent
+    /// is forfeited. Refill of `rate_kept` has flowed in since the batch was `first_sent`.
+    fn apply_lease(
+        &mut self,
+        given: &Given,
+        rate_kept: i64,
+        first_sent: Timestamp,
+        now: Timestamp,
+        terms: &Terms,
+    ) {
+        if self.policy.is_some() {
+            // The key goes on with its policy until the store has said since when it is back.
+            self.lease.ends = Timestamp::ZERO;
+        }
+        let outstanding = self.lease.held.outstanding;
+        let here = if self.lease.ends > now {
+            let low = self.low(now, terms);
+            let lease = self.lease.applied(low, self.overdraw(terms));
+            let here = self.amend(now, lease, given.tokens);
+            // The store cannot know what has flowed in since the batch was first sent.
+            let flowed = rate_kept.saturating_mul(now.micros_since(first_sent) as i64);
+            let most = outstanding.saturating_add(flowed);
+            if here > most { self.forgo(here - most, lease, now) } else { here }
+        } else {
+            self.spending.unsent.spent * self.scale.token
+        };
+        // What overflowed the bucket's word and is on its way here would look as if it were forfeited.
+        let overflowed = self.bucket.has_overflowed();
+        self.lease.forfeited = if overflowed { 0 } else { (outstanding - here).max(0) };
+    }
+
+    /// Applies a lease to the bucket, with `tokens` and the remainder. Returns the units that the
+    /// node holds then, or spent and has not reported.
+    pub(super) fn amend(&mut self, now: Timestamp, lease: Lease, tokens: i64) -> i64 {
+        let amended = self.bucket.amend(now, lease, tokens, self.lease.remainder, self.scale.token);
+        self.lease.remainder = amended.remainder;
+        let pending = amended.pending + self.spending.overflowed;
+        let spent = self.spending.unsent.spent.saturating_add_unsigned(pending);
+        amended.units.saturating_add(spent.saturating_mul(self.scale.token))
+    }
+
+    /// Gives up units of the lease that the store has not leased: its clock stood still for some of the time in
+    /// which they flowed in. What has been spent of them is to flow in first. Returns what `amend` does.
+    fn forgo(&mut self, units: i64, lease: Lease, now: Timestamp) -> i64 {
+        let tokens = self.bucket.peek(now, self.scale.token);
+        let surplus = (units as u64).div_ceil(self.scale.token as u64) as i64;
+        let kept = i64::from(tokens).saturating_sub(surplus).max(0);
+        let withdrawn = self.bucket.withdraw(kept as u32);
+        self.lease.remainder += i64::from(withdrawn) * self.scale.token - units;
+        self.amend(now, lease, 0)
+    }
+
+    /// The tokens below which decisions notify the engine.
+    fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
+        let (demand, round_trip_us) = (&self.arrivals.demand, self.cluster.round_trip_us);
+        if self.level.is_scarce(&terms.scale) {
+            0
+        } else if self.level.is_plentiful(now, &terms.scale) {
+            demand.over(terms.tick_us + round_trip_us).ceil() as u32
+        } else {
+            let under_way = demand.over(round_trip_us).ceil() as u32;
+            under_way.max((self.need(now, terms) / 2) as u32)
+        }
+    }
+
+    fn drift(&self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) -> Installed {
+        let before = given.available + given.tokens * self.scale.token;
+        let spent = entry.debt * self.scale.token - entry.returned;
+        let estimate = self.level.estimate(now, &terms.scale);
+        Installed {
+            drift: estimate.map(|level| (level - spent).min(terms.scale.burst) - before),
+            age_us: self.level.view.map_or(0, |view| now.micros_since(view.at)),
+        }
+    }
+
+    /// Judges whether asking early helped.
+    fn judge_early(&mut self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) {
+        let rate_missed = (entry.want_rate - entry.held.rate).max(1);
+        let brought = given.tokens * PRODUCTIVE_PART >= entry.want.max(1)
+            || given.rate * PRODUCTIVE_PART >= rate_missed;
+        let is_plenty =
+            given.withheld == Withheld::Nothing && given.available > terms.scale.burst / 20;
+        let is_credited = entry.want == 0 && given.available >= 0 && self.credit(terms) > 0;
+        self.schedule.judge_early(brought || is_plenty || is_credited, terms.tick_us, now);
+    }
+}

@@ -1,0 +1,127 @@
+//! A key's entry in a batch, and what becomes of one that was never applied.
+
+use std::sync::Arc;
+
+use super::Account;
+use super::giving_back::Returned;
+use crate::limit::Terms;
+use crate::sync::message::{Entry, OUTSTANDING_MAX};
+use crate::time::Timestamp;
+
+/// What a report asks for.
+struct Wanted {
+    /// Tokens to hold.
+    tokens: i64,
+    /// The demand to register, in units per microsecond.
+    demand: i64,
+    /// Leased refill, in units per microsecond.
+    rate: i64,
+}
+
+impl Account {
+    /// Makes the key's entry for a batch: books what was spent, gives back what is not needed,
+    /// and asks for what is. What is given back leaves the bucket before the batch is sent.
+    pub(crate) fn report(
+        &mut self,
+        limit: &Arc<str>,
+        terms: &Terms,
+        now: Timestamp,
+        leaving: bool,
+    ) -> Entry {
+        self.schedule.is_reporting = true;
+        self.bucket.peek(now, self.scale.token);
+        // Nothing more can be sent before the answer.
+        self.collect(now, true);
+        self.arrivals.observe_demand(now, terms);
+        let claim = self.level.estimate(now, &terms.scale);
+        let wanted = self.wanted(now, terms, leaving);
+        let returned = self.give_back(terms, now, wanted.tokens, wanted.rate);
+        let tokens = self.bucket.peek(now, self.scale.token);
+        if self.lease.restore {
+            self.lease.held.outstanding = self.most_held(tokens);
+        }
+        self.arrivals.stop_probing();
+        let entry = self.entry(limit, terms, &wanted, &returned, tokens);
+        self.quota.in_stored_units(Entry { claim, ..entry })
+    }
+
+    fn wanted(&self, now: Timestamp, terms: &Terms, leaving: bool) -> Wanted {
+        if leaving {
+            return Wanted { tokens: 0, demand: 0, rate: 0 };
+        }
+        let (per_us, hot) = self.wanted_per_us(now, terms);
+        let demand = (per_us * self.scale.token as f64) as i64;
+        Wanted { tokens: self.need(now, terms), demand, rate: if hot { demand } else { 0 } }
+    }
+
+    /// The entry, with what has been spent, which is not to be reported again, and without a claim.
+    fn entry(
+        &mut self,
+        limit: &Arc<str>,
+        terms: &Terms,
+        wanted: &Wanted,
+        returned: &Returned,
+        tokens: u32,
+    ) -> Entry {
+        let unsent = std::mem::take(&mut self.spending.unsent);
+        let restore = self.lease.restore;
+        Entry {
+            limit: limit.clone(),
+            key: self.key.clone(),
+            scale: terms.scale,
+            version: i64::from(terms.version),
+            epoch_us: terms.epoch_us as i64,
+            spent: unsent.spent,
+            debt: unsent.debt,
+            allowed: unsent.allowed,
+            taken: unsent.taken,
+            returned: if restore { 0 } else { returned.units },
+            lost: if restore { 0 } else { returned.forfeited },
+            back_rate: returned.rate,
+            back_depth: returned.depth,
+            held: self.lease.held,
+            demand: wanted.demand.min(4 * terms.scale.burst),
+            needed: self.callers.ask(),
+            want: (wanted.tokens - i64::from(tokens)).max(0),
+            want_rate: wanted.rate,
+            restore,
+            claim: None,
+        }
+    }
+
+    /// The most that the node can come to hold of its lease, with what it spent, in units. What an
+    /// outage policy gives is no lease.
+    fn most_held(&self, tokens: u32) -> i64 {
+        let tokens = if self.policy.is_some() { 0 } else { tokens };
+        let refilled = if self.lease.held.rate > 0 { self.lease.held.depth } else { 0 };
+        let spent = self.spending.unsent.spent + self.spending.overflowed as i64;
+        let tokens = refilled.max(i64::from(tokens)) + 1 + spent;
+        tokens.saturating_mul(self.scale.token).min(OUTSTANDING_MAX)
+    }
+
+    /// The batch with the report has ended.
+    pub(crate) fn end_report(&mut self) {
+        self.schedule.is_reporting = false;
+    }
+
+    /// The batch with this entry was never applied: its contents are to be reported anew.
+    pub(crate) fn revoke(&mut self, entry: &Entry) {
+        let entry = self.in_own_units(entry);
+        self.take_back(&entry);
+        // The store that was lost still had it leased to this node, and so has the next.
+        self.lease.take_back(&entry);
+        self.lease.kept_depth += entry.back_depth;
+    }
+
+    /// The store has lost the key: what this node knows of it is to be reported at once.
+    pub(crate) fn register_anew(&mut self, now: Timestamp) {
+        (self.lease.restore, self.lease.is_registering) = (true, true);
+        self.report_at(now);
+    }
+
+    pub(super) fn take_back(&mut self, entry: &Entry) {
+        self.callers.asked = 0;
+        self.spending.take_back(entry);
+        self.lease.forfeited += entry.returned + entry.lost;
+    }
+}

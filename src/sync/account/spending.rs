@@ -1,0 +1,68 @@
+//! What decisions have spent of one key and no batch has reported.
+
+use crate::sync::message::Entry;
+
+/// Tokens spent and not yet in a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unsent {
+    /// Of the lease.
+    pub(super) spent: i64,
+    /// On credit.
+    pub(super) debt: i64,
+    /// Under an outage policy, or of a lease that has ended.
+    pub(super) allowed: i64,
+    /// Units that outage policies took out of the bucket.
+    pub(super) taken: i64,
+}
+
+/// What has been spent, and the credit that some of it was spent on.
+#[derive(Debug)]
+pub(super) struct Spending {
+    pub(super) unsent: Unsent,
+    /// Tokens that no longer fitted the bucket's word, and have not been booked.
+    pub(super) overflowed: u64,
+    /// The credit that the bucket was given last.
+    pub(super) credit_given: u32,
+    /// Tokens were spent on credit or overdrawn, and that has not been seen repaid.
+    pub(super) owes: bool,
+}
+
+impl Spending {
+    pub(super) fn new(credit_given: u32) -> Self {
+        Self { unsent: Unsent::default(), overflowed: 0, credit_given, owes: false }
+    }
+
+    /// Books tokens that were spent while `credit_left` was left of the credit; `credit` is given from now on.
+    pub(super) fn book(&mut self, tokens: u64, credit_left: u32, credit: u32, by_policy: bool) {
+        let on_credit = i64::from(self.credit_given - credit_left.min(self.credit_given));
+        self.credit_given = credit;
+        let tokens = tokens as i64;
+        if by_policy {
+            self.unsent.allowed += tokens;
+            return;
+        }
+        let debt = on_credit.min(tokens);
+        self.owes |= debt > 0;
+        self.unsent.debt += debt;
+        self.unsent.spent += tokens - debt;
+    }
+
+    /// Whether nothing is left to report.
+    pub(super) fn is_reported(&self) -> bool {
+        self.unsent == Unsent::default()
+    }
+
+    /// Tokens that are booked or about to be.
+    pub(super) fn tokens(&self) -> u64 {
+        let Unsent { spent, debt, allowed, .. } = self.unsent;
+        (spent + debt + allowed) as u64 + self.overflowed
+    }
+
+    /// The contents of a report that was never applied are to be reported anew.
+    pub(super) fn take_back(&mut self, entry: &Entry) {
+        self.unsent.spent += entry.spent;
+        self.unsent.debt += entry.debt;
+        self.unsent.allowed += entry.allowed;
+        self.unsent.taken += entry.taken;
+    }
+}

@@ -1,0 +1,397 @@
+//! What the lanes of one node share: its limits, the counts of nodes, and the way out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use super::account::{DecisionCounts, Paces, REFUSAL_EVENTS_US};
+use super::event::Event;
+use super::excess::{ExcessBooks, Known, LaneTrouble, Turnover};
+use super::flood::Flood;
+use super::message::{Entry, Grant, InstanceId, Request};
+use super::nodes::Nodes;
+use super::rng::Rng;
+use crate::bound::Excess;
+use crate::bucket::LimitCounts;
+use crate::error::StoreError;
+use crate::limit::{Credit, Mode, OutagePolicy, Terms};
+use crate::quota::Scale;
+use crate::time::Timestamp;
+
+/// Where the account of a key is: the lane, and the slot there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AccountId {
+    pub(crate) lane: u32,
+    pub(crate) slot: usize,
+}
+
+/// What an engine wants done.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// Send this batch to the store and hand in the outcome. The lane's attempts have numbers of their own.
+    Send { lane: u32, attempt: u64, request: Arc<Request> },
+    /// The answer to a caller who waited.
+    Decided { ticket: u64, allowed: bool, sure: bool },
+    /// Keys of the limit without an account have this credit from now on.
+    Credit { limit: u32, credit: Credit },
+    /// Hand this to the listeners.
+    Event(Event),
+}
+
+/// A limit, as the engine keeps it.
+#[derive(Debug)]
+pub(crate) struct LimitBooks {
+    pub(crate) name: Arc<str>,
+    pub(crate) terms: Terms,
+    /// The nodes that have it.
+    pub(crate) nodes: Nodes,
+    pub(crate) turnover: Turnover,
+    pub(crate) counts: DecisionCounts,
+    pub(crate) excess: ExcessBooks,
+    pub(crate) paces: Paces,
+    /// The newest quota that the store was seen to hold, with its version, if it is newer than the limit's own.
+    pub(crate) newest: Option<(i64, Scale)>,
+    /// Decisions about keys for which there was no room.
+    overflowed: u64,
+    /// Keys of the limit lived on its outage policy when that was looked at last.
+    pub(crate) on_policy: bool,
+    /// An event has said that nodes have no credit.
+    missing_credit_said: bool,
+    /// When the next event may name a quota mismatch.
+    mismatch_from: Timestamp,
+}
+
+impl LimitBooks {
+    pub(crate) fn new(name: Arc<str>, terms: Terms, nodes: Nodes) -> Self {
+        Self {
+            name,
+            terms,
+            nodes,
+            turnover: Turnover::default(),
+            counts: DecisionCounts::default(),
+            excess: ExcessBooks::default(),
+            paces: Paces::default(),
+            newest: None,
+            overflowed: 0,
+            on_policy: false,
+            missing_credit_said: false,
+            mismatch_from: Timestamp::ZERO,
+        }
+    }
+
+    /// Adds what was counted of its decisions beside what its buckets count.
+    pub(crate) fn count(&mut self, counts: LimitCounts) {
+        let LimitCounts { allowed, unsure, denied, denied_surplus, overflowed } = counts;
+        self.overflowed += overflowed;
+        self.counts.merge(DecisionCounts { allowed, denied, unsure, denied_surplus });
+    }
+
+    /// Decisions counted since the last time; `None` if there were none.
+    pub(crate) fn take_decisions(&mut self) -> Option<Event> {
+        let DecisionCounts { allowed, denied, unsure, denied_surplus } =
+            std::mem::take(&mut self.counts);
+        // The surplus of denials that no report has collected yet is left for the next time.
+        let surplus = denied_surplus.min(denied);
+        self.counts.denied_surplus = denied_surplus - surplus;
+        let denied = denied - surplus;
+        let overflowed = std::mem::take(&mut self.overflowed);
+        let limit = self.name.clone();
+        (allowed + denied + unsure + overflowed > 0).then_some(Event::Decisions {
+            limit,
+            allowed,
+            denied,
+            unsure,
+            overflowed,
+        })
+    }
+
+    /// Whether nodes share it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.terms.mode != Mode::Local
+    }
+}
+
+/// How long things take, in microseconds.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_field_names, reason = "names of numbers end in their units")]
+pub(crate) struct Timings {
+    /// A lane waits this long for what nodes know of a lost record.
+    pub(crate) recovery_us: u64,
+    /// The longest life of a lease.
+    pub(crate) lease_us: u64,
+    /// A silence beyond this is an outage.
+    pub(crate) silence_us: u64,
+    /// How long an exchange may take, and the longest wait before the next attempt.
+    pub(crate) retry_us: u64,
+}
+
+/// What the lanes of one node share.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) limits: Vec<LimitBooks>,
+    pub(crate) lanes: u32,
+    pub(crate) timings: Timings,
+    pub(crate) rng: Rng,
+    pub(crate) outputs: VecDeque<Output>,
+    /// Where the accounts of all lanes are, by the numbers that their buckets have.
+    pub(crate) accounts: Slab<AccountId>,
+    flood: Flood,
+    node_counts: NodeCounts,
+    /// What went wrong, as far as this node knows.
+    pub(crate) known: Known,
+    /// Losses of memory that lanes have found.
+    pub(crate) losses: u64,
+    /// No lane could be reached when that was looked at last.
+    pub(crate) all_down: bool,
+    /// The lane that asks most often whether the store is back, for all that wait for it.
+    pub(crate) prober: Option<u32>,
+}
+
+/// What the store has counted of the nodes, whatever limits they have.
+#[derive(Debug)]
+struct NodeCounts {
+    /// The last count of each lane.
+    by_lane: Vec<Option<i64>>,
+    /// The highest count has changed: the nodes of each limit are to be counted anew.
+    has_changed: bool,
+}
+
+impl Context {
+    pub(crate) fn new(
+        limits: Vec<LimitBooks>,
+        lanes: u32,
+        timings: Timings,
+        seed: u64,
+        now: Timestamp,
+    ) -> Self {
+        let by_lane = vec![None; lanes as usize];
+        let mut context = Self {
+            limits,
+            lanes,
+            timings,
+            rng: Rng::new(seed),
+            outputs: VecDeque::new(),
+            accounts: Slab::new(),
+            flood: Flood::default(),
+            node_counts: NodeCounts { by_lane, has_changed: false },
+            known: Known::default(),
+            losses: 0,
+            all_down: false,
+            prober: None,
+        };
+        context.set_credit(now);
+        context
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    /// Whether no more accounts are opened than usual; counts one that is opened at `now`.
+    pub(crate) fn expects_newcomer(&mut self, now: Timestamp) -> bool {
+        self.flood.admit(now)
+    }
+
+    // ---- nodes -------------------------------------------------------------------------------
+
+    /// The number of nodes that share a limit.
+    pub(crate) fn sharing(&self, limit: u32, now: Timestamp) -> i64 {
+        let limit = &self.limits[limit as usize];
+        limit.nodes.sharing(limit.terms.scale.fill_us(), now)
+    }
+
+    /// The number of nodes that share a limit in an outage.
+    pub(crate) fn sharing_in_outage(&self, limit: u32, now: Timestamp) -> i64 {
+        let limit = &self.limits[limit as usize];
+        limit.nodes.sharing_in_outage(limit.terms.scale.fill_us(), now)
+    }
+
+    /// The limits that nodes share.
+    fn shared(&self) -> impl Iterator<Item = &LimitBooks> {
+        self.limits.iter().filter(|limit| limit.is_shared())
+    }
+
+    /// Their names.
+    pub(crate) fn shared_limits(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.shared().map(|limit| &limit.name)
+    }
+
+    /// The most nodes that a lane has counted last, 0 before one has.
+    pub(crate) fn alive(&self) -> i64 {
+        self.node_counts.by_lane.iter().flatten().copied().max().unwrap_or(0)
+    }
+
+    /// Takes the count of nodes from a lane's reply.
+    pub(crate) fn counted(&mut self, lane: u32, nodes: i64, now: Timestamp) {
+        self.node_counts.by_lane[lane as usize] = Some(nodes);
+        let all = self.alive();
+        let count = u32::try_from(all).unwrap_or(u32::MAX);
+        let stood = self.shared().all(|limit| limit.nodes.have_stood());
+        if !self.known.nodes.count(count, stood) {
+            return;
+        }
+        self.node_counts.has_changed = true;
+        let mut changed = false;
+        for limit in &mut self.limits {
+            changed |= limit.nodes.are_among(all);
+        }
+        if changed {
+            self.set_credit(now);
+        }
+        self.raise_bounds(LaneTrouble::default());
+    }
+
+    /// Whether the number of nodes has changed since the last time.
+    pub(crate) fn take_nodes_changed(&mut self) -> bool {
+        std::mem::take(&mut self.node_counts.has_changed)
+    }
+
+    /// Takes the counts of nodes that have each shared limit, in the limits' order from number `first` on. Their
+    /// lane has counted `all` nodes, whatever limits they have.
+    pub(crate) fn counted_of_limits(
+        &mut self,
+        first: usize,
+        counts: &[i64],
+        all: i64,
+        now: Timestamp,
+    ) {
+        let alive = self.alive();
+        let mut changed = false;
+        let shared = self.limits.iter_mut().filter(|limit| limit.is_shared()).skip(first);
+        for (limit, nodes) in shared.zip(counts) {
+            let nodes = (*nodes).max(1);
+            limit.nodes.counted(nodes, all, now);
+            limit.nodes.are_among(alive);
+            let count = u32::try_from(nodes).unwrap_or(u32::MAX);
+            changed |= limit.turnover.count(count, limit.nodes.have_stood());
+        }
+        self.set_credit(now);
+        self.report_missing_credit();
+        if changed {
+            self.raise_bounds(LaneTrouble::default());
+        }
+    }
+
+    /// Whether there is a shared limit whose nodes have been neither counted nor configured: then counts are taken of a
+    /// lane too that still waits for some of its nodes.
+    pub(crate) fn is_any_count_missing(&self) -> bool {
+        self.shared().any(|limit| limit.nodes.unknown())
+    }
+
+    /// When the first count that has not stood yet will have: the store is to be asked again then.
+    pub(crate) fn counts_stand_from(&self) -> Option<Timestamp> {
+        self.shared().filter_map(|limit| limit.nodes.stands_from()).min()
+    }
+
+    /// A lane was found to have lost its memory.
+    pub(crate) fn memory_lost(&mut self, now: Timestamp) {
+        self.losses += 1;
+        for limit in &mut self.limits {
+            limit.nodes.memory_lost(now);
+        }
+        self.set_credit(now);
+    }
+
+    /// Sets each limit's credit according to the number of nodes.
+    pub(crate) fn set_credit(&mut self, now: Timestamp) {
+        for (index, limit) in (0..).zip(&mut self.limits) {
+            if limit.terms.mode == Mode::Local {
+                continue;
+            }
+            // A closed limit admits nothing while the store is away, new keys included.
+            let closed =
+                limit.on_policy && limit.terms.outage == OutagePolicy::Closed && self.all_down;
+            let credit = if closed {
+                Credit::NONE
+            } else {
+                limit.nodes.credit(&limit.terms.credit_rule, limit.terms.scale.fill_us(), now)
+            };
+            if std::mem::replace(&mut limit.terms.credit, credit) != credit {
+                self.outputs.push_back(Output::Credit { limit: index, credit });
+            }
+        }
+    }
+
+    pub(crate) fn limit_name(&self, limit: u32) -> Arc<str> {
+        self.limits[limit as usize].name.clone()
+    }
+
+    pub(crate) fn draw_instance(&mut self) -> InstanceId {
+        let mut instance = [0; 16];
+        instance[..8].copy_from_slice(&self.rng.next().to_le_bytes());
+        instance[8..].copy_from_slice(&self.rng.next().to_le_bytes());
+        instance
+    }
+
+    /// The store refused one key of a batch.
+    pub(crate) fn refused(&mut self, limit: u32, entry: &Entry, grant: &Grant, now: Timestamp) {
+        let event = match *grant {
+            Grant::OtherQuota { version, scale } => {
+                let from = &mut self.limits[limit as usize].mismatch_from;
+                if now < *from {
+                    return;
+                }
+                *from = now.plus_micros(REFUSAL_EVENTS_US);
+                Event::QuotaMismatch {
+                    limit: entry.limit.clone(),
+                    configured_version: entry.version,
+                    stored_version: version,
+                    stored_burst: scale.burst / scale.token,
+                    stored_per_second: scale.rate as f64 * 1e6 / scale.token as f64,
+                }
+            }
+            Grant::Foreign | Grant::Given(_) => Event::ForeignKey {
+                error: StoreError::ForeignKey {
+                    key: format!("{}:{}", entry.limit, String::from_utf8_lossy(&entry.key)),
+                    found: "value".to_owned(),
+                },
+            },
+        };
+        self.event(event);
+    }
+
+    /// A reply says that the level of a key is `level`, in units.
+    pub(crate) fn saw_level(&mut self, limit: u32, level: i64) {
+        self.limits[limit as usize].excess.saw(level);
+    }
+
+    /// Brings each limit's bound up to date with what has gone wrong by now.
+    pub(crate) fn raise_bounds(&mut self, trouble: LaneTrouble) {
+        for limit in &mut self.limits {
+            let shared_by = limit.nodes.alive().map(|nodes| nodes as u32);
+            let nodes = if limit.terms.mode == Mode::Local { Some(1) } else { shared_by };
+            if let Some(nodes) = nodes {
+                let incidents = self.known.incidents(limit.turnover, nodes, trouble);
+                limit.excess.raise(&limit.terms, nodes, &incidents);
+            }
+        }
+    }
+
+    /// What is known of each limit's excess, in the limits' order.
+    pub(crate) fn excess(&self) -> Vec<Excess> {
+        self.limits.iter().map(|limit| limit.excess.figures(&limit.terms)).collect()
+    }
+
+    /// Makes an event of each limit, once, if there are so many nodes that its accuracy leaves no node a token of
+    /// credit.
+    pub(crate) fn report_missing_credit(&mut self) {
+        let mut events = Vec::new();
+        for limit in &mut self.limits {
+            let Some(nodes) = limit.nodes.alive().and_then(|nodes| u32::try_from(nodes).ok())
+            else {
+                continue;
+            };
+            let rule = &limit.terms.credit_rule;
+            let wanted = rule.together.is_some() && rule.known > 0;
+            let is_said = limit.missing_credit_said || limit.terms.mode == Mode::Local;
+            if wanted && !is_said && rule.at(Some(nodes)).first == 0 {
+                limit.missing_credit_said = true;
+                events.push(Event::NoCredit { limit: limit.name.clone(), nodes });
+            }
+        }
+        for event in events {
+            self.event(event);
+        }
+    }
+}

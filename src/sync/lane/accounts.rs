@@ -1,0 +1,179 @@
+//! The accounts of one lane, in queues by what they want next.
+
+use std::collections::BTreeSet;
+use std::ops::Index;
+
+use slab::Slab;
+
+use crate::sync::account::{Account, Agenda};
+use crate::sync::message::ENTRIES_MAX;
+use crate::sync::shrink;
+use crate::time::Timestamp;
+
+/// Newcomers have at most this much of a batch: with more of them the others would wait for longer.
+const NEWCOMERS_MAX: usize = ENTRIES_MAX / 4;
+
+/// Of all accounts, each as it was when it was changed last.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    /// Tokens pending or to be reported.
+    pub(super) pending: u64,
+    /// Tokens leased, by depth.
+    pub(super) depth: i64,
+    /// Accounts under an outage policy.
+    pub(super) policies: usize,
+    /// Of these, accounts that are because the store is away.
+    pub(super) outages: usize,
+    /// Accounts that have something to report before the store gives what it has.
+    pub(super) owing: usize,
+}
+
+/// Slots in the order of their times.
+#[derive(Debug, Default)]
+struct Queue(BTreeSet<(Timestamp, usize)>);
+
+impl Queue {
+    /// The time of the first slot; `NEVER` if there is none.
+    fn first_at(&self) -> Timestamp {
+        self.0.first().map_or(Timestamp::NEVER, |&(at, _)| at)
+    }
+
+    /// The first slot whose time has come.
+    fn first_by(&self, now: Timestamp) -> Option<usize> {
+        self.0.first().filter(|&&(at, _)| at <= now).map(|&(_, slot)| slot)
+    }
+
+    fn move_slot(&mut self, slot: usize, old: Timestamp, new: Timestamp) {
+        if old != new {
+            self.0.remove(&(old, slot));
+            if new < Timestamp::NEVER {
+                self.0.insert((new, slot));
+            }
+        }
+    }
+}
+
+/// The accounts of one lane. Each change of one goes through [`change`](Self::change), so that queues and sums stay in
+/// step with it.
+#[derive(Debug, Default)]
+pub(super) struct Accounts {
+    slab: Slab<Account>,
+    pub(super) sums: Sums,
+    /// When each account wants to report or to be probed.
+    due: Queue,
+    /// The same of keys about which the store has not answered, and for which no caller waits.
+    newcomers_due: Queue,
+    lease_ends: Queue,
+    /// When each account's first waiting caller has waited long enough.
+    wait_ends: Queue,
+}
+
+impl Index<usize> for Accounts {
+    type Output = Account;
+
+    fn index(&self, slot: usize) -> &Account {
+        &self.slab[slot]
+    }
+}
+
+impl Accounts {
+    /// The slot that the next account gets.
+    pub(super) fn next_slot(&self) -> usize {
+        self.slab.vacant_key()
+    }
+
+    pub(super) fn insert(&mut self, account: Account) {
+        self.slab.insert(account);
+    }
+
+    pub(super) fn remove(&mut self, slot: usize) -> Account {
+        self.put(slot, Agenda::NONE);
+        let account = self.slab.remove(slot);
+        shrink::give_back(&mut self.slab);
+        account
+    }
+
+    pub(super) fn get(&self, slot: usize) -> Option<&Account> {
+        self.slab.get(slot)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Account)> {
+        self.slab.iter()
+    }
+
+    /// The slots of the accounts that are as asked for.
+    pub(super) fn slots(&self, is_wanted: impl Fn(&Account) -> bool) -> Vec<usize> {
+        let wanted = self.slab.iter().filter(|(_, account)| is_wanted(account));
+        wanted.map(|(slot, _)| slot).collect()
+    }
+
+    /// Changes an account and keeps queues and sums in step with it.
+    pub(super) fn change<T>(&mut self, slot: usize, change: impl FnOnce(&mut Account) -> T) -> T {
+        let result = change(&mut self.slab[slot]);
+        let agenda = self.slab[slot].agenda();
+        self.put(slot, agenda);
+        result
+    }
+
+    /// Puts an account into queues and sums in place of what they have of it.
+    fn put(&mut self, slot: usize, new: Agenda) {
+        let old = std::mem::replace(&mut self.slab[slot].queued, new);
+        self.due.move_slot(slot, old.due, new.due);
+        self.newcomers_due.move_slot(slot, old.newcomer_due, new.newcomer_due);
+        self.lease_ends.move_slot(slot, old.lease_ends, new.lease_ends);
+        self.wait_ends.move_slot(slot, old.wait_ends, new.wait_ends);
+        let sums = &mut self.sums;
+        let count = |sum: &mut usize, old: bool, new: bool| {
+            *sum = *sum - usize::from(old) + usize::from(new);
+        };
+        sums.pending = sums.pending - old.pending + new.pending;
+        sums.depth += new.depth - old.depth;
+        count(&mut sums.policies, old.in_policy, new.in_policy);
+        count(&mut sums.outages, old.in_outage, new.in_outage);
+        count(&mut sums.owing, old.is_owing, new.is_owing);
+    }
+
+    // ---- what comes next ---------------------------------------------------------------------
+
+    /// The account that reports next in a batch that has `entries`, `newcomers` among them. Keys that the node knows
+    /// go first.
+    pub(super) fn next_due(
+        &self,
+        entries: usize,
+        newcomers: usize,
+        leaving: bool,
+        now: Timestamp,
+    ) -> Option<usize> {
+        if entries == ENTRIES_MAX {
+            return None;
+        }
+        let known = self.due.first_by(now);
+        let may_be_newcomer = newcomers < NEWCOMERS_MAX || leaving;
+        let newcomer = if may_be_newcomer { self.newcomers_due.first_by(now) } else { None };
+        if entries < ENTRIES_MAX - NEWCOMERS_MAX { known.or(newcomer) } else { newcomer.or(known) }
+    }
+
+    /// When the first account wants to report or to be probed.
+    pub(super) fn due_at(&self) -> Timestamp {
+        self.due.first_at().min(self.newcomers_due.first_at())
+    }
+
+    /// An account whose lease has ended.
+    pub(super) fn lease_ended(&self, now: Timestamp) -> Option<usize> {
+        self.lease_ends.first_by(now)
+    }
+
+    /// An account whose first caller has waited long enough.
+    pub(super) fn wait_ended(&self, now: Timestamp) -> Option<usize> {
+        self.wait_ends.first_by(now)
+    }
+
+    /// When the first lease or wait ends.
+    pub(super) fn ends_at(&self) -> Timestamp {
+        self.lease_ends.first_at().min(self.wait_ends.first_at())
+    }
+}

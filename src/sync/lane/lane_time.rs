@@ -1,0 +1,39 @@
+//! The lane's time as a node knows it.
+
+use crate::sync::account::CLOCK_ERROR_DIVISOR;
+use crate::time::Timestamp;
+
+/// A store's clock that is further ahead than this has jumped.
+const JUMP_LEAST_US: u64 = 5_000;
+
+/// The lane's time in a reply.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneTime {
+    pub(super) time_us: i64,
+    /// The batch was first sent then: the lane's time is at most this far ahead.
+    pub(super) sent: Timestamp,
+    pub(super) received: Timestamp,
+    /// How long the attempt took that was answered.
+    pub(super) travelled_us: u64,
+}
+
+impl LaneTime {
+    /// The earliest that the lane's time can be at `now`.
+    pub(super) fn least(&self, now: Timestamp) -> i64 {
+        self.time_us.saturating_add_unsigned(now.micros_since(self.received))
+    }
+
+    /// How much further the lane's time went on from here to `later` than this node's clock did, if that is
+    /// more than clocks differ by.
+    pub(super) fn jump_us(&self, later: &Self) -> Option<u64> {
+        let own_us = later.received.micros_since(self.sent);
+        let most_us = own_us + own_us / CLOCK_ERROR_DIVISOR + JUMP_LEAST_US;
+        let passed_us = later.time_us - self.time_us;
+        u64::try_from(passed_us).ok().filter(|passed_us| *passed_us > most_us).map(|us| us - own_us)
+    }
+
+    /// The latest that the lane's time can be at `now`.
+    pub(super) fn most(&self, now: Timestamp) -> i64 {
+        self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
+    }
+}

@@ -1,0 +1,42 @@
+//! How long a lane's store takes to answer, and how long an attempt is waited for.
+
+use crate::sync::backoff::Backoff;
+use crate::time::Timestamp;
+
+/// A busy store is waited for twice as long as it took of late, and up to this many timeouts.
+const PATIENCE_MAX: u64 = 10;
+
+/// The attempts of one lane.
+#[derive(Debug, Default)]
+pub(super) struct RoundTrips {
+    /// The number of the last attempt.
+    pub(super) last_attempt: u64,
+    pub(super) backoff: Backoff,
+    /// How long the store took to answer an attempt of late, in microseconds.
+    pub(super) recent_us: u64,
+    /// The quicker one of the last two answers, in microseconds. One that is slow, such as the first one, which
+    /// has to connect, says little of the next.
+    pub(super) quickest_us: u64,
+    /// How long the last answer took, in microseconds.
+    last_us: u64,
+}
+
+impl RoundTrips {
+    /// An attempt that was `sent` then is answered at `now`.
+    pub(super) fn answered(&mut self, sent: Timestamp, retry_us: u64, now: Timestamp) {
+        let took_us = now.micros_since(sent).min(longest_us(retry_us));
+        self.recent_us = took_us.max(self.recent_us / 2);
+        self.quickest_us = took_us.min(std::mem::replace(&mut self.last_us, took_us));
+        self.backoff.succeeded();
+    }
+
+    /// How long the next attempt is waited for, `least_us` at least.
+    pub(super) fn patience_us(&self, least_us: u64, retry_us: u64) -> u64 {
+        (2 * self.recent_us).clamp(least_us, longest_us(retry_us))
+    }
+}
+
+/// The longest that an attempt is waited for, in microseconds.
+pub(super) fn longest_us(retry_us: u64) -> u64 {
+    PATIENCE_MAX * retry_us
+}
