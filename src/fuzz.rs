@@ -19,6 +19,7 @@ pub use request::{Server, request};
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
+    #[cfg(feature = "redis")]
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -27,6 +28,11 @@ impl Bytes<'_> {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
+    }
+
+    #[cfg(feature = "redis")]
+    fn one_in(&mut self, times: u8) -> bool {
+        self.byte().is_multiple_of(times)
     }
 
     fn below(&mut self, most: usize) -> usize {

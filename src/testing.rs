@@ -31,7 +31,8 @@ pub use crate::driver::manual::ManualClock;
 
 use crate::builder::Builder;
 use crate::error::StoreError;
-use crate::store::{AnyStore, Exchange, MemoryStore, Store};
+use crate::store::exchange::Exchange;
+use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::Request;
 
 impl Builder {

@@ -7,7 +7,8 @@ use super::{Bytes, replace};
 use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::Quota;
-use crate::store::{AnyStore, Exchange, MemoryStore, Store};
+use crate::store::exchange::Exchange;
+use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{Receipt, Reply, Request};
 use crate::testing::ManualClock;
 

@@ -90,7 +90,7 @@ fn spoil(bytes: &mut Bytes<'_>, batch: &mut Vec<u8>, names: &mut Vec<String>) ->
             // the script relies on their bounds.
             0..=3 => {
                 let number = bytes.wire_number();
-                let head = bytes.byte() % 4 != 0;
+                let head = !bytes.one_in(4);
                 let at = if head { 8 * bytes.below(16) } else { 168 + 2 + 8 * bytes.below(6) };
                 replace(batch, at, &number);
             }
@@ -114,8 +114,8 @@ fn drawn(bytes: &mut Bytes<'_>, sequence: i64, incarnation: Option<Incarnation>)
         lane: 0,
         lanes: 1,
         instance,
-        incarnation: incarnation.filter(|_| bytes.byte() % 4 != 0),
-        sequence: if bytes.byte() % 4 == 0 { amount(bytes) } else { sequence },
+        incarnation: incarnation.filter(|_| !bytes.one_in(4)),
+        sequence: if bytes.one_in(4) { amount(bytes) } else { sequence },
         times: Times {
             recovery_us: amount(bytes),
             lease_us: amount(bytes),
@@ -127,8 +127,8 @@ fn drawn(bytes: &mut Bytes<'_>, sequence: i64, incarnation: Option<Incarnation>)
             known_us: amount(bytes),
             sent_us: amount(bytes),
             nodes: amount(bytes),
-            settled: bytes.byte() % 2 == 0,
-            leaving: bytes.byte() % 8 == 0,
+            settled: bytes.one_in(2),
+            leaving: bytes.one_in(8),
         },
         limits: vec!["a".into(); usize::from(bytes.byte() % 3)],
     };
@@ -147,7 +147,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         key: [bytes.byte() % 3].as_slice().into(),
         scale,
         version: i64::from(bytes.byte() % 2),
-        epoch_us: if bytes.byte() % 2 == 0 { 500_000 } else { amount(bytes) },
+        epoch_us: if bytes.one_in(2) { 500_000 } else { amount(bytes) },
         spent: amount(bytes),
         debt: amount(bytes),
         allowed: amount(bytes),
@@ -168,8 +168,8 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         needed: amount(bytes),
         want: amount(bytes),
         want_rate: amount(bytes),
-        restore: bytes.byte() % 4 == 0,
-        claim: (bytes.byte() % 2 == 0).then(|| amount(bytes)),
+        restore: bytes.one_in(4),
+        claim: (bytes.one_in(2)).then(|| amount(bytes)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! New clients: each sends a few requests at once, as a browser does, then one a second.
 
-use super::workload::{Arrival, Workload, seed_of};
+use super::arrival::{Arrival, seed_of};
 
 /// New clients in each second.
 pub(super) const CLIENTS_PER_SECOND: u32 = 100;
@@ -9,19 +9,19 @@ pub(super) const FIRST_REQUESTS: u32 = 6;
 /// The time within which it sends them.
 const FIRST_WITHIN_US: u64 = 2_000;
 
-/// What comes to `node`, ordered by time. All nodes draw the same clients.
-pub(super) fn arrivals_of_node(workload: &Workload, node: u16) -> Vec<Arrival> {
-    let end_us = (workload.seconds * 1e6) as u64;
+/// What comes to `node`, one of `nodes`, ordered by time. All nodes draw the same clients.
+pub(super) fn arrivals_of_node(seed: u64, seconds: f64, nodes: u16, node: u16) -> Vec<Arrival> {
+    let end_us = (seconds * 1e6) as u64;
     let mut arrivals = Vec::new();
-    for key in 0..clients(workload.seconds) {
-        let mut random = fastrand::Rng::with_seed(seed_of(workload.seed, u64::from(key)));
+    for key in 0..clients(seconds) {
+        let mut random = fastrand::Rng::with_seed(seed_of(seed, u64::from(key)));
         let second = u64::from(key / CLIENTS_PER_SECOND);
         let begins_us = second * 1_000_000 + random.u64(..1_000_000);
         let at_once = (0..FIRST_REQUESTS).map(|_| begins_us + random.u64(..FIRST_WITHIN_US));
         let mut times: Vec<u64> = at_once.collect();
         times.extend((1..).map(|s| begins_us + s * 1_000_000).take_while(|at_us| *at_us < end_us));
         for at_us in times.into_iter().filter(|at_us| *at_us < end_us) {
-            if random.u16(..workload.nodes) == node {
+            if random.u16(..nodes) == node {
                 arrivals.push(Arrival { at_us, node, key, cost: 1 });
             }
         }
@@ -51,7 +51,7 @@ pub(super) fn raise_first_costs(arrivals: &mut [Arrival], cost: u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::workload::Scenario;
+    use super::super::workload::{Scenario, Workload};
     use super::*;
 
     #[test]

@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::setup::by_name;
-
 /// In `junk`, keys from this number on are invented: each is asked for once.
 pub const JUNK_KNOWN_KEYS: u32 = 101;
 /// Keys that are invented on each node and second.
@@ -218,4 +216,17 @@ impl std::str::FromStr for Scenario {
     fn from_str(text: &str) -> Result<Self, String> {
         by_name("scenario", &Self::ALL, Self::name, text)
     }
+}
+
+/// The one of `all` that is called `text`.
+pub(super) fn by_name<T: Copy>(
+    kind: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+    text: &str,
+) -> Result<T, String> {
+    all.iter().copied().find(|&one| name(one) == text).ok_or_else(|| {
+        let known: Vec<&str> = all.iter().map(|&one| name(one)).collect();
+        format!("no {kind} is called {text:?}; there are {}", known.join(", "))
+    })
 }

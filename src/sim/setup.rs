@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::scenario::by_name;
 use super::workload::{Arrival, Scenario};
 use crate::error::ConfigError;
 use crate::limit::Limit;
@@ -176,19 +177,6 @@ impl std::str::FromStr for Form {
     fn from_str(text: &str) -> Result<Self, String> {
         by_name("form", &Self::ALL, Self::name, text)
     }
-}
-
-/// The one of `all` that is called `text`.
-pub(super) fn by_name<T: Copy>(
-    kind: &str,
-    all: &[T],
-    name: fn(T) -> &'static str,
-    text: &str,
-) -> Result<T, String> {
-    all.iter().copied().find(|&one| name(one) == text).ok_or_else(|| {
-        let known: Vec<&str> = all.iter().map(|&one| name(one)).collect();
-        format!("no {kind} is called {text:?}; there are {}", known.join(", "))
-    })
 }
 
 /// What a world is made of.

@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::arrival::Arrival;
+use super::arrival::seed_of;
 use super::cold;
 use super::scenario::{AWAKE_SECONDS, JUNK_LOADS, JUNK_PER_SECOND, SUSPENDED_SECONDS};
 pub use super::scenario::{JUNK_KNOWN_KEYS, Scenario};
@@ -25,19 +27,6 @@ const HERD_CYCLE_SECONDS: u64 = 4;
 /// From one burst of a node to the next, and from the first request of a burst to the last.
 const BURST_EVERY_US: u64 = 100_000;
 const BURST_LASTS_US: u64 = 1_000;
-
-/// A request, before it is decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Arrival {
-    /// When it comes, in microseconds since the run's start.
-    pub at_us: u64,
-    /// The node it comes to, from 0.
-    pub node: u16,
-    /// The key it is charged to, from 0.
-    pub key: u32,
-    /// What it costs, in tokens.
-    pub cost: u32,
-}
 
 /// How often a node dies where keys stay on their nodes.
 pub(super) const STICKY_DEATH_SECONDS: u64 = 5;
@@ -137,7 +126,7 @@ impl Workload {
     /// [`arrivals`](Self::arrivals), whichever process asks.
     pub fn arrivals_of_node(&self, node: u16) -> Vec<Arrival> {
         if self.scenario == Scenario::ColdClients {
-            return cold::arrivals_of_node(self, node);
+            return cold::arrivals_of_node(self.seed, self.seconds, self.nodes, node);
         }
         let mut random = fastrand::Rng::with_seed(seed_of(self.seed, u64::from(node)));
         if self.scenario == Scenario::Bursts {
@@ -367,16 +356,6 @@ fn junk_key(second: u64, node: u16, nodes: u16) -> u32 {
 /// logarithm is finite.
 fn gap_s(per_second: f64, random: &mut fastrand::Rng) -> f64 {
     -(1.0 - random.f64()).ln() / per_second
-}
-
-/// A seed for one stream out of many: `SplitMix64` (Steele, Lea and Flood 2014), because streams of
-/// a generator that is seeded with neighbouring numbers are alike at first. fastrand has no hash of
-/// two numbers; another one would change every figure that a seed repeats.
-pub(super) fn seed_of(seed: u64, stream: u64) -> u64 {
-    let mut mixed = seed.wrapping_add((stream + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

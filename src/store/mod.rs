@@ -3,7 +3,7 @@
 mod any;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) mod equality;
-mod exchange;
+pub(crate) mod exchange;
 mod memory;
 pub(crate) mod model;
 #[cfg(feature = "redis")]
@@ -13,5 +13,5 @@ pub(crate) mod redis;
 pub(crate) mod redis_server;
 
 pub use any::AnyStore;
-pub(crate) use exchange::{Exchange, Store};
+pub(crate) use exchange::Store;
 pub use memory::MemoryStore;

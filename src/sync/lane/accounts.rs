@@ -93,6 +93,7 @@ impl Accounts {
         account
     }
 
+    #[cfg(feature = "sim")]
     pub(super) fn get(&self, slot: usize) -> Option<&Account> {
         self.slab.get(slot)
     }
