@@ -158,6 +158,9 @@ fn parse_access_log(line: &str) -> Result<Line<'_>, Reason> {
     }
     let (time, rest) = rest.split_once("] ").ok_or(Reason::Time)?;
     let at = Timestamp::strptime("%d/%b/%Y:%H:%M:%S %z", time).map_err(|_| Reason::Time)?;
+    if !(0..=UNIX_MS_MAX).contains(&at.as_millisecond()) {
+        return Err(Reason::Time);
+    }
     let rest = skip_quoted(rest).ok_or(Reason::Request)?;
     let rest = skip_number(rest).and_then(skip_number).ok_or(Reason::Status)?;
     if !rest.is_empty() {
@@ -259,6 +262,13 @@ mod tests {
         {
             assert_eq!(log(&format!("{LINE}{tail}")), log(LINE), "{tail}");
         }
+    }
+
+    #[test]
+    fn access_log_of_a_year_before_1970_is_no_request() {
+        assert_eq!(log_time_us("7/May/20:0:7:0+0000"), Err(Reason::Time));
+        assert_eq!(log_time_us("31/Dec/1969:23:59:59 +0000"), Err(Reason::Time));
+        assert_eq!(log_time_us("01/Jan/1970:00:00:00 +0000"), Ok(0));
     }
 
     #[test]
