@@ -183,7 +183,7 @@ end
 -- `parts`, after what is there. Returns what is to be written: the records (false: nothing), where
 -- each goes (an offset as a string, or as a number for how many milliseconds it is to be kept from
 -- now on), and the longest of these times. Nil if a quota is none, if an entry names one that the batch does not
--- have, or if more entries have a rest than the batch says.
+-- have, or if other than as many entries have a rest as the batch says.
 --
 -- The order of steps is that of Key::apply in src/store/model.rs.
 local function apply_all(batch, at, count, quota_count, rests, found, parts, now_us, time_ms, nodes, lane_gives,
@@ -602,6 +602,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       end
       records[index], places[index] = record, place
     end
+  end
+  if rests > 0 then
+    return nil
   end
   return records, places, longest_ms
 end

@@ -1,4 +1,5 @@
-//! Targets for the fuzzer of tests/fuzz: each takes any bytes, and panics where a promise is broken.
+//! Targets for the fuzzer of tests/fuzz: each takes any bytes, and panics where a promise is broken. One more, for lines
+//! of traces, which the binary reads, is in tests/fuzz/src/trace.rs.
 //!
 //! The unit tests below run each target on its kept inputs, tests/fuzz/corpus, where each bug that was found stands
 //! under a name of its own.

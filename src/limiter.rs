@@ -387,7 +387,7 @@ impl Handle {
     /// Decides about one request that costs one token, and asks the store if this node alone cannot be sure: see
     /// [`ActiveLimit::check_sure`].
     pub async fn check_sure(&self) -> Decision {
-        self.limit.decide_or_ask(self.target(), 1).await
+        self.decide_or_ask(1).await
     }
 
     /// Decides about one request that costs `cost` tokens, and asks the store if this node alone cannot be sure:
@@ -398,7 +398,19 @@ impl Handle {
     /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
     pub async fn check_sure_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
-        Ok(self.limit.decide_or_ask(self.target(), cost).await)
+        Ok(self.decide_or_ask(cost).await)
+    }
+
+    async fn decide_or_ask(&self, cost: u32) -> Decision {
+        let now = self.limit.state.clock.now();
+        let (verdict, decision) = self.limit.decide_fully(self.target(), cost, true, now);
+        match verdict {
+            Verdict::Unsure if self.key.place == OVERFLOW => {
+                self.limit.hold(&self.key.key).ask_store(cost).await
+            }
+            Verdict::Unsure => self.ask_store(cost).await,
+            _ => decision,
+        }
     }
 
     #[inline(always)]

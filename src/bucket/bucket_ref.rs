@@ -37,7 +37,7 @@ impl BucketRef {
 
     /// The key, which must not be evicted meanwhile; empty for the overflow bucket.
     pub(crate) fn key(&self) -> Arc<[u8]> {
-        TableBucket::key(&**self).load(&self.table.long, self.place).into()
+        TableBucket::key(&**self).load(&self.table.long).into()
     }
 
     /// Whether the key was evicted.

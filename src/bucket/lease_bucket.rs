@@ -426,6 +426,7 @@ impl LeaseBucket {
 
 impl TableBucket for LeaseBucket {
     type Word = TokenWord;
+    const HAS_MARKS: bool = true;
 
     #[inline(always)]
     fn load(&self) -> TokenWord {

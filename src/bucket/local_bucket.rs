@@ -45,6 +45,7 @@ fn units_at(at: Timestamp, scale: &Scale) -> u64 {
 
 impl TableBucket for LocalBucket {
     type Word = u64;
+    const HAS_MARKS: bool = false;
 
     #[inline(always)]
     fn load(&self) -> u64 {

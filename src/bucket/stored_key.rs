@@ -1,4 +1,4 @@
-//! Where the bytes of keys are stored: in their buckets, or, if they are long, in slabs beside those of the buckets.
+//! Where the bytes of keys are stored: in their buckets, or, if they are long, in slots beside them.
 //!
 //! A short key is stored as four words: of 16 to 32 bytes its first 16 bytes and its last 16 bytes, which may overlap; of
 //! 8 to 15 bytes the first 8 and the last 8; of fewer the bytes. Together with the key's length this is exact: two keys
@@ -43,7 +43,7 @@ pub(super) fn short_words(key: &[u8]) -> Option<[u64; SHORT_WORDS]> {
     Some([number(key), 0, 0, 0])
 }
 
-/// The part of a bucket that holds its key: the length, and the words of a short key.
+/// The part of a bucket that holds its key: the length, and the words of a short key or the slot of a long one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredKey<'a> {
     pub(super) bytes: &'a AtomicU16,
@@ -60,33 +60,44 @@ impl StoredKey<'_> {
             && differs(0) | differs(1) | differs(2) | differs(3) == 0
     }
 
-    /// Whether it is `key`. A long key is in `long`, at the bucket's `place`.
-    pub(super) fn is(self, key: &[u8], long: &LongKeys, place: u32) -> bool {
+    /// Whether it is `key`; long keys are in `long`.
+    pub(super) fn is(self, key: &[u8], long: &LongKeys) -> bool {
         let Some(short) = short_words(key) else {
-            let bytes = usize::from(self.bytes.load(Ordering::Relaxed));
-            return bytes == key.len() && long.is(place, key);
+            return self.slot(key.len()).is_some_and(|slot| long.is(slot, key));
         };
         self.is_short(key.len(), short)
     }
 
-    /// Stores `key`. `None` if there is no memory for a long one.
-    pub(super) fn store(self, key: &[u8], long: &LongKeys, place: u32) -> Option<()> {
-        let short = short_words(key);
-        if short.is_none() {
-            long.store(place, key)?;
-        }
+    /// Stores `key`, in a slot of `long` if it is long. `None` if there is no memory for one.
+    pub(super) fn store(self, key: &[u8], long: &LongKeys, slots: &mut LongSlots) -> Option<()> {
+        let words = match short_words(key) {
+            Some(short) => short,
+            None => [slots.store(key, long)?.into(), 0, 0, 0],
+        };
         self.bytes.store(key.len() as u16, Ordering::Relaxed);
-        for (word, value) in self.words.iter().zip(short.unwrap_or_default()) {
+        for (word, value) in self.words.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
         Some(())
     }
 
+    /// The slot of a key, if it has this length and is long.
+    fn slot(self, bytes: usize) -> Option<u32> {
+        let is_so_long =
+            bytes > MAX_SHORT_BYTES && usize::from(self.bytes.load(Ordering::Relaxed)) == bytes;
+        is_so_long.then(|| self.words[0].load(Ordering::Relaxed) as u32)
+    }
+
+    /// The key, which is evicted: its slot is given to the next long key.
+    pub(super) fn give_back(self, slots: &mut LongSlots) {
+        slots.free.extend(self.slot(self.bytes.load(Ordering::Relaxed).into()));
+    }
+
     /// The key. The caller knows that it is not evicted meanwhile.
-    pub(super) fn load(self, long: &LongKeys, place: u32) -> Vec<u8> {
+    pub(super) fn load(self, long: &LongKeys) -> Vec<u8> {
         let bytes = usize::from(self.bytes.load(Ordering::Relaxed));
-        if bytes > MAX_SHORT_BYTES {
-            return long.load(place, bytes);
+        if let Some(slot) = self.slot(bytes) {
+            return long.load(slot, bytes);
         }
         let mut key = bytes_of(self.words);
         if bytes > WORD {
@@ -99,52 +110,63 @@ impl StoredKey<'_> {
     }
 }
 
-/// Keys that are too long for their buckets, by the places of these. A slab is allocated when the first of its places
-/// needs it; the system provides its memory page by page as it is written to. It is not freed while the table lives, so
-/// readers need no lock.
+/// Keys that are too long for their buckets, in slots. A slab of slots is allocated when the first of them is needed, and
+/// is not freed while the table lives, so readers need no lock.
 #[derive(Debug)]
 pub(super) struct LongKeys {
     slabs: Box<[OnceLock<Box<[AtomicU64]>>]>,
 }
 
+/// The slots of long keys; only the table's writer uses it.
+#[derive(Debug, Default)]
+pub(super) struct LongSlots {
+    free: Vec<u32>,
+    /// How many slots were ever given.
+    given: u32,
+}
+
+impl LongSlots {
+    /// Stores a key in a free slot, which it returns. `None` if there is no memory for one.
+    fn store(&mut self, key: &[u8], keys: &LongKeys) -> Option<u32> {
+        let slot = self.free.pop().unwrap_or(self.given);
+        let slab = &keys.slabs[slot as usize / SLAB];
+        if slab.get().is_none() {
+            let _ = slab.set(zeros(SLAB * LONG_WORDS)?);
+        }
+        self.given = self.given.max(slot + 1);
+        for (word, value) in keys.words(slot)?.iter().zip(numbers(key)) {
+            word.store(value, Ordering::Relaxed);
+        }
+        Some(slot)
+    }
+}
+
 impl LongKeys {
-    /// No keys yet, of at most so many places.
-    pub(super) fn new(places: usize) -> Self {
-        Self { slabs: (0..places.div_ceil(SLAB)).map(|_| OnceLock::new()).collect() }
+    /// No keys yet, and slots for this many.
+    pub(super) fn new(keys: usize) -> Self {
+        Self { slabs: (0..keys.div_ceil(SLAB)).map(|_| OnceLock::new()).collect() }
     }
 
-    fn is(&self, place: u32, key: &[u8]) -> bool {
+    fn is(&self, slot: u32, key: &[u8]) -> bool {
         let is_key = |words: &[AtomicU64]| {
             words
                 .iter()
                 .zip(numbers(key))
                 .all(|(word, value)| word.load(Ordering::Relaxed) == value)
         };
-        self.words(place).is_some_and(is_key)
+        self.words(slot).is_some_and(is_key)
     }
 
-    /// `None` if the memory cannot be had.
-    fn store(&self, place: u32, key: &[u8]) -> Option<()> {
-        let slab = &self.slabs[place as usize / SLAB];
-        if slab.get().is_none() {
-            let _ = slab.set(zeros(SLAB * LONG_WORDS)?);
-        }
-        for (word, value) in self.words(place)?.iter().zip(numbers(key)) {
-            word.store(value, Ordering::Relaxed);
-        }
-        Some(())
-    }
-
-    fn load(&self, place: u32, bytes: usize) -> Vec<u8> {
-        let mut key = self.words(place).map(bytes_of).unwrap_or_default();
+    fn load(&self, slot: u32, bytes: usize) -> Vec<u8> {
+        let mut key = self.words(slot).map(bytes_of).unwrap_or_default();
         key.truncate(bytes);
         key
     }
 
-    /// The words of the key at `place`, if there was ever a long key in its slab.
-    fn words(&self, place: u32) -> Option<&[AtomicU64]> {
-        let slab = self.slabs[place as usize / SLAB].get()?;
-        slab.chunks_exact(LONG_WORDS).nth(place as usize % SLAB)
+    /// The words of a slot. A reader may come with what was the word of a short key.
+    fn words(&self, slot: u32) -> Option<&[AtomicU64]> {
+        let slab = self.slabs.get(slot as usize / SLAB)?.get()?;
+        slab.chunks_exact(LONG_WORDS).nth(slot as usize % SLAB)
     }
 }
 
@@ -172,15 +194,15 @@ mod tests {
 
     #[test]
     fn keys_of_all_lengths_are_read_back_and_differ_from_keys_with_one_byte_changed() {
-        let (keys, place) = (LongKeys::new(2 * SLAB), SLAB as u32 + 3);
+        let (keys, mut slots) = (LongKeys::new(SLAB), LongSlots::default());
         let (bytes, words) = (AtomicU16::new(0), Default::default());
         let stored = StoredKey { bytes: &bytes, words: &words };
         for length in 0..=KEY_BYTES_MAX {
             let key: Vec<u8> = (0..length).map(|at| (at * 7 + 1) as u8).collect();
-            assert!(stored.store(&key, &keys, place).is_some());
-            let is = |key: &[u8]| stored.is(key, &keys, place);
+            assert!(stored.store(&key, &keys, &mut slots).is_some());
+            let is = |key: &[u8]| stored.is(key, &keys);
             assert!(is(&key));
-            assert_eq!(stored.load(&keys, place), key);
+            assert_eq!(stored.load(&keys), key);
             for at in 0..length {
                 let mut other = key.clone();
                 other[at] ^= 1;
@@ -191,15 +213,32 @@ mod tests {
     }
 
     #[test]
-    fn long_keys_of_two_places_never_overlap() {
-        let keys = LongKeys::new(3 * SLAB);
-        let places = 0..3 * SLAB as u32;
-        let key = |place: u32| place.to_le_bytes().repeat(KEY_BYTES_MAX / 4);
-        for place in places.clone() {
-            assert!(keys.store(place, &key(place)).is_some());
+    fn slots_of_long_keys_never_overlap_and_are_given_again() {
+        let (keys, mut slots) = (LongKeys::new(3 * SLAB), LongSlots::default());
+        let key = |slot: u32| slot.to_le_bytes().repeat(KEY_BYTES_MAX / 4);
+        for slot in 0..3 * SLAB as u32 {
+            assert_eq!(slots.store(&key(slot), &keys), Some(slot));
         }
-        for place in places {
-            assert_eq!(keys.load(place, KEY_BYTES_MAX), key(place));
+        for slot in 0..3 * SLAB as u32 {
+            assert_eq!(keys.load(slot, KEY_BYTES_MAX), key(slot));
         }
+        let (bytes, words) = (AtomicU16::new(KEY_BYTES_MAX as u16), Default::default());
+        let stored = StoredKey { bytes: &bytes, words: &words };
+        stored.words[0].store(7, Ordering::Relaxed);
+        stored.give_back(&mut slots);
+        assert_eq!(slots.store(&key(1), &keys), Some(7));
+        assert!(keys.words(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn few_long_keys_that_come_and_go_take_few_slots() {
+        let (keys, mut slots) = (LongKeys::new(1000 * SLAB), LongSlots::default());
+        let (bytes, words) = (AtomicU16::new(0), Default::default());
+        let stored = StoredKey { bytes: &bytes, words: &words };
+        for turn in 0..1000 * SLAB {
+            assert!(stored.store(&[turn as u8; 100], &keys, &mut slots).is_some());
+            stored.give_back(&mut slots);
+        }
+        assert_eq!((slots.given, slots.free), (1, vec![0]));
     }
 }

@@ -32,7 +32,7 @@ use super::index::{Index, IndexWriter};
 use super::key_hash::{KeyHasher, PLACE_MAX};
 use super::marks::Marks;
 use super::spend_result::{Ask, SpendResult, Verdict};
-use super::stored_key::{LongKeys, SLAB, StoredKey, short_words};
+use super::stored_key::{LongKeys, LongSlots, SLAB, StoredKey, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
@@ -58,6 +58,8 @@ const _: () = assert!(KEYS_MAX <= PLACE_MAX as usize);
 pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     /// The state that a decision loads before it compares the key, and swaps.
     type Word: Copy + fmt::Debug;
+    /// Whether a key that was evicted before it was full can have left a mark.
+    const HAS_MARKS: bool;
     /// The state now.
     fn load(&self) -> Self::Word;
     /// Whether the place has no key.
@@ -160,6 +162,7 @@ impl KeyBudget {
 struct Writer {
     /// Places whose keys were evicted. Room for all of them, which the system provides as it is needed.
     free: Vec<u32>,
+    long: LongSlots,
     marks: Marks,
     /// The last place that was ever given. The first is 1.
     last: u32,
@@ -263,7 +266,7 @@ impl<B: TableBucket> Table<B> {
         let hash = self.hasher.hash(key, short_words(key));
         self.index.find(hash, |place| {
             let found = self.found_at(place);
-            let is_same = found.bucket.key().is(key, &self.long, place);
+            let is_same = found.bucket.key().is(key, &self.long);
             (is_same && !B::is_retired(found.word)).then_some(found)
         })
     }
@@ -302,7 +305,7 @@ impl<B: TableBucket> Table<B> {
 
     /// Whether the key may have been evicted before it was full.
     fn is_marked(&self, key: &[u8]) -> bool {
-        self.writer().marks.has(self.hasher.hash(key, short_words(key)))
+        B::HAS_MARKS && self.writer().marks.has(self.hasher.hash(key, short_words(key)))
     }
 
     /// Counts a decision about a key without room.
@@ -324,7 +327,7 @@ impl<B: TableBucket> Table<B> {
             writer.last
         });
         let bucket = self.make_place(place);
-        if bucket.key().store(key, &self.long, place).is_none() {
+        if bucket.key().store(key, &self.long, &mut writer.long).is_none() {
             // There is no memory for so long a key.
             writer.free.push(place);
             self.budget.release(writer.index.entries);
@@ -374,10 +377,11 @@ impl<B: TableBucket> Table<B> {
                 }
                 let Some(full_at) = bucket.try_retire(now, scale, what) else { continue };
                 if full_at > now {
-                    let key = bucket.key().load(&self.long, place);
+                    let key = bucket.key().load(&self.long);
                     writer.marks.add(self.hasher.hash(&key, short_words(&key)), full_at);
                 }
                 self.index.strike(place, &mut writer.index);
+                bucket.key().give_back(&mut writer.long);
                 writer.free.push(place);
                 self.budget.release(writer.index.entries);
                 evicted += 1;

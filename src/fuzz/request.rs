@@ -42,7 +42,7 @@ impl Server {
 }
 
 /// Sends batches as `bytes` say. The script answers each with a reply that decodes, or with an error of its own, and
-/// everything that it writes expires. A batch whose parts do not match writes nothing.
+/// everything that it writes expires.
 pub fn request(server: &mut Server, bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let (): () = server.query(&redis::cmd("FLUSHALL"));

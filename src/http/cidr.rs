@@ -63,11 +63,17 @@ impl FromStr for Network {
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
         let refused = |reason| NetworkError { value: text.to_owned(), reason };
-        let network: IpNet = text
-            .parse()
-            .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
-            .map_err(|_| refused(NO_NETWORK))?;
-        Self::checked(network.addr(), network.prefix_len()).map_err(refused)
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
+        // The standard library's addresses have no leading zeros, which some read as octal.
+        let address: IpAddr = address.parse().map_err(|_| refused(NO_NETWORK))?;
+        let prefix = match prefix {
+            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                digits.parse().map_err(|_| refused(NO_NETWORK))?
+            }
+            Some(_) => return Err(refused(NO_NETWORK)),
+            None => IpNet::from(address).prefix_len(),
+        };
+        Self::checked(address, prefix).map_err(refused)
     }
 }
 
@@ -116,6 +122,7 @@ mod tests {
             "2001:db8::1/64",
             "::ffff:10.0.0.0/95",
             "10.0.0/8",
+            "010.0.0.0/8",
             "proxy",
             "10.0.0.0/8 ",
         ] {

@@ -14,7 +14,7 @@
 //! | quota | which quota is in force | `agreed_quota` |
 //! | policy | the outage policy in force | `policy` |
 //!
-//! The parts do not know of each other. What concerns several of them is done by the account, in the order in which
+//! No part uses another. What concerns several of them is done by the account, in the order in which
 //! it happens to a key: decisions are booked (here), a report is made (`reporting`, with `giving_back` and `need`), a
 //! reply is installed (`reply`, `credit`, `waiting`), the next report is scheduled (`reporting_times`), and an
 //! outage policy begins and ends (`outage`).
@@ -79,7 +79,7 @@ pub(crate) struct Touch {
     pub(crate) denied_cost: u32,
 }
 
-/// What the lane knows of the cluster.
+/// What the last replies said of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cluster {
     /// Nodes that share the limit, by the store's last count.
@@ -380,7 +380,7 @@ impl Account {
     }
 
     /// Counts a record that was found to be `lost`; returns how many were.
-    pub(crate) fn lose_record(&mut self, lost: bool) -> u32 {
+    pub(crate) fn count_lost_record(&mut self, lost: bool) -> u32 {
         self.lost_records += u32::from(lost);
         self.lost_records
     }

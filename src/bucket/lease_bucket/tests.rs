@@ -327,7 +327,8 @@ fn two_threads_and_a_changing_lease_never_spend_more_than_was_given() {
             spent
         })
     });
-    let (mut earned, mut fraction, mut rate, mut granted) = (0_i64, 0, 0, 0);
+    let (mut earned, mut fraction, mut granted) = (0_i64, 0, 0);
+    let (mut rate, mut since_us) = (0, 0);
     for step in 1..=20_000_i64 {
         // However the threads are scheduled, both keep spending.
         while step % 100 == 0
@@ -336,21 +337,32 @@ fn two_threads_and_a_changing_lease_never_spend_more_than_was_given() {
             std::thread::yield_now();
         }
         clock.set(at(step as u64 * 100));
-        earned += rate * 100;
         if step % 3 == 0 {
-            // The change's clock may be behind the spenders'.
-            rate = step % 40;
+            // The change's clock may be behind the spenders'. The new rate counts from then on, so spenders that claim
+            // nothing meanwhile have what it brings.
+            let now_us = step * 100 - step % 2 * 50;
+            earned += rate * (now_us - since_us);
+            (rate, since_us) = (step % 40, now_us);
             granted += step % 2;
-            let now = clock.now().minus_micros(step as u64 % 2 * 50);
+            let now = at(now_us as u64);
             let lease = lease(rate, 1000, u64::MAX);
             fraction = bucket.amend(now, lease, step % 2, fraction, UNIT).remainder;
         }
     }
     let spent: u64 = spenders.into_iter().map(|spender| spender.join().unwrap()).sum();
     assert_eq!(collect(&bucket).spent, spent, "every token spent is pending once");
+    earned += rate * (2_000_000 - since_us);
     let given = granted + earned / UNIT + 1;
     assert!(spent <= given as u64, "spent {spent} of {given}");
     assert!(spent > 0);
+}
+
+#[test]
+fn refill_that_nobody_claimed_flows_in_at_the_new_rate_from_the_time_of_the_change() {
+    let bucket = leased(lease(1, 1000, u64::MAX), 0);
+    // A spender's clock is at 200 us; the engine's change is of 150 us.
+    bucket.amend(at(150), lease(41, 1000, u64::MAX), 0, 0, UNIT);
+    assert_eq!(bucket.peek(at(200), UNIT), 2, "150 units at 1 a microsecond, 2050 at 41");
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Lane {
             if leaving {
                 account.report_at(now);
             }
-            (account.lose_record(given.lost), installed)
+            (account.count_lost_record(given.lost), installed)
         });
         self.trouble.lost_records = self.trouble.lost_records.max(lost);
         self.hand_out_answers(slot, context);

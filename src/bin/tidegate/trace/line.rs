@@ -143,7 +143,7 @@ impl Parser {
 
 /// Whether `line` is what a CSV may start with.
 pub(crate) fn is_csv_header(line: &str) -> bool {
-    matches!(line, "unix_ms,key" | "unix_ms,key,cost")
+    matches!(line.replace('"', "").as_str(), "unix_ms,key" | "unix_ms,key,cost")
 }
 
 /// `client identity user [time] "request" status size`, in Combined Log Format followed by
