@@ -26,7 +26,7 @@ pub(crate) mod manual;
 
 use clock::TimeSource;
 use evictor::Evictor;
-pub(crate) use limit_state::{Buckets, LimitState, PinnedKey};
+pub(crate) use limit_state::{Buckets, LimitState, LocalBuckets, PinnedKey};
 
 /// How often decisions are told to the listeners, and room is looked for.
 const FLUSH_US: u64 = 1_000_000;

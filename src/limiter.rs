@@ -8,11 +8,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Ask, Found, Notification, OVERFLOW, Room, SpendResult, Table, TableBucket, Verdict,
+    Ask, Found, LeaseBucket, Notification, OVERFLOW, Room, SpendResult, Table, TableBucket, Verdict,
 };
 use crate::decision::Decision;
 use crate::driver::{
-    Buckets, Command, LimitState, NodeState, PinnedKey, StoreAnswer, StoreQuery, Wish,
+    Buckets, Command, LimitState, LocalBuckets, NodeState, PinnedKey, StoreAnswer, StoreQuery, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
@@ -151,49 +151,59 @@ impl ActiveLimit {
     #[inline(always)]
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
         let now = self.state.clock.now();
+        let table = match &self.state.buckets {
+            Buckets::Leased(table) => table,
+            Buckets::Local(local) => {
+                let now = self.shared.node.time.precise(now);
+                return self.decision(&self.ask_local(local, target, cost, now), cost, now);
+            }
+        };
         if cost > 0
-            && let Buckets::Leased(table) = &self.state.buckets
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
             && let Some(result) =
                 bucket.decide_fast(word, cost, now, || self.state.terms.scale.token)
         {
             return self.decision(&result, cost, now);
         }
-        self.decide_fully(target, cost, false, now).1
+        self.decision(&self.ask_leased(table, target, cost, false, now), cost, now)
     }
 
-    /// Asks the key's bucket until it answers, which may be that the store should be asked, counts the decision, and
-    /// notifies the engine of what it has to know.
+    /// Asks the key's bucket until it answers, counts the decision, and notifies the engine of what it has to know.
     #[inline(never)]
-    fn decide_fully(
+    fn ask_leased(
         &self,
+        table: &Table<LeaseBucket>,
         target: Target<'_>,
         cost: u32,
         can_wait: bool,
-        mut now: Timestamp,
-    ) -> (Verdict, Decision) {
-        let (time, scale) = (&self.shared.node.time, self.state.terms.scale);
-        let ask = Ask { cost, scale, first_credit: self.state.first_credit(), can_wait };
-        let result = match &self.state.buckets {
-            Buckets::Leased(table) => {
-                let room = if can_wait { Room::Any } else { Room::NotLast };
-                let (place, result) = target.ask(table, room, ask, (now, time));
-                table.count(place, &result, cost);
-                if !result.news.is_none() {
-                    let (limit, news) = (self.state.index, result.news);
-                    let notification = Notification { limit, place, at: now, news };
-                    self.shared.node.notifications.push(notification);
-                }
-                result
-            }
-            Buckets::Local(local) => {
-                now = time.precise(now);
-                let (place, result) = target.ask(&local.table, Room::Any, ask, now);
-                local.count(place, &result, cost);
-                result
-            }
-        };
-        (result.verdict, self.decision(&result, cost, now))
+        now: Timestamp,
+    ) -> SpendResult {
+        let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit());
+        let ask = Ask { cost, scale, first_credit, can_wait };
+        let room = if can_wait { Room::Any } else { Room::NotLast };
+        let (place, result) = target.ask(table, room, ask, (now, &self.shared.node.time));
+        table.count(place, &result, cost);
+        if !result.news.is_none() {
+            let (limit, news) = (self.state.index, result.news);
+            let notification = Notification { limit, place, at: now, news };
+            self.shared.node.notifications.push(notification);
+        }
+        result
+    }
+
+    /// Asks the key's bucket until it answers, and counts the decision.
+    #[inline(never)]
+    fn ask_local(
+        &self,
+        local: &LocalBuckets,
+        target: Target<'_>,
+        cost: u32,
+        now: Timestamp,
+    ) -> SpendResult {
+        let ask = Ask { cost, scale: self.state.terms.scale, first_credit: 0, can_wait: false };
+        let (place, result) = target.ask(&local.table, Room::Any, ask, now);
+        local.count(place, &result, cost);
+        result
     }
 
     #[inline(always)]
@@ -232,17 +242,20 @@ impl ActiveLimit {
     }
 
     async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
-        match self.decide_or_hold(target, cost) {
-            Ok(decision) => decision,
-            Err(handle) => handle.ask_store(cost).await,
+        match self.decide_if_sure(target, cost) {
+            Some(decision) => decision,
+            None => self.hold(target.key).ask_store(cost).await,
         }
     }
 
-    /// A decision that is sure, or that nothing can be asked about. Otherwise the key's handle, to
-    /// [ask the store](Handle::ask_store) with.
-    fn decide_or_hold(&self, target: Target<'_>, cost: u32) -> Result<Decision, Handle> {
-        let (verdict, decision) = self.decide_fully(target, cost, true, self.state.clock.now());
-        if verdict == Verdict::Unsure { Err(self.hold(target.key)) } else { Ok(decision) }
+    /// A decision that is sure, or that nothing can be asked about. `None`: [ask the store](Handle::ask_store).
+    fn decide_if_sure(&self, target: Target<'_>, cost: u32) -> Option<Decision> {
+        let Buckets::Leased(table) = &self.state.buckets else {
+            return Some(self.decide(target, cost));
+        };
+        let now = self.state.clock.now();
+        let result = self.ask_leased(table, target, cost, true, now);
+        (result.verdict != Verdict::Unsure).then(|| self.decision(&result, cost, now))
     }
 
     /// Looks `key` up once, for callers that decide about it often: the handle finds its bucket without a look-up.
@@ -280,7 +293,8 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Result<Decision, Handle>, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide_or_hold(Target::key(&self.shared.secret.name(key)), cost))
+        let name = self.shared.secret.name(key);
+        Ok(self.decide_if_sure(Target::key(&name), cost).ok_or_else(|| self.hold(&name)))
     }
 
     /// How far this limit can have been exceeded, and was by what the store said, as of the last
@@ -323,6 +337,7 @@ impl<'a> Target<'a> {
     }
 
     /// Asks the bucket until it answers, and returns its place too. A cost of 0 adds no key.
+    #[inline(always)]
     fn ask<B: TableBucket>(
         self,
         table: &Table<B>,
@@ -402,14 +417,12 @@ impl Handle {
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
-        let now = self.limit.state.clock.now();
-        let (verdict, decision) = self.limit.decide_fully(self.target(), cost, true, now);
-        match verdict {
-            Verdict::Unsure if self.key.place == OVERFLOW => {
+        match self.limit.decide_if_sure(self.target(), cost) {
+            Some(decision) => decision,
+            None if self.key.place == OVERFLOW => {
                 self.limit.hold(&self.key.key).ask_store(cost).await
             }
-            Verdict::Unsure => self.ask_store(cost).await,
-            _ => decision,
+            None => self.ask_store(cost).await,
         }
     }
 

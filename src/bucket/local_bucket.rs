@@ -78,18 +78,21 @@ impl TableBucket for LocalBucket {
         let now = units_at(at, &scale);
         let full_at = seen.max(now);
         let after = full_at + u64::from(cost.max(1)) * scale.token as u64;
-        let is_allowed = after - now <= burst;
-        let full_at = if is_allowed && cost > 0 {
-            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-            self.full_at.compare_exchange(seen, after, success, failure).ok()?;
-            after
-        } else {
-            full_at
+        let result = |is_allowed, full_at: u64| {
+            // Less than none only if the time went back.
+            let level = burst as i64 - (full_at - now) as i64;
+            let report = (View::NONE, Refill::endless(scale.rate as u64, level, at));
+            Some(SpendResult::new(Verdict::of(is_allowed), true, 0, report))
         };
-        // Less than none only if the time went back.
-        let level = burst as i64 - (full_at - now) as i64;
-        let report = (View::NONE, Refill::endless(scale.rate as u64, level, at));
-        Some(SpendResult::new(Verdict::of(is_allowed), true, 0, report))
+        if after - now > burst {
+            return result(false, full_at);
+        }
+        if cost == 0 {
+            return result(true, full_at);
+        }
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.full_at.compare_exchange(seen, after, success, failure).ok()?;
+        result(true, after)
     }
 
     /// Retires a key that is full by every clock: a decision about the next key may have read the time before `now`.
