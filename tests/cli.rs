@@ -4,6 +4,7 @@
     reason = "a test that waits for a real process polls real time, with a deadline"
 )]
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -165,7 +166,15 @@ fn store_that_is_away_is_told_once_for_all_nodes() {
         assert_eq!(output.status.code(), Some(1), "{stderr}");
         let last = stderr.lines().last().unwrap_or_default();
         assert!(last.starts_with("error: "), "{processes}: {stderr}");
-        assert!(stderr.lines().count() <= 3, "{processes}: {stderr}");
+        // Once as it happens, and once with how often it did. A machine that is held up has other warnings too.
+        let warnings = stderr.lines().filter_map(|line| line.strip_prefix("warning: "));
+        let mut times = HashMap::new();
+        for warning in warnings {
+            let text = warning.split_once(" times: ").map_or(warning, |(_, text)| text);
+            *times.entry(text).or_insert(0) += 1;
+        }
+        let away = times.keys().filter(|text| text.starts_with("the store is away")).count();
+        assert!(away > 0 && times.values().all(|&times| times <= 2), "{processes}: {stderr}");
     }
 }
 
