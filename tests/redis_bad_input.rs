@@ -529,7 +529,7 @@ async fn forgotten_scripts_are_sent_again_and_nobody_notices() {
 }
 
 #[tokio::test]
-async fn a_flushed_redis_is_rebuilt_by_its_nodes_and_gives_no_key_a_fresh_burst() {
+async fn flushed_redis_is_rebuilt_by_its_nodes_and_gives_no_key_a_fresh_burst() {
     const NODES: u64 = 3;
     const RATE: u64 = 100;
     const BURST: u64 = 300;

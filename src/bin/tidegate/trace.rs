@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quote_that_is_not_closed_ends_with_its_line() {
+    fn open_quote_in_a_csv_ends_with_its_line() {
         let trace = Trace::parse(b"1,a\n2,\"b\n3,c\n");
         assert_eq!(keys_in_order(&trace), ["a", "b", "c"]);
     }

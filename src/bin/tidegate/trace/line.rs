@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_csv_field_may_have_commas_and_quotes() {
+    fn quoted_csv_field_may_have_commas_and_quotes() {
         for (line, key) in [
             (r#"12,"a,b",7"#, "a,b"),
             (r#""12","a ""b""","7""#, r#"a "b""#),
