@@ -1,5 +1,6 @@
 //! A store that answers anything: replies are decoded and reach the engine and the buckets of a whole limiter.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::Quota;
 use crate::store::exchange::Exchange;
 use crate::store::{AnyStore, MemoryStore, Store};
-use crate::sync::message::{Receipt, Reply, Request};
+use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
 use crate::testing::ManualClock;
 
 /// The head of a reply, and where its status stands.
@@ -24,7 +25,8 @@ const MENDED_WITHIN: [(u32, Duration); 3] =
     [(4, Duration::from_millis(50)), (4, Duration::from_secs(1)), (6, Duration::from_secs(20))];
 
 /// Lets a store answer a limiter as `bytes` say. Whatever it answers, no key has more than its burst and the most
-/// credit at once, and every lane works again within minutes after the store is sound.
+/// credit at once, or the burst of a newer quota that it told, and every lane works again within minutes after the store
+/// is sound.
 pub fn reply(bytes: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(answered(bytes));
@@ -34,7 +36,11 @@ async fn answered(bytes: &[u8]) {
     let clock = ManualClock::new();
     let time = clock.clone();
     let memory = MemoryStore::new().with_time(move || time.now());
-    let store = HostileStore { memory, script: Arc::new(Mutex::new(bytes.to_vec())) };
+    let store = HostileStore {
+        memory,
+        script: Arc::new(Mutex::new(bytes.to_vec())),
+        most_burst: Arc::new(AtomicI64::new(BURST.into())),
+    };
     let limiter = Limiter::builder()
         .limit(Limit::new("api", Quota::per_second(100).burst(u64::from(BURST))))
         .limit(Limit::new("strict", Quota::per_minute(6).burst(u64::from(BURST))).strict())
@@ -48,7 +54,7 @@ async fn answered(bytes: &[u8]) {
     let mut rounds = 0;
     while !store.is_sound() && rounds < 64 {
         rounds += 1;
-        spend(&limits, rounds);
+        spend(&limits, store.most_burst(), rounds);
         clock.advance(Duration::from_millis(20 << (rounds % 6)));
         limiter.settle().await;
     }
@@ -66,11 +72,12 @@ async fn answered(bytes: &[u8]) {
 }
 
 /// Spends all that one key of each limit has at this instant.
-fn spend(limits: &[ActiveLimit; 2], round: usize) {
+fn spend(limits: &[ActiveLimit; 2], burst: i64, round: usize) {
+    let most = burst + i64::from(CREDIT);
     for limit in limits {
         let key = KEYS[round % KEYS.len()];
-        let spent = (0..=BURST + CREDIT).take_while(|_| limit.check(key).is_allowed()).count();
-        assert!(spent <= (BURST + CREDIT) as usize, "{spent} at once of {BURST}");
+        let spent = (0..=most.min(100)).take_while(|_| limit.check(key).is_allowed()).count();
+        assert!(spent as i64 <= most, "{spent} at once of {burst}");
     }
 }
 
@@ -79,9 +86,26 @@ fn spend(limits: &[ActiveLimit; 2], round: usize) {
 struct HostileStore {
     memory: MemoryStore,
     script: Arc<Mutex<Vec<u8>>>,
+    /// The largest burst of a quota that it told, in tokens.
+    most_burst: Arc<AtomicI64>,
 }
 
 impl HostileStore {
+    fn most_burst(&self) -> i64 {
+        self.most_burst.load(Ordering::Relaxed)
+    }
+
+    /// Notes the newer quotas of a reply.
+    fn tell(&self, reply: &Reply) {
+        if let BatchVerdict::Applied(grants) = &reply.verdict {
+            for grant in grants {
+                if let Grant::OtherQuota { scale, .. } = grant {
+                    self.most_burst.fetch_max(scale.burst / scale.token, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
     fn is_sound(&self) -> bool {
         self.script.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
@@ -143,6 +167,7 @@ impl Store for HostileStore {
             let again = reply.encode(Receipt::default(), &request.entries);
             let decoded = Reply::decode(&again, &request.entries, request.limits.len());
             assert_eq!(decoded.as_ref(), Ok(&reply), "what was read is written");
+            self.tell(&reply);
             Ok(reply)
         })
     }

@@ -3,7 +3,7 @@
 //! Buckets and accounts count in the units of the quota that the node was built with; what passes between
 //! node and store is in the units of the quota that the store holds.
 
-use crate::quota::Scale;
+use crate::quota::{Scale, TOKENS_MAX};
 use crate::sync::message::{Entry, Given, Held};
 use crate::time::Timestamp;
 
@@ -24,10 +24,13 @@ struct Adopted {
 }
 
 impl Adopted {
+    /// `None` if what the store holds is no quota, or one that this node's units cannot hold.
     fn new(version: i64, stored: Scale, token: i64) -> Option<Self> {
-        let burst = (stored.burst / stored.token).checked_mul(token)?;
+        let tokens = stored.burst / stored.token;
+        let is_quota = stored.rate > 0 && (1..=TOKENS_MAX as i64).contains(&tokens);
+        let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
         let rate = converted(stored.rate, stored.token, token).max(1);
-        (burst <= OWN_MAX).then_some(Self { version, stored, own: Scale { rate, token, burst } })
+        Some(Self { version, stored, own: Scale { rate, token, burst } })
     }
 
     fn out(&self, units: i64) -> i64 {
@@ -130,5 +133,23 @@ fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
         want_rate: convert(entry.want_rate),
         claim: entry.claim.map(convert),
         ..entry.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reply said that a newer quota had no refill: the key took it, and was never filled again.
+    #[test]
+    fn newer_quota_that_no_limit_can_have_is_not_adopted() {
+        let most = TOKENS_MAX as i64;
+        let adopts =
+            |rate, token, burst| AgreedQuota::own().adopt(1, Scale { rate, token, burst }, 1000);
+        assert!(adopts(1, 1, 1) && adopts(1, 1, most));
+        assert!(!adopts(0, 1, 20_040_000), "no refill");
+        assert!(!adopts(1, 10, 9), "no whole token");
+        assert!(!adopts(1, 1, -20));
+        assert!(!adopts(1, 1, most + 1));
     }
 }

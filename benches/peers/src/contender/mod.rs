@@ -52,6 +52,11 @@ pub trait Contender: Sync {
         Duration::ZERO
     }
 
+    /// How long it takes to hold leases on so many keys again, after it gave them back while others had their turn.
+    fn returns_within(&self, _keys: usize) -> Duration {
+        Duration::ZERO
+    }
+
     /// Brings it into the state that the case is about: it has decided well for long enough to spend what a
     /// limiter gives unasked to each of so many keys.
     fn warm_up(&self, keys: &Keys) {

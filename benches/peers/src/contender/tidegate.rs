@@ -94,6 +94,11 @@ impl Contender for Tidegate {
         self.name
     }
 
+    fn returns_within(&self, keys: usize) -> Duration {
+        let us = if self.syncs.is_some() && keys > 10_000 { 5 * keys as u64 } else { 0 };
+        Duration::from_micros(us.min(1_000_000))
+    }
+
     fn decide(&self, keys: &Keys, part: Range<usize>, isolated: bool) -> u64 {
         if self.handles.is_empty() {
             let (limit, names) = (&self.limit, &keys.names[part]);
