@@ -162,23 +162,29 @@ fn verdict(what: &str, figure: f64, most: f64) -> bool {
     met
 }
 
+fn runtime() -> tokio::runtime::Runtime {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("there is memory for a runtime")
+}
+
+/// The limit of a node that is ready.
+fn ready(runtime: &tokio::runtime::Runtime, node: &Limiter) -> ActiveLimit {
+    runtime.block_on(node.ready(READY_WITHIN)).expect("the server runs");
+    node.limit("api").expect("it is there")
+}
+
 fn main() -> ExitCode {
     let short = std::env::args().any(|argument| argument == "--short");
     let time = Duration::from_secs(if short { SECONDS_SHORT } else { SECONDS });
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).expect("a good address");
     let mut connection = client.get_connection().expect("the server runs");
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.expect("a runtime");
+    let runtime = runtime();
     let _entered = runtime.enter();
     let synced = Synced::default();
     let nodes: Vec<Limiter> = (0..NODES).map(|_| start(&server.url(), &synced)).collect();
-    for node in &nodes {
-        runtime.block_on(node.ready(READY_WITHIN)).expect("the server runs");
-    }
-    let limits: Vec<ActiveLimit> =
-        nodes.iter().map(|node| node.limit("api").expect("it is there")).collect();
+    let limits: Vec<ActiveLimit> = nodes.iter().map(|node| ready(&runtime, node)).collect();
 
     // The known key is known before the others come.
     Load::default().run(&limits, SETTLED_AFTER, false);
@@ -193,7 +199,7 @@ fn main() -> ExitCode {
         "{} keys invented in {time:?}, {} denied; {} records {SETTLED_AFTER:?} later",
         load.invented, load.invented_denied, records.invented
     );
-    let (known, known_denied) = (load.known, load.known_denied);
+    let known_denied_pct = 100.0 * load.known_denied as f64 / load.known as f64;
     while records.invented > 0 && invented_until.elapsed() < FORGOTTEN_WITHIN {
         load.run(&limits, Duration::from_secs(1), false);
         records = Records::read(&mut connection);
@@ -209,21 +215,17 @@ fn main() -> ExitCode {
     );
     let per_node = bytes as f64 / NODES as f64;
     println!("{bytes} bytes of {lanes} lanes and their nodes, {per_node:.0} a node");
-    let denied_pct = 100.0 * known_denied as f64 / known as f64;
+    let lane_bytes = per_node / lanes as f64;
     let per_key = syncs as f64 / load.invented as f64;
     let met = [
         verdict("part of the keys that cannot have been synced", 1.0 - per_key.min(1.0), 0.0),
         verdict("key syncs an invented key", per_key, SYNCS_MOST),
-        verdict("wrong denials of the known key, %", denied_pct, DENIED_PCT_MOST),
+        verdict("wrong denials of the known key, %", known_denied_pct, DENIED_PCT_MOST),
         verdict("records of invented keys a minute later", records.invented as f64, 0.0),
-        verdict(
-            "bytes of lanes and nodes, a node and lane",
-            per_node / lanes as f64,
-            LANE_BYTES_MOST,
-        ),
+        verdict("bytes of lanes and nodes, a node and lane", lane_bytes, LANE_BYTES_MOST),
     ];
+    // The server ends with this process.
     for node in &nodes {
-        // The server ends with this process.
         let _ = runtime.block_on(node.shutdown(READY_WITHIN));
     }
     if met.iter().all(|met| *met) { ExitCode::SUCCESS } else { ExitCode::FAILURE }

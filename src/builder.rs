@@ -1,24 +1,21 @@
 //! From limits and a store to a running limiter.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-
-use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
-use crate::driver::clock::{Ticker, TimeSource};
+use crate::driver::clock::TimeSource;
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
-use crate::driver::{Driver, LimitState, Listener, NodeState};
+use crate::driver::setup::{Senders, Setup};
+use crate::driver::{Driver, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, Mode, Terms};
 use crate::limiter::{ActiveLimit, Limiter, Shared};
 use crate::quota::Quota;
 use crate::store::AnyStore;
-use crate::sync::{Config, Engine, Event};
-use crate::time::micros;
+use crate::sync::Event;
 
 /// The most keys that a limiter holds, over all its limits. A key takes about 142 bytes (78 of a local limit), and
 /// one of a hybrid limit about 700 more while it is asked for.
@@ -193,64 +190,26 @@ impl Builder {
         Ok(limiter)
     }
 
-    fn assemble(mut self) -> Result<(Limiter, Driver), ConfigError> {
+    fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
-        let time = match self.time.take() {
-            Some(time) => time,
-            None => TimeSource::System(
-                Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
-            ),
-        };
-        let budget = Arc::new(KeyBudget::new(self.max_keys, self.limits.len()));
-        let mut limits = Vec::new();
-        for (limit, index) in self.limits.iter().zip(0..) {
-            let (terms, hasher) = (self.terms_of(limit)?, KeyHasher::new(random()?));
-            let state = LimitState::new(index, limit, terms, hasher, &budget, &time);
-            limits.push(state.map(Arc::new).ok_or_else(|| ConfigError::Limiter {
-                field: "max_keys",
-                value: budget.max().to_string(),
-                reason: "there is no memory for so many keys in each limit",
-            })?);
-        }
-        let alone = self.store.is_none();
-        let store = self.store.map(|store| {
-            let time = time.clone();
-            store.open(move || time.now())
-        });
-        let (commands, inbox) = mpsc::unbounded_channel();
-        let (queries, asked) = mpsc::unbounded_channel();
-        let [low, high, seed] = random()?;
-        let instance = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
-        let config = Config {
-            limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
-            lanes: if alone { 0 } else { self.lanes },
-            instance,
-            seed,
-            retry_us: store.as_ref().map_or(0, |store| micros(store.timeout())),
+        let terms = self.limits.iter().map(|limit| Ok((limit, self.terms_of(limit)?)));
+        let setup = Setup {
+            limits: terms.collect::<Result<_, ConfigError>>()?,
+            store: self.store,
+            max_keys: self.max_keys,
+            lanes: self.lanes,
             max_nodes: self.max_nodes,
+            time: self.time,
         };
-        let mut listeners = self.listeners;
-        listeners.push(Arc::new(crate::driver::log::record));
+        let (mut driver, Senders { commands, queries }) = Driver::new(setup)?;
+        let node = driver.node.clone();
+        driver.listeners.extend(self.listeners);
         #[cfg(feature = "metrics")]
         let labels = crate::metrics::limiter_labels(self.name.as_deref());
         #[cfg(feature = "metrics")]
-        listeners.push(crate::metrics::listener(labels.clone(), &limits, self.max_keys));
-        let node = Arc::new(NodeState {
-            limits,
-            budget,
-            notifications: NotificationQueue::new(self.max_keys),
-            last_error: Mutex::new(None),
-            time,
-        });
-        let driver = Driver {
-            engine: Engine::new(config, node.time.now()),
-            store,
-            node: node.clone(),
-            clock: node.time.cached(),
-            commands: inbox,
-            queries: asked,
-            listeners,
-        };
+        let metrics = crate::metrics::listener(labels.clone(), &node.limits, self.max_keys);
+        #[cfg(feature = "metrics")]
+        driver.listeners.push(metrics);
         let shared = Shared {
             node,
             commands,
@@ -303,14 +262,4 @@ impl Builder {
             None => Ok(()),
         }
     }
-}
-
-/// Random numbers: the instance id, the seed of the jitter, and what keys are hashed with.
-#[allow(clippy::disallowed_methods, reason = "a node draws its secrets once, here")]
-fn random<const COUNT: usize>() -> Result<[u64; COUNT], ConfigError> {
-    let mut numbers = [0; COUNT];
-    for number in &mut numbers {
-        *number = getrandom::u64().map_err(|error| ConfigError::Random(error.to_string()))?;
-    }
-    Ok(numbers)
 }

@@ -20,9 +20,10 @@ pub(crate) mod clock;
 mod counter;
 mod evictor;
 mod limit_state;
-pub(crate) mod log;
+mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;
+pub(crate) mod setup;
 
 use clock::TimeSource;
 use evictor::Evictor;
@@ -187,9 +188,8 @@ impl Driver {
             self.drain_outputs(&mut exchanges, &mut asked);
             self.tell(&mut waiting, now, exchanges.tasks.is_empty());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
-            let wake_at = self.engine.poll_timeout().min(flush_at).min(evictor.wake_at());
-            let wake_at = wake_at.min(deadline.unwrap_or(Timestamp::NEVER));
-            let wake_at = if more { now } else { wake_at };
+            let due_at = self.engine.poll_timeout().min(flush_at).min(evictor.wake_at());
+            let wake_at = if more { now } else { due_at.min(deadline.unwrap_or(Timestamp::NEVER)) };
             tokio::select! {
                 () = self.node.time.sleep_until(wake_at) => {}
                 () = self.node.notifications.woken() => {}

@@ -160,23 +160,11 @@ fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
 
 fn record(event: &Event, labels: &Labels) {
     match event {
-        Event::Decisions { limit, allowed, denied, unsure, overflowed } => {
-            let labels = with(labels, "limit", limit);
-            counter!(DECISIONS, with(&labels, "outcome", "allowed")).increment(*allowed);
-            counter!(DECISIONS, with(&labels, "outcome", "denied")).increment(*denied);
-            counter!(OVERFLOWED, labels.clone()).increment(*overflowed);
-            counter!(UNSURE, labels).increment(*unsure);
-        }
         Event::Synced { keys, took, error, .. } => {
             let outcome = if error.is_none() { "ok" } else { "error" };
             counter!(SYNCS, with(labels, "outcome", outcome)).increment(1);
             counter!(KEYS_SYNCED, labels.clone()).increment(*keys as u64);
             histogram!(SYNC_SECONDS, labels.clone()).record(took.as_secs_f64());
-        }
-        Event::Viewed { limit, drift_tokens, burst_tokens, age } => {
-            let labels = with(labels, "limit", limit);
-            histogram!(DRIFT, labels.clone()).record(drift_tokens / *burst_tokens as f64);
-            histogram!(VIEW_AGE, labels).record(age.as_secs_f64());
         }
         Event::State { keys, pending, leased_depth, nodes, lanes_down } => {
             gauge!(KEYS, labels.clone()).set(*keys as f64);
@@ -185,23 +173,7 @@ fn record(event: &Event, labels: &Labels) {
             gauge!(NODES, labels.clone()).set(*nodes as f64);
             gauge!(STORE_UP, labels.clone()).set(if *lanes_down == 0 { 1.0 } else { 0.0 });
         }
-        Event::Excess { limit, excess } => {
-            let labels = with(labels, "limit", limit);
-            if let Some(bound) = excess.bound_tokens {
-                gauge!(EXCESS_BOUND, labels.clone()).set(bound);
-            }
-            gauge!(EXCESS_OBSERVED, labels).set(excess.observed_tokens);
-        }
-        Event::OutagePolicy { limit } => {
-            counter!(POLICIES, with(labels, "limit", limit)).increment(1);
-        }
-        Event::QuotaMismatch { limit, .. } => {
-            counter!(MISMATCHES, with(labels, "limit", limit)).increment(1);
-        }
         Event::MemoryLost { .. } => counter!(LOSSES, labels.clone()).increment(1),
-        Event::RecordLost { limit } => {
-            counter!(LOST_RECORDS, with(labels, "limit", limit)).increment(1);
-        }
         Event::StoreClockJumped { .. } => counter!(STORE_JUMPS, labels.clone()).increment(1),
         Event::ForeignKey { .. } => counter!(FOREIGN, labels.clone()).increment(1),
         Event::Evicted { keys } => counter!(EVICTIONS, labels.clone()).increment(*keys as u64),
@@ -209,12 +181,35 @@ fn record(event: &Event, labels: &Labels) {
             histogram!(STALLS, labels.clone()).record(stall.as_secs_f64());
         }
         Event::StoreDown { .. } => gauge!(STORE_UP, labels.clone()).set(0.0),
-        Event::OutagePolicyBegan { limit, .. } => {
-            gauge!(ON_POLICY, with(labels, "limit", limit)).set(1.0);
+        event => record_of_limit(event, |limit| with(labels, "limit", limit)),
+    }
+}
+
+/// Records the events that are about one limit.
+fn record_of_limit(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
+    match event {
+        Event::Decisions { limit, allowed, denied, unsure, overflowed } => {
+            let labels = labels(limit);
+            counter!(DECISIONS, with(&labels, "outcome", "allowed")).increment(*allowed);
+            counter!(DECISIONS, with(&labels, "outcome", "denied")).increment(*denied);
+            counter!(OVERFLOWED, labels.clone()).increment(*overflowed);
+            counter!(UNSURE, labels).increment(*unsure);
         }
-        Event::OutagePolicyEnded { limit } => {
-            gauge!(ON_POLICY, with(labels, "limit", limit)).set(0.0);
+        Event::Viewed { limit, drift_tokens, burst_tokens, age } => {
+            histogram!(DRIFT, labels(limit)).record(drift_tokens / *burst_tokens as f64);
+            histogram!(VIEW_AGE, labels(limit)).record(age.as_secs_f64());
         }
-        Event::NoCredit { .. } | Event::StoreUp { .. } => {}
+        Event::Excess { limit, excess } => {
+            if let Some(bound) = excess.bound_tokens {
+                gauge!(EXCESS_BOUND, labels(limit)).set(bound);
+            }
+            gauge!(EXCESS_OBSERVED, labels(limit)).set(excess.observed_tokens);
+        }
+        Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
+        Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),
+        Event::RecordLost { limit } => counter!(LOST_RECORDS, labels(limit)).increment(1),
+        Event::OutagePolicyBegan { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
+        Event::OutagePolicyEnded { limit } => gauge!(ON_POLICY, labels(limit)).set(0.0),
+        _ => {}
     }
 }

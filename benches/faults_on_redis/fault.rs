@@ -72,6 +72,13 @@ pub(crate) struct Stage<'a> {
     pub(crate) seconds: f64,
 }
 
+/// When stretches of this length begin that come every so often, in seconds, as many as are over by the end.
+fn stretches(first: f64, every: f64, length: f64, end: f64) -> impl Iterator<Item = f64> {
+    (0..)
+        .map(move |round| first + every * f64::from(round))
+        .take_while(move |from| from + length <= end)
+}
+
 impl Stage<'_> {
     pub(crate) fn play(mut self, fault: Fault) -> Happened {
         let mut happened = Happened::default();
@@ -91,11 +98,7 @@ impl Stage<'_> {
                 happened.times += 1;
             }),
             Fault::Freeze => {
-                for round in 0.. {
-                    let from = 0.9 + 3.0 * f64::from(round);
-                    if from + 2.1 > self.seconds {
-                        break;
-                    }
+                for from in stretches(0.9, 3.0, 2.1, self.seconds) {
                     self.wait(from);
                     self.server.stop();
                     let stopped_us = self.now_us();
@@ -106,11 +109,7 @@ impl Stage<'_> {
                 }
             }
             Fault::FreezeNode => {
-                for round in 0.. {
-                    let from = 1.5 + 6.0 * f64::from(round);
-                    if from + 3.0 > self.seconds {
-                        break;
-                    }
+                for from in stretches(1.5, 6.0, 3.0, self.seconds) {
                     self.wait(from);
                     signal(self.node_pid, "STOP");
                     self.wait(from + 3.0);

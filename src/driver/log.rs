@@ -6,12 +6,40 @@ use crate::error::StoreError;
 use crate::sync::Event;
 
 /// Logs the events that say that something is wrong, or right again.
-pub(crate) fn record(event: &Event) {
+pub(super) fn record(event: &Event) {
     match event {
         Event::StoreDown { lane, error } => {
             warn!(lane, %error, "the store is away: limits go on by their leases, then by their outage policies");
         }
         Event::StoreUp { lane } => info!(lane, "the store answers again"),
+        Event::MemoryLost { lane } => {
+            warn!(
+                lane,
+                "the store lost this lane's memory: rebuilding it from what the nodes know"
+            );
+        }
+        Event::StoreClockJumped { lane, by } => {
+            warn!(
+                lane,
+                ?by,
+                "the store's clock jumped ahead: limits may be exceeded by its refill"
+            );
+        }
+        Event::ForeignKey { error } => error!(%error, "a key goes on by its outage policy"),
+        Event::ClockStalled { stall } => {
+            warn!(?stall, "the cached clock stood still for longer than leases allow for");
+        }
+        Event::Evicted { keys } => info!(keys, "forgot idle keys to make room"),
+        Event::Synced { lane, error: Some(error @ StoreError::ClonedInstance), .. } => {
+            error!(lane, %error);
+        }
+        event => record_of_limit(event),
+    }
+}
+
+/// Logs those that are about one limit.
+fn record_of_limit(event: &Event) {
+    match event {
         Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached: true } => {
             warn!(%limit, ?policy, nodes, "the outage policy of a limit has taken over");
         }
@@ -29,24 +57,8 @@ pub(crate) fn record(event: &Event) {
             nodes,
             "the accuracy of a limit leaves less than a token of credit to each node, so check denies the first requests of quiet keys: use check_sure, or allow a larger excess"
         ),
-        Event::MemoryLost { lane } => {
-            warn!(
-                lane,
-                "the store lost this lane's memory: rebuilding it from what the nodes know"
-            );
-        }
         Event::RecordLost { limit } => {
-            warn!(
-                limit = &**limit,
-                "the store had lost a key's record: was it evicted or deleted?"
-            );
-        }
-        Event::StoreClockJumped { lane, by } => {
-            warn!(
-                lane,
-                ?by,
-                "the store's clock jumped ahead: limits may be exceeded by its refill"
-            );
+            warn!(%limit, "the store had lost a key's record: was it evicted or deleted?");
         }
         Event::QuotaMismatch {
             limit,
@@ -62,19 +74,6 @@ pub(crate) fn record(event: &Event) {
             stored_per_second,
             "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
         ),
-        Event::ForeignKey { error } => error!(%error, "a key goes on by its outage policy"),
-        Event::ClockStalled { stall } => {
-            warn!(?stall, "the cached clock stood still for longer than leases allow for");
-        }
-        Event::Evicted { keys } => info!(keys, "forgot idle keys to make room"),
-        Event::Synced { lane, error: Some(error @ StoreError::ClonedInstance), .. } => {
-            error!(lane, %error);
-        }
-        Event::Decisions { .. }
-        | Event::Synced { .. }
-        | Event::Viewed { .. }
-        | Event::OutagePolicy { .. }
-        | Event::Excess { .. }
-        | Event::State { .. } => {}
+        _ => {}
     }
 }

@@ -22,10 +22,12 @@ struct Line {
 }
 
 /// The columns of `--table`: contenders, and whose cost theirs is compared with.
-const COLUMNS: [(&str, Option<&str>); 6] = [
+const COLUMNS: [(&str, Option<&str>); 8] = [
     (BASE, None),
     ("governor with foldhash", None),
     ("tidegate's bucket in dashmap", None),
+    ("tidegate's bucket in scc", None),
+    ("tidegate's bucket in papaya", None),
     ("tidegate", Some(BASE)),
     ("tidegate alone", Some("governor with foldhash")),
     ("no limiter", None),

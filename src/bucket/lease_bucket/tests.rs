@@ -237,6 +237,47 @@ fn large_denials_are_all_counted_and_notified_a_few_times() {
     assert_eq!(told, 1, "or notifications would come faster than the engine reads them");
     assert_eq!(decide(&bucket, ask(10_000), at(2)).news.refused, 10_000, "more than all before");
     assert_eq!(collect(&bucket).denied, 5000 + 10_000);
+    assert_eq!(decide(&bucket, ask(1), at(2)).news.refused, 0, "one token is no large denial");
+}
+
+#[test]
+fn denial_of_one_token_beyond_the_most_that_are_counted_is_left_to_the_limit() {
+    let bucket = leased(lease(1, 10, 1_000_000), 0);
+    assert!(decide(&bucket, ask(1), at(1)).is_denied(), "the engine is notified");
+    bucket.denied.store(MAX_DENIED, Ordering::Relaxed);
+    assert!(decide(&bucket, ask(1), at(1)).is_uncounted);
+    assert_eq!(collect(&bucket).denied, u64::from(MAX_DENIED));
+}
+
+#[test]
+fn denial_after_the_end_of_a_lease_is_unsure() {
+    let bucket = leased(lease(1, 5, 5000), 5);
+    assert!(take(&bucket, 5, at(4990)) && !take(&bucket, 1, at(4990)), "the engine is notified");
+    let is_sure = |now_us| decide(&bucket, ask(1), at(now_us)).is_sure;
+    assert!(is_sure(4999));
+    assert!(!is_sure(5000) && !is_sure(5001), "the store may have more");
+}
+
+#[test]
+fn denial_is_sure_only_where_refill_is_leased_and_no_policy_decides() {
+    let is_sure = |rate, is_policy| {
+        let bucket = leased(Lease { is_policy, ..lease(rate, 10, 1_000_000) }, 0);
+        let denied = decide(&bucket, ask(1), at(1));
+        assert!(denied.is_denied());
+        denied.is_sure
+    };
+    assert_eq!([is_sure(1, false), is_sure(1, true)], [true, false]);
+    assert_eq!([is_sure(0, false), is_sure(0, true)], [false, false]);
+}
+
+#[test]
+fn credit_of_a_request_whose_cost_does_not_fit_the_pending_tokens_is_spent() {
+    let bucket = new(5);
+    bucket.amend(at(1), lease(0, MAX_TOKENS, 100_000), i64::from(MAX_PENDING), 0, UNIT);
+    let result = decide(&bucket, ask(MAX_PENDING + 2), at(2));
+    assert_eq!((result.is_allowed(), result.news.overflowed), (true, MAX_PENDING + 2));
+    let word = bucket.load();
+    assert_eq!((word.tokens(), word.credit(), word.pending()), (0, 3, 0));
 }
 
 #[test]
@@ -434,7 +475,8 @@ fn event() -> impl Strategy<Value = Event> {
     let tokens = || prop_oneof![0..10_u32, 0..1000_u32, 5000..MAX_TOKENS];
     let take =
         (1..4_u32, any::<bool>()).prop_map(|(cost, can_wait)| Event::Take { cost, can_wait });
-    let lease = (0..50_i64, tokens(), tokens(), 0..5_000_000_u64, 0..64_u8).prop_map(
+    let lasts_us = || prop_oneof![0..5_000_u64, 0..5_000_000_u64];
+    let lease = (0..50_i64, tokens(), tokens(), lasts_us(), 0..64_u8).prop_map(
         |(rate, depth, tokens, lasts_us, overdraw)| {
             let tokens = tokens.min(depth).into();
             Event::Lease { rate, depth, tokens, lasts_us, overdraw }
