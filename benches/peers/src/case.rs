@@ -24,6 +24,10 @@ pub enum Asks {
     Three,
     /// One token, and how many are left.
     OneAndReads,
+    /// One token of a limit that people have, so often that some are allowed and some denied.
+    OneAtTheLimit,
+    /// One token, of a key that nobody has asked for before.
+    OneOfNewKeys,
 }
 
 /// One case.
@@ -39,6 +43,9 @@ pub struct Case {
     /// Of a key.
     pub bytes: usize,
 }
+
+/// Enough for nine rounds.
+const NEW_KEYS: usize = 2_000_000;
 
 const BASE: Case = Case {
     keys: 1,
@@ -76,6 +83,8 @@ impl Case {
             Asks::One => "",
             Asks::Three => ", 3 tokens",
             Asks::OneAndReads => ", remaining read",
+            Asks::OneAtTheLimit => ", at the limit",
+            Asks::OneOfNewKeys => ", new",
         };
         format!("by {by}, {keys}{draw}{bytes}{asks}{denied}{isolated}, {threads}")
     }
@@ -83,7 +92,16 @@ impl Case {
     /// One decision in so many may go the other way. A million keys are more than a store takes in
     /// before they are asked for again, and what is new to the store has one token of credit.
     pub fn strays_one_in(&self) -> u64 {
-        if self.keys > 100_000 { 20 } else { 1000 }
+        match self.asks {
+            Asks::OneAtTheLimit => 1,
+            _ if self.keys > 100_000 => 20,
+            _ => 1000,
+        }
+    }
+
+    /// Whether no key is asked for again.
+    pub fn is_new(&self) -> bool {
+        self.asks == Asks::OneOfNewKeys
     }
 
     /// Whether no more than that went the other way; says so if not.
@@ -184,6 +202,8 @@ pub fn cases() -> Vec<Case> {
         Case { keys: 1_000, denied: true, threads: 2, ..base },
         Case { keys: 1_000, asks: Asks::Three, ..base },
         Case { keys: 1_000, asks: Asks::OneAndReads, ..base },
+        Case { keys: 1_000, asks: Asks::OneAtTheLimit, ..base },
+        Case { keys: NEW_KEYS, asks: Asks::OneOfNewKeys, ..base },
     ]);
     cases.extend([8, 36, 64].map(|bytes| Case { keys: 1_000, bytes, ..base }));
     cases

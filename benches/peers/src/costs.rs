@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::case::Case;
+use crate::case::{Asks, Case};
 use crate::contender::{BASE, Contender, contenders};
 use crate::round::{median, tight};
 use crate::server::Server;
@@ -15,10 +15,33 @@ struct Line {
     contender: &'static str,
     /// Nanoseconds of wall-clock time a decision, over all threads; the median of all rounds.
     ns: f64,
+    /// Nanoseconds of processor time of the whole process a decision: drivers and stores in memory count too.
+    cpu_ns: f64,
     /// How many times faster than governor keyed by String in the same case.
     ratio: f64,
     /// The part of its decisions that went the other way, in the worst round.
     strays: f64,
+}
+
+/// What the rounds of a contender came to.
+#[derive(Default)]
+struct Seen {
+    ns: Vec<f64>,
+    cpu_ns: Vec<f64>,
+    strays: f64,
+    end: usize,
+}
+
+struct Medians {
+    ns: f64,
+    cpu_ns: f64,
+    strays: f64,
+}
+
+impl Seen {
+    fn medians(self) -> Medians {
+        Medians { ns: median(self.ns), cpu_ns: median(self.cpu_ns), strays: self.strays }
+    }
 }
 
 /// The columns of `--table`: contenders, and whose cost theirs is compared with.
@@ -39,13 +62,14 @@ pub fn print_head() {
         Some(base) => format!(" {name} | to {base} |"),
         None => format!(" {name} |"),
     });
-    println!("| ns a decision |{}", columns.concat());
-    println!("|---|{}", columns.map(|column| "---|".repeat(column.matches('|').count())).concat());
+    let head = format!("| ns a decision |{} tidegate, all threads |", columns.concat());
+    println!("{head}\n|{}", "---|".repeat(head.matches('|').count() - 1));
 }
 
 /// Prints what the contenders of a case came to as a row of `--table`.
-fn print_row(case: &str, costs: &[(&str, f64)]) {
-    let cost = |name| costs.iter().find(|one| one.0 == name).map(|one| one.1);
+fn print_row(case: &str, costs: &[(&str, &Medians)]) {
+    let of = |name| costs.iter().find(|one| one.0 == name).map(|one| one.1);
+    let cost = |name| of(name).map(|medians| medians.ns);
     let cell = |value: Option<f64>| match value {
         Some(value) if value < 10.0 => format!(" {value:.1} |"),
         Some(value) => format!(" {value:.0} |"),
@@ -55,7 +79,7 @@ fn print_row(case: &str, costs: &[(&str, f64)]) {
         let ratio = base.map(|base| cost(base).zip(cost(name)).map(|(base, own)| base / own));
         cell(cost(name)) + &ratio.map_or(String::new(), |ratio| cell(ratio))
     });
-    println!("| {case} |{}", cells.concat());
+    println!("| {case} |{}{}", cells.concat(), cell(of("tidegate").map(|medians| medians.cpu_ns)));
 }
 
 /// Runs all contenders of a case, interleaved, and prints them; whether all did what it says.
@@ -65,37 +89,43 @@ pub fn run(case: &Case, options: &Options, server: Option<&Server>) -> bool {
         .into_iter()
         .filter(|one| one.name() == BASE || one.name().contains(&options.contender))
         .collect();
-    let mut seen: Vec<(Vec<f64>, f64)> = contenders.iter().map(|_| (Vec::new(), 0.0)).collect();
-    for contender in &contenders {
-        contender.warm_up(&keys);
+    let mut seen: Vec<Seen> = contenders.iter().map(|_| Seen::default()).collect();
+    if !case.is_new() && case.asks != Asks::OneAtTheLimit {
+        contenders.iter().for_each(|contender| contender.warm_up(&keys));
     }
     for _ in 0..options.rounds {
-        for (contender, (ns, strays)) in contenders.iter().zip(&mut seen) {
-            let length = options.round(case, contender.as_ref(), 100);
-            let round = tight(case, contender.as_ref(), &keys, length);
-            ns.push(round.ns_a_decision());
-            *strays = strays.max(round.strays());
+        for (contender, seen) in contenders.iter().zip(&mut seen) {
+            let length =
+                options.round(case, contender.as_ref(), if case.is_new() { 20 } else { 100 });
+            let begin = if case.is_new() { seen.end } else { 0 };
+            let round = tight(case, contender.as_ref(), &keys, length, begin);
+            seen.ns.push(round.ns_a_decision());
+            seen.cpu_ns.push(round.cpu_ns_a_decision());
+            seen.strays = seen.strays.max(round.strays());
+            seen.end = round.end;
         }
     }
     contenders.iter().for_each(|contender| contender.check(&keys));
-    let medians: Vec<(f64, f64)> =
-        seen.into_iter().map(|(ns, strays)| (median(ns), strays)).collect();
-    let base = contenders.iter().position(|one| one.name() == BASE).map(|base| medians[base].0);
+    let medians: Vec<Medians> = seen.into_iter().map(Seen::medians).collect();
+    let base = contenders.iter().position(|one| one.name() == BASE).map(|base| medians[base].ns);
     let mut good = true;
     let names = contenders.iter().map(|contender| contender.name());
     if options.table {
-        print_row(&case.name(), &names.zip(medians.iter().map(|one| one.0)).collect::<Vec<_>>());
+        print_row(&case.name(), &names.zip(&medians).collect::<Vec<_>>());
     }
-    for (contender, (ns, strays)) in contenders.iter().zip(medians) {
+    for (contender, Medians { ns, cpu_ns, strays }) in contenders.iter().zip(medians) {
         let ratio = base.unwrap_or(f64::NAN) / ns;
-        let line = Line { case: case.name(), contender: contender.name(), ns, ratio, strays };
+        let line =
+            Line { case: case.name(), contender: contender.name(), ns, cpu_ns, ratio, strays };
         good &= case.holds(contender.name(), strays);
         if options.table {
             continue;
         }
         print(options, &line, |line| {
-            let Line { case, contender, ns, ratio, .. } = line;
-            format!("{case:<44} {contender:<26} {ns:>9.1} ns {ratio:>8.3}x")
+            let Line { case, contender, ns, cpu_ns, ratio, .. } = line;
+            format!(
+                "{case:<48} {contender:<34} {ns:>9.1} ns {ratio:>8.3}x {cpu_ns:>9.1} ns of all threads"
+            )
         });
     }
     good

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::case::{Case, Keys};
 use crate::contender::Contender;
@@ -23,6 +24,10 @@ pub struct Round {
     pub wrong: u64,
     /// Of wall-clock time; the mean of all threads.
     pub nanoseconds: f64,
+    /// Of processor time of the whole process: drivers and stores in memory count too.
+    pub cpu_nanoseconds: f64,
+    /// Where in the stream the next round goes on.
+    pub end: usize,
 }
 
 impl Round {
@@ -33,13 +38,28 @@ impl Round {
     pub fn ns_a_decision(&self) -> f64 {
         self.nanoseconds / self.decisions as f64
     }
+
+    pub fn cpu_ns_a_decision(&self) -> f64 {
+        self.cpu_nanoseconds / self.decisions as f64
+    }
 }
 
-/// Decides, one block after the other.
-pub fn tight(case: &Case, contender: &dyn Contender, keys: &Keys, length: Length) -> Round {
-    let (round, _) =
-        run(case, contender, keys, length, |part, ()| contender.decide(keys, part, case.isolated));
-    round
+/// Processor time of this process.
+fn cpu_nanoseconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+/// Decides, one block after the other, from this place of the stream on.
+pub fn tight(
+    case: &Case,
+    contender: &dyn Contender,
+    keys: &Keys,
+    length: Length,
+    begin: usize,
+) -> Round {
+    let decide = |part, (): &mut ()| contender.decide(keys, part, case.isolated);
+    run(case, contender, keys, length, begin, decide).0
 }
 
 /// As [`tight`], with the clock read around each decision; nanoseconds.
@@ -50,7 +70,7 @@ pub fn timed(
     length: Length,
 ) -> (Round, Histogram<u64>) {
     let decide = |part, took: &mut Took| contender.decide_timed(keys, part, &mut took.0);
-    let (round, took) = run(case, contender, keys, length, decide);
+    let (round, took) = run(case, contender, keys, length, 0, decide);
     let mut all = Took::default().0;
     for one in took {
         all.add(one.0).expect("the same bounds");
@@ -74,15 +94,17 @@ fn run<State: Default + Send>(
     contender: &dyn Contender,
     keys: &Keys,
     length: Length,
+    from: usize,
     decide: impl Fn(Range<usize>, &mut State) -> u64 + Sync,
 ) -> (Round, Vec<State>) {
     let (all, block) = (keys.stream.len(), contender.block());
     let start = Instant::now() + length.run_up;
     let one_thread = |thread: usize| {
-        let mut at = thread * all / case.threads;
+        let mut at = from + thread * all / case.threads;
         let mut ask = |state: &mut State| {
             let part = at..(at + block).min(all);
             at = if part.end == all { 0 } else { part.end };
+            assert!(at > 0 || !case.is_new(), "no key is new any more");
             let asked = part.len() as u64;
             let denied = decide(part, state);
             (asked, if case.denied { asked - denied } else { denied })
@@ -94,13 +116,15 @@ fn run<State: Default + Send>(
         state = State::default();
         let (mut decisions, mut wrong) = (0, 0);
         // A block may be long: time counts from the end of the last one of the run-up.
-        let begin = Instant::now();
+        let (begin, cpu_before) = (Instant::now(), cpu_nanoseconds());
         while begin.elapsed() < length.counted {
             let (asked, strays) = ask(&mut state);
             decisions += asked;
             wrong += strays;
         }
-        (Round { decisions, wrong, nanoseconds: begin.elapsed().as_nanos() as f64 }, state)
+        let nanoseconds = begin.elapsed().as_nanos() as f64;
+        let cpu_nanoseconds = cpu_nanoseconds() - cpu_before;
+        (Round { decisions, wrong, nanoseconds, cpu_nanoseconds, end: at }, state)
     };
     let ended: Vec<(Round, State)> = std::thread::scope(|scope| {
         let one_thread = &one_thread;
@@ -109,11 +133,15 @@ fn run<State: Default + Send>(
         threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
     });
     let sum = |of: fn(&Round) -> u64| ended.iter().map(|(round, _)| of(round)).sum();
-    let nanoseconds: f64 = ended.iter().map(|(round, _)| round.nanoseconds).sum();
+    let mean = |of: fn(&Round) -> f64| {
+        ended.iter().map(|(round, _)| of(round)).sum::<f64>() / case.threads as f64
+    };
     let round = Round {
         decisions: sum(|round| round.decisions),
         wrong: sum(|round| round.wrong),
-        nanoseconds: nanoseconds / case.threads as f64,
+        nanoseconds: mean(|round| round.nanoseconds),
+        cpu_nanoseconds: mean(|round| round.cpu_nanoseconds),
+        end: ended[0].0.end,
     };
     std::thread::sleep(contender.rest());
     (round, ended.into_iter().map(|(_, state)| state).collect())

@@ -21,7 +21,9 @@ static UPKEEP_CLOCK: LazyLock<QuantaUpkeepClock> = LazyLock::new(|| {
 pub fn keyed_by_string(case: &Case) -> Box<dyn Contender> {
     let limiter = DefaultKeyedRateLimiter::<String>::keyed(quota(case));
     match case.asks {
-        Asks::One => by_name(BASE, case, move |name| limiter.check_key(name).is_err()),
+        Asks::One | Asks::OneAtTheLimit | Asks::OneOfNewKeys => {
+            by_name(BASE, case, move |name| limiter.check_key(name).is_err())
+        }
         Asks::Three => {
             let three = NonZeroU32::new(3).expect("above zero");
             by_name(BASE, case, move |name| !matches!(limiter.check_key_n(name, three), Ok(Ok(()))))
@@ -75,10 +77,10 @@ pub fn direct_with_upkeep(case: &Case) -> Box<dyn Contender> {
 }
 
 fn quota(case: &Case) -> Quota {
-    let (period, burst) = if case.denied {
-        (Duration::from_secs(3600), 100)
-    } else {
-        (Duration::from_nanos(1), 1_000_000_000)
+    let (period, burst) = match case.asks {
+        Asks::OneAtTheLimit => (Duration::from_micros(100), 10_000),
+        _ if case.denied => (Duration::from_secs(3600), 100),
+        _ => (Duration::from_nanos(1), 1_000_000_000),
     };
     let burst = NonZeroU32::new(burst).expect("above zero");
     Quota::with_period(period).expect("above zero").allow_burst(burst)

@@ -150,8 +150,12 @@ fn by_number(
 /// where few keys are asked for: a million round trips are a minute.
 pub fn contenders(case: &Case, server: Option<&Server>) -> Vec<Box<dyn Contender>> {
     if case.asks != Asks::One {
-        let governor = governor::keyed_by_string(case);
-        return vec![governor, tidegate::alone(case), tidegate::in_memory(case)];
+        let mut all = vec![governor::keyed_by_string(case)];
+        if matches!(case.asks, Asks::OneAtTheLimit | Asks::OneOfNewKeys) {
+            all.extend([governor::with_foldhash(case), governor::with_foldhash_and_upkeep(case)]);
+        }
+        all.extend([tidegate::alone(case), tidegate::in_memory(case)]);
+        return all;
     }
     let mut all = vec![governor::keyed_by_string(case), governor::keyed_by_number(case)];
     all.push(tidegate::alone(case));

@@ -59,16 +59,20 @@ impl Tidegate {
         syncs: Option<Arc<AtomicU64>>,
     ) -> Self {
         let quota = match (case.denied, case.keys) {
+            _ if case.asks == Asks::OneAtTheLimit => Quota::per_second(10_000),
             (true, _) => Quota::per_hour(1).burst(100),
             (false, 0..=10_000) => Quota::per_second(1_000_000_000),
             (false, _) => Quota::per_second(10_000_000).burst(1_000_000_000),
         };
         // With so many keys more syncs than that are not what a node is asked for.
         let interval = Duration::from_millis(if case.keys > 10_000 { 5000 } else { 50 });
-        let limiter = builder
-            .limit(Limit::new("bench", quota).sync_interval(interval))
-            .build()
-            .expect("a good limit");
+        let limit = Limit::new("bench", quota);
+        let limit = match case.asks {
+            // As they are if nobody says otherwise.
+            Asks::OneAtTheLimit | Asks::OneOfNewKeys => limit,
+            _ => limit.sync_interval(interval),
+        };
+        let limiter = builder.limit(limit).build().expect("a good limit");
         // A new lane gives nothing for five intervals: it may have been there before.
         let runtime = tokio::runtime::Runtime::new().expect("there is memory for a runtime");
         runtime.block_on(limiter.ready(Duration::from_secs(60))).expect("the store gives");
@@ -95,7 +99,8 @@ impl Contender for Tidegate {
     }
 
     fn returns_within(&self, keys: usize) -> Duration {
-        let us = if self.syncs.is_some() && keys > 10_000 { 5 * keys as u64 } else { 0 };
+        let gives_back = self.syncs.is_some() && self.asks != Asks::OneOfNewKeys;
+        let us = if gives_back && keys > 10_000 { 5 * keys as u64 } else { 0 };
         Duration::from_micros(us.min(1_000_000))
     }
 
@@ -103,7 +108,9 @@ impl Contender for Tidegate {
         if self.handles.is_empty() {
             let (limit, names) = (&self.limit, &keys.names[part]);
             return match self.asks {
-                Asks::One => count(names, isolated, |name| limit.check(name).is_denied()),
+                Asks::One | Asks::OneAtTheLimit | Asks::OneOfNewKeys => {
+                    count(names, isolated, |name| limit.check(name).is_denied())
+                }
                 Asks::Three => count(names, isolated, |name| {
                     limit.check_n(name, 3).is_ok_and(|decision| decision.is_denied())
                 }),
