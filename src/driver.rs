@@ -86,8 +86,8 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
         return None;
     }
     let key = note.news.is_new.then(|| bucket.key());
-    let (overflowed, denied_cost) = (note.news.overflowed, note.news.refused);
-    let touch = Touch { key, at: note.at, overflowed, denied_cost };
+    let (spilled, denied_cost) = (note.news.spilled, note.news.refused);
+    let touch = Touch { key, at: note.at, spilled, denied_cost };
     Some(Input::Touched { bucket, touch })
 }
 
@@ -315,7 +315,7 @@ impl Driver {
     fn tell(&mut self, waiting: &mut Vec<Wisher>, now: Timestamp, idle: bool) {
         let alone = self.store.is_none();
         let ready = alone || self.engine.is_ready(now);
-        let left = alone || self.engine.is_settled();
+        let left = alone || self.engine.has_reported_all();
         let settled = idle && self.engine.poll_timeout() > now;
         let fulfilled = |waiter: &Wisher| match waiter.wish {
             Wish::Ready => ready,

@@ -447,7 +447,7 @@ impl Handle {
             table.count_overflow();
         }
         let (bucket, now) = (table.at(self.key.place), clock.now());
-        let left = bucket.peek(now, terms.scale.token);
+        let left = bucket.mint_tokens(now, terms.scale.token);
         let result = bucket.result(Verdict::of(allowed), sure, left);
         self.limit.decision(&result, cost, now)
     }

@@ -72,8 +72,8 @@ pub(crate) use refill::UNLIMITED_RATE;
 const MAX_DENIED: u32 = 1 << 31;
 /// In place of when a key is full that was evicted before it was, and returned.
 const MARKED: u64 = u64::MAX;
-/// The most overflows whose notifications are under way: more tokens than can be spent before the engine runs.
-const MAX_OVERFLOWS: u16 = 2048;
+/// The most spills whose notifications are under way: more tokens than can be spent before the engine runs.
+const MAX_SPILLS: u16 = 2048;
 /// A caller that can wait asks the store for more than its lease has, if the store's last word was this many times the
 /// cost. If it asked for less, it would join batches that have nothing to give.
 const ASK_TIMES: i64 = 8;
@@ -89,8 +89,8 @@ pub(crate) struct LeaseBucket {
     /// The engine is notified when fewer tokens are left. Written by the engine.
     low: AtomicU32,
     key_bytes: AtomicU16,
-    /// Overflows of the word whose notifications are under way.
-    overflows: AtomicU16,
+    /// Spills of the word whose notifications are under way.
+    spills: AtomicU16,
     key: [AtomicU64; SHORT_WORDS],
     /// What the store had at its last word, in tokens. Written by the engine.
     view_tokens: AtomicI32,
@@ -201,13 +201,13 @@ impl LeaseBucket {
         let Ask { cost, can_wait, .. } = ask;
         let (mut now, unit) = (time.cached(), ask.scale.token);
         self.renew_first_credit(seen, ask.first_credit, now);
-        let (mut is_settled, mut is_overdrawn) = (false, false);
+        let (mut has_minted, mut is_overdrawn) = (false, false);
         loop {
             let word = self.load_in(seen.epoch())?;
             let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
-            if is_live && !is_settled && self.may_be_full(word, now, unit) {
+            if is_live && !has_minted && self.may_be_full(word, now, unit) {
                 now = time.precise();
-                is_settled = true;
+                has_minted = true;
                 self.mint(word, now, 0, unit);
                 continue;
             }
@@ -252,19 +252,19 @@ impl LeaseBucket {
         let from_credit = cost - from_tokens;
         // Pending tokens that no longer fit go to the engine in a notification. Until it has arrived, the bucket
         // is not given to another key.
-        let overflows = word.pending() + cost > MAX_PENDING;
-        if overflows && !self.try_begin_overflow() {
+        let spills = word.pending() + cost > MAX_PENDING;
+        if spills && !self.try_begin_spill() {
             return Some(self.count_denied(word, cost, tokens, is_live));
         }
-        let spent = if overflows {
+        let spent = if spills {
             let credit = word.credit() - from_credit;
             word.collected().with_tokens(word.tokens() - from_tokens).with_credit(credit)
         } else {
             word.spend(from_tokens, from_credit)
         };
         if self.swap(word, spent).is_err() {
-            if overflows {
-                self.end_overflow();
+            if spills {
+                self.end_spill();
             }
             return None;
         }
@@ -276,9 +276,9 @@ impl LeaseBucket {
             (false, _) => Urgency::None,
         };
         self.count_spent(cost);
-        let overflowed = if overflows { word.pending() + cost } else { 0 };
+        let spilled = if spills { word.pending() + cost } else { 0 };
         let is_sure = from_credit == 0 && !is_overdrawn && !word.is_policy();
-        let news = News { overflowed, ..self.notify(urgency) };
+        let news = News { spilled, ..self.notify(urgency) };
         let allowed = self.result(Verdict::Allowed, is_sure, left);
         Some(SpendResult { news, ..allowed })
     }
@@ -366,22 +366,22 @@ impl LeaseBucket {
         }
     }
 
-    // ---- overflows of the word ---------------------------------------------------------------
+    // ---- spills of the word ------------------------------------------------------------------
 
     /// Announces that pending tokens go to the engine in a notification. False if too many are under way.
-    fn try_begin_overflow(&self) -> bool {
-        let more = |overflows| (overflows < MAX_OVERFLOWS).then(|| overflows + 1);
-        self.overflows.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    fn try_begin_spill(&self) -> bool {
+        let more = |spills| (spills < MAX_SPILLS).then(|| spills + 1);
+        self.spills.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    /// The notification of an overflow has arrived, or was not sent.
-    pub(crate) fn end_overflow(&self) {
-        self.overflows.fetch_sub(1, Ordering::AcqRel);
+    /// The notification of a spill has arrived, or was not sent.
+    pub(crate) fn end_spill(&self) {
+        self.spills.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Whether pending tokens may be under way to the engine.
-    pub(crate) fn has_overflowed(&self) -> bool {
-        self.overflows.load(Ordering::Acquire) > 0
+    pub(crate) fn has_spilled(&self) -> bool {
+        self.spills.load(Ordering::Acquire) > 0
     }
 
     // ---- for reports -------------------------------------------------------------------------
@@ -389,15 +389,15 @@ impl LeaseBucket {
     /// What a request of one token would be told, spending nothing. `None` if lease or key has changed since the word
     /// was `seen`.
     fn read(&self, seen: TokenWord, now: Timestamp, unit: i64) -> Option<SpendResult> {
-        let left = self.peek(now, unit);
+        let left = self.mint_tokens(now, unit);
         let word = self.load_in(seen.epoch())?;
         let verdict = Verdict::of(left + self.usable_credit(word, now) > 0);
         let is_sure = left > 0 && !word.is_policy();
         Some(self.result(verdict, is_sure, left))
     }
 
-    /// The tokens that a decision would find at `now`.
-    pub(crate) fn peek(&self, now: Timestamp, unit: i64) -> u32 {
+    /// Turns what has flowed in into tokens. Returns those that a decision would find at `now`.
+    pub(crate) fn mint_tokens(&self, now: Timestamp, unit: i64) -> u32 {
         let word = self.load();
         if now.as_micros() >= self.ends_us.load(Ordering::Acquire) {
             return 0;
@@ -443,7 +443,7 @@ impl TableBucket for LeaseBucket {
         StoredKey { bytes: &self.key_bytes, words: &self.key }
     }
 
-    /// Everything is written before the word, which publishes it. Overflows stay: a decision that announced one,
+    /// Everything is written before the word, which publishes it. Spills stay: a decision that announced one,
     /// and found that its key was evicted, takes it back.
     fn start(&self, first_credit: u32, is_marked: bool) {
         let (credit, full_at_us) = if is_marked { (0, MARKED) } else { (first_credit, 0) };
@@ -486,15 +486,15 @@ impl TableBucket for LeaseBucket {
     /// Retires a key that has nothing pending, and no account in the engine: the store knows all of it.
     fn try_retire(&self, now: Timestamp, scale: &Scale, what: Evictable) -> Option<Timestamp> {
         let word = self.load();
-        let is_settled = self.is_unnoticed() && !self.has_overflowed() && !word.is_retired();
+        let is_at_rest = self.is_unnoticed() && !self.has_spilled() && !word.is_retired();
         let full_at_us = self.full_at_us.load(Ordering::Acquire);
         let is_evictable = match what {
             _ if full_at_us <= now.as_micros() => true,
             Evictable::Full => false,
             Evictable::SeenOnce => self.is_seen_often.load(Ordering::Relaxed) == 0,
-            Evictable::Settled => true,
+            Evictable::Reported => true,
         };
-        if !is_settled || (word.pending(), word.tokens()) != (0, 0) || !is_evictable {
+        if !is_at_rest || (word.pending(), word.tokens()) != (0, 0) || !is_evictable {
             return None;
         }
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);

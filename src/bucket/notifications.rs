@@ -30,7 +30,7 @@ pub(crate) struct News {
     /// The engine has no account of the key, as far as the decision knew.
     pub(crate) is_new: bool,
     /// Pending tokens that no longer fitted the bucket's word.
-    pub(crate) overflowed: u32,
+    pub(crate) spilled: u32,
     /// What a denied request cost, if that was more than one token.
     pub(crate) refused: u32,
 }
@@ -57,7 +57,7 @@ impl News {
 #[derive(Debug)]
 pub(crate) struct NotificationQueue {
     queue: ArrayQueue<Notification>,
-    overflow: SegQueue<Notification>,
+    unbounded: SegQueue<Notification>,
     driver: Notify,
 }
 
@@ -66,29 +66,29 @@ impl NotificationQueue {
     pub(crate) fn new(max_keys: usize) -> Self {
         Self {
             queue: ArrayQueue::new(max_keys.clamp(64, MAX_QUEUED)),
-            overflow: SegQueue::new(),
+            unbounded: SegQueue::new(),
             driver: Notify::new(),
         }
     }
 
     /// Queues a notification, and wakes the driver if it is urgent.
     pub(crate) fn push(&self, notification: Notification) {
-        let News { urgency, overflowed, .. } = notification.news;
-        let counts = urgency != Urgency::None || overflowed > 0;
+        let News { urgency, spilled, .. } = notification.news;
+        let counts = urgency != Urgency::None || spilled > 0;
         if let Err(notification) = self.queue.push(notification) {
             // Each bucket is queued at most twice until the engine has looked at it, so there are at most
             // about as many of these as keys. Large denials are only a hint.
             if counts {
-                self.overflow.push(notification);
+                self.unbounded.push(notification);
             }
         }
-        if urgency == Urgency::Now || overflowed > 0 {
+        if urgency == Urgency::Now || spilled > 0 {
             self.driver.notify_one();
         }
     }
 
     pub(crate) fn pop(&self) -> Option<Notification> {
-        self.queue.pop().or_else(|| self.overflow.pop())
+        self.queue.pop().or_else(|| self.unbounded.pop())
     }
 
     /// Waits until something urgent has been pushed.
@@ -110,7 +110,7 @@ mod tests {
             push(place, News { urgency: Urgency::Tick, ..News::default() });
         }
         push(100, News { refused: 5, ..News::default() });
-        push(101, News { overflowed: 5, ..News::default() });
+        push(101, News { spilled: 5, ..News::default() });
         let mut places: Vec<u32> =
             std::iter::from_fn(|| queue.pop()).map(|one| one.place).collect();
         places.sort_unstable();

@@ -92,7 +92,7 @@ pub(crate) enum Evictable {
     /// Also those of which the store knows all that was spent, if they were asked for once.
     SeenOnce,
     /// Also all others of which the store knows that.
-    Settled,
+    Reported,
 }
 
 /// How many keys all limits of one limiter may hold together. One half is split into shares, of which each limit has one
@@ -138,7 +138,7 @@ impl KeyBudget {
     }
 
     /// Makes room for one key of a limit that has `held`.
-    fn claim(&self, held: usize, room: Room) -> bool {
+    fn take_room(&self, held: usize, room: Room) -> bool {
         let left = self.room(held);
         if room == Room::NotLast && left <= (held + left) / LAST_ROOM {
             return false;
@@ -319,7 +319,7 @@ impl<B: TableBucket> Table<B> {
         if let Some(found) = self.find(key) {
             return found.place;
         }
-        if !self.budget.claim(writer.index.entries, room) {
+        if !self.budget.take_room(writer.index.entries, room) {
             return OVERFLOW;
         }
         let place = writer.free.pop().unwrap_or_else(|| {

@@ -18,7 +18,7 @@ const FULL_BELOW: usize = 8;
 /// With fewer, also those that were asked for once, as invented keys are.
 const SEEN_ONCE_BELOW: usize = 4;
 /// With fewer, all that the store knows. New keys have the last 64th only if their callers can wait.
-const SETTLED_BELOW: usize = 2;
+const REPORTED_BELOW: usize = 2;
 /// While searches find nothing, the gap doubles up to this.
 const GAP_MAX_US: u64 = 5_000_000;
 
@@ -60,8 +60,8 @@ impl Evictor {
             self.is_filling |= free < FILLING_BELOW;
             limit.forget_marks(now);
             let what = match free {
-                0..SETTLED_BELOW => Evictable::Settled,
-                SETTLED_BELOW..SEEN_ONCE_BELOW => Evictable::SeenOnce,
+                0..REPORTED_BELOW => Evictable::Reported,
+                REPORTED_BELOW..SEEN_ONCE_BELOW => Evictable::SeenOnce,
                 SEEN_ONCE_BELOW..FULL_BELOW => Evictable::Full,
                 _ => continue,
             };

@@ -296,7 +296,7 @@ impl World {
         self.note_bucket(index, key, &bucket);
         self.record(index, key, cost, result.is_allowed(), result.is_sure, false);
         // The driver sleeps on unless it is woken.
-        if result.news.urgency == Urgency::Now || result.news.overflowed > 0 {
+        if result.news.urgency == Urgency::Now || result.news.spilled > 0 {
             self.pump(index);
         }
     }

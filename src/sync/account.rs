@@ -74,7 +74,7 @@ pub(crate) struct Touch {
     /// When the decision was taken.
     pub(crate) at: Timestamp,
     /// Pending tokens that no longer fitted the bucket's word.
-    pub(crate) overflowed: u32,
+    pub(crate) spilled: u32,
     /// What a denied request cost, if that was more than one token.
     pub(crate) denied_cost: u32,
 }
@@ -162,7 +162,7 @@ impl Account {
         let (given, debt) = (self.spending.credit_given, self.spending.unsent.debt);
         let recredited = |left: u32| recredit(debt + i64::from(given - left.min(given)), left);
         let collected = self.bucket.collect(muted, recredited);
-        let spent = collected.spent + std::mem::take(&mut self.spending.overflowed);
+        let spent = collected.spent + std::mem::take(&mut self.spending.spilled);
         let credit = recredited(collected.credit);
         self.spending.book(spent, collected.credit, credit, self.policy.is_some());
 
@@ -191,10 +191,10 @@ impl Account {
     }
 
     /// Books tokens that no longer fitted the bucket's word.
-    fn book_overflow(&mut self, tokens: u32) {
+    fn book_spilled(&mut self, tokens: u32) {
         if tokens > 0 {
-            self.spending.overflowed += u64::from(tokens);
-            self.bucket.end_overflow();
+            self.spending.spilled += u64::from(tokens);
+            self.bucket.end_spill();
         }
     }
 

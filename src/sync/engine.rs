@@ -205,8 +205,8 @@ impl Engine {
     }
 
     /// Whether nothing is left to report or to give back.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.lanes.iter().all(Lane::is_settled)
+    pub(crate) fn has_reported_all(&self) -> bool {
+        self.lanes.iter().all(Lane::has_reported_all)
     }
 
     /// Adds what was counted of a limit's decisions beside what its buckets count.

@@ -137,7 +137,7 @@ impl Lane {
     }
 
     /// Whether the lane has nothing left to report.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn has_reported_all(&self) -> bool {
         let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
         self.accounts.len() == 0 && !reporting
     }

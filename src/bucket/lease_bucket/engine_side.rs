@@ -144,8 +144,8 @@ impl LeaseBucket {
         fraction: i64,
         unit: i64,
     ) -> Amended {
-        // What has overflowed is lost before the refill is closed and anything more is spent.
-        self.peek(now, unit);
+        // What a full bucket lost is settled before the refill is closed and anything more is spent.
+        self.mint_tokens(now, unit);
         let earned = self.close_refill(now);
         let old_depth = self.depth.load(Ordering::Relaxed);
         self.empty_if_ended(now);
@@ -263,7 +263,7 @@ impl LeaseBucket {
     /// The engine closes its account of this key, which is full at `full_at` if nobody spends. False if a decision has
     /// just notified the engine.
     pub(crate) fn try_close_account(&self, full_at: Timestamp, is_seen_once: bool) -> bool {
-        if self.has_overflowed() {
+        if self.has_spilled() {
             return false;
         }
         // A full bucket has a whole token, so credit may be used from then on at the latest.

@@ -95,7 +95,7 @@ fn refill_of_a_full_bucket_is_lost_and_not_earned_again_later() {
 fn refill_lost_at_the_old_depth_is_not_earned_by_a_deeper_lease() {
     let bucket = leased(lease(1, 2, 1_000_000_000), 2);
     bucket.amend(at(1_000_000), lease(1, 100, 1_000_000_000), 0, 0, UNIT);
-    assert_eq!(bucket.peek(at(1_000_000), UNIT), 2);
+    assert_eq!(bucket.mint_tokens(at(1_000_000), UNIT), 2);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn lease_that_has_ended_gives_nothing_even_if_tokens_are_left() {
     assert!(take(&bucket, 1, at(4999)));
     assert!(!take(&bucket, 1, at(5000)));
     bucket.amend(at(6000), lease(0, 10, 9000), 1, 0, UNIT);
-    assert_eq!(bucket.peek(at(6000), UNIT), 1, "tokens of the ended lease do not return");
+    assert_eq!(bucket.mint_tokens(at(6000), UNIT), 1, "tokens of the ended lease do not return");
 }
 
 #[test]
@@ -188,25 +188,25 @@ fn fractions_survive_a_change_of_rate() {
 #[test]
 fn pending_tokens_that_do_not_fit_the_word_are_not_lost() {
     let bucket = new(0);
-    let (mut spent, mut overflowed) = (0_u64, 0_u64);
+    let (mut spent, mut spilled) = (0_u64, 0_u64);
     for round in 0..3 {
         bucket.amend(at(1), lease(0, MAX_TOKENS, 100_000), i64::from(MAX_TOKENS), 0, UNIT);
         let result = decide(&bucket, ask(MAX_PENDING), at(2));
         assert!(result.is_allowed());
-        assert_eq!(bucket.has_overflowed(), round > 0, "a notification is under way");
+        assert_eq!(bucket.has_spilled(), round > 0, "a notification is under way");
         spent += u64::from(MAX_PENDING);
-        overflowed += u64::from(result.news.overflowed);
+        spilled += u64::from(result.news.spilled);
         if round > 0 {
             assert!(take(&bucket, MAX_PENDING - 1, at(2)), "that fits again");
             spent += u64::from(MAX_PENDING - 1);
         }
     }
-    assert_eq!(collect(&bucket).spent + overflowed, spent);
+    assert_eq!(collect(&bucket).spent + spilled, spent);
     assert_eq!(collect(&bucket).spent, 0);
-    bucket.end_overflow();
-    assert!(bucket.has_overflowed(), "the other notification is still under way");
-    bucket.end_overflow();
-    assert!(!bucket.has_overflowed());
+    bucket.end_spill();
+    assert!(bucket.has_spilled(), "the other notification is still under way");
+    bucket.end_spill();
+    assert!(!bucket.has_spilled());
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn cost_that_is_larger_than_all_pending_tokens_leaves_the_other_fields_alone() {
     let bucket = new(3);
     bucket.amend(at(1), lease(0, MAX_TOKENS, 100_000), i64::from(MAX_TOKENS), 0, UNIT);
     let result = decide(&bucket, ask(MAX_TOKENS - 1), at(2));
-    assert_eq!((result.is_allowed(), result.news.overflowed), (true, MAX_TOKENS - 1));
+    assert_eq!((result.is_allowed(), result.news.spilled), (true, MAX_TOKENS - 1));
     let word = bucket.load();
     assert_eq!((word.tokens(), word.credit(), word.pending()), (1, 3, 0));
     assert!(!word.is_policy() && !word.is_retired());
@@ -275,23 +275,23 @@ fn credit_of_a_request_whose_cost_does_not_fit_the_pending_tokens_is_spent() {
     let bucket = new(5);
     bucket.amend(at(1), lease(0, MAX_TOKENS, 100_000), i64::from(MAX_PENDING), 0, UNIT);
     let result = decide(&bucket, ask(MAX_PENDING + 2), at(2));
-    assert_eq!((result.is_allowed(), result.news.overflowed), (true, MAX_PENDING + 2));
+    assert_eq!((result.is_allowed(), result.news.spilled), (true, MAX_PENDING + 2));
     let word = bucket.load();
     assert_eq!((word.tokens(), word.credit(), word.pending()), (0, 3, 0));
 }
 
 #[test]
-fn overflows_that_nobody_has_counted_stop_the_spending_and_not_the_counting() {
+fn spilled_tokens_that_nobody_has_counted_stop_the_spending_and_not_the_counting() {
     let bucket = new(0);
-    let (mut spent, mut overflowed) = (0_u64, 0_u64);
+    let (mut spent, mut spilled) = (0_u64, 0_u64);
     for _ in 0..3000 {
         bucket.amend(at(1), lease(0, MAX_TOKENS, 100_000), i64::from(MAX_TOKENS), 0, UNIT);
         let result = decide(&bucket, ask(MAX_TOKENS), at(2));
         spent += u64::from(result.is_allowed()) * u64::from(MAX_TOKENS);
-        overflowed += u64::from(result.news.overflowed);
+        spilled += u64::from(result.news.spilled);
     }
     let most = u64::from(MAX_TOKENS) * 2048;
-    assert_eq!((spent, collect(&bucket).spent + overflowed), (most, most));
+    assert_eq!((spent, collect(&bucket).spent + spilled), (most, most));
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn refill_that_nobody_claimed_flows_in_at_the_new_rate_from_the_time_of_the_chan
     let bucket = leased(lease(1, 1000, u64::MAX), 0);
     // A spender's clock is at 200 us; the engine's change is of 150 us.
     bucket.amend(at(150), lease(41, 1000, u64::MAX), 0, 0, UNIT);
-    assert_eq!(bucket.peek(at(200), UNIT), 2, "150 units at 1 a microsecond, 2050 at 41");
+    assert_eq!(bucket.mint_tokens(at(200), UNIT), 2, "150 units at 1 a microsecond, 2050 at 41");
 }
 
 #[test]
@@ -436,7 +436,7 @@ fn two_threads_at_once_find_a_bucket_full_again_to_the_last_token() {
                 meet();
                 let allowed = (0..EACH).filter(|_| take(&bucket, 1, now)).count();
                 meet();
-                let found = (allowed, bucket.peek(now, UNIT));
+                let found = (allowed, bucket.mint_tokens(now, UNIT));
                 if found != (EACH as usize, DEPTH - 2 * EACH) {
                     unexpected.get_or_insert((step, found));
                 }
@@ -463,7 +463,7 @@ impl Drop for Leaving {
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Take { cost: u32, can_wait: bool },
-    Peek,
+    Mint,
     Collect,
     Lease { rate: i64, depth: u32, tokens: i64, lasts_us: u64, overdraw: u8 },
     SetDepth { by: u32 },
@@ -484,7 +484,7 @@ fn event() -> impl Strategy<Value = Event> {
     );
     prop_oneof![
         8 => take,
-        1 => Just(Event::Peek),
+        1 => Just(Event::Mint),
         1 => Just(Event::Collect),
         2 => lease,
         1 => (0..3_u32).prop_map(|by| Event::SetDepth { by }),
@@ -514,14 +514,14 @@ fn live(
             let refill = Refill::new(0, 0, 0);
             result = result.map(|result| SpendResult { refill, ..result });
         }
-        Event::Peek => _ = bucket.peek(now, UNIT),
+        Event::Mint => _ = bucket.mint_tokens(now, UNIT),
         Event::Collect => _ = collect(bucket),
         Event::Lease { rate, depth, tokens, lasts_us, overdraw } => {
             let (ends, low) = (now.plus_micros(lasts_us), depth / 100);
             let lease = Lease { rate, depth, ends, low, overdraw, is_policy: false };
             bucket.amend(now, lease, tokens, 0, UNIT);
         }
-        Event::SetDepth { by } => bucket.set_depth(bucket.peek(now, UNIT) + by),
+        Event::SetDepth { by } => bucket.set_depth(bucket.mint_tokens(now, UNIT) + by),
         Event::Withdraw { keep } => _ = bucket.withdraw(keep),
         Event::See { tokens } => bucket.set_view(tokens.into(), now, now),
     }

@@ -220,8 +220,8 @@ fn account_that_closes_while_something_is_spent_is_opened_again() {
 }
 
 #[test]
-fn overflow_of_the_word_reaches_the_engine_before_eviction() {
-    check("overflow against the end of an account", || {
+fn what_the_word_spills_reaches_the_engine_before_eviction() {
+    check("spill against the end of an account", || {
         let bucket = Arc::new(leased(Lease { depth: 1 << 20, ..lease(0, 100) }, 0));
         bucket.amend(at(0), Lease { depth: 1 << 20, ..lease(0, 100) }, 300_000, 0, UNIT);
         assert!(try_decide(&bucket, at(1), 0, 200_000).unwrap().is_allowed());
@@ -231,8 +231,8 @@ fn overflow_of_the_word_reaches_the_engine_before_eviction() {
         let is_evicted = is_closed && bucket.try_retire(at(1), &SCALE, Evictable::Full).is_some();
         let result = spender.join().unwrap();
         assert_eq!(result.verdict, Verdict::Allowed);
-        let overflowed = u64::from(result.news.overflowed);
-        assert_eq!(collected + bucket.pending() + overflowed, 300_000);
-        assert!(!is_evicted || bucket.pending() + overflowed == 0);
+        let spilled = u64::from(result.news.spilled);
+        assert_eq!(collected + bucket.pending() + spilled, 300_000);
+        assert!(!is_evicted || bucket.pending() + spilled == 0);
     });
 }

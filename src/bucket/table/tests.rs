@@ -195,13 +195,13 @@ fn key_evicted_before_it_is_full_has_no_first_credit_when_it_returns() {
     assert!(spend(&table, place, at(1)));
     let bucket = BucketRef::new(&table, place);
     bucket.open_account(7);
-    let settled = |now| table.evict(10, now, &SCALE, Evictable::Settled);
-    assert_eq!(settled(at(1)), 0, "the store does not know of it");
+    let evict_reported = |now| table.evict(10, now, &SCALE, Evictable::Reported);
+    assert_eq!(evict_reported(at(1)), 0, "the store does not know of it");
     assert_eq!(bucket.collect(false, |credit| credit).spent, 1);
-    assert_eq!(settled(at(1)), 0, "the engine has an account");
+    assert_eq!(evict_reported(at(1)), 0, "the engine has an account");
     assert!(bucket.try_close_account(at(100), true));
     assert_eq!(evict(&table, 10, at(2)), 0, "it is not full");
-    assert_eq!(settled(at(2)), 1);
+    assert_eq!(evict_reported(at(2)), 1);
     let place = insert(&table, b"spent");
     assert!(table.is_marked(b"spent") && !table.is_marked(b"other"));
     table.set_credit_at_rest(1);
@@ -226,7 +226,7 @@ fn key_that_was_asked_for_often_is_kept_longer_than_one_asked_for_once() {
     assert_eq!(table.evict(10, at(2), &SCALE, Evictable::Full), 0);
     assert_eq!(table.evict(10, at(2), &SCALE, Evictable::SeenOnce), 1);
     assert!(find(&table, b"often").is_some());
-    assert_eq!(table.evict(10, at(2), &SCALE, Evictable::Settled), 1);
+    assert_eq!(table.evict(10, at(2), &SCALE, Evictable::Reported), 1);
 }
 
 #[test]

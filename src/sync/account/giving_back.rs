@@ -9,7 +9,7 @@ use crate::time::Timestamp;
 pub(super) struct Returned {
     /// Units that were taken out of the bucket.
     pub(super) units: i64,
-    /// Units that the node should hold and does not: refill that overflowed.
+    /// Units that the node should hold and does not: refill that a full bucket lost.
     pub(super) forfeited: i64,
     /// Leased refill, in units per microsecond.
     pub(super) rate: i64,
@@ -41,10 +41,10 @@ impl Account {
         }
         let mut forfeited = std::mem::take(&mut self.lease.forfeited);
         let (left, pending) = self.bucket.held_and_pending();
-        if rate_before == 0 && !self.bucket.has_overflowed() {
+        if rate_before == 0 && !self.bucket.has_spilled() {
             // Nothing flowed in, so that the loss is known exactly.
             self.lease.remainder = 0;
-            let spent = self.spending.unsent.spent + (pending + self.spending.overflowed) as i64;
+            let spent = self.spending.unsent.spent + (pending + self.spending.spilled) as i64;
             let here = (i64::from(left) + spent) * self.scale.token + units;
             forfeited = forfeited.max(self.lease.held.outstanding - here);
         }
@@ -78,7 +78,7 @@ impl Account {
 
     /// Takes the tokens beyond `need` out of the bucket. Returns the units that they are.
     fn give_back_tokens(&mut self, now: Timestamp, need: i64, ended: bool) -> i64 {
-        let tokens = i64::from(self.bucket.peek(now, self.scale.token));
+        let tokens = i64::from(self.bucket.mint_tokens(now, self.scale.token));
         let keep = match ended {
             true => 0,
             false if tokens > need + need / 4 => need,

@@ -126,7 +126,7 @@ impl Account {
 
     /// The store's level and what this node holds of it, in units.
     fn with_own(&self, now: Timestamp, terms: &Terms) -> i64 {
-        let tokens = i64::from(self.bucket.peek(now, self.scale.token));
+        let tokens = i64::from(self.bucket.mint_tokens(now, self.scale.token));
         let own = tokens.saturating_mul(self.scale.token);
         let level = self.level.estimate(now, &terms.scale).unwrap_or(terms.scale.burst);
         level.saturating_add(own)

@@ -87,9 +87,9 @@ impl Account {
         } else {
             self.spending.unsent.spent * self.scale.token
         };
-        // What overflowed the bucket's word and is on its way here would look as if it were forfeited.
-        let overflowed = self.bucket.has_overflowed();
-        self.lease.forfeited = if overflowed { 0 } else { (outstanding - here).max(0) };
+        // What the bucket's word has spilled is on its way here, and would look as if it were forfeited.
+        let spilled = self.bucket.has_spilled();
+        self.lease.forfeited = if spilled { 0 } else { (outstanding - here).max(0) };
     }
 
     /// Applies a lease to the bucket, with `tokens` and the remainder. Returns the units that the
@@ -97,7 +97,7 @@ impl Account {
     pub(super) fn amend(&mut self, now: Timestamp, lease: Lease, tokens: i64) -> i64 {
         let amended = self.bucket.amend(now, lease, tokens, self.lease.remainder, self.scale.token);
         self.lease.remainder = amended.remainder;
-        let pending = amended.pending + self.spending.overflowed;
+        let pending = amended.pending + self.spending.spilled;
         let spent = self.spending.unsent.spent.saturating_add_unsigned(pending);
         amended.units.saturating_add(spent.saturating_mul(self.scale.token))
     }
@@ -105,7 +105,7 @@ impl Account {
     /// Gives up units of the lease that the store has not leased: its clock stood still for some of the time in
     /// which they flowed in. What has been spent of them is to flow in first. Returns what `amend` does.
     fn forgo(&mut self, units: i64, lease: Lease, now: Timestamp) -> i64 {
-        let tokens = self.bucket.peek(now, self.scale.token);
+        let tokens = self.bucket.mint_tokens(now, self.scale.token);
         let surplus = (units as u64).div_ceil(self.scale.token as u64) as i64;
         let kept = i64::from(tokens).saturating_sub(surplus).max(0);
         let withdrawn = self.bucket.withdraw(kept as u32);

@@ -29,14 +29,14 @@ impl Account {
         leaving: bool,
     ) -> Entry {
         self.schedule.is_reporting = true;
-        self.bucket.peek(now, self.scale.token);
+        self.bucket.mint_tokens(now, self.scale.token);
         // Nothing more can be sent before the answer.
         self.collect(now, true);
         self.arrivals.observe_demand(now, terms);
         let claim = self.level.estimate(now, &terms.scale);
         let wanted = self.wanted(now, terms, leaving);
         let returned = self.give_back(terms, now, wanted.tokens, wanted.rate);
-        let tokens = self.bucket.peek(now, self.scale.token);
+        let tokens = self.bucket.mint_tokens(now, self.scale.token);
         if self.lease.restore {
             self.lease.held.outstanding = self.most_held(tokens);
         }
@@ -94,7 +94,7 @@ impl Account {
     fn most_held(&self, tokens: u32) -> i64 {
         let tokens = if self.policy.is_some() { 0 } else { tokens };
         let refilled = if self.lease.held.rate > 0 { self.lease.held.depth } else { 0 };
-        let spent = self.spending.unsent.spent + self.spending.overflowed as i64;
+        let spent = self.spending.unsent.spent + self.spending.spilled as i64;
         let tokens = refilled.max(i64::from(tokens)) + 1 + spent;
         tokens.saturating_mul(self.scale.token).min(OUTSTANDING_MAX)
     }

@@ -25,7 +25,7 @@ impl Account {
 
     /// A decision touched the key: report at the next tick, or early when it runs low.
     pub(crate) fn touch(&mut self, touch: &Touch, now: Timestamp, terms: &Terms) {
-        self.book_overflow(touch.overflowed);
+        self.book_spilled(touch.spilled);
         self.note_denied_cost(touch.denied_cost);
         self.arrivals.bursts.note_request(touch.at);
         self.history.last_request = now;
@@ -61,7 +61,7 @@ impl Account {
 
     /// Tokens asked for that the demand estimate does not contain.
     fn arrived(&self) -> u64 {
-        self.arrivals.tokens + self.spending.overflowed + self.bucket.demand()
+        self.arrivals.tokens + self.spending.spilled + self.bucket.demand()
     }
 
     /// Plans a look at whether requests have ceased, where that would give something back.

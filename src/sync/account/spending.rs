@@ -20,7 +20,7 @@ pub(super) struct Unsent {
 pub(super) struct Spending {
     pub(super) unsent: Unsent,
     /// Tokens that no longer fitted the bucket's word, and have not been booked.
-    pub(super) overflowed: u64,
+    pub(super) spilled: u64,
     /// The credit that the bucket was given last.
     pub(super) credit_given: u32,
     /// Tokens were spent on credit or overdrawn, and that has not been seen repaid.
@@ -29,7 +29,7 @@ pub(super) struct Spending {
 
 impl Spending {
     pub(super) fn new(credit_given: u32) -> Self {
-        Self { unsent: Unsent::default(), overflowed: 0, credit_given, owes: false }
+        Self { unsent: Unsent::default(), spilled: 0, credit_given, owes: false }
     }
 
     /// Books tokens that were spent while `credit_left` was left of the credit; `credit` is given from now on.
@@ -55,7 +55,7 @@ impl Spending {
     /// Tokens that are booked or about to be.
     pub(super) fn tokens(&self) -> u64 {
         let Unsent { spent, debt, allowed, .. } = self.unsent;
-        (spent + debt + allowed) as u64 + self.overflowed
+        (spent + debt + allowed) as u64 + self.spilled
     }
 
     /// The contents of a report that was never applied are to be reported anew.

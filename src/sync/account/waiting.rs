@@ -47,7 +47,7 @@ impl Account {
 
     /// Answers a caller who waited.
     fn answer(&mut self, ticket: u64, cost: u32, result: SpendResult) {
-        self.book_overflow(result.news.overflowed);
+        self.book_spilled(result.news.spilled);
         self.note_denied_cost(result.news.refused);
         if result.is_uncounted {
             self.counts.denied += 1;
