@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::driver::clock::TimeSource;
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
-use crate::driver::setup::{Senders, Setup};
+use crate::driver::setup::{DriverParts, Senders};
 use crate::driver::{Driver, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
@@ -193,23 +193,23 @@ impl Builder {
     fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
         let terms = self.limits.iter().map(|limit| Ok((limit, self.terms_of(limit)?)));
-        let setup = Setup {
+        let parts = DriverParts {
             limits: terms.collect::<Result<_, ConfigError>>()?,
             store: self.store,
             max_keys: self.max_keys,
             lanes: self.lanes,
             max_nodes: self.max_nodes,
             time: self.time,
+            listeners: self.listeners,
         };
-        let (mut driver, Senders { commands, queries }) = Driver::new(setup)?;
+        let (driver, Senders { commands, queries }) = Driver::new(parts)?;
         let node = driver.node.clone();
-        driver.listeners.extend(self.listeners);
         #[cfg(feature = "metrics")]
         let labels = crate::metrics::limiter_labels(self.name.as_deref());
         #[cfg(feature = "metrics")]
         let metrics = crate::metrics::listener(labels.clone(), &node.limits, self.max_keys);
         #[cfg(feature = "metrics")]
-        driver.listeners.push(metrics);
+        let driver = driver.listen(metrics);
         let shared = Shared {
             node,
             commands,

@@ -181,12 +181,12 @@ fn record(event: &Event, labels: &Labels) {
             histogram!(STALLS, labels.clone()).record(stall.as_secs_f64());
         }
         Event::StoreDown { .. } => gauge!(STORE_UP, labels.clone()).set(0.0),
-        event => record_of_limit(event, |limit| with(labels, "limit", limit)),
+        event => count_limit_event(event, |limit| with(labels, "limit", limit)),
     }
 }
 
 /// Records the events that are about one limit.
-fn record_of_limit(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
+fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
     match event {
         Event::Decisions { limit, allowed, denied, unsure, overflowed } => {
             let labels = labels(limit);
@@ -210,6 +210,16 @@ fn record_of_limit(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::RecordLost { limit } => counter!(LOST_RECORDS, labels(limit)).increment(1),
         Event::OutagePolicyBegan { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::OutagePolicyEnded { limit } => gauge!(ON_POLICY, labels(limit)).set(0.0),
-        _ => {}
+        Event::NoCredit { .. }
+        | Event::StoreUp { .. }
+        // Recorded above.
+        | Event::Synced { .. }
+        | Event::State { .. }
+        | Event::MemoryLost { .. }
+        | Event::StoreClockJumped { .. }
+        | Event::ForeignKey { .. }
+        | Event::Evicted { .. }
+        | Event::ClockStalled { .. }
+        | Event::StoreDown { .. } => {}
     }
 }

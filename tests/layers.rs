@@ -10,10 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of the crate, lowest floor first, and those that are planned: `algorithm`, `config`, `rls`, `server`. A
+/// The modules of the crate, lowest floor first, and those that are planned: `algorithm`, `config`, `plan`, `rls`,
+/// `server`. A
 /// module may name what stands on its own line or on an earlier one.
 const FLOORS: [&[&str]; 12] = [
-    &["time", "error", "quota", "limit", "bound", "key", "decision"],
+    &["time", "error", "quota", "limit", "plan", "bound", "key", "decision"],
     &["algorithm"],
     &["bucket"],
     &["sync"],

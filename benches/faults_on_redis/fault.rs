@@ -72,7 +72,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) seconds: f64,
 }
 
-/// When stretches of this length begin that come every so often, in seconds, as many as are over by the end.
+/// Seconds at which stretches begin: `first`, then each `every`, as long as a stretch of `length` is over by `end`.
 fn stretches(first: f64, every: f64, length: f64, end: f64) -> impl Iterator<Item = f64> {
     (0..)
         .map(move |round| first + every * f64::from(round))

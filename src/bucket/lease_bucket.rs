@@ -72,7 +72,8 @@ pub(crate) use refill::UNLIMITED_RATE;
 const MAX_DENIED: u32 = 1 << 31;
 /// In place of when a key is full that was evicted before it was, and returned.
 const MARKED: u64 = u64::MAX;
-/// The most spills whose notifications are under way: more tokens than can be spent before the engine runs.
+/// The most spills under way. They are more tokens than can be spent before the engine runs; beyond them the bucket
+/// denies.
 const MAX_SPILLS: u16 = 2048;
 /// A caller that can wait asks the store for more than its lease has, if the store's last word was this many times the
 /// cost. If it asked for less, it would join batches that have nothing to give.
@@ -90,7 +91,7 @@ pub(crate) struct LeaseBucket {
     low: AtomicU32,
     key_bytes: AtomicU16,
     /// Spills of the word whose notifications are under way.
-    spills: AtomicU16,
+    spills_under_way: AtomicU16,
     key: [AtomicU64; SHORT_WORDS],
     /// What the store had at its last word, in tokens. Written by the engine.
     view_tokens: AtomicI32,
@@ -252,18 +253,18 @@ impl LeaseBucket {
         let from_credit = cost - from_tokens;
         // Pending tokens that no longer fit go to the engine in a notification. Until it has arrived, the bucket
         // is not given to another key.
-        let spills = word.pending() + cost > MAX_PENDING;
-        if spills && !self.try_begin_spill() {
+        let does_spill = word.pending() + cost > MAX_PENDING;
+        if does_spill && !self.try_begin_spill() {
             return Some(self.count_denied(word, cost, tokens, is_live));
         }
-        let spent = if spills {
+        let spent = if does_spill {
             let credit = word.credit() - from_credit;
             word.collected().with_tokens(word.tokens() - from_tokens).with_credit(credit)
         } else {
             word.spend(from_tokens, from_credit)
         };
         if self.swap(word, spent).is_err() {
-            if spills {
+            if does_spill {
                 self.end_spill();
             }
             return None;
@@ -276,7 +277,7 @@ impl LeaseBucket {
             (false, _) => Urgency::None,
         };
         self.count_spent(cost);
-        let spilled = if spills { word.pending() + cost } else { 0 };
+        let spilled = if does_spill { word.pending() + cost } else { 0 };
         let is_sure = from_credit == 0 && !is_overdrawn && !word.is_policy();
         let news = News { spilled, ..self.notify(urgency) };
         let allowed = self.result(Verdict::Allowed, is_sure, left);
@@ -371,17 +372,17 @@ impl LeaseBucket {
     /// Announces that pending tokens go to the engine in a notification. False if too many are under way.
     fn try_begin_spill(&self) -> bool {
         let more = |spills| (spills < MAX_SPILLS).then(|| spills + 1);
-        self.spills.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        self.spills_under_way.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
     /// The notification of a spill has arrived, or was not sent.
     pub(crate) fn end_spill(&self) {
-        self.spills.fetch_sub(1, Ordering::AcqRel);
+        self.spills_under_way.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Whether pending tokens may be under way to the engine.
     pub(crate) fn has_spilled(&self) -> bool {
-        self.spills.load(Ordering::Acquire) > 0
+        self.spills_under_way.load(Ordering::Acquire) > 0
     }
 
     // ---- for reports -------------------------------------------------------------------------

@@ -33,12 +33,12 @@ pub(super) fn record(event: &Event) {
         Event::Synced { lane, error: Some(error @ StoreError::ClonedInstance), .. } => {
             error!(lane, %error);
         }
-        event => record_of_limit(event),
+        event => log_limit_event(event),
     }
 }
 
-/// Logs those that are about one limit.
-fn record_of_limit(event: &Event) {
+/// Logs those events that are about one limit.
+fn log_limit_event(event: &Event) {
     match event {
         Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached: true } => {
             warn!(%limit, ?policy, nodes, "the outage policy of a limit has taken over");
@@ -58,7 +58,7 @@ fn record_of_limit(event: &Event) {
             "the accuracy of a limit leaves less than a token of credit to each node, so check denies the first requests of quiet keys: use check_sure, or allow a larger excess"
         ),
         Event::RecordLost { limit } => {
-            warn!(%limit, "the store had lost a key's record: was it evicted or deleted?");
+            warn!(limit = &**limit, "the store had lost a key's record: was it evicted or deleted?");
         }
         Event::QuotaMismatch {
             limit,
@@ -74,6 +74,19 @@ fn record_of_limit(event: &Event) {
             stored_per_second,
             "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
         ),
-        _ => {}
+        Event::Decisions { .. }
+        | Event::Viewed { .. }
+        | Event::OutagePolicy { .. }
+        | Event::Excess { .. }
+        | Event::State { .. }
+        | Event::Synced { .. }
+        // Logged above.
+        | Event::StoreDown { .. }
+        | Event::StoreUp { .. }
+        | Event::MemoryLost { .. }
+        | Event::StoreClockJumped { .. }
+        | Event::ForeignKey { .. }
+        | Event::ClockStalled { .. }
+        | Event::Evicted { .. } => {}
     }
 }

@@ -1,11 +1,11 @@
-//! From limits and a store to a driver that is ready to run.
+//! How a driver is built from what the builder has validated.
 
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
 
 use super::clock::{Ticker, TimeSource};
-use super::{Command, Driver, LimitState, NodeState, StoreQuery, log};
+use super::{Command, Driver, LimitState, Listener, NodeState, StoreQuery, log};
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
 use crate::limit::{Limit, Terms};
@@ -13,8 +13,8 @@ use crate::store::AnyStore;
 use crate::sync::{Config, Engine};
 use crate::time::micros;
 
-/// What a driver is made of, all of it validated.
-pub(crate) struct Setup<'a> {
+/// What a driver is built from, all of it validated.
+pub(crate) struct DriverParts<'a> {
     pub(crate) limits: Vec<(&'a Limit, Terms)>,
     pub(crate) store: Option<AnyStore>,
     pub(crate) max_keys: usize,
@@ -22,6 +22,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) max_nodes: Option<u32>,
     /// The system's, if it is not given.
     pub(crate) time: Option<TimeSource>,
+    pub(crate) listeners: Vec<Listener>,
 }
 
 /// How a limiter reaches its driver.
@@ -31,33 +32,35 @@ pub(crate) struct Senders {
 }
 
 impl Driver {
-    /// A driver whose events are logged, and how its limiter reaches it.
-    pub(crate) fn new(setup: Setup<'_>) -> Result<(Self, Senders), ConfigError> {
-        let time = match setup.time {
+    /// Builds a driver that also logs its events, and the senders by which its limiter reaches it.
+    pub(crate) fn new(parts: DriverParts<'_>) -> Result<(Self, Senders), ConfigError> {
+        let time = match parts.time {
             Some(time) => time,
             None => TimeSource::System(
                 Ticker::shared().map_err(|error| ConfigError::Thread(error.to_string()))?,
             ),
         };
-        let budget = Arc::new(KeyBudget::new(setup.max_keys, setup.limits.len()));
-        let limits = limit_states(&setup.limits, &budget, &time)?;
-        let store = setup.store.map(|store| {
+        let budget = Arc::new(KeyBudget::new(parts.max_keys, parts.limits.len()));
+        let limits = limit_states(&parts.limits, &budget, &time)?;
+        let store = parts.store.map(|store| {
             let time = time.clone();
             store.open(move || time.now())
         });
         let [low, high, seed] = random()?;
         let config = Config {
             limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
-            lanes: if store.is_some() { setup.lanes } else { 0 },
+            lanes: if store.is_some() { parts.lanes } else { 0 },
             instance: (u128::from(high) << 64 | u128::from(low)).to_le_bytes(),
             seed,
             retry_us: store.as_ref().map_or(0, |store| micros(store.timeout())),
-            max_nodes: setup.max_nodes,
+            max_nodes: parts.max_nodes,
         };
         let (commands, inbox) = mpsc::unbounded_channel();
         let (queries, asked) = mpsc::unbounded_channel();
         let (engine, clock) = (Engine::new(config, time.now()), time.cached());
-        let notifications = NotificationQueue::new(setup.max_keys);
+        let notifications = NotificationQueue::new(parts.max_keys);
+        let mut listeners = parts.listeners;
+        listeners.push(Arc::new(log::record));
         let node = NodeState { limits, budget, notifications, last_error: Mutex::new(None), time };
         let driver = Self {
             engine,
@@ -66,9 +69,16 @@ impl Driver {
             clock,
             commands: inbox,
             queries: asked,
-            listeners: vec![Arc::new(log::record)],
+            listeners,
         };
         Ok((driver, Senders { commands, queries }))
+    }
+
+    /// Calls this listener with every event too.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn listen(mut self, listener: Listener) -> Self {
+        self.listeners.push(listener);
+        self
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Bytes, replace};
 use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
-use crate::quota::Quota;
+use crate::quota::{Quota, TOKENS_MAX};
 use crate::store::exchange::Exchange;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
@@ -19,20 +19,21 @@ const STATUS_AT: usize = 2 + 4 * 8;
 const BURST: u32 = 20;
 /// The most that a bucket can hold beyond its burst: what may be owed on credit.
 const CREDIT: u32 = 15;
+const LIMITS: [&str; 2] = ["api", "strict"];
 const KEYS: [&str; 3] = ["a", "b", "c"];
 /// Virtual time in which lanes hear that the store is sound.
-const HEARD_WITHIN: [Duration; 4] = [
+const HEARING_STEPS: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(50),
     Duration::from_secs(1),
     Duration::from_secs(1),
 ];
-/// How often this time may pass until a lane works again, however its store answered before.
-const MENDED_WITHIN: (usize, Duration) = (6, Duration::from_secs(20));
+/// At most so many steps of this length, in virtual time, pass until a lane works again, however its store answered.
+const MENDING_STEPS: (usize, Duration) = (6, Duration::from_secs(20));
 
 /// Lets a store answer a limiter as `bytes` say. Whatever it answers, no key has more than its burst and the most
-/// credit at once, or the burst of a newer quota that it told, and every lane works again within minutes after the store
-/// is sound.
+/// credit at once, or the burst of a newer quota that it told and the most credit, and every lane works again within
+/// minutes after the store is sound.
 pub fn reply(bytes: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(answered(bytes));
@@ -45,48 +46,50 @@ async fn answered(bytes: &[u8]) {
     let store = HostileStore {
         memory,
         script: Arc::new(Mutex::new(bytes.to_vec())),
-        most_burst: Arc::new(AtomicI64::new(BURST.into())),
+        most_bursts: Arc::new(LIMITS.map(|_| AtomicI64::new(BURST.into()))),
     };
     let limiter = Limiter::builder()
-        .limit(Limit::new("api", Quota::per_second(100).burst(u64::from(BURST))))
-        .limit(Limit::new("strict", Quota::per_minute(6).burst(u64::from(BURST))).strict())
+        .limit(Limit::new(LIMITS[0], Quota::per_second(100).burst(u64::from(BURST))))
+        .limit(Limit::new(LIMITS[1], Quota::per_minute(6).burst(u64::from(BURST))).strict())
         .store(AnyStore::other(store.clone()))
         .lanes(2)
         .max_keys(64)
         .clock(&clock)
         .build()
         .expect("the limiter is sound");
-    let limits = ["api", "strict"].map(|name| limiter.limit(name).expect("it is there"));
+    let limits = LIMITS.map(|name| limiter.limit(name).expect("it is there"));
     let mut rounds = 0;
     while !store.is_sound() && rounds < 64 {
         rounds += 1;
-        spend(&limits, store.most_burst(), rounds);
+        spend(&limits, store.most_bursts(), rounds);
         clock.advance(Duration::from_millis(20 << (rounds % 6)));
         limiter.settle().await;
     }
     store.become_sound();
-    let pass = async |time| {
+    let let_time_pass = async |time| {
         clock.advance(time);
         limiter.settle().await;
-        limits.iter().for_each(|limit| _ = limit.check(KEYS[0]));
+        for limit in &limits {
+            let _ = limit.check(KEYS[0]);
+        }
     };
-    for time in HEARD_WITHIN {
-        pass(time).await;
+    for time in HEARING_STEPS {
+        let_time_pass(time).await;
     }
-    let (times, time) = MENDED_WITHIN;
-    for _ in 0..times {
+    let (most_steps, step) = MENDING_STEPS;
+    for _ in 0..most_steps {
         if limiter.ready(Duration::ZERO).await.is_ok() {
             return;
         }
-        pass(time).await;
+        let_time_pass(step).await;
     }
     limiter.ready(Duration::ZERO).await.expect("every lane works again");
 }
 
 /// Spends all that one key of each limit has at this instant.
-fn spend(limits: &[ActiveLimit; 2], burst: i64, round: usize) {
-    let most = burst + i64::from(CREDIT);
-    for limit in limits {
+fn spend(limits: &[ActiveLimit; 2], bursts: [i64; 2], round: usize) {
+    for (limit, burst) in limits.iter().zip(bursts) {
+        let most = burst + i64::from(CREDIT);
         let key = KEYS[round % KEYS.len()];
         let spent = (0..=most.min(100)).take_while(|_| limit.check(key).is_allowed()).count();
         assert!(spent as i64 <= most, "{spent} at once of {burst}");
@@ -98,22 +101,24 @@ fn spend(limits: &[ActiveLimit; 2], burst: i64, round: usize) {
 struct HostileStore {
     memory: MemoryStore,
     script: Arc<Mutex<Vec<u8>>>,
-    /// The largest burst of a quota that it told, in tokens.
-    most_burst: Arc<AtomicI64>,
+    /// The largest burst of each limit, in tokens: its own, or that of a newer quota that the store told.
+    most_bursts: Arc<[AtomicI64; 2]>,
 }
 
 impl HostileStore {
-    fn most_burst(&self) -> i64 {
-        self.most_burst.load(Ordering::Relaxed)
+    fn most_bursts(&self) -> [i64; 2] {
+        [0, 1].map(|limit| self.most_bursts[limit].load(Ordering::Relaxed))
     }
 
-    /// Notes the newer quotas of a reply.
-    fn tell(&self, reply: &Reply) {
-        if let BatchVerdict::Applied(grants) = &reply.verdict {
-            for grant in grants {
-                if let Grant::OtherQuota { scale, .. } = grant {
-                    self.most_burst.fetch_max(scale.burst / scale.token, Ordering::Relaxed);
-                }
+    /// Notes the bursts of newer quotas in a reply, of those that a limit can have.
+    fn note_newer_quotas(&self, request: &Request, reply: &Reply) {
+        let BatchVerdict::Applied(grants) = &reply.verdict else { return };
+        for (grant, entry) in grants.iter().zip(&request.entries) {
+            let Grant::OtherQuota { version, scale } = grant else { continue };
+            let tokens = scale.burst / scale.token;
+            if *version > entry.version && scale.rate > 0 && tokens <= TOKENS_MAX as i64 {
+                let limit = usize::from(&*entry.limit == LIMITS[1]);
+                self.most_bursts[limit].fetch_max(tokens, Ordering::Relaxed);
             }
         }
     }
@@ -179,7 +184,7 @@ impl Store for HostileStore {
             let again = reply.encode(Receipt::default(), &request.entries);
             let decoded = Reply::decode(&again, &request.entries, request.limits.len());
             assert_eq!(decoded.as_ref(), Ok(&reply), "what was read is written");
-            self.tell(&reply);
+            self.note_newer_quotas(&request, &reply);
             Ok(reply)
         })
     }

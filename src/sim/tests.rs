@@ -148,8 +148,8 @@ fn every_token_is_charged_once_whatever_the_network_does() {
         play(&mut world, &workload.arrivals(), 5 * SECOND_US);
         world.leave();
         world.run_until(world.now_us + 25 * SECOND_US);
-        let settled = world.nodes.iter().all(|node| node.engine.has_reported_all());
-        assert!(settled, "seed {seed}: {setup:?} never settled");
+        let has_reported_all = world.nodes.iter().all(|node| node.engine.has_reported_all());
+        assert!(has_reported_all, "seed {seed}: {setup:?} has not reported all");
         let spent: u64 = world.nodes.iter().map(|node| node.spent).sum();
         assert_eq!(world.store.charged(), spent, "seed {seed}: {setup:?}");
         world.audit_settled();

@@ -204,7 +204,7 @@ impl Engine {
         self.lanes.iter().find_map(Lane::error)
     }
 
-    /// Whether nothing is left to report or to give back.
+    /// Whether no lane has an open account or a report under way.
     pub(crate) fn has_reported_all(&self) -> bool {
         self.lanes.iter().all(Lane::has_reported_all)
     }

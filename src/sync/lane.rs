@@ -136,7 +136,7 @@ impl Lane {
         self.incarnation.is_some() && !self.is_down() && now >= self.replies.recovering_until
     }
 
-    /// Whether the lane has nothing left to report.
+    /// Whether no account is open and no report is under way.
     pub(crate) fn has_reported_all(&self) -> bool {
         let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
         self.accounts.len() == 0 && !reporting

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::case::{Asks, Case};
 use crate::contender::{BASE, Contender, contenders};
-use crate::round::{median, tight};
+use crate::round::{median, once, tight};
 use crate::server::Server;
 use crate::{Options, print};
 
@@ -16,7 +16,7 @@ struct Line {
     /// Nanoseconds of wall-clock time a decision, over all threads; the median of all rounds.
     ns: f64,
     /// Nanoseconds of processor time of the whole process a decision: drivers and stores in memory count too.
-    cpu_ns: f64,
+    cpu_ns: Option<f64>,
     /// How many times faster than governor keyed by String in the same case.
     ratio: f64,
     /// The part of its decisions that went the other way, in the worst round.
@@ -29,18 +29,19 @@ struct Seen {
     ns: Vec<f64>,
     cpu_ns: Vec<f64>,
     strays: f64,
-    end: usize,
 }
 
 struct Medians {
     ns: f64,
-    cpu_ns: f64,
+    /// `None` where syncs come too rarely to fall into each round.
+    cpu_ns: Option<f64>,
     strays: f64,
 }
 
 impl Seen {
-    fn medians(self) -> Medians {
-        Medians { ns: median(self.ns), cpu_ns: median(self.cpu_ns), strays: self.strays }
+    fn medians(self, case: &Case) -> Medians {
+        let cpu_ns = (case.keys <= 10_000).then(|| median(self.cpu_ns));
+        Medians { ns: median(self.ns), cpu_ns, strays: self.strays }
     }
 }
 
@@ -77,9 +78,13 @@ fn print_row(case: &str, costs: &[(&str, &Medians)]) {
     };
     let cells = COLUMNS.map(|(name, base)| {
         let ratio = base.map(|base| cost(base).zip(cost(name)).map(|(base, own)| base / own));
-        cell(cost(name)) + &ratio.map_or(String::new(), |ratio| cell(ratio))
+        cell(cost(name)) + &ratio.map_or(String::new(), cell)
     });
-    println!("| {case} |{}{}", cells.concat(), cell(of("tidegate").map(|medians| medians.cpu_ns)));
+    println!(
+        "| {case} |{}{}",
+        cells.concat(),
+        cell(of("tidegate").and_then(|medians| medians.cpu_ns))
+    );
 }
 
 /// Runs all contenders of a case, interleaved, and prints them; whether all did what it says.
@@ -90,23 +95,25 @@ pub fn run(case: &Case, options: &Options, server: Option<&Server>) -> bool {
         .filter(|one| one.name() == BASE || one.name().contains(&options.contender))
         .collect();
     let mut seen: Vec<Seen> = contenders.iter().map(|_| Seen::default()).collect();
-    if !case.is_new() && case.asks != Asks::OneAtTheLimit {
+    if !case.is_new() && case.asks != Asks::OneOfFew {
         contenders.iter().for_each(|contender| contender.warm_up(&keys));
     }
-    for _ in 0..options.rounds {
+    let length = options.round(case, &contenders, 100);
+    let new = keys.stream.len() / options.rounds.max(1);
+    for round in 0..options.rounds {
         for (contender, seen) in contenders.iter().zip(&mut seen) {
-            let length =
-                options.round(case, contender.as_ref(), if case.is_new() { 20 } else { 100 });
-            let begin = if case.is_new() { seen.end } else { 0 };
-            let round = tight(case, contender.as_ref(), &keys, length, begin);
-            seen.ns.push(round.ns_a_decision());
-            seen.cpu_ns.push(round.cpu_ns_a_decision());
-            seen.strays = seen.strays.max(round.strays());
-            seen.end = round.end;
+            let came_to = if case.is_new() {
+                once(contender.as_ref(), &keys, round * new..(round + 1) * new)
+            } else {
+                tight(case, contender.as_ref(), &keys, length)
+            };
+            seen.ns.push(came_to.ns_a_decision());
+            seen.cpu_ns.push(came_to.cpu_ns_a_decision());
+            seen.strays = seen.strays.max(came_to.strays());
         }
     }
     contenders.iter().for_each(|contender| contender.check(&keys));
-    let medians: Vec<Medians> = seen.into_iter().map(Seen::medians).collect();
+    let medians: Vec<Medians> = seen.into_iter().map(|seen| seen.medians(case)).collect();
     let base = contenders.iter().position(|one| one.name() == BASE).map(|base| medians[base].ns);
     let mut good = true;
     let names = contenders.iter().map(|contender| contender.name());
@@ -123,9 +130,8 @@ pub fn run(case: &Case, options: &Options, server: Option<&Server>) -> bool {
         }
         print(options, &line, |line| {
             let Line { case, contender, ns, cpu_ns, ratio, .. } = line;
-            format!(
-                "{case:<48} {contender:<34} {ns:>9.1} ns {ratio:>8.3}x {cpu_ns:>9.1} ns of all threads"
-            )
+            let all = cpu_ns.map_or(String::new(), |ns| format!(" {ns:>9.1} ns of all threads"));
+            format!("{case:<48} {contender:<34} {ns:>9.1} ns {ratio:>8.3}x{all}")
         });
     }
     good

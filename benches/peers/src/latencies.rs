@@ -45,10 +45,10 @@ pub fn run(case: &Case, options: &Options, server: &Server) -> bool {
     for contender in &contenders {
         contender.warm_up(&keys);
     }
+    let round = options.round(case, &contenders, 300);
     for _ in 0..options.rounds {
         for (contender, seen) in contenders.iter().zip(&mut seen) {
-            let round = options.round(case, contender.as_ref(), 300);
-            let fast = tight(case, contender.as_ref(), &keys, round, 0);
+            let fast = tight(case, contender.as_ref(), &keys, round);
             seen.per_second.push(1e9 / fast.ns_a_decision());
             let (slow, took) = timed(case, contender.as_ref(), &keys, round);
             match &mut seen.took {

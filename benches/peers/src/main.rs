@@ -55,7 +55,7 @@ struct Options {
     #[arg(long)]
     round_ms: Option<u64>,
     /// How long each round runs before it counts, in milliseconds [default: 200, with more than
-    /// 10,000 keys 30; tidegate 5 us a key at least, a second at most]
+    /// 10,000 keys 5 us a key, a second at most]
     #[arg(long)]
     run_up_ms: Option<u64>,
     /// One JSON object a line
@@ -67,13 +67,15 @@ struct Options {
 }
 
 impl Options {
-    fn round(&self, case: &Case, contender: &dyn Contender, default_ms: u64) -> Length {
+    /// The same for all contenders of a case.
+    fn round(&self, case: &Case, contenders: &[Box<dyn Contender>], default_ms: u64) -> Length {
         // A hybrid has given back its leases while the others had their turn. With few keys it has
         // them again after some syncs; with many that takes as long as it says.
-        let run_up_ms = if case.keys > 10_000 { 30 } else { 200 };
-        let run_up = Duration::from_millis(self.run_up_ms.unwrap_or(run_up_ms));
+        let run_up = Duration::from_millis(if case.keys > 10_000 { 30 } else { 200 });
+        let returns = contenders.iter().map(|contender| contender.returns_within(case.keys));
+        let run_up = returns.fold(run_up, Duration::max);
         Length {
-            run_up: run_up.max(contender.returns_within(case.keys)),
+            run_up: self.run_up_ms.map_or(run_up, Duration::from_millis),
             counted: Duration::from_millis(self.round_ms.unwrap_or(default_ms)),
         }
     }

@@ -26,8 +26,6 @@ pub struct Round {
     pub nanoseconds: f64,
     /// Of processor time of the whole process: drivers and stores in memory count too.
     pub cpu_nanoseconds: f64,
-    /// Where in the stream the next round goes on.
-    pub end: usize,
 }
 
 impl Round {
@@ -50,16 +48,18 @@ fn cpu_nanoseconds() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Decides, one block after the other, from this place of the stream on.
-pub fn tight(
-    case: &Case,
-    contender: &dyn Contender,
-    keys: &Keys,
-    length: Length,
-    begin: usize,
-) -> Round {
+/// Decides, one block after the other.
+pub fn tight(case: &Case, contender: &dyn Contender, keys: &Keys, length: Length) -> Round {
     let decide = |part, (): &mut ()| contender.decide(keys, part, case.isolated);
-    run(case, contender, keys, length, begin, decide).0
+    run(case, contender, keys, length, decide).0
+}
+
+/// Decides once about each of these keys, which are new.
+pub fn once(contender: &dyn Contender, keys: &Keys, part: Range<usize>) -> Round {
+    let (decisions, begin, cpu_before) = (part.len() as u64, Instant::now(), cpu_nanoseconds());
+    let wrong = contender.decide(keys, part, false);
+    let nanoseconds = begin.elapsed().as_nanos() as f64;
+    Round { decisions, wrong, nanoseconds, cpu_nanoseconds: cpu_nanoseconds() - cpu_before }
 }
 
 /// As [`tight`], with the clock read around each decision; nanoseconds.
@@ -70,7 +70,7 @@ pub fn timed(
     length: Length,
 ) -> (Round, Histogram<u64>) {
     let decide = |part, took: &mut Took| contender.decide_timed(keys, part, &mut took.0);
-    let (round, took) = run(case, contender, keys, length, 0, decide);
+    let (round, took) = run(case, contender, keys, length, decide);
     let mut all = Took::default().0;
     for one in took {
         all.add(one.0).expect("the same bounds");
@@ -94,17 +94,15 @@ fn run<State: Default + Send>(
     contender: &dyn Contender,
     keys: &Keys,
     length: Length,
-    from: usize,
     decide: impl Fn(Range<usize>, &mut State) -> u64 + Sync,
 ) -> (Round, Vec<State>) {
     let (all, block) = (keys.stream.len(), contender.block());
     let start = Instant::now() + length.run_up;
     let one_thread = |thread: usize| {
-        let mut at = from + thread * all / case.threads;
+        let mut at = thread * all / case.threads;
         let mut ask = |state: &mut State| {
             let part = at..(at + block).min(all);
             at = if part.end == all { 0 } else { part.end };
-            assert!(at > 0 || !case.is_new(), "no key is new any more");
             let asked = part.len() as u64;
             let denied = decide(part, state);
             (asked, if case.denied { asked - denied } else { denied })
@@ -124,7 +122,7 @@ fn run<State: Default + Send>(
         }
         let nanoseconds = begin.elapsed().as_nanos() as f64;
         let cpu_nanoseconds = cpu_nanoseconds() - cpu_before;
-        (Round { decisions, wrong, nanoseconds, cpu_nanoseconds, end: at }, state)
+        (Round { decisions, wrong, nanoseconds, cpu_nanoseconds }, state)
     };
     let ended: Vec<(Round, State)> = std::thread::scope(|scope| {
         let one_thread = &one_thread;
@@ -141,7 +139,6 @@ fn run<State: Default + Send>(
         wrong: sum(|round| round.wrong),
         nanoseconds: mean(|round| round.nanoseconds),
         cpu_nanoseconds: mean(|round| round.cpu_nanoseconds),
-        end: ended[0].0.end,
     };
     std::thread::sleep(contender.rest());
     (round, ended.into_iter().map(|(_, state)| state).collect())

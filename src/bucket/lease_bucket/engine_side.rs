@@ -144,7 +144,7 @@ impl LeaseBucket {
         fraction: i64,
         unit: i64,
     ) -> Amended {
-        // What a full bucket lost is settled before the refill is closed and anything more is spent.
+        // What a full bucket loses is taken off before the refill is closed and anything more is spent.
         self.mint_tokens(now, unit);
         let earned = self.close_refill(now);
         let old_depth = self.depth.load(Ordering::Relaxed);

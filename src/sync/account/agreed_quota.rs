@@ -3,12 +3,15 @@
 //! Buckets and accounts count in the units of the quota that the node was built with; what passes between
 //! node and store is in the units of the quota that the store holds.
 
-use crate::quota::{Scale, TOKENS_MAX};
+use crate::quota::{PERIOD_MAX, Scale, TOKENS_MAX};
 use crate::sync::message::{Entry, Given, Held};
 use crate::time::Timestamp;
 
 /// The largest bucket in units of this node: they do not go on the wire, where less has room.
 const OWN_MAX: i64 = 1 << 58;
+
+/// The longest time that a token of any limit takes to flow in.
+const TOKEN_US_MAX: i64 = PERIOD_MAX.as_micros() as i64;
 
 /// While the store refuses a key, or holds another quota of a limit, an event says so once in this time.
 pub(crate) const REFUSAL_EVENTS_US: u64 = 60_000_000;
@@ -27,7 +30,9 @@ impl Adopted {
     /// `None` if what the store holds is no quota, or one that this node's units cannot hold.
     fn new(version: i64, stored: Scale, token: i64) -> Option<Self> {
         let tokens = stored.burst / stored.token;
-        let is_quota = stored.rate > 0 && (1..=TOKENS_MAX as i64).contains(&tokens);
+        let Scale { rate, token: unit, .. } = stored;
+        let is_rate = rate > 0 && unit / rate <= TOKEN_US_MAX && rate / unit <= TOKENS_MAX as i64;
+        let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
         let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
         let rate = converted(stored.rate, stored.token, token).max(1);
         Some(Self { version, stored, own: Scale { rate, token, burst } })
@@ -148,6 +153,8 @@ mod tests {
             |rate, token, burst| AgreedQuota::own().adopt(1, Scale { rate, token, burst }, 1000);
         assert!(adopts(1, 1, 1) && adopts(1, 1, most));
         assert!(!adopts(0, 1, 20_040_000), "no refill");
+        assert!(adopts(1, TOKEN_US_MAX, TOKEN_US_MAX) && !adopts(1, TOKEN_US_MAX + 1, 1 << 50));
+        assert!(adopts(most, 1, 1) && !adopts(most + 1, 1, 1));
         assert!(!adopts(1, 10, 9), "no whole token");
         assert!(!adopts(1, 1, -20));
         assert!(!adopts(1, 1, most + 1));

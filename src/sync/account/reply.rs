@@ -88,8 +88,8 @@ impl Account {
             self.spending.unsent.spent * self.scale.token
         };
         // What the bucket's word has spilled is on its way here, and would look as if it were forfeited.
-        let spilled = self.bucket.has_spilled();
-        self.lease.forfeited = if spilled { 0 } else { (outstanding - here).max(0) };
+        let is_spill_under_way = self.bucket.has_spilled();
+        self.lease.forfeited = if is_spill_under_way { 0 } else { (outstanding - here).max(0) };
     }
 
     /// Applies a lease to the bucket, with `tokens` and the remainder. Returns the units that the

@@ -21,7 +21,7 @@ static UPKEEP_CLOCK: LazyLock<QuantaUpkeepClock> = LazyLock::new(|| {
 pub fn keyed_by_string(case: &Case) -> Box<dyn Contender> {
     let limiter = DefaultKeyedRateLimiter::<String>::keyed(quota(case));
     match case.asks {
-        Asks::One | Asks::OneAtTheLimit | Asks::OneOfNewKeys => {
+        Asks::One | Asks::OneOfFew | Asks::OneOfNewKeys => {
             by_name(BASE, case, move |name| limiter.check_key(name).is_err())
         }
         Asks::Three => {
@@ -78,7 +78,7 @@ pub fn direct_with_upkeep(case: &Case) -> Box<dyn Contender> {
 
 fn quota(case: &Case) -> Quota {
     let (period, burst) = match case.asks {
-        Asks::OneAtTheLimit => (Duration::from_micros(100), 10_000),
+        Asks::OneOfFew => (Duration::from_millis(10), 100),
         _ if case.denied => (Duration::from_secs(3600), 100),
         _ => (Duration::from_nanos(1), 1_000_000_000),
     };

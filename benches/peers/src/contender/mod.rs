@@ -151,7 +151,7 @@ fn by_number(
 pub fn contenders(case: &Case, server: Option<&Server>) -> Vec<Box<dyn Contender>> {
     if case.asks != Asks::One {
         let mut all = vec![governor::keyed_by_string(case)];
-        if matches!(case.asks, Asks::OneAtTheLimit | Asks::OneOfNewKeys) {
+        if matches!(case.asks, Asks::OneOfFew | Asks::OneOfNewKeys) {
             all.extend([governor::with_foldhash(case), governor::with_foldhash_and_upkeep(case)]);
         }
         all.extend([tidegate::alone(case), tidegate::in_memory(case)]);

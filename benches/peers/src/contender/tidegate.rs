@@ -59,7 +59,7 @@ impl Tidegate {
         syncs: Option<Arc<AtomicU64>>,
     ) -> Self {
         let quota = match (case.denied, case.keys) {
-            _ if case.asks == Asks::OneAtTheLimit => Quota::per_second(10_000),
+            _ if case.asks == Asks::OneOfFew => Quota::per_second(100),
             (true, _) => Quota::per_hour(1).burst(100),
             (false, 0..=10_000) => Quota::per_second(1_000_000_000),
             (false, _) => Quota::per_second(10_000_000).burst(1_000_000_000),
@@ -69,7 +69,7 @@ impl Tidegate {
         let limit = Limit::new("bench", quota);
         let limit = match case.asks {
             // As they are if nobody says otherwise.
-            Asks::OneAtTheLimit | Asks::OneOfNewKeys => limit,
+            Asks::OneOfFew | Asks::OneOfNewKeys => limit,
             _ => limit.sync_interval(interval),
         };
         let limiter = builder.limit(limit).build().expect("a good limit");
@@ -108,7 +108,7 @@ impl Contender for Tidegate {
         if self.handles.is_empty() {
             let (limit, names) = (&self.limit, &keys.names[part]);
             return match self.asks {
-                Asks::One | Asks::OneAtTheLimit | Asks::OneOfNewKeys => {
+                Asks::One | Asks::OneOfFew | Asks::OneOfNewKeys => {
                     count(names, isolated, |name| limit.check(name).is_denied())
                 }
                 Asks::Three => count(names, isolated, |name| {
