@@ -151,6 +151,15 @@ mod tests {
     }
 
     #[test]
+    fn generation_goes_on_until_an_empty_bucket_has_filled() {
+        let mut marks = Marks::new(10);
+        for (now, begun) in [(5000, 5000), (6000, 5000), (6001, 6001)] {
+            marks.forget(at(now), FILLS_IN_US);
+            assert_eq!(marks.now.begun, at(begun), "{now}");
+        }
+    }
+
+    #[test]
     fn full_generation_marks_all_keys() {
         let mut marks = Marks::new(10);
         (0..9).for_each(|key| marks.add(hash(key), at(1000)));

@@ -126,6 +126,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// A word of a live key.
+    fn word(tokens: u32, pending: u32) -> TokenWord {
+        TokenWord(LIVE | u64::from(pending)).with_tokens(tokens)
+    }
+
+    #[test]
+    fn spend_is_unnoticed_up_to_the_last_token_above_the_low_mark_and_the_last_pending_one() {
+        let spends =
+            |tokens, pending, cost, low| word(tokens, pending).spend_unnoticed(cost, low).is_some();
+        for cost in [1, 5] {
+            assert!(spends(cost + 3, 1, cost, 3) && !spends(cost + 2, 1, cost, 3));
+            let last = MAX_PENDING - cost;
+            assert!(spends(100, last, cost, 0) && !spends(100, last + 1, cost, 0));
+        }
+        assert!(!spends(100, 0, 1, 0), "the engine is to be notified");
+    }
+
     proptest! {
         #[test]
         fn fields_do_not_disturb_each_other(

@@ -10,6 +10,8 @@ use super::*;
 use crate::bucket::token_word::MAX_TOKENS;
 use crate::time::{CLOCK_AGE_MAX_US, Reading};
 
+mod engine;
+
 const UNIT: i64 = 1000;
 const SCALE: Scale = Scale { rate: 1, token: UNIT, burst: 10 * UNIT };
 

@@ -115,6 +115,15 @@ fn denied_cost_is_allowed_exactly_when_its_tokens_have_flowed_in() {
 }
 
 #[test]
+fn time_beyond_all_uptime_is_decided_and_makes_no_word_look_evicted() {
+    let (scale, bucket) = (scale(Quota::per_second(1_000_000_000)), new());
+    for _ in 0..3 {
+        assert!(take(&bucket, 1, at(u64::MAX), &scale).0);
+        assert!(!LocalBucket::is_retired(bucket.load()));
+    }
+}
+
+#[test]
 fn bursts_and_rates_of_a_billion_are_kept_to_the_token() {
     let quota = Quota::per_second(1_000_000_000);
     let (scale, bucket) = (scale(quota), new());

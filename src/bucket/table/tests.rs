@@ -230,6 +230,71 @@ fn key_that_was_asked_for_often_is_kept_longer_than_one_asked_for_once() {
 }
 
 #[test]
+fn last_room_is_for_callers_who_wait() {
+    // 640 keys in all, a 64th of them last.
+    let budget = KeyBudget::new(640, 1);
+    let mut held = 0;
+    while budget.take_room(held, Room::NotLast) {
+        held += 1;
+    }
+    assert_eq!(held, 630);
+    while budget.take_room(held, Room::Any) {
+        held += 1;
+    }
+    assert_eq!((held, budget.used(), budget.max()), (640, 640, 640));
+}
+
+#[test]
+fn eviction_looks_at_as_many_places_as_it_is_told_to() {
+    let table = table(200);
+    for key in 0..200_u32 {
+        insert(&table, &key.to_le_bytes());
+    }
+    // The rest of the second slice too.
+    let most = EVICTION_SLICE + EVICTION_SLICE / 2;
+    assert_eq!(evict(&table, most, at(1)), most as usize);
+    assert_eq!(evict(&table, 1000, at(1)), 200 - most as usize);
+}
+
+#[test]
+fn decisions_are_counted_by_what_the_bucket_does_not_count() {
+    let table = table(2);
+    let result = |verdict, is_sure, is_uncounted| {
+        let result = LeaseBucket::default().result(verdict, is_sure, 0);
+        SpendResult { is_uncounted, ..result }
+    };
+    let counted = |place, result: SpendResult, cost| {
+        table.count(place, &result, cost);
+        let LimitCounts { unsure, denied, denied_surplus, overflowed, .. } = table.take_counts();
+        [unsure, denied, denied_surplus, overflowed]
+    };
+    let (allowed, denied) = (Verdict::Allowed, Verdict::Denied);
+    for place in [1, STRIPES as u32 + 1] {
+        assert_eq!(counted(place, result(allowed, true, false), 5), [0, 0, 0, 0]);
+        assert_eq!(counted(place, result(allowed, false, false), 5), [1, 0, 0, 0]);
+        assert_eq!(counted(place, result(denied, true, false), 5), [0, 0, 4, 0]);
+        assert_eq!(counted(place, result(denied, true, false), 1), [0, 0, 0, 0]);
+        assert_eq!(counted(place, result(denied, false, true), 5), [1, 1, 0, 0]);
+        assert_eq!(counted(place, result(denied, false, true), 0), [0, 0, 0, 0]);
+        assert_eq!(counted(place, result(Verdict::Unsure, false, false), 5), [0, 0, 0, 0]);
+    }
+    assert_eq!(counted(OVERFLOW, result(allowed, true, false), 1), [0, 0, 0, 1]);
+    assert_eq!(counted(OVERFLOW, result(Verdict::Unsure, false, false), 1), [0, 0, 0, 0]);
+}
+
+#[test]
+fn credit_at_rest_is_set_on_all_keys_and_a_new_key_would_have_what_it_is_given() {
+    let table = table(3);
+    let places = [OVERFLOW, insert(&table, b"a"), insert(&table, b"b")];
+    table.set_credit_at_rest(5);
+    for place in places {
+        assert_eq!(table.at(place).credit_at_rest(), 5, "{place}");
+    }
+    assert_eq!(table.new_bucket(b"c", 3).credit_at_rest(), 3);
+    assert_eq!(format!("{table:?}"), "Table { limit: 0, .. }");
+}
+
+#[test]
 fn slabs_are_allocated_when_their_first_place_is_needed() {
     let table = table(10 * SLAB);
     let allocated = || table.slabs.iter().filter(|slab| slab.get().is_some()).count();

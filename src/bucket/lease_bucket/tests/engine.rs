@@ -1,0 +1,157 @@
+//! What the engine and readers are told of a bucket.
+
+use super::*;
+use crate::bucket::lease_bucket::engine_side::NO_ACCOUNT;
+
+/// A bucket with a lease of ten tokens that nothing flows into.
+fn of_ten_tokens() -> LeaseBucket {
+    leased(lease(0, 10, 1_000_000), 10)
+}
+
+/// Decides as the limiter does where the fast paths do not tell.
+fn decide_slowly(bucket: &LeaseBucket, ask: Ask, now: Timestamp) -> SpendResult {
+    bucket.try_decide(bucket.load(), ask, now).unwrap()
+}
+
+#[test]
+fn what_is_held_pending_and_asked_for_is_told_before_it_is_collected() {
+    let bucket = of_ten_tokens();
+    assert!(take(&bucket, 3, at(1)) && !take(&bucket, 9, at(1)));
+    assert_eq!((bucket.pending(), bucket.held_and_pending(), bucket.demand()), (3, (7, 3), 12));
+    assert_eq!((bucket.withdraw(5), bucket.withdraw(5)), (2, 0));
+    assert_eq!(bucket.held_and_pending(), (5, 3));
+}
+
+#[test]
+fn surplus_of_large_costs_is_collected_once() {
+    let bucket = of_ten_tokens();
+    for cost in [1, 3, 5] {
+        assert!(take(&bucket, cost, at(1)));
+    }
+    let collected = collect(&bucket);
+    assert_eq!((collected.spent, collected.surplus), (9, 2 + 4));
+    assert_eq!(collect(&bucket), Collected::default());
+}
+
+#[test]
+fn account_that_is_opened_keeps_the_flags_and_is_told_by_its_number() {
+    let bucket = LeaseBucket::default();
+    bucket.start(0, false);
+    assert_eq!(bucket.account(), None);
+    let news = decide(&bucket, ask(1), at(1)).news;
+    assert_eq!((news.urgency, news.is_new), (Urgency::Now, true));
+    assert!(bucket.is_urgent());
+    bucket.open_account(5);
+    assert_eq!((bucket.account(), bucket.is_urgent()), (Some(5), true));
+    let _ = collect(&bucket);
+    assert!(!bucket.is_urgent());
+    let news = decide(&bucket, ask(1), at(1)).news;
+    assert_eq!((news.urgency, news.is_new), (Urgency::Now, false));
+    assert_eq!(NO_ACCOUNT & 3, 0, "no flag is set where there is no account");
+}
+
+#[test]
+fn tokens_that_are_pending_and_not_low_are_not_urgent() {
+    let bucket = of_ten_tokens();
+    assert!(take(&bucket, 1, at(1)));
+    assert!(!bucket.is_urgent());
+}
+
+#[test]
+fn first_denial_of_account_0_notifies_the_engine() {
+    let bucket = LeaseBucket::default();
+    bucket.start(0, false);
+    bucket.open_account(0);
+    bucket.amend(at(0), lease(1, 10, 1_000_000), 0, 0, UNIT);
+    assert_eq!(decide(&bucket, ask(1), at(1)).news.urgency, Urgency::Now);
+    assert_eq!(decide(&bucket, ask(1), at(1)).news, News::default());
+}
+
+#[test]
+fn credit_at_rest_is_set_where_nothing_is_pending_and_the_engine_has_no_account() {
+    let at_rest = |credit| {
+        let bucket = LeaseBucket::default();
+        bucket.start(credit, false);
+        bucket
+    };
+    let bucket = at_rest(3);
+    assert!(decide(&bucket, Ask { first_credit: 3, ..ask(1) }, at(1)).is_allowed());
+    assert_eq!(bucket.credit_at_rest(), 3, "one of them is pending");
+    bucket.set_credit_at_rest(7);
+    assert_eq!((bucket.load().credit(), bucket.credit_at_rest()), (2, 3));
+    let bucket = at_rest(3);
+    bucket.set_credit_at_rest(7);
+    assert_eq!(bucket.credit_at_rest(), 7);
+    bucket.open_account(1);
+    bucket.set_credit_at_rest(9);
+    assert_eq!(bucket.credit_at_rest(), 7);
+    let bucket = at_rest(3);
+    let _ = bucket.try_retire(at(1), &SCALE, Evictable::Full);
+    bucket.set_credit_at_rest(7);
+    assert_eq!(bucket.credit_at_rest(), 0, "the key was evicted");
+}
+
+#[test]
+fn view_of_eight_times_the_cost_is_worth_a_wait() {
+    for cost in [1, 2] {
+        let verdict = |tokens| {
+            let bucket = leased(lease(1, 10, 1_000_000), 0);
+            bucket.set_view(tokens, at(1), at(1));
+            take_surely(&bucket, cost, at(1)).verdict
+        };
+        let eight = 8 * i64::from(cost);
+        assert_eq!([verdict(eight - 1), verdict(eight)], [Verdict::Denied, Verdict::Unsure]);
+    }
+}
+
+#[test]
+fn cost_of_0_tells_what_one_token_would_be_told_and_spends_nothing() {
+    let read = |bucket: &LeaseBucket| {
+        let before = bucket.load();
+        let read = decide_slowly(bucket, ask(0), at(2));
+        assert_eq!((bucket.load(), read.news), (before, News::default()));
+        (read.is_allowed(), read.is_sure, read.left)
+    };
+    assert_eq!(read(&of_ten_tokens()), (true, true, 10));
+    assert_eq!(read(&leased(lease(0, 10, 1_000_000), 1)), (true, true, 1));
+    let policy = Lease { is_policy: true, ..lease(0, 10, 1_000_000) };
+    assert_eq!(read(&leased(policy, 10)), (true, false, 10));
+    assert_eq!(read(&new(1)), (true, false, 0), "on credit");
+    assert_eq!(read(&new(0)), (false, false, 0));
+    let bucket = of_ten_tokens();
+    let seen = bucket.load();
+    bucket.open_account(2);
+    assert_eq!(bucket.try_decide(seen, ask(0), at(2)), None, "it may be another key's");
+}
+
+#[test]
+fn lease_that_has_ended_earns_nothing_for_the_next_one() {
+    let bucket = leased(lease(1, 10, 5000), 2);
+    let amended = bucket.amend(at(9000), lease(1, 10, 20_000), 1, 0, UNIT);
+    assert_eq!((amended.units, bucket.load().tokens()), (UNIT, 1));
+}
+
+#[test]
+fn units_that_a_change_left_over_are_added_by_the_next_one() {
+    let bucket = leased(lease(1, 10, 1_000_000), 0);
+    let amended = bucket.amend(at(600), lease(0, 10, 1_000_000), 0, 0, UNIT);
+    assert_eq!(amended.remainder, 600);
+    let amended = bucket.amend(at(700), lease(0, 10, 1_000_000), 3, 600, UNIT);
+    assert_eq!((amended.units, amended.remainder), (3 * UNIT + 600, 600));
+    let amended = bucket.amend(at(800), lease(0, 10, 1_000_000), 0, 600 + 500, UNIT);
+    assert_eq!((amended.units, amended.remainder), (4 * UNIT + 100, 100));
+}
+
+#[test]
+fn evicted_key_is_full_when_the_engine_knew_and_a_marked_one_when_an_empty_one_would_be() {
+    let bucket = LeaseBucket::default();
+    bucket.start(0, false);
+    bucket.open_account(1);
+    let _ = collect(&bucket);
+    assert!(bucket.try_close_account(at(1000), true));
+    assert_eq!(bucket.try_retire(at(5), &SCALE, Evictable::Reported), Some(at(1000)));
+    bucket.start(1, true);
+    assert_eq!(bucket.load().credit(), 0);
+    let fills_at = at(5).plus_micros(SCALE.fill_us());
+    assert_eq!(bucket.try_retire(at(5), &SCALE, Evictable::Reported), Some(fills_at));
+}
