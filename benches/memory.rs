@@ -136,14 +136,16 @@ const PARTS: [(&str, Part); 3] =
     [("alone", Part::Alone), ("portions", Part::Portions), ("burst", Part::Burst)];
 
 fn limiter(keys: usize, part: Part) -> Builder {
+    // No key is evicted while an eighth of the room is free, and the last room is not for `check`.
+    let max_keys = keys + keys / 4;
     if part == Part::Portions {
         // It fills in a quarter of a second: so long books are kept at the least.
         let limit = Limit::new("bench", Quota::per_second(400).burst(100));
-        return Limiter::builder().max_keys(keys).limit(limit);
+        return Limiter::builder().max_keys(max_keys).limit(limit);
     }
     // It takes 20 s to fill, so that keys are synced by the interval.
     let limit = Limit::new("bench", Quota::per_second(5).burst(100)).sync_interval(INTERVAL);
-    Limiter::builder().max_keys(keys).limit(limit)
+    Limiter::builder().max_keys(max_keys).limit(limit)
 }
 
 /// What a limiter costs that has no store: buckets and the index of them, and no books.
