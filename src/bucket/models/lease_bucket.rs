@@ -220,7 +220,7 @@ fn account_that_closes_while_something_is_spent_is_opened_again() {
 }
 
 #[test]
-fn what_the_word_spills_reaches_the_engine_before_eviction() {
+fn spilled_tokens_reach_the_engine_before_eviction() {
     check("spill against the end of an account", || {
         let bucket = Arc::new(leased(Lease { depth: 1 << 20, ..lease(0, 100) }, 0));
         bucket.amend(at(0), Lease { depth: 1 << 20, ..lease(0, 100) }, 300_000, 0, UNIT);

@@ -14,7 +14,7 @@ fn decide_slowly(bucket: &LeaseBucket, ask: Ask, now: Timestamp) -> SpendResult 
 }
 
 #[test]
-fn what_is_held_pending_and_asked_for_is_told_before_it_is_collected() {
+fn engine_reads_held_tokens_pending_tokens_and_demand_without_collecting_them() {
     let bucket = of_ten_tokens();
     assert!(take(&bucket, 3, at(1)) && !take(&bucket, 9, at(1)));
     assert_eq!((bucket.pending(), bucket.held_and_pending(), bucket.demand()), (3, (7, 3), 12));
