@@ -84,7 +84,7 @@ pub(crate) struct Touch {
 pub(crate) struct Cluster {
     /// Nodes that share the limit, by the store's last count.
     pub(crate) nodes: i64,
-    /// How long the store took to answer of late, in microseconds.
+    /// How long it took of late from when a report was due until it was answered, in microseconds.
     pub(crate) round_trip_us: u64,
 }
 

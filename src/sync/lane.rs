@@ -52,6 +52,8 @@ const LATE_US: u64 = 10_000;
 #[derive(Debug)]
 struct Calls {
     heartbeat_at: Timestamp,
+    /// The entries of the last batch were collected then.
+    collected_at: Timestamp,
     /// The next batch is sent no earlier.
     sendable_at: Timestamp,
     /// The gap before the next call while the lane waits for nodes.
@@ -113,7 +115,12 @@ impl Lane {
             accounts: Accounts::default(),
             flight: None,
             trips: RoundTrips::default(),
-            calls: Calls { heartbeat_at: now, sendable_at: now, recovery_gap_us: 0 },
+            calls: Calls {
+                heartbeat_at: now,
+                collected_at: now,
+                sendable_at: now,
+                recovery_gap_us: 0,
+            },
             naming: Naming::new(now),
             replies: Replies {
                 time: None,
@@ -233,7 +240,7 @@ impl Lane {
         let number = context.accounts.insert(AccountId { lane: self.number, slot }) as u32;
         bucket.open_account(number);
         let limit = &context.limits[bucket.limit() as usize];
-        let cluster = Cluster { nodes: 1, round_trip_us: self.trips.recent_us };
+        let cluster = Cluster { nodes: 1, round_trip_us: self.trips.answer_us() };
         let mut account = Account::new(bucket, key, number, cluster, &limit.terms, now);
         if let Some((version, stored)) = limit.newest {
             account.begin_with(version, stored);
@@ -376,12 +383,17 @@ impl Lane {
         if self.silence.is_returning {
             return (slots, entries);
         }
-        let leaving = self.leaving;
+        let (leaving, last, mut left_out_us) = (self.leaving, self.calls.collected_at, 0);
         while let Some(slot) = self.accounts.next_due(slots.len(), newcomers, leaving, now) {
             if !self.reports(slot, now, context) {
                 continue;
             }
-            newcomers += usize::from(self.accounts[slot].is_newcomer());
+            let account = &self.accounts[slot];
+            if account.is_newcomer() {
+                newcomers += 1;
+            } else {
+                left_out_us = left_out_us.max(last.micros_since(account.due()));
+            }
             let terms = self.terms(slot, context);
             let limit = &mut context.limits[self.accounts[slot].limit() as usize];
             entries.push(self.accounts.change(slot, |account| {
@@ -392,6 +404,8 @@ impl Lane {
             self.count_decisions(slot, context);
             slots.push(slot);
         }
+        self.trips.collected(left_out_us);
+        self.calls.collected_at = now;
         (slots, entries)
     }
 

@@ -66,7 +66,7 @@ impl Lane {
         let (leaving, is_returning) = (self.leaving, self.silence.is_returning);
         let recovering_until = self.replies.recovering_until;
         let nodes = context.sharing(limit, now);
-        let cluster = Cluster { nodes, round_trip_us: self.trips.recent_us };
+        let cluster = Cluster { nodes, round_trip_us: self.trips.answer_us() };
         let (lost, installed) = self.accounts.change(slot, |account| {
             if account.in_policy() && !is_returning {
                 // The store takes the key's quota again.

@@ -100,8 +100,8 @@ impl Contender for Tidegate {
 
     fn returns_within(&self, keys: usize) -> Duration {
         let gives_back = self.syncs.is_some() && self.asks != Asks::OneOfNewKeys;
-        let us = if gives_back && keys > 10_000 { 5 * keys as u64 } else { 0 };
-        Duration::from_micros(us.min(1_000_000))
+        let us = if gives_back && keys > 10_000 { 20 * keys as u64 } else { 0 };
+        Duration::from_micros(us.min(2_000_000))
     }
 
     fn decide(&self, keys: &Keys, part: Range<usize>, isolated: bool) -> u64 {
