@@ -150,14 +150,11 @@ impl ActiveLimit {
     /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
     #[inline(always)]
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
-        let now = self.state.clock.now();
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Local(local) => {
-                let now = self.shared.node.time.precise(now);
-                return self.decision(&self.ask_local(local, target, cost, now), cost, now);
-            }
+            Buckets::Local(local) => return self.decide_local(local, target, cost),
         };
+        let now = self.state.clock.now();
         if cost > 0
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
             && let Some(result) =
@@ -191,19 +188,17 @@ impl ActiveLimit {
         result
     }
 
-    /// Asks the key's bucket until it answers, and counts the decision.
-    #[inline(never)]
-    fn ask_local(
-        &self,
-        local: &LocalBuckets,
-        target: Target<'_>,
-        cost: u32,
-        now: Timestamp,
-    ) -> SpendResult {
+    #[inline(always)]
+    fn decide_local(&self, local: &LocalBuckets, target: Target<'_>, cost: u32) -> Decision {
+        let now = self.shared.node.time.precise(self.state.clock.now());
         let ask = Ask { cost, scale: self.state.terms.scale, first_credit: 0, can_wait: false };
-        let (place, result) = target.ask(&local.table, Room::Any, ask, now);
+        let found = target.find_first(&local.table);
+        let decided = found
+            .and_then(|found| Some((found.place, found.bucket.try_decide(found.word, ask, now)?)));
+        let (place, result) =
+            decided.unwrap_or_else(|| target.ask(&local.table, Room::Any, ask, now));
         local.count(place, &result, cost);
-        result
+        self.decision(&result, cost, now)
     }
 
     #[inline(always)]
@@ -337,7 +332,7 @@ impl<'a> Target<'a> {
     }
 
     /// Asks the bucket until it answers, and returns its place too. A cost of 0 adds no key.
-    #[inline(always)]
+    #[inline(never)]
     fn ask<B: TableBucket>(
         self,
         table: &Table<B>,

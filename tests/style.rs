@@ -23,7 +23,7 @@ const TOP_LEVEL: [&str; 11] = [
 const FILE_LINES_MAX: usize = 700;
 /// Code of the data plane and of what users hold, without comments and tests. 1700 lines are aimed at: lower this with
 /// each line that goes; raise it only for what must be there.
-const DATA_PLANE_LINES_MAX: usize = 2284;
+const DATA_PLANE_LINES_MAX: usize = 2280;
 /// The floors that do not count, as files or folders of src.
 const OTHER_FLOORS: [&str; 22] = [
     "algorithm",
