@@ -321,7 +321,8 @@ if known == NO_INCARNATION then
   -- Nobody waits for a node that has never called before.
   settled_us = since_us
 elseif flags % 2 >= SETTLED and now_us - sent_us <= silence_limit_us and settled_us ~= since_us then
-  settled_us, settled = since_us, settled + 1
+  settled_us = since_us
+  if reason ~= NOTHING then settled = settled + 1 end
 end
 
 local is_waiting = reason ~= NOTHING and now_us < until_us and (expected == 0 or settled < expected)

@@ -6,15 +6,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::Commands;
-
 use super::faults::{Fault, Planned};
 use super::setup::{Network, Setup};
 use super::workload::{Scenario, Workload};
 use super::world::{StoreCall, World};
 use crate::limit::Limit;
 use crate::quota::Quota;
-use crate::store::equality::{compare_states, keys_of, name_of};
+use crate::store::equality::{ScriptToldTime, compare_states, name_of};
 use crate::store::model::Model;
 use crate::store::redis_server::RedisServer;
 use crate::sync::message::{Reply, Request};
@@ -27,8 +25,6 @@ const KEYS: u32 = 6;
 const LANES: u32 = 3;
 /// What happens to nodes and store in each run; loss and duplicates come on top.
 const FAULTS: usize = 8;
-/// Tells the script the time, in microseconds.
-const CLOCK: &str = "clock";
 
 /// A world that has lived through a random load with random faults.
 fn lived(seed: u64) -> World {
@@ -83,7 +79,7 @@ fn lived(seed: u64) -> World {
 struct Stage {
     server: RedisServer,
     raw: redis::Connection,
-    script: redis::Script,
+    script: ScriptToldTime,
     model: Model,
 }
 
@@ -91,11 +87,7 @@ impl Stage {
     fn new() -> Self {
         let server = RedisServer::start();
         let raw = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
-        let code = crate::store::redis::SYNC_CODE;
-        let asks_time = "call('TIME')";
-        assert_eq!(code.matches(asks_time).count(), 1, "the script asks for the time once");
-        let given = format!("{{ 0, call('GET', '{CLOCK}') }}");
-        let script = redis::Script::new(&code.replace(asks_time, &given));
+        let script = ScriptToldTime::new();
         Self { server, raw, script, model: Model::default() }
     }
 
@@ -105,14 +97,7 @@ impl Stage {
     }
 
     fn sync(&mut self, request: &Request, time_us: i64) -> (Reply, Reply) {
-        let (): () = self.raw.set(CLOCK, time_us).unwrap();
-        let mut call = self.script.prepare_invoke();
-        for key in keys_of(request) {
-            call.key(key);
-        }
-        call.arg(request.bytes()).arg(&request.hash().to_le_bytes()[..]);
-        let bytes: Vec<u8> = call.invoke(&mut self.raw).unwrap();
-        let reply = Reply::decode(&bytes, &request.entries, request.limits.len()).unwrap();
+        let reply = self.script.sync(&mut self.raw, request, time_us);
         (reply, self.model.sync(request, time_us))
     }
 

@@ -1,7 +1,7 @@
 //! The reference model and the script on a real Redis are the same machine.
 //!
-//! The same random batches go through both; each reply and each touched record must be equal. The
-//! server's clock is fed to the model, so no time passes here but the server's own.
+//! The same random batches go through both; each reply and each touched record must be equal. Either the server's clock
+//! is fed to the model, or both are told the time: then hours pass, and the edges of all times are met exactly.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
 
@@ -24,9 +24,13 @@ use crate::sync::message::{
 mod lanes;
 mod malformed;
 mod records;
+mod told_time;
 
 use super::redis_server::RedisServer;
 use records::{instances, key_of, lane_of, node_of};
+#[cfg(feature = "sim")]
+pub(crate) use told_time::ScriptToldTime;
+use told_time::ToldTime;
 
 /// What a failure prints, and what repeats it as far as the server's clock allows.
 const SEED: u64 = 0x7469_6465_6761_7465;
@@ -156,6 +160,8 @@ struct World {
     random: Random,
     senders: Vec<Sender>,
     time_us: i64,
+    /// What tells both the time in place of the server.
+    told: Option<ToldTime>,
     /// Rises during the run, so that limits are redefined.
     version: i64,
     /// The longest that passed between the script's look at the clock and its answer.
@@ -181,6 +187,7 @@ impl World {
             random,
             senders,
             time_us: 1,
+            told: None,
             version: 0,
             rest_ms: 0,
         }
@@ -204,15 +211,21 @@ impl World {
     }
 
     fn compare(&mut self, request: &Arc<Request>) -> Reply {
+        if self.told.is_some() {
+            return self.compare_at_told_time(request);
+        }
         let before_us = time_us(&mut self.raw);
         let reply =
             self.exchange(request).unwrap_or_else(|error| panic!("{error}: {}", Shown(request)));
         let answered_us = time_us(&mut self.raw);
         // The model gets the server's clock. Lane time may be ahead of it.
         let clock_us = reply.time_us - self.offset_us(request.lane);
-        let place = (request.lane, request.instance);
-        let comes_again = (self.model.nodes.get(&place))
-            .is_some_and(|node| node.receipt.sequence == request.sequence.max(0));
+        let node = self.model.nodes.get(&(request.lane, request.instance));
+        let comes_again = node.is_some_and(|node| {
+            let lane = self.model.lanes.get(&request.lane);
+            node.receipt.sequence == request.sequence.max(0)
+                && lane.is_some_and(|lane| lane.incarnation == node.incarnation)
+        });
         // A batch that comes again has the reply of the first time, and that time.
         assert!(
             clock_us <= answered_us && (before_us <= clock_us || comes_again),
@@ -274,13 +287,13 @@ impl World {
         let sender = self.senders[chosen].clone();
         let next = sender.sequence + 1;
         let (incarnation, sequence) = match self.random.below(100) {
+            0 if self.random.one_in(4) => (sender.incarnation, next + 1),
             0..8 => match sender.last {
                 Some(last) => return last,
                 None => (sender.incarnation, next),
             },
             8..12 => (sender.incarnation, sender.sequence),
-            12..16 => (sender.incarnation, sender.sequence - 1),
-            16..17 => (sender.incarnation, next + 1),
+            12..17 => (sender.incarnation, sender.sequence - 1),
             17..19 => (Some(Incarnation::new(&sender.instance, 5)), next),
             19..23 => (None, next),
             _ => (sender.incarnation, next),
@@ -291,19 +304,33 @@ impl World {
             instance: sender.instance,
             incarnation,
             sequence,
-            times: Times {
-                recovery_us: self.random.among(&[0, 1000, 10_000]),
-                lease_us: self.random.among(&[0, 2000, 20_000]),
-                silence_us: self.random.among(&[500, 5000, 1_000_000_000, 1_000_000_000]),
-                alive_us: self.random.among(&[3000, 50_000, 1_000_000_000]),
-                limit_alive_us: self.random.among(&[3000, 50_000, 1_000_000_000]),
-            },
-            knowledge: self.knowledge(),
+            times: self.times(),
+            knowledge: self.knowledge(lane),
             limits: self.limits(),
         };
         let count = self.random.below(41);
         let entries = (0..count).map(|_| self.entry(lane)).collect();
         Arc::new(Request::new(header, entries))
+    }
+
+    fn times(&mut self) -> Times {
+        let (random, is_told) = (&mut self.random, self.told.is_some());
+        // In a third of the run that is told the time all silences are outages.
+        let silences: &[i64] = if is_told && self.version == 1 {
+            &[500, 5000, 20_000]
+        } else {
+            &[500, 5000, 1_000_000_000, 1_000_000_000]
+        };
+        // What is forgotten by its age is forgotten by the server's own clock too.
+        let lives: &[i64] =
+            if is_told { &[60_000_000, 100_000_000] } else { &[3000, 50_000, 1_000_000_000] };
+        Times {
+            recovery_us: random.among(&[0, 1000, 10_000]),
+            lease_us: random.among(&[0, 2000, 20_000]),
+            silence_us: random.among(silences),
+            alive_us: random.among(lives),
+            limit_alive_us: random.among(lives),
+        }
     }
 
     /// Limits that the batch names: mostly none.
@@ -313,13 +340,15 @@ impl World {
     }
 
     /// Mostly what a node can know, sometimes of a time that is still to come.
-    fn knowledge(&mut self) -> Knowledge {
+    fn knowledge(&mut self, lane: u32) -> Knowledge {
+        let seen_us = self.model.lanes.get(&lane).map_or(self.time_us, |lane| lane.seen_us);
         let random = &mut self.random;
         let ago = random.among(&[0, 0, 1, 300, 10_000, 700_000_000]);
-        let known_us = match random.below(40) {
-            0 => self.time_us + 5_000,
-            1 => 0,
-            _ => self.time_us - 2 * ago,
+        // A time that is still to come means that the lane went back: all its nodes begin anew.
+        let known_us = match random.below(400) {
+            0 => seen_us + 5_000,
+            1..10 => 0,
+            _ => seen_us - 2 * ago,
         };
         Knowledge {
             known_us,
@@ -467,8 +496,7 @@ pub(crate) fn name_of(verdict: &BatchVerdict) -> &'static str {
 }
 
 /// The script's KEYS, as the default namespace has them.
-#[cfg(feature = "sim")]
-pub(crate) fn keys_of(request: &Request) -> Vec<Vec<u8>> {
+fn keys_of(request: &Request) -> Vec<Vec<u8>> {
     let prefix = prefix(request.lane);
     let lane = [format!("{prefix}lane"), node_key(request), format!("{prefix}nodes")];
     let lane = lane.into_iter().map(String::into_bytes);
@@ -517,51 +545,6 @@ fn same_random_batches_through_model_and_script_give_equal_replies_and_states() 
         assert!(verdicts.contains_key(verdict), "{verdict} never happened: {verdicts:?}");
     }
     every_key_expires(&mut world.raw);
-}
-
-#[test]
-fn level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script() {
-    const EPOCH_US: i64 = 500_000;
-    let mut world = World::new();
-    let (template, _) = three_keys(&mut world);
-    let scale = Quota::per_second(1000).scale("x").unwrap();
-    let mut incarnation = None;
-    let mut send = |world: &mut World, sequence, spent, later_epochs| {
-        let stamp_us = time_us(&mut world.raw);
-        let held = Held {
-            // All that is held was spent.
-            outstanding: spent,
-            tag: stamp_us / EPOCH_US + later_epochs,
-            stamp_us,
-            ..Held::default()
-        };
-        let entry = Entry { epoch_us: EPOCH_US, spent, held, ..empty_entry(scale) };
-        let header = Header {
-            lane: 0,
-            lanes: LANES,
-            instance: [7; 16],
-            incarnation,
-            sequence,
-            times: template.times,
-            knowledge: Knowledge::default(),
-            limits: Vec::new(),
-        };
-        let reply = world.compare(&Arc::new(Request::new(header, vec![entry])));
-        incarnation = Some(reply.incarnation);
-        reply
-    };
-    // What is outstanding is as far below zero as it may be in one epoch, and so is the level.
-    send(&mut world, 1, 0, 0);
-    for sequence in 2..4 {
-        let epoch = time_us(&mut world.raw) / EPOCH_US;
-        while time_us(&mut world.raw) / EPOCH_US == epoch {}
-        send(&mut world, sequence, i64::MAX, 0);
-    }
-    let (): () = world.raw.del(prefix(0) + "lane").unwrap();
-    world.model.lanes.clear();
-    assert_eq!(send(&mut world, 4, 0, 0).verdict, BatchVerdict::Reborn);
-    // A lease of no epoch that is, so that nothing else changes the level.
-    send(&mut world, 1, 0, 7);
 }
 
 /// An entry that says nothing.

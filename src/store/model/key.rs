@@ -307,7 +307,9 @@ impl Key {
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
         let lowest = -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX));
         if self.unleased < lowest {
-            self.written_off = (self.written_off + (lowest - self.unleased)).min(SUM_MAX);
+            // Below that Lua has lost a digit.
+            let unleased = self.unleased.max(-SUM_MAX);
+            self.written_off = (self.written_off + (lowest - unleased)).min(SUM_MAX);
             self.unleased = lowest;
         }
     }

@@ -149,7 +149,8 @@ impl Lane {
         // A batch that is older than this was sent before its node took what it does not report.
         let recent = now_us - natural(request.knowledge.sent_us) <= self.silence_us;
         if request.knowledge.settled && recent && settled_us != since_us {
-            self.recovery.settled += 1;
+            // Once the lane waits no longer, nobody counts.
+            self.recovery.settled += i64::from(self.recovery.reason != Reason::None);
             return since_us;
         }
         settled_us

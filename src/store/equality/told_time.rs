@@ -1,0 +1,285 @@
+//! Runs in which both are told the time.
+
+use super::*;
+use crate::store::model::{Lane, Reason, Recovery, SUM_MAX};
+
+/// Where the script finds the time, in microseconds.
+const CLOCK: &str = "clock";
+/// When the runs begin, where it matters to none.
+const BEGIN_US: i64 = 1_700_000_000_000_000;
+const HOUR_US: i64 = 3_600_000_000;
+/// How long a node counts. The server forgets it by its own clock, which is none of the tests'.
+const LIFE_US: i64 = 60_000_000;
+/// The server forgets what its own clock says: the run is over long before.
+const ENTRIES: usize = 100_000;
+/// What passes between two batches: times that the store knows, a little more, and sometimes a clock that goes back.
+const STEPS_US: [i64; 24] = [
+    0, 0, 0, 0, 0, 0, 1, 1, 100, 100, 500, 501, 1000, 5000, 5001, 10_000, 20_000, 20_001, 249_999,
+    250_000, 250_001, 1_000_000, -1, -1000,
+];
+/// The same, once in a while.
+const LEAPS_US: [i64; 8] = [
+    29_999_999,
+    30_000_000,
+    59_999_999,
+    60_000_000,
+    60_000_001,
+    100_000_000,
+    100_000_001,
+    -30_000_000,
+];
+
+/// The script, which takes the time from a key in place of the server's clock.
+pub(crate) struct ScriptToldTime(redis::Script);
+
+impl ScriptToldTime {
+    pub(crate) fn new() -> Self {
+        let code = crate::store::redis::SYNC_CODE;
+        let asks_time = "call('TIME')";
+        assert_eq!(code.matches(asks_time).count(), 1, "the script asks for the time once");
+        let given = format!("{{ 0, call('GET', '{CLOCK}') }}");
+        Self(redis::Script::new(&code.replace(asks_time, &given)))
+    }
+
+    pub(crate) fn sync(
+        &self,
+        raw: &mut redis::Connection,
+        request: &Request,
+        time_us: i64,
+    ) -> Reply {
+        let (): () = raw.set(CLOCK, time_us).unwrap();
+        let mut call = self.0.prepare_invoke();
+        for key in keys_of(request) {
+            call.key(key);
+        }
+        call.arg(request.bytes()).arg(&request.hash().to_le_bytes()[..]);
+        let bytes: Vec<u8> = call.invoke(raw).unwrap();
+        Reply::decode(&bytes, &request.entries, request.limits.len()).unwrap()
+    }
+}
+
+/// The time that both are told, and the script that takes it.
+pub(super) struct ToldTime {
+    script: ScriptToldTime,
+    now_us: i64,
+}
+
+impl World {
+    fn told_time(now_us: i64) -> Self {
+        let told = ToldTime { script: ScriptToldTime::new(), now_us };
+        Self { told: Some(told), time_us: now_us, ..Self::new() }
+    }
+
+    fn pass(&mut self, micros: i64) {
+        self.told.as_mut().unwrap().now_us += micros;
+    }
+
+    pub(super) fn compare_at_told_time(&mut self, request: &Arc<Request>) -> Reply {
+        let told = self.told.as_ref().unwrap();
+        let reply = told.script.sync(&mut self.raw, request, told.now_us);
+        let expected = self.model.sync(request, told.now_us);
+        self.compare_grants(request, &reply, &expected);
+        assert_eq!(reply, expected, "seed {SEED:#x}, {}", Shown(request));
+        compare_states(&mut self.raw, &self.model, request);
+        reply
+    }
+}
+
+/// One node in lane 0, and what it sends next.
+struct OneNode {
+    world: World,
+    instance: InstanceId,
+    incarnation: Option<Incarnation>,
+    sequence: i64,
+    times: Times,
+    knowledge: Knowledge,
+    limits: Vec<Arc<str>>,
+}
+
+impl OneNode {
+    fn new() -> Self {
+        Self {
+            world: World::told_time(BEGIN_US),
+            instance: [7; 16],
+            incarnation: None,
+            sequence: 1,
+            times: Times {
+                silence_us: HOUR_US,
+                alive_us: LIFE_US,
+                limit_alive_us: LIFE_US,
+                ..Times::default()
+            },
+            knowledge: Knowledge::default(),
+            limits: Vec::new(),
+        }
+    }
+
+    fn now_us(&self) -> i64 {
+        self.world.told.as_ref().unwrap().now_us
+    }
+
+    fn send(&mut self, entries: Vec<Entry>) -> Reply {
+        let header = Header {
+            lane: 0,
+            lanes: LANES,
+            instance: self.instance,
+            incarnation: self.incarnation,
+            sequence: self.sequence,
+            times: self.times,
+            knowledge: self.knowledge,
+            limits: self.limits.clone(),
+        };
+        let reply = self.world.compare(&Arc::new(Request::new(header, entries)));
+        self.incarnation = Some(reply.incarnation);
+        self.sequence = if reply.verdict == BatchVerdict::Reborn { 1 } else { self.sequence + 1 };
+        reply
+    }
+
+    /// The node that calls next is another one, which calls for the first time.
+    fn replace(&mut self, instance: u8) {
+        (self.instance, self.incarnation, self.sequence) = ([instance; 16], None, 1);
+    }
+
+    fn lane(&self) -> &Lane {
+        &self.world.model.lanes[&0]
+    }
+}
+
+#[test]
+fn level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script() {
+    const EPOCH_US: i64 = 500_000;
+    let mut node = OneNode::new();
+    let scale = Quota::per_second(1000).scale("x").unwrap();
+    // All that is held was spent.
+    let entry = |now_us: i64, spent, later_epochs| {
+        let tag = now_us / EPOCH_US + later_epochs;
+        let held = Held { outstanding: spent, tag, stamp_us: now_us, ..Held::default() };
+        vec![Entry { epoch_us: EPOCH_US, spent, held, ..empty_entry(scale) }]
+    };
+    // What is outstanding is as far below zero as it may be in one epoch, and so is the level.
+    for spent in [0, i64::MAX, i64::MAX] {
+        node.world.pass(EPOCH_US);
+        node.send(entry(node.now_us(), spent, 0));
+    }
+    let (): () = node.world.raw.del(prefix(0) + "lane").unwrap();
+    node.world.model.lanes.clear();
+    assert_eq!(node.send(entry(node.now_us(), 0, 0)).verdict, BatchVerdict::Reborn);
+    // A lease of no epoch that is, so that nothing else changes the level.
+    node.send(entry(node.now_us(), 0, 7));
+}
+
+/// The sum was one unit more in the model: it had an odd number beyond 2^53 on the way.
+#[test]
+fn debt_beyond_what_a_double_counts_is_written_off_alike_in_model_and_script() {
+    let mut node = OneNode::new();
+    let scale = Quota::per_hour(3).scale("x").unwrap();
+    // Much is outstanding in both epochs, or else the level would be as low as it gets.
+    for _ in 0..2 {
+        node.world.pass(1);
+        let tag = node.now_us() / empty_entry(scale).epoch_us;
+        let held = Held { outstanding: 3 << 50, tag, stamp_us: node.now_us(), ..Held::default() };
+        node.send(vec![Entry { restore: true, held, ..empty_entry(scale) }]);
+    }
+    let tag = node.now_us() / empty_entry(scale).epoch_us;
+    let held = Held { tag, stamp_us: node.now_us(), ..Held::default() };
+    for lost in [0, 0, 1] {
+        node.send(vec![Entry { debt: 1 << 50, lost, held, ..empty_entry(scale) }]);
+    }
+    let key = node.world.model.keys.values().next().unwrap();
+    assert!(key.written_off > SUM_MAX / 2, "{key:?}");
+}
+
+#[test]
+fn batch_of_a_node_that_was_away_is_stale_from_the_same_microsecond_on_in_model_and_script() {
+    for (known_ago_us, stale) in [(599_999_999, false), (600_000_000, false), (600_000_001, true)] {
+        let mut node = OneNode::new();
+        node.sequence = 7;
+        node.knowledge.known_us = node.now_us() - known_ago_us;
+        let verdict = node.send(Vec::new()).verdict;
+        let expected = if stale { BatchVerdict::Stale } else { BatchVerdict::Reborn };
+        assert_eq!(verdict, expected, "{known_ago_us}");
+    }
+}
+
+#[test]
+fn node_is_marked_as_alive_after_the_same_time_in_model_and_script() {
+    let mut node = OneNode::new();
+    let began_us = node.now_us();
+    for (at_us, marked_at_us) in [(0, 0), (249_999, 0), (250_000, 250_000), (499_999, 250_000)] {
+        let passed_us = node.now_us() - began_us;
+        node.world.pass(at_us - passed_us);
+        node.send(Vec::new());
+        assert_eq!(node.world.model.members[&0][&node.instance], began_us + marked_at_us);
+    }
+}
+
+#[test]
+fn nodes_count_until_the_same_microsecond_in_model_and_script() {
+    for (later_us, nodes) in [(LIFE_US, 2), (LIFE_US + 1, 1)] {
+        let mut node = OneNode::new();
+        node.limits = vec!["limit".into()];
+        node.send(Vec::new());
+        node.replace(8);
+        node.world.pass(later_us);
+        let reply = node.send(Vec::new());
+        assert_eq!((reply.nodes, reply.limit_nodes), (nodes, vec![nodes]), "after {later_us} us");
+    }
+}
+
+#[test]
+fn lost_lane_waits_for_nodes_that_came_before_the_loss_was_known_in_model_and_script() {
+    let mut node = OneNode::new();
+    node.times.lease_us = HOUR_US;
+    node.send(Vec::new());
+    node.replace(8);
+    node.incarnation = Some(Incarnation::new(&[9; 16], 5));
+    node.knowledge.nodes = 4;
+    assert_eq!(node.send(Vec::new()).verdict, BatchVerdict::Reborn);
+    assert_eq!(node.lane().recovery.expected, 5);
+}
+
+/// The model counted it, and the script's record has no place for that.
+#[test]
+fn node_that_settles_after_the_wait_is_over_is_not_counted_in_model_and_script() {
+    let mut node = OneNode::new();
+    node.times.silence_us = 1000;
+    node.send(Vec::new());
+    let first = (node.instance, node.incarnation, node.sequence);
+    node.replace(8);
+    node.send(Vec::new());
+    // A silence, and a wait for both that is over without the first.
+    for (later_us, silence_us) in [(1001, 1000), (LIFE_US + 1, HOUR_US)] {
+        node.world.pass(later_us);
+        node.times.silence_us = silence_us;
+        node.send(Vec::new());
+    }
+    (node.instance, node.incarnation, node.sequence) = first;
+    node.knowledge = Knowledge { settled: true, sent_us: node.now_us(), ..Knowledge::default() };
+    node.send(Vec::new());
+    assert_eq!(node.lane().recovery, Recovery { since_us: BEGIN_US + 1001, ..Recovery::default() });
+}
+
+#[test]
+fn random_batches_at_the_edges_of_times_through_model_and_script_are_equal() {
+    let mut world = World::told_time(BEGIN_US);
+    let mut verdicts: HashMap<&str, usize> = HashMap::new();
+    let (mut entries, mut requests, mut silent) = (0, 0, 0);
+    let is_silent = |lane: &Lane| lane.recovery.reason == Reason::Silence;
+    while entries < ENTRIES {
+        world.version = (3 * entries / ENTRIES) as i64;
+        let steps_us = if world.random.one_in(100) { &LEAPS_US[..] } else { &STEPS_US };
+        let step_us = world.random.among(steps_us);
+        world.pass(step_us);
+        let (verdict, sent) = world.step();
+        *verdicts.entry(verdict).or_default() += 1;
+        entries += sent;
+        requests += 1;
+        silent += usize::from(world.model.lanes.values().any(is_silent));
+        if requests % FLUSH_EVERY == 0 {
+            world.server.command(&["FLUSHALL"]);
+            world.model = Model::default();
+        }
+    }
+    println!("{requests} requests, {verdicts:?}; in {silent} a lane waited after a silence");
+    assert!(silent > requests / 10, "silences are to be met: {silent} of {requests}");
+}
