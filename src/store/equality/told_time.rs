@@ -11,7 +11,7 @@ const HOUR_US: i64 = 3_600_000_000;
 /// How long a node counts. The server forgets it by its own clock, which is none of the tests'.
 const LIFE_US: i64 = 60_000_000;
 /// The server forgets what its own clock says: the run is over long before.
-const ENTRIES: usize = 100_000;
+const ENTRIES: usize = 50_000;
 /// What passes between two batches: times that the store knows, a little more, and sometimes a clock that goes back.
 const STEPS_US: [i64; 24] = [
     0, 0, 0, 0, 0, 0, 1, 1, 100, 100, 500, 501, 1000, 5000, 5001, 10_000, 20_000, 20_001, 249_999,
@@ -118,7 +118,7 @@ impl OneNode {
         self.world.told.as_ref().unwrap().now_us
     }
 
-    fn send(&mut self, entries: Vec<Entry>) -> Reply {
+    fn batch(&self, entries: Vec<Entry>) -> Arc<Request> {
         let header = Header {
             lane: 0,
             lanes: LANES,
@@ -129,7 +129,11 @@ impl OneNode {
             knowledge: self.knowledge,
             limits: self.limits.clone(),
         };
-        let reply = self.world.compare(&Arc::new(Request::new(header, entries)));
+        Arc::new(Request::new(header, entries))
+    }
+
+    fn send(&mut self, entries: Vec<Entry>) -> Reply {
+        let reply = self.world.compare(&self.batch(entries));
         self.incarnation = Some(reply.incarnation);
         self.sequence = if reply.verdict == BatchVerdict::Reborn { 1 } else { self.sequence + 1 };
         reply
@@ -236,6 +240,22 @@ fn lost_lane_waits_for_nodes_that_came_before_the_loss_was_known_in_model_and_sc
     node.knowledge.nodes = 4;
     assert_eq!(node.send(Vec::new()).verdict, BatchVerdict::Reborn);
     assert_eq!(node.lane().recovery.expected, 5);
+}
+
+/// Where the server has its expiry.
+#[test]
+fn model_forgets_keys_whose_time_is_over_once_in_4096_calls() {
+    let node = OneNode::new();
+    let scale = Quota::per_second(1000).scale("x").unwrap();
+    let mut model = Model::default();
+    model.sync(&node.batch(vec![empty_entry(scale)]), BEGIN_US);
+    let over_us = 1000 * model.keys.values().next().unwrap().until_ms;
+    let other = OneNode { instance: [8; 16], ..node };
+    for call in 2..=2 * 4096 {
+        let is_before = call <= 4096;
+        model.sync(&other.batch(Vec::new()), if is_before { over_us - 1 } else { over_us });
+        assert_eq!(model.keys.len(), usize::from(call < 2 * 4096), "call {call}");
+    }
 }
 
 /// The model counted it, and the script's record has no place for that.
