@@ -231,6 +231,17 @@ fn nodes_count_until_the_same_microsecond_in_model_and_script() {
 }
 
 #[test]
+fn node_that_leaves_counts_no_more_in_model_and_script() {
+    let mut node = OneNode::new();
+    node.limits = vec!["limit".into()];
+    assert_eq!(node.send(Vec::new()).limit_nodes, [1]);
+    node.knowledge.leaving = true;
+    let reply = node.send(Vec::new());
+    assert_eq!((reply.nodes, reply.limit_nodes), (0, vec![0]));
+    assert!(node.world.model.limit_nodes.is_empty());
+}
+
+#[test]
 fn lost_lane_waits_for_nodes_that_came_before_the_loss_was_known_in_model_and_script() {
     let mut node = OneNode::new();
     node.times.lease_us = HOUR_US;
