@@ -21,6 +21,7 @@ use crate::sync::message::{
     Times,
 };
 
+mod edges;
 mod lanes;
 mod malformed;
 mod records;

@@ -70,7 +70,7 @@ impl World {
         Self { told: Some(told), time_us: now_us, ..Self::new() }
     }
 
-    fn pass(&mut self, micros: i64) {
+    pub(super) fn pass(&mut self, micros: i64) {
         self.told.as_mut().unwrap().now_us += micros;
     }
 
@@ -86,18 +86,18 @@ impl World {
 }
 
 /// One node in lane 0, and what it sends next.
-struct OneNode {
-    world: World,
+pub(super) struct OneNode {
+    pub(super) world: World,
     instance: InstanceId,
     incarnation: Option<Incarnation>,
     sequence: i64,
-    times: Times,
-    knowledge: Knowledge,
+    pub(super) times: Times,
+    pub(super) knowledge: Knowledge,
     limits: Vec<Arc<str>>,
 }
 
 impl OneNode {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             world: World::told_time(BEGIN_US),
             instance: [7; 16],
@@ -114,7 +114,7 @@ impl OneNode {
         }
     }
 
-    fn now_us(&self) -> i64 {
+    pub(super) fn now_us(&self) -> i64 {
         self.world.told.as_ref().unwrap().now_us
     }
 
@@ -132,7 +132,7 @@ impl OneNode {
         Arc::new(Request::new(header, entries))
     }
 
-    fn send(&mut self, entries: Vec<Entry>) -> Reply {
+    pub(super) fn send(&mut self, entries: Vec<Entry>) -> Reply {
         let reply = self.world.compare(&self.batch(entries));
         self.incarnation = Some(reply.incarnation);
         self.sequence = if reply.verdict == BatchVerdict::Reborn { 1 } else { self.sequence + 1 };
@@ -140,7 +140,7 @@ impl OneNode {
     }
 
     /// The node that calls next is another one, which calls for the first time.
-    fn replace(&mut self, instance: u8) {
+    pub(super) fn replace(&mut self, instance: u8) {
         (self.instance, self.incarnation, self.sequence) = ([instance; 16], None, 1);
     }
 

@@ -1,0 +1,99 @@
+//! Entries at the edges of what a grant depends on: levels, demands and wants, alone and with what was given before.
+
+use super::told_time::OneNode;
+use super::*;
+use crate::sync::message::Given;
+
+const EPOCH_US: i64 = 50_000;
+/// Entries of one batch.
+const ENTRIES_MAX: usize = 128;
+
+/// `edge` and what is beside it.
+fn about(edge: i64) -> [i64; 3] {
+    [edge - 1, edge, edge + 1]
+}
+
+/// Keys that the store does not know, at all edges of their level and of what is asked for.
+fn entries(scale: Scale) -> Vec<Entry> {
+    let Scale { rate, burst, token } = scale;
+    let levels = [0, burst / 20, burst / 10, burst - token].map(about).concat();
+    let demands = [0, 1, rate / 2, rate].into_iter().chain(about(rate + rate / 4));
+    let mut entries = Vec::new();
+    for (level, demand) in
+        levels.iter().flat_map(|level| demands.clone().map(move |demand| (*level, demand)))
+    {
+        for (want, needed) in [(0, 0), (1, 0), (2, 0), (5, 1), (burst / token, 0)] {
+            for want_rate in [0, demand] {
+                let key = format!("{}", entries.len()).into_bytes();
+                let claim = Some(level);
+                let entry = Entry { demand, needed, want, want_rate, claim, ..empty_entry(scale) };
+                entries.push(Entry { key: key.into(), epoch_us: EPOCH_US, ..entry });
+            }
+        }
+    }
+    entries
+}
+
+/// The entry that goes on from what was given on this one.
+fn next(entry: &Entry, given: &Given, share: impl Fn(i64) -> i64) -> Entry {
+    let held = Held {
+        rate: entry.held.rate + given.rate,
+        depth: entry.held.depth + given.depth,
+        outstanding: given.tokens * entry.scale.token,
+        stamp_us: given.stamp_us,
+        demand: entry.demand,
+        tag: given.tag,
+    };
+    let (back_rate, back_depth) = (share(held.rate), share(held.depth));
+    let held = Held { rate: held.rate - back_rate, depth: held.depth - back_depth, ..held };
+    let spent = share(given.tokens);
+    Entry { held, back_rate, back_depth, spent, claim: None, ..entry.clone() }
+}
+
+/// Sends the entries in batches, and returns those that go on from what was given.
+fn send(node: &mut OneNode, entries: &[Entry], divisor: i64) -> Vec<Entry> {
+    let mut later = Vec::new();
+    for batch in entries.chunks(ENTRIES_MAX) {
+        node.knowledge.sent_us = node.now_us();
+        let verdict = node.send(batch.to_vec()).verdict;
+        let BatchVerdict::Applied(grants) = verdict else { panic!("{verdict:?}") };
+        for (entry, grant) in batch.iter().zip(&grants) {
+            let Grant::Given(given) = grant else { panic!("{grant:?}") };
+            later.push(next(entry, given, |whole| whole / divisor));
+        }
+    }
+    later
+}
+
+fn compare_grants_at_edges(node: impl Fn() -> OneNode) {
+    for quota in [(1000, 200), (7, 7), (1, 1)] {
+        let mut node = node();
+        let quota = Quota::per_second(quota.0).burst(quota.1);
+        let mut entries = entries(quota.scale("x").unwrap());
+        for divisor in [2, 1, 3] {
+            entries = send(&mut node, &entries, divisor);
+            node.world.pass(EPOCH_US / 10);
+        }
+    }
+}
+
+#[test]
+fn grants_at_the_edges_of_levels_and_demands_are_equal_in_model_and_script() {
+    compare_grants_at_edges(OneNode::new);
+}
+
+#[test]
+fn grants_at_the_edges_after_a_silence_are_equal_in_model_and_script() {
+    compare_grants_at_edges(|| {
+        let mut node = OneNode::new();
+        node.times.silence_us = 1000;
+        for instance in 1..4 {
+            node.replace(instance);
+            node.send(Vec::new());
+        }
+        // One of three has told what it took.
+        node.knowledge.settled = true;
+        node.world.pass(20_000);
+        node
+    });
+}
