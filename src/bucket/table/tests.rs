@@ -44,6 +44,16 @@ fn evict(table: &Table<LeaseBucket>, most: u32, now: Timestamp) -> usize {
     table.evict(most, now, &SCALE, Evictable::Full)
 }
 
+#[test]
+fn bucket_tells_its_limit_and_whether_it_is_that_of_keys_without_room() {
+    let budget = Arc::new(KeyBudget::new(10, 1));
+    let table = Arc::new(Table::<LeaseBucket>::new(3, KeyHasher::new(SEEDS), budget, 0).unwrap());
+    for (place, is_overflow) in [(insert(&table, b"key"), false), (OVERFLOW, true)] {
+        let bucket = BucketRef::new(&table, place);
+        assert_eq!((bucket.limit(), bucket.is_overflow()), (3, is_overflow));
+    }
+}
+
 /// Makes all keys, which differ, and finds each of them again, in a bucket of its own.
 fn assert_no_two_share(table: &Arc<Table<LeaseBucket>>, keys: &[Vec<u8>]) {
     let places: Vec<u32> = keys.iter().map(|key| insert(table, key)).collect();

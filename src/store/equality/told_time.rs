@@ -241,6 +241,44 @@ fn node_that_leaves_counts_no_more_in_model_and_script() {
     assert!(node.world.model.limit_nodes.is_empty());
 }
 
+/// A lane that is lost with its time begins in the past of records that were kept.
+#[test]
+fn leases_of_a_record_from_the_future_end_from_the_same_microsecond_on_in_model_and_script() {
+    let scale = Quota::per_second(1000).burst(200).scale("x").unwrap();
+    let fill_us = scale.burst / scale.rate + 1;
+    for back_us in [fill_us - 1, fill_us, fill_us + 1, 2 * fill_us] {
+        let mut node = OneNode::new();
+        let rate = scale.rate / 2;
+        let entry = Entry { epoch_us: HOUR_US, demand: rate, want: 9, ..empty_entry(scale) };
+        node.send(vec![Entry { want_rate: rate, debt: 199, ..entry.clone() }]);
+        assert!(node.world.model.keys.values().next().unwrap().leased[0] > 0);
+        let (): () = node.world.raw.del(prefix(0) + "lane").unwrap();
+        node.world.model.lanes.clear();
+        node.replace(8);
+        node.world.pass(-back_us);
+        node.send(vec![entry]);
+        let key = node.world.model.keys.values().next().unwrap();
+        assert_eq!(key.leased[0] == 0, back_us > fill_us, "{back_us} us back: {key:?}");
+    }
+}
+
+#[test]
+fn record_is_older_than_a_loss_up_to_the_same_microsecond_in_model_and_script() {
+    let scale = Quota::per_second(1000).burst(200).scale("x").unwrap();
+    for later_us in [0, 1] {
+        let mut node = OneNode::new();
+        node.send(vec![empty_entry(scale)]);
+        node.world.pass(later_us);
+        node.incarnation = Some(Incarnation::new(&[9; 16], 5));
+        assert_eq!(node.send(Vec::new()).verdict, BatchVerdict::Reborn);
+        node.replace(8);
+        node.world.pass(1000);
+        node.send(vec![empty_entry(scale)]);
+        let key = node.world.model.keys.values().next().unwrap();
+        assert_eq!(key.level == scale.burst, later_us == 0, "{key:?}");
+    }
+}
+
 #[test]
 fn lost_lane_waits_for_nodes_that_came_before_the_loss_was_known_in_model_and_script() {
     let mut node = OneNode::new();
