@@ -85,7 +85,7 @@ pub(crate) struct Cluster {
     /// Nodes that share the limit, by the store's last count.
     pub(crate) nodes: i64,
     /// How long it took of late from when a report was due until it was answered, in microseconds.
-    pub(crate) round_trip_us: u64,
+    pub(crate) answer_us: u64,
 }
 
 /// The account of one key.

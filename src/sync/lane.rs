@@ -21,6 +21,7 @@ use crate::time::Timestamp;
 
 mod accounts;
 mod attempts;
+mod backlog;
 mod flight;
 mod grants;
 mod lane_time;
@@ -31,6 +32,7 @@ mod round_trips;
 mod silence;
 
 use accounts::Accounts;
+use backlog::Backlog;
 use flight::{Flight, Next};
 use lane_time::LaneTime;
 pub(crate) use naming::NAMING_LANE;
@@ -52,8 +54,6 @@ const LATE_US: u64 = 10_000;
 #[derive(Debug)]
 struct Calls {
     heartbeat_at: Timestamp,
-    /// The entries of the last batch were collected then.
-    collected_at: Timestamp,
     /// The next batch is sent no earlier.
     sendable_at: Timestamp,
     /// The gap before the next call while the lane waits for nodes.
@@ -96,6 +96,7 @@ pub(crate) struct Lane {
     accounts: Accounts,
     flight: Option<Flight>,
     trips: RoundTrips,
+    backlog: Backlog,
     calls: Calls,
     naming: Naming,
     replies: Replies,
@@ -115,12 +116,8 @@ impl Lane {
             accounts: Accounts::default(),
             flight: None,
             trips: RoundTrips::default(),
-            calls: Calls {
-                heartbeat_at: now,
-                collected_at: now,
-                sendable_at: now,
-                recovery_gap_us: 0,
-            },
+            backlog: Backlog::default(),
+            calls: Calls { heartbeat_at: now, sendable_at: now, recovery_gap_us: 0 },
             naming: Naming::new(now),
             replies: Replies {
                 time: None,
@@ -240,7 +237,7 @@ impl Lane {
         let number = context.accounts.insert(AccountId { lane: self.number, slot }) as u32;
         bucket.open_account(number);
         let limit = &context.limits[bucket.limit() as usize];
-        let cluster = Cluster { nodes: 1, round_trip_us: self.trips.answer_us() };
+        let cluster = self.cluster(1);
         let mut account = Account::new(bucket, key, number, cluster, &limit.terms, now);
         if let Some((version, stored)) = limit.newest {
             account.begin_with(version, stored);
@@ -250,6 +247,11 @@ impl Lane {
         }
         self.accounts.insert(account);
         slot
+    }
+
+    /// What accounts are to know of the cluster.
+    fn cluster(&self, nodes: i64) -> Cluster {
+        Cluster { nodes, answer_us: self.trips.recent_us + self.backlog.recent_us }
     }
 
     fn close(&mut self, slot: usize, context: &mut Context) {
@@ -383,7 +385,7 @@ impl Lane {
         if self.silence.is_returning {
             return (slots, entries);
         }
-        let (leaving, last, mut left_out_us) = (self.leaving, self.calls.collected_at, 0);
+        let leaving = self.leaving;
         while let Some(slot) = self.accounts.next_due(slots.len(), newcomers, leaving, now) {
             if !self.reports(slot, now, context) {
                 continue;
@@ -392,7 +394,7 @@ impl Lane {
             if account.is_newcomer() {
                 newcomers += 1;
             } else {
-                left_out_us = left_out_us.max(last.micros_since(account.due()));
+                self.backlog.take(account.due(), now);
             }
             let terms = self.terms(slot, context);
             let limit = &mut context.limits[self.accounts[slot].limit() as usize];
@@ -404,8 +406,7 @@ impl Lane {
             self.count_decisions(slot, context);
             slots.push(slot);
         }
-        self.trips.collected(left_out_us);
-        self.calls.collected_at = now;
+        self.backlog.collected(self.accounts.has_due(now), now);
         (slots, entries)
     }
 

@@ -115,13 +115,13 @@ impl Account {
 
     /// The tokens below which decisions notify the engine.
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
-        let (demand, round_trip_us) = (&self.arrivals.demand, self.cluster.round_trip_us);
+        let (demand, answer_us) = (&self.arrivals.demand, self.cluster.answer_us);
         if self.level.is_scarce(&terms.scale) {
             0
         } else if self.level.is_plentiful(now, &terms.scale) {
-            demand.over(terms.tick_us + round_trip_us).ceil() as u32
+            demand.over(terms.tick_us + answer_us).ceil() as u32
         } else {
-            let under_way = demand.over(round_trip_us).ceil() as u32;
+            let under_way = demand.over(answer_us).ceil() as u32;
             under_way.max((self.need(now, terms) / 2) as u32)
         }
     }

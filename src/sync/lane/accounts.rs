@@ -158,6 +158,11 @@ impl Accounts {
         if entries < ENTRIES_MAX - NEWCOMERS_MAX { known.or(newcomer) } else { newcomer.or(known) }
     }
 
+    /// Whether an account that is no newcomer is due.
+    pub(super) fn has_due(&self, now: Timestamp) -> bool {
+        self.due.first_by(now).is_some()
+    }
+
     /// When the first account wants to report or to be probed.
     pub(super) fn due_at(&self) -> Timestamp {
         self.due.first_at().min(self.newcomers_due.first_at())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::flight::Flight;
 use super::{HEARTBEAT_US, Lane};
 use crate::limit::Terms;
-use crate::sync::account::{Cluster, Installed, Outage};
+use crate::sync::account::{Installed, Outage};
 use crate::sync::context::Context;
 use crate::sync::event::Event;
 use crate::sync::message::{Entry, Given, Grant, Incarnation, Withheld};
@@ -66,7 +66,7 @@ impl Lane {
         let (leaving, is_returning) = (self.leaving, self.silence.is_returning);
         let recovering_until = self.replies.recovering_until;
         let nodes = context.sharing(limit, now);
-        let cluster = Cluster { nodes, round_trip_us: self.trips.answer_us() };
+        let cluster = self.cluster(nodes);
         let (lost, installed) = self.accounts.change(slot, |account| {
             if account.in_policy() && !is_returning {
                 // The store takes the key's quota again.

@@ -19,8 +19,6 @@ pub(super) struct RoundTrips {
     pub(super) quickest_us: u64,
     /// How long the last answer took, in microseconds.
     last_us: u64,
-    /// How long reports that were due had to wait for room in a batch of late, in microseconds.
-    queued_us: u64,
 }
 
 impl RoundTrips {
@@ -30,16 +28,6 @@ impl RoundTrips {
         self.recent_us = took_us.max(self.recent_us / 2);
         self.quickest_us = took_us.min(std::mem::replace(&mut self.last_us, took_us));
         self.backoff.succeeded();
-    }
-
-    /// A report in a batch has been left out of batches for at most `left_out_us`.
-    pub(super) fn collected(&mut self, left_out_us: u64) {
-        self.queued_us = left_out_us.max(self.queued_us / 2);
-    }
-
-    /// How long it takes from when a report is due until it is answered, in microseconds.
-    pub(super) fn answer_us(&self) -> u64 {
-        self.recent_us + self.queued_us
     }
 
     /// How long the next attempt is waited for, `least_us` at least.
