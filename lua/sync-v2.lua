@@ -44,7 +44,8 @@
 --            each limit that the batch names. A batch that comes again reads no buckets.
 --
 -- Every number is a whole one, written as a little-endian double: struct reads those at half the
--- cost of integers. All that is computed here stays within 2^53, where doubles are exact; the node
+-- cost of integers. All that is computed here stays within 2^53, where doubles are exact, but
+-- for one sum that is cut off there (bucket-v2.lua); the node
 -- brings each number of a batch within its bounds before it sends it (`bounded` in
 -- src/sync/message.rs). The script mirrors src/store/model.rs step for step;
 -- src/store/equality.rs runs both and compares every reply and state.
@@ -322,6 +323,7 @@ if known == NO_INCARNATION then
   settled_us = since_us
 elseif flags % 2 >= SETTLED and now_us - sent_us <= silence_limit_us and settled_us ~= since_us then
   settled_us = since_us
+  -- Outside of a recovery a node that settles is not counted.
   if reason ~= NOTHING then settled = settled + 1 end
 end
 

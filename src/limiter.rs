@@ -188,15 +188,17 @@ impl ActiveLimit {
         result
     }
 
+    /// Decides by a bucket of this node alone. Inlined like its caller, as far as the first look.
     #[inline(always)]
     fn decide_local(&self, local: &LocalBuckets, target: Target<'_>, cost: u32) -> Decision {
         let now = self.shared.node.time.precise(self.state.clock.now());
         let ask = Ask { cost, scale: self.state.terms.scale, first_credit: 0, can_wait: false };
-        let found = target.find_first(&local.table);
-        let decided = found
+        // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
+        let first = target
+            .find_first(&local.table)
             .and_then(|found| Some((found.place, found.bucket.try_decide(found.word, ask, now)?)));
         let (place, result) =
-            decided.unwrap_or_else(|| target.ask(&local.table, Room::Any, ask, now));
+            first.unwrap_or_else(|| target.ask(&local.table, Room::Any, ask, now));
         local.count(place, &result, cost);
         self.decision(&result, cost, now)
     }
@@ -331,7 +333,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Asks the bucket until it answers, and returns its place too. A cost of 0 adds no key.
+    /// Asks the bucket until it answers, and returns its place too. A cost of 0 adds no key. A call: the first look mostly
+    /// suffices.
     #[inline(never)]
     fn ask<B: TableBucket>(
         self,

@@ -12,7 +12,7 @@ use super::workload::{Scenario, Workload};
 use super::world::{StoreCall, World};
 use crate::limit::Limit;
 use crate::quota::Quota;
-use crate::store::equality::{ScriptToldTime, compare_states, name_of};
+use crate::store::equality::{ScriptInVirtualTime, compare_states, name_of};
 use crate::store::model::Model;
 use crate::store::redis_server::RedisServer;
 use crate::sync::message::{Reply, Request};
@@ -79,7 +79,7 @@ fn lived(seed: u64) -> World {
 struct Stage {
     server: RedisServer,
     raw: redis::Connection,
-    script: ScriptToldTime,
+    script: ScriptInVirtualTime,
     model: Model,
 }
 
@@ -87,7 +87,7 @@ impl Stage {
     fn new() -> Self {
         let server = RedisServer::start();
         let raw = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
-        let script = ScriptToldTime::new();
+        let script = ScriptInVirtualTime::new();
         Self { server, raw, script, model: Model::default() }
     }
 

@@ -1,7 +1,7 @@
 //! The reference model and the script on a real Redis are the same machine.
 //!
 //! The same random batches go through both; each reply and each touched record must be equal. Either the server's clock
-//! is fed to the model, or both are told the time: then hours pass, and the edges of all times are met exactly.
+//! is fed to the model, or both live in virtual time: then hours pass, and boundaries are hit to the microsecond.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
 
@@ -25,13 +25,13 @@ mod edges;
 mod lanes;
 mod malformed;
 mod records;
-mod told_time;
+mod virtual_time;
 
 use super::redis_server::RedisServer;
 use records::{instances, key_of, lane_of, node_of};
 #[cfg(feature = "sim")]
-pub(crate) use told_time::ScriptToldTime;
-use told_time::ToldTime;
+pub(crate) use virtual_time::ScriptInVirtualTime;
+use virtual_time::VirtualClock;
 
 /// What a failure prints, and what repeats it as far as the server's clock allows.
 const SEED: u64 = 0x7469_6465_6761_7465;
@@ -161,8 +161,8 @@ struct World {
     random: Random,
     senders: Vec<Sender>,
     time_us: i64,
-    /// What tells both the time in place of the server.
-    told: Option<ToldTime>,
+    /// The clock of both, where it is not the server's.
+    clock: Option<VirtualClock>,
     /// Rises during the run, so that limits are redefined.
     version: i64,
     /// The longest that passed between the script's look at the clock and its answer.
@@ -188,7 +188,7 @@ impl World {
             random,
             senders,
             time_us: 1,
-            told: None,
+            clock: None,
             version: 0,
             rest_ms: 0,
         }
@@ -196,6 +196,29 @@ impl World {
 
     fn exchange(&self, request: &Arc<Request>) -> Result<Reply, StoreError> {
         self.runtime.block_on(self.store.exchange(request.clone()))
+    }
+
+    /// Random batches, after `before_each`. Now and then the whole memory is lost.
+    fn play(&mut self, mut before_each: impl FnMut(&mut Self)) {
+        let mut verdicts: HashMap<&str, usize> = HashMap::new();
+        let (mut entries, mut requests) = (0, 0);
+        while entries < ENTRIES_TOTAL {
+            self.version = (3 * entries / ENTRIES_TOTAL) as i64;
+            before_each(self);
+            let (verdict, sent) = self.step();
+            *verdicts.entry(verdict).or_default() += 1;
+            entries += sent;
+            requests += 1;
+            if requests % FLUSH_EVERY == 0 {
+                self.server.command(&["FLUSHALL"]);
+                self.model = Model::default();
+            }
+        }
+        println!("seed {SEED:#x}, {requests} requests, {entries} entries: {verdicts:?}");
+        for verdict in ["applied", "reborn", "stale", "cloned", "lanes"] {
+            assert!(verdicts.contains_key(verdict), "{verdict} never happened: {verdicts:?}");
+        }
+        assert!(verdicts["applied"] > requests / 2, "{verdicts:?}");
     }
 
     /// One batch through both; returns the verdict's name.
@@ -212,8 +235,8 @@ impl World {
     }
 
     fn compare(&mut self, request: &Arc<Request>) -> Reply {
-        if self.told.is_some() {
-            return self.compare_at_told_time(request);
+        if self.clock.is_some() {
+            return self.compare_in_virtual_time(request);
         }
         let before_us = time_us(&mut self.raw);
         let reply =
@@ -236,12 +259,17 @@ impl World {
         if !comes_again {
             self.rest_ms = self.rest_ms.max((answered_us - clock_us) / 1000);
         }
-        let expected = self.model.sync(request, clock_us);
-        self.compare_grants(request, &reply, &expected);
-        assert_eq!(reply, expected, "seed {SEED:#x}, {}", Shown(request));
-        compare_states(&mut self.raw, &self.model, request);
+        self.compare_with_model(request, &reply, clock_us);
         self.compare_expiries(request, &reply);
         reply
+    }
+
+    /// The model, called at `time_us`, must give the same reply, and have the same records.
+    fn compare_with_model(&mut self, request: &Request, reply: &Reply, time_us: i64) {
+        let expected = self.model.sync(request, time_us);
+        self.compare_grants(request, reply, &expected);
+        assert_eq!(*reply, expected, "seed {SEED:#x}, {}", Shown(request));
+        compare_states(&mut self.raw, &self.model, request);
     }
 
     /// How far the lane's time is ahead of the server's clock, by its record: a batch that comes too late makes none.
@@ -288,6 +316,7 @@ impl World {
         let sender = self.senders[chosen].clone();
         let next = sender.sequence + 1;
         let (incarnation, sequence) = match self.random.below(100) {
+            // Rare: the whole lane begins anew.
             0 if self.random.one_in(4) => (sender.incarnation, next + 1),
             0..8 => match sender.last {
                 Some(last) => return last,
@@ -315,16 +344,16 @@ impl World {
     }
 
     fn times(&mut self) -> Times {
-        let (random, is_told) = (&mut self.random, self.told.is_some());
-        // In a third of the run that is told the time all silences are outages.
-        let silences: &[i64] = if is_told && self.version == 1 {
+        let (random, is_virtual) = (&mut self.random, self.clock.is_some());
+        // In the middle third of a run in virtual time most gaps between two calls of a lane count as silences.
+        let silences: &[i64] = if is_virtual && self.version == 1 {
             &[500, 5000, 20_000]
         } else {
             &[500, 5000, 1_000_000_000, 1_000_000_000]
         };
-        // What is forgotten by its age is forgotten by the server's own clock too.
+        // Redis forgets records by its own clock: in virtual time they have to live longer than the run.
         let lives: &[i64] =
-            if is_told { &[60_000_000, 100_000_000] } else { &[3000, 50_000, 1_000_000_000] };
+            if is_virtual { &[60_000_000, 100_000_000] } else { &[3000, 50_000, 1_000_000_000] };
         Times {
             recovery_us: random.among(&[0, 1000, 10_000]),
             lease_us: random.among(&[0, 2000, 20_000]),
@@ -526,25 +555,8 @@ fn key_name(lane: u32, entry: &Entry) -> Vec<u8> {
 
 #[test]
 fn same_random_batches_through_model_and_script_give_equal_replies_and_states() {
-    println!("seed {SEED:#x}");
     let mut world = World::new();
-    let mut verdicts: HashMap<&str, usize> = HashMap::new();
-    let (mut entries, mut requests) = (0, 0);
-    while entries < ENTRIES_TOTAL {
-        world.version = (3 * entries / ENTRIES_TOTAL) as i64;
-        let (verdict, sent) = world.step();
-        *verdicts.entry(verdict).or_default() += 1;
-        entries += sent;
-        requests += 1;
-        if requests % FLUSH_EVERY == 0 {
-            world.server.command(&["FLUSHALL"]);
-            world.model = Model::default();
-        }
-    }
-    println!("{requests} requests, {entries} entries: {verdicts:?}");
-    for verdict in ["applied", "reborn", "stale", "cloned", "lanes"] {
-        assert!(verdicts.contains_key(verdict), "{verdict} never happened: {verdicts:?}");
-    }
+    world.play(|_| ());
     every_key_expires(&mut world.raw);
 }
 

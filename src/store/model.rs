@@ -4,7 +4,7 @@
 //! through both and compares every state and reply. Shares are computed in doubles, in the same
 //! order of operations on both sides; everything else is integers up to 2^53. A request's numbers
 //! are brought within [`NUMBER_MAX`](crate::sync::message::NUMBER_MAX) first, so that no request,
-//! however absurd, overflows here or loses a digit in Lua.
+//! however absurd, overflows here or loses a digit in Lua; where a sum may be lower than -2^53, both sides count from there.
 //!
 //! What holds while a record is remembered: the refill leased out is at most the rate, and refill and depth are no
 //! less than what nodes hold. The simulator checks this for each key of a batch that was answered.
@@ -32,7 +32,7 @@ pub(crate) use lane::{Reason, Recovery};
 /// A node is remembered for this long without a call.
 const NODE_KEEP_MS: i64 = 600_000;
 /// Keys whose time is over are looked for once in this many calls.
-const EXPIRY_CALLS: u64 = 4096;
+pub(crate) const EXPIRY_CALLS: u64 = 4096;
 /// A node is marked as alive with its first batch, and then when it was not for this long: counting the
 /// nodes at each call would cost as much as several keys.
 const MARK_US: i64 = 250_000;

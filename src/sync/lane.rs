@@ -392,6 +392,7 @@ impl Lane {
             }
             let account = &self.accounts[slot];
             if account.is_newcomer() {
+                // Held back on purpose: it waits for no room that there could be.
                 newcomers += 1;
             } else {
                 self.backlog.take(account.due(), now);

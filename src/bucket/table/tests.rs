@@ -45,7 +45,7 @@ fn evict(table: &Table<LeaseBucket>, most: u32, now: Timestamp) -> usize {
 }
 
 #[test]
-fn bucket_tells_its_limit_and_whether_it_is_that_of_keys_without_room() {
+fn bucket_ref_has_the_limit_of_its_table_and_is_overflow_at_the_overflow_place_only() {
     let budget = Arc::new(KeyBudget::new(10, 1));
     let table = Arc::new(Table::<LeaseBucket>::new(3, KeyHasher::new(SEEDS), budget, 0).unwrap());
     for (place, is_overflow) in [(insert(&table, b"key"), false), (OVERFLOW, true)] {

@@ -305,16 +305,17 @@ fn known_keys_are_synced_before_more_newcomers_than_the_store_can_take() {
     assert!(outcome.traffic.invented_synced > 10_000, "{}", outcome.traffic.invented_synced);
 }
 
-/// Two fifths of the reports on schedule can be taken in. Leases were for the time between two reports that there would
-/// have been, and many requests were denied for as long as that lasted.
+/// 100,000 reports are due a second, five of each key, and the store takes in 40,000. Leases lasted for a fifth of a second,
+/// and ran out before the report that was late.
 #[test]
-fn keys_with_plenty_are_not_denied_though_the_store_takes_in_fewer_reports_than_are_due() {
+fn keys_with_plenty_are_rarely_denied_though_the_store_takes_in_fewer_reports_than_are_due() {
     const KEYS: u32 = 20_000;
     const SECONDS: u64 = 4;
     let service = Some(ServiceTime { call_us: 30, key_ns: 25_000, resent_key_ns: 10_000 });
     let setup = Setup { service, ..Setup::new(api(1000, 1000), 1, 1) };
     // A hundred a second of each key.
-    let arrival = |at: u64| Arrival { at_us: at / 2, node: 0, key: at as u32 % KEYS, cost: 1 };
+    let arrival =
+        |number: u64| Arrival { at_us: number / 2, node: 0, key: number as u32 % KEYS, cost: 1 };
     let arrivals: Vec<Arrival> = (0..2 * SECONDS * SECOND_US).map(arrival).collect();
     let figures = run(&setup, &arrivals, &[], SECONDS as f64).unwrap().figures;
     let later = &figures.timeline[figures.timeline.len() / 2..];

@@ -1,23 +1,21 @@
 //! Entries at the edges of what a grant depends on: levels, demands and wants, alone and with what was given before.
 
-use super::told_time::OneNode;
+use super::virtual_time::OneNode;
 use super::*;
-use crate::sync::message::Given;
+use crate::sync::message::{ENTRIES_MAX, Given};
 
 const EPOCH_US: i64 = 50_000;
-/// Entries of one batch.
-const ENTRIES_MAX: usize = 128;
-
 /// `edge` and what is beside it.
-fn about(edge: i64) -> [i64; 3] {
+fn around(edge: i64) -> [i64; 3] {
     [edge - 1, edge, edge + 1]
 }
 
-/// Keys that the store does not know, at all edges of their level and of what is asked for.
+/// Keys that the store does not know, on all boundaries of the level (none, scarce at a twentieth, plenty at a tenth, full)
+/// and of the demand (with a quarter more than the rate refill is leased).
 fn entries(scale: Scale) -> Vec<Entry> {
     let Scale { rate, burst, token } = scale;
-    let levels = [0, burst / 20, burst / 10, burst - token].map(about).concat();
-    let demands = [0, 1, rate / 2, rate].into_iter().chain(about(rate + rate / 4));
+    let levels = [0, burst / 20, burst / 10, burst - token].map(around).concat();
+    let demands = [0, 1, rate / 2, rate].into_iter().chain(around(rate + rate / 4));
     let mut entries = Vec::new();
     for (level, demand) in
         levels.iter().flat_map(|level| demands.clone().map(move |demand| (*level, demand)))
@@ -34,8 +32,8 @@ fn entries(scale: Scale) -> Vec<Entry> {
     entries
 }
 
-/// The entry that goes on from what was given on this one.
-fn next(entry: &Entry, given: &Given, share: impl Fn(i64) -> i64) -> Entry {
+/// The entry that goes on from what was given on this one, and spends and gives back a part of it.
+fn follow_up(entry: &Entry, given: &Given, divisor: i64) -> Entry {
     let held = Held {
         rate: entry.held.rate + given.rate,
         depth: entry.held.depth + given.depth,
@@ -44,9 +42,9 @@ fn next(entry: &Entry, given: &Given, share: impl Fn(i64) -> i64) -> Entry {
         demand: entry.demand,
         tag: given.tag,
     };
-    let (back_rate, back_depth) = (share(held.rate), share(held.depth));
+    let (back_rate, back_depth) = (held.rate / divisor, held.depth / divisor);
     let held = Held { rate: held.rate - back_rate, depth: held.depth - back_depth, ..held };
-    let spent = share(given.tokens);
+    let spent = given.tokens / divisor;
     Entry { held, back_rate, back_depth, spent, claim: None, ..entry.clone() }
 }
 
@@ -59,7 +57,7 @@ fn send(node: &mut OneNode, entries: &[Entry], divisor: i64) -> Vec<Entry> {
         let BatchVerdict::Applied(grants) = verdict else { panic!("{verdict:?}") };
         for (entry, grant) in batch.iter().zip(&grants) {
             let Grant::Given(given) = grant else { panic!("{grant:?}") };
-            later.push(next(entry, given, |whole| whole / divisor));
+            later.push(follow_up(entry, given, divisor));
         }
     }
     later
@@ -72,6 +70,7 @@ fn compare_grants_at_edges(node: impl Fn() -> OneNode) {
         let mut entries = entries(quota.scale("x").unwrap());
         for divisor in [2, 1, 3] {
             entries = send(&mut node, &entries, divisor);
+            // After which the lane has been silent again, in the test of silences.
             node.world.pass(EPOCH_US / 10);
         }
     }
@@ -91,7 +90,7 @@ fn grants_at_the_edges_after_a_silence_are_equal_in_model_and_script() {
             node.replace(instance);
             node.send(Vec::new());
         }
-        // One of three has told what it took.
+        // The last of three nodes settles with its next batch, the others never.
         node.knowledge.settled = true;
         node.world.pass(20_000);
         node

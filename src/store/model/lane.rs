@@ -149,8 +149,10 @@ impl Lane {
         // A batch that is older than this was sent before its node took what it does not report.
         let recent = now_us - natural(request.knowledge.sent_us) <= self.silence_us;
         if request.knowledge.settled && recent && settled_us != since_us {
-            // Once the lane waits no longer, nobody counts.
-            self.recovery.settled += i64::from(self.recovery.reason != Reason::None);
+            // Outside of a recovery a node that settles is not counted.
+            if self.recovery.reason != Reason::None {
+                self.recovery.settled += 1;
+            }
             return since_us;
         }
         settled_us
