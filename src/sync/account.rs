@@ -84,8 +84,10 @@ pub(crate) struct Touch {
 pub(crate) struct Cluster {
     /// Nodes that share the limit, by the store's last count.
     pub(crate) nodes: i64,
-    /// How long it took of late from when a report was due until it was answered, in microseconds.
-    pub(crate) answer_us: u64,
+    /// How long the store took to answer of late, in microseconds.
+    pub(crate) round_trip_us: u64,
+    /// How long reports that were due waited for room in a batch of late, in microseconds.
+    pub(crate) backlog_us: u64,
 }
 
 /// The account of one key.
@@ -270,9 +272,14 @@ impl Account {
         self.lease.held
     }
 
+    /// Whether the store has answered about the key.
+    pub(crate) fn has_view(&self) -> bool {
+        self.level.view.is_some()
+    }
+
     /// Whether the store has not answered about the key yet, and no caller waits for it.
     pub(crate) fn is_newcomer(&self) -> bool {
-        self.level.view.is_none() && self.callers.waiting.is_empty()
+        !self.has_view() && self.callers.waiting.is_empty()
     }
 
     /// Whether an outage policy is in force.

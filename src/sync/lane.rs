@@ -237,7 +237,7 @@ impl Lane {
         let number = context.accounts.insert(AccountId { lane: self.number, slot }) as u32;
         bucket.open_account(number);
         let limit = &context.limits[bucket.limit() as usize];
-        let cluster = self.cluster(1);
+        let cluster = self.cluster(1, &limit.terms);
         let mut account = Account::new(bucket, key, number, cluster, &limit.terms, now);
         if let Some((version, stored)) = limit.newest {
             account.begin_with(version, stored);
@@ -250,8 +250,10 @@ impl Lane {
     }
 
     /// What accounts are to know of the cluster.
-    fn cluster(&self, nodes: i64) -> Cluster {
-        Cluster { nodes, answer_us: self.trips.recent_us + self.backlog.recent_us }
+    fn cluster(&self, nodes: i64, terms: &Terms) -> Cluster {
+        // What is asked for beyond the life of a lease would be lost with it.
+        let backlog_us = self.backlog.recent_us.min(terms.epoch_us);
+        Cluster { nodes, round_trip_us: self.trips.recent_us, backlog_us }
     }
 
     fn close(&mut self, slot: usize, context: &mut Context) {
@@ -269,7 +271,8 @@ impl Lane {
         now: Timestamp,
         context: &mut Context,
     ) {
-        let in_vain = waiter.deadline < now.plus_micros(self.trips.quickest_us);
+        let in_vain =
+            waiter.deadline < now.plus_micros(self.trips.quickest_us + self.backlog.recent_us);
         self.accounts.change(slot, |account| account.wait(waiter, in_vain, now));
         self.enter_policy_if_unanswered(slot, now, context);
         self.hand_out_answers(slot, context);
@@ -366,6 +369,7 @@ impl Lane {
         if entries.is_empty() && now < self.calls.heartbeat_at {
             return;
         }
+        self.backlog.sent(self.accounts.has_due(now), now);
         self.sequence += 1;
         let header = self.header(&slots, now, context);
         self.flight = Some(Flight::new(Request::new(header, entries), slots, now));
@@ -391,10 +395,9 @@ impl Lane {
                 continue;
             }
             let account = &self.accounts[slot];
-            if account.is_newcomer() {
-                // Held back on purpose: it waits for no room that there could be.
-                newcomers += 1;
-            } else {
+            newcomers += usize::from(account.is_newcomer());
+            // Newcomers are held back on purpose, and may have been due for long when a caller waits for them.
+            if account.has_view() {
                 self.backlog.take(account.due(), now);
             }
             let terms = self.terms(slot, context);
@@ -407,7 +410,6 @@ impl Lane {
             self.count_decisions(slot, context);
             slots.push(slot);
         }
-        self.backlog.collected(self.accounts.has_due(now), now);
         (slots, entries)
     }
 

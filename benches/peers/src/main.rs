@@ -55,7 +55,7 @@ struct Options {
     #[arg(long)]
     round_ms: Option<u64>,
     /// How long each round runs before it counts, in milliseconds [default: 200, with more than
-    /// 10,000 keys 20 us a key, two seconds at most]
+    /// 10,000 keys two seconds]
     #[arg(long)]
     run_up_ms: Option<u64>,
     /// One JSON object a line

@@ -14,7 +14,7 @@ fn around(edge: i64) -> [i64; 3] {
 /// and of the demand (with a quarter more than the rate refill is leased).
 fn entries(scale: Scale) -> Vec<Entry> {
     let Scale { rate, burst, token } = scale;
-    let levels = [0, burst / 20, burst / 10, burst - token].map(around).concat();
+    let levels = [0, burst / 20, burst / 10, burst - token, burst].map(around).concat();
     let demands = [0, 1, rate / 2, rate].into_iter().chain(around(rate + rate / 4));
     let mut entries = Vec::new();
     for (level, demand) in
@@ -32,7 +32,7 @@ fn entries(scale: Scale) -> Vec<Entry> {
     entries
 }
 
-/// The entry that goes on from what was given on this one, and spends and gives back a part of it.
+/// The entry that goes on from what was given on this one: it spends and gives back a part, and asks for a part of before.
 fn follow_up(entry: &Entry, given: &Given, divisor: i64) -> Entry {
     let held = Held {
         rate: entry.held.rate + given.rate,
@@ -45,11 +45,12 @@ fn follow_up(entry: &Entry, given: &Given, divisor: i64) -> Entry {
     let (back_rate, back_depth) = (held.rate / divisor, held.depth / divisor);
     let held = Held { rate: held.rate - back_rate, depth: held.depth - back_depth, ..held };
     let spent = given.tokens / divisor;
-    Entry { held, back_rate, back_depth, spent, claim: None, ..entry.clone() }
+    let (demand, want_rate) = (entry.demand / divisor, entry.want_rate / divisor);
+    Entry { spent, back_rate, back_depth, held, demand, want_rate, claim: None, ..entry.clone() }
 }
 
 /// Sends the entries in batches, and returns those that go on from what was given.
-fn send(node: &mut OneNode, entries: &[Entry], divisor: i64) -> Vec<Entry> {
+fn send(node: &mut OneNode, entries: &[Entry], divisor: i64, most: &mut Given) -> Vec<Entry> {
     let mut later = Vec::new();
     for batch in entries.chunks(ENTRIES_MAX) {
         node.knowledge.sent_us = node.now_us();
@@ -57,6 +58,9 @@ fn send(node: &mut OneNode, entries: &[Entry], divisor: i64) -> Vec<Entry> {
         let BatchVerdict::Applied(grants) = verdict else { panic!("{verdict:?}") };
         for (entry, grant) in batch.iter().zip(&grants) {
             let Grant::Given(given) = grant else { panic!("{grant:?}") };
+            most.tokens = most.tokens.max(given.tokens);
+            most.rate = most.rate.max(given.rate);
+            most.recall = most.recall.max(given.recall);
             later.push(follow_up(entry, given, divisor));
         }
     }
@@ -64,16 +68,18 @@ fn send(node: &mut OneNode, entries: &[Entry], divisor: i64) -> Vec<Entry> {
 }
 
 fn compare_grants_at_edges(node: impl Fn() -> OneNode) {
+    let mut most = Given::default();
     for quota in [(1000, 200), (7, 7), (1, 1)] {
         let mut node = node();
         let quota = Quota::per_second(quota.0).burst(quota.1);
         let mut entries = entries(quota.scale("x").unwrap());
         for divisor in [2, 1, 3] {
-            entries = send(&mut node, &entries, divisor);
+            entries = send(&mut node, &entries, divisor, &mut most);
             // After which the lane has been silent again, in the test of silences.
             node.world.pass(EPOCH_US / 10);
         }
     }
+    assert!(most.tokens > 0 && most.rate > 0 && most.recall > 0, "{most:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! How many tokens a node should hold of a key, and which demand it registers.
 
-use super::Account;
 use super::schedule::PLENTY_TICKS;
+use super::{Account, Cluster};
 use crate::bucket::MAX_TOKENS;
 use crate::limit::Terms;
 use crate::time::Timestamp;
@@ -23,7 +23,8 @@ impl Account {
 
     /// Until the answer to the next report on schedule, at the latest.
     fn span_us(&self, now: Timestamp, terms: &Terms) -> u64 {
-        self.interval_us(now, terms) + terms.tick_us / 2 + self.cluster.answer_us
+        let Cluster { round_trip_us, backlog_us, .. } = self.cluster;
+        self.interval_us(now, terms) + terms.tick_us / 2 + round_trip_us + backlog_us
     }
 
     /// Tokens to hold so that the key does not run dry before the next report.
@@ -79,7 +80,7 @@ impl Account {
             return rest > terms.scale.burst / 2;
         }
         if self.is_far(terms) {
-            // An answer takes longer than what is given back would serve others: it would be asked for again.
+            // A round trip is longer than what is given back would serve others: it would be asked for again.
             return self.is_ample(now, terms);
         }
         self.level.is_plentiful(now, &terms.scale)
@@ -95,7 +96,7 @@ impl Account {
             return 0;
         }
         let tokens_per_us = scale.rate as f64 / scale.token as f64;
-        (tokens_per_us * (2 * self.cluster.answer_us) as f64) as i64
+        (tokens_per_us * (2 * self.cluster.round_trip_us) as f64) as i64
     }
 
     /// The demand to be registered, in tokens per microsecond, and whether the key is hot. What is asked for at
@@ -145,9 +146,9 @@ impl Account {
             && self.burst(terms) >= TOKENS_A_NODE * self.cluster.nodes
     }
 
-    /// Whether an answer takes long beside a tick, where the burst has a token for each node.
+    /// Whether a round trip is long beside a tick, where the burst has a token for each node.
     fn is_far(&self, terms: &Terms) -> bool {
-        2 * self.cluster.answer_us > terms.tick_us && self.burst(terms) >= self.cluster.nodes
+        2 * self.cluster.round_trip_us > terms.tick_us && self.burst(terms) >= self.cluster.nodes
     }
 
     fn is_beginning(&self, now: Timestamp) -> bool {
@@ -159,12 +160,12 @@ impl Account {
         !self.level.is_viewed_since(self.history.opened)
     }
 
-    /// Whether a key is hot with this demand in tokens per microsecond: one in a tick, or until an answer in which
+    /// Whether a key is hot with this demand in tokens per microsecond: one in a tick, or in a round trip in which
     /// this node's even share of the rate is a token too. Slower refill would be stranded in fractions on all nodes.
     fn is_hot(&self, per_us: f64, terms: &Terms) -> bool {
         let rate_per_us = terms.scale.rate as f64 / terms.scale.token as f64;
         let share_per_us = rate_per_us / self.cluster.nodes as f64;
         per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
-            || per_us.min(share_per_us) * self.cluster.answer_us.min(HOT_US) as f64 >= 1.0
+            || per_us.min(share_per_us) * self.cluster.round_trip_us.min(HOT_US) as f64 >= 1.0
     }
 }

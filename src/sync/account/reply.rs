@@ -1,7 +1,7 @@
 //! What the store's answer changes.
 
-use super::Account;
 use super::level::Installed;
+use super::{Account, Cluster};
 use crate::bucket::Lease;
 use crate::limit::Terms;
 use crate::sync::message::{Entry, Given, Withheld};
@@ -115,7 +115,8 @@ impl Account {
 
     /// The tokens below which decisions notify the engine.
     fn low(&self, now: Timestamp, terms: &Terms) -> u32 {
-        let (demand, answer_us) = (&self.arrivals.demand, self.cluster.answer_us);
+        let Cluster { round_trip_us, backlog_us, .. } = self.cluster;
+        let (demand, answer_us) = (&self.arrivals.demand, round_trip_us + backlog_us);
         if self.level.is_scarce(&terms.scale) {
             0
         } else if self.level.is_plentiful(now, &terms.scale) {

@@ -89,6 +89,7 @@ impl Lane {
         self.policies.from = Timestamp::NEVER;
         if std::mem::take(&mut self.silence.failures) > 0 {
             context.event(Event::StoreUp { lane: self.number });
+            self.backlog.interrupt();
             // The reply may have been kept since before the silence.
             self.silence.is_returning |= self.accounts.sums.outages > 0;
         } else if std::mem::take(&mut self.silence.is_returning) {

@@ -22,8 +22,13 @@ impl Backlog {
         }
     }
 
-    /// The batch of `now` is collected, and leaves reports out or not.
-    pub(super) fn collected(&mut self, leaves_out: bool, now: Timestamp) {
+    /// The store was away: what was left out waits for the store, not for room.
+    pub(super) fn interrupt(&mut self) {
+        self.since = None;
+    }
+
+    /// The batch of `now` is sent, and leaves reports out or not.
+    pub(super) fn sent(&mut self, leaves_out: bool, now: Timestamp) {
         self.recent_us = std::mem::take(&mut self.longest_us).max(self.recent_us / 2);
         self.since = leaves_out.then(|| self.since.unwrap_or(now));
     }
@@ -41,21 +46,33 @@ mod tests {
     fn report_that_was_due_in_an_outage_waits_for_room_since_a_batch_left_it_out() {
         let mut backlog = Backlog::default();
         backlog.take(at(0), at(60_000));
-        backlog.collected(true, at(60_000));
+        backlog.sent(true, at(60_000));
         assert_eq!(backlog.recent_us, 0);
         backlog.take(at(0), at(60_005));
         backlog.take(at(60_002), at(60_005));
-        backlog.collected(false, at(60_005));
+        backlog.sent(false, at(60_005));
         assert_eq!(backlog.recent_us, 5000);
+    }
+
+    #[test]
+    fn report_that_was_left_out_before_an_outage_waits_for_room_since_a_batch_after_it() {
+        let mut backlog = Backlog::default();
+        backlog.sent(true, at(0));
+        backlog.interrupt();
+        backlog.take(at(0), at(60_000));
+        backlog.sent(true, at(60_000));
+        backlog.take(at(0), at(60_003));
+        backlog.sent(false, at(60_003));
+        assert_eq!(backlog.recent_us, 3000);
     }
 
     #[test]
     fn wait_is_forgotten_by_half_with_each_batch_that_took_all() {
         let mut backlog = Backlog::default();
-        backlog.collected(true, at(0));
+        backlog.sent(true, at(0));
         backlog.take(at(0), at(8));
         let recent_us = [9, 10, 11].map(|ms| {
-            backlog.collected(false, at(ms));
+            backlog.sent(false, at(ms));
             backlog.take(at(0), at(ms));
             backlog.recent_us
         });

@@ -66,7 +66,7 @@ impl Lane {
         let (leaving, is_returning) = (self.leaving, self.silence.is_returning);
         let recovering_until = self.replies.recovering_until;
         let nodes = context.sharing(limit, now);
-        let cluster = self.cluster(nodes);
+        let cluster = self.cluster(nodes, &terms);
         let (lost, installed) = self.accounts.change(slot, |account| {
             if account.in_policy() && !is_returning {
                 // The store takes the key's quota again.
