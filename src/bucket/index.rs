@@ -244,10 +244,8 @@ mod tests {
     use crate::bucket::stored_key::short_words;
 
     fn hash(key: u32) -> KeyHash {
-        {
-            let key = key.to_le_bytes();
-            KeyHasher::new(SEEDS).hash(&key, short_words(&key))
-        }
+        let key = key.to_le_bytes();
+        KeyHasher::new(SEEDS).hash(&key, short_words(&key))
     }
 
     fn find(index: &Index, key: u32) -> bool {
@@ -293,6 +291,19 @@ mod tests {
         }
         assert!(growths >= 2);
         assert_eq!((written(index.bits()), writer.entries), (entered.len(), entered.len()));
+    }
+
+    #[test]
+    fn level_is_left_once_three_quarters_full_and_the_last_level_never() {
+        const KEYS: u32 = 1000;
+        let index = Index::new(KEYS as usize).unwrap();
+        let mut writer = IndexWriter::new(KEYS as usize + 1).unwrap();
+        // The first level may hold 512 entries, and has 1024, of which 16 are copied with each new key.
+        for key in 1..=KEYS {
+            index.enter(hash(key), key, &mut writer);
+            assert_eq!(writer.moved > 0, (385..448).contains(&key), "after {key}");
+            assert_eq!(index.bits(), if key < 448 { 10 } else { 11 }, "after {key}");
+        }
     }
 
     #[test]
