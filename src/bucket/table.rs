@@ -251,11 +251,11 @@ impl<B: TableBucket> Table<B> {
         Some(table)
     }
 
-    /// The bucket of `key`, if the key is long, or if the first index entry that matches is the key's. Nearly always it
+    /// The bucket of `key`, if the key is short and the first index entry that matches is the key's. Nearly always it
     /// is. The bucket may be retired by now.
     #[inline(always)]
     pub(crate) fn find_first(&self, key: &[u8]) -> Option<Found<'_, B>> {
-        let Some(short) = short_words(key) else { return self.find(key) };
+        let short = short_words(key)?;
         let place = self.index.find(self.hasher.hash(key, Some(short)), Some)?;
         let found = self.found_at(place);
         found.bucket.key().is_short(key.len(), short).then_some(found)
