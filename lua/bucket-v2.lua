@@ -479,7 +479,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       local lowest = rare.lowest_level(rate, token, burst)
       if unleased < lowest then
-        -- Lower than -2^53 doubles skip integers: both sides count from there.
+        -- Below -2^53 doubles skip integers, so the model and this count from there.
         written_off, whole_changed = min(written_off + (lowest - max(unleased, -2^53)), 2^53), true
         unleased = lowest
       end

@@ -36,7 +36,7 @@ use virtual_time::VirtualClock;
 /// What a failure prints, and what repeats it as far as the server's clock allows.
 const SEED: u64 = 0x7469_6465_6761_7465;
 /// Entries that go through both in the long run.
-const ENTRIES_TOTAL: usize = 50_000;
+const ENTRIES_TOTAL: usize = 100_000;
 /// Requests between two losses of the whole memory.
 const FLUSH_EVERY: usize = 1500;
 const LANES: u32 = 3;

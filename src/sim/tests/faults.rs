@@ -305,8 +305,8 @@ fn known_keys_are_synced_before_more_newcomers_than_the_store_can_take() {
     assert!(outcome.traffic.invented_synced > 10_000, "{}", outcome.traffic.invented_synced);
 }
 
-/// What of the requests is denied in the last second, in per mille, where the store takes in 40,000 of the 100,000 reports
-/// that are due a second: five of each of 20,000 keys, all of which have tokens. Another node asks for 200 of the keys.
+/// How many of a thousand requests are denied in the last second, where the store takes in 40,000 of the 100,000 reports
+/// that are due a second: five of each of 20,000 keys, and all keys have tokens. Another node asks for 200 of the keys.
 fn denied_per_mille_of_a_node_that_is_behind(seconds: u64, faults: &[Planned]) -> u64 {
     const KEYS: u32 = 20_000;
     const SHARED: u32 = 200;

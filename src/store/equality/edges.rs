@@ -11,8 +11,9 @@ fn around(edge: i64) -> [i64; 3] {
     [edge - 1, edge, edge + 1]
 }
 
-/// Keys that the store does not know, on all boundaries of the level (none, scarce at a twentieth, plenty at a tenth, full)
-/// and of the demand (with a quarter more than the rate refill is leased), with and without a lease of refill.
+/// Keys that the store does not know, on all boundaries of the level (empty; a twentieth of the burst, below which refill is
+/// leased; a tenth, above which it is recalled; full) and of the demand (above five quarters of the rate refill is leased),
+/// with and without a lease of refill.
 fn entries(scale: Scale, now_us: i64) -> Vec<Entry> {
     let Scale { rate, burst, token } = scale;
     let levels = [0, burst / 20, burst / 10, burst - token, burst].map(around).concat();

@@ -173,6 +173,7 @@ fn level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script
         node.world.pass(EPOCH_US);
         node.send(entry(node.now_us(), spent, 0));
     }
+    assert!(node.key().level < -SUM_MAX / 4, "{:?}", node.key());
     node.lose_lane();
     assert_eq!(node.send(entry(node.now_us(), 0, 0)).verdict, BatchVerdict::Reborn);
     // A lease tagged seven epochs ahead belongs to neither sum, so that nothing else changes the level.

@@ -307,7 +307,7 @@ impl Key {
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
         let lowest = -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX));
         if self.unleased < lowest {
-            // It may be lower than -2^53, where doubles skip integers: both sides count from there.
+            // Below -2^53 doubles skip integers, so the script and this count from there.
             let unleased = self.unleased.max(-SUM_MAX);
             self.written_off = (self.written_off + (lowest - unleased)).min(SUM_MAX);
             self.unleased = lowest;
