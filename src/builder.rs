@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::algorithm::Rule;
 use crate::driver::clock::TimeSource;
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
@@ -12,8 +13,7 @@ use crate::driver::{Driver, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, Mode, Terms};
-use crate::limiter::{ActiveLimit, Limiter, Shared};
-use crate::quota::Quota;
+use crate::limiter::{ActiveLimit, Limiter, Shared, Waiting};
 use crate::store::AnyStore;
 use crate::sync::Event;
 
@@ -87,8 +87,8 @@ impl Limiter {
 /// # Errors
 ///
 /// [`ConfigError`] names the field and the value that cannot be kept.
-pub fn local(quota: Quota) -> Result<ActiveLimit, ConfigError> {
-    Limiter::builder().limit(Limit::new("local", quota)).build()?.limit("local")
+pub fn local(rule: impl Into<Rule>) -> Result<ActiveLimit, ConfigError> {
+    Limiter::builder().limit(Limit::new("local", rule)).build()?.limit("local")
 }
 
 impl Builder {
@@ -210,8 +210,10 @@ impl Builder {
         let metrics = crate::metrics::listener(labels.clone(), &node.limits, self.max_keys);
         #[cfg(feature = "metrics")]
         let driver = driver.listen(metrics);
+        let waiting = node.limits.iter().map(|_| Waiting::default()).collect();
         let shared = Shared {
             node,
+            waiting,
             commands,
             queries,
             secret: KeySecret::new(self.key_secret.as_deref().unwrap_or_default()),
@@ -229,6 +231,8 @@ impl Builder {
         }
         if self.store.is_none() || terms.mode == Mode::Local {
             terms = limit.validate_local()?;
+        } else {
+            limit.validate_hybrid()?;
         }
         let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
         let uncounted = if is_memory { 1 } else { DEFAULT_MAX_NODES };

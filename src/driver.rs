@@ -42,6 +42,8 @@ pub(crate) enum Wish {
     Ready,
     /// That everything is reported and given back.
     Leave,
+    /// That the time has passed within which it is asked.
+    Time,
     /// That everything that is due has been done.
     #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "for tests"))]
     Settle,
@@ -51,7 +53,7 @@ pub(crate) enum Wish {
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) wish: Wish,
-    pub(crate) within: Duration,
+    pub(crate) deadline: Timestamp,
     pub(crate) done: oneshot::Sender<bool>,
 }
 
@@ -149,19 +151,12 @@ impl Exchanges {
     }
 }
 
-/// Somebody who waits for the driver.
-struct Wisher {
-    wish: Wish,
-    deadline: Timestamp,
-    done: oneshot::Sender<bool>,
-}
-
 impl Driver {
     /// Runs until every handle to the limiter is gone.
     pub(crate) async fn run(mut self) {
         let mut exchanges = Exchanges::default();
         let mut asked = OpenQueries::default();
-        let mut waiting: Vec<Wisher> = Vec::new();
+        let mut waiting: Vec<Command> = Vec::new();
         let mut flush_at = self.now().plus_micros(FLUSH_US);
         let mut evictor = Evictor::new();
         let (mut ran, mut held_up_us) = (self.now(), [0; 2]);
@@ -302,27 +297,28 @@ impl Driver {
         }
     }
 
-    fn take_on(&mut self, Command { wish, within, done }: Command) -> Wisher {
-        let now = self.now();
-        if wish == Wish::Leave {
+    fn take_on(&mut self, command: Command) -> Command {
+        if command.wish == Wish::Leave {
+            let now = self.now();
             self.drain_notifications(now);
             self.engine.handle(now, Input::Leave);
         }
-        Wisher { wish, deadline: now.plus_micros(micros(within)), done }
+        command
     }
 
     /// Answers those whose wait is over.
-    fn tell(&mut self, waiting: &mut Vec<Wisher>, now: Timestamp, idle: bool) {
+    fn tell(&mut self, waiting: &mut Vec<Command>, now: Timestamp, idle: bool) {
         let alone = self.store.is_none();
         let ready = alone || self.engine.is_ready(now);
         let left = alone || self.engine.has_reported_all();
         let settled = idle && self.engine.poll_timeout() > now;
-        let fulfilled = |waiter: &Wisher| match waiter.wish {
+        let fulfilled = |waiter: &Command| match waiter.wish {
             Wish::Ready => ready,
             Wish::Leave => left,
+            Wish::Time => false,
             Wish::Settle => settled,
         };
-        let over = |waiter: &mut Wisher| fulfilled(waiter) || waiter.deadline <= now;
+        let over = |waiter: &mut Command| fulfilled(waiter) || waiter.deadline <= now;
         for waiter in waiting.extract_if(.., over).collect::<Vec<_>>() {
             let fulfilled = fulfilled(&waiter);
             if waiter.wish == Wish::Leave {

@@ -57,6 +57,7 @@
 #[cfg(not(unix))]
 compile_error!("tidegate runs on Unix only: it reads clocks that other systems do not have");
 
+mod algorithm;
 mod bound;
 mod bucket;
 mod builder;
@@ -83,6 +84,9 @@ mod sync;
 pub mod testing;
 mod time;
 
+pub use algorithm::{
+    FixedWindow, LOG_TOKENS_MAX, LeakyBucket, Rule, SlidingLog, SlidingWindow, WINDOW_MIN,
+};
 pub use bound::{Excess, Incidents, bound};
 pub use builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};
 pub use decision::{Decision, Denied};
@@ -90,8 +94,9 @@ pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
 pub use key::{Hashed, KEY_BYTES_MAX, Key, KeyWriter, lane_of};
 pub use limit::{
     ACCURACY_CREDIT_MAX, ACCURACY_TICK_MAX, CEILING_MAX, CEILING_TICK_MAX, COST_MAX, CREDIT_MAX,
-    DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_MAX_WAIT, DEFAULT_SYNC_INTERVAL, Limit, Mode,
-    NAME_BYTES_MAX, OutagePolicy, SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
+    DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING,
+    DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX, OutagePolicy, SYNC_INTERVAL_MAX,
+    SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{ActiveLimit, Handle, Limiter};
 #[cfg(feature = "metrics")]

@@ -1,7 +1,8 @@
-//! A named quota, with who decides and how it is kept in step.
+//! A named rule, with who decides and how it is kept in step.
 
 use std::time::Duration;
 
+use crate::algorithm::Rule;
 use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::time::micros;
@@ -24,6 +25,9 @@ pub const CREDIT_MAX: u32 = 15;
 /// How long [`check_sure`](crate::ActiveLimit::check_sure) waits for the store at most, unless
 /// [`Limit::max_wait`] sets it.
 pub const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
+/// How many callers of [`until_ready`](crate::ActiveLimit::until_ready) may wait at a time, unless
+/// [`Limit::max_waiting`] sets it.
+pub const DEFAULT_MAX_WAITING: u32 = 1000;
 /// How often a busy key is synced with the store.
 pub const DEFAULT_SYNC_INTERVAL: Duration = Duration::from_millis(50);
 /// The shortest sync interval.
@@ -108,7 +112,7 @@ pub enum OutagePolicy {
 /// Keys that are synced before so few tokens are asked for would never be worth a lease.
 const PACE_TOKENS_MIN: f64 = 2.0;
 
-/// A named limit: a quota, who decides, how it is synced, and what happens in an outage.
+/// A named limit: an algorithm with its numbers, who decides, how it is synced, and what happens in an outage.
 ///
 /// ```
 /// use std::time::Duration;
@@ -122,27 +126,33 @@ const PACE_TOKENS_MIN: f64 = 2.0;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
     pub(crate) name: String,
-    pub(crate) quota: Quota,
+    pub(crate) rule: Rule,
     pub(crate) mode: Mode,
     pub(crate) sync: SyncPolicy,
     pub(crate) outage: OutagePolicy,
     pub(crate) grace: Duration,
     pub(crate) max_wait: Duration,
+    pub(crate) max_waiting: u32,
     pub(crate) credit: Option<u32>,
     pub(crate) version: u32,
 }
 
 impl Limit {
     /// A hybrid limit with the defaults of this module.
-    pub fn new(name: impl Into<String>, quota: Quota) -> Self {
+    ///
+    /// `rule` is a [`Quota`] for the token bucket, or a [`LeakyBucket`](crate::LeakyBucket),
+    /// [`FixedWindow`](crate::FixedWindow), [`SlidingWindow`](crate::SlidingWindow) or
+    /// [`SlidingLog`](crate::SlidingLog).
+    pub fn new(name: impl Into<String>, rule: impl Into<Rule>) -> Self {
         Self {
             name: name.into(),
-            quota,
+            rule: rule.into(),
             mode: Mode::default(),
             sync: SyncPolicy::default(),
             outage: OutagePolicy::default(),
             grace: Duration::ZERO,
             max_wait: DEFAULT_MAX_WAIT,
+            max_waiting: DEFAULT_MAX_WAITING,
             credit: None,
             version: 0,
         }
@@ -153,6 +163,12 @@ impl Limit {
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
+    }
+
+    /// Each node keeps the limit alone: [`Mode::Local`].
+    #[must_use]
+    pub fn local(self) -> Self {
+        self.mode(Mode::Local)
     }
 
     /// When keys are synced.
@@ -200,6 +216,14 @@ impl Limit {
         self
     }
 
+    /// How many callers of [`until_ready`](crate::ActiveLimit::until_ready) may wait at a time, over all keys
+    /// ([`DEFAULT_MAX_WAITING`]). Others are decided about at once.
+    #[must_use]
+    pub fn max_waiting(mut self, callers: u32) -> Self {
+        self.max_waiting = callers;
+        self
+    }
+
     /// How long the store may be silent before the outage policy takes over, at the least. Leases
     /// always end by their own time, which is one to two seconds for intervals up to 250 ms.
     #[must_use]
@@ -242,9 +266,14 @@ impl Limit {
         &self.name
     }
 
-    /// The limit's quota.
+    /// The limit's quota. Of other algorithms than the token bucket the burst is what a key can spend at once.
     pub fn quota(&self) -> Quota {
-        self.quota
+        self.rule.quota()
+    }
+
+    /// The limit's algorithm with its numbers.
+    pub fn rule(&self) -> Rule {
+        self.rule
     }
 
     /// Checks everything once, so that nothing needs to be checked on the way of a decision.
@@ -261,14 +290,39 @@ impl Limit {
         if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
             return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
         }
-        let scale = self.quota.scale(&self.name)?;
+        let scale = self.quota().scale(&self.name)?;
         self.validate_sync()?;
         let spent_us = (scale.fill_us() / 4).max(KEY_TICK_MIN_US);
-        let (interval, pace) = match self.sync {
+        let (interval, pace) = self.interval_and_pace(spent_us);
+        let held_back = pace.is_some_and(|pace| pace.ceiling.is_some());
+        let tick_us = if held_back { micros(interval) } else { micros(interval).min(spent_us) };
+        let credit_rule = self.credit_rule();
+        Ok(Terms {
+            scale,
+            tick_us,
+            pace,
+            epoch_us: epoch_us(micros(interval)),
+            credit: credit_rule.at(None),
+            credit_rule,
+            cost_max: self.quota().burst_tokens().min(COST_MAX) as u32,
+            mode: self.mode,
+            local: None,
+            outage: self.outage,
+            max_wait_us: micros(self.max_wait),
+            waiting_max: self.max_waiting,
+            grace_us: micros(self.grace),
+            version: self.version,
+        })
+    }
+
+    /// The longest tick, before what a key's burst allows; and by accuracy, how ticks follow traffic, at most
+    /// `spent_us` long.
+    fn interval_and_pace(&self, spent_us: u64) -> (Duration, Option<Pace>) {
+        match self.sync {
             SyncPolicy::Interval(interval) => (interval, None),
             SyncPolicy::Accuracy { excess, key_syncs_per_second_max: ceiling } => {
                 let longest = if ceiling.is_some() { CEILING_TICK_MAX } else { ACCURACY_TICK_MAX };
-                let tokens = excess * self.quota.burst_tokens() as f64;
+                let tokens = excess * self.quota().burst_tokens() as f64;
                 // Where next to nothing may be wrong, nothing is gained by hearing of it late.
                 let small = tokens < PACE_TOKENS_MIN;
                 let rare = if small { DEFAULT_SYNC_INTERVAL } else { ACCURACY_TICK_MAX };
@@ -281,32 +335,14 @@ impl Limit {
                 };
                 (longest, Some(pace))
             }
-        };
-        let held_back = pace.is_some_and(|pace| pace.ceiling.is_some());
-        let tick_us = if held_back { micros(interval) } else { micros(interval).min(spent_us) };
-        let credit_rule = self.credit_rule();
-        Ok(Terms {
-            scale,
-            tick_us,
-            pace,
-            epoch_us: epoch_us(micros(interval)),
-            credit: credit_rule.at(None),
-            credit_rule,
-            cost_max: self.quota.burst_tokens().min(COST_MAX) as u32,
-            mode: self.mode,
-            outage: self.outage,
-            max_wait_us: micros(self.max_wait),
-            grace_us: micros(self.grace),
-            version: self.version,
-        })
+        }
     }
 
     /// The numbers of the limit where this node keeps it alone.
     pub(crate) fn validate_local(&self) -> Result<Terms, ConfigError> {
         let terms = self.validate()?;
-        let scale = self.quota.local_scale(&self.name)?;
-        let cost_max = self.quota.burst_tokens().min(u32::MAX.into()) as u32;
-        Ok(Terms { scale, cost_max, mode: Mode::Local, ..terms })
+        let local = Some(self.rule.local(&self.name)?);
+        Ok(Terms { local, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
     }
 
     /// Checks that each of so many nodes has credit: an accuracy that leaves none would deny the first requests of quiet
@@ -324,6 +360,20 @@ impl Limit {
             reason: "leaves less than a token of credit to each node, so check would deny the first requests of \
                      quiet keys: allow a larger excess, or call strict() and use check_sure",
         })
+    }
+
+    /// Checks that the store can share the limit among nodes.
+    pub(crate) fn validate_hybrid(&self) -> Result<(), ConfigError> {
+        match self.rule {
+            Rule::TokenBucket(_) => Ok(()),
+            rule => Err(ConfigError::Limit {
+                limit: self.name.clone(),
+                field: "mode",
+                value: format!("hybrid, with the algorithm {}", rule.algorithm()),
+                reason: "only the token bucket is shared among nodes so far: call local() to keep the limit on each \
+                         node alone",
+            }),
+        }
     }
 
     fn validate_sync(&self) -> Result<(), ConfigError> {
@@ -359,7 +409,7 @@ impl Limit {
 
     /// How much credit nodes give.
     pub(crate) fn credit_rule(&self) -> CreditRule {
-        let burst = self.quota.burst_tokens();
+        let burst = self.quota().burst_tokens();
         let least = |credit: u32| burst.min(u64::from(credit)) as u32;
         if let SyncPolicy::Accuracy { excess, .. } = self.sync {
             // What comes out even is not to be lost to the last bit of a float.

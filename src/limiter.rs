@@ -8,15 +8,20 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::bound::Excess;
 use crate::bucket::{
-    Ask, Found, LeaseBucket, Notification, OVERFLOW, Room, SpendResult, Table, TableBucket, Verdict,
+    Ask, Found, LeaseBucket, LocalAnswer, LocalAsk, Notification, OVERFLOW, Room, SpendResult,
+    Table, TableBucket, Verdict,
 };
-use crate::decision::Decision;
+use crate::decision::{Decision, Held, Source};
 use crate::driver::{
     Buckets, Command, LimitState, LocalBuckets, NodeState, PinnedKey, StoreAnswer, StoreQuery, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
-use crate::time::{Now, Timestamp};
+use crate::time::{Now, Timestamp, micros};
+
+mod waiting;
+
+pub(crate) use waiting::Waiting;
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
 ///
@@ -46,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) queries: mpsc::UnboundedSender<StoreQuery>,
     /// What keys are hashed with.
     pub(crate) secret: KeySecret,
+    /// Callers who wait, for each limit.
+    pub(crate) waiting: Box<[Waiting]>,
     #[cfg(all(feature = "metrics", feature = "tower"))]
     pub(crate) labels: crate::metrics::Labels,
 }
@@ -74,7 +81,7 @@ impl Limiter {
     ///
     /// The store's last error, or [`StoreError::TimedOut`] after `deadline`.
     pub async fn ready(&self, deadline: Duration) -> Result<(), StoreError> {
-        if self.ask(Wish::Ready, deadline).await {
+        if self.shared.ask(Wish::Ready, deadline).await == Some(true) {
             return Ok(());
         }
         let last = self.shared.node.last_error.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +95,7 @@ impl Limiter {
     ///
     /// [`ShutdownError`] if the store did not take everything within `deadline`.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
-        if self.ask(Wish::Leave, deadline).await {
+        if self.shared.ask(Wish::Leave, deadline).await == Some(true) {
             Ok(())
         } else {
             Err(ShutdownError { within: deadline })
@@ -100,15 +107,18 @@ impl Limiter {
     #[cfg(any(test, feature = "testing"))]
     pub async fn settle(&self) {
         // A driver that has ended has nothing due any more.
-        let _ = self.ask(Wish::Settle, Duration::MAX).await;
+        let _ = self.shared.ask(Wish::Settle, Duration::MAX).await;
     }
+}
 
+impl Shared {
     /// Sends a command and waits for its answer; the driver minds the deadline, so that this
-    /// works on any runtime.
-    async fn ask(&self, wish: Wish, deadline: Duration) -> bool {
+    /// works on any runtime. `None` if the driver has ended.
+    async fn ask(&self, wish: Wish, within: Duration) -> Option<bool> {
         let (done, answer) = oneshot::channel();
-        let command = Command { wish, within: deadline, done };
-        self.shared.commands.send(command).is_ok() && answer.await.unwrap_or(false)
+        let deadline = self.node.time.now().plus_micros(micros(within));
+        self.commands.send(Command { wish, deadline, done }).ok()?;
+        answer.await.ok()
     }
 }
 
@@ -152,7 +162,9 @@ impl ActiveLimit {
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Local(local) => return self.decide_local(local, target, cost),
+            Buckets::Local(local) => return self.decide_local(local, target, cost, 0),
+            Buckets::Windows(local) => return self.decide_local(local, target, cost, 0),
+            Buckets::Logs(local) => return self.decide_local(local, target, cost, 0),
         };
         let now = self.state.clock.now();
         if cost > 0
@@ -160,9 +172,9 @@ impl ActiveLimit {
             && let Some(result) =
                 bucket.decide_fast(word, cost, now, || self.state.terms.scale.token)
         {
-            return self.decision(&result, cost, now);
+            return self.lease_decision(&result, cost, now);
         }
-        self.decision(&self.ask_leased(table, target, cost, false, now), cost, now)
+        self.lease_decision(&self.ask_leased(table, target, cost, false, now), cost, now)
     }
 
     /// Asks the key's bucket until it answers, counts the decision, and notifies the engine of what it has to know.
@@ -178,7 +190,8 @@ impl ActiveLimit {
         let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit());
         let ask = Ask { cost, scale, first_credit, can_wait };
         let room = if can_wait { Room::Any } else { Room::NotLast };
-        let (place, result) = target.ask(table, room, ask, (now, &self.shared.node.time));
+        let newcomer = Newcomer { cost, first_credit, room };
+        let (place, result) = target.ask(table, newcomer, ask, (now, &self.shared.node.time));
         table.count(place, &result, cost);
         if !result.news.is_none() {
             let (limit, news) = (self.state.index, result.news);
@@ -190,24 +203,48 @@ impl ActiveLimit {
 
     /// Decides by a bucket of this node alone. Inlined like its caller, as far as the first look.
     #[inline(always)]
-    fn decide_local(&self, local: &LocalBuckets, target: Target<'_>, cost: u32) -> Decision {
+    fn decide_local<B, R: Copy>(
+        &self,
+        local: &LocalBuckets<B>,
+        target: Target<'_>,
+        cost: u32,
+        within_us: u64,
+    ) -> Decision
+    where
+        B: TableBucket<Ask = LocalAsk<R>, Answer = LocalAnswer, Rule = R>,
+    {
         let now = self.shared.node.time.precise(self.state.clock.now());
-        let ask = Ask { cost, scale: self.state.terms.scale, first_credit: 0, can_wait: false };
+        let ask = LocalAsk { cost, rule: local.rule, within_us };
         // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
         let first = target
             .find_first(&local.table)
             .and_then(|found| Some((found.place, found.bucket.try_decide(found.word, ask, now)?)));
-        let (place, result) =
-            first.unwrap_or_else(|| target.ask(&local.table, Room::Any, ask, now));
-        local.count(place, &result, cost);
-        self.decision(&result, cost, now)
+        let (place, answer) = first.unwrap_or_else(|| {
+            target.ask(&local.table, Newcomer { cost, first_credit: 0, room: Room::Any }, ask, now)
+        });
+        let LocalAnswer { is_allowed, standing } = answer;
+        local.count(place, is_allowed, cost);
+        self.decision(is_allowed, true, Source::Local(standing), cost, now)
+    }
+
+    /// What is told of a result.
+    #[inline(always)]
+    fn lease_decision(&self, result: &SpendResult, cost: u32, now: Timestamp) -> Decision {
+        let &SpendResult { is_sure, left, view, refill, .. } = result;
+        let source = Source::Lease(Held { left, view, refill });
+        self.decision(result.is_allowed(), is_sure, source, cost, now)
     }
 
     #[inline(always)]
-    fn decision(&self, result: &SpendResult, cost: u32, now: Timestamp) -> Decision {
-        let &SpendResult { is_sure: sure, left, view, refill, .. } = result;
-        let (allowed, limit) = (result.is_allowed(), self.state.info);
-        Decision { allowed, sure, cost: cost.max(1), left, view, now, refill, limit }
+    fn decision(
+        &self,
+        allowed: bool,
+        sure: bool,
+        source: Source,
+        cost: u32,
+        now: Timestamp,
+    ) -> Decision {
+        Decision { allowed, sure, cost: cost.max(1), source, now, limit: self.state.info }
     }
 
     /// Decides about one request of `key` that costs one token, and asks the store if this node alone cannot be
@@ -252,7 +289,7 @@ impl ActiveLimit {
         };
         let now = self.state.clock.now();
         let result = self.ask_leased(table, target, cost, true, now);
-        (result.verdict != Verdict::Unsure).then(|| self.decision(&result, cost, now))
+        (result.verdict != Verdict::Unsure).then(|| self.lease_decision(&result, cost, now))
     }
 
     /// Looks `key` up once, for callers that decide about it often: the handle finds its bucket without a look-up.
@@ -265,10 +302,7 @@ impl ActiveLimit {
 
     fn hold(&self, key: &[u8]) -> Handle {
         let limit = self.state.clone();
-        let place = match &limit.buckets {
-            Buckets::Leased(table) => table.pin(key, limit.first_credit()),
-            Buckets::Local(local) => local.table.pin(key, 0),
-        };
+        let place = limit.buckets.pin(key, limit.first_credit());
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key }
     }
@@ -310,6 +344,15 @@ impl ActiveLimit {
     }
 }
 
+/// What a key gets that is new.
+#[derive(Clone, Copy)]
+struct Newcomer {
+    /// That of the request; with a cost of 0 the key is not added.
+    cost: u32,
+    first_credit: u32,
+    room: Room,
+}
+
 /// Whose bucket is asked: that of a key.
 #[derive(Clone, Copy)]
 struct Target<'a> {
@@ -339,20 +382,21 @@ impl<'a> Target<'a> {
     fn ask<B: TableBucket>(
         self,
         table: &Table<B>,
-        room: Room,
-        ask: Ask,
+        newcomer: Newcomer,
+        ask: B::Ask,
         time: impl Now,
-    ) -> (u32, SpendResult) {
+    ) -> (u32, B::Answer) {
+        let Newcomer { cost, first_credit, room } = newcomer;
         loop {
             let new;
             let Found { bucket, word, place } = match self.find_first(table) {
                 Some(found) if !B::is_retired(found.word) => found,
-                _ if ask.cost > 0 => table.find_or_insert(self.key, ask.first_credit, room),
+                _ if cost > 0 => table.find_or_insert(self.key, first_credit, room),
                 _ => {
                     if let Some(found) = table.find(self.key) {
                         found
                     } else {
-                        new = table.new_bucket(self.key, ask.first_credit);
+                        new = table.new_bucket(self.key, first_credit);
                         Found { bucket: &new, word: new.load(), place: OVERFLOW }
                     }
                 }
@@ -447,7 +491,7 @@ impl Handle {
         let (bucket, now) = (table.at(self.key.place), clock.now());
         let left = bucket.mint_tokens(now, terms.scale.token);
         let result = bucket.result(Verdict::of(allowed), sure, left);
-        self.limit.decision(&result, cost, now)
+        self.limit.lease_decision(&result, cost, now)
     }
 
     /// The bytes that the limiter knows the key by.

@@ -427,6 +427,9 @@ impl LeaseBucket {
 
 impl TableBucket for LeaseBucket {
     type Word = TokenWord;
+    type Ask = Ask;
+    type Answer = SpendResult;
+    type Rule = Scale;
     const HAS_MARKS: bool = true;
 
     #[inline(always)]

@@ -1,14 +1,13 @@
-//! The bucket of a limit that this node keeps alone: GCRA in one word.
-//!
-//! The word is the time at which the bucket will be full, in the units of the limit's [`Scale`]: units that flow in
-//! up to that time fill it. A request of `cost` tokens moves that time by `cost` tokens' worth, and is allowed if the
-//! bucket would then be full within the time that an empty bucket takes to fill.
+//! The bucket of a token bucket or leaky bucket that this node keeps alone, in one word: the state of
+//! [`TurnRule`].
 //!
 //! # Argument
 //!
-//! A decision loads the word, compares the key, and swaps the word that it loaded. The word only grows, also from one
-//! key of a place to the next: [`start`](TableBucket::start) begins after the last value. So a word that was loaded
-//! for one key is never found again for another, and a swap that succeeds spends from the key that was compared.
+//! A decision loads the word, compares the key, and swaps the word that it loaded. From one key of a place to the next
+//! the word grows: [`start`](TableBucket::start) begins after every value that the word had for the last key. So a word
+//! that was loaded for one key is never found again for another, and a swap that succeeds spends from the key that was
+//! compared. Within a key's life the word only grows, except where a turn is [given back](LocalBucket::give_back);
+//! how far it had grown is written down before.
 //!
 //! # Orderings
 //!
@@ -16,11 +15,10 @@
 //! before the key is compared. It publishes nothing else.
 
 use super::atomic::{AtomicU16, AtomicU64, Ordering};
-use super::spend_result::{Ask, SpendResult, Verdict};
+use super::spend_result::{LocalAnswer, LocalAsk};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
-use crate::decision::{Refill, View};
-use crate::quota::Scale;
+use crate::algorithm::{Standing, Turn, TurnRule};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
 /// Set while the place has no key. 0 also means that it has none.
@@ -30,26 +28,40 @@ const RETIRED: u64 = 1 << 63;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct LocalBucket {
-    /// When the bucket will be full, in units, or [`RETIRED`] and when it was.
-    full_at: AtomicU64,
+    /// The state, or [`RETIRED`] and the last one.
+    state: AtomicU64,
+    /// At least the highest state from which a turn was given back.
+    highest: AtomicU64,
     key_bytes: AtomicU16,
     key: [AtomicU64; SHORT_WORDS],
 }
 
-/// The units that flow in from the clock's origin to `at`. A scale of this node alone has at most 2^14 in a microsecond,
-/// so this does not overflow for 15 years of the machine's uptime.
-#[inline(always)]
-fn units_at(at: Timestamp, scale: &Scale) -> u64 {
-    at.as_micros().saturating_mul(scale.rate as u64).min(RETIRED - (1 << 60))
+impl LocalBucket {
+    /// Takes back what a request of `cost` tokens took that led to the state `taken` and will not be made. The caller
+    /// has pinned the key.
+    pub(crate) fn give_back(&self, rule: &TurnRule, taken: u64, cost: u32) {
+        loop {
+            let state = self.load();
+            let Some(less) = rule.given_back(state, taken, cost) else { return };
+            self.highest.fetch_max(state, Ordering::AcqRel);
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            if self.state.compare_exchange(state, less, success, failure).is_ok() {
+                return;
+            }
+        }
+    }
 }
 
 impl TableBucket for LocalBucket {
     type Word = u64;
+    type Ask = LocalAsk<TurnRule>;
+    type Answer = LocalAnswer;
+    type Rule = TurnRule;
     const HAS_MARKS: bool = false;
 
     #[inline(always)]
     fn load(&self) -> u64 {
-        self.full_at.load(Ordering::Acquire)
+        self.state.load(Ordering::Acquire)
     }
 
     #[inline(always)]
@@ -62,47 +74,43 @@ impl TableBucket for LocalBucket {
         StoredKey { bytes: &self.key_bytes, words: &self.key }
     }
 
-    /// The bucket was full when it was retired, and one unit later it is full too. A new key is full.
+    /// The last key was as if it had never been used, and one unit later it is too. So is a new key.
     fn start(&self, _: u32, _: bool) {
-        let last = self.full_at.load(Ordering::Relaxed) & !RETIRED;
-        self.full_at.store(last + 1, Ordering::Release);
+        let last = self.state.load(Ordering::Relaxed) & !RETIRED;
+        let last = last.max(self.highest.load(Ordering::Relaxed));
+        self.state.store(last + 1, Ordering::Release);
     }
 
     #[inline(always)]
-    fn try_decide(&self, seen: u64, ask: Ask, time: impl Now) -> Option<SpendResult> {
+    fn try_decide(&self, seen: u64, ask: Self::Ask, time: impl Now) -> Option<LocalAnswer> {
         if Self::is_retired(seen) {
             return None;
         }
-        let Ask { cost, scale, .. } = ask;
-        let (at, burst) = (time.cached(), scale.burst as u64);
-        let now = units_at(at, &scale);
-        let full_at = seen.max(now);
-        let after = full_at + u64::from(cost.max(1)) * scale.token as u64;
-        let result = |is_allowed, full_at: u64| {
-            // Less than none only if the time went back.
-            let level = burst as i64 - (full_at - now) as i64;
-            let report = (View::NONE, Refill::endless(scale.rate as u64, level, at));
-            Some(SpendResult::new(Verdict::of(is_allowed), true, 0, report))
-        };
-        if after - now > burst {
-            return result(false, full_at);
-        }
+        let LocalAsk { cost, rule, within_us } = ask;
+        let now = rule.units_at(time.cached());
+        let (after, turn) = rule.decide(seen, now, cost.max(1), within_us);
+        let is_allowed = after.is_some();
+        let answer = |turn| Some(LocalAnswer { is_allowed, standing: Standing::Turn(rule, turn) });
         if cost == 0 {
-            return result(true, full_at);
+            return answer(Turn { ahead: seen.saturating_sub(now), ..turn });
         }
-        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        self.full_at.compare_exchange(seen, after, success, failure).ok()?;
-        result(true, after)
+        if let Some(after) = after {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            self.state.compare_exchange(seen, after, success, failure).ok()?;
+        }
+        answer(turn)
     }
 
-    /// Retires a key that is full by every clock: a decision about the next key may have read the time before `now`.
-    fn try_retire(&self, now: Timestamp, scale: &Scale, _: Evictable) -> Option<Timestamp> {
+    /// Retires a key that is as if it had never been used by every clock: a decision about the next key may have read
+    /// the time before `now`.
+    fn try_retire(&self, now: Timestamp, rule: &TurnRule, _: Evictable) -> Option<Timestamp> {
         let word = self.load();
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        if word >= units_at(now.minus_micros(CLOCK_AGE_MAX_US), scale) {
+        let last = word.max(self.highest.load(Ordering::Acquire));
+        if last >= rule.units_at(now.minus_micros(CLOCK_AGE_MAX_US)) {
             return None;
         }
-        self.full_at.compare_exchange(word, word | RETIRED, success, failure).ok()?;
+        self.state.compare_exchange(word, word | RETIRED, success, failure).ok()?;
         Some(now)
     }
 }

@@ -1,8 +1,9 @@
 //! The data plane: buckets that decisions change without locks, in a table that they read without locks, and the
 //! queue by which they notify the engine.
 //!
-//! A decision hashes the key, finds the bucket ([`Table`]), and changes one word of it. A [`LocalBucket`] is all that
-//! there is to know about a key of a local limit. A [`LeaseBucket`] holds what the store has leased to this node of a
+//! A decision hashes the key, finds the bucket ([`Table`]), and changes one word of it. A [`LocalBucket`],
+//! [`WindowBucket`] or [`LogBucket`], by the limit's algorithm, is all that there is to know about a key of a local
+//! limit. A [`LeaseBucket`] holds what the store has leased to this node of a
 //! key of a hybrid limit; the engine (`sync`) collects what was spent and renews the lease.
 
 mod atomic;
@@ -11,6 +12,7 @@ mod index;
 mod key_hash;
 mod lease_bucket;
 mod local_bucket;
+mod log_bucket;
 mod marks;
 #[cfg(all(test, tidegate_models))]
 mod models;
@@ -19,17 +21,20 @@ mod spend_result;
 mod stored_key;
 mod table;
 mod token_word;
+mod window_bucket;
 
 pub(crate) use bucket_ref::BucketRef;
 pub(crate) use key_hash::KeyHasher;
 pub(crate) use lease_bucket::{Collected, Lease, LeaseBucket, UNLIMITED_RATE};
 pub(crate) use local_bucket::LocalBucket;
+pub(crate) use log_bucket::LogBucket;
 #[cfg(feature = "sim")]
 pub(crate) use notifications::Urgency;
 pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
-pub(crate) use spend_result::{Ask, SpendResult, Verdict};
+pub(crate) use spend_result::{Ask, LocalAnswer, LocalAsk, SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
     Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, Table, TableBucket,
 };
 pub(crate) use token_word::MAX_TOKENS;
+pub(crate) use window_bucket::WindowBucket;

@@ -16,6 +16,7 @@ use loom::thread;
 pub(super) mod atomic;
 mod lease_bucket;
 mod table;
+mod window_bucket;
 
 /// The most preemptions in one execution, unless `TIDEGATE_PREEMPTIONS` says otherwise.
 const PREEMPTIONS: usize = 2;

@@ -1,10 +1,11 @@
 //! What a bucket is asked, and what it decided.
 
 use super::notifications::News;
+use crate::algorithm::Standing;
 use crate::decision::{Refill, View};
 use crate::quota::Scale;
 
-/// What a bucket needs to know of a request and its limit.
+/// What a lease bucket needs to know of a request and its limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     /// Tokens. A cost of 0 spends nothing, and is told what a request of one token would be told.
@@ -16,12 +17,29 @@ pub(crate) struct Ask {
     pub(crate) can_wait: bool,
 }
 
-/// What a bucket decided about a request, what the engine has to know of it, and what a caller can read of it.
+/// What the bucket of a limit that this node keeps alone needs to know of a request and its limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LocalAsk<R> {
+    /// As in [`Ask`].
+    pub(crate) cost: u32,
+    pub(crate) rule: R,
+    /// How long the caller waits for the tokens, if they are promised.
+    pub(crate) within_us: u64,
+}
+
+/// What such a bucket decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalAnswer {
+    pub(crate) is_allowed: bool,
+    pub(crate) standing: Standing,
+}
+
+/// What a lease bucket decided about a request, what the engine has to know of it, and what a caller can read of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpendResult {
     pub(crate) verdict: Verdict,
     pub(crate) is_sure: bool,
-    /// Whole tokens left of a lease. A local bucket has none: what is left there is in `refill`.
+    /// Whole tokens left of the lease.
     pub(crate) left: u32,
     /// The store's last word.
     pub(crate) view: View,

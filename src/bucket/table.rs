@@ -31,7 +31,7 @@ use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use super::index::{Index, IndexWriter};
 use super::key_hash::{KeyHasher, PLACE_MAX};
 use super::marks::Marks;
-use super::spend_result::{Ask, SpendResult, Verdict};
+use super::spend_result::{SpendResult, Verdict};
 use super::stored_key::{LongKeys, LongSlots, SLAB, StoredKey, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
@@ -58,6 +58,12 @@ const _: () = assert!(KEYS_MAX <= PLACE_MAX as usize);
 pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     /// The state that a decision loads before it compares the key, and swaps.
     type Word: Copy + fmt::Debug;
+    /// What it is asked.
+    type Ask: Copy;
+    /// What it answers.
+    type Answer;
+    /// By what it knows that a key is as if it had never been used.
+    type Rule;
     /// Whether a key that was evicted before it was full can have left a mark.
     const HAS_MARKS: bool;
     /// The state now.
@@ -70,9 +76,9 @@ pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     fn start(&self, first_credit: u32, is_marked: bool);
     /// Decides. `None`, and nothing is changed, if the place was given to another key since the word was `seen`: look
     /// the key up again.
-    fn try_decide(&self, seen: Self::Word, ask: Ask, time: impl Now) -> Option<SpendResult>;
+    fn try_decide(&self, seen: Self::Word, ask: Self::Ask, time: impl Now) -> Option<Self::Answer>;
     /// Retires the bucket if its key may be evicted. Returns when the key is full.
-    fn try_retire(&self, now: Timestamp, scale: &Scale, what: Evictable) -> Option<Timestamp>;
+    fn try_retire(&self, now: Timestamp, rule: &Self::Rule, what: Evictable) -> Option<Timestamp>;
 }
 
 /// The room that a new key may take.
@@ -361,7 +367,13 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// Evicts keys that are not pinned, looking at `most` places. Returns how many. One that is not full leaves a mark.
-    pub(crate) fn evict(&self, most: u32, now: Timestamp, scale: &Scale, what: Evictable) -> usize {
+    pub(crate) fn evict(
+        &self,
+        most: u32,
+        now: Timestamp,
+        rule: &B::Rule,
+        what: Evictable,
+    ) -> usize {
         let mut evicted = 0;
         let most = most.min(self.writer().last);
         for looked_at in (0..most).step_by(EVICTION_SLICE as usize) {
@@ -375,7 +387,7 @@ impl<B: TableBucket> Table<B> {
                 if is_kept {
                     continue;
                 }
-                let Some(full_at) = bucket.try_retire(now, scale, what) else { continue };
+                let Some(full_at) = bucket.try_retire(now, rule, what) else { continue };
                 if full_at > now {
                     let key = bucket.key().load(&self.long);
                     writer.marks.add(self.hasher.hash(&key, short_words(&key)), full_at);

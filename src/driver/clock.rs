@@ -10,12 +10,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::counter::{Counter, system_now_ns};
 #[cfg(any(test, feature = "testing"))]
 use super::manual::ManualClock;
-use crate::time::{Clock, Now, Timestamp};
+use crate::time::{Clock, Now, Timestamp, micros};
 
 /// How often the cached clock is set.
 const TICKER_PERIOD: Duration = Duration::from_millis(1);
@@ -109,6 +109,19 @@ impl TimeSource {
             Self::System(ticker) => ticker.precise(cached),
             #[cfg(any(test, feature = "testing"))]
             Self::Manual(manual) => manual.now(),
+        }
+    }
+
+    /// When the clock's origin was by the machine's clock, in microseconds since the beginning of 1970. A clock that a
+    /// test drives began then.
+    pub(crate) fn origin_us(&self) -> u64 {
+        match self {
+            Self::System(_) => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                micros(since).saturating_sub(system_now().as_micros())
+            }
+            #[cfg(any(test, feature = "testing"))]
+            Self::Manual(_) => 0,
         }
     }
 

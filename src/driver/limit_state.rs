@@ -8,12 +8,13 @@ use crossbeam_utils::CachePadded;
 use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
+use crate::algorithm::LocalRule;
 use crate::bound::Excess;
 use crate::bucket::{
-    Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, OVERFLOW, SpendResult,
-    Table,
+    Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
+    Table, TableBucket, WindowBucket,
 };
-use crate::limit::{Credit, Limit, LimitInfo, Mode, Terms};
+use crate::limit::{Credit, Limit, LimitInfo, Terms};
 use crate::time::{Clock, Timestamp};
 
 /// For so many threads counters of local decisions are allocated when a limit is built.
@@ -35,17 +36,39 @@ pub(crate) struct LimitState {
     excess: Mutex<Excess>,
 }
 
-/// The buckets of a limit, by its mode.
+/// The buckets of a limit, by its mode and algorithm.
 #[allow(clippy::large_enum_variant, reason = "there is one for each limit")]
 pub(crate) enum Buckets {
     Leased(Arc<Table<LeaseBucket>>),
-    Local(LocalBuckets),
+    Local(LocalBuckets<LocalBucket>),
+    Windows(LocalBuckets<WindowBucket>),
+    Logs(LocalBuckets<LogBucket>),
+}
+
+/// Evaluates an expression with the table of a limit, whatever its buckets are.
+macro_rules! with_table {
+    ($buckets:expr, $table:ident => $do:expr) => {
+        match $buckets {
+            Buckets::Leased($table) => $do,
+            Buckets::Local(LocalBuckets { table: $table, .. }) => $do,
+            Buckets::Windows(LocalBuckets { table: $table, .. }) => $do,
+            Buckets::Logs(LocalBuckets { table: $table, .. }) => $do,
+        }
+    };
+}
+
+impl Buckets {
+    /// The place of `key`, which is added if it is new. It is not given to another key until it is unpinned.
+    pub(crate) fn pin(&self, key: &[u8], first_credit: u32) -> u32 {
+        with_table!(self, table => table.pin(key, first_credit))
+    }
 }
 
 /// The buckets of a limit that this node keeps alone, and its decisions.
 #[derive(Debug)]
-pub(crate) struct LocalBuckets {
-    pub(crate) table: Table<LocalBucket>,
+pub(crate) struct LocalBuckets<B: TableBucket> {
+    pub(crate) table: Table<B>,
+    pub(crate) rule: B::Rule,
     decided: ThreadLocal<CachePadded<ThreadDecisions>>,
     /// What was taken of all threads' decisions.
     taken: ThreadDecisions,
@@ -58,10 +81,11 @@ struct ThreadDecisions {
     denied: AtomicU64,
 }
 
-impl LocalBuckets {
-    fn new(table: Table<LocalBucket>) -> Self {
+impl<B: TableBucket> LocalBuckets<B> {
+    fn new(table: Table<B>, rule: B::Rule) -> Self {
         Self {
             table,
+            rule,
             decided: ThreadLocal::with_capacity(THREADS),
             taken: ThreadDecisions::default(),
         }
@@ -69,7 +93,7 @@ impl LocalBuckets {
 
     /// Counts a decision about `cost` tokens. A cost of 0 is none.
     #[inline(always)]
-    pub(crate) fn count(&self, place: u32, result: &SpendResult, cost: u32) {
+    pub(crate) fn count(&self, place: u32, is_allowed: bool, cost: u32) {
         if cost == 0 {
             return;
         }
@@ -77,7 +101,7 @@ impl LocalBuckets {
             self.table.count_overflow();
         }
         let decided = self.decided.get_or_default();
-        let count = if result.is_allowed() { &decided.allowed } else { &decided.denied };
+        let count = if is_allowed { &decided.allowed } else { &decided.denied };
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
@@ -112,16 +136,24 @@ impl LimitState {
         time: &TimeSource,
     ) -> Option<Self> {
         let (budget, credit) = (budget.clone(), terms.credit.first);
-        let buckets = if terms.mode == Mode::Local {
-            let table = Table::new(index, hasher, budget, 0)?;
-            Buckets::Local(LocalBuckets::new(table))
-        } else {
-            Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?))
+        let buckets = match terms.local {
+            None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
+            Some(LocalRule::Turn(rule)) => {
+                Buckets::Local(LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule))
+            }
+            Some(LocalRule::Window(rule)) => {
+                let (table, rule) =
+                    (Table::new(index, hasher, budget, 0)?, rule.since(time.origin_us()));
+                Buckets::Windows(LocalBuckets::new(table, rule))
+            }
+            Some(LocalRule::Log(rule)) => {
+                Buckets::Logs(LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule))
+            }
         };
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
         let name: Arc<str> = limit.name().into();
-        let info = LimitInfo::intern(&name, terms.scale, limit.quota());
+        let info = LimitInfo::intern(&name, terms.scale, limit.rule());
         Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
     }
 
@@ -139,18 +171,16 @@ impl LimitState {
 
     /// How many 64ths of what the limit could hold now are free.
     pub(super) fn free_64ths(&self) -> usize {
-        match &self.buckets {
-            Buckets::Leased(table) => table.free_64ths(),
-            Buckets::Local(local) => local.table.free_64ths(),
-        }
+        with_table!(&self.buckets, table => table.free_64ths())
     }
 
     /// Evicts keys among the next `places`. Returns how many.
     pub(super) fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
-        let scale = &self.terms.scale;
         match &self.buckets {
-            Buckets::Leased(table) => table.evict(places, now, scale, what),
-            Buckets::Local(local) => local.table.evict(places, now, scale, what),
+            Buckets::Leased(table) => table.evict(places, now, &self.terms.scale, what),
+            Buckets::Local(local) => local.table.evict(places, now, &local.rule, what),
+            Buckets::Windows(local) => local.table.evict(places, now, &local.rule, what),
+            Buckets::Logs(local) => local.table.evict(places, now, &local.rule, what),
         }
     }
 
@@ -166,6 +196,8 @@ impl LimitState {
         match &self.buckets {
             Buckets::Leased(table) => table.take_counts(),
             Buckets::Local(local) => local.take_counts(),
+            Buckets::Windows(local) => local.take_counts(),
+            Buckets::Logs(local) => local.take_counts(),
         }
     }
 
@@ -187,10 +219,7 @@ pub(crate) struct PinnedKey {
 
 impl Drop for PinnedKey {
     fn drop(&mut self) {
-        match &self.limit.buckets {
-            Buckets::Leased(table) => table.unpin(self.place),
-            Buckets::Local(local) => local.table.unpin(self.place),
-        }
+        with_table!(&self.limit.buckets, table => table.unpin(self.place));
     }
 }
 

@@ -3,25 +3,27 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use crate::quota::{Quota, Scale};
+use crate::algorithm::Rule;
+use crate::quota::Scale;
 
-/// A limit's name and quota, where every decision can point to it.
+/// A limit's name and rule, where every decision can point to it.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LimitInfo {
     pub(crate) name: Box<str>,
+    /// The units that leases of it are counted in.
     pub(crate) scale: Scale,
-    /// As it was configured: the scale has only its ratio.
-    pub(crate) quota: Quota,
+    /// As it was configured.
+    pub(crate) rule: Rule,
 }
 
 /// All that a process ever made. Each is kept for as long as the process lives, so that a decision is a small
-/// value without an owner: about 100 bytes for each name with each of its quotas.
+/// value without an owner: about 100 bytes for each name with each of its rules.
 static INFOS: Mutex<Option<HashSet<&'static LimitInfo>>> = Mutex::new(None);
 
 impl LimitInfo {
-    /// The only one of this name and quota.
-    pub(crate) fn intern(name: &str, scale: Scale, quota: Quota) -> &'static Self {
-        let wanted = Self { name: name.into(), scale, quota };
+    /// The only one of this name and rule.
+    pub(crate) fn intern(name: &str, scale: Scale, rule: Rule) -> &'static Self {
+        let wanted = Self { name: name.into(), scale, rule };
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let infos = infos.get_or_insert_default();
         if let Some(known) = infos.get(&wanted) {
@@ -36,11 +38,12 @@ impl LimitInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quota::Quota;
 
     #[test]
     fn one_name_with_one_quota_is_kept_once() {
         let info = |name, quota: Quota| {
-            std::ptr::from_ref(LimitInfo::intern(name, quota.scale("x").unwrap(), quota))
+            std::ptr::from_ref(LimitInfo::intern(name, quota.scale("x").unwrap(), quota.into()))
         };
         let [ten, twenty, six_hundred] =
             [Quota::per_second(10), Quota::per_second(20), Quota::per_minute(600).burst(10)];

@@ -1,6 +1,7 @@
 //! A limit's numbers, checked and in the units that the floors below the limiter use.
 
 use super::{CREDIT_MAX, DEFAULT_MAX_NODES, Mode, OutagePolicy};
+use crate::algorithm::LocalRule;
 use crate::quota::Scale;
 
 /// The shortest tick of a key, however fast its burst is spent.
@@ -9,7 +10,7 @@ pub(super) const KEY_TICK_MIN_US: u64 = 2_000;
 /// A limit's numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Terms {
-    /// Units of the quota.
+    /// The units that leases are counted in.
     pub scale: Scale,
     /// A key's tick: the sync interval, or a quarter of the time to fill, whichever is shorter. By
     /// accuracy each key has a tick of its own, and this is the longest.
@@ -26,10 +27,14 @@ pub(crate) struct Terms {
     pub cost_max: u32,
     /// Who decides.
     pub mode: Mode,
+    /// The rule, if this node alone decides.
+    pub local: Option<LocalRule>,
     /// What happens while the store is away.
     pub outage: OutagePolicy,
     /// How long a caller waits for the store at most.
     pub max_wait_us: u64,
+    /// How many callers may wait for their turn at a time.
+    pub waiting_max: u32,
     /// The least silence before the outage policy takes over.
     pub grace_us: u64,
     /// Version of the definition.

@@ -69,6 +69,10 @@ macro_rules! atomic {
                 self.ordered().fetch_min(value, order)
             }
 
+            pub(in crate::bucket) fn fetch_max(&self, value: $value, order: Ordering) -> $value {
+                self.ordered().fetch_max(value, order)
+            }
+
             pub(in crate::bucket) fn compare_exchange(
                 &self,
                 from: $value,

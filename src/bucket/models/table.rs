@@ -1,11 +1,13 @@
 //! Decisions by key, beside keys that are inserted and evicted.
 
 use super::*;
+use crate::algorithm::{LogRule, TurnRule};
 use crate::bucket::key_hash::KeyHasher;
 use crate::bucket::key_hash::tests::SEEDS;
 use crate::bucket::lease_bucket::LeaseBucket;
 use crate::bucket::local_bucket::LocalBucket;
-use crate::bucket::spend_result::Ask;
+use crate::bucket::log_bucket::LogBucket;
+use crate::bucket::spend_result::{Ask, LocalAsk};
 use crate::bucket::table::{Evictable, KeyBudget, Room, Table, TableBucket};
 use crate::quota::Scale;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
@@ -14,6 +16,11 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 const SCALE: Scale = Scale { rate: 1, token: 1 << 50, burst: 1 << 50 };
 /// A credit of one.
 const ASK: Ask = Ask { cost: 1, scale: SCALE, first_credit: 1, can_wait: false };
+const RULE: TurnRule = TurnRule::TokenBucket(SCALE);
+const LOCAL_ASK: LocalAsk<TurnRule> = LocalAsk { cost: 1, rule: RULE, within_us: 0 };
+/// A token in a million years.
+const LOG_RULE: LogRule = LogRule { tokens: 1, period_us: 1 << 50 };
+const LOG_ASK: LocalAsk<LogRule> = LocalAsk { cost: 1, rule: LOG_RULE, within_us: 0 };
 const NOW: Timestamp = Timestamp::from_micros(1);
 const LATER: Timestamp = Timestamp::from_micros(3 + CLOCK_AGE_MAX_US);
 
@@ -26,8 +33,18 @@ fn table<B: TableBucket>(max_keys: usize, first_credit: u32) -> Table<B> {
 fn decide_local(table: &Table<LocalBucket>, key: &[u8], now: Timestamp) -> bool {
     loop {
         let found = table.find_or_insert(key, 0, Room::Any);
-        if let Some(result) = found.bucket.try_decide(found.word, ASK, now) {
-            return result.is_allowed();
+        if let Some(answer) = found.bucket.try_decide(found.word, LOCAL_ASK, now) {
+            return answer.is_allowed;
+        }
+    }
+}
+
+/// The same of a log of one token.
+fn decide_log(table: &Table<LogBucket>, key: &[u8], now: Timestamp) -> bool {
+    loop {
+        let found = table.find_or_insert(key, 0, Room::Any);
+        if let Some(answer) = found.bucket.try_decide(found.word, LOG_ASK, now) {
+            return answer.is_allowed;
         }
     }
 }
@@ -76,10 +93,10 @@ fn local_key_does_not_pay_for_another_key_that_had_its_place() {
         table.find_or_insert(b"a", 0, Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
-            found.and_then(|found| found.bucket.try_decide(found.word, ASK, NOW)).is_some()
+            found.and_then(|found| found.bucket.try_decide(found.word, LOCAL_ASK, NOW)).is_some()
         });
         let (now, cached) = (LATER, LATER.minus_micros(CLOCK_AGE_MAX_US));
-        let is_evicted = table.evict(1, now, &SCALE, Evictable::Full) == 1;
+        let is_evicted = table.evict(1, now, &RULE, Evictable::Full) == 1;
         let allowed = is_evicted.then(|| decide_local(&table, b"b", cached));
         let is_old_spent = old.join().unwrap();
         assert_ne!(allowed, Some(false), "the new key is denied");
@@ -98,6 +115,23 @@ fn hybrid_key_does_not_pay_for_another_key_that_had_its_place() {
         });
         let is_evicted = table.evict(1, LATER, &SCALE, Evictable::Full) == 1;
         let allowed = is_evicted.then(|| decide_leased(&table, b"b"));
+        let is_old_spent = old.join().unwrap();
+        assert_ne!(allowed, Some(false), "the new key is denied");
+        assert!(!(is_old_spent && is_evicted), "what the old key spent is forgotten");
+    });
+}
+
+#[test]
+fn log_of_a_key_is_not_written_by_another_key_that_had_its_place() {
+    check("log's decision against eviction", || {
+        let table = Arc::new(table::<LogBucket>(1, 0));
+        table.find_or_insert(b"a", 0, Room::Any);
+        let old = run(&table, |table| {
+            let found = table.find(b"a");
+            found.and_then(|found| found.bucket.try_decide(found.word, LOG_ASK, NOW)).is_some()
+        });
+        let is_evicted = table.evict(1, LATER, &LOG_RULE, Evictable::Full) == 1;
+        let allowed = is_evicted.then(|| decide_log(&table, b"b", LATER));
         let is_old_spent = old.join().unwrap();
         assert_ne!(allowed, Some(false), "the new key is denied");
         assert!(!(is_old_spent && is_evicted), "what the old key spent is forgotten");

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use crate::algorithm::TurnRule;
 use crate::bucket::key_hash::tests::SEEDS;
+use crate::bucket::spend_result::{Ask, LocalAsk};
 use crate::bucket::{BucketRef, Collected, Lease, LeaseBucket, LocalBucket};
 
 /// A token a microsecond, and a burst of 100.
@@ -497,7 +499,8 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
 #[allow(clippy::disallowed_methods, reason = "a test's own threads")]
 fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
     let budget = Arc::new(KeyBudget::new(2, 1));
-    let scale = Scale { rate: 1, token: 10, burst: 20 };
+    let rule = TurnRule::TokenBucket(Scale { rate: 1, token: 10, burst: 20 });
+    let ask = LocalAsk { cost: 1, rule, within_us: 0 };
     let table = Arc::new(Table::<LocalBucket>::new(0, KeyHasher::new(SEEDS), budget, 0).unwrap());
     let stop = Arc::new(AtomicBool::new(false));
     // In each round the time is 100 us later: each of three keys has two tokens, if it has room.
@@ -510,10 +513,9 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
                 for _ in 0..4 {
                     let found = table.find_or_insert(&[key], 0, Room::Any);
                     if found.place != OVERFLOW
-                        && let Some(result) =
-                            found.bucket.try_decide(found.word, Ask { scale, ..ask(1) }, now)
+                        && let Some(answer) = found.bucket.try_decide(found.word, ask, now)
                     {
-                        spent += u32::from(result.is_allowed());
+                        spent += u32::from(answer.is_allowed);
                     }
                 }
                 assert!(spent <= 2, "{spent} in round {round}");
@@ -527,7 +529,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
             let mut evicted = 0;
             // Before the first decision's time: what is full by then was not spent from.
             while !stop.load(Ordering::SeqCst) {
-                evicted += table.evict(4, at(100), &scale, Evictable::Full);
+                evicted += table.evict(4, at(100), &rule, Evictable::Full);
             }
             evicted
         })

@@ -50,7 +50,7 @@ fn two_versions(seed: u64) -> Case {
     let newer = Quota::new(times(quota.tokens(), &mut rng), quota.period());
     let newer = newer.burst(times(quota.burst_tokens(), &mut rng));
     let mut limit = case.setup.limit.clone().version(1);
-    limit.quota = newer;
+    limit.rule = newer.into();
     if limit.validate().is_ok() {
         case.setup.newer = Some(limit);
     }

@@ -1,0 +1,204 @@
+//! One of the algorithms with its numbers, and how a key stands by it.
+
+use std::time::Duration;
+
+use super::fixed_window::FixedWindow;
+use super::leaky_bucket::LeakyBucket;
+use super::sliding_log::{LogRule, LogStanding, SlidingLog};
+use super::sliding_window::SlidingWindow;
+use super::turn::{Turn, TurnRule};
+use super::window::{Counts, WindowRule};
+use crate::error::ConfigError;
+use crate::quota::Quota;
+
+/// An algorithm and its numbers: what a limit allows.
+///
+/// Each algorithm's own type turns into a rule, so [`Limit::new`](crate::Limit::new) takes any of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Rule {
+    /// A rate, and a burst that a quiet key may spend at once.
+    TokenBucket(Quota),
+    /// Requests one after the other, at an even pace.
+    LeakyBucket(LeakyBucket),
+    /// So many tokens in each window.
+    FixedWindow(FixedWindow),
+    /// So many tokens in about any period.
+    SlidingWindow(SlidingWindow),
+    /// So many tokens in any period.
+    SlidingLog(SlidingLog),
+}
+
+impl From<Quota> for Rule {
+    fn from(quota: Quota) -> Self {
+        Self::TokenBucket(quota)
+    }
+}
+
+/// The constructors that all types have, and how each turns into a rule.
+macro_rules! algorithm {
+    ($($name:ident),*) => {$(
+        impl $name {
+            /// `tokens` per second.
+            pub const fn per_second(tokens: u64) -> Self {
+                Self::new(tokens, Duration::from_secs(1))
+            }
+
+            /// `tokens` per minute.
+            pub const fn per_minute(tokens: u64) -> Self {
+                Self::new(tokens, Duration::from_secs(60))
+            }
+
+            /// `tokens` per hour.
+            pub const fn per_hour(tokens: u64) -> Self {
+                Self::new(tokens, Duration::from_secs(3600))
+            }
+
+            /// `tokens` per 24 hours.
+            pub const fn per_day(tokens: u64) -> Self {
+                Self::new(tokens, Duration::from_secs(24 * 3600))
+            }
+
+            /// Tokens per [`period`](Self::period).
+            pub const fn tokens(&self) -> u64 {
+                self.quota.tokens()
+            }
+
+            /// The period that the tokens are given for.
+            pub const fn period(&self) -> Duration {
+                self.quota.period()
+            }
+        }
+
+        impl From<$name> for Rule {
+            fn from(rule: $name) -> Self {
+                Self::$name(rule)
+            }
+        }
+    )*};
+}
+
+algorithm!(LeakyBucket, FixedWindow, SlidingWindow, SlidingLog);
+
+impl Rule {
+    /// Tokens per period, and the most that a key can spend at once as the burst.
+    pub const fn quota(&self) -> Quota {
+        match self {
+            Self::TokenBucket(quota) => *quota,
+            Self::LeakyBucket(rule) => rule.quota,
+            Self::FixedWindow(rule) => rule.quota,
+            Self::SlidingWindow(rule) => rule.quota,
+            Self::SlidingLog(rule) => rule.quota,
+        }
+    }
+
+    /// The algorithm's name, as command lines and messages have it: `token-bucket`, `leaky-bucket`, `fixed-window`,
+    /// `sliding-window` or `sliding-log`.
+    pub const fn algorithm(&self) -> &'static str {
+        match self {
+            Self::TokenBucket(_) => "token-bucket",
+            Self::LeakyBucket(_) => "leaky-bucket",
+            Self::FixedWindow(_) => "fixed-window",
+            Self::SlidingWindow(_) => "sliding-window",
+            Self::SlidingLog(_) => "sliding-log",
+        }
+    }
+
+    /// The rule of a limit that one node keeps alone, checked.
+    pub(crate) fn local(&self, limit: &str) -> Result<LocalRule, ConfigError> {
+        Ok(match self {
+            Self::TokenBucket(quota) => {
+                LocalRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit)?))
+            }
+            Self::LeakyBucket(rule) => LocalRule::Turn(rule.rule(limit)?),
+            Self::FixedWindow(rule) => {
+                LocalRule::Window(WindowRule::new(limit, rule.quota, false)?)
+            }
+            Self::SlidingWindow(rule) => {
+                LocalRule::Window(WindowRule::new(limit, rule.quota, true)?)
+            }
+            Self::SlidingLog(rule) => LocalRule::Log(rule.rule(limit)?),
+        })
+    }
+
+    /// The highest cost of a request that one node decides about alone, in tokens.
+    pub(crate) fn cost_max(&self) -> u32 {
+        match self {
+            Self::LeakyBucket(rule) => rule.cost_max(),
+            _ => self.quota().burst_tokens().min(u32::MAX.into()) as u32,
+        }
+    }
+}
+
+/// The rule of a limit that one node keeps alone, in the units that its states are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LocalRule {
+    Turn(TurnRule),
+    Window(WindowRule),
+    Log(LogRule),
+}
+
+/// How a key stood after a decision, by the rule of its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Turn(TurnRule, Turn),
+    Window(WindowRule, Counts),
+    Log(LogStanding),
+}
+
+impl Standing {
+    /// Requests of one token that the key would allow now.
+    pub(crate) fn remaining(&self) -> u64 {
+        match self {
+            Self::Turn(rule, turn) => rule.remaining(*turn),
+            Self::Window(rule, counts) => rule.remaining(*counts),
+            Self::Log(standing) => standing.remaining.into(),
+        }
+    }
+
+    /// Microseconds until the same request would be allowed, which was denied and costs so many tokens.
+    pub(crate) fn retry_us(&self, cost: u32) -> u64 {
+        match self {
+            Self::Log(standing) => standing.retry_us,
+            _ => self.wait_us(cost.into()),
+        }
+    }
+
+    /// Microseconds until a request of so many tokens would be allowed. A log tells the exact time only of the next
+    /// token, and else when all will have returned.
+    pub(crate) fn wait_us(&self, tokens: u64) -> u64 {
+        match self {
+            Self::Turn(rule, turn) => rule.wait_us(*turn, tokens),
+            Self::Window(rule, counts) => rule.wait_us(*counts, tokens),
+            Self::Log(standing) => match tokens.saturating_sub(standing.remaining.into()) {
+                0 => 0,
+                1 => standing.next_us,
+                _ => standing.reset_us,
+            },
+        }
+    }
+
+    /// [`remaining`](Self::remaining), and microseconds until there is a token more; 0 if there cannot be.
+    pub(crate) fn remaining_and_next_us(&self) -> (u64, u64) {
+        let remaining = self.remaining();
+        let next_us = if self.reset_us() == 0 { 0 } else { self.wait_us(remaining + 1) };
+        (remaining, next_us)
+    }
+
+    /// Microseconds until the key is as if it had never been used.
+    pub(crate) fn reset_us(&self) -> u64 {
+        match self {
+            Self::Turn(rule, turn) => rule.reset_us(*turn),
+            Self::Window(rule, counts) => rule.reset_us(*counts),
+            Self::Log(standing) => standing.reset_us,
+        }
+    }
+
+    /// Microseconds that a request must wait which was allowed.
+    pub(crate) fn delay_us(&self) -> u64 {
+        match self {
+            Self::Turn(rule, turn) => rule.micros(turn.delay),
+            Self::Window(..) | Self::Log(_) => 0,
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! So many tokens in any period, exactly: the sliding window log.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::window::WindowRule;
+use crate::error::ConfigError;
+use crate::quota::Quota;
+use crate::time::Timestamp;
+
+/// The most tokens of a [`SlidingLog`].
+pub const LOG_TOKENS_MAX: u64 = 100_000;
+
+/// So many tokens in any period, exactly: the sliding window log.
+///
+/// It keeps the time of each allowed request for one period, 16 bytes each, so it suits small limits: logins,
+/// payments. A token returns one period after it was spent.
+///
+/// ```
+/// use tidegate::SlidingLog;
+///
+/// let logins = tidegate::local(SlidingLog::per_minute(5))?;
+/// assert_eq!(logins.check("user:42").remaining(), 4);
+/// # Ok::<(), tidegate::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingLog {
+    pub(super) quota: Quota,
+}
+
+impl SlidingLog {
+    /// `tokens`, at most [`LOG_TOKENS_MAX`], in each `period`, 100 ms at least.
+    ///
+    /// Nothing is checked here, so that limits can be constants: a limiter that is built with an impossible one fails
+    /// with a [`ConfigError`] that names the field.
+    pub const fn new(tokens: u64, period: Duration) -> Self {
+        Self { quota: Quota::new(tokens, period) }
+    }
+
+    pub(super) fn rule(&self, limit: &str) -> Result<LogRule, ConfigError> {
+        let WindowRule { tokens, period_us, .. } = WindowRule::new(limit, self.quota, true)?;
+        if u64::from(tokens) > LOG_TOKENS_MAX {
+            return Err(ConfigError::Limit {
+                limit: limit.to_owned(),
+                field: "quota.tokens",
+                value: tokens.to_string(),
+                reason: "a sliding log keeps each request, so it has at most 100000 tokens: use a sliding window",
+            });
+        }
+        Ok(LogRule { tokens, period_us })
+    }
+}
+
+/// The rule of a key whose state is its [`Log`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LogRule {
+    /// Tokens in any period.
+    pub(crate) tokens: u32,
+    pub(crate) period_us: u64,
+}
+
+/// What a key spent within the last period.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// When tokens were spent, in microseconds, and how many; the oldest first.
+    entries: VecDeque<(u64, u32)>,
+    spent: u32,
+}
+
+/// How a key stood after a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogStanding {
+    pub(crate) remaining: u32,
+    /// Microseconds until a request of the same cost would be allowed.
+    pub(crate) retry_us: u64,
+    /// Microseconds until the oldest tokens return; 0 if there are none.
+    pub(crate) next_us: u64,
+    /// Microseconds until the last tokens return.
+    pub(crate) reset_us: u64,
+}
+
+impl Log {
+    /// Decides about a request of `cost` tokens; none are spent if `is_peek`.
+    pub(crate) fn decide(
+        &mut self,
+        rule: &LogRule,
+        now: Timestamp,
+        cost: u32,
+        is_peek: bool,
+    ) -> (bool, LogStanding) {
+        // Time may have been read before an earlier decision was made.
+        let newest = self.entries.back().map_or(0, |&(at, _)| at);
+        let now = now.as_micros().max(newest);
+        while let Some(&(at, cost)) = self.entries.front()
+            && at.saturating_add(rule.period_us) <= now
+        {
+            self.entries.pop_front();
+            self.spent -= cost;
+        }
+        let room = rule.tokens - self.spent;
+        let is_allowed = cost <= room;
+        if is_allowed && !is_peek {
+            self.spend(now, cost);
+        }
+        let returns_us = |at: u64| at + rule.period_us - now;
+        let missing = if is_allowed { 0 } else { cost - room };
+        let standing = LogStanding {
+            remaining: rule.tokens - self.spent,
+            retry_us: self.returned_at(missing).map_or(0, returns_us),
+            next_us: self.entries.front().map_or(0, |&(at, _)| returns_us(at)),
+            reset_us: self.entries.back().map_or(0, |&(at, _)| returns_us(at)),
+        };
+        (is_allowed, standing)
+    }
+
+    fn spend(&mut self, now: u64, cost: u32) {
+        self.spent += cost;
+        match self.entries.back_mut() {
+            Some((at, spent)) if *at == now => *spent += cost,
+            _ => self.entries.push_back((now, cost)),
+        }
+    }
+
+    /// When the tokens were spent with which so many will have returned; `None` for none.
+    fn returned_at(&self, tokens: u32) -> Option<u64> {
+        let mut returned = 0;
+        let last = self.entries.iter().find(|&&(_, cost)| {
+            returned += cost;
+            returned >= tokens
+        });
+        last.filter(|_| tokens > 0).map(|&(at, _)| at)
+    }
+
+    /// Whether nothing was spent within the last period.
+    pub(crate) fn is_over(&self, rule: &LogRule, now: Timestamp) -> bool {
+        let newest = self.entries.back().map_or(0, |&(at, _)| at.saturating_add(rule.period_us));
+        newest <= now.as_micros()
+    }
+}

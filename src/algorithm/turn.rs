@@ -1,0 +1,137 @@
+//! The token bucket and the leaky bucket, with one point in time as the state.
+//!
+//! The state counts units of the limit's [`Scale`]: those that flow in from the clock's origin until the key is as if
+//! it had never been used. How many of them have not flowed in yet is how far the key is *ahead*. Each request moves
+//! the state by its cost.
+//!
+//! - A token bucket (this form of it is known as GCRA) holds `burst - ahead`. A request must wait until that is its
+//!   cost.
+//! - In a leaky bucket each request takes a slot as long as its cost, and must wait until the slots before it have
+//!   passed. That is `ahead`.
+
+use crate::quota::{PERIOD_MAX, Scale};
+use crate::time::Timestamp;
+
+/// The rule of a key whose state is one point in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum TurnRule {
+    TokenBucket(Scale),
+    LeakyBucket {
+        scale: Scale,
+        /// The longest wait for a slot, in units.
+        queue: u64,
+    },
+}
+
+/// How a key stood after a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// How far the key was ahead, in units.
+    pub(crate) ahead: u64,
+    /// How long the request must wait, in units; 0 if it was denied.
+    pub(crate) delay: u64,
+    /// How long it could have waited, in units.
+    pub(crate) patience: u64,
+}
+
+/// States are below this.
+pub(crate) const STATE_MAX: u64 = 1 << 63;
+/// The longest wait for a turn: as long as a bucket may take to fill.
+const WITHIN_MAX_US: u64 = PERIOD_MAX.as_micros() as u64;
+
+impl TurnRule {
+    #[inline(always)]
+    pub(crate) fn scale(&self) -> &Scale {
+        match self {
+            Self::TokenBucket(scale) | Self::LeakyBucket { scale, .. } => scale,
+        }
+    }
+
+    /// The units that flow in from the clock's origin to `at`. A scale of one node alone has at most 2^14 in a
+    /// microsecond, so this does not overflow for 15 years of the machine's uptime.
+    #[inline(always)]
+    pub(crate) fn units_at(&self, at: Timestamp) -> u64 {
+        at.as_micros().saturating_mul(self.scale().rate as u64).min(STATE_MAX - (1 << 60))
+    }
+
+    /// The units of `cost` tokens.
+    #[inline(always)]
+    fn units_of(&self, cost: u64) -> u64 {
+        cost.saturating_mul(self.scale().token as u64)
+    }
+
+    /// How long a request of `cost` tokens must wait, in units, where the key is so far ahead.
+    #[inline(always)]
+    fn delay(&self, ahead: u64, cost: u64) -> u64 {
+        match self {
+            Self::TokenBucket(scale) => {
+                ahead.saturating_add(self.units_of(cost)).saturating_sub(scale.burst as u64)
+            }
+            Self::LeakyBucket { .. } => ahead,
+        }
+    }
+
+    /// Decides about a request of `cost` tokens, at least 1, that may wait `within_us`. Returns the state after it, or
+    /// `None` if it is denied; and how the key stands then.
+    #[inline(always)]
+    pub(crate) fn decide(
+        &self,
+        state: u64,
+        now: u64,
+        cost: u32,
+        within_us: u64,
+    ) -> (Option<u64>, Turn) {
+        let (ahead, cost) = (state.saturating_sub(now), u64::from(cost));
+        let (delay, patience) = (self.delay(ahead, cost), self.patience(within_us));
+        if delay > patience {
+            return (None, Turn { ahead, delay: 0, patience });
+        }
+        let ahead = ahead + self.units_of(cost);
+        (Some(now + ahead), Turn { ahead, delay, patience })
+    }
+
+    /// The state after a request of `cost` tokens is given back that led to the state `taken`; `None` if it cannot be. A
+    /// bucket takes back its tokens. A slot is taken back if no later one was given: else two requests would have one.
+    pub(crate) fn given_back(&self, state: u64, taken: u64, cost: u32) -> Option<u64> {
+        let is_last = state == taken || matches!(self, Self::TokenBucket(_));
+        is_last.then(|| state.saturating_sub(self.units_of(cost.into())))
+    }
+
+    /// How long a request can wait that may wait `within_us`, in units.
+    #[inline(always)]
+    fn patience(&self, within_us: u64) -> u64 {
+        let within = within_us.min(WITHIN_MAX_US).saturating_mul(self.scale().rate as u64);
+        match self {
+            Self::TokenBucket(_) => within,
+            Self::LeakyBucket { queue, .. } => within.min(*queue),
+        }
+    }
+
+    /// Requests of one token that a key would allow now, each of which could wait as long as this one.
+    pub(crate) fn remaining(&self, turn: Turn) -> u64 {
+        match self {
+            Self::TokenBucket(scale) => {
+                (scale.burst as u64).saturating_sub(turn.ahead) / scale.token as u64
+            }
+            Self::LeakyBucket { scale, .. } => {
+                let left = turn.patience.checked_sub(turn.ahead);
+                left.map_or(0, |left| left / scale.token as u64 + 1)
+            }
+        }
+    }
+
+    /// Microseconds until a request of so many tokens would be allowed that could wait as long, if nobody else spends.
+    pub(crate) fn wait_us(&self, turn: Turn, tokens: u64) -> u64 {
+        self.micros(self.delay(turn.ahead, tokens).saturating_sub(turn.patience))
+    }
+
+    /// Microseconds until the key is as if it had never been used.
+    pub(crate) fn reset_us(&self, turn: Turn) -> u64 {
+        self.micros(turn.ahead)
+    }
+
+    /// Microseconds in which so many units flow in, rounded up.
+    pub(crate) fn micros(&self, units: u64) -> u64 {
+        units.div_ceil(self.scale().rate as u64)
+    }
+}

@@ -1,0 +1,124 @@
+//! Windows of time, and what was spent in this one and the one before.
+
+use std::time::Duration;
+
+use crate::error::ConfigError;
+use crate::quota::Quota;
+use crate::time::{Timestamp, micros};
+
+/// The shortest window.
+pub const WINDOW_MIN: Duration = Duration::from_millis(100);
+
+/// The rule of a key whose state is what it spent in each window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WindowRule {
+    /// Tokens per window.
+    pub(crate) tokens: u32,
+    pub(crate) period_us: u64,
+    /// How long before the clock's origin a window began.
+    pub(crate) phase_us: u64,
+    /// Whether what was spent in the window before counts for the part of it that is less than a window ago.
+    pub(crate) is_sliding: bool,
+}
+
+/// What a key has spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// In this window.
+    pub(crate) current: u32,
+    /// In the one before, if windows slide.
+    pub(crate) previous: u32,
+    /// Microseconds until this window ends, 1 at least.
+    pub(crate) left_us: u64,
+}
+
+impl WindowRule {
+    pub(super) fn new(limit: &str, quota: Quota, is_sliding: bool) -> Result<Self, ConfigError> {
+        // Whether the numbers are possible at all.
+        quota.scale(limit)?;
+        if quota.period() < WINDOW_MIN {
+            return Err(ConfigError::Limit {
+                limit: limit.to_owned(),
+                field: "window.period",
+                value: format!("{:?}", quota.period()),
+                reason: "must be at least 100 ms",
+            });
+        }
+        let (tokens, period_us) = (quota.tokens() as u32, micros(quota.period()));
+        Ok(Self { tokens, period_us, phase_us: 0, is_sliding })
+    }
+
+    /// The same rule where the clock's origin is so many microseconds after the beginning of 1970, in which a window
+    /// began.
+    pub(crate) fn since(self, origin_us: u64) -> Self {
+        Self { phase_us: origin_us % self.period_us, ..self }
+    }
+
+    /// The number of the window at `now`, and how many microseconds of it are left.
+    #[inline(always)]
+    pub(crate) fn window_at(&self, now: Timestamp) -> (u64, u64) {
+        let since = now.as_micros().saturating_add(self.phase_us);
+        (since / self.period_us, self.period_us - since % self.period_us)
+    }
+
+    /// What counts of the window before where so much of this one is left, rounded down.
+    #[inline(always)]
+    fn weight(&self, spent: u32, left_us: u64) -> u64 {
+        if let Some(product) = u64::from(spent).checked_mul(left_us) {
+            return product / self.period_us;
+        }
+        (u128::from(spent) * u128::from(left_us) / u128::from(self.period_us)) as u64
+    }
+
+    /// What a key has used of its tokens.
+    #[inline(always)]
+    pub(crate) fn used(&self, counts: Counts) -> u64 {
+        u64::from(counts.current) + self.weight(counts.previous, counts.left_us)
+    }
+
+    /// Whether a request of `cost` tokens is allowed.
+    #[inline(always)]
+    pub(crate) fn allows(&self, counts: Counts, cost: u32) -> bool {
+        self.used(counts) + u64::from(cost) <= u64::from(self.tokens)
+    }
+
+    /// Requests of one token that a key would allow now.
+    pub(crate) fn remaining(&self, counts: Counts) -> u64 {
+        u64::from(self.tokens).saturating_sub(self.used(counts))
+    }
+
+    /// Microseconds until a request of so many tokens would be allowed, if nobody else spends.
+    pub(crate) fn wait_us(&self, counts: Counts, tokens: u64) -> u64 {
+        let Counts { current, previous, left_us } = counts;
+        let room = u64::from(self.tokens).saturating_sub(tokens);
+        if self.used(counts) <= room {
+            return 0;
+        }
+        if !self.is_sliding {
+            return left_us;
+        }
+        if let Some(room) = room.checked_sub(current.into()) {
+            return left_us - self.longest_left(previous, room, left_us);
+        }
+        // Not in this window. In the next one, this is the one before.
+        left_us + self.period_us - self.longest_left(current, room, self.period_us)
+    }
+
+    /// The longest time left of a window, `most_us` at most, in which no more than `room` counts of what was spent in
+    /// the one before; 0 if that is at its end.
+    fn longest_left(&self, spent: u32, room: u64, most_us: u64) -> u64 {
+        // The weight is above the room from `(room + 1) x period / spent` on.
+        let above = (u128::from(room) + 1) * u128::from(self.period_us);
+        let least = above.div_ceil(u128::from(spent.max(1)));
+        (least - 1).min(most_us.into()) as u64
+    }
+
+    /// Microseconds until the key is as if it had never been used.
+    pub(crate) fn reset_us(&self, counts: Counts) -> u64 {
+        match counts {
+            Counts { current: 0, previous: 0, .. } => 0,
+            Counts { current: 1.., left_us, .. } if self.is_sliding => left_us + self.period_us,
+            Counts { left_us, .. } => left_us,
+        }
+    }
+}

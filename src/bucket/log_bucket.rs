@@ -1,0 +1,85 @@
+//! The bucket of a sliding log that this node keeps alone.
+//!
+//! # Argument
+//!
+//! A key's log is behind a lock, which a decision holds for as long as it takes to look at it. The word counts the keys
+//! that the place has had. It changes only while the lock is held, so a decision that holds the lock and finds the word
+//! that it loaded before it compared the key writes to the log of that key.
+//!
+//! # Orderings
+//!
+//! The word publishes the key: it is stored with `Release` after the key was written, and loaded with `Acquire` before
+//! the key is compared. The lock publishes the log.
+
+use super::atomic::{AtomicU16, AtomicU64, Mutex, MutexGuard, Ordering};
+use super::spend_result::{LocalAnswer, LocalAsk};
+use super::stored_key::{SHORT_WORDS, StoredKey};
+use super::table::{Evictable, TableBucket};
+use crate::algorithm::{Log, LogRule, Standing};
+use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
+use std::sync::PoisonError;
+
+/// A key and its log. While the place has no key, the word is even.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct LogBucket {
+    keys: AtomicU64,
+    key_bytes: AtomicU16,
+    key: [AtomicU64; SHORT_WORDS],
+    /// In memory of its own, if anything was spent.
+    log: Mutex<Option<Box<Log>>>,
+}
+
+impl LogBucket {
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Log>>> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TableBucket for LogBucket {
+    type Word = u64;
+    type Ask = LocalAsk<LogRule>;
+    type Answer = LocalAnswer;
+    type Rule = LogRule;
+    const HAS_MARKS: bool = false;
+
+    fn load(&self) -> u64 {
+        self.keys.load(Ordering::Acquire)
+    }
+
+    fn is_retired(word: u64) -> bool {
+        word.is_multiple_of(2)
+    }
+
+    fn key(&self) -> StoredKey<'_> {
+        StoredKey { bytes: &self.key_bytes, words: &self.key }
+    }
+
+    fn start(&self, _: u32, _: bool) {
+        self.keys.store(self.keys.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    fn try_decide(&self, seen: u64, ask: Self::Ask, time: impl Now) -> Option<LocalAnswer> {
+        let LocalAsk { cost, rule, .. } = ask;
+        let mut log = self.lock();
+        if Self::is_retired(seen) || self.keys.load(Ordering::Relaxed) != seen {
+            return None;
+        }
+        let log = log.get_or_insert_default();
+        let (is_allowed, standing) = log.decide(&rule, time.cached(), cost.max(1), cost == 0);
+        Some(LocalAnswer { is_allowed, standing: Standing::Log(standing) })
+    }
+
+    /// Retires a key all of whose tokens have returned by any clock, and frees its log.
+    fn try_retire(&self, now: Timestamp, rule: &LogRule, _: Evictable) -> Option<Timestamp> {
+        let mut log = self.lock();
+        let before = now.minus_micros(CLOCK_AGE_MAX_US);
+        let is_in_use = log.as_ref().is_some_and(|log| !log.is_over(rule, before));
+        if is_in_use || Self::is_retired(self.load()) {
+            return None;
+        }
+        *log = None;
+        self.keys.store(self.load() + 1, Ordering::Release);
+        Some(now)
+    }
+}

@@ -1,0 +1,174 @@
+//! The bucket of a limit with windows that this node keeps alone: what a key spent, without a lock.
+//!
+//! The word has the number of a window, and what was spent in it. What was spent in the window before is beside it: of
+//! each window, at the place for even or for odd windows.
+//!
+//! # Argument
+//!
+//! A decision loads the word, compares the key, and swaps the word that it loaded. The word only grows: a key's windows
+//! follow each other, and within one its spending grows; the next key of a place begins two windows later. So a
+//! word that was loaded for one key is never found again for another.
+//!
+//! The first decision in the window after that of the word writes what the word says was spent beside it, and then
+//! swaps. Of several writers the highest number stays, and that is right: all have read the word while it only grew, and
+//! the one whose swap succeeds has read its last value. A decision that sees the word of the new window therefore
+//! reads the last value too. It may read that of two windows later, if the word has gone on meanwhile: then it
+//! fails, and is made again.
+//!
+//! The next key of a place does not begin with the window that follows: a decision whose swap failed may have written
+//! what its first key spent in the window before that.
+//!
+//! # Orderings
+//!
+//! The word publishes the key and what is beside it: both are written before it is swapped with `Release`, and read
+//! after it was loaded with `Acquire`.
+
+use super::atomic::{AtomicU16, AtomicU64, Ordering};
+use super::spend_result::{LocalAnswer, LocalAsk};
+use super::stored_key::{SHORT_WORDS, StoredKey};
+use super::table::{Evictable, TableBucket};
+use crate::algorithm::{Counts, Standing, WindowRule};
+use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
+
+/// Set while the place has no key. 0 also means that it has none.
+const RETIRED: u64 = 1 << 63;
+/// Bits of what was spent in a window: no quota has more tokens.
+const SPENT_BITS: u32 = 30;
+/// Windows from the end of one key's life in a place to the begin of the next one's.
+const WINDOWS_BETWEEN: u64 = 2;
+
+/// A key's state and the key, in one cache line.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct WindowBucket {
+    /// A window and what was spent in it, or [`RETIRED`] and the last ones.
+    word: AtomicU64,
+    /// For even and for odd windows: the window, and what was spent in the one before.
+    before: [AtomicU64; 2],
+    key_bytes: AtomicU16,
+    key: [AtomicU64; SHORT_WORDS],
+}
+
+/// A window, by number, and what was spent in it or in the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spent {
+    window: u64,
+    tokens: u32,
+}
+
+impl Spent {
+    #[inline(always)]
+    fn of(word: u64) -> Self {
+        let word = word & !RETIRED;
+        Self { window: word >> SPENT_BITS, tokens: (word & ((1 << SPENT_BITS) - 1)) as u32 }
+    }
+
+    #[inline(always)]
+    fn word(self) -> u64 {
+        self.window << SPENT_BITS | u64::from(self.tokens)
+    }
+}
+
+impl WindowBucket {
+    /// What was spent in the window before `window`, which was that of the word; `None` if the word has gone on.
+    #[inline(always)]
+    fn spent_before(&self, window: u64) -> Option<u32> {
+        let before = Spent::of(self.before[window as usize % 2].load(Ordering::Acquire));
+        match before.window {
+            of if of == window => Some(before.tokens),
+            of if of < window => Some(0),
+            _ => None,
+        }
+    }
+}
+
+/// The number of the window at `now`, the first of which is such that keys can begin, and the microseconds left of it.
+#[inline(always)]
+fn window_at(rule: &WindowRule, now: Timestamp) -> (u64, u64) {
+    let (window, left_us) = rule.window_at(now);
+    (window + WINDOWS_BETWEEN, left_us)
+}
+
+impl TableBucket for WindowBucket {
+    type Word = u64;
+    type Ask = LocalAsk<WindowRule>;
+    type Answer = LocalAnswer;
+    type Rule = WindowRule;
+    const HAS_MARKS: bool = false;
+
+    #[inline(always)]
+    fn load(&self) -> u64 {
+        self.word.load(Ordering::Acquire)
+    }
+
+    #[inline(always)]
+    fn is_retired(word: u64) -> bool {
+        !(1..RETIRED).contains(&word)
+    }
+
+    #[inline(always)]
+    fn key(&self) -> StoredKey<'_> {
+        StoredKey { bytes: &self.key_bytes, words: &self.key }
+    }
+
+    fn start(&self, _: u32, _: bool) {
+        let last = Spent::of(self.word.load(Ordering::Relaxed)).window;
+        let first = Spent { window: last + WINDOWS_BETWEEN, tokens: 0 };
+        self.word.store(first.word(), Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn try_decide(&self, seen: u64, ask: Self::Ask, time: impl Now) -> Option<LocalAnswer> {
+        if Self::is_retired(seen) {
+            return None;
+        }
+        let LocalAsk { cost, rule, .. } = ask;
+        let spent = Spent::of(seen);
+        let (mut window, mut left_us) = window_at(&rule, time.cached());
+        if window < spent.window {
+            // The time was read before that of an earlier decision.
+            (window, left_us) = (spent.window, rule.period_us);
+        }
+        let (current, previous) = match window - spent.window {
+            0 if rule.is_sliding => (spent.tokens, self.spent_before(window)?),
+            0 => (spent.tokens, 0),
+            1 if rule.is_sliding => (0, spent.tokens),
+            _ => (0, 0),
+        };
+        let counts = Counts { current, previous, left_us };
+        let answer = |is_allowed, counts| {
+            Some(LocalAnswer { is_allowed, standing: Standing::Window(rule, counts) })
+        };
+        if !rule.allows(counts, cost.max(1)) {
+            return answer(false, counts);
+        }
+        if cost == 0 {
+            return answer(true, counts);
+        }
+        if window > spent.window && previous > 0 {
+            let before = Spent { window, tokens: previous };
+            self.before[window as usize % 2].fetch_max(before.word(), Ordering::AcqRel);
+        }
+        let after = Counts { current: current + cost, ..counts };
+        let word = Spent { window, tokens: after.current }.word();
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.word.compare_exchange(seen, word, success, failure).ok()?;
+        answer(true, after)
+    }
+
+    /// Retires a key of which nothing counts any more by any clock: a decision about the next key may have read the
+    /// time before `now`.
+    fn try_retire(&self, now: Timestamp, rule: &WindowRule, _: Evictable) -> Option<Timestamp> {
+        let word = self.load();
+        let (window, _) = window_at(rule, now.minus_micros(CLOCK_AGE_MAX_US));
+        if Self::is_retired(word) || window < Spent::of(word).window + WINDOWS_BETWEEN {
+            return None;
+        }
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.word.compare_exchange(word, word | RETIRED, success, failure).ok()?;
+        Some(now)
+    }
+}
+
+#[cfg(test)]
+mod tests;

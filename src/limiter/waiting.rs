@@ -1,0 +1,230 @@
+//! Callers who wait for their turn.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use tokio::sync::Mutex;
+
+use super::{ActiveLimit, Handle, Target};
+use crate::algorithm::{Standing, TurnRule};
+use crate::bucket::OVERFLOW;
+use crate::decision::{Decision, Source};
+use crate::driver::{Buckets, LocalBuckets, Wish};
+use crate::error::CheckError;
+use crate::key::Key;
+use crate::time::{Timestamp, micros};
+
+/// The callers of one limit who wait.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    count: AtomicU32,
+    /// One line for each key, in which one caller after the other asks for its tokens.
+    lines: DashMap<Box<[u8]>, Arc<Mutex<()>>>,
+}
+
+/// One who waits is counted.
+struct Counted<'a>(&'a Waiting);
+
+impl Waiting {
+    /// `None` if so many wait already.
+    fn enter(&self, most: u32) -> Option<Counted<'_>> {
+        let one_more = |count: u32| (count < most).then_some(count + 1);
+        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        Some(Counted(self))
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A caller's place in the line of a key. The last one who leaves takes the line away.
+struct Place<'a> {
+    waiting: &'a Waiting,
+    key: &'a [u8],
+    line: Arc<Mutex<()>>,
+}
+
+impl<'a> Place<'a> {
+    fn new(waiting: &'a Waiting, key: &'a [u8]) -> Self {
+        let line = waiting.lines.entry(key.into()).or_default().clone();
+        Self { waiting, key, line }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        // The map's own, and this one. Nobody gets another one while the entry is locked.
+        self.waiting.lines.remove_if(self.key, |_, line| Arc::strong_count(line) <= 2);
+    }
+}
+
+/// A turn that was promised. Unless it is used, it is given back.
+struct Promise {
+    handle: Handle,
+    decision: Decision,
+    is_used: bool,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        let (limit, place) = (&self.handle.limit, self.handle.key.place);
+        // A key without a place has shared another bucket, perhaps for the last time.
+        if !self.is_used
+            && place != OVERFLOW
+            && let Buckets::Local(LocalBuckets { table, .. }) = &limit.state.buckets
+            && let Source::Local(Standing::Turn(rule, turn)) = self.decision.source
+        {
+            let state = rule.units_at(self.decision.now) + turn.ahead;
+            table.at(place).give_back(&rule, state, self.decision.cost);
+        }
+    }
+}
+
+impl ActiveLimit {
+    /// Decides about one request of `key` that costs one token, and that may go on after the decision's
+    /// [`delay`](Decision::delay): for callers with timers of their own.
+    ///
+    /// A [`LeakyBucket`](crate::LeakyBucket) promises the next free slot, if it is within its queue. Other limits decide as
+    /// [`check_sure`](Self::check_sure) does without waiting for the store: they promise nothing.
+    pub fn schedule<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        self.decide_within(Target::key(&self.shared.secret.name(key)), 1, u64::MAX)
+    }
+
+    /// The same as [`schedule`](Self::schedule) for a request that costs `cost` tokens. A cost of 0 takes no slot, and
+    /// tells what a request of one token would be told.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the cost can never be admitted.
+    pub fn schedule_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
+        self.validate_cost(cost)?;
+        Ok(self.decide_within(Target::key(&self.shared.secret.name(key)), cost, u64::MAX))
+    }
+
+    /// Waits until a request of `key` that costs one token may go on, at most for `within`. The decision is a denial if
+    /// it could not go on by then: mostly that is known at once.
+    ///
+    /// Callers of one key go on in the order in which they came, on this node. A local token bucket or leaky bucket
+    /// promises the tokens to whoever waits, so that no other request takes them first. At most
+    /// [`Limit::max_waiting`](crate::Limit::max_waiting) callers of a limit wait; others are decided about at once. A
+    /// caller who goes away gives back what was promised; one who waits for the store may lose a token.
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// # runtime.block_on(async {
+    /// use std::time::Duration;
+    /// use tidegate::LeakyBucket;
+    ///
+    /// let mail = tidegate::local(LeakyBucket::per_second(100).queue(Duration::from_secs(1)))?;
+    /// for _ in 0..3 {
+    ///     mail.until_ready("host", Duration::from_secs(1)).await.into_result()?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn until_ready<K: Key + ?Sized>(&self, key: &K, within: Duration) -> Decision {
+        self.wait(&self.shared.secret.name(key), 1, within).await
+    }
+
+    /// The same as [`until_ready`](Self::until_ready) for a request that costs `cost` tokens. A cost of 0 does not wait,
+    /// and is as in [`check_n`](Self::check_n).
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the cost can never be admitted.
+    pub async fn until_ready_n<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+        within: Duration,
+    ) -> Result<Decision, CheckError> {
+        self.validate_cost(cost)?;
+        Ok(self.wait(&self.shared.secret.name(key), cost, within).await)
+    }
+
+    /// Decides about a request that can take a slot ahead.
+    fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
+        match &self.state.buckets {
+            Buckets::Local(local) if matches!(local.rule, TurnRule::LeakyBucket { .. }) => {
+                self.decide_local(local, target, cost, within_us)
+            }
+            _ => self.decide(target, cost),
+        }
+    }
+
+    fn waiting(&self) -> &Waiting {
+        &self.shared.waiting[self.state.index as usize]
+    }
+
+    async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
+        let counted = self.waiting().enter(self.state.terms.waiting_max);
+        let within = if counted.is_some() && cost > 0 { within } else { Duration::ZERO };
+        match &self.state.buckets {
+            Buckets::Local(local) => {
+                // It is pinned before the slot is taken, so that the slot is found again.
+                let handle = self.hold(key);
+                let decision = self.decide_local(local, handle.target(), cost, micros(within));
+                let delay = decision.delay();
+                if delay > Duration::ZERO {
+                    let mut promise = Promise { handle, decision, is_used: false };
+                    promise.is_used = self.sleep(delay).await;
+                    return Decision { allowed: promise.is_used, ..decision };
+                }
+                decision
+            }
+            _ => self.wait_in_line(key, cost, within).await,
+        }
+    }
+
+    /// Asks again whenever there may be enough, once those have gone on who came before.
+    async fn wait_in_line(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
+        let deadline = self.now().plus_micros(micros(within));
+        let place = Place::new(self.waiting(), key);
+        let _first = tokio::select! {
+            biased;
+            first = place.line.lock() => first,
+            _ = self.sleep(within) => {
+                return Decision { allowed: false, ..self.decide(Target::key(key), 0) };
+            }
+        };
+        loop {
+            let decision = self.decide_or_ask(Target::key(key), cost).await;
+            let left_us = deadline.micros_since(self.now());
+            let wait = decision.retry_after();
+            let is_over = decision.is_allowed() || cost == 0 || micros(wait) > left_us;
+            if is_over || !self.sleep(wait).await {
+                return decision;
+            }
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.shared.node.time.now()
+    }
+
+    /// The driver minds the time, so that this works on any runtime. False if it has ended with its own.
+    async fn sleep(&self, time: Duration) -> bool {
+        self.shared.ask(Wish::Time, time).await.is_some()
+    }
+}
+
+impl Handle {
+    /// The same as [`ActiveLimit::until_ready`].
+    pub async fn until_ready(&self, within: Duration) -> Decision {
+        self.limit.wait(&self.key.key, 1, within).await
+    }
+
+    /// The same as [`ActiveLimit::schedule`].
+    pub fn schedule(&self) -> Decision {
+        self.limit.decide_within(self.target(), 1, u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests;

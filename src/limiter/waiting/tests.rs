@@ -1,0 +1,171 @@
+//! What callers who wait are promised.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use super::*;
+use crate::algorithm::{FixedWindow, LeakyBucket, Rule};
+use crate::builder::local;
+use crate::driver::manual::ManualClock;
+use crate::limit::Limit;
+use crate::limiter::Limiter;
+use crate::quota::Quota;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limiter(rule: impl Into<Rule>, max_waiting: u32) -> (ManualClock, Limiter, ActiveLimit) {
+    let clock = ManualClock::new();
+    let limit = Limit::new("x", rule).max_waiting(max_waiting);
+    let limiter = Limiter::builder().limit(limit).manual_clock(clock.clone()).build().unwrap();
+    let limit = limiter.limit("x").unwrap();
+    (clock, limiter, limit)
+}
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Lets time pass, and the limiter's task act on it.
+async fn pass(clock: &ManualClock, limiter: &Limiter, time: Duration) {
+    clock.advance(time);
+    limiter.settle().await;
+}
+
+/// Callers come one after the other, with these costs. Returns for each millisecond who went on.
+async fn turns(rule: impl Into<Rule>, costs: &[u32], for_ms: usize) -> Vec<(usize, usize)> {
+    let (clock, limiter, limit) = limiter(rule, 1000);
+    let mut waiting: Vec<_> = costs
+        .iter()
+        .map(|&cost| Some(Box::pin(limit.until_ready_n("key", cost, 60 * SECOND))))
+        .collect();
+    let mut turns = Vec::new();
+    for ms in 0..for_ms {
+        // Twice: one who goes on lets the next one ask.
+        for _ in 0..2 {
+            for (caller, slot) in waiting.iter_mut().enumerate() {
+                let Some(future) = slot else { continue };
+                if let Poll::Ready(decision) = poll(future.as_mut()) {
+                    assert!(decision.unwrap().is_allowed());
+                    turns.push((ms, caller));
+                    *slot = None;
+                }
+                limiter.settle().await;
+            }
+        }
+        pass(&clock, &limiter, millis(1)).await;
+    }
+    turns
+}
+
+#[tokio::test]
+async fn callers_go_on_in_the_order_in_which_they_came_when_their_tokens_are_there() {
+    let bucket = turns(Quota::per_second(10).burst(2), &[2, 1, 2, 1], 450).await;
+    assert_eq!(bucket, [(0, 0), (100, 1), (300, 2), (400, 3)]);
+    let queue = LeakyBucket::per_second(10).queue(SECOND);
+    let queue = turns(queue, &[2, 1, 2, 1], 520).await;
+    assert_eq!(queue, [(0, 0), (200, 1), (300, 2), (500, 3)]);
+    // The clock begins with a window.
+    let window = turns(FixedWindow::new(2, millis(100)), &[2, 1, 2, 1], 350).await;
+    assert_eq!(window, [(0, 0), (100, 1), (200, 2), (300, 3)]);
+}
+
+#[tokio::test]
+async fn no_other_request_takes_what_was_promised_to_a_large_one() {
+    let (clock, limiter, limit) = limiter(Quota::per_second(10).burst(5), 1000);
+    assert!(limit.check_n("key", 5).unwrap().is_allowed());
+    let mut large = pin!(limit.until_ready_n("key", 5, SECOND));
+    assert!(poll(large.as_mut()).is_pending());
+    for _ in 0..4 {
+        pass(&clock, &limiter, millis(100)).await;
+        assert!(limit.check("key").is_denied());
+        assert!(poll(large.as_mut()).is_pending());
+    }
+    pass(&clock, &limiter, millis(100)).await;
+    let Poll::Ready(Ok(decision)) = poll(large.as_mut()) else { panic!("it has waited 500 ms") };
+    assert!(decision.is_allowed());
+    assert_eq!(decision.delay(), millis(500));
+}
+
+#[tokio::test]
+async fn caller_who_goes_away_gives_back_a_bucket_s_tokens_and_the_last_slot_only() {
+    let (_clock, _limiter, bucket) = limiter(Quota::per_second(10).burst(1), 1000);
+    let queue = LeakyBucket::per_second(10).queue(SECOND);
+    let (_clock, _limiter2, queue) = limiter(queue, 1000);
+    for (limit, waits_after) in [(bucket, [100, 100]), (queue, [200, 100])] {
+        assert!(limit.check("key").is_allowed());
+        let mut first = Box::pin(limit.until_ready("key", SECOND));
+        let mut second = Box::pin(limit.until_ready("key", SECOND));
+        assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
+        assert_eq!(limit.check("key").retry_after(), millis(300));
+        // One after the other, the last one first; then both in the order in which they came.
+        drop(second);
+        assert_eq!(limit.check("key").retry_after(), millis(200));
+        let mut second = Box::pin(limit.until_ready("key", SECOND));
+        assert!(poll(second.as_mut()).is_pending());
+        drop(first);
+        let kept = if limit.check("key").retry_after() == millis(300) { 300 } else { 200 };
+        assert_eq!(kept, 100 + waits_after[0]);
+        drop(second);
+        assert_eq!(limit.check("key").retry_after(), millis(waits_after[0].max(waits_after[1])));
+    }
+}
+
+#[tokio::test]
+async fn caller_who_would_wait_too_long_or_is_one_too_many_is_denied_at_once() {
+    let (_clock, _limiter, limit) = limiter(Quota::per_second(10).burst(1), 2);
+    assert!(limit.check("key").is_allowed());
+    assert!(limit.until_ready("key", millis(99)).await.is_denied());
+    let mut two = [(); 2].map(|()| Box::pin(limit.until_ready("key", SECOND)));
+    assert!(two.iter_mut().all(|one| poll(one.as_mut()).is_pending()));
+    let denied = limit.until_ready("key", SECOND).await;
+    assert!(denied.is_denied());
+    assert_eq!(denied.retry_after(), millis(300));
+    assert!(limit.until_ready("other", SECOND).await.is_allowed(), "it need not wait");
+    drop(two);
+    let mut next = pin!(limit.until_ready("key", SECOND));
+    assert!(poll(next.as_mut()).is_pending(), "there is room again");
+}
+
+#[tokio::test]
+async fn nobody_overtakes_those_who_wait_in_line_and_lines_are_taken_away() {
+    let (clock, limiter, limit) = limiter(FixedWindow::new(1, millis(100)), 1000);
+    assert!(limit.check("key").is_allowed());
+    let mut first = Box::pin(limit.until_ready("key", SECOND));
+    assert!(poll(first.as_mut()).is_pending());
+    limiter.settle().await;
+    let mut hasty = Box::pin(limit.until_ready("key", Duration::ZERO));
+    assert!(poll(hasty.as_mut()).is_pending(), "the driver minds the time");
+    pass(&clock, &limiter, millis(100)).await;
+    let Poll::Ready(hasty) = poll(hasty.as_mut()) else { panic!("it does not wait") };
+    assert!(hasty.is_denied());
+    let Poll::Ready(first) = poll(first.as_mut()) else { panic!("its window has begun") };
+    assert!(first.is_allowed());
+    assert!(limit.waiting().lines.is_empty());
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the test's own thread")]
+fn callers_can_wait_without_a_runtime_and_are_denied_if_the_limiter_s_has_ended() {
+    let limit = local(LeakyBucket::per_second(50).queue(SECOND)).unwrap();
+    let wait = |limit: &ActiveLimit| {
+        let mut future = pin!(limit.until_ready("key", SECOND));
+        loop {
+            match poll(future.as_mut()) {
+                Poll::Ready(decision) => return decision,
+                Poll::Pending => std::thread::yield_now(),
+            }
+        }
+    };
+    assert!((0..3).all(|_| wait(&limit).is_allowed()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let limit =
+        runtime.block_on(async { local(LeakyBucket::per_hour(1).queue(3600 * SECOND)).unwrap() });
+    assert!(limit.check("key").is_allowed());
+    drop(runtime);
+    assert!(wait(&limit).is_denied());
+}

@@ -1,0 +1,347 @@
+//! The five algorithms on one node: worked examples, and each against an oracle that keeps all admissions and applies
+//! the algorithm's definition to them.
+#![cfg(feature = "testing")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate::testing::ManualClock;
+use tidegate::{
+    ActiveLimit, CheckError, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter,
+    MemoryStore, Quota, Rule, SlidingLog, SlidingWindow,
+};
+
+/// Where the examples' time begins: windows of each length in them begin here too.
+const BEGIN_US: u64 = 3_600_000_000;
+
+fn micros(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+/// One local limit on a clock that the test drives.
+struct Node {
+    clock: ManualClock,
+    limit: ActiveLimit,
+    /// The limiter's task runs here.
+    _runtime: tokio::runtime::Runtime,
+    /// Slots ahead are taken.
+    is_queue: bool,
+}
+
+impl Node {
+    fn new(rule: impl Into<Rule>) -> Self {
+        let (clock, rule) = (ManualClock::new(), rule.into());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let entered = runtime.enter();
+        let builder = Limiter::builder().limit(Limit::new("x", rule).local()).max_keys(16);
+        let limit = builder.clock(&clock).build().unwrap().limit("x").unwrap();
+        drop(entered);
+        let is_queue = matches!(rule, Rule::LeakyBucket(_));
+        let node = Self { clock, limit, _runtime: runtime, is_queue };
+        node.at(0);
+        node
+    }
+
+    /// Sets the clock, unless that would be back.
+    fn at(&self, us: u64) {
+        let now = self.clock.now().as_micros();
+        self.clock.advance(micros((BEGIN_US + us).saturating_sub(now)));
+    }
+
+    fn ask(&self, cost: u32) -> Result<Decision, CheckError> {
+        if self.is_queue {
+            self.limit.schedule_n("key", cost)
+        } else {
+            self.limit.check_n("key", cost)
+        }
+    }
+}
+
+/// Plays one row: `time/cost yes|no remaining` in milliseconds, with `+` the time to retry after, `d` the delay, and
+/// `never` for a cost that cannot be.
+fn plays(rule: impl Into<Rule>, row: &str) {
+    let node = Node::new(rule);
+    for step in row.split('|').map(str::trim) {
+        let mut words = step.split_whitespace();
+        let (time, cost) = words.next().unwrap().split_once('/').unwrap();
+        node.at(micros_of(time));
+        let answer = node.ask(cost.parse().unwrap());
+        let (allowed, remaining) = (words.next().unwrap() == "yes", words.next().unwrap());
+        let more = words.next();
+        if more == Some("never") {
+            assert!(answer.is_err(), "{step}");
+            continue;
+        }
+        let decision = answer.unwrap();
+        assert_eq!(decision.is_allowed(), allowed, "{step}");
+        assert_eq!(decision.remaining().to_string(), remaining, "{step}");
+        assert!(decision.is_sure(), "{step}");
+        let (mut retry, mut delay) = (0, 0);
+        match more.map(|more| more.split_at(1)) {
+            Some(("+", time)) => retry = micros_of(time),
+            Some(("d", time)) => delay = micros_of(time),
+            _ => {}
+        }
+        assert_eq!(decision.retry_after(), micros(retry), "{step}");
+        assert_eq!(decision.delay(), micros(delay), "{step}");
+    }
+}
+
+/// Microseconds in a decimal number of milliseconds.
+fn micros_of(millis: &str) -> u64 {
+    let (whole, part) = millis.split_once('.').unwrap_or((millis, ""));
+    let part = format!("{part:0<3}");
+    whole.parse::<u64>().unwrap() * 1000 + part.parse::<u64>().unwrap()
+}
+
+#[test]
+fn token_bucket_plays_its_example() {
+    plays(
+        Quota::per_second(4),
+        "0/1 yes 3 | 0/3 yes 0 | 0/1 no 0 +250 | 249/1 no 0 +1 | 250/1 yes 0 | 700/2 no 1 +50 | 750/2 yes 0 \
+         | 2000/5 no 4 never | 2000/4 yes 0 | 1900/1 no 0 +250",
+    );
+}
+
+#[test]
+fn leaky_bucket_as_a_meter_is_the_token_bucket() {
+    plays(
+        Quota::per_second(5).burst(3),
+        "0/3 yes 0 | 0/1 no 0 +200 | 199/1 no 0 +1 | 200/1 yes 0 | 500/2 no 1 +100 | 500/1 yes 0 | 700/1 yes 0 \
+         | 5000/4 no 3 never | 5000/2 yes 1 | 4000/1 yes 0",
+    );
+}
+
+#[test]
+fn gcra_is_the_token_bucket_to_the_microsecond() {
+    plays(
+        Quota::per_second(3).burst(2),
+        "0/2 yes 0 | 333.333/1 no 0 +0.001 | 333.334/1 yes 0 | 666.666/1 no 0 +0.001 | 666.667/1 yes 0 \
+         | 1000/1 yes 0 | 1000/1 no 0 +333.334 | 1333.333/1 no 0 +0.001 | 1333.334/1 yes 0 | 3000/3 no 2 never",
+    );
+}
+
+#[test]
+fn leaky_bucket_plays_its_example() {
+    plays(
+        LeakyBucket::per_second(4).queue(Duration::from_millis(500)),
+        "0/1 yes 2 | 0/1 yes 1 d250 | 0/1 yes 0 d500 | 0/1 no 0 +250 | 249/1 no 0 +1 | 250/1 yes 0 d500 \
+         | 250/2 no 0 +250 | 2000/3 yes 0 | 2100/1 no 0 +150 | 2250/1 yes 0 d500",
+    );
+}
+
+#[test]
+fn fixed_window_plays_its_example() {
+    plays(
+        FixedWindow::per_second(4),
+        "999/3 yes 1 | 999/2 no 1 +1 | 999/1 yes 0 | 999.999/1 no 0 +0.001 | 1000/4 yes 0 | 1000/1 no 0 +1000 \
+         | 1999.999/1 no 0 +0.001 | 2000/5 no 4 never | 2000/2 yes 2 | 1999/1 yes 1",
+    );
+}
+
+#[test]
+fn sliding_window_plays_its_example() {
+    plays(
+        SlidingWindow::per_second(4),
+        "900/4 yes 0 | 999.999/1 no 0 +0.002 | 1000/1 no 0 +0.001 | 1000.001/1 yes 0 | 1250/1 no 0 +0.001 \
+         | 1250.001/1 yes 0 | 1500/2 no 0 +250.001 | 1750.001/2 yes 0 | 2000/2 no 0 +250.001 | 2000.001/1 yes 0",
+    );
+}
+
+#[test]
+fn sliding_log_plays_its_example() {
+    plays(
+        SlidingLog::per_second(4),
+        "900/3 yes 1 | 950/2 no 1 +950 | 950/1 yes 0 | 1000/1 no 0 +900 | 1899.999/1 no 0 +0.001 | 1900/3 yes 0 \
+         | 1900/1 no 0 +50 | 1950/1 yes 0 | 1949/1 no 0 +950 | 2900/3 yes 0",
+    );
+}
+
+// ---- oracles ---------------------------------------------------------------------------------
+
+/// All that a key was allowed: when, and how many tokens.
+type Admissions = [(u64, u64)];
+
+/// What an algorithm's definition says of a request of `cost` tokens at `now`, where earlier ones are `admissions`.
+type Definition = fn(&Numbers, &Admissions, now: u64, cost: u64) -> bool;
+
+#[derive(Clone, Debug)]
+struct Numbers {
+    tokens: u64,
+    period_us: u64,
+    burst: u64,
+    queue_us: u64,
+}
+
+fn wide(number: u64) -> u128 {
+    number.into()
+}
+
+/// After every earlier admission, no more was spent from it on than the burst and what has flowed in since.
+fn token_bucket(of: &Numbers, admissions: &Admissions, now: u64, cost: u64) -> bool {
+    let (mut spent, period) = (cost, wide(of.period_us));
+    cost <= of.burst
+        && admissions.iter().rev().all(|&(at, cost)| {
+            spent += cost;
+            wide(spent) * period <= wide(of.burst) * period + wide(of.tokens) * wide(now - at)
+        })
+}
+
+/// When a request at `now` starts, in parts of a microsecond of which there are `tokens`.
+fn start(of: &Numbers, admissions: &Admissions, now: u64) -> u128 {
+    let next = admissions.iter().fold(0, |next, &(at, cost)| {
+        next.max(wide(at) * wide(of.tokens)) + wide(cost) * wide(of.period_us)
+    });
+    next.max(wide(now) * wide(of.tokens))
+}
+
+fn queue(of: &Numbers, admissions: &Admissions, now: u64, _: u64) -> bool {
+    start(of, admissions, now) <= wide(now + of.queue_us) * wide(of.tokens)
+}
+
+/// What was spent in the window of this number.
+fn spent_in(of: &Numbers, admissions: &Admissions, window: u64) -> u64 {
+    admissions.iter().filter(|(at, _)| at / of.period_us == window).map(|(_, cost)| cost).sum()
+}
+
+fn fixed_window(of: &Numbers, admissions: &Admissions, now: u64, cost: u64) -> bool {
+    spent_in(of, admissions, now / of.period_us) + cost <= of.tokens
+}
+
+fn sliding_window(of: &Numbers, admissions: &Admissions, now: u64, cost: u64) -> bool {
+    let window = now / of.period_us;
+    let left = (window + 1) * of.period_us - now;
+    let before = wide(spent_in(of, admissions, window - 1)) * wide(left) / wide(of.period_us);
+    wide(spent_in(of, admissions, window)) + before + wide(cost) <= wide(of.tokens)
+}
+
+fn sliding_log(of: &Numbers, admissions: &Admissions, now: u64, cost: u64) -> bool {
+    let inside = admissions.iter().filter(|(at, _)| at + of.period_us > now);
+    inside.map(|(_, cost)| cost).sum::<u64>() + cost <= of.tokens
+}
+
+fn rule_and_definition(algorithm: u8, of: &Numbers) -> (Rule, Definition) {
+    let (tokens, period) = (of.tokens, micros(of.period_us));
+    match algorithm {
+        0 => (Quota::new(tokens, period).burst(of.burst).into(), token_bucket),
+        1 => (LeakyBucket::new(tokens, period).queue(micros(of.queue_us)).into(), queue),
+        2 => (FixedWindow::new(tokens, period).into(), fixed_window),
+        3 => (SlidingWindow::new(tokens, period).into(), sliding_window),
+        _ => (SlidingLog::new(tokens, period).into(), sliding_log),
+    }
+}
+
+/// Plays random requests, and compares every answer with the definition: what was allowed; what remains; and that the
+/// request is allowed at the time to retry, and not a microsecond before.
+fn compare(algorithm: u8, of: &Numbers, seed: u64) {
+    let (rule, allows) = rule_and_definition(algorithm, of);
+    let (node, mut rng) = (Node::new(rule), fastrand::Rng::with_seed(seed));
+    let mut admissions: Vec<(u64, u64)> = Vec::new();
+    let (most, mut now) = (if algorithm == 0 { of.burst } else { of.tokens }, BEGIN_US);
+    for step in 0..60 {
+        let token_us = of.period_us / of.tokens.max(1);
+        let to_edge = of.period_us - now % of.period_us;
+        now += match rng.u8(..8) {
+            0 | 1 => 0,
+            2 => to_edge - 1,
+            3 => to_edge,
+            4 => rng.u64(..=token_us),
+            5 => rng.u64(..=3 * of.period_us),
+            6 => 1,
+            _ => rng.u64(..=of.period_us / 2),
+        };
+        node.at(now - BEGIN_US);
+        // A thread that read the clock earlier is in no way ahead.
+        let cost = if rng.bool() { 1 } else { rng.u64(1..=most.min(1 << 24)) };
+        let label = format!("{rule:?}, seed {seed}, step {step}: {cost} tokens at {now}");
+        let expected = allows(of, &admissions, now, cost);
+        let delay = start(of, &admissions, now).div_ceil(wide(of.tokens)) as u64 - now;
+        let decision = node.ask(cost as u32).unwrap();
+        assert_eq!(decision.is_allowed(), expected, "{label}");
+        if expected {
+            admissions.push((now, cost));
+            assert_eq!(decision.retry_after(), Duration::ZERO, "{label}");
+        } else {
+            let later = now + decision.retry_after().as_micros() as u64;
+            assert!(later > now && allows(of, &admissions, later, cost), "{label}: too early");
+            assert!(!allows(of, &admissions, later - 1, cost), "{label}: later than needed");
+        }
+        let is_delayed = algorithm == 1 && expected;
+        let expected = if is_delayed { micros(delay) } else { Duration::ZERO };
+        assert_eq!(decision.delay(), expected, "{label}");
+        assert_eq!(decision.remaining(), remaining(of, allows, &admissions, now), "{label}");
+        let whole = now + decision.reset_after().as_micros() as u64;
+        let fresh = remaining(of, allows, &[], whole);
+        assert_eq!(remaining(of, allows, &admissions, whole), fresh, "{label}: reset");
+    }
+}
+
+/// How many requests of one token would be allowed one after the other.
+fn remaining(of: &Numbers, allows: Definition, admissions: &Admissions, now: u64) -> u64 {
+    let with = |tokens: u64| [admissions, &[(now, tokens)]].concat();
+    let (mut least, mut above) = (0, of.burst + of.tokens * (of.queue_us / of.period_us + 2));
+    // By halves: what is allowed after many is allowed after fewer.
+    while above - least > 1 {
+        let middle = least + (above - least) / 2;
+        if allows(of, &with(middle - 1), now, 1) { least = middle } else { above = middle }
+    }
+    if least == 1 && !allows(of, admissions, now, 1) { 0 } else { least }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn decisions_are_those_of_the_definition(
+        algorithm in 0..5_u8,
+        tokens in prop_oneof![1..=5_u64, 1..=1000_u64, Just(16_000)],
+        period_us in prop_oneof![
+            Just(100_000_u64), Just(1_000_000), Just(60_000_000), Just(3_600_000_000), 100_000..=10_000_000_u64,
+        ],
+        burst in prop_oneof![1..=5_u64, 1..=2000_u64],
+        queue_us in prop_oneof![Just(0_u64), 1..=2_000_000_u64],
+        seed in any::<u64>(),
+    ) {
+        compare(algorithm, &Numbers { tokens, period_us, burst, queue_us }, seed);
+    }
+}
+
+#[test]
+fn largest_and_smallest_numbers_are_decided_by_the_definition() {
+    const YEAR_US: u64 = 366 * 24 * 3600 * 1_000_000;
+    let windows = [(1, 100_000), (1, YEAR_US), (1_000_000_000, 100_000), (1_000_000_000, YEAR_US)];
+    for (tokens, period_us) in windows {
+        for algorithm in [2, 3] {
+            compare(algorithm, &Numbers { tokens, period_us, burst: tokens, queue_us: 0 }, 7);
+        }
+    }
+    for (tokens, period_us) in [(1, 100_000), (1, YEAR_US), (100_000, YEAR_US)] {
+        compare(4, &Numbers { tokens, period_us, burst: tokens, queue_us: 0 }, 7);
+    }
+    for (tokens, period_us, queue_us) in [(1, 1, 0), (1, YEAR_US, YEAR_US), (16_384, 3, 5)] {
+        compare(1, &Numbers { tokens, period_us, burst: 1, queue_us }, 7);
+    }
+}
+
+#[test]
+fn a_rule_that_cannot_be_kept_names_field_and_value() {
+    let quick = Duration::from_millis(99);
+    let cases: [(Rule, &str); 8] = [
+        (FixedWindow::new(5, quick).into(), "window.period"),
+        (SlidingWindow::new(5, quick).into(), "window.period"),
+        (SlidingLog::new(5, quick).into(), "window.period"),
+        (SlidingLog::per_second(100_001).into(), "quota.tokens"),
+        (FixedWindow::per_second(0).into(), "quota.tokens"),
+        (SlidingWindow::new(1, Duration::MAX).into(), "quota.period"),
+        (LeakyBucket::per_second(0).into(), "quota.tokens"),
+        (LeakyBucket::per_second(1).queue(Duration::MAX).into(), "queue"),
+    ];
+    for (rule, expected) in cases {
+        let error = tidegate::local(rule).unwrap_err();
+        let ConfigError::Limit { field, value, .. } = &error else { panic!("{rule:?}: {error}") };
+        assert_eq!((*field, value.is_empty()), (expected, false), "{rule:?}");
+    }
+    let hybrid = Limiter::builder().limit(Limit::new("x", SlidingLog::per_second(5)));
+    let error = hybrid.store(MemoryStore::new()).build().unwrap_err().to_string();
+    assert!(error.contains("mode") && error.contains("sliding-log"), "{error}");
+}
