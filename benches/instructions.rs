@@ -5,13 +5,17 @@
 //! tests/instructions
 //! ```
 //!
-//! That runs it under callgrind, which counts what happens in [`decide_many`] alone. The limiter is the
-//! whole hybrid one, with a store, whose driver runs meanwhile.
+//! That runs it under callgrind, which counts what happens in [`decide_many`] alone. With the argument `leased` the
+//! limiter is the whole hybrid one, with a store, whose driver runs meanwhile; with an algorithm's name this node keeps
+//! the limit alone.
 #![allow(clippy::disallowed_methods, reason = "waits for a driver, which lives by the real clock")]
 
 use std::time::{Duration, Instant};
 
-use tidegate::{ActiveLimit, Limit, Limiter, MemoryStore, Quota};
+use tidegate::{
+    ActiveLimit, FixedWindow, LeakyBucket, Limit, Limiter, MemoryStore, Quota, Rule, SlidingLog,
+    SlidingWindow,
+};
 
 const KEYS: usize = 1_000;
 const ROUNDS: usize = 20;
@@ -33,8 +37,30 @@ fn decide_many(limit: &ActiveLimit, keys: &[String], rounds: usize) -> usize {
 
 fn main() {
     let keys: Vec<String> = (0..KEYS).map(|user| format!("user:{user:015}")).collect();
-    let denied: usize = (0..TIMES).map(|_| denied_of_leased(&keys)).sum();
+    let plenty = 1_000_000_000;
+    let denied_of: &dyn Fn(&[String]) -> usize =
+        match std::env::args().nth(1).as_deref().unwrap_or("leased") {
+            "leased" => &denied_of_leased,
+            "token-bucket" => &|keys| denied_of_local(Quota::per_second(plenty).into(), keys),
+            "leaky-bucket" => &|keys| denied_of_local(LeakyBucket::per_second(plenty).into(), keys),
+            "fixed-window" => &|keys| denied_of_local(FixedWindow::per_day(plenty).into(), keys),
+            "sliding-window" => {
+                &|keys| denied_of_local(SlidingWindow::per_day(plenty).into(), keys)
+            }
+            "sliding-log" => &|keys| denied_of_local(SlidingLog::per_day(10_000).into(), keys),
+            other => panic!("{other}: leased, or an algorithm"),
+        };
+    let denied: usize = (0..TIMES).map(|_| denied_of(&keys)).sum();
     println!("decisions {} denied {denied}", TIMES * ROUNDS * KEYS);
+}
+
+/// Decides about keys that have been asked for. A log has 100 entries by then.
+fn denied_of_local(rule: Rule, keys: &[String]) -> usize {
+    let limit = tidegate::local(rule).expect("a good limit");
+    for _ in 0..100 {
+        assert!(keys.iter().all(|key| limit.check(key.as_str()).is_allowed()));
+    }
+    decide_many(&limit, keys, ROUNDS)
 }
 
 /// Decides about keys as soon as all of them have leases.

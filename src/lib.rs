@@ -25,6 +25,11 @@
 //! [`Mode::Hybrid`] is the product; [`Mode::Local`] keeps a limit on this node alone. A limiter
 //! without a store is alone, and every limit is decided exactly.
 //!
+//! # Algorithms
+//!
+//! A [`Quota`] is a token bucket, which nodes share. One node alone also keeps a [`LeakyBucket`], a [`FixedWindow`],
+//! a [`SlidingWindow`] or a [`SlidingLog`]: docs/CHOOSING.md says which is for what.
+//!
 //! # Features
 //!
 //! | feature | what it adds |

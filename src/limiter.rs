@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::algorithm::Rule;
 use crate::bound::Excess;
 use crate::bucket::{
     Ask, Found, LeaseBucket, LocalAnswer, LocalAsk, Notification, OVERFLOW, Room, SpendResult,
@@ -13,10 +14,12 @@ use crate::bucket::{
 };
 use crate::decision::{Decision, Held, Source};
 use crate::driver::{
-    Buckets, Command, LimitState, LocalBuckets, NodeState, PinnedKey, StoreAnswer, StoreQuery, Wish,
+    Buckets, Command, CountedBuckets, LimitState, LocalBuckets, NodeState, PinnedKey, StoreAnswer,
+    StoreQuery, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
+use crate::limit::Mode;
 use crate::time::{Now, Timestamp, micros};
 
 mod waiting;
@@ -139,7 +142,10 @@ impl ActiveLimit {
     /// Decides about one request of `key` that costs one token.
     ///
     /// Never waits, does no I/O, and allocates nothing on a known key. On a local limit each thread beyond the first 64
-    /// allocates 128 bytes, once.
+    /// allocates 128 bytes, once. A [`SlidingLog`](crate::SlidingLog) allocates when a key's log grows, and is behind a
+    /// lock for each key.
+    ///
+    /// It promises no slot ahead: a [`LeakyBucket`](crate::LeakyBucket) allows a request only if its slot is now.
     #[inline(always)]
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
         self.decide(Target::key(&self.shared.secret.name(key)), 1)
@@ -162,9 +168,15 @@ impl ActiveLimit {
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Local(local) => return self.decide_local(local, target, cost, 0),
-            Buckets::Windows(local) => return self.decide_local(local, target, cost, 0),
-            Buckets::Logs(local) => return self.decide_local(local, target, cost, 0),
+            Buckets::Local(local) => {
+                let now = self.precise_now();
+                return self.local_decision(target.ask_local(local, cost, 0, now), cost, now);
+            }
+            Buckets::Counted(counted) => {
+                let now = self.precise_now();
+                let answer = target.ask_counted(counted, cost, now);
+                return self.local_decision(answer, cost, now);
+            }
         };
         let now = self.state.clock.now();
         if cost > 0
@@ -201,30 +213,16 @@ impl ActiveLimit {
         result
     }
 
-    /// Decides by a bucket of this node alone. Inlined like its caller, as far as the first look.
     #[inline(always)]
-    fn decide_local<B, R: Copy>(
-        &self,
-        local: &LocalBuckets<B>,
-        target: Target<'_>,
-        cost: u32,
-        within_us: u64,
-    ) -> Decision
-    where
-        B: TableBucket<Ask = LocalAsk<R>, Answer = LocalAnswer, Rule = R>,
-    {
-        let now = self.shared.node.time.precise(self.state.clock.now());
-        let ask = LocalAsk { cost, rule: local.rule, within_us };
-        // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
-        let first = target
-            .find_first(&local.table)
-            .and_then(|found| Some((found.place, found.bucket.try_decide(found.word, ask, now)?)));
-        let (place, answer) = first.unwrap_or_else(|| {
-            target.ask(&local.table, Newcomer { cost, first_credit: 0, room: Room::Any }, ask, now)
-        });
+    fn local_decision(&self, answer: LocalAnswer, cost: u32, now: Timestamp) -> Decision {
         let LocalAnswer { is_allowed, standing } = answer;
-        local.count(place, is_allowed, cost);
         self.decision(is_allowed, true, Source::Local(standing), cost, now)
+    }
+
+    /// The time as limits of this node alone need it.
+    #[inline(always)]
+    fn precise_now(&self) -> Timestamp {
+        self.shared.node.time.precise(self.state.clock.now())
     }
 
     /// What is told of a result.
@@ -312,6 +310,16 @@ impl ActiveLimit {
         &self.state.info.name
     }
 
+    /// Who decides. Without a store it is each node alone, whatever the limit says.
+    pub fn mode(&self) -> Mode {
+        self.state.terms.mode
+    }
+
+    /// The limit's algorithm with its numbers.
+    pub fn rule(&self) -> Rule {
+        self.state.info.rule
+    }
+
     /// Decides if this node is sure, or else returns the key's handle, to [ask the store](Handle::ask_store) with.
     ///
     /// # Errors
@@ -374,6 +382,40 @@ impl<'a> Target<'a> {
             OVERFLOW => table.find_first(self.key),
             place => Some(table.found_at(place)),
         }
+    }
+
+    /// Asks a bucket that counts what was spent. A call, so that callers have the code of one path only.
+    #[inline(never)]
+    fn ask_counted(self, counted: &CountedBuckets, cost: u32, now: Timestamp) -> LocalAnswer {
+        match counted {
+            CountedBuckets::Windows(local) => self.ask_local(local, cost, 0, now),
+            CountedBuckets::Logs(local) => self.ask_local(local, cost, 0, now),
+        }
+    }
+
+    /// Asks a bucket of this node alone. Inlined like its caller, as far as the first look.
+    #[inline(always)]
+    fn ask_local<B, R: Copy + 'static>(
+        self,
+        local: &LocalBuckets<B>,
+        cost: u32,
+        within_us: u64,
+        now: Timestamp,
+    ) -> LocalAnswer
+    where
+        B: TableBucket<Ask = LocalAsk<R>, Answer = LocalAnswer, Rule = R>,
+    {
+        let ask = LocalAsk { cost, rule: local.rule, within_us };
+        let now = now.plus_micros(local.ahead_us);
+        // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
+        let first = self
+            .find_first(&local.table)
+            .and_then(|found| Some((found.place, found.bucket.try_decide(found.word, ask, now)?)));
+        let (place, answer) = first.unwrap_or_else(|| {
+            self.ask(&local.table, Newcomer { cost, first_credit: 0, room: Room::Any }, ask, now)
+        });
+        local.count(place, answer.is_allowed, cost);
+        answer
     }
 
     /// Asks the bucket until it answers, and returns its place too. A cost of 0 adds no key. A call: the first look mostly

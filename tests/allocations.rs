@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{ActiveLimit, Limit, Limiter, Quota};
+use tidegate::{
+    ActiveLimit, FixedWindow, LeakyBucket, Limit, Limiter, Quota, Rule, SlidingLog, SlidingWindow,
+};
 
 /// A short key, and the longest one.
 fn keys() -> [String; 2] {
@@ -63,6 +65,36 @@ async fn a_known_key_costs_no_allocation_allowed_or_denied_by_key_or_by_handle()
         });
         assert!(allowed > 0 && denied > 0, "{allowed} allowed, {denied} denied");
         assert_eq!(count, 0, "allocations in {} decisions", allowed + denied);
+    }
+}
+
+#[test]
+fn a_known_key_of_each_algorithm_costs_no_allocation_but_where_a_log_grows() {
+    let second = Duration::from_secs(1);
+    let rules: [(Rule, u64); 5] = [
+        (Quota::per_second(100).into(), 0),
+        (LeakyBucket::per_second(100).queue(second).into(), 0),
+        (FixedWindow::per_second(100).into(), 0),
+        (SlidingWindow::per_second(100).into(), 0),
+        // From 4 entries to 128 by doubling.
+        (SlidingLog::per_second(100).into(), 5),
+    ];
+    for (rule, expected) in rules {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit(Limit::new("x", rule)).clock(&clock).build();
+        let limit = limiter.expect("a good limit").limit("x").expect("it was built with it");
+        let _ = limit.check("key");
+        let (mut allowed, mut denied) = (0, 0);
+        let count = allocations(|| {
+            for _ in 0..300 {
+                clock.advance(Duration::from_millis(1));
+                let decision = limit.schedule("key");
+                allowed += u64::from(decision.is_allowed());
+                denied += u64::from(decision.is_denied());
+            }
+        });
+        assert!(allowed >= 99 && denied > 0, "{rule:?}: {allowed} allowed, {denied} denied");
+        assert!(count <= expected, "{rule:?}: {count} allocations");
     }
 }
 

@@ -110,6 +110,112 @@ fn wrong_command_line_exits_with_2() {
     ]);
 }
 
+/// An arrivals file with this content, in the folder that the program runs in.
+fn arrivals(name: &str, content: &str) {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(path, content).expect("the folder is there");
+}
+
+#[test]
+fn comparison_that_cannot_be_made_names_both_sides() {
+    arrivals("good.csv", "0,a,1\n");
+    for (name, content) in [
+        ("fields.csv", "0,a\n"),
+        ("time.csv", "t_us,key,cost\n0,a,1\nsoon,a,1\n"),
+        ("cost.csv", "0,a,1\n1,a,-1\n"),
+        ("far.csv", "0,a,1\n400000000000000,a,1\n"),
+        ("text.csv", "0,a,1\n0,\"a,1\n"),
+    ] {
+        arrivals(name, content);
+    }
+    let of = "--decisions - --arrivals";
+    let rows = [
+        (format!("--quota 5/week {of} good.csv"), 2, "for '--quota': expected tokens/period"),
+        (format!("--quota 5/s --algorithm leeky-bucket {of} good.csv"), 2, "'leaky-bucket'"),
+        (
+            format!("--quota 5/s --algorithm fixed-window --burst 9 {of} good.csv"),
+            2,
+            "'9' for '--burst': does not fit --algorithm fixed-window",
+        ),
+        (
+            format!("--quota 5/s --queue 1s {of} good.csv"),
+            2,
+            "does not fit --algorithm token-bucket",
+        ),
+        (
+            format!("--quota 5/50ms --algorithm sliding-log {of} good.csv"),
+            2,
+            "'50ms' for '--quota': must be at least 100 ms",
+        ),
+        (
+            format!("--quota 5/s --algorithm sliding-log --mode hybrid {of} good.csv"),
+            2,
+            "for '--mode': only the token bucket is shared",
+        ),
+        (format!("--quota 5/s {of} none.csv"), 1, "none.csv: "),
+        (format!("--quota 5/s {of} fields.csv"), 1, "fields.csv, line 1: fields = \"2\""),
+        (format!("--quota 5/s {of} time.csv"), 1, "time.csv, line 3: t_us = \"soon\""),
+        (format!("--quota 5/s {of} cost.csv"), 1, "cost.csv, line 2: cost = \"-1\""),
+        (format!("--quota 5/s {of} far.csv"), 1, "far.csv, line 2: t_us = "),
+        (format!("--quota 5/s {of} text.csv"), 1, "text.csv, line 2: fields"),
+    ];
+    for (arguments, status, says) in rows {
+        let arguments: &'static str = format!("compare {arguments}").leak();
+        check(&[row(arguments, status, says)]);
+    }
+}
+
+#[test]
+fn compare_writes_decisions_in_the_order_of_the_file() {
+    // A time that goes back, a peek, a cost that never fits, quotes, and times as a clock of today has them.
+    const BEGIN: u64 = 1_700_000_000_000_000;
+    let lines = [
+        (900_000, "a", 3),
+        (900_000, "\"b, c\"", 4),
+        (950_000, "a", 2),
+        (940_000, "a", 1),
+        (950_000, "a", 0),
+        (950_000, "a", 5),
+        (950_000, "a", 5_000_000_000_u64),
+        (1_899_999, "a", 1),
+        (1_900_000, "a", 3),
+    ];
+    let text = |more: &[&str]| {
+        let lines = lines.iter().enumerate().map(|(at, (t_us, key, cost))| {
+            let more = more.get(at).map_or(String::new(), |more| format!(",{more}"));
+            format!("{},{key},{cost}{more}\n", BEGIN + t_us)
+        });
+        lines.collect::<String>()
+    };
+    arrivals("compare.csv", &text(&[]));
+    for (rule, expected) in [
+        (
+            "--algorithm sliding-log --quota 4/s",
+            ["1,0", "1,0", "0,0", "1,0", "1,0", "0,0", "0,0", "0,0", "1,0"],
+        ),
+        // The window ends between the fourth and the eighth line.
+        (
+            "--algorithm fixed-window --quota 4/s",
+            ["1,0", "1,0", "0,0", "1,0", "1,0", "0,0", "0,0", "1,0", "1,0"],
+        ),
+        ("--quota 4/s", ["1,0", "1,0", "0,0", "1,0", "1,0", "0,0", "0,0", "1,0", "1,0"]),
+        // The second request takes the slots until 1.75 s of 1.65 s: the third would wait for 700 ms.
+        (
+            "--algorithm leaky-bucket --quota 4/s --queue 600ms",
+            ["1,0", "1,0", "0,0", "0,0", "1,0", "0,0", "0,0", "1,0", "1,249999"],
+        ),
+    ] {
+        let line =
+            format!("compare {rule} --mode local --arrivals compare.csv --decisions decided.csv");
+        let output = run(&line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("decided.csv");
+        let decided = std::fs::read_to_string(path).expect("it was written");
+        let expected = format!("t_us,key,cost,allowed,delay_us\n{}", text(&expected));
+        assert_eq!(decided, expected, "{rule}");
+    }
+}
+
 #[test]
 fn names_that_are_nearly_right_are_offered() {
     check(&[
@@ -328,14 +434,14 @@ fn help_lists_the_scenarios_that_a_command_takes_and_each_runs() {
 #[test]
 fn help_has_examples_that_run() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for command in ["demo", "simulate", "sweep", "tune"] {
+    for command in ["demo", "simulate", "sweep", "tune", "compare"] {
         let help = text(&run(&format!("{command} --help")).stdout);
         let examples: Vec<&str> =
             help.lines().filter_map(|line| line.strip_prefix("  tidegate ")).collect();
         assert!((2..=4).contains(&examples.len()), "{command}: {help}");
         for example in examples {
-            let log = manifest.join("examples/traces/small.log");
-            let arguments = example.replace("examples/traces/small.log", &log.to_string_lossy());
+            let traces = manifest.join("examples/traces/");
+            let arguments = example.replace("examples/traces/", &traces.to_string_lossy());
             let output = run(&arguments);
             assert_eq!(output.status.code(), Some(0), "{example}: {}", text(&output.stderr));
         }

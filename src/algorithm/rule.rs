@@ -141,8 +141,8 @@ pub(crate) enum LocalRule {
 /// How a key stood after a decision, by the rule of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    Turn(TurnRule, Turn),
-    Window(WindowRule, Counts),
+    Turn(&'static TurnRule, Turn),
+    Window(&'static WindowRule, Counts),
     Log(LogStanding),
 }
 

@@ -15,8 +15,6 @@ pub(crate) struct WindowRule {
     /// Tokens per window.
     pub(crate) tokens: u32,
     pub(crate) period_us: u64,
-    /// How long before the clock's origin a window began.
-    pub(crate) phase_us: u64,
     /// Whether what was spent in the window before counts for the part of it that is less than a window ago.
     pub(crate) is_sliding: bool,
 }
@@ -45,25 +43,23 @@ impl WindowRule {
             });
         }
         let (tokens, period_us) = (quota.tokens() as u32, micros(quota.period()));
-        Ok(Self { tokens, period_us, phase_us: 0, is_sliding })
+        Ok(Self { tokens, period_us, is_sliding })
     }
 
-    /// The same rule where the clock's origin is so many microseconds after the beginning of 1970, in which a window
-    /// began.
-    pub(crate) fn since(self, origin_us: u64) -> Self {
-        Self { phase_us: origin_us % self.period_us, ..self }
-    }
-
-    /// The number of the window at `now`, and how many microseconds of it are left.
+    /// The number of the window at `now`, where one began at the clock's origin, and how many microseconds of it are
+    /// left.
     #[inline(always)]
     pub(crate) fn window_at(&self, now: Timestamp) -> (u64, u64) {
-        let since = now.as_micros().saturating_add(self.phase_us);
-        (since / self.period_us, self.period_us - since % self.period_us)
+        let (now, period_us) = (now.as_micros(), self.period_us);
+        (now / period_us, period_us - now % period_us)
     }
 
     /// What counts of the window before where so much of this one is left, rounded down.
     #[inline(always)]
     fn weight(&self, spent: u32, left_us: u64) -> u64 {
+        if spent == 0 {
+            return 0;
+        }
         if let Some(product) = u64::from(spent).checked_mul(left_us) {
             return product / self.period_us;
         }

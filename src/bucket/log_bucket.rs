@@ -66,7 +66,7 @@ impl TableBucket for LogBucket {
             return None;
         }
         let log = log.get_or_insert_default();
-        let (is_allowed, standing) = log.decide(&rule, time.cached(), cost.max(1), cost == 0);
+        let (is_allowed, standing) = log.decide(rule, time.cached(), cost.max(1), cost == 0);
         Some(LocalAnswer { is_allowed, standing: Standing::Log(standing) })
     }
 

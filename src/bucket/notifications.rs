@@ -99,6 +99,9 @@ impl NotificationQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     #[test]
@@ -116,5 +119,35 @@ mod tests {
         places.sort_unstable();
         let expected: Vec<u32> = (0..100).chain([101]).collect();
         assert_eq!(places, expected);
+    }
+
+    #[test]
+    fn driver_is_woken_by_what_is_urgent_and_by_nothing_else() {
+        let queue = NotificationQueue::new(0);
+        let is_woken_by = |news| {
+            queue.push(Notification { limit: 0, place: 0, at: Timestamp::ZERO, news });
+            let mut woken = std::pin::pin!(queue.woken());
+            woken.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        };
+        let of = |urgency, spilled| News { urgency, spilled, ..News::default() };
+        assert!(!is_woken_by(of(Urgency::None, 0)));
+        assert!(!is_woken_by(of(Urgency::Tick, 0)));
+        assert!(is_woken_by(of(Urgency::Now, 0)));
+        assert!(is_woken_by(of(Urgency::None, 1)));
+        assert!(is_woken_by(of(Urgency::Tick, 1)));
+        assert!(!is_woken_by(News { refused: 5, is_new: true, ..News::default() }));
+    }
+
+    #[test]
+    fn news_are_none_only_if_there_is_nothing_to_know() {
+        assert!(News::default().is_none());
+        for some in [
+            News { urgency: Urgency::Tick, ..News::default() },
+            News { is_new: true, ..News::default() },
+            News { spilled: 1, ..News::default() },
+            News { refused: 2, ..News::default() },
+        ] {
+            assert!(!some.is_none(), "{some:?}");
+        }
     }
 }

@@ -19,10 +19,11 @@ pub(crate) struct Ask {
 
 /// What the bucket of a limit that this node keeps alone needs to know of a request and its limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LocalAsk<R> {
+pub(crate) struct LocalAsk<R: 'static> {
     /// As in [`Ask`].
     pub(crate) cost: u32,
-    pub(crate) rule: R,
+    /// That of the limit, which is kept for as long as the process lives.
+    pub(crate) rule: &'static R,
     /// How long the caller waits for the tokens, if they are promised.
     pub(crate) within_us: u64,
 }

@@ -124,7 +124,7 @@ impl TableBucket for WindowBucket {
         }
         let LocalAsk { cost, rule, .. } = ask;
         let spent = Spent::of(seen);
-        let (mut window, mut left_us) = window_at(&rule, time.cached());
+        let (mut window, mut left_us) = window_at(rule, time.cached());
         if window < spent.window {
             // The time was read before that of an earlier decision.
             (window, left_us) = (spent.window, rule.period_us);

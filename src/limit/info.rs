@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use crate::algorithm::Rule;
+use super::Terms;
+use crate::algorithm::{LocalRule, Rule};
 use crate::quota::Scale;
 
 /// A limit's name and rule, where every decision can point to it.
@@ -14,6 +15,8 @@ pub(crate) struct LimitInfo {
     pub(crate) scale: Scale,
     /// As it was configured.
     pub(crate) rule: Rule,
+    /// In the units of this node, if it keeps the limit alone.
+    pub(crate) local: Option<LocalRule>,
 }
 
 /// All that a process ever made. Each is kept for as long as the process lives, so that a decision is a small
@@ -22,8 +25,8 @@ static INFOS: Mutex<Option<HashSet<&'static LimitInfo>>> = Mutex::new(None);
 
 impl LimitInfo {
     /// The only one of this name and rule.
-    pub(crate) fn intern(name: &str, scale: Scale, rule: Rule) -> &'static Self {
-        let wanted = Self { name: name.into(), scale, rule };
+    pub(crate) fn intern(name: &str, terms: &Terms, rule: Rule) -> &'static Self {
+        let wanted = Self { name: name.into(), scale: terms.scale, rule, local: terms.local };
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let infos = infos.get_or_insert_default();
         if let Some(known) = infos.get(&wanted) {
@@ -38,12 +41,14 @@ impl LimitInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Limit;
     use crate::quota::Quota;
 
     #[test]
     fn one_name_with_one_quota_is_kept_once() {
         let info = |name, quota: Quota| {
-            std::ptr::from_ref(LimitInfo::intern(name, quota.scale("x").unwrap(), quota.into()))
+            let limit = Limit::new(name, quota);
+            std::ptr::from_ref(LimitInfo::intern(name, &limit.validate().unwrap(), quota.into()))
         };
         let [ten, twenty, six_hundred] =
             [Quota::per_second(10), Quota::per_second(20), Quota::per_minute(600).burst(10)];

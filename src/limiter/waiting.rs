@@ -80,7 +80,7 @@ impl Drop for Promise {
             && let Source::Local(Standing::Turn(rule, turn)) = self.decision.source
         {
             let state = rule.units_at(self.decision.now) + turn.ahead;
-            table.at(place).give_back(&rule, state, self.decision.cost);
+            table.at(place).give_back(rule, state, self.decision.cost);
         }
     }
 }
@@ -152,7 +152,9 @@ impl ActiveLimit {
     fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
         match &self.state.buckets {
             Buckets::Local(local) if matches!(local.rule, TurnRule::LeakyBucket { .. }) => {
-                self.decide_local(local, target, cost, within_us)
+                let now = self.precise_now();
+                let answer = target.ask_local(local, cost, within_us, now);
+                self.local_decision(answer, cost, now)
             }
             _ => self.decide(target, cost),
         }
@@ -169,7 +171,9 @@ impl ActiveLimit {
             Buckets::Local(local) => {
                 // It is pinned before the slot is taken, so that the slot is found again.
                 let handle = self.hold(key);
-                let decision = self.decide_local(local, handle.target(), cost, micros(within));
+                let now = self.precise_now();
+                let answer = handle.target().ask_local(local, cost, micros(within), now);
+                let decision = self.local_decision(answer, cost, now);
                 let delay = decision.delay();
                 if delay > Duration::ZERO {
                     let mut promise = Promise { handle, decision, is_used: false };

@@ -1,5 +1,6 @@
 //! How a command fails, in the one form in which the program tells it.
 
+use crate::compare::CompareError;
 use crate::demo::DemoError;
 use crate::flags::InputError;
 use crate::output::OutputError;
@@ -74,6 +75,16 @@ impl From<TuneError> for Failure {
         match error {
             TuneError::Input(error) => error.into(),
             TuneError::Output(error) => error.into(),
+            failed => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+impl From<CompareError> for Failure {
+    fn from(error: CompareError) -> Self {
+        match error {
+            CompareError::Input(error) => error.into(),
+            CompareError::Output(error) => error.into(),
             failed => Self::Failed(failed.to_string()),
         }
     }

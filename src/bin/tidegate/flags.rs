@@ -33,6 +33,8 @@ pub(crate) const RTT_MAX: Duration = Duration::from_secs(60);
 pub(crate) enum InputError {
     #[error("invalid value '{value}' for '{flag}': {reason}")]
     Flag { flag: &'static str, value: String, reason: &'static str },
+    #[error("invalid value '{value}' for '{flag}': {reason}")]
+    Value { flag: &'static str, value: String, reason: String },
     #[error(transparent)]
     Config(ConfigError),
     #[error(transparent)]
@@ -59,6 +61,9 @@ impl InputError {
             "sync.excess" => "--accuracy",
             "credit" => "--credit",
             "faults" => "--faults",
+            "mode" => "--mode",
+            "queue" => "--queue",
+            "window.period" => "--quota",
             other => other,
         };
         Self::Flag { flag, value, reason }

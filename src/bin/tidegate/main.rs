@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{Command as ClapCommand, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod advice;
+mod compare;
 mod demo;
 mod failure;
 mod flags;
@@ -50,6 +51,8 @@ enum Command {
     Sweep(sweep::Options),
     /// Simulate intervals and policies, and recommend one of them
     Tune(Box<tune::Options>),
+    /// Decide about given requests by any algorithm, on one node in virtual time
+    Compare(compare::Options),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -123,6 +126,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Simulate(options) => simulate::run(options)?,
         Command::Sweep(options) => sweep::run(options)?,
         Command::Tune(options) => tune::run(options)?,
+        Command::Compare(options) => compare::run(options)?,
         Command::Completions { shell } => output::write(&completions(*shell))?,
         Command::DemoNode => demo::process::run_node()?,
         Command::DemoRedis => demo::outage::run_redis()?,

@@ -9,8 +9,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::quota::Quota;
 
-fn token_bucket(quota: Quota) -> TurnRule {
-    TurnRule::TokenBucket(quota.local_scale("x").unwrap())
+fn token_bucket(quota: Quota) -> &'static TurnRule {
+    leak(TurnRule::TokenBucket(quota.local_scale("x").unwrap()))
+}
+
+fn leak(rule: TurnRule) -> &'static TurnRule {
+    Box::leak(Box::new(rule))
 }
 
 fn at(us: u64) -> Timestamp {
@@ -23,12 +27,12 @@ fn new() -> LocalBucket {
     bucket
 }
 
-fn ask(cost: u32, rule: &TurnRule) -> LocalAsk<TurnRule> {
-    LocalAsk { cost, rule: *rule, within_us: 0 }
+fn ask(cost: u32, rule: &'static TurnRule) -> LocalAsk<TurnRule> {
+    LocalAsk { cost, rule, within_us: 0 }
 }
 
 /// Decides about `cost` tokens: whether they were spent, and the tokens left.
-fn take(bucket: &LocalBucket, cost: u32, now: Timestamp, rule: &TurnRule) -> (bool, u64) {
+fn take(bucket: &LocalBucket, cost: u32, now: Timestamp, rule: &'static TurnRule) -> (bool, u64) {
     let answer = bucket.try_decide(bucket.load(), ask(cost, rule), now).unwrap();
     (answer.is_allowed, answer.standing.remaining())
 }
@@ -76,7 +80,7 @@ proptest! {
             let token_us = quota.period().as_micros() as u64 / tokens;
             now_us += token_us * 3 / 2 * percent / 100 + pause_us % 7;
             let cost = cost.min(burst as u32);
-            let (allowed, left) = take(&bucket, cost, at(now_us), &rule);
+            let (allowed, left) = take(&bucket, cost, at(now_us), rule);
             prop_assert_eq!(allowed, exact.take(cost, now_us), "at {}", now_us);
             let token = quota.period().as_micros() as i128;
             prop_assert_eq!(i128::from(left), exact.level / token);
@@ -90,12 +94,12 @@ proptest! {
     ) {
         let quota = Quota::per_second(tokens).burst(burst);
         let Ok(scale) = quota.local_scale("x") else { return Ok(()) };
-        let rule = TurnRule::TokenBucket(scale);
+        let rule = leak(TurnRule::TokenBucket(scale));
         let (bucket, mut rng) = (new(), fastrand::Rng::with_seed(seed));
         let (mut now_us, mut spent) = (1, 0_u128);
         for _ in 0..300 {
             let cost = rng.u64(1..=burst.min(tokens / 1000 + 2)) as u32;
-            while take(&bucket, cost, at(now_us), &rule).0 {
+            while take(&bucket, cost, at(now_us), rule).0 {
                 spent += u128::from(cost);
                 prop_assert!(spent <= u128::from(burst) + u128::from(tokens) * u128::from(now_us) / 1_000_000);
                 if rng.u8(..) < 8 {
@@ -110,16 +114,16 @@ proptest! {
 #[test]
 fn denied_cost_is_allowed_exactly_when_its_tokens_have_flowed_in() {
     let (rule, bucket) = (token_bucket(Quota::per_second(1000).burst(10)), new());
-    assert_eq!(take(&bucket, 10, at(1), &rule), (true, 0));
-    assert_eq!(take(&bucket, 3, at(3_000), &rule), (false, 2));
-    assert_eq!(take(&bucket, 3, at(3_001), &rule), (true, 0));
+    assert_eq!(take(&bucket, 10, at(1), rule), (true, 0));
+    assert_eq!(take(&bucket, 3, at(3_000), rule), (false, 2));
+    assert_eq!(take(&bucket, 3, at(3_001), rule), (true, 0));
 }
 
 #[test]
 fn time_beyond_all_uptime_is_decided_and_makes_no_word_look_evicted() {
     let (rule, bucket) = (token_bucket(Quota::per_second(1_000_000_000)), new());
     for _ in 0..3 {
-        assert!(take(&bucket, 1, at(u64::MAX), &rule).0);
+        assert!(take(&bucket, 1, at(u64::MAX), rule).0);
         assert!(!LocalBucket::is_retired(bucket.load()));
     }
 }
@@ -128,27 +132,27 @@ fn time_beyond_all_uptime_is_decided_and_makes_no_word_look_evicted() {
 fn bursts_and_rates_of_a_billion_are_kept_to_the_token() {
     let quota = Quota::per_second(1_000_000_000);
     let (rule, bucket) = (token_bucket(quota), new());
-    assert_eq!(take(&bucket, 1_000_000_000, at(1), &rule), (true, 0));
-    assert_eq!(take(&bucket, 1001, at(2), &rule), (false, 1000));
-    assert_eq!(take(&bucket, 1000, at(2), &rule), (true, 0));
-    assert_eq!(take(&bucket, 300_000_000, at(300_002), &rule), (true, 0));
+    assert_eq!(take(&bucket, 1_000_000_000, at(1), rule), (true, 0));
+    assert_eq!(take(&bucket, 1001, at(2), rule), (false, 1000));
+    assert_eq!(take(&bucket, 1000, at(2), rule), (true, 0));
+    assert_eq!(take(&bucket, 300_000_000, at(300_002), rule), (true, 0));
 }
 
 #[test]
 fn cost_of_zero_spends_nothing_and_says_whether_a_token_is_left() {
     let (rule, bucket) = (token_bucket(Quota::per_second(1).burst(2)), new());
-    assert_eq!(take(&bucket, 0, at(1), &rule), (true, 2));
-    assert_eq!(take(&bucket, 2, at(1), &rule), (true, 0));
-    assert_eq!(take(&bucket, 0, at(1), &rule), (false, 0));
+    assert_eq!(take(&bucket, 0, at(1), rule), (true, 2));
+    assert_eq!(take(&bucket, 2, at(1), rule), (true, 0));
+    assert_eq!(take(&bucket, 0, at(1), rule), (false, 0));
 }
 
 #[test]
 fn time_that_goes_back_by_a_thread_with_an_old_reading_admits_nothing_more() {
     let (rule, bucket) = (token_bucket(Quota::per_second(1000).burst(2)), new());
-    assert_eq!(take(&bucket, 2, at(10_000), &rule), (true, 0));
-    assert!(!take(&bucket, 1, at(9_000), &rule).0);
-    assert!(!take(&bucket, 1, at(10_999), &rule).0);
-    assert!(take(&bucket, 1, at(11_000), &rule).0);
+    assert_eq!(take(&bucket, 2, at(10_000), rule), (true, 0));
+    assert!(!take(&bucket, 1, at(9_000), rule).0);
+    assert!(!take(&bucket, 1, at(10_999), rule).0);
+    assert!(take(&bucket, 1, at(11_000), rule).0);
 }
 
 #[test]
@@ -156,18 +160,18 @@ fn word_of_one_key_is_never_the_word_of_the_next() {
     let (rule, bucket) = (token_bucket(Quota::per_second(1000).burst(2)), new());
     let before = bucket.load();
     let try_retire =
-        |us: u64| bucket.try_retire(at(us + CLOCK_AGE_MAX_US), &rule, Evictable::Full).is_some();
+        |us: u64| bucket.try_retire(at(us + CLOCK_AGE_MAX_US), rule, Evictable::Full).is_some();
     assert!(!try_retire(1), "it is not known to be full");
     assert!(try_retire(2));
     assert!(LocalBucket::is_retired(bucket.load()));
     assert!(!try_retire(3), "once");
     bucket.start(0, false);
     assert_eq!(
-        bucket.try_decide(before, ask(1, &rule), at(3)),
+        bucket.try_decide(before, ask(1, rule), at(3)),
         None,
         "a decision about the key before"
     );
-    assert_eq!(take(&bucket, 2, at(3), &rule), (true, 0), "the next key is full");
+    assert_eq!(take(&bucket, 2, at(3), rule), (true, 0), "the next key is full");
     assert!(!try_retire(2_003), "until it is full again");
     assert!(try_retire(2_004));
 }
@@ -182,7 +186,7 @@ fn threads_never_spend_more_than_there_is() {
         move || {
             (1..=200_000_u64)
                 .filter(|now_us| {
-                    let decided = || bucket.try_decide(bucket.load(), ask(1, &rule), at(*now_us));
+                    let decided = || bucket.try_decide(bucket.load(), ask(1, rule), at(*now_us));
                     std::iter::repeat_with(decided).flatten().next().unwrap().is_allowed
                 })
                 .count()

@@ -17,10 +17,10 @@ const SCALE: Scale = Scale { rate: 1, token: 1 << 50, burst: 1 << 50 };
 /// A credit of one.
 const ASK: Ask = Ask { cost: 1, scale: SCALE, first_credit: 1, can_wait: false };
 const RULE: TurnRule = TurnRule::TokenBucket(SCALE);
-const LOCAL_ASK: LocalAsk<TurnRule> = LocalAsk { cost: 1, rule: RULE, within_us: 0 };
+const LOCAL_ASK: LocalAsk<TurnRule> = LocalAsk { cost: 1, rule: &RULE, within_us: 0 };
 /// A token in a million years.
 const LOG_RULE: LogRule = LogRule { tokens: 1, period_us: 1 << 50 };
-const LOG_ASK: LocalAsk<LogRule> = LocalAsk { cost: 1, rule: LOG_RULE, within_us: 0 };
+const LOG_ASK: LocalAsk<LogRule> = LocalAsk { cost: 1, rule: &LOG_RULE, within_us: 0 };
 const NOW: Timestamp = Timestamp::from_micros(1);
 const LATER: Timestamp = Timestamp::from_micros(3 + CLOCK_AGE_MAX_US);
 

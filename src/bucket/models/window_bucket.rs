@@ -13,19 +13,21 @@ const BEFORE: u64 = PERIOD_US - 1;
 const AFTER: u64 = PERIOD_US + 1;
 
 /// A sliding window of so many tokens.
-fn rule(tokens: u32) -> WindowRule {
-    WindowRule { tokens, period_us: PERIOD_US, phase_us: 0, is_sliding: true }
+const fn rule(tokens: u32) -> WindowRule {
+    WindowRule { tokens, period_us: PERIOD_US, is_sliding: true }
 }
+const TWO: WindowRule = rule(2);
+const TEN: WindowRule = rule(10);
 
 /// A key that has spent so many tokens of the window before the edge.
-fn bucket(spent: u32, rule: WindowRule) -> Arc<WindowBucket> {
+fn bucket(spent: u32, rule: &'static WindowRule) -> Arc<WindowBucket> {
     let bucket = Arc::new(WindowBucket::default());
     bucket.start(0, false);
     assert!(take(&bucket, spent, 0, rule));
     bucket
 }
 
-fn take(bucket: &WindowBucket, cost: u32, us: u64, rule: WindowRule) -> bool {
+fn take(bucket: &WindowBucket, cost: u32, us: u64, rule: &'static WindowRule) -> bool {
     loop {
         let (ask, now) = (LocalAsk { cost, rule, within_us: 0 }, Timestamp::from_micros(us));
         if let Some(answer) = bucket.try_decide(bucket.load(), ask, now) {
@@ -35,7 +37,7 @@ fn take(bucket: &WindowBucket, cost: u32, us: u64, rule: WindowRule) -> bool {
 }
 
 /// What the bucket says was spent in the new window and in the one before.
-fn spent(bucket: &WindowBucket, rule: WindowRule) -> (u32, u32) {
+fn spent(bucket: &WindowBucket, rule: &'static WindowRule) -> (u32, u32) {
     let (ask, now) = (LocalAsk { cost: 0, rule, within_us: 0 }, Timestamp::from_micros(AFTER));
     let answer = bucket.try_decide(bucket.load(), ask, now).unwrap();
     let Standing::Window(_, counts) = answer.standing else { panic!("it has windows") };
@@ -46,7 +48,7 @@ fn spent(bucket: &WindowBucket, rule: WindowRule) -> (u32, u32) {
 fn decisions_in_a_new_window_see_all_that_was_spent_before() {
     check("first decisions of a window", || {
         // Of two tokens that were spent, one still counts: one of two is left.
-        let rule = rule(2);
+        let rule = &TWO;
         let bucket = bucket(2, rule);
         let other = run(&bucket, move |bucket| take(bucket, 1, AFTER, rule));
         let allowed = take(&bucket, 1, AFTER, rule);
@@ -58,7 +60,7 @@ fn decisions_in_a_new_window_see_all_that_was_spent_before() {
 #[test]
 fn token_that_is_spent_at_the_end_of_a_window_counts_in_the_next() {
     check("last decision of a window against first ones of the next", || {
-        let rule = rule(10);
+        let rule = &TEN;
         let bucket = bucket(1, rule);
         let last = run(&bucket, move |bucket| take(bucket, 1, BEFORE, rule));
         let first = run(&bucket, move |bucket| take(bucket, 1, AFTER, rule));

@@ -495,12 +495,13 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
     assert_eq!([of(b"a"), of(b"b")], spent);
 }
 
+const RULE: &TurnRule = &TurnRule::TokenBucket(Scale { rate: 1, token: 10, burst: 20 });
+
 #[test]
 #[allow(clippy::disallowed_methods, reason = "a test's own threads")]
 fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
     let budget = Arc::new(KeyBudget::new(2, 1));
-    let rule = TurnRule::TokenBucket(Scale { rate: 1, token: 10, burst: 20 });
-    let ask = LocalAsk { cost: 1, rule, within_us: 0 };
+    let ask = LocalAsk { cost: 1, rule: RULE, within_us: 0 };
     let table = Arc::new(Table::<LocalBucket>::new(0, KeyHasher::new(SEEDS), budget, 0).unwrap());
     let stop = Arc::new(AtomicBool::new(false));
     // In each round the time is 100 us later: each of three keys has two tokens, if it has room.
@@ -529,7 +530,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
             let mut evicted = 0;
             // Before the first decision's time: what is full by then was not spent from.
             while !stop.load(Ordering::SeqCst) {
-                evicted += table.evict(4, at(100), &rule, Evictable::Full);
+                evicted += table.evict(4, at(100), RULE, Evictable::Full);
             }
             evicted
         })

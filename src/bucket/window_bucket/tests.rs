@@ -6,8 +6,8 @@ use super::*;
 
 const PERIOD_US: u64 = 100_000;
 
-fn rule(tokens: u32, is_sliding: bool) -> WindowRule {
-    WindowRule { tokens, period_us: PERIOD_US, phase_us: 0, is_sliding }
+fn rule(tokens: u32, is_sliding: bool) -> &'static WindowRule {
+    Box::leak(Box::new(WindowRule { tokens, period_us: PERIOD_US, is_sliding }))
 }
 
 fn at(us: u64) -> Timestamp {
@@ -20,12 +20,12 @@ fn new() -> WindowBucket {
     bucket
 }
 
-fn ask(cost: u32, rule: WindowRule) -> LocalAsk<WindowRule> {
+fn ask(cost: u32, rule: &'static WindowRule) -> LocalAsk<WindowRule> {
     LocalAsk { cost, rule, within_us: 0 }
 }
 
 /// Decides about `cost` tokens: whether they were spent, and the tokens left.
-fn take(bucket: &WindowBucket, cost: u32, us: u64, rule: WindowRule) -> (bool, u64) {
+fn take(bucket: &WindowBucket, cost: u32, us: u64, rule: &'static WindowRule) -> (bool, u64) {
     let answer = bucket.try_decide(bucket.load(), ask(cost, rule), at(us)).unwrap();
     (answer.is_allowed, answer.standing.remaining())
 }
@@ -71,7 +71,7 @@ fn word_of_one_key_is_never_the_word_of_the_next_which_begins_with_nothing() {
         let (rule, bucket) = (rule(10, is_sliding), new());
         let try_retire = |us: u64| {
             let now = at(us + CLOCK_AGE_MAX_US);
-            bucket.try_retire(now, &rule, Evictable::Full).is_some()
+            bucket.try_retire(now, rule, Evictable::Full).is_some()
         };
         assert_eq!(take(&bucket, 10, 0, rule), (true, 0));
         let before = bucket.load();
@@ -108,7 +108,7 @@ fn threads_with_old_readings_never_spend_more_than_a_window_has() {
                 if let Some(answer) = bucket.try_decide(seen, ask(1, rule), at(us))
                     && answer.is_allowed
                 {
-                    let window = window_at(&rule, at(us)).0.max(Spent::of(seen).window);
+                    let window = window_at(rule, at(us)).0.max(Spent::of(seen).window);
                     spent[window as usize] += 1;
                 }
             }

@@ -1,0 +1,258 @@
+//! `tidegate compare`: what an algorithm decides about given requests, on one node in virtual time.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use tidegate::testing::{ManualClock, ScriptedStore};
+use tidegate::{
+    ActiveLimit, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter, Mode, Quota,
+    Rule, SlidingLog, SlidingWindow,
+};
+
+use crate::flags::InputError;
+use crate::output::{self, OutputError};
+use crate::values::duration;
+
+/// Arrivals may lie so far apart.
+const SPAN_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+/// How far the time moves at once while a node syncs.
+const STEP: Duration = Duration::from_millis(50);
+
+/// What can stop a comparison.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CompareError {
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: csv::Error },
+    #[error("{}, line {line}: {field} = {value:?}: {reason}", path.display())]
+    Field { path: PathBuf, line: u64, field: &'static str, value: String, reason: &'static str },
+    #[error("{0}")]
+    Started(String),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate compare --quota 5/s --arrivals examples/traces/arrivals.csv --decisions decisions.csv
+  tidegate compare --algorithm leaky-bucket --quota 5/s --queue 2s --arrivals examples/traces/arrivals.csv --decisions -
+
+Arrivals are lines of t_us,key,cost, with or without a header: microseconds, any text, tokens. Windows
+are aligned to t_us = 0. A time that goes back counts as the newest before it. Decisions are the same
+lines in the same order with allowed (1 or 0) and delay_us (how long the request waits, 0 if denied). A
+cost of 0 is allowed; one that can never fit is denied.";
+
+const ALGORITHMS: [&str; 5] =
+    ["token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"];
+
+/// Decides about the requests of a file on one node in virtual time, and writes what was decided.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The algorithm
+    #[arg(long, default_value = ALGORITHMS[0], value_parser = ALGORITHMS)]
+    algorithm: String,
+    /// Tokens per period, such as 100/s, 600/min, 5/100ms
+    #[arg(long)]
+    quota: String,
+    /// Tokens that a key can have at once; only with token-bucket [default: those of a period]
+    #[arg(long)]
+    burst: Option<u64>,
+    /// How long a request may wait for its slot, such as 500ms; only with leaky-bucket [default: 0]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+    queue: Option<Duration>,
+    /// Who decides: the node alone (local), or the node with leases of a store (hybrid)
+    #[arg(long, default_value = "local", value_parser = ["local", "hybrid"])]
+    mode: String,
+    /// The requests: a CSV of `t_us,key,cost`
+    #[arg(long, value_name = "FILE")]
+    arrivals: PathBuf,
+    /// Where the decisions go: a CSV of `t_us,key,cost,allowed,delay_us`; - for standard output
+    #[arg(long, value_name = "FILE")]
+    decisions: PathBuf,
+}
+
+impl Options {
+    fn rule(&self) -> Result<Rule, InputError> {
+        let quota: Quota = self.quota.parse().map_err(|error| match error {
+            ConfigError::Quota { text, reason } => {
+                InputError::Value { flag: "--quota", value: text, reason }
+            }
+            other => InputError::of_config(other),
+        })?;
+        let of = (quota.tokens(), quota.period());
+        let is = |name: &str| self.algorithm == name;
+        let has_burst = self.burst.is_some() || quota.burst_tokens() != quota.tokens();
+        if has_burst && !is("token-bucket") {
+            let burst = self.burst.unwrap_or(quota.burst_tokens());
+            return Err(self.does_not_fit("--burst", &burst, "only token-bucket has a burst"));
+        }
+        if let Some(queue) = self.queue.filter(|_| !is("leaky-bucket")) {
+            let value = format!("{queue:?}");
+            return Err(self.does_not_fit("--queue", &value, "only leaky-bucket has a queue"));
+        }
+        Ok(match self.algorithm.as_str() {
+            "leaky-bucket" => {
+                LeakyBucket::new(of.0, of.1).queue(self.queue.unwrap_or_default()).into()
+            }
+            "fixed-window" => FixedWindow::new(of.0, of.1).into(),
+            "sliding-window" => SlidingWindow::new(of.0, of.1).into(),
+            "sliding-log" => SlidingLog::new(of.0, of.1).into(),
+            _ => quota.burst(self.burst.unwrap_or(quota.burst_tokens())).into(),
+        })
+    }
+
+    fn does_not_fit(&self, flag: &'static str, value: &dyn ToString, only: &str) -> InputError {
+        let reason = format!("does not fit --algorithm {}: {only}", self.algorithm);
+        InputError::Value { flag, value: value.to_string(), reason }
+    }
+}
+
+/// A line of the file.
+struct Arrival {
+    /// As the file has it.
+    t_us: u64,
+    /// The time at which it is decided.
+    at_us: u64,
+    key: String,
+    cost: u64,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
+    let rule = options.rule()?;
+    let arrivals = arrivals(&options.arrivals)?;
+    let mode = if options.mode == "hybrid" { Mode::Hybrid } else { Mode::Local };
+    let node = Node::new(rule, mode, &arrivals)?;
+    let mut text = csv::Writer::from_writer(Vec::new());
+    let failed = |source| CompareError::File { path: options.decisions.clone(), source };
+    text.write_record(["t_us", "key", "cost", "allowed", "delay_us"]).map_err(failed)?;
+    for arrival in &arrivals {
+        let (allowed, delay_us) = node.decide(arrival);
+        let [t_us, cost, delay_us] = [arrival.t_us, arrival.cost, delay_us].map(|n| n.to_string());
+        let allowed = if allowed { "1" } else { "0" };
+        text.write_record([&t_us, &arrival.key, &cost, allowed, &delay_us]).map_err(failed)?;
+    }
+    let text = text.into_inner().map_err(|error| failed(error.into_error().into()))?;
+    if options.decisions == Path::new("-") {
+        output::write(&String::from_utf8_lossy(&text))?;
+        return Ok(());
+    }
+    std::fs::write(&options.decisions, text).map_err(|error| failed(error.into()))
+}
+
+/// Reads the requests.
+fn arrivals(path: &Path) -> Result<Vec<Arrival>, CompareError> {
+    let failed = |source| CompareError::File { path: path.into(), source };
+    let file = File::open(path).map_err(|error| failed(error.into()))?;
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);
+    let (mut arrivals, mut newest) = (Vec::<Arrival>::new(), 0);
+    for record in reader.records() {
+        let record = record.map_err(failed)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let field = |name: &'static str, value: &str, reason| CompareError::Field {
+            path: path.into(),
+            line,
+            field: name,
+            value: value.into(),
+            reason,
+        };
+        let [t_us, key, cost] = [0, 1, 2].map(|index| record.get(index).unwrap_or_default());
+        if record.len() != 3 {
+            return Err(field("fields", &record.len().to_string(), "expected t_us,key,cost"));
+        }
+        if arrivals.is_empty() && newest == 0 && [t_us, key, cost] == ["t_us", "key", "cost"] {
+            continue;
+        }
+        let number = |name, value: &str| {
+            value.trim().parse::<u64>().map_err(|_| field(name, value, "expected a whole number"))
+        };
+        if key.len() > tidegate::KEY_BYTES_MAX {
+            return Err(field("key", key, "longer than a key may be"));
+        }
+        let (t_us, cost) = (number("t_us", t_us)?, number("cost", cost)?);
+        newest = newest.max(t_us);
+        let first = arrivals.first().map_or(t_us, |first| first.at_us);
+        if Duration::from_micros(newest - first) > SPAN_MAX {
+            return Err(field("t_us", &t_us.to_string(), "more than ten years after the first"));
+        }
+        arrivals.push(Arrival { t_us, at_us: newest, key: key.to_owned(), cost });
+    }
+    Ok(arrivals)
+}
+
+/// A node in virtual time.
+struct Node {
+    runtime: tokio::runtime::Runtime,
+    clock: ManualClock,
+    limiter: Limiter,
+    limit: ActiveLimit,
+    /// The time of the arrivals' clock, less that of the node's.
+    ahead_us: i128,
+}
+
+impl Node {
+    fn new(rule: Rule, mode: Mode, arrivals: &[Arrival]) -> Result<Self, CompareError> {
+        let started = |error: &dyn ToString| CompareError::Started(error.to_string());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| started(&error))?;
+        let clock = ManualClock::new();
+        let keys = arrivals.iter().map(|one| &one.key).collect::<std::collections::HashSet<_>>();
+        let builder = Limiter::builder()
+            .limit(Limit::new("compare", rule).mode(mode))
+            // Twice: the last keys of a limit are for those who wait for a store.
+            .max_keys((2 * keys.len()).max(128))
+            .max_nodes(1)
+            .clock(&clock);
+        let builder = match mode {
+            Mode::Hybrid => builder.store(ScriptedStore::new(&clock)),
+            _ => builder,
+        };
+        let entered = runtime.enter();
+        let limiter = builder.build().map_err(InputError::of_config)?;
+        drop(entered);
+        let limit = limiter.limit("compare").map_err(InputError::of_config)?;
+        // The node's clock begins with a window, as the arrivals' does.
+        let period_us = rule.quota().period().as_micros().max(1) as u64;
+        let first_us = arrivals.first().map_or(0, |first| first.at_us);
+        let begins_us = clock.now().as_micros().div_ceil(period_us) * period_us;
+        let ahead_us = i128::from(first_us - first_us % period_us) - i128::from(begins_us);
+        Ok(Self { runtime, clock, limiter, limit, ahead_us })
+    }
+
+    /// Whether a request goes on, and the microseconds that it waits.
+    fn decide(&self, arrival: &Arrival) -> (bool, u64) {
+        let at_us = i128::from(arrival.at_us) - self.ahead_us;
+        self.pass((at_us - i128::from(self.clock.now().as_micros())) as u64);
+        if arrival.cost == 0 {
+            return (true, 0);
+        }
+        let Ok(cost) = u32::try_from(arrival.cost) else { return (false, 0) };
+        let decision: Decision = match self.limit.rule() {
+            Rule::LeakyBucket(_) => match self.limit.schedule_n(&arrival.key, cost) {
+                Ok(decision) => decision,
+                Err(_) => return (false, 0),
+            },
+            _ => match self.runtime.block_on(self.limit.check_sure_n(&arrival.key, cost)) {
+                Ok(decision) => decision,
+                Err(_) => return (false, 0),
+            },
+        };
+        (decision.is_allowed(), decision.delay().as_micros() as u64)
+    }
+
+    /// Lets time pass. A node that syncs does so meanwhile.
+    fn pass(&self, mut us: u64) {
+        if self.limit.mode() == Mode::Hybrid {
+            while us > 0 {
+                let step = Duration::from_micros(us).min(STEP);
+                self.clock.advance(step);
+                self.runtime.block_on(self.limiter.settle());
+                us -= step.as_micros() as u64;
+            }
+        }
+        self.clock.advance(Duration::from_micros(us));
+    }
+}
