@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::algorithm::{Rule, Standing};
+use crate::algorithm::{Rule, Standing, Turn};
 use crate::limit::LimitInfo;
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -11,7 +11,7 @@ mod held;
 
 pub(crate) use held::{Held, OVERDRAW_PARTS, Refill, View};
 
-/// A denied caller is never told to come back sooner than this.
+/// The least `retry_after` of a denial that is not certain, or that was made from a lease.
 const RETRY_MIN_US: u64 = 1_000;
 
 /// What a limit said about one request, and what it knew when it said so.
@@ -110,20 +110,37 @@ impl Decision {
             return Duration::ZERO;
         }
         Duration::from_micros(match &self.source {
-            Source::Local(standing) => standing.retry_us(self.cost),
+            Source::Local(standing) if self.sure => standing.retry_us(self.cost),
+            Source::Local(standing) => standing.retry_us(self.cost).max(RETRY_MIN_US),
             Source::Lease(held) => {
                 held.expected_us(&self.limit.scale, self.now, self.cost).max(RETRY_MIN_US)
             }
         })
     }
 
-    /// How long the request must wait before it goes on. Zero unless it was allowed by
+    /// How long the request has yet to wait before it goes on. Zero unless it was allowed by
     /// [`schedule`](crate::ActiveLimit::schedule).
     pub fn delay(&self) -> Duration {
         match &self.source {
             Source::Local(standing) => Duration::from_micros(standing.delay_us()),
             Source::Lease(_) => Duration::ZERO,
         }
+    }
+
+    /// The same after the wait for its tokens. It is a denial if they were not used.
+    pub(crate) fn after_delay(self, is_used: bool) -> Self {
+        let source = match self.source {
+            Source::Local(Standing::Turn(rule, turn)) => {
+                Source::Local(Standing::Turn(rule, Turn { delay: 0, ..turn }))
+            }
+            source => source,
+        };
+        Self { allowed: is_used, sure: self.sure && is_used, source, ..self }
+    }
+
+    /// A denial of `cost` tokens by those who came before, where the key's own state is this.
+    pub(crate) fn denied_behind_others(self, cost: u32) -> Self {
+        Self { allowed: false, sure: false, cost, ..self }
     }
 
     /// How long until the key is as if it had never been used, if nobody spends on it: until its bucket is full.
@@ -159,8 +176,9 @@ impl Decision {
         (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
     }
 
-    /// How long until so many tokens are left, if nobody spends on the key; more than the
-    /// [`burst`](Self::burst) never are.
+    /// How long until a request of so many tokens would be allowed, if nobody spends on the key; one of more than
+    /// [`burst`](Self::burst) tokens mostly never is. Of a sliding log it is exact for the next token, and else at most
+    /// too long.
     pub fn left_after(&self, tokens: u32) -> Duration {
         if let Source::Local(standing) = &self.source {
             return Duration::from_micros(standing.wait_us(tokens.into()));

@@ -318,7 +318,9 @@ impl Driver {
             Wish::Time => false,
             Wish::Settle => settled,
         };
-        let over = |waiter: &mut Command| fulfilled(waiter) || waiter.deadline <= now;
+        let over = |waiter: &mut Command| {
+            fulfilled(waiter) || waiter.deadline <= now || waiter.done.is_closed()
+        };
         for waiter in waiting.extract_if(.., over).collect::<Vec<_>>() {
             let fulfilled = fulfilled(&waiter);
             if waiter.wish == Wish::Leave {

@@ -309,7 +309,7 @@ impl Limit {
             local: None,
             outage: self.outage,
             max_wait_us: micros(self.max_wait),
-            waiting_max: self.max_waiting,
+            max_waiting: self.max_waiting,
             grace_us: micros(self.grace),
             version: self.version,
         })

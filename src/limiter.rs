@@ -156,7 +156,8 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
+    /// of slots hold.
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
@@ -263,7 +264,8 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
+    /// of slots hold.
     pub async fn check_sure_n<K: Key + ?Sized>(
         &self,
         key: &K,
@@ -324,7 +326,8 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
+    /// of slots hold.
     #[cfg(feature = "tower")]
     pub(crate) fn check_if_sure<K: Key + ?Sized>(
         &self,
@@ -340,6 +343,12 @@ impl ActiveLimit {
     /// second.
     pub fn excess(&self) -> Excess {
         self.state.excess()
+    }
+
+    /// The highest cost that can be admitted, in tokens.
+    #[cfg(feature = "tower")]
+    pub(crate) fn cost_max(&self) -> u32 {
+        self.state.terms.cost_max
     }
 
     #[inline(always)]
@@ -406,7 +415,7 @@ impl<'a> Target<'a> {
         B: TableBucket<Ask = LocalAsk<R>, Answer = LocalAnswer, Rule = R>,
     {
         let ask = LocalAsk { cost, rule: local.rule, within_us };
-        let now = now.plus_micros(local.ahead_us);
+        let now = now.plus_micros(local.offset_us);
         // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
         let first = self
             .find_first(&local.table)
@@ -476,7 +485,8 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
+    /// of slots hold.
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
@@ -494,7 +504,8 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost is above the burst, so that it can never be admitted.
+    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
+    /// of slots hold.
     pub async fn check_sure_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
         Ok(self.decide_or_ask(cost).await)

@@ -251,7 +251,6 @@ fn compare(algorithm: u8, of: &Numbers, seed: u64) {
             _ => rng.u64(..=of.period_us / 2),
         };
         node.at(now - BEGIN_US);
-        // A thread that read the clock earlier is in no way ahead.
         let cost = if rng.bool() { 1 } else { rng.u64(1..=most.min(1 << 24)) };
         let label = format!("{rule:?}, seed {seed}, step {step}: {cost} tokens at {now}");
         let expected = allows(of, &admissions, now, cost);
@@ -270,6 +269,12 @@ fn compare(algorithm: u8, of: &Numbers, seed: u64) {
         let expected = if is_delayed { micros(delay) } else { Duration::ZERO };
         assert_eq!(decision.delay(), expected, "{label}");
         assert_eq!(decision.remaining(), remaining(of, allows, &admissions, now), "{label}");
+        let next = now + decision.next_token_after().as_micros() as u64;
+        let left = |at| remaining(of, allows, &admissions, at);
+        let is_next = next == now || (left(next) > left(now) && left(next - 1) <= left(now));
+        assert!(is_next, "{label}: the next token comes at {next}");
+        let is_most = left(now) >= remaining(of, allows, &[], now);
+        assert_eq!(next == now, is_most, "{label}: whether there can be more");
         let whole = now + decision.reset_after().as_micros() as u64;
         let fresh = remaining(of, allows, &[], whole);
         assert_eq!(remaining(of, allows, &admissions, whole), fresh, "{label}: reset");

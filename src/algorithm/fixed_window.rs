@@ -1,10 +1,10 @@
-//! So many tokens in each window of the clock.
+//! At most so many tokens in each window of the clock: the fixed window.
 
 use std::time::Duration;
 
 use crate::quota::Quota;
 
-/// So many tokens in each window: the fixed window.
+/// At most `tokens` in each window of the clock: the fixed window.
 ///
 /// Windows are aligned to the beginning of 1970 by the machine's clock, as it was when the limiter was built. At a
 /// window's end all tokens return at once. So a key can spend twice its tokens within a moment, half of them before the

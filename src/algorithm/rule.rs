@@ -21,11 +21,11 @@ pub enum Rule {
     TokenBucket(Quota),
     /// Requests one after the other, at an even pace.
     LeakyBucket(LeakyBucket),
-    /// So many tokens in each window.
+    /// At most `tokens` in each window.
     FixedWindow(FixedWindow),
-    /// So many tokens in about any period.
+    /// At most `tokens` in any period, estimated from two windows.
     SlidingWindow(SlidingWindow),
-    /// So many tokens in any period.
+    /// At most `tokens` in any period, exactly.
     SlidingLog(SlidingLog),
 }
 
@@ -81,7 +81,8 @@ macro_rules! algorithm {
 algorithm!(LeakyBucket, FixedWindow, SlidingWindow, SlidingLog);
 
 impl Rule {
-    /// Tokens per period, and the most that a key can spend at once as the burst.
+    /// Tokens per period, and the most that a key can spend at once as the burst. That of a leaky bucket is 1, though a
+    /// request may cost more.
     pub const fn quota(&self) -> Quota {
         match self {
             Self::TokenBucket(quota) => *quota,
@@ -156,10 +157,10 @@ impl Standing {
         }
     }
 
-    /// Microseconds until the same request would be allowed, which was denied and costs so many tokens.
+    /// Microseconds until a denied request of `cost` tokens would be allowed.
     pub(crate) fn retry_us(&self, cost: u32) -> u64 {
         match self {
-            Self::Log(standing) => standing.retry_us,
+            Self::Log(standing) if standing.retry_us > 0 => standing.retry_us,
             _ => self.wait_us(cost.into()),
         }
     }
@@ -181,7 +182,11 @@ impl Standing {
     /// [`remaining`](Self::remaining), and microseconds until there is a token more; 0 if there cannot be.
     pub(crate) fn remaining_and_next_us(&self) -> (u64, u64) {
         let remaining = self.remaining();
-        let next_us = if self.reset_us() == 0 { 0 } else { self.wait_us(remaining + 1) };
+        let next_us = match self {
+            Self::Turn(rule, turn) => rule.next_us(*turn),
+            _ if self.reset_us() == 0 => 0,
+            _ => self.wait_us(remaining + 1),
+        };
         (remaining, next_us)
     }
 

@@ -1,4 +1,4 @@
-//! So many tokens in any period, exactly: the sliding window log.
+//! At most so many tokens in any period, exactly: the sliding window log.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,10 +11,13 @@ use crate::time::Timestamp;
 /// The most tokens of a [`SlidingLog`].
 pub const LOG_TOKENS_MAX: u64 = 100_000;
 
-/// So many tokens in any period, exactly: the sliding window log.
+/// At most `tokens` in any period, exactly: the sliding window log.
 ///
 /// It keeps the time of each allowed request for one period, 16 bytes each, so it suits small limits: logins,
 /// payments. A token returns one period after it was spent.
+///
+/// Cost: a denial of a cost above 1, and the first decision after a pause, read up to all entries of the key, which is
+/// locked meanwhile.
 ///
 /// ```
 /// use tidegate::SlidingLog;

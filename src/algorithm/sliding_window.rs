@@ -1,10 +1,10 @@
-//! So many tokens in about any period: the sliding window counter.
+//! At most so many tokens in any period, estimated: the sliding window counter.
 
 use std::time::Duration;
 
 use crate::quota::Quota;
 
-/// So many tokens in about any period: the sliding window counter.
+/// At most `tokens` in any period, estimated from two windows: the sliding window counter.
 ///
 /// It counts in windows like a [`FixedWindow`](crate::FixedWindow). What was spent in the window before counts for the
 /// part of it that is less than a period ago, as if it had been spent evenly: after a third of this window, two thirds

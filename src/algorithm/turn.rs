@@ -1,8 +1,8 @@
 //! The token bucket and the leaky bucket, with one point in time as the state.
 //!
 //! The state counts units of the limit's [`Scale`]: those that flow in from the clock's origin until the key is as if
-//! it had never been used. How many of them have not flowed in yet is how far the key is *ahead*. Each request moves
-//! the state by its cost.
+//! it had never been used. A key is *ahead* by the units that have not flowed in yet: by `state - now`, at least 0. Each
+//! request moves the state by its cost.
 //!
 //! - A token bucket (this form of it is known as GCRA) holds `burst - ahead`. A request must wait until that is its
 //!   cost.
@@ -30,8 +30,8 @@ pub(crate) struct Turn {
     pub(crate) ahead: u64,
     /// How long the request must wait, in units; 0 if it was denied.
     pub(crate) delay: u64,
-    /// How long it could have waited, in units.
-    pub(crate) patience: u64,
+    /// The longest wait that it would have been allowed with, in units.
+    pub(crate) max_delay: u64,
 }
 
 /// States are below this.
@@ -82,24 +82,24 @@ impl TurnRule {
         within_us: u64,
     ) -> (Option<u64>, Turn) {
         let (ahead, cost) = (state.saturating_sub(now), u64::from(cost));
-        let (delay, patience) = (self.delay(ahead, cost), self.patience(within_us));
-        if delay > patience {
-            return (None, Turn { ahead, delay: 0, patience });
+        let (delay, max_delay) = (self.delay(ahead, cost), self.max_delay(within_us));
+        if delay > max_delay {
+            return (None, Turn { ahead, delay: 0, max_delay });
         }
         let ahead = ahead + self.units_of(cost);
-        (Some(now + ahead), Turn { ahead, delay, patience })
+        (Some(now + ahead), Turn { ahead, delay, max_delay })
     }
 
-    /// The state after a request of `cost` tokens is given back that led to the state `taken`; `None` if it cannot be. A
-    /// bucket takes back its tokens. A slot is taken back if no later one was given: else two requests would have one.
+    /// Undoes a request of `cost` tokens whose decision led to the state `taken`. Returns the new state; `None` for a leaky
+    /// bucket if a later slot was given: two requests would then share a slot.
     pub(crate) fn given_back(&self, state: u64, taken: u64, cost: u32) -> Option<u64> {
         let is_last = state == taken || matches!(self, Self::TokenBucket(_));
         is_last.then(|| state.saturating_sub(self.units_of(cost.into())))
     }
 
-    /// How long a request can wait that may wait `within_us`, in units.
+    /// The longest wait of a request that may wait for `within_us`, in units.
     #[inline(always)]
-    fn patience(&self, within_us: u64) -> u64 {
+    fn max_delay(&self, within_us: u64) -> u64 {
         let within = within_us.min(WITHIN_MAX_US).saturating_mul(self.scale().rate as u64);
         match self {
             Self::TokenBucket(_) => within,
@@ -107,22 +107,36 @@ impl TurnRule {
         }
     }
 
-    /// Requests of one token that a key would allow now, each of which could wait as long as this one.
+    /// Requests of one token that would be allowed now: without a wait in a token bucket, within `max_delay` in a leaky
+    /// bucket.
     pub(crate) fn remaining(&self, turn: Turn) -> u64 {
         match self {
             Self::TokenBucket(scale) => {
                 (scale.burst as u64).saturating_sub(turn.ahead) / scale.token as u64
             }
             Self::LeakyBucket { scale, .. } => {
-                let left = turn.patience.checked_sub(turn.ahead);
+                let left = turn.max_delay.checked_sub(turn.ahead);
                 left.map_or(0, |left| left / scale.token as u64 + 1)
             }
         }
     }
 
-    /// Microseconds until a request of so many tokens would be allowed that could wait as long, if nobody else spends.
+    /// Microseconds until [`remaining`](Self::remaining) grows, if nobody else spends; 0 if it cannot.
+    pub(crate) fn next_us(&self, turn: Turn) -> u64 {
+        let remaining = self.remaining(turn);
+        let most_ahead = match self {
+            Self::TokenBucket(scale) => {
+                (scale.burst as u64).checked_sub(self.units_of(remaining + 1))
+            }
+            Self::LeakyBucket { .. } => turn.max_delay.checked_sub(self.units_of(remaining)),
+        };
+        most_ahead.map_or(0, |most| self.micros(turn.ahead.saturating_sub(most)))
+    }
+
+    /// Microseconds until a request of so many tokens would be allowed that could wait for `max_delay`, if nobody else
+    /// spends.
     pub(crate) fn wait_us(&self, turn: Turn, tokens: u64) -> u64 {
-        self.micros(self.delay(turn.ahead, tokens).saturating_sub(turn.patience))
+        self.micros(self.delay(turn.ahead, tokens).saturating_sub(turn.max_delay))
     }
 
     /// Microseconds until the key is as if it had never been used.

@@ -54,7 +54,8 @@ impl WindowRule {
         (now / period_us, period_us - now % period_us)
     }
 
-    /// What counts of the window before where so much of this one is left, rounded down.
+    /// What counts of the window before where so much of this one is left. Rounded down, against the rule that rounding
+    /// never admits: rounded up, a key under steady load would have `tokens - 1` a window.
     #[inline(always)]
     fn weight(&self, spent: u32, left_us: u64) -> u64 {
         if spent == 0 {

@@ -74,7 +74,7 @@ impl TableBucket for LocalBucket {
         StoredKey { bytes: &self.key_bytes, words: &self.key }
     }
 
-    /// The last key was as if it had never been used, and one unit later it is too. So is a new key.
+    /// Begins one unit after every word of the last key. That lies in the past, so the new key is unused.
     fn start(&self, _: u32, _: bool) {
         let last = self.state.load(Ordering::Relaxed) & !RETIRED;
         let last = last.max(self.highest.load(Ordering::Relaxed));

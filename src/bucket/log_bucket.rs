@@ -2,9 +2,10 @@
 //!
 //! # Argument
 //!
-//! A key's log is behind a lock, which a decision holds for as long as it takes to look at it. The word counts the keys
-//! that the place has had. It changes only while the lock is held, so a decision that holds the lock and finds the word
-//! that it loaded before it compared the key writes to the log of that key.
+//! A key's log is behind a lock, which a decision holds for as long as it takes to look at it. The word is odd while the
+//! place has a key. [`start`](TableBucket::start) makes it odd and eviction makes it even, and both add 1, so no value
+//! returns. Only eviction ends a key's life, and it holds the key's lock. So a decision that holds the lock, and finds
+//! the odd word that it loaded before it compared the key, writes to the log of that key.
 //!
 //! # Orderings
 //!
@@ -19,11 +20,12 @@ use crate::algorithm::{Log, LogRule, Standing};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 use std::sync::PoisonError;
 
-/// A key and its log. While the place has no key, the word is even.
+/// A key and its log.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct LogBucket {
-    keys: AtomicU64,
+    /// Odd while the place has a key.
+    generation: AtomicU64,
     key_bytes: AtomicU16,
     key: [AtomicU64; SHORT_WORDS],
     /// In memory of its own, if anything was spent.
@@ -44,7 +46,7 @@ impl TableBucket for LogBucket {
     const HAS_MARKS: bool = false;
 
     fn load(&self) -> u64 {
-        self.keys.load(Ordering::Acquire)
+        self.generation.load(Ordering::Acquire)
     }
 
     fn is_retired(word: u64) -> bool {
@@ -56,13 +58,13 @@ impl TableBucket for LogBucket {
     }
 
     fn start(&self, _: u32, _: bool) {
-        self.keys.store(self.keys.load(Ordering::Relaxed) + 1, Ordering::Release);
+        self.generation.store(self.generation.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
     fn try_decide(&self, seen: u64, ask: Self::Ask, time: impl Now) -> Option<LocalAnswer> {
         let LocalAsk { cost, rule, .. } = ask;
         let mut log = self.lock();
-        if Self::is_retired(seen) || self.keys.load(Ordering::Relaxed) != seen {
+        if Self::is_retired(seen) || self.generation.load(Ordering::Relaxed) != seen {
             return None;
         }
         let log = log.get_or_insert_default();
@@ -79,7 +81,7 @@ impl TableBucket for LogBucket {
             return None;
         }
         *log = None;
-        self.keys.store(self.load() + 1, Ordering::Release);
+        self.generation.store(self.load() + 1, Ordering::Release);
         Some(now)
     }
 }

@@ -9,11 +9,10 @@
 //! follow each other, and within one its spending grows; the next key of a place begins two windows later. So a
 //! word that was loaded for one key is never found again for another.
 //!
-//! The first decision in the window after that of the word writes what the word says was spent beside it, and then
-//! swaps. Of several writers the highest number stays, and that is right: all have read the word while it only grew, and
-//! the one whose swap succeeds has read its last value. A decision that sees the word of the new window therefore
-//! reads the last value too. It may read that of two windows later, if the word has gone on meanwhile: then it
-//! fails, and is made again.
+//! The first decision in the window after that of the word writes beside the word what it says was spent, and then
+//! swaps. Several threads may write this entry. The largest value stays, and that is the final count: the thread whose
+//! swap succeeds has read the word's last value. A reader that finds the entry of a later window fails, and the
+//! decision is made again.
 //!
 //! The next key of a place does not begin with the window that follows: a decision whose swap failed may have written
 //! what its first key spent in the window before that.

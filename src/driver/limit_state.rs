@@ -17,7 +17,7 @@ use crate::bucket::{
 use crate::limit::{Credit, Limit, LimitInfo, Terms};
 use crate::time::{Clock, Timestamp};
 
-/// For so many threads counters of local decisions are allocated when a limit is built.
+/// Threads whose counters are allocated when a limit is built.
 const THREADS: usize = 64;
 
 /// The data plane of one limit, as limiter and driver share it.
@@ -78,8 +78,8 @@ impl Buckets {
 pub(crate) struct LocalBuckets<B: TableBucket<Rule: 'static>> {
     pub(crate) table: Table<B>,
     pub(crate) rule: &'static B::Rule,
-    /// How far the limit's time is ahead of the node's clock, in microseconds: a window begins at its origin.
-    pub(crate) ahead_us: u64,
+    /// Added to the node's time, in microseconds, so that windows begin at multiples of the period since 1970.
+    pub(crate) offset_us: u64,
     decided: ThreadLocal<CachePadded<ThreadDecisions>>,
     /// What was taken of all threads' decisions.
     taken: ThreadDecisions,
@@ -93,11 +93,11 @@ struct ThreadDecisions {
 }
 
 impl<B: TableBucket<Rule: 'static>> LocalBuckets<B> {
-    fn new(table: Table<B>, rule: &'static B::Rule, ahead_us: u64) -> Self {
+    fn new(table: Table<B>, rule: &'static B::Rule, offset_us: u64) -> Self {
         Self {
             table,
             rule,
-            ahead_us,
+            offset_us,
             decided: ThreadLocal::with_capacity(THREADS),
             taken: ThreadDecisions::default(),
         }
@@ -118,7 +118,7 @@ impl<B: TableBucket<Rule: 'static>> LocalBuckets<B> {
     }
 
     fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
-        self.table.evict(places, now.plus_micros(self.ahead_us), self.rule, what)
+        self.table.evict(places, now.plus_micros(self.offset_us), self.rule, what)
     }
 
     /// Decisions since the last time. One thread calls this.
@@ -161,8 +161,8 @@ impl LimitState {
             }
             Some(LocalRule::Window(rule)) => {
                 let table = Table::new(index, hasher, budget, 0)?;
-                let ahead_us = time.origin_us() % rule.period_us;
-                let windows = LocalBuckets::new(table, rule, ahead_us);
+                let offset_us = time.origin_us() % rule.period_us;
+                let windows = LocalBuckets::new(table, rule, offset_us);
                 Buckets::Counted(CountedBuckets::Windows(windows))
             }
             Some(LocalRule::Log(rule)) => {

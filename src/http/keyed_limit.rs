@@ -91,16 +91,17 @@ impl KeyedLimit {
         self
     }
 
-    /// The cost of a request, in tokens. A request that costs 0 is not counted. One that costs more than the burst
-    /// or [`COST_MAX`](crate::COST_MAX) is refused with status 400.
+    /// The cost of a request, in tokens. A request that costs 0 is not counted. One that can never be
+    /// admitted ([`CheckError`](crate::CheckError)) is refused with status 400.
     #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
     }
 
-    /// When denied clients may return. [`RetryAfter::exact`] is the default; choose [`RetryAfter::spread`] for a
-    /// bucket that many clients share, so that they do not return in the same second.
+    /// When denied clients may return. By default that is when their request has a chance, and those of a fixed window
+    /// are spread ([`RetryAfter::default`]); choose [`RetryAfter::spread`] for a bucket that many clients share, so that
+    /// they do not return in the same second.
     #[must_use]
     pub fn retry_after(mut self, retry_after: RetryAfter) -> Self {
         self.retry_after = Arc::new(retry_after);
@@ -142,7 +143,7 @@ impl KeyedLimit {
     pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
         let Question::Ask { key, cost, .. } = self.question(head) else { return None };
         let decision = self.limit.check_n(&key, 0).ok()?;
-        (u64::from(cost) <= decision.burst()).then(|| decision.left_after(cost))
+        (cost <= self.limit.cost_max()).then(|| decision.left_after(cost))
     }
 
     /// The refusal of a request that this limit denied, and that has a chance after `wait`.

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::algorithm::Rule;
 use crate::decision::Decision;
 
 /// The longest time over which [`RetryAfter::spread`] spreads denied clients.
@@ -38,14 +39,18 @@ pub struct RetryAfter {
 #[derive(Debug)]
 enum Spread {
     None,
+    /// Over a tenth of the window, if all tokens return at its end.
+    OfWindows,
     /// Over the time in which an empty bucket fills.
     FillTime,
     Over(Duration),
 }
 
 impl Default for RetryAfter {
+    /// Adds no delay, except where all tokens return at one instant: denied clients of a
+    /// [`FixedWindow`](crate::FixedWindow) are spread over a tenth of the window, at most [`SPREAD_MAX`].
     fn default() -> Self {
-        Self::exact()
+        Self::new(Spread::OfWindows)
     }
 }
 
@@ -56,7 +61,7 @@ impl RetryAfter {
         Self { spread, denials: AtomicU32::new(first) }
     }
 
-    /// Adds no delay. This is the default.
+    /// Adds no delay.
     pub fn exact() -> Self {
         Self::new(Spread::None)
     }
@@ -81,6 +86,10 @@ impl RetryAfter {
     pub(super) fn after(&self, wait: Duration, decision: &Decision) -> Duration {
         let spread_s = match self.spread {
             Spread::None => return wait,
+            Spread::OfWindows => match decision.rule() {
+                Rule::FixedWindow(rule) => (rule.period() / 10).min(SPREAD_MAX).as_secs(),
+                _ => return wait,
+            },
             Spread::FillTime => seconds(decision.fill_time().min(SPREAD_MAX)),
             Spread::Over(spread) => spread.as_secs(),
         };
@@ -100,6 +109,8 @@ pub(super) fn seconds(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    use crate::algorithm::FixedWindow;
+    use crate::driver::manual::ManualClock;
     use crate::limit::Limit;
     use crate::limiter::{ActiveLimit, Limiter};
     use crate::quota::Quota;
@@ -138,6 +149,36 @@ mod tests {
         assert_eq!(range(RetryAfter::default(), Quota::per_minute(1)), 0);
         let longest = RetryAfter::spread_over(Duration::MAX);
         assert!(values(&longest, Quota::per_minute(1), 100).iter().all(|&seconds| seconds >= 59));
+    }
+
+    /// A thousand clients are denied within a second, and come back when they are told to.
+    #[test]
+    fn denied_clients_of_a_fixed_window_return_apart_and_those_of_other_limits_at_their_time() {
+        let returns = |rule: Rule| -> [usize; 1000] {
+            let clock = ManualClock::new();
+            let builder =
+                Limiter::builder().limit(Limit::new("a", rule)).manual_clock(clock.clone());
+            let limit = builder.build().unwrap().limit("a").unwrap();
+            assert!(limit.check("key").is_allowed());
+            let (retry, mut tenths) = (RetryAfter::default(), [0; 1000]);
+            for _ in 0..1000 {
+                let seconds = retry.seconds(&limit.check("key"));
+                let at = clock.now().as_micros() + seconds * 1_000_000;
+                tenths[(at / 100_000) as usize] += 1;
+                clock.advance(Duration::from_millis(1));
+            }
+            tenths
+        };
+        let window = returns(FixedWindow::per_minute(1).into());
+        assert!(window.iter().all(|&clients| clients <= 30), "{window:?}");
+        assert_eq!(
+            window[..600].iter().sum::<usize>(),
+            0,
+            "nobody returns before the window's end"
+        );
+        assert_eq!(window[..680].iter().sum::<usize>(), 1000);
+        let bucket = returns(Quota::per_minute(1).into());
+        assert_eq!(bucket[610..621].iter().sum::<usize>(), 1000);
     }
 
     #[test]

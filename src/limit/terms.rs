@@ -34,7 +34,7 @@ pub(crate) struct Terms {
     /// How long a caller waits for the store at most.
     pub max_wait_us: u64,
     /// How many callers may wait for their turn at a time.
-    pub waiting_max: u32,
+    pub max_waiting: u32,
     /// The least silence before the outage policy takes over.
     pub grace_us: u64,
     /// Version of the definition.

@@ -24,46 +24,46 @@ pub(crate) struct Waiting {
     lines: DashMap<Box<[u8]>, Arc<Mutex<()>>>,
 }
 
-/// One who waits is counted.
-struct Counted<'a>(&'a Waiting);
+/// Lets one caller wait.
+struct Permit<'a>(&'a Waiting);
 
 impl Waiting {
-    /// `None` if so many wait already.
-    fn enter(&self, most: u32) -> Option<Counted<'_>> {
+    /// `None` if `most` callers wait already.
+    fn enter(&self, most: u32) -> Option<Permit<'_>> {
         let one_more = |count: u32| (count < most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        Some(Counted(self))
+        Some(Permit(self))
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A caller's place in the line of a key. The last one who leaves takes the line away.
-struct Place<'a> {
+/// A caller in the line of a key. The last one who leaves takes the line away.
+struct LineEntry<'a> {
     waiting: &'a Waiting,
     key: &'a [u8],
     line: Arc<Mutex<()>>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> LineEntry<'a> {
     fn new(waiting: &'a Waiting, key: &'a [u8]) -> Self {
         let line = waiting.lines.entry(key.into()).or_default().clone();
         Self { waiting, key, line }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for LineEntry<'_> {
     fn drop(&mut self) {
         // The map's own, and this one. Nobody gets another one while the entry is locked.
         self.waiting.lines.remove_if(self.key, |_, line| Arc::strong_count(line) <= 2);
     }
 }
 
-/// A turn that was promised. Unless it is used, it is given back.
+/// Tokens that were promised. Unless they are used, they are given back.
 struct Promise {
     handle: Handle,
     decision: Decision,
@@ -90,7 +90,7 @@ impl ActiveLimit {
     /// [`delay`](Decision::delay): for callers with timers of their own.
     ///
     /// A [`LeakyBucket`](crate::LeakyBucket) promises the next free slot, if it is within its queue. Other limits decide as
-    /// [`check_sure`](Self::check_sure) does without waiting for the store: they promise nothing.
+    /// [`check`](Self::check) does, and promise nothing.
     pub fn schedule<K: Key + ?Sized>(&self, key: &K) -> Decision {
         self.decide_within(Target::key(&self.shared.secret.name(key)), 1, u64::MAX)
     }
@@ -106,13 +106,21 @@ impl ActiveLimit {
         Ok(self.decide_within(Target::key(&self.shared.secret.name(key)), cost, u64::MAX))
     }
 
-    /// Waits until a request of `key` that costs one token may go on, at most for `within`. The decision is a denial if
-    /// it could not go on by then: mostly that is known at once.
+    /// Waits until a request of `key` that costs one token may go on, for `within` at most. The decision is a denial if
+    /// the request could not go on by then. A token bucket or leaky bucket knows that at once; of other limits a caller
+    /// in line may wait for `within` first.
     ///
-    /// Callers of one key go on in the order in which they came, on this node. A local token bucket or leaky bucket
-    /// promises the tokens to whoever waits, so that no other request takes them first. At most
-    /// [`Limit::max_waiting`](crate::Limit::max_waiting) callers of a limit wait; others are decided about at once. A
-    /// caller who goes away gives back what was promised; one who waits for the store may lose a token.
+    /// Callers of one key on this node go on in the order in which they asked first. A local token bucket or leaky bucket
+    /// promises the tokens to them, so that no other request takes them. A caller who goes away (drops the future) gives
+    /// tokens back to a token bucket, so that a later caller may go on sooner; a leaky bucket takes back its last slot
+    /// only, and other slots pass unused; a key for which there was no room gives nothing back. Of other limits
+    /// [`check`](Self::check) may take what a caller waits for.
+    ///
+    /// If [`Limit::max_waiting`](crate::Limit::max_waiting) callers of the limit wait already, the request does not wait
+    /// for tokens.
+    ///
+    /// Cost: two short locks of the limit's table and two allocations a call; a wait is a message to the limiter's task,
+    /// and ends up to some 2 ms late.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -132,8 +140,8 @@ impl ActiveLimit {
         self.wait(&self.shared.secret.name(key), 1, within).await
     }
 
-    /// The same as [`until_ready`](Self::until_ready) for a request that costs `cost` tokens. A cost of 0 does not wait,
-    /// and is as in [`check_n`](Self::check_n).
+    /// The same as [`until_ready`](Self::until_ready) for a request that costs `cost` tokens. A cost of 0 does not wait: it
+    /// is as in [`check_n`](Self::check_n).
     ///
     /// # Errors
     ///
@@ -165,8 +173,11 @@ impl ActiveLimit {
     }
 
     async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
-        let counted = self.waiting().enter(self.state.terms.waiting_max);
-        let within = if counted.is_some() && cost > 0 { within } else { Duration::ZERO };
+        if cost == 0 {
+            return self.decide(Target::key(key), 0);
+        }
+        let permit = self.waiting().enter(self.state.terms.max_waiting);
+        let within = if permit.is_some() { within } else { Duration::ZERO };
         match &self.state.buckets {
             Buckets::Local(local) => {
                 // It is pinned before the slot is taken, so that the slot is found again.
@@ -178,7 +189,7 @@ impl ActiveLimit {
                 if delay > Duration::ZERO {
                     let mut promise = Promise { handle, decision, is_used: false };
                     promise.is_used = self.sleep(delay).await;
-                    return Decision { allowed: promise.is_used, ..decision };
+                    return decision.after_delay(promise.is_used);
                 }
                 decision
             }
@@ -189,19 +200,19 @@ impl ActiveLimit {
     /// Asks again whenever there may be enough, once those have gone on who came before.
     async fn wait_in_line(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
         let deadline = self.now().plus_micros(micros(within));
-        let place = Place::new(self.waiting(), key);
+        let entry = LineEntry::new(self.waiting(), key);
         let _first = tokio::select! {
             biased;
-            first = place.line.lock() => first,
+            first = entry.line.lock() => first,
             _ = self.sleep(within) => {
-                return Decision { allowed: false, ..self.decide(Target::key(key), 0) };
+                return self.decide(Target::key(key), 0).denied_behind_others(cost);
             }
         };
         loop {
             let decision = self.decide_or_ask(Target::key(key), cost).await;
             let left_us = deadline.micros_since(self.now());
             let wait = decision.retry_after();
-            let is_over = decision.is_allowed() || cost == 0 || micros(wait) > left_us;
+            let is_over = decision.is_allowed() || micros(wait) > left_us;
             if is_over || !self.sleep(wait).await {
                 return decision;
             }

@@ -17,6 +17,8 @@ use crate::values::duration;
 
 /// Arrivals may lie so far apart.
 const SPAN_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+/// And so far where a node syncs meanwhile: a day takes a minute.
+const HYBRID_SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How far the time moves at once while a node syncs.
 const STEP: Duration = Duration::from_millis(50);
 
@@ -81,7 +83,7 @@ impl Options {
             ConfigError::Quota { text, reason } => {
                 InputError::Value { flag: "--quota", value: text, reason }
             }
-            other => InputError::of_config(other),
+            other => config_error(other),
         })?;
         let of = (quota.tokens(), quota.period());
         let is = |name: &str| self.algorithm == name;
@@ -111,6 +113,16 @@ impl Options {
     }
 }
 
+/// What cannot be kept, by the flag that asked for it.
+fn config_error(error: ConfigError) -> InputError {
+    match error {
+        ConfigError::Limit { field: "quota.tokens" | "quota.period", value, reason, .. } => {
+            InputError::Flag { flag: "--quota", value, reason }
+        }
+        other => InputError::of_config(other),
+    }
+}
+
 /// A line of the file.
 struct Arrival {
     /// As the file has it.
@@ -125,6 +137,11 @@ pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
     let rule = options.rule()?;
     let arrivals = arrivals(&options.arrivals)?;
     let mode = if options.mode == "hybrid" { Mode::Hybrid } else { Mode::Local };
+    let span = arrivals.last().map_or(0, |last| last.at_us - arrivals[0].at_us);
+    if mode == Mode::Hybrid && Duration::from_micros(span) > HYBRID_SPAN_MAX {
+        let reason = "its arrivals span more than a day: use --mode local, or a part of them";
+        return Err(InputError::flag("--mode", &options.mode, reason).into());
+    }
     let node = Node::new(rule, mode, &arrivals)?;
     let mut text = csv::Writer::from_writer(Vec::new());
     let failed = |source| CompareError::File { path: options.decisions.clone(), source };
@@ -189,8 +206,8 @@ struct Node {
     clock: ManualClock,
     limiter: Limiter,
     limit: ActiveLimit,
-    /// The time of the arrivals' clock, less that of the node's.
-    ahead_us: i128,
+    /// The origin of the node's clock, on the arrivals' one.
+    origin_us: i128,
 }
 
 impl Node {
@@ -211,36 +228,31 @@ impl Node {
             _ => builder,
         };
         let entered = runtime.enter();
-        let limiter = builder.build().map_err(InputError::of_config)?;
+        let limiter = builder.build().map_err(config_error)?;
         drop(entered);
-        let limit = limiter.limit("compare").map_err(InputError::of_config)?;
+        let limit = limiter.limit("compare").map_err(config_error)?;
         // The node's clock begins with a window, as the arrivals' does.
         let period_us = rule.quota().period().as_micros().max(1) as u64;
         let first_us = arrivals.first().map_or(0, |first| first.at_us);
         let begins_us = clock.now().as_micros().div_ceil(period_us) * period_us;
-        let ahead_us = i128::from(first_us - first_us % period_us) - i128::from(begins_us);
-        Ok(Self { runtime, clock, limiter, limit, ahead_us })
+        let origin_us = i128::from(first_us - first_us % period_us) - i128::from(begins_us);
+        Ok(Self { runtime, clock, limiter, limit, origin_us })
     }
 
     /// Whether a request goes on, and the microseconds that it waits.
     fn decide(&self, arrival: &Arrival) -> (bool, u64) {
-        let at_us = i128::from(arrival.at_us) - self.ahead_us;
+        let at_us = i128::from(arrival.at_us) - self.origin_us;
         self.pass((at_us - i128::from(self.clock.now().as_micros())) as u64);
         if arrival.cost == 0 {
             return (true, 0);
         }
         let Ok(cost) = u32::try_from(arrival.cost) else { return (false, 0) };
-        let decision: Decision = match self.limit.rule() {
-            Rule::LeakyBucket(_) => match self.limit.schedule_n(&arrival.key, cost) {
-                Ok(decision) => decision,
-                Err(_) => return (false, 0),
-            },
-            _ => match self.runtime.block_on(self.limit.check_sure_n(&arrival.key, cost)) {
-                Ok(decision) => decision,
-                Err(_) => return (false, 0),
-            },
+        let decided = match self.limit.rule() {
+            Rule::LeakyBucket(_) => self.limit.schedule_n(&arrival.key, cost),
+            _ => self.runtime.block_on(self.limit.check_sure_n(&arrival.key, cost)),
         };
-        (decision.is_allowed(), decision.delay().as_micros() as u64)
+        let told = |one: Decision| (one.is_allowed(), one.delay().as_micros() as u64);
+        decided.map_or((false, 0), told)
     }
 
     /// Lets time pass. A node that syncs does so meanwhile.
