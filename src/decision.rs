@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::algorithm::{Rule, Standing, Turn};
+use crate::algorithm::{LogStanding, Rule, Standing, Turn};
 use crate::limit::LimitInfo;
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -131,7 +131,7 @@ impl Decision {
     pub(crate) fn after_delay(self, is_used: bool) -> Self {
         let source = match self.source {
             Source::Local(Standing::Turn(rule, turn)) => {
-                Source::Local(Standing::Turn(rule, Turn { delay: 0, ..turn }))
+                Source::Local(Standing::Turn(rule, Turn { delay: 0, max_delay: 0, ..turn }))
             }
             source => source,
         };
@@ -140,7 +140,14 @@ impl Decision {
 
     /// A denial of `cost` tokens by those who came before, where the key's own state is this.
     pub(crate) fn denied_behind_others(self, cost: u32) -> Self {
-        Self { allowed: false, sure: false, cost, ..self }
+        let source = match self.source {
+            // What it says is for one token.
+            Source::Local(Standing::Log(log)) => {
+                Source::Local(Standing::Log(LogStanding { retry_us: 0, ..log }))
+            }
+            source => source,
+        };
+        Self { allowed: false, sure: false, cost, source, ..self }
     }
 
     /// How long until the key is as if it had never been used, if nobody spends on it: until its bucket is full.

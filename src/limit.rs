@@ -290,7 +290,7 @@ impl Limit {
         if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
             return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
         }
-        let scale = self.quota().scale(&self.name)?;
+        let scale = self.rule.scale(&self.name)?;
         self.validate_sync()?;
         let spent_us = (scale.fill_us() / 4).max(KEY_TICK_MIN_US);
         let (interval, pace) = self.interval_and_pace(spent_us);

@@ -103,8 +103,8 @@ impl Quota {
         self.tokens as f64 / self.period.as_secs_f64()
     }
 
-    /// The integer units in which levels of this quota are kept.
-    pub(crate) fn scale(&self, limit: &str) -> Result<Scale, ConfigError> {
+    /// Checks that each number is one that a quota may have.
+    pub(crate) fn validate(&self, limit: &str) -> Result<(), ConfigError> {
         let invalid = |field, value: String, reason| {
             Err(ConfigError::Limit { limit: limit.to_owned(), field, value, reason })
         };
@@ -124,14 +124,18 @@ impl Quota {
             let reason = "an empty bucket would take more than 366 days to fill";
             return invalid("quota.burst", self.burst.to_string(), reason);
         }
-        Scale::new(self.tokens, period_us, self.burst).map_or_else(
-            || {
-                let reason =
-                    "rate and burst cannot be kept together within 0.01%: choose rounder numbers";
-                invalid("quota.burst", self.burst.to_string(), reason)
-            },
-            Ok,
-        )
+        Ok(())
+    }
+
+    /// The integer units in which levels of this quota are kept.
+    pub(crate) fn scale(&self, limit: &str) -> Result<Scale, ConfigError> {
+        self.validate(limit)?;
+        Scale::new(self.tokens, micros(self.period), self.burst).ok_or_else(|| ConfigError::Limit {
+            limit: limit.to_owned(),
+            field: "quota.burst",
+            value: self.burst.to_string(),
+            reason: "rate and burst cannot be kept together within 0.01%: choose rounder numbers",
+        })
     }
 }
 

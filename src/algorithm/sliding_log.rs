@@ -13,8 +13,8 @@ pub const LOG_TOKENS_MAX: u64 = 100_000;
 
 /// At most `tokens` in any period, exactly: the sliding window log.
 ///
-/// It keeps the time of each allowed request for one period, 16 bytes each, so it suits small limits: logins,
-/// payments. A token returns one period after it was spent.
+/// It keeps the time of each allowed request for one period, in 16 to 64 bytes each, so it suits small limits: logins,
+/// payments. The memory of a key that is not asked for returns when the key is evicted. A token returns one period after it was spent.
 ///
 /// Cost: a denial of a cost above 1, and the first decision after a pause, read up to all entries of the key, which is
 /// locked meanwhile.
@@ -53,6 +53,9 @@ impl SlidingLog {
         Ok(LogRule { tokens, period_us })
     }
 }
+
+/// Memory for so few entries is not given back before the key is forgotten.
+const ENTRIES_KEPT: usize = 8;
 
 /// The rule of a key whose state is its [`Log`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,12 +96,15 @@ impl Log {
     ) -> (bool, LogStanding) {
         // Time may have been read before an earlier decision was made.
         let newest = self.entries.back().map_or(0, |&(at, _)| at);
-        let now = now.as_micros().max(newest);
+        let now = now.as_micros().max(newest).min(u64::MAX - rule.period_us);
         while let Some(&(at, cost)) = self.entries.front()
-            && at.saturating_add(rule.period_us) <= now
+            && at + rule.period_us <= now
         {
             self.entries.pop_front();
             self.spent -= cost;
+        }
+        if self.entries.capacity() > ENTRIES_KEPT.max(4 * self.entries.len()) {
+            self.entries.shrink_to(ENTRIES_KEPT.max(2 * self.entries.len()));
         }
         let room = rule.tokens - self.spent;
         let is_allowed = cost <= room;

@@ -34,6 +34,17 @@ pub(crate) struct Turn {
     pub(crate) max_delay: u64,
 }
 
+/// A request that is to be undone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    /// The state after its decision.
+    pub(crate) state: u64,
+    /// In tokens.
+    pub(crate) cost: u32,
+    /// When it is undone, in units.
+    pub(crate) now: u64,
+}
+
 /// States are below this.
 pub(crate) const STATE_MAX: u64 = 1 << 63;
 /// The longest wait for a turn: as long as a bucket may take to fill.
@@ -90,11 +101,19 @@ impl TurnRule {
         (Some(now + ahead), Turn { ahead, delay, max_delay })
     }
 
-    /// Undoes a request of `cost` tokens whose decision led to the state `taken`. Returns the new state; `None` for a leaky
-    /// bucket if a later slot was given: two requests would then share a slot.
-    pub(crate) fn given_back(&self, state: u64, taken: u64, cost: u32) -> Option<u64> {
-        let is_last = state == taken || matches!(self, Self::TokenBucket(_));
-        is_last.then(|| state.saturating_sub(self.units_of(cost.into())))
+    /// Undoes a request of `cost` tokens at `now` whose decision led to the state `taken`. Returns the new state; `None` if
+    /// it cannot be undone:
+    ///
+    /// - in a token bucket that may have been full since. It was not if `taken` lies ahead, and no request was undone
+    ///   since, so that no state was lower meanwhile; states up to `undone` were there before one was;
+    /// - in a leaky bucket if a later slot was given: two requests would then share a slot.
+    pub(crate) fn given_back(&self, state: u64, taken: Taken, undone: u64) -> Option<u64> {
+        let Taken { state: taken, cost, now } = taken;
+        let can_be = match self {
+            Self::TokenBucket(_) => taken > now.max(undone),
+            Self::LeakyBucket { .. } => taken == state,
+        };
+        can_be.then(|| state.saturating_sub(self.units_of(cost.into())))
     }
 
     /// The longest wait of a request that may wait for `within_us`, in units.

@@ -6,6 +6,8 @@ use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::time::{Timestamp, micros};
 
+/// Windows that are told apart: of the shortest for 27 years of the machine's uptime.
+pub(crate) const WINDOWS_MAX: u64 = (1 << 33) - 4;
 /// The shortest window.
 pub const WINDOW_MIN: Duration = Duration::from_millis(100);
 
@@ -32,8 +34,7 @@ pub(crate) struct Counts {
 
 impl WindowRule {
     pub(super) fn new(limit: &str, quota: Quota, is_sliding: bool) -> Result<Self, ConfigError> {
-        // Whether the numbers are possible at all.
-        quota.scale(limit)?;
+        quota.validate(limit)?;
         if quota.period() < WINDOW_MIN {
             return Err(ConfigError::Limit {
                 limit: limit.to_owned(),
@@ -51,7 +52,7 @@ impl WindowRule {
     #[inline(always)]
     pub(crate) fn window_at(&self, now: Timestamp) -> (u64, u64) {
         let (now, period_us) = (now.as_micros(), self.period_us);
-        (now / period_us, period_us - now % period_us)
+        ((now / period_us).min(WINDOWS_MAX), period_us - now % period_us)
     }
 
     /// What counts of the window before where so much of this one is left. Rounded down, against the rule that rounding

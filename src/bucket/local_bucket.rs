@@ -6,7 +6,7 @@
 //! A decision loads the word, compares the key, and swaps the word that it loaded. From one key of a place to the next
 //! the word grows: [`start`](TableBucket::start) begins after every value that the word had for the last key. So a word
 //! that was loaded for one key is never found again for another, and a swap that succeeds spends from the key that was
-//! compared. Within a key's life the word only grows, except where a turn is [given back](LocalBucket::give_back);
+//! compared. Within a key's life the word only grows, except where a request is [undone](LocalBucket::give_back);
 //! how far it had grown is written down before.
 //!
 //! # Orderings
@@ -18,7 +18,7 @@ use super::atomic::{AtomicU16, AtomicU64, Ordering};
 use super::spend_result::{LocalAnswer, LocalAsk};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
-use crate::algorithm::{Standing, Turn, TurnRule};
+use crate::algorithm::{Standing, Taken, Turn, TurnRule};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
 /// Set while the place has no key. 0 also means that it has none.
@@ -30,20 +30,26 @@ const RETIRED: u64 = 1 << 63;
 pub(crate) struct LocalBucket {
     /// The state, or [`RETIRED`] and the last one.
     state: AtomicU64,
-    /// At least the highest state from which a turn was given back.
+    /// At least the highest state from which a request was undone.
     highest: AtomicU64,
     key_bytes: AtomicU16,
     key: [AtomicU64; SHORT_WORDS],
 }
 
 impl LocalBucket {
-    /// Takes back what a request of `cost` tokens took that led to the state `taken` and will not be made. The caller
-    /// has pinned the key.
-    pub(crate) fn give_back(&self, rule: &TurnRule, taken: u64, cost: u32) {
+    /// Undoes a request that was allowed and will not be made, if it can be undone. The caller has pinned the key.
+    pub(crate) fn give_back(&self, rule: &TurnRule, taken: Taken) {
+        let (mut undone, mut own) = (self.highest.load(Ordering::Acquire), 0);
         loop {
             let state = self.load();
-            let Some(less) = rule.given_back(state, taken, cost) else { return };
-            self.highest.fetch_max(state, Ordering::AcqRel);
+            let Some(less) = rule.given_back(state, taken, undone) else { return };
+            let highest = self.highest.fetch_max(state, Ordering::AcqRel);
+            if highest > undone.max(own) {
+                // Another thread undoes a request too.
+                undone = highest;
+                continue;
+            }
+            own = state;
             let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
             if self.state.compare_exchange(state, less, success, failure).is_ok() {
                 return;

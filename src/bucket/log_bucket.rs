@@ -67,8 +67,11 @@ impl TableBucket for LogBucket {
         if Self::is_retired(seen) || self.generation.load(Ordering::Relaxed) != seen {
             return None;
         }
-        let log = log.get_or_insert_default();
-        let (is_allowed, standing) = log.decide(rule, time.cached(), cost.max(1), cost == 0);
+        let (now, is_peek) = (time.cached(), cost == 0);
+        let (is_allowed, standing) = match &mut *log {
+            None if is_peek => Log::default().decide(rule, now, 1, is_peek),
+            log => log.get_or_insert_default().decide(rule, now, cost.max(1), is_peek),
+        };
         Some(LocalAnswer { is_allowed, standing: Standing::Log(standing) })
     }
 

@@ -6,7 +6,7 @@
 //! # Argument
 //!
 //! A decision loads the word, compares the key, and swaps the word that it loaded. The word only grows: a key's windows
-//! follow each other, and within one its spending grows; the next key of a place begins two windows later. So a
+//! follow each other, and within one its spending grows; the next key of a place begins in a later window. So a
 //! word that was loaded for one key is never found again for another.
 //!
 //! The first decision in the window after that of the word writes beside the word what it says was spent, and then
@@ -14,8 +14,8 @@
 //! swap succeeds has read the word's last value. A reader that finds the entry of a later window fails, and the
 //! decision is made again.
 //!
-//! The next key of a place does not begin with the window that follows: a decision whose swap failed may have written
-//! what its first key spent in the window before that.
+//! Where windows slide, the next key of a place does not begin with the window that follows: a decision whose swap failed
+//! may have written what the key before spent.
 //!
 //! # Orderings
 //!
@@ -33,14 +33,14 @@ use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 const RETIRED: u64 = 1 << 63;
 /// Bits of what was spent in a window: no quota has more tokens.
 const SPENT_BITS: u32 = 30;
-/// Windows from the end of one key's life in a place to the begin of the next one's.
+/// Windows from the one in a retired word to the one in which the next key begins.
 const WINDOWS_BETWEEN: u64 = 2;
 
 /// A key's state and the key, in one cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct WindowBucket {
-    /// A window and what was spent in it, or [`RETIRED`] and the last ones.
+    /// A window and what was spent in it, or [`RETIRED`] and the window that is [`WINDOWS_BETWEEN`] before the next key's.
     word: AtomicU64,
     /// For even and for odd windows: the window, and what was spent in the one before.
     before: [AtomicU64; 2],
@@ -160,11 +160,15 @@ impl TableBucket for WindowBucket {
     fn try_retire(&self, now: Timestamp, rule: &WindowRule, _: Evictable) -> Option<Timestamp> {
         let word = self.load();
         let (window, _) = window_at(rule, now.minus_micros(CLOCK_AGE_MAX_US));
-        if Self::is_retired(word) || window < Spent::of(word).window + WINDOWS_BETWEEN {
+        let spent = Spent::of(word);
+        let counts_for = if rule.is_sliding { 2 } else { 1 };
+        if Self::is_retired(word) || window < spent.window + counts_for {
             return None;
         }
+        // The next key begins when this one no longer counts.
+        let last = Spent { window: spent.window + counts_for - WINDOWS_BETWEEN, ..spent };
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        self.word.compare_exchange(word, word | RETIRED, success, failure).ok()?;
+        self.word.compare_exchange(word, last.word() | RETIRED, success, failure).ok()?;
         Some(now)
     }
 }

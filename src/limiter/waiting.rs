@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::{ActiveLimit, Handle, Target};
-use crate::algorithm::{Standing, TurnRule};
+use crate::algorithm::{Standing, Taken, TurnRule};
 use crate::bucket::OVERFLOW;
 use crate::decision::{Decision, Source};
 use crate::driver::{Buckets, LocalBuckets, Wish};
@@ -46,20 +46,30 @@ impl Drop for Permit<'_> {
 struct LineEntry<'a> {
     waiting: &'a Waiting,
     key: &'a [u8],
-    line: Arc<Mutex<()>>,
+    /// `None` only while it is dropped.
+    line: Option<Arc<Mutex<()>>>,
 }
 
 impl<'a> LineEntry<'a> {
     fn new(waiting: &'a Waiting, key: &'a [u8]) -> Self {
         let line = waiting.lines.entry(key.into()).or_default().clone();
-        Self { waiting, key, line }
+        Self { waiting, key, line: Some(line) }
+    }
+}
+
+impl LineEntry<'_> {
+    /// Waits until all who came before have left.
+    async fn lock(&self) -> Option<MutexGuard<'_, ()>> {
+        Some(self.line.as_ref()?.lock().await)
     }
 }
 
 impl Drop for LineEntry<'_> {
     fn drop(&mut self) {
-        // The map's own, and this one. Nobody gets another one while the entry is locked.
-        self.waiting.lines.remove_if(self.key, |_, line| Arc::strong_count(line) <= 2);
+        // First, so that of two who leave together one finds that only the map has the line. Nobody gets another one while
+        // the entry is locked.
+        drop(self.line.take());
+        self.waiting.lines.remove_if(self.key, |_, line| Arc::strong_count(line) == 1);
     }
 }
 
@@ -80,7 +90,8 @@ impl Drop for Promise {
             && let Source::Local(Standing::Turn(rule, turn)) = self.decision.source
         {
             let state = rule.units_at(self.decision.now) + turn.ahead;
-            table.at(place).give_back(rule, state, self.decision.cost);
+            let (cost, now) = (self.decision.cost, rule.units_at(limit.precise_now()));
+            table.at(place).give_back(rule, Taken { state, cost, now });
         }
     }
 }
@@ -112,9 +123,12 @@ impl ActiveLimit {
     ///
     /// Callers of one key on this node go on in the order in which they asked first. A local token bucket or leaky bucket
     /// promises the tokens to them, so that no other request takes them. A caller who goes away (drops the future) gives
-    /// tokens back to a token bucket, so that a later caller may go on sooner; a leaky bucket takes back its last slot
-    /// only, and other slots pass unused; a key for which there was no room gives nothing back. Of other limits
-    /// [`check`](Self::check) may take what a caller waits for.
+    /// them back, so that a later caller may go on sooner, with these exceptions: a leaky bucket takes back its last slot
+    /// only, and other slots pass unused; a token bucket does not take back what was promised before it took something
+    /// back; and a key for which there was no room gives nothing back. Of other limits [`check`](Self::check) may take
+    /// what a caller waits for.
+    ///
+    /// Metrics count a denial each time that a caller in line asks in vain.
     ///
     /// If [`Limit::max_waiting`](crate::Limit::max_waiting) callers of the limit wait already, the request does not wait
     /// for tokens.
@@ -203,7 +217,7 @@ impl ActiveLimit {
         let entry = LineEntry::new(self.waiting(), key);
         let _first = tokio::select! {
             biased;
-            first = entry.line.lock() => first,
+            first = entry.lock() => first,
             _ = self.sleep(within) => {
                 return self.decide(Target::key(key), 0).denied_behind_others(cost);
             }

@@ -64,14 +64,14 @@ impl FromStr for Quota {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let quota = parsed(text)
             .ok_or_else(|| ConfigError::Quota { text: text.to_owned(), reason: FORM.to_owned() })?;
-        // What cannot be kept is refused here, where the text is known.
-        match quota.scale("quota") {
+        // What no quota can have is refused here, where the text is known.
+        match quota.validate("quota") {
             Err(ConfigError::Limit { field, value, reason, .. }) => Err(ConfigError::Quota {
                 text: text.to_owned(),
                 reason: format!("{field} = {value}: {reason}"),
             }),
             Err(error) => Err(error),
-            Ok(_) => Ok(quota),
+            Ok(()) => Ok(quota),
         }
     }
 }

@@ -142,6 +142,14 @@ pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
         let reason = "its arrivals span more than a day: use --mode local, or a part of them";
         return Err(InputError::flag("--mode", &options.mode, reason).into());
     }
+    let most = rule.quota().burst_tokens();
+    let is_uncounted = |one: &&Arrival| one.cost > tidegate::COST_MAX && one.cost <= most;
+    if let (Mode::Hybrid, Some(one)) = (mode, arrivals.iter().find(is_uncounted)) {
+        let reason =
+            format!("one request can cost 16777215 tokens at most, and one costs {}", one.cost);
+        let value = options.mode.clone();
+        return Err(InputError::Value { flag: "--mode", value, reason }.into());
+    }
     let node = Node::new(rule, mode, &arrivals)?;
     let mut text = csv::Writer::from_writer(Vec::new());
     let failed = |source| CompareError::File { path: options.decisions.clone(), source };
@@ -186,9 +194,6 @@ fn arrivals(path: &Path) -> Result<Vec<Arrival>, CompareError> {
         let number = |name, value: &str| {
             value.trim().parse::<u64>().map_err(|_| field(name, value, "expected a whole number"))
         };
-        if key.len() > tidegate::KEY_BYTES_MAX {
-            return Err(field("key", key, "longer than a key may be"));
-        }
         let (t_us, cost) = (number("t_us", t_us)?, number("cost", cost)?);
         newest = newest.max(t_us);
         let first = arrivals.first().map_or(t_us, |first| first.at_us);
@@ -231,8 +236,13 @@ impl Node {
         let limiter = builder.build().map_err(config_error)?;
         drop(entered);
         let limit = limiter.limit("compare").map_err(config_error)?;
-        // The node's clock begins with a window, as the arrivals' does.
-        let period_us = rule.quota().period().as_micros().max(1) as u64;
+        // Windows begin at the origins of both clocks.
+        let period_us = match rule {
+            Rule::FixedWindow(_) | Rule::SlidingWindow(_) => {
+                rule.quota().period().as_micros() as u64
+            }
+            _ => 1,
+        };
         let first_us = arrivals.first().map_or(0, |first| first.at_us);
         let begins_us = clock.now().as_micros().div_ceil(period_us) * period_us;
         let origin_us = i128::from(first_us - first_us % period_us) - i128::from(begins_us);

@@ -176,6 +176,54 @@ fn word_of_one_key_is_never_the_word_of_the_next() {
     assert!(try_retire(2_004));
 }
 
+/// A request that was promised the bucket's next two tokens, and is undone at this time.
+fn promised(bucket: &LocalBucket, us: u64, rule: &'static TurnRule) -> impl Fn(u64) -> Taken {
+    let ask = LocalAsk { within_us: 1_000_000, ..ask(2, rule) };
+    assert!(bucket.try_decide(bucket.load(), ask, at(us)).unwrap().is_allowed);
+    let state = bucket.load();
+    move |us| Taken { state, cost: 2, now: rule.units_at(at(us)) }
+}
+
+/// 10 tokens went through at one instant with a burst of 5.
+#[test]
+fn request_that_is_undone_after_the_bucket_was_full_gives_nothing_back() {
+    let (rule, bucket) = (token_bucket(Quota::per_second(1000).burst(2)), new());
+    assert_eq!(take(&bucket, 2, at(10_000), rule), (true, 0));
+    let undone = promised(&bucket, 10_000, rule);
+    assert_eq!(take(&bucket, 2, at(20_000), rule), (true, 0), "it is full again");
+    bucket.give_back(rule, undone(20_000));
+    assert_eq!(take(&bucket, 1, at(20_000), rule), (false, 0));
+}
+
+#[test]
+fn requests_that_are_undone_never_give_back_more_than_they_took() {
+    let (rule, bucket) = (token_bucket(Quota::per_second(1000).burst(2)), new());
+    assert_eq!(take(&bucket, 2, at(10_000), rule), (true, 0));
+    let (first, second) = (promised(&bucket, 10_000, rule), promised(&bucket, 10_000, rule));
+    bucket.give_back(rule, first(10_000));
+    assert_eq!(take(&bucket, 0, at(12_000), rule), (false, 0), "the second one's tokens");
+    assert_eq!(take(&bucket, 2, at(14_000), rule), (true, 0), "full without the first one");
+    bucket.give_back(rule, second(13_500));
+    assert_eq!(take(&bucket, 1, at(14_000), rule), (false, 0));
+}
+
+#[test]
+fn key_after_one_with_an_undone_request_begins_above_its_words_and_not_before_their_time() {
+    let (rule, bucket) = (token_bucket(Quota::per_second(1000).burst(2)), new());
+    assert_eq!(take(&bucket, 2, at(10_000), rule), (true, 0));
+    let undone = promised(&bucket, 10_000, rule);
+    let highest = bucket.load();
+    bucket.give_back(rule, undone(10_000));
+    assert!(bucket.load() < highest);
+    let try_retire =
+        |us: u64| bucket.try_retire(at(us + CLOCK_AGE_MAX_US), rule, Evictable::Full).is_some();
+    assert!(!try_retire(14_000), "its word was there until then");
+    assert!(try_retire(14_001));
+    bucket.start(0, false);
+    assert!(bucket.load() > highest);
+    assert_eq!(take(&bucket, 2, at(14_001), rule), (true, 0), "and is full");
+}
+
 #[test]
 #[allow(clippy::disallowed_methods, reason = "a test's own threads")]
 fn threads_never_spend_more_than_there_is() {

@@ -67,7 +67,7 @@ fn window_after_a_quiet_one_begins_with_nothing() {
 
 #[test]
 fn word_of_one_key_is_never_the_word_of_the_next_which_begins_with_nothing() {
-    for is_sliding in [false, true] {
+    for (is_sliding, counts_for) in [(false, 1), (true, 2)] {
         let (rule, bucket) = (rule(10, is_sliding), new());
         let try_retire = |us: u64| {
             let now = at(us + CLOCK_AGE_MAX_US);
@@ -77,18 +77,22 @@ fn word_of_one_key_is_never_the_word_of_the_next_which_begins_with_nothing() {
         let before = bucket.load();
         // A decision in the next window that does not come to its end: it has written what was spent.
         let spent = Spent { window: Spent::of(before).window + 1, tokens: 10 };
-        bucket.before[spent.window as usize % 2].fetch_max(spent.word(), Ordering::AcqRel);
-        assert!(!try_retire(2 * PERIOD_US - 1), "some of it counts");
-        assert!(try_retire(2 * PERIOD_US));
+        if is_sliding {
+            bucket.before[spent.window as usize % 2].fetch_max(spent.word(), Ordering::AcqRel);
+        }
+        assert!(!try_retire(counts_for * PERIOD_US - 1), "some of it counts");
+        assert!(try_retire(counts_for * PERIOD_US));
         assert!(WindowBucket::is_retired(bucket.load()));
-        assert!(!try_retire(2 * PERIOD_US), "once");
+        assert!(!try_retire(counts_for * PERIOD_US), "once");
         bucket.start(0, false);
         assert_eq!(
             bucket.try_decide(before, ask(1, rule), at(3 * PERIOD_US)),
             None,
             "the key before"
         );
-        assert_eq!(take(&bucket, 10, 2 * PERIOD_US, rule), (true, 0), "the next key is fresh");
+        let begin = counts_for * PERIOD_US;
+        assert!(bucket.load() > before);
+        assert_eq!(take(&bucket, 10, begin, rule), (true, 0), "the next key is fresh");
     }
 }
 
@@ -123,4 +127,16 @@ fn threads_with_old_readings_never_spend_more_than_a_window_has() {
         assert!(pair[1] <= 50, "{} in window {window}", pair[1]);
     }
     assert!(sums.iter().sum::<u64>() >= WINDOWS * 25, "{sums:?}");
+}
+
+#[test]
+fn time_beyond_all_uptime_is_decided_and_makes_no_word_look_evicted() {
+    for is_sliding in [false, true] {
+        let (rule, bucket) = (rule(2, is_sliding), new());
+        for left in [1, 0] {
+            assert_eq!(take(&bucket, 1, u64::MAX, rule), (true, left));
+            assert!(!WindowBucket::is_retired(bucket.load()));
+        }
+        assert_eq!(take(&bucket, 1, u64::MAX, rule), (false, 0));
+    }
 }
