@@ -225,14 +225,10 @@ impl Builder {
 
     /// The terms of a limit on this node.
     fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
-        let mut terms = limit.validate()?;
+        let is_alone = self.store.is_none() || limit.mode == Mode::Local;
+        let mut terms = if is_alone { limit.validate_local()? } else { limit.validate_hybrid()? };
         if let Some(nodes) = self.max_nodes {
             limit.validate_credit(&terms, nodes)?;
-        }
-        if self.store.is_none() || terms.mode == Mode::Local {
-            terms = limit.validate_local()?;
-        } else {
-            limit.validate_hybrid()?;
         }
         let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
         let uncounted = if is_memory { 1 } else { DEFAULT_MAX_NODES };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::algorithm::Rule;
 use crate::error::ConfigError;
-use crate::quota::Quota;
+use crate::quota::{Quota, Scale};
 use crate::time::micros;
 
 mod info;
@@ -278,6 +278,11 @@ impl Limit {
 
     /// Checks everything once, so that nothing needs to be checked on the way of a decision.
     pub(crate) fn validate(&self) -> Result<Terms, ConfigError> {
+        self.terms(self.quota().scale(&self.name)?)
+    }
+
+    /// The limit's numbers, where leases are counted in these units.
+    fn terms(&self, scale: Scale) -> Result<Terms, ConfigError> {
         let invalid = |field, value: String, reason| {
             Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
         };
@@ -290,7 +295,6 @@ impl Limit {
         if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
             return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
         }
-        let scale = self.rule.scale(&self.name)?;
         self.validate_sync()?;
         let spent_us = (scale.fill_us() / 4).max(KEY_TICK_MIN_US);
         let (interval, pace) = self.interval_and_pace(spent_us);
@@ -340,8 +344,10 @@ impl Limit {
 
     /// The numbers of the limit where this node keeps it alone.
     pub(crate) fn validate_local(&self) -> Result<Terms, ConfigError> {
-        let terms = self.validate()?;
         let local = Some(self.rule.local(&self.name)?);
+        // There are no leases.
+        let burst = self.quota().burst_tokens() as i64;
+        let terms = self.terms(Scale { rate: 1, token: 1, burst })?;
         Ok(Terms { local, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
     }
 
@@ -349,7 +355,7 @@ impl Limit {
     /// keys without a word.
     pub(crate) fn validate_credit(&self, terms: &Terms, nodes: u32) -> Result<(), ConfigError> {
         let rule = terms.credit_rule;
-        let by_accuracy = rule.together.is_some() && rule.known > 0 && terms.mode == Mode::Hybrid;
+        let by_accuracy = rule.together.is_some() && rule.known > 0 && self.mode == Mode::Hybrid;
         if !by_accuracy || rule.at(Some(nodes)).first > 0 {
             return Ok(());
         }
@@ -362,10 +368,10 @@ impl Limit {
         })
     }
 
-    /// Checks that the store can share the limit among nodes.
-    pub(crate) fn validate_hybrid(&self) -> Result<(), ConfigError> {
+    /// The numbers of the limit where nodes share it.
+    pub(crate) fn validate_hybrid(&self) -> Result<Terms, ConfigError> {
         match self.rule {
-            Rule::TokenBucket(_) => Ok(()),
+            Rule::TokenBucket(_) => self.validate(),
             rule => Err(ConfigError::Limit {
                 limit: self.name.clone(),
                 field: "mode",

@@ -88,7 +88,7 @@ impl Quota {
 
     /// The integer units in which this node alone keeps levels of this quota.
     pub(crate) fn local_scale(&self, limit: &str) -> Result<Scale, ConfigError> {
-        self.scale(limit)?;
+        self.validate(limit)?;
         Scale::local(self.tokens, micros(self.period), self.burst).ok_or_else(|| ConfigError::Limit {
             limit: limit.to_owned(),
             field: "quota.tokens",

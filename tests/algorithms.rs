@@ -349,6 +349,24 @@ fn largest_and_smallest_numbers_are_decided_by_the_definition() {
     }
 }
 
+/// They were refused for want of a unit that only leases need.
+#[test]
+fn one_node_keeps_any_number_of_tokens_in_any_period() {
+    for (tokens, days) in [(9_973, 7), (7_451, 7), (1_000_003, 30), (99_991, 30)] {
+        let period = Duration::from_secs(days * 24 * 3600);
+        let rules: [Rule; 5] = [
+            Quota::new(tokens, period).burst(tokens + 3).into(),
+            LeakyBucket::new(tokens, period).into(),
+            FixedWindow::new(tokens, period).into(),
+            SlidingWindow::new(tokens, period).into(),
+            SlidingLog::new(tokens.min(99_991), period).into(),
+        ];
+        for rule in rules {
+            assert!(tidegate::local(rule).expect("one node keeps it").check(&()).is_allowed());
+        }
+    }
+}
+
 #[test]
 fn a_rule_that_cannot_be_kept_names_field_and_value() {
     let quick = Duration::from_millis(99);

@@ -9,7 +9,7 @@ use super::sliding_window::SlidingWindow;
 use super::turn::{Turn, TurnRule};
 use super::window::{Counts, WindowRule};
 use crate::error::ConfigError;
-use crate::quota::{Quota, Scale};
+use crate::quota::Quota;
 
 /// An algorithm and its numbers: what a limit allows.
 ///
@@ -102,18 +102,6 @@ impl Rule {
             Self::FixedWindow(_) => "fixed-window",
             Self::SlidingWindow(_) => "sliding-window",
             Self::SlidingLog(_) => "sliding-log",
-        }
-    }
-
-    /// The units that leases are counted in, checked. An algorithm that counts has tokens only.
-    pub(crate) fn scale(&self, limit: &str) -> Result<Scale, ConfigError> {
-        let quota = self.quota();
-        match self {
-            Self::TokenBucket(_) | Self::LeakyBucket(_) => quota.scale(limit),
-            _ => {
-                quota.validate(limit)?;
-                Ok(Scale { rate: 1, token: 1, burst: quota.tokens() as i64 })
-            }
         }
     }
 
