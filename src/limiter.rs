@@ -322,23 +322,6 @@ impl ActiveLimit {
         self.state.info.rule
     }
 
-    /// Decides if this node is sure, or else returns the key's handle, to [ask the store](Handle::ask_store) with.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
-    /// of slots hold.
-    #[cfg(feature = "tower")]
-    pub(crate) fn check_if_sure<K: Key + ?Sized>(
-        &self,
-        key: &K,
-        cost: u32,
-    ) -> Result<Result<Decision, Handle>, CheckError> {
-        self.validate_cost(cost)?;
-        let name = self.shared.secret.name(key);
-        Ok(self.decide_if_sure(Target::key(&name), cost).ok_or_else(|| self.hold(&name)))
-    }
-
     /// How far this limit can have been exceeded, and was by what the store said, as of the last
     /// second.
     pub fn excess(&self) -> Excess {

@@ -4,8 +4,10 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
@@ -18,7 +20,7 @@ use tidegate::http::{
     RateLimitLayer, RateLimitService, Refusal,
 };
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{ActiveLimit, Denied, Hashed, Key, Limit, Limiter, Mode, Quota};
+use tidegate::{ActiveLimit, Denied, Hashed, Key, LeakyBucket, Limit, Limiter, Mode, Quota};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 const KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -407,6 +409,46 @@ async fn d1_layer_asks_the_store_by_default_where_the_node_is_unsure() {
         }
     }
     panic!("there was no answer");
+}
+
+/// Ten requests at once, a slot each 20 ms, and a queue of 100 ms.
+#[tokio::test]
+async fn leaky_bucket_holds_requests_until_their_slots_and_refuses_others_at_once() {
+    let clock = ManualClock::new();
+    let rule = LeakyBucket::per_second(50).queue(Duration::from_millis(100));
+    let limiter = Limiter::builder().limit(Limit::new("mail", rule)).clock(&clock).build().unwrap();
+    let (ask, served) = behind(by_header(&limiter.limit("mail").unwrap()).into());
+    let mut asking: Vec<Option<Asking>> = (0..10).map(|_| Some(ask(with_key("alice")))).collect();
+    let mut ended = Vec::new();
+    for ms in 0..=110 {
+        for (at, slot) in asking.iter_mut().enumerate() {
+            // The fourth client has gone away: its slot is not the last one, and passes unused.
+            if at == 3 && ms == 10 {
+                *slot = None;
+            }
+            let Some(request) = slot else { continue };
+            if let Poll::Ready(response) = poll_once(request.as_mut()) {
+                ended.push((ms, at, response.status().as_u16()));
+                *slot = None;
+            }
+        }
+        limiter.settle().await;
+        clock.advance(Duration::from_millis(1));
+        limiter.settle().await;
+    }
+    let refused = (6..10).map(|at| (0, at, 429));
+    let served_at = [(20, 1, 200), (40, 2, 200), (80, 4, 200), (100, 5, 200)];
+    let expected: Vec<_> = [(0, 0, 200)].into_iter().chain(refused).chain(served_at).collect();
+    assert_eq!(ended, expected);
+    assert_eq!(served.load(Ordering::Relaxed), 5);
+    let at_once = RateLimit::new(by_header(&limiter.limit("mail").unwrap())).without_waiting();
+    let (ask, _) = behind(at_once);
+    assert_eq!(ask(with_key("bob")).await.status(), StatusCode::OK);
+    assert_eq!(ask(with_key("bob")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
 #[tokio::test]

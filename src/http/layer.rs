@@ -14,7 +14,7 @@ use tower_service::Service;
 use super::grpc::{grpc_only_response, grpc_response};
 use super::head::Head;
 use super::header_style::HeaderValues;
-use super::rate_limit::{Evaluation, RateLimit, Unsure};
+use super::rate_limit::{Evaluation, Open, RateLimit};
 use super::refusal::Refusal;
 use crate::limiter::ActiveLimit;
 
@@ -205,8 +205,8 @@ where
         let shared = &self.layer.shared;
         let head = Head::of(&request);
         let mut evaluation = shared.rate_limit.begin(&head);
-        if let Some(unsure) = shared.rate_limit.advance(&mut evaluation, &head) {
-            let future = self.ask_store(request, evaluation, unsure);
+        if let Some(question) = shared.rate_limit.advance(&mut evaluation, &head) {
+            let future = self.wait(request, evaluation, question);
             return ResponseFuture { state: State::Waiting { future: Box::pin(future) } };
         }
         let values = shared.rate_limit.header_values(&evaluation);
@@ -221,12 +221,12 @@ where
 }
 
 impl<S, B> RateLimitService<S, B> {
-    /// The response to a request about which this node is not sure.
-    fn ask_store<R>(
+    /// The response to a request that has to wait.
+    fn wait<R>(
         &mut self,
         request: Request<R>,
         mut evaluation: Evaluation,
-        unsure: Unsure,
+        question: Open,
     ) -> impl Future<Output = Result<Response<B>, S::Error>> + Send + use<S, B, R>
     where
         S: Service<Request<R>, Response = Response<B>> + Clone + Send + 'static,
@@ -241,7 +241,7 @@ impl<S, B> RateLimitService<S, B> {
         async move {
             let (parts, body) = request.into_parts();
             let head = Head::from(&parts);
-            shared.rate_limit.finish(&mut evaluation, unsure, &head).await;
+            shared.rate_limit.finish(&mut evaluation, question, &head).await;
             let mut values = shared.rate_limit.header_values(&evaluation);
             if let Some(refusal) = &evaluation.refusal {
                 return Ok(shared.refuse(refusal, &head, values));

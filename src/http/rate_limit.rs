@@ -106,7 +106,10 @@ impl RateLimit {
     }
 
     /// Decides at once, as [`ActiveLimit::check`] does. By default a request for which this node is not sure waits
-    /// for the store, as in [`ActiveLimit::check_sure`].
+    /// for the store, as in [`ActiveLimit::check_sure`]; and one of a [`LeakyBucket`](crate::LeakyBucket) is held until its
+    /// slot, as in [`ActiveLimit::until_ready`], within the queue: at most
+    /// [`Limit::max_waiting`](crate::Limit::max_waiting) at a time, and others are denied at once. A client that
+    /// disconnects leaves the queue.
     #[must_use]
     pub fn without_waiting(mut self) -> Self {
         self.waits = false;
@@ -118,7 +121,7 @@ impl RateLimit {
     }
 }
 
-/// How far a request has come through the limits. It borrows nothing, so that it can wait for the store.
+/// How far a request has come through the limits. It borrows nothing, so that it can wait.
 #[derive(Debug)]
 pub(super) struct Evaluation {
     /// The next limit to ask.
@@ -130,8 +133,8 @@ pub(super) struct Evaluation {
     wait: Duration,
 }
 
-/// A question that only the store can answer for sure.
-pub(super) struct Unsure {
+/// A question that the store or time has to answer.
+pub(super) struct Open {
     handle: Handle,
     cost: u32,
     is_unreported: bool,
@@ -145,8 +148,8 @@ impl RateLimit {
         Evaluation { next, decisions: SmallVec::new(), refusal: None, wait: Duration::ZERO }
     }
 
-    /// Asks the limits in their order, until one refuses or has to ask the store.
-    pub(super) fn advance(&self, evaluation: &mut Evaluation, head: &Head<'_>) -> Option<Unsure> {
+    /// Asks the limits in their order, until one refuses or has to wait.
+    pub(super) fn advance(&self, evaluation: &mut Evaluation, head: &Head<'_>) -> Option<Open> {
         while evaluation.refusal.is_none() {
             let limit = self.limits.get(evaluation.next)?;
             evaluation.next += 1;
@@ -165,7 +168,7 @@ impl RateLimit {
                 Ok(Ok(decision)) => {
                     self.record(evaluation, limit, decision, is_unreported, head);
                 }
-                Ok(Err(handle)) => return Some(Unsure { handle, cost, is_unreported }),
+                Ok(Err(handle)) => return Some(Open { handle, cost, is_unreported }),
                 Err(CheckError::CostTooHigh { limit, .. }) => {
                     evaluation.refusal = Some(Refusal::CostTooHigh { limit });
                 }
@@ -174,16 +177,16 @@ impl RateLimit {
         None
     }
 
-    /// Asks the store, and then the limits that are left.
+    /// Waits, and then asks the limits that are left.
     pub(super) async fn finish(
         &self,
         evaluation: &mut Evaluation,
-        unsure: Unsure,
+        question: Open,
         head: &Head<'_>,
     ) {
-        let mut open = Some(unsure);
-        while let Some(Unsure { handle, cost, is_unreported }) = open {
-            let decision = handle.ask_store(cost).await;
+        let mut open = Some(question);
+        while let Some(Open { handle, cost, is_unreported }) = open {
+            let decision = handle.wait(cost).await;
             if let Some(limit) = self.limits.get(evaluation.next - 1) {
                 self.record(evaluation, limit, decision, is_unreported, head);
             }
@@ -198,7 +201,7 @@ impl RateLimit {
         cost: u32,
     ) -> Result<Result<Decision, Handle>, CheckError> {
         if self.waits {
-            limit.limit.check_if_sure(key, cost)
+            limit.limit.check_or_wait(key, cost)
         } else {
             limit.limit.check_n(key, cost).map(Ok)
         }

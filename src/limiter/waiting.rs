@@ -8,6 +8,8 @@ use dashmap::DashMap;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{ActiveLimit, Handle, Target};
+#[cfg(feature = "tower")]
+use crate::algorithm::Rule;
 use crate::algorithm::{Standing, Taken, TurnRule};
 use crate::bucket::OVERFLOW;
 use crate::decision::{Decision, Source};
@@ -240,6 +242,48 @@ impl ActiveLimit {
     /// The driver minds the time, so that this works on any runtime. False if it has ended with its own.
     async fn sleep(&self, time: Duration) -> bool {
         self.shared.ask(Wish::Time, time).await.is_some()
+    }
+}
+
+/// What a layer asks, which looks at a request's limits one after the other.
+#[cfg(feature = "tower")]
+impl ActiveLimit {
+    /// Decides, or else returns the key's handle, to [wait](Handle::wait) with: for the store, if this node is not sure;
+    /// for a slot, if the limit has a queue.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the limit can never admit so high a cost.
+    pub(crate) fn check_or_wait<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Result<Decision, Handle>, CheckError> {
+        self.validate_cost(cost)?;
+        let name = self.shared.secret.name(key);
+        let target = Target::key(&name);
+        let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
+        let decision = if has_to_wait { None } else { self.decide_if_sure(target, cost) };
+        Ok(decision.ok_or_else(|| self.hold(&name)))
+    }
+
+    /// How long a request of this limit may wait for its slot.
+    fn queue(&self) -> Duration {
+        match (&self.state.buckets, self.state.info.rule) {
+            (Buckets::Local(_), Rule::LeakyBucket(rule)) => rule.longest_wait(),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+#[cfg(feature = "tower")]
+impl Handle {
+    /// Waits for the slot of a request, or for the store's word.
+    pub(crate) async fn wait(&self, cost: u32) -> Decision {
+        match self.limit.queue() {
+            Duration::ZERO => self.ask_store(cost).await,
+            queue => self.limit.wait(&self.key.key, cost, queue).await,
+        }
     }
 }
 
