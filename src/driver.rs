@@ -369,3 +369,38 @@ impl Driver {
         self.listeners.iter().for_each(|listener| listener(event));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::manual::ManualClock;
+    use crate::driver::setup::DriverParts;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    /// They stayed until their time was over: for ever, if somebody would have waited for ever.
+    #[test]
+    fn those_who_went_away_are_forgotten() {
+        let limit = Limit::new("x", Quota::per_second(1));
+        let parts = DriverParts {
+            limits: vec![(&limit, limit.validate_local().unwrap())],
+            store: None,
+            max_keys: 1,
+            lanes: 1,
+            max_nodes: None,
+            time: Some(TimeSource::Manual(ManualClock::new())),
+            listeners: Vec::new(),
+        };
+        let (mut driver, _senders) = Driver::new(parts).unwrap();
+        let (mut commands, mut waits): (Vec<_>, Vec<_>) = (0..10)
+            .map(|_| {
+                let (done, wait) = oneshot::channel();
+                (Command { wish: Wish::Time, deadline: Timestamp::NEVER, done }, wait)
+            })
+            .unzip();
+        waits.truncate(3);
+        let now = driver.now();
+        driver.tell(&mut commands, now, true);
+        assert_eq!(commands.len(), 3);
+    }
+}
