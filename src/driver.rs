@@ -27,7 +27,7 @@ pub(crate) mod setup;
 
 use clock::TimeSource;
 use evictor::Evictor;
-pub(crate) use limit_state::{Buckets, CountedBuckets, LimitState, LocalBuckets, PinnedKey};
+pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 
 /// How often decisions are told to the listeners, and room is looked for.
 const FLUSH_US: u64 = 1_000_000;

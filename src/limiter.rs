@@ -14,7 +14,7 @@ use crate::bucket::{
 };
 use crate::decision::{Decision, Held, Source};
 use crate::driver::{
-    Buckets, Command, CountedBuckets, LimitState, LocalBuckets, NodeState, PinnedKey, StoreAnswer,
+    AloneBuckets, Buckets, Command, LimitState, LocalBuckets, NodeState, PinnedKey, StoreAnswer,
     StoreQuery, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
@@ -169,13 +169,12 @@ impl ActiveLimit {
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Local(local) => {
+            Buckets::Alone(alone) => {
                 let now = self.precise_now();
-                return self.local_decision(target.ask_local(local, cost, 0, now), cost, now);
-            }
-            Buckets::Counted(counted) => {
-                let now = self.precise_now();
-                let answer = target.ask_counted(counted, cost, now);
+                let answer = match alone {
+                    AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
+                    _ => target.ask_alone(alone, cost, now),
+                };
                 return self.local_decision(answer, cost, now);
             }
         };
@@ -376,16 +375,17 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Asks a bucket that counts what was spent. A call, so that callers have the code of one path only.
+    /// Asks a bucket of this node alone. A call, so that callers have the code of one path only.
     #[inline(never)]
-    fn ask_counted(self, counted: &CountedBuckets, cost: u32, now: Timestamp) -> LocalAnswer {
-        match counted {
-            CountedBuckets::Windows(local) => self.ask_local(local, cost, 0, now),
-            CountedBuckets::Logs(local) => self.ask_local(local, cost, 0, now),
+    fn ask_alone(self, alone: &AloneBuckets, cost: u32, now: Timestamp) -> LocalAnswer {
+        match alone {
+            AloneBuckets::Turns(local) => self.ask_local(local, cost, 0, now),
+            AloneBuckets::Windows(local) => self.ask_local(local, cost, 0, now),
+            AloneBuckets::Logs(local) => self.ask_local(local, cost, 0, now),
         }
     }
 
-    /// Asks a bucket of this node alone. Inlined like its caller, as far as the first look.
+    /// The same, inlined like its caller, as far as the first look.
     #[inline(always)]
     fn ask_local<B, R: Copy + 'static>(
         self,

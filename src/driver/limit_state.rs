@@ -43,13 +43,13 @@ pub(crate) struct LimitState {
 #[repr(u8)]
 pub(crate) enum Buckets {
     Leased(Arc<Table<LeaseBucket>>),
-    Local(LocalBuckets<LocalBucket>),
-    Counted(CountedBuckets),
+    Alone(AloneBuckets),
 }
 
-/// The buckets of a limit that counts what was spent.
+/// The buckets of a limit that this node keeps alone, by its algorithm.
 #[allow(clippy::large_enum_variant, reason = "there is one for each limit")]
-pub(crate) enum CountedBuckets {
+pub(crate) enum AloneBuckets {
+    Turns(LocalBuckets<LocalBucket>),
     Windows(LocalBuckets<WindowBucket>),
     Logs(LocalBuckets<LogBucket>),
 }
@@ -59,9 +59,9 @@ macro_rules! with_table {
     ($buckets:expr, $table:ident => $do:expr) => {
         match $buckets {
             Buckets::Leased($table) => $do,
-            Buckets::Local(LocalBuckets { table: $table, .. }) => $do,
-            Buckets::Counted(CountedBuckets::Windows(LocalBuckets { table: $table, .. })) => $do,
-            Buckets::Counted(CountedBuckets::Logs(LocalBuckets { table: $table, .. })) => $do,
+            Buckets::Alone(AloneBuckets::Turns(LocalBuckets { table: $table, .. })) => $do,
+            Buckets::Alone(AloneBuckets::Windows(LocalBuckets { table: $table, .. })) => $do,
+            Buckets::Alone(AloneBuckets::Logs(LocalBuckets { table: $table, .. })) => $do,
         }
     };
 }
@@ -154,22 +154,23 @@ impl LimitState {
         let (budget, credit) = (budget.clone(), terms.credit.first);
         let name: Arc<str> = limit.name().into();
         let info = LimitInfo::intern(&name, &terms, limit.rule());
-        let buckets = match &info.local {
-            None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
-            Some(LocalRule::Turn(rule)) => {
-                Buckets::Local(LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0))
-            }
-            Some(LocalRule::Window(rule)) => {
-                let table = Table::new(index, hasher, budget, 0)?;
-                let offset_us = time.origin_us() % rule.period_us;
-                let windows = LocalBuckets::new(table, rule, offset_us);
-                Buckets::Counted(CountedBuckets::Windows(windows))
-            }
-            Some(LocalRule::Log(rule)) => {
-                let logs = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
-                Buckets::Counted(CountedBuckets::Logs(logs))
-            }
-        };
+        let buckets =
+            match &info.local {
+                None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
+                Some(LocalRule::Turn(rule)) => Buckets::Alone(AloneBuckets::Turns(
+                    LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0),
+                )),
+                Some(LocalRule::Window(rule)) => {
+                    let table = Table::new(index, hasher, budget, 0)?;
+                    let offset_us = time.origin_us() % rule.period_us;
+                    let windows = LocalBuckets::new(table, rule, offset_us);
+                    Buckets::Alone(AloneBuckets::Windows(windows))
+                }
+                Some(LocalRule::Log(rule)) => {
+                    let logs = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
+                    Buckets::Alone(AloneBuckets::Logs(logs))
+                }
+            };
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
         Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
@@ -196,9 +197,9 @@ impl LimitState {
     pub(super) fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
         match &self.buckets {
             Buckets::Leased(table) => table.evict(places, now, &self.terms.scale, what),
-            Buckets::Local(local) => local.evict(places, now, what),
-            Buckets::Counted(CountedBuckets::Windows(local)) => local.evict(places, now, what),
-            Buckets::Counted(CountedBuckets::Logs(local)) => local.evict(places, now, what),
+            Buckets::Alone(AloneBuckets::Turns(local)) => local.evict(places, now, what),
+            Buckets::Alone(AloneBuckets::Windows(local)) => local.evict(places, now, what),
+            Buckets::Alone(AloneBuckets::Logs(local)) => local.evict(places, now, what),
         }
     }
 
@@ -213,9 +214,9 @@ impl LimitState {
     pub(super) fn take_counts(&self) -> LimitCounts {
         match &self.buckets {
             Buckets::Leased(table) => table.take_counts(),
-            Buckets::Local(local) => local.take_counts(),
-            Buckets::Counted(CountedBuckets::Windows(local)) => local.take_counts(),
-            Buckets::Counted(CountedBuckets::Logs(local)) => local.take_counts(),
+            Buckets::Alone(AloneBuckets::Turns(local)) => local.take_counts(),
+            Buckets::Alone(AloneBuckets::Windows(local)) => local.take_counts(),
+            Buckets::Alone(AloneBuckets::Logs(local)) => local.take_counts(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::algorithm::Rule;
 use crate::algorithm::{Standing, Taken, TurnRule};
 use crate::bucket::OVERFLOW;
 use crate::decision::{Decision, Source};
-use crate::driver::{Buckets, LocalBuckets, Wish};
+use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Wish};
 use crate::error::CheckError;
 use crate::key::Key;
 use crate::time::{Timestamp, micros};
@@ -88,7 +88,8 @@ impl Drop for Promise {
         // A key without a place has shared another bucket, perhaps for the last time.
         if !self.is_used
             && place != OVERFLOW
-            && let Buckets::Local(LocalBuckets { table, .. }) = &limit.state.buckets
+            && let Buckets::Alone(AloneBuckets::Turns(LocalBuckets { table, .. })) =
+                &limit.state.buckets
             && let Source::Local(Standing::Turn(rule, turn)) = self.decision.source
         {
             let state = rule.units_at(self.decision.now) + turn.ahead;
@@ -175,7 +176,9 @@ impl ActiveLimit {
     /// Decides about a request that can take a slot ahead.
     fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
         match &self.state.buckets {
-            Buckets::Local(local) if matches!(local.rule, TurnRule::LeakyBucket { .. }) => {
+            Buckets::Alone(AloneBuckets::Turns(local))
+                if matches!(local.rule, TurnRule::LeakyBucket { .. }) =>
+            {
                 let now = self.precise_now();
                 let answer = target.ask_local(local, cost, within_us, now);
                 self.local_decision(answer, cost, now)
@@ -195,7 +198,7 @@ impl ActiveLimit {
         let permit = self.waiting().enter(self.state.terms.max_waiting);
         let within = if permit.is_some() { within } else { Duration::ZERO };
         match &self.state.buckets {
-            Buckets::Local(local) => {
+            Buckets::Alone(AloneBuckets::Turns(local)) => {
                 // It is pinned before the slot is taken, so that the slot is found again.
                 let handle = self.hold(key);
                 let now = self.precise_now();
@@ -270,7 +273,7 @@ impl ActiveLimit {
     /// How long a request of this limit may wait for its slot.
     fn queue(&self) -> Duration {
         match (&self.state.buckets, self.state.info.rule) {
-            (Buckets::Local(_), Rule::LeakyBucket(rule)) => rule.longest_wait(),
+            (Buckets::Alone(_), Rule::LeakyBucket(rule)) => rule.longest_wait(),
             _ => Duration::ZERO,
         }
     }
