@@ -368,7 +368,7 @@ fn one_node_keeps_any_number_of_tokens_in_any_period() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_kept_names_field_and_value() {
+fn impossible_rules_are_refused_with_field_and_value() {
     let quick = Duration::from_millis(99);
     let cases: [(Rule, &str); 8] = [
         (FixedWindow::new(5, quick).into(), "window.period"),

@@ -69,7 +69,7 @@ async fn a_known_key_costs_no_allocation_allowed_or_denied_by_key_or_by_handle()
 }
 
 #[test]
-fn a_known_key_of_each_algorithm_costs_no_allocation_but_where_a_log_grows() {
+fn decisions_about_a_known_key_allocate_only_when_a_log_grows() {
     let second = Duration::from_secs(1);
     let rules: [(Rule, u64); 5] = [
         (Quota::per_second(100).into(), 0),

@@ -13,8 +13,9 @@ pub const LOG_TOKENS_MAX: u64 = 100_000;
 
 /// At most `tokens` in any period, exactly: the sliding window log.
 ///
-/// It keeps the time of each allowed request for one period, in 16 to 64 bytes each, so it suits small limits: logins,
-/// payments. The memory of a key that is not asked for returns when the key is evicted. A token returns one period after it was spent.
+/// A token returns one period after it was spent. The log keeps the time of each allowed request until then, in 16 to 64
+/// bytes each, so it suits small limits: logins, payments. If a key is no longer asked for, its memory returns when the
+/// key is evicted.
 ///
 /// Cost: a denial of a cost above 1, and the first decision after a pause, read up to all entries of the key, which is
 /// locked meanwhile.

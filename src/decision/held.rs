@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_view_is_as_old_as_it_is_also_where_milliseconds_wrap(
+        fn age_of_a_view_is_right_where_milliseconds_wrap(
             at_ms in any::<u32>(), age_ms in 0..4_000_000_000_u64,
         ) {
             let view = View::new(1, at_ms.max(1));
@@ -187,7 +187,7 @@ mod tests {
 
     /// Retry-After was 61 s where it is 60 s, one time in twelve.
     #[test]
-    fn a_cached_clock_that_is_behind_is_no_debt_and_what_was_spent_ahead_is() {
+    fn tokens_spent_ahead_are_owed_and_a_late_cached_clock_owes_none() {
         let now = Timestamp::from_micros(5_000_000);
         let earned = |minted_us| Refill::new(3, minted_us, 60_000_000).earned(now, 2_000_000);
         assert_eq!(earned(4_999_990), 30);
