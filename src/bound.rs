@@ -97,7 +97,7 @@ pub(crate) fn bound_of(terms: &Terms, nodes: u32, incidents: &Incidents) -> f64 
         rate: terms.scale.rate as f64 * 1e6 / unit,
         burst: terms.scale.burst as f64 / unit,
         lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
-        credit: if terms.mode == Mode::Local { CreditRule::fixed(0) } else { terms.credit_rule },
+        credit: if terms.mode == Mode::Hybrid { terms.credit_rule } else { CreditRule::fixed(0) },
         outage: terms.outage,
     };
     basis.bound(nodes, incidents)

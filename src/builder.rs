@@ -226,13 +226,18 @@ impl Builder {
     /// The terms of a limit on this node.
     fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
         let is_alone = self.store.is_none() || limit.mode == Mode::Local;
-        let mut terms = if is_alone { limit.validate_local()? } else { limit.validate_hybrid()? };
+        let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
+        let uncounted = if is_memory { 1 } else { DEFAULT_MAX_NODES };
+        let uncounted = self.max_nodes.unwrap_or(uncounted);
+        let mut terms = match limit.mode {
+            _ if is_alone => limit.validate_local()?,
+            Mode::Exact => limit.validate_exact(uncounted)?,
+            Mode::Local | Mode::Hybrid => limit.validate_hybrid()?,
+        };
         if let Some(nodes) = self.max_nodes {
             limit.validate_credit(&terms, nodes)?;
         }
-        let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
-        let uncounted = if is_memory { 1 } else { DEFAULT_MAX_NODES };
-        terms.credit_rule.uncounted = self.max_nodes.unwrap_or(uncounted);
+        terms.credit_rule.uncounted = uncounted;
         terms.credit = terms.credit_rule.at(None);
         Ok(terms)
     }

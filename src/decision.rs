@@ -24,7 +24,7 @@ pub struct Decision {
     pub(crate) sure: bool,
     pub(crate) cost: u32,
     pub(crate) source: Source,
-    /// When it was decided.
+    /// When it was decided: by the store's clock, since 1970, if it is sure and the limit exact.
     pub(crate) now: Timestamp,
     pub(crate) limit: &'static LimitInfo,
 }
@@ -32,7 +32,7 @@ pub struct Decision {
 /// What a decision was made from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
-    /// The state of the key, which this node alone knows.
+    /// The state of the key, which this node alone knows, or which the store told.
     Local(Standing),
     /// What this node holds of the key.
     Lease(Held),
@@ -212,6 +212,12 @@ impl Decision {
             Source::Local(_) => None,
             Source::Lease(held) => held.view.age(self.now),
         }
+    }
+
+    /// When the store decided, since the beginning of 1970 by its clock; `None` if this node did.
+    pub fn store_time(&self) -> Option<Duration> {
+        let is_by_store = self.sure && self.limit.share.is_some();
+        is_by_store.then(|| Duration::from_micros(self.now.as_micros()))
     }
 
     /// The tokens asked for.

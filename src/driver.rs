@@ -11,6 +11,7 @@ use crate::bucket::{
     BucketRef, KeyBudget, LeaseBucket, MAX_QUEUED, Notification, NotificationQueue, Table,
 };
 use crate::error::{ConfigError, StoreError};
+use crate::limit::Mode;
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, Output, Touch, Waiter};
@@ -19,6 +20,7 @@ use crate::time::{Clock, Timestamp, micros};
 pub(crate) mod clock;
 mod counter;
 mod evictor;
+mod exact;
 mod limit_state;
 mod log;
 #[cfg(any(test, feature = "testing"))]
@@ -27,6 +29,8 @@ pub(crate) mod setup;
 
 use clock::TimeSource;
 use evictor::Evictor;
+pub(crate) use exact::ExactQuery;
+use exact::{ExactCalls, News};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 
 /// How often decisions are told to the listeners, and room is looked for.
@@ -66,6 +70,13 @@ pub(crate) struct StoreQuery {
     pub(crate) done: oneshot::Sender<StoreAnswer>,
 }
 
+/// A question to the store.
+#[derive(Debug)]
+pub(crate) enum Query {
+    Sure(StoreQuery),
+    Exact(ExactQuery),
+}
+
 /// What the caller is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreAnswer {
@@ -73,11 +84,12 @@ pub(crate) struct StoreAnswer {
     pub(crate) sure: bool,
 }
 
-/// Callers who wait, by ticket.
+/// Callers who wait: for leases, by ticket; and for decisions of the store.
 #[derive(Debug, Default)]
 struct OpenQueries {
     last_ticket: u64,
     open: HashMap<u64, oneshot::Sender<StoreAnswer>>,
+    exact: ExactCalls,
 }
 
 /// A notification as the engine takes it in. `None` if the key has been evicted meanwhile; the calling thread is the
@@ -96,6 +108,8 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
 /// What a limiter and its driver share.
 pub(crate) struct NodeState {
     pub(crate) limits: Vec<Arc<LimitState>>,
+    /// Of the store.
+    pub(crate) lanes: u32,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) notifications: NotificationQueue,
     /// The store's last error, for those who wait for it.
@@ -111,7 +125,7 @@ pub(crate) struct Driver {
     pub(crate) node: Arc<NodeState>,
     pub(crate) clock: Clock,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
-    pub(crate) queries: mpsc::UnboundedReceiver<StoreQuery>,
+    pub(crate) queries: mpsc::UnboundedReceiver<Query>,
     pub(crate) listeners: Vec<Listener>,
 }
 
@@ -181,7 +195,7 @@ impl Driver {
                 self.note_error();
             }
             self.drain_outputs(&mut exchanges, &mut asked);
-            self.tell(&mut waiting, now, exchanges.tasks.is_empty());
+            self.tell(&mut waiting, now, exchanges.tasks.is_empty() && asked.exact.is_idle());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
             let due_at = self.engine.poll_timeout().min(flush_at).min(evictor.wake_at());
             let wake_at = if more { now } else { due_at.min(deadline.unwrap_or(Timestamp::NEVER)) };
@@ -189,10 +203,9 @@ impl Driver {
                 () = self.node.time.sleep_until(wake_at) => {}
                 () = self.node.notifications.woken() => {}
                 Some(done) = exchanges.tasks.join_next_with_id() => {
-                    if let Some(answer) = exchanges.outcome(done) {
-                        self.answered(answer);
-                    }
+                    exchanges.outcome(done).into_iter().for_each(|answer| self.answered(answer));
                 }
+                Some(outcome) = asked.exact.next() => self.decided(outcome, &mut asked.exact),
                 Some(question) = self.queries.recv() => self.ask(Some(question), &mut asked),
                 command = self.commands.recv() => match command {
                     Some(command) => {
@@ -255,11 +268,20 @@ impl Driver {
 
     /// Hands a caller who waits to the engine, and all who came meanwhile: they join one batch.
     /// Nothing is asked for those who have gone away.
-    fn ask(&mut self, first: Option<StoreQuery>, asked: &mut OpenQueries) {
+    fn ask(&mut self, first: Option<Query>, asked: &mut OpenQueries) {
         let now = self.now();
         let mut next = first.or_else(|| self.queries.try_recv().ok());
-        while let Some(StoreQuery { key, cost, within_us, done }) = next {
+        while let Some(query) = next {
             next = self.queries.try_recv().ok();
+            let StoreQuery { key, cost, within_us, done } = match query {
+                Query::Sure(query) => query,
+                Query::Exact(query) => {
+                    if let Some(store) = &self.store {
+                        asked.exact.begin(query, store, &self.node.time);
+                    }
+                    continue;
+                }
+            };
             if done.is_closed() {
                 continue;
             }
@@ -362,6 +384,26 @@ impl Driver {
             let limit = &self.node.limits[index];
             limit.set_excess(excess);
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });
+        }
+    }
+
+    /// A decision of an exact limit came, or did not. Tells of what that means.
+    fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
+        let Some(news) = calls.ended(outcome, self.now()) else { return };
+        let exact = self.node.limits.iter().filter(|limit| limit.terms.mode == Mode::Exact);
+        match news {
+            News::Foreign(error) => self.publish(&Event::ForeignKey { error }),
+            News::Away => exact.for_each(|limit| {
+                self.publish(&Event::OutagePolicyBegan {
+                    limit: limit.name.clone(),
+                    policy: limit.terms.outage,
+                    nodes: limit.terms.credit_rule.uncounted.into(),
+                    store_was_reached: false,
+                });
+            }),
+            News::Back => exact.for_each(|limit| {
+                self.publish(&Event::OutagePolicyEnded { limit: limit.name.clone() });
+            }),
         }
     }
 

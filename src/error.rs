@@ -49,6 +49,11 @@ pub enum ConfigError {
         /// The names there are.
         known: String,
     },
+    /// A limit was asked for by [`Limiter::limit`](crate::Limiter::limit) of which the store decides each request.
+    #[error(
+        "limit {0:?} is exact, so that each decision waits for the store: ask for it with async_limit"
+    )]
+    ExactLimit(String),
     /// The store could not be used, and the builder was told to insist on it.
     #[error("the store is required and cannot be used: {0}")]
     Store(#[from] StoreError),
@@ -111,7 +116,7 @@ pub enum StoreError {
     Credentials(String),
     /// The user may not run scripts, or not write these keys.
     #[error(
-        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys"
+        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys, and LINDEX, LRANGE, LTRIM, LSET, RPUSH for exact sliding logs"
     )]
     Denied(String),
     /// The server cannot write now: a replica, no memory, a failed disk.

@@ -22,13 +22,13 @@
 //!
 //! # Modes
 //!
-//! [`Mode::Hybrid`] is the product; [`Mode::Local`] keeps a limit on this node alone. A limiter
-//! without a store is alone, and every limit is decided exactly.
+//! [`Mode::Hybrid`] is the product; [`Mode::Local`] keeps a limit on this node alone; in [`Mode::Exact`] the store decides
+//! each request. A limiter without a store is alone, and every limit is decided exactly.
 //!
 //! # Algorithms
 //!
-//! A [`Quota`] is a token bucket, which nodes share. One node alone also keeps a [`LeakyBucket`], a [`FixedWindow`],
-//! a [`SlidingWindow`] or a [`SlidingLog`]: docs/CHOOSING.md says which is for what.
+//! A [`Quota`] is a token bucket, in any mode. One node alone and the store also keep a [`LeakyBucket`], a
+//! [`FixedWindow`], a [`SlidingWindow`] or a [`SlidingLog`]: docs/CHOOSING.md says which is for what.
 //!
 //! # Features
 //!
@@ -103,7 +103,7 @@ pub use limit::{
     DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX, OutagePolicy, SYNC_INTERVAL_MAX,
     SYNC_INTERVAL_MIN, SyncPolicy,
 };
-pub use limiter::{ActiveLimit, Handle, Limiter};
+pub use limiter::{ActiveLimit, AsyncLimit, Handle, Limiter};
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};

@@ -56,6 +56,9 @@ pub enum Mode {
     /// This node, from tokens that the store leased to it; the store is asked in the background.
     #[default]
     Hybrid,
+    /// The store, by its clock: each decision is a call. Ask with
+    /// [`Limiter::async_limit`](crate::Limiter::async_limit).
+    Exact,
 }
 
 /// When a key is synced with the store.
@@ -169,6 +172,17 @@ impl Limit {
     #[must_use]
     pub fn local(self) -> Self {
         self.mode(Mode::Local)
+    }
+
+    /// The store decides each request: [`Mode::Exact`].
+    ///
+    /// The cluster then admits what the algorithm's definition says, at the price of a round trip each. While the store
+    /// does not answer within [`max_wait`](Self::max_wait), the [outage policy](Self::outage) decides, and nobody waits
+    /// until it answers again. A share is that of one of [`Builder::max_nodes`](crate::Builder::max_nodes) nodes. What is
+    /// admitted meanwhile is not charged later: each outage can admit as much again.
+    #[must_use]
+    pub fn exact(self) -> Self {
+        self.mode(Mode::Exact)
     }
 
     /// When keys are synced.
@@ -311,6 +325,7 @@ impl Limit {
             cost_max: self.quota().burst_tokens().min(COST_MAX) as u32,
             mode: self.mode,
             local: None,
+            share: None,
             outage: self.outage,
             max_wait_us: micros(self.max_wait),
             max_waiting: self.max_waiting,
@@ -351,6 +366,25 @@ impl Limit {
         Ok(Terms { local, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
     }
 
+    /// The numbers of the limit where the store decides, for one of so many nodes.
+    pub(crate) fn validate_exact(&self, nodes: u32) -> Result<Terms, ConfigError> {
+        let invalid = |field, value, reason| {
+            Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
+        };
+        if self.outage == OutagePolicy::LastRate {
+            let reason =
+                "an exact limit has no leases whose rate could go on: choose Share, Open or Closed";
+            return invalid("outage", "LastRate".to_owned(), reason);
+        }
+        if self.max_wait.is_zero() {
+            let reason = "an exact limit waits for the store: must be above 0";
+            return invalid("max_wait", "0".to_owned(), reason);
+        }
+        let terms = self.validate_local()?;
+        let share = terms.local.map(|rule| rule.share(nodes));
+        Ok(Terms { share, mode: Mode::Exact, ..terms })
+    }
+
     /// Checks that each of so many nodes has credit: an accuracy that leaves none would deny the first requests of quiet
     /// keys without a word.
     pub(crate) fn validate_credit(&self, terms: &Terms, nodes: u32) -> Result<(), ConfigError> {
@@ -376,8 +410,8 @@ impl Limit {
                 limit: self.name.clone(),
                 field: "mode",
                 value: format!("hybrid, with the algorithm {}", rule.algorithm()),
-                reason: "only the token bucket is shared among nodes so far: call local() to keep the limit on each \
-                         node alone",
+                reason: "only the token bucket is leased to nodes so far: call exact() to let the store decide, or \
+                         local() to keep the limit on each node alone",
             }),
         }
     }

@@ -14,16 +14,18 @@ use crate::bucket::{
 };
 use crate::decision::{Decision, Held, Source};
 use crate::driver::{
-    AloneBuckets, Buckets, Command, LimitState, LocalBuckets, NodeState, PinnedKey, StoreAnswer,
-    StoreQuery, Wish,
+    AloneBuckets, Buckets, Command, LimitState, LocalBuckets, NodeState, PinnedKey, Query,
+    StoreAnswer, StoreQuery, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
 use crate::limit::Mode;
 use crate::time::{Now, Timestamp, micros};
 
+mod async_limit;
 mod waiting;
 
+pub use async_limit::AsyncLimit;
 pub(crate) use waiting::Waiting;
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
@@ -51,7 +53,7 @@ impl fmt::Debug for Limiter {
 pub(crate) struct Shared {
     pub(crate) node: Arc<NodeState>,
     pub(crate) commands: mpsc::UnboundedSender<Command>,
-    pub(crate) queries: mpsc::UnboundedSender<StoreQuery>,
+    pub(crate) queries: mpsc::UnboundedSender<Query>,
     /// What keys are hashed with.
     pub(crate) secret: KeySecret,
     /// Callers who wait, for each limit.
@@ -65,8 +67,17 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::UnknownLimit`] if the limiter was built without it.
+    /// [`ConfigError::UnknownLimit`] if the limiter was built without it; [`ConfigError::ExactLimit`] if the store decides
+    /// its requests, with a store or without: [`async_limit`](Self::async_limit) has those.
     pub fn limit(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
+        let limit = self.find(name)?;
+        if limit.state.is_exact {
+            return Err(ConfigError::ExactLimit(name.to_owned()));
+        }
+        Ok(limit)
+    }
+
+    fn find(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
         let limits = &self.shared.node.limits;
         let state = limits.iter().find(|limit| &*limit.name == name).ok_or_else(|| {
             let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
@@ -275,6 +286,9 @@ impl ActiveLimit {
     }
 
     async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
+        if self.is_exact() {
+            return self.ask_exact(target.key, cost, 0).await;
+        }
         match self.decide_if_sure(target, cost) {
             Some(decision) => decision,
             None => self.hold(target.key).ask_store(cost).await,
@@ -284,7 +298,7 @@ impl ActiveLimit {
     /// A decision that is sure, or that nothing can be asked about. `None`: [ask the store](Handle::ask_store).
     fn decide_if_sure(&self, target: Target<'_>, cost: u32) -> Option<Decision> {
         let Buckets::Leased(table) = &self.state.buckets else {
-            return Some(self.decide(target, cost));
+            return (!self.is_exact()).then(|| self.decide(target, cost));
         };
         let now = self.state.clock.now();
         let result = self.ask_leased(table, target, cost, true, now);
@@ -301,7 +315,9 @@ impl ActiveLimit {
 
     fn hold(&self, key: &[u8]) -> Handle {
         let limit = self.state.clone();
-        let place = limit.buckets.pin(key, limit.first_credit());
+        // Keys of an exact limit are in the store.
+        let place =
+            if self.is_exact() { OVERFLOW } else { limit.buckets.pin(key, limit.first_credit()) };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key }
     }
@@ -511,10 +527,14 @@ impl Handle {
 
     /// Asks the store.
     pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
+        if self.limit.is_exact() {
+            return self.limit.ask_exact(&self.key.key, cost, 0).await;
+        }
         let LimitState { clock, terms, buckets, .. } = &*self.limit.state;
         let (done, answer) = oneshot::channel();
         let query = StoreQuery { key: self.key.clone(), cost, within_us: terms.max_wait_us, done };
-        let is_sent = terms.max_wait_us > 0 && self.limit.shared.queries.send(query).is_ok();
+        let is_sent =
+            terms.max_wait_us > 0 && self.limit.shared.queries.send(Query::Sure(query)).is_ok();
         let answer = if is_sent { answer.await.ok() } else { None };
         let (Some(StoreAnswer { allowed, sure }), Buckets::Leased(table)) = (answer, buckets)
         else {

@@ -31,7 +31,10 @@ pub use crate::driver::manual::ManualClock;
 
 use crate::builder::Builder;
 use crate::error::StoreError;
-use crate::store::exchange::Exchange;
+use crate::store::exact::Question;
+use crate::store::exchange::{Deciding, Exchange};
+#[cfg(feature = "redis")]
+use crate::store::redis::RedisStore;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::Request;
 
@@ -39,6 +42,16 @@ impl Builder {
     /// Lives by `clock` instead of the system's.
     pub fn clock(self, clock: &ManualClock) -> Self {
         self.manual_clock(clock.clone())
+    }
+}
+
+#[cfg(feature = "redis")]
+impl RedisStore {
+    /// Exact limits take the time of `clock` for the server's.
+    #[must_use]
+    pub fn clock(mut self, clock: &ManualClock) -> Self {
+        self.clock = Some(clock.shown());
+        self
     }
 }
 
@@ -71,7 +84,7 @@ impl ScriptedStore {
     /// A store in which nothing goes wrong yet, living by `clock`.
     pub fn new(clock: &ManualClock) -> Self {
         let clock = clock.clone();
-        let memory = MemoryStore::new().with_time(move || clock.now());
+        let memory = MemoryStore::new().with_time(move || clock.now(), 0);
         Self { memory, script: Arc::default() }
     }
 
@@ -114,6 +127,24 @@ impl Store for ScriptedStore {
                 Some(Fault::Duplicated) => {
                     self.memory.exchange(request.clone()).await?;
                     self.memory.exchange(request).await
+                }
+            }
+        })
+    }
+
+    fn decide(&self, question: Question) -> Deciding<'_> {
+        Box::pin(async move {
+            let lost = Err(StoreError::TimedOut(self.timeout()));
+            match self.next_fault() {
+                None => self.memory.decide(question).await,
+                Some(Fault::RequestLost) => lost,
+                Some(Fault::ReplyLost) => {
+                    self.memory.decide(question).await?;
+                    lost
+                }
+                Some(Fault::Duplicated) => {
+                    self.memory.decide(question.clone()).await?;
+                    self.memory.decide(question).await
                 }
             }
         })

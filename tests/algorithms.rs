@@ -1,15 +1,19 @@
-//! The five algorithms on one node: worked examples, and each against an oracle that keeps all admissions and applies
-//! the algorithm's definition to them.
-#![cfg(feature = "testing")]
+//! The five algorithms, where one node decides and where the store does: worked examples, and each against an oracle that
+//! keeps all admissions and applies the algorithm's definition to them.
+#![cfg(all(feature = "testing", feature = "redis"))]
+
+mod parts;
 
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidegate::testing::ManualClock;
+use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, CheckError, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter,
-    MemoryStore, Quota, Rule, SlidingLog, SlidingWindow,
+    AsyncLimit, CheckError, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter,
+    MemoryStore, Quota, RedisStore, Rule, SlidingLog, SlidingWindow,
 };
+
+use parts::RedisServer;
 
 /// Where the examples' time begins: windows of each length in them begin here too.
 const BEGIN_US: u64 = 3_600_000_000;
@@ -18,26 +22,45 @@ fn micros(micros: u64) -> Duration {
     Duration::from_micros(micros)
 }
 
-/// One local limit on a clock that the test drives.
+/// Who decides.
+#[derive(Clone, Copy)]
+enum By<'a> {
+    /// This node alone.
+    Node,
+    /// The store inside this process.
+    Memory,
+    /// A real Redis, which is told the time.
+    Redis(&'a RedisServer),
+}
+
+/// One limit on a clock that the test drives.
 struct Node {
     clock: ManualClock,
-    limit: ActiveLimit,
+    limit: AsyncLimit,
     /// The limiter's task runs here.
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
     /// Slots ahead are taken.
     is_queue: bool,
 }
 
 impl Node {
-    fn new(rule: impl Into<Rule>) -> Self {
-        let (clock, rule) = (ManualClock::new(), rule.into());
+    fn new(rule: Rule, by: By<'_>) -> Self {
+        let clock = ManualClock::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let entered = runtime.enter();
-        let builder = Limiter::builder().limit(Limit::new("x", rule).local()).max_keys(16);
-        let limit = builder.clock(&clock).build().unwrap().limit("x").unwrap();
+        let (limit, builder) = (Limit::new("x", rule), Limiter::builder().max_keys(16));
+        let builder = match by {
+            By::Node => builder.limit(limit.local()),
+            By::Memory => builder.limit(limit.exact()).store(ScriptedStore::new(&clock)),
+            By::Redis(server) => {
+                let store = RedisStore::open(&server.url()).unwrap().clock(&clock);
+                builder.limit(limit.exact()).store(store)
+            }
+        };
+        let limit = builder.clock(&clock).build().unwrap().async_limit("x").unwrap();
         drop(entered);
         let is_queue = matches!(rule, Rule::LeakyBucket(_));
-        let node = Self { clock, limit, _runtime: runtime, is_queue };
+        let node = Self { clock, limit, runtime, is_queue };
         node.at(0);
         node
     }
@@ -50,17 +73,24 @@ impl Node {
 
     fn ask(&self, cost: u32) -> Result<Decision, CheckError> {
         if self.is_queue {
-            self.limit.schedule_n("key", cost)
+            self.runtime.block_on(self.limit.schedule_n("key", cost))
         } else {
-            self.limit.check_n("key", cost)
+            self.runtime.block_on(self.limit.check_sure_n("key", cost))
         }
+    }
+}
+
+/// Plays one row, whoever decides.
+fn plays(rule: impl Into<Rule>, row: &str) {
+    let (rule, server) = (rule.into(), RedisServer::start());
+    for by in [By::Node, By::Memory, By::Redis(&server)] {
+        plays_on(&Node::new(rule, by), row);
     }
 }
 
 /// Plays one row: `time/cost yes|no remaining` in milliseconds, with `+` the time to retry after, `d` the delay, and
 /// `never` for a cost that cannot be.
-fn plays(rule: impl Into<Rule>, row: &str) {
-    let node = Node::new(rule);
+fn plays_on(node: &Node, row: &str) {
     for step in row.split('|').map(str::trim) {
         let mut words = step.split_whitespace();
         let (time, cost) = words.next().unwrap().split_once('/').unwrap();
@@ -233,9 +263,9 @@ fn rule_and_definition(algorithm: u8, of: &Numbers) -> (Rule, Definition) {
 
 /// Plays random requests, and compares every answer with the definition: what was allowed; what remains; and that the
 /// request is allowed at the time to retry, and not a microsecond before.
-fn compare(algorithm: u8, of: &Numbers, seed: u64) {
+fn compare(algorithm: u8, of: &Numbers, seed: u64, by: By<'_>) {
     let (rule, allows) = rule_and_definition(algorithm, of);
-    let (node, mut rng) = (Node::new(rule), fastrand::Rng::with_seed(seed));
+    let (node, mut rng) = (Node::new(rule, by), fastrand::Rng::with_seed(seed));
     let mut admissions: Vec<(u64, u64)> = Vec::new();
     let (most, mut now) = (if algorithm == 0 { of.burst } else { of.tokens }, BEGIN_US);
     for step in 0..60 {
@@ -328,13 +358,40 @@ proptest! {
         queue_us in prop_oneof![Just(0_u64), 1..=2_000_000_u64],
         seed in any::<u64>(),
     ) {
-        compare(algorithm, &Numbers { tokens, period_us, burst, queue_us }, seed);
+        for by in [By::Node, By::Memory] {
+            compare(algorithm, &Numbers { tokens, period_us, burst, queue_us }, seed, by);
+        }
+    }
+}
+
+#[test]
+fn decisions_of_redis_are_those_of_the_definition() {
+    let server = RedisServer::start();
+    for seed in 0..20 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        for algorithm in 0..5 {
+            let of = Numbers {
+                tokens: rng.u64(1..1000),
+                period_us: rng.u64(100_000..100_000_000),
+                burst: rng.u64(1..2000),
+                queue_us: rng.u64(..2_000_000),
+            };
+            assert_eq!(server.command(&["FLUSHALL"]), "OK");
+            compare(algorithm, &of, seed, By::Redis(&server));
+        }
     }
 }
 
 #[test]
 fn largest_and_smallest_numbers_are_decided_by_the_definition() {
     const YEAR_US: u64 = 366 * 24 * 3600 * 1_000_000;
+    let server = RedisServer::start();
+    let compare = |algorithm, of: &Numbers, seed| {
+        for by in [By::Node, By::Memory, By::Redis(&server)] {
+            server.command(&["FLUSHALL"]);
+            compare(algorithm, of, seed, by);
+        }
+    };
     let windows = [(1, 100_000), (1, YEAR_US), (1_000_000_000, 100_000), (1_000_000_000, YEAR_US)];
     for (tokens, period_us) in windows {
         for algorithm in [2, 3] {

@@ -139,6 +139,18 @@ pub(crate) enum LocalRule {
     Log(LogRule),
 }
 
+impl LocalRule {
+    /// The rule of one of so many nodes that share this one: a token at least.
+    pub(crate) fn share(&self, nodes: u32) -> Self {
+        let part = |tokens: u32| (tokens / nodes.max(1)).max(1);
+        match self {
+            Self::Turn(rule) => Self::Turn(rule.share(nodes.max(1))),
+            Self::Window(rule) => Self::Window(WindowRule { tokens: part(rule.tokens), ..*rule }),
+            Self::Log(rule) => Self::Log(LogRule { tokens: part(rule.tokens), ..*rule }),
+        }
+    }
+}
+
 /// How a key stood after a decision, by the rule of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {

@@ -47,6 +47,10 @@ pub(crate) struct Taken {
 
 /// States are below this.
 pub(crate) const STATE_MAX: u64 = 1 << 63;
+/// The longest token of a share, in units: it flows in within three years.
+const TOKEN_UNITS_MAX: i64 = 1 << 60;
+/// A request of more is one of so many units: no share lets it go on within years.
+const COST_UNITS_MAX: u64 = 1 << 61;
 /// The longest wait for a turn: as long as a bucket may take to fill.
 const WITHIN_MAX_US: u64 = PERIOD_MAX.as_micros() as u64;
 
@@ -55,6 +59,20 @@ impl TurnRule {
     pub(crate) fn scale(&self) -> &Scale {
         match self {
             Self::TokenBucket(scale) | Self::LeakyBucket { scale, .. } => scale,
+        }
+    }
+
+    /// The rule of one of so many nodes that share this one: a token takes so many times as long.
+    pub(super) fn share(&self, nodes: u32) -> Self {
+        let share = |scale: &Scale| {
+            let token = scale.token.saturating_mul(nodes.into()).min(TOKEN_UNITS_MAX);
+            Scale { token, burst: scale.burst.max(token), ..*scale }
+        };
+        match self {
+            Self::TokenBucket(scale) => Self::TokenBucket(share(scale)),
+            Self::LeakyBucket { scale, queue } => {
+                Self::LeakyBucket { scale: share(scale), queue: *queue }
+            }
         }
     }
 
@@ -67,8 +85,8 @@ impl TurnRule {
 
     /// The units of `cost` tokens.
     #[inline(always)]
-    fn units_of(&self, cost: u64) -> u64 {
-        cost.saturating_mul(self.scale().token as u64)
+    pub(crate) fn units_of(&self, cost: u64) -> u64 {
+        cost.saturating_mul(self.scale().token as u64).min(COST_UNITS_MAX)
     }
 
     /// How long a request of `cost` tokens must wait, in units, where the key is so far ahead.
@@ -118,7 +136,7 @@ impl TurnRule {
 
     /// The longest wait of a request that may wait for `within_us`, in units.
     #[inline(always)]
-    fn max_delay(&self, within_us: u64) -> u64 {
+    pub(crate) fn max_delay(&self, within_us: u64) -> u64 {
         let within = within_us.min(WITHIN_MAX_US).saturating_mul(self.scale().rate as u64);
         match self {
             Self::TokenBucket(_) => within,

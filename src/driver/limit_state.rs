@@ -14,9 +14,11 @@ use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
     Table, TableBucket, WindowBucket,
 };
-use crate::limit::{Credit, Limit, LimitInfo, Terms};
+use crate::limit::{Credit, Limit, LimitInfo, Mode, Terms};
 use crate::time::{Clock, Timestamp};
 
+/// Any place but that of keys for which there is no room.
+const NO_PLACE: u32 = 0;
 /// Threads whose counters are allocated when a limit is built.
 const THREADS: usize = 64;
 
@@ -30,8 +32,12 @@ pub(crate) struct LimitState {
     /// What decisions read the time from.
     pub(crate) clock: Clock,
     pub(crate) buckets: Buckets,
+    /// Whether the limit is exact, with a store or without.
+    pub(crate) is_exact: bool,
     /// What a node may spend on a new key before the store answers, in tokens; publishes nothing else.
     first_credit: AtomicU32,
+    /// Decisions of an exact limit that the store did not make, since the last time.
+    unsure: AtomicU64,
     /// As it was told last.
     excess: Mutex<Excess>,
 }
@@ -70,6 +76,16 @@ impl Buckets {
     /// The place of `key`, which is added if it is new. It is not given to another key until it is unpinned.
     pub(crate) fn pin(&self, key: &[u8], first_credit: u32) -> u32 {
         with_table!(self, table => table.pin(key, first_credit))
+    }
+
+    /// Counts a decision that no bucket made.
+    pub(crate) fn count(&self, is_allowed: bool, cost: u32) {
+        match self {
+            Self::Leased(_) => {}
+            Self::Alone(AloneBuckets::Turns(local)) => local.count(NO_PLACE, is_allowed, cost),
+            Self::Alone(AloneBuckets::Windows(local)) => local.count(NO_PLACE, is_allowed, cost),
+            Self::Alone(AloneBuckets::Logs(local)) => local.count(NO_PLACE, is_allowed, cost),
+        }
     }
 }
 
@@ -155,7 +171,7 @@ impl LimitState {
         let name: Arc<str> = limit.name().into();
         let info = LimitInfo::intern(&name, &terms, limit.rule());
         let buckets =
-            match &info.local {
+            match info.share.as_ref().or(info.local.as_ref()) {
                 None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
                 Some(LocalRule::Turn(rule)) => Buckets::Alone(AloneBuckets::Turns(
                     LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0),
@@ -173,7 +189,20 @@ impl LimitState {
             };
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
-        Some(Self { index, name, info, terms, clock, buckets, first_credit, excess })
+        let is_exact = limit.mode == Mode::Exact;
+        let unsure = AtomicU64::new(0);
+        Some(Self {
+            index,
+            name,
+            info,
+            terms,
+            clock,
+            buckets,
+            is_exact,
+            first_credit,
+            unsure,
+            excess,
+        })
     }
 
     /// What may be spent on a key that is new or full before the store answers, in tokens.
@@ -212,12 +241,19 @@ impl LimitState {
 
     /// Decisions since the last time that no bucket counts.
     pub(super) fn take_counts(&self) -> LimitCounts {
-        match &self.buckets {
+        let counts = match &self.buckets {
             Buckets::Leased(table) => table.take_counts(),
             Buckets::Alone(AloneBuckets::Turns(local)) => local.take_counts(),
             Buckets::Alone(AloneBuckets::Windows(local)) => local.take_counts(),
             Buckets::Alone(AloneBuckets::Logs(local)) => local.take_counts(),
-        }
+        };
+        let unsure = counts.unsure + self.unsure.swap(0, Ordering::Relaxed);
+        LimitCounts { unsure, ..counts }
+    }
+
+    /// Counts a decision that the store should have made. A cost of 0 is none.
+    pub(crate) fn count_unsure(&self, cost: u32) {
+        self.unsure.fetch_add((cost > 0).into(), Ordering::Relaxed);
     }
 
     pub(crate) fn excess(&self) -> Excess {

@@ -47,7 +47,7 @@ fn log_limit_event(event: &Event) {
             %limit,
             ?policy,
             nodes,
-            "the store was never reached: the outage policy of a limit reckons with max_nodes"
+            "the outage policy of a limit has taken over, and reckons with max_nodes"
         ),
         Event::OutagePolicyEnded { limit } => {
             info!(%limit, "the outage policy of a limit has ended");

@@ -43,6 +43,12 @@ impl ManualClock {
         self.moved.notify_waiters();
     }
 
+    /// The clock itself, for those who only read it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn shown(&self) -> Clock {
+        self.clock.clone()
+    }
+
     pub(super) async fn reached(&self, deadline: Timestamp) {
         loop {
             let moved = self.moved.notified();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
 use super::clock::{Ticker, TimeSource};
-use super::{Command, Driver, LimitState, Listener, NodeState, StoreQuery, log};
+use super::{Command, Driver, LimitState, Listener, NodeState, Query, log};
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
 use crate::limit::{Limit, Terms};
@@ -28,7 +28,7 @@ pub(crate) struct DriverParts<'a> {
 /// How a limiter reaches its driver.
 pub(crate) struct Senders {
     pub(crate) commands: mpsc::UnboundedSender<Command>,
-    pub(crate) queries: mpsc::UnboundedSender<StoreQuery>,
+    pub(crate) queries: mpsc::UnboundedSender<Query>,
 }
 
 impl Driver {
@@ -43,8 +43,8 @@ impl Driver {
         let budget = Arc::new(KeyBudget::new(parts.max_keys, parts.limits.len()));
         let limits = limit_states(&parts.limits, &budget, &time)?;
         let store = parts.store.map(|store| {
-            let time = time.clone();
-            store.open(move || time.now())
+            let (time, origin_us) = (time.clone(), time.origin_us());
+            store.open(move || time.now(), origin_us)
         });
         let [low, high, seed] = random()?;
         let config = Config {
@@ -61,7 +61,8 @@ impl Driver {
         let notifications = NotificationQueue::new(parts.max_keys);
         let mut listeners = parts.listeners;
         listeners.push(Arc::new(log::record));
-        let node = NodeState { limits, budget, notifications, last_error: Mutex::new(None), time };
+        let (lanes, last_error) = (parts.lanes, Mutex::new(None));
+        let node = NodeState { limits, lanes, budget, notifications, last_error, time };
         let driver = Self {
             engine,
             store,

@@ -8,7 +8,8 @@ use super::{Bytes, replace};
 use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::{Quota, TOKENS_MAX};
-use crate::store::exchange::Exchange;
+use crate::store::exact::Question;
+use crate::store::exchange::{Deciding, Exchange};
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
 use crate::testing::ManualClock;
@@ -42,7 +43,7 @@ pub fn reply(bytes: &[u8]) {
 async fn answered(bytes: &[u8]) {
     let clock = ManualClock::new();
     let time = clock.clone();
-    let memory = MemoryStore::new().with_time(move || time.now());
+    let memory = MemoryStore::new().with_time(move || time.now(), 0);
     let store = HostileStore {
         memory,
         script: Arc::new(Mutex::new(bytes.to_vec())),
@@ -187,6 +188,10 @@ impl Store for HostileStore {
             self.note_newer_quotas(&request, &reply);
             Ok(reply)
         })
+    }
+
+    fn decide(&self, question: Question) -> Deciding<'_> {
+        self.memory.decide(question)
     }
 
     fn timeout(&self) -> Duration {

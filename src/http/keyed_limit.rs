@@ -13,7 +13,8 @@ use super::refusal::Refusal;
 use super::retry_after::RetryAfter;
 use crate::decision::Decision;
 use crate::key::WrittenKey;
-use crate::limiter::ActiveLimit;
+use crate::limit::Mode;
+use crate::limiter::{ActiveLimit, AsyncLimit};
 
 type Cost = dyn Fn(&Head<'_>) -> u32 + Send + Sync;
 
@@ -63,9 +64,9 @@ pub(super) enum Question {
 
 impl KeyedLimit {
     /// Each request costs a token of its key's bucket. Requests without a key are refused: see [`OnMissingKey`].
-    pub fn new(limit: ActiveLimit, key: KeyOf) -> Self {
+    pub fn new(limit: impl Into<AsyncLimit>, key: KeyOf) -> Self {
         Self {
-            limit,
+            limit: limit.into().0,
             key,
             on_missing_key: OnMissingKey::default(),
             cost: None,
@@ -75,12 +76,12 @@ impl KeyedLimit {
     }
 
     /// Each client address has a bucket. No proxy is trusted: see [`ClientIp`] for services behind one.
-    pub fn per_client(limit: ActiveLimit) -> Self {
+    pub fn per_client(limit: impl Into<AsyncLimit>) -> Self {
         Self::new(limit, KeyOf::client(ClientIp::peer()))
     }
 
     /// All requests share one bucket: that of the empty key.
-    pub fn shared(limit: ActiveLimit) -> Self {
+    pub fn shared(limit: impl Into<AsyncLimit>) -> Self {
         Self::new(limit, KeyOf::shared())
     }
 
@@ -139,8 +140,12 @@ impl KeyedLimit {
         }
     }
 
-    /// How long until this limit, which is not charged, has the tokens that the request costs, if it ever has.
+    /// How long until this limit, which is not charged, has the tokens that the request costs, if it ever has. That of an
+    /// exact limit is not known.
     pub(super) fn wait(&self, head: &Head<'_>) -> Option<Duration> {
+        if self.limit.mode() == Mode::Exact {
+            return None;
+        }
         let Question::Ask { key, cost, .. } = self.question(head) else { return None };
         let decision = self.limit.check_n(&key, 0).ok()?;
         (cost <= self.limit.cost_max()).then(|| decision.left_after(cost))

@@ -16,7 +16,7 @@ use super::head::Head;
 use super::header_style::HeaderValues;
 use super::rate_limit::{Evaluation, Open, RateLimit};
 use super::refusal::Refusal;
-use crate::limiter::ActiveLimit;
+use crate::limiter::AsyncLimit;
 
 type Respond<B> = dyn Fn(&Refusal, &Head<'_>) -> Response<B> + Send + Sync;
 
@@ -87,13 +87,13 @@ impl<B: From<String>> RateLimitLayer<B> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn per_client(limit: ActiveLimit) -> Self {
+    pub fn per_client(limit: impl Into<AsyncLimit>) -> Self {
         Self::new(RateLimit::per_client(limit))
     }
 
     /// All requests share one bucket: see [`KeyedLimit::shared`](super::KeyedLimit::shared), and
     /// [`KeyedLimit::protects_service`](super::KeyedLimit::protects_service) for status 503 instead of 429.
-    pub fn shared(limit: ActiveLimit) -> Self {
+    pub fn shared(limit: impl Into<AsyncLimit>) -> Self {
         Self::new(RateLimit::shared(limit))
     }
 }

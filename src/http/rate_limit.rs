@@ -15,8 +15,8 @@ use super::unknown_client::{self, UnknownClients};
 use crate::decision::Decision;
 use crate::error::CheckError;
 use crate::key::WrittenKey;
-use crate::limit::LimitInfo;
-use crate::limiter::{ActiveLimit, Handle};
+use crate::limit::{LimitInfo, Mode};
+use crate::limiter::{AsyncLimit, Handle};
 
 type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 
@@ -67,12 +67,12 @@ impl RateLimit {
     }
 
     /// One limit with a bucket for each client address: see [`KeyedLimit::per_client`].
-    pub fn per_client(limit: ActiveLimit) -> Self {
+    pub fn per_client(limit: impl Into<AsyncLimit>) -> Self {
         Self::new(KeyedLimit::per_client(limit))
     }
 
     /// One limit with one bucket for all requests: see [`KeyedLimit::shared`].
-    pub fn shared(limit: ActiveLimit) -> Self {
+    pub fn shared(limit: impl Into<AsyncLimit>) -> Self {
         Self::new(KeyedLimit::shared(limit))
     }
 
@@ -105,9 +105,9 @@ impl RateLimit {
         self
     }
 
-    /// Decides at once, as [`ActiveLimit::check`] does. By default a request for which this node is not sure waits
-    /// for the store, as in [`ActiveLimit::check_sure`]; and one of a [`LeakyBucket`](crate::LeakyBucket) is held until its
-    /// slot, as in [`ActiveLimit::until_ready`], within the queue: at most
+    /// Decides at once, as [`ActiveLimit::check`](crate::ActiveLimit::check) does, but for exact limits. By default a request for which this node is not sure waits
+    /// for the store, as in [`ActiveLimit::check_sure`](crate::ActiveLimit::check_sure); and one of a [`LeakyBucket`](crate::LeakyBucket) is held until its
+    /// slot, as in [`ActiveLimit::until_ready`](crate::ActiveLimit::until_ready), within the queue: at most
     /// [`Limit::max_waiting`](crate::Limit::max_waiting) at a time, and others are denied at once. A client that
     /// disconnects leaves the queue.
     #[must_use]
@@ -186,7 +186,8 @@ impl RateLimit {
     ) {
         let mut open = Some(question);
         while let Some(Open { handle, cost, is_unreported }) = open {
-            let decision = handle.wait(cost).await;
+            let decision =
+                if self.waits { handle.wait(cost).await } else { handle.ask_store(cost).await };
             if let Some(limit) = self.limits.get(evaluation.next - 1) {
                 self.record(evaluation, limit, decision, is_unreported, head);
             }
@@ -200,7 +201,7 @@ impl RateLimit {
         key: &WrittenKey,
         cost: u32,
     ) -> Result<Result<Decision, Handle>, CheckError> {
-        if self.waits {
+        if self.waits || limit.limit.mode() == Mode::Exact {
             limit.limit.check_or_wait(key, cost)
         } else {
             limit.limit.check_n(key, cost).map(Ok)

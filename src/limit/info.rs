@@ -15,8 +15,10 @@ pub(crate) struct LimitInfo {
     pub(crate) scale: Scale,
     /// As it was configured.
     pub(crate) rule: Rule,
-    /// In the units of this node, if it keeps the limit alone.
+    /// In the units of this node, if it keeps the limit alone, or of the store, if that decides.
     pub(crate) local: Option<LocalRule>,
+    /// This node's part, if the store decides.
+    pub(crate) share: Option<LocalRule>,
 }
 
 /// All that a process ever made. Each is kept for as long as the process lives, so that a decision is a small
@@ -26,7 +28,8 @@ static INFOS: Mutex<Option<HashSet<&'static LimitInfo>>> = Mutex::new(None);
 impl LimitInfo {
     /// The only one of this name and rule.
     pub(crate) fn intern(name: &str, terms: &Terms, rule: Rule) -> &'static Self {
-        let wanted = Self { name: name.into(), scale: terms.scale, rule, local: terms.local };
+        let &Terms { scale, local, share, .. } = terms;
+        let wanted = Self { name: name.into(), scale, rule, local, share };
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let infos = infos.get_or_insert_default();
         if let Some(known) = infos.get(&wanted) {

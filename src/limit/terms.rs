@@ -27,8 +27,10 @@ pub(crate) struct Terms {
     pub cost_max: u32,
     /// Who decides.
     pub mode: Mode,
-    /// The rule, if this node alone decides.
+    /// The rule, if this node alone decides, or the store.
     pub local: Option<LocalRule>,
+    /// This node's part of it, if the store decides.
+    pub share: Option<LocalRule>,
     /// What happens while the store is away.
     pub outage: OutagePolicy,
     /// How long a caller waits for the store at most.

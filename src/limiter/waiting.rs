@@ -8,9 +8,7 @@ use dashmap::DashMap;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{ActiveLimit, Handle, Target};
-#[cfg(feature = "tower")]
-use crate::algorithm::Rule;
-use crate::algorithm::{Standing, Taken, TurnRule};
+use crate::algorithm::{Rule, Standing, Taken, TurnRule};
 use crate::bucket::OVERFLOW;
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Wish};
@@ -174,7 +172,7 @@ impl ActiveLimit {
     }
 
     /// Decides about a request that can take a slot ahead.
-    fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
+    pub(super) fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
         match &self.state.buckets {
             Buckets::Alone(AloneBuckets::Turns(local))
                 if matches!(local.rule, TurnRule::LeakyBucket { .. }) =>
@@ -185,6 +183,11 @@ impl ActiveLimit {
             }
             _ => self.decide(target, cost),
         }
+    }
+
+    /// Whether requests can take slots ahead.
+    pub(super) fn is_queue(&self) -> bool {
+        matches!(self.state.info.rule, Rule::LeakyBucket(_))
     }
 
     fn waiting(&self) -> &Waiting {
@@ -198,7 +201,15 @@ impl ActiveLimit {
         let permit = self.waiting().enter(self.state.terms.max_waiting);
         let within = if permit.is_some() { within } else { Duration::ZERO };
         match &self.state.buckets {
-            Buckets::Alone(AloneBuckets::Turns(local)) => {
+            _ if self.is_exact() && self.is_queue() => {
+                let decision = self.ask_exact(key, cost, micros(within)).await;
+                let delay = decision.delay();
+                if delay > Duration::ZERO {
+                    return decision.after_delay(self.sleep(delay).await);
+                }
+                decision
+            }
+            Buckets::Alone(AloneBuckets::Turns(local)) if !self.is_exact() => {
                 // It is pinned before the slot is taken, so that the slot is found again.
                 let handle = self.hold(key);
                 let now = self.precise_now();
@@ -265,6 +276,9 @@ impl ActiveLimit {
         self.validate_cost(cost)?;
         let name = self.shared.secret.name(key);
         let target = Target::key(&name);
+        if self.is_exact() {
+            return Ok(Err(self.hold(&name)));
+        }
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
         let decision = if has_to_wait { None } else { self.decide_if_sure(target, cost) };
         Ok(decision.ok_or_else(|| self.hold(&name)))

@@ -44,13 +44,14 @@ impl AnyStore {
         matches!(self.0, Kind::Memory(_))
     }
 
-    /// The store, telling time by `now` if it has no clock of its own.
+    /// The store, telling time by `now`, whose origin was at `origin_us` since 1970, if it has no clock of its own.
     pub(crate) fn open(
         self,
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
+        origin_us: u64,
     ) -> Arc<dyn Store> {
         match self.0 {
-            Kind::Memory(store) => Arc::new(store.with_time(now)),
+            Kind::Memory(store) => Arc::new(store.with_time(now, origin_us)),
             Kind::Other(store) => store,
         }
     }

@@ -1,9 +1,10 @@
 //! The store inside one process: the reference model behind a lock.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::exchange::{Exchange, Store};
+use super::exact::{self, Question};
+use super::exchange::{Deciding, Exchange, Store};
 use super::model::Model;
 use crate::sync::message::Request;
 use crate::time::Timestamp;
@@ -15,7 +16,21 @@ use crate::time::Timestamp;
 #[derive(Clone, Default)]
 pub struct MemoryStore {
     model: Arc<Mutex<Model>>,
+    /// What exact limits have.
+    exact: Arc<Mutex<Exact>>,
+    /// When the clocks' origin was, in microseconds since 1970: the same for all who have the store.
+    origin_us: Arc<OnceLock<u64>>,
     now: Option<NowFn>,
+}
+
+/// Records of exact limits are looked through if there are more than this, and than twice what was left last time.
+const EXPIRE_ABOVE: usize = 4096;
+
+/// What exact limits have.
+#[derive(Debug, Default)]
+struct Exact {
+    model: exact::Model,
+    expire_above: usize,
 }
 
 /// Tells the store's time.
@@ -33,8 +48,13 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// The same store, telling time by `now`.
-    pub(crate) fn with_time(mut self, now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
+    /// The same store, telling time by `now`, whose origin was at `origin_us` since 1970.
+    pub(crate) fn with_time(
+        mut self,
+        now: impl Fn() -> Timestamp + Send + Sync + 'static,
+        origin_us: u64,
+    ) -> Self {
+        self.origin_us.get_or_init(|| origin_us);
         self.now = Some(Arc::new(now));
         self
     }
@@ -42,19 +62,41 @@ impl MemoryStore {
     /// Forgets everything, as a store does that restarts without its data.
     pub fn clear(&self) {
         *self.lock() = Model::default();
+        *self.lock_exact() = Exact::default();
+    }
+
+    fn now(&self) -> Timestamp {
+        self.now.as_ref().map_or(Timestamp::ZERO, |now| now())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Model> {
         // The model is consistent between any two statements: a panic elsewhere spoils nothing.
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn lock_exact(&self) -> std::sync::MutexGuard<'_, Exact> {
+        self.exact.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Store for MemoryStore {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
         Box::pin(async move {
-            let now = self.now.as_ref().map_or(Timestamp::ZERO, |now| now());
+            let now = self.now();
             Ok(self.lock().sync(&request, now.as_micros() as i64))
+        })
+    }
+
+    fn decide(&self, question: Question) -> Deciding<'_> {
+        Box::pin(async move {
+            let origin_us = self.origin_us.get().copied().unwrap_or_default();
+            let now_us = self.now().plus_micros(origin_us).as_micros();
+            let mut exact = self.lock_exact();
+            if exact.model.len() > exact.expire_above {
+                exact.model.expire(now_us);
+                exact.expire_above = EXPIRE_ABOVE.max(2 * exact.model.len());
+            }
+            exact.model.decide(&question, now_us)
         })
     }
 

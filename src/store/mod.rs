@@ -3,6 +3,7 @@
 mod any;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) mod equality;
+pub(crate) mod exact;
 pub(crate) mod exchange;
 mod memory;
 pub(crate) mod model;

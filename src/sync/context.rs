@@ -108,7 +108,7 @@ impl LimitBooks {
 
     /// Whether nodes share it.
     pub(crate) fn is_shared(&self) -> bool {
-        self.terms.mode != Mode::Local
+        self.terms.mode == Mode::Hybrid
     }
 }
 
@@ -296,7 +296,7 @@ impl Context {
     /// Sets each limit's credit according to the number of nodes.
     pub(crate) fn set_credit(&mut self, now: Timestamp) {
         for (index, limit) in (0..).zip(&mut self.limits) {
-            if limit.terms.mode == Mode::Local {
+            if limit.terms.mode != Mode::Hybrid {
                 continue;
             }
             // A closed limit admits nothing while the store is away, new keys included.
@@ -360,7 +360,7 @@ impl Context {
     pub(crate) fn raise_bounds(&mut self, trouble: LaneTrouble) {
         for limit in &mut self.limits {
             let shared_by = limit.nodes.alive().map(|nodes| nodes as u32);
-            let nodes = if limit.terms.mode == Mode::Local { Some(1) } else { shared_by };
+            let nodes = if limit.terms.mode == Mode::Hybrid { shared_by } else { Some(1) };
             if let Some(nodes) = nodes {
                 let incidents = self.known.incidents(limit.turnover, nodes, trouble);
                 limit.excess.raise(&limit.terms, nodes, &incidents);
@@ -384,7 +384,7 @@ impl Context {
             };
             let rule = &limit.terms.credit_rule;
             let wanted = rule.together.is_some() && rule.known > 0;
-            let is_said = limit.missing_credit_said || limit.terms.mode == Mode::Local;
+            let is_said = limit.missing_credit_said || limit.terms.mode != Mode::Hybrid;
             if wanted && !is_said && rule.at(Some(nodes)).first == 0 {
                 limit.missing_credit_said = true;
                 events.push(Event::NoCredit { limit: limit.name.clone(), nodes });

@@ -72,8 +72,8 @@ pub enum Event {
         policy: OutagePolicy,
         /// The number of nodes that the policy reckons with.
         nodes: i64,
-        /// True if that number is from the store; false if the store was never reached, so that it is
-        /// [`Builder::max_nodes`](crate::Builder::max_nodes).
+        /// True if that number is from the store; false if it is [`Builder::max_nodes`](crate::Builder::max_nodes),
+        /// because the store was never reached or the limit is exact.
         store_was_reached: bool,
     },
     /// No key of a limit is under its outage policy any more.

@@ -1,4 +1,4 @@
-//! The store in Redis or Valkey: carries batches to `lua/sync-v2.lua` and decides nothing.
+//! The store in Redis or Valkey: carries batches and questions to the scripts in `lua/` and decides nothing.
 //!
 //! Everything is kept under `tg2:{<namespace>/<lane>}:`. The braces put a lane's records and keys
 //! into one slot of a Redis Cluster, so that one script call may touch them all.
@@ -6,10 +6,12 @@
 mod address;
 #[cfg(test)]
 mod against_server;
+pub(crate) mod exact;
 mod fault;
 mod link;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -17,7 +19,8 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
-use super::exchange::{Exchange, Store};
+use super::exact::Question;
+use super::exchange::{Deciding, Exchange, Store};
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -25,7 +28,19 @@ pub(crate) const SYNC_CODE: &str =
     concat!(include_str!("../../../lua/bucket-v2.lua"), include_str!("../../../lua/sync-v2.lua"));
 /// The answer of a busy store is waited for this many timeouts.
 const LATE_TIMEOUTS: u32 = 10;
-static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
+static SYNC: LazyLock<Code> = LazyLock::new(|| Code::new(SYNC_CODE.to_owned()));
+
+/// A script, sent by its hash while the server has it.
+struct Code {
+    text: String,
+    script: Script,
+}
+
+impl Code {
+    fn new(text: String) -> Self {
+        Self { script: Script::new(&text), text }
+    }
+}
 
 /// A store in Redis 6.2 or newer, or in Valkey.
 ///
@@ -34,8 +49,8 @@ static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 /// clone of the store shares it too.
 ///
 /// The server's user needs these commands on the keys `tg2:{<namespace>/*`: EVALSHA, EVAL, TIME,
-/// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE; and HELLO to
-/// have its version checked.
+/// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE; for exact limits of a
+/// [`SlidingLog`](crate::SlidingLog) also LINDEX, LRANGE, LTRIM, LSET, RPUSH; and HELLO to have its version checked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -49,7 +64,7 @@ static SYNC: LazyLock<Script> = LazyLock::new(|| Script::new(SYNC_CODE));
 ///
 /// # Cost
 ///
-/// One round trip and one script call for each exchange.
+/// One round trip and one script call for each exchange, and for each decision of an exact limit.
 #[derive(Clone)]
 pub struct RedisStore {
     line: Line,
@@ -57,6 +72,9 @@ pub struct RedisStore {
     address: String,
     namespace: Arc<str>,
     timeout: Duration,
+    /// What exact limits take for the server's time.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) clock: Option<crate::time::Clock>,
 }
 
 impl fmt::Debug for RedisStore {
@@ -110,6 +128,8 @@ impl RedisStore {
             address,
             namespace: Self::DEFAULT_NAMESPACE.into(),
             timeout: Self::DEFAULT_TIMEOUT,
+            #[cfg(any(test, feature = "testing"))]
+            clock: None,
         }
     }
 
@@ -155,24 +175,50 @@ impl RedisStore {
         self
     }
 
-    /// Calls the script by its hash; sends the script itself when the server does not have it.
-    async fn call(&self, request: &Request) -> Result<Reply, StoreError> {
-        let keys = self.keys(request);
-        let by_hash = command("EVALSHA", SYNC.get_hash(), &keys, request);
+    /// Calls a script by its hash; sends the script itself when the server does not have it. The reply is a bulk string.
+    async fn call(
+        &self,
+        code: &Code,
+        keys: &[Vec<u8>],
+        arguments: &[&[u8]],
+    ) -> Result<Vec<u8>, StoreError> {
+        let by_hash = command("EVALSHA", code.script.get_hash(), keys, arguments);
         let answer = match self.line.send(&by_hash, self.timeout).await {
             Err(Failure::Call(error)) if is_no_script(&error) => {
-                self.line.send(&command("EVAL", SYNC_CODE, &keys, request), self.timeout).await
+                self.line.send(&command("EVAL", &code.text, keys, arguments), self.timeout).await
             }
             answer => answer,
         };
         match answer {
-            Ok(value) => decode(&value, request),
+            Ok(Value::BulkString(bytes)) => Ok(bytes),
+            Ok(other) => {
+                Err(StoreError::Reply { field: "type", value: kind_of(&other).to_owned() })
+            }
             Err(Failure::Connect(error)) => Err(error),
             Err(Failure::Call(error)) => Err(fault::store_error(&error, self.timeout)),
         }
     }
 
-    /// The script's KEYS.
+    async fn sync(&self, request: &Request) -> Result<Reply, StoreError> {
+        let hash = request.hash().to_le_bytes();
+        let arguments = [request.bytes(), &hash];
+        let reply = self.call(&SYNC, &self.keys(request), &arguments).await?;
+        Reply::decode(&reply, &request.entries, request.limits.len())
+    }
+
+    /// Waits until `call` is done, for longer than the timeout: a late answer is still welcome.
+    async fn patiently<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let longest = (self.timeout * LATE_TIMEOUTS).min(Self::TIMEOUT_MAX);
+        match tokio::time::timeout(longest, call).await {
+            Ok(answer) => answer,
+            Err(_) => Err(StoreError::TimedOut(longest)),
+        }
+    }
+
+    /// The KEYS of a batch's script.
     fn keys(&self, request: &Request) -> Vec<Vec<u8>> {
         let prefix = format!("tg2:{{{}/{}}}:", self.namespace, request.lane);
         let name = |suffix: &str| format!("{prefix}{suffix}").into_bytes();
@@ -194,13 +240,11 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
-        Box::pin(async move {
-            let longest = (self.timeout * LATE_TIMEOUTS).min(Self::TIMEOUT_MAX);
-            match tokio::time::timeout(longest, self.call(&request)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(StoreError::TimedOut(longest)),
-            }
-        })
+        Box::pin(async move { self.patiently(self.sync(&request)).await })
+    }
+
+    fn decide(&self, question: Question) -> Deciding<'_> {
+        Box::pin(async move { self.patiently(exact::decide(self, &question)).await })
     }
 
     fn timeout(&self) -> Duration {
@@ -208,22 +252,14 @@ impl Store for RedisStore {
     }
 }
 
-fn command(verb: &str, script: &str, keys: &[Vec<u8>], request: &Request) -> Cmd {
+fn command(verb: &str, script: &str, keys: &[Vec<u8>], arguments: &[&[u8]]) -> Cmd {
     let mut command = redis::cmd(verb);
-    command.arg(script).arg(keys.len()).arg(keys);
-    command.arg(request.bytes()).arg(&request.hash().to_le_bytes()[..]);
+    command.arg(script).arg(keys.len()).arg(keys).arg(arguments);
     command
 }
 
 fn is_no_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-fn decode(answer: &Value, request: &Request) -> Result<Reply, StoreError> {
-    match answer {
-        Value::BulkString(bytes) => Reply::decode(bytes, &request.entries, request.limits.len()),
-        other => Err(StoreError::Reply { field: "type", value: kind_of(other).to_owned() }),
-    }
 }
 
 fn kind_of(value: &Value) -> &'static str {

@@ -1,0 +1,102 @@
+-- exact-log: decides about one request by a sliding log, as src/algorithm/sliding_log.rs defines it.
+--
+-- KEYS[1]    what the key spent (list)
+-- ARGV[1]    5 numbers, made by src/store/exact/log.rs
+--            tokens, period_us     of the limit
+--            ask, cost             what the request must find, and what it spends: 0 for nothing
+--            keep_us               added to the time after which the list is forgotten
+--
+-- Reply      a bulk string of 6 numbers: 1 if the request is allowed, else 0; when it was decided, in microseconds
+--            since 1970; tokens left; microseconds until the request would be allowed (0 if it is), until the oldest
+--            tokens return, and until the last do (0 if none are spent)
+-- List       An element has 2 numbers: when something was spent, and all that was spent by then. The first one is from
+--            before the period, so what was spent within it is the difference between two elements.
+-- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
+-- Expiry     when all tokens have returned; a denied request writes nothing
+-- Cost       O(elements that have gone out of the period since something was allowed last); a denied request of more than
+--            a token reads further elements, until there are enough. Calls: TIME, LINDEX, LRANGE for each 64 elements
+--            that are read; if the request is allowed also LTRIM if elements have gone, LSET or RPUSH, and PEXPIRE.
+
+local FORMAT, BYTES, READ_AT_ONCE = '<dd', 2 * 8, 64
+local call, ceil, max = redis.call, math.ceil, math.max
+local pack, unpack_numbers = struct.pack, struct.unpack
+
+local tokens, period_us, ask, cost, keep_us = unpack_numbers('<ddddd', ARGV[1])
+local last = call('LINDEX', KEYS[1], -1)
+local clock = call('TIME')
+local server_us = clock[1] * 1000000 + clock[2]
+
+-- What the element says.
+local function read(element)
+  if #element ~= BYTES then
+    error('TIDEGATE FOREIGN ' .. KEYS[1] .. ' list', 0)
+  end
+  return unpack_numbers(FORMAT, element)
+end
+
+-- When something was spent last, and all that was by then; what was before the last period, and how many elements are from
+-- before it; when the oldest tokens within it were spent.
+local now, last_us, total, base, gone, oldest_us, retry_us = server_us, nil, 0, 0, 0, nil, 0
+local is_moved = false
+
+-- Reads elements, the oldest first, until `visit` returns true or there are no more.
+local function each_element(from, visit)
+  while true do
+    local elements = call('LRANGE', KEYS[1], from, from + READ_AT_ONCE - 1)
+    for _, element in ipairs(elements) do
+      if visit(read(element)) then return end
+    end
+    if #elements < READ_AT_ONCE then return end
+    from = from + READ_AT_ONCE
+  end
+end
+
+if last then
+  last_us, total = read(last)
+  local ahead_us = last_us - now
+  local newest_us = ahead_us > period_us and last_us or max(now, last_us)
+  each_element(0, function(at_us, spent)
+    -- The first one is from before the period even if that was shorter then.
+    if gone > 0 and at_us > newest_us - period_us then
+      oldest_us = at_us
+      return true
+    end
+    base, gone = spent, gone + 1
+  end)
+  if ahead_us > period_us then
+    -- The clock went back: what was spent counts as if it had been spent now.
+    call('LTRIM', KEYS[1], -2, -1)
+    call('LSET', KEYS[1], 0, pack(FORMAT, 0, base))
+    call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
+    last_us, gone, oldest_us, is_moved = now, 1, now, true
+  else
+    now = newest_us
+  end
+end
+
+local spent = total - base
+local is_allowed = spent + ask <= tokens
+if is_allowed and cost > 0 then
+  total, spent, oldest_us = total + cost, spent + cost, oldest_us or now
+  if last_us == now then
+    call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
+  elseif last_us then
+    if gone > 1 then call('LTRIM', KEYS[1], gone - 1, -1) end
+    call('RPUSH', KEYS[1], pack(FORMAT, now, total))
+  else
+    call('RPUSH', KEYS[1], pack(FORMAT, 0, 0), pack(FORMAT, now, total))
+  end
+  last_us, is_moved = now, true
+elseif not is_allowed then
+  local missing = base + spent + ask - tokens
+  each_element(gone, function(at_us, spent_by_then)
+    retry_us = at_us + period_us - now
+    return spent_by_then >= missing
+  end)
+end
+if is_moved then
+  call('PEXPIRE', KEYS[1], ceil((last_us + period_us - server_us + keep_us) / 1000))
+end
+local next_us = oldest_us and oldest_us + period_us - now or 0
+local reset_us = oldest_us and last_us + period_us - now or 0
+return pack('<dddddd', is_allowed and 1 or 0, now, max(tokens - spent, 0), retry_us, next_us, reset_us)

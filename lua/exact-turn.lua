@@ -1,0 +1,67 @@
+-- exact-turn: decides about one request by a token bucket or a leaky bucket, as src/algorithm/turn.rs defines them.
+--
+-- KEYS[1]    the key's record (string)
+-- ARGV[1]    9 numbers, made by src/store/exact/turn.rs
+--            rate, token, burst    units that flow in a microsecond, units of a token, tokens of the burst (0: a leaky
+--                                  bucket)
+--            cost_us, cost_part    what the request costs; zeros: nothing is spent
+--            most_us, most_part    how far ahead the key may be for the request to be allowed
+--            clock_us              the clock went back if it is so far behind the last decision
+--            keep_us               added to the time after which the record is forgotten
+--
+-- Reply      a bulk string of 4 numbers: 1 if the request is allowed, else 0; when it was decided, in microseconds
+--            since 1970; ahead_us, ahead_part: how far ahead the key is now
+-- Record     'T1' and 6 numbers: free_us, free_part: when the key is as if it had never been used; when it was
+--            allowed something last; rate, token and burst at that time
+-- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
+-- Expiry     when the key is as if it had never been used; a denied request writes nothing
+-- Cost       O(1). Calls: TIME, GET, and a SET if the request is allowed.
+--
+-- A time to spend is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
+-- stay below 2^53, where doubles are exact.
+
+local MAGIC, FORMAT, BYTES = 'T1', '<c2dddddd', 2 + 6 * 8
+local call, ceil, min, max = redis.call, math.ceil, math.min, math.max
+
+local rate, token, burst, cost_us, cost_part, most_us, most_part, clock_us, keep_us =
+  struct.unpack('<ddddddddd', ARGV[1])
+local record = call('GET', KEYS[1])
+local clock = call('TIME')
+local server_us = clock[1] * 1000000 + clock[2]
+
+local now, free_us, free_part, is_written = server_us, 0, 0, false
+if record then
+  if #record ~= BYTES or record:sub(1, 2) ~= MAGIC then
+    return redis.error_reply('TIDEGATE FOREIGN ' .. KEYS[1] .. ' string')
+  end
+  local _, stamp, old_rate, old_token, old_burst
+  _, free_us, free_part, stamp, old_rate, old_token, old_burst = struct.unpack(FORMAT, record)
+  if stamp - now > clock_us then
+    free_us, is_written = free_us - (stamp - now), true
+  else
+    now = max(now, stamp)
+  end
+  if free_us >= now and (old_rate ~= rate or old_token ~= token or old_burst ~= burst) then
+    if burst == 0 then
+      -- The slots before this one were promised.
+      if free_part > 0 then free_us, free_part = free_us + 1, 0 end
+    else
+      local missing = ((free_us - now) * old_rate + free_part) / old_token
+      local left = min(max(old_burst - missing, 0), burst)
+      free_us, free_part = now + ceil((burst - left) * token / rate), 0
+    end
+  end
+end
+if free_us < now then free_us, free_part = now, 0 end
+
+local ahead_us = free_us - now
+local is_allowed = ahead_us < most_us or ahead_us == most_us and free_part <= most_part
+if is_allowed and (cost_us > 0 or cost_part > 0) then
+  free_us, free_part, is_written = free_us + cost_us, free_part + cost_part, true
+  if free_part >= rate then free_us, free_part = free_us + 1, free_part - rate end
+end
+if is_written then
+  call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, free_us, free_part, now, rate, token, burst), 'PX',
+    ceil((max(free_us + 1, now) - server_us + keep_us) / 1000))
+end
+return struct.pack('<dddd', is_allowed and 1 or 0, now, free_us - now, free_part)

@@ -1,0 +1,75 @@
+-- exact-window: decides about one request by a fixed or a sliding window, as src/algorithm/window.rs defines them.
+--
+-- KEYS[1]    the key's record (string)
+-- ARGV[1]    6 numbers, made by src/store/exact/window.rs
+--            tokens, period_us     of the limit
+--            sliding               1 if the window before counts for the part of it that is less than a period ago
+--            ask, cost             what the request must find, and what it spends: 0 for nothing
+--            keep_us               added to the time after which the record is forgotten
+--
+-- Reply      a bulk string of 4 numbers: 1 if the request is allowed, else 0; when it was decided, in microseconds
+--            since 1970; what was spent in the window of that time by then, and in the one before
+-- Record     'W1' and 4 numbers: when the key was allowed something last; what was spent in that window, and in the one
+--            before; the period
+-- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
+-- Expiry     when the window ends in which nothing counts any more; a denied request writes nothing
+-- Cost       O(1). Calls: TIME, GET, and a SET if the request is allowed.
+--
+-- Windows begin at multiples of the period since 1970. A time is below 2^53, so quotients of times are rounded down rightly.
+
+local MAGIC, FORMAT, BYTES = 'W1', '<c2dddd', 2 + 4 * 8
+local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
+
+local tokens, period_us, sliding, ask, cost, keep_us = struct.unpack('<dddddd', ARGV[1])
+local record = call('GET', KEYS[1])
+local clock = call('TIME')
+local server_us = clock[1] * 1000000 + clock[2]
+
+local now, current, previous, is_written = server_us, 0, 0, false
+if record then
+  if #record ~= BYTES or record:sub(1, 2) ~= MAGIC then
+    return redis.error_reply('TIDEGATE FOREIGN ' .. KEYS[1] .. ' string')
+  end
+  local _, stamp, old_period_us
+  _, stamp, current, previous, old_period_us = struct.unpack(FORMAT, record)
+  if stamp - now > period_us then
+    -- The clock went back: what was spent counts as if it had been spent now.
+    is_written = true
+  else
+    now = max(now, stamp)
+    local passed = floor(now / old_period_us) - floor(stamp / old_period_us)
+    if passed == 1 then
+      current, previous = 0, current
+    elseif passed > 1 then
+      current, previous = 0, 0
+    end
+  end
+  if old_period_us ~= period_us then
+    current, previous = min(current, tokens), min(previous, tokens)
+  end
+end
+
+-- What counts of the window before, rounded down.
+local left_us, counted = period_us - now % period_us, 0
+if sliding == 1 and previous > 0 then
+  if previous * left_us <= 2^53 then
+    counted = floor(previous * left_us / period_us)
+  else
+    -- A long division: seven bits of `previous` at a time, so that nothing exceeds 2^53.
+    local rest = 0
+    for shift = 28, 0, -7 do
+      local part = rest * 128 + floor(previous / 2^shift) % 128 * left_us
+      counted, rest = counted * 128 + floor(part / period_us), part % period_us
+    end
+  end
+end
+
+local is_allowed = current + counted + ask <= tokens
+if is_allowed and cost > 0 then
+  current, is_written = current + cost, true
+end
+if is_written then
+  call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, now, current, previous, period_us), 'PX',
+    ceil((now + left_us + sliding * period_us - server_us + keep_us) / 1000))
+end
+return struct.pack('<dddd', is_allowed and 1 or 0, now, current, previous)

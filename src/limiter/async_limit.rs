@@ -1,0 +1,187 @@
+//! Limits whose decisions may wait for the store, exact ones among them.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{ActiveLimit, Limiter, Target};
+use crate::algorithm::Rule;
+use crate::decision::{Decision, Source};
+use crate::driver::{ExactQuery, Query};
+use crate::error::{CheckError, ConfigError};
+use crate::key::{Key, lane_of};
+use crate::limit::{Mode, OutagePolicy};
+use crate::store::exact::Question;
+use crate::time::Timestamp;
+
+/// A limit of a running limiter in any mode, [exact](Mode::Exact) ones included. Cheap to clone.
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// use tidegate::{Limit, Limiter, MemoryStore, SlidingLog};
+///
+/// let limiter = Limiter::builder()
+///     .limit(Limit::new("login", SlidingLog::per_minute(5)).exact())
+///     .store(MemoryStore::new())
+///     .build()?;
+/// let login = limiter.async_limit("login")?;
+/// assert_eq!(login.check_sure("user:42").await.remaining(), 4);
+/// # Ok::<(), tidegate::ConfigError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct AsyncLimit(pub(crate) ActiveLimit);
+
+impl fmt::Debug for AsyncLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncLimit").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl From<ActiveLimit> for AsyncLimit {
+    fn from(limit: ActiveLimit) -> Self {
+        Self(limit)
+    }
+}
+
+impl Limiter {
+    /// The limit called `name`, whatever its mode.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnknownLimit`] if the limiter was built without it.
+    pub fn async_limit(&self, name: &str) -> Result<AsyncLimit, ConfigError> {
+        self.find(name).map(AsyncLimit)
+    }
+}
+
+impl AsyncLimit {
+    /// Decides about one request of `key` that costs one token: see [`ActiveLimit::check_sure`].
+    ///
+    /// On an exact limit the store decides each request: see [`Limit::exact`](crate::Limit::exact). Dropping the future
+    /// before it is ready may leave the token spent.
+    pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        self.0.check_sure(key).await
+    }
+
+    /// Decides about one request of `key` that costs `cost` tokens, all or none. A cost of 0 spends nothing, and tells what
+    /// a request of one token would be told.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the limit can never admit so high a cost.
+    pub async fn check_sure_n<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Decision, CheckError> {
+        self.0.check_sure_n(key, cost).await
+    }
+
+    /// Decides about one request of `key` that costs one token, and that may go on after the decision's
+    /// [`delay`](Decision::delay): see [`ActiveLimit::schedule`].
+    pub async fn schedule<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        self.schedule_or_ask(key, 1).await
+    }
+
+    /// The same as [`schedule`](Self::schedule) for a request that costs `cost` tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the limit can never admit so high a cost.
+    pub async fn schedule_n<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Decision, CheckError> {
+        self.0.validate_cost(cost)?;
+        Ok(self.schedule_or_ask(key, cost).await)
+    }
+
+    async fn schedule_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let name = self.0.shared.secret.name(key);
+        if self.0.is_exact() {
+            return self.0.ask_exact(&name, cost, u64::MAX).await;
+        }
+        self.0.decide_within(Target::key(&name), cost, u64::MAX)
+    }
+
+    /// Waits until a request of `key` that costs one token may go on, for `within` at most: see
+    /// [`ActiveLimit::until_ready`].
+    ///
+    /// Callers of an exact limit go on in order on each node only. A slot of an exact leaky bucket passes unused if the
+    /// future is dropped.
+    pub async fn until_ready<K: Key + ?Sized>(&self, key: &K, within: Duration) -> Decision {
+        self.0.until_ready(key, within).await
+    }
+
+    /// The same as [`until_ready`](Self::until_ready) for a request that costs `cost` tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if the limit can never admit so high a cost.
+    pub async fn until_ready_n<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+        within: Duration,
+    ) -> Result<Decision, CheckError> {
+        self.0.until_ready_n(key, cost, within).await
+    }
+
+    /// The limit's name.
+    pub fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    /// Who decides. Without a store it is each node alone, whatever the limit says.
+    pub fn mode(&self) -> Mode {
+        self.0.mode()
+    }
+
+    /// The limit's algorithm with its numbers.
+    pub fn rule(&self) -> Rule {
+        self.0.rule()
+    }
+}
+
+impl ActiveLimit {
+    /// Whether the store decides.
+    pub(super) fn is_exact(&self) -> bool {
+        self.state.terms.mode == Mode::Exact
+    }
+
+    /// The store's decision, or that of the outage policy.
+    pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, within_us: u64) -> Decision {
+        let (info, terms) = (self.state.info, &self.state.terms);
+        let Some(rule) = info.local.as_ref() else {
+            return self.decide(Target::key(key), cost);
+        };
+        let within_us = if self.is_queue() { within_us } else { 0 };
+        let lane = lane_of(&info.name, key, self.shared.node.lanes);
+        let question = Question { lane, limit: info, rule, key: key.into(), cost, within_us };
+        let (done, answer) = oneshot::channel();
+        let query = ExactQuery { question, within_us: terms.max_wait_us, done };
+        let is_sent = self.shared.queries.send(Query::Exact(query)).is_ok();
+        let answer = if is_sent { answer.await.ok() } else { None };
+        let Some(answer) = answer else { return self.by_outage_policy(key, cost) };
+        self.state.buckets.count(answer.is_allowed, cost);
+        let now = Timestamp::from_micros(answer.at_us);
+        self.decision(answer.is_allowed, true, Source::Local(answer.standing), cost, now)
+    }
+
+    fn by_outage_policy(&self, key: &[u8], cost: u32) -> Decision {
+        let policy = self.state.terms.outage;
+        let is_share = policy == OutagePolicy::Share;
+        let mut decision = self.decide(Target::key(key), if is_share { cost } else { 0 });
+        if !is_share {
+            decision.allowed = policy == OutagePolicy::Open;
+            self.state.buckets.count(decision.allowed, cost);
+        }
+        self.state.count_unsure(cost);
+        Decision { sure: false, cost: cost.max(1), ..decision }
+    }
+}

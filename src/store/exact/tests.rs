@@ -1,0 +1,150 @@
+//! The scripts on a real Redis and their reference are the same machine.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+
+use std::time::Duration;
+
+use redis::Script;
+
+use super::*;
+use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow};
+use crate::limit::Limit;
+use crate::quota::{Quota, TOKENS_MAX};
+use crate::store::redis::exact::TEXTS;
+use crate::store::redis_server::RedisServer;
+
+const OPERATIONS: u64 = 100_000;
+const BEGIN_US: u64 = 1_700_000_000_000_000;
+const HOUR_US: u64 = 3_600_000_000;
+
+/// One algorithm in both machines.
+struct Pair {
+    _server: RedisServer,
+    connection: redis::Connection,
+    script: Script,
+    model: Model,
+    operations: u64,
+}
+
+impl Pair {
+    fn new(kind: usize) -> Self {
+        let server = RedisServer::start();
+        let connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        let script = Script::new(&TEXTS[kind].replace("call('TIME')", "{ 0, ARGV[2] }"));
+        let model = Model::default();
+        Self { _server: server, connection, script, model, operations: 0 }
+    }
+
+    /// Asks both, and returns whether the request was allowed.
+    fn ask(&mut self, question: &Question, time_us: u64) -> bool {
+        let key = format!("{}:{:?}", question.limit.rule.algorithm(), question.key);
+        let bytes: Vec<u8> =
+            question.numbers(HOUR_US).iter().flat_map(|number| number.to_le_bytes()).collect();
+        let mut call = self.script.prepare_invoke();
+        call.key(key).arg(bytes).arg(time_us);
+        let reply: Vec<u8> = call.invoke(&mut self.connection).unwrap();
+        let (reply, _) = reply.as_chunks::<8>();
+        let reply: Numbers = reply.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+        let expected = self.model.reply(question, time_us);
+        self.operations += 1;
+        assert_eq!(reply, expected, "operation {}: {question:?} at {time_us}", self.operations);
+        reply[0] > 0.0
+    }
+}
+
+/// The rule of a limit of which the store decides.
+fn limit(rule: impl Into<Rule>) -> (&'static LimitInfo, &'static LocalRule) {
+    let rule = rule.into();
+    let terms = Limit::new("x", rule).exact().validate_exact(1).unwrap();
+    let info = LimitInfo::intern("x", &terms, rule);
+    (info, info.local.as_ref().unwrap())
+}
+
+/// Random requests by rules that take turns, about keys of which each has its own pace.
+fn same_machine(kind: usize, seed: u64, rules: &[Rule]) {
+    let (mut pair, mut random) = (Pair::new(kind), fastrand::Rng::with_seed(seed));
+    let rules: Vec<_> = rules.iter().copied().map(limit).collect();
+    let (mut now, mut allowed) = (BEGIN_US, 0);
+    while pair.operations < OPERATIONS {
+        // A plan changes seldom.
+        let (limit, rule) = rules[(pair.operations / 500) as usize % rules.len()];
+        for _ in 0..500 {
+            let quota = limit.rule.quota();
+            let (period_us, most) = (quota.period().as_micros() as u64, quota.burst_tokens());
+            let token_us = period_us / quota.tokens();
+            now = match random.u32(..100) {
+                0..30 => now,
+                30..60 => now + random.u64(..=2 * token_us),
+                60..80 => now + random.u64(..=period_us / 10),
+                80..90 => (now / period_us + 1) * period_us - random.u64(..2),
+                90..94 => now + random.u64(..=2 * period_us),
+                94..98 => now.saturating_sub(random.u64(..=period_us / 100)),
+                _ => now.saturating_sub(random.u64(..=3 * period_us)),
+            }
+            .clamp(BEGIN_US / 2, 2 * BEGIN_US);
+            let cost = match random.u32(..10) {
+                0 => 0,
+                1..6 => 1,
+                6..9 => random.u64(1..=(most / 10).max(1)),
+                _ => random.u64(1..=most),
+            };
+            let cost = cost.min(limit.rule.cost_max().into()) as u32;
+            let within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
+            let key = vec![random.u8(..4)].into();
+            let question = Question { lane: 0, limit, rule, key, cost, within_us };
+            allowed += u64::from(pair.ask(&question, now));
+        }
+    }
+    println!("{allowed} of {} allowed", pair.operations);
+    let least = pair.operations / 50;
+    assert!((least..pair.operations - least).contains(&allowed), "{allowed}");
+}
+
+/// The longest period.
+const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
+
+#[test]
+fn token_bucket_is_the_same_in_lua_and_in_rust() {
+    let largest = Quota::new(TOKENS_MAX, YEAR);
+    same_machine(0, 1, &[Quota::per_second(10).burst(20).into(), Quota::per_minute(7).into()]);
+    same_machine(
+        0,
+        2,
+        &[largest.into(), Quota::new(16_383, YEAR).into(), Quota::new(1, YEAR).into()],
+    );
+}
+
+#[test]
+fn leaky_bucket_is_the_same_in_lua_and_in_rust() {
+    let queue = Duration::from_millis(700);
+    let largest = LeakyBucket::new(16_381, Duration::from_micros(1_000_003)).queue(YEAR);
+    same_machine(0, 3, &[LeakyBucket::per_second(7).queue(queue).into()]);
+    same_machine(0, 4, &[largest.into(), LeakyBucket::new(3, YEAR).queue(YEAR).into()]);
+}
+
+#[test]
+fn fixed_window_is_the_same_in_lua_and_in_rust() {
+    same_machine(1, 5, &[FixedWindow::per_second(10).into(), FixedWindow::per_minute(7).into()]);
+    same_machine(
+        1,
+        6,
+        &[FixedWindow::new(TOKENS_MAX, YEAR).into(), FixedWindow::new(1, YEAR).into()],
+    );
+}
+
+#[test]
+fn sliding_window_is_the_same_in_lua_and_in_rust() {
+    let largest = SlidingWindow::new(TOKENS_MAX, YEAR);
+    same_machine(
+        1,
+        7,
+        &[SlidingWindow::per_second(10).into(), SlidingWindow::per_minute(7).into()],
+    );
+    same_machine(1, 8, &[largest.into(), SlidingWindow::new(999_999_937, YEAR).into()]);
+}
+
+#[test]
+fn sliding_log_is_the_same_in_lua_and_in_rust() {
+    same_machine(2, 9, &[SlidingLog::per_second(10).into(), SlidingLog::per_minute(7).into()]);
+    same_machine(2, 10, &[SlidingLog::new(1000, YEAR).into(), SlidingLog::per_hour(300).into()]);
+}

@@ -1,0 +1,71 @@
+//! The fixed and the sliding window as `lua/exact-window.lua` has them.
+
+use smallvec::smallvec;
+
+use super::{Numbers, Question};
+use crate::algorithm::{Counts, Standing, WindowRule};
+
+/// What was spent, in the window of `stamp_us` and in the one before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Record {
+    /// When the key was allowed something last.
+    stamp_us: u64,
+    current: u64,
+    previous: u64,
+    period_us: u64,
+}
+
+pub(super) fn numbers(rule: &WindowRule, question: &Question) -> Numbers {
+    let sliding = f64::from(u8::from(rule.is_sliding));
+    let (ask, cost) = (question.ask().into(), question.cost.into());
+    smallvec![rule.tokens.into(), rule.period_us as f64, sliding, ask, cost]
+}
+
+pub(super) fn standing(rule: &'static WindowRule, reply: &[f64]) -> Option<Standing> {
+    let &[_, now, current, previous] = reply else { return None };
+    let spent = |tokens: f64| (tokens <= f64::from(u32::MAX)).then_some(tokens as u32);
+    let left_us = rule.period_us - now as u64 % rule.period_us;
+    let previous = if rule.is_sliding { spent(previous)? } else { 0 };
+    Some(Standing::Window(rule, Counts { current: spent(current)?, previous, left_us }))
+}
+
+/// Mirrors the script.
+pub(super) fn decide(record: &mut Option<Record>, numbers: &[f64], time_us: u64) -> Numbers {
+    let [tokens, period_us, sliding, ask, cost] =
+        [0, 1, 2, 3, 4].map(|index| numbers[index] as u64);
+    let (mut now, mut current, mut previous, mut is_written) = (time_us, 0, 0, false);
+    if let Some(known) = *record {
+        (current, previous) = (known.current, known.previous);
+        if known.stamp_us.saturating_sub(now) > period_us {
+            is_written = true;
+        } else {
+            now = now.max(known.stamp_us);
+            match now / known.period_us - known.stamp_us / known.period_us {
+                0 => {}
+                1 => (current, previous) = (0, current),
+                _ => (current, previous) = (0, 0),
+            }
+        }
+        if known.period_us != period_us {
+            (current, previous) = (current.min(tokens), previous.min(tokens));
+        }
+    }
+    let left_us = period_us - now % period_us;
+    let counted = u128::from(previous * sliding) * u128::from(left_us) / u128::from(period_us);
+    let is_allowed = u128::from(current + ask) + counted <= tokens.into();
+    if is_allowed && cost > 0 {
+        current += cost;
+        is_written = true;
+    }
+    if is_written {
+        *record = Some(Record { stamp_us: now, current, previous, period_us });
+    }
+    let allowed = f64::from(u8::from(is_allowed));
+    smallvec![allowed, now as f64, current as f64, previous as f64]
+}
+
+/// When the window ends in which nothing counts any more.
+pub(super) fn ends_us(record: &Record, numbers: &[f64]) -> u64 {
+    let period_us = record.period_us;
+    (record.stamp_us / period_us + 1) * period_us + numbers[2] as u64 * period_us
+}
