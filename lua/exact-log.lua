@@ -10,7 +10,8 @@
 --            since 1970; tokens left; microseconds until the request would be allowed (0 if it is), until the oldest
 --            tokens return, and until the last do (0 if none are spent)
 -- List       An element has 2 numbers: when something was spent, and all that was spent by then. The first one is from
---            before the period, so what was spent within it is the difference between two elements.
+--            before the period, so what was spent within it is the difference between two elements; it is empty if nothing
+--            was.
 -- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
 -- Expiry     when all tokens have returned; a denied request writes nothing
 -- Cost       O(elements that have gone out of the period since something was allowed last); a denied request of more than
@@ -28,6 +29,7 @@ local server_us = clock[1] * 1000000 + clock[2]
 
 -- What the element says.
 local function read(element)
+  if element == '' then return 0, 0 end
   if #element ~= BYTES then
     error('TIDEGATE FOREIGN ' .. KEYS[1] .. ' list', 0)
   end
@@ -37,7 +39,6 @@ end
 -- When something was spent last, and all that was by then; what was before the last period, and how many elements are from
 -- before it; when the oldest tokens within it were spent.
 local now, last_us, total, base, gone, oldest_us, retry_us = server_us, nil, 0, 0, 0, nil, 0
-local is_moved = false
 
 -- Reads elements, the oldest first, until `visit` returns true or there are no more.
 local function each_element(from, visit)
@@ -68,7 +69,8 @@ if last then
     call('LTRIM', KEYS[1], -2, -1)
     call('LSET', KEYS[1], 0, pack(FORMAT, 0, base))
     call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
-    last_us, gone, oldest_us, is_moved = now, 1, now, true
+    call('PEXPIRE', KEYS[1], ceil((now + period_us - server_us + keep_us) / 1000))
+    last_us, gone, oldest_us = now, 1, now
   else
     now = newest_us
   end
@@ -76,26 +78,27 @@ end
 
 local spent = total - base
 local is_allowed = spent + ask <= tokens
+local keep_ms = ceil((now + period_us - server_us + keep_us) / 1000)
 if is_allowed and cost > 0 then
   total, spent, oldest_us = total + cost, spent + cost, oldest_us or now
+  -- First, so that nothing is ever written that does not expire: Redis does not roll back.
+  call('PEXPIRE', KEYS[1], keep_ms)
   if last_us == now then
     call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
   elseif last_us then
     if gone > 1 then call('LTRIM', KEYS[1], gone - 1, -1) end
     call('RPUSH', KEYS[1], pack(FORMAT, now, total))
   else
-    call('RPUSH', KEYS[1], pack(FORMAT, 0, 0), pack(FORMAT, now, total))
+    call('RPUSH', KEYS[1], '', pack(FORMAT, now, total))
+    call('PEXPIRE', KEYS[1], keep_ms)
   end
-  last_us, is_moved = now, true
+  last_us = now
 elseif not is_allowed then
   local missing = base + spent + ask - tokens
   each_element(gone, function(at_us, spent_by_then)
     retry_us = at_us + period_us - now
     return spent_by_then >= missing
   end)
-end
-if is_moved then
-  call('PEXPIRE', KEYS[1], ceil((last_us + period_us - server_us + keep_us) / 1000))
 end
 local next_us = oldest_us and oldest_us + period_us - now or 0
 local reset_us = oldest_us and last_us + period_us - now or 0

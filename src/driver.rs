@@ -108,8 +108,6 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
 /// What a limiter and its driver share.
 pub(crate) struct NodeState {
     pub(crate) limits: Vec<Arc<LimitState>>,
-    /// Of the store.
-    pub(crate) lanes: u32,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) notifications: NotificationQueue,
     /// The store's last error, for those who wait for it.
@@ -392,7 +390,10 @@ impl Driver {
         let Some(news) = calls.ended(outcome, self.now()) else { return };
         let exact = self.node.limits.iter().filter(|limit| limit.terms.mode == Mode::Exact);
         match news {
-            News::Foreign(error) => self.publish(&Event::ForeignKey { error }),
+            News::Refused(error @ StoreError::ForeignKey { .. }) => {
+                self.publish(&Event::ForeignKey { error });
+            }
+            News::Refused(error) => self.publish(&Event::NotDecided { error }),
             News::Away => exact.for_each(|limit| {
                 self.publish(&Event::OutagePolicyBegan {
                     limit: limit.name.clone(),

@@ -218,6 +218,7 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         | Event::MemoryLost { .. }
         | Event::StoreClockJumped { .. }
         | Event::ForeignKey { .. }
+        | Event::NotDecided { .. }
         | Event::Evicted { .. }
         | Event::ClockStalled { .. }
         | Event::StoreDown { .. } => {}

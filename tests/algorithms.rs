@@ -446,3 +446,57 @@ fn impossible_rules_are_refused_with_field_and_value() {
     let error = hybrid.store(MemoryStore::new()).build().unwrap_err().to_string();
     assert!(error.contains("mode") && error.contains("sliding-log"), "{error}");
 }
+
+/// Each request is allowed exactly if the definition allows it at the time that the store decided, after all that it had
+/// allowed by then: whichever of 8 nodes asked, with 64 requests in flight.
+#[test]
+fn requests_of_many_nodes_at_once_are_decided_as_if_they_came_one_by_one() {
+    const NODES: u64 = 8;
+    const IN_FLIGHT: u64 = 64;
+    const REQUESTS: u64 = 100;
+    let server = RedisServer::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    for algorithm in 0..5 {
+        let of = Numbers { tokens: 200, period_us: 300_000, burst: 90, queue_us: 60_000 };
+        let (rule, allows) = rule_and_definition(algorithm, &of);
+        let entered = runtime.enter();
+        let asked = (0..NODES).flat_map(|_| {
+            let limit = Limit::new("x", rule).exact().max_wait(Duration::from_secs(20));
+            let store = RedisStore::open(&server.url()).unwrap().timeout(Duration::from_secs(10));
+            let limiter = Limiter::builder().limit(limit).store(store).build().unwrap();
+            let limit = limiter.async_limit("x").unwrap();
+            (0..IN_FLIGHT / NODES).map(move |_| limit.clone()).collect::<Vec<_>>()
+        });
+        let tasks: Vec<_> = asked
+            .map(|limit| {
+                runtime.spawn(async move {
+                    let mut decisions = Vec::new();
+                    for _ in 0..REQUESTS {
+                        decisions.push(limit.schedule("key").await);
+                    }
+                    decisions
+                })
+            })
+            .collect();
+        drop(entered);
+        let mut decisions = Vec::new();
+        for task in tasks {
+            decisions.extend(runtime.block_on(task).unwrap());
+        }
+        assert!(decisions.iter().all(Decision::is_sure));
+        // Of those of one microsecond the allowed came first: nothing returns meanwhile.
+        decisions.sort_by_key(|one| (one.store_time(), one.is_denied(), one.delay()));
+        let mut admissions: Vec<(u64, u64)> = Vec::new();
+        for decision in &decisions {
+            let now = decision.store_time().unwrap().as_micros() as u64;
+            let expected = allows(&of, &admissions, now, 1);
+            assert_eq!(decision.is_allowed(), expected, "{rule:?} at {now}");
+            if expected {
+                admissions.push((now, 1));
+            }
+        }
+        let (all, allowed) = (decisions.len(), admissions.len());
+        println!("{}: {allowed} of {all} allowed, all as defined", rule.algorithm());
+        assert!(all as u64 == IN_FLIGHT * REQUESTS && allowed < all);
+    }
+}

@@ -20,7 +20,9 @@ use tidegate::http::{
     RateLimitLayer, RateLimitService, Refusal,
 };
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{ActiveLimit, Denied, Hashed, Key, LeakyBucket, Limit, Limiter, Mode, Quota};
+use tidegate::{
+    ActiveLimit, Denied, FixedWindow, Hashed, Key, LeakyBucket, Limit, Limiter, Mode, Quota,
+};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 const KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -594,4 +596,35 @@ async fn denied_of_a_handler_is_the_response_of_the_layer() {
     let denied = ask(&in_handler).await;
     assert_eq!(denied.0, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(denied, ask(&in_layer).await);
+}
+
+#[tokio::test]
+async fn exact_limit_is_asked_of_the_store_for_each_request_also_without_waiting() {
+    for waits in [true, false] {
+        let clock = ManualClock::new();
+        let store = ScriptedStore::new(&clock);
+        let service = || {
+            let limiter = Limiter::builder()
+                .limit(Limit::new("exact", FixedWindow::per_hour(3)).exact())
+                .limit(Limit::new("local", Quota::per_hour(100)).local())
+                .store(store.clone())
+                .clock(&clock)
+                .build()
+                .unwrap();
+            let exact = KeyedLimit::new(limiter.async_limit("exact").unwrap(), KeyOf::header(KEY));
+            let rate_limit = RateLimit::new(by_header(&limiter.limit("local").unwrap())).and(exact);
+            behind(if waits { rate_limit } else { rate_limit.without_waiting() }).0
+        };
+        let nodes = [service(), service()];
+        let mut statuses = Vec::new();
+        for request in 0..5 {
+            let asked = Request::builder().header(KEY, "alice").body(()).unwrap();
+            let response = nodes[request % 2](asked).await;
+            statuses.push(response.status().as_u16());
+            let left = response.headers()["ratelimit"].to_str().unwrap().to_owned();
+            let expected = 2_usize.saturating_sub(request);
+            assert!(left.contains(&format!("\"exact\";r={expected}")), "{left}");
+        }
+        assert_eq!(statuses, [200, 200, 200, 429, 429], "waits: {waits}");
+    }
 }

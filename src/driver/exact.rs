@@ -11,8 +11,8 @@ use crate::store::Store;
 use crate::store::exact::{Answer, Question};
 use crate::time::{Timestamp, micros};
 
-/// How often a key that holds another program's value is told of.
-const FOREIGN_US: u64 = 60_000_000;
+/// How often it is told that the store refuses.
+const REFUSAL_EVENTS_US: u64 = 60_000_000;
 
 /// A request of an exact limit, and where to tell the decision. Dropped without one, the outage policy decides.
 #[derive(Debug)]
@@ -31,7 +31,8 @@ pub(super) enum News {
     Away,
     /// The store decides again.
     Back,
-    Foreign(StoreError),
+    /// The store answers, but does not decide.
+    Refused(StoreError),
 }
 
 /// The calls that are under way.
@@ -41,7 +42,7 @@ pub(super) struct ExactCalls {
     /// The store did not answer last time. One call is tried now and then; nobody else waits.
     is_away: bool,
     try_at: Timestamp,
-    foreign_from: Timestamp,
+    refusals_from: Timestamp,
 }
 
 impl ExactCalls {
@@ -85,20 +86,19 @@ impl ExactCalls {
                 self.is_away = false;
                 was_away.then_some(News::Back)
             }
-            // The store is there.
-            Ok(Err(error @ (StoreError::ForeignKey { .. } | StoreError::Reply { .. }))) => {
-                let is_due = now >= self.foreign_from;
-                if is_due {
-                    self.foreign_from = now.plus_micros(FOREIGN_US);
-                }
-                is_due.then_some(News::Foreign(error))
-            }
-            Ok(Err(_)) | Err(_) => {
+            Ok(Err(StoreError::TimedOut(_) | StoreError::Unreachable(_))) | Err(_) => {
                 self.is_away = true;
                 if !was_away {
                     self.try_at = now;
                 }
                 (!was_away).then_some(News::Away)
+            }
+            Ok(Err(error)) => {
+                let is_due = now >= self.refusals_from;
+                if is_due {
+                    self.refusals_from = now.plus_micros(REFUSAL_EVENTS_US);
+                }
+                is_due.then_some(News::Refused(error))
             }
         }
     }

@@ -26,6 +26,9 @@ pub(super) fn record(event: &Event) {
             );
         }
         Event::ForeignKey { error } => error!(%error, "a key goes on by its outage policy"),
+        Event::NotDecided { error } => {
+            error!(%error, "the store does not decide about an exact limit: its outage policy does");
+        }
         Event::ClockStalled { stall } => {
             warn!(?stall, "the cached clock stood still for longer than leases allow for");
         }
@@ -86,6 +89,7 @@ fn log_limit_event(event: &Event) {
         | Event::MemoryLost { .. }
         | Event::StoreClockJumped { .. }
         | Event::ForeignKey { .. }
+        | Event::NotDecided { .. }
         | Event::ClockStalled { .. }
         | Event::Evicted { .. } => {}
     }

@@ -61,8 +61,7 @@ impl Driver {
         let notifications = NotificationQueue::new(parts.max_keys);
         let mut listeners = parts.listeners;
         listeners.push(Arc::new(log::record));
-        let (lanes, last_error) = (parts.lanes, Mutex::new(None));
-        let node = NodeState { limits, lanes, budget, notifications, last_error, time };
+        let node = NodeState { limits, budget, notifications, last_error: Mutex::new(None), time };
         let driver = Self {
             engine,
             store,

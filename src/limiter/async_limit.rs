@@ -10,7 +10,7 @@ use crate::algorithm::Rule;
 use crate::decision::{Decision, Source};
 use crate::driver::{ExactQuery, Query};
 use crate::error::{CheckError, ConfigError};
-use crate::key::{Key, lane_of};
+use crate::key::Key;
 use crate::limit::{Mode, OutagePolicy};
 use crate::store::exact::Question;
 use crate::time::Timestamp;
@@ -161,8 +161,7 @@ impl ActiveLimit {
             return self.decide(Target::key(key), cost);
         };
         let within_us = if self.is_queue() { within_us } else { 0 };
-        let lane = lane_of(&info.name, key, self.shared.node.lanes);
-        let question = Question { lane, limit: info, rule, key: key.into(), cost, within_us };
+        let question = Question { limit: info, rule, key: key.into(), cost, within_us };
         let (done, answer) = oneshot::channel();
         let query = ExactQuery { question, within_us: terms.max_wait_us, done };
         let is_sent = self.shared.queries.send(Query::Exact(query)).is_ok();

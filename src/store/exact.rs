@@ -25,7 +25,6 @@ type Numbers = SmallVec<[f64; 9]>;
 /// A request of a key of an exact limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
-    pub(crate) lane: u32,
     pub(crate) limit: &'static LimitInfo,
     pub(crate) rule: &'static LocalRule,
     pub(crate) key: Arc<[u8]>,

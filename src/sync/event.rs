@@ -126,6 +126,12 @@ pub enum Event {
         /// What is wrong, and what to do.
         error: StoreError,
     },
+    /// The store answered, but did not decide about a request of an exact limit, which the outage policy decided. Told once
+    /// a minute.
+    NotDecided {
+        /// Why, and what to do.
+        error: StoreError,
+    },
     /// The state of this node, once a second.
     State {
         /// Keys held on this node.

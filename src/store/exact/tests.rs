@@ -91,7 +91,7 @@ fn same_machine(kind: usize, seed: u64, rules: &[Rule]) {
             let cost = cost.min(limit.rule.cost_max().into()) as u32;
             let within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
             let key = vec![random.u8(..4)].into();
-            let question = Question { lane: 0, limit, rule, key, cost, within_us };
+            let question = Question { limit, rule, key, cost, within_us };
             allowed += u64::from(pair.ask(&question, now));
         }
     }
@@ -147,4 +147,56 @@ fn sliding_window_is_the_same_in_lua_and_in_rust() {
 fn sliding_log_is_the_same_in_lua_and_in_rust() {
     same_machine(2, 9, &[SlidingLog::per_second(10).into(), SlidingLog::per_minute(7).into()]);
     same_machine(2, 10, &[SlidingLog::new(1000, YEAR).into(), SlidingLog::per_hour(300).into()]);
+}
+
+/// nginx before 1.15 gave a fresh burst where the clock went back; a script that keeps the later time denies for a year.
+#[test]
+fn clock_that_jumps_a_year_ahead_and_back_gives_no_fresh_burst_and_denies_no_longer_than_a_key_takes()
+ {
+    let rules: [(usize, Rule); 5] = [
+        (0, Quota::per_second(10).into()),
+        (0, LeakyBucket::per_second(10).queue(Duration::from_millis(900)).into()),
+        (1, FixedWindow::per_second(10).into()),
+        (1, SlidingWindow::per_second(10).into()),
+        (2, SlidingLog::per_second(10).into()),
+    ];
+    for (kind, rule) in rules {
+        let mut pair = Pair::new(kind);
+        let (limit, rule) = limit(rule);
+        let year_us = YEAR.as_micros() as u64;
+        let mut ask = |now: u64| {
+            let key: Arc<[u8]> = b"key"[..].into();
+            pair.ask(&Question { limit, rule, key, cost: 1, within_us: u64::MAX }, now)
+        };
+        let allowed = (0..20).filter(|_| ask(BEGIN_US + year_us)).count();
+        assert_eq!(allowed, 10, "{limit:?}");
+        let at_once = (0..20).filter(|_| ask(BEGIN_US)).count();
+        assert_eq!(at_once, 0, "what was spent counts: {limit:?}");
+        let later = (0..40).filter(|step| ask(BEGIN_US + step * 50_000)).count();
+        assert!(later >= 9, "{later} within two seconds: {limit:?}");
+    }
+}
+
+/// A full bucket of 5 an hour, raised to 100 an hour and lowered again, gives nothing twice.
+#[test]
+fn plan_that_flaps_adds_nothing() {
+    let pairs: [(usize, [Rule; 2]); 4] = [
+        (0, [Quota::per_hour(5).into(), Quota::per_hour(100).into()]),
+        (1, [FixedWindow::per_hour(5).into(), FixedWindow::per_hour(100).into()]),
+        (1, [SlidingWindow::per_hour(5).into(), SlidingWindow::per_hour(100).into()]),
+        (2, [SlidingLog::per_hour(5).into(), SlidingLog::per_hour(100).into()]),
+    ];
+    for (kind, plans) in pairs {
+        let mut pair = Pair::new(kind);
+        let plans = plans.map(limit);
+        let mut allowed = 0;
+        for step in 0..400 {
+            let (limit, rule) = plans[step / 20 % 2];
+            let question = Question { limit, rule, key: b"key"[..].into(), cost: 1, within_us: 0 };
+            allowed += u32::from(pair.ask(&question, BEGIN_US));
+        }
+        // A window's plan tells how much may be spent in it; a bucket keeps what it had.
+        let expected = if kind == 0 { 5 } else { 100 };
+        assert_eq!(allowed, expected, "{plans:?}");
+    }
 }

@@ -48,12 +48,13 @@ pub(super) async fn decide(store: &RedisStore, question: &Question) -> Result<An
     question.answer(&reply)
 }
 
-/// `tg2:{<namespace>/<lane>}:<algorithm>:<limit>:<key>`
+/// `tg2:{<namespace>/<algorithm>:<limit>:<key>}`: in a Redis Cluster each key has its own slot.
 fn key(store: &RedisStore, question: &Question) -> Vec<u8> {
-    let Question { lane, limit, key, .. } = question;
+    let Question { limit, key, .. } = question;
     let (algorithm, name) = (limit.rule.algorithm(), &limit.name);
-    let mut whole = format!("tg2:{{{}/{lane}}}:{algorithm}:{name}:", store.namespace).into_bytes();
+    let mut whole = format!("tg2:{{{}/{algorithm}:{name}:", store.namespace).into_bytes();
     whole.extend_from_slice(key);
+    whole.push(b'}');
     whole
 }
 

@@ -1,0 +1,349 @@
+//! Limits of which the store decides each request: the interface, outages, and a real Redis.
+#![cfg(all(feature = "testing", feature = "redis"))]
+
+mod parts;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::testing::{ManualClock, ScriptedStore};
+use tidegate::{
+    AsyncLimit, Builder, ConfigError, Decision, Event, FixedWindow, LeakyBucket, Limit, Limiter,
+    MemoryStore, Mode, OutagePolicy, Quota, RedisStore, Rule, SlidingLog, SlidingWindow,
+    StoreError,
+};
+
+use parts::RedisServer;
+
+/// A sixth of a second: longer than a call that fails keeps others from being tried.
+const PAUSE: Duration = Duration::from_millis(160);
+
+fn rules() -> [Rule; 5] {
+    [
+        Quota::per_minute(5).into(),
+        LeakyBucket::per_minute(5).queue(Duration::from_secs(48)).into(),
+        FixedWindow::per_minute(5).into(),
+        SlidingWindow::per_minute(5).into(),
+        SlidingLog::per_minute(5).into(),
+    ]
+}
+
+fn redis(server: &RedisServer) -> RedisStore {
+    RedisStore::open(&server.url()).unwrap().timeout(Duration::from_secs(2))
+}
+
+/// Waits for long enough on a busy machine.
+fn exact(rule: impl Into<Rule>) -> Limit {
+    Limit::new("x", rule).exact().max_wait(Duration::from_secs(5))
+}
+
+fn on(builder: Builder) -> AsyncLimit {
+    builder.build().unwrap().async_limit("x").unwrap()
+}
+
+/// How many of so many requests go on.
+async fn allowed(limit: &AsyncLimit, key: &str, requests: u32) -> u32 {
+    let mut allowed = 0;
+    for _ in 0..requests {
+        allowed += u32::from(limit.schedule(key).await.is_allowed());
+    }
+    allowed
+}
+
+#[tokio::test]
+async fn exact_limit_is_had_by_async_limit_only_with_a_store_or_without() {
+    let builder = || {
+        let other = Limit::new("other", Quota::per_minute(1)).local();
+        Limiter::builder().limit(exact(Quota::per_minute(2))).limit(other)
+    };
+    for (builder, mode) in
+        [(builder(), Mode::Local), (builder().store(MemoryStore::new()), Mode::Exact)]
+    {
+        let limiter = builder.build().unwrap();
+        let error = limiter.limit("x").unwrap_err();
+        assert_eq!(error, ConfigError::ExactLimit("x".to_owned()));
+        assert!(error.to_string().contains("async_limit"), "{error}");
+        let limit = limiter.async_limit("x").unwrap();
+        assert_eq!((limit.name(), limit.mode()), ("x", mode));
+        assert_eq!(allowed(&limit, "a", 3).await, 2);
+        assert_eq!(limiter.async_limit("other").unwrap().mode(), Mode::Local);
+        let unknown = limiter.async_limit("y").unwrap_err();
+        assert!(matches!(unknown, ConfigError::UnknownLimit { .. }), "{unknown}");
+    }
+}
+
+#[test]
+fn settings_that_do_not_fit_an_exact_limit_are_refused_with_field_and_value() {
+    let cases = [
+        (exact(Quota::per_minute(2)).outage(OutagePolicy::LastRate), "outage", "LastRate"),
+        (exact(Quota::per_minute(2)).max_wait(Duration::ZERO), "max_wait", "0"),
+        (exact(SlidingLog::per_minute(1_000_000)), "quota.tokens", "1000000"),
+        (exact(FixedWindow::new(5, Duration::from_millis(99))), "window.period", "99ms"),
+    ];
+    for (limit, expected, wrong) in cases {
+        let error = Limiter::builder().limit(limit).store(MemoryStore::new()).build().unwrap_err();
+        let ConfigError::Limit { field, value, .. } = &error else { panic!("{error}") };
+        assert_eq!((*field, &**value), (expected, wrong), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn nodes_share_an_exact_limit_from_its_first_request_on() {
+    let server = RedisServer::start();
+    for rule in rules() {
+        let nodes: Vec<_> = (0..4)
+            .map(|_| on(Limiter::builder().limit(exact(rule)).store(redis(&server))))
+            .collect();
+        let mut together = 0;
+        for node in &nodes {
+            together += allowed(node, "a", 5).await;
+        }
+        assert_eq!(together, 5, "{rule:?}");
+        let denied = nodes[0].check_sure("a").await;
+        assert!(denied.is_denied() && denied.is_sure(), "{rule:?}: {denied:?}");
+        assert!(denied.store_time().is_some() && denied.retry_after() > Duration::ZERO);
+        assert_eq!(nodes[1].check_sure("b").await.remaining(), u64::from(!is_queue(rule)) * 4);
+    }
+}
+
+fn is_queue(rule: Rule) -> bool {
+    matches!(rule, Rule::LeakyBucket(_))
+}
+
+#[tokio::test]
+async fn denied_requests_and_peeks_write_nothing_and_all_that_is_written_expires_but_not_early() {
+    let server = RedisServer::start();
+    for rule in rules() {
+        let limit = on(Limiter::builder().limit(exact(rule)).store(redis(&server)));
+        assert!(limit.check_sure_n("peeked", 0).await.unwrap().is_allowed());
+        let name = |key: &str| format!("tg2:{{tidegate/{}:x:{key}}}", rule.algorithm());
+        assert_eq!(server.command(&["EXISTS", &name("peeked")]), "0", "{rule:?}");
+        assert_eq!(allowed(&limit, "a", 5).await, 5);
+        let written = server.command(&["DUMP", &name("a")]);
+        let before = expires(&server, &name("a"));
+        for cost in [1, 5, 0] {
+            let decision = limit.schedule_n("a", cost).await.unwrap();
+            assert!(decision.is_denied(), "{rule:?}, cost {cost}: {decision:?}");
+        }
+        assert_eq!(server.command(&["DUMP", &name("a")]), written, "{rule:?}");
+        let moved = expires(&server, &name("a")).abs_diff(before);
+        assert!(moved < Duration::from_millis(500), "{rule:?}: moved by {moved:?}");
+        let peek = limit.schedule_n("a", 0).await.unwrap();
+        let whole = peek.store_time().unwrap() + peek.reset_after();
+        let (least, most) = (whole, whole + Duration::from_millis(500));
+        assert!((least..most).contains(&before), "{rule:?}: {before:?} for {whole:?}");
+    }
+}
+
+/// When the key is forgotten, by the server's clock since 1970, or a little later.
+fn expires(server: &RedisServer, name: &str) -> Duration {
+    let left = server.command(&["PTTL", name]).parse().expect("it expires");
+    let time = server.command(&["TIME"]);
+    let (seconds, micros) = time.split_once('\n').unwrap();
+    let time = Duration::new(seconds.parse().unwrap(), 1000 * micros.parse::<u32>().unwrap());
+    time + Duration::from_millis(left)
+}
+
+#[tokio::test]
+async fn key_takes_no_more_memory_than_its_state_and_a_hundred_bytes() {
+    let server = RedisServer::start();
+    // Bytes of a record with a key of 20 bytes, as docs/REDIS.md has them for the smallest script.
+    for (rule, most) in rules().into_iter().zip([104, 72, 104, 104, 120]) {
+        let limit = on(Limiter::builder().limit(exact(rule)).store(redis(&server)));
+        assert!(limit.check_sure("a-key-of-20-bytes---").await.is_allowed());
+        let name = format!("tg2:{{tidegate/{}:x:a-key-of-20-bytes---}}", rule.algorithm());
+        let bytes = server.command(&["MEMORY", "USAGE", &name]).parse::<u32>().unwrap();
+        println!("{bytes} bytes: {rule:?}");
+        assert!(bytes <= most + 100, "{bytes} bytes: {rule:?}");
+    }
+    let limit =
+        on(Limiter::builder().limit(exact(SlidingLog::per_hour(1000))).store(redis(&server)));
+    for (key, entries, most) in
+        [("hundred-------------", 100, 3700), ("thousand------------", 1000, 118_000)]
+    {
+        assert_eq!(allowed(&limit, key, entries).await, entries);
+        let name = format!("tg2:{{tidegate/sliding-log:x:{key}}}");
+        let bytes = server.command(&["MEMORY", "USAGE", &name]).parse::<u32>().unwrap();
+        println!("{bytes} bytes: {entries} entries");
+        assert!(bytes <= most + 100, "{bytes} bytes: {entries} entries");
+    }
+}
+
+#[tokio::test]
+async fn server_that_lost_its_scripts_is_given_them_again() {
+    let server = RedisServer::start();
+    let limits =
+        rules().map(|rule| on(Limiter::builder().limit(exact(rule)).store(redis(&server))));
+    for limit in &limits {
+        assert_eq!(allowed(limit, "a", 2).await, 2);
+        assert_eq!(server.command(&["SCRIPT", "FLUSH"]), "OK");
+        assert_eq!(allowed(limit, "a", 4).await, 3, "{limit:?}");
+    }
+}
+
+/// The events of a limiter.
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<Event>>>);
+
+impl Events {
+    fn ear(&self) -> impl Fn(&Event) + Send + Sync + 'static {
+        let events = self.clone();
+        move |event| events.0.lock().unwrap().push(event.clone())
+    }
+
+    fn count(&self, which: impl Fn(&Event) -> bool) -> usize {
+        self.0.lock().unwrap().iter().filter(|event| which(event)).count()
+    }
+}
+
+#[tokio::test]
+async fn another_programs_value_is_named_and_left_alone_and_other_keys_go_on() {
+    let server = RedisServer::start();
+    for rule in rules() {
+        let events = Events::default();
+        let builder = Limiter::builder().limit(exact(rule)).store(redis(&server)).max_nodes(5);
+        let limit = on(builder.listen(events.ear()));
+        let name = format!("tg2:{{tidegate/{}:x:theirs}}", rule.algorithm());
+        for value in ["a", "T1", "W1 is longer than two letters, and no record"] {
+            server.command(&["DEL", &name]);
+            match rule {
+                Rule::SlidingLog(_) => server.command(&["RPUSH", &name, value]),
+                _ => server.command(&["SET", &name, value]),
+            };
+            let written = server.command(&["DUMP", &name]);
+            assert!(!limit.check_sure("theirs").await.is_sure(), "{rule:?}");
+            assert_eq!(server.command(&["DUMP", &name]), written, "{rule:?}");
+        }
+        server.command(&["DEL", &name]);
+        server.command(&["HSET", &name, "a", "b"]);
+        assert!(!limit.check_sure("theirs").await.is_sure(), "{rule:?}");
+        assert!(limit.check_sure("ours").await.is_sure(), "{rule:?}");
+        let foreign = |event: &Event| {
+            matches!(event, Event::ForeignKey { error: StoreError::ForeignKey { .. } })
+        };
+        assert_eq!(events.count(foreign), 1, "once a minute: {rule:?}");
+    }
+}
+
+/// A limiter whose store a test takes away.
+fn scripted(limit: Limit, events: &Events) -> (ScriptedStore, ManualClock, AsyncLimit) {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let builder = Limiter::builder().limit(limit).store(store.clone()).clock(&clock).max_nodes(2);
+    (store, clock, on(builder.listen(events.ear())))
+}
+
+#[tokio::test]
+async fn without_the_store_the_outage_policy_decides_and_nobody_waits_twice() {
+    for (policy, expected) in
+        [(OutagePolicy::Share, 5), (OutagePolicy::Open, 30), (OutagePolicy::Closed, 0)]
+    {
+        let events = Events::default();
+        let limit = Limit::new("x", SlidingLog::per_hour(10)).exact().outage(policy);
+        let (store, clock, limit) = scripted(limit, &events);
+        assert!(limit.check_sure("a").await.is_sure());
+        store.set_away(true);
+        let mut decisions: Vec<Decision> = Vec::new();
+        for _ in 0..30 {
+            decisions.push(limit.check_sure("a").await);
+        }
+        assert!(decisions.iter().all(|one| !one.is_sure() && one.store_time().is_none()));
+        let admitted = decisions.iter().filter(|one| one.is_allowed()).count();
+        assert_eq!(admitted, expected, "{policy:?}");
+        let denied = decisions.iter().filter(|one| one.is_denied());
+        assert!(denied.map(Decision::retry_after).all(|after| after > Duration::ZERO));
+        let began = |event: &Event| matches!(event, Event::OutagePolicyBegan { .. });
+        assert_eq!(events.count(began), 1, "{policy:?}");
+        store.set_away(false);
+        clock.advance(PAUSE);
+        assert!(limit.check_sure("a").await.is_sure(), "{policy:?}");
+        assert_eq!(limit.check_sure("a").await.remaining(), 7, "what was admitted is not charged");
+        let ended = |event: &Event| matches!(event, Event::OutagePolicyEnded { .. });
+        assert_eq!(events.count(ended), 1, "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn store_that_does_not_answer_is_waited_for_by_one_caller_at_a_time() {
+    let server = RedisServer::start();
+    let wait = Duration::from_millis(200);
+    let limit = Limit::new("x", Quota::per_hour(100)).exact().max_wait(wait);
+    let limit = on(Limiter::builder().limit(limit).store(redis(&server)));
+    // The first call connects.
+    while !limit.check_sure("a").await.is_sure() {}
+    server.stop();
+    let begin = std::time::Instant::now();
+    for _ in 0..200 {
+        assert!(!limit.check_sure("a").await.is_sure());
+    }
+    let waited = begin.elapsed();
+    assert!(waited >= wait && waited < 10 * wait, "{waited:?}");
+    server.cont();
+    while !limit.check_sure("a").await.is_sure() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn slots_ahead_are_waited_for_and_those_beyond_the_queue_denied_at_once() {
+    let server = RedisServer::start();
+    let rule = LeakyBucket::per_second(20).queue(Duration::from_millis(90));
+    let limit = on(Limiter::builder().limit(exact(rule)).store(redis(&server)));
+    let mut delays = Vec::new();
+    for _ in 0..3 {
+        let decision = limit.schedule("a").await;
+        delays.push(decision.is_allowed().then(|| decision.delay()));
+    }
+    assert_eq!(delays[0], Some(Duration::ZERO));
+    assert!(delays[1] > Some(Duration::from_millis(30)), "{delays:?}");
+    assert_eq!(delays[2], None);
+    let begin = std::time::Instant::now();
+    let (one, two, three) = tokio::join!(
+        limit.until_ready("b", Duration::from_secs(9)),
+        limit.until_ready("b", Duration::from_secs(9)),
+        limit.until_ready("b", Duration::from_secs(9)),
+    );
+    let allowed = [&one, &two, &three].iter().filter(|one| one.is_allowed()).count();
+    assert_eq!(allowed, 2);
+    assert!(begin.elapsed() >= Duration::from_millis(49), "{:?}", begin.elapsed());
+    let waited =
+        on(Limiter::builder().limit(exact(SlidingLog::new(1, PAUSE))).store(redis(&server)));
+    assert!(waited.until_ready("c", Duration::ZERO).await.is_allowed());
+    let begin = std::time::Instant::now();
+    assert!(waited.until_ready("c", Duration::from_secs(9)).await.is_allowed());
+    assert!(begin.elapsed() >= PAUSE - Duration::from_millis(20), "{:?}", begin.elapsed());
+}
+
+/// What a user needs for limits of any kind but sliding logs, and for those.
+const COMMANDS: [&str; 5] = ["+evalsha", "+eval", "+time", "+get", "+set"];
+const LOG_COMMANDS: [&str; 6] = ["+lindex", "+lrange", "+ltrim", "+lset", "+rpush", "+pexpire"];
+
+#[tokio::test]
+async fn user_with_the_commands_that_are_documented_suffices_and_one_less_is_told() {
+    let server = RedisServer::start();
+    let user = ["ACL", "SETUSER", "me", "on", ">pw", "~tg2:{tidegate/*"];
+    server.command(&[&user[..], &COMMANDS, &LOG_COMMANDS].concat());
+    let address = format!("redis://me:pw@127.0.0.1:{}", server.port());
+    let store = || RedisStore::open(&address).unwrap().timeout(Duration::from_secs(2));
+    for rule in rules() {
+        let limit = on(Limiter::builder().limit(exact(rule)).store(store()));
+        assert!(limit.check_sure("a").await.is_sure(), "{rule:?}");
+    }
+    for missing in ["-rpush", "-lrange", "-pexpire", "-lindex"] {
+        let (events, rule) = (Events::default(), SlidingLog::per_minute(5));
+        let builder = Limiter::builder().limit(exact(rule)).store(store()).max_nodes(5);
+        let limit = on(builder.listen(events.ear()));
+        server.command(&["ACL", "SETUSER", "me", missing]);
+        for _ in 0..3 {
+            assert!(!limit.check_sure("b").await.is_sure(), "{missing}");
+        }
+        let told =
+            |event: &Event| matches!(event, Event::NotDecided { error: StoreError::Denied(_) });
+        assert_eq!(events.count(told), 1, "{missing}");
+        let left = server.command(&["PTTL", "tg2:{tidegate/sliding-log:x:b}"]);
+        assert_ne!(left, "-1", "{missing}: what is written expires");
+        server.command(&["ACL", "SETUSER", "me", &missing.replace('-', "+")]);
+        server.command(&["FLUSHALL"]);
+        assert!(limit.check_sure("b").await.is_sure(), "{missing}");
+    }
+}
