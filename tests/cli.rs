@@ -150,7 +150,13 @@ fn comparison_that_cannot_be_made_names_both_sides() {
         (
             format!("--quota 5/s --algorithm sliding-log --mode hybrid {of} good.csv"),
             2,
-            "for '--mode': only the token bucket is shared",
+            "for '--mode': only the token bucket is leased",
+        ),
+        (format!("--quota 5/s --store redis://127.0.0.1:1 {of} good.csv"), 2, "for '--store'"),
+        (
+            format!("--quota 5/s --mode exact --store redis://127.0.0.1:1 {of} good.csv"),
+            1,
+            "line 1 of the arrivals was not decided",
         ),
         (format!("--quota 5/s {of} none.csv"), 1, "none.csv: "),
         (format!("--quota 5/s {of} fields.csv"), 1, "fields.csv, line 1: fields = \"2\""),
@@ -188,6 +194,7 @@ fn compare_writes_decisions_in_the_order_of_the_file() {
         lines.collect::<String>()
     };
     arrivals("compare.csv", &text(&[]));
+    let (server, text_of) = (RedisServer::start(), String::from_utf8_lossy);
     for (rule, expected) in [
         (
             "--algorithm sliding-log --quota 4/s",
@@ -205,14 +212,16 @@ fn compare_writes_decisions_in_the_order_of_the_file() {
             ["1,0", "1,0", "0,0", "0,0", "1,0", "0,0", "0,0", "1,0", "1,249999"],
         ),
     ] {
-        let line =
-            format!("compare {rule} --mode local --arrivals compare.csv --decisions decided.csv");
-        let output = run(&line);
-        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("decided.csv");
-        let decided = std::fs::read_to_string(path).expect("it was written");
-        let expected = format!("t_us,key,cost,allowed,delay_us\n{}", text(&expected));
-        assert_eq!(decided, expected, "{rule}");
+        for mode in ["local", "exact", &format!("exact --store {}", server.url())] {
+            let files = "--arrivals compare.csv --decisions decided.csv";
+            let line = format!("compare {rule} --mode {mode} {files}");
+            let output = run(&line);
+            assert!(output.status.success(), "{line}: {}", text_of(&output.stderr));
+            let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("decided.csv");
+            let decided = std::fs::read_to_string(path).expect("it was written");
+            let expected = format!("t_us,key,cost,allowed,delay_us\n{}", text(&expected));
+            assert_eq!(decided, expected, "{line}");
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `tidegate compare`: what an algorithm decides about given requests, on one node in virtual time.
+//! `tidegate compare`: what an algorithm decides about given requests, in virtual time.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,13 @@ use std::time::Duration;
 use clap::Args;
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter, Mode, Quota,
-    Rule, SlidingLog, SlidingWindow,
+    AsyncLimit, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter, Mode, Quota,
+    RedisStore, Rule, SlidingLog, SlidingWindow, StoreError,
 };
 
 use crate::flags::InputError;
 use crate::output::{self, OutputError};
+use crate::store::{Store, namespace};
 use crate::values::duration;
 
 /// Arrivals may lie so far apart.
@@ -33,6 +34,10 @@ pub(crate) enum CompareError {
     File { path: PathBuf, source: csv::Error },
     #[error("{}, line {line}: {field} = {value:?}: {reason}", path.display())]
     Field { path: PathBuf, line: u64, field: &'static str, value: String, reason: &'static str },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("line {0} of the arrivals was not decided: does the store answer?")]
+    Undecided(usize),
     #[error("{0}")]
     Started(String),
 }
@@ -41,6 +46,7 @@ const EXAMPLES: &str = "\
 Examples:
   tidegate compare --quota 5/s --arrivals examples/traces/arrivals.csv --decisions decisions.csv
   tidegate compare --algorithm leaky-bucket --quota 5/s --queue 2s --arrivals examples/traces/arrivals.csv --decisions -
+  tidegate compare --algorithm sliding-log --quota 5/s --mode exact --arrivals examples/traces/arrivals.csv --decisions -
 
 Arrivals are lines of t_us,key,cost, with or without a header: microseconds, any text, tokens. Windows
 are aligned to t_us = 0. A time that goes back counts as the newest before it. Decisions are the same
@@ -50,7 +56,7 @@ cost of 0 is allowed; one that can never fit is denied.";
 const ALGORITHMS: [&str; 5] =
     ["token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"];
 
-/// Decides about the requests of a file on one node in virtual time, and writes what was decided.
+/// Decides about the requests of a file in virtual time, and writes what was decided.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
@@ -66,9 +72,12 @@ pub(crate) struct Options {
     /// How long a request may wait for its slot, such as 500ms; only with leaky-bucket [default: 0]
     #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     queue: Option<Duration>,
-    /// Who decides: the node alone (local), or the node with leases of a store (hybrid)
-    #[arg(long, default_value = "local", value_parser = ["local", "hybrid"])]
+    /// Who decides: the node alone (local), the node with leases of a store (hybrid), or the store (exact)
+    #[arg(long, default_value = "local", value_parser = ["local", "hybrid", "exact"])]
     mode: String,
+    /// The store, with --mode exact: memory, or a server such as redis://HOST:PORT, which is told the arrivals' time
+    #[arg(long, default_value = "memory")]
+    store: Store,
     /// The requests: a CSV of `t_us,key,cost`
     #[arg(long, value_name = "FILE")]
     arrivals: PathBuf,
@@ -136,7 +145,15 @@ struct Arrival {
 pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
     let rule = options.rule()?;
     let arrivals = arrivals(&options.arrivals)?;
-    let mode = if options.mode == "hybrid" { Mode::Hybrid } else { Mode::Local };
+    let mode = match options.mode.as_str() {
+        "hybrid" => Mode::Hybrid,
+        "exact" => Mode::Exact,
+        _ => Mode::Local,
+    };
+    if mode != Mode::Exact && options.store != Store::Memory {
+        let reason = "only --mode exact asks a server: leave --store out";
+        return Err(InputError::flag("--store", &options.store.name(), reason).into());
+    }
     let span = arrivals.last().map_or(0, |last| last.at_us - arrivals[0].at_us);
     if mode == Mode::Hybrid && Duration::from_micros(span) > HYBRID_SPAN_MAX {
         let reason = "its arrivals span more than a day: use --mode local, or a part of them";
@@ -150,12 +167,12 @@ pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
         let value = options.mode.clone();
         return Err(InputError::Value { flag: "--mode", value, reason }.into());
     }
-    let node = Node::new(rule, mode, &arrivals)?;
+    let node = Node::new(rule, mode, &options.store, &arrivals)?;
     let mut text = csv::Writer::from_writer(Vec::new());
     let failed = |source| CompareError::File { path: options.decisions.clone(), source };
     text.write_record(["t_us", "key", "cost", "allowed", "delay_us"]).map_err(failed)?;
-    for arrival in &arrivals {
-        let (allowed, delay_us) = node.decide(arrival);
+    for (line, arrival) in arrivals.iter().enumerate() {
+        let (allowed, delay_us) = node.decide(arrival).ok_or(CompareError::Undecided(line + 1))?;
         let [t_us, cost, delay_us] = [arrival.t_us, arrival.cost, delay_us].map(|n| n.to_string());
         let allowed = if allowed { "1" } else { "0" };
         text.write_record([&t_us, &arrival.key, &cost, allowed, &delay_us]).map_err(failed)?;
@@ -205,18 +222,23 @@ fn arrivals(path: &Path) -> Result<Vec<Arrival>, CompareError> {
     Ok(arrivals)
 }
 
-/// A node in virtual time.
+/// A node in virtual time, and its store.
 struct Node {
     runtime: tokio::runtime::Runtime,
     clock: ManualClock,
     limiter: Limiter,
-    limit: ActiveLimit,
+    limit: AsyncLimit,
     /// The origin of the node's clock, on the arrivals' one.
     origin_us: i128,
 }
 
 impl Node {
-    fn new(rule: Rule, mode: Mode, arrivals: &[Arrival]) -> Result<Self, CompareError> {
+    fn new(
+        rule: Rule,
+        mode: Mode,
+        store: &Store,
+        arrivals: &[Arrival],
+    ) -> Result<Self, CompareError> {
         let started = |error: &dyn ToString| CompareError::Started(error.to_string());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| started(&error))?;
@@ -228,14 +250,19 @@ impl Node {
             .max_keys((2 * keys.len()).max(128))
             .max_nodes(1)
             .clock(&clock);
-        let builder = match mode {
-            Mode::Hybrid => builder.store(ScriptedStore::new(&clock)),
-            _ => builder,
+        let builder = match (mode, store) {
+            (Mode::Local, _) => builder,
+            (_, Store::Memory) => builder.store(ScriptedStore::new(&clock)),
+            (_, Store::Redis(address)) => {
+                let store =
+                    RedisStore::open(address)?.namespace(&namespace()).map_err(config_error)?;
+                builder.store(store.clock(&clock))
+            }
         };
         let entered = runtime.enter();
         let limiter = builder.build().map_err(config_error)?;
         drop(entered);
-        let limit = limiter.limit("compare").map_err(config_error)?;
+        let limit = limiter.async_limit("compare").map_err(config_error)?;
         // Windows begin at the origins of both clocks.
         let period_us = match rule {
             Rule::FixedWindow(_) | Rule::SlidingWindow(_) => {
@@ -249,20 +276,26 @@ impl Node {
         Ok(Self { runtime, clock, limiter, limit, origin_us })
     }
 
-    /// Whether a request goes on, and the microseconds that it waits.
-    fn decide(&self, arrival: &Arrival) -> (bool, u64) {
+    /// Whether a request goes on, and the microseconds that it waits. `None` if the store should have decided, and did not.
+    fn decide(&self, arrival: &Arrival) -> Option<(bool, u64)> {
         let at_us = i128::from(arrival.at_us) - self.origin_us;
         self.pass((at_us - i128::from(self.clock.now().as_micros())) as u64);
         if arrival.cost == 0 {
-            return (true, 0);
+            return Some((true, 0));
         }
-        let Ok(cost) = u32::try_from(arrival.cost) else { return (false, 0) };
+        let Ok(cost) = u32::try_from(arrival.cost) else { return Some((false, 0)) };
         let decided = match self.limit.rule() {
-            Rule::LeakyBucket(_) => self.limit.schedule_n(&arrival.key, cost),
+            Rule::LeakyBucket(_) => {
+                self.runtime.block_on(self.limit.schedule_n(&arrival.key, cost))
+            }
             _ => self.runtime.block_on(self.limit.check_sure_n(&arrival.key, cost)),
         };
-        let told = |one: Decision| (one.is_allowed(), one.delay().as_micros() as u64);
-        decided.map_or((false, 0), told)
+        let is_decided = |one: &Decision| self.limit.mode() != Mode::Exact || one.is_sure();
+        match decided {
+            Ok(one) => is_decided(&one).then(|| (one.is_allowed(), one.delay().as_micros() as u64)),
+            // It can never fit.
+            Err(_) => Some((false, 0)),
+        }
     }
 
     /// Lets time pass. A node that syncs does so meanwhile.

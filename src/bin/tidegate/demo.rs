@@ -15,6 +15,7 @@ use tidegate::{
 use crate::advice;
 use crate::flags::InputError;
 use crate::output::{self, OutputError};
+use crate::store::{Store, namespace};
 use crate::summary::{Summary, print};
 use crate::trace::Trace;
 use crate::values::Address;
@@ -26,7 +27,7 @@ pub(crate) mod process;
 mod report;
 
 use node::{Driven, Live, Load, Traffic};
-use options::{Options, Store};
+use options::Options;
 use outage::OwnRedis;
 use process::{Processes, Source};
 use report::Report;
@@ -140,13 +141,6 @@ fn report(
 /// All nodes' drivers share a thread: the rest of the machine decides.
 fn runtime() -> Result<tokio::runtime::Runtime, DemoError> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
-}
-
-/// A namespace of this run's own: what an earlier run left in the store does not matter to it.
-fn namespace() -> String {
-    let now =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    format!("demo-{}-{}", std::process::id(), now.as_micros())
 }
 
 fn key_names(keys: u32) -> Vec<String> {

@@ -18,6 +18,7 @@ mod flags;
 mod output;
 mod progress;
 mod simulate;
+mod store;
 mod summary;
 mod sweep;
 mod threads;

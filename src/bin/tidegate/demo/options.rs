@@ -4,10 +4,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use tidegate::RedisStore;
 use tidegate::sim::workload::Scenario;
 
 use crate::flags::{InputError, LoadFlags, one_of, scenario_help};
+use crate::store::Store;
 use crate::values::{Address, ValueError, duration};
 
 const EXAMPLES: &str = "\
@@ -43,42 +43,6 @@ pub(crate) struct Options {
     /// Serve Prometheus metrics on this address while it runs, such as 127.0.0.1:9000
     #[arg(long, conflicts_with = "processes")]
     pub(crate) metrics: Option<Address>,
-}
-
-/// Where the nodes meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Store {
-    Memory,
-    Redis(String),
-}
-
-impl Store {
-    /// What it goes by in the report.
-    pub(crate) const fn name(&self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Redis(_) => "redis",
-        }
-    }
-}
-
-impl FromStr for Store {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let address = match text {
-            "memory" => return Ok(Self::Memory),
-            url if url.contains("://") => url.to_owned(),
-            other => match other.parse::<Address>() {
-                Ok(address) => format!("redis://{address}"),
-                Err(_) => return Err("expected memory, redis://HOST:PORT or HOST:PORT".to_owned()),
-            },
-        };
-        match RedisStore::open(&address) {
-            Ok(_) => Ok(Self::Redis(address)),
-            Err(error) => Err(error.to_string()),
-        }
-    }
 }
 
 /// When the store is away, from the start of the load.
