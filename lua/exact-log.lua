@@ -40,16 +40,17 @@ end
 -- before it; when the oldest tokens within it were spent.
 local now, last_us, total, base, gone, oldest_us, retry_us = server_us, nil, 0, 0, 0, nil, 0
 
--- Reads elements, the oldest first, until `visit` returns true or there are no more.
+-- Reads elements, the oldest first, until `visit` returns true or there are no more: mostly the first few are enough.
 local function each_element(from, visit)
-  while true do
-    local elements = call('LRANGE', KEYS[1], from, from + READ_AT_ONCE - 1)
-    for _, element in ipairs(elements) do
-      if visit(read(element)) then return end
+  local count = 3
+  repeat
+    local elements = call('LRANGE', KEYS[1], from, from + count - 1)
+    for index = 1, #elements do
+      if visit(read(elements[index])) then return end
     end
-    if #elements < READ_AT_ONCE then return end
-    from = from + READ_AT_ONCE
-  end
+    local is_end = #elements < count
+    from, count = from + count, READ_AT_ONCE
+  until is_end
 end
 
 if last then
