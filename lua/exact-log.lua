@@ -13,10 +13,12 @@
 --            before the period, so what was spent within it is the difference between two elements; it is empty if nothing
 --            was.
 -- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
--- Expiry     when all tokens have returned; a denied request writes nothing
--- Cost       O(elements that have gone out of the period since something was allowed last); a denied request of more than
---            a token reads further elements, until there are enough. Calls: TIME, LINDEX, LRANGE for each 64 elements
---            that are read; if the request is allowed also LTRIM if elements have gone, LSET or RPUSH, and PEXPIRE.
+-- Expiry     when all tokens have returned
+-- Writes     only if tokens are spent, or if the clock went back by more than a period
+-- Cost       O(elements that have gone out of the period since something was spent last); a denied request also reads
+--            elements of the period, until they have enough tokens. Calls: TIME, LINDEX, an LRANGE for the first 3
+--            elements and for each 64 after them; if tokens are spent PEXPIRE, RPUSH (LSET within one microsecond), and
+--            LTRIM if elements have gone.
 
 local FORMAT, BYTES, READ_AT_ONCE = '<dd', 2 * 8, 64
 local call, ceil, max = redis.call, math.ceil, math.max
@@ -36,9 +38,10 @@ local function read(element)
   return unpack_numbers(FORMAT, element)
 end
 
--- When something was spent last, and all that was by then; what was before the last period, and how many elements are from
--- before it; when the oldest tokens within it were spent.
-local now, last_us, total, base, gone, oldest_us, retry_us = server_us, nil, 0, 0, 0, nil, 0
+-- When something was spent last, and all that was by then.
+local now, last_us, total = server_us, nil, 0
+-- What was spent before the period, how many elements are from before it, and when the oldest tokens in it were spent.
+local base, gone, oldest_us = 0, 0, nil
 
 -- Reads elements, the oldest first, until `visit` returns true or there are no more: mostly the first few are enough.
 local function each_element(from, visit)
@@ -58,7 +61,7 @@ if last then
   local ahead_us = last_us - now
   local newest_us = ahead_us > period_us and last_us or max(now, last_us)
   each_element(0, function(at_us, spent)
-    -- The first one is from before the period even if that was shorter then.
+    -- The first element stands for all before it, also if the limit's period has become longer since.
     if gone > 0 and at_us > newest_us - period_us then
       oldest_us = at_us
       return true
@@ -67,22 +70,28 @@ if last then
   end)
   if ahead_us > period_us then
     -- The clock went back: what was spent counts as if it had been spent now.
+    call('PEXPIRE', KEYS[1], ceil((period_us + keep_us) / 1000))
     call('LTRIM', KEYS[1], -2, -1)
     call('LSET', KEYS[1], 0, pack(FORMAT, 0, base))
     call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
-    call('PEXPIRE', KEYS[1], ceil((now + period_us - server_us + keep_us) / 1000))
     last_us, gone, oldest_us = now, 1, now
   else
     now = newest_us
   end
 end
 
-local spent = total - base
+local spent, retry_us = total - base, 0
 local is_allowed = spent + ask <= tokens
-local keep_ms = ceil((now + period_us - server_us + keep_us) / 1000)
-if is_allowed and cost > 0 then
+if not is_allowed then
+  local enough = total + ask - tokens
+  each_element(gone, function(at_us, spent_by_then)
+    retry_us = at_us + period_us - now
+    return spent_by_then >= enough
+  end)
+elseif cost > 0 then
   total, spent, oldest_us = total + cost, spent + cost, oldest_us or now
-  -- First, so that nothing is ever written that does not expire: Redis does not roll back.
+  local keep_ms = ceil((now + period_us - server_us + keep_us) / 1000)
+  -- First: Redis does not roll back, and a user without the right to it then writes nothing that stays for ever.
   call('PEXPIRE', KEYS[1], keep_ms)
   if last_us == now then
     call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
@@ -94,12 +103,6 @@ if is_allowed and cost > 0 then
     call('PEXPIRE', KEYS[1], keep_ms)
   end
   last_us = now
-elseif not is_allowed then
-  local missing = base + spent + ask - tokens
-  each_element(gone, function(at_us, spent_by_then)
-    retry_us = at_us + period_us - now
-    return spent_by_then >= missing
-  end)
 end
 local next_us = oldest_us and oldest_us + period_us - now or 0
 local reset_us = oldest_us and last_us + period_us - now or 0

@@ -14,10 +14,11 @@
 -- Record     'T1' and 6 numbers: free_us, free_part: when the key is as if it had never been used; when it was
 --            allowed something last; rate, token and burst at that time
 -- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
--- Expiry     when the key is as if it had never been used; a denied request writes nothing
--- Cost       O(1). Calls: TIME, GET, and a SET if the request is allowed.
+-- Expiry     when the key is as if it had never been used
+-- Writes     only if tokens are spent, or if the clock went back by more than clock_us
+-- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
 --
--- A time to spend is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
+-- A span of time is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
 -- stay below 2^53, where doubles are exact.
 
 local MAGIC, FORMAT, BYTES = 'T1', '<c2dddddd', 2 + 6 * 8

@@ -12,8 +12,9 @@
 -- Record     'W1' and 4 numbers: when the key was allowed something last; what was spent in that window, and in the one
 --            before; the period
 -- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
--- Expiry     when the window ends in which nothing counts any more; a denied request writes nothing
--- Cost       O(1). Calls: TIME, GET, and a SET if the request is allowed.
+-- Expiry     when nothing counts any more: at the window's end, or the next one's if windows slide
+-- Writes     only if tokens are spent, or if the clock went back by more than a period
+-- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
 --
 -- Windows begin at multiples of the period since 1970. A time is below 2^53, so quotients of times are rounded down rightly.
 

@@ -24,7 +24,7 @@ pub struct Decision {
     pub(crate) sure: bool,
     pub(crate) cost: u32,
     pub(crate) source: Source,
-    /// When it was decided: by the store's clock, since 1970, if it is sure and the limit exact.
+    /// When it was decided; if the store did, since 1970 by its clock.
     pub(crate) now: Timestamp,
     pub(crate) limit: &'static LimitInfo,
 }
@@ -32,8 +32,10 @@ pub struct Decision {
 /// What a decision was made from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
-    /// The state of the key, which this node alone knows, or which the store told.
+    /// The state of the key, which this node alone knows.
     Local(Standing),
+    /// The state of the key in the store, which decided.
+    Store(Standing),
     /// What this node holds of the key.
     Lease(Held),
 }
@@ -95,23 +97,25 @@ impl Decision {
     }
 
     /// Tokens that the key is believed to have left in the whole cluster after this decision.
-    /// A hint from this node's view: the next decision may still differ. A local limit knows it exactly.
+    /// A hint from this node's view: the next decision may still differ. A local or exact limit knows it exactly.
     pub fn remaining(&self) -> u64 {
         match &self.source {
-            Source::Local(standing) => standing.remaining(),
+            Source::Local(standing) | Source::Store(standing) => standing.remaining(),
             Source::Lease(held) => held.remaining(&self.limit.scale, self.now),
         }
     }
 
-    /// How long to wait before the same request has a chance; zero when it was allowed. A local limit will allow it
-    /// then, and not before, if nobody else spends.
+    /// How long to wait before the same request has a chance; zero when it was allowed. A local or exact limit will
+    /// allow it then, and not before, if nobody else spends.
     pub fn retry_after(&self) -> Duration {
         if self.allowed {
             return Duration::ZERO;
         }
         Duration::from_micros(match &self.source {
-            Source::Local(standing) if self.sure => standing.retry_us(self.cost),
-            Source::Local(standing) => standing.retry_us(self.cost).max(RETRY_MIN_US),
+            Source::Local(standing) | Source::Store(standing) => {
+                let least = if self.sure { 0 } else { RETRY_MIN_US };
+                standing.retry_us(self.cost).max(least)
+            }
             Source::Lease(held) => {
                 held.expected_us(&self.limit.scale, self.now, self.cost).max(RETRY_MIN_US)
             }
@@ -122,38 +126,38 @@ impl Decision {
     /// [`schedule`](crate::ActiveLimit::schedule).
     pub fn delay(&self) -> Duration {
         match &self.source {
-            Source::Local(standing) => Duration::from_micros(standing.delay_us()),
+            Source::Local(standing) | Source::Store(standing) => {
+                Duration::from_micros(standing.delay_us())
+            }
             Source::Lease(_) => Duration::ZERO,
         }
     }
 
     /// The same after the wait for its tokens. It is a denial if they were not used.
     pub(crate) fn after_delay(self, is_used: bool) -> Self {
-        let source = match self.source {
-            Source::Local(Standing::Turn(rule, turn)) => {
-                Source::Local(Standing::Turn(rule, Turn { delay: 0, max_delay: 0, ..turn }))
-            }
-            source => source,
-        };
+        let mut source = self.source;
+        if let Source::Local(Standing::Turn(_, turn)) | Source::Store(Standing::Turn(_, turn)) =
+            &mut source
+        {
+            *turn = Turn { delay: 0, max_delay: 0, ..*turn };
+        }
         Self { allowed: is_used, sure: self.sure && is_used, source, ..self }
     }
 
     /// A denial of `cost` tokens by those who came before, where the key's own state is this.
     pub(crate) fn denied_behind_others(self, cost: u32) -> Self {
-        let source = match self.source {
+        let mut source = self.source;
+        if let Source::Local(Standing::Log(log)) | Source::Store(Standing::Log(log)) = &mut source {
             // What it says is for one token.
-            Source::Local(Standing::Log(log)) => {
-                Source::Local(Standing::Log(LogStanding { retry_us: 0, ..log }))
-            }
-            source => source,
-        };
+            *log = LogStanding { retry_us: 0, ..*log };
+        }
         Self { allowed: false, sure: false, cost, source, ..self }
     }
 
     /// How long until the key is as if it had never been used, if nobody spends on it: until its bucket is full.
     pub fn reset_after(&self) -> Duration {
         let reset_us = match &self.source {
-            Source::Local(standing) => standing.reset_us(),
+            Source::Local(standing) | Source::Store(standing) => standing.reset_us(),
             Source::Lease(held) => held.full_us(&self.limit.scale, self.now),
         };
         Duration::from_micros(reset_us).max(self.retry_after())
@@ -176,7 +180,7 @@ impl Decision {
     /// one.
     pub(crate) fn remaining_and_next(&self) -> (u64, Duration) {
         let (left, next_us) = match &self.source {
-            Source::Local(standing) => standing.remaining_and_next_us(),
+            Source::Local(standing) | Source::Store(standing) => standing.remaining_and_next_us(),
             Source::Lease(held) => held.remaining_and_next_us(&self.limit.scale, self.now),
         };
         let next = Duration::from_micros(next_us);
@@ -187,7 +191,7 @@ impl Decision {
     /// [`burst`](Self::burst) tokens mostly never is. Of a sliding log it is exact for the next token, and else at most
     /// too long.
     pub fn left_after(&self, tokens: u32) -> Duration {
-        if let Source::Local(standing) = &self.source {
+        if let Source::Local(standing) | Source::Store(standing) = &self.source {
             return Duration::from_micros(standing.wait_us(tokens.into()));
         }
         let missing = u64::from(tokens).saturating_sub(self.remaining());
@@ -199,7 +203,7 @@ impl Decision {
         self.next_token_after().saturating_add(Duration::from_micros(scale.micros_for(more)))
     }
 
-    /// Whether the answer is backed by tokens that this node holds, or is surely no. An unsure
+    /// Whether the answer is backed by tokens that this node holds, or is surely no, or the store decided. An unsure
     /// answer was given on credit, from an old view, or by an outage policy.
     pub fn is_sure(&self) -> bool {
         self.sure
@@ -209,15 +213,17 @@ impl Decision {
     /// spoke of it (a `local` limit, or a new key).
     pub fn view_age(&self) -> Option<Duration> {
         match &self.source {
-            Source::Local(_) => None,
+            Source::Local(_) | Source::Store(_) => None,
             Source::Lease(held) => held.view.age(self.now),
         }
     }
 
     /// When the store decided, since the beginning of 1970 by its clock; `None` if this node did.
     pub fn store_time(&self) -> Option<Duration> {
-        let is_by_store = self.sure && self.limit.share.is_some();
-        is_by_store.then(|| Duration::from_micros(self.now.as_micros()))
+        match self.source {
+            Source::Store(_) => Some(Duration::from_micros(self.now.as_micros())),
+            Source::Local(_) | Source::Lease(_) => None,
+        }
     }
 
     /// The tokens asked for.

@@ -11,10 +11,9 @@ use crate::bucket::{
     BucketRef, KeyBudget, LeaseBucket, MAX_QUEUED, Notification, NotificationQueue, Table,
 };
 use crate::error::{ConfigError, StoreError};
-use crate::limit::Mode;
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
-use crate::sync::{Engine, Event, Input, Output, Touch, Waiter};
+use crate::sync::{Engine, Event, Input, OutageChange, Output, Touch, Waiter};
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
@@ -29,8 +28,8 @@ pub(crate) mod setup;
 
 use clock::TimeSource;
 use evictor::Evictor;
+use exact::ExactCalls;
 pub(crate) use exact::ExactQuery;
-use exact::{ExactCalls, News};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 
 /// How often decisions are told to the listeners, and room is looked for.
@@ -385,27 +384,26 @@ impl Driver {
         }
     }
 
-    /// A decision of an exact limit came, or did not. Tells of what that means.
+    /// A call for a decision of an exact limit ended. Tells what changes.
     fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
-        let Some(news) = calls.ended(outcome, self.now()) else { return };
-        let exact = self.node.limits.iter().filter(|limit| limit.terms.mode == Mode::Exact);
-        match news {
-            News::Refused(error @ StoreError::ForeignKey { .. }) => {
-                self.publish(&Event::ForeignKey { error });
+        let timeout = self.store.as_ref().map_or(Duration::ZERO, |store| store.timeout());
+        let changed = calls.ended(outcome, timeout, &self.node.time);
+        let Some((limit, change)) = changed else { return };
+        let LimitState { name, terms, .. } = &*self.node.limits[limit as usize];
+        let limit = name.clone();
+        self.publish(&match change {
+            OutageChange::Began => Event::OutagePolicyBegan {
+                limit,
+                policy: terms.outage,
+                nodes: terms.credit_rule.uncounted.into(),
+                store_was_reached: false,
+            },
+            OutageChange::Ended => Event::OutagePolicyEnded { limit },
+            OutageChange::Refused(error @ StoreError::ForeignKey { .. }) => {
+                Event::ForeignKey { error }
             }
-            News::Refused(error) => self.publish(&Event::NotDecided { error }),
-            News::Away => exact.for_each(|limit| {
-                self.publish(&Event::OutagePolicyBegan {
-                    limit: limit.name.clone(),
-                    policy: limit.terms.outage,
-                    nodes: limit.terms.credit_rule.uncounted.into(),
-                    store_was_reached: false,
-                });
-            }),
-            News::Back => exact.for_each(|limit| {
-                self.publish(&Event::OutagePolicyEnded { limit: limit.name.clone() });
-            }),
-        }
+            OutageChange::Refused(error) => Event::NotDecided { limit, error },
+        });
     }
 
     fn publish(&self, event: &Event) {

@@ -100,8 +100,8 @@ pub use key::{Hashed, KEY_BYTES_MAX, Key, KeyWriter, lane_of};
 pub use limit::{
     ACCURACY_CREDIT_MAX, ACCURACY_TICK_MAX, CEILING_MAX, CEILING_TICK_MAX, COST_MAX, CREDIT_MAX,
     DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING,
-    DEFAULT_SYNC_INTERVAL, Limit, Mode, NAME_BYTES_MAX, OutagePolicy, SYNC_INTERVAL_MAX,
-    SYNC_INTERVAL_MIN, SyncPolicy,
+    DEFAULT_SYNC_INTERVAL, Limit, MAX_WAIT_EXACT, Mode, NAME_BYTES_MAX, OutagePolicy,
+    SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{ActiveLimit, AsyncLimit, Handle, Limiter};
 #[cfg(feature = "metrics")]

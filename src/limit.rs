@@ -25,6 +25,8 @@ pub const CREDIT_MAX: u32 = 15;
 /// How long [`check_sure`](crate::ActiveLimit::check_sure) waits for the store at most, unless
 /// [`Limit::max_wait`] sets it.
 pub const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
+/// The longest wait of an [exact](Limit::exact) limit for its store.
+pub const MAX_WAIT_EXACT: Duration = Duration::from_secs(10);
 /// How many callers of [`until_ready`](crate::ActiveLimit::until_ready) may wait at a time, unless
 /// [`Limit::max_waiting`] sets it.
 pub const DEFAULT_MAX_WAITING: u32 = 1000;
@@ -100,14 +102,15 @@ impl Default for SyncPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OutagePolicy {
-    /// Each node takes its share: `rate / nodes` and `burst / nodes`, from the level it held.
+    /// Each node takes its share: `rate / nodes` and `burst / nodes`, from the level it held; of an exact limit, from a
+    /// full one.
     #[default]
     Share,
-    /// Each node goes on at the rate last leased to it, for ever.
+    /// Each node goes on at the rate last leased to it, for ever. Not for exact limits, which lease none.
     LastRate,
     /// Everything is admitted.
     Open,
-    /// Everything is denied. A key that is new to a node may still have its first credit until the policy has been
+    /// Everything is denied. On a hybrid limit a key that is new to a node may still have its first credit until the policy has been
     /// in force for a second.
     Closed,
 }
@@ -176,10 +179,16 @@ impl Limit {
 
     /// The store decides each request: [`Mode::Exact`].
     ///
-    /// The cluster then admits what the algorithm's definition says, at the price of a round trip each. While the store
-    /// does not answer within [`max_wait`](Self::max_wait), the [outage policy](Self::outage) decides, and nobody waits
-    /// until it answers again. A share is that of one of [`Builder::max_nodes`](crate::Builder::max_nodes) nodes. What is
-    /// admitted meanwhile is not charged later: each outage can admit as much again.
+    /// The cluster admits what the algorithm's definition says, and each decision takes a round trip. If the store does not
+    /// answer within [`max_wait`](Self::max_wait), the [outage policy](Self::outage) decides, and
+    /// [`Decision::is_sure`](crate::Decision::is_sure) is false. Until the store answers again, one caller in each of its
+    /// timeouts waits; the others are decided at once. A node's share is one of
+    /// [`Builder::max_nodes`](crate::Builder::max_nodes) parts of the limit, a token at least; a cost above it is denied.
+    /// Requests admitted in an outage are not charged later, so each outage can admit as much again. A request whose reply
+    /// was lost may have been charged. A store that loses its memory gives each key its full limit.
+    ///
+    /// [`sync`](Self::sync), [`credit`](Self::credit) and [`grace`](Self::grace) have no effect, nor has
+    /// [`version`](Self::version): a changed rule applies with the next request.
     #[must_use]
     pub fn exact(self) -> Self {
         self.mode(Mode::Exact)
@@ -223,7 +232,8 @@ impl Limit {
 
     /// How long [`check_sure`](crate::ActiveLimit::check_sure) waits for the store at most
     /// ([`DEFAULT_MAX_WAIT`]). It does not wait at all while the store takes longer than that. With zero it
-    /// answers like [`check`](crate::ActiveLimit::check).
+    /// answers like [`check`](crate::ActiveLimit::check). An [exact](Self::exact) limit needs more than 0, and at most
+    /// [`MAX_WAIT_EXACT`].
     #[must_use]
     pub fn max_wait(mut self, wait: Duration) -> Self {
         self.max_wait = wait;
@@ -324,7 +334,7 @@ impl Limit {
             credit_rule,
             cost_max: self.quota().burst_tokens().min(COST_MAX) as u32,
             mode: self.mode,
-            local: None,
+            key_rule: None,
             share: None,
             outage: self.outage,
             max_wait_us: micros(self.max_wait),
@@ -359,14 +369,14 @@ impl Limit {
 
     /// The numbers of the limit where this node keeps it alone.
     pub(crate) fn validate_local(&self) -> Result<Terms, ConfigError> {
-        let local = Some(self.rule.local(&self.name)?);
+        let key_rule = Some(self.rule.key_rule(&self.name)?);
         // There are no leases.
         let burst = self.quota().burst_tokens() as i64;
         let terms = self.terms(Scale { rate: 1, token: 1, burst })?;
-        Ok(Terms { local, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
+        Ok(Terms { key_rule, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
     }
 
-    /// The numbers of the limit where the store decides, for one of so many nodes.
+    /// The numbers of the limit where the store decides; `nodes` share it in an outage.
     pub(crate) fn validate_exact(&self, nodes: u32) -> Result<Terms, ConfigError> {
         let invalid = |field, value, reason| {
             Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
@@ -376,12 +386,12 @@ impl Limit {
                 "an exact limit has no leases whose rate could go on: choose Share, Open or Closed";
             return invalid("outage", "LastRate".to_owned(), reason);
         }
-        if self.max_wait.is_zero() {
-            let reason = "an exact limit waits for the store: must be above 0";
-            return invalid("max_wait", "0".to_owned(), reason);
+        if self.max_wait.is_zero() || self.max_wait > MAX_WAIT_EXACT {
+            let reason = "an exact limit waits for the store: must be above 0, and at most 10 s";
+            return invalid("max_wait", format!("{:?}", self.max_wait), reason);
         }
         let terms = self.validate_local()?;
-        let share = terms.local.map(|rule| rule.share(nodes));
+        let share = terms.key_rule.map(|rule| rule.share(nodes));
         Ok(Terms { share, mode: Mode::Exact, ..terms })
     }
 

@@ -71,7 +71,7 @@ impl Limiter {
     /// its requests, with a store or without: [`async_limit`](Self::async_limit) has those.
     pub fn limit(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
         let limit = self.find(name)?;
-        if limit.state.is_exact {
+        if limit.state.needs_async {
             return Err(ConfigError::ExactLimit(name.to_owned()));
         }
         Ok(limit)
@@ -286,7 +286,7 @@ impl ActiveLimit {
     }
 
     async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
-        if self.is_exact() {
+        if self.is_decided_by_store() {
             return self.ask_exact(target.key, cost, 0).await;
         }
         match self.decide_if_sure(target, cost) {
@@ -298,7 +298,7 @@ impl ActiveLimit {
     /// A decision that is sure, or that nothing can be asked about. `None`: [ask the store](Handle::ask_store).
     fn decide_if_sure(&self, target: Target<'_>, cost: u32) -> Option<Decision> {
         let Buckets::Leased(table) = &self.state.buckets else {
-            return (!self.is_exact()).then(|| self.decide(target, cost));
+            return Some(self.decide(target, cost));
         };
         let now = self.state.clock.now();
         let result = self.ask_leased(table, target, cost, true, now);
@@ -316,8 +316,11 @@ impl ActiveLimit {
     fn hold(&self, key: &[u8]) -> Handle {
         let limit = self.state.clone();
         // Keys of an exact limit are in the store.
-        let place =
-            if self.is_exact() { OVERFLOW } else { limit.buckets.pin(key, limit.first_credit()) };
+        let place = if self.is_decided_by_store() {
+            OVERFLOW
+        } else {
+            limit.buckets.pin(key, limit.first_credit())
+        };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key }
     }
@@ -527,7 +530,7 @@ impl Handle {
 
     /// Asks the store.
     pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
-        if self.limit.is_exact() {
+        if self.limit.is_decided_by_store() {
             return self.limit.ask_exact(&self.key.key, cost, 0).await;
         }
         let LimitState { clock, terms, buckets, .. } = &*self.limit.state;

@@ -31,7 +31,7 @@ pub use crate::driver::manual::ManualClock;
 
 use crate::builder::Builder;
 use crate::error::StoreError;
-use crate::store::exact::Question;
+use crate::store::exact::ExactRequest;
 use crate::store::exchange::{Deciding, Exchange};
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
@@ -132,19 +132,19 @@ impl Store for ScriptedStore {
         })
     }
 
-    fn decide(&self, question: Question) -> Deciding<'_> {
+    fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         Box::pin(async move {
             let lost = Err(StoreError::TimedOut(self.timeout()));
             match self.next_fault() {
-                None => self.memory.decide(question).await,
+                None => self.memory.decide(request).await,
                 Some(Fault::RequestLost) => lost,
                 Some(Fault::ReplyLost) => {
-                    self.memory.decide(question).await?;
+                    self.memory.decide(request).await?;
                     lost
                 }
                 Some(Fault::Duplicated) => {
-                    self.memory.decide(question.clone()).await?;
-                    self.memory.decide(question).await
+                    self.memory.decide(request.clone()).await?;
+                    self.memory.decide(request).await
                 }
             }
         })

@@ -461,7 +461,7 @@ fn requests_of_many_nodes_at_once_are_decided_as_if_they_came_one_by_one() {
         let (rule, allows) = rule_and_definition(algorithm, &of);
         let entered = runtime.enter();
         let asked = (0..NODES).flat_map(|_| {
-            let limit = Limit::new("x", rule).exact().max_wait(Duration::from_secs(20));
+            let limit = Limit::new("x", rule).exact().max_wait(Duration::from_secs(10));
             let store = RedisStore::open(&server.url()).unwrap().timeout(Duration::from_secs(10));
             let limiter = Limiter::builder().limit(limit).store(store).build().unwrap();
             let limit = limiter.async_limit("x").unwrap();

@@ -153,7 +153,11 @@ fn comparison_that_cannot_be_made_names_both_sides() {
             "for '--mode': only the token bucket is leased",
         ),
         (format!("--quota 5/s --store redis://127.0.0.1:1 {of} good.csv"), 2, "for '--store'"),
-        (format!("--quota 5/s --mode exact --store 127.0.0.1:1 {of} good.csv"), 1, "line 1 of the"),
+        (
+            format!("--quota 5/s --mode exact --store 127.0.0.1:1 {of} good.csv"),
+            1,
+            "request 1 was not decided",
+        ),
         (format!("--quota 5/s {of} none.csv"), 1, "none.csv: "),
         (format!("--quota 5/s {of} fields.csv"), 1, "fields.csv, line 1: fields = \"2\""),
         (format!("--quota 5/s {of} time.csv"), 1, "time.csv, line 3: t_us = \"soon\""),

@@ -15,7 +15,7 @@ use tidegate::{
 
 use parts::RedisServer;
 
-/// A sixth of a second: longer than a call that fails keeps others from being tried.
+/// Longer than the timeout (100 ms) after which a store that was away is tried again.
 const PAUSE: Duration = Duration::from_millis(160);
 
 fn rules() -> [Rule; 5] {
@@ -51,7 +51,7 @@ async fn allowed(limit: &AsyncLimit, key: &str, requests: u32) -> u32 {
 }
 
 #[tokio::test]
-async fn exact_limit_is_had_by_async_limit_only_with_a_store_or_without() {
+async fn exact_limit_is_refused_by_limit_and_given_by_async_limit() {
     let builder = || {
         let other = Limit::new("other", Quota::per_minute(1)).local();
         Limiter::builder().limit(exact(Quota::per_minute(2))).limit(other)
@@ -76,7 +76,8 @@ async fn exact_limit_is_had_by_async_limit_only_with_a_store_or_without() {
 fn settings_that_do_not_fit_an_exact_limit_are_refused_with_field_and_value() {
     let cases = [
         (exact(Quota::per_minute(2)).outage(OutagePolicy::LastRate), "outage", "LastRate"),
-        (exact(Quota::per_minute(2)).max_wait(Duration::ZERO), "max_wait", "0"),
+        (exact(Quota::per_minute(2)).max_wait(Duration::ZERO), "max_wait", "0ns"),
+        (exact(Quota::per_minute(2)).max_wait(Duration::from_secs(11)), "max_wait", "11s"),
         (exact(SlidingLog::per_minute(1_000_000)), "quota.tokens", "1000000"),
         (exact(FixedWindow::new(5, Duration::from_millis(99))), "window.period", "99ms"),
     ];
@@ -145,32 +146,31 @@ fn expires(server: &RedisServer, name: &str) -> Duration {
 }
 
 #[tokio::test]
-async fn key_takes_no_more_memory_than_its_state_and_a_hundred_bytes() {
+async fn record_takes_the_memory_that_redis_md_states() {
     let server = RedisServer::start();
-    // Bytes of a record with a key of 20 bytes, as docs/REDIS.md has them for the smallest script.
-    for (rule, most) in rules().into_iter().zip([104, 72, 104, 104, 120]) {
+    for (rule, stated) in rules().into_iter().zip([168, 168, 152, 152, 216]) {
         let limit = on(Limiter::builder().limit(exact(rule)).store(redis(&server)));
         assert!(limit.check_sure("a-key-of-20-bytes---").await.is_allowed());
         let name = format!("tg2:{{tidegate/{}:x:a-key-of-20-bytes---}}", rule.algorithm());
         let bytes = server.command(&["MEMORY", "USAGE", &name]).parse::<u32>().unwrap();
         println!("{bytes} bytes: {rule:?}");
-        assert!(bytes <= most + 100, "{bytes} bytes: {rule:?}");
+        assert!(bytes <= stated + stated / 10, "{bytes} bytes: {rule:?}");
     }
     let limit =
         on(Limiter::builder().limit(exact(SlidingLog::per_hour(1000))).store(redis(&server)));
-    for (key, entries, most) in
-        [("hundred-------------", 100, 3700), ("thousand------------", 1000, 118_000)]
+    for (key, entries, stated) in
+        [("hundred-------------", 100, 2232), ("thousand------------", 1000, 18_440)]
     {
         assert_eq!(allowed(&limit, key, entries).await, entries);
         let name = format!("tg2:{{tidegate/sliding-log:x:{key}}}");
         let bytes = server.command(&["MEMORY", "USAGE", &name]).parse::<u32>().unwrap();
         println!("{bytes} bytes: {entries} entries");
-        assert!(bytes <= most + 100, "{bytes} bytes: {entries} entries");
+        assert!(bytes <= stated + stated / 10, "{bytes} bytes: {entries} entries");
     }
 }
 
 #[tokio::test]
-async fn server_that_lost_its_scripts_is_given_them_again() {
+async fn lost_scripts_are_sent_again() {
     let server = RedisServer::start();
     let limits =
         rules().map(|rule| on(Limiter::builder().limit(exact(rule)).store(redis(&server))));
@@ -186,7 +186,7 @@ async fn server_that_lost_its_scripts_is_given_them_again() {
 struct Events(Arc<Mutex<Vec<Event>>>);
 
 impl Events {
-    fn ear(&self) -> impl Fn(&Event) + Send + Sync + 'static {
+    fn listener(&self) -> impl Fn(&Event) + Send + Sync + 'static {
         let events = self.clone();
         move |event| events.0.lock().unwrap().push(event.clone())
     }
@@ -197,13 +197,13 @@ impl Events {
 }
 
 #[tokio::test]
-async fn another_programs_value_is_named_and_left_alone_and_other_keys_go_on() {
+async fn another_programs_value_is_named_and_kept_and_other_keys_go_on() {
     let server = RedisServer::start();
     for rule in rules() {
         let events = Events::default();
         let builder = Limiter::builder().limit(exact(rule)).store(redis(&server)).max_nodes(5);
-        let limit = on(builder.listen(events.ear()));
-        let name = format!("tg2:{{tidegate/{}:x:theirs}}", rule.algorithm());
+        let limit = on(builder.listen(events.listener()));
+        let name = format!("tg2:{{tidegate/{}:x:their key}}", rule.algorithm());
         for value in ["a", "T1", "W1 is longer than two letters, and no record"] {
             server.command(&["DEL", &name]);
             match rule {
@@ -211,15 +211,16 @@ async fn another_programs_value_is_named_and_left_alone_and_other_keys_go_on() {
                 _ => server.command(&["SET", &name, value]),
             };
             let written = server.command(&["DUMP", &name]);
-            assert!(!limit.check_sure("theirs").await.is_sure(), "{rule:?}");
+            assert!(!limit.check_sure("their key").await.is_sure(), "{rule:?}");
             assert_eq!(server.command(&["DUMP", &name]), written, "{rule:?}");
         }
         server.command(&["DEL", &name]);
         server.command(&["HSET", &name, "a", "b"]);
-        assert!(!limit.check_sure("theirs").await.is_sure(), "{rule:?}");
+        assert!(!limit.check_sure("their key").await.is_sure(), "{rule:?}");
         assert!(limit.check_sure("ours").await.is_sure(), "{rule:?}");
-        let foreign = |event: &Event| {
-            matches!(event, Event::ForeignKey { error: StoreError::ForeignKey { .. } })
+        let foreign = |event: &Event| match event {
+            Event::ForeignKey { error: StoreError::ForeignKey { key, .. } } => *key == name,
+            _ => false,
         };
         assert_eq!(events.count(foreign), 1, "once a minute: {rule:?}");
     }
@@ -230,11 +231,11 @@ fn scripted(limit: Limit, events: &Events) -> (ScriptedStore, ManualClock, Async
     let clock = ManualClock::new();
     let store = ScriptedStore::new(&clock);
     let builder = Limiter::builder().limit(limit).store(store.clone()).clock(&clock).max_nodes(2);
-    (store, clock, on(builder.listen(events.ear())))
+    (store, clock, on(builder.listen(events.listener())))
 }
 
 #[tokio::test]
-async fn without_the_store_the_outage_policy_decides_and_nobody_waits_twice() {
+async fn outage_policy_decides_while_the_store_is_away() {
     for (policy, expected) in
         [(OutagePolicy::Share, 5), (OutagePolicy::Open, 30), (OutagePolicy::Closed, 0)]
     {
@@ -264,13 +265,13 @@ async fn without_the_store_the_outage_policy_decides_and_nobody_waits_twice() {
 }
 
 #[tokio::test]
-async fn store_that_does_not_answer_is_waited_for_by_one_caller_at_a_time() {
+async fn silent_store_delays_one_caller_in_each_timeout() {
     let server = RedisServer::start();
     let wait = Duration::from_millis(200);
     let limit = Limit::new("x", Quota::per_hour(100)).exact().max_wait(wait);
     let limit = on(Limiter::builder().limit(limit).store(redis(&server)));
     // The first call connects.
-    while !limit.check_sure("a").await.is_sure() {}
+    until_sure(&limit).await;
     server.stop();
     let begin = std::time::Instant::now();
     for _ in 0..200 {
@@ -279,9 +280,28 @@ async fn store_that_does_not_answer_is_waited_for_by_one_caller_at_a_time() {
     let waited = begin.elapsed();
     assert!(waited >= wait && waited < 10 * wait, "{waited:?}");
     server.cont();
+    until_sure(&limit).await;
+}
+
+async fn until_sure(limit: &AsyncLimit) {
+    let begin = std::time::Instant::now();
     while !limit.check_sure("a").await.is_sure() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the store does not decide");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// It read this node's share, and took its clock for the store's.
+#[tokio::test]
+async fn peek_of_a_caller_who_would_wait_is_the_stores() {
+    let store = MemoryStore::new();
+    let nodes = [0, 1].map(|_| {
+        let limit = exact(SlidingLog::per_hour(100));
+        on(Limiter::builder().limit(limit).store(store.clone()).max_nodes(50))
+    });
+    assert_eq!(allowed(&nodes[0], "a", 30).await, 30);
+    let peek = nodes[1].until_ready_n("a", 0, Duration::from_secs(1)).await.unwrap();
+    assert_eq!((peek.remaining(), peek.store_time().is_some()), (70, true));
 }
 
 #[tokio::test]
@@ -315,30 +335,50 @@ async fn slots_ahead_are_waited_for_and_those_beyond_the_queue_denied_at_once() 
 }
 
 /// What a user needs for limits of any kind but sliding logs, and for those.
-const COMMANDS: [&str; 5] = ["+evalsha", "+eval", "+time", "+get", "+set"];
-const LOG_COMMANDS: [&str; 6] = ["+lindex", "+lrange", "+ltrim", "+lset", "+rpush", "+pexpire"];
+const COMMANDS: [&str; 15] = [
+    "+evalsha",
+    "+eval",
+    "+time",
+    "+get",
+    "+getrange",
+    "+mget",
+    "+type",
+    "+set",
+    "+setrange",
+    "+zadd",
+    "+zrem",
+    "+zcard",
+    "+zremrangebyscore",
+    "+pexpire",
+    "+hello",
+];
+const LOG_COMMANDS: [&str; 5] = ["+lindex", "+lrange", "+ltrim", "+lset", "+rpush"];
 
 #[tokio::test]
-async fn user_with_the_commands_that_are_documented_suffices_and_one_less_is_told() {
+async fn documented_commands_suffice_and_a_missing_one_is_reported() {
     let server = RedisServer::start();
     let user = ["ACL", "SETUSER", "me", "on", ">pw", "~tg2:{tidegate/*"];
     server.command(&[&user[..], &COMMANDS, &LOG_COMMANDS].concat());
     let address = format!("redis://me:pw@127.0.0.1:{}", server.port());
     let store = || RedisStore::open(&address).unwrap().timeout(Duration::from_secs(2));
     for rule in rules() {
-        let limit = on(Limiter::builder().limit(exact(rule)).store(store()));
-        assert!(limit.check_sure("a").await.is_sure(), "{rule:?}");
+        let events = Events::default();
+        let builder = Limiter::builder().limit(exact(rule)).store(store());
+        let limiter = builder.listen(events.listener()).build().unwrap();
+        limiter.ready(Duration::from_secs(20)).await.unwrap();
+        assert!(limiter.async_limit("x").unwrap().check_sure("a").await.is_sure(), "{rule:?}");
+        assert_eq!(events.count(|event| matches!(event, Event::StoreDown { .. })), 0);
     }
     for missing in ["-rpush", "-lrange", "-pexpire", "-lindex"] {
         let (events, rule) = (Events::default(), SlidingLog::per_minute(5));
         let builder = Limiter::builder().limit(exact(rule)).store(store()).max_nodes(5);
-        let limit = on(builder.listen(events.ear()));
+        let limit = on(builder.listen(events.listener()));
         server.command(&["ACL", "SETUSER", "me", missing]);
         for _ in 0..3 {
             assert!(!limit.check_sure("b").await.is_sure(), "{missing}");
         }
         let told =
-            |event: &Event| matches!(event, Event::NotDecided { error: StoreError::Denied(_) });
+            |event: &Event| matches!(event, Event::NotDecided { error: StoreError::Denied(_), .. });
         assert_eq!(events.count(told), 1, "{missing}");
         let left = server.command(&["PTTL", "tg2:{tidegate/sliding-log:x:b}"]);
         assert_ne!(left, "-1", "{missing}: what is written expires");

@@ -599,7 +599,7 @@ async fn denied_of_a_handler_is_the_response_of_the_layer() {
 }
 
 #[tokio::test]
-async fn exact_limit_is_asked_of_the_store_for_each_request_also_without_waiting() {
+async fn exact_limit_asks_the_store_for_each_request_without_waiting_too() {
     for waits in [true, false] {
         let clock = ManualClock::new();
         let store = ScriptedStore::new(&clock);

@@ -14,7 +14,7 @@ mod window;
 pub use fixed_window::FixedWindow;
 pub use leaky_bucket::LeakyBucket;
 pub use rule::Rule;
-pub(crate) use rule::{LocalRule, Standing};
+pub(crate) use rule::{KeyRule, Standing};
 pub use sliding_log::{LOG_TOKENS_MAX, SlidingLog};
 pub(crate) use sliding_log::{Log, LogRule, LogStanding};
 pub use sliding_window::SlidingWindow;

@@ -105,20 +105,16 @@ impl Rule {
         }
     }
 
-    /// The rule of a limit that one node keeps alone, checked.
-    pub(crate) fn local(&self, limit: &str) -> Result<LocalRule, ConfigError> {
+    /// The rule in the units that states of keys are kept in, checked.
+    pub(crate) fn key_rule(&self, limit: &str) -> Result<KeyRule, ConfigError> {
         Ok(match self {
             Self::TokenBucket(quota) => {
-                LocalRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit)?))
+                KeyRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit)?))
             }
-            Self::LeakyBucket(rule) => LocalRule::Turn(rule.rule(limit)?),
-            Self::FixedWindow(rule) => {
-                LocalRule::Window(WindowRule::new(limit, rule.quota, false)?)
-            }
-            Self::SlidingWindow(rule) => {
-                LocalRule::Window(WindowRule::new(limit, rule.quota, true)?)
-            }
-            Self::SlidingLog(rule) => LocalRule::Log(rule.rule(limit)?),
+            Self::LeakyBucket(rule) => KeyRule::Turn(rule.rule(limit)?),
+            Self::FixedWindow(rule) => KeyRule::Window(WindowRule::new(limit, rule.quota, false)?),
+            Self::SlidingWindow(rule) => KeyRule::Window(WindowRule::new(limit, rule.quota, true)?),
+            Self::SlidingLog(rule) => KeyRule::Log(rule.rule(limit)?),
         })
     }
 
@@ -131,16 +127,16 @@ impl Rule {
     }
 }
 
-/// The rule of a limit that one node keeps alone, in the units that its states are kept in.
+/// The rule of a limit whose keys have a state each, on one node or in the store, in the units of those states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum LocalRule {
+pub(crate) enum KeyRule {
     Turn(TurnRule),
     Window(WindowRule),
     Log(LogRule),
 }
 
-impl LocalRule {
-    /// The rule of one of so many nodes that share this one: a token at least.
+impl KeyRule {
+    /// The rule of one node's share: at least one token.
     pub(crate) fn share(&self, nodes: u32) -> Self {
         let part = |tokens: u32| (tokens / nodes.max(1)).max(1);
         match self {

@@ -47,9 +47,10 @@ pub(crate) struct Taken {
 
 /// States are below this.
 pub(crate) const STATE_MAX: u64 = 1 << 63;
-/// The longest token of a share, in units: it flows in within three years.
+/// The longest token of a share, in units. At the highest rate (2^14 units a microsecond) it takes more than two years to
+/// flow in.
 const TOKEN_UNITS_MAX: i64 = 1 << 60;
-/// A request of more is one of so many units: no share lets it go on within years.
+/// A cost is cut at this many units, so that sums fit 64 bits.
 const COST_UNITS_MAX: u64 = 1 << 61;
 /// The longest wait for a turn: as long as a bucket may take to fill.
 const WITHIN_MAX_US: u64 = PERIOD_MAX.as_micros() as u64;
@@ -62,7 +63,7 @@ impl TurnRule {
         }
     }
 
-    /// The rule of one of so many nodes that share this one: a token takes so many times as long.
+    /// The rule of one node's share: a token takes `nodes` times as long.
     pub(super) fn share(&self, nodes: u32) -> Self {
         let share = |scale: &Scale| {
             let token = scale.token.saturating_mul(nodes.into()).min(TOKEN_UNITS_MAX);

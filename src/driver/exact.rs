@@ -1,71 +1,68 @@
-//! Decisions of exact limits: each is a call of the store.
+//! Calls of the store that decide about requests of exact limits.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 
 use super::clock::TimeSource;
 use crate::error::StoreError;
 use crate::store::Store;
-use crate::store::exact::{Answer, Question};
-use crate::time::{Timestamp, micros};
+use crate::store::exact::{ExactReply, ExactRequest};
+use crate::sync::{ExactOutage, OutageChange};
+use crate::time::micros;
 
-/// How often it is told that the store refuses.
-const REFUSAL_EVENTS_US: u64 = 60_000_000;
+/// The most calls under way: beyond them the outage policy decides.
+const CALLS_MAX: usize = 10_000;
 
-/// A request of an exact limit, and where to tell the decision. Dropped without one, the outage policy decides.
+/// A request of an exact limit, and where to tell the reply. Dropped without one, the outage policy decides.
 #[derive(Debug)]
 pub(crate) struct ExactQuery {
-    pub(crate) question: Question,
-    pub(crate) within_us: u64,
-    pub(crate) done: oneshot::Sender<Answer>,
+    /// The limit's place among the limiter's limits.
+    pub(crate) limit: u32,
+    pub(crate) request: ExactRequest,
+    /// How long the caller waits for the store.
+    pub(crate) max_wait_us: u64,
+    pub(crate) done: oneshot::Sender<ExactReply>,
 }
 
 /// How a call ended; by a panic in a user's callback, say.
-pub(super) type Outcome = Result<Result<(), StoreError>, JoinError>;
-
-/// What the driver tells of.
-pub(super) enum News {
-    /// The outage policy takes over.
-    Away,
-    /// The store decides again.
-    Back,
-    /// The store answers, but does not decide.
-    Refused(StoreError),
-}
+pub(super) type Outcome = Result<(Id, Result<(), StoreError>), JoinError>;
 
 /// The calls that are under way.
 #[derive(Debug, Default)]
 pub(super) struct ExactCalls {
     calls: JoinSet<Result<(), StoreError>>,
-    /// The store did not answer last time. One call is tried now and then; nobody else waits.
-    is_away: bool,
-    try_at: Timestamp,
-    refusals_from: Timestamp,
+    /// The limit of each.
+    limits: HashMap<Id, u32>,
+    outages: HashMap<u32, ExactOutage>,
 }
 
 impl ExactCalls {
     pub(super) fn begin(&mut self, query: ExactQuery, store: &Arc<dyn Store>, time: &TimeSource) {
-        let now = time.now();
-        if query.done.is_closed() || self.is_away && now < self.try_at {
+        let ExactQuery { limit, request, max_wait_us, done } = query;
+        let (now, timeout_us) = (time.now(), micros(store.timeout()));
+        let outage = self.outages.entry(limit).or_default();
+        let has_room = self.calls.len() < CALLS_MAX;
+        if done.is_closed() || !has_room || !outage.may_call(now, timeout_us) {
             return;
         }
-        self.try_at = now.plus_micros(micros(store.timeout()));
         let (store, time) = (store.clone(), time.clone());
-        self.calls.spawn(async move {
-            let ExactQuery { question, within_us, done } = query;
-            let answer = tokio::select! {
+        let call = self.calls.spawn(async move {
+            let reply = tokio::select! {
                 biased;
-                answer = store.decide(question) => answer?,
-                () = time.sleep_until(now.plus_micros(within_us)) => {
-                    return Err(StoreError::TimedOut(std::time::Duration::from_micros(within_us)));
+                reply = store.decide(request) => reply?,
+                () = time.sleep_until(now.plus_micros(max_wait_us)) => {
+                    return Err(StoreError::TimedOut(Duration::from_micros(max_wait_us)));
                 }
             };
             // Whoever gave up waiting has dropped the other end.
-            let _ = done.send(answer);
+            let _ = done.send(reply);
             Ok(())
         });
+        self.limits.insert(call.id(), limit);
     }
 
     /// Whether nothing is under way.
@@ -73,33 +70,24 @@ impl ExactCalls {
         self.calls.is_empty()
     }
 
-    /// The next call that ends; never, while none is under way.
+    /// The next call that ends; `None` while none is under way.
     pub(super) async fn next(&mut self) -> Option<Outcome> {
-        self.calls.join_next().await
+        self.calls.join_next_with_id().await
     }
 
-    /// A call has ended.
-    pub(super) fn ended(&mut self, outcome: Outcome, now: Timestamp) -> Option<News> {
-        let was_away = self.is_away;
-        match outcome {
-            Ok(Ok(())) => {
-                self.is_away = false;
-                was_away.then_some(News::Back)
-            }
-            Ok(Err(StoreError::TimedOut(_) | StoreError::Unreachable(_))) | Err(_) => {
-                self.is_away = true;
-                if !was_away {
-                    self.try_at = now;
-                }
-                (!was_away).then_some(News::Away)
-            }
-            Ok(Err(error)) => {
-                let is_due = now >= self.refusals_from;
-                if is_due {
-                    self.refusals_from = now.plus_micros(REFUSAL_EVENTS_US);
-                }
-                is_due.then_some(News::Refused(error))
-            }
-        }
+    /// Takes a call that ended off the list. Returns its limit, and what changes for that.
+    pub(super) fn ended(
+        &mut self,
+        outcome: Outcome,
+        timeout: Duration,
+        time: &TimeSource,
+    ) -> Option<(u32, OutageChange)> {
+        let (call, outcome) = match outcome {
+            Ok(ended) => ended,
+            Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
+        };
+        let limit = self.limits.remove(&call)?;
+        let outage = self.outages.entry(limit).or_default();
+        Some((limit, outage.ended(outcome, time.now(), micros(timeout))?))
     }
 }

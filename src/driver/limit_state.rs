@@ -8,7 +8,7 @@ use crossbeam_utils::CachePadded;
 use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
-use crate::algorithm::LocalRule;
+use crate::algorithm::KeyRule;
 use crate::bound::Excess;
 use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
@@ -32,8 +32,8 @@ pub(crate) struct LimitState {
     /// What decisions read the time from.
     pub(crate) clock: Clock,
     pub(crate) buckets: Buckets,
-    /// Whether the limit is exact, with a store or without.
-    pub(crate) is_exact: bool,
+    /// Whether the limit is configured as exact, with a store or without: who asks has to await.
+    pub(crate) needs_async: bool,
     /// What a node may spend on a new key before the store answers, in tokens; publishes nothing else.
     first_credit: AtomicU32,
     /// Decisions of an exact limit that the store did not make, since the last time.
@@ -171,25 +171,25 @@ impl LimitState {
         let name: Arc<str> = limit.name().into();
         let info = LimitInfo::intern(&name, &terms, limit.rule());
         let buckets =
-            match info.share.as_ref().or(info.local.as_ref()) {
+            match info.share.as_ref().or(info.key_rule.as_ref()) {
                 None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
-                Some(LocalRule::Turn(rule)) => Buckets::Alone(AloneBuckets::Turns(
+                Some(KeyRule::Turn(rule)) => Buckets::Alone(AloneBuckets::Turns(
                     LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0),
                 )),
-                Some(LocalRule::Window(rule)) => {
+                Some(KeyRule::Window(rule)) => {
                     let table = Table::new(index, hasher, budget, 0)?;
                     let offset_us = time.origin_us() % rule.period_us;
                     let windows = LocalBuckets::new(table, rule, offset_us);
                     Buckets::Alone(AloneBuckets::Windows(windows))
                 }
-                Some(LocalRule::Log(rule)) => {
+                Some(KeyRule::Log(rule)) => {
                     let logs = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
                     Buckets::Alone(AloneBuckets::Logs(logs))
                 }
             };
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
-        let is_exact = limit.mode == Mode::Exact;
+        let needs_async = limit.mode == Mode::Exact;
         let unsure = AtomicU64::new(0);
         Some(Self {
             index,
@@ -198,7 +198,7 @@ impl LimitState {
             terms,
             clock,
             buckets,
-            is_exact,
+            needs_async,
             first_credit,
             unsure,
             excess,

@@ -26,8 +26,8 @@ pub(super) fn record(event: &Event) {
             );
         }
         Event::ForeignKey { error } => error!(%error, "a key goes on by its outage policy"),
-        Event::NotDecided { error } => {
-            error!(%error, "the store does not decide about an exact limit: its outage policy does");
+        Event::NotDecided { limit, error } => {
+            error!(%limit, %error, "the store does not decide about an exact limit: its outage policy does");
         }
         Event::ClockStalled { stall } => {
             warn!(?stall, "the cached clock stood still for longer than leases allow for");

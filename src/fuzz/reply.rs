@@ -8,7 +8,7 @@ use super::{Bytes, replace};
 use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::{Quota, TOKENS_MAX};
-use crate::store::exact::Question;
+use crate::store::exact::ExactRequest;
 use crate::store::exchange::{Deciding, Exchange};
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
@@ -190,8 +190,8 @@ impl Store for HostileStore {
         })
     }
 
-    fn decide(&self, question: Question) -> Deciding<'_> {
-        self.memory.decide(question)
+    fn decide(&self, request: ExactRequest) -> Deciding<'_> {
+        self.memory.decide(request)
     }
 
     fn timeout(&self) -> Duration {

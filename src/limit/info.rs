@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use super::Terms;
-use crate::algorithm::{LocalRule, Rule};
+use crate::algorithm::{KeyRule, Rule};
 use crate::quota::Scale;
 
 /// A limit's name and rule, where every decision can point to it.
@@ -15,10 +15,10 @@ pub(crate) struct LimitInfo {
     pub(crate) scale: Scale,
     /// As it was configured.
     pub(crate) rule: Rule,
-    /// In the units of this node, if it keeps the limit alone, or of the store, if that decides.
-    pub(crate) local: Option<LocalRule>,
+    /// In the units that states of keys are kept in, unless the limit is leased.
+    pub(crate) key_rule: Option<KeyRule>,
     /// This node's part, if the store decides.
-    pub(crate) share: Option<LocalRule>,
+    pub(crate) share: Option<KeyRule>,
 }
 
 /// All that a process ever made. Each is kept for as long as the process lives, so that a decision is a small
@@ -28,8 +28,8 @@ static INFOS: Mutex<Option<HashSet<&'static LimitInfo>>> = Mutex::new(None);
 impl LimitInfo {
     /// The only one of this name and rule.
     pub(crate) fn intern(name: &str, terms: &Terms, rule: Rule) -> &'static Self {
-        let &Terms { scale, local, share, .. } = terms;
-        let wanted = Self { name: name.into(), scale, rule, local, share };
+        let &Terms { scale, key_rule, share, .. } = terms;
+        let wanted = Self { name: name.into(), scale, rule, key_rule, share };
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let infos = infos.get_or_insert_default();
         if let Some(known) = infos.get(&wanted) {

@@ -1,7 +1,7 @@
 //! A limit's numbers, checked and in the units that the floors below the limiter use.
 
 use super::{CREDIT_MAX, DEFAULT_MAX_NODES, Mode, OutagePolicy};
-use crate::algorithm::LocalRule;
+use crate::algorithm::KeyRule;
 use crate::quota::Scale;
 
 /// The shortest tick of a key, however fast its burst is spent.
@@ -27,10 +27,10 @@ pub(crate) struct Terms {
     pub cost_max: u32,
     /// Who decides.
     pub mode: Mode,
-    /// The rule, if this node alone decides, or the store.
-    pub local: Option<LocalRule>,
+    /// The rule in the units that states of keys are kept in, unless the limit is leased.
+    pub key_rule: Option<KeyRule>,
     /// This node's part of it, if the store decides.
-    pub share: Option<LocalRule>,
+    pub share: Option<KeyRule>,
     /// What happens while the store is away.
     pub outage: OutagePolicy,
     /// How long a caller waits for the store at most.

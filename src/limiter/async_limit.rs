@@ -12,10 +12,13 @@ use crate::driver::{ExactQuery, Query};
 use crate::error::{CheckError, ConfigError};
 use crate::key::Key;
 use crate::limit::{Mode, OutagePolicy};
-use crate::store::exact::Question;
+use crate::store::exact::ExactRequest;
 use crate::time::Timestamp;
 
 /// A limit of a running limiter in any mode, [exact](Mode::Exact) ones included. Cheap to clone.
+///
+/// Cost, on an exact limit: each decision, also of a cost of 0, is one round trip, a message to the limiter's task and a
+/// spawned task.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -103,7 +106,7 @@ impl AsyncLimit {
 
     async fn schedule_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let name = self.0.shared.secret.name(key);
-        if self.0.is_exact() {
+        if self.0.is_decided_by_store() {
             return self.0.ask_exact(&name, cost, u64::MAX).await;
         }
         self.0.decide_within(Target::key(&name), cost, u64::MAX)
@@ -112,8 +115,8 @@ impl AsyncLimit {
     /// Waits until a request of `key` that costs one token may go on, for `within` at most: see
     /// [`ActiveLimit::until_ready`].
     ///
-    /// Callers of an exact limit go on in order on each node only. A slot of an exact leaky bucket passes unused if the
-    /// future is dropped.
+    /// An exact leaky bucket grants slots in the order in which the store decides, and a slot passes unused if the future is
+    /// dropped. Callers of other exact limits go on in order on each node.
     pub async fn until_ready<K: Key + ?Sized>(&self, key: &K, within: Duration) -> Decision {
         self.0.until_ready(key, within).await
     }
@@ -150,26 +153,25 @@ impl AsyncLimit {
 
 impl ActiveLimit {
     /// Whether the store decides.
-    pub(super) fn is_exact(&self) -> bool {
+    pub(super) fn is_decided_by_store(&self) -> bool {
         self.state.terms.mode == Mode::Exact
     }
 
     /// The store's decision, or that of the outage policy.
-    pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, within_us: u64) -> Decision {
+    pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let (info, terms) = (self.state.info, &self.state.terms);
-        let Some(rule) = info.local.as_ref() else {
-            return self.decide(Target::key(key), cost);
-        };
-        let within_us = if self.is_queue() { within_us } else { 0 };
-        let question = Question { limit: info, rule, key: key.into(), cost, within_us };
+        let Some(rule) = &info.key_rule else { return self.by_outage_policy(key, cost) };
+        let slot_within_us = if self.takes_slots_ahead() { slot_within_us } else { 0 };
+        let request = ExactRequest { limit: info, rule, key: key.into(), cost, slot_within_us };
         let (done, answer) = oneshot::channel();
-        let query = ExactQuery { question, within_us: terms.max_wait_us, done };
+        let (limit, max_wait_us) = (self.state.index, terms.max_wait_us);
+        let query = ExactQuery { limit, request, max_wait_us, done };
         let is_sent = self.shared.queries.send(Query::Exact(query)).is_ok();
         let answer = if is_sent { answer.await.ok() } else { None };
         let Some(answer) = answer else { return self.by_outage_policy(key, cost) };
         self.state.buckets.count(answer.is_allowed, cost);
         let now = Timestamp::from_micros(answer.at_us);
-        self.decision(answer.is_allowed, true, Source::Local(answer.standing), cost, now)
+        self.decision(answer.is_allowed, true, Source::Store(answer.standing), cost, now)
     }
 
     fn by_outage_policy(&self, key: &[u8], cost: u32) -> Decision {

@@ -186,7 +186,7 @@ impl ActiveLimit {
     }
 
     /// Whether requests can take slots ahead.
-    pub(super) fn is_queue(&self) -> bool {
+    pub(super) fn takes_slots_ahead(&self) -> bool {
         matches!(self.state.info.rule, Rule::LeakyBucket(_))
     }
 
@@ -196,12 +196,12 @@ impl ActiveLimit {
 
     async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
         if cost == 0 {
-            return self.decide(Target::key(key), 0);
+            return self.decide_or_ask(Target::key(key), 0).await;
         }
         let permit = self.waiting().enter(self.state.terms.max_waiting);
         let within = if permit.is_some() { within } else { Duration::ZERO };
         match &self.state.buckets {
-            _ if self.is_exact() && self.is_queue() => {
+            _ if self.is_decided_by_store() && self.takes_slots_ahead() => {
                 let decision = self.ask_exact(key, cost, micros(within)).await;
                 let delay = decision.delay();
                 if delay > Duration::ZERO {
@@ -209,7 +209,7 @@ impl ActiveLimit {
                 }
                 decision
             }
-            Buckets::Alone(AloneBuckets::Turns(local)) if !self.is_exact() => {
+            Buckets::Alone(AloneBuckets::Turns(local)) if !self.is_decided_by_store() => {
                 // It is pinned before the slot is taken, so that the slot is found again.
                 let handle = self.hold(key);
                 let now = self.precise_now();
@@ -235,7 +235,7 @@ impl ActiveLimit {
             biased;
             first = entry.lock() => first,
             _ = self.sleep(within) => {
-                return self.decide(Target::key(key), 0).denied_behind_others(cost);
+                return self.decide_or_ask(Target::key(key), 0).await.denied_behind_others(cost);
             }
         };
         loop {
@@ -276,7 +276,7 @@ impl ActiveLimit {
         self.validate_cost(cost)?;
         let name = self.shared.secret.name(key);
         let target = Target::key(&name);
-        if self.is_exact() {
+        if self.is_decided_by_store() {
             return Ok(Err(self.hold(&name)));
         }
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();

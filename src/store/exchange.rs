@@ -5,16 +5,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::exact::{Answer, Question};
+use super::exact::{ExactReply, ExactRequest};
 use crate::error::StoreError;
 use crate::sync::message::{Reply, Request};
 
 /// A store's answer, some day.
 pub(crate) type Exchange<'a> = Pin<Box<dyn Future<Output = Result<Reply, StoreError>> + Send + 'a>>;
 
-/// A store's decision, some day.
+/// A decision under way.
 pub(crate) type Deciding<'a> =
-    Pin<Box<dyn Future<Output = Result<Answer, StoreError>> + Send + 'a>>;
+    Pin<Box<dyn Future<Output = Result<ExactReply, StoreError>> + Send + 'a>>;
 
 /// One place that applies batches, each at most once, and decides about requests of exact limits.
 pub(crate) trait Store: Send + Sync + 'static {
@@ -23,7 +23,7 @@ pub(crate) trait Store: Send + Sync + 'static {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_>;
 
     /// Decides about one request. After an error it is unknown whether the request was counted.
-    fn decide(&self, question: Question) -> Deciding<'_>;
+    fn decide(&self, request: ExactRequest) -> Deciding<'_>;
 
     /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;

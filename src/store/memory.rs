@@ -3,13 +3,15 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::exact::{self, Question};
+use super::exact::{ExactModel, ExactRequest};
 use super::exchange::{Deciding, Exchange, Store};
 use super::model::Model;
 use crate::sync::message::Request;
 use crate::time::Timestamp;
 
 /// A store in this process's memory, for several limiters in one process, and for tests.
+///
+/// It keeps a record for each key until that is as if it had never been used: there is no most.
 ///
 /// Limiters that are given clones of one `MemoryStore` share their limits. A limiter with no
 /// store at all needs none: it decides alone, exactly.
@@ -29,7 +31,7 @@ const EXPIRE_ABOVE: usize = 4096;
 /// What exact limits have.
 #[derive(Debug, Default)]
 struct Exact {
-    model: exact::Model,
+    model: ExactModel,
     expire_above: usize,
 }
 
@@ -87,7 +89,7 @@ impl Store for MemoryStore {
         })
     }
 
-    fn decide(&self, question: Question) -> Deciding<'_> {
+    fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         Box::pin(async move {
             let origin_us = self.origin_us.get().copied().unwrap_or_default();
             let now_us = self.now().plus_micros(origin_us).as_micros();
@@ -96,7 +98,7 @@ impl Store for MemoryStore {
                 exact.model.expire(now_us);
                 exact.expire_above = EXPIRE_ABOVE.max(2 * exact.model.len());
             }
-            exact.model.decide(&question, now_us)
+            exact.model.decide(&request, now_us)
         })
     }
 

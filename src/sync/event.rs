@@ -127,8 +127,10 @@ pub enum Event {
         error: StoreError,
     },
     /// The store answered, but did not decide about a request of an exact limit, which the outage policy decided. Told once
-    /// a minute.
+    /// a minute for each limit.
     NotDecided {
+        /// The limit.
+        limit: Arc<str>,
         /// Why, and what to do.
         error: StoreError,
     },

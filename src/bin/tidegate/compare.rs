@@ -36,7 +36,7 @@ pub(crate) enum CompareError {
     Field { path: PathBuf, line: u64, field: &'static str, value: String, reason: &'static str },
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("line {0} of the arrivals was not decided: does the store answer?")]
+    #[error("request {0} was not decided: the store did not answer")]
     Undecided(usize),
     #[error("{0}")]
     Started(String),
@@ -75,7 +75,7 @@ pub(crate) struct Options {
     /// Who decides: the node alone (local), the node with leases of a store (hybrid), or the store (exact)
     #[arg(long, default_value = "local", value_parser = ["local", "hybrid", "exact"])]
     mode: String,
-    /// The store, with --mode exact: memory, or a server such as redis://HOST:PORT, which is told the arrivals' time
+    /// The store of --mode exact: memory, or a server such as redis://HOST:PORT, which then uses the file's times
     #[arg(long, default_value = "memory")]
     store: Store,
     /// The requests: a CSV of `t_us,key,cost`

@@ -43,6 +43,7 @@ impl FromStr for Store {
 }
 
 /// A namespace of this run's own: what an earlier run left in the store does not matter to it.
+#[allow(clippy::disallowed_methods, reason = "a name that no earlier run had")]
 pub(crate) fn namespace() -> String {
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use smallvec::smallvec;
 
-use super::{Numbers, Question};
+use super::{ExactRequest, Numbers, Record};
 use crate::algorithm::{LogRule, LogStanding, Standing};
 
-pub(super) fn numbers(rule: &LogRule, question: &Question) -> Numbers {
-    let (ask, cost) = (question.ask().into(), question.cost.into());
+pub(super) fn numbers(rule: &LogRule, request: &ExactRequest) -> Numbers {
+    let (ask, cost) = (request.ask().into(), request.cost.into());
     smallvec![rule.tokens.into(), rule.period_us as f64, ask, cost]
 }
 
@@ -21,64 +21,66 @@ pub(super) fn standing(reply: &[f64]) -> Option<Standing> {
 
 /// When something was spent, and all that was by then; the oldest first.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Record {
+pub(super) struct LogRecord {
     entries: VecDeque<(u64, u64)>,
     /// All that was spent before the first entry.
     before: u64,
 }
 
-impl Record {
+impl LogRecord {
     fn newest_us(&self) -> u64 {
         self.entries.back().map_or(0, |last| last.0)
     }
 }
 
-/// Does what the script does. Entries that have gone are looked up, and dropped when something is spent.
-pub(super) fn decide(record: &mut Option<Record>, numbers: &[f64], time_us: u64) -> Numbers {
-    let [tokens, period_us, ask, cost] = [0, 1, 2, 3].map(|index| numbers[index] as u64);
-    let mut unused = Record::default();
-    let known = match record {
-        None if cost == 0 => &mut unused,
-        record => record.get_or_insert_default(),
-    };
-    let newest_us = known.newest_us();
-    let went_back = newest_us > time_us + period_us;
-    let now = if went_back { time_us } else { time_us.max(newest_us) };
-    let by_us = if went_back { newest_us } else { now };
-    let mut gone = known.entries.partition_point(|&(at, _)| at + period_us <= by_us);
-    let base = gone.checked_sub(1).map_or(known.before, |last| known.entries[last].1);
-    let mut total = known.entries.back().map_or(known.before, |last| last.1);
-    if went_back {
-        *known = Record { entries: [(now, total)].into(), before: base };
-        gone = 0;
-    }
-    let is_allowed = total - base + ask <= tokens;
-    let mut retry_us = 0;
-    if is_allowed && cost > 0 {
-        total += cost;
-        known.entries.drain(..gone);
-        (known.before, gone) = (base, 0);
-        match known.entries.back_mut() {
-            Some(last) if last.0 == now => last.1 = total,
-            _ => known.entries.push_back((now, total)),
+impl Record for LogRecord {
+    /// Entries that have gone are looked up, and dropped when something is spent.
+    fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers {
+        let [tokens, period_us, ask, cost] = [0, 1, 2, 3].map(|index| numbers[index] as u64);
+        let mut unused = Self::default();
+        let known = match record {
+            None if cost == 0 => &mut unused,
+            record => record.get_or_insert_default(),
+        };
+        let newest_us = known.newest_us();
+        let went_back = newest_us > time_us + period_us;
+        let now = if went_back { time_us } else { time_us.max(newest_us) };
+        let by_us = if went_back { newest_us } else { now };
+        let mut gone = known.entries.partition_point(|&(at, _)| at + period_us <= by_us);
+        let base = gone.checked_sub(1).map_or(known.before, |last| known.entries[last].1);
+        let mut total = known.entries.back().map_or(known.before, |last| last.1);
+        if went_back {
+            *known = Self { entries: [(now, total)].into(), before: base };
+            gone = 0;
         }
-    } else if !is_allowed {
-        let enough = total + ask - tokens;
-        let last = known.entries.partition_point(|&(_, spent)| spent < enough);
-        retry_us = known.entries.get(last).map_or(0, |&(at, _)| at + period_us - now);
+        let is_allowed = total - base + ask <= tokens;
+        let mut retry_us = 0;
+        if is_allowed && cost > 0 {
+            total += cost;
+            known.entries.drain(..gone);
+            (known.before, gone) = (base, 0);
+            match known.entries.back_mut() {
+                Some(last) if last.0 == now => last.1 = total,
+                _ => known.entries.push_back((now, total)),
+            }
+        } else if !is_allowed {
+            let enough = total + ask - tokens;
+            let last = known.entries.partition_point(|&(_, spent)| spent < enough);
+            retry_us = known.entries.get(last).map_or(0, |&(at, _)| at + period_us - now);
+        }
+        let returns_us =
+            |entry: Option<&(u64, u64)>| entry.map_or(0, |&(at, _)| at + period_us - now);
+        let next_us = returns_us(known.entries.get(gone));
+        let reset_us = if next_us > 0 { returns_us(known.entries.back()) } else { 0 };
+        let left = tokens.saturating_sub(total - base);
+        let allowed = u64::from(is_allowed);
+        [allowed, now, left, retry_us, next_us, reset_us]
+            .map(|number| number as f64)
+            .into_iter()
+            .collect()
     }
-    let returns_us = |entry: Option<&(u64, u64)>| entry.map_or(0, |&(at, _)| at + period_us - now);
-    let next_us = returns_us(known.entries.get(gone));
-    let reset_us = if next_us > 0 { returns_us(known.entries.back()) } else { 0 };
-    let left = tokens.saturating_sub(total - base);
-    let allowed = u64::from(is_allowed);
-    [allowed, now, left, retry_us, next_us, reset_us]
-        .map(|number| number as f64)
-        .into_iter()
-        .collect()
-}
 
-/// When nothing counts any more.
-pub(super) fn ends_us(record: &Record, numbers: &[f64]) -> u64 {
-    record.newest_us() + numbers[1] as u64
+    fn ends_us(&self, numbers: &[f64]) -> u64 {
+        self.newest_us() + numbers[1] as u64
+    }
 }

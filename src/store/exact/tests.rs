@@ -10,60 +10,58 @@ use super::*;
 use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow};
 use crate::limit::Limit;
 use crate::quota::{Quota, TOKENS_MAX};
-use crate::store::redis::exact::TEXTS;
+use crate::store::redis::exact::{KEEP_BY_GIVEN_TIME_US, script_by_given_time};
 use crate::store::redis_server::RedisServer;
 
 const OPERATIONS: u64 = 100_000;
 const BEGIN_US: u64 = 1_700_000_000_000_000;
-const HOUR_US: u64 = 3_600_000_000;
 
 /// One algorithm in both machines.
 struct Pair {
     _server: RedisServer,
     connection: redis::Connection,
     script: Script,
-    model: Model,
+    model: ExactModel,
     operations: u64,
 }
 
 impl Pair {
-    fn new(kind: usize) -> Self {
+    fn new(rule: &KeyRule) -> Self {
         let server = RedisServer::start();
         let connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
-        let script = Script::new(&TEXTS[kind].replace("call('TIME')", "{ 0, ARGV[2] }"));
-        let model = Model::default();
+        let script = script_by_given_time(rule);
+        let model = ExactModel::default();
         Self { _server: server, connection, script, model, operations: 0 }
     }
 
     /// Asks both, and returns whether the request was allowed.
-    fn ask(&mut self, question: &Question, time_us: u64) -> bool {
-        let key = format!("{}:{:?}", question.limit.rule.algorithm(), question.key);
-        let bytes: Vec<u8> =
-            question.numbers(HOUR_US).iter().flat_map(|number| number.to_le_bytes()).collect();
+    fn ask(&mut self, request: &ExactRequest, time_us: u64) -> bool {
+        let key = format!("{}:{:?}", request.limit.rule.algorithm(), request.key);
+        let bytes = request.bytes(KEEP_BY_GIVEN_TIME_US);
         let mut call = self.script.prepare_invoke();
         call.key(key).arg(bytes).arg(time_us);
         let reply: Vec<u8> = call.invoke(&mut self.connection).unwrap();
         let (reply, _) = reply.as_chunks::<8>();
         let reply: Numbers = reply.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
-        let expected = self.model.reply(question, time_us);
+        let expected = self.model.reply(request, time_us);
         self.operations += 1;
-        assert_eq!(reply, expected, "operation {}: {question:?} at {time_us}", self.operations);
+        assert_eq!(reply, expected, "operation {}: {request:?} at {time_us}", self.operations);
         reply[0] > 0.0
     }
 }
 
 /// The rule of a limit of which the store decides.
-fn limit(rule: impl Into<Rule>) -> (&'static LimitInfo, &'static LocalRule) {
+fn limit(rule: impl Into<Rule>) -> (&'static LimitInfo, &'static KeyRule) {
     let rule = rule.into();
     let terms = Limit::new("x", rule).exact().validate_exact(1).unwrap();
     let info = LimitInfo::intern("x", &terms, rule);
-    (info, info.local.as_ref().unwrap())
+    (info, info.key_rule.as_ref().unwrap())
 }
 
 /// Random requests by rules that take turns, about keys of which each has its own pace.
-fn same_machine(kind: usize, seed: u64, rules: &[Rule]) {
-    let (mut pair, mut random) = (Pair::new(kind), fastrand::Rng::with_seed(seed));
+fn same_machine(seed: u64, rules: &[Rule]) {
     let rules: Vec<_> = rules.iter().copied().map(limit).collect();
+    let (mut pair, mut random) = (Pair::new(rules[0].1), fastrand::Rng::with_seed(seed));
     let (mut now, mut allowed) = (BEGIN_US, 0);
     while pair.operations < OPERATIONS {
         // A plan changes seldom.
@@ -89,10 +87,10 @@ fn same_machine(kind: usize, seed: u64, rules: &[Rule]) {
                 _ => random.u64(1..=most),
             };
             let cost = cost.min(limit.rule.cost_max().into()) as u32;
-            let within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
+            let slot_within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
             let key = vec![random.u8(..4)].into();
-            let question = Question { limit, rule, key, cost, within_us };
-            allowed += u64::from(pair.ask(&question, now));
+            let request = ExactRequest { limit, rule, key, cost, slot_within_us };
+            allowed += u64::from(pair.ask(&request, now));
         }
     }
     println!("{allowed} of {} allowed", pair.operations);
@@ -106,67 +104,54 @@ const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
 #[test]
 fn token_bucket_is_the_same_in_lua_and_in_rust() {
     let largest = Quota::new(TOKENS_MAX, YEAR);
-    same_machine(0, 1, &[Quota::per_second(10).burst(20).into(), Quota::per_minute(7).into()]);
-    same_machine(
-        0,
-        2,
-        &[largest.into(), Quota::new(16_383, YEAR).into(), Quota::new(1, YEAR).into()],
-    );
+    same_machine(1, &[Quota::per_second(10).burst(20).into(), Quota::per_minute(7).into()]);
+    same_machine(2, &[largest.into(), Quota::new(16_383, YEAR).into(), Quota::new(1, YEAR).into()]);
 }
 
 #[test]
 fn leaky_bucket_is_the_same_in_lua_and_in_rust() {
     let queue = Duration::from_millis(700);
     let largest = LeakyBucket::new(16_381, Duration::from_micros(1_000_003)).queue(YEAR);
-    same_machine(0, 3, &[LeakyBucket::per_second(7).queue(queue).into()]);
-    same_machine(0, 4, &[largest.into(), LeakyBucket::new(3, YEAR).queue(YEAR).into()]);
+    same_machine(3, &[LeakyBucket::per_second(7).queue(queue).into()]);
+    same_machine(4, &[largest.into(), LeakyBucket::new(3, YEAR).queue(YEAR).into()]);
 }
 
 #[test]
 fn fixed_window_is_the_same_in_lua_and_in_rust() {
-    same_machine(1, 5, &[FixedWindow::per_second(10).into(), FixedWindow::per_minute(7).into()]);
-    same_machine(
-        1,
-        6,
-        &[FixedWindow::new(TOKENS_MAX, YEAR).into(), FixedWindow::new(1, YEAR).into()],
-    );
+    same_machine(5, &[FixedWindow::per_second(10).into(), FixedWindow::per_minute(7).into()]);
+    same_machine(6, &[FixedWindow::new(TOKENS_MAX, YEAR).into(), FixedWindow::new(1, YEAR).into()]);
 }
 
 #[test]
 fn sliding_window_is_the_same_in_lua_and_in_rust() {
     let largest = SlidingWindow::new(TOKENS_MAX, YEAR);
-    same_machine(
-        1,
-        7,
-        &[SlidingWindow::per_second(10).into(), SlidingWindow::per_minute(7).into()],
-    );
-    same_machine(1, 8, &[largest.into(), SlidingWindow::new(999_999_937, YEAR).into()]);
+    same_machine(7, &[SlidingWindow::per_second(10).into(), SlidingWindow::per_minute(7).into()]);
+    same_machine(8, &[largest.into(), SlidingWindow::new(999_999_937, YEAR).into()]);
 }
 
 #[test]
 fn sliding_log_is_the_same_in_lua_and_in_rust() {
-    same_machine(2, 9, &[SlidingLog::per_second(10).into(), SlidingLog::per_minute(7).into()]);
-    same_machine(2, 10, &[SlidingLog::new(1000, YEAR).into(), SlidingLog::per_hour(300).into()]);
+    same_machine(9, &[SlidingLog::per_second(10).into(), SlidingLog::per_minute(7).into()]);
+    same_machine(10, &[SlidingLog::new(1000, YEAR).into(), SlidingLog::per_hour(300).into()]);
 }
 
 /// nginx before 1.15 gave a fresh burst where the clock went back; a script that keeps the later time denies for a year.
 #[test]
-fn clock_that_jumps_a_year_ahead_and_back_gives_no_fresh_burst_and_denies_no_longer_than_a_key_takes()
- {
-    let rules: [(usize, Rule); 5] = [
-        (0, Quota::per_second(10).into()),
-        (0, LeakyBucket::per_second(10).queue(Duration::from_millis(900)).into()),
-        (1, FixedWindow::per_second(10).into()),
-        (1, SlidingWindow::per_second(10).into()),
-        (2, SlidingLog::per_second(10).into()),
+fn clock_that_jumps_back_a_year_gives_no_fresh_burst_and_denies_for_two_periods_at_most() {
+    let rules: [Rule; 5] = [
+        Quota::per_second(10).into(),
+        LeakyBucket::per_second(10).queue(Duration::from_millis(900)).into(),
+        FixedWindow::per_second(10).into(),
+        SlidingWindow::per_second(10).into(),
+        SlidingLog::per_second(10).into(),
     ];
-    for (kind, rule) in rules {
-        let mut pair = Pair::new(kind);
+    for rule in rules {
         let (limit, rule) = limit(rule);
+        let mut pair = Pair::new(rule);
         let year_us = YEAR.as_micros() as u64;
         let mut ask = |now: u64| {
             let key: Arc<[u8]> = b"key"[..].into();
-            pair.ask(&Question { limit, rule, key, cost: 1, within_us: u64::MAX }, now)
+            pair.ask(&ExactRequest { limit, rule, key, cost: 1, slot_within_us: u64::MAX }, now)
         };
         let allowed = (0..20).filter(|_| ask(BEGIN_US + year_us)).count();
         assert_eq!(allowed, 10, "{limit:?}");
@@ -180,23 +165,55 @@ fn clock_that_jumps_a_year_ahead_and_back_gives_no_fresh_burst_and_denies_no_lon
 /// A full bucket of 5 an hour, raised to 100 an hour and lowered again, gives nothing twice.
 #[test]
 fn plan_that_flaps_adds_nothing() {
-    let pairs: [(usize, [Rule; 2]); 4] = [
-        (0, [Quota::per_hour(5).into(), Quota::per_hour(100).into()]),
-        (1, [FixedWindow::per_hour(5).into(), FixedWindow::per_hour(100).into()]),
-        (1, [SlidingWindow::per_hour(5).into(), SlidingWindow::per_hour(100).into()]),
-        (2, [SlidingLog::per_hour(5).into(), SlidingLog::per_hour(100).into()]),
+    let pairs: [([Rule; 2], u32); 4] = [
+        // A bucket keeps what it had; a window's plan tells how much may be spent in it.
+        ([Quota::per_hour(5).into(), Quota::per_hour(100).into()], 5),
+        ([FixedWindow::per_hour(5).into(), FixedWindow::per_hour(100).into()], 100),
+        ([SlidingWindow::per_hour(5).into(), SlidingWindow::per_hour(100).into()], 100),
+        ([SlidingLog::per_hour(5).into(), SlidingLog::per_hour(100).into()], 100),
     ];
-    for (kind, plans) in pairs {
-        let mut pair = Pair::new(kind);
+    for (plans, expected) in pairs {
         let plans = plans.map(limit);
+        let mut pair = Pair::new(plans[0].1);
         let mut allowed = 0;
         for step in 0..400 {
             let (limit, rule) = plans[step / 20 % 2];
-            let question = Question { limit, rule, key: b"key"[..].into(), cost: 1, within_us: 0 };
-            allowed += u32::from(pair.ask(&question, BEGIN_US));
+            let request =
+                ExactRequest { limit, rule, key: b"key"[..].into(), cost: 1, slot_within_us: 0 };
+            allowed += u32::from(pair.ask(&request, BEGIN_US));
         }
-        // A window's plan tells how much may be spent in it; a bucket keeps what it had.
-        let expected = if kind == 0 { 5 } else { 100 };
         assert_eq!(allowed, expected, "{plans:?}");
+    }
+}
+
+#[test]
+fn malformed_reply_is_an_error_with_field_and_value() {
+    let rules: [(Rule, usize); 3] = [
+        (Quota::per_second(10).into(), 4),
+        (SlidingWindow::per_second(10).into(), 4),
+        (SlidingLog::per_second(10).into(), 6),
+    ];
+    for (rule, numbers) in rules {
+        let (limit, rule) = limit(rule);
+        let key = b"key"[..].into();
+        let request = ExactRequest { limit, rule, key, cost: 1, slot_within_us: 0 };
+        let reply = |numbers: &[f64]| -> Vec<u8> {
+            numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+        };
+        assert!(request.decode(&reply(&vec![0.0; numbers])).is_ok(), "{rule:?}");
+        let mut wrong = vec![Vec::new(), vec![0.0; numbers - 1], vec![0.0; numbers + 1]];
+        for number in [-1.0, f64::NAN, f64::INFINITY, 1e300] {
+            wrong.extend((0..numbers).map(|place| {
+                let mut numbers = vec![0.0; numbers];
+                numbers[place] = number;
+                numbers
+            }));
+        }
+        for wrong in wrong {
+            let error = request.decode(&reply(&wrong)).unwrap_err();
+            assert!(matches!(error, StoreError::Reply { field: "decision", .. }), "{wrong:?}");
+        }
+        let odd = request.decode(&[0; 33]).unwrap_err();
+        assert!(odd.to_string().contains("33 bytes"), "{odd}");
     }
 }

@@ -1,8 +1,8 @@
-//! The token bucket and the leaky bucket as `lua/exact-turn.lua` has them.
+//! The token bucket and the leaky bucket as `lua/exact-turn.lua` has them, step for step.
 
 use smallvec::smallvec;
 
-use super::{Numbers, Question};
+use super::{ExactRequest, Numbers, Record};
 use crate::algorithm::{Standing, Turn, TurnRule};
 
 /// Microseconds, and the rest in units: of these a microsecond has as many as the rate.
@@ -10,7 +10,7 @@ type Span = (i64, i64);
 
 /// When the key is as if it had never been used, and the rule by which.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Record {
+pub(super) struct TurnRecord {
     free: Span,
     /// When the key was allowed something last.
     stamp_us: i64,
@@ -18,25 +18,25 @@ pub(super) struct Record {
     rule: [i64; 3],
 }
 
-/// So many units as a span.
+/// Units as a span.
 fn span(rule: &TurnRule, units: u64) -> [f64; 2] {
     let rate = rule.scale().rate as u64;
     [(units / rate) as f64, (units % rate) as f64]
 }
 
-pub(super) fn numbers(rule: &TurnRule, question: &Question) -> Numbers {
+pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
     let scale = rule.scale();
     let (burst, most, clock_us) = match rule {
         TurnRule::TokenBucket(_) => {
-            let most = (scale.burst as u64).checked_sub(rule.units_of(question.ask().into()));
+            let most = (scale.burst as u64).checked_sub(rule.units_of(request.ask().into()));
             (scale.burst / scale.token, most, scale.fill_us())
         }
         TurnRule::LeakyBucket { queue, .. } => {
             let clock = queue + scale.token as u64;
-            (0, Some(rule.max_delay(question.within_us)), rule.micros(clock))
+            (0, Some(rule.max_delay(request.slot_within_us)), rule.micros(clock))
         }
     };
-    let cost = span(rule, rule.units_of(question.cost.into()));
+    let cost = span(rule, rule.units_of(request.cost.into()));
     let most = most.map_or([-1.0, 0.0], |most| span(rule, most));
     smallvec![
         scale.rate as f64,
@@ -52,63 +52,63 @@ pub(super) fn numbers(rule: &TurnRule, question: &Question) -> Numbers {
 
 pub(super) fn standing(
     rule: &'static TurnRule,
-    question: &Question,
+    request: &ExactRequest,
     reply: &[f64],
 ) -> Option<Standing> {
     let &[allowed, _, ahead_us, ahead_part] = reply else { return None };
     let rate = rule.scale().rate as u64;
     let whole = (ahead_us as u64).checked_mul(rate)?;
     let ahead = whole.checked_add(ahead_part as u64).filter(|_| ahead_part < rate as f64)?;
-    let before = ahead.saturating_sub(rule.units_of(question.cost.into()));
+    let before = ahead.saturating_sub(rule.units_of(request.cost.into()));
     let delay = match rule {
         TurnRule::LeakyBucket { .. } if allowed > 0.0 => before,
         _ => 0,
     };
-    let max_delay = rule.max_delay(question.within_us);
+    let max_delay = rule.max_delay(request.slot_within_us);
     Some(Standing::Turn(rule, Turn { ahead, delay, max_delay }))
 }
 
-/// Mirrors the script.
-pub(super) fn decide(record: &mut Option<Record>, numbers: &[f64], time_us: u64) -> Numbers {
-    let rule = [0, 1, 2].map(|index| numbers[index] as i64);
-    let [rate, ..] = rule;
-    let [cost, most]: [Span; 2] =
-        [(numbers[3] as i64, numbers[4] as i64), (numbers[5] as i64, numbers[6] as i64)];
-    let clock_us = numbers[7] as i64;
-    let (mut now, mut free, mut is_written) = (time_us as i64, (0, 0), false);
-    if let Some(Record { free: known, stamp_us, rule: known_rule }) = *record {
-        free = known;
-        if stamp_us - now > clock_us {
-            free.0 -= stamp_us - now;
+impl Record for TurnRecord {
+    fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers {
+        let rule = [0, 1, 2].map(|index| numbers[index] as i64);
+        let [rate, ..] = rule;
+        let [cost, most]: [Span; 2] =
+            [(numbers[3] as i64, numbers[4] as i64), (numbers[5] as i64, numbers[6] as i64)];
+        let clock_us = numbers[7] as i64;
+        let (mut now, mut free, mut is_written) = (time_us as i64, (0, 0), false);
+        if let Some(Self { free: known, stamp_us, rule: known_rule }) = *record {
+            free = known;
+            if stamp_us - now > clock_us {
+                free.0 -= stamp_us - now;
+                is_written = true;
+            } else {
+                now = now.max(stamp_us);
+            }
+            if free.0 >= now && known_rule != rule {
+                free = converted(free, now, known_rule, rule);
+            }
+        }
+        if free.0 < now {
+            free = (now, 0);
+        }
+        let is_allowed = (free.0 - now, free.1) <= most;
+        if is_allowed && cost != (0, 0) {
+            free = (free.0 + cost.0, free.1 + cost.1);
+            if free.1 >= rate {
+                free = (free.0 + 1, free.1 - rate);
+            }
             is_written = true;
-        } else {
-            now = now.max(stamp_us);
         }
-        if free.0 >= now && known_rule != rule {
-            free = converted(free, now, known_rule, rule);
+        if is_written {
+            *record = Some(Self { free, stamp_us: now, rule });
         }
+        let ahead_us = (free.0 - now) as f64;
+        smallvec![f64::from(u8::from(is_allowed)), now as f64, ahead_us, free.1 as f64]
     }
-    if free.0 < now {
-        free = (now, 0);
-    }
-    let is_allowed = (free.0 - now, free.1) <= most;
-    if is_allowed && cost != (0, 0) {
-        free = (free.0 + cost.0, free.1 + cost.1);
-        if free.1 >= rate {
-            free = (free.0 + 1, free.1 - rate);
-        }
-        is_written = true;
-    }
-    if is_written {
-        *record = Some(Record { free, stamp_us: now, rule });
-    }
-    let ahead_us = (free.0 - now) as f64;
-    smallvec![f64::from(u8::from(is_allowed)), now as f64, ahead_us, free.1 as f64]
-}
 
-/// When the key is as if it had never been used.
-pub(super) fn ends_us(record: &Record, _: &[f64]) -> u64 {
-    (record.free.0 + 1) as u64
+    fn ends_us(&self, _: &[f64]) -> u64 {
+        (self.free.0 + 1) as u64
+    }
 }
 
 /// When the key is free by the new rule: it keeps what it has, cut at the new burst.

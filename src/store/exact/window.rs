@@ -1,13 +1,13 @@
-//! The fixed and the sliding window as `lua/exact-window.lua` has them.
+//! The fixed and the sliding window as `lua/exact-window.lua` has them, step for step.
 
 use smallvec::smallvec;
 
-use super::{Numbers, Question};
+use super::{ExactRequest, Numbers, Record};
 use crate::algorithm::{Counts, Standing, WindowRule};
 
 /// What was spent, in the window of `stamp_us` and in the one before.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Record {
+pub(super) struct WindowRecord {
     /// When the key was allowed something last.
     stamp_us: u64,
     current: u64,
@@ -15,9 +15,9 @@ pub(super) struct Record {
     period_us: u64,
 }
 
-pub(super) fn numbers(rule: &WindowRule, question: &Question) -> Numbers {
+pub(super) fn numbers(rule: &WindowRule, request: &ExactRequest) -> Numbers {
     let sliding = f64::from(u8::from(rule.is_sliding));
-    let (ask, cost) = (question.ask().into(), question.cost.into());
+    let (ask, cost) = (request.ask().into(), request.cost.into());
     smallvec![rule.tokens.into(), rule.period_us as f64, sliding, ask, cost]
 }
 
@@ -29,43 +29,43 @@ pub(super) fn standing(rule: &'static WindowRule, reply: &[f64]) -> Option<Stand
     Some(Standing::Window(rule, Counts { current: spent(current)?, previous, left_us }))
 }
 
-/// Mirrors the script.
-pub(super) fn decide(record: &mut Option<Record>, numbers: &[f64], time_us: u64) -> Numbers {
-    let [tokens, period_us, sliding, ask, cost] =
-        [0, 1, 2, 3, 4].map(|index| numbers[index] as u64);
-    let (mut now, mut current, mut previous, mut is_written) = (time_us, 0, 0, false);
-    if let Some(known) = *record {
-        (current, previous) = (known.current, known.previous);
-        if known.stamp_us.saturating_sub(now) > period_us {
-            is_written = true;
-        } else {
-            now = now.max(known.stamp_us);
-            match now / known.period_us - known.stamp_us / known.period_us {
-                0 => {}
-                1 => (current, previous) = (0, current),
-                _ => (current, previous) = (0, 0),
+impl Record for WindowRecord {
+    fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers {
+        let [tokens, period_us, sliding, ask, cost] =
+            [0, 1, 2, 3, 4].map(|index| numbers[index] as u64);
+        let (mut now, mut current, mut previous, mut is_written) = (time_us, 0, 0, false);
+        if let Some(known) = *record {
+            (current, previous) = (known.current, known.previous);
+            if known.stamp_us.saturating_sub(now) > period_us {
+                is_written = true;
+            } else {
+                now = now.max(known.stamp_us);
+                match now / known.period_us - known.stamp_us / known.period_us {
+                    0 => {}
+                    1 => (current, previous) = (0, current),
+                    _ => (current, previous) = (0, 0),
+                }
+            }
+            if known.period_us != period_us {
+                (current, previous) = (current.min(tokens), previous.min(tokens));
             }
         }
-        if known.period_us != period_us {
-            (current, previous) = (current.min(tokens), previous.min(tokens));
+        let left_us = period_us - now % period_us;
+        let counted = u128::from(previous * sliding) * u128::from(left_us) / u128::from(period_us);
+        let is_allowed = u128::from(current + ask) + counted <= tokens.into();
+        if is_allowed && cost > 0 {
+            current += cost;
+            is_written = true;
         }
+        if is_written {
+            *record = Some(Self { stamp_us: now, current, previous, period_us });
+        }
+        let allowed = f64::from(u8::from(is_allowed));
+        smallvec![allowed, now as f64, current as f64, previous as f64]
     }
-    let left_us = period_us - now % period_us;
-    let counted = u128::from(previous * sliding) * u128::from(left_us) / u128::from(period_us);
-    let is_allowed = u128::from(current + ask) + counted <= tokens.into();
-    if is_allowed && cost > 0 {
-        current += cost;
-        is_written = true;
-    }
-    if is_written {
-        *record = Some(Record { stamp_us: now, current, previous, period_us });
-    }
-    let allowed = f64::from(u8::from(is_allowed));
-    smallvec![allowed, now as f64, current as f64, previous as f64]
-}
 
-/// When the window ends in which nothing counts any more.
-pub(super) fn ends_us(record: &Record, numbers: &[f64]) -> u64 {
-    let period_us = record.period_us;
-    (record.stamp_us / period_us + 1) * period_us + numbers[2] as u64 * period_us
+    fn ends_us(&self, numbers: &[f64]) -> u64 {
+        let period_us = self.period_us;
+        (self.stamp_us / period_us + 1) * period_us + numbers[2] as u64 * period_us
+    }
 }

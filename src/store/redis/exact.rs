@@ -3,12 +3,12 @@
 use std::sync::LazyLock;
 
 use super::{Code, RedisStore};
-use crate::algorithm::LocalRule;
+use crate::algorithm::KeyRule;
 use crate::error::StoreError;
-use crate::store::exact::{Answer, KEEP_US, Question};
+use crate::store::exact::{ExactReply, ExactRequest, KEEP_US};
 
-/// The scripts, in the order of [`LocalRule`]'s kinds.
-pub(crate) const TEXTS: [&str; 3] = [
+/// The scripts, in the order of [`place`].
+const TEXTS: [&str; 3] = [
     include_str!("../../../lua/exact-turn.lua"),
     include_str!("../../../lua/exact-window.lua"),
     include_str!("../../../lua/exact-log.lua"),
@@ -16,41 +16,56 @@ pub(crate) const TEXTS: [&str; 3] = [
 
 static CODES: LazyLock<[Code; 3]> = LazyLock::new(|| TEXTS.map(|text| Code::new(text.to_owned())));
 
-/// The same, told the time in place of the server's clock.
+/// The same, with the time as `ARGV[2]`.
 #[cfg(any(test, feature = "testing"))]
-static CODES_BY_GIVEN_TIME: LazyLock<[Code; 3]> = LazyLock::new(|| {
-    TEXTS.map(|text| {
-        let asks_time = "call('TIME')";
-        assert_eq!(text.matches(asks_time).count(), 1, "a script asks for the time once");
-        Code::new(text.replace(asks_time, "{ 0, ARGV[2] }"))
-    })
-});
+static CODES_BY_GIVEN_TIME: LazyLock<[Code; 3]> =
+    LazyLock::new(|| TEXTS.map(|text| Code::new(by_given_time(text))));
 
 /// While a test stands still, the server's clock goes on: no record is forgotten meanwhile.
 #[cfg(any(test, feature = "testing"))]
-const KEEP_BY_GIVEN_TIME_US: u64 = 3_600_000_000;
+pub(crate) const KEEP_BY_GIVEN_TIME_US: u64 = 3_600_000_000;
 
-pub(super) async fn decide(store: &RedisStore, question: &Question) -> Result<Answer, StoreError> {
-    let kind = match question.rule {
-        LocalRule::Turn(_) => 0,
-        LocalRule::Window(_) => 1,
-        LocalRule::Log(_) => 2,
-    };
-    let keys = [key(store, question)];
+fn place(rule: &KeyRule) -> usize {
+    match rule {
+        KeyRule::Turn(_) => 0,
+        KeyRule::Window(_) => 1,
+        KeyRule::Log(_) => 2,
+    }
+}
+
+/// A script that takes `ARGV[2]` for the server's time, in microseconds since 1970.
+#[cfg(any(test, feature = "testing"))]
+fn by_given_time(text: &str) -> String {
+    let asks_time = "call('TIME')";
+    assert_eq!(text.matches(asks_time).count(), 1, "a script asks for the time once");
+    text.replace(asks_time, "{ 0, ARGV[2] }")
+}
+
+/// The script of a rule, with the time as `ARGV[2]`.
+#[cfg(test)]
+pub(crate) fn script_by_given_time(rule: &KeyRule) -> redis::Script {
+    redis::Script::new(&by_given_time(TEXTS[place(rule)]))
+}
+
+pub(super) async fn decide(
+    store: &RedisStore,
+    request: &ExactRequest,
+) -> Result<ExactReply, StoreError> {
+    let (place, keys) = (place(request.rule), [key(store, request)]);
     #[cfg(any(test, feature = "testing"))]
     if let Some(clock) = &store.clock {
         let now = clock.now().as_micros().to_string();
-        let arguments = [&*bytes(question, KEEP_BY_GIVEN_TIME_US), now.as_bytes()];
-        let reply = store.call(&CODES_BY_GIVEN_TIME[kind], &keys, &arguments).await?;
-        return question.answer(&reply);
+        let arguments = [&*request.bytes(KEEP_BY_GIVEN_TIME_US), now.as_bytes()];
+        let reply = store.call(&CODES_BY_GIVEN_TIME[place], &keys, &arguments).await;
+        return request.decode(&reply.map_err(|error| named(error, &keys[0]))?);
     }
-    let reply = store.call(&CODES[kind], &keys, &[&bytes(question, KEEP_US)]).await?;
-    question.answer(&reply)
+    let reply = store.call(&CODES[place], &keys, &[&request.bytes(KEEP_US)]).await;
+    request.decode(&reply.map_err(|error| named(error, &keys[0]))?)
 }
 
-/// `tg2:{<namespace>/<algorithm>:<limit>:<key>}`: in a Redis Cluster each key has its own slot.
-fn key(store: &RedisStore, question: &Question) -> Vec<u8> {
-    let Question { limit, key, .. } = question;
+/// `tg2:{<namespace>/<algorithm>:<limit>:<key>}`. Redis Cluster spreads these keys over all slots.
+fn key(store: &RedisStore, request: &ExactRequest) -> Vec<u8> {
+    let ExactRequest { limit, key, .. } = request;
     let (algorithm, name) = (limit.rule.algorithm(), &limit.name);
     let mut whole = format!("tg2:{{{}/{algorithm}:{name}:", store.namespace).into_bytes();
     whole.extend_from_slice(key);
@@ -58,6 +73,13 @@ fn key(store: &RedisStore, question: &Question) -> Vec<u8> {
     whole
 }
 
-fn bytes(question: &Question, keep_us: u64) -> Vec<u8> {
-    question.numbers(keep_us).iter().flat_map(|number| number.to_le_bytes()).collect()
+/// The error with the name of the key, if that holds another program's value.
+fn named(error: StoreError, key: &[u8]) -> StoreError {
+    match error {
+        StoreError::ForeignKey { .. } => StoreError::ForeignKey {
+            key: String::from_utf8_lossy(key).into_owned(),
+            found: "value".to_owned(),
+        },
+        error => error,
+    }
 }

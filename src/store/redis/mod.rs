@@ -19,7 +19,7 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
-use super::exact::Question;
+use super::exact::ExactRequest;
 use super::exchange::{Deciding, Exchange, Store};
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
@@ -154,7 +154,8 @@ impl RedisStore {
     }
 
     /// How long the store may take for an answer before it counts as away, and for a connection; brought within [`Self::TIMEOUT_MIN`] and
-    /// [`Self::TIMEOUT_MAX`]. Default is [`Self::DEFAULT_TIMEOUT`]. Decisions never wait for it.
+    /// [`Self::TIMEOUT_MAX`]. Default is [`Self::DEFAULT_TIMEOUT`]. Only decisions of exact limits wait for the store, for
+    /// [`Limit::max_wait`](crate::Limit::max_wait) at most.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout.clamp(Self::TIMEOUT_MIN, Self::TIMEOUT_MAX);
@@ -206,18 +207,6 @@ impl RedisStore {
         Reply::decode(&reply, &request.entries, request.limits.len())
     }
 
-    /// Waits until `call` is done, for longer than the timeout: a late answer is still welcome.
-    async fn patiently<T>(
-        &self,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let longest = (self.timeout * LATE_TIMEOUTS).min(Self::TIMEOUT_MAX);
-        match tokio::time::timeout(longest, call).await {
-            Ok(answer) => answer,
-            Err(_) => Err(StoreError::TimedOut(longest)),
-        }
-    }
-
     /// The KEYS of a batch's script.
     fn keys(&self, request: &Request) -> Vec<Vec<u8>> {
         let prefix = format!("tg2:{{{}/{}}}:", self.namespace, request.lane);
@@ -240,15 +229,27 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
-        Box::pin(async move { self.patiently(self.sync(&request)).await })
+        let longest = (self.timeout * LATE_TIMEOUTS).min(Self::TIMEOUT_MAX);
+        Box::pin(async move { within(longest, self.sync(&request)).await })
     }
 
-    fn decide(&self, question: Question) -> Deciding<'_> {
-        Box::pin(async move { self.patiently(exact::decide(self, &question)).await })
+    fn decide(&self, request: ExactRequest) -> Deciding<'_> {
+        Box::pin(async move { within(Self::TIMEOUT_MAX, exact::decide(self, &request)).await })
     }
 
     fn timeout(&self) -> Duration {
         self.timeout
+    }
+}
+
+/// Waits for an answer, for longer than the timeout: a late one is still welcome.
+async fn within<T>(
+    longest: Duration,
+    answer: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(longest, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(StoreError::TimedOut(longest)),
     }
 }
 
