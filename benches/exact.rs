@@ -170,7 +170,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn main() -> ExitCode {
     let is_quick = std::env::args().any(|argument| argument == "--quick");
-    let (rounds, calls) = if is_quick { (1, 5_000) } else { (7, 60_000) };
+    let (rounds, calls) = if is_quick { (1, 20_000) } else { (7, 60_000) };
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).expect("a good address");
     let mut connection = client.get_connection().expect("the server runs");
@@ -184,20 +184,22 @@ fn main() -> ExitCode {
         let mut costs = Vec::new();
         for _ in 0..rounds {
             let _: () = connection.flushall().expect("the server answers");
-            costs.push((
-                ours.cost(&mut connection, "ours", calls),
-                smallest.cost(&mut connection, "less", calls),
-            ));
+            // Each has the server's caches to itself half of the time.
+            let begun = smallest.cost(&mut connection, "less", calls / 2);
+            let whole = ours.cost(&mut connection, "ours", calls);
+            let ended = smallest.cost(&mut connection, "less", calls / 2);
+            costs.push((whole, [0, 1].map(|index| f64::midpoint(begun[index], ended[index]))));
         }
-        let of =
-            |pick: &dyn Fn(&([f64; 2], [f64; 2])) -> f64| median(costs.iter().map(pick).collect());
-        let row = [0, 1].map(|index| {
-            let ratio = of(&|(ours, smallest)| ours[index] / smallest[index]);
-            (of(&|(ours, _)| ours[index]), of(&|(_, smallest)| smallest[index]), ratio)
-        });
-        let [(a, b, c), (d, e, f)] = row;
-        println!("{:16} {a:20.2} {b:9.2} {c:6.2} {d:16.2} {e:9.2} {f:6.2}", case.name);
-        is_kept &= f <= RATIO_MOST;
+        print!("{:16}", case.name);
+        for (index, width) in [20, 16].into_iter().enumerate() {
+            let ours: Vec<f64> = costs.iter().map(|(ours, _)| ours[index]).collect();
+            let smallest: Vec<f64> = costs.iter().map(|(_, smallest)| smallest[index]).collect();
+            let ratios = ours.iter().zip(&smallest).map(|(ours, smallest)| ours / smallest);
+            let ratio = median(ratios.collect());
+            print!(" {:width$.2} {:9.2} {ratio:6.2}", median(ours), median(smallest));
+            is_kept &= index == 0 || ratio <= RATIO_MOST;
+        }
+        println!();
     }
     if is_kept { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

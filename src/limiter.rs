@@ -316,11 +316,8 @@ impl ActiveLimit {
     fn hold(&self, key: &[u8]) -> Handle {
         let limit = self.state.clone();
         // Keys of an exact limit are in the store.
-        let place = if self.is_decided_by_store() {
-            OVERFLOW
-        } else {
-            limit.buckets.pin(key, limit.first_credit())
-        };
+        let is_here = !self.is_decided_by_store();
+        let place = if is_here { limit.buckets.pin(key, limit.first_credit()) } else { OVERFLOW };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key }
     }

@@ -137,11 +137,7 @@ fn comparison_that_cannot_be_made_names_both_sides() {
             2,
             "'9' for '--burst': does not fit --algorithm fixed-window",
         ),
-        (
-            format!("--quota 5/s --queue 1s {of} good.csv"),
-            2,
-            "does not fit --algorithm token-bucket",
-        ),
+        (format!("--quota 5/s --queue 1s {of} good.csv"), 2, "not fit --algorithm token-bucket"),
         (
             format!("--quota 5/50ms --algorithm sliding-log {of} good.csv"),
             2,

@@ -1,5 +1,6 @@
 //! Limits of which the store decides each request: the interface, outages, and a real Redis.
 #![cfg(all(feature = "testing", feature = "redis"))]
+#![allow(clippy::disallowed_methods, reason = "servers are real, and so is time")]
 
 mod parts;
 
@@ -331,7 +332,7 @@ async fn slots_ahead_are_waited_for_and_those_beyond_the_queue_denied_at_once() 
     assert!(waited.until_ready("c", Duration::ZERO).await.is_allowed());
     let begin = std::time::Instant::now();
     assert!(waited.until_ready("c", Duration::from_secs(9)).await.is_allowed());
-    assert!(begin.elapsed() >= PAUSE - Duration::from_millis(20), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= Duration::from_millis(140), "{:?}", begin.elapsed());
 }
 
 /// What a user needs for limits of any kind but sliding logs, and for those.
