@@ -12,69 +12,73 @@
 -- List       An element has 2 numbers: when something was spent, and all that was spent by then. The first one is from
 --            before the period, so what was spent within it is the difference between two elements; it is empty if nothing
 --            was.
--- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
+-- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
 -- Expiry     when all tokens have returned
 -- Writes     only if tokens are spent, or if the clock went back by more than a period
--- Cost       O(elements that have gone out of the period since something was spent last); a denied request also reads
---            elements of the period, until they have enough tokens. Calls: TIME, LINDEX, an LRANGE for the first 3
---            elements and for each 64 after them; if tokens are spent PEXPIRE, RPUSH (LSET within one microsecond), and
---            LTRIM if elements have gone.
+-- Cost       O(log elements) looks, and what LTRIM takes of elements that have gone. Calls: LRANGE, LLEN, TIME, a LINDEX or
+--            more if several elements have gone or the request is denied; if tokens are spent PEXPIRE, RPUSH (LSET within
+--            one microsecond), and LTRIM if elements have gone.
 
-local FORMAT, BYTES, READ_AT_ONCE = '<dd', 2 * 8, 64
-local call, ceil, max = redis.call, math.ceil, math.max
+local FORMAT, BYTES = '<dd', 2 * 8
+local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
 local pack, unpack_numbers = struct.pack, struct.unpack
 
 local tokens, period_us, ask, cost, keep_us = unpack_numbers('<ddddd', ARGV[1])
-local last = call('LINDEX', KEYS[1], -1)
+-- Mostly no more elements are looked at than these.
+local head = call('LRANGE', KEYS[1], 0, 2)
+local count = #head < 3 and #head or call('LLEN', KEYS[1])
 local clock = call('TIME')
 local server_us = clock[1] * 1000000 + clock[2]
+local is_foreign = false
 
--- What the element says.
-local function read(element)
+-- When, and what was spent by then, of an element: from 0 on, or from the last one, -1, back.
+local function read(index)
+  local element = head[index + 1] or call('LINDEX', KEYS[1], index)
   if element == '' then return 0, 0 end
   if #element ~= BYTES then
-    error('TIDEGATE FOREIGN ' .. KEYS[1] .. ' list', 0)
+    is_foreign = true
+    return 0, 0
   end
   return unpack_numbers(FORMAT, element)
+end
+
+-- The first element from `from` on of which `is_it` is true, or else `count`: steps that double, and then halves.
+local function first(from, is_it)
+  local low, high, step = from, from, 1
+  while high < count and not is_it(read(high)) do
+    low, high, step = high + 1, high + step, 2 * step
+  end
+  high = min(high, count)
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if is_it(read(middle)) then high = middle else low = middle + 1 end
+  end
+  return low
 end
 
 -- When something was spent last, and all that was by then.
 local now, last_us, total = server_us, nil, 0
 -- What was spent before the period, how many elements are from before it, and when the oldest tokens in it were spent.
 local base, gone, oldest_us = 0, 0, nil
-
--- Reads elements, the oldest first, until `visit` returns true or there are no more: mostly the first few are enough.
-local function each_element(from, visit)
-  local count = 3
-  repeat
-    local elements = call('LRANGE', KEYS[1], from, from + count - 1)
-    for index = 1, #elements do
-      if visit(read(elements[index])) then return end
-    end
-    local is_end = #elements < count
-    from, count = from + count, READ_AT_ONCE
-  until is_end
-end
-
-if last then
-  last_us, total = read(last)
+if count > 0 then
+  last_us, total = read(-1)
   local ahead_us = last_us - now
   local newest_us = ahead_us > period_us and last_us or max(now, last_us)
-  each_element(0, function(at_us, spent)
-    -- The first element stands for all before it, also if the limit's period has become longer since.
-    if gone > 0 and at_us > newest_us - period_us then
-      oldest_us = at_us
-      return true
-    end
-    base, gone = spent, gone + 1
-  end)
+  -- The first element stands for all before it, also if the limit's period has become longer since.
+  gone = first(1, function(at_us) return at_us > newest_us - period_us end)
+  local _
+  _, base = read(gone - 1)
+  if gone < count then oldest_us = read(gone) end
+  if is_foreign then
+    return redis.error_reply('TIDEGATE FOREIGN (key) list')
+  end
   if ahead_us > period_us then
     -- The clock went back: what was spent counts as if it had been spent now.
     call('PEXPIRE', KEYS[1], ceil((period_us + keep_us) / 1000))
     call('LTRIM', KEYS[1], -2, -1)
     call('LSET', KEYS[1], 0, pack(FORMAT, 0, base))
     call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
-    last_us, gone, oldest_us = now, 1, now
+    head, count, gone, last_us, oldest_us = {}, 2, 1, now, now
   else
     now = newest_us
   end
@@ -84,10 +88,8 @@ local spent, retry_us = total - base, 0
 local is_allowed = spent + ask <= tokens
 if not is_allowed then
   local enough = total + ask - tokens
-  each_element(gone, function(at_us, spent_by_then)
-    retry_us = at_us + period_us - now
-    return spent_by_then >= enough
-  end)
+  local at_us = read(first(gone, function(_, spent_by_then) return spent_by_then >= enough end))
+  retry_us = at_us + period_us - now
 elseif cost > 0 then
   total, spent, oldest_us = total + cost, spent + cost, oldest_us or now
   local keep_ms = ceil((now + period_us - server_us + keep_us) / 1000)

@@ -13,9 +13,9 @@
 --            since 1970; ahead_us, ahead_part: how far ahead the key is now
 -- Record     'T1' and 6 numbers: free_us, free_part: when the key is as if it had never been used; when it was
 --            allowed something last; rate, token and burst at that time
--- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
+-- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
 -- Expiry     when the key is as if it had never been used
--- Writes     only if tokens are spent, or if the clock went back by more than clock_us
+-- Writes     only if tokens are spent, if the rule has changed, or if the clock went back by more than clock_us
 -- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
 --
 -- A span of time is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
@@ -33,7 +33,7 @@ local server_us = clock[1] * 1000000 + clock[2]
 local now, free_us, free_part, is_written = server_us, 0, 0, false
 if record then
   if #record ~= BYTES or record:sub(1, 2) ~= MAGIC then
-    return redis.error_reply('TIDEGATE FOREIGN ' .. KEYS[1] .. ' string')
+    return redis.error_reply('TIDEGATE FOREIGN (key) string')
   end
   local _, stamp, old_rate, old_token, old_burst
   _, free_us, free_part, stamp, old_rate, old_token, old_burst = struct.unpack(FORMAT, record)
@@ -51,6 +51,8 @@ if record then
       local left = min(max(old_burst - missing, 0), burst)
       free_us, free_part = now + ceil((burst - left) * token / rate), 0
     end
+    -- What flows in from now on does so by the new rule, also if this request is denied.
+    is_written = true
   end
 end
 if free_us < now then free_us, free_part = now, 0 end

@@ -11,7 +11,7 @@
 --            since 1970; what was spent in the window of that time by then, and in the one before
 -- Record     'W1' and 4 numbers: when the key was allowed something last; what was spent in that window, and in the one
 --            before; the period
--- Errors     TIDEGATE FOREIGN <key> <type>  the key holds another program's value
+-- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
 -- Expiry     when nothing counts any more: at the window's end, or the next one's if windows slide
 -- Writes     only if tokens are spent, or if the clock went back by more than a period
 -- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
@@ -29,24 +29,26 @@ local server_us = clock[1] * 1000000 + clock[2]
 local now, current, previous, is_written = server_us, 0, 0, false
 if record then
   if #record ~= BYTES or record:sub(1, 2) ~= MAGIC then
-    return redis.error_reply('TIDEGATE FOREIGN ' .. KEYS[1] .. ' string')
+    return redis.error_reply('TIDEGATE FOREIGN (key) string')
   end
   local _, stamp, old_period_us
   _, stamp, current, previous, old_period_us = struct.unpack(FORMAT, record)
   if stamp - now > period_us then
     -- The clock went back: what was spent counts as if it had been spent now.
     is_written = true
-  else
+  end
+  if old_period_us ~= period_us then
+    -- As if the new period had been there when something was spent last.
+    current, previous = min(current, tokens), min(previous, tokens)
+  end
+  if not is_written then
     now = max(now, stamp)
-    local passed = floor(now / old_period_us) - floor(stamp / old_period_us)
+    local passed = floor(now / period_us) - floor(stamp / period_us)
     if passed == 1 then
       current, previous = 0, current
     elseif passed > 1 then
       current, previous = 0, 0
     end
-  end
-  if old_period_us ~= period_us then
-    current, previous = min(current, tokens), min(previous, tokens)
   end
 end
 

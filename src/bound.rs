@@ -78,9 +78,15 @@ pub struct Incidents {
 /// assert!(bound(&limit, 20, &death) > quiet);
 /// ```
 pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {
-    let Ok(terms) = limit.validate() else { return f64::INFINITY };
+    let terms = match limit.mode {
+        Mode::Hybrid => limit.validate_hybrid(),
+        Mode::Local => limit.validate_local(),
+        Mode::Exact => limit.validate_exact(nodes),
+    };
+    let Ok(terms) = terms else { return f64::INFINITY };
     let quota = limit.quota();
     let basis = Basis {
+        mode: limit.mode,
         rate: quota.tokens_per_second(),
         burst: quota.burst_tokens() as f64,
         lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
@@ -94,10 +100,11 @@ pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {
 pub(crate) fn bound_of(terms: &Terms, nodes: u32, incidents: &Incidents) -> f64 {
     let unit = terms.scale.token as f64;
     let basis = Basis {
+        mode: terms.mode,
         rate: terms.scale.rate as f64 * 1e6 / unit,
         burst: terms.scale.burst as f64 / unit,
         lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
-        credit: if terms.mode == Mode::Hybrid { terms.credit_rule } else { CreditRule::fixed(0) },
+        credit: terms.credit_rule,
         outage: terms.outage,
     };
     basis.bound(nodes, incidents)
@@ -117,6 +124,7 @@ pub struct Excess {
 
 /// What of a limit the bound depends on.
 struct Basis {
+    mode: Mode,
     /// Tokens per second.
     rate: f64,
     /// Tokens.
@@ -129,6 +137,26 @@ struct Basis {
 
 impl Basis {
     fn bound(&self, nodes: u32, incidents: &Incidents) -> f64 {
+        match self.mode {
+            Mode::Hybrid => self.bound_of_leases(nodes, incidents),
+            Mode::Local => 0.0,
+            Mode::Exact => self.bound_of_exact(incidents),
+        }
+    }
+
+    /// What the store forgot may be spent again, and so may what policies admitted, for as long as an outage lasts.
+    fn bound_of_exact(&self, incidents: &Incidents) -> f64 {
+        let outages = incidents.outages + incidents.nodes_cut_off;
+        if outages > 0 && self.outage != OutagePolicy::Closed {
+            return f64::INFINITY;
+        }
+        let forgotten = incidents.losses_of_memory + incidents.lost_records;
+        let jumped =
+            incidents.store_jumps_s.iter().map(|jump_s| (self.rate * jump_s).min(self.burst));
+        f64::from(forgotten) * self.burst + jumped.sum::<f64>()
+    }
+
+    fn bound_of_leases(&self, nodes: u32, incidents: &Incidents) -> f64 {
         let Self { rate, burst, lease_s, .. } = *self;
         let n = f64::from(nodes.max(1));
         let (all, one) = self.credit_given(nodes.max(1), incidents);

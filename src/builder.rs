@@ -227,13 +227,15 @@ impl Builder {
     fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
         let is_alone = self.store.is_none() || limit.mode == Mode::Local;
         let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
-        let uncounted = if is_memory { 1 } else { DEFAULT_MAX_NODES };
-        let uncounted = self.max_nodes.unwrap_or(uncounted);
+        let uncounted = self.max_nodes.unwrap_or(if is_memory { 1 } else { DEFAULT_MAX_NODES });
         let mut terms = match limit.mode {
-            _ if is_alone => limit.validate_local()?,
             Mode::Exact => limit.validate_exact(uncounted)?,
+            _ if is_alone => limit.validate_local()?,
             Mode::Local | Mode::Hybrid => limit.validate_hybrid()?,
         };
+        if is_alone {
+            (terms.mode, terms.share) = (Mode::Local, None);
+        }
         if let Some(nodes) = self.max_nodes {
             limit.validate_credit(&terms, nodes)?;
         }

@@ -274,7 +274,8 @@ impl Driver {
                 Query::Sure(query) => query,
                 Query::Exact(query) => {
                     if let Some(store) = &self.store {
-                        asked.exact.begin(query, store, &self.node.time);
+                        let change = asked.exact.begin(query, store, &self.node.time);
+                        self.publish_outage(change);
                     }
                     continue;
                 }
@@ -384,11 +385,14 @@ impl Driver {
         }
     }
 
-    /// A call for a decision of an exact limit ended. Tells what changes.
+    /// A call for a decision of an exact limit ended.
     fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
-        let timeout = self.store.as_ref().map_or(Duration::ZERO, |store| store.timeout());
-        let changed = calls.ended(outcome, timeout, &self.node.time);
-        let Some((limit, change)) = changed else { return };
+        self.publish_outage(calls.ended(outcome, self.now()));
+    }
+
+    /// Tells what changes for an exact limit.
+    fn publish_outage(&self, change: Option<(u32, OutageChange)>) {
+        let Some((limit, change)) = change else { return };
         let LimitState { name, terms, .. } = &*self.node.limits[limit as usize];
         let limit = name.clone();
         self.publish(&match change {

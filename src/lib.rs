@@ -48,7 +48,7 @@
 //!
 //! # Guarantees
 //!
-//! Decisions never wait; every token spent is charged once; nodes that die take no more than their
+//! `check` never waits; every token spent is charged once; nodes that die take no more than their
 //! leases with them. docs/PROMISES.md lists each promise with the test that proves it;
 //! docs/ARCHITECTURE.md tells how.
 //!

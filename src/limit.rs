@@ -181,8 +181,8 @@ impl Limit {
     ///
     /// The cluster admits what the algorithm's definition says, and each decision takes a round trip. If the store does not
     /// answer within [`max_wait`](Self::max_wait), the [outage policy](Self::outage) decides, and
-    /// [`Decision::is_sure`](crate::Decision::is_sure) is false. Until the store answers again, one caller in each of its
-    /// timeouts waits; the others are decided at once. A node's share is one of
+    /// [`Decision::is_sure`](crate::Decision::is_sure) is false. Until the store answers again, a caller waits now and then
+    /// (once in four times as long); the others are decided at once. A node's share is one of
     /// [`Builder::max_nodes`](crate::Builder::max_nodes) parts of the limit, a token at least; a cost above it is denied.
     /// Requests admitted in an outage are not charged later, so each outage can admit as much again. A request whose reply
     /// was lost may have been charged. A store that loses its memory gives each key its full limit.
@@ -370,9 +370,10 @@ impl Limit {
     /// The numbers of the limit where this node keeps it alone.
     pub(crate) fn validate_local(&self) -> Result<Terms, ConfigError> {
         let key_rule = Some(self.rule.key_rule(&self.name)?);
-        // There are no leases.
+        // Leases have no part in it: it is for reports.
         let burst = self.quota().burst_tokens() as i64;
-        let terms = self.terms(Scale { rate: 1, token: 1, burst })?;
+        let scale = self.quota().local_scale(&self.name);
+        let terms = self.terms(scale.unwrap_or(Scale { rate: 1, token: 1, burst }))?;
         Ok(Terms { key_rule, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
     }
 

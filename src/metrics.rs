@@ -210,6 +210,7 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::RecordLost { limit } => counter!(LOST_RECORDS, labels(limit)).increment(1),
         Event::OutagePolicyBegan { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::OutagePolicyEnded { limit } => gauge!(ON_POLICY, labels(limit)).set(0.0),
+        Event::NotDecided { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::NoCredit { .. }
         | Event::StoreUp { .. }
         // Recorded above.
@@ -218,7 +219,6 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         | Event::MemoryLost { .. }
         | Event::StoreClockJumped { .. }
         | Event::ForeignKey { .. }
-        | Event::NotDecided { .. }
         | Event::Evicted { .. }
         | Event::ClockStalled { .. }
         | Event::StoreDown { .. } => {}

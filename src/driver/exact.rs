@@ -12,7 +12,7 @@ use crate::error::StoreError;
 use crate::store::Store;
 use crate::store::exact::{ExactReply, ExactRequest};
 use crate::sync::{ExactOutage, OutageChange};
-use crate::time::micros;
+use crate::time::Timestamp;
 
 /// The most calls under way: beyond them the outage policy decides.
 const CALLS_MAX: usize = 10_000;
@@ -35,19 +35,28 @@ pub(super) type Outcome = Result<(Id, Result<(), StoreError>), JoinError>;
 #[derive(Debug, Default)]
 pub(super) struct ExactCalls {
     calls: JoinSet<Result<(), StoreError>>,
-    /// The limit of each.
-    limits: HashMap<Id, u32>,
+    /// The limit of each, and when it began.
+    begun: HashMap<Id, (u32, Timestamp)>,
     outages: HashMap<u32, ExactOutage>,
 }
 
 impl ExactCalls {
-    pub(super) fn begin(&mut self, query: ExactQuery, store: &Arc<dyn Store>, time: &TimeSource) {
+    /// Begins a call, if there is anything to gain by it. Returns what changes for the limit.
+    pub(super) fn begin(
+        &mut self,
+        query: ExactQuery,
+        store: &Arc<dyn Store>,
+        time: &TimeSource,
+    ) -> Option<(u32, OutageChange)> {
         let ExactQuery { limit, request, max_wait_us, done } = query;
-        let (now, timeout_us) = (time.now(), micros(store.timeout()));
+        let now = time.now();
         let outage = self.outages.entry(limit).or_default();
-        let has_room = self.calls.len() < CALLS_MAX;
-        if done.is_closed() || !has_room || !outage.may_call(now, timeout_us) {
-            return;
+        if done.is_closed() || !outage.may_call(now, max_wait_us) {
+            return None;
+        }
+        if self.begun.len() >= CALLS_MAX {
+            let error = StoreError::Server(format!("{CALLS_MAX} decisions are under way"));
+            return outage.refused(error, now).map(|change| (limit, change));
         }
         let (store, time) = (store.clone(), time.clone());
         let call = self.calls.spawn(async move {
@@ -62,7 +71,8 @@ impl ExactCalls {
             let _ = done.send(reply);
             Ok(())
         });
-        self.limits.insert(call.id(), limit);
+        self.begun.insert(call.id(), (limit, now));
+        None
     }
 
     /// Whether nothing is under way.
@@ -79,15 +89,14 @@ impl ExactCalls {
     pub(super) fn ended(
         &mut self,
         outcome: Outcome,
-        timeout: Duration,
-        time: &TimeSource,
+        now: Timestamp,
     ) -> Option<(u32, OutageChange)> {
         let (call, outcome) = match outcome {
             Ok(ended) => ended,
             Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
         };
-        let limit = self.limits.remove(&call)?;
+        let (limit, began) = self.begun.remove(&call)?;
         let outage = self.outages.entry(limit).or_default();
-        Some((limit, outage.ended(outcome, time.now(), micros(timeout))?))
+        Some((limit, outage.ended(outcome, began, now)?))
     }
 }

@@ -160,24 +160,26 @@ impl ActiveLimit {
     /// The store's decision, or that of the outage policy.
     pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let (info, terms) = (self.state.info, &self.state.terms);
-        let Some(rule) = &info.key_rule else { return self.by_outage_policy(key, cost) };
         let slot_within_us = if self.takes_slots_ahead() { slot_within_us } else { 0 };
+        let by_outage_policy = || self.by_outage_policy(key, cost, slot_within_us);
+        let Some(rule) = &info.key_rule else { return by_outage_policy() };
         let request = ExactRequest { limit: info, rule, key: key.into(), cost, slot_within_us };
         let (done, answer) = oneshot::channel();
         let (limit, max_wait_us) = (self.state.index, terms.max_wait_us);
         let query = ExactQuery { limit, request, max_wait_us, done };
         let is_sent = self.shared.queries.send(Query::Exact(query)).is_ok();
         let answer = if is_sent { answer.await.ok() } else { None };
-        let Some(answer) = answer else { return self.by_outage_policy(key, cost) };
+        let Some(answer) = answer else { return by_outage_policy() };
         self.state.buckets.count(answer.is_allowed, cost);
         let now = Timestamp::from_micros(answer.at_us);
         self.decision(answer.is_allowed, true, Source::Store(answer.standing), cost, now)
     }
 
-    fn by_outage_policy(&self, key: &[u8], cost: u32) -> Decision {
+    fn by_outage_policy(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let policy = self.state.terms.outage;
         let is_share = policy == OutagePolicy::Share;
-        let mut decision = self.decide(Target::key(key), if is_share { cost } else { 0 });
+        let cost_here = if is_share { cost } else { 0 };
+        let mut decision = self.decide_within(Target::key(key), cost_here, slot_within_us);
         if !is_share {
             decision.allowed = policy == OutagePolicy::Open;
             self.state.buckets.count(decision.allowed, cost);

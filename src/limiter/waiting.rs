@@ -134,6 +134,8 @@ impl ActiveLimit {
     /// If [`Limit::max_waiting`](crate::Limit::max_waiting) callers of the limit wait already, the request does not wait
     /// for tokens.
     ///
+    /// On an exact limit it may take [`Limit::max_wait`](crate::Limit::max_wait) longer than `within`.
+    ///
     /// Cost: two short locks of the limit's table and two allocations a call; a wait is a message to the limiter's task,
     /// and ends up to some 2 ms late.
     ///
@@ -241,7 +243,11 @@ impl ActiveLimit {
         loop {
             let decision = self.decide_or_ask(Target::key(key), cost).await;
             let left_us = deadline.micros_since(self.now());
-            let wait = decision.retry_after();
+            let mut wait = decision.retry_after();
+            if self.is_decided_by_store() && !decision.is_sure() {
+                // Sooner, the store is not asked again.
+                wait = wait.max(Duration::from_micros(self.state.terms.max_wait_us));
+            }
             let is_over = decision.is_allowed() || micros(wait) > left_us;
             if is_over || !self.sleep(wait).await {
                 return decision;

@@ -186,6 +186,76 @@ fn plan_that_flaps_adds_nothing() {
     }
 }
 
+/// A denied request converted the bucket, and forgot that it had: it refilled by the old plan until something was allowed.
+#[test]
+fn bucket_refills_by_the_new_plan_from_the_first_request_on() {
+    let key = || -> Arc<[u8]> { b"key"[..].into() };
+    let (slow, quick) = (limit(Quota::per_hour(1)), limit(Quota::per_second(100)));
+    let mut pair = Pair::new(slow.1);
+    let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
+        pair.ask(&ExactRequest { limit, rule, key: key(), cost, slot_within_us: 0 }, now)
+    };
+    assert!(ask(slow, 1, BEGIN_US));
+    assert!(!ask(quick, 1, BEGIN_US + 1), "nothing was left");
+    assert!(!ask(quick, 1, BEGIN_US + 9_000) && ask(quick, 1, BEGIN_US + 10_002));
+    let low = limit(Quota::per_hour(1).burst(100));
+    let later = BEGIN_US + 3_600_000_000;
+    assert!(ask(quick, 100, later));
+    assert!(!ask(low, 1, later + 1));
+    let allowed = (1..=3000).filter(|second| ask(low, 100, later + second * 1_000_000)).count();
+    assert_eq!(allowed, 0, "a hundred tokens take a hundred hours");
+}
+
+/// It was counted in hours until something was allowed.
+#[test]
+fn window_of_another_length_counts_what_was_spent_in_its_own_windows() {
+    let rules: [[Rule; 2]; 2] = [
+        [FixedWindow::per_hour(1000).into(), FixedWindow::per_second(10).into()],
+        [SlidingWindow::per_hour(1000).into(), SlidingWindow::per_second(10).into()],
+    ];
+    for plans in rules {
+        let [hour, second] = plans.map(limit);
+        let mut pair = Pair::new(hour.1);
+        let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
+            let key = b"key"[..].into();
+            pair.ask(&ExactRequest { limit, rule, key, cost, slot_within_us: 0 }, now)
+        };
+        assert!(ask(hour, 1000, BEGIN_US));
+        assert!(!ask(second, 1, BEGIN_US + 1), "the second of the requests is full");
+        assert!(ask(second, 1, BEGIN_US + 2_000_000), "and two seconds later nothing counts");
+        assert!(!ask(second, 10, BEGIN_US + 2_000_001));
+    }
+}
+
+/// It read all elements, 51 ms for 100,000.
+#[test]
+fn long_log_is_searched_in_few_looks() {
+    let (limit, rule) = limit(SlidingLog::per_hour(50_000));
+    let mut pair = Pair::new(rule);
+    let fill =
+        "for i = 1, 40000 do redis.call('RPUSH', KEYS[1], struct.pack('<dd', ARGV[1] + i, i)) end";
+    let key: Arc<[u8]> = b"key"[..].into();
+    let name = format!("{}:{key:?}", limit.rule.algorithm());
+    let (): () = Script::new(fill).key(name).arg(BEGIN_US).invoke(&mut pair.connection).unwrap();
+    let halfway = BEGIN_US + 3_600_000_000 + 20_000;
+    for (cost, now) in [(50_000, BEGIN_US + 50_000), (40_000, halfway), (0, halfway), (1, halfway)]
+    {
+        let (): () = redis::cmd("CONFIG").arg("RESETSTAT").query(&mut pair.connection).unwrap();
+        let request = ExactRequest { limit, rule, key: key.clone(), cost, slot_within_us: 0 };
+        let mut call = pair.script.prepare_invoke();
+        call.key(format!("{}:{key:?}", limit.rule.algorithm()));
+        call.arg(request.bytes(KEEP_BY_GIVEN_TIME_US)).arg(now);
+        let reply: Vec<u8> = call.invoke(&mut pair.connection).unwrap();
+        let reply = request.decode(&reply).unwrap();
+        let stats: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut pair.connection).unwrap();
+        let calls = stats.split("cmdstat_lindex:calls=").nth(1).unwrap();
+        let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();
+        assert!(calls <= 70, "{calls} looks for {cost} tokens: {reply:?}");
+        assert_eq!(reply.is_allowed, cost <= 1);
+    }
+}
+
 #[test]
 fn malformed_reply_is_an_error_with_field_and_value() {
     let rules: [(Rule, usize); 3] = [

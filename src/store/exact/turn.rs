@@ -86,6 +86,7 @@ impl Record for TurnRecord {
             }
             if free.0 >= now && known_rule != rule {
                 free = converted(free, now, known_rule, rule);
+                is_written = true;
             }
         }
         if free.0 < now {

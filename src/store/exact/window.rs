@@ -36,18 +36,19 @@ impl Record for WindowRecord {
         let (mut now, mut current, mut previous, mut is_written) = (time_us, 0, 0, false);
         if let Some(known) = *record {
             (current, previous) = (known.current, known.previous);
+            if known.period_us != period_us {
+                // As if the new period had been there when something was spent last.
+                (current, previous) = (current.min(tokens), previous.min(tokens));
+            }
             if known.stamp_us.saturating_sub(now) > period_us {
                 is_written = true;
             } else {
                 now = now.max(known.stamp_us);
-                match now / known.period_us - known.stamp_us / known.period_us {
+                match now / period_us - known.stamp_us / period_us {
                     0 => {}
                     1 => (current, previous) = (0, current),
                     _ => (current, previous) = (0, 0),
                 }
-            }
-            if known.period_us != period_us {
-                (current, previous) = (current.min(tokens), previous.min(tokens));
             }
         }
         let left_us = period_us - now % period_us;

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::{Code, RedisStore};
-use crate::algorithm::KeyRule;
+use crate::algorithm::{KeyRule, Rule};
 use crate::error::StoreError;
 use crate::store::exact::{ExactReply, ExactRequest, KEEP_US};
 
@@ -63,10 +63,18 @@ pub(super) async fn decide(
     request.decode(&reply.map_err(|error| named(error, &keys[0]))?)
 }
 
-/// `tg2:{<namespace>/<algorithm>:<limit>:<key>}`. Redis Cluster spreads these keys over all slots.
+/// `tg2:{<namespace>/<algorithm>:<limit>:<key>}`, with the initials of the algorithm's name: names are in memory too. Redis
+/// Cluster spreads these keys over all slots.
 fn key(store: &RedisStore, request: &ExactRequest) -> Vec<u8> {
     let ExactRequest { limit, key, .. } = request;
-    let (algorithm, name) = (limit.rule.algorithm(), &limit.name);
+    let name = &limit.name;
+    let algorithm = match limit.rule {
+        Rule::TokenBucket(_) => "tb",
+        Rule::LeakyBucket(_) => "lb",
+        Rule::FixedWindow(_) => "fw",
+        Rule::SlidingWindow(_) => "sw",
+        Rule::SlidingLog(_) => "sl",
+    };
     let mut whole = format!("tg2:{{{}/{algorithm}:{name}:", store.namespace).into_bytes();
     whole.extend_from_slice(key);
     whole.push(b'}');
