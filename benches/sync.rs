@@ -24,13 +24,18 @@ mod error {
     pub(crate) use tidegate::StoreError;
 }
 
+#[path = "../src/quota/curve.rs"]
+mod curve;
 mod quota {
+    pub(crate) use super::curve::Curve;
+
     /// As in `src/quota.rs`, whose own is not public.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Scale {
         pub rate: i64,
         pub token: i64,
         pub burst: i64,
+        pub curve: Curve,
     }
 }
 

@@ -3,7 +3,9 @@
 -- The first half of the script whose keys, arguments and reply sync-v2.lua documents: the two files
 -- are sent as one, this one first.
 --
--- A record is a ledger, which is the same for every algorithm, and the level of a token bucket. The level
+-- A record is a ledger, which is the same for every algorithm, and the level of its curve: how it rises while
+-- nobody spends. A token bucket's rises at the rate. A fixed window's is full again at the end of each window;
+-- a sliding window's rises as what was charged in the window before counts less. The level
 -- still has what is outstanding: what nodes hold, or have spent and not reported. Beside it stands what can
 -- be leased, which may always rise to the level less what is outstanding, within the burst less the depths
 -- leased out.
@@ -24,6 +26,9 @@ local call = redis.call
 -- A function that is made costs a call more than most that it does, and so does each variable of the
 -- script that a function uses. So there are two functions for a batch: all that seldom happens stands in
 -- one that is run when it does, and numbers with a name stand in the function that uses them.
+
+-- Curves, as quotas have them.
+local FIXED_WINDOW, SLIDING_WINDOW = 2, 3
 
 -- Numbers that are needed as strings are written as such: Lua takes a microsecond to print one.
 local MAGIC = 'T2'
@@ -78,9 +83,39 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return level, max(unleased + out, -2^52)
   end
 
+  -- Units that count at `at_us` of those that were charged in the window before: of whole tokens, whole ones.
+  local function counted(previous, token, window_us, at_us)
+    local left_us, tokens = window_us - at_us % window_us, floor(previous / token)
+    local product = tokens * left_us
+    -- Where the product is no whole number, a token more or less does not matter.
+    if product <= 2^53 then
+      product = product / window_us
+    else
+      product = tokens * (left_us / window_us)
+    end
+    return min(floor(product) * token, 2^53)
+  end
+
+  -- The level at `until_us` of windows, and what was charged in the window before.
+  local function pass_windows(curve, token, burst, window_us, from_us, until_us, level, previous)
+    local passed = floor(until_us / window_us) - floor(from_us / window_us)
+    if curve == FIXED_WINDOW then
+      if passed > 0 then level = min(level + burst * passed, burst) end
+      return level, previous
+    end
+    local current = max(burst - level - counted(previous, token, window_us, from_us), 0)
+    if passed == 1 then
+      current, previous = 0, current
+    elseif passed > 1 then
+      current, previous = 0, 0
+    end
+    return max(burst - current - counted(previous, token, window_us, until_us), -2^52), previous
+  end
+
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
-  local function pass_time(is_claimed, rate, token, burst, epoch_us, stamp_us, level, unleased,
+  local function pass_time(is_claimed, curve, previous, rate, token, burst, epoch_us, stamp_us, level, unleased,
       after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+    local is_windows, window_us = curve >= FIXED_WINDOW, max(floor(burst / rate), 1)
     if stamp_us > now_us + floor(burst / rate) + 1 then
       -- The lane's time was lost with the lane.
       level, unleased = end_lease(level, unleased, out0)
@@ -113,7 +148,11 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
         end
         if free > 0 then unleased = unleased + free * passed_us end
         unleased = min(unleased, max(burst - depth * token, 0))
-        level = min(level + rate * passed_us, burst)
+        if is_windows then
+          level, previous = pass_windows(curve, token, burst, window_us, at_us, ends_us, level, previous)
+        else
+          level = min(level + rate * passed_us, burst)
+        end
         at_us = ends_us
       end
     end
@@ -127,13 +166,14 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       leased0, leased1, depth0, depth1 = 0, leased0, 0, depth0
       out0, out1, demand0, demand1 = 0, out0, 0, demand0
     end
+    if is_windows then unleased = level - out0 - out1 end
     if stamp_us < lost_us and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
       -- The record is of an older state, and no node knows what was spent since.
       unleased = min(unleased, rate * (now_us - lost_us), burst)
       level = max(min(level, unleased + out0 + out1), -2^52)
     end
     if stamp_us < silent_until_us then after_silence = unleased end
-    return until_us, level, unleased, after_silence,
+    return previous, until_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
 
@@ -146,8 +186,12 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
-  local function adopt(ratio, burst, stamp_us, level, unleased, after_silence,
+  local function adopt(ratio, old, new, previous, stamp_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+    local old_rate, old_token, old_burst, old_curve = old[1], old[2], old[3], old[4]
+    local rate, token, burst, curve = new[1], new[2], new[3], new[4]
+    local old_window_us, window_us = max(floor(old_burst / old_rate), 1), max(floor(burst / rate), 1)
+    local current = max(old_burst - level - counted(previous, old_token, old_window_us, stamp_us), 0)
     level = max(min(floor(level * ratio), burst), -2^52)
     unleased = max(min(floor(unleased * ratio), burst), -2^52)
     after_silence = max(min(floor(after_silence * ratio), burst), -2^52)
@@ -155,7 +199,19 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     out0 = max(min(ceil(out0 * ratio), 2^52), -2^52)
     out1 = max(min(ceil(out1 * ratio), 2^52), -2^52)
     demand0, demand1 = min(ceil(demand0 * ratio), 2^52), min(ceil(demand1 * ratio), 2^52)
-    return stamp_us, level, unleased, after_silence,
+    local before = max(min(ceil(previous * ratio), 2^52), -2^52)
+    previous = 0
+    if curve >= FIXED_WINDOW then
+      if old_curve == curve then
+        -- A window's plan tells how much may be spent in it.
+        current = max(min(ceil(current * ratio), 2^52), -2^52)
+        if old_window_us ~= window_us then current, before = min(current, burst), min(before, burst) end
+        if curve == SLIDING_WINDOW then previous = before end
+        level = max(burst - current - counted(previous, token, window_us, stamp_us), -2^52)
+      end
+      unleased = level - out0 - out1
+    end
+    return previous, stamp_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
 
@@ -191,14 +247,16 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
   local CREDIT_TOKENS, DEBT_US, REPAY_US, REPAY_LEAST_PART = 15, 1000000, 100000, 16
   -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
-  -- length of an epoch, and algorithm.
+  -- length of an epoch, and curve.
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
+  local FIXED_WINDOW, SLIDING_WINDOW = FIXED_WINDOW, SLIDING_WINDOW
   local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<ddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
   local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
-  local TROUBLE_FORMAT, TROUBLE_BYTES = '<dddd', 4 * 8
+  -- Behind that stands, if windows slide, what was charged in the window before.
+  local TROUBLE_FORMAT, TROUBLE_BYTES, SLIDING_BYTES = '<dddd', 4 * 8, 5 * 8
   -- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
   -- QUOTA_BYTES + 6 * 8.
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
@@ -217,16 +275,17 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local quotas = {}
   for number = 1, quota_count do
     local bytes = batch:sub(at, at + QUOTA_BYTES - 1)
-    local rate, token, burst, version, epoch_us, algorithm =
+    local rate, token, burst, version, epoch_us, curve =
       unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
     local most = max(rate * DEBT_US, token, burst, version, 4 * epoch_us)
-    local is_quota = bytes:sub(1, #MAGIC) == MAGIC and algorithm == TOKEN_BUCKET and version >= 0
+    local is_curve = curve == TOKEN_BUCKET or curve == FIXED_WINDOW or curve == SLIDING_WINDOW
+    local is_quota = bytes:sub(1, #MAGIC) == MAGIC and is_curve and version >= 0
       and min(rate, token, burst, epoch_us) >= 1 and most <= 2^52 and (rate + token + burst + version + epoch_us) % 1 == 0
     if not is_quota then
       return nil
     end
     quotas[number] = { bytes, rate, token, burst, version, epoch_us,
-      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token) }
+      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token), curve }
     at = at + QUOTA_BYTES
   end
 
@@ -235,7 +294,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local records, places, seen, longest_ms = {}, {}, {}, 0
 
   local terms, quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level,
-    high_level, capacity, epoch_now, flowing_from_us
+    high_level, capacity, curve, epoch_now, flowing_from_us
   -- Not those of a quota that is not there.
   terms = false
 
@@ -263,9 +322,11 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         return nil
       end
       quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level, high_level,
-        capacity = unpack(terms)
+        capacity, curve = unpack(terms)
       epoch_now = floor(now_us / wanted_epoch_us)
       flowing_from_us = max(epoch_now * wanted_epoch_us, silent_until_us, lost_us)
+      -- Only a token bucket's level rises evenly.
+      if curve ~= TOKEN_BUCKET then flowing_from_us = 2^53 end
     end
     local rate_before = held_rate + back_rate
 
@@ -287,7 +348,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         or rare.first_record(quota, rate, burst, is_known and not restoring, restoring and has_claim)
     end
     local length = #record
-    if length ~= BUCKET_BYTES and length ~= BUCKET_BYTES + TROUBLE_BYTES then
+    if length ~= BUCKET_BYTES and length ~= BUCKET_BYTES + TROUBLE_BYTES
+      and length ~= BUCKET_BYTES + SLIDING_BYTES then
       -- The rest is computed for nothing, and thrown away.
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
@@ -297,10 +359,13 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local own, until_ms, birth_us, leased1, depth1, out1, demand1,
       stamp_us, level, unleased, charged, leased0, depth0, out0, demand0 =
       unpack_numbers(BUCKET_FORMAT, record)
-    local written_off, recovering_until_us, heard, after_silence = 0, 0, 0, 0
+    local written_off, recovering_until_us, heard, after_silence, previous = 0, 0, 0, 0, 0
     if length > BUCKET_BYTES then
       written_off, recovering_until_us, heard, after_silence =
         unpack_numbers(TROUBLE_FORMAT, record, BUCKET_BYTES + 1)
+      if length == BUCKET_BYTES + SLIDING_BYTES then
+        previous = unpack_numbers('<d', record, BUCKET_BYTES + TROUBLE_BYTES + 1)
+      end
     end
     local epoch, epoch_us = epoch_now, wanted_epoch_us
 
@@ -322,30 +387,30 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if level > burst then level = burst end
       stamp_us = now_us
     else
-      local own_rate, own_token, own_burst, own_version = rate, token, burst, version
+      local own_rate, own_token, own_burst, own_version, own_curve = rate, token, burst, version, curve
       whole_changed = true
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       if own ~= quota then
-        local algorithm
-        own_rate, own_token, own_burst, own_version, epoch_us, algorithm =
+        own_rate, own_token, own_burst, own_version, epoch_us, own_curve =
           unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
-        if algorithm ~= TOKEN_BUCKET
+        if own_curve ~= TOKEN_BUCKET and own_curve ~= FIXED_WINDOW and own_curve ~= SLIDING_WINDOW
           or not rare.is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
           refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
         elseif own_version > version or own_version == version
-          and (own_rate ~= rate or own_token ~= token or own_burst ~= burst) then
+          and (own_rate ~= rate or own_token ~= token or own_burst ~= burst or own_curve ~= curve) then
           refusal = pack(GRANT_FORMAT, OTHER_QUOTA, own_version, own_rate, own_token, own_burst,
-            0, 0, 0)
+            own_curve - 1, 0, 0)
         end
       end
-      stamp_us, level, unleased, after_silence,
+      previous, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        rare.pass_time(restoring and has_claim, own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
+        rare.pass_time(restoring and has_claim, own_curve, previous, own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       if own_version < version then
-        stamp_us, level, unleased, after_silence,
+        previous, stamp_us, level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-          rare.adopt(token / own_token, burst, stamp_us, level, unleased, after_silence,
+          rare.adopt(token / own_token, { own_rate, own_token, own_burst, own_curve }, { rate, token, burst, curve },
+            previous, stamp_us, level, unleased, after_silence,
             leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       end
       if leased0 + leased1 == 0 and depth0 + depth1 == 0 and out0 == 0 and out1 == 0
@@ -355,7 +420,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       epoch = floor(stamp_us / epoch_us)
       own = quota
       if epoch_us ~= wanted_epoch_us then
-        own = MAGIC .. pack(QUOTA_FORMAT, rate, token, burst, version, epoch_us, TOKEN_BUCKET)
+        own = MAGIC .. pack(QUOTA_FORMAT, rate, token, burst, version, epoch_us, curve)
       end
     end
 
@@ -469,6 +534,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local found_level, cap = level - out0 - out1, burst - depths * token
     if unleased < found_level then unleased = found_level end
     if cap < 0 then cap = 0 end
+    -- Leases of windows have no refill, so their depth is no room.
+    if curve ~= TOKEN_BUCKET then cap = burst end
     if unleased > cap then unleased = cap end
     if restoring then
       -- What was charged in a life that is lost too is not in the level, but was in a depth. What is
@@ -482,6 +549,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         -- Below -2^53 doubles skip integers, so the model and this count from there.
         written_off, whole_changed = min(written_off + (lowest - max(unleased, -2^53)), 2^53), true
         unleased = lowest
+        if curve ~= TOKEN_BUCKET then level = lowest + out0 + out1 end
       end
     end
 
@@ -519,7 +587,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     -- store would like back.
     local leased, depth, added, recall = leased0 + leased1, tokens, 0, held_rate
     local pressing = is_returning or demand > busy_demand or needed + want > 2 * tokens
-    if pressing or unleased <= high_level then
+    -- What is leased of windows is tokens only.
+    if curve == TOKEN_BUCKET and (pressing or unleased <= high_level) then
       local target = rate * share
       target = target - target % 1
       if target > want_rate then target = want_rate end
@@ -558,7 +627,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     out0 = out0 + tokens * token
     if out0 > 2^52 then out0 = 2^52 end
     -- Depth given in place of the reserve displaces it.
-    if reserved > 0 then unleased = min(unleased, max(burst - (depth0 + depth1) * token, 0)) end
+    if reserved > 0 and curve == TOKEN_BUCKET then
+      unleased = min(unleased, max(burst - (depth0 + depth1) * token, 0))
+    end
     local whole = unleased + out0 + out1
     if whole > 2^53 then whole = 2^53 elseif whole < -2^53 then whole = -2^53 end
     if not giving or reserved > 0 then
@@ -582,8 +653,15 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       -- later. Its expiry is moved only when it has come near.
       local spare_us = (until_ms - kept_from_ms) * 1000 - 2 * epoch_us
       local place = TAIL_AT
-      if spare_us < 0 or burst - unleased > spare_us * rate then
-        local fill_us = ceil((burst - unleased) / rate)
+      local missing, fill_us = burst - unleased, nil
+      local is_due = spare_us < 0 or missing > spare_us * rate
+      if curve ~= TOKEN_BUCKET then
+        -- Until the window is over that counts last.
+        fill_us = missing > 0 and (curve - 1) * max(floor(burst / rate), 1) or 0
+        is_due = spare_us < fill_us
+      end
+      if is_due then
+        fill_us = fill_us or ceil(missing / rate)
         local keep_ms = floor((fill_us + 2 * epoch_us) / 1000) + RECORD_MARGIN_MS
         longest_ms = max(longest_ms, keep_ms)
         until_ms, whole_changed, place = time_ms + keep_ms, true, keep_ms
@@ -593,9 +671,13 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if whole_changed then
         record = pack(BUCKET_FORMAT, own, until_ms, birth_us, leased1, depth1, out1, demand1,
           stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
-        if length > BUCKET_BYTES
+        if length > BUCKET_BYTES or previous ~= 0
           or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 then
           record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, heard, after_silence)
+          -- Also where another curve followed: the record does not become shorter.
+          if curve == SLIDING_WINDOW or length == BUCKET_BYTES + SLIDING_BYTES then
+            record = record .. pack('<d', previous)
+          end
         end
       else
         record = pack(TAIL_FORMAT,

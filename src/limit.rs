@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::algorithm::Rule;
 use crate::error::ConfigError;
-use crate::quota::{Quota, Scale};
+use crate::quota::{Curve, Quota, Scale};
 use crate::time::micros;
 
 mod info;
@@ -373,7 +373,8 @@ impl Limit {
         // Leases have no part in it: it is for reports.
         let burst = self.quota().burst_tokens() as i64;
         let scale = self.quota().local_scale(&self.name);
-        let terms = self.terms(scale.unwrap_or(Scale { rate: 1, token: 1, burst }))?;
+        let terms =
+            self.terms(scale.unwrap_or(Scale { rate: 1, token: 1, burst, curve: Curve::Refill }))?;
         Ok(Terms { key_rule, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
     }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use crate::error::ConfigError;
 use crate::time::micros;
 
+mod curve;
 mod text;
+
+pub(crate) use curve::Curve;
 
 /// The most tokens that a quota may grant per period, and the largest burst.
 pub const TOKENS_MAX: u64 = 1_000_000_000;
@@ -137,6 +140,19 @@ impl Quota {
             reason: "rate and burst cannot be kept together within 0.01%: choose rounder numbers",
         })
     }
+
+    /// The integer units in which levels of windows are kept.
+    pub(crate) fn window_scale(&self, limit: &str, curve: Curve) -> Result<Scale, ConfigError> {
+        self.validate(limit)?;
+        let scale = Scale::windows(self.tokens, micros(self.period), curve);
+        scale.ok_or_else(|| ConfigError::Limit {
+            limit: limit.to_owned(),
+            field: "quota.tokens",
+            value: self.tokens.to_string(),
+            reason: "tokens and period have no common unit that leases can be counted in: choose rounder numbers, or \
+                     call exact() or local()",
+        })
+    }
 }
 
 /// The most units of refill in a microsecond of a quota that one node keeps alone: it counts them from the clock's
@@ -152,8 +168,10 @@ pub(crate) struct Scale {
     pub rate: i64,
     /// Units in one token.
     pub token: i64,
-    /// Units in a full bucket.
+    /// Units in a full bucket. A window lasts as long as the rate takes for them: a whole number of microseconds.
     pub burst: i64,
+    /// How the level rises.
+    pub curve: Curve,
 }
 
 /// The largest bucket, in units.
@@ -175,7 +193,12 @@ impl Scale {
         let (kept, asked) =
             (u128::from(rate) * u128::from(period_us), u128::from(token) * u128::from(tokens));
         let (rate, token, burst) = (rate as i64, token as i64, (token * burst) as i64);
-        ((asked - kept) * 1000 <= asked).then_some(Self { rate, token, burst })
+        ((asked - kept) * 1000 <= asked).then_some(Self {
+            rate,
+            token,
+            burst,
+            curve: Curve::Refill,
+        })
     }
 
     fn new(tokens: u64, period_us: u64, burst: u64) -> Option<Self> {
@@ -199,12 +222,37 @@ impl Scale {
             rate: rate as i64,
             token: token as i64,
             burst: (token * burst) as i64,
+            curve: Curve::Refill,
         })
     }
 
-    /// Microseconds that an empty bucket takes to fill, rounded up.
+    /// The units of a quota whose tokens are given for windows; `None` if no whole window comes of them.
+    fn windows(tokens: u64, period_us: u64, curve: Curve) -> Option<Self> {
+        let scale = Self { curve, ..Self::new(tokens, period_us, tokens)? };
+        (scale.rate.checked_mul(period_us as i64) == Some(scale.burst)).then_some(scale)
+    }
+
+    /// The length of a window; of a token bucket, the time to fill, rounded down.
+    pub(crate) fn window_us(&self) -> i64 {
+        (self.burst / self.rate).max(1)
+    }
+
+    /// Microseconds until a key that spent all is as if it had never been used, rounded up.
     pub(crate) fn fill_us(&self) -> u64 {
-        (self.burst as u64).div_ceil(self.rate as u64)
+        match self.curve {
+            Curve::Refill => (self.burst as u64).div_ceil(self.rate as u64),
+            Curve::FixedWindow => self.window_us() as u64,
+            Curve::SlidingWindow => 2 * self.window_us() as u64,
+        }
+    }
+
+    /// Microseconds until a key that misses so many units is as if it had never been used, at the latest.
+    pub(crate) fn full_us(&self, missing: i64) -> u64 {
+        match self.curve {
+            Curve::Refill => self.micros_for(missing),
+            _ if missing <= 0 => 0,
+            _ => self.fill_us(),
+        }
     }
 
     /// Whole tokens in `units`, rounded down.

@@ -7,7 +7,7 @@ use crate::Contender;
 use crate::message::{
     BatchVerdict, Entry, Grant, Header, Held, Incarnation, Knowledge, Reply, Request, Times,
 };
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::server::Server;
 
 const SCRIPT: &str =
@@ -38,7 +38,12 @@ return table.concat(replies)
 const EMPTY: &str = "return ''";
 
 /// 100 tokens a second and as many in a burst, in units as `Quota` has them.
-const SCALE: Scale = Scale { rate: 1_048_576, token: 10_485_760_000, burst: 1_048_576_000_000 };
+const SCALE: Scale = Scale {
+    rate: 1_048_576,
+    token: 10_485_760_000,
+    burst: 1_048_576_000_000,
+    curve: Curve::Refill,
+};
 const EPOCH_US: i64 = 1_000_000;
 /// Tokens that each key spends between two syncs, at most.
 const SPENT: i64 = 5;

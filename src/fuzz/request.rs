@@ -3,7 +3,7 @@
 use redis::{ErrorKind, FromRedisValue, RedisError, Value};
 
 use super::{Bytes, replace};
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::store::redis::SYNC_CODE;
 use crate::sync::message::{
     Entry, Header, Held, Incarnation, Knowledge, NUMBER_MAX, Reply, Request, Times,
@@ -138,9 +138,14 @@ fn drawn(bytes: &mut Bytes<'_>, sequence: i64, incarnation: Option<Incarnation>)
 
 fn entry(bytes: &mut Bytes<'_>) -> Entry {
     let scale = match bytes.byte() % 3 {
-        0 => Scale { rate: 1, token: 1000, burst: 100_000 },
-        1 => Scale { rate: 1, token: 60_000_000, burst: 300_000_000 },
-        _ => Scale { rate: amount(bytes), token: amount(bytes), burst: amount(bytes) },
+        0 => Scale { rate: 1, token: 1000, burst: 100_000, curve: Curve::Refill },
+        1 => Scale { rate: 1, token: 60_000_000, burst: 300_000_000, curve: Curve::Refill },
+        _ => Scale {
+            rate: amount(bytes),
+            token: amount(bytes),
+            burst: amount(bytes),
+            curve: Curve::Refill,
+        },
     };
     Entry {
         limit: "a".into(),

@@ -15,7 +15,7 @@ use super::Store;
 use super::model::Model;
 use super::redis::RedisStore;
 use crate::error::StoreError;
-use crate::quota::{Quota, Scale};
+use crate::quota::{Curve, Quota, Scale};
 use crate::sync::message::{
     BatchVerdict, Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply, Request,
     Times,
@@ -41,9 +41,11 @@ const ENTRIES_TOTAL: usize = 100_000;
 const FLUSH_EVERY: usize = 1500;
 const LANES: u32 = 3;
 const NODES: usize = 4;
-const KEYS: u64 = 30;
+const KEYS: u64 = 54;
 /// Keys from here on are sent absurd numbers too, which would spoil the others for good.
-const KEYS_SANE: u64 = 24;
+const KEYS_SANE: u64 = 45;
+/// Five are token buckets.
+const LIMITS: usize = 9;
 
 /// `SplitMix64` (Steele, Lea, Flood 2014): enough for choosing test values.
 struct Random(u64);
@@ -142,7 +144,21 @@ fn scales(limit: usize) -> [Scale; 3] {
         [slow, Quota::per_day(100), Quota::per_second(1_000_000_000)],
         [Quota::per_second(20), Quota::per_second(20).burst(1), Quota::per_hour(3)],
     ];
-    quotas[limit % quotas.len()].map(|quota| quota.scale("x").expect("these quotas can be kept"))
+    let windows = |curves: [Curve; 3]| {
+        let quotas = [Quota::per_second(100), Quota::per_second(7), Quota::per_minute(700)];
+        [0, 1, 2].map(|version| match curves[version] {
+            Curve::Refill => quotas[version].scale("x").expect("it can be kept"),
+            curve => quotas[version].window_scale("x", curve).expect("it can be kept"),
+        })
+    };
+    use Curve::{FixedWindow, Refill, SlidingWindow};
+    match limit {
+        5 => windows([FixedWindow; 3]),
+        6 => windows([SlidingWindow; 3]),
+        7 => windows([SlidingWindow, FixedWindow, SlidingWindow]),
+        8 => windows([Refill, SlidingWindow, Refill]),
+        limit => quotas[limit].map(|quota| quota.scale("x").expect("it can be kept")),
+    }
 }
 
 /// The server's time, in microseconds.
@@ -392,7 +408,7 @@ impl World {
     fn entry(&mut self, lane: u32) -> Entry {
         let random = &mut self.random;
         let number = random.below(KEYS);
-        let limit = number as usize % 5;
+        let limit = number as usize % LIMITS;
         let version = self.version + i64::from(random.one_in(50)) - i64::from(random.one_in(50));
         let version = version.clamp(0, 2);
         let mut scale = scales(limit)[version as usize];

@@ -40,9 +40,6 @@ pub(crate) fn outstanding_least(rate: i64, token: i64) -> i64 {
     if rate > 0 { -token.saturating_mul(CREDIT_TOKENS).min(OUTSTANDING_MAX) } else { 0 }
 }
 
-/// The algorithm that a record follows: the only one so far.
-pub(crate) const TOKEN_BUCKET: i64 = 1;
-
 /// A node's random name.
 pub(crate) type InstanceId = [u8; 16];
 
@@ -333,7 +330,7 @@ impl Entry {
     /// script relies on it.
     pub(crate) fn bounded(&self) -> Self {
         let positive = |number: i64, max: i64| number.clamp(1, max);
-        let Scale { rate, token, burst } = self.scale;
+        let Scale { rate, token, burst, curve } = self.scale;
         Self {
             limit: self.limit.clone(),
             key: self.key.clone(),
@@ -341,6 +338,7 @@ impl Entry {
                 rate: positive(rate, RATE_MAX),
                 token: positive(token, NUMBER_MAX),
                 burst: positive(burst, NUMBER_MAX),
+                curve,
             },
             version: natural(self.version),
             epoch_us: positive(self.epoch_us, EPOCH_US_MAX),
@@ -381,8 +379,8 @@ impl Entry {
     }
 
     fn quota(&self) -> QuotaNumbers {
-        let Scale { rate, token, burst } = self.scale;
-        [rate, token, burst, self.version, self.epoch_us, TOKEN_BUCKET]
+        let Scale { rate, token, burst, curve } = self.scale;
+        [rate, token, burst, self.version, self.epoch_us, curve.number()]
     }
 
     fn flags(&self, rest_follows: bool) -> u8 {

@@ -1,5 +1,6 @@
 //! What a lease bucket promises to threads that spend from it and to the engine that leases to it.
 
+use crate::quota::Curve;
 use std::sync::Arc;
 
 use proptest::collection::vec;
@@ -13,7 +14,7 @@ use crate::time::{CLOCK_AGE_MAX_US, Reading};
 mod engine;
 
 const UNIT: i64 = 1000;
-const SCALE: Scale = Scale { rate: 1, token: UNIT, burst: 10 * UNIT };
+const SCALE: Scale = Scale { rate: 1, token: UNIT, burst: 10 * UNIT, curve: Curve::Refill };
 
 fn at(us: u64) -> Timestamp {
     Timestamp::from_micros(us)

@@ -5,11 +5,11 @@ use crate::bucket::lease_bucket::{Lease, LeaseBucket};
 use crate::bucket::notifications::Urgency;
 use crate::bucket::spend_result::{Ask, SpendResult, Verdict};
 use crate::bucket::table::{Evictable, TableBucket};
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::time::Timestamp;
 
 const UNIT: i64 = 1000;
-const SCALE: Scale = Scale { rate: 1, token: UNIT, burst: 10 * UNIT };
+const SCALE: Scale = Scale { rate: 1, token: UNIT, burst: 10 * UNIT, curve: Curve::Refill };
 
 fn at(us: u64) -> Timestamp {
     Timestamp::from_micros(us)

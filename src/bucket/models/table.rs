@@ -9,11 +9,11 @@ use crate::bucket::local_bucket::LocalBucket;
 use crate::bucket::log_bucket::LogBucket;
 use crate::bucket::spend_result::{Ask, LocalAsk};
 use crate::bucket::table::{Evictable, KeyBudget, Room, Table, TableBucket};
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// A token in a million years, and a burst of one.
-const SCALE: Scale = Scale { rate: 1, token: 1 << 50, burst: 1 << 50 };
+const SCALE: Scale = Scale { rate: 1, token: 1 << 50, burst: 1 << 50, curve: Curve::Refill };
 /// A credit of one.
 const ASK: Ask = Ask { cost: 1, scale: SCALE, first_credit: 1, can_wait: false };
 const RULE: TurnRule = TurnRule::TokenBucket(SCALE);

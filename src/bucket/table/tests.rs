@@ -1,5 +1,6 @@
 //! What the table promises: exact keys, eviction, and decisions that outlive their place.
 
+use crate::quota::Curve;
 use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 
@@ -10,7 +11,7 @@ use crate::bucket::spend_result::{Ask, LocalAsk};
 use crate::bucket::{BucketRef, Collected, Lease, LeaseBucket, LocalBucket};
 
 /// A token a microsecond, and a burst of 100.
-const SCALE: Scale = Scale { rate: 1, token: 1, burst: 100 };
+const SCALE: Scale = Scale { rate: 1, token: 1, burst: 100, curve: Curve::Refill };
 
 fn table_with(hasher: KeyHasher, max_keys: usize) -> Arc<Table<LeaseBucket>> {
     let budget = Arc::new(KeyBudget::new(max_keys, 1));
@@ -495,7 +496,8 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
     assert_eq!([of(b"a"), of(b"b")], spent);
 }
 
-const RULE: &TurnRule = &TurnRule::TokenBucket(Scale { rate: 1, token: 10, burst: 20 });
+const RULE: &TurnRule =
+    &TurnRule::TokenBucket(Scale { rate: 1, token: 10, burst: 20, curve: Curve::Refill });
 
 #[test]
 #[allow(clippy::disallowed_methods, reason = "a test's own threads")]

@@ -15,7 +15,7 @@ fn around(edge: i64) -> [i64; 3] {
 /// leased; a tenth, above which it is recalled; full) and of the demand (above five quarters of the rate refill is leased),
 /// with and without a lease of refill.
 fn entries(scale: Scale, now_us: i64) -> Vec<Entry> {
-    let Scale { rate, burst, token } = scale;
+    let Scale { rate, burst, token, .. } = scale;
     let levels = [0, burst / 20, burst / 10, burst - token, burst].map(around).concat();
     // A multiple of 20, so that four fifths and a quarter of them are whole.
     let demands = [0, 1, rate / 20 * 20, rate].into_iter().chain(around(rate + rate / 4));

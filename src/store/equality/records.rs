@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use redis::Commands;
 
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::store::model::{Key, Lane, Node, Reason, Recovery, SUM_MAX};
-use crate::sync::message::{Incarnation, InstanceId, Receipt, TOKEN_BUCKET};
+use crate::sync::message::{Incarnation, InstanceId, Receipt};
 
 /// What is left to read of a record.
 struct Record<'a>(&'a [u8]);
@@ -85,10 +85,10 @@ pub(super) fn node_of(bytes: &[u8]) -> Node {
 
 pub(super) fn key_of(bytes: &[u8]) -> Key {
     let mut record = Record::open(bytes);
-    let scale = Scale { rate: record.number(), token: record.number(), burst: record.number() };
+    let [rate, token, burst] = std::array::from_fn(|_| record.number());
     let [version, epoch_us, algorithm, until_ms, birth_us] =
         std::array::from_fn(|_| record.number());
-    assert_eq!(algorithm, TOKEN_BUCKET);
+    let scale = Scale { rate, token, burst, curve: Curve::of(algorithm).unwrap() };
     let [leased1, depth1, outstanding1, demand1] = std::array::from_fn(|_| record.number());
     let key = Key {
         scale,
@@ -108,6 +108,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
         recovering_until_us: record.number_or_zero(),
         heard: record.number_or_zero(),
         after_silence: record.number_or_zero(),
+        previous: record.number_or_zero(),
     };
     record.close();
     key

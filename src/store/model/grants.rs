@@ -88,6 +88,9 @@ impl Key {
     fn refill(&self, asking: &Asking<'_>, tokens: i64, demand: i64, lane: &Lane) -> Refill {
         let Scale { rate, burst, .. } = self.scale;
         let Asking { entry, held, share, returning, giving, reserved } = *asking;
+        if self.is_windows() {
+            return Refill { rate: 0, depth: tokens, recall: held.rate };
+        }
         let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
         if returning {
             // The others still live on their shares.

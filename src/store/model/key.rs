@@ -1,6 +1,6 @@
-//! One key's record: a ledger of what is leased, and the level of a token bucket.
+//! One key's record: a ledger of what is leased, and the level of its curve.
 
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::sync::message::{CREDIT_TOKENS, DEBT_US, Entry, Given, NUMBER_MAX, outstanding_least};
 
 use super::lane::{Caller, Lane};
@@ -31,6 +31,8 @@ pub(crate) struct Key {
     pub(crate) heard: i64,
     /// What was available when the lane's last silence was over, in units.
     pub(crate) after_silence: i64,
+    /// Units charged in the window before that of the stamp, if windows slide.
+    pub(crate) previous: i64,
     /// When the record was brought up to date last, in the lane's time.
     pub(crate) stamp_us: i64,
     /// The level of one central bucket by all that was charged so far, in units.
@@ -80,6 +82,7 @@ impl Key {
             recovering_until_us: if lost { now_us + caller.recovery_us } else { 0 },
             heard: 0,
             after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
+            previous: 0,
             stamp_us: now_us,
             level,
             unleased: level,
@@ -96,8 +99,12 @@ impl Key {
         self.stamp_us / self.epoch_us
     }
 
-    /// The most that can be leased beside leases of `depth` tokens, in units.
+    /// The most that can be leased beside leases of `depth` tokens, in units. Leases of windows have no refill, so their
+    /// depth is no room.
     pub(super) fn cap(&self, depth: i64) -> i64 {
+        if self.is_windows() {
+            return self.scale.burst;
+        }
         self.scale.burst.saturating_sub(depth.saturating_mul(self.scale.token)).max(0)
     }
 
@@ -120,7 +127,7 @@ impl Key {
             let ends_us = (began + 3 - alive as i64) * self.epoch_us;
             let until_us = if alive > 0 { ends_us.min(now_us) } else { now_us };
             if until_us > at_us {
-                self.pass(alive, until_us - at_us);
+                self.pass(alive, at_us, until_us);
                 at_us = until_us;
             }
         }
@@ -133,6 +140,9 @@ impl Key {
             {
                 *pair = [0, if kept { pair[0] } else { 0 }];
             }
+        }
+        if self.is_windows() {
+            self.unleased = self.level - self.outstanding[0] - self.outstanding[1];
         }
         if before_us < lane.lost_us
             && self.is_quick()
@@ -154,8 +164,9 @@ impl Key {
         self.scale.burst <= self.scale.rate.saturating_mul(EMPTY_AFTER_LOSS_US)
     }
 
-    /// Lets `micros` pass beside the leases of the last `alive` epochs.
-    fn pass(&mut self, alive: usize, micros: i64) {
+    /// Lets time pass beside the leases of the last `alive` epochs.
+    fn pass(&mut self, alive: usize, from_us: i64, until_us: i64) {
+        let micros = until_us - from_us;
         let (mut leased, mut depth) = (0, 0);
         for index in 0..alive {
             let (units, rate) = (self.outstanding[index], self.leased[index]);
@@ -166,7 +177,53 @@ impl Key {
         self.end_leases(alive);
         let Scale { rate, burst, .. } = self.scale;
         self.unleased = flow(self.unleased, (rate - leased).max(0), micros, self.cap(depth));
-        self.level = flow(self.level, rate, micros, burst);
+        match self.scale.curve {
+            Curve::Refill => self.level = flow(self.level, rate, micros, burst),
+            Curve::FixedWindow => self.pass_fixed_windows(from_us, until_us),
+            Curve::SlidingWindow => self.pass_sliding_windows(from_us, until_us),
+        }
+    }
+
+    /// Whether tokens are given for windows.
+    pub(super) fn is_windows(&self) -> bool {
+        self.scale.curve != Curve::Refill
+    }
+
+    /// The level is full again at the end of each window. Each pays a burst of what was spent beyond.
+    fn pass_fixed_windows(&mut self, from_us: i64, until_us: i64) {
+        let (window_us, burst) = (self.scale.window_us(), self.scale.burst);
+        let passed = until_us / window_us - from_us / window_us;
+        if passed > 0 {
+            self.level = flow(self.level, burst, passed, burst);
+        }
+    }
+
+    /// What was charged in the window before counts for the part of it that is less than a window ago.
+    fn pass_sliding_windows(&mut self, from_us: i64, until_us: i64) {
+        let (window_us, burst) = (self.scale.window_us(), self.scale.burst);
+        let mut current = (burst - self.level - self.counted(self.previous, from_us)).max(0);
+        match until_us / window_us - from_us / window_us {
+            0 => {}
+            1 => (current, self.previous) = (0, current),
+            _ => (current, self.previous) = (0, 0),
+        }
+        let counted = self.counted(self.previous, until_us);
+        self.level = (burst - current - counted).max(-NUMBER_MAX);
+    }
+
+    /// Units that count at `now_us` of those that were charged in the window before: of whole tokens, whole ones.
+    fn counted(&self, previous: i64, now_us: i64) -> i64 {
+        let window_us = self.scale.window_us();
+        let left_us = (window_us - now_us % window_us) as f64;
+        let (tokens, window_us) = ((previous / self.scale.token) as f64, window_us as f64);
+        let product = tokens * left_us;
+        // Where the product is no whole number to a double, a token more or less does not matter.
+        let counted = if product <= SUM_MAX as f64 {
+            product / window_us
+        } else {
+            tokens * (left_us / window_us)
+        };
+        (counted.floor() as i64).saturating_mul(self.scale.token).min(SUM_MAX)
     }
 
     /// Ends all leases but those of the last `alive` epochs: what was outstanding counts as spent, and
@@ -181,11 +238,13 @@ impl Key {
 
     /// Moves the key to a newer definition of its limit; leases of the old one count until they end.
     pub(super) fn adopt(&mut self, entry: &Entry) {
+        let (old, previous) = (self.scale, self.previous);
         let ratio = entry.scale.token as f64 / self.scale.token as f64;
         let down = |units: i64| {
             ((units as f64 * ratio).floor() as i64).clamp(-NUMBER_MAX, entry.scale.burst)
         };
         let up = |units: i64| ((units as f64 * ratio).ceil() as i64).clamp(-NUMBER_MAX, NUMBER_MAX);
+        let current = (old.burst - self.level - self.counted(previous, self.stamp_us)).max(0);
         self.level = down(self.level);
         self.unleased = down(self.unleased);
         self.after_silence = down(self.after_silence);
@@ -194,6 +253,20 @@ impl Key {
         self.demand = self.demand.map(up);
         self.scale = entry.scale;
         self.version = entry.version;
+        self.previous = 0;
+        if self.is_windows() && old.curve == self.scale.curve {
+            // A window's plan tells how much may be spent in it.
+            let (mut current, mut before) = (up(current), up(previous));
+            if old.window_us() != self.scale.window_us() {
+                (current, before) = (current.min(self.scale.burst), before.min(self.scale.burst));
+            }
+            self.previous = if self.scale.curve == Curve::SlidingWindow { before } else { 0 };
+            let counted = self.counted(self.previous, self.stamp_us);
+            self.level = (self.scale.burst - current - counted).max(-NUMBER_MAX);
+        }
+        if self.is_windows() {
+            self.unleased = self.level - self.outstanding[0] - self.outstanding[1];
+        }
     }
 
     // ---- one entry ---------------------------------------------------------------------------
@@ -286,7 +359,7 @@ impl Key {
 
     /// Charges what was spent on credit and under outage policies.
     fn charge(&mut self, entry: &Entry, lane: &Lane) {
-        let Scale { rate, token, burst } = self.scale;
+        let Scale { rate, token, burst, .. } = self.scale;
         let spent = entry.spent + entry.debt + entry.allowed;
         self.charged = (self.charged + spent).min(SUM_MAX);
         let debt = entry.debt.saturating_mul(token).min(NUMBER_MAX);
@@ -311,6 +384,9 @@ impl Key {
             let unleased = self.unleased.max(-SUM_MAX);
             self.written_off = (self.written_off + (lowest - unleased)).min(SUM_MAX);
             self.unleased = lowest;
+            if self.is_windows() {
+                self.level = lowest + self.outstanding[0] + self.outstanding[1];
+            }
         }
     }
 
@@ -318,7 +394,7 @@ impl Key {
 
     /// Milliseconds until the record may be forgotten: full, and all leases ended.
     pub(crate) fn keep_ms(&self) -> i64 {
-        let fill_us = self.scale.micros_for(self.scale.burst - self.unleased) as i64;
+        let fill_us = self.scale.full_us(self.scale.burst - self.unleased) as i64;
         (fill_us + 2 * self.epoch_us) / 1000 + RECORD_MARGIN_MS
     }
 
@@ -327,6 +403,9 @@ impl Key {
         let spare_us =
             (self.until_ms - time_ms - RECORD_MARGIN_LEAST_MS) * 1000 - 2 * self.epoch_us;
         let missing = self.scale.burst - self.unleased;
+        if self.is_windows() {
+            return spare_us >= self.scale.full_us(missing) as i64;
+        }
         spare_us >= 0 && i128::from(missing) <= i128::from(spare_us) * i128::from(self.scale.rate)
     }
 }

@@ -32,10 +32,11 @@ impl Adopted {
         let tokens = stored.burst / stored.token;
         let Scale { rate, token: unit, .. } = stored;
         let is_rate = rate > 0 && unit / rate <= TOKEN_US_MAX && rate / unit <= TOKENS_MAX as i64;
+        // Other numbers of the same algorithm: this node counts by its own.
         let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
         let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
         let rate = converted(stored.rate, stored.token, token).max(1);
-        Some(Self { version, stored, own: Scale { rate, token, burst } })
+        Some(Self { version, stored, own: Scale { rate, token, burst, curve: stored.curve } })
     }
 
     fn out(&self, units: i64) -> i64 {
@@ -144,13 +145,15 @@ fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quota::Curve;
 
     /// A reply said that a newer quota had no refill: the key took it, and was never filled again.
     #[test]
     fn newer_quota_that_no_limit_can_have_is_not_adopted() {
         let most = TOKENS_MAX as i64;
-        let adopts =
-            |rate, token, burst| AgreedQuota::own().adopt(1, Scale { rate, token, burst }, 1000);
+        let adopts = |rate, token, burst| {
+            AgreedQuota::own().adopt(1, Scale { rate, token, burst, curve: Curve::Refill }, 1000)
+        };
         assert!(adopts(1, 1, 1) && adopts(1, 1, most));
         assert!(!adopts(0, 1, 20_040_000), "no refill");
         assert!(adopts(1, TOKEN_US_MAX, TOKEN_US_MAX) && !adopts(1, TOKEN_US_MAX + 1, 1 << 50));

@@ -87,7 +87,7 @@ impl Level {
         now: Timestamp,
         terms: &Terms,
     ) {
-        let Scale { rate, token, burst } = terms.scale;
+        let Scale { rate, token, burst, .. } = terms.scale;
         let Some(view) = self.view else { return };
         let passed_us = now.micros_since(view.at);
         if given.available > burst / 2 {

@@ -2,7 +2,7 @@
 
 use super::{EPOCH_US_MAX, Entry, Incarnation, MAGIC, WIRE_MAX, put};
 use crate::error::StoreError;
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 
 /// What the store did with a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,7 +278,9 @@ impl Grant {
                 (status, numbers, times)
             }
             Self::OtherQuota { version, scale } => {
-                let numbers = [version, scale.rate, scale.token, scale.burst, 0, 0, 0];
+                // A token bucket's number is 0 here, as it was when there was no other.
+                let curve = scale.curve.number() - 1;
+                let numbers = [version, scale.rate, scale.token, scale.burst, curve, 0, 0];
                 (OTHER_QUOTA, numbers, [0; GRANT_TIMES])
             }
             Self::Foreign => (FOREIGN, [0; GRANT_NUMBERS], [0; GRANT_TIMES]),
@@ -326,7 +328,8 @@ impl Grant {
                 withheld: Withheld::of(status).ok_or_else(implausible)?,
             })),
             OTHER_QUOTA if status == OTHER_QUOTA => {
-                let scale = Scale { rate, token: depth.max(1), burst: available };
+                let curve = Curve::of(level + 1).ok_or_else(implausible)?;
+                let scale = Scale { rate, token: depth.max(1), burst: available, curve };
                 Ok(Self::OtherQuota { version: tokens, scale })
             }
             FOREIGN if status == FOREIGN => Ok(Self::Foreign),

@@ -1,5 +1,6 @@
 use super::reply::{CREDIT_WITHHELD, GIVEN_VOID, LOST, REPLY_HEADER_BYTES, TIMED, WITHHELD};
 use super::*;
+use crate::quota::Curve;
 use proptest::prelude::*;
 
 fn given() -> impl Strategy<Value = Grant> {
@@ -17,7 +18,7 @@ fn entries(count: usize) -> Vec<Entry> {
     let entry = Entry {
         limit: "x".into(),
         key: b"y".as_slice().into(),
-        scale: Scale { rate: 1, token: 1, burst: 1 },
+        scale: Scale { rate: 1, token: 1, burst: 1, curve: Curve::Refill },
         version: 0,
         epoch_us: 1_000_000,
         spent: 0,
