@@ -2,6 +2,7 @@
 //! and what is assumed.
 
 use crate::limit::{CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, Terms};
+use crate::quota::Curve;
 
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
 const FORGOTTEN_FULL_S: f64 = 60.0;
@@ -87,6 +88,7 @@ pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {
     let quota = limit.quota();
     let basis = Basis {
         mode: limit.mode,
+        is_windows: terms.scale.curve != Curve::Refill,
         rate: quota.tokens_per_second(),
         burst: quota.burst_tokens() as f64,
         lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
@@ -101,6 +103,7 @@ pub(crate) fn bound_of(terms: &Terms, nodes: u32, incidents: &Incidents) -> f64 
     let unit = terms.scale.token as f64;
     let basis = Basis {
         mode: terms.mode,
+        is_windows: terms.scale.curve != Curve::Refill,
         rate: terms.scale.rate as f64 * 1e6 / unit,
         burst: terms.scale.burst as f64 / unit,
         lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
@@ -125,6 +128,8 @@ pub struct Excess {
 /// What of a limit the bound depends on.
 struct Basis {
     mode: Mode,
+    /// Tokens are given for windows.
+    is_windows: bool,
     /// Tokens per second.
     rate: f64,
     /// Tokens.
@@ -201,6 +206,10 @@ impl Basis {
     /// used up since, or what nodes were leased last.
     fn outages(&self, incidents: &Incidents) -> f64 {
         match self.outage {
+            // A share is refilled evenly, a window is not: until it ends, all that a share is given may be too much.
+            OutagePolicy::Share if self.is_windows => {
+                incidents.lent_tokens + self.burst * f64::from(incidents.outages)
+            }
             OutagePolicy::Share => incidents.lent_tokens,
             OutagePolicy::Closed => 0.0,
             OutagePolicy::LastRate => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::algorithm::{LogStanding, Rule, Standing, Turn};
 use crate::limit::LimitInfo;
-use crate::quota::Quota;
+use crate::quota::{Curve, Quota};
 use crate::time::Timestamp;
 
 mod held;
@@ -117,7 +117,13 @@ impl Decision {
                 standing.retry_us(self.cost).max(least)
             }
             Source::Lease(held) => {
-                held.expected_us(&self.limit.scale, self.now, self.cost).max(RETRY_MIN_US)
+                let has_enough = held.view.tokens() >= self.cost.into();
+                let expected_us = match self.window_left_us() {
+                    Some(_) if has_enough => 0,
+                    Some(left_us) => left_us,
+                    None => held.expected_us(&self.limit.scale, self.now, self.cost),
+                };
+                expected_us.max(RETRY_MIN_US)
             }
         })
     }
@@ -158,7 +164,10 @@ impl Decision {
     pub fn reset_after(&self) -> Duration {
         let reset_us = match &self.source {
             Source::Local(standing) | Source::Store(standing) => standing.reset_us(),
-            Source::Lease(held) => held.full_us(&self.limit.scale, self.now),
+            Source::Lease(held) => {
+                let full_us = held.full_us(&self.limit.scale, self.now);
+                self.window_left_us().map_or(full_us, |left_us| left_us.min(full_us))
+            }
         };
         Duration::from_micros(reset_us).max(self.retry_after())
     }
@@ -181,7 +190,11 @@ impl Decision {
     pub(crate) fn remaining_and_next(&self) -> (u64, Duration) {
         let (left, next_us) = match &self.source {
             Source::Local(standing) | Source::Store(standing) => standing.remaining_and_next_us(),
-            Source::Lease(held) => held.remaining_and_next_us(&self.limit.scale, self.now),
+            Source::Lease(held) => {
+                let (left, next_us) = held.remaining_and_next_us(&self.limit.scale, self.now);
+                let window_us = self.window_left_us().filter(|_| next_us > 0);
+                (left, window_us.unwrap_or(next_us))
+            }
         };
         let next = Duration::from_micros(next_us);
         (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
@@ -224,6 +237,14 @@ impl Decision {
             Source::Store(_) => Some(Duration::from_micros(self.now.as_micros())),
             Source::Local(_) | Source::Lease(_) => None,
         }
+    }
+
+    /// Microseconds until the window ends in which a leased limit gives no more tokens, by this node's clock.
+    fn window_left_us(&self) -> Option<u64> {
+        let LimitInfo { scale, window_offset_us, .. } = self.limit;
+        let window_us = scale.window_us() as u64;
+        let now_us = self.now.as_micros() + window_offset_us;
+        (scale.curve == Curve::FixedWindow).then(|| window_us - now_us % window_us)
     }
 
     /// The tokens asked for.

@@ -320,7 +320,7 @@ impl Limit {
             return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
         }
         self.validate_sync()?;
-        let spent_us = (scale.fill_us() / 4).max(KEY_TICK_MIN_US);
+        let spent_us = (scale.window_us() as u64 / 4).max(KEY_TICK_MIN_US);
         let (interval, pace) = self.interval_and_pace(spent_us);
         let held_back = pace.is_some_and(|pace| pace.ceiling.is_some());
         let tick_us = if held_back { micros(interval) } else { micros(interval).min(spent_us) };
@@ -416,16 +416,22 @@ impl Limit {
 
     /// The numbers of the limit where nodes share it.
     pub(crate) fn validate_hybrid(&self) -> Result<Terms, ConfigError> {
-        match self.rule {
-            Rule::TokenBucket(_) => self.validate(),
-            rule => Err(ConfigError::Limit {
-                limit: self.name.clone(),
-                field: "mode",
-                value: format!("hybrid, with the algorithm {}", rule.algorithm()),
-                reason: "only the token bucket is leased to nodes so far: call exact() to let the store decide, or \
-                         local() to keep the limit on each node alone",
-            }),
-        }
+        let curve = match self.rule {
+            Rule::TokenBucket(_) => return self.validate(),
+            Rule::FixedWindow(_) => Curve::FixedWindow,
+            Rule::SlidingWindow(_) => Curve::SlidingWindow,
+            rule @ (Rule::LeakyBucket(_) | Rule::SlidingLog(_)) => {
+                return Err(ConfigError::Limit {
+                    limit: self.name.clone(),
+                    field: "mode",
+                    value: format!("hybrid, with the algorithm {}", rule.algorithm()),
+                    reason: "token buckets and windows are leased to nodes so far: call exact() to let the store \
+                             decide, or local() to keep the limit on each node alone",
+                });
+            }
+        };
+        self.rule.key_rule(&self.name)?;
+        self.terms(self.quota().window_scale(&self.name, curve)?)
     }
 
     fn validate_sync(&self) -> Result<(), ConfigError> {

@@ -146,7 +146,7 @@ fn comparison_that_cannot_be_made_names_both_sides() {
         (
             format!("--quota 5/s --algorithm sliding-log --mode hybrid {of} good.csv"),
             2,
-            "for '--mode': only the token bucket is leased",
+            "for '--mode': token buckets and windows are leased",
         ),
         (format!("--quota 5/s --store redis://127.0.0.1:1 {of} good.csv"), 2, "for '--store'"),
         (

@@ -50,7 +50,7 @@ impl Held {
     /// Microseconds until the key's bucket is full.
     pub(super) fn full_us(&self, scale: &Scale, now: Timestamp) -> u64 {
         let missing = burst(scale).saturating_sub(self.remaining(scale, now)) as i64 + self.owed();
-        scale.micros_for(missing * scale.token)
+        scale.full_us(missing * scale.token)
     }
 
     /// [`remaining`](Self::remaining), and microseconds until there is a token more.

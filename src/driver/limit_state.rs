@@ -169,7 +169,7 @@ impl LimitState {
     ) -> Option<Self> {
         let (budget, credit) = (budget.clone(), terms.credit.first);
         let name: Arc<str> = limit.name().into();
-        let info = LimitInfo::intern(&name, &terms, limit.rule());
+        let info = LimitInfo::intern(&name, &terms, limit.rule(), time.origin_us());
         let buckets =
             match info.share.as_ref().or(info.key_rule.as_ref()) {
                 None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),

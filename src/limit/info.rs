@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Terms;
 use crate::algorithm::{KeyRule, Rule};
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 
 /// A limit's name and rule, where every decision can point to it.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -19,6 +19,8 @@ pub(crate) struct LimitInfo {
     pub(crate) key_rule: Option<KeyRule>,
     /// This node's part, if the store decides.
     pub(crate) share: Option<KeyRule>,
+    /// Added to the node's time, in microseconds, windows that are leased begin at multiples of their length. 0 of others.
+    pub(crate) window_offset_us: u64,
 }
 
 /// All that a process ever made. Each is kept for as long as the process lives, so that a decision is a small
@@ -27,9 +29,17 @@ static INFOS: Mutex<Option<HashSet<&'static LimitInfo>>> = Mutex::new(None);
 
 impl LimitInfo {
     /// The only one of this name and rule.
-    pub(crate) fn intern(name: &str, terms: &Terms, rule: Rule) -> &'static Self {
+    ///
+    /// `origin_us` is when the node's clock began, in microseconds since 1970.
+    pub(crate) fn intern(name: &str, terms: &Terms, rule: Rule, origin_us: u64) -> &'static Self {
         let &Terms { scale, key_rule, share, .. } = terms;
-        let wanted = Self { name: name.into(), scale, rule, key_rule, share };
+        let is_leased_window = key_rule.is_none() && scale.curve == Curve::FixedWindow;
+        // To the millisecond: a limiter that is built anew has mostly the same.
+        let origin_us = origin_us - origin_us % 1000;
+        let window_offset_us =
+            if is_leased_window { origin_us % scale.window_us() as u64 } else { 0 };
+        let name = name.into();
+        let wanted = Self { name, scale, rule, key_rule, share, window_offset_us };
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let infos = infos.get_or_insert_default();
         if let Some(known) = infos.get(&wanted) {
@@ -51,7 +61,7 @@ mod tests {
     fn one_name_with_one_quota_is_kept_once() {
         let info = |name, quota: Quota| {
             let limit = Limit::new(name, quota);
-            std::ptr::from_ref(LimitInfo::intern(name, &limit.validate().unwrap(), quota.into()))
+            std::ptr::from_ref(LimitInfo::intern(name, &limit.validate().unwrap(), quota.into(), 0))
         };
         let [ten, twenty, six_hundred] =
             [Quota::per_second(10), Quota::per_second(20), Quota::per_minute(600).burst(10)];

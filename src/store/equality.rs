@@ -151,12 +151,12 @@ fn scales(limit: usize) -> [Scale; 3] {
             curve => quotas[version].window_scale("x", curve).expect("it can be kept"),
         })
     };
-    use Curve::{FixedWindow, Refill, SlidingWindow};
+    let [even, fixed, sliding] = [Curve::Refill, Curve::FixedWindow, Curve::SlidingWindow];
     match limit {
-        5 => windows([FixedWindow; 3]),
-        6 => windows([SlidingWindow; 3]),
-        7 => windows([SlidingWindow, FixedWindow, SlidingWindow]),
-        8 => windows([Refill, SlidingWindow, Refill]),
+        5 => windows([fixed; 3]),
+        6 => windows([sliding; 3]),
+        7 => windows([sliding, fixed, sliding]),
+        8 => windows([even, sliding, even]),
         limit => quotas[limit].map(|quota| quota.scale("x").expect("it can be kept")),
     }
 }

@@ -374,7 +374,7 @@ impl Account {
             return false;
         }
         let missing = terms.scale.burst - self.level.estimate(now, &terms.scale).unwrap_or(0);
-        let full_at = now.plus_micros(terms.scale.micros_for(missing));
+        let full_at = now.plus_micros(terms.scale.full_us(missing));
         self.bucket.try_close_account(full_at, self.history.is_seen_once())
     }
 

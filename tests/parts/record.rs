@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses some of the functions only")]
 
-/// How many numbers follow the letters: the last four are left out where all of them are 0.
-const NUMBERS: [usize; 2] = [20, 24];
+/// How many numbers follow the letters: four more where one of them is not 0, and one more of sliding windows.
+const NUMBERS: [usize; 3] = [20, 24, 25];
 
 /// The numbers of a bucket's record.
 #[derive(Debug)]

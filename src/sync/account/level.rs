@@ -1,7 +1,7 @@
 //! What this node knows of the store's level of one key.
 
 use crate::limit::Terms;
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::sync::message::{Entry, Given, Withheld};
 use crate::time::Timestamp;
 
@@ -74,6 +74,11 @@ impl Level {
     /// and to the refill that is not leased.
     pub(super) fn token_in_us(&self, given: &Given, scale: &Scale) -> u64 {
         let missing = (scale.token - given.available).max(0) as f64;
+        if missing > 0.0 && scale.curve != Curve::Refill {
+            // Nothing is sure to come before; a reply tells if something does.
+            let window_us = scale.window_us();
+            return (window_us - given.stamp_us % window_us) as u64;
+        }
         let free = (scale.rate - given.leased).max(0) as f64;
         if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }
     }
