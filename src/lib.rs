@@ -27,8 +27,8 @@
 //!
 //! # Algorithms
 //!
-//! A [`Quota`] is a token bucket, in any mode. One node alone and the store also keep a [`LeakyBucket`], a
-//! [`FixedWindow`], a [`SlidingWindow`] or a [`SlidingLog`]: docs/CHOOSING.md says which is for what.
+//! A [`Quota`] is a token bucket. It, a [`FixedWindow`] and a [`SlidingWindow`] are for any mode; a [`LeakyBucket`] and a
+//! [`SlidingLog`] for one node alone and for the store: docs/CHOOSING.md says which is for what.
 //!
 //! # Features
 //!
