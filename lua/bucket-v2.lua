@@ -45,44 +45,6 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   local EMPTY_AFTER_LOSS_US, DEBT_US, CREDIT_TOKENS = 60000000, 1000000, 15
   local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<dddd', '98'
 
-  -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
-  -- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
-  -- lowest of their claims tells the level.
-  local function first_record(quota, rate, burst, is_known, is_claimed)
-    local level, until_us = burst, 0
-    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
-      level = min(rate * (now_us - lost_us), burst)
-    end
-    if is_known and not is_lost then until_us = now_us + recovery_us end
-    local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
-    if until_us > 0 or is_returning then
-      record = record .. pack(TROUBLE_FORMAT, 0, until_us, 0, is_returning and level or 0)
-    end
-    return record
-  end
-
-  -- The record of a key that comes more than once in a batch: what the entries before `index` made of
-  -- what was `found`.
-  local function record_now(name, index, found, records, places)
-    for earlier = 1, index - 1 do
-      local record = records[earlier]
-      if record and KEYS[3 + earlier] == name then
-        local is_tail = places[earlier] == TAIL_AT
-        local at = tonumber(TAIL_AT)
-        found = is_tail and found:sub(1, at) .. record .. found:sub(at + #record + 1) or record
-      end
-    end
-    return found
-  end
-
-  -- Ends a lease: what was outstanding counts as spent, and what was spent ahead is owed.
-  local function end_lease(level, unleased, out)
-    if out > 0 then
-      return max(level - out, -2^52), unleased
-    end
-    return level, max(unleased + out, -2^52)
-  end
-
   -- Units that count at `at_us` of those that were charged in the window before: of whole tokens, whole ones.
   local function counted(previous, token, window_us, at_us)
     local left_us, tokens = window_us - at_us % window_us, floor(previous / token)
@@ -112,6 +74,54 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return max(burst - current - counted(previous, token, window_us, until_us), -2^52), previous
   end
 
+  -- The level now of a key that had nothing at `since_us`, and what was charged in the window before.
+  local function empty_since(since_us, curve, rate, token, burst)
+    if curve >= FIXED_WINDOW then
+      return pass_windows(curve, token, burst, max(floor(burst / rate), 1), min(since_us, now_us), now_us, 0, 0)
+    end
+    return min(rate * (now_us - since_us), burst), 0
+  end
+
+  -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
+  -- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
+  -- lowest of their claims tells the level.
+  local function first_record(quota, rate, burst, is_known, is_claimed)
+    local level, until_us, previous = burst, 0, 0
+    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
+      local _, token, _, _, _, curve = unpack_numbers('<dddddd', quota, #MAGIC + 1)
+      level, previous = empty_since(lost_us, curve, rate, token, burst)
+    end
+    if is_known and not is_lost then until_us = now_us + recovery_us end
+    local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
+    if until_us > 0 or is_returning or previous > 0 then
+      record = record .. pack(TROUBLE_FORMAT, 0, until_us, 0, is_returning and level or 0)
+    end
+    if previous > 0 then record = record .. pack('<d', previous) end
+    return record
+  end
+
+  -- The record of a key that comes more than once in a batch: what the entries before `index` made of
+  -- what was `found`.
+  local function record_now(name, index, found, records, places)
+    for earlier = 1, index - 1 do
+      local record = records[earlier]
+      if record and KEYS[3 + earlier] == name then
+        local is_tail = places[earlier] == TAIL_AT
+        local at = tonumber(TAIL_AT)
+        found = is_tail and found:sub(1, at) .. record .. found:sub(at + #record + 1) or record
+      end
+    end
+    return found
+  end
+
+  -- Ends a lease: what was outstanding counts as spent, and what was spent ahead is owed.
+  local function end_lease(level, unleased, out)
+    if out > 0 then
+      return max(level - out, -2^52), unleased
+    end
+    return level, max(unleased + out, -2^52)
+  end
+
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
   local function pass_time(is_claimed, curve, previous, rate, token, burst, epoch_us, stamp_us, level, unleased,
       after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
@@ -121,6 +131,10 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       level, unleased = end_lease(level, unleased, out0)
       level, unleased = end_lease(level, unleased, out1)
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
+      if curve == SLIDING_WINDOW then
+        local current = max(burst - level - counted(previous, token, window_us, stamp_us), 0)
+        level = max(burst - current - counted(previous, token, window_us, now_us), -2^52)
+      end
       stamp_us = now_us
     end
     local until_us = now_us
@@ -169,7 +183,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     if is_windows then unleased = level - out0 - out1 end
     if stamp_us < lost_us and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
       -- The record is of an older state, and no node knows what was spent since.
-      unleased = min(unleased, rate * (now_us - lost_us), burst)
+      unleased = min(unleased, (empty_since(lost_us, curve, rate, token, burst)))
       level = max(min(level, unleased + out0 + out1), -2^52)
     end
     if stamp_us < silent_until_us then after_silence = unleased end
@@ -191,6 +205,12 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     local old_rate, old_token, old_burst, old_curve = old[1], old[2], old[3], old[4]
     local rate, token, burst, curve = new[1], new[2], new[3], new[4]
     local old_window_us, window_us = max(floor(old_burst / old_rate), 1), max(floor(burst / rate), 1)
+    if old_curve < FIXED_WINDOW and curve >= FIXED_WINDOW then
+      -- Windows lease no refill: what is out there is void.
+      level, unleased = end_lease(level, unleased, out0)
+      level, unleased = end_lease(level, unleased, out1)
+      leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
+    end
     local current = max(old_burst - level - counted(previous, old_token, old_window_us, stamp_us), 0)
     level = max(min(floor(level * ratio), burst), -2^52)
     unleased = max(min(floor(unleased * ratio), burst), -2^52)
@@ -205,7 +225,10 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       if old_curve == curve then
         -- A window's plan tells how much may be spent in it.
         current = max(min(ceil(current * ratio), 2^52), -2^52)
-        if old_window_us ~= window_us then current, before = min(current, burst), min(before, burst) end
+        -- The next fixed window owes nothing of what an earlier plan had allowed.
+        if curve == FIXED_WINDOW or old_window_us ~= window_us then
+          current, before = min(current, burst), min(before, burst)
+        end
         if curve == SLIDING_WINDOW then previous = before end
         level = max(burst - current - counted(previous, token, window_us, stamp_us), -2^52)
       end
@@ -445,6 +468,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     -- outstanding under a lease that has ended counts as spent already.
     local age, out = epoch - held_tag, held_out
     local is_current = age == 0 or age == 1
+    -- Windows lease no refill.
+    if rate_before > 0 and curve ~= TOKEN_BUCKET then is_current = false end
     if stamp_us > held_stamp_us and not restoring then
       out = out + rate_before * (stamp_us - held_stamp_us)
       if out > 2^52 then out = 2^52 end
@@ -540,7 +565,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     if restoring then
       -- What was charged in a life that is lost too is not in the level, but was in a depth. What is
       -- outstanding is the most that there can be, and may be less.
-      level = max(min(level, unleased), -2^52)
+      local outstanding = curve == TOKEN_BUCKET and 0 or level - found_level
+      level = max(min(level, unleased + outstanding), -2^52)
     end
     if unleased < 0 then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
@@ -657,7 +683,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       local is_due = spare_us < 0 or missing > spare_us * rate
       if curve ~= TOKEN_BUCKET then
         -- Until the window is over that counts last.
-        fill_us = missing > 0 and (curve - 1) * max(floor(burst / rate), 1) or 0
+        local windows = curve == SLIDING_WINDOW and 2 or ceil(missing / burst)
+        fill_us = missing > 0 and min(windows * max(floor(burst / rate), 1), 2^50) or 0
         is_due = spare_us < fill_us
       end
       if is_due then

@@ -178,6 +178,8 @@ pub(crate) struct Scale {
 const BURST_UNITS_MAX: u64 = 1 << 52;
 /// The refill aimed at, in units per microsecond: fine enough to split a rate among many nodes.
 const RATE_UNITS: u64 = 1 << 20;
+/// No debt keeps a record for longer.
+const FULL_US_MAX: u64 = 1 << 50;
 /// The coarsest refill accepted where rate and burst have no exact common unit.
 const RATE_UNITS_MIN: u64 = 10_000;
 
@@ -251,8 +253,24 @@ impl Scale {
         match self.curve {
             Curve::Refill => self.micros_for(missing),
             _ if missing <= 0 => 0,
-            _ => self.fill_us(),
+            // Each window pays a burst of what is owed.
+            Curve::FixedWindow => {
+                let windows = (missing as u64).div_ceil(self.burst as u64);
+                windows.saturating_mul(self.window_us() as u64).min(FULL_US_MAX)
+            }
+            Curve::SlidingWindow => self.fill_us(),
         }
+    }
+
+    /// Microseconds from `now_us`, of the store's time, until windows surely give what is missing, if nobody spends.
+    pub(crate) fn windows_us(&self, missing: i64, now_us: i64) -> u64 {
+        let window_us = self.window_us();
+        let edges = match self.curve {
+            Curve::SlidingWindow => 2,
+            _ => (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20),
+        };
+        let first_us = (window_us - now_us % window_us) as u64;
+        first_us.saturating_add((edges - 1).saturating_mul(window_us as u64))
     }
 
     /// Whole tokens in `units`, rounded down.

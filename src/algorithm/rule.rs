@@ -145,6 +145,14 @@ impl KeyRule {
             Self::Log(rule) => Self::Log(LogRule { tokens: part(rule.tokens), ..*rule }),
         }
     }
+
+    /// Whether a share can count a request of this cost; it denies others.
+    pub(crate) fn can_count(&self, cost: u32) -> bool {
+        match self {
+            Self::Turn(rule) => rule.can_count(cost),
+            Self::Window(_) | Self::Log(_) => true,
+        }
+    }
 }
 
 /// How a key stood after a decision, by the rule of its limit.

@@ -50,7 +50,7 @@ pub(crate) const STATE_MAX: u64 = 1 << 63;
 /// The longest token of a share, in units. At the highest rate (2^14 units a microsecond) it takes more than two years to
 /// flow in.
 const TOKEN_UNITS_MAX: i64 = 1 << 60;
-/// A cost is cut at this many units, so that sums fit 64 bits.
+/// A share takes no cost of more units, so that sums fit 64 bits.
 const COST_UNITS_MAX: u64 = 1 << 61;
 /// The longest wait for a turn: as long as a bucket may take to fill.
 const WITHIN_MAX_US: u64 = PERIOD_MAX.as_micros() as u64;
@@ -77,6 +77,11 @@ impl TurnRule {
         }
     }
 
+    /// Whether a share counts so high a cost.
+    pub(super) fn can_count(&self, cost: u32) -> bool {
+        self.units_of(cost.into()) <= COST_UNITS_MAX
+    }
+
     /// The units that flow in from the clock's origin to `at`. A scale of one node alone has at most 2^14 in a
     /// microsecond, so this does not overflow for 15 years of the machine's uptime.
     #[inline(always)]
@@ -87,7 +92,7 @@ impl TurnRule {
     /// The units of `cost` tokens.
     #[inline(always)]
     pub(crate) fn units_of(&self, cost: u64) -> u64 {
-        cost.saturating_mul(self.scale().token as u64).min(COST_UNITS_MAX)
+        cost.saturating_mul(self.scale().token as u64)
     }
 
     /// How long a request of `cost` tokens must wait, in units, where the key is so far ahead.

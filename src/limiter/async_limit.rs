@@ -177,7 +177,8 @@ impl ActiveLimit {
 
     fn by_outage_policy(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let policy = self.state.terms.outage;
-        let is_share = policy == OutagePolicy::Share;
+        let is_counted = self.state.info.share.is_some_and(|share| share.can_count(cost));
+        let is_share = policy == OutagePolicy::Share && is_counted;
         let cost_here = if is_share { cost } else { 0 };
         let mut decision = self.decide_within(Target::key(key), cost_here, slot_within_us);
         if !is_share {

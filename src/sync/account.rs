@@ -133,6 +133,7 @@ impl Account {
             level: known.tokens().saturating_mul(unit),
             leased: 0,
             at: now.minus_micros(age_us),
+            window_ends: now.plus_micros(terms.scale.window_us() as u64),
         });
         Self {
             spending: Spending::new(bucket.credit_at_rest()),

@@ -70,7 +70,8 @@ impl Key {
         let claimed = lane.waits_after_loss(now_us) && entry.restore && entry.claim.is_some();
         let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
         let empty = lane.lost_us > 0 && quick && !claimed;
-        let level = if empty { flow(0, rate, now_us - lane.lost_us, burst) } else { burst };
+        let (level, previous) =
+            if empty { empty_since(&entry.scale, lane.lost_us, now_us) } else { (burst, 0) };
         let lost = !entry.restore && !lane.waits_after_loss(now_us) && entry.is_evidence();
         Self {
             scale: entry.scale,
@@ -82,7 +83,7 @@ impl Key {
             recovering_until_us: if lost { now_us + caller.recovery_us } else { 0 },
             heard: 0,
             after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
-            previous: 0,
+            previous,
             stamp_us: now_us,
             level,
             unleased: level,
@@ -119,6 +120,12 @@ impl Key {
             // spent.
             self.end_leases(0);
             (self.leased, self.depth, self.demand) = ([0; 2], [0; 2], [0; 2]);
+            if self.scale.curve == Curve::SlidingWindow {
+                let counted = self.counted(self.previous, self.stamp_us);
+                let current = (self.scale.burst - self.level - counted).max(0);
+                let counted = self.counted(self.previous, now_us);
+                self.level = (self.scale.burst - current - counted).max(-NUMBER_MAX);
+            }
             self.stamp_us = now_us;
         }
         let (now_us, before_us) = (now_us.max(self.stamp_us), self.stamp_us);
@@ -149,7 +156,7 @@ impl Key {
             && !(lane.waits_after_loss(now_us) && claimed)
         {
             // The record is of an older state, and what was spent since is unknown.
-            let flowed = flow(0, self.scale.rate, now_us - lane.lost_us, self.scale.burst);
+            let (flowed, _) = empty_since(&self.scale, lane.lost_us, now_us);
             self.unleased = self.unleased.min(flowed);
             let found = self.unleased + self.outstanding[0] + self.outstanding[1];
             self.level = self.level.min(found).max(-NUMBER_MAX);
@@ -179,8 +186,11 @@ impl Key {
         self.unleased = flow(self.unleased, (rate - leased).max(0), micros, self.cap(depth));
         match self.scale.curve {
             Curve::Refill => self.level = flow(self.level, rate, micros, burst),
-            Curve::FixedWindow => self.pass_fixed_windows(from_us, until_us),
-            Curve::SlidingWindow => self.pass_sliding_windows(from_us, until_us),
+            Curve::FixedWindow | Curve::SlidingWindow => {
+                let (level, previous) =
+                    pass_windows(&self.scale, self.level, self.previous, from_us, until_us);
+                (self.level, self.previous) = (level, previous);
+            }
         }
     }
 
@@ -189,41 +199,8 @@ impl Key {
         self.scale.curve != Curve::Refill
     }
 
-    /// The level is full again at the end of each window. Each pays a burst of what was spent beyond.
-    fn pass_fixed_windows(&mut self, from_us: i64, until_us: i64) {
-        let (window_us, burst) = (self.scale.window_us(), self.scale.burst);
-        let passed = until_us / window_us - from_us / window_us;
-        if passed > 0 {
-            self.level = flow(self.level, burst, passed, burst);
-        }
-    }
-
-    /// What was charged in the window before counts for the part of it that is less than a window ago.
-    fn pass_sliding_windows(&mut self, from_us: i64, until_us: i64) {
-        let (window_us, burst) = (self.scale.window_us(), self.scale.burst);
-        let mut current = (burst - self.level - self.counted(self.previous, from_us)).max(0);
-        match until_us / window_us - from_us / window_us {
-            0 => {}
-            1 => (current, self.previous) = (0, current),
-            _ => (current, self.previous) = (0, 0),
-        }
-        let counted = self.counted(self.previous, until_us);
-        self.level = (burst - current - counted).max(-NUMBER_MAX);
-    }
-
-    /// Units that count at `now_us` of those that were charged in the window before: of whole tokens, whole ones.
     fn counted(&self, previous: i64, now_us: i64) -> i64 {
-        let window_us = self.scale.window_us();
-        let left_us = (window_us - now_us % window_us) as f64;
-        let (tokens, window_us) = ((previous / self.scale.token) as f64, window_us as f64);
-        let product = tokens * left_us;
-        // Where the product is no whole number to a double, a token more or less does not matter.
-        let counted = if product <= SUM_MAX as f64 {
-            product / window_us
-        } else {
-            tokens * (left_us / window_us)
-        };
-        (counted.floor() as i64).saturating_mul(self.scale.token).min(SUM_MAX)
+        counted(&self.scale, previous, now_us)
     }
 
     /// Ends all leases but those of the last `alive` epochs: what was outstanding counts as spent, and
@@ -239,6 +216,11 @@ impl Key {
     /// Moves the key to a newer definition of its limit; leases of the old one count until they end.
     pub(super) fn adopt(&mut self, entry: &Entry) {
         let (old, previous) = (self.scale, self.previous);
+        if old.curve == Curve::Refill && entry.scale.curve != Curve::Refill {
+            // Windows lease no refill: what is out there is void.
+            self.end_leases(0);
+            (self.leased, self.depth, self.demand) = ([0; 2], [0; 2], [0; 2]);
+        }
         let ratio = entry.scale.token as f64 / self.scale.token as f64;
         let down = |units: i64| {
             ((units as f64 * ratio).floor() as i64).clamp(-NUMBER_MAX, entry.scale.burst)
@@ -257,7 +239,10 @@ impl Key {
         if self.is_windows() && old.curve == self.scale.curve {
             // A window's plan tells how much may be spent in it.
             let (mut current, mut before) = (up(current), up(previous));
-            if old.window_us() != self.scale.window_us() {
+            // The next fixed window owes nothing of what an earlier plan had allowed.
+            let is_cut =
+                self.scale.curve == Curve::FixedWindow || old.window_us() != self.scale.window_us();
+            if is_cut {
                 (current, before) = (current.min(self.scale.burst), before.min(self.scale.burst));
             }
             self.previous = if self.scale.curve == Curve::SlidingWindow { before } else { 0 };
@@ -305,8 +290,9 @@ impl Key {
     fn renew(&mut self, entry: &Entry, anew: bool, lost_us: i64) -> bool {
         let held = entry.held;
         let age = self.epoch() - held.tag;
-        let current = age == 0 || age == 1;
         let rate = held.rate + entry.back_rate;
+        let is_refill_of_windows = self.is_windows() && rate > 0;
+        let current = (age == 0 || age == 1) && !is_refill_of_windows;
         let passed_us = if entry.restore { 0 } else { self.stamp_us - held.stamp_us };
         let outstanding = flow(held.outstanding, rate, passed_us.max(0), NUMBER_MAX);
         if anew && entry.restore && current {
@@ -374,7 +360,8 @@ impl Key {
         if entry.restore {
             // What was charged in a life that is lost too is not in the level, but was in a depth. What is
             // outstanding is the most that there can be, and may be less.
-            self.level = self.level.min(self.unleased).max(-NUMBER_MAX);
+            let outstanding = if self.is_windows() { self.level - found } else { 0 };
+            self.level = self.level.min(self.unleased + outstanding).max(-NUMBER_MAX);
         }
         // What all nodes may spend on credit is never written off: they would have it twice.
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
@@ -407,6 +394,54 @@ impl Key {
             return spare_us >= self.scale.full_us(missing) as i64;
         }
         spare_us >= 0 && i128::from(missing) <= i128::from(spare_us) * i128::from(self.scale.rate)
+    }
+}
+
+/// Units that count at `now_us` of those that were charged in the window before: of whole tokens, whole ones.
+fn counted(scale: &Scale, previous: i64, now_us: i64) -> i64 {
+    let window_us = scale.window_us();
+    let left_us = (window_us - now_us % window_us) as f64;
+    let (tokens, window_us) = ((previous / scale.token) as f64, window_us as f64);
+    let product = tokens * left_us;
+    // Where the product is no whole number to a double, a token more or less does not matter.
+    let counted = if product <= SUM_MAX as f64 {
+        product / window_us
+    } else {
+        tokens * (left_us / window_us)
+    };
+    (counted.floor() as i64).saturating_mul(scale.token).min(SUM_MAX)
+}
+
+/// The level of windows at `until_us`, and what was charged in the window before. A fixed window is full again at its end, and
+/// pays a burst of what was spent beyond; in a sliding one, what was charged in the window before counts for the part of it
+/// that is less than a window ago.
+fn pass_windows(
+    scale: &Scale,
+    level: i64,
+    previous: i64,
+    from_us: i64,
+    until_us: i64,
+) -> (i64, i64) {
+    let (window_us, burst) = (scale.window_us(), scale.burst);
+    let passed = until_us / window_us - from_us / window_us;
+    if scale.curve == Curve::FixedWindow {
+        return (if passed > 0 { flow(level, burst, passed, burst) } else { level }, previous);
+    }
+    let current = (burst - level - counted(scale, previous, from_us)).max(0);
+    let (current, previous) = match passed {
+        0 => (current, previous),
+        1 => (0, current),
+        _ => (0, 0),
+    };
+    let level = burst - current - counted(scale, previous, until_us);
+    (level.max(-NUMBER_MAX), previous)
+}
+
+/// The level at `now_us` of a key that had nothing at `since_us`, and what was charged in the window before.
+fn empty_since(scale: &Scale, since_us: i64, now_us: i64) -> (i64, i64) {
+    match scale.curve {
+        Curve::Refill => (flow(0, scale.rate, now_us - since_us, scale.burst), 0),
+        _ => pass_windows(scale, 0, 0, since_us.min(now_us), now_us),
     }
 }
 

@@ -3,7 +3,7 @@
 //! Buckets and accounts count in the units of the quota that the node was built with; what passes between
 //! node and store is in the units of the quota that the store holds.
 
-use crate::quota::{PERIOD_MAX, Scale, TOKENS_MAX};
+use crate::quota::{Curve, PERIOD_MAX, Scale, TOKENS_MAX};
 use crate::sync::message::{Entry, Given, Held};
 use crate::time::Timestamp;
 
@@ -36,7 +36,10 @@ impl Adopted {
         let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
         let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
         let rate = converted(stored.rate, stored.token, token).max(1);
-        Some(Self { version, stored, own: Scale { rate, token, burst, curve: stored.curve } })
+        let own = Scale { rate, token, burst, curve: stored.curve };
+        // A window keeps its length.
+        let is_kept = own.curve == Curve::Refill || own.window_us() == stored.window_us();
+        is_kept.then_some(Self { version, stored, own })
     }
 
     fn out(&self, units: i64) -> i64 {
@@ -145,7 +148,6 @@ fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::Curve;
 
     /// A reply said that a newer quota had no refill: the key took it, and was never filled again.
     #[test]

@@ -13,6 +13,8 @@ pub(super) struct StoreView {
     /// Refill leased to all nodes, in units per microsecond.
     pub(super) leased: i64,
     pub(super) at: Timestamp,
+    /// When the window of the view ends at the latest, if tokens are given for windows.
+    pub(super) window_ends: Timestamp,
 }
 
 /// What a reply said of the key beside what it gave.
@@ -41,14 +43,30 @@ impl Level {
     }
 
     /// Takes a reply in: the view is that of `now`.
-    pub(super) fn install(&mut self, given: &Given, now: Timestamp) {
+    pub(super) fn install(&mut self, given: &Given, scale: &Scale, now: Timestamp) {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
-        self.view = Some(StoreView { level: given.available, leased: given.leased, at: now });
+        let window_us = scale.window_us();
+        let window_ends = now.plus_micros((window_us - given.stamp_us % window_us) as u64);
+        let (level, leased) = (given.available, given.leased);
+        self.view = Some(StoreView { level, leased, at: now, window_ends });
     }
 
     /// The level at `now` if no other node spends, in units.
     pub(super) fn estimate(&self, now: Timestamp, scale: &Scale) -> Option<i64> {
         self.view.map(|view| {
+            let windows = match now.as_micros().checked_sub(view.window_ends.as_micros()) {
+                Some(since_us) => 1 + (since_us / scale.window_us() as u64) as i64,
+                None => 0,
+            };
+            match scale.curve {
+                Curve::Refill => {}
+                Curve::FixedWindow => {
+                    let given = i128::from(scale.burst) * i128::from(windows);
+                    return (i128::from(view.level) + given).min(scale.burst.into()) as i64;
+                }
+                // What was spent in the window before is not known here.
+                Curve::SlidingWindow => return if windows > 1 { scale.burst } else { view.level },
+            }
             let rate = (scale.rate - view.leased).max(0);
             let flowed = i128::from(rate) * i128::from(now.micros_since(view.at));
             (i128::from(view.level) + flowed).min(i128::from(scale.burst)) as i64
@@ -76,8 +94,7 @@ impl Level {
         let missing = (scale.token - given.available).max(0) as f64;
         if missing > 0.0 && scale.curve != Curve::Refill {
             // Nothing is sure to come before; a reply tells if something does.
-            let window_us = scale.window_us();
-            return (window_us - given.stamp_us % window_us) as u64;
+            return scale.windows_us(scale.token - given.available, given.stamp_us);
         }
         let free = (scale.rate - given.leased).max(0) as f64;
         if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }

@@ -34,7 +34,7 @@ impl Account {
         }
         self.lease.renew(given, entry, first_sent, self.scale.token);
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
-        self.level.install(given, now);
+        self.level.install(given, &terms.scale, now);
         self.spending.owes &= given.available < 0 || self.spending.unsent.debt > 0;
         self.show_view(given, now, terms);
         let rate_kept = if given.void { 0 } else { entry.held.rate };

@@ -155,7 +155,8 @@ mod tests {
         (account.cluster.nodes, account.history.caller_has_waited, account.history.requests) =
             (4, true, 1);
         account.history.last_request = now;
-        account.level.view = Some(StoreView { level: terms.scale.burst, leased: 0, at: now });
+        let (level, leased, window_ends) = (terms.scale.burst, 0, now);
+        account.level.view = Some(StoreView { level, leased, at: now, window_ends });
         let entry = account.report(&"x".into(), &terms, now, false);
         let given = Given { available: terms.scale.burst, ..Given::default() };
         account.schedule_report(&given, &entry, now, &terms);
