@@ -66,10 +66,10 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       return level, previous
     end
     local current = max(burst - level - counted(previous, token, window_us, from_us), 0)
-    if passed == 1 then
-      current, previous = 0, current
-    elseif passed > 1 then
-      current, previous = 0, 0
+    if passed > 0 then
+      -- Of more than a burst, the rest is carried on.
+      local owed = max(current - burst * (passed - 1), 0)
+      current, previous = max(owed - burst, 0), min(owed, burst)
     end
     return max(burst - current - counted(previous, token, window_us, until_us), -2^52), previous
   end
@@ -225,10 +225,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       if old_curve == curve then
         -- A window's plan tells how much may be spent in it.
         current = max(min(ceil(current * ratio), 2^52), -2^52)
-        -- The next fixed window owes nothing of what an earlier plan had allowed.
-        if curve == FIXED_WINDOW or old_window_us ~= window_us then
-          current, before = min(current, burst), min(before, burst)
-        end
+        -- The next window owes nothing of what an earlier plan had allowed.
+        current, before = min(current, burst), min(before, burst)
         if curve == SLIDING_WINDOW then previous = before end
         level = max(burst - current - counted(previous, token, window_us, stamp_us), -2^52)
       end
@@ -683,7 +681,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       local is_due = spare_us < 0 or missing > spare_us * rate
       if curve ~= TOKEN_BUCKET then
         -- Until the window is over that counts last.
-        local windows = curve == SLIDING_WINDOW and 2 or ceil(missing / burst)
+        local windows = ceil(missing / burst) + (curve == SLIDING_WINDOW and 1 or 0)
         fill_us = missing > 0 and min(windows * max(floor(burst / rate), 1), 2^50) or 0
         is_due = spare_us < fill_us
       end

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::algorithm::{LogStanding, Rule, Standing, Turn};
 use crate::limit::LimitInfo;
 use crate::quota::{Curve, Quota};
-use crate::time::Timestamp;
+use crate::time::{Timestamp, micros};
 
 mod held;
 
@@ -117,9 +117,8 @@ impl Decision {
                 standing.retry_us(self.cost).max(least)
             }
             Source::Lease(held) => {
-                let has_enough = held.view.tokens() >= self.cost.into();
                 let expected_us = match self.window_left_us() {
-                    Some(_) if has_enough => 0,
+                    Some(_) if held.remaining(&self.limit.scale, self.now) >= self.cost.into() => 0,
                     Some(left_us) => left_us,
                     None => held.expected_us(&self.limit.scale, self.now, self.cost),
                 };
@@ -211,6 +210,9 @@ impl Decision {
         if missing == 0 {
             return Duration::ZERO;
         }
+        if let Some(left_us) = self.window_left_us() {
+            return Duration::from_micros(left_us);
+        }
         let scale = &self.limit.scale;
         let more = (missing as i64 - 1).saturating_mul(scale.token);
         self.next_token_after().saturating_add(Duration::from_micros(scale.micros_for(more)))
@@ -239,12 +241,19 @@ impl Decision {
         }
     }
 
-    /// Microseconds until the window ends in which a leased limit gives no more tokens, by this node's clock.
+    /// Microseconds until the window ends in which a leased limit gives no more tokens, by this node's clock. `None` if that
+    /// tells nothing: the view is of an earlier window, or an outage policy gives refill.
     fn window_left_us(&self) -> Option<u64> {
-        let LimitInfo { scale, window_offset_us, .. } = self.limit;
+        let (LimitInfo { scale, window_offset_us, .. }, Source::Lease(held)) =
+            (self.limit, &self.source)
+        else {
+            return None;
+        };
         let window_us = scale.window_us() as u64;
-        let now_us = self.now.as_micros() + window_offset_us;
-        (scale.curve == Curve::FixedWindow).then(|| window_us - now_us % window_us)
+        let since_us = (self.now.as_micros() + window_offset_us) % window_us;
+        let is_of_window = held.view.age(self.now).is_some_and(|age| micros(age) <= since_us);
+        let is_told = scale.curve == Curve::FixedWindow && is_of_window && !held.has_refill();
+        is_told.then_some(window_us - since_us)
     }
 
     /// The tokens asked for.

@@ -254,21 +254,19 @@ impl Scale {
             Curve::Refill => self.micros_for(missing),
             _ if missing <= 0 => 0,
             // Each window pays a burst of what is owed.
-            Curve::FixedWindow => {
-                let windows = (missing as u64).div_ceil(self.burst as u64);
+            curve => {
+                let owed = (missing as u64).div_ceil(self.burst as u64);
+                let windows = owed + u64::from(curve == Curve::SlidingWindow);
                 windows.saturating_mul(self.window_us() as u64).min(FULL_US_MAX)
             }
-            Curve::SlidingWindow => self.fill_us(),
         }
     }
 
     /// Microseconds from `now_us`, of the store's time, until windows surely give what is missing, if nobody spends.
     pub(crate) fn windows_us(&self, missing: i64, now_us: i64) -> u64 {
         let window_us = self.window_us();
-        let edges = match self.curve {
-            Curve::SlidingWindow => 2,
-            _ => (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20),
-        };
+        let owed = (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20);
+        let edges = owed + u64::from(self.curve == Curve::SlidingWindow);
         let first_us = (window_us - now_us % window_us) as u64;
         first_us.saturating_add((edges - 1).saturating_mul(window_us as u64))
     }

@@ -703,3 +703,53 @@ fn nodes_that_share_windows_admit_what_one_would_and_without_credit_never_more()
         }
     }
 }
+
+/// Each window's edge renewed the credit of each node, however much was owed: 16 of 3 were admitted in each window.
+#[test]
+fn credit_of_windows_is_given_once_and_not_again_while_it_is_owed() {
+    const NODES: usize = 16;
+    let period = Duration::from_secs(2);
+    let rules: [Rule; 2] =
+        [FixedWindow::new(3, period).into(), SlidingWindow::new(3, period).into()];
+    for rule in rules {
+        let cluster = Cluster::new(NODES, &Limit::new("x", rule));
+        let limits: Vec<_> = cluster.limiters.iter().map(|one| one.limit("x").unwrap()).collect();
+        cluster.clock.advance(Duration::from_secs(17));
+        let (mut admitted, mut windows) = (0_u64, 0);
+        // Requests just after each edge, and some before it.
+        for _ in 0..60_000 {
+            let since_ms = cluster.pass() / 1000 % 2000;
+            if [1, 3, 60, 400, 1900, 1990].contains(&since_ms) {
+                windows += u64::from(since_ms == 1);
+                admitted +=
+                    limits.iter().map(|one| u64::from(one.check("key").is_allowed())).sum::<u64>();
+            }
+        }
+        let most = 3 * (windows + 1) + 2 * NODES as u64;
+        println!("{}: {admitted} in {windows} windows, at most {most}", rule.algorithm());
+        assert!(admitted <= most && admitted >= 2 * windows, "{rule:?}: {admitted} of {most}");
+    }
+}
+
+#[test]
+fn fixed_window_that_is_leased_tells_when_it_ends_unless_its_view_is_of_an_earlier_one() {
+    let node = Node::new(FixedWindow::per_second(5).into(), By::Leases);
+    let retry_s = |node: &Node| {
+        let denied = node.ask(5).unwrap();
+        assert!(denied.is_denied());
+        denied.retry_after().as_secs()
+    };
+    assert!(node.ask(5).unwrap().is_allowed());
+    node.at(300_000);
+    assert!((690..=700).contains(&retry_s(&node)), "{}", retry_s(&node));
+    // The next window has begun, and nobody has asked since.
+    node.at(999_000);
+    let left = Duration::from_millis(1100);
+    node.clock.advance(left);
+    let limit = node.syncs.as_ref().unwrap().limit("x").unwrap();
+    let decision = limit.check("key");
+    assert!(
+        decision.is_allowed() || decision.retry_after() < Duration::from_secs(1),
+        "{decision:?}"
+    );
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp, micros};
 
 /// What a node holds of a key, and knows of the rest.
@@ -29,6 +29,11 @@ impl Held {
         left.min(burst(scale))
     }
 
+    /// Whether anything flows into the node's own bucket.
+    pub(super) fn has_refill(&self) -> bool {
+        self.refill.rate() > 0
+    }
+
     /// Microseconds until `cost` tokens are expected: by the lease's refill, or by the store's level as last seen and
     /// the limit's rate.
     pub(super) fn expected_us(&self, scale: &Scale, now: Timestamp, cost: u32) -> u64 {
@@ -39,6 +44,8 @@ impl Held {
                 let units = (missing * scale.token).saturating_sub(earned).max(0) as u64;
                 units.div_ceil(rate)
             }
+            // A view of an earlier window tells nothing of this one.
+            (0, Some(_)) if scale.curve == Curve::FixedWindow => 0,
             (0, Some(age)) => {
                 let units = (missing - self.view.tokens()) * scale.token;
                 scale.micros_for(units).saturating_sub(micros(age))

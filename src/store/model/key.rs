@@ -239,12 +239,8 @@ impl Key {
         if self.is_windows() && old.curve == self.scale.curve {
             // A window's plan tells how much may be spent in it.
             let (mut current, mut before) = (up(current), up(previous));
-            // The next fixed window owes nothing of what an earlier plan had allowed.
-            let is_cut =
-                self.scale.curve == Curve::FixedWindow || old.window_us() != self.scale.window_us();
-            if is_cut {
-                (current, before) = (current.min(self.scale.burst), before.min(self.scale.burst));
-            }
+            // The next window owes nothing of what an earlier plan had allowed.
+            (current, before) = (current.min(self.scale.burst), before.min(self.scale.burst));
             self.previous = if self.scale.curve == Curve::SlidingWindow { before } else { 0 };
             let counted = self.counted(self.previous, self.stamp_us);
             self.level = (self.scale.burst - current - counted).max(-NUMBER_MAX);
@@ -412,9 +408,9 @@ fn counted(scale: &Scale, previous: i64, now_us: i64) -> i64 {
     (counted.floor() as i64).saturating_mul(scale.token).min(SUM_MAX)
 }
 
-/// The level of windows at `until_us`, and what was charged in the window before. A fixed window is full again at its end, and
-/// pays a burst of what was spent beyond; in a sliding one, what was charged in the window before counts for the part of it
-/// that is less than a window ago.
+/// The level of windows at `until_us`, and what was charged in the window before. A fixed window is full again at its end; in
+/// a sliding one, what was charged in the window before counts for the part of it that is less than a window ago. Of what was
+/// charged beyond the burst each window pays a burst.
 fn pass_windows(
     scale: &Scale,
     level: i64,
@@ -427,12 +423,13 @@ fn pass_windows(
     if scale.curve == Curve::FixedWindow {
         return (if passed > 0 { flow(level, burst, passed, burst) } else { level }, previous);
     }
-    let current = (burst - level - counted(scale, previous, from_us)).max(0);
-    let (current, previous) = match passed {
-        0 => (current, previous),
-        1 => (0, current),
-        _ => (0, 0),
-    };
+    let mut current = (burst - level - counted(scale, previous, from_us)).max(0);
+    let mut previous = previous;
+    if passed > 0 {
+        // Of more than a burst, the rest is carried on.
+        let owed = flow(current, -burst, passed - 1, i64::MAX).max(0);
+        (current, previous) = ((owed - burst).max(0), owed.min(burst));
+    }
     let level = burst - current - counted(scale, previous, until_us);
     (level.max(-NUMBER_MAX), previous)
 }

@@ -65,7 +65,10 @@ impl Level {
                     return (i128::from(view.level) + given).min(scale.burst.into()) as i64;
                 }
                 // What was spent in the window before is not known here.
-                Curve::SlidingWindow => return if windows > 1 { scale.burst } else { view.level },
+                Curve::SlidingWindow => {
+                    let owed = (scale.burst - view.level) / scale.burst;
+                    return if windows > owed + 1 { scale.burst } else { view.level };
+                }
             }
             let rate = (scale.rate - view.leased).max(0);
             let flowed = i128::from(rate) * i128::from(now.micros_since(view.at));
