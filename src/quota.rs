@@ -262,9 +262,9 @@ impl Scale {
         }
     }
 
-    /// Microseconds from `now_us`, of the store's time, until windows surely give what is missing, if nobody spends.
-    pub(crate) fn windows_us(&self, missing: i64, now_us: i64) -> u64 {
-        let window_us = self.window_us();
+    /// Microseconds from `now_us`, of the store's time, until windows of this length surely give what is missing, if nobody
+    /// spends.
+    pub(crate) fn windows_us(&self, missing: i64, now_us: i64, window_us: i64) -> u64 {
         let owed = (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20);
         let edges = owed + u64::from(self.curve == Curve::SlidingWindow);
         let first_us = (window_us - now_us % window_us) as u64;

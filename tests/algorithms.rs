@@ -9,8 +9,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    AsyncLimit, CheckError, ConfigError, Decision, FixedWindow, Incidents, LeakyBucket, Limit,
-    Limiter, MemoryStore, Quota, RedisStore, Rule, SlidingLog, SlidingWindow,
+    ActiveLimit, AsyncLimit, CheckError, ConfigError, Decision, FixedWindow, Incidents,
+    LeakyBucket, Limit, Limiter, MemoryStore, Quota, RedisStore, Rule, SlidingLog, SlidingWindow,
 };
 
 use parts::RedisServer;
@@ -591,6 +591,7 @@ fn requests_of_many_nodes_at_once_are_decided_as_if_they_came_one_by_one() {
 /// Nodes that share a limit in virtual time.
 struct Cluster {
     clock: ManualClock,
+    store: ScriptedStore,
     runtime: tokio::runtime::Runtime,
     limiters: Vec<Limiter>,
 }
@@ -600,14 +601,30 @@ impl Cluster {
         let clock = ManualClock::new();
         let store = ScriptedStore::new(&clock);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let entered = runtime.enter();
-        let node = |_| {
-            let builder = Limiter::builder().limit(limit.clone()).store(store.clone()).lanes(1);
-            builder.clock(&clock).build().unwrap()
-        };
-        let limiters = (0..nodes).map(node).collect();
-        drop(entered);
-        Self { clock, runtime, limiters }
+        let mut cluster = Self { clock, store, runtime, limiters: Vec::new() };
+        for _ in 0..nodes {
+            cluster.join(limit);
+        }
+        cluster
+    }
+
+    /// Adds a node.
+    fn join(&mut self, limit: &Limit) -> ActiveLimit {
+        let _entered = self.runtime.enter();
+        let builder = Limiter::builder().limit(limit.clone()).store(self.store.clone()).lanes(1);
+        let limiter = builder.clock(&self.clock).build().unwrap();
+        self.limiters.push(limiter.clone());
+        limiter.limit("x").unwrap()
+    }
+
+    /// What is admitted of a request in each of so many milliseconds.
+    fn admits(&self, limit: &ActiveLimit, millis: u64) -> u64 {
+        let mut admitted = 0;
+        for _ in 0..millis {
+            self.pass();
+            admitted += u64::from(limit.check("key").is_allowed());
+        }
+        admitted
     }
 
     /// Lets a millisecond pass. Returns the time, in microseconds.
@@ -752,4 +769,46 @@ fn fixed_window_that_is_leased_tells_when_it_ends_unless_its_view_is_of_an_earli
         decision.is_allowed() || decision.retry_after() < Duration::from_secs(1),
         "{decision:?}"
     );
+}
+
+/// What an earlier plan had allowed was owed, window by window: nothing was admitted in six of them.
+#[test]
+fn window_whose_plan_is_lowered_gives_its_tokens_again_from_the_second_next_window_on() {
+    let period = Duration::from_secs(2);
+    let rules: [fn(u64, Duration) -> Rule; 2] = [
+        |tokens, period| FixedWindow::new(tokens, period).into(),
+        |tokens, period| SlidingWindow::new(tokens, period).into(),
+    ];
+    for rule in rules {
+        let limit = Limit::new("x", rule(1000, period)).strict();
+        let mut cluster = Cluster::new(1, &limit);
+        let old = cluster.limiters[0].limit("x").unwrap();
+        cluster.clock.advance(Duration::from_secs(16));
+        cluster.admits(&old, 1000);
+        let spent = cluster.admits(&old, 1990);
+        assert!(spent > 900, "{spent}");
+        let new = cluster.join(&Limit::new("x", rule(10, period)).strict().version(1));
+        cluster.admits(&new, 4000);
+        let admitted = cluster.admits(&new, 4000);
+        assert!((15..=21).contains(&admitted), "{limit:?}: {admitted} in two windows");
+    }
+}
+
+/// A node kept what a token bucket had leased to it, ten times what windows give.
+#[test]
+fn refill_that_was_leased_ends_where_the_limit_becomes_one_by_windows() {
+    let mut cluster = Cluster::new(1, &Limit::new("x", Quota::per_second(500)).strict());
+    let old = cluster.limiters[0].limit("x").unwrap();
+    cluster.clock.advance(Duration::from_secs(16));
+    assert!(cluster.admits(&old, 4000) > 1800, "the bucket's rate is leased");
+    let windows = FixedWindow::new(100, Duration::from_secs(2));
+    let new = cluster.join(&Limit::new("x", windows).strict().version(1));
+    let mut admitted = 0;
+    for millis in 0..6000 {
+        cluster.pass();
+        let both = [&old, &new].map(|limit| u64::from(limit.check("key").is_allowed()));
+        // The old node hears of the newer quota with its next report.
+        admitted += if millis >= 2000 { both[0] + both[1] } else { 0 };
+    }
+    assert!(admitted <= 300, "{admitted} in two windows and parts of a third");
 }

@@ -37,8 +37,9 @@ impl Adopted {
         let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
         let rate = converted(stored.rate, stored.token, token).max(1);
         let own = Scale { rate, token, burst, curve: stored.curve };
-        // A window keeps its length.
-        let is_kept = own.curve == Curve::Refill || own.window_us() == stored.window_us();
+        // A window keeps its length, nearly.
+        let off_us = (own.window_us() - stored.window_us()).abs();
+        let is_kept = own.curve == Curve::Refill || off_us <= stored.window_us() / 100;
         is_kept.then_some(Self { version, stored, own })
     }
 
@@ -87,6 +88,11 @@ impl AgreedQuota {
     /// The quota in the units of this node; `own` is what it was built with.
     pub(super) fn scale(&self, own: Scale) -> Scale {
         self.adopted.map_or(own, |adopted| adopted.own)
+    }
+
+    /// The length of a window in the store, exactly; `own` is the quota that this node was built with.
+    pub(super) fn window_us(&self, own: Scale) -> i64 {
+        self.adopted.map_or(own, |adopted| adopted.stored).window_us()
     }
 
     /// Whether an event is to name the store's refusal now; if so, notes that it does.

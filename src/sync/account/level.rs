@@ -43,9 +43,8 @@ impl Level {
     }
 
     /// Takes a reply in: the view is that of `now`.
-    pub(super) fn install(&mut self, given: &Given, scale: &Scale, now: Timestamp) {
+    pub(super) fn install(&mut self, given: &Given, window_us: i64, now: Timestamp) {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
-        let window_us = scale.window_us();
         let window_ends = now.plus_micros((window_us - given.stamp_us % window_us) as u64);
         let (level, leased) = (given.available, given.leased);
         self.view = Some(StoreView { level, leased, at: now, window_ends });
@@ -93,11 +92,11 @@ impl Level {
 
     /// Time until the level is believed to come to a whole token, according to the growth that this node has seen
     /// and to the refill that is not leased.
-    pub(super) fn token_in_us(&self, given: &Given, scale: &Scale) -> u64 {
+    pub(super) fn token_in_us(&self, given: &Given, scale: &Scale, window_us: i64) -> u64 {
         let missing = (scale.token - given.available).max(0) as f64;
         if missing > 0.0 && scale.curve != Curve::Refill {
             // Nothing is sure to come before; a reply tells if something does.
-            return scale.windows_us(scale.token - given.available, given.stamp_us);
+            return scale.windows_us(scale.token - given.available, given.stamp_us, window_us);
         }
         let free = (scale.rate - given.leased).max(0) as f64;
         if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }

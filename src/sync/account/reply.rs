@@ -34,7 +34,7 @@ impl Account {
         }
         self.lease.renew(given, entry, first_sent, self.scale.token);
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
-        self.level.install(given, &terms.scale, now);
+        self.level.install(given, self.window_us(terms), now);
         self.spending.owes &= given.available < 0 || self.spending.unsent.debt > 0;
         self.show_view(given, now, terms);
         let rate_kept = if given.void { 0 } else { entry.held.rate };
@@ -51,10 +51,15 @@ impl Account {
         installed
     }
 
+    /// The length of a window, as the store has it.
+    fn window_us(&self, terms: &Terms) -> i64 {
+        self.quota.window_us(terms.scale)
+    }
+
     /// Writes the view into the bucket.
     fn show_view(&self, given: &Given, now: Timestamp, terms: &Terms) {
         // The cached time of decisions is behind `now`: credit that is there must not wait for it.
-        let credit_from = match self.level.token_in_us(given, &terms.scale) {
+        let credit_from = match self.level.token_in_us(given, &terms.scale, self.window_us(terms)) {
             0 => Timestamp::ZERO,
             token_in_us => now.plus_micros(token_in_us),
         };
