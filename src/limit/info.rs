@@ -19,7 +19,7 @@ pub(crate) struct LimitInfo {
     pub(crate) key_rule: Option<KeyRule>,
     /// This node's part, if the store decides.
     pub(crate) share: Option<KeyRule>,
-    /// Added to the node's time, in microseconds, windows that are leased begin at multiples of their length. 0 of others.
+    /// Added to the node's time, in microseconds, so that leased windows begin at multiples of their length; 0 for others.
     pub(crate) window_offset_us: u64,
 }
 
