@@ -13,7 +13,10 @@ use crate::quota::{PERIOD_MAX, Scale};
 use crate::time::Timestamp;
 
 /// The rule of a key whose state is one point in time.
+///
+/// With a tag of its own: one that the compiler hides in a field takes each decision six instructions to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub(crate) enum TurnRule {
     TokenBucket(Scale),
     LeakyBucket {
