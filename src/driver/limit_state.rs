@@ -162,14 +162,14 @@ impl LimitState {
     pub(crate) fn new(
         index: u32,
         limit: &Limit,
-        terms: Terms,
+        terms: &Terms,
         hasher: KeyHasher,
         budget: &Arc<KeyBudget>,
         time: &TimeSource,
     ) -> Option<Self> {
         let (budget, credit) = (budget.clone(), terms.credit.first);
         let name: Arc<str> = limit.name().into();
-        let info = LimitInfo::intern(&name, &terms, limit.rule(), time.origin_us());
+        let info = LimitInfo::intern(&name, terms, limit.rule(), time.origin_us());
         let buckets =
             match info.share.as_ref().or(info.key_rule.as_ref()) {
                 None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
@@ -195,7 +195,7 @@ impl LimitState {
             index,
             name,
             info,
-            terms,
+            terms: *terms,
             clock,
             buckets,
             needs_async,

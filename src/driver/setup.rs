@@ -95,7 +95,7 @@ fn limit_states(
     };
     let state = |(&(limit, terms), index): (&(&Limit, Terms), u32)| {
         let hasher = KeyHasher::new(random()?);
-        let state = LimitState::new(index, limit, terms, hasher, budget, time);
+        let state = LimitState::new(index, limit, &terms, hasher, budget, time);
         state.map(Arc::new).ok_or_else(no_memory)
     };
     limits.iter().zip(0..).map(state).collect()

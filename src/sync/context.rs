@@ -63,10 +63,10 @@ pub(crate) struct LimitBooks {
 }
 
 impl LimitBooks {
-    pub(crate) fn new(name: Arc<str>, terms: Terms, nodes: Nodes) -> Self {
+    pub(crate) fn new(name: Arc<str>, terms: &Terms, nodes: Nodes) -> Self {
         Self {
             name,
-            terms,
+            terms: *terms,
             nodes,
             turnover: Turnover::default(),
             counts: DecisionCounts::default(),

@@ -93,7 +93,7 @@ impl Engine {
             retry_us: config.retry_us,
         };
         let nodes = || Nodes::new(config.max_nodes, config.retry_us);
-        let books = |(name, terms)| LimitBooks::new(name, terms, nodes());
+        let books = |(name, terms)| LimitBooks::new(name, &terms, nodes());
         let limits = config.limits.into_iter().map(books).collect();
         let context = Context::new(limits, config.lanes, timings, config.seed, now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
