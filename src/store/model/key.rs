@@ -427,7 +427,8 @@ fn pass_windows(
     let mut previous = previous;
     if passed > 0 {
         // Of more than a burst, the rest is carried on.
-        let owed = flow(current, -burst, passed - 1, i64::MAX).max(0);
+        let owed = i128::from(current) - i128::from(burst) * i128::from(passed - 1);
+        let owed = owed.max(0) as i64;
         (current, previous) = ((owed - burst).max(0), owed.min(burst));
     }
     let level = burst - current - counted(scale, previous, until_us);
@@ -461,4 +462,29 @@ pub(super) fn shift(sum: &mut i64, by: i64) {
 pub(super) fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
     let flowed = i128::from(level) + i128::from(rate) * i128::from(micros);
     flowed.min(i128::from(cap)) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each of many windows pays was more than 64 bits hold, and came out as a debt.
+    #[test]
+    fn sliding_window_that_was_idle_for_ages_owes_nothing() {
+        let curve = Curve::SlidingWindow;
+        let burst = 1 << 52;
+        let scale = Scale { rate: 1 << 40, token: 1 << 40, burst, curve };
+        let window_us = scale.window_us();
+        for windows in [2, 2047, 2048, 2049, 3000, 4096, 5000, 100_000_000] {
+            let passed = pass_windows(&scale, 0, 0, 0, windows * window_us);
+            assert_eq!(passed, (burst, 0), "after {windows} windows");
+        }
+        // Of three bursts that were charged one is paid by each window, and counts in the next one.
+        let burst = 1 << 50;
+        let scale = Scale { burst, ..scale };
+        let window_us = scale.window_us();
+        let passed =
+            [1, 2, 3, 4].map(|edge| pass_windows(&scale, -2 * burst, 0, 0, edge * window_us));
+        assert_eq!(passed, [(-2 * burst, burst), (-burst, burst), (0, burst), (burst, 0)]);
+    }
 }
