@@ -291,6 +291,7 @@ fn fewest(nodes: u32, incidents: &Incidents) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algorithm::FixedWindow;
     use crate::quota::Quota;
 
     fn limit() -> Limit {
@@ -299,6 +300,35 @@ mod tests {
 
     fn assert_near(seen: f64, expected: f64) {
         assert!((seen - expected).abs() < 1e-9, "{seen}, not {expected}");
+    }
+
+    #[test]
+    fn local_limit_has_no_excess_and_an_exact_one_only_what_the_store_forgot() {
+        let limit = || Limit::new("x", Quota::per_second(1000).burst(100));
+        let mut incidents = Incidents {
+            losses_of_memory: 2,
+            lost_records: 1,
+            store_jumps_s: vec![0.01, 5.0],
+            deaths: 3,
+            joins: 3,
+            ..Incidents::default()
+        };
+        assert_near(bound(&limit().exact(), 4, &Incidents::default()), 0.0);
+        assert_near(bound(&limit().exact(), 4, &incidents), 3.0 * 100.0 + 10.0 + 100.0);
+        incidents.outages = 1;
+        assert!(bound(&limit().exact(), 4, &incidents).is_infinite());
+        let closed = limit().exact().outage(OutagePolicy::Closed);
+        assert_near(bound(&closed, 4, &incidents), 410.0);
+        assert_near(bound(&limit().local(), 4, &incidents), 0.0);
+    }
+
+    #[test]
+    fn share_of_a_window_adds_a_burst_in_each_outage() {
+        let incidents = Incidents { outages: 3, lent_tokens: 7.0, ..Incidents::default() };
+        let window = Limit::new("x", FixedWindow::per_second(100)).strict();
+        assert_near(bound(&window, 4, &incidents), 7.0 + 3.0 * 100.0);
+        let bucket = Limit::new("x", Quota::per_second(100)).strict();
+        assert_near(bound(&bucket, 4, &incidents), 7.0);
     }
 
     #[test]

@@ -185,7 +185,8 @@ impl Limit {
     /// (once in four times as long); the others are decided at once. A node's share is one of
     /// [`Builder::max_nodes`](crate::Builder::max_nodes) parts of the limit, a token at least; a cost above it is denied.
     /// Requests admitted in an outage are not charged later, so each outage can admit as much again. A request whose reply
-    /// was lost may have been charged. A store that loses its memory gives each key its full limit.
+    /// was lost may have been charged. A store that loses its memory gives each key its full limit. While 10,000 decisions of
+    /// a limiter are under way, the outage policy decides about others, and an [event](crate::Event::NotDecided) says so.
     ///
     /// [`sync`](Self::sync), [`credit`](Self::credit) and [`grace`](Self::grace) have no effect, nor has
     /// [`version`](Self::version): a changed rule applies with the next request.

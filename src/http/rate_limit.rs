@@ -105,9 +105,11 @@ impl RateLimit {
         self
     }
 
-    /// Decides at once, as [`ActiveLimit::check`](crate::ActiveLimit::check) does; exact limits still ask the store. By default a request for which this node is not sure waits
-    /// for the store, as in [`ActiveLimit::check_sure`](crate::ActiveLimit::check_sure); and one of a [`LeakyBucket`](crate::LeakyBucket) is held until its
-    /// slot, as in [`ActiveLimit::until_ready`](crate::ActiveLimit::until_ready), within the queue: at most
+    /// Decides at once, as [`ActiveLimit::check`](crate::ActiveLimit::check) does; exact limits still ask the
+    /// store. By default a request for which this node is not sure waits for the store, as in
+    /// [`ActiveLimit::check_sure`](crate::ActiveLimit::check_sure); and one of a
+    /// [`LeakyBucket`](crate::LeakyBucket) is held until its slot, as in
+    /// [`ActiveLimit::until_ready`](crate::ActiveLimit::until_ready), within the queue: at most
     /// [`Limit::max_waiting`](crate::Limit::max_waiting) at a time, and others are denied at once. A client that
     /// disconnects leaves the queue.
     #[must_use]
