@@ -5,7 +5,8 @@
 --
 -- A record is a ledger, which is the same for every algorithm, and the level of its curve: how it rises while
 -- nobody spends. A token bucket's rises at the rate. A fixed window's is full again at the end of each window;
--- a sliding window's rises as what was charged in the window before counts less. The level
+-- a sliding window's rises as what was charged in the window before counts less; a sliding log's as each charge
+-- leaves, a window after the slot of time that it was made in. The level
 -- still has what is outstanding: what nodes hold, or have spent and not reported. Beside it stands what can
 -- be leased, which may always rise to the level less what is outstanding, within the burst less the depths
 -- leased out.
@@ -28,10 +29,122 @@ local call = redis.call
 -- one that is run when it does, and numbers with a name stand in the function that uses them.
 
 -- Curves, as quotas have them.
-local FIXED_WINDOW, SLIDING_WINDOW = 2, 3
+local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG = 2, 3, 4
 
 -- Numbers that are needed as strings are written as such: Lua takes a microsecond to print one.
 local MAGIC = 'T2'
+
+---------------------------------------------------------------------------------------------------
+-- Sliding logs
+
+-- Returns what is done with the slots of a log: pairs of a slot's number and the units charged in it, one after the
+-- other, the oldest first; never more than a burst together. What was charged beyond a burst lowers the level only,
+-- and takes its place among them as soon as earlier charges leave.
+local function log_functions()
+  local SLOTS, PAIR_BYTES = 64, 16
+  local insert, remove = table.insert, table.remove
+
+  local function slot_of(window_us, at_us) return floor(at_us / ceil(window_us / SLOTS)) end
+
+  -- When the charges of a slot leave: a window after the slot's end.
+  local function leaves_us(window_us, slot) return (slot + 1) * ceil(window_us / SLOTS) + window_us end
+
+  local function sum_of(slots)
+    local sum = 0
+    for at = 2, #slots, 2 do sum = sum + slots[at] end
+    return sum
+  end
+
+  local function add(slots, slot, units)
+    local at = 1
+    while slots[at] and slots[at] < slot do at = at + 2 end
+    if slots[at] == slot then
+      slots[at + 1] = slots[at + 1] + units
+    else
+      insert(slots, at, units)
+      insert(slots, at, slot)
+    end
+  end
+
+  -- Charges what `level` misses beyond what is charged already to the slot of `at_us`. Where it misses less, because
+  -- debt was written off, the oldest charges go.
+  local function settle(slots, burst, window_us, level, at_us)
+    local sum = sum_of(slots)
+    local beyond = burst - level - sum
+    local room = min(beyond, burst - sum)
+    if room > 0 then add(slots, slot_of(window_us, at_us), room) end
+    local less = -beyond
+    while less > 0 and slots[2] do
+      local taken = min(less, slots[2])
+      slots[2], less = slots[2] - taken, less - taken
+      if slots[2] == 0 then
+        remove(slots, 1)
+        remove(slots, 1)
+      end
+    end
+  end
+
+  -- Lets charges leave until `until_us`, and returns the level then.
+  local function pass(slots, burst, window_us, level, from_us, until_us)
+    settle(slots, burst, window_us, level, from_us)
+    local owed, last = burst - level - sum_of(slots), nil
+    repeat
+      last = nil
+      while slots[1] and leaves_us(window_us, slots[1]) <= until_us do
+        last = remove(slots, 1)
+        remove(slots, 1)
+      end
+      local room = last and min(owed, burst - sum_of(slots)) or 0
+      if room > 0 then
+        owed = owed - room
+        add(slots, slot_of(window_us, leaves_us(window_us, last)), room)
+      end
+    until not last
+    return max(burst - sum_of(slots) - owed, -2^52)
+  end
+
+  -- Adds what `from` has, each slot as `slot_now` says and units as `units_now` says.
+  local function moved(from, slot_now, units_now)
+    local slots = {}
+    for at = 1, #from, 2 do add(slots, slot_now(from[at]), units_now(from[at + 1])) end
+    return slots
+  end
+
+  -- No charge is later than `now_us`: the lane's time went back.
+  local function no_later_than(slots, window_us, now_us)
+    local newest = slot_of(window_us, now_us)
+    return moved(slots, function(slot) return min(slot, newest) end, function(units) return units end)
+  end
+
+  -- The same charges in the units and slots of another plan.
+  local function convert(slots, ratio, old_window_us, window_us, now_us)
+    return moved(slots, function(slot)
+      return slot_of(window_us, min((slot + 1) * ceil(old_window_us / SLOTS) - 1, now_us))
+    end, function(units) return max(min(ceil(units * ratio), 2^52), -2^52) end)
+  end
+
+  -- The slots at the end of a record, from `at` on. Without units: there to keep the record's length.
+  local function read(record, at)
+    local slots = {}
+    while at + PAIR_BYTES - 1 <= #record do
+      local slot, units = unpack_numbers('<dd', record, at)
+      if units > 0 then
+        slots[#slots + 1], slots[#slots + 2] = slot, units
+      end
+      at = at + PAIR_BYTES
+    end
+    return slots
+  end
+
+  local function written(slots)
+    local parts = {}
+    for at = 1, #slots, 2 do parts[#parts + 1] = pack('<dd', slots[at], slots[at + 1]) end
+    return table.concat(parts)
+  end
+
+  return { settle = settle, pass = pass, no_later_than = no_later_than, convert = convert, read = read,
+    written = written }
+end
 
 ---------------------------------------------------------------------------------------------------
 -- What seldom happens
@@ -44,6 +157,11 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   -- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
   local EMPTY_AFTER_LOSS_US, DEBT_US, CREDIT_TOKENS = 60000000, 1000000, 15
   local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<dddd', '98'
+  local log
+  local function logs()
+    log = log or log_functions()
+    return log
+  end
 
   -- Units that count at `at_us` of those that were charged in the window before: of whole tokens, whole ones.
   local function counted(previous, token, window_us, at_us)
@@ -75,9 +193,13 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- The level now of a key that had nothing at `since_us`, and what was charged in the window before.
-  local function empty_since(since_us, curve, rate, token, burst)
-    if curve >= FIXED_WINDOW then
-      return pass_windows(curve, token, burst, max(floor(burst / rate), 1), min(since_us, now_us), now_us, 0, 0)
+  -- `slots` come to be those of a log.
+  local function empty_since(since_us, curve, rate, token, burst, slots)
+    local from_us, window_us = min(since_us, now_us), max(floor(burst / rate), 1)
+    if curve == SLIDING_LOG then
+      return logs().pass(slots, burst, window_us, 0, from_us, now_us), 0
+    elseif curve >= FIXED_WINDOW then
+      return pass_windows(curve, token, burst, window_us, from_us, now_us, 0, 0)
     end
     return min(rate * (now_us - since_us), burst), 0
   end
@@ -86,17 +208,18 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   -- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
   -- lowest of their claims tells the level.
   local function first_record(quota, rate, burst, is_known, is_claimed)
-    local level, until_us, previous = burst, 0, 0
+    local level, until_us, previous, slots = burst, 0, 0, {}
     if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
       local _, token, _, _, _, curve = unpack_numbers('<dddddd', quota, #MAGIC + 1)
-      level, previous = empty_since(lost_us, curve, rate, token, burst)
+      level, previous = empty_since(lost_us, curve, rate, token, burst, slots)
     end
     if is_known and not is_lost then until_us = now_us + recovery_us end
     local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
-    if until_us > 0 or is_returning or previous > 0 then
+    if until_us > 0 or is_returning or previous > 0 or slots[1] then
       record = record .. pack(TROUBLE_FORMAT, 0, until_us, 0, is_returning and level or 0)
     end
     if previous > 0 then record = record .. pack('<d', previous) end
+    if slots[1] then record = record .. logs().written(slots) end
     return record
   end
 
@@ -123,7 +246,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
-  local function pass_time(is_claimed, curve, previous, rate, token, burst, epoch_us, stamp_us, level, unleased,
+  local function pass_time(is_claimed, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
       after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     local is_windows, window_us = curve >= FIXED_WINDOW, max(floor(burst / rate), 1)
     if stamp_us > now_us + floor(burst / rate) + 1 then
@@ -134,6 +257,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       if curve == SLIDING_WINDOW then
         local current = max(burst - level - counted(previous, token, window_us, stamp_us), 0)
         level = max(burst - current - counted(previous, token, window_us, now_us), -2^52)
+      elseif curve == SLIDING_LOG then
+        slots = logs().no_later_than(slots, window_us, now_us)
       end
       stamp_us = now_us
     end
@@ -162,7 +287,9 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
         end
         if free > 0 then unleased = unleased + free * passed_us end
         unleased = min(unleased, max(burst - depth * token, 0))
-        if is_windows then
+        if curve == SLIDING_LOG then
+          level = logs().pass(slots, burst, window_us, level, at_us, ends_us)
+        elseif is_windows then
           level, previous = pass_windows(curve, token, burst, window_us, at_us, ends_us, level, previous)
         else
           level = min(level + rate * passed_us, burst)
@@ -183,11 +310,11 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     if is_windows then unleased = level - out0 - out1 end
     if stamp_us < lost_us and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
       -- The record is of an older state, and no node knows what was spent since.
-      unleased = min(unleased, (empty_since(lost_us, curve, rate, token, burst)))
+      unleased = min(unleased, (empty_since(lost_us, curve, rate, token, burst, {})))
       level = max(min(level, unleased + out0 + out1), -2^52)
     end
     if stamp_us < silent_until_us then after_silence = unleased end
-    return previous, until_us, level, unleased, after_silence,
+    return previous, slots, until_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
 
@@ -200,7 +327,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
-  local function adopt(ratio, old, new, previous, stamp_us, level, unleased, after_silence,
+  local function adopt(ratio, old, new, previous, slots, stamp_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     local old_rate, old_token, old_burst, old_curve = old[1], old[2], old[3], old[4]
     local rate, token, burst, curve = new[1], new[2], new[3], new[4]
@@ -211,6 +338,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       level, unleased = end_lease(level, unleased, out1)
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
     end
+    local old_level = level
     local current = max(old_burst - level - counted(previous, old_token, old_window_us, stamp_us), 0)
     level = max(min(floor(level * ratio), burst), -2^52)
     unleased = max(min(floor(unleased * ratio), burst), -2^52)
@@ -222,7 +350,11 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     local before = max(min(ceil(previous * ratio), 2^52), -2^52)
     previous = 0
     if curve >= FIXED_WINDOW then
-      if old_curve == curve then
+      if curve == SLIDING_LOG and old_curve == curve then
+        -- What was spent stays, and leaves a window of the new plan later.
+        slots = logs().convert(slots, ratio, old_window_us, window_us, stamp_us)
+        level = max(burst - max(min(ceil((old_burst - old_level) * ratio), 2^52), -2^52), -2^52)
+      elseif old_curve == curve then
         -- A window's plan tells how much may be spent in it.
         current = max(min(ceil(current * ratio), 2^52), -2^52)
         -- The next window owes nothing of what an earlier plan had allowed.
@@ -232,7 +364,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       end
       unleased = level - out0 - out1
     end
-    return previous, stamp_us, level, unleased, after_silence,
+    if curve ~= SLIDING_LOG or old_curve ~= curve then slots = {} end
+    return previous, slots, stamp_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
 
@@ -250,7 +383,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
-    adopt = adopt, lowest_level = lowest_level, reserve = reserve }
+    adopt = adopt, lowest_level = lowest_level, reserve = reserve, logs = logs }
 end
 
 ---------------------------------------------------------------------------------------------------
@@ -270,14 +403,14 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
   -- length of an epoch, and curve.
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
-  local FIXED_WINDOW, SLIDING_WINDOW = FIXED_WINDOW, SLIDING_WINDOW
+  local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG = FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG
   local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<ddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
   local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
-  -- Behind that stands, if windows slide, what was charged in the window before.
-  local TROUBLE_FORMAT, TROUBLE_BYTES, SLIDING_BYTES = '<dddd', 4 * 8, 5 * 8
+  -- Behind that stands, if windows slide, what was charged in the window before; of a log, its slots.
+  local TROUBLE_FORMAT, TROUBLE_BYTES, TROUBLE_BYTES_MAX = '<dddd', 4 * 8, 4 * 8 + 70 * 16
   -- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
   -- QUOTA_BYTES + 6 * 8.
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
@@ -299,7 +432,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local rate, token, burst, version, epoch_us, curve =
       unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
     local most = max(rate * DEBT_US, token, burst, version, 4 * epoch_us)
-    local is_curve = curve == TOKEN_BUCKET or curve == FIXED_WINDOW or curve == SLIDING_WINDOW
+    local is_curve = curve >= TOKEN_BUCKET and curve <= SLIDING_LOG and curve % 1 == 0
     local is_quota = bytes:sub(1, #MAGIC) == MAGIC and is_curve and version >= 0
       and min(rate, token, burst, epoch_us) >= 1 and most <= 2^52 and (rate + token + burst + version + epoch_us) % 1 == 0
     if not is_quota then
@@ -369,8 +502,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         or rare.first_record(quota, rate, burst, is_known and not restoring, restoring and has_claim)
     end
     local length = #record
-    if length ~= BUCKET_BYTES and length ~= BUCKET_BYTES + TROUBLE_BYTES
-      and length ~= BUCKET_BYTES + SLIDING_BYTES then
+    local tail = length - BUCKET_BYTES
+    if tail ~= 0 and (tail < TROUBLE_BYTES or tail > TROUBLE_BYTES_MAX or tail % 8 ~= 0) then
       -- The rest is computed for nothing, and thrown away.
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
@@ -380,13 +513,10 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local own, until_ms, birth_us, leased1, depth1, out1, demand1,
       stamp_us, level, unleased, charged, leased0, depth0, out0, demand0 =
       unpack_numbers(BUCKET_FORMAT, record)
-    local written_off, recovering_until_us, heard, after_silence, previous = 0, 0, 0, 0, 0
+    local written_off, recovering_until_us, heard, after_silence, previous, slots = 0, 0, 0, 0, 0, false
     if length > BUCKET_BYTES then
       written_off, recovering_until_us, heard, after_silence =
         unpack_numbers(TROUBLE_FORMAT, record, BUCKET_BYTES + 1)
-      if length == BUCKET_BYTES + SLIDING_BYTES then
-        previous = unpack_numbers('<d', record, BUCKET_BYTES + TROUBLE_BYTES + 1)
-      end
     end
     local epoch, epoch_us = epoch_now, wanted_epoch_us
 
@@ -414,7 +544,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if own ~= quota then
         own_rate, own_token, own_burst, own_version, epoch_us, own_curve =
           unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
-        if own_curve ~= TOKEN_BUCKET and own_curve ~= FIXED_WINDOW and own_curve ~= SLIDING_WINDOW
+        if own_curve < TOKEN_BUCKET or own_curve > SLIDING_LOG or own_curve % 1 ~= 0
           or not rare.is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
           refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
         elseif own_version > version or own_version == version
@@ -423,15 +553,21 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
             own_curve - 1, 0, 0)
         end
       end
-      previous, stamp_us, level, unleased, after_silence,
+      if own_curve == SLIDING_LOG then
+        slots = rare.logs().read(record, BUCKET_BYTES + TROUBLE_BYTES + 1)
+      elseif own_curve == SLIDING_WINDOW and length > BUCKET_BYTES + TROUBLE_BYTES then
+        previous = unpack_numbers('<d', record, BUCKET_BYTES + TROUBLE_BYTES + 1)
+      end
+      previous, slots, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        rare.pass_time(restoring and has_claim, own_curve, previous, own_rate, own_token, own_burst, epoch_us, stamp_us, level, unleased, after_silence,
+        rare.pass_time(restoring and has_claim, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
+          level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       if own_version < version then
-        previous, stamp_us, level, unleased, after_silence,
+        previous, slots, stamp_us, level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
           rare.adopt(token / own_token, { own_rate, own_token, own_burst, own_curve }, { rate, token, burst, curve },
-            previous, stamp_us, level, unleased, after_silence,
+            previous, slots, stamp_us, level, unleased, after_silence,
             leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       end
       if leased0 + leased1 == 0 and depth0 + depth1 == 0 and out0 == 0 and out1 == 0
@@ -577,6 +713,11 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       end
     end
 
+    if curve == SLIDING_LOG then
+      slots = slots or {}
+      rare.logs().settle(slots, burst, max(floor(burst / rate), 1), level, stamp_us)
+    end
+
     -- Tokens out of the bucket: first what callers wait for, then half of the rest by share and
     -- half spread evenly, and one at least while there is one.
     local demand, share, tokens, most = demand0 + demand1, 0, 0, rate
@@ -681,7 +822,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       local is_due = spare_us < 0 or missing > spare_us * rate
       if curve ~= TOKEN_BUCKET then
         -- Until the window is over that counts last.
-        local windows = ceil(missing / burst) + (curve == SLIDING_WINDOW and 1 or 0)
+        local windows = ceil(missing / burst) + (curve ~= FIXED_WINDOW and 1 or 0)
         fill_us = missing > 0 and min(windows * max(floor(burst / rate), 1), 2^50) or 0
         is_due = spare_us < fill_us
       end
@@ -696,13 +837,16 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if whole_changed then
         record = pack(BUCKET_FORMAT, own, until_ms, birth_us, leased1, depth1, out1, demand1,
           stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
-        if length > BUCKET_BYTES or previous ~= 0
+        if length > BUCKET_BYTES or previous ~= 0 or slots and slots[1]
           or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 then
           record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, heard, after_silence)
-          -- Also where another curve followed: the record does not become shorter.
-          if curve == SLIDING_WINDOW or length == BUCKET_BYTES + SLIDING_BYTES then
+          if curve == SLIDING_WINDOW then
             record = record .. pack('<d', previous)
+          elseif curve == SLIDING_LOG then
+            record = record .. rare.logs().written(slots)
           end
+          -- It does not become shorter: what is written at an offset leaves the rest of what was there.
+          if #record < length then record = record .. ('\0'):rep(length - #record) end
         end
       else
         record = pack(TAIL_FORMAT,

@@ -421,12 +421,13 @@ impl Limit {
             Rule::TokenBucket(_) => return self.validate(),
             Rule::FixedWindow(_) => Curve::FixedWindow,
             Rule::SlidingWindow(_) => Curve::SlidingWindow,
-            rule @ (Rule::LeakyBucket(_) | Rule::SlidingLog(_)) => {
+            Rule::SlidingLog(_) => Curve::SlidingLog,
+            rule @ Rule::LeakyBucket(_) => {
                 return Err(ConfigError::Limit {
                     limit: self.name.clone(),
                     field: "mode",
                     value: format!("hybrid, with the algorithm {}", rule.algorithm()),
-                    reason: "token buckets and windows are leased to nodes so far: call exact() to let the store \
+                    reason: "all algorithms but this are leased to nodes so far: call exact() to let the store \
                              decide, or local() to keep the limit on each node alone",
                 });
             }

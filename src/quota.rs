@@ -180,6 +180,8 @@ const BURST_UNITS_MAX: u64 = 1 << 52;
 const RATE_UNITS: u64 = 1 << 20;
 /// No debt keeps a record for longer.
 const FULL_US_MAX: u64 = 1 << 50;
+/// Slots in a window of a sliding log: its tokens come back up to one slot late.
+const LOG_SLOTS: i64 = 64;
 /// The coarsest refill accepted where rate and burst have no exact common unit.
 const RATE_UNITS_MIN: u64 = 10_000;
 
@@ -239,12 +241,18 @@ impl Scale {
         (self.burst / self.rate).max(1)
     }
 
+    /// The length of the slots in which the store remembers when a sliding log was charged.
+    pub(crate) fn slot_us(&self) -> i64 {
+        (self.window_us() + LOG_SLOTS - 1) / LOG_SLOTS
+    }
+
     /// Microseconds until a key that spent all is as if it had never been used, rounded up.
     pub(crate) fn fill_us(&self) -> u64 {
         match self.curve {
             Curve::Refill => (self.burst as u64).div_ceil(self.rate as u64),
             Curve::FixedWindow => self.window_us() as u64,
             Curve::SlidingWindow => 2 * self.window_us() as u64,
+            Curve::SlidingLog => (self.window_us() + self.slot_us()) as u64,
         }
     }
 
@@ -256,7 +264,7 @@ impl Scale {
             // Each window pays a burst of what is owed.
             curve => {
                 let owed = (missing as u64).div_ceil(self.burst as u64);
-                let windows = owed + u64::from(curve == Curve::SlidingWindow);
+                let windows = owed + u64::from(curve != Curve::FixedWindow);
                 windows.saturating_mul(self.window_us() as u64).min(FULL_US_MAX)
             }
         }
@@ -266,6 +274,9 @@ impl Scale {
     /// spends.
     pub(crate) fn windows_us(&self, missing: i64, now_us: i64, window_us: i64) -> u64 {
         let owed = (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20);
+        if self.curve == Curve::SlidingLog {
+            return owed.saturating_mul((window_us + self.slot_us()) as u64);
+        }
         let edges = owed + u64::from(self.curve == Curve::SlidingWindow);
         let first_us = (window_us - now_us % window_us) as u64;
         first_us.saturating_add((edges - 1).saturating_mul(window_us as u64))

@@ -10,6 +10,8 @@ pub(crate) enum Curve {
     FixedWindow,
     /// As what was spent in the window before counts less and less.
     SlidingWindow,
+    /// As each charge leaves, a window after it.
+    SlidingLog,
 }
 
 impl Curve {
@@ -19,6 +21,7 @@ impl Curve {
             Self::Refill => 1,
             Self::FixedWindow => 2,
             Self::SlidingWindow => 3,
+            Self::SlidingLog => 4,
         }
     }
 
@@ -27,6 +30,7 @@ impl Curve {
             1 => Some(Self::Refill),
             2 => Some(Self::FixedWindow),
             3 => Some(Self::SlidingWindow),
+            4 => Some(Self::SlidingLog),
             _ => None,
         }
     }

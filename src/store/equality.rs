@@ -41,11 +41,11 @@ const ENTRIES_TOTAL: usize = 100_000;
 const FLUSH_EVERY: usize = 1500;
 const LANES: u32 = 3;
 const NODES: usize = 4;
-const KEYS: u64 = 54;
+const KEYS: u64 = 66;
 /// Keys from here on are sent absurd numbers too, which would spoil the others for good.
-const KEYS_SANE: u64 = 45;
+const KEYS_SANE: u64 = 55;
 /// Five are token buckets.
-const LIMITS: usize = 9;
+const LIMITS: usize = 11;
 
 /// `SplitMix64` (Steele, Lea, Flood 2014): enough for choosing test values.
 struct Random(u64);
@@ -152,11 +152,14 @@ fn scales(limit: usize) -> [Scale; 3] {
         })
     };
     let [even, fixed, sliding] = [Curve::Refill, Curve::FixedWindow, Curve::SlidingWindow];
+    let log = Curve::SlidingLog;
     match limit {
         5 => windows([fixed; 3]),
         6 => windows([sliding; 3]),
         7 => windows([sliding, fixed, sliding]),
         8 => windows([even, sliding, even]),
+        9 => windows([log; 3]),
+        10 => windows([log, sliding, log]),
         limit => quotas[limit].map(|quota| quota.scale("x").expect("it can be kept")),
     }
 }

@@ -19,6 +19,7 @@ use crate::sync::message::{
 mod grants;
 mod key;
 mod lane;
+mod log;
 
 pub(crate) use key::Key;
 #[cfg(all(test, feature = "redis"))]
@@ -28,6 +29,8 @@ use lane::Caller;
 pub(crate) use lane::Lane;
 #[cfg(all(test, feature = "redis"))]
 pub(crate) use lane::{Reason, Recovery};
+#[cfg(all(test, feature = "redis"))]
+pub(crate) use log::Slots;
 
 /// A node is remembered for this long without a call.
 const NODE_KEEP_MS: i64 = 600_000;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use redis::Commands;
 
 use crate::quota::{Curve, Scale};
-use crate::store::model::{Key, Lane, Node, Reason, Recovery, SUM_MAX};
+use crate::store::model::{Key, Lane, Node, Reason, Recovery, SUM_MAX, Slots};
 use crate::sync::message::{Incarnation, InstanceId, Receipt};
 
 /// What is left to read of a record.
@@ -88,7 +88,8 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
     let [rate, token, burst] = std::array::from_fn(|_| record.number());
     let [version, epoch_us, algorithm, until_ms, birth_us] =
         std::array::from_fn(|_| record.number());
-    let scale = Scale { rate, token, burst, curve: Curve::of(algorithm).unwrap() };
+    let curve = Curve::of(algorithm).unwrap();
+    let scale = Scale { rate, token, burst, curve };
     let [leased1, depth1, outstanding1, demand1] = std::array::from_fn(|_| record.number());
     let key = Key {
         scale,
@@ -108,10 +109,23 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
         recovering_until_us: record.number_or_zero(),
         heard: record.number_or_zero(),
         after_silence: record.number_or_zero(),
-        previous: record.number_or_zero(),
+        previous: if curve == Curve::SlidingWindow { record.number_or_zero() } else { 0 },
+        slots: if curve == Curve::SlidingLog { slots_of(&mut record) } else { Slots::default() },
     };
-    record.close();
+    // A record that became shorter has zeros at its end.
+    assert!(record.0.iter().all(|byte| *byte == 0), "{:?} at the end of a record", record.0);
     key
+}
+
+fn slots_of(record: &mut Record<'_>) -> Slots {
+    let mut slots = Slots::default();
+    while record.0.len() >= 16 {
+        let (slot, units) = (record.number(), record.number());
+        if units > 0 {
+            slots.0.push((slot, units));
+        }
+    }
+    slots
 }
 
 /// The nodes in a sorted set, and the time of each.

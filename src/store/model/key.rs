@@ -4,6 +4,7 @@ use crate::quota::{Curve, Scale};
 use crate::sync::message::{CREDIT_TOKENS, DEBT_US, Entry, Given, NUMBER_MAX, outstanding_least};
 
 use super::lane::{Caller, Lane};
+use super::log::Slots;
 
 /// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
 pub(crate) const SUM_MAX: i64 = 1 << 53;
@@ -33,6 +34,8 @@ pub(crate) struct Key {
     pub(crate) after_silence: i64,
     /// Units charged in the window before that of the stamp, if windows slide.
     pub(crate) previous: i64,
+    /// What was charged when, if a log slides.
+    pub(crate) slots: Slots,
     /// When the record was brought up to date last, in the lane's time.
     pub(crate) stamp_us: i64,
     /// The level of one central bucket by all that was charged so far, in units.
@@ -70,8 +73,12 @@ impl Key {
         let claimed = lane.waits_after_loss(now_us) && entry.restore && entry.claim.is_some();
         let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
         let empty = lane.lost_us > 0 && quick && !claimed;
-        let (level, previous) =
-            if empty { empty_since(&entry.scale, lane.lost_us, now_us) } else { (burst, 0) };
+        let mut slots = Slots::default();
+        let (level, previous) = if empty {
+            empty_since(&entry.scale, &mut slots, lane.lost_us, now_us)
+        } else {
+            (burst, 0)
+        };
         let lost = !entry.restore && !lane.waits_after_loss(now_us) && entry.is_evidence();
         Self {
             scale: entry.scale,
@@ -84,6 +91,7 @@ impl Key {
             heard: 0,
             after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
             previous,
+            slots,
             stamp_us: now_us,
             level,
             unleased: level,
@@ -126,6 +134,7 @@ impl Key {
                 let counted = self.counted(self.previous, now_us);
                 self.level = (self.scale.burst - current - counted).max(-NUMBER_MAX);
             }
+            self.slots.no_later_than(&self.scale, now_us);
             self.stamp_us = now_us;
         }
         let (now_us, before_us) = (now_us.max(self.stamp_us), self.stamp_us);
@@ -156,7 +165,7 @@ impl Key {
             && !(lane.waits_after_loss(now_us) && claimed)
         {
             // The record is of an older state, and what was spent since is unknown.
-            let (flowed, _) = empty_since(&self.scale, lane.lost_us, now_us);
+            let (flowed, _) = empty_since(&self.scale, &mut Slots::default(), lane.lost_us, now_us);
             self.unleased = self.unleased.min(flowed);
             let found = self.unleased + self.outstanding[0] + self.outstanding[1];
             self.level = self.level.min(found).max(-NUMBER_MAX);
@@ -190,6 +199,9 @@ impl Key {
                 let (level, previous) =
                     pass_windows(&self.scale, self.level, self.previous, from_us, until_us);
                 (self.level, self.previous) = (level, previous);
+            }
+            Curve::SlidingLog => {
+                self.level = self.slots.pass(&self.scale, self.level, from_us, until_us);
             }
         }
     }
@@ -226,7 +238,8 @@ impl Key {
             ((units as f64 * ratio).floor() as i64).clamp(-NUMBER_MAX, entry.scale.burst)
         };
         let up = |units: i64| ((units as f64 * ratio).ceil() as i64).clamp(-NUMBER_MAX, NUMBER_MAX);
-        let current = (old.burst - self.level - self.counted(previous, self.stamp_us)).max(0);
+        let level = self.level;
+        let current = (old.burst - level - self.counted(previous, self.stamp_us)).max(0);
         self.level = down(self.level);
         self.unleased = down(self.unleased);
         self.after_silence = down(self.after_silence);
@@ -236,7 +249,13 @@ impl Key {
         self.scale = entry.scale;
         self.version = entry.version;
         self.previous = 0;
-        if self.is_windows() && old.curve == self.scale.curve {
+        let mut slots = std::mem::take(&mut self.slots);
+        if self.scale.curve == Curve::SlidingLog && old.curve == Curve::SlidingLog {
+            // What was spent stays, and leaves a window of the new plan later.
+            slots.convert(&old, &self.scale, self.stamp_us, up);
+            self.slots = slots;
+            self.level = (self.scale.burst - up(old.burst - level)).max(-NUMBER_MAX);
+        } else if self.is_windows() && old.curve == self.scale.curve {
             // A window's plan tells how much may be spent in it.
             let (mut current, mut before) = (up(current), up(previous));
             // The next window owes nothing of what an earlier plan had allowed.
@@ -277,6 +296,9 @@ impl Key {
         }
         let void = self.renew(entry, anew, at.lane.lost_us);
         self.charge(entry, at.lane);
+        if self.scale.curve == Curve::SlidingLog {
+            self.slots.settle(&self.scale, self.level, self.stamp_us);
+        }
         let given = self.grant(entry, void, at);
         Given { lost, ..given }
     }
@@ -436,9 +458,10 @@ fn pass_windows(
 }
 
 /// The level at `now_us` of a key that had nothing at `since_us`, and what was charged in the window before.
-fn empty_since(scale: &Scale, since_us: i64, now_us: i64) -> (i64, i64) {
+fn empty_since(scale: &Scale, slots: &mut Slots, since_us: i64, now_us: i64) -> (i64, i64) {
     match scale.curve {
         Curve::Refill => (flow(0, scale.rate, now_us - since_us, scale.burst), 0),
+        Curve::SlidingLog => (slots.pass(scale, 0, since_us.min(now_us), now_us), 0),
         _ => pass_windows(scale, 0, 0, since_us.min(now_us), now_us),
     }
 }

@@ -64,7 +64,7 @@ impl Level {
                     return (i128::from(view.level) + given).min(scale.burst.into()) as i64;
                 }
                 // What was spent in the window before is not known here.
-                Curve::SlidingWindow => {
+                Curve::SlidingWindow | Curve::SlidingLog => {
                     let owed = (scale.burst - view.level) / scale.burst;
                     return if windows > owed + 1 { scale.burst } else { view.level };
                 }
