@@ -1,6 +1,7 @@
 //! How much can be admitted in excess, when so much goes wrong: docs/ACCURACY.md has the argument,
 //! and what is assumed.
 
+use crate::algorithm::{KeyRule, TurnRule};
 use crate::limit::{CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, Terms};
 use crate::quota::Curve;
 
@@ -80,37 +81,22 @@ pub struct Incidents {
 /// ```
 pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {
     let terms = match limit.mode {
-        Mode::Hybrid => limit.validate_hybrid(),
+        Mode::Hybrid => limit.validate_hybrid(DEFAULT_MAX_NODES),
         Mode::Local => limit.validate_local(),
         Mode::Exact => limit.validate_exact(nodes),
     };
     let Ok(terms) = terms else { return f64::INFINITY };
-    let quota = limit.quota();
-    let basis = Basis {
-        mode: limit.mode,
-        is_windows: terms.scale.curve != Curve::Refill,
-        rate: quota.tokens_per_second(),
-        burst: quota.burst_tokens() as f64,
-        lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
-        credit: limit.credit_rule(),
-        outage: limit.outage,
-    };
+    let (quota, terms) = (limit.quota(), Terms { mode: limit.mode, ..terms });
+    let (rate, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
+    let basis = Basis::new(&terms, limit.credit_rule(), rate, burst);
     basis.bound(nodes, incidents)
 }
 
 /// [`bound`] of a limit whose terms are known.
 pub(crate) fn bound_of(terms: &Terms, nodes: u32, incidents: &Incidents) -> f64 {
     let unit = terms.scale.token as f64;
-    let basis = Basis {
-        mode: terms.mode,
-        is_windows: terms.scale.curve != Curve::Refill,
-        rate: terms.scale.rate as f64 * 1e6 / unit,
-        burst: terms.scale.burst as f64 / unit,
-        lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
-        credit: terms.credit_rule,
-        outage: terms.outage,
-    };
-    basis.bound(nodes, incidents)
+    let (rate, burst) = (terms.scale.rate as f64 * 1e6 / unit, terms.scale.burst as f64 / unit);
+    Basis::new(terms, terms.credit_rule, rate, burst).bound(nodes, incidents)
 }
 
 /// What a running limiter knows of a limit's excess: see docs/ACCURACY.md for what it cannot know.
@@ -136,16 +122,40 @@ struct Basis {
     burst: f64,
     /// The longest life of a lease, in seconds.
     lease_s: f64,
+    /// The most slots of a leaky bucket that nodes can hold, where they share one.
+    slots_ahead: Option<f64>,
     credit: CreditRule,
     outage: OutagePolicy,
 }
 
 impl Basis {
+    fn new(terms: &Terms, credit: CreditRule, rate: f64, burst: f64) -> Self {
+        let slots_ahead = match terms.key_rule {
+            Some(KeyRule::Turn(rule @ TurnRule::LeakyBucket { .. })) => {
+                let queue_s = rule.micros(rule.max_delay(u64::MAX)) as f64 / 1e6;
+                // Beyond the queue each node takes its part of a tick's slots, or of half the queue.
+                Some(rate * (queue_s + (queue_s / 2.0).max(terms.tick_us as f64 / 1e6)))
+            }
+            _ => None,
+        };
+        Self {
+            mode: terms.mode,
+            is_windows: terms.scale.curve != Curve::Refill,
+            rate,
+            burst,
+            lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
+            slots_ahead,
+            credit,
+            outage: terms.outage,
+        }
+    }
+
     fn bound(&self, nodes: u32, incidents: &Incidents) -> f64 {
-        match self.mode {
-            Mode::Hybrid => self.bound_of_leases(nodes, incidents),
-            Mode::Local => 0.0,
-            Mode::Exact => self.bound_of_exact(incidents),
+        match (self.mode, self.slots_ahead) {
+            (Mode::Hybrid, Some(slots)) => self.bound_of_slots(nodes, slots, incidents),
+            (Mode::Hybrid, None) => self.bound_of_leases(nodes, incidents),
+            (Mode::Local, _) => 0.0,
+            (Mode::Exact, _) => self.bound_of_exact(incidents),
         }
     }
 
@@ -159,6 +169,25 @@ impl Basis {
         let jumped =
             incidents.store_jumps_s.iter().map(|jump_s| (self.rate * jump_s).min(self.burst));
         f64::from(forgotten) * self.burst + jumped.sum::<f64>()
+    }
+
+    /// Credit, and what the store forgot or takes for past: so many slots that nodes hold, with one more each, are given
+    /// again. A node whose clock jumps uses those that it holds at once.
+    fn bound_of_slots(&self, nodes: u32, slots: f64, incidents: &Incidents) -> f64 {
+        let (all, one) = self.credit_given(nodes.max(1), incidents);
+        let held = slots + f64::from(nodes.max(1)) + 1.0;
+        let jumps_s = incidents.store_jumps_s.iter().chain(&incidents.clock_jumps_s);
+        let jumped = jumps_s.map(|jump_s| (self.rate * jump_s + 1.0).min(held)).sum::<f64>();
+        let forgotten = incidents.losses_of_memory + incidents.lost_records;
+        let exact = self.bound_of_exact(&Incidents {
+            outages: incidents.outages,
+            nodes_cut_off: incidents.nodes_cut_off,
+            ..Incidents::default()
+        });
+        all + one * f64::from(incidents.deaths)
+            + f64::from(forgotten) * (held + all)
+            + jumped
+            + exact
     }
 
     fn bound_of_leases(&self, nodes: u32, incidents: &Incidents) -> f64 {

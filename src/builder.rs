@@ -231,7 +231,7 @@ impl Builder {
         let mut terms = match limit.mode {
             Mode::Exact => limit.validate_exact(uncounted)?,
             _ if is_alone => limit.validate_local()?,
-            Mode::Local | Mode::Hybrid => limit.validate_hybrid()?,
+            Mode::Local | Mode::Hybrid => limit.validate_hybrid(uncounted)?,
         };
         if is_alone {
             (terms.mode, terms.share) = (Mode::Local, None);

@@ -25,12 +25,14 @@ mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;
 pub(crate) mod setup;
+mod slot_keys;
 
 use clock::TimeSource;
 use evictor::Evictor;
 use exact::ExactCalls;
-pub(crate) use exact::ExactQuery;
+pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
+pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 
 /// How often decisions are told to the listeners, and room is looked for.
 const FLUSH_US: u64 = 1_000_000;
@@ -381,6 +383,7 @@ impl Driver {
         for (index, excess) in self.engine.excess().into_iter().enumerate() {
             let limit = &self.node.limits[index];
             limit.set_excess(excess);
+            limit.set_nodes(self.engine.nodes(index));
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });
         }
     }
@@ -393,6 +396,11 @@ impl Driver {
     /// Tells what changes for an exact limit.
     fn publish_outage(&self, change: Option<(u32, OutageChange)>) {
         let Some((limit, change)) = change else { return };
+        // Another program's value is one key's trouble.
+        if !matches!(change, OutageChange::Refused(StoreError::ForeignKey { .. })) {
+            let is_on_policy = change != OutageChange::Ended;
+            self.node.limits[limit as usize].set_on_policy(is_on_policy);
+        }
         let LimitState { name, terms, .. } = &*self.node.limits[limit as usize];
         let limit = name.clone();
         self.publish(&match change {

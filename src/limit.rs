@@ -379,16 +379,32 @@ impl Limit {
         Ok(Terms { key_rule, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
     }
 
+    /// The numbers of a leaky bucket of which nodes take slots; `nodes` share it in an outage.
+    fn validate_slots(&self, nodes: u32) -> Result<Terms, ConfigError> {
+        self.refuse_last_rate()?;
+        let terms = self.validate_local()?;
+        let share = terms.key_rule.map(|rule| rule.share(nodes));
+        Ok(Terms { share, mode: Mode::Hybrid, ..terms })
+    }
+
+    fn refuse_last_rate(&self) -> Result<(), ConfigError> {
+        if self.outage != OutagePolicy::LastRate {
+            return Ok(());
+        }
+        Err(ConfigError::Limit {
+            limit: self.name.clone(),
+            field: "outage",
+            value: "LastRate".to_owned(),
+            reason: "exact limits and leaky buckets have no leases whose rate could go on: choose Share, Open or Closed",
+        })
+    }
+
     /// The numbers of the limit where the store decides; `nodes` share it in an outage.
     pub(crate) fn validate_exact(&self, nodes: u32) -> Result<Terms, ConfigError> {
         let invalid = |field, value, reason| {
             Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
         };
-        if self.outage == OutagePolicy::LastRate {
-            let reason =
-                "an exact limit has no leases whose rate could go on: choose Share, Open or Closed";
-            return invalid("outage", "LastRate".to_owned(), reason);
-        }
+        self.refuse_last_rate()?;
         if self.max_wait.is_zero() || self.max_wait > MAX_WAIT_EXACT {
             let reason = "an exact limit waits for the store: must be above 0, and at most 10 s";
             return invalid("max_wait", format!("{:?}", self.max_wait), reason);
@@ -415,22 +431,14 @@ impl Limit {
         })
     }
 
-    /// The numbers of the limit where nodes share it.
-    pub(crate) fn validate_hybrid(&self) -> Result<Terms, ConfigError> {
+    /// The numbers of the limit where nodes share it; so many in an outage.
+    pub(crate) fn validate_hybrid(&self, nodes: u32) -> Result<Terms, ConfigError> {
         let curve = match self.rule {
             Rule::TokenBucket(_) => return self.validate(),
+            Rule::LeakyBucket(_) => return self.validate_slots(nodes),
             Rule::FixedWindow(_) => Curve::FixedWindow,
             Rule::SlidingWindow(_) => Curve::SlidingWindow,
             Rule::SlidingLog(_) => Curve::SlidingLog,
-            rule @ Rule::LeakyBucket(_) => {
-                return Err(ConfigError::Limit {
-                    limit: self.name.clone(),
-                    field: "mode",
-                    value: format!("hybrid, with the algorithm {}", rule.algorithm()),
-                    reason: "all algorithms but this are leased to nodes so far: call exact() to let the store \
-                             decide, or local() to keep the limit on each node alone",
-                });
-            }
         };
         self.rule.key_rule(&self.name)?;
         self.terms(self.quota().window_scale(&self.name, curve)?)

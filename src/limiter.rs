@@ -23,6 +23,7 @@ use crate::limit::Mode;
 use crate::time::{Now, Timestamp, micros};
 
 mod async_limit;
+mod slots;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
@@ -178,14 +179,11 @@ impl ActiveLimit {
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Alone(alone) => {
+            Buckets::Alone(AloneBuckets::Turns(local)) => {
                 let now = self.precise_now();
-                let answer = match alone {
-                    AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
-                    _ => target.ask_alone(alone, cost, now),
-                };
-                return self.local_decision(answer, cost, now);
+                return self.local_decision(target.ask_local(local, cost, 0, now), cost, now);
             }
+            Buckets::Alone(alone) => return self.decide_alone(alone, target, cost),
         };
         let now = self.state.clock.now();
         if cost > 0
@@ -196,6 +194,19 @@ impl ActiveLimit {
             return self.lease_decision(&result, cost, now);
         }
         self.lease_decision(&self.ask_leased(table, target, cost, false, now), cost, now)
+    }
+
+    /// Decides by a bucket of this node alone. A call, so that callers have the code of one path only.
+    #[inline(never)]
+    fn decide_alone(&self, alone: &AloneBuckets, target: Target<'_>, cost: u32) -> Decision {
+        let now = self.precise_now();
+        let answer = match alone {
+            AloneBuckets::Slots(held, _) => return self.decide_by_slots(held, target.key, cost, 0),
+            AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
+            AloneBuckets::Windows(local) => target.ask_local(local, cost, 0, now),
+            AloneBuckets::Logs(local) => target.ask_local(local, cost, 0, now),
+        };
+        self.local_decision(answer, cost, now)
     }
 
     /// Asks the key's bucket until it answers, counts the decision, and notifies the engine of what it has to know.
@@ -215,17 +226,15 @@ impl ActiveLimit {
         let (place, result) = target.ask(table, newcomer, ask, (now, &self.shared.node.time));
         table.count(place, &result, cost);
         if !result.news.is_none() {
-            let (limit, news) = (self.state.index, result.news);
-            let notification = Notification { limit, place, at: now, news };
-            self.shared.node.notifications.push(notification);
+            let (limit, news, at) = (self.state.index, result.news, now);
+            self.shared.node.notifications.push(Notification { limit, place, at, news });
         }
         result
     }
 
     #[inline(always)]
     fn local_decision(&self, answer: LocalAnswer, cost: u32, now: Timestamp) -> Decision {
-        let LocalAnswer { is_allowed, standing } = answer;
-        self.decision(is_allowed, true, Source::Local(standing), cost, now)
+        self.decision(answer.is_allowed, true, Source::Local(answer.standing), cost, now)
     }
 
     /// The time as limits of this node alone need it.
@@ -284,8 +293,8 @@ impl ActiveLimit {
     }
 
     async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
-        if self.is_decided_by_store() {
-            return self.ask_exact(target.key, cost, 0).await;
+        if let Some(decision) = self.decide_without_lease(target.key, cost).await {
+            return decision;
         }
         match self.decide_if_sure(target, cost) {
             Some(decision) => decision,
@@ -313,8 +322,8 @@ impl ActiveLimit {
 
     fn hold(&self, key: &[u8]) -> Handle {
         let limit = self.state.clone();
-        // Keys of an exact limit are in the store.
-        let is_here = !self.is_decided_by_store();
+        // Keys of an exact limit are in the store, and so are the slots of a leaky bucket.
+        let is_here = !self.is_decided_by_store() && self.slots().is_none();
         let place = if is_here { limit.buckets.pin(key, limit.first_credit()) } else { OVERFLOW };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key }
@@ -389,17 +398,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Asks a bucket of this node alone. A call, so that callers have the code of one path only.
-    #[inline(never)]
-    fn ask_alone(self, alone: &AloneBuckets, cost: u32, now: Timestamp) -> LocalAnswer {
-        match alone {
-            AloneBuckets::Turns(local) => self.ask_local(local, cost, 0, now),
-            AloneBuckets::Windows(local) => self.ask_local(local, cost, 0, now),
-            AloneBuckets::Logs(local) => self.ask_local(local, cost, 0, now),
-        }
-    }
-
-    /// The same, inlined like its caller, as far as the first look.
+    /// Asks a bucket of this node alone. Inlined like its caller, as far as the first look.
     #[inline(always)]
     fn ask_local<B, R: Copy + 'static>(
         self,
@@ -525,8 +524,8 @@ impl Handle {
 
     /// Asks the store.
     pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
-        if self.limit.is_decided_by_store() {
-            return self.limit.ask_exact(&self.key.key, cost, 0).await;
+        if let Some(decision) = self.limit.decide_without_lease(&self.key.key, cost).await {
+            return decision;
         }
         let LimitState { clock, terms, buckets, .. } = &*self.limit.state;
         let (done, answer) = oneshot::channel();

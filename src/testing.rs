@@ -30,6 +30,7 @@ use std::time::Duration;
 pub use crate::driver::manual::ManualClock;
 
 use crate::builder::Builder;
+use crate::driver::clock::TimeSource;
 use crate::error::StoreError;
 use crate::store::exact::ExactRequest;
 use crate::store::exchange::{Deciding, Exchange};
@@ -37,6 +38,7 @@ use crate::store::exchange::{Deciding, Exchange};
 use crate::store::redis::RedisStore;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::Request;
+use crate::time::micros;
 
 impl Builder {
     /// Lives by `clock` instead of the system's.
@@ -72,20 +74,43 @@ pub enum Fault {
 pub struct ScriptedStore {
     memory: MemoryStore,
     script: Arc<Mutex<Script>>,
+    time: TimeSource,
 }
 
 #[derive(Debug, Default)]
 struct Script {
     next: VecDeque<Fault>,
     away: bool,
+    round_trip: Duration,
+    questions: u64,
 }
 
 impl ScriptedStore {
     /// A store in which nothing goes wrong yet, living by `clock`.
     pub fn new(clock: &ManualClock) -> Self {
-        let clock = clock.clone();
+        let (clock, time) = (clock.clone(), TimeSource::Manual(clock.clone()));
         let memory = MemoryStore::new().with_time(move || clock.now(), 0);
-        Self { memory, script: Arc::default() }
+        Self { memory, script: Arc::default(), time }
+    }
+
+    /// Lets questions about single requests, those of exact limits and leaky buckets, take so long: half of it before the
+    /// store decides, and half after. [`Limiter::settle`](crate::Limiter::settle) then waits for them, so time has to
+    /// pass meanwhile.
+    pub fn set_round_trip(&self, round_trip: Duration) {
+        self.lock().round_trip = round_trip;
+    }
+
+    /// How many questions about single requests there were, those that went wrong included.
+    pub fn questions(&self) -> u64 {
+        self.lock().questions
+    }
+
+    /// Waits for one way to the store or back.
+    async fn travel(&self) {
+        let way = micros(self.lock().round_trip) / 2;
+        if way > 0 {
+            self.time.sleep_until(self.time.now().plus_micros(way)).await;
+        }
     }
 
     /// Lets `fault` happen to the next exchange that has none planned.
@@ -135,7 +160,9 @@ impl Store for ScriptedStore {
     fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         Box::pin(async move {
             let lost = Err(StoreError::TimedOut(self.timeout()));
-            match self.next_fault() {
+            self.lock().questions += 1;
+            self.travel().await;
+            let reply = match self.next_fault() {
                 None => self.memory.decide(request).await,
                 Some(Fault::RequestLost) => lost,
                 Some(Fault::ReplyLost) => {
@@ -146,7 +173,9 @@ impl Store for ScriptedStore {
                     self.memory.decide(request.clone()).await?;
                     self.memory.decide(request).await
                 }
-            }
+            };
+            self.travel().await;
+            reply
         })
     }
 

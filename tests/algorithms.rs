@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
     ActiveLimit, AsyncLimit, CheckError, ConfigError, Decision, FixedWindow, Incidents,
-    LeakyBucket, Limit, Limiter, MemoryStore, Quota, RedisStore, Rule, SlidingLog, SlidingWindow,
+    LeakyBucket, Limit, Limiter, MemoryStore, OutagePolicy, Quota, RedisStore, Rule, SlidingLog,
+    SlidingWindow,
 };
 
 use parts::RedisServer;
@@ -64,6 +65,9 @@ fn slower(rule: Rule) -> Rule {
         Rule::FixedWindow(_) => FixedWindow::new(tokens, period).into(),
         Rule::SlidingWindow(_) => SlidingWindow::new(tokens, period).into(),
         Rule::SlidingLog(_) => SlidingLog::new(tokens, period).into(),
+        Rule::LeakyBucket(rule) => {
+            LeakyBucket::new(tokens, period).queue(rule.longest_wait() * SLOWER as u32).into()
+        }
         other => panic!("{other:?} is not leased"),
     }
 }
@@ -138,7 +142,14 @@ impl Node {
 impl Node {
     /// Asks, and lets time pass while the store is waited for: a little at a time.
     async fn ask_store(&self, limiter: &Limiter, cost: u32) -> Result<Decision, CheckError> {
-        let mut decision = std::pin::pin!(self.limit.check_sure_n("key", cost));
+        let ask = async || {
+            if self.is_queue {
+                self.limit.schedule_n("key", cost).await
+            } else {
+                self.limit.check_sure_n("key", cost).await
+            }
+        };
+        let mut decision = std::pin::pin!(ask());
         loop {
             tokio::select! {
                 biased;
@@ -155,9 +166,7 @@ fn plays(rule: impl Into<Rule>, row: &str) {
     for by in [By::Node, By::Memory, By::Redis(&server)] {
         plays_on(&Node::new(rule, by), row);
     }
-    if !matches!(rule, Rule::LeakyBucket(_)) {
-        plays_on(&Node::new(rule, By::Leases), row);
-    }
+    plays_on(&Node::new(rule, By::Leases), row);
 }
 
 /// Plays one row: `time/cost yes|no remaining` in milliseconds, with `+` the time to retry after, `d` the delay, and
@@ -192,6 +201,13 @@ fn plays_on(node: &Node, row: &str) {
         let is_hint = node.syncs.is_some();
         if !is_hint || allowed {
             assert_eq!(decision.remaining().to_string(), remaining, "{step}: {decision:?}");
+        }
+        if node.is_queue && allowed {
+            let millis = more.map_or("0", |more| more.trim_start_matches('d'));
+            let expected = micros_of(millis) * if is_hint { SLOWER } else { 1 };
+            let within = if is_hint { STEP.as_micros() as u64 } else { 0 };
+            let delay = decision.delay().as_micros() as u64;
+            assert!(delay.abs_diff(expected) <= within, "{step}: {decision:?}");
         }
         if is_hint {
             // A caller who is denied has waited, and more may have come meanwhile.
@@ -534,9 +550,10 @@ fn impossible_rules_are_refused_with_field_and_value() {
         let ConfigError::Limit { field, value, .. } = &error else { panic!("{rule:?}: {error}") };
         assert_eq!((*field, value.is_empty()), (expected, false), "{rule:?}");
     }
-    let hybrid = Limiter::builder().limit(Limit::new("x", LeakyBucket::per_second(5)));
-    let error = hybrid.store(MemoryStore::new()).build().unwrap_err().to_string();
-    assert!(error.contains("mode") && error.contains("leaky-bucket"), "{error}");
+    let hybrid = Limit::new("x", LeakyBucket::per_second(5)).outage(OutagePolicy::LastRate);
+    let hybrid = Limiter::builder().limit(hybrid).store(MemoryStore::new());
+    let error = hybrid.build().unwrap_err().to_string();
+    assert!(error.contains("outage") && error.contains("LastRate"), "{error}");
 }
 
 /// Each request is allowed exactly if the definition allows it at the time that the store decided, after all that it had
@@ -828,4 +845,193 @@ fn refill_that_was_leased_ends_where_the_limit_becomes_one_by_windows() {
         admitted += if millis >= 2000 { both[0] + both[1] } else { 0 };
     }
     assert!(admitted <= 300, "{admitted} in two windows and parts of a third");
+}
+
+// ---- slots on several nodes ------------------------------------------------------------------
+
+/// When requests of nodes that share a leaky bucket went on, in microseconds.
+struct Starts {
+    /// In order.
+    at_us: Vec<u64>,
+    /// Those of one central queue.
+    ideal: u64,
+    /// Requests, and how many questions the store had.
+    asked: u64,
+    questions: u64,
+}
+
+/// Four nodes, asked for `load` times the tokens of the limit for so many seconds; a question to the store takes a
+/// millisecond. The store forgets everything so many times.
+fn starts(rule: LeakyBucket, load: f64, seconds: u64, losses: u64) -> Starts {
+    const BEGIN_US: u64 = 100_000_000;
+    let limit = Limit::new("x", rule);
+    let cluster = Cluster::new(4, &limit);
+    cluster.clock.advance(micros(BEGIN_US - 2_000_000 - cluster.clock.now().as_micros()));
+    while cluster.pass() < BEGIN_US {}
+    cluster.store.set_round_trip(Duration::from_millis(1));
+    let limits: Vec<_> = cluster.limiters.iter().map(|one| one.async_limit("x").unwrap()).collect();
+    let token_us = rule.period().as_micros() as f64 / rule.tokens() as f64;
+    let (starts, clock) = (std::rc::Rc::new(std::cell::RefCell::new(Vec::new())), &cluster.clock);
+    let (mut rng, mut next_us, mut ideal) =
+        (fastrand::Rng::with_seed(3), BEGIN_US as f64, Vec::<(u64, u64)>::new());
+    let (tokens, period_us) = (rule.tokens(), rule.period().as_micros() as u64);
+    let queue_us = rule.longest_wait().as_micros() as u64;
+    let of = Numbers { tokens, period_us, burst: 0, queue_us };
+    let (mut allowed, mut asked) = (0, 0);
+    let tasks = tokio::task::LocalSet::new();
+    tasks.block_on(&cluster.runtime, async {
+        while clock.now().as_micros() < BEGIN_US + seconds * 1_000_000 {
+            clock.advance(micros(100));
+            let since_us = clock.now().as_micros() - BEGIN_US;
+            if since_us * (losses + 1) % (seconds * 1_000_000) < 100 * (losses + 1) {
+                cluster.store.clear();
+            }
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            let now = clock.now().as_micros();
+            while next_us <= now as f64 {
+                next_us -= (1.0 - rng.f64()).ln() * token_us / load;
+                asked += 1;
+                if queue(&of, &ideal, now, 1) {
+                    ideal.push((now, 1));
+                    allowed += 1;
+                }
+                let (limit, starts, clock) =
+                    (limits[rng.usize(..4)].clone(), starts.clone(), clock.clone());
+                tokio::task::spawn_local(async move {
+                    let decision = limit.schedule("key").await;
+                    if decision.is_allowed() {
+                        let start = clock.now().as_micros() + decision.delay().as_micros() as u64;
+                        starts.borrow_mut().push(start);
+                    }
+                });
+            }
+        }
+    });
+    let mut at_us = starts.take();
+    at_us.sort_unstable();
+    Starts { at_us, ideal: allowed, asked, questions: cluster.store.questions() }
+}
+
+#[test]
+fn nodes_that_share_a_leaky_bucket_hold_slots_of_one_grid() {
+    const TOKEN_US: u64 = 20_000;
+    // The load, and the queue in slots: from six for each node on, 95% are promised.
+    for (load, queue) in [(0.9, 24), (1.2, 24), (3.0, 24), (3.0, 0), (3.0, 4)] {
+        let longest = micros(queue * TOKEN_US);
+        let rule = LeakyBucket::per_second(50).queue(longest);
+        let Starts { at_us, ideal, asked, questions } = starts(rule, load, 20, 0);
+        let gaps: Vec<u64> = at_us.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let near = gaps.iter().filter(|gap| gap.abs_diff(TOKEN_US) <= TOKEN_US / 4).count();
+        let mut histogram = [0; 11];
+        for gap in &gaps {
+            histogram[(gap * 10 / TOKEN_US / 2).min(10) as usize] += 1;
+        }
+        let percent = 100.0 * at_us.len() as f64 / ideal as f64;
+        println!(
+            "load {load}, queue of {queue}: {} of {ideal} ({percent:.1}%), {near} of {} gaps within a quarter; \
+             {asked} asked, {questions} questions; gaps by a fifth of a slot: {histogram:?}",
+            at_us.len(),
+            gaps.len()
+        );
+        assert!((95.0..=100.5).contains(&percent));
+        // Twelve begin in no time that has ten slots, but for a millisecond by which clocks may differ.
+        assert!(at_us.windows(12).all(|starts| starts[11] - starts[0] >= 10 * TOKEN_US - 1000));
+        if (load, queue) == (3.0, 24) {
+            assert!(near * 10 >= gaps.len() * 9, "{near} of {}", gaps.len());
+        }
+    }
+}
+
+#[test]
+fn store_that_forgets_gives_the_slots_again_that_nodes_hold_and_no_more() {
+    const LOSSES: u64 = 7;
+    let rule = LeakyBucket::per_second(50).queue(Duration::from_millis(480));
+    let at_us = starts(rule, 3.0, 20, LOSSES).at_us;
+    // Of the starts in any time, those beyond one and one for each slot that passes.
+    let (mut least, mut excess) = (f64::INFINITY, 0.0_f64);
+    for (index, at_us) in at_us.iter().enumerate() {
+        let ahead = index as f64 - *at_us as f64 / 20_000.0;
+        least = least.min(ahead);
+        excess = excess.max(ahead - least);
+    }
+    let mut incidents = Incidents::default();
+    incidents.losses_of_memory = LOSSES as u32;
+    let limit = Limit::new("x", rule);
+    let most = tidegate::bound(&limit, 4, &incidents);
+    println!("{LOSSES} losses: {excess:.1} starts too many, at most {most:.1}");
+    assert!(excess > most / 3.0 && excess <= most);
+    assert!(tidegate::bound(&limit, 4, &Incidents::default()) <= 4.0);
+}
+
+/// A leaky bucket on some nodes, which know of each other.
+fn queue_on(nodes: usize, limit: &Limit) -> (Cluster, Vec<ActiveLimit>) {
+    let cluster = Cluster::new(nodes, limit);
+    let limits = cluster.limiters.iter().map(|one| one.limit("x").unwrap()).collect();
+    for _ in 0..3000 {
+        cluster.pass();
+    }
+    (cluster, limits)
+}
+
+#[test]
+fn new_key_of_a_shared_leaky_bucket_is_admitted_at_once_and_owed_to_the_store() {
+    let limit = Limit::new("x", LeakyBucket::per_second(10).queue(Duration::from_secs(1)));
+    let (cluster, limits) = queue_on(2, &limit);
+    let first = limits[0].check("key");
+    assert!(first.is_allowed() && !first.is_sure());
+    let second = limits[0].check("key");
+    assert!(second.is_denied() && second.is_sure() && second.retry_after() > micros(90_000));
+    cluster.pass();
+    // The other node hears of it: the next slot is a tenth of a second after the first.
+    let limit = cluster.limiters[1].async_limit("x").unwrap();
+    let third = cluster.runtime.block_on(limit.schedule("key"));
+    assert!(third.is_allowed() && third.is_sure());
+    assert!((95_000..=100_000).contains(&(third.delay().as_micros() as u64)), "{third:?}");
+
+    let strict = Limit::new("x", LeakyBucket::per_second(10)).strict();
+    let (cluster, limits) = queue_on(1, &strict);
+    assert!(limits[0].check("key").is_denied());
+    assert!(cluster.runtime.block_on(limits[0].check_sure("key")).is_allowed());
+}
+
+#[test]
+fn slot_of_a_caller_who_goes_away_is_the_next_ones() {
+    let limit = Limit::new("x", LeakyBucket::per_second(10).queue(Duration::from_secs(1)));
+    let (cluster, limits) = queue_on(1, &limit);
+    let limit = cluster.limiters[0].async_limit("x").unwrap();
+    cluster.runtime.block_on(async {
+        let delay = async || limit.schedule("key").await.delay().as_millis();
+        assert_eq!(delay().await, 0);
+        let mut waiting = Box::pin(limits[0].until_ready("key", Duration::from_secs(1)));
+        tokio::select! {
+            biased;
+            decision = &mut waiting => panic!("{decision:?}"),
+            () = cluster.limiters[0].settle() => {}
+        }
+        assert_eq!(delay().await, 200);
+        drop(waiting);
+        assert_eq!(delay().await, 100);
+        assert_eq!(delay().await, 300);
+    });
+}
+
+#[test]
+fn shared_leaky_bucket_lives_on_its_share_in_an_outage_and_asks_again_after_it() {
+    let limit = Limit::new("x", LeakyBucket::per_second(100)).strict();
+    let cluster = Cluster::new(1, &limit);
+    let limit = cluster.limiters[0].limit("x").unwrap();
+    for _ in 0..3000 {
+        cluster.pass();
+    }
+    cluster.store.set_away(true);
+    // A node that knows no other has a sixteenth, one that was told of one alone all of it.
+    let admitted = cluster.admits(&limit, 4000);
+    println!("{admitted} in 4 s of an outage");
+    assert!((20..=27).contains(&admitted), "{admitted} of 25");
+    cluster.store.set_away(false);
+    cluster.admits(&limit, 2000);
+    let sure = cluster.runtime.block_on(limit.check_sure("another key"));
+    assert!(sure.is_allowed() && sure.is_sure(), "{sure:?}");
 }

@@ -272,6 +272,30 @@ async fn outage_policy_decides_while_the_store_is_away() {
     }
 }
 
+/// Each decision of an exact limit was told as one about a key without room.
+#[tokio::test]
+async fn decisions_of_an_exact_limit_are_told_once_and_by_what_they_were() {
+    let told = Arc::new(Mutex::new([0; 4]));
+    let sum = told.clone();
+    let clock = ManualClock::new();
+    let builder = Limiter::builder()
+        .limit(Limit::new("x", FixedWindow::per_hour(3)).exact())
+        .store(ScriptedStore::new(&clock))
+        .clock(&clock)
+        .listen(move |event| {
+            if let Event::Decisions { allowed, denied, unsure, overflowed, .. } = event {
+                let mut sum = sum.lock().unwrap();
+                *sum = [sum[0] + allowed, sum[1] + denied, sum[2] + unsure, sum[3] + overflowed];
+            }
+        });
+    let limiter = builder.build().unwrap();
+    let limit = limiter.async_limit("x").unwrap();
+    assert_eq!(allowed(&limit, "a", 5).await, 3);
+    clock.advance(Duration::from_secs(2));
+    limiter.settle().await;
+    assert_eq!(*told.lock().unwrap(), [3, 2, 0, 0]);
+}
+
 #[tokio::test]
 async fn silent_store_delays_a_caller_now_and_then() {
     let server = RedisServer::start();

@@ -18,6 +18,6 @@ pub(crate) use rule::{KeyRule, Standing};
 pub use sliding_log::{LOG_TOKENS_MAX, SlidingLog};
 pub(crate) use sliding_log::{Log, LogRule, LogStanding};
 pub use sliding_window::SlidingWindow;
-pub(crate) use turn::{Taken, Turn, TurnRule};
+pub(crate) use turn::{STATE_MAX, Taken, Turn, TurnRule};
 pub use window::WINDOW_MIN;
 pub(crate) use window::{Counts, WindowRule};

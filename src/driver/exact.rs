@@ -25,7 +25,15 @@ pub(crate) struct ExactQuery {
     pub(crate) request: ExactRequest,
     /// How long the caller waits for the store.
     pub(crate) max_wait_us: u64,
-    pub(crate) done: oneshot::Sender<ExactReply>,
+    pub(crate) done: oneshot::Sender<ExactAnswer>,
+}
+
+/// The store's reply, and when it was asked and answered by this node's clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExactAnswer {
+    pub(crate) reply: ExactReply,
+    pub(crate) asked: Timestamp,
+    pub(crate) answered: Timestamp,
 }
 
 /// How a call ended; by a panic in a user's callback, say.
@@ -68,7 +76,7 @@ impl ExactCalls {
                 }
             };
             // Whoever gave up waiting has dropped the other end.
-            let _ = done.send(reply);
+            let _ = done.send(ExactAnswer { reply, asked: now, answered: time.now() });
             Ok(())
         });
         self.begun.insert(call.id(), (limit, now));

@@ -1,14 +1,15 @@
 //! The data plane of one limit, as the limiter, handles and the driver share it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
-use crate::algorithm::KeyRule;
+use super::slot_keys::SlotKeys;
+use crate::algorithm::{KeyRule, Rule};
 use crate::bound::Excess;
 use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
@@ -18,7 +19,7 @@ use crate::limit::{Credit, Limit, LimitInfo, Mode, Terms};
 use crate::time::{Clock, Timestamp};
 
 /// Any place but that of keys for which there is no room.
-const NO_PLACE: u32 = 0;
+const NO_PLACE: u32 = OVERFLOW + 1;
 /// Threads whose counters are allocated when a limit is built.
 const THREADS: usize = 64;
 
@@ -38,6 +39,10 @@ pub(crate) struct LimitState {
     first_credit: AtomicU32,
     /// Decisions of an exact limit that the store did not make, since the last time.
     unsure: AtomicU64,
+    /// Nodes that share the limit, as far as they have been counted.
+    nodes: AtomicU32,
+    /// The store does not answer about slots: the outage policy decides.
+    on_policy: AtomicBool,
     /// As it was told last.
     excess: Mutex<Excess>,
 }
@@ -58,6 +63,8 @@ pub(crate) enum AloneBuckets {
     Turns(LocalBuckets<LocalBucket>),
     Windows(LocalBuckets<WindowBucket>),
     Logs(LocalBuckets<LogBucket>),
+    /// A leaky bucket that nodes share: the slots that this one holds, and its share in an outage.
+    Slots(SlotKeys, LocalBuckets<LocalBucket>),
 }
 
 /// Evaluates an expression with the table of a limit, whatever its buckets are.
@@ -65,7 +72,10 @@ macro_rules! with_table {
     ($buckets:expr, $table:ident => $do:expr) => {
         match $buckets {
             Buckets::Leased($table) => $do,
-            Buckets::Alone(AloneBuckets::Turns(LocalBuckets { table: $table, .. })) => $do,
+            Buckets::Alone(
+                AloneBuckets::Turns(LocalBuckets { table: $table, .. })
+                | AloneBuckets::Slots(_, LocalBuckets { table: $table, .. }),
+            ) => $do,
             Buckets::Alone(AloneBuckets::Windows(LocalBuckets { table: $table, .. })) => $do,
             Buckets::Alone(AloneBuckets::Logs(LocalBuckets { table: $table, .. })) => $do,
         }
@@ -82,7 +92,9 @@ impl Buckets {
     pub(crate) fn count(&self, is_allowed: bool, cost: u32) {
         match self {
             Self::Leased(_) => {}
-            Self::Alone(AloneBuckets::Turns(local)) => local.count(NO_PLACE, is_allowed, cost),
+            Self::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local)) => {
+                local.count(NO_PLACE, is_allowed, cost);
+            }
             Self::Alone(AloneBuckets::Windows(local)) => local.count(NO_PLACE, is_allowed, cost),
             Self::Alone(AloneBuckets::Logs(local)) => local.count(NO_PLACE, is_allowed, cost),
         }
@@ -170,27 +182,33 @@ impl LimitState {
         let (budget, credit) = (budget.clone(), terms.credit.first);
         let name: Arc<str> = limit.name().into();
         let info = LimitInfo::intern(&name, terms, limit.rule(), time.origin_us());
-        let buckets =
-            match info.share.as_ref().or(info.key_rule.as_ref()) {
-                None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
-                Some(KeyRule::Turn(rule)) => Buckets::Alone(AloneBuckets::Turns(
-                    LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0),
-                )),
-                Some(KeyRule::Window(rule)) => {
-                    let table = Table::new(index, hasher, budget, 0)?;
-                    let offset_us = time.origin_us() % rule.period_us;
-                    let windows = LocalBuckets::new(table, rule, offset_us);
-                    Buckets::Alone(AloneBuckets::Windows(windows))
-                }
-                Some(KeyRule::Log(rule)) => {
-                    let logs = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
-                    Buckets::Alone(AloneBuckets::Logs(logs))
-                }
-            };
+        let buckets = match info.share.as_ref().or(info.key_rule.as_ref()) {
+            None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
+            Some(KeyRule::Turn(rule)) => {
+                let most = budget.max();
+                let local = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
+                Buckets::Alone(match (limit.rule(), terms.mode, info.key_rule.as_ref()) {
+                    (Rule::LeakyBucket(_), Mode::Hybrid, Some(KeyRule::Turn(rule))) => {
+                        AloneBuckets::Slots(SlotKeys::new(rule, most), local)
+                    }
+                    _ => AloneBuckets::Turns(local),
+                })
+            }
+            Some(KeyRule::Window(rule)) => {
+                let table = Table::new(index, hasher, budget, 0)?;
+                let offset_us = time.origin_us() % rule.period_us;
+                let windows = LocalBuckets::new(table, rule, offset_us);
+                Buckets::Alone(AloneBuckets::Windows(windows))
+            }
+            Some(KeyRule::Log(rule)) => {
+                let logs = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
+                Buckets::Alone(AloneBuckets::Logs(logs))
+            }
+        };
         let first_credit = AtomicU32::new(credit);
         let (clock, excess) = (time.cached(), Mutex::default());
         let needs_async = limit.mode == Mode::Exact;
-        let unsure = AtomicU64::new(0);
+        let (unsure, nodes) = (AtomicU64::new(0), AtomicU32::new(terms.credit_rule.uncounted));
         Some(Self {
             index,
             name,
@@ -201,6 +219,8 @@ impl LimitState {
             needs_async,
             first_credit,
             unsure,
+            nodes,
+            on_policy: AtomicBool::new(false),
             excess,
         })
     }
@@ -226,7 +246,9 @@ impl LimitState {
     pub(super) fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
         match &self.buckets {
             Buckets::Leased(table) => table.evict(places, now, &self.terms.scale, what),
-            Buckets::Alone(AloneBuckets::Turns(local)) => local.evict(places, now, what),
+            Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local)) => {
+                local.evict(places, now, what)
+            }
             Buckets::Alone(AloneBuckets::Windows(local)) => local.evict(places, now, what),
             Buckets::Alone(AloneBuckets::Logs(local)) => local.evict(places, now, what),
         }
@@ -243,7 +265,9 @@ impl LimitState {
     pub(super) fn take_counts(&self) -> LimitCounts {
         let counts = match &self.buckets {
             Buckets::Leased(table) => table.take_counts(),
-            Buckets::Alone(AloneBuckets::Turns(local)) => local.take_counts(),
+            Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local)) => {
+                local.take_counts()
+            }
             Buckets::Alone(AloneBuckets::Windows(local)) => local.take_counts(),
             Buckets::Alone(AloneBuckets::Logs(local)) => local.take_counts(),
         };
@@ -254,6 +278,26 @@ impl LimitState {
     /// Counts a decision that the store should have made. A cost of 0 is none.
     pub(crate) fn count_unsure(&self, cost: u32) {
         self.unsure.fetch_add((cost > 0).into(), Ordering::Relaxed);
+    }
+
+    /// Nodes that share the limit.
+    pub(crate) fn nodes(&self) -> u32 {
+        self.nodes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_nodes(&self, counted: Option<u32>) {
+        if let Some(nodes) = counted {
+            self.nodes.store(nodes, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the outage policy decides about slots.
+    pub(crate) fn is_on_policy(&self) -> bool {
+        self.on_policy.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_on_policy(&self, is_on_policy: bool) {
+        self.on_policy.store(is_on_policy, Ordering::Relaxed);
     }
 
     pub(crate) fn excess(&self) -> Excess {

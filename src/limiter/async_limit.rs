@@ -8,11 +8,11 @@ use tokio::sync::oneshot;
 use super::{ActiveLimit, Limiter, Target};
 use crate::algorithm::Rule;
 use crate::decision::{Decision, Source};
-use crate::driver::{ExactQuery, Query};
+use crate::driver::{ExactAnswer, ExactQuery, Query};
 use crate::error::{CheckError, ConfigError};
 use crate::key::Key;
 use crate::limit::{Mode, OutagePolicy};
-use crate::store::exact::ExactRequest;
+use crate::store::exact::{ExactReply, ExactRequest};
 use crate::time::Timestamp;
 
 /// A limit of a running limiter in any mode, [exact](Mode::Exact) ones included. Cheap to clone.
@@ -109,6 +109,9 @@ impl AsyncLimit {
         if self.0.is_decided_by_store() {
             return self.0.ask_exact(&name, cost, u64::MAX).await;
         }
+        if let Some(slots) = self.0.slots() {
+            return self.0.ask_for_slot(slots, &name, cost, u64::MAX).await.decision;
+        }
         self.0.decide_within(Target::key(&name), cost, u64::MAX)
     }
 
@@ -151,36 +154,76 @@ impl AsyncLimit {
     }
 }
 
+/// What the store is asked to charge.
+#[derive(Clone, Copy)]
+pub(super) struct Charge {
+    /// In tokens; 0 spends nothing.
+    pub(super) cost: u32,
+    /// How long the request may wait for a slot.
+    pub(super) slot_within_us: u64,
+    /// It has been spent already.
+    pub(super) is_spent: bool,
+}
+
 impl ActiveLimit {
     /// Whether the store decides.
     pub(super) fn is_decided_by_store(&self) -> bool {
         self.state.terms.mode == Mode::Exact
     }
 
-    /// The store's decision, or that of the outage policy.
-    pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
-        let (info, terms) = (self.state.info, &self.state.terms);
-        let slot_within_us = if self.takes_slots_ahead() { slot_within_us } else { 0 };
-        let by_outage_policy = || self.by_outage_policy(key, cost, slot_within_us);
-        let Some(rule) = &info.key_rule else { return by_outage_policy() };
-        let request = ExactRequest { limit: info, rule, key: key.into(), cost, slot_within_us };
-        let (done, answer) = oneshot::channel();
-        let (limit, max_wait_us) = (self.state.index, terms.max_wait_us);
-        let query = ExactQuery { limit, request, max_wait_us, done };
-        let is_sent = self.shared.queries.send(Query::Exact(query)).is_ok();
-        let answer = if is_sent { answer.await.ok() } else { None };
-        let Some(answer) = answer else { return by_outage_policy() };
-        self.state.buckets.count(answer.is_allowed, cost);
-        let now = Timestamp::from_micros(answer.at_us);
-        self.decision(answer.is_allowed, true, Source::Store(answer.standing), cost, now)
+    /// Decides about a request of a limit whose keys have no buckets here; `None` for other limits.
+    pub(super) async fn decide_without_lease(&self, key: &[u8], cost: u32) -> Option<Decision> {
+        match self.slots() {
+            _ if self.is_decided_by_store() => Some(self.ask_exact(key, cost, 0).await),
+            Some(slots) => Some(self.ask_for_slot(slots, key, cost, 0).await.decision),
+            None => None,
+        }
     }
 
-    fn by_outage_policy(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
+    /// The store's decision, or that of the outage policy.
+    pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
+        let slot_within_us = if self.takes_slots_ahead() { slot_within_us } else { 0 };
+        let charge = Charge { cost, slot_within_us, is_spent: false };
+        let asked = self.send_exact(key, charge, self.state.terms.max_wait_us);
+        let answer = match asked {
+            Some(answer) => answer.await.ok(),
+            None => None,
+        };
+        match answer {
+            Some(ExactAnswer { reply, .. }) => self.store_decision(&reply, cost),
+            None => self.by_outage_policy(key, cost, slot_within_us),
+        }
+    }
+
+    /// Sends a question to the store, which has to answer within `max_wait_us`. `None` if nobody will.
+    pub(super) fn send_exact(
+        &self,
+        key: &[u8],
+        charge: Charge,
+        max_wait_us: u64,
+    ) -> Option<oneshot::Receiver<ExactAnswer>> {
+        let (limit, info) = (self.state.index, self.state.info);
+        let Charge { cost, slot_within_us, is_spent } = charge;
+        let (rule, key) = (info.key_rule.as_ref()?, key.into());
+        let request = ExactRequest { limit: info, rule, key, cost, slot_within_us, is_spent };
+        let (done, answer) = oneshot::channel();
+        let query = ExactQuery { limit, request, max_wait_us, done };
+        self.shared.queries.send(Query::Exact(query)).ok().map(|()| answer)
+    }
+
+    /// What is told of the store's reply.
+    pub(super) fn store_decision(&self, reply: &ExactReply, cost: u32) -> Decision {
+        self.state.buckets.count(reply.is_allowed, cost);
+        let now = Timestamp::from_micros(reply.at_us);
+        self.decision(reply.is_allowed, true, Source::Store(reply.standing), cost, now)
+    }
+
+    pub(super) fn by_outage_policy(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let policy = self.state.terms.outage;
         let is_counted = self.state.info.share.is_some_and(|share| share.can_count(cost));
         let is_share = policy == OutagePolicy::Share && is_counted;
         let cost_here = if is_share { cost } else { 0 };
-        let mut decision = self.decide_within(Target::key(key), cost_here, slot_within_us);
+        let mut decision = self.decide_alone_within(Target::key(key), cost_here, slot_within_us);
         if !is_share {
             decision.allowed = policy == OutagePolicy::Open;
             self.state.buckets.count(decision.allowed, cost);

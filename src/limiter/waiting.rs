@@ -43,7 +43,7 @@ impl Drop for Permit<'_> {
 }
 
 /// A caller in the line of a key. The last one who leaves takes the line away.
-struct LineEntry<'a> {
+pub(super) struct LineEntry<'a> {
     waiting: &'a Waiting,
     key: &'a [u8],
     /// `None` only while it is dropped.
@@ -51,7 +51,7 @@ struct LineEntry<'a> {
 }
 
 impl<'a> LineEntry<'a> {
-    fn new(waiting: &'a Waiting, key: &'a [u8]) -> Self {
+    pub(super) fn new(waiting: &'a Waiting, key: &'a [u8]) -> Self {
         let line = waiting.lines.entry(key.into()).or_default().clone();
         Self { waiting, key, line: Some(line) }
     }
@@ -59,7 +59,7 @@ impl<'a> LineEntry<'a> {
 
 impl LineEntry<'_> {
     /// Waits until all who came before have left.
-    async fn lock(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(super) async fn lock(&self) -> Option<MutexGuard<'_, ()>> {
         Some(self.line.as_ref()?.lock().await)
     }
 }
@@ -175,8 +175,21 @@ impl ActiveLimit {
 
     /// Decides about a request that can take a slot ahead.
     pub(super) fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
+        match self.slots() {
+            Some(slots) => self.decide_by_slots(slots, target.key, cost, within_us),
+            None => self.decide_alone_within(target, cost, within_us),
+        }
+    }
+
+    /// The same by this node's share, if there is one.
+    pub(super) fn decide_alone_within(
+        &self,
+        target: Target<'_>,
+        cost: u32,
+        within_us: u64,
+    ) -> Decision {
         match &self.state.buckets {
-            Buckets::Alone(AloneBuckets::Turns(local))
+            Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local))
                 if matches!(local.rule, TurnRule::LeakyBucket { .. }) =>
             {
                 let now = self.precise_now();
@@ -192,7 +205,7 @@ impl ActiveLimit {
         matches!(self.state.info.rule, Rule::LeakyBucket(_))
     }
 
-    fn waiting(&self) -> &Waiting {
+    pub(super) fn waiting(&self) -> &Waiting {
         &self.shared.waiting[self.state.index as usize]
     }
 
@@ -210,6 +223,9 @@ impl ActiveLimit {
                     return decision.after_delay(self.sleep(delay).await);
                 }
                 decision
+            }
+            Buckets::Alone(AloneBuckets::Slots(slots, _)) => {
+                self.wait_for_slot(slots, key, cost, micros(within)).await
             }
             Buckets::Alone(AloneBuckets::Turns(local)) if !self.is_decided_by_store() => {
                 // It is pinned before the slot is taken, so that the slot is found again.
@@ -255,12 +271,12 @@ impl ActiveLimit {
         }
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> Timestamp {
         self.shared.node.time.now()
     }
 
     /// The driver minds the time, so that this works on any runtime. False if it has ended with its own.
-    async fn sleep(&self, time: Duration) -> bool {
+    pub(super) async fn sleep(&self, time: Duration) -> bool {
         self.shared.ask(Wish::Time, time).await.is_some()
     }
 }
@@ -284,6 +300,11 @@ impl ActiveLimit {
         let target = Target::key(&name);
         if self.is_decided_by_store() {
             return Ok(Err(self.hold(&name)));
+        }
+        if let Some(slots) = self.slots() {
+            // Where it is not sure, it waits for the store's word.
+            let sure = self.decide_if_sure_by_slots(slots, &name, cost);
+            return Ok(sure.ok_or_else(|| self.hold(&name)));
         }
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
         let decision = if has_to_wait { None } else { self.decide_if_sure(target, cost) };

@@ -35,6 +35,8 @@ pub(crate) struct ExactRequest {
     pub(crate) cost: u32,
     /// How long the request may wait for a slot, in microseconds.
     pub(crate) slot_within_us: u64,
+    /// The tokens of a leaky bucket have been spent: they are charged, however long its queue.
+    pub(crate) is_spent: bool,
 }
 
 /// What the store decided.

@@ -238,6 +238,11 @@ impl Engine {
         }
     }
 
+    /// Nodes that share a limit, as far as they have been counted.
+    pub(crate) fn nodes(&self, limit: usize) -> Option<u32> {
+        self.context.limits[limit].nodes.alive().and_then(|nodes| u32::try_from(nodes).ok())
+    }
+
     /// What is known of each limit's excess, in the limits' order.
     pub(crate) fn excess(&mut self) -> Vec<Excess> {
         let troubles = self.lanes.iter().map(Lane::trouble);

@@ -17,9 +17,11 @@ mod notices;
 mod plausibility;
 mod rng;
 mod shrink;
+mod slots;
 
 pub(crate) use account::{Touch, Waiter};
 pub(crate) use context::Output;
 pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;
 pub(crate) use exact_outage::{ExactOutage, OutageChange};
+pub(crate) use slots::{HeldSlots, SlotAnswer, SlotAsk, SlotGrant};

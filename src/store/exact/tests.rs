@@ -89,7 +89,8 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let cost = cost.min(limit.rule.cost_max().into()) as u32;
             let slot_within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
             let key = vec![random.u8(..4)].into();
-            let request = ExactRequest { limit, rule, key, cost, slot_within_us };
+            let is_spent = random.u32(..20) == 0;
+            let request = ExactRequest { limit, rule, key, cost, slot_within_us, is_spent };
             allowed += u64::from(pair.ask(&request, now));
         }
     }
@@ -151,7 +152,17 @@ fn clock_that_jumps_back_a_year_gives_no_fresh_burst_and_denies_for_two_periods_
         let year_us = YEAR.as_micros() as u64;
         let mut ask = |now: u64| {
             let key: Arc<[u8]> = b"key"[..].into();
-            pair.ask(&ExactRequest { limit, rule, key, cost: 1, slot_within_us: u64::MAX }, now)
+            pair.ask(
+                &ExactRequest {
+                    limit,
+                    rule,
+                    key,
+                    cost: 1,
+                    slot_within_us: u64::MAX,
+                    is_spent: false,
+                },
+                now,
+            )
         };
         let allowed = (0..20).filter(|_| ask(BEGIN_US + year_us)).count();
         assert_eq!(allowed, 10, "{limit:?}");
@@ -178,8 +189,14 @@ fn plan_that_flaps_adds_nothing() {
         let mut allowed = 0;
         for step in 0..400 {
             let (limit, rule) = plans[step / 20 % 2];
-            let request =
-                ExactRequest { limit, rule, key: b"key"[..].into(), cost: 1, slot_within_us: 0 };
+            let request = ExactRequest {
+                limit,
+                rule,
+                key: b"key"[..].into(),
+                cost: 1,
+                slot_within_us: 0,
+                is_spent: false,
+            };
             allowed += u32::from(pair.ask(&request, BEGIN_US));
         }
         assert_eq!(allowed, expected, "{plans:?}");
@@ -193,7 +210,10 @@ fn bucket_refills_by_the_new_plan_from_the_first_request_on() {
     let (slow, quick) = (limit(Quota::per_hour(1)), limit(Quota::per_second(100)));
     let mut pair = Pair::new(slow.1);
     let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
-        pair.ask(&ExactRequest { limit, rule, key: key(), cost, slot_within_us: 0 }, now)
+        pair.ask(
+            &ExactRequest { limit, rule, key: key(), cost, slot_within_us: 0, is_spent: false },
+            now,
+        )
     };
     assert!(ask(slow, 1, BEGIN_US));
     assert!(!ask(quick, 1, BEGIN_US + 1), "nothing was left");
@@ -218,7 +238,10 @@ fn window_of_another_length_counts_what_was_spent_in_its_own_windows() {
         let mut pair = Pair::new(hour.1);
         let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
             let key = b"key"[..].into();
-            pair.ask(&ExactRequest { limit, rule, key, cost, slot_within_us: 0 }, now)
+            pair.ask(
+                &ExactRequest { limit, rule, key, cost, slot_within_us: 0, is_spent: false },
+                now,
+            )
         };
         assert!(ask(hour, 1000, BEGIN_US));
         assert!(!ask(second, 1, BEGIN_US + 1), "the second of the requests is full");
@@ -241,7 +264,14 @@ fn long_log_is_searched_in_few_looks() {
     for (cost, now) in [(50_000, BEGIN_US + 50_000), (40_000, halfway), (0, halfway), (1, halfway)]
     {
         let (): () = redis::cmd("CONFIG").arg("RESETSTAT").query(&mut pair.connection).unwrap();
-        let request = ExactRequest { limit, rule, key: key.clone(), cost, slot_within_us: 0 };
+        let request = ExactRequest {
+            limit,
+            rule,
+            key: key.clone(),
+            cost,
+            slot_within_us: 0,
+            is_spent: false,
+        };
         let mut call = pair.script.prepare_invoke();
         call.key(format!("{}:{key:?}", limit.rule.algorithm()));
         call.arg(request.bytes(KEEP_BY_GIVEN_TIME_US)).arg(now);
@@ -266,7 +296,8 @@ fn malformed_reply_is_an_error_with_field_and_value() {
     for (rule, numbers) in rules {
         let (limit, rule) = limit(rule);
         let key = b"key"[..].into();
-        let request = ExactRequest { limit, rule, key, cost: 1, slot_within_us: 0 };
+        let request =
+            ExactRequest { limit, rule, key, cost: 1, slot_within_us: 0, is_spent: false };
         let reply = |numbers: &[f64]| -> Vec<u8> {
             numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
         };

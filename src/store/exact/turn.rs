@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::{ExactRequest, Numbers, Record};
-use crate::algorithm::{Standing, Turn, TurnRule};
+use crate::algorithm::{STATE_MAX, Standing, Turn, TurnRule};
 
 /// Microseconds, and the rest in units: of these a microsecond has as many as the rate.
 type Span = (i64, i64);
@@ -33,7 +33,8 @@ pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
         }
         TurnRule::LeakyBucket { queue, .. } => {
             let clock = queue + scale.token as u64;
-            (0, Some(rule.max_delay(request.slot_within_us)), rule.micros(clock))
+            let most = rule.max_delay(request.slot_within_us);
+            (0, Some(if request.is_spent { STATE_MAX } else { most }), rule.micros(clock))
         }
     };
     let cost = span(rule, rule.units_of(request.cost.into()));
