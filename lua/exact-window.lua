@@ -1,17 +1,20 @@
 -- exact-window: decides about one request by a fixed or a sliding window, as src/algorithm/window.rs defines them.
 --
 -- KEYS[1]    the key's record (string)
--- ARGV[1]    6 numbers, made by src/store/exact/window.rs
+-- ARGV[1]    6 numbers, or 15 where windows are a calendar's; made by src/store/exact/window.rs
 --            tokens, period_us     of the limit
 --            sliding               1 if the window before counts for the part of it that is less than a period ago
 --            ask, cost             what the request must find, and what it spends: 0 for nothing
 --            keep_us               added to the time after which the record is forgotten
+--            number, begins_us, ends_us    of three windows of the calendar, in microseconds since 1970. Times are then
+--                                  those of the calendar: each window has the same period, and ends when its period does
 --
 -- Reply      a bulk string of 4 numbers: 1 if the request is allowed, else 0; when it was decided, in microseconds
---            since 1970; what was spent in the window of that time by then, and in the one before
+--            since 1970 or of the calendar; what was spent in the window of that time by then, and in the one before
 -- Record     'W1' and 4 numbers: when the key was allowed something last; what was spent in that window, and in the one
 --            before; the period
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
+--            TIDEGATE CALENDAR <text>       the time is in none of the windows
 -- Expiry     when nothing counts any more: at the window's end, or the next one's if windows slide
 -- Writes     only if tokens are spent, or if the clock went back by more than a period
 -- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
@@ -26,6 +29,21 @@ local record = call('GET', KEYS[1])
 local clock = call('TIME')
 local server_us = clock[1] * 1000000 + clock[2]
 
+if #ARGV[1] > 6 * 8 then
+  local epoch_us = server_us
+  server_us = nil
+  for at = 6 * 8 + 1, #ARGV[1], 3 * 8 do
+    local number, begins_us, ends_us = struct.unpack('<ddd', ARGV[1], at)
+    if begins_us <= epoch_us and epoch_us < ends_us then
+      server_us = (number + 1) * period_us - min(ends_us - epoch_us, period_us)
+      break
+    end
+  end
+  if not server_us then
+    return redis.error_reply('TIDEGATE CALENDAR the node\'s clock is more than a window apart from ' .. clock[1])
+  end
+end
+
 local now, current, previous, is_written = server_us, 0, 0, false
 if record then
   if #record ~= BYTES or record:sub(1, 2) ~= MAGIC then
@@ -33,13 +51,14 @@ if record then
   end
   local _, stamp, old_period_us
   _, stamp, current, previous, old_period_us = struct.unpack(FORMAT, record)
+  if old_period_us ~= period_us then
+    -- As if the new period had been there when something was spent last; of a calendar, that is not known.
+    current, previous = min(current, tokens), min(previous, tokens)
+    if #ARGV[1] > 6 * 8 then stamp = now end
+  end
   if stamp - now > period_us then
     -- The clock went back: what was spent counts as if it had been spent now.
     is_written = true
-  end
-  if old_period_us ~= period_us then
-    -- As if the new period had been there when something was spent last.
-    current, previous = min(current, tokens), min(previous, tokens)
   end
   if not is_written then
     now = max(now, stamp)

@@ -27,8 +27,8 @@
 //!
 //! # Algorithms
 //!
-//! A [`Quota`] is a token bucket. It, a [`FixedWindow`] and a [`SlidingWindow`] are for any mode; a [`LeakyBucket`] and a
-//! [`SlidingLog`] for one node alone and for the store: docs/CHOOSING.md says which is for what.
+//! A [`Quota`] is a token bucket; there are [`LeakyBucket`], [`FixedWindow`], [`SlidingWindow`] and [`SlidingLog`] beside it,
+//! for any mode: docs/CHOOSING.md says which is for what.
 //!
 //! # Features
 //!
@@ -37,6 +37,7 @@
 //! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://`, by rustls with ring; certificates are checked against those that the system trusts |
 //! | `metrics` (default) | counters, gauges and histograms through the `metrics` facade |
+//! | `calendar` | windows that are hours, days or months of a time zone, with the zones' data |
 //! | `http` | who asks, by the peer or trusted proxies; the header fields of a response |
 //! | `tower` | a layer that limits a service |
 //! | `axum` | what axum knows of a request: the peer, the route |

@@ -436,6 +436,14 @@ impl Limit {
         let curve = match self.rule {
             Rule::TokenBucket(_) => return self.validate(),
             Rule::LeakyBucket(_) => return self.validate_slots(nodes),
+            Rule::FixedWindow(window) if window.has_zone() => {
+                return Err(ConfigError::Limit {
+                    limit: self.name.clone(),
+                    field: "mode",
+                    value: "hybrid, with windows of a zone".to_owned(),
+                    reason: "these are not leased to nodes so far: call exact() to let the store decide, or local()",
+                });
+            }
             Rule::FixedWindow(_) => Curve::FixedWindow,
             Rule::SlidingWindow(_) => Curve::SlidingWindow,
             Rule::SlidingLog(_) => Curve::SlidingLog,

@@ -203,7 +203,9 @@ impl ActiveLimit {
         let answer = match alone {
             AloneBuckets::Slots(held, _) => return self.decide_by_slots(held, target.key, cost, 0),
             AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
-            AloneBuckets::Windows(local) => target.ask_local(local, cost, 0, now),
+            AloneBuckets::Windows(local) => {
+                target.ask_local(local, cost, 0, self.state.window_time(local.rule, now))
+            }
             AloneBuckets::Logs(local) => target.ask_local(local, cost, 0, now),
         };
         self.local_decision(answer, cost, now)

@@ -295,6 +295,54 @@ fn sliding_log_plays_its_example() {
     );
 }
 
+/// Windows of a zone, whoever decides: 5 tokens in each, of which all are spent.
+#[cfg(feature = "calendar")]
+#[test]
+fn windows_of_a_zone_end_where_its_clock_says() {
+    const HOUR: u64 = 3_600_000_000;
+    // Midnight in Berlin as the 29th of March 2026 begins, which has 23 hours.
+    const MIDNIGHT: u64 = 1_774_738_800_000_000;
+    let cases = [
+        (FixedWindow::per_day(5).zone("Europe/Berlin"), [MIDNIGHT, MIDNIGHT + 23 * HOUR]),
+        (
+            FixedWindow::per_hour(5).zone("Asia/Kathmandu"),
+            [MIDNIGHT - HOUR * 3 / 4, MIDNIGHT + HOUR / 4],
+        ),
+        // April begins in summer time.
+        (
+            FixedWindow::per_month(5).zone("Europe/Berlin"),
+            [MIDNIGHT - 28 * 24 * HOUR, MIDNIGHT + (3 * 24 - 1) * HOUR],
+        ),
+    ];
+    for (rule, [begin, end]) in cases {
+        let server = RedisServer::start();
+        for by in [By::Node, By::Memory, By::Redis(&server)] {
+            let node = Node::new(rule.into(), by);
+            let at = |us: u64| node.clock.advance(micros(us - node.clock.now().as_micros()));
+            let spend = |times: u64| {
+                for left in (0..times).rev() {
+                    let decision = node.ask(1).unwrap();
+                    assert!(decision.is_allowed() && decision.remaining() == left, "{decision:?}");
+                }
+                node.ask(1).unwrap()
+            };
+            at(begin - 1);
+            assert_eq!(spend(5).retry_after(), micros(1), "{rule:?}");
+            at(begin);
+            assert_eq!(spend(5).retry_after(), micros(end - begin), "{rule:?}");
+            at(begin + 1_000_000);
+            assert!(node.ask(1).unwrap().is_denied());
+            at(end - 1);
+            let denied = node.ask(1).unwrap();
+            assert_eq!(denied.retry_after(), micros(1), "{rule:?}");
+            at(end);
+            assert!(node.ask(5).unwrap().is_allowed(), "{rule:?}");
+            let shown = node.ask(1).unwrap().store_time();
+            assert!(shown.is_none_or(|shown| shown == micros(end)), "{shown:?}");
+        }
+    }
+}
+
 // ---- oracles ---------------------------------------------------------------------------------
 
 /// All that a key was allowed: when, and how many tokens.
@@ -535,7 +583,11 @@ fn one_node_keeps_any_number_of_tokens_in_any_period() {
 #[test]
 fn impossible_rules_are_refused_with_field_and_value() {
     let quick = Duration::from_millis(99);
-    let cases: [(Rule, &str); 8] = [
+    let zone = |window: FixedWindow| window.zone("Europe/Berlin").into();
+    let cases: [(Rule, &str); 11] = [
+        (FixedWindow::per_month(5).into(), "window.zone"),
+        (FixedWindow::per_day(5).zone("Europe/Berlim").into(), "window.zone"),
+        (zone(FixedWindow::per_minute(5)), "window.period"),
         (FixedWindow::new(5, quick).into(), "window.period"),
         (SlidingWindow::new(5, quick).into(), "window.period"),
         (SlidingLog::new(5, quick).into(), "window.period"),

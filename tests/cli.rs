@@ -143,11 +143,6 @@ fn comparison_that_cannot_be_made_names_both_sides() {
             2,
             "'50ms' for '--quota': must be at least 100 ms",
         ),
-        (
-            format!("--quota 5/s --algorithm sliding-log --mode hybrid {of} good.csv"),
-            2,
-            "for '--mode': token buckets and windows are leased",
-        ),
         (format!("--quota 5/s --store redis://127.0.0.1:1 {of} good.csv"), 2, "for '--store'"),
         (
             format!("--quota 5/s --mode exact --store 127.0.0.1:1 {of} good.csv"),
@@ -161,10 +156,39 @@ fn comparison_that_cannot_be_made_names_both_sides() {
         (format!("--quota 5/s {of} far.csv"), 1, "far.csv, line 2: t_us = "),
         (format!("--quota 5/s {of} text.csv"), 1, "text.csv, line 2: fields"),
     ];
+    compare_fails(rows);
+}
+
+/// Runs comparisons that cannot be made, each with the status and what is said.
+fn compare_fails(rows: impl IntoIterator<Item = (String, i32, &'static str)>) {
     for (arguments, status, says) in rows {
         let arguments: &'static str = format!("compare {arguments}").leak();
         check(&[row(arguments, status, says)]);
     }
+}
+
+#[test]
+fn zone_that_does_not_fit_is_named() {
+    arrivals("zone.csv", "0,a,1\n");
+    let of = "--decisions - --arrivals zone.csv";
+    compare_fails([
+        (
+            format!("--quota 5/day --algorithm fixed-window --zone Europe/Berlim {of}"),
+            2,
+            "'\"Europe/Berlim\"' for '--zone': is no zone",
+        ),
+        (format!("--quota 5/month --algorithm fixed-window {of}"), 2, "for '--zone': a month"),
+        (
+            format!("--quota 5/day --zone UTC {of}"),
+            2,
+            "'UTC' for '--zone': does not fit --algorithm token-bucket",
+        ),
+        (
+            format!("--quota 5/day --algorithm fixed-window --zone UTC --mode hybrid {of}"),
+            2,
+            "for '--mode': these are not leased",
+        ),
+    ]);
 }
 
 #[test]
@@ -218,6 +242,21 @@ fn compare_writes_decisions_in_the_order_of_the_file() {
             let expected = format!("t_us,key,cost,allowed,delay_us\n{}", text(&expected));
             assert_eq!(decided, expected, "{line}");
         }
+    }
+}
+
+/// A node with leases waited for ever where nothing came before its first request.
+#[test]
+fn node_with_leases_decides_its_first_request() {
+    arrivals("first.csv", "0,a,2\n");
+    for algorithm in
+        ["token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"]
+    {
+        let rule = format!("--algorithm {algorithm} --quota 5/s");
+        let output =
+            run(&format!("compare {rule} --mode hybrid --arrivals first.csv --decisions -"));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(text, "t_us,key,cost,allowed,delay_us\n0,a,2,1,0\n", "{algorithm}");
     }
 }
 

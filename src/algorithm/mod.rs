@@ -3,6 +3,7 @@
 //! Each file has the type by which users choose the algorithm, and its rule: plain arithmetic on a state, without a
 //! clock, a thread or a store. `bucket` keeps the states of local limits.
 
+mod calendar;
 mod fixed_window;
 mod leaky_bucket;
 mod rule;
@@ -11,6 +12,7 @@ mod sliding_window;
 mod turn;
 mod window;
 
+pub(crate) use calendar::Windows;
 pub use fixed_window::FixedWindow;
 pub use leaky_bucket::LeakyBucket;
 pub use rule::Rule;

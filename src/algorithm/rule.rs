@@ -112,7 +112,7 @@ impl Rule {
                 KeyRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit)?))
             }
             Self::LeakyBucket(rule) => KeyRule::Turn(rule.rule(limit)?),
-            Self::FixedWindow(rule) => KeyRule::Window(WindowRule::new(limit, rule.quota, false)?),
+            Self::FixedWindow(rule) => KeyRule::Window(rule.rule(limit)?),
             Self::SlidingWindow(rule) => KeyRule::Window(WindowRule::new(limit, rule.quota, true)?),
             Self::SlidingLog(rule) => KeyRule::Log(rule.rule(limit)?),
         })

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::calendar::Calendar;
 use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::time::{Timestamp, micros};
@@ -19,6 +20,9 @@ pub(crate) struct WindowRule {
     pub(crate) period_us: u64,
     /// Whether what was spent in the window before counts for the part of it that is less than a window ago.
     pub(crate) is_sliding: bool,
+    /// Whose windows they are, unless they begin at multiples of the period. Then times are those of the calendar, and the
+    /// period is that of its windows there.
+    pub(crate) calendar: Option<&'static Calendar>,
 }
 
 /// What a key has spent.
@@ -44,7 +48,7 @@ impl WindowRule {
             });
         }
         let (tokens, period_us) = (quota.tokens() as u32, micros(quota.period()));
-        Ok(Self { tokens, period_us, is_sliding })
+        Ok(Self { tokens, period_us, is_sliding, calendar: None })
     }
 
     /// The number of the window at `now`, where one began at the clock's origin, and how many microseconds of it are

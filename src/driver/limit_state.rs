@@ -9,7 +9,7 @@ use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
 use super::slot_keys::SlotKeys;
-use crate::algorithm::{KeyRule, Rule};
+use crate::algorithm::{KeyRule, Rule, WindowRule};
 use crate::bound::Excess;
 use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
@@ -32,6 +32,8 @@ pub(crate) struct LimitState {
     pub(crate) terms: Terms,
     /// What decisions read the time from.
     pub(crate) clock: Clock,
+    /// When that began, in microseconds since 1970.
+    pub(crate) origin_us: u64,
     pub(crate) buckets: Buckets,
     /// Whether the limit is configured as exact, with a store or without: who asks has to await.
     pub(crate) needs_async: bool,
@@ -196,7 +198,9 @@ impl LimitState {
             }
             Some(KeyRule::Window(rule)) => {
                 let table = Table::new(index, hasher, budget, 0)?;
-                let offset_us = time.origin_us() % rule.period_us;
+                // Calendar time is computed at each decision.
+                let is_even = rule.calendar.is_none();
+                let offset_us = if is_even { time.origin_us() % rule.period_us } else { 0 };
                 let windows = LocalBuckets::new(table, rule, offset_us);
                 Buckets::Alone(AloneBuckets::Windows(windows))
             }
@@ -215,6 +219,7 @@ impl LimitState {
             info,
             terms: *terms,
             clock,
+            origin_us: time.origin_us(),
             buckets,
             needs_async,
             first_credit,
@@ -249,9 +254,18 @@ impl LimitState {
             Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local)) => {
                 local.evict(places, now, what)
             }
-            Buckets::Alone(AloneBuckets::Windows(local)) => local.evict(places, now, what),
+            Buckets::Alone(AloneBuckets::Windows(local)) => {
+                local.evict(places, self.window_time(local.rule, now), what)
+            }
             Buckets::Alone(AloneBuckets::Logs(local)) => local.evict(places, now, what),
         }
+    }
+
+    /// The time that windows of this node live by.
+    pub(crate) fn window_time(&self, rule: &WindowRule, now: Timestamp) -> Timestamp {
+        let epoch_us = now.as_micros().saturating_add(self.origin_us);
+        let calendar = rule.calendar.map(|calendar| calendar.calendar_us(epoch_us));
+        calendar.map_or(now, Timestamp::from_micros)
     }
 
     /// Forgets marks of keys that must be full by now. Local keys have none.

@@ -31,6 +31,10 @@ impl LimitInfo {
     /// The only one of this name and rule.
     ///
     /// `origin_us` is when the node's clock began, in microseconds since 1970.
+    #[allow(
+        clippy::mutable_key_type,
+        reason = "a calendar is told by its name, not by what it remembers"
+    )]
     pub(crate) fn intern(name: &str, terms: &Terms, rule: Rule, origin_us: u64) -> &'static Self {
         let &Terms { scale, key_rule, share, .. } = terms;
         let is_leased_window = key_rule.is_none() && scale.curve == Curve::FixedWindow;

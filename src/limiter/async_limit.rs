@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::{ActiveLimit, Limiter, Target};
-use crate::algorithm::Rule;
+use crate::algorithm::{KeyRule, Rule, WindowRule};
 use crate::decision::{Decision, Source};
 use crate::driver::{ExactAnswer, ExactQuery, Query};
 use crate::error::{CheckError, ConfigError};
@@ -205,7 +205,14 @@ impl ActiveLimit {
         let (limit, info) = (self.state.index, self.state.info);
         let Charge { cost, slot_within_us, is_spent } = charge;
         let (rule, key) = (info.key_rule.as_ref()?, key.into());
-        let request = ExactRequest { limit: info, rule, key, cost, slot_within_us, is_spent };
+        let windows = match rule {
+            KeyRule::Window(WindowRule { calendar: Some(calendar), .. }) => {
+                Some(calendar.around(self.now().as_micros().saturating_add(self.state.origin_us)))
+            }
+            _ => None,
+        };
+        let request =
+            ExactRequest { limit: info, rule, key, cost, slot_within_us, is_spent, windows };
         let (done, answer) = oneshot::channel();
         let query = ExactQuery { limit, request, max_wait_us, done };
         self.shared.queries.send(Query::Exact(query)).ok().map(|()| answer)

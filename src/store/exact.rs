@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{KeyRule, Standing};
+use crate::algorithm::{KeyRule, Standing, Windows};
 use crate::error::StoreError;
 use crate::limit::LimitInfo;
 
@@ -37,6 +37,8 @@ pub(crate) struct ExactRequest {
     pub(crate) slot_within_us: u64,
     /// The tokens of a leaky bucket have been spent: they are charged, however long its queue.
     pub(crate) is_spent: bool,
+    /// The windows about now, where they are a calendar's.
+    pub(crate) windows: Option<Windows>,
 }
 
 /// What the store decided.
@@ -67,6 +69,7 @@ impl ExactRequest {
             KeyRule::Log(rule) => log::numbers(rule, self),
         };
         numbers.push(keep_us as f64);
+        numbers.extend(self.windows.iter().flat_map(Windows::numbers).map(|number| number as f64));
         numbers
     }
 
@@ -93,11 +96,19 @@ impl ExactRequest {
         let read = |standing| ExactReply {
             is_allowed: numbers[0] > 0.0,
             standing,
-            at_us: numbers[1] as u64,
+            at_us: self.windows.map_or(numbers[1] as u64, |of| of.epoch_us(numbers[1] as u64)),
         };
         let wrong = || StoreError::Reply { field: "decision", value: format!("{numbers:?}") };
         standing.map(read).ok_or_else(wrong)
     }
+}
+
+/// What the script says where the request names none of the windows at its time.
+fn not_told(time_us: u64) -> StoreError {
+    let seconds = time_us / 1_000_000;
+    StoreError::Server(format!(
+        "TIDEGATE CALENDAR the node's clock is more than a window apart from {seconds}"
+    ))
 }
 
 /// What the store has of a key, and how it decides from that.
@@ -130,15 +141,19 @@ impl ExactModel {
         request: &ExactRequest,
         time_us: u64,
     ) -> Result<ExactReply, StoreError> {
-        request.read(&self.reply(request, time_us))
+        request.read(&self.reply(request, time_us)?)
     }
 
-    fn reply(&mut self, request: &ExactRequest, time_us: u64) -> Numbers {
-        match request.rule {
+    fn reply(&mut self, request: &ExactRequest, time_us: u64) -> Result<Numbers, StoreError> {
+        let time_us = match request.windows {
+            Some(windows) => windows.calendar_us(time_us).ok_or_else(|| not_told(time_us))?,
+            None => time_us,
+        };
+        Ok(match request.rule {
             KeyRule::Turn(_) => decide_in(&mut self.turns, request, time_us),
             KeyRule::Window(_) => decide_in(&mut self.windows, request, time_us),
             KeyRule::Log(_) => decide_in(&mut self.logs, request, time_us),
-        }
+        })
     }
 
     /// Forgets what counts no more.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    AsyncLimit, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter, Mode, Quota,
-    RedisStore, Rule, SlidingLog, SlidingWindow, StoreError,
+    AsyncLimit, CheckError, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter, Mode,
+    Quota, RedisStore, Rule, SlidingLog, SlidingWindow, StoreError,
 };
 
 use crate::flags::InputError;
@@ -22,6 +22,10 @@ const SPAN_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 const HYBRID_SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How far the time moves at once while a node syncs.
 const STEP: Duration = Duration::from_millis(50);
+/// The same in microseconds while its store is waited for.
+const WAIT_STEP: Duration = Duration::from_micros(20);
+/// Time that a node with leases has for its store before the first arrival, in microseconds.
+const MEETING_US: u64 = 10_000_000;
 
 /// What can stop a comparison.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +76,9 @@ pub(crate) struct Options {
     /// How long a request may wait for its slot, such as 500ms; only with leaky-bucket [default: 0]
     #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     queue: Option<Duration>,
+    /// The windows are hours, days or months of this zone, such as Europe/Berlin; only with fixed-window
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
     /// Who decides: the node alone (local), the node with leases of a store (hybrid), or the store (exact)
     #[arg(long, default_value = "local", value_parser = ["local", "hybrid", "exact"])]
     mode: String,
@@ -88,7 +95,9 @@ pub(crate) struct Options {
 
 impl Options {
     fn rule(&self) -> Result<Rule, InputError> {
-        let quota: Quota = self.quota.parse().map_err(|error| match error {
+        let month = self.quota.strip_suffix("/month").filter(|_| self.algorithm == "fixed-window");
+        let text = month.map_or(self.quota.clone(), |tokens| format!("{tokens}/d"));
+        let quota: Quota = text.parse().map_err(|error| match error {
             ConfigError::Quota { text, reason } => {
                 InputError::Value { flag: "--quota", value: text, reason }
             }
@@ -105,11 +114,23 @@ impl Options {
             let value = format!("{queue:?}");
             return Err(self.does_not_fit("--queue", &value, "only leaky-bucket has a queue"));
         }
+        if let Some(zone) = self.zone.as_ref().filter(|_| !is("fixed-window")) {
+            let reason = "only the windows of fixed-window are a zone's";
+            return Err(self.does_not_fit("--zone", zone, reason));
+        }
         Ok(match self.algorithm.as_str() {
             "leaky-bucket" => {
                 LeakyBucket::new(of.0, of.1).queue(self.queue.unwrap_or_default()).into()
             }
-            "fixed-window" => FixedWindow::new(of.0, of.1).into(),
+            "fixed-window" => {
+                let window = match month {
+                    Some(_) => FixedWindow::per_month(of.0),
+                    None => FixedWindow::new(of.0, of.1),
+                };
+                // A name for as long as the program runs.
+                let zone = self.zone.clone().map(String::leak);
+                zone.map_or(window, |zone| window.zone(zone)).into()
+            }
             "sliding-window" => SlidingWindow::new(of.0, of.1).into(),
             "sliding-log" => SlidingLog::new(of.0, of.1).into(),
             _ => quota.burst(self.burst.unwrap_or(quota.burst_tokens())).into(),
@@ -167,7 +188,7 @@ pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
         let value = options.mode.clone();
         return Err(InputError::Value { flag: "--mode", value, reason }.into());
     }
-    let node = Node::new(rule, mode, &options.store, &arrivals)?;
+    let node = Node::new(rule, mode, &options.store, &arrivals, options.zone.is_some())?;
     let mut text = csv::Writer::from_writer(Vec::new());
     let failed = |source| CompareError::File { path: options.decisions.clone(), source };
     text.write_record(["t_us", "key", "cost", "allowed", "delay_us"]).map_err(failed)?;
@@ -238,6 +259,7 @@ impl Node {
         mode: Mode,
         store: &Store,
         arrivals: &[Arrival],
+        has_zone: bool,
     ) -> Result<Self, CompareError> {
         let started = |error: &dyn ToString| CompareError::Started(error.to_string());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -271,30 +293,56 @@ impl Node {
             _ => 1,
         };
         let first_us = arrivals.first().map_or(0, |first| first.at_us);
-        let begins_us = clock.now().as_micros().div_ceil(period_us) * period_us;
+        // The node and its store have met.
+        let meets_us = if mode == Mode::Hybrid { MEETING_US } else { 0 };
+        // A zone's windows are where the file's times say.
+        let begins_us = if has_zone {
+            first_us
+        } else {
+            (clock.now().as_micros() + meets_us).div_ceil(period_us) * period_us
+        };
         let origin_us = i128::from(first_us - first_us % period_us) - i128::from(begins_us);
-        Ok(Self { runtime, clock, limiter, limit, origin_us })
+        let origin_us = if has_zone { 0 } else { origin_us };
+        clock.advance(Duration::from_micros(begins_us - meets_us - clock.now().as_micros()));
+        let node = Self { runtime, clock, limiter, limit, origin_us };
+        node.pass(meets_us);
+        Ok(node)
     }
 
     /// Whether a request goes on, and the microseconds that it waits. `None` if the store should have decided, and did not.
     fn decide(&self, arrival: &Arrival) -> Option<(bool, u64)> {
         let at_us = i128::from(arrival.at_us) - self.origin_us;
-        self.pass((at_us - i128::from(self.clock.now().as_micros())) as u64);
+        self.pass((at_us - i128::from(self.clock.now().as_micros())).max(0) as u64);
         if arrival.cost == 0 {
             return Some((true, 0));
         }
         let Ok(cost) = u32::try_from(arrival.cost) else { return Some((false, 0)) };
-        let decided = match self.limit.rule() {
-            Rule::LeakyBucket(_) => {
-                self.runtime.block_on(self.limit.schedule_n(&arrival.key, cost))
-            }
-            _ => self.runtime.block_on(self.limit.check_sure_n(&arrival.key, cost)),
-        };
+        let decided = self.runtime.block_on(self.ask(&arrival.key, cost));
         let is_decided = |one: &Decision| self.limit.mode() != Mode::Exact || one.is_sure();
         match decided {
             Ok(one) => is_decided(&one).then(|| (one.is_allowed(), one.delay().as_micros() as u64)),
             // It can never fit.
             Err(_) => Some((false, 0)),
+        }
+    }
+
+    /// Asks, and lets a little time pass while a node that syncs waits for its store.
+    async fn ask(&self, key: &str, cost: u32) -> Result<Decision, CheckError> {
+        let ask = async {
+            match self.limit.rule() {
+                Rule::LeakyBucket(_) => self.limit.schedule_n(key, cost).await,
+                _ => self.limit.check_sure_n(key, cost).await,
+            }
+        };
+        let mut decision = std::pin::pin!(ask);
+        loop {
+            tokio::select! {
+                biased;
+                decision = &mut decision => return decision,
+                () = self.limiter.settle(), if self.limit.mode() == Mode::Hybrid => {
+                    self.clock.advance(WAIT_STEP);
+                }
+            }
         }
     }
 

@@ -64,6 +64,7 @@ impl InputError {
             "mode" => "--mode",
             "queue" => "--queue",
             "window.period" => "--quota",
+            "window.zone" => "--zone",
             other => other,
         };
         Self::Flag { flag, value, reason }

@@ -14,7 +14,7 @@ const AFTER: u64 = PERIOD_US + 1;
 
 /// A sliding window of so many tokens.
 const fn rule(tokens: u32) -> WindowRule {
-    WindowRule { tokens, period_us: PERIOD_US, is_sliding: true }
+    WindowRule { tokens, period_us: PERIOD_US, is_sliding: true, calendar: None }
 }
 const TWO: WindowRule = rule(2);
 const TEN: WindowRule = rule(10);

@@ -7,7 +7,7 @@ use super::*;
 const PERIOD_US: u64 = 100_000;
 
 fn rule(tokens: u32, is_sliding: bool) -> &'static WindowRule {
-    Box::leak(Box::new(WindowRule { tokens, period_us: PERIOD_US, is_sliding }))
+    Box::leak(Box::new(WindowRule { tokens, period_us: PERIOD_US, is_sliding, calendar: None }))
 }
 
 fn at(us: u64) -> Timestamp {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Script;
 
 use super::*;
-use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow};
+use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow, WindowRule};
 use crate::limit::Limit;
 use crate::quota::{Quota, TOKENS_MAX};
 use crate::store::redis::exact::{KEEP_BY_GIVEN_TIME_US, script_by_given_time};
@@ -43,7 +43,7 @@ impl Pair {
         let reply: Vec<u8> = call.invoke(&mut self.connection).unwrap();
         let (reply, _) = reply.as_chunks::<8>();
         let reply: Numbers = reply.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
-        let expected = self.model.reply(request, time_us);
+        let expected = self.model.reply(request, time_us).unwrap();
         self.operations += 1;
         assert_eq!(reply, expected, "operation {}: {request:?} at {time_us}", self.operations);
         reply[0] > 0.0
@@ -90,7 +90,14 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let slot_within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
             let key = vec![random.u8(..4)].into();
             let is_spent = random.u32(..20) == 0;
-            let request = ExactRequest { limit, rule, key, cost, slot_within_us, is_spent };
+            let windows = match rule {
+                KeyRule::Window(WindowRule { calendar: Some(calendar), .. }) => {
+                    Some(calendar.around(now))
+                }
+                _ => None,
+            };
+            let request =
+                ExactRequest { limit, rule, key, cost, slot_within_us, is_spent, windows };
             allowed += u64::from(pair.ask(&request, now));
         }
     }
@@ -121,6 +128,18 @@ fn leaky_bucket_is_the_same_in_lua_and_in_rust() {
 fn fixed_window_is_the_same_in_lua_and_in_rust() {
     same_machine(5, &[FixedWindow::per_second(10).into(), FixedWindow::per_minute(7).into()]);
     same_machine(6, &[FixedWindow::new(TOKENS_MAX, YEAR).into(), FixedWindow::new(1, YEAR).into()]);
+}
+
+#[cfg(feature = "calendar")]
+#[test]
+fn window_of_a_zone_is_the_same_in_lua_and_in_rust() {
+    let zone = |window: FixedWindow| window.zone("America/St_Johns").into();
+    same_machine(11, &[zone(FixedWindow::per_hour(100))]);
+    let (hour, minute) = (zone(FixedWindow::per_hour(10)), FixedWindow::per_minute(7).into());
+    same_machine(
+        12,
+        &[hour, zone(FixedWindow::per_day(40)), minute, zone(FixedWindow::per_month(90))],
+    );
 }
 
 #[test]
@@ -160,6 +179,7 @@ fn clock_that_jumps_back_a_year_gives_no_fresh_burst_and_denies_for_two_periods_
                     cost: 1,
                     slot_within_us: u64::MAX,
                     is_spent: false,
+                    windows: None,
                 },
                 now,
             )
@@ -196,6 +216,7 @@ fn plan_that_flaps_adds_nothing() {
                 cost: 1,
                 slot_within_us: 0,
                 is_spent: false,
+                windows: None,
             };
             allowed += u32::from(pair.ask(&request, BEGIN_US));
         }
@@ -211,7 +232,15 @@ fn bucket_refills_by_the_new_plan_from_the_first_request_on() {
     let mut pair = Pair::new(slow.1);
     let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
         pair.ask(
-            &ExactRequest { limit, rule, key: key(), cost, slot_within_us: 0, is_spent: false },
+            &ExactRequest {
+                limit,
+                rule,
+                key: key(),
+                cost,
+                slot_within_us: 0,
+                is_spent: false,
+                windows: None,
+            },
             now,
         )
     };
@@ -239,7 +268,15 @@ fn window_of_another_length_counts_what_was_spent_in_its_own_windows() {
         let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
             let key = b"key"[..].into();
             pair.ask(
-                &ExactRequest { limit, rule, key, cost, slot_within_us: 0, is_spent: false },
+                &ExactRequest {
+                    limit,
+                    rule,
+                    key,
+                    cost,
+                    slot_within_us: 0,
+                    is_spent: false,
+                    windows: None,
+                },
                 now,
             )
         };
@@ -271,6 +308,7 @@ fn long_log_is_searched_in_few_looks() {
             cost,
             slot_within_us: 0,
             is_spent: false,
+            windows: None,
         };
         let mut call = pair.script.prepare_invoke();
         call.key(format!("{}:{key:?}", limit.rule.algorithm()));
@@ -296,8 +334,15 @@ fn malformed_reply_is_an_error_with_field_and_value() {
     for (rule, numbers) in rules {
         let (limit, rule) = limit(rule);
         let key = b"key"[..].into();
-        let request =
-            ExactRequest { limit, rule, key, cost: 1, slot_within_us: 0, is_spent: false };
+        let request = ExactRequest {
+            limit,
+            rule,
+            key,
+            cost: 1,
+            slot_within_us: 0,
+            is_spent: false,
+            windows: None,
+        };
         let reply = |numbers: &[f64]| -> Vec<u8> {
             numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
         };

@@ -15,6 +15,9 @@ pub(super) struct WindowRecord {
     period_us: u64,
 }
 
+/// Numbers of a request without a calendar, with the time to keep.
+const NUMBERS: usize = 6;
+
 pub(super) fn numbers(rule: &WindowRule, request: &ExactRequest) -> Numbers {
     let sliding = f64::from(u8::from(rule.is_sliding));
     let (ask, cost) = (request.ask().into(), request.cost.into());
@@ -36,15 +39,19 @@ impl Record for WindowRecord {
         let (mut now, mut current, mut previous, mut is_written) = (time_us, 0, 0, false);
         if let Some(known) = *record {
             (current, previous) = (known.current, known.previous);
+            let mut stamp_us = known.stamp_us;
             if known.period_us != period_us {
-                // As if the new period had been there when something was spent last.
+                // As if the new period had been there when something was spent last; of a calendar, that is not known.
                 (current, previous) = (current.min(tokens), previous.min(tokens));
+                if numbers.len() > NUMBERS {
+                    stamp_us = now;
+                }
             }
-            if known.stamp_us.saturating_sub(now) > period_us {
+            if stamp_us.saturating_sub(now) > period_us {
                 is_written = true;
             } else {
-                now = now.max(known.stamp_us);
-                match now / period_us - known.stamp_us / period_us {
+                now = now.max(stamp_us);
+                match now / period_us - stamp_us / period_us {
                     0 => {}
                     1 => (current, previous) = (0, current),
                     _ => (current, previous) = (0, 0),
