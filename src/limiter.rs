@@ -22,6 +22,7 @@ use crate::key::{Key, KeySecret};
 use crate::limit::Mode;
 use crate::time::{Now, Timestamp, micros};
 
+mod alone;
 mod async_limit;
 mod slots;
 mod waiting;
@@ -179,11 +180,14 @@ impl ActiveLimit {
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
-            Buckets::Alone(AloneBuckets::Turns(local)) => {
+            Buckets::Alone(alone) => {
                 let now = self.precise_now();
-                return self.local_decision(target.ask_local(local, cost, 0, now), cost, now);
+                let (answer, is_sure) = match alone {
+                    AloneBuckets::Turns(local) => (target.ask_local(local, cost, 0, now), true),
+                    _ => self.ask_alone(alone, target, cost, now),
+                };
+                return self.local_decision(answer, is_sure, cost, now);
             }
-            Buckets::Alone(alone) => return self.decide_alone(alone, target, cost),
         };
         let now = self.state.clock.now();
         if cost > 0
@@ -194,21 +198,6 @@ impl ActiveLimit {
             return self.lease_decision(&result, cost, now);
         }
         self.lease_decision(&self.ask_leased(table, target, cost, false, now), cost, now)
-    }
-
-    /// Decides by a bucket of this node alone. A call, so that callers have the code of one path only.
-    #[inline(never)]
-    fn decide_alone(&self, alone: &AloneBuckets, target: Target<'_>, cost: u32) -> Decision {
-        let now = self.precise_now();
-        let answer = match alone {
-            AloneBuckets::Slots(held, _) => return self.decide_by_slots(held, target.key, cost, 0),
-            AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
-            AloneBuckets::Windows(local) => {
-                target.ask_local(local, cost, 0, self.state.window_time(local.rule, now))
-            }
-            AloneBuckets::Logs(local) => target.ask_local(local, cost, 0, now),
-        };
-        self.local_decision(answer, cost, now)
     }
 
     /// Asks the key's bucket until it answers, counts the decision, and notifies the engine of what it has to know.
@@ -235,8 +224,14 @@ impl ActiveLimit {
     }
 
     #[inline(always)]
-    fn local_decision(&self, answer: LocalAnswer, cost: u32, now: Timestamp) -> Decision {
-        self.decision(answer.is_allowed, true, Source::Local(answer.standing), cost, now)
+    fn local_decision(
+        &self,
+        answer: LocalAnswer,
+        sure: bool,
+        cost: u32,
+        now: Timestamp,
+    ) -> Decision {
+        self.decision(answer.is_allowed, sure, Source::Local(answer.standing), cost, now)
     }
 
     /// The time as limits of this node alone need it.

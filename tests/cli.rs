@@ -245,6 +245,52 @@ fn compare_writes_decisions_in_the_order_of_the_file() {
     }
 }
 
+#[test]
+fn table_compares_ways_on_the_same_requests() {
+    let line = "compare --quota 20/s --load 3 --time 1s --keys 1 --nodes 2 --chart ways.svg --json";
+    let output = run(line);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_str(&text).expect("a line of JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 5 * 3 + 4);
+    let figure = |algorithm: &str, way: &str, name: &str| {
+        let is_it = |row: &&serde_json::Value| row["algorithm"] == algorithm && row["way"] == way;
+        let row = rows.iter().find(is_it).unwrap_or_else(|| panic!("{algorithm}, {way}"));
+        row[name].as_f64().unwrap_or_else(|| panic!("{row}"))
+    };
+    for algorithm in
+        ["token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"]
+    {
+        assert!(figure(algorithm, "exact", "excess_tokens") <= 0.1, "{algorithm}: {text}");
+        assert!(figure(algorithm, "exact", "store_calls_per_decision") >= 1.0, "{algorithm}");
+        assert!(figure(algorithm, "hybrid", "excess_tokens") <= 20.0, "{algorithm}: {text}");
+        // Two nodes have the limit each.
+        assert!(figure(algorithm, "local", "admitted_vs_ideal_pct") > 120.0, "{algorithm}: {text}");
+        assert!(figure(algorithm, "local", "store_calls_per_decision") < 0.01, "{algorithm}");
+    }
+    assert!(figure("fixed-window", "a central call", "admitted_vs_ideal_pct") >= 99.0, "{text}");
+    let chart = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ways.svg");
+    let chart = std::fs::read_to_string(chart).expect("it was drawn");
+    assert!(chart.contains("sliding-log, hybrid") && chart.contains("<polyline"), "{chart}");
+}
+
+#[test]
+fn table_that_cannot_be_made_names_the_flag() {
+    check(&[
+        row("compare --nodes 0", 2, "'0' for '--nodes': must be 1 to 1000"),
+        row("compare --load 0", 2, "for '--load': must be above 0"),
+        row("compare --time 1s --quota 5/min", 2, "'1s' for '--time': must be a period at least"),
+        row("compare --quota 1000000/s", 2, "for '--quota': more than 200000 requests"),
+        row("compare --zone UTC", 2, "'UTC' for '--zone': name --algorithm fixed-window"),
+        row("compare --case edges", 2, "'edge'"),
+        row("compare --decisions -", 2, "--arrivals"),
+        row("compare --arrivals good.csv --decisions -", 2, "--quota"),
+        row("compare --quota 5/s --arrivals good.csv --decisions - --nodes 3", 2, "--nodes"),
+        row("compare --store redis://127.0.0.1:1 --time 1s --mode exact", 1, "error: "),
+    ]);
+}
+
 /// A node with leases waited for ever where nothing came before its first request.
 #[test]
 fn node_with_leases_decides_its_first_request() {

@@ -59,8 +59,9 @@ pub(crate) enum Buckets {
     Alone(AloneBuckets),
 }
 
-/// The buckets of a limit that this node keeps alone, by its algorithm.
+/// The buckets of a limit that this node keeps alone, by its algorithm. The tag is as that of [`Buckets`].
 #[allow(clippy::large_enum_variant, reason = "there is one for each limit")]
+#[repr(u8)]
 pub(crate) enum AloneBuckets {
     Turns(LocalBuckets<LocalBucket>),
     Windows(LocalBuckets<WindowBucket>),

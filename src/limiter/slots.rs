@@ -1,9 +1,10 @@
 //! Leaky buckets that nodes share: requests take the slots that this node holds, and else ask the store for one.
 
+use super::ActiveLimit;
 use super::async_limit::Charge;
 use super::waiting::LineEntry;
-use super::{ActiveLimit, Target};
 use crate::algorithm::{Standing, Turn};
+use crate::bucket::LocalAnswer;
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, AskedStore, Buckets, SlotKey, SlotKeys, grant_of};
 use crate::sync::{HeldSlots, SlotAnswer, SlotAsk};
@@ -128,17 +129,32 @@ impl ActiveLimit {
         within_us: u64,
     ) -> Decision {
         let now = self.precise_now();
-        let answer = self.look(slots, key, (cost, within_us), Some(self.state.first_credit()), now);
-        match answer {
-            SlotAnswer::Unsure { .. } if self.state.is_on_policy() => {
-                self.by_outage_policy(key, cost, within_us)
-            }
-            answer => self.slot_decision(answer, cost, now),
-        }
+        let (answer, is_sure) = self.ask_slots(slots, key, cost, within_us, now);
+        self.local_decision(answer, is_sure, cost, now)
     }
 
-    /// What is told of an answer.
-    fn slot_decision(&self, answer: SlotAnswer, cost: u32, now: Timestamp) -> Decision {
+    /// What is told at once of a request that may wait `within_us` for its slot, and whether that is sure.
+    pub(super) fn ask_slots(
+        &self,
+        slots: &SlotKeys,
+        key: &[u8],
+        cost: u32,
+        within_us: u64,
+        now: Timestamp,
+    ) -> (LocalAnswer, bool) {
+        let answer = self.look(slots, key, (cost, within_us), Some(self.state.first_credit()), now);
+        if let SlotAnswer::Unsure { .. } = answer
+            && self.state.is_on_policy()
+            && let Decision { allowed: is_allowed, source: Source::Local(standing), .. } =
+                self.by_outage_policy(key, cost, within_us)
+        {
+            return (LocalAnswer { is_allowed, standing }, false);
+        }
+        self.told(slots, answer, cost)
+    }
+
+    /// What is told of an answer, which is counted.
+    fn told(&self, slots: &SlotKeys, answer: SlotAnswer, cost: u32) -> (LocalAnswer, bool) {
         let (is_allowed, is_sure, turn) = match answer {
             SlotAnswer::Allowed(turn) => (true, true, turn),
             SlotAnswer::Denied(turn) => (false, true, turn),
@@ -149,11 +165,18 @@ impl ActiveLimit {
         if !is_sure {
             self.state.count_unsure(cost);
         }
-        let standing = match self.slots() {
-            Some(slots) => Standing::Turn(slots.rule, turn),
-            None => return self.decide(Target::key(&[]), 0),
-        };
-        self.decision(is_allowed, is_sure, Source::Local(standing), cost, now)
+        (LocalAnswer { is_allowed, standing: Standing::Turn(slots.rule, turn) }, is_sure)
+    }
+
+    fn slot_decision(
+        &self,
+        slots: &SlotKeys,
+        answer: SlotAnswer,
+        cost: u32,
+        now: Timestamp,
+    ) -> Decision {
+        let (answer, is_sure) = self.told(slots, answer, cost);
+        self.local_decision(answer, is_sure, cost, now)
     }
 
     /// A decision that needs no word of the store.
@@ -168,7 +191,7 @@ impl ActiveLimit {
         // A request that may have a slot ahead has to wait for it.
         let answer = self.look(slots, key, (0, u64::MAX), None, now);
         let is_denied = matches!(answer, SlotAnswer::Denied(_));
-        is_denied.then(|| self.slot_decision(answer, cost, now))
+        is_denied.then(|| self.slot_decision(slots, answer, cost, now))
     }
 
     /// Decides, and asks the store if this node alone cannot be sure. Of callers who wait one asks for all.
@@ -244,7 +267,7 @@ impl ActiveLimit {
             }
             None => SlotAnswer::Denied(Turn { ahead, delay: 0, max_delay }),
         };
-        self.slot(slots, self.slot_decision(answer, cost, now))
+        self.slot(slots, self.slot_decision(slots, answer, cost, now))
     }
 
     /// A decision that needs no word of the store.
@@ -258,7 +281,7 @@ impl ActiveLimit {
         let now = self.precise_now();
         let answer = self.look(slots, key, (cost, within_us), None, now);
         let is_sure = !matches!(answer, SlotAnswer::Unsure { .. });
-        is_sure.then(|| self.slot_decision(answer, cost, now))
+        is_sure.then(|| self.slot_decision(slots, answer, cost, now))
     }
 
     /// A decision of now, with its slot.

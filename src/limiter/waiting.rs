@@ -8,7 +8,7 @@ use dashmap::DashMap;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{ActiveLimit, Handle, Target};
-use crate::algorithm::{Rule, Standing, Taken, TurnRule};
+use crate::algorithm::{Rule, Standing, Taken};
 use crate::bucket::OVERFLOW;
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Wish};
@@ -173,33 +173,6 @@ impl ActiveLimit {
         Ok(self.wait(&self.shared.secret.name(key), cost, within).await)
     }
 
-    /// Decides about a request that can take a slot ahead.
-    pub(super) fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
-        match self.slots() {
-            Some(slots) => self.decide_by_slots(slots, target.key, cost, within_us),
-            None => self.decide_alone_within(target, cost, within_us),
-        }
-    }
-
-    /// The same by this node's share, if there is one.
-    pub(super) fn decide_alone_within(
-        &self,
-        target: Target<'_>,
-        cost: u32,
-        within_us: u64,
-    ) -> Decision {
-        match &self.state.buckets {
-            Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local))
-                if matches!(local.rule, TurnRule::LeakyBucket { .. }) =>
-            {
-                let now = self.precise_now();
-                let answer = target.ask_local(local, cost, within_us, now);
-                self.local_decision(answer, cost, now)
-            }
-            _ => self.decide(target, cost),
-        }
-    }
-
     /// Whether requests can take slots ahead.
     pub(super) fn takes_slots_ahead(&self) -> bool {
         matches!(self.state.info.rule, Rule::LeakyBucket(_))
@@ -232,7 +205,7 @@ impl ActiveLimit {
                 let handle = self.hold(key);
                 let now = self.precise_now();
                 let answer = handle.target().ask_local(local, cost, micros(within), now);
-                let decision = self.local_decision(answer, cost, now);
+                let decision = self.local_decision(answer, true, cost, now);
                 let delay = decision.delay();
                 if delay > Duration::ZERO {
                     let mut promise = Promise { handle, decision, is_used: false };

@@ -1,5 +1,6 @@
 //! The store inside one process: the reference model behind a lock.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ pub struct MemoryStore {
     /// When the clocks' origin was, in microseconds since 1970: the same for all who have the store.
     origin_us: Arc<OnceLock<u64>>,
     now: Option<NowFn>,
+    calls: Arc<AtomicU64>,
 }
 
 /// Records of exact limits are looked through if there are more than this, and than twice what was left last time.
@@ -67,6 +69,18 @@ impl MemoryStore {
         *self.lock_exact() = Exact::default();
     }
 
+    /// How often nodes have called it.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Its clock, in microseconds since 1970.
+    fn epoch_us(&self) -> u64 {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let origin_us = self.origin_us.get().copied().unwrap_or_default();
+        self.now().plus_micros(origin_us).as_micros()
+    }
+
     fn now(&self) -> Timestamp {
         self.now.as_ref().map_or(Timestamp::ZERO, |now| now())
     }
@@ -84,15 +98,14 @@ impl MemoryStore {
 impl Store for MemoryStore {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
         Box::pin(async move {
-            let now = self.now();
-            Ok(self.lock().sync(&request, now.as_micros() as i64))
+            let now_us = self.epoch_us() as i64;
+            Ok(self.lock().sync(&request, now_us))
         })
     }
 
     fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         Box::pin(async move {
-            let origin_us = self.origin_us.get().copied().unwrap_or_default();
-            let now_us = self.now().plus_micros(origin_us).as_micros();
+            let now_us = self.epoch_us();
             let mut exact = self.lock_exact();
             if exact.model.len() > exact.expire_above {
                 exact.model.expire(now_us);

@@ -1,31 +1,27 @@
-//! `tidegate compare`: what an algorithm decides about given requests, in virtual time.
+//! `tidegate compare`: what each algorithm admits in each mode, beside the usual ways; or what one decides about the
+//! requests of a file.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    AsyncLimit, CheckError, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter, Mode,
-    Quota, RedisStore, Rule, SlidingLog, SlidingWindow, StoreError,
+    ConfigError, FixedWindow, LeakyBucket, Mode, Quota, Rule, SlidingLog, SlidingWindow, StoreError,
 };
 
 use crate::flags::InputError;
-use crate::output::{self, OutputError};
-use crate::store::{Store, namespace};
+use crate::output::OutputError;
+use crate::store::Store;
 use crate::values::duration;
 
-/// Arrivals may lie so far apart.
-const SPAN_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
-/// And so far where a node syncs meanwhile: a day takes a minute.
-const HYBRID_SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
-/// How far the time moves at once while a node syncs.
-const STEP: Duration = Duration::from_millis(50);
-/// The same in microseconds while its store is waited for.
-const WAIT_STEP: Duration = Duration::from_micros(20);
-/// Time that a node with leases has for its store before the first arrival, in microseconds.
-const MEETING_US: u64 = 10_000_000;
+mod decisions;
+mod definition;
+mod load;
+mod report;
+mod usual;
+mod ways;
+
+use load::{Case, Load};
 
 /// What can stop a comparison.
 #[derive(Debug, thiserror::Error)]
@@ -44,13 +40,22 @@ pub(crate) enum CompareError {
     Undecided(usize),
     #[error("{0}")]
     Started(String),
+    #[error("the picture cannot be drawn: {0}")]
+    Picture(String),
 }
 
 const EXAMPLES: &str = "\
 Examples:
+  tidegate compare
+  tidegate compare --store redis://127.0.0.1:6379 --case apisix
+  tidegate compare --algorithm sliding-log --quota 50/s --mode hybrid --load 3 --chart admitted.svg
   tidegate compare --quota 5/s --arrivals examples/traces/arrivals.csv --decisions decisions.csv
   tidegate compare --algorithm leaky-bucket --quota 5/s --queue 2s --arrivals examples/traces/arrivals.csv --decisions -
   tidegate compare --algorithm sliding-log --quota 5/s --mode exact --arrivals examples/traces/arrivals.csv --decisions -
+
+Without a file, nodes in this process are asked the same requests in real time by each algorithm in each
+mode, and by the usual ways of those who have no such library; a table says what each admitted beside one
+central limit of the algorithm's definition.
 
 Arrivals are lines of t_us,key,cost, with or without a header: microseconds, any text, tokens. Windows
 are aligned to t_us = 0. A time that goes back counts as the newest before it. Decisions are the same
@@ -60,16 +65,16 @@ cost of 0 is allowed; one that can never fit is denied.";
 const ALGORITHMS: [&str; 5] =
     ["token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"];
 
-/// Decides about the requests of a file in virtual time, and writes what was decided.
+/// Compares algorithms, modes and the usual ways on the same requests; or decides about those of a file.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// The algorithm
-    #[arg(long, default_value = ALGORITHMS[0], value_parser = ALGORITHMS)]
-    algorithm: String,
-    /// Tokens per period, such as 100/s, 600/min, 5/100ms
+    /// The algorithm [default: all five; of a file token-bucket]
+    #[arg(long, value_parser = ALGORITHMS)]
+    algorithm: Option<String>,
+    /// Tokens per period, such as 100/s, 600/min, 5/100ms [default: 100/s; of a file it must be given]
     #[arg(long)]
-    quota: String,
+    quota: Option<String>,
     /// Tokens that a key can have at once; only with token-bucket [default: those of a period]
     #[arg(long)]
     burst: Option<u64>,
@@ -79,24 +84,98 @@ pub(crate) struct Options {
     /// The windows are hours, days or months of this zone, such as Europe/Berlin; only with fixed-window
     #[arg(long, value_name = "NAME")]
     zone: Option<String>,
-    /// Who decides: the node alone (local), the node with leases of a store (hybrid), or the store (exact)
-    #[arg(long, default_value = "local", value_parser = ["local", "hybrid", "exact"])]
-    mode: String,
-    /// The store of --mode exact: memory, or a server such as redis://HOST:PORT, which then uses the file's times
+    /// Who decides: each node alone (local), nodes with leases of a store (hybrid), or the store (exact) [default: all
+    /// three; of a file local]
+    #[arg(long, value_parser = ["local", "hybrid", "exact"])]
+    mode: Option<String>,
+    /// memory, or a server such as redis://HOST:PORT; of a file only with --mode exact, and then it uses the file's times
     #[arg(long, default_value = "memory")]
     store: Store,
+    #[command(flatten)]
+    load: Load,
+    /// Write the report as a line of JSON
+    #[arg(long, conflicts_with = "arrivals")]
+    json: bool,
+    /// Draw what is admitted over time, as SVG
+    #[arg(long, value_name = "FILE", conflicts_with = "arrivals")]
+    chart: Option<PathBuf>,
     /// The requests: a CSV of `t_us,key,cost`
-    #[arg(long, value_name = "FILE")]
-    arrivals: PathBuf,
+    #[arg(long, value_name = "FILE", requires = "decisions", requires = "quota")]
+    arrivals: Option<PathBuf>,
     /// Where the decisions go: a CSV of `t_us,key,cost,allowed,delay_us`; - for standard output
-    #[arg(long, value_name = "FILE")]
-    decisions: PathBuf,
+    #[arg(long, value_name = "FILE", requires = "arrivals")]
+    decisions: Option<PathBuf>,
+}
+
+/// A command of either form.
+pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
+    if let (Some(arrivals), Some(decisions)) = (&options.arrivals, &options.decisions) {
+        let rule = options.rule(options.algorithm.as_deref().unwrap_or(ALGORITHMS[0]))?;
+        return decisions::run(options, rule, (arrivals, decisions));
+    }
+    let rules: Vec<Rule> = if let Some(algorithm) = &options.algorithm {
+        vec![options.rule(algorithm)?]
+    } else {
+        let all = ALGORITHMS.iter().map(|algorithm| options.rule_of_all(algorithm));
+        all.collect::<Result<_, _>>()?
+    };
+    let plan = options.load.plan(rules[0].quota())?;
+    let usual = options.algorithm.is_none() && options.mode.is_none();
+    let ways = ways::all(&rules, options.mode(), usual);
+    let rows = ways::run(&ways, &plan, &options.store)?;
+    report::write(&rows, &plan, options)
 }
 
 impl Options {
-    fn rule(&self) -> Result<Rule, InputError> {
-        let month = self.quota.strip_suffix("/month").filter(|_| self.algorithm == "fixed-window");
-        let text = month.map_or(self.quota.clone(), |tokens| format!("{tokens}/d"));
+    fn mode(&self) -> Option<Mode> {
+        Some(match self.mode.as_deref()? {
+            "hybrid" => Mode::Hybrid,
+            "exact" => Mode::Exact,
+            _ => Mode::Local,
+        })
+    }
+
+    /// One of all algorithms: each takes the settings that fit it.
+    fn rule_of_all(&self, algorithm: &str) -> Result<Rule, InputError> {
+        let (is_bucket, is_queue) = (algorithm == "token-bucket", algorithm == "leaky-bucket");
+        let quota = self.quota_text();
+        let rate = quota.split_once(' ').filter(|_| !is_bucket);
+        let own = Settings {
+            quota: rate.map_or(quota, |(rate, _)| rate),
+            burst: self.burst.filter(|_| is_bucket),
+            queue: self.queue.filter(|_| is_queue),
+            zone: None,
+        };
+        if let Some(zone) = &self.zone {
+            let reason = "name --algorithm fixed-window";
+            return Err(InputError::flag("--zone", zone, reason));
+        }
+        own.rule(algorithm)
+    }
+
+    fn quota_text(&self) -> &str {
+        let default = if self.load.case == Some(Case::Apisix) { "500/s" } else { "100/s" };
+        self.quota.as_deref().unwrap_or(default)
+    }
+
+    fn rule(&self, algorithm: &str) -> Result<Rule, InputError> {
+        let (quota, zone) = (self.quota_text(), self.zone.as_deref());
+        Settings { quota, burst: self.burst, queue: self.queue, zone }.rule(algorithm)
+    }
+}
+
+/// What a rule is made of.
+struct Settings<'a> {
+    quota: &'a str,
+    burst: Option<u64>,
+    queue: Option<Duration>,
+    zone: Option<&'a str>,
+}
+
+impl Settings<'_> {
+    fn rule(&self, algorithm: &str) -> Result<Rule, InputError> {
+        let month = self.quota.strip_suffix("/month").filter(|_| algorithm == "fixed-window");
+        let text = month.map_or(self.quota.to_owned(), |tokens| format!("{tokens}/d"));
         let quota: Quota = text.parse().map_err(|error| match error {
             ConfigError::Quota { text, reason } => {
                 InputError::Value { flag: "--quota", value: text, reason }
@@ -104,21 +183,24 @@ impl Options {
             other => config_error(other),
         })?;
         let of = (quota.tokens(), quota.period());
-        let is = |name: &str| self.algorithm == name;
+        let is = |name: &str| algorithm == name;
+        let misfit = |flag, value: &dyn ToString, only: &str| {
+            let reason = format!("does not fit --algorithm {algorithm}: {only}");
+            Err(InputError::Value { flag, value: value.to_string(), reason })
+        };
         let has_burst = self.burst.is_some() || quota.burst_tokens() != quota.tokens();
         if has_burst && !is("token-bucket") {
             let burst = self.burst.unwrap_or(quota.burst_tokens());
-            return Err(self.does_not_fit("--burst", &burst, "only token-bucket has a burst"));
+            return misfit("--burst", &burst, "only token-bucket has a burst");
         }
         if let Some(queue) = self.queue.filter(|_| !is("leaky-bucket")) {
             let value = format!("{queue:?}");
-            return Err(self.does_not_fit("--queue", &value, "only leaky-bucket has a queue"));
+            return misfit("--queue", &value, "only leaky-bucket has a queue");
         }
-        if let Some(zone) = self.zone.as_ref().filter(|_| !is("fixed-window")) {
-            let reason = "only the windows of fixed-window are a zone's";
-            return Err(self.does_not_fit("--zone", zone, reason));
+        if let Some(zone) = self.zone.filter(|_| !is("fixed-window")) {
+            return misfit("--zone", &zone, "only the windows of fixed-window are a zone's");
         }
-        Ok(match self.algorithm.as_str() {
+        Ok(match algorithm {
             "leaky-bucket" => {
                 LeakyBucket::new(of.0, of.1).queue(self.queue.unwrap_or_default()).into()
             }
@@ -128,7 +210,7 @@ impl Options {
                     None => FixedWindow::new(of.0, of.1),
                 };
                 // A name for as long as the program runs.
-                let zone = self.zone.clone().map(String::leak);
+                let zone = self.zone.map(|zone| &*zone.to_owned().leak());
                 zone.map_or(window, |zone| window.zone(zone)).into()
             }
             "sliding-window" => SlidingWindow::new(of.0, of.1).into(),
@@ -136,11 +218,12 @@ impl Options {
             _ => quota.burst(self.burst.unwrap_or(quota.burst_tokens())).into(),
         })
     }
+}
 
-    fn does_not_fit(&self, flag: &'static str, value: &dyn ToString, only: &str) -> InputError {
-        let reason = format!("does not fit --algorithm {}: {only}", self.algorithm);
-        InputError::Value { flag, value: value.to_string(), reason }
-    }
+/// Lets real time pass.
+#[allow(clippy::disallowed_methods, reason = "requests come in real time")]
+async fn sleep(time: Duration) {
+    tokio::time::sleep(time).await;
 }
 
 /// What cannot be kept, by the flag that asked for it.
@@ -150,212 +233,5 @@ fn config_error(error: ConfigError) -> InputError {
             InputError::Flag { flag: "--quota", value, reason }
         }
         other => InputError::of_config(other),
-    }
-}
-
-/// A line of the file.
-struct Arrival {
-    /// As the file has it.
-    t_us: u64,
-    /// The time at which it is decided.
-    at_us: u64,
-    key: String,
-    cost: u64,
-}
-
-pub(crate) fn run(options: &Options) -> Result<(), CompareError> {
-    let rule = options.rule()?;
-    let arrivals = arrivals(&options.arrivals)?;
-    let mode = match options.mode.as_str() {
-        "hybrid" => Mode::Hybrid,
-        "exact" => Mode::Exact,
-        _ => Mode::Local,
-    };
-    if mode != Mode::Exact && options.store != Store::Memory {
-        let reason = "only --mode exact asks a server: leave --store out";
-        return Err(InputError::flag("--store", &options.store.name(), reason).into());
-    }
-    let span = arrivals.last().map_or(0, |last| last.at_us - arrivals[0].at_us);
-    if mode == Mode::Hybrid && Duration::from_micros(span) > HYBRID_SPAN_MAX {
-        let reason = "its arrivals span more than a day: use --mode local, or a part of them";
-        return Err(InputError::flag("--mode", &options.mode, reason).into());
-    }
-    let most = rule.quota().burst_tokens();
-    let is_uncounted = |one: &&Arrival| one.cost > tidegate::COST_MAX && one.cost <= most;
-    if let (Mode::Hybrid, Some(one)) = (mode, arrivals.iter().find(is_uncounted)) {
-        let reason =
-            format!("one request can cost 16777215 tokens at most, and one costs {}", one.cost);
-        let value = options.mode.clone();
-        return Err(InputError::Value { flag: "--mode", value, reason }.into());
-    }
-    let node = Node::new(rule, mode, &options.store, &arrivals, options.zone.is_some())?;
-    let mut text = csv::Writer::from_writer(Vec::new());
-    let failed = |source| CompareError::File { path: options.decisions.clone(), source };
-    text.write_record(["t_us", "key", "cost", "allowed", "delay_us"]).map_err(failed)?;
-    for (line, arrival) in arrivals.iter().enumerate() {
-        let (allowed, delay_us) = node.decide(arrival).ok_or(CompareError::Undecided(line + 1))?;
-        let [t_us, cost, delay_us] = [arrival.t_us, arrival.cost, delay_us].map(|n| n.to_string());
-        let allowed = if allowed { "1" } else { "0" };
-        text.write_record([&t_us, &arrival.key, &cost, allowed, &delay_us]).map_err(failed)?;
-    }
-    let text = text.into_inner().map_err(|error| failed(error.into_error().into()))?;
-    if options.decisions == Path::new("-") {
-        output::write(&String::from_utf8_lossy(&text))?;
-        return Ok(());
-    }
-    std::fs::write(&options.decisions, text).map_err(|error| failed(error.into()))
-}
-
-/// Reads the requests.
-fn arrivals(path: &Path) -> Result<Vec<Arrival>, CompareError> {
-    let failed = |source| CompareError::File { path: path.into(), source };
-    let file = File::open(path).map_err(|error| failed(error.into()))?;
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);
-    let (mut arrivals, mut newest) = (Vec::<Arrival>::new(), 0);
-    for record in reader.records() {
-        let record = record.map_err(failed)?;
-        let line = record.position().map_or(0, csv::Position::line);
-        let field = |name: &'static str, value: &str, reason| CompareError::Field {
-            path: path.into(),
-            line,
-            field: name,
-            value: value.into(),
-            reason,
-        };
-        let [t_us, key, cost] = [0, 1, 2].map(|index| record.get(index).unwrap_or_default());
-        if record.len() != 3 {
-            return Err(field("fields", &record.len().to_string(), "expected t_us,key,cost"));
-        }
-        if arrivals.is_empty() && newest == 0 && [t_us, key, cost] == ["t_us", "key", "cost"] {
-            continue;
-        }
-        let number = |name, value: &str| {
-            value.trim().parse::<u64>().map_err(|_| field(name, value, "expected a whole number"))
-        };
-        let (t_us, cost) = (number("t_us", t_us)?, number("cost", cost)?);
-        newest = newest.max(t_us);
-        let first = arrivals.first().map_or(t_us, |first| first.at_us);
-        if Duration::from_micros(newest - first) > SPAN_MAX {
-            return Err(field("t_us", &t_us.to_string(), "more than ten years after the first"));
-        }
-        arrivals.push(Arrival { t_us, at_us: newest, key: key.to_owned(), cost });
-    }
-    Ok(arrivals)
-}
-
-/// A node in virtual time, and its store.
-struct Node {
-    runtime: tokio::runtime::Runtime,
-    clock: ManualClock,
-    limiter: Limiter,
-    limit: AsyncLimit,
-    /// The origin of the node's clock, on the arrivals' one.
-    origin_us: i128,
-}
-
-impl Node {
-    fn new(
-        rule: Rule,
-        mode: Mode,
-        store: &Store,
-        arrivals: &[Arrival],
-        has_zone: bool,
-    ) -> Result<Self, CompareError> {
-        let started = |error: &dyn ToString| CompareError::Started(error.to_string());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| started(&error))?;
-        let clock = ManualClock::new();
-        let keys = arrivals.iter().map(|one| &one.key).collect::<std::collections::HashSet<_>>();
-        let builder = Limiter::builder()
-            .limit(Limit::new("compare", rule).mode(mode))
-            // Twice: the last keys of a limit are for those who wait for a store.
-            .max_keys((2 * keys.len()).max(128))
-            .max_nodes(1)
-            .clock(&clock);
-        let builder = match (mode, store) {
-            (Mode::Local, _) => builder,
-            (_, Store::Memory) => builder.store(ScriptedStore::new(&clock)),
-            (_, Store::Redis(address)) => {
-                let store =
-                    RedisStore::open(address)?.namespace(&namespace()).map_err(config_error)?;
-                builder.store(store.clock(&clock))
-            }
-        };
-        let entered = runtime.enter();
-        let limiter = builder.build().map_err(config_error)?;
-        drop(entered);
-        let limit = limiter.async_limit("compare").map_err(config_error)?;
-        // Windows begin at the origins of both clocks.
-        let period_us = match rule {
-            Rule::FixedWindow(_) | Rule::SlidingWindow(_) => {
-                rule.quota().period().as_micros() as u64
-            }
-            _ => 1,
-        };
-        let first_us = arrivals.first().map_or(0, |first| first.at_us);
-        // The node and its store have met.
-        let meets_us = if mode == Mode::Hybrid { MEETING_US } else { 0 };
-        // A zone's windows are where the file's times say.
-        let begins_us = if has_zone {
-            first_us
-        } else {
-            (clock.now().as_micros() + meets_us).div_ceil(period_us) * period_us
-        };
-        let origin_us = i128::from(first_us - first_us % period_us) - i128::from(begins_us);
-        let origin_us = if has_zone { 0 } else { origin_us };
-        clock.advance(Duration::from_micros(begins_us - meets_us - clock.now().as_micros()));
-        let node = Self { runtime, clock, limiter, limit, origin_us };
-        node.pass(meets_us);
-        Ok(node)
-    }
-
-    /// Whether a request goes on, and the microseconds that it waits. `None` if the store should have decided, and did not.
-    fn decide(&self, arrival: &Arrival) -> Option<(bool, u64)> {
-        let at_us = i128::from(arrival.at_us) - self.origin_us;
-        self.pass((at_us - i128::from(self.clock.now().as_micros())).max(0) as u64);
-        if arrival.cost == 0 {
-            return Some((true, 0));
-        }
-        let Ok(cost) = u32::try_from(arrival.cost) else { return Some((false, 0)) };
-        let decided = self.runtime.block_on(self.ask(&arrival.key, cost));
-        let is_decided = |one: &Decision| self.limit.mode() != Mode::Exact || one.is_sure();
-        match decided {
-            Ok(one) => is_decided(&one).then(|| (one.is_allowed(), one.delay().as_micros() as u64)),
-            // It can never fit.
-            Err(_) => Some((false, 0)),
-        }
-    }
-
-    /// Asks, and lets a little time pass while a node that syncs waits for its store.
-    async fn ask(&self, key: &str, cost: u32) -> Result<Decision, CheckError> {
-        let ask = async {
-            match self.limit.rule() {
-                Rule::LeakyBucket(_) => self.limit.schedule_n(key, cost).await,
-                _ => self.limit.check_sure_n(key, cost).await,
-            }
-        };
-        let mut decision = std::pin::pin!(ask);
-        loop {
-            tokio::select! {
-                biased;
-                decision = &mut decision => return decision,
-                () = self.limiter.settle(), if self.limit.mode() == Mode::Hybrid => {
-                    self.clock.advance(WAIT_STEP);
-                }
-            }
-        }
-    }
-
-    /// Lets time pass. A node that syncs does so meanwhile.
-    fn pass(&self, mut us: u64) {
-        if self.limit.mode() == Mode::Hybrid {
-            while us > 0 {
-                let step = Duration::from_micros(us).min(STEP);
-                self.clock.advance(step);
-                self.runtime.block_on(self.limiter.settle());
-                us -= step.as_micros() as u64;
-            }
-        }
-        self.clock.advance(Duration::from_micros(us));
     }
 }

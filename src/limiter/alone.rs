@@ -1,0 +1,60 @@
+//! Decisions by states of keys that this node alone has, one arm for each algorithm.
+
+use super::{ActiveLimit, Target};
+use crate::algorithm::TurnRule;
+use crate::bucket::LocalAnswer;
+use crate::decision::Decision;
+use crate::driver::{AloneBuckets, Buckets};
+use crate::time::Timestamp;
+
+impl ActiveLimit {
+    /// Asks a bucket of this node alone, and tells whether it is sure. A call, so that callers have the code of one path only.
+    #[inline(never)]
+    pub(super) fn ask_alone(
+        &self,
+        alone: &AloneBuckets,
+        target: Target<'_>,
+        cost: u32,
+        now: Timestamp,
+    ) -> (LocalAnswer, bool) {
+        let window_time = |rule| self.state.window_time(rule, now);
+        let answer = match alone {
+            AloneBuckets::Slots(slots, _) => {
+                return self.ask_slots(slots, target.key, cost, 0, now);
+            }
+            AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
+            AloneBuckets::Windows(local) => {
+                target.ask_local(local, cost, 0, window_time(local.rule))
+            }
+            AloneBuckets::Logs(local) => target.ask_local(local, cost, 0, now),
+        };
+        (answer, true)
+    }
+
+    /// Decides about a request that can take a slot ahead.
+    pub(super) fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
+        match self.slots() {
+            Some(slots) => self.decide_by_slots(slots, target.key, cost, within_us),
+            None => self.decide_alone_within(target, cost, within_us),
+        }
+    }
+
+    /// The same by this node's share, if there is one.
+    pub(super) fn decide_alone_within(
+        &self,
+        target: Target<'_>,
+        cost: u32,
+        within_us: u64,
+    ) -> Decision {
+        match &self.state.buckets {
+            Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local))
+                if matches!(local.rule, TurnRule::LeakyBucket { .. }) =>
+            {
+                let now = self.precise_now();
+                let answer = target.ask_local(local, cost, within_us, now);
+                self.local_decision(answer, true, cost, now)
+            }
+            _ => self.decide(target, cost),
+        }
+    }
+}
