@@ -149,7 +149,12 @@ fn picture(rows: &[Row], plan: &Plan) -> Result<String, Box<dyn std::error::Erro
         for ((panel, row), counts) in panels.iter().zip(rows).zip(&counted) {
             let tokens = row.way.rule.quota().tokens() * plan.keys as u64;
             let mean = tokens as f64 / PARTS as f64;
-            let name = format!("{}, {}", row.way.rule.algorithm(), row.way.name());
+            let name = format!(
+                "{}, {}: tokens in {} ms, over seconds",
+                row.way.rule.algorithm(),
+                row.way.name(),
+                part_us / 1000
+            );
             let seconds = plan.time_us as f64 / 1e6;
             let mut chart = ChartBuilder::on(panel)
                 .caption(name, ("sans-serif", 14))
