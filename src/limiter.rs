@@ -505,11 +505,12 @@ impl Handle {
     }
 
     async fn decide_or_ask(&self, cost: u32) -> Decision {
+        if self.key.place == OVERFLOW {
+            // Of keys without a place, and of limits that keep none here.
+            return self.limit.decide_or_ask(self.target(), cost).await;
+        }
         match self.limit.decide_if_sure(self.target(), cost) {
             Some(decision) => decision,
-            None if self.key.place == OVERFLOW => {
-                self.limit.hold(&self.key.key).ask_store(cost).await
-            }
             None => self.ask_store(cost).await,
         }
     }

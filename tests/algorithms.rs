@@ -1046,6 +1046,11 @@ fn new_key_of_a_shared_leaky_bucket_is_admitted_at_once_and_owed_to_the_store() 
     let (cluster, limits) = queue_on(1, &strict);
     assert!(limits[0].check("key").is_denied());
     assert!(cluster.runtime.block_on(limits[0].check_sure("key")).is_allowed());
+    // A handle asked nobody, and denied.
+    let handle = limits[0].handle("another");
+    assert!(handle.check().is_denied());
+    assert!(cluster.runtime.block_on(handle.check_sure()).is_allowed());
+    assert!(cluster.runtime.block_on(handle.check_sure()).is_denied());
 }
 
 #[test]

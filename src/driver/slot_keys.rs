@@ -26,7 +26,7 @@ pub(crate) struct SlotKey {
     pub(crate) held: HeldSlots,
     /// What the store was asked for, and where it answers.
     pub(crate) asked: Option<(SlotAsk, AskedStore)>,
-    /// The store failed, and is not asked again before.
+    /// Nothing is asked that nobody waits for before: after a failure, or after a question that takes nothing.
     pub(crate) ask_from: Timestamp,
     /// Tokens that callers wait for, one of whom asks for all.
     pub(crate) waited_for: u32,
@@ -85,7 +85,7 @@ impl SlotKeys {
 
     /// Does something with a key, which is added if it is new. `None` if there is no room.
     ///
-    /// Cost: a short lock of one part of the map. Now and then a new key has idle ones dropped.
+    /// Cost: a short lock of one part of the map. One new key in as many as there are has all keys looked through.
     pub(crate) fn with<T>(
         &self,
         key: &[u8],
@@ -115,9 +115,40 @@ impl SlotKeys {
             return;
         }
         self.swept_us.store(now.as_micros(), Ordering::Relaxed);
-        let is_used = |key: &SlotKey| key.asked.is_some() || key.waited_for > 0;
-        self.keys.retain(|_, key| is_used(key) || !key.held.is_idle(self.rule, now));
+        self.keys.retain(|_, key| {
+            key.collect(self.rule, now, SWEEP_PAUSE_US);
+            key.asked.is_some() || key.waited_for > 0 || !key.held.is_idle(self.rule, now)
+        });
         let again_at = (2 * self.keys.len()).clamp(SWEEP_LEAST.min(self.most), self.most);
         self.sweep_at.store(again_at, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{KeyRule, LeakyBucket, Rule};
+
+    /// Keys that were asked about once stayed, since their answers were never looked at.
+    #[test]
+    fn keys_that_were_asked_about_once_make_room() {
+        let rule: Rule = LeakyBucket::per_second(100).into();
+        let KeyRule::Turn(rule) = rule.key_rule("x").expect("it can be kept") else {
+            panic!("{rule:?} has turns");
+        };
+        let keys = SlotKeys::new(Box::leak(Box::new(rule)), 2000);
+        let ask = SlotAsk { owed: 1, own: 0, ahead: 0 };
+        for number in 0..20_000_u64 {
+            let now = Timestamp::from_micros(1_000_000 + 1000 * number);
+            let (done, answer) = oneshot::channel();
+            let found = keys.with(&number.to_le_bytes(), now, |key| {
+                key.held.spend_on_credit(keys.rule, 1, now);
+                key.asked = Some((ask, answer));
+            });
+            assert!(found.is_some(), "key {number}");
+            // The store does not answer.
+            drop(done);
+        }
+        assert!(keys.keys.len() < 2000);
     }
 }

@@ -1,6 +1,8 @@
 //! Leaky buckets that nodes share: requests take the slots that this node holds, and else ask the store for one.
 
 use super::ActiveLimit;
+use std::time::Duration;
+
 use super::async_limit::Charge;
 use super::waiting::LineEntry;
 use crate::algorithm::{Standing, Turn};
@@ -8,15 +10,24 @@ use crate::bucket::LocalAnswer;
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, AskedStore, Buckets, SlotKey, SlotKeys, grant_of};
 use crate::sync::{HeldSlots, SlotAnswer, SlotAsk};
-use crate::time::{Timestamp, micros};
+use crate::time::Timestamp;
 
 /// How long the store has for an answer that no caller waits for.
 const BACKGROUND_WAIT_US: u64 = 250_000;
 
-/// A decision, and when the slot of an allowed request begins, in units of the limit's rule.
+/// A decision, and when the slot begins that the store gave for it, in units of the limit's rule.
 pub(super) struct Slot {
     pub(super) decision: Decision,
-    start: u64,
+    start: Option<u64>,
+}
+
+/// A request of some tokens that may wait for its slot.
+#[derive(Clone, Copy)]
+struct Wanted {
+    cost: u32,
+    within_us: u64,
+    /// It has been looked at before.
+    is_again: bool,
 }
 
 /// A slot ahead. Unless it is used, it is given back.
@@ -79,14 +90,18 @@ impl ActiveLimit {
         &self,
         slots: &SlotKeys,
         key: &[u8],
-        (cost, within_us): (u32, u64),
+        wanted: Wanted,
         credit: Option<u32>,
         now: Timestamp,
     ) -> SlotAnswer {
+        let Wanted { cost, within_us, is_again } = wanted;
         let (rule, tick_us) = (slots.rule, self.state.terms.tick_us);
         let is_on_policy = self.state.is_on_policy();
         let answer = slots.with(key, now, |entry| {
             entry.collect(rule, now, tick_us);
+            if !is_again {
+                entry.held.count(cost);
+            }
             let mut answer = entry.held.decide(rule, cost, within_us, now);
             if let SlotAnswer::Unsure { turn, is_idle: true } = answer
                 && (1..=credit.unwrap_or(0).saturating_sub(entry.held.owed())).contains(&cost)
@@ -142,7 +157,8 @@ impl ActiveLimit {
         within_us: u64,
         now: Timestamp,
     ) -> (LocalAnswer, bool) {
-        let answer = self.look(slots, key, (cost, within_us), Some(self.state.first_credit()), now);
+        let wanted = Wanted { cost, within_us, is_again: false };
+        let answer = self.look(slots, key, wanted, Some(self.state.first_credit()), now);
         if let SlotAnswer::Unsure { .. } = answer
             && self.state.is_on_policy()
             && let Decision { allowed: is_allowed, source: Source::Local(standing), .. } =
@@ -168,30 +184,25 @@ impl ActiveLimit {
         (LocalAnswer { is_allowed, standing: Standing::Turn(slots.rule, turn) }, is_sure)
     }
 
-    fn slot_decision(
-        &self,
-        slots: &SlotKeys,
-        answer: SlotAnswer,
-        cost: u32,
-        now: Timestamp,
-    ) -> Decision {
+    /// A decision by an answer of `now`, with its slot.
+    fn slot(&self, slots: &SlotKeys, answer: SlotAnswer, cost: u32, now: Timestamp) -> Slot {
+        let start = match answer {
+            SlotAnswer::Allowed(turn) => Some(slots.rule.units_at(now) + turn.delay),
+            _ => None,
+        };
         let (answer, is_sure) = self.told(slots, answer, cost);
-        self.local_decision(answer, is_sure, cost, now)
+        Slot { decision: self.local_decision(answer, is_sure, cost, now), start }
     }
 
-    /// A decision that needs no word of the store.
+    /// A denial, if the queue is longer than a request may wait by what this node knows.
     #[cfg(feature = "tower")]
-    pub(super) fn decide_if_sure_by_slots(
-        &self,
-        slots: &SlotKeys,
-        key: &[u8],
-        cost: u32,
-    ) -> Option<Decision> {
+    pub(super) fn deny_if_sure(&self, slots: &SlotKeys, key: &[u8], cost: u32) -> Option<Decision> {
         let now = self.precise_now();
         // A request that may have a slot ahead has to wait for it.
-        let answer = self.look(slots, key, (0, u64::MAX), None, now);
+        let wanted = Wanted { cost: 0, within_us: u64::MAX, is_again: false };
+        let answer = self.look(slots, key, wanted, None, now);
         let is_denied = matches!(answer, SlotAnswer::Denied(_));
-        is_denied.then(|| self.slot_decision(slots, answer, cost, now))
+        is_denied.then(|| self.slot(slots, answer, cost, now).decision)
     }
 
     /// Decides, and asks the store if this node alone cannot be sure. Of callers who wait one asks for all.
@@ -204,10 +215,12 @@ impl ActiveLimit {
     ) -> Slot {
         let max_wait_us = self.state.terms.max_wait_us;
         if max_wait_us == 0 || cost == 0 || self.state.is_on_policy() {
-            return self.slot(slots, self.decide_by_slots(slots, key, cost, within_us));
+            let decision = self.decide_by_slots(slots, key, cost, within_us);
+            return Slot { decision, start: None };
         }
-        if let Some(decision) = self.look_if_sure(slots, key, cost, within_us) {
-            return self.slot(slots, decision);
+        let wanted = Wanted { cost, within_us, is_again: false };
+        if let Some(slot) = self.look_if_sure(slots, key, wanted) {
+            return slot;
         }
         let (rule, now) = (slots.rule, self.now());
         let is_long = slots.with(key, now, |entry| entry.held.is_long(rule, now));
@@ -221,12 +234,13 @@ impl ActiveLimit {
             None => None,
         };
         // Who came before may have brought slots for all.
+        let wanted = Wanted { is_again: true, ..wanted };
         if line.is_some()
-            && let Some(decision) = self.look_if_sure(slots, key, cost, within_us)
+            && let Some(slot) = self.look_if_sure(slots, key, wanted)
         {
-            return self.slot(slots, decision);
+            return slot;
         }
-        self.ask_store_for_slot(slots, key, (cost, within_us), line.is_some()).await
+        self.ask_store_for_slot(slots, key, wanted, line.is_some()).await
     }
 
     /// Asks the store, `for_others` too.
@@ -234,14 +248,17 @@ impl ActiveLimit {
         &self,
         slots: &SlotKeys,
         key: &[u8],
-        (cost, within_us): (u32, u64),
+        wanted: Wanted,
         for_others: bool,
     ) -> Slot {
+        let Wanted { cost, within_us, .. } = wanted;
         let (rule, now, tick_us) = (slots.rule, self.now(), self.state.terms.tick_us);
         let alone = SlotAsk { owed: 0, own: cost, ahead: 0 };
         let together = |entry: &mut SlotKey| {
             let tokens = (cost, entry.waited_for.saturating_sub(cost));
-            entry.held.wanted_for(rule, tokens, now, tick_us, self.state.nodes())
+            let ask = entry.held.wanted_for(rule, tokens, now, tick_us, self.state.nodes());
+            // What is owed may be on its way.
+            SlotAsk { owed: if entry.asked.is_some() { 0 } else { ask.owed }, ..ask }
         };
         let ask = if for_others { slots.with(key, now, together) } else { None };
         let ask = ask.unwrap_or(alone);
@@ -251,7 +268,9 @@ impl ActiveLimit {
             None => None,
         };
         let Some(grant) = answer.as_ref().and_then(grant_of) else {
-            return self.slot(slots, self.by_outage_policy(key, cost, within_us));
+            // A share's slots are none of the store's.
+            let decision = self.by_outage_policy(key, cost, within_us);
+            return Slot { decision, start: None };
         };
         let now = self.precise_now();
         // Where there is no room for the key, only its own slot counts.
@@ -267,27 +286,15 @@ impl ActiveLimit {
             }
             None => SlotAnswer::Denied(Turn { ahead, delay: 0, max_delay }),
         };
-        self.slot(slots, self.slot_decision(slots, answer, cost, now))
+        self.slot(slots, answer, cost, now)
     }
 
     /// A decision that needs no word of the store.
-    fn look_if_sure(
-        &self,
-        slots: &SlotKeys,
-        key: &[u8],
-        cost: u32,
-        within_us: u64,
-    ) -> Option<Decision> {
+    fn look_if_sure(&self, slots: &SlotKeys, key: &[u8], wanted: Wanted) -> Option<Slot> {
         let now = self.precise_now();
-        let answer = self.look(slots, key, (cost, within_us), None, now);
+        let answer = self.look(slots, key, wanted, None, now);
         let is_sure = !matches!(answer, SlotAnswer::Unsure { .. });
-        is_sure.then(|| self.slot_decision(slots, answer, cost, now))
-    }
-
-    /// A decision of now, with its slot.
-    fn slot(&self, slots: &SlotKeys, decision: Decision) -> Slot {
-        let wait = slots.rule.scale().rate as u64 * micros(decision.delay());
-        Slot { decision, start: slots.rule.units_at(self.precise_now()) + wait }
+        is_sure.then(|| self.slot(slots, answer, wanted.cost, now))
     }
 
     /// Waits until the slot of a request has come.
@@ -299,13 +306,16 @@ impl ActiveLimit {
         within_us: u64,
     ) -> Decision {
         let Slot { decision, start } = self.ask_for_slot(slots, key, cost, within_us).await;
-        if decision.delay().is_zero() {
+        let (delay, now) = (decision.delay(), self.precise_now());
+        if delay.is_zero() {
             return decision;
         }
-        let now = self.precise_now();
+        let Some(start) = start else {
+            return decision.after_delay(self.sleep(delay).await);
+        };
         let wait_us = slots.rule.micros(start.saturating_sub(slots.rule.units_at(now)));
         let mut promise = SlotPromise { slots, key, cost, start, now, is_used: false };
-        promise.is_used = self.sleep(std::time::Duration::from_micros(wait_us)).await;
+        promise.is_used = self.sleep(Duration::from_micros(wait_us)).await;
         decision.after_delay(promise.is_used)
     }
 }

@@ -276,7 +276,7 @@ impl ActiveLimit {
         }
         if let Some(slots) = self.slots() {
             // Where it is not sure, it waits for the store's word.
-            let sure = self.decide_if_sure_by_slots(slots, &name, cost);
+            let sure = self.deny_if_sure(slots, &name, cost);
             return Ok(sure.ok_or_else(|| self.hold(&name)));
         }
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();

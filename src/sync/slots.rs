@@ -48,7 +48,7 @@ struct Demand {
 }
 
 impl Demand {
-    /// Counts what was asked for. Returns whether a tick has passed since the last one.
+    /// Brings the mean up to date once a tick. Returns whether it did: the first call does.
     fn observe(&mut self, now: Timestamp, tick_us: u64) -> bool {
         let is_new = self.since == Timestamp::ZERO;
         let passed_us = now.micros_since(self.since);
@@ -75,7 +75,7 @@ pub(crate) enum SlotAnswer {
     Unsure { turn: Turn, is_idle: bool },
 }
 
-/// What the store is to be asked for.
+/// What the store is to be asked for, in the order in which it gives the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotAsk {
     /// Tokens that are spent already.
@@ -106,6 +106,11 @@ pub(crate) struct SlotGrant {
 }
 
 impl HeldSlots {
+    /// Notes that a request was made.
+    pub(crate) fn count(&mut self, cost: u32) {
+        self.demand.asked += u64::from(cost);
+    }
+
     /// Decides about a request of `cost` tokens that may wait `within_us` for its slot. A cost of 0 takes nothing, and tells
     /// what one token would be told.
     pub(crate) fn decide(
@@ -115,7 +120,6 @@ impl HeldSlots {
         within_us: u64,
         now: Timestamp,
     ) -> SlotAnswer {
-        self.demand.asked += u64::from(cost);
         let now = rule.units_at(now);
         let (units, max_delay) = (rule.units_of(cost.max(1).into()), rule.max_delay(within_us));
         let token = rule.units_of(1);
@@ -158,7 +162,8 @@ impl HeldSlots {
         self.spans.insert(at, span);
     }
 
-    /// What the store is to be asked for now though nobody waits, if anything: once a tick.
+    /// What the store is to be asked for now though nobody waits, if anything: what is owed at once, slots ahead once a
+    /// tick.
     pub(crate) fn wanted(
         &mut self,
         rule: &TurnRule,
@@ -200,8 +205,8 @@ impl HeldSlots {
         self.next.map_or(0, |next| next.saturating_sub(rule.units_at(now)))
     }
 
-    /// Tokens to take ahead: as many as will be asked for before they begin, and no more than this node's part of a tick's
-    /// slots, or of half the queue.
+    /// Tokens to take ahead: half of what is asked for in the time of the queue, less what is held; at most this node's part
+    /// of a tick's slots, or of half the longest queue if that is more.
     fn ahead(&self, rule: &TurnRule, now: Timestamp, tick_us: u64, nodes: u32) -> u32 {
         let (token, queue) = (rule.units_of(1), self.queue(rule, now));
         let held: u64 = self.spans.iter().map(|span| (span.end - span.next) / token).sum();
@@ -212,8 +217,8 @@ impl HeldSlots {
         expected.saturating_sub(held).min(part).min(AHEAD_MAX) as u32
     }
 
-    /// Takes in what the store did when it was asked for something. Returns when the caller's own slot begins, if it was
-    /// given.
+    /// Takes in what the store did when it was asked for something. Returns when the first slot after those that were owed
+    /// begins, the caller's own; `None` if nothing was given.
     pub(crate) fn install(
         &mut self,
         rule: &TurnRule,
@@ -358,7 +363,7 @@ mod tests {
             for tick in 0..200 {
                 held.install(&rule, asked(0, 0, 0), grant(false, 50 * tick, queue));
                 for _ in 0..requests_per_tick {
-                    held.decide(&rule, 1, 0, at(50 * tick));
+                    held.count(1);
                 }
                 wanted = held.wanted(&rule, at(50 * tick), TICK_US, 1);
             }
