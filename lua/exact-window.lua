@@ -19,7 +19,7 @@
 -- Writes     only if tokens are spent, or if the clock went back by more than a period
 -- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
 --
--- Windows begin at multiples of the period since 1970. A time is below 2^53, so quotients of times are rounded down rightly.
+-- Windows begin at multiples of the period since 1970, or of the calendar. A time is below 2^53, so quotients of times are rounded down rightly.
 
 local MAGIC, FORMAT, BYTES = 'W1', '<c2dddd', 2 + 4 * 8
 local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
@@ -30,17 +30,18 @@ local clock = call('TIME')
 local server_us = clock[1] * 1000000 + clock[2]
 
 if #ARGV[1] > 6 * 8 then
-  local epoch_us = server_us
+  local unix_us = server_us
   server_us = nil
   for at = 6 * 8 + 1, #ARGV[1], 3 * 8 do
     local number, begins_us, ends_us = struct.unpack('<ddd', ARGV[1], at)
-    if begins_us <= epoch_us and epoch_us < ends_us then
-      server_us = (number + 1) * period_us - min(ends_us - epoch_us, period_us)
+    if begins_us <= unix_us and unix_us < ends_us then
+      server_us = (number + 1) * period_us - min(ends_us - unix_us, period_us)
       break
     end
   end
   if not server_us then
-    return redis.error_reply('TIDEGATE CALENDAR the node\'s clock is more than a window apart from ' .. clock[1])
+    return redis.error_reply('TIDEGATE CALENDAR clocks of node and server are a window apart: it is '
+      .. clock[1] .. ' s here')
   end
 end
 

@@ -55,7 +55,8 @@ pub const COST_MAX: u64 = (1 << 24) - 1;
 pub enum Mode {
     /// This node alone; the store is never asked.
     Local,
-    /// This node, from tokens that the store leased to it; the store is asked in the background.
+    /// This node, from tokens that the store leased to it; the store is asked in the background. Of a
+    /// [`LeakyBucket`](crate::LeakyBucket) nodes take slots instead, and a request for which none is held costs a call.
     #[default]
     Hybrid,
     /// The store, by its clock: each decision is a call. Ask with
@@ -102,11 +103,11 @@ impl Default for SyncPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OutagePolicy {
-    /// Each node takes its share: `rate / nodes` and `burst / nodes`, from the level it held; of an exact limit, from a
-    /// full one.
+    /// Each node takes its share: `rate / nodes` and `burst / nodes`, from the level it held; of an exact limit or a leaky
+    /// bucket, from a full one.
     #[default]
     Share,
-    /// Each node goes on at the rate last leased to it, for ever. Not for exact limits, which lease none.
+    /// Each node goes on at the rate last leased to it, for ever. Not for exact limits and leaky buckets, which lease none.
     LastRate,
     /// Everything is admitted.
     Open,
@@ -279,7 +280,8 @@ impl Limit {
     }
 
     /// The version of this definition. Raise it when the quota changes: the store keeps the quota
-    /// of the highest version that it has seen, and refuses nodes that still hold an older one.
+    /// of the highest version that it has seen, and refuses nodes that still hold an older one. Exact limits and leaky
+    /// buckets have no versions: each request is decided by its node's quota.
     #[must_use]
     pub fn version(mut self, version: u32) -> Self {
         self.version = version;

@@ -3,9 +3,9 @@
 //! A window begins at the first instant whose local time has reached it, and lasts until the next one begins. So a clock
 //! that is set back does not open a window again, and what the zone's clock skips is no window.
 //!
-//! Rules of windows know one length. So keys live in *calendar time*: it gives each window the same length, longer than any
-//! has, and its end is the window's end. Until then both times pass alike, so what is computed to a window's end is
-//! true.
+//! Rules of windows know one length. So keys live in *calendar time*, which jumps where a window begins, so that each
+//! window ends at a multiple of one period, longer than any window. From there to its end both times pass alike, so what is
+//! computed to a window's end is true.
 
 use std::fmt;
 use std::time::Duration;
@@ -40,13 +40,13 @@ impl Unit {
         }
     }
 
-    /// The length of a window in calendar time: no zone's are longer. The number of a window times this stays below
-    /// 2^53.
+    /// The length of a window in calendar time: no zone's are longer, since clocks are set back by up to two hours or, at the
+    /// date line, a day. The number of a window times this stays below 2^53 until 2064.
     pub(super) const fn period_us(self) -> u64 {
         SECOND
             * 3600
             * match self {
-                Self::Hour => 4,
+                Self::Hour => 3,
                 Self::Day => 50,
                 Self::Month => 33 * 24,
             }
@@ -102,8 +102,8 @@ pub(crate) struct Windows {
 }
 
 impl Window {
-    fn calendar_us(&self, period_us: u64, epoch_us: u64) -> u64 {
-        let left_us = self.ends_us.saturating_sub(epoch_us).clamp(1, period_us);
+    fn calendar_us(&self, period_us: u64, unix_us: u64) -> u64 {
+        let left_us = self.ends_us.saturating_sub(unix_us).clamp(1, period_us);
         (self.number + 1) * period_us - left_us
     }
 }
@@ -115,14 +115,14 @@ impl Windows {
     }
 
     /// Calendar time at a time since 1970 that is in one of these windows.
-    pub(crate) fn calendar_us(&self, epoch_us: u64) -> Option<u64> {
-        let is_in = |one: &&Window| (one.begins_us..one.ends_us).contains(&epoch_us);
+    pub(crate) fn calendar_us(&self, unix_us: u64) -> Option<u64> {
+        let is_in = |one: &&Window| (one.begins_us..one.ends_us).contains(&unix_us);
         let window = self.windows.iter().find(is_in)?;
-        Some(window.calendar_us(self.period_us, epoch_us))
+        Some(window.calendar_us(self.period_us, unix_us))
     }
 
     /// The time since 1970 at a time of the calendar, which is in one of these windows, or else at the end of the last.
-    pub(crate) fn epoch_us(&self, calendar_us: u64) -> u64 {
+    pub(crate) fn unix_us(&self, calendar_us: u64) -> u64 {
         let number = calendar_us / self.period_us;
         let window = self.windows.iter().rev().find(|one| one.number <= number);
         let window = window.unwrap_or(&self.windows[0]);
@@ -165,26 +165,26 @@ impl Calendar {
     }
 
     /// Calendar time, in microseconds.
-    pub(crate) fn calendar_us(&self, epoch_us: u64) -> u64 {
-        self.at(epoch_us).calendar_us(self.period_us(), epoch_us)
+    pub(crate) fn calendar_us(&self, unix_us: u64) -> u64 {
+        self.at(unix_us).calendar_us(self.period_us(), unix_us)
     }
 
     /// The window of a time, with the one before it and the next.
-    pub(crate) fn around(&self, epoch_us: u64) -> Windows {
-        let now = self.at(epoch_us);
+    pub(crate) fn around(&self, unix_us: u64) -> Windows {
+        let now = self.at(unix_us);
         let before = self.at(now.begins_us.saturating_sub(1));
         let windows = [before, now, self.at(now.ends_us)];
         Windows { period_us: self.period_us(), windows }
     }
 
     #[cfg(feature = "calendar")]
-    fn at(&self, epoch_us: u64) -> Window {
-        self.zones.at(self.unit, epoch_us)
+    fn at(&self, unix_us: u64) -> Window {
+        self.zones.at(self.unit, unix_us)
     }
 
     #[cfg(not(feature = "calendar"))]
-    fn at(&self, epoch_us: u64) -> Window {
-        let _ = (self.zone, epoch_us);
+    fn at(&self, unix_us: u64) -> Window {
+        let _ = (self.zone, unix_us);
         Window { number: 0, begins_us: 0, ends_us: u64::MAX }
     }
 }
@@ -202,7 +202,7 @@ mod zones {
 
     /// All calendars that the process ever had.
     static CALENDARS: Mutex<Vec<&'static Calendar>> = Mutex::new(Vec::new());
-    /// Windows are numbered from here on.
+    /// Windows are numbered from here on: at the beginning of 1970 it was 1969 west of Greenwich.
     const FIRST: Date = date(1969, 1, 1);
     /// The last year whose windows are told apart.
     const YEAR_MAX: i16 = 9000;
@@ -231,24 +231,24 @@ mod zones {
         /// The window of a time in microseconds since 1970.
         ///
         /// Cost: a look at the last window, as long as it lasts.
-        pub(super) fn at(&self, unit: Unit, epoch_us: u64) -> Window {
+        pub(super) fn at(&self, unit: Unit, unix_us: u64) -> Window {
             let last = **self.last.load();
-            if (last.begins_us..last.ends_us).contains(&epoch_us) {
+            if (last.begins_us..last.ends_us).contains(&unix_us) {
                 return last;
             }
-            let window = self.find(unit, epoch_us);
+            let window = self.find(unit, unix_us);
             self.last.store(std::sync::Arc::new(window));
             window
         }
 
-        fn find(&self, unit: Unit, epoch_us: u64) -> Window {
-            let now = Timestamp::from_microsecond(epoch_us.min(i64::MAX as u64) as i64);
+        fn find(&self, unit: Unit, unix_us: u64) -> Window {
+            let now = Timestamp::from_microsecond(unix_us.min(i64::MAX as u64) as i64);
             let now = now.unwrap_or(Timestamp::MAX);
             let mut begin = unit.begin(self.zone.to_datetime(now));
             if begin.year() > YEAR_MAX {
                 begin = DateTime::from_parts(date(YEAR_MAX, 1, 1), Time::midnight());
             }
-            // Before the zone's clock was set back it may have come further.
+            // After the clock was set back, the latest window that has begun counts.
             let mut next = unit.next(begin);
             while next.year() <= YEAR_MAX && self.reached(next) <= now {
                 (begin, next) = (next, unit.next(next));
@@ -306,7 +306,6 @@ mod zones {
                 Self::Day => days,
                 Self::Month => months,
             };
-            // A zone may be some hours behind.
             number.max(0) as u64
         }
     }
@@ -429,7 +428,7 @@ mod tests {
                     let left = unit.period_us() - calendar_us % unit.period_us();
                     assert_eq!(left, now.ends_us - us);
                     assert_eq!(windows.calendar_us(us), Some(calendar_us));
-                    assert_eq!(windows.epoch_us(calendar_us), us);
+                    assert_eq!(windows.unix_us(calendar_us), us);
                     assert!(calendar_us >= last);
                     last = calendar_us;
                 }

@@ -14,6 +14,8 @@ use crate::time::micros;
 /// if its slot is now. [`schedule`](crate::ActiveLimit::schedule) and
 /// [`until_ready`](crate::ActiveLimit::until_ready) take slots ahead, as far as the [`queue`](Self::queue) reaches.
 ///
+/// Nodes that share one ask the store for slots, which are of one grid: docs/CHOOSING.md has what that admits and costs.
+///
 /// ```
 /// use std::time::Duration;
 /// use tidegate::LeakyBucket;

@@ -13,7 +13,8 @@ pub const LOG_TOKENS_MAX: u64 = 100_000;
 
 /// At most `tokens` in any period, exactly: the sliding window log.
 ///
-/// A token returns one period after it was spent. The log keeps the time of each allowed request until then, in 16 to 64
+/// A token returns one period after it was spent; of a limit that nodes share, up to a 64th of the period and a tick
+/// later. On one node the log keeps the time of each allowed request until then, in 16 to 64
 /// bytes each, so it suits small limits: logins, payments. If a key is no longer asked for, its memory returns when the
 /// key is evicted.
 ///

@@ -264,8 +264,8 @@ impl LimitState {
 
     /// The time that windows of this node live by.
     pub(crate) fn window_time(&self, rule: &WindowRule, now: Timestamp) -> Timestamp {
-        let epoch_us = now.as_micros().saturating_add(self.origin_us);
-        let calendar = rule.calendar.map(|calendar| calendar.calendar_us(epoch_us));
+        let unix_us = now.as_micros().saturating_add(self.origin_us);
+        let calendar = rule.calendar.map(|calendar| calendar.calendar_us(unix_us));
         calendar.map_or(now, Timestamp::from_micros)
     }
 

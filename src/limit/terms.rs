@@ -29,7 +29,7 @@ pub(crate) struct Terms {
     pub mode: Mode,
     /// The rule in the units that states of keys are kept in, unless the limit is leased.
     pub key_rule: Option<KeyRule>,
-    /// This node's part of it, if the store decides.
+    /// This node's part of it in an outage, if the store decides or gives slots.
     pub share: Option<KeyRule>,
     /// What happens while the store is away.
     pub outage: OutagePolicy,

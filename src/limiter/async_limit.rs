@@ -119,7 +119,8 @@ impl AsyncLimit {
     /// [`ActiveLimit::until_ready`].
     ///
     /// An exact leaky bucket grants slots in the order in which the store decides, and a slot passes unused if the future is
-    /// dropped. Callers of other exact limits go on in order on each node.
+    /// dropped. One that nodes share gives each node slots in the order of its questions, and a slot that is given back goes to
+    /// the node's next request. Callers of other exact limits go on in order on each node.
     pub async fn until_ready<K: Key + ?Sized>(&self, key: &K, within: Duration) -> Decision {
         self.0.until_ready(key, within).await
     }

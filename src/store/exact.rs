@@ -96,7 +96,7 @@ impl ExactRequest {
         let read = |standing| ExactReply {
             is_allowed: numbers[0] > 0.0,
             standing,
-            at_us: self.windows.map_or(numbers[1] as u64, |of| of.epoch_us(numbers[1] as u64)),
+            at_us: self.windows.map_or(numbers[1] as u64, |of| of.unix_us(numbers[1] as u64)),
         };
         let wrong = || StoreError::Reply { field: "decision", value: format!("{numbers:?}") };
         standing.map(read).ok_or_else(wrong)
@@ -104,10 +104,10 @@ impl ExactRequest {
 }
 
 /// What the script says where the request names none of the windows at its time.
-fn not_told(time_us: u64) -> StoreError {
+fn outside_windows(time_us: u64) -> StoreError {
     let seconds = time_us / 1_000_000;
     StoreError::Server(format!(
-        "TIDEGATE CALENDAR the node's clock is more than a window apart from {seconds}"
+        "TIDEGATE CALENDAR clocks of node and server are a window apart: it is {seconds} s here"
     ))
 }
 
@@ -146,7 +146,9 @@ impl ExactModel {
 
     fn reply(&mut self, request: &ExactRequest, time_us: u64) -> Result<Numbers, StoreError> {
         let time_us = match request.windows {
-            Some(windows) => windows.calendar_us(time_us).ok_or_else(|| not_told(time_us))?,
+            Some(windows) => {
+                windows.calendar_us(time_us).ok_or_else(|| outside_windows(time_us))?
+            }
             None => time_us,
         };
         Ok(match request.rule {

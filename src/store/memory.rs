@@ -69,14 +69,13 @@ impl MemoryStore {
         *self.lock_exact() = Exact::default();
     }
 
-    /// How often nodes have called it.
+    /// How often nodes have called it, all clones together: batches and single decisions.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
     /// Its clock, in microseconds since 1970.
-    fn epoch_us(&self) -> u64 {
-        self.calls.fetch_add(1, Ordering::Relaxed);
+    fn unix_us(&self) -> u64 {
         let origin_us = self.origin_us.get().copied().unwrap_or_default();
         self.now().plus_micros(origin_us).as_micros()
     }
@@ -98,14 +97,16 @@ impl MemoryStore {
 impl Store for MemoryStore {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
         Box::pin(async move {
-            let now_us = self.epoch_us() as i64;
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            let now_us = self.unix_us() as i64;
             Ok(self.lock().sync(&request, now_us))
         })
     }
 
     fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         Box::pin(async move {
-            let now_us = self.epoch_us();
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            let now_us = self.unix_us();
             let mut exact = self.lock_exact();
             if exact.model.len() > exact.expire_above {
                 exact.model.expire(now_us);

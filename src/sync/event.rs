@@ -126,7 +126,7 @@ pub enum Event {
         /// What is wrong, and what to do.
         error: StoreError,
     },
-    /// The store answered, but did not decide about a request of an exact limit, which the outage policy decided. Told once
+    /// The store answered, but did not decide about a request of an exact limit or a leaky bucket, which the outage policy decided. Told once
     /// a minute for each limit.
     NotDecided {
         /// The limit.

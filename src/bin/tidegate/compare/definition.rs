@@ -65,7 +65,7 @@ impl Central {
         }
     }
 
-    /// Tokens beyond what is allowed, if one more is spent now; less than none if it is allowed.
+    /// Tokens beyond what is allowed, if one more is spent now; 0 or less if it is allowed.
     fn beyond(&self, now_us: u64) -> f64 {
         let period = self.period_us as f64;
         match &self.kind {

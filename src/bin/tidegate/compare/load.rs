@@ -9,7 +9,7 @@ use tidegate::Quota;
 use crate::flags::InputError;
 use crate::values::duration;
 
-/// Requests of all ways together stay below this: they are judged one by one.
+/// A way is asked no more than this: requests are judged one by one.
 const REQUESTS_MAX: f64 = 200_000.0;
 const SEED: u64 = 7;
 

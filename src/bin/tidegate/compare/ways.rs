@@ -140,7 +140,7 @@ struct Decided {
     clippy::disallowed_methods,
     reason = "requests come in real time, and windows begin by the machine's clock"
 )]
-fn epoch_us() -> u64 {
+fn unix_us() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }
 
@@ -152,10 +152,10 @@ fn instant() -> Instant {
 async fn ask(way: Way, plan: &Plan, store: &Store) -> Result<Row, CompareError> {
     let cluster = Cluster::open(way, plan, store).await?;
     let calls_before = cluster.calls(store).await;
-    let begin_us = (epoch_us() / plan.period_us + 1) * plan.period_us;
+    let begin_us = (unix_us() / plan.period_us + 1) * plan.period_us;
     let mut asked = JoinSet::new();
     for &Request { at_us, key, node } in &plan.requests {
-        let wait_us = (begin_us + at_us).saturating_sub(epoch_us());
+        let wait_us = (begin_us + at_us).saturating_sub(unix_us());
         if wait_us > 0 {
             sleep(Duration::from_micros(wait_us)).await;
         }
@@ -185,16 +185,16 @@ impl Node {
                     Rule::LeakyBucket(_) => limit.schedule(&key.to_string()).await,
                     _ => limit.check_sure(&key.to_string()).await,
                 };
-                let at_us = decision.store_time().map_or_else(epoch_us, |at| at.as_micros() as u64);
+                let at_us = decision.store_time().map_or_else(unix_us, |at| at.as_micros() as u64);
                 let start_us = at_us + decision.delay().as_micros() as u64;
                 decision.is_allowed().then_some(start_us)
             }
             Self::Counts(counts) => {
-                let now_us = epoch_us();
+                let now_us = unix_us();
                 counts.allows(tokens, key, now_us).await.then_some(now_us)
             }
             Self::WriteBehind(node) => {
-                let now_us = epoch_us();
+                let now_us = unix_us();
                 node.allows(tokens, key, now_us).then_some(now_us)
             }
         }
@@ -251,7 +251,7 @@ impl Cluster {
                 (Kind::WriteBehind, Some(counts)) => {
                     let node = Arc::new(WriteBehind::new(counts.clone()));
                     let (syncing, interval) = (node.clone(), plan.interval);
-                    self.tasks.spawn(async move { syncing.sync(interval, epoch_us).await });
+                    self.tasks.spawn(async move { syncing.sync(interval, unix_us).await });
                     self.nodes.push(Node::WriteBehind(node));
                 }
                 (Kind::PartOnEachNode, _) => {
