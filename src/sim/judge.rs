@@ -1,12 +1,17 @@
 //! The judge of a run: what was right, from what was offered and what was decided.
 //!
-//! This file shares nothing with the limiter on purpose: its bucket is the plainest one that can
+//! It shares nothing with the limiter on purpose: its meters (`judge/meter.rs`) are the plainest that can
 //! be written, in floating point, so that a mistake in the limiter cannot be one in its judge.
 
 use std::ops::Range;
 
 use super::cold::FIRST_REQUESTS;
 use super::figures::{Decided, Figures, SLOT_US, Slot};
+use crate::algorithm::Rule;
+
+mod meter;
+
+use meter::{Definition, Meter};
 
 /// The most entries of a timeline, some 28 hours; the last one takes whatever comes later.
 pub const SLOTS_MAX: u64 = 1_000_000;
@@ -33,33 +38,11 @@ impl Figures {
     }
 }
 
-/// A token bucket without any cleverness. Its level may go below zero.
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    level: f64,
-    at_us: u64,
-}
-
-impl Bucket {
-    /// The level at `at_us`.
-    fn refill(&mut self, at_us: u64, rate_per_second: f64, burst: f64) -> f64 {
-        let passed_s = at_us.saturating_sub(self.at_us) as f64 / 1e6;
-        self.level = burst.min(self.level + rate_per_second * passed_s);
-        self.at_us = at_us;
-        self.level
-    }
-
-    /// When the refill reaches `level`, or has reached it, in seconds since the run's start.
-    fn reaches_s(&self, level: f64, rate_per_second: f64) -> f64 {
-        self.at_us as f64 / 1e6 + (level - self.level) / rate_per_second
-    }
-}
-
 /// One key: what an ideal limiter would have, and what is left after what was really admitted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct KeyTally {
-    ideal_bucket: Bucket,
-    real_bucket: Bucket,
+    ideal_meter: Meter,
+    real_meter: Meter,
     ideal: u64,
     admitted: u64,
     requests: u32,
@@ -73,11 +56,11 @@ struct KeyTally {
 
 impl KeyTally {
     /// A key that is asked for the first time.
-    fn new(at_us: u64, burst: f64) -> Self {
-        let full = Bucket { level: burst, at_us };
+    fn new(at_us: u64, definition: &Definition) -> Self {
+        let full = Meter::new(definition, at_us);
         Self {
-            ideal_bucket: full,
-            real_bucket: full,
+            ideal_meter: full.clone(),
+            real_meter: full,
             ideal: 0,
             admitted: 0,
             requests: 0,
@@ -89,20 +72,20 @@ impl KeyTally {
         }
     }
 
-    /// Refills both buckets, and sees what the real one was meanwhile.
-    fn refill(&mut self, at_us: u64, rate: f64, burst: f64) {
-        let now_s = at_us as f64 / 1e6;
-        let half_s = self.real_bucket.reaches_s(burst / 2.0, rate);
-        self.above_half_s += now_s - half_s.clamp(self.real_bucket.at_us as f64 / 1e6, now_s);
+    /// Lets time pass for both, and sees what the real one was meanwhile.
+    fn pass(&mut self, at_us: u64, definition: &Definition) {
+        let (now_s, rate) = (at_us as f64 / 1e6, definition.rate_per_second());
+        let half_s = self.real_meter.reaches_s(definition.burst() / 2.0, rate);
+        self.above_half_s += now_s - half_s.clamp(self.real_meter.at_us() as f64 / 1e6, now_s);
         if let Some(since_s) = self.in_excess_since_s {
-            let repaid_s = self.real_bucket.reaches_s(0.0, rate);
+            let repaid_s = self.real_meter.reaches_s(0.0, rate);
             self.longest_excess_s = self.longest_excess_s.max(repaid_s.min(now_s) - since_s);
             if repaid_s <= now_s {
                 self.in_excess_since_s = None;
             }
         }
-        self.ideal_bucket.refill(at_us, rate, burst);
-        self.real_bucket.refill(at_us, rate, burst);
+        self.ideal_meter.pass(definition, at_us);
+        self.real_meter.pass(definition, at_us);
     }
 }
 
@@ -116,8 +99,7 @@ struct NodeTally {
 /// A walk through all requests, one at a time, in the order in which they were decided.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    rate_per_second: f64,
-    burst: f64,
+    definition: Definition,
     keys: Vec<Option<KeyTally>>,
     nodes: Vec<NodeTally>,
     window_us: u64,
@@ -144,10 +126,19 @@ pub struct Judge {
 impl Judge {
     /// A judge of a limit of `rate_per_second` and `burst` tokens a key.
     pub fn new(rate_per_second: f64, burst: f64) -> Self {
+        Self::by(Definition::bucket(rate_per_second, burst))
+    }
+
+    /// A judge of a limit by its algorithm. The run begins at `origin_us` of the time by which windows begin.
+    pub(super) fn of_rule(rule: Rule, origin_us: u64) -> Self {
+        Self::by(Definition::of(rule, origin_us))
+    }
+
+    fn by(definition: Definition) -> Self {
+        let (rate_per_second, burst) = (definition.rate_per_second(), definition.burst());
         let window_us = (10.0 * burst / rate_per_second * 1e6).min(u64::MAX as f64 / 2.0) as u64;
         Self {
-            rate_per_second,
-            burst,
+            definition,
             keys: Vec::new(),
             nodes: Vec::new(),
             window_us: window_us.max(1),
@@ -229,36 +220,36 @@ impl Judge {
 
     /// Returns what the ideal admitted.
     fn record_key(&mut self, one: &Decided) -> u64 {
-        let (rate, burst) = (self.rate_per_second, self.burst);
+        let definition = self.definition;
         let index = one.key as usize;
         if index >= self.keys.len() {
             self.keys.resize(index + 1, None);
         }
-        let key = self.keys[index].get_or_insert_with(|| KeyTally::new(one.at_us, burst));
+        let key = self.keys[index].get_or_insert_with(|| KeyTally::new(one.at_us, &definition));
         let cost = f64::from(one.cost);
         let is_first = key.requests < FIRST_REQUESTS;
         key.requests = key.requests.saturating_add(1);
         self.first_requests += u64::from(is_first);
-        key.refill(one.at_us, rate, burst);
+        key.pass(one.at_us, &definition);
         if one.allowed {
             key.admitted += u64::from(one.cost);
-            key.real_bucket.level -= cost;
-            if key.real_bucket.level < -TOKENS_ERROR {
-                self.excess_tokens = self.excess_tokens.max(-key.real_bucket.level);
+            key.real_meter.spend(cost);
+            if key.real_meter.level() < -TOKENS_ERROR {
+                self.excess_tokens = self.excess_tokens.max(-key.real_meter.level());
                 key.in_excess_since_s.get_or_insert(one.at_us as f64 / 1e6);
             }
         } else {
             key.denied_requests += 1;
-            let telling = cost.max(WRONG_DENIAL_BURST_PART * burst);
-            if key.real_bucket.level + TOKENS_ERROR >= telling {
+            let telling = cost.max(WRONG_DENIAL_BURST_PART * definition.burst());
+            if key.real_meter.level() + TOKENS_ERROR >= telling {
                 self.wrong_denials += 1;
                 self.wrong_first_denials += u64::from(is_first);
             }
         }
-        if key.ideal_bucket.level + TOKENS_ERROR < cost {
+        if key.ideal_meter.level() + TOKENS_ERROR < cost {
             return 0;
         }
-        key.ideal_bucket.level -= cost;
+        key.ideal_meter.spend(cost);
         key.ideal += u64::from(one.cost);
         u64::from(one.cost)
     }
@@ -301,7 +292,7 @@ impl Judge {
             admitted_vs_ideal_reachable_pct: vs_ideal_pct(self.reachable[1], self.reachable[0]),
             invented_keys: self.invented_keys,
             excess_tokens: self.excess_tokens,
-            excess_pct_of_burst: percent(self.excess_tokens, self.burst),
+            excess_pct_of_burst: percent(self.excess_tokens, self.definition.burst()),
             wrong_denials_pct: percent(self.wrong_denials as f64, requests),
             wrong_first_denials_pct: percent(
                 self.wrong_first_denials as f64,
@@ -321,7 +312,7 @@ impl Judge {
     /// What is not repaid at the end has at least lasted until the key's last request.
     fn longest_excess_s(&self) -> f64 {
         let of_key = |key: &KeyTally| {
-            let last_s = key.real_bucket.at_us as f64 / 1e6;
+            let last_s = key.real_meter.at_us() as f64 / 1e6;
             let unpaid_s = key.in_excess_since_s.map_or(0.0, |since_s| last_s - since_s);
             key.longest_excess_s.max(unpaid_s)
         };
@@ -329,14 +320,14 @@ impl Judge {
     }
 
     fn above_half_pct(&self) -> f64 {
-        let lasted_s = |key: &KeyTally| (key.real_bucket.at_us - key.first_us) as f64 / 1e6;
+        let lasted_s = |key: &KeyTally| (key.real_meter.at_us() - key.first_us) as f64 / 1e6;
         let all_s = self.keys.iter().flatten().map(lasted_s).sum();
         percent(self.keys.iter().flatten().map(|key| key.above_half_s).sum(), all_s)
     }
 
     fn denied_by_key(&self) -> Vec<(u32, u64)> {
         let denied = |(key, tally): (usize, &Option<KeyTally>)| {
-            tally.map(|tally| (key as u32, tally.denied_requests))
+            tally.as_ref().map(|tally| (key as u32, tally.denied_requests))
         };
         let mut denied: Vec<(u32, u64)> = self.keys.iter().enumerate().filter_map(denied).collect();
         denied.retain(|&(_, count)| count > 0);

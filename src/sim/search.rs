@@ -20,6 +20,7 @@ mod classes;
 mod constructed;
 mod limits;
 mod overlap;
+mod windows;
 
 /// Cases of the short form.
 const CASES: u64 = 60;

@@ -15,7 +15,7 @@ use super::workload::Arrival;
 use crate::bucket::{Ask, BucketRef, Notification, Room, Urgency, Verdict};
 use crate::driver::touched;
 use crate::error::ConfigError;
-use crate::limit::{Limit, Terms};
+use crate::limit::{DEFAULT_MAX_NODES, Limit, Terms};
 use crate::sync::{Config, Event, Input, Output, Waiter};
 use crate::time::{Timestamp, micros};
 
@@ -76,17 +76,8 @@ impl World {
     /// A world in which nodes and store are new to each other; its load may begin now.
     pub(super) fn unmet(setup: Setup) -> Result<Self, ConfigError> {
         for limit in setup.limits_of(0).chain(&setup.newer) {
-            limit.validate()?;
+            limit.validate_hybrid(DEFAULT_MAX_NODES)?;
         }
-        // Nodes that hold two versions may admit what the larger gives.
-        let newest = setup.newer.as_ref().unwrap_or(&setup.limit).quota();
-        let quota = setup.limit.quota();
-        let rate = quota.tokens_per_second().max(newest.tokens_per_second());
-        let burst = quota.burst_tokens().max(newest.burst_tokens());
-        let judge_of = |limit: &Limit| {
-            let quota = limit.quota();
-            Judge::new(quota.tokens_per_second(), quota.burst_tokens() as f64)
-        };
         let mut world = Self {
             now_us: BEGIN_US,
             origin_us: 0,
@@ -96,8 +87,8 @@ impl World {
             decided: Vec::new(),
             #[cfg(all(test, feature = "redis"))]
             calls: Vec::new(),
-            judge: Judge::new(rate, burst as f64).of_known_keys(setup.known_keys),
-            other_judges: setup.others.iter().map(judge_of).collect(),
+            judge: Judge::new(1.0, 1.0),
+            other_judges: Vec::new(),
             traffic: Traffic::default(),
             ledger: Ledger::default(),
             timeline: Timeline::default(),
@@ -109,8 +100,28 @@ impl World {
             world.places.push(usize::MAX);
             world.start_node(place);
         }
-        world.origin_us = world.now_us;
+        world.begin();
         Ok(world)
+    }
+
+    /// The load begins now.
+    fn begin(&mut self) {
+        self.origin_us = self.now_us;
+        let Setup { limit, newer, others, known_keys, .. } = &self.setup;
+        let store_us = self.store.clock_us(self.now_us) as u64;
+        let judge_of = |limit: &Limit| Judge::of_rule(limit.rule(), store_us);
+        self.other_judges = others.iter().map(judge_of).collect();
+        let judge = match newer {
+            // Nodes that hold two versions may admit what the larger gives.
+            Some(newer) => {
+                let quotas = [limit.quota(), newer.quota()];
+                let [rate, other_rate] = quotas.map(|quota| quota.tokens_per_second());
+                let [burst, other_burst] = quotas.map(|quota| quota.burst_tokens() as f64);
+                Judge::new(rate.max(other_rate), burst.max(other_burst))
+            }
+            None => judge_of(limit),
+        };
+        self.judge = judge.of_known_keys(*known_keys);
     }
 
     /// Runs until every node has met the store.
@@ -122,7 +133,7 @@ impl World {
             }
             self.run_until(self.now_us + 10_000);
         }
-        self.origin_us = self.now_us;
+        self.begin();
         self.traffic = Traffic::default();
         for node in &mut self.nodes {
             node.born_us = self.now_us;
@@ -135,7 +146,10 @@ impl World {
         let limits: Vec<_> = self
             .setup
             .limits_of(place)
-            .filter_map(|limit| Some((limit.name().into(), limit.validate().ok()?)))
+            .filter_map(|limit| {
+                let terms = limit.validate_hybrid(DEFAULT_MAX_NODES).ok()?;
+                Some((limit.name().into(), terms))
+            })
             .collect();
         let terms: Vec<Terms> = limits.iter().map(|(_, terms)| *terms).collect();
         let config = Config {
