@@ -823,7 +823,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if curve ~= TOKEN_BUCKET then
         -- Until the window is over that counts last.
         local windows = ceil(missing / burst) + (curve ~= FIXED_WINDOW and 1 or 0)
-        fill_us = missing > 0 and min(windows * max(floor(burst / rate), 1), 2^50) or 0
+        local window_us = max(floor(burst / rate), 1)
+        if curve == SLIDING_LOG then window_us = window_us + ceil(window_us / 64) end
+        fill_us = missing > 0 and min(windows * window_us, 2^50) or 0
         is_due = spare_us < fill_us
       end
       if is_due then

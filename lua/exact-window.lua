@@ -16,7 +16,7 @@
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
 --            TIDEGATE CALENDAR <text>       the time is in none of the windows
 -- Expiry     when nothing counts any more: at the window's end, or the next one's if windows slide
--- Writes     only if tokens are spent, or if the clock went back by more than a period
+-- Writes     only if tokens are spent, if the period has changed, or if the clock went back by more than a period
 -- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
 --
 -- Windows begin at multiples of the period since 1970, or of the calendar. A time is below 2^53, so quotients of times are rounded down rightly.
@@ -54,14 +54,13 @@ if record then
   _, stamp, current, previous, old_period_us = struct.unpack(FORMAT, record)
   if old_period_us ~= period_us then
     -- As if the new period had been there when something was spent last; of a calendar, that is not known.
-    current, previous = min(current, tokens), min(previous, tokens)
+    current, previous, is_written = min(current, tokens), min(previous, tokens), true
     if #ARGV[1] > 6 * 8 then stamp = now end
   end
   if stamp - now > period_us then
     -- The clock went back: what was spent counts as if it had been spent now.
     is_written = true
-  end
-  if not is_written then
+  else
     now = max(now, stamp)
     local passed = floor(now / period_us) - floor(stamp / period_us)
     if passed == 1 then

@@ -275,9 +275,11 @@ impl Driver {
             let StoreQuery { key, cost, within_us, done } = match query {
                 Query::Sure(query) => query,
                 Query::Exact(query) => {
-                    if let Some(store) = &self.store {
-                        let change = asked.exact.begin(query, store, &self.node.time);
-                        self.publish_outage(change);
+                    if let Some(store) = &self.store
+                        && let Some((limit, change)) =
+                            asked.exact.begin(query, store, &self.node.time)
+                    {
+                        self.publish_outage(limit, change, &asked.exact);
                     }
                     continue;
                 }
@@ -382,25 +384,26 @@ impl Driver {
         });
         for (index, excess) in self.engine.excess().into_iter().enumerate() {
             let limit = &self.node.limits[index];
+            let excess = limit.with_policy(excess);
             limit.set_excess(excess);
             limit.set_nodes(self.engine.nodes(index));
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });
         }
     }
 
-    /// A call for a decision of an exact limit ended.
+    /// A call for a decision of a limit without leases ended.
     fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
-        self.publish_outage(calls.ended(outcome, self.now()));
+        let Some((limit, change)) = calls.ended(outcome, self.now()) else { return };
+        match change {
+            Some(change) => self.publish_outage(limit, change, calls),
+            // Refusals are told now and then.
+            None => self.node.limits[limit as usize].set_on_policy(calls.is_on_policy(limit)),
+        }
     }
 
-    /// Tells what changes for an exact limit.
-    fn publish_outage(&self, change: Option<(u32, OutageChange)>) {
-        let Some((limit, change)) = change else { return };
-        // Another program's value is one key's trouble.
-        if !matches!(change, OutageChange::Refused(StoreError::ForeignKey { .. })) {
-            let is_on_policy = change != OutageChange::Ended;
-            self.node.limits[limit as usize].set_on_policy(is_on_policy);
-        }
+    /// Tells what changes for such a limit.
+    fn publish_outage(&self, limit: u32, change: OutageChange, calls: &ExactCalls) {
+        self.node.limits[limit as usize].set_on_policy(calls.is_on_policy(limit));
         let LimitState { name, terms, .. } = &*self.node.limits[limit as usize];
         let limit = name.clone();
         self.publish(&match change {

@@ -265,7 +265,9 @@ impl Scale {
             curve => {
                 let owed = (missing as u64).div_ceil(self.burst as u64);
                 let windows = owed + u64::from(curve != Curve::FixedWindow);
-                windows.saturating_mul(self.window_us() as u64).min(FULL_US_MAX)
+                let slot_us = if curve == Curve::SlidingLog { self.slot_us() } else { 0 };
+                let each_us = (self.window_us() + slot_us) as u64;
+                windows.saturating_mul(each_us).min(FULL_US_MAX)
             }
         }
     }

@@ -980,6 +980,7 @@ fn nodes_that_share_a_leaky_bucket_hold_slots_of_one_grid() {
         for gap in &gaps {
             histogram[(gap * 10 / TOKEN_US / 2).min(10) as usize] += 1;
         }
+        assert!(gaps.iter().all(|gap| *gap >= TOKEN_US * 3 / 4));
         let percent = 100.0 * at_us.len() as f64 / ideal as f64;
         println!(
             "load {load}, queue of {queue}: {} of {ideal} ({percent:.1}%), {near} of {} gaps within a quarter; \

@@ -179,6 +179,11 @@ fn zone_that_does_not_fit_is_named() {
         ),
         (format!("--quota 5/month --algorithm fixed-window {of}"), 2, "for '--zone': a month"),
         (
+            format!("--quota 5/day --algorithm fixed-window --zone UTC {of}"),
+            2,
+            "'UTC' for '--zone': the first t_us is before 1990",
+        ),
+        (
             format!("--quota 5/day --zone UTC {of}"),
             2,
             "'UTC' for '--zone': does not fit --algorithm token-bucket",
@@ -282,6 +287,11 @@ fn table_that_cannot_be_made_names_the_flag() {
         row("compare --load 0", 2, "for '--load': must be above 0"),
         row("compare --time 1s --quota 5/min", 2, "'1s' for '--time': must be a period at least"),
         row("compare --quota 1000000/s", 2, "for '--quota': more than 200000 requests"),
+        row(
+            "compare --case edge --quota 100000/s --time 600s",
+            2,
+            "for '--quota': more than 200000",
+        ),
         row("compare --zone UTC", 2, "'UTC' for '--zone': name --algorithm fixed-window"),
         row("compare --case edges", 2, "'edge'"),
         row("compare --decisions -", 2, "--arrivals"),

@@ -40,13 +40,13 @@ impl Unit {
         }
     }
 
-    /// The length of a window in calendar time: no zone's are longer, since clocks are set back by up to two hours or, at the
-    /// date line, a day. The number of a window times this stays below 2^53 until 2064.
+    /// The length of a window in calendar time: no zone's are longer, since clocks are set back by up to three hours or, at
+    /// the date line, a day. The number of a window times this stays below 2^53 until 2061.
     pub(super) const fn period_us(self) -> u64 {
         SECOND
             * 3600
             * match self {
-                Self::Hour => 3,
+                Self::Hour => 4,
                 Self::Day => 50,
                 Self::Month => 33 * 24,
             }
@@ -171,21 +171,23 @@ impl Calendar {
 
     /// The window of a time, with the one before it and the next.
     pub(crate) fn around(&self, unix_us: u64) -> Windows {
-        let now = self.at(unix_us);
-        let before = self.at(now.begins_us.saturating_sub(1));
-        let windows = [before, now, self.at(now.ends_us)];
-        Windows { period_us: self.period_us(), windows }
+        Windows { period_us: self.period_us(), windows: self.windows(unix_us) }
+    }
+
+    fn at(&self, unix_us: u64) -> Window {
+        self.windows(unix_us)[1]
     }
 
     #[cfg(feature = "calendar")]
-    fn at(&self, unix_us: u64) -> Window {
-        self.zones.at(self.unit, unix_us)
+    fn windows(&self, unix_us: u64) -> [Window; TOLD] {
+        self.zones.around(self.unit, unix_us)
     }
 
+    /// There is no calendar without the feature.
     #[cfg(not(feature = "calendar"))]
-    fn at(&self, unix_us: u64) -> Window {
-        let _ = (self.zone, unix_us);
-        Window { number: 0, begins_us: 0, ends_us: u64::MAX }
+    #[allow(clippy::unused_self, reason = "with the feature it is needed")]
+    fn windows(&self, _: u64) -> [Window; TOLD] {
+        [Window { number: 0, begins_us: 0, ends_us: u64::MAX }; TOLD]
     }
 }
 
@@ -198,19 +200,20 @@ mod zones {
     use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
     use jiff::{Span, Timestamp};
 
-    use super::{Calendar, Unit, Window};
+    use super::{Calendar, TOLD, Unit, Window};
 
     /// All calendars that the process ever had.
     static CALENDARS: Mutex<Vec<&'static Calendar>> = Mutex::new(Vec::new());
-    /// Windows are numbered from here on: at the beginning of 1970 it was 1969 west of Greenwich.
-    const FIRST: Date = date(1969, 1, 1);
+    /// Windows are numbered from here on: those before are one.
+    const FIRST: Date = date(1990, 1, 1);
     /// The last year whose windows are told apart.
     const YEAR_MAX: i16 = 9000;
 
     /// A zone, and the window that was asked for last.
     pub(super) struct Zone {
         zone: TimeZone,
-        last: ArcSwap<Window>,
+        /// With its neighbours.
+        last: ArcSwap<[Window; TOLD]>,
     }
 
     /// `None` if there is no such zone.
@@ -221,24 +224,26 @@ mod zones {
         }
         let found = TimeZoneDatabase::bundled().get(zone).ok()?;
         let none = Window { number: 0, begins_us: 0, ends_us: 0 };
-        let zones = Zone { zone: found, last: ArcSwap::from_pointee(none) };
+        let zones = Zone { zone: found, last: ArcSwap::from_pointee([none; TOLD]) };
         let calendar: &'static Calendar = Box::leak(Box::new(Calendar { unit, zone, zones }));
         calendars.push(calendar);
         Some(calendar)
     }
 
     impl Zone {
-        /// The window of a time in microseconds since 1970.
+        /// The window of a time in microseconds since 1970, with the one before it and the next.
         ///
-        /// Cost: a look at the last window, as long as it lasts.
-        pub(super) fn at(&self, unit: Unit, unix_us: u64) -> Window {
+        /// Cost: a look at the last ones, as long as that window lasts.
+        pub(super) fn around(&self, unit: Unit, unix_us: u64) -> [Window; TOLD] {
             let last = **self.last.load();
-            if (last.begins_us..last.ends_us).contains(&unix_us) {
+            if (last[1].begins_us..last[1].ends_us).contains(&unix_us) {
                 return last;
             }
-            let window = self.find(unit, unix_us);
-            self.last.store(std::sync::Arc::new(window));
-            window
+            let now = self.find(unit, unix_us);
+            let before = self.find(unit, now.begins_us.saturating_sub(1));
+            let windows = [before, now, self.find(unit, now.ends_us)];
+            self.last.store(std::sync::Arc::new(windows));
+            windows
         }
 
         fn find(&self, unit: Unit, unix_us: u64) -> Window {
@@ -297,10 +302,10 @@ mod zones {
             begin.checked_add(length).unwrap_or(DateTime::MAX)
         }
 
-        /// How many windows began between 1969 and this one, if each that can be had its time.
+        /// How many windows began between the beginning of 1990 and this one, if each that can be had its time.
         fn number(self, begin: DateTime) -> u64 {
             let days = (begin.date() - FIRST).get_days();
-            let months = (i32::from(begin.year()) - 1969) * 12 + i32::from(begin.month()) - 1;
+            let months = (i32::from(begin.year()) - 1990) * 12 + i32::from(begin.month()) - 1;
             let number = match self {
                 Self::Hour => days * 24 + i32::from(begin.hour()),
                 Self::Day => days,
@@ -365,6 +370,9 @@ mod tests {
         }
         let hour = window("Europe/Berlin", Unit::Hour, "2026-10-25T01:30Z");
         assert_eq!(hour, ["2026-10-25T00:00:00Z", "2026-10-25T02:00:00Z"], "it comes twice");
+        // The clock is set back by three hours: the longest hour.
+        let hour = window("Antarctica/Casey", Unit::Hour, "2023-03-08T18:30Z");
+        assert_eq!(hour, ["2023-03-08T15:00:00Z", "2023-03-08T19:00:00Z"]);
         let month = window("Europe/Berlin", Unit::Month, "2026-03-31T21:59:59Z");
         assert_eq!(month, ["2026-02-28T23:00:00Z", "2026-03-31T22:00:00Z"]);
     }

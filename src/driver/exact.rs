@@ -93,18 +93,23 @@ impl ExactCalls {
         self.calls.join_next_with_id().await
     }
 
+    /// Whether the outage policy of a limit decides.
+    pub(super) fn is_on_policy(&self, limit: u32) -> bool {
+        self.outages.get(&limit).is_some_and(ExactOutage::is_on_policy)
+    }
+
     /// Takes a call that ended off the list. Returns its limit, and what changes for that.
     pub(super) fn ended(
         &mut self,
         outcome: Outcome,
         now: Timestamp,
-    ) -> Option<(u32, OutageChange)> {
+    ) -> Option<(u32, Option<OutageChange>)> {
         let (call, outcome) = match outcome {
             Ok(ended) => ended,
             Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
         };
         let (limit, began) = self.begun.remove(&call)?;
         let outage = self.outages.entry(limit).or_default();
-        Some((limit, outage.ended(outcome, began, now)?))
+        Some((limit, outage.ended(outcome, began, now)))
     }
 }

@@ -15,7 +15,7 @@ use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
     Table, TableBucket, WindowBucket,
 };
-use crate::limit::{Credit, Limit, LimitInfo, Mode, Terms};
+use crate::limit::{Credit, Limit, LimitInfo, Mode, OutagePolicy, Terms};
 use crate::time::{Clock, Timestamp};
 
 /// Any place but that of keys for which there is no room.
@@ -45,6 +45,8 @@ pub(crate) struct LimitState {
     nodes: AtomicU32,
     /// The store does not answer about slots: the outage policy decides.
     on_policy: AtomicBool,
+    /// It did once.
+    was_on_policy: AtomicBool,
     /// As it was told last.
     excess: Mutex<Excess>,
 }
@@ -227,6 +229,7 @@ impl LimitState {
             unsure,
             nodes,
             on_policy: AtomicBool::new(false),
+            was_on_policy: AtomicBool::new(false),
             excess,
         })
     }
@@ -313,6 +316,18 @@ impl LimitState {
 
     pub(super) fn set_on_policy(&self, is_on_policy: bool) {
         self.on_policy.store(is_on_policy, Ordering::Relaxed);
+        self.was_on_policy.fetch_or(is_on_policy, Ordering::Relaxed);
+    }
+
+    /// What is known of the limit's excess, where the outage policy may have decided instead of the store: then there is no
+    /// bound, unless it denied.
+    pub(super) fn with_policy(&self, excess: Excess) -> Excess {
+        let was_on_policy = self.was_on_policy.load(Ordering::Relaxed);
+        match self.terms.outage {
+            OutagePolicy::Closed => excess,
+            _ if was_on_policy => Excess { bound_tokens: Some(f64::INFINITY), ..excess },
+            _ => excess,
+        }
     }
 
     pub(crate) fn excess(&self) -> Excess {

@@ -144,7 +144,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
             rate: amount(bytes),
             token: amount(bytes),
             burst: amount(bytes),
-            curve: Curve::of(1 + bytes.below(3) as i64).unwrap_or_default(),
+            curve: Curve::of(1 + bytes.below(4) as i64).unwrap_or_default(),
         },
     };
     Entry {

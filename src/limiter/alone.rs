@@ -1,5 +1,6 @@
 //! Decisions by states of keys that this node alone has, one arm for each algorithm.
 
+use super::slots::{SlotsOf, Wanted};
 use super::{ActiveLimit, Target};
 use crate::algorithm::TurnRule;
 use crate::bucket::LocalAnswer;
@@ -20,7 +21,11 @@ impl ActiveLimit {
         let window_time = |rule| self.state.window_time(rule, now);
         let answer = match alone {
             AloneBuckets::Slots(slots, _) => {
-                return self.ask_slots(slots, target.key, cost, 0, now);
+                return self.ask_slots(
+                    SlotsOf { slots, key: target.key },
+                    Wanted::new(cost, 0),
+                    now,
+                );
             }
             AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
             AloneBuckets::Windows(local) => {
@@ -34,7 +39,10 @@ impl ActiveLimit {
     /// Decides about a request that can take a slot ahead.
     pub(super) fn decide_within(&self, target: Target<'_>, cost: u32, within_us: u64) -> Decision {
         match self.slots() {
-            Some(slots) => self.decide_by_slots(slots, target.key, cost, within_us),
+            Some(slots) => {
+                let of = SlotsOf { slots, key: target.key };
+                self.slot_at_once(of, Wanted::new(cost, within_us)).decision
+            }
             None => self.decide_alone_within(target, cost, within_us),
         }
     }

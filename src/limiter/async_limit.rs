@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::slots::SlotsOf;
 use super::{ActiveLimit, Limiter, Target};
 use crate::algorithm::{KeyRule, Rule, WindowRule};
 use crate::decision::{Decision, Source};
@@ -110,7 +111,11 @@ impl AsyncLimit {
             return self.0.ask_exact(&name, cost, u64::MAX).await;
         }
         if let Some(slots) = self.0.slots() {
-            return self.0.ask_for_slot(slots, &name, cost, u64::MAX).await.decision;
+            return self
+                .0
+                .ask_for_slot(SlotsOf { slots, key: &name }, cost, u64::MAX)
+                .await
+                .decision;
         }
         self.0.decide_within(Target::key(&name), cost, u64::MAX)
     }
@@ -176,7 +181,7 @@ impl ActiveLimit {
     pub(super) async fn decide_without_lease(&self, key: &[u8], cost: u32) -> Option<Decision> {
         match self.slots() {
             _ if self.is_decided_by_store() => Some(self.ask_exact(key, cost, 0).await),
-            Some(slots) => Some(self.ask_for_slot(slots, key, cost, 0).await.decision),
+            Some(slots) => Some(self.ask_for_slot(SlotsOf { slots, key }, cost, 0).await.decision),
             None => None,
         }
     }

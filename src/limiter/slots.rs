@@ -21,19 +21,31 @@ pub(super) struct Slot {
     start: Option<u64>,
 }
 
+/// The slots of a key.
+#[derive(Clone, Copy)]
+pub(super) struct SlotsOf<'a> {
+    pub(super) slots: &'a SlotKeys,
+    pub(super) key: &'a [u8],
+}
+
 /// A request of some tokens that may wait for its slot.
 #[derive(Clone, Copy)]
-struct Wanted {
+pub(super) struct Wanted {
     cost: u32,
     within_us: u64,
     /// It has been looked at before.
     is_again: bool,
 }
 
+impl Wanted {
+    pub(super) fn new(cost: u32, within_us: u64) -> Self {
+        Self { cost, within_us, is_again: false }
+    }
+}
+
 /// A slot ahead. Unless it is used, it is given back.
 struct SlotPromise<'a> {
-    slots: &'a SlotKeys,
-    key: &'a [u8],
+    of: SlotsOf<'a>,
     cost: u32,
     start: u64,
     now: Timestamp,
@@ -43,27 +55,49 @@ struct SlotPromise<'a> {
 impl Drop for SlotPromise<'_> {
     fn drop(&mut self) {
         if !self.is_used {
-            let (rule, cost, start) = (self.slots.rule, self.cost, self.start);
+            let (rule, cost, start) = (self.of.slots.rule, self.cost, self.start);
             let give_back = |key: &mut SlotKey| key.held.give_back(rule, cost, start);
             // Where there is no room for the key, the slot passes unused.
-            let _ = self.slots.with(self.key, self.now, give_back);
+            let _ = self.of.slots.with(self.of.key, self.now, give_back);
         }
+    }
+}
+
+/// A question to the store. If the caller goes away before the answer, what comes is for others.
+struct Asked<'a> {
+    of: SlotsOf<'a>,
+    now: Timestamp,
+    ask: SlotAsk,
+    answer: Option<AskedStore>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let Some(answer) = self.answer.take() else { return };
+        let SlotAsk { owed, own, ahead } = self.ask;
+        let ask = SlotAsk { owed, own: 0, ahead: own.saturating_add(ahead) };
+        let _ = self.of.slots.with(self.of.key, self.now, |entry| {
+            // One at a time is waited for.
+            if entry.asked.is_none() {
+                entry.asked = Some((ask, answer));
+            }
+        });
     }
 }
 
 /// A caller who waits for the store's word.
 struct SlotWaiter<'a> {
-    slots: &'a SlotKeys,
-    key: &'a [u8],
+    of: SlotsOf<'a>,
     cost: u32,
     now: Timestamp,
 }
 
 impl<'a> SlotWaiter<'a> {
-    fn new(slots: &'a SlotKeys, key: &'a [u8], cost: u32, now: Timestamp) -> Self {
-        let _ =
-            slots.with(key, now, |entry| entry.waited_for = entry.waited_for.saturating_add(cost));
-        Self { slots, key, cost, now }
+    fn new(of: SlotsOf<'a>, cost: u32, now: Timestamp) -> Self {
+        let _ = of
+            .slots
+            .with(of.key, now, |entry| entry.waited_for = entry.waited_for.saturating_add(cost));
+        Self { of, cost, now }
     }
 }
 
@@ -71,7 +105,7 @@ impl Drop for SlotWaiter<'_> {
     fn drop(&mut self) {
         let less =
             |entry: &mut SlotKey| entry.waited_for = entry.waited_for.saturating_sub(self.cost);
-        let _ = self.slots.with(self.key, self.now, less);
+        let _ = self.of.slots.with(self.of.key, self.now, less);
     }
 }
 
@@ -88,23 +122,22 @@ impl ActiveLimit {
     /// store where it is not sure.
     fn look(
         &self,
-        slots: &SlotKeys,
-        key: &[u8],
+        of: SlotsOf<'_>,
         wanted: Wanted,
         credit: Option<u32>,
         now: Timestamp,
     ) -> SlotAnswer {
         let Wanted { cost, within_us, is_again } = wanted;
-        let (rule, tick_us) = (slots.rule, self.state.terms.tick_us);
+        let (rule, tick_us) = (of.slots.rule, self.state.terms.tick_us);
         let is_on_policy = self.state.is_on_policy();
-        let answer = slots.with(key, now, |entry| {
+        let answer = of.slots.with(of.key, now, |entry| {
             entry.collect(rule, now, tick_us);
             if !is_again {
                 entry.held.count(cost);
             }
             let mut answer = entry.held.decide(rule, cost, within_us, now);
             if let SlotAnswer::Unsure { turn, is_idle: true } = answer
-                && (1..=credit.unwrap_or(0).saturating_sub(entry.held.owed())).contains(&cost)
+                && (cost > 0 && credit.unwrap_or(0) > 0 && entry.held.owed() == 0)
                 && !is_on_policy
             {
                 entry.held.spend_on_credit(rule, cost, now);
@@ -119,7 +152,7 @@ impl ActiveLimit {
                 if wanted.is_none() && look.is_some() {
                     entry.ask_from = now.plus_micros(tick_us);
                 }
-                entry.asked = wanted.or(look).and_then(|ask| self.ask_ahead(key, ask));
+                entry.asked = wanted.or(look).and_then(|ask| self.ask_ahead(of.key, ask));
             }
             answer
         });
@@ -135,38 +168,45 @@ impl ActiveLimit {
         self.send_exact(key, charge, wait_us).map(|answer| (ask, answer))
     }
 
-    /// Decides at once about a request that may wait `within_us` for its slot.
-    pub(super) fn decide_by_slots(
-        &self,
-        slots: &SlotKeys,
-        key: &[u8],
-        cost: u32,
-        within_us: u64,
-    ) -> Decision {
-        let now = self.precise_now();
-        let (answer, is_sure) = self.ask_slots(slots, key, cost, within_us, now);
-        self.local_decision(answer, is_sure, cost, now)
-    }
-
-    /// What is told at once of a request that may wait `within_us` for its slot, and whether that is sure.
+    /// What is told at once of a request, and whether that is sure.
     pub(super) fn ask_slots(
         &self,
-        slots: &SlotKeys,
-        key: &[u8],
-        cost: u32,
-        within_us: u64,
+        of: SlotsOf<'_>,
+        wanted: Wanted,
         now: Timestamp,
     ) -> (LocalAnswer, bool) {
-        let wanted = Wanted { cost, within_us, is_again: false };
-        let answer = self.look(slots, key, wanted, Some(self.state.first_credit()), now);
-        if let SlotAnswer::Unsure { .. } = answer
-            && self.state.is_on_policy()
-            && let Decision { allowed: is_allowed, source: Source::Local(standing), .. } =
-                self.by_outage_policy(key, cost, within_us)
-        {
-            return (LocalAnswer { is_allowed, standing }, false);
+        let answer = self.look(of, wanted, Some(self.state.first_credit()), now);
+        match self.share_of(answer, of.key, wanted) {
+            Some(answer) => (answer, false),
+            None => self.told(of.slots, answer, wanted.cost),
         }
-        self.told(slots, answer, cost)
+    }
+
+    /// The same, with the slot that the request has.
+    pub(super) fn slot_at_once(&self, of: SlotsOf<'_>, wanted: Wanted) -> Slot {
+        let now = self.precise_now();
+        let answer = self.look(of, wanted, Some(self.state.first_credit()), now);
+        match self.share_of(answer, of.key, wanted) {
+            // A share's slots are none of the store's.
+            Some(answer) => {
+                let decision = self.local_decision(answer, false, wanted.cost, now);
+                Slot { decision, start: None }
+            }
+            None => self.slot(of.slots, answer, wanted.cost, now),
+        }
+    }
+
+    /// What the outage policy says of a request that this node has no slot for, if it decides.
+    fn share_of(&self, answer: SlotAnswer, key: &[u8], wanted: Wanted) -> Option<LocalAnswer> {
+        let is_unknown = matches!(answer, SlotAnswer::Unsure { .. });
+        if !is_unknown || !self.state.is_on_policy() {
+            return None;
+        }
+        let decision = self.by_outage_policy(key, wanted.cost, wanted.within_us);
+        match decision.source {
+            Source::Local(standing) => Some(LocalAnswer { is_allowed: decision.allowed, standing }),
+            _ => None,
+        }
     }
 
     /// What is told of an answer, which is counted.
@@ -196,63 +236,54 @@ impl ActiveLimit {
 
     /// A denial, if the queue is longer than a request may wait by what this node knows.
     #[cfg(feature = "tower")]
-    pub(super) fn deny_if_sure(&self, slots: &SlotKeys, key: &[u8], cost: u32) -> Option<Decision> {
+    pub(super) fn deny_if_sure(&self, of: SlotsOf<'_>, cost: u32) -> Option<Decision> {
         let now = self.precise_now();
         // A request that may have a slot ahead has to wait for it.
-        let wanted = Wanted { cost: 0, within_us: u64::MAX, is_again: false };
-        let answer = self.look(slots, key, wanted, None, now);
+        let answer = self.look(of, Wanted::new(0, u64::MAX), None, now);
         let is_denied = matches!(answer, SlotAnswer::Denied(_));
-        is_denied.then(|| self.slot(slots, answer, cost, now).decision)
+        is_denied.then(|| self.slot(of.slots, answer, cost, now).decision)
     }
 
     /// Decides, and asks the store if this node alone cannot be sure. Of callers who wait one asks for all.
-    pub(super) async fn ask_for_slot(
-        &self,
-        slots: &SlotKeys,
-        key: &[u8],
-        cost: u32,
-        within_us: u64,
-    ) -> Slot {
+    pub(super) async fn ask_for_slot(&self, of: SlotsOf<'_>, cost: u32, within_us: u64) -> Slot {
         let max_wait_us = self.state.terms.max_wait_us;
+        let wanted = Wanted::new(cost, within_us);
         if max_wait_us == 0 || cost == 0 || self.state.is_on_policy() {
-            let decision = self.decide_by_slots(slots, key, cost, within_us);
-            return Slot { decision, start: None };
+            return self.slot_at_once(of, wanted);
         }
-        let wanted = Wanted { cost, within_us, is_again: false };
-        if let Some(slot) = self.look_if_sure(slots, key, wanted) {
+        if let Some(slot) = self.look_if_sure(of, wanted) {
             return slot;
         }
-        let (rule, now) = (slots.rule, self.now());
-        let is_long = slots.with(key, now, |entry| entry.held.is_long(rule, now));
-        let line = if is_long == Some(true) {
-            Some((SlotWaiter::new(slots, key, cost, now), LineEntry::new(self.waiting(), key)))
-        } else {
-            None
+        let (rule, begun) = (of.slots.rule, self.now());
+        let is_long = of.slots.with(of.key, begun, |entry| entry.held.is_long(rule, begun));
+        if is_long != Some(true) {
+            return self.ask_store_for_slot(of, wanted, false).await;
+        }
+        let _waiter = SlotWaiter::new(of, cost, begun);
+        let line = LineEntry::new(self.waiting(), of.key);
+        let _first = tokio::select! {
+            biased;
+            first = line.lock() => first,
+            _ = self.sleep(Duration::from_micros(max_wait_us)) => {
+                return self.slot_at_once(of, Wanted { is_again: true, ..wanted });
+            }
         };
-        let _first = match &line {
-            Some((_, line)) => line.lock().await,
-            None => None,
+        // Who came before may have brought slots for all, in the time that this caller had.
+        let within_us = match within_us {
+            u64::MAX => u64::MAX,
+            within_us => within_us.saturating_sub(self.now().micros_since(begun)),
         };
-        // Who came before may have brought slots for all.
-        let wanted = Wanted { is_again: true, ..wanted };
-        if line.is_some()
-            && let Some(slot) = self.look_if_sure(slots, key, wanted)
-        {
+        let wanted = Wanted { cost, within_us, is_again: true };
+        if let Some(slot) = self.look_if_sure(of, wanted) {
             return slot;
         }
-        self.ask_store_for_slot(slots, key, wanted, line.is_some()).await
+        self.ask_store_for_slot(of, wanted, true).await
     }
 
     /// Asks the store, `for_others` too.
-    async fn ask_store_for_slot(
-        &self,
-        slots: &SlotKeys,
-        key: &[u8],
-        wanted: Wanted,
-        for_others: bool,
-    ) -> Slot {
+    async fn ask_store_for_slot(&self, of: SlotsOf<'_>, wanted: Wanted, for_others: bool) -> Slot {
         let Wanted { cost, within_us, .. } = wanted;
-        let (rule, now, tick_us) = (slots.rule, self.now(), self.state.terms.tick_us);
+        let (rule, now, tick_us) = (of.slots.rule, self.now(), self.state.terms.tick_us);
         let alone = SlotAsk { owed: 0, own: cost, ahead: 0 };
         let together = |entry: &mut SlotKey| {
             let tokens = (cost, entry.waited_for.saturating_sub(cost));
@@ -260,21 +291,24 @@ impl ActiveLimit {
             // What is owed may be on its way.
             SlotAsk { owed: if entry.asked.is_some() { 0 } else { ask.owed }, ..ask }
         };
-        let ask = if for_others { slots.with(key, now, together) } else { None };
+        let ask = if for_others { of.slots.with(of.key, now, together) } else { None };
         let ask = ask.unwrap_or(alone);
         let charge = Charge { cost: ask.tokens(), slot_within_us: within_us, is_spent: false };
-        let answer = match self.send_exact(key, charge, self.state.terms.max_wait_us) {
+        let mut asked = Asked { of, now, ask, answer: None };
+        asked.answer = self.send_exact(of.key, charge, self.state.terms.max_wait_us);
+        let answer = match &mut asked.answer {
             Some(answer) => answer.await.ok(),
             None => None,
         };
+        asked.answer = None;
         let Some(grant) = answer.as_ref().and_then(grant_of) else {
             // A share's slots are none of the store's.
-            let decision = self.by_outage_policy(key, cost, within_us);
+            let decision = self.by_outage_policy(of.key, cost, within_us);
             return Slot { decision, start: None };
         };
         let now = self.precise_now();
         // Where there is no room for the key, only its own slot counts.
-        let installed = slots.with(key, now, |entry| entry.held.install(rule, ask, grant));
+        let installed = of.slots.with(of.key, now, |entry| entry.held.install(rule, ask, grant));
         let alone = || HeldSlots::default().install(rule, ask, grant);
         let start = installed.unwrap_or_else(alone);
         let max_delay = rule.max_delay(within_us);
@@ -286,26 +320,25 @@ impl ActiveLimit {
             }
             None => SlotAnswer::Denied(Turn { ahead, delay: 0, max_delay }),
         };
-        self.slot(slots, answer, cost, now)
+        self.slot(of.slots, answer, cost, now)
     }
 
     /// A decision that needs no word of the store.
-    fn look_if_sure(&self, slots: &SlotKeys, key: &[u8], wanted: Wanted) -> Option<Slot> {
+    fn look_if_sure(&self, of: SlotsOf<'_>, wanted: Wanted) -> Option<Slot> {
         let now = self.precise_now();
-        let answer = self.look(slots, key, wanted, None, now);
+        let answer = self.look(of, wanted, None, now);
         let is_sure = !matches!(answer, SlotAnswer::Unsure { .. });
-        is_sure.then(|| self.slot(slots, answer, wanted.cost, now))
+        is_sure.then(|| self.slot(of.slots, answer, wanted.cost, now))
     }
 
     /// Waits until the slot of a request has come.
     pub(super) async fn wait_for_slot(
         &self,
-        slots: &SlotKeys,
-        key: &[u8],
+        of: SlotsOf<'_>,
         cost: u32,
         within_us: u64,
     ) -> Decision {
-        let Slot { decision, start } = self.ask_for_slot(slots, key, cost, within_us).await;
+        let Slot { decision, start } = self.ask_for_slot(of, cost, within_us).await;
         let (delay, now) = (decision.delay(), self.precise_now());
         if delay.is_zero() {
             return decision;
@@ -313,8 +346,8 @@ impl ActiveLimit {
         let Some(start) = start else {
             return decision.after_delay(self.sleep(delay).await);
         };
-        let wait_us = slots.rule.micros(start.saturating_sub(slots.rule.units_at(now)));
-        let mut promise = SlotPromise { slots, key, cost, start, now, is_used: false };
+        let wait_us = of.slots.rule.micros(start.saturating_sub(of.slots.rule.units_at(now)));
+        let mut promise = SlotPromise { of, cost, start, now, is_used: false };
         promise.is_used = self.sleep(Duration::from_micros(wait_us)).await;
         decision.after_delay(promise.is_used)
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::slots::SlotsOf;
 use super::{ActiveLimit, Handle, Target};
 use crate::algorithm::{Rule, Standing, Taken};
 use crate::bucket::OVERFLOW;
@@ -198,7 +199,7 @@ impl ActiveLimit {
                 decision
             }
             Buckets::Alone(AloneBuckets::Slots(slots, _)) => {
-                self.wait_for_slot(slots, key, cost, micros(within)).await
+                self.wait_for_slot(SlotsOf { slots, key }, cost, micros(within)).await
             }
             Buckets::Alone(AloneBuckets::Turns(local)) if !self.is_decided_by_store() => {
                 // It is pinned before the slot is taken, so that the slot is found again.
@@ -276,7 +277,7 @@ impl ActiveLimit {
         }
         if let Some(slots) = self.slots() {
             // Where it is not sure, it waits for the store's word.
-            let sure = self.deny_if_sure(slots, &name, cost);
+            let sure = self.deny_if_sure(SlotsOf { slots, key: &name }, cost);
             return Ok(sure.ok_or_else(|| self.hold(&name)));
         }
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();

@@ -179,6 +179,8 @@ fn decide_in<R: Record>(records: &mut Records<R>, request: &ExactRequest, time_u
     let reply = R::decide(&mut record, &numbers, time_us);
     if let Some(record) = record {
         let ends_us = record.ends_us(&numbers);
+        // Records are looked through by the time since 1970.
+        let ends_us = request.windows.map_or(ends_us, |windows| windows.unix_us(ends_us - 1) + 1);
         records.insert(name, (record, ends_us));
     }
     reply

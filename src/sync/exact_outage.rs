@@ -71,6 +71,11 @@ impl ExactOutage {
         }
     }
 
+    /// Whether the outage policy decides.
+    pub(crate) fn is_on_policy(&self) -> bool {
+        self.is_on_policy
+    }
+
     /// A request cannot be decided for this reason.
     pub(crate) fn refused(&mut self, error: StoreError, now: Timestamp) -> Option<OutageChange> {
         // Another program's value is in the way of one key.

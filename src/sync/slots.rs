@@ -11,6 +11,8 @@ use std::collections::VecDeque;
 use crate::algorithm::{Turn, TurnRule};
 use crate::time::Timestamp;
 
+/// What is owed is remembered for so long after its slot, if nobody asks for the key.
+const OWED_US: u64 = 1_000_000;
 /// Demand is a mean over about this time.
 const DEMAND_US: u64 = 1_000_000;
 /// The most tokens that a node takes ahead in one question.
@@ -30,6 +32,8 @@ pub(crate) struct HeldSlots {
     spans: VecDeque<Span>,
     /// When the store's next slot begins by its last word; `None` before it spoke.
     next: Option<u64>,
+    /// When it spoke last.
+    heard: Timestamp,
     /// How long the store took to answer last, in microseconds; `None` before it did.
     round_trip_us: Option<u64>,
     /// Tokens spent on credit that the store has not charged.
@@ -197,7 +201,10 @@ impl HeldSlots {
         nodes: u32,
     ) -> SlotAsk {
         let ahead = others.saturating_add(self.ahead(rule, now, tick_us, nodes));
-        SlotAsk { owed: self.owed, own, ahead }
+        // Others may wait too: no more than what can begin within the queue.
+        let room = rule.max_delay(u64::MAX).saturating_sub(self.queue(rule, now));
+        let room = (room / rule.units_of(1)).saturating_sub(own.into()).min(u32::MAX.into());
+        SlotAsk { owed: self.owed, own, ahead: ahead.min(room as u32) }
     }
 
     /// How far ahead the store's next slot is, in units.
@@ -227,7 +234,10 @@ impl HeldSlots {
     ) -> Option<u64> {
         let SlotGrant { is_allowed, ahead, at, round_trip_us } = grant;
         let end = rule.units_at(at) + ahead;
-        (self.next, self.round_trip_us) = (Some(end), Some(round_trip_us));
+        if at >= self.heard {
+            // Answers may be taken in in another order than the store gave them.
+            (self.next, self.round_trip_us, self.heard) = (Some(end), Some(round_trip_us), at);
+        }
         if !is_allowed {
             return None;
         }
@@ -240,19 +250,11 @@ impl HeldSlots {
         Some(next.saturating_sub(rule.units_of(asked.own.into())))
     }
 
-    /// Forgets what is owed, because the slots that were spent on credit have passed.
-    pub(crate) fn forget_passed(&mut self, rule: &TurnRule, now: Timestamp) {
-        if self.next.is_none_or(|next| next <= rule.units_at(now)) {
-            self.owed = 0;
-        }
-    }
-
-    /// Whether all of it is past.
+    /// Whether all of it is past; what is owed only long after that.
     pub(crate) fn is_idle(&self, rule: &TurnRule, now: Timestamp) -> bool {
-        let now = rule.units_at(now);
-        self.owed == 0
-            && self.next.is_none_or(|next| next <= now)
-            && self.spans.iter().all(|span| span.end <= now)
+        let passed_us = if self.owed > 0 { OWED_US } else { 0 };
+        let now = rule.units_at(now.minus_micros(passed_us));
+        self.next.is_none_or(|next| next <= now) && self.spans.iter().all(|span| span.end <= now)
     }
 }
 
@@ -352,6 +354,25 @@ mod tests {
         held.give_back(&rule, 1, first);
         assert_eq!(delay(held.decide(&rule, 1, u64::MAX, at(0))), Some(30_000));
         assert_eq!(delay(held.decide(&rule, 1, u64::MAX, at(0))), Some(40_000));
+    }
+
+    /// Who asked for a crowd took slots that began long after anybody could wait for them, and other nodes had none.
+    #[test]
+    fn caller_who_asks_for_a_crowd_takes_no_more_than_the_queue_holds() {
+        let (rule, mut held) = (rule(), HeldSlots::default());
+        held.install(&rule, asked(0, 1, 0), grant(true, 0, 5)).unwrap();
+        assert_eq!(held.wanted_for(&rule, (1, 500), at(0), TICK_US, 4), asked(0, 1, 4));
+        assert_eq!(held.wanted_for(&rule, (100, 900), at(0), TICK_US, 4), asked(0, 100, 0));
+    }
+
+    #[test]
+    fn answer_that_is_taken_in_late_does_not_shorten_the_queue() {
+        let (rule, mut held) = (rule(), HeldSlots::default());
+        held.install(&rule, asked(0, 1, 0), grant(true, 5, 12)).unwrap();
+        held.install(&rule, asked(0, 0, 1), grant(true, 4, 3)).unwrap();
+        // Of the earlier answer its slot is held, and the queue is that of the later one.
+        assert_eq!(delay(held.decide(&rule, 1, u64::MAX, at(5))), Some(19_000));
+        assert!(matches!(held.decide(&rule, 1, u64::MAX, at(5)), SlotAnswer::Denied(_)));
     }
 
     #[test]

@@ -46,16 +46,15 @@ pub(crate) enum CompareError {
 
 const EXAMPLES: &str = "\
 Examples:
-  tidegate compare
-  tidegate compare --store redis://127.0.0.1:6379 --case apisix
-  tidegate compare --algorithm sliding-log --quota 50/s --mode hybrid --load 3 --chart admitted.svg
+  tidegate compare --case edge --mode local --time 1s
+  tidegate compare --algorithm sliding-log --quota 50/s --mode exact --load 3 --time 1s
   tidegate compare --quota 5/s --arrivals examples/traces/arrivals.csv --decisions decisions.csv
   tidegate compare --algorithm leaky-bucket --quota 5/s --queue 2s --arrivals examples/traces/arrivals.csv --decisions -
-  tidegate compare --algorithm sliding-log --quota 5/s --mode exact --arrivals examples/traces/arrivals.csv --decisions -
 
 Without a file, nodes in this process are asked the same requests in real time by each algorithm in each
 mode, and by the usual ways of those who have no such library; a table says what each admitted beside one
-central limit of the algorithm's definition.
+central limit of the algorithm's definition. All of them take two minutes, in memory or with
+--store redis://HOST:PORT.
 
 Arrivals are lines of t_us,key,cost, with or without a header: microseconds, any text, tokens. Windows
 are aligned to t_us = 0. A time that goes back counts as the newest before it. Decisions are the same
@@ -81,7 +80,8 @@ pub(crate) struct Options {
     /// How long a request may wait for its slot, such as 500ms; only with leaky-bucket [default: 0]
     #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     queue: Option<Duration>,
-    /// The windows are hours, days or months of this zone, such as Europe/Berlin; only with fixed-window
+    /// The windows are hours, days or months of this zone, such as Europe/Berlin; only with fixed-window and --arrivals,
+    /// whose times are then since 1970, and after 1990
     #[arg(long, value_name = "NAME")]
     zone: Option<String>,
     /// Who decides: each node alone (local), nodes with leases of a store (hybrid), or the store (exact) [default: all

@@ -52,7 +52,7 @@ enum Command {
     Sweep(sweep::Options),
     /// Simulate intervals and policies, and recommend one of them
     Tune(Box<tune::Options>),
-    /// Decide about given requests by any algorithm, on one node in virtual time
+    /// Compare algorithms, modes and the usual ways on the same requests, or decide about those of a file
     Compare(compare::Options),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS)]

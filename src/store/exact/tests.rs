@@ -142,6 +142,29 @@ fn window_of_a_zone_is_the_same_in_lua_and_in_rust() {
     );
 }
 
+/// What was spent by another plan was spent now at each request, so nothing was admitted until the record expired.
+#[cfg(feature = "calendar")]
+#[test]
+fn window_of_a_zone_that_follows_another_plan_counts_what_was_spent_until_its_own_end() {
+    const MIDNIGHT: u64 = 1_774_738_800_000_000;
+    const HOUR: u64 = 3_600_000_000;
+    let zone = |window: FixedWindow| limit(window.zone("Europe/Berlin"));
+    let (month, day) = (zone(FixedWindow::per_month(1000)), zone(FixedWindow::per_day(100)));
+    let mut pair = Pair::new(day.1);
+    let mut ask = |(limit, rule): (&'static LimitInfo, &'static KeyRule), cost, now| {
+        let KeyRule::Window(WindowRule { calendar: Some(calendar), .. }) = rule else { panic!() };
+        let (key, windows) = (b"key"[..].into(), Some(calendar.around(now)));
+        let request =
+            ExactRequest { limit, rule, key, cost, slot_within_us: 0, is_spent: false, windows };
+        pair.ask(&request, now)
+    };
+    assert!(ask(month, 1000, MIDNIGHT + HOUR));
+    assert!(!ask(day, 1, MIDNIGHT + 2 * HOUR) && !ask(day, 1, MIDNIGHT + 22 * HOUR));
+    // That day has 23 hours.
+    assert!(ask(day, 100, MIDNIGHT + 23 * HOUR));
+    assert!(ask(month, 900, MIDNIGHT + 24 * HOUR) && !ask(month, 1, MIDNIGHT + 48 * HOUR));
+}
+
 #[test]
 fn sliding_window_is_the_same_in_lua_and_in_rust() {
     let largest = SlidingWindow::new(TOKENS_MAX, YEAR);

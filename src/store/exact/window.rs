@@ -43,6 +43,7 @@ impl Record for WindowRecord {
             if known.period_us != period_us {
                 // As if the new period had been there when something was spent last; of a calendar, that is not known.
                 (current, previous) = (current.min(tokens), previous.min(tokens));
+                is_written = true;
                 if numbers.len() > NUMBERS {
                     stamp_us = now;
                 }

@@ -14,6 +14,8 @@ use crate::store::{Store, namespace};
 
 /// Arrivals may lie so far apart.
 const SPAN_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+/// With a zone, times begin with 1990.
+const ZONES_FROM_US: u64 = 631_152_000_000_000;
 /// And so far where a node syncs meanwhile: a day takes a minute.
 const HYBRID_SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How far the time moves at once while a node syncs.
@@ -60,6 +62,12 @@ pub(super) fn run(
         return Err(InputError::Value { flag: "--mode", value, reason }.into());
     }
     let node = Node::new(rule, mode, &options.store, &arrivals, options.zone.is_some())?;
+    if let (Some(zone), Some(first)) = (&options.zone, arrivals.first())
+        && first.at_us < ZONES_FROM_US
+    {
+        let reason = "the first t_us is before 1990: with a zone it is microseconds since 1970";
+        return Err(InputError::flag("--zone", zone, reason).into());
+    }
     let mut text = csv::Writer::from_writer(Vec::new());
     let failed = |source| CompareError::File { path: decisions.to_owned(), source };
     text.write_record(["t_us", "key", "cost", "allowed", "delay_us"]).map_err(failed)?;
@@ -174,7 +182,8 @@ impl Node {
         };
         let origin_us = i128::from(first_us - first_us % period_us) - i128::from(begins_us);
         let origin_us = if has_zone { 0 } else { origin_us };
-        clock.advance(Duration::from_micros(begins_us - meets_us - clock.now().as_micros()));
+        let alone_us = begins_us.saturating_sub(meets_us + clock.now().as_micros());
+        clock.advance(Duration::from_micros(alone_us));
         let node = Self { runtime, clock, limiter, limit, origin_us };
         node.pass(meets_us);
         Ok(node)

@@ -38,7 +38,7 @@ pub(crate) struct Load {
     /// Keys [default: 4; edge and apisix: 1]
     #[arg(long, conflicts_with = "arrivals")]
     keys: Option<usize>,
-    /// Requests, in times of a key's quota [default: 1.5]
+    /// Requests, in times of a key's quota; not with --case edge [default: 1.5]
     #[arg(long = "load", value_name = "TIMES", conflicts_with = "arrivals")]
     times_quota: Option<f64>,
     /// How long each way is asked [default: 4s]
@@ -98,7 +98,10 @@ impl Load {
             ));
         }
         let plan = Plan { case, nodes, keys, interval, period_us, time_us, requests: Vec::new() };
-        let all = quota.tokens() as f64 * load * keys as f64 * time_us as f64 / period_us as f64;
+        let periods = time_us as f64 / period_us as f64;
+        // Around every second edge, on both sides.
+        let load_of_case = if case == Case::Edge { 1.0 } else { load };
+        let all = quota.tokens() as f64 * load_of_case * keys as f64 * (periods + 1.0);
         if all > REQUESTS_MAX {
             let value = format!("{:?} in {time:?}", quota.tokens());
             return Err(InputError::flag(
@@ -136,7 +139,7 @@ impl Plan {
 
     /// A period's tokens before each second edge, and after it.
     fn at_edges(&self, tokens: u64, random: &mut fastrand::Rng) -> Vec<Request> {
-        let (near_us, mut requests) = (self.period_us / 100, Vec::new());
+        let (near_us, mut requests) = ((self.period_us / 100).max(1), Vec::new());
         for edge in (1..=self.time_us / self.period_us).step_by(2) {
             let edge_us = edge * self.period_us;
             for key in 0..self.keys {
