@@ -36,6 +36,16 @@ impl Figures {
         }
         judge.figures(seconds)
     }
+
+    /// The same by the definition of the limit's algorithm. The run began at `origin_us` of the time by which windows
+    /// begin.
+    pub fn by_rule(decided: &[Decided], rule: Rule, origin_us: u64, seconds: f64) -> Self {
+        let mut judge = Judge::of_rule(rule, origin_us);
+        for one in decided {
+            judge.record(one);
+        }
+        judge.figures(seconds)
+    }
 }
 
 /// One key: what an ideal limiter would have, and what is left after what was really admitted.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::scenario::by_name;
 use super::workload::{Arrival, Scenario};
 use crate::error::ConfigError;
-use crate::limit::Limit;
+use crate::limit::{DEFAULT_MAX_NODES, Limit};
 
 /// Round trips where nodes are at different distances from the store.
 const FAR_RTTS: [Duration; 4] = [
@@ -255,7 +255,7 @@ impl Setup {
     ///
     /// [`ConfigError`] if the limit cannot be kept.
     pub fn tick_s(&self) -> Result<f64, ConfigError> {
-        Ok(self.limit.validate()?.tick_us as f64 / 1e6)
+        Ok(self.limit.validate_hybrid(DEFAULT_MAX_NODES)?.tick_us as f64 / 1e6)
     }
 }
 

@@ -17,8 +17,9 @@ use super::judge::Judge;
 use super::outcome::Outcome;
 use super::setup::{Form, LATE_MAX_US, Network, Setup, Traffic, asked_seconds};
 use super::workload::Arrival;
+use crate::algorithm::Rule;
 use crate::error::ConfigError;
-use crate::limit::{DEFAULT_SYNC_INTERVAL, SyncPolicy};
+use crate::limit::{DEFAULT_MAX_NODES, DEFAULT_SYNC_INTERVAL, SyncPolicy};
 
 /// What a node, or the store, has of a key.
 #[derive(Clone, Copy, Debug)]
@@ -96,10 +97,15 @@ pub fn run(
     faults: &[Planned],
     seconds: f64,
 ) -> Result<Outcome, ConfigError> {
-    setup.limit.validate()?;
+    setup.limit.validate_hybrid(DEFAULT_MAX_NODES)?;
     let refuse = |field, value: String, reason| Err(ConfigError::Limiter { field, value, reason });
     if setup.form == Form::Async {
         return refuse("form", "async".to_owned(), "write-behind never waits: choose check");
+    }
+    let rule = setup.limit.rule();
+    if !matches!(rule, Rule::TokenBucket(_)) {
+        let reason = "write-behind is played with token buckets only";
+        return refuse("algorithm", rule.algorithm().to_owned(), reason);
     }
     let mut cluster = WriteBehind::new(setup);
     for &Planned { at_us, fault } in faults {

@@ -229,9 +229,12 @@ async fn sleep(time: Duration) {
 /// What cannot be kept, by the flag that asked for it.
 fn config_error(error: ConfigError) -> InputError {
     match error {
-        ConfigError::Limit { field: "quota.tokens" | "quota.period", value, reason, .. } => {
-            InputError::Flag { flag: "--quota", value, reason }
-        }
+        ConfigError::Limit {
+            field: "quota.tokens" | "quota.period" | "window.period",
+            value,
+            reason,
+            ..
+        } => InputError::Flag { flag: "--quota", value, reason },
         other => InputError::of_config(other),
     }
 }

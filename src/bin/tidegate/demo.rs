@@ -29,7 +29,7 @@ mod report;
 use node::{Driven, Live, Load, Traffic};
 use options::Options;
 use outage::OwnRedis;
-use process::{Processes, Source};
+use process::{Processes, Source, unix_us};
 use report::Report;
 
 /// What can stop a demo.
@@ -78,6 +78,7 @@ struct Input {
 struct Output {
     driven: Driven,
     traffic: Traffic,
+    start: Instant,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
@@ -122,14 +123,11 @@ fn report(
     input: &Input,
     output: Output,
 ) -> Result<(), DemoError> {
-    let Output { driven: Driven { decided, took_ns }, traffic } = output;
+    let Output { driven: Driven { decided, took_ns }, traffic, start } = output;
     let (flags, trace) = (&options.load, input.trace.as_ref());
-    let figures = Figures::of(
-        &decided,
-        flags.cluster.rate.per_second(),
-        flags.cluster.burst as f64,
-        input.seconds,
-    );
+    let rule = flags.limit().limit().rule();
+    let began_us = unix_us().saturating_sub(start.elapsed().as_micros() as u64);
+    let figures = Figures::by_rule(&decided, rule, began_us, input.seconds);
     let (excess, round_trips_us) = (traffic.excess, traffic.took_us.clone());
     let traffic = traffic.into();
     let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
@@ -213,7 +211,7 @@ fn run_here(
     runtime.block_on(node::leave(&limiters));
     // What leaving cost is no part of the load; what was seen of the excess by then is.
     traffic.excess = live.traffic().excess;
-    Ok(Output { driven, traffic })
+    Ok(Output { driven, traffic, start: load.start })
 }
 
 /// Each node in a process of its own.
@@ -234,7 +232,7 @@ fn run_processes(
         server.suffer(outage, start)?;
     }
     let (driven, traffic) = processes.gather()?;
-    Ok(Output { driven, traffic })
+    Ok(Output { driven, traffic, start })
 }
 
 /// Says when it is dropped that the load is over, so that nobody waits for one that ended in a panic.

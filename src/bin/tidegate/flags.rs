@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
 use tidegate::sim::{Form, Network, Policy, Setup};
-use tidegate::{ConfigError, Limit};
+use tidegate::{ConfigError, FixedWindow, Limit, Rule, SlidingLog, SlidingWindow};
 
 use crate::output;
 use crate::trace::{Trace, TraceError};
@@ -56,14 +56,14 @@ impl InputError {
         };
         let flag = match field {
             "quota.tokens" => "--rate",
-            "quota.burst" => "--burst",
+            "quota.burst" | "window.period" => "--burst",
             "sync.interval" => "--interval",
             "sync.excess" => "--accuracy",
             "credit" => "--credit",
             "faults" => "--faults",
+            "algorithm" => "--algorithm",
             "mode" => "--mode",
             "queue" => "--queue",
-            "window.period" => "--quota",
             "window.zone" => "--zone",
             other => other,
         };
@@ -111,11 +111,51 @@ pub(crate) struct TraceFlags {
     pub(crate) speed: f64,
 }
 
+/// An algorithm that nodes lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Algorithm {
+    #[default]
+    TokenBucket,
+    FixedWindow,
+    SlidingWindow,
+    SlidingLog,
+}
+
+impl Algorithm {
+    /// What people call it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::TokenBucket => "token bucket",
+            Self::FixedWindow => "fixed window",
+            Self::SlidingWindow => "sliding window",
+            Self::SlidingLog => "sliding log",
+        }
+    }
+
+    /// Its rule, with these tokens at once and this rate.
+    pub(crate) fn rule(self, rate: Rate, burst: u64) -> Rule {
+        let quota = rate.quota();
+        let period_us =
+            u128::from(burst) * quota.period().as_micros() / u128::from(quota.tokens().max(1));
+        let period = Duration::from_micros(u64::try_from(period_us).unwrap_or(u64::MAX));
+        match self {
+            Self::TokenBucket => quota.burst(burst).into(),
+            Self::FixedWindow => FixedWindow::new(burst, period).into(),
+            Self::SlidingWindow => SlidingWindow::new(burst, period).into(),
+            Self::SlidingLog => SlidingLog::new(burst, period).into(),
+        }
+    }
+}
+
 /// The limit, and who asks for what when.
 #[derive(Args)]
 pub(crate) struct LoadFlags {
     #[command(flatten)]
     pub(crate) cluster: ClusterFlags,
+    /// The algorithm. A window has the burst's tokens, and lasts as long as the rate takes for them
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) algorithm: Algorithm,
     /// Offered load as a multiple of the rate, instead of the scenario's own
     #[arg(long, conflicts_with = "trace")]
     pub(crate) load: Option<f64>,
@@ -236,6 +276,7 @@ pub(crate) fn validate_form(policy: Policy, form: Form) -> Result<(), InputError
 /// The limit that all nodes keep, as the nodes' processes are told of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LimitSpec {
+    pub(crate) algorithm: Algorithm,
     pub(crate) rate: Rate,
     pub(crate) burst: u64,
     pub(crate) interval_us: u64,
@@ -246,7 +287,7 @@ pub(crate) struct LimitSpec {
 
 impl LimitSpec {
     pub(crate) fn limit(&self) -> Limit {
-        let limit = Limit::new("demo", self.rate.quota().burst(self.burst));
+        let limit = Limit::new("demo", self.algorithm.rule(self.rate, self.burst));
         let synced = match self.accuracy {
             Some(excess) => limit.accuracy(excess),
             None => limit.sync_interval(Duration::from_micros(self.interval_us)),
@@ -264,6 +305,7 @@ impl LimitSpec {
 impl LoadFlags {
     pub(crate) fn limit(&self) -> LimitSpec {
         LimitSpec {
+            algorithm: self.algorithm,
             rate: self.cluster.rate,
             burst: self.cluster.burst,
             interval_us: self.interval.as_micros() as u64,
@@ -341,6 +383,7 @@ mod tests {
     fn spec() -> ClusterSpec {
         ClusterSpec {
             limit: LimitSpec {
+                algorithm: Algorithm::TokenBucket,
                 rate: Rate { tokens: 10, period_s: 1 },
                 burst: 10,
                 interval_us: 50_000,

@@ -38,7 +38,8 @@ const EXAMPLES: &str = "\
 Examples:
   tidegate simulate --scenario outage
   tidegate simulate --nodes 20 --rate 100/s --burst 100 --faults hang@5s+3s,die@2s/3
-  tidegate simulate --scenario herd --loss 1% --seeds 5 --seconds 8";
+  tidegate simulate --scenario herd --loss 1% --seeds 5 --seconds 8
+  tidegate simulate --algorithm sliding-window --rate 100/s --burst 100 --seconds 10";
 
 /// Plays nodes, network and store in virtual time, faults included, from a seed.
 #[derive(Args)]

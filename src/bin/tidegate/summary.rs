@@ -4,7 +4,7 @@ use serde::Serialize;
 use tidegate::sim::Traffic;
 use tidegate::sim::figures::{Figures, SLOT_US};
 
-use crate::flags::LoadFlags;
+use crate::flags::{Algorithm, LoadFlags};
 use crate::output::{self, OutputError};
 use crate::trace::Trace;
 use crate::values::{Part, Rate};
@@ -48,6 +48,7 @@ pub(crate) struct Summary {
     scenario: &'static str,
     store: &'static str,
     nodes: u16,
+    algorithm: Algorithm,
     /// Tokens in a period.
     rate: u64,
     period_s: u64,
@@ -86,6 +87,7 @@ impl Summary {
             scenario: trace.map_or(flags.scenario.name(), |_| "trace"),
             store,
             nodes: flags.cluster.nodes,
+            algorithm: flags.algorithm,
             rate: flags.cluster.rate.tokens,
             period_s: flags.cluster.rate.period_s,
             burst: flags.cluster.burst,
@@ -117,6 +119,19 @@ pub(crate) trait Reported: Serialize {
     fn lines(&self) -> Vec<Line>;
 }
 
+impl Summary {
+    /// The limit in words.
+    fn limit(&self) -> String {
+        let rate = Rate { tokens: self.rate, period_s: self.period_s };
+        let sync = match (self.interval_ms, self.accuracy_pct) {
+            (_, Some(accuracy)) => format!("by accuracy, {accuracy}% of the burst"),
+            (interval_ms, None) => format!("each {} ms", interval_ms.unwrap_or_default()),
+        };
+        let (algorithm, burst) = (self.algorithm.name(), count(self.burst));
+        format!("{algorithm}, {rate}, burst {burst}, sync {sync}")
+    }
+}
+
 impl Reported for Summary {
     fn headline(&self) -> String {
         let Self { nodes, seconds, figures, .. } = self;
@@ -128,7 +143,7 @@ impl Reported for Summary {
             format!("At worst, {over} more than the limit ({part} of the burst) were admitted.")
         };
         format!(
-            "{nodes} nodes admitted {} of {} tokens in {seconds:.1} s; one central bucket would \
+            "{nodes} nodes admitted {} of {} tokens in {seconds:.1} s; one central limit would \
              have admitted {} (ratio {}). {limit}",
             count(*admitted),
             count(*offered),
@@ -139,13 +154,8 @@ impl Reported for Summary {
 
     fn lines(&self) -> Vec<Line> {
         let figures = &self.figures;
-        let rate = Rate { tokens: self.rate, period_s: self.period_s };
-        let sync = match (self.interval_ms, self.accuracy_pct) {
-            (_, Some(accuracy)) => format!("by accuracy, {accuracy}% of the burst"),
-            (interval_ms, None) => format!("each {} ms", interval_ms.unwrap_or_default()),
-        };
         let mut lines = vec![
-            ("limit", format!("{rate}, burst {}, sync {sync}", count(self.burst))),
+            ("limit", self.limit()),
             ("load", format!("{} on {} nodes, store {}", self.scenario, self.nodes, self.store)),
             (
                 "excess",

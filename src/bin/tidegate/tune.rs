@@ -12,8 +12,8 @@ use tidegate::sim::{Form, Network, Policy, Worst};
 use self::choice::Bounds;
 use self::measure::{INTERVALS_MS, Point, SCENARIOS, STORE_CALL_US, STORE_KEY_US, Way};
 use crate::flags::{
-    ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX,
-    TraceFlags, seed_range,
+    Algorithm, ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT,
+    THREADS_MAX, TraceFlags, seed_range,
 };
 use crate::output::{self, OutputError};
 use crate::progress;
@@ -115,7 +115,14 @@ impl Options {
         let ClusterFlags { nodes, rate, burst } = self.cluster;
         let interval_us = interval_ms * 1000;
         ClusterSpec {
-            limit: LimitSpec { rate, burst, interval_us, accuracy: None, credit: None },
+            limit: LimitSpec {
+                algorithm: Algorithm::TokenBucket,
+                rate,
+                burst,
+                interval_us,
+                accuracy: None,
+                credit: None,
+            },
             nodes,
             network: Network::new(self.rtt),
             policy: way.policy,

@@ -78,7 +78,8 @@ impl Source {
     }
 }
 
-fn unix_us() -> u64 {
+/// The machine's time, in microseconds since 1970.
+pub(super) fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }
 
