@@ -182,11 +182,18 @@ impl ActiveLimit {
             Buckets::Leased(table) => table,
             Buckets::Alone(alone) => {
                 let now = self.precise_now();
-                let (answer, is_sure) = match alone {
-                    AloneBuckets::Turns(local) => (target.ask_local(local, cost, 0, now), true),
+                let answer = match alone {
+                    AloneBuckets::Turns(local) => {
+                        let answer = target.ask_local(local, cost, 0, now);
+                        return self.local_decision(answer, cost, now);
+                    }
+                    AloneBuckets::Windows(local) => {
+                        let time = self.state.window_time(local.rule, now);
+                        target.ask_local(local, cost, 0, time)
+                    }
                     _ => self.ask_alone(alone, target, cost, now),
                 };
-                return self.local_decision(answer, is_sure, cost, now);
+                return self.local_decision(answer, cost, now);
             }
         };
         let now = self.state.clock.now();
@@ -224,14 +231,9 @@ impl ActiveLimit {
     }
 
     #[inline(always)]
-    fn local_decision(
-        &self,
-        answer: LocalAnswer,
-        sure: bool,
-        cost: u32,
-        now: Timestamp,
-    ) -> Decision {
-        self.decision(answer.is_allowed, sure, Source::Local(answer.standing), cost, now)
+    fn local_decision(&self, answer: LocalAnswer, cost: u32, now: Timestamp) -> Decision {
+        let LocalAnswer { is_allowed, is_sure, standing } = answer;
+        self.decision(is_allowed, is_sure, Source::Local(standing), cost, now)
     }
 
     /// The time as limits of this node alone need it.

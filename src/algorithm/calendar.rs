@@ -165,6 +165,7 @@ impl Calendar {
     }
 
     /// Calendar time, in microseconds.
+    #[cold]
     pub(crate) fn calendar_us(&self, unix_us: u64) -> u64 {
         self.at(unix_us).calendar_us(self.period_us(), unix_us)
     }

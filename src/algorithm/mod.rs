@@ -12,7 +12,7 @@ mod sliding_window;
 mod turn;
 mod window;
 
-pub(crate) use calendar::Windows;
+pub(crate) use calendar::{Calendar, Windows};
 pub use fixed_window::FixedWindow;
 pub use leaky_bucket::LeakyBucket;
 pub use rule::Rule;

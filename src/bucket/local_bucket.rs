@@ -96,7 +96,10 @@ impl TableBucket for LocalBucket {
         let now = rule.units_at(time.cached());
         let (after, turn) = rule.decide(seen, now, cost.max(1), within_us);
         let is_allowed = after.is_some();
-        let answer = |turn| Some(LocalAnswer { is_allowed, standing: Standing::Turn(rule, turn) });
+        let answer = |turn| {
+            let standing = Standing::Turn(rule, turn);
+            Some(LocalAnswer { is_allowed, is_sure: true, standing })
+        };
         if cost == 0 {
             return answer(Turn { ahead: seen.saturating_sub(now), ..turn });
         }

@@ -72,7 +72,7 @@ impl TableBucket for LogBucket {
             None if is_peek => Log::default().decide(rule, now, 1, is_peek),
             log => log.get_or_insert_default().decide(rule, now, cost.max(1), is_peek),
         };
-        Some(LocalAnswer { is_allowed, standing: Standing::Log(standing) })
+        Some(LocalAnswer { is_allowed, is_sure: true, standing: Standing::Log(standing) })
     }
 
     /// Retires a key all of whose tokens have returned by any clock, and frees its log.

@@ -32,6 +32,8 @@ pub(crate) struct LocalAsk<R: 'static> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocalAnswer {
     pub(crate) is_allowed: bool,
+    /// Such a bucket always is; who asks for several may not be.
+    pub(crate) is_sure: bool,
     pub(crate) standing: Standing,
 }
 

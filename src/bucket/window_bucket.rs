@@ -136,7 +136,11 @@ impl TableBucket for WindowBucket {
         };
         let counts = Counts { current, previous, left_us };
         let answer = |is_allowed, counts| {
-            Some(LocalAnswer { is_allowed, standing: Standing::Window(rule, counts) })
+            Some(LocalAnswer {
+                is_allowed,
+                is_sure: true,
+                standing: Standing::Window(rule, counts),
+            })
         };
         if !rule.allows(counts, cost.max(1)) {
             return answer(false, counts);

@@ -9,7 +9,7 @@ use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
 use super::slot_keys::SlotKeys;
-use crate::algorithm::{KeyRule, Rule, WindowRule};
+use crate::algorithm::{Calendar, KeyRule, Rule, WindowRule};
 use crate::bound::Excess;
 use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
@@ -266,10 +266,12 @@ impl LimitState {
     }
 
     /// The time that windows of this node live by.
+    #[inline(always)]
     pub(crate) fn window_time(&self, rule: &WindowRule, now: Timestamp) -> Timestamp {
-        let unix_us = now.as_micros().saturating_add(self.origin_us);
-        let calendar = rule.calendar.map(|calendar| calendar.calendar_us(unix_us));
-        calendar.map_or(now, Timestamp::from_micros)
+        let calendar_time = |calendar: &Calendar| {
+            Timestamp::from_micros(calendar.calendar_us(now.as_micros() + self.origin_us))
+        };
+        rule.calendar.map_or(now, calendar_time)
     }
 
     /// Forgets marks of keys that must be full by now. Local keys have none.

@@ -9,7 +9,7 @@ use crate::driver::{AloneBuckets, Buckets};
 use crate::time::Timestamp;
 
 impl ActiveLimit {
-    /// Asks a bucket of this node alone, and tells whether it is sure. A call, so that callers have the code of one path only.
+    /// Asks a bucket of this node alone, as a call, so that callers have the code of one path only.
     #[inline(never)]
     pub(super) fn ask_alone(
         &self,
@@ -17,23 +17,18 @@ impl ActiveLimit {
         target: Target<'_>,
         cost: u32,
         now: Timestamp,
-    ) -> (LocalAnswer, bool) {
+    ) -> LocalAnswer {
         let window_time = |rule| self.state.window_time(rule, now);
-        let answer = match alone {
+        match alone {
             AloneBuckets::Slots(slots, _) => {
-                return self.ask_slots(
-                    SlotsOf { slots, key: target.key },
-                    Wanted::new(cost, 0),
-                    now,
-                );
+                self.ask_slots(SlotsOf { slots, key: target.key }, Wanted::new(cost, 0), now)
             }
             AloneBuckets::Turns(local) => target.ask_local(local, cost, 0, now),
             AloneBuckets::Windows(local) => {
                 target.ask_local(local, cost, 0, window_time(local.rule))
             }
             AloneBuckets::Logs(local) => target.ask_local(local, cost, 0, now),
-        };
-        (answer, true)
+        }
     }
 
     /// Decides about a request that can take a slot ahead.
@@ -60,7 +55,7 @@ impl ActiveLimit {
             {
                 let now = self.precise_now();
                 let answer = target.ask_local(local, cost, within_us, now);
-                self.local_decision(answer, true, cost, now)
+                self.local_decision(answer, cost, now)
             }
             _ => self.decide(target, cost),
         }

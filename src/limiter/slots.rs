@@ -168,16 +168,11 @@ impl ActiveLimit {
         self.send_exact(key, charge, wait_us).map(|answer| (ask, answer))
     }
 
-    /// What is told at once of a request, and whether that is sure.
-    pub(super) fn ask_slots(
-        &self,
-        of: SlotsOf<'_>,
-        wanted: Wanted,
-        now: Timestamp,
-    ) -> (LocalAnswer, bool) {
+    /// What is told at once of a request.
+    pub(super) fn ask_slots(&self, of: SlotsOf<'_>, wanted: Wanted, now: Timestamp) -> LocalAnswer {
         let answer = self.look(of, wanted, Some(self.state.first_credit()), now);
         match self.share_of(answer, of.key, wanted) {
-            Some(answer) => (answer, false),
+            Some(answer) => answer,
             None => self.told(of.slots, answer, wanted.cost),
         }
     }
@@ -189,7 +184,7 @@ impl ActiveLimit {
         match self.share_of(answer, of.key, wanted) {
             // A share's slots are none of the store's.
             Some(answer) => {
-                let decision = self.local_decision(answer, false, wanted.cost, now);
+                let decision = self.local_decision(answer, wanted.cost, now);
                 Slot { decision, start: None }
             }
             None => self.slot(of.slots, answer, wanted.cost, now),
@@ -204,13 +199,15 @@ impl ActiveLimit {
         }
         let decision = self.by_outage_policy(key, wanted.cost, wanted.within_us);
         match decision.source {
-            Source::Local(standing) => Some(LocalAnswer { is_allowed: decision.allowed, standing }),
+            Source::Local(standing) => {
+                Some(LocalAnswer { is_allowed: decision.allowed, is_sure: false, standing })
+            }
             _ => None,
         }
     }
 
     /// What is told of an answer, which is counted.
-    fn told(&self, slots: &SlotKeys, answer: SlotAnswer, cost: u32) -> (LocalAnswer, bool) {
+    fn told(&self, slots: &SlotKeys, answer: SlotAnswer, cost: u32) -> LocalAnswer {
         let (is_allowed, is_sure, turn) = match answer {
             SlotAnswer::Allowed(turn) => (true, true, turn),
             SlotAnswer::Denied(turn) => (false, true, turn),
@@ -221,7 +218,7 @@ impl ActiveLimit {
         if !is_sure {
             self.state.count_unsure(cost);
         }
-        (LocalAnswer { is_allowed, standing: Standing::Turn(slots.rule, turn) }, is_sure)
+        LocalAnswer { is_allowed, is_sure, standing: Standing::Turn(slots.rule, turn) }
     }
 
     /// A decision by an answer of `now`, with its slot.
@@ -230,8 +227,8 @@ impl ActiveLimit {
             SlotAnswer::Allowed(turn) => Some(slots.rule.units_at(now) + turn.delay),
             _ => None,
         };
-        let (answer, is_sure) = self.told(slots, answer, cost);
-        Slot { decision: self.local_decision(answer, is_sure, cost, now), start }
+        let answer = self.told(slots, answer, cost);
+        Slot { decision: self.local_decision(answer, cost, now), start }
     }
 
     /// A denial, if the queue is longer than a request may wait by what this node knows.

@@ -206,7 +206,7 @@ impl ActiveLimit {
                 let handle = self.hold(key);
                 let now = self.precise_now();
                 let answer = handle.target().ask_local(local, cost, micros(within), now);
-                let decision = self.local_decision(answer, true, cost, now);
+                let decision = self.local_decision(answer, cost, now);
                 let delay = decision.delay();
                 if delay > Duration::ZERO {
                     let mut promise = Promise { handle, decision, is_used: false };
