@@ -14,6 +14,8 @@ const PAUSE_WAITS: u64 = 4;
 pub(crate) struct ExactOutage {
     /// The outage policy decides, because the last call came to nothing.
     is_on_policy: bool,
+    /// That was told, and its end was not.
+    is_told: bool,
     /// Calls are not answered, so that not everybody may wait.
     is_away: bool,
     /// While the store is away, the next call may begin then.
@@ -57,12 +59,14 @@ impl ExactOutage {
         match outcome {
             Ok(()) => {
                 (self.is_away, self.decided_at) = (false, now);
-                std::mem::take(&mut self.is_on_policy).then_some(OutageChange::Ended)
+                let was_on_policy = std::mem::take(&mut self.is_on_policy);
+                (was_on_policy && std::mem::take(&mut self.is_told)).then_some(OutageChange::Ended)
             }
             // The store has decided since: this one was lost with an earlier connection.
             Err(_) if began < self.decided_at => None,
             Err(StoreError::TimedOut(_) | StoreError::Unreachable(_)) => {
                 self.is_away = true;
+                self.is_told = true;
                 let was_on_policy = std::mem::replace(&mut self.is_on_policy, true);
                 (!was_on_policy).then_some(OutageChange::Began)
             }
@@ -83,6 +87,7 @@ impl ExactOutage {
         let is_due = now >= self.refusal_event_from;
         if is_due {
             self.refusal_event_from = now.plus_micros(REFUSAL_EVENTS_US);
+            self.is_told = true;
         }
         is_due.then_some(OutageChange::Refused(error))
     }
@@ -139,5 +144,11 @@ mod tests {
         assert!(outage.may_call(at(61_000), WAIT_US));
         assert_eq!(outage.ended(Err(denied()), at(61_000), at(61_000)), refused);
         assert_eq!(outage.ended(Ok(()), at(61_001), at(61_002)), Some(OutageChange::Ended));
+        // It answers questions and refuses charges, in turn: neither is told each time.
+        for millis in 61_003..61_100 {
+            assert_eq!(outage.ended(Err(denied()), at(millis), at(millis)), None);
+            assert!(outage.is_on_policy());
+            assert_eq!(outage.ended(Ok(()), at(millis), at(millis)), None);
+        }
     }
 }
