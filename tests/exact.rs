@@ -296,6 +296,24 @@ async fn decisions_of_an_exact_limit_are_told_once_and_by_what_they_were() {
     assert_eq!(*told.lock().unwrap(), [3, 2, 0, 0]);
 }
 
+/// The store answers questions and refuses charges: each of them gave the key another request on credit.
+#[tokio::test]
+async fn store_that_refuses_to_charge_gives_a_closed_leaky_bucket_no_credit_again() {
+    let server = RedisServer::start();
+    let limit = Limit::new("x", LeakyBucket::per_second(100)).outage(OutagePolicy::Closed);
+    let limiter = Limiter::builder().limit(limit).store(redis(&server)).build().unwrap();
+    limiter.ready(Duration::from_secs(20)).await.unwrap();
+    let limit = limiter.limit("x").unwrap();
+    assert!(limit.check_sure("a").await.is_allowed());
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let mut admitted = 0;
+    for _ in 0..150 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        admitted += u32::from(limit.check("a").is_allowed());
+    }
+    assert!(admitted <= 1, "{admitted} of 150");
+}
+
 #[tokio::test]
 async fn silent_store_delays_a_caller_now_and_then() {
     let server = RedisServer::start();
