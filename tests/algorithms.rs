@@ -1075,6 +1075,56 @@ fn slot_of_a_caller_who_goes_away_is_the_next_ones() {
     });
 }
 
+/// Who asked for others took their slots away when it went before the answer.
+#[test]
+fn slots_of_those_in_line_are_theirs_though_the_one_who_asked_goes_away() {
+    let limit = Limit::new("x", LeakyBucket::per_second(10).queue(Duration::from_secs(2)));
+    let (cluster, _) = queue_on(1, &limit);
+    let limit = cluster.limiters[0].async_limit("x").unwrap();
+    let pass = async |millis: u64| {
+        for _ in 0..10 * millis {
+            cluster.clock.advance(micros(100));
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    let ask = || {
+        let limit = limit.clone();
+        tokio::task::spawn_local(async move { limit.schedule("key").await })
+    };
+    let tasks = tokio::task::LocalSet::new();
+    tasks.block_on(&cluster.runtime, async {
+        cluster.store.set_round_trip(Duration::from_millis(2));
+        for _ in 0..3 {
+            let first = ask();
+            pass(3).await;
+            assert!(first.await.unwrap().is_allowed());
+        }
+        let (gone, waits) = (ask(), [ask(), ask()]);
+        pass(1).await;
+        gone.abort();
+        pass(20).await;
+        let mut slots = Vec::new();
+        for task in waits {
+            assert!(task.is_finished(), "nobody asked");
+            let decision = task.await.unwrap();
+            assert!(decision.is_allowed(), "{decision:?}");
+            slots.push((decision.delay().as_millis() + 50) / 100);
+        }
+        slots.sort_unstable();
+        // The fourth slot was given to the one who went away.
+        assert_eq!(slots, [3, 4]);
+        let next = ask();
+        pass(3).await;
+        let delay = next.await.unwrap().delay().as_millis();
+        assert!(
+            (440..=500).contains(&delay),
+            "the queue is {delay} ms long, and five slots are used"
+        );
+    });
+}
+
 #[test]
 fn shared_leaky_bucket_lives_on_its_share_in_an_outage_and_asks_again_after_it() {
     let limit = Limit::new("x", LeakyBucket::per_second(100)).strict();
