@@ -140,7 +140,8 @@ impl Basis {
         };
         Self {
             mode: terms.mode,
-            is_windows: terms.scale.curve != Curve::Refill,
+            is_windows: terms.scale.curve != Curve::Refill
+                || matches!(terms.key_rule, Some(KeyRule::Window(_) | KeyRule::Log(_))),
             rate,
             burst,
             lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
@@ -166,8 +167,7 @@ impl Basis {
             return f64::INFINITY;
         }
         let forgotten = incidents.losses_of_memory + incidents.lost_records;
-        let jumped =
-            incidents.store_jumps_s.iter().map(|jump_s| (self.rate * jump_s).min(self.burst));
+        let jumped = incidents.store_jumps_s.iter().map(|jump_s| self.jumped(*jump_s, self.burst));
         f64::from(forgotten) * self.burst + jumped.sum::<f64>()
     }
 
@@ -211,7 +211,7 @@ impl Basis {
         let lease = if holder_unheard { rate * lease_s } else { 0.0 };
         tokens += f64::from(incidents.lost_records) * (burst + all + lease);
         for jump_s in &incidents.store_jumps_s {
-            tokens += (rate * jump_s).min(burst + rate * lease_s);
+            tokens += self.jumped(*jump_s, burst + rate * lease_s);
         }
         for jump_s in &incidents.clock_jumps_s {
             tokens += (rate * jump_s).min(burst);
@@ -221,6 +221,11 @@ impl Basis {
         }
         let fewest = f64::from(fewest(nodes.max(1), incidents));
         tokens + self.cut_off(fewest, incidents) + self.unanswered(n, incidents)
+    }
+
+    /// What a jump of the store's clock gives, `most` at most. However short, it may pass a window's edge.
+    fn jumped(&self, jump_s: f64, most: f64) -> f64 {
+        if self.is_windows { most } else { (self.rate * jump_s).min(most) }
     }
 
     /// What a loss of memory brings back although all nodes were heard: keys that nobody knows, and
@@ -349,6 +354,16 @@ mod tests {
         let closed = limit().exact().outage(OutagePolicy::Closed);
         assert_near(bound(&closed, 4, &incidents), 410.0);
         assert_near(bound(&limit().local(), 4, &incidents), 0.0);
+    }
+
+    /// The bound was the rate's part of the jump, though a window's edge gives all tokens at once.
+    #[test]
+    fn jump_of_the_stores_clock_gives_a_window_all_its_tokens() {
+        let incidents = Incidents { store_jumps_s: vec![0.001, 5.0], ..Incidents::default() };
+        let window = || Limit::new("x", FixedWindow::per_second(100)).strict();
+        assert_near(bound(&window().exact(), 4, &incidents), 2.0 * 100.0);
+        // Of leased ones, what leases still had comes beside it: two epochs of a second each.
+        assert_near(bound(&window(), 4, &incidents), 2.0 * (100.0 + 2.0 * 100.0));
     }
 
     #[test]

@@ -872,7 +872,9 @@ fn window_whose_plan_is_lowered_gives_its_tokens_again_from_the_second_next_wind
         cluster.clock.advance(Duration::from_secs(16));
         cluster.admits(&old, 1000);
         let spent = cluster.admits(&old, 1990);
-        assert!(spent > 700, "{spent}");
+        // A log gives no token again before a period has passed.
+        let least = if matches!(limit.rule(), Rule::SlidingLog(_)) { 700 } else { 900 };
+        assert!(spent > least, "{spent}");
         let new = cluster.join(&Limit::new("x", rule(10, period)).strict().version(1));
         cluster.admits(&new, 4000);
         let admitted = cluster.admits(&new, 4000);

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_spent_on_credit_is_charged_before_anything_else() {
+    fn request_on_credit_is_charged_with_the_next_question() {
         let (rule, mut held) = (rule(), HeldSlots::default());
         let new = held.decide(&rule, 1, 0, at(0));
         assert!(matches!(new, SlotAnswer::Unsure { is_idle: true, .. }), "{new:?}");

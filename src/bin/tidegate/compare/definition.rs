@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged_beyond_the_definition_is_excess() {
+    fn tokens_admitted_beyond_a_limit_count_as_excess() {
         let excess = |rule: Rule| {
             let mut central = Central::new(rule);
             (0..13).map(|_| central.charge(500_000)).fold(0.0, f64::max)
