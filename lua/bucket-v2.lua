@@ -30,6 +30,7 @@ local call = redis.call
 
 -- Curves, as quotas have them.
 local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG = 2, 3, 4
+local WINDOW_LEAST_US = 1000
 
 -- Numbers that are needed as strings are written as such: Lua takes a microsecond to print one.
 local MAGIC = 'T2'
@@ -163,6 +164,9 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return log
   end
 
+  -- The length of a window; one of a length that no limit has is made longer, so that few of them pass.
+  local function window_of(rate, burst) return max(floor(burst / rate), WINDOW_LEAST_US) end
+
   -- Units that count at `at_us` of those that were charged in the window before: of whole tokens, whole ones.
   local function counted(previous, token, window_us, at_us)
     local left_us, tokens = window_us - at_us % window_us, floor(previous / token)
@@ -174,6 +178,21 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       product = tokens * (left_us / window_us)
     end
     return min(floor(product) * token, 2^53)
+  end
+
+  -- How fast the level of a sliding window rises until its end.
+  local function slope(previous, token, window_us) return floor(floor(previous / token) * token / window_us) end
+
+  local function window_ends_us(window_us, at_us) return (floor(at_us / window_us) + 1) * window_us end
+
+  -- Charges to the window before what was spent in it of `units`. Returns what was charged in it then, and the units
+  -- that the level is still to be charged for.
+  local function charge_window_before(previous, token, burst, window_us, stamp_us, held_stamp_us, units, spent_before)
+    if floor(stamp_us / window_us) - floor(held_stamp_us / window_us) ~= 1 then return previous, units end
+    local before = min(spent_before * token, units, burst - previous)
+    local counted_before = counted(previous, token, window_us, stamp_us)
+    previous = previous + before
+    return previous, units - before + counted(previous, token, window_us, stamp_us) - counted_before
   end
 
   -- The level at `until_us` of windows, and what was charged in the window before.
@@ -195,7 +214,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   -- The level now of a key that had nothing at `since_us`, and what was charged in the window before.
   -- `slots` come to be those of a log.
   local function empty_since(since_us, curve, rate, token, burst, slots)
-    local from_us, window_us = min(since_us, now_us), max(floor(burst / rate), 1)
+    local from_us, window_us = min(since_us, now_us), window_of(rate, burst)
     if curve == SLIDING_LOG then
       return logs().pass(slots, burst, window_us, 0, from_us, now_us), 0
     elseif curve >= FIXED_WINDOW then
@@ -248,7 +267,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
   local function pass_time(is_claimed, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
       after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
-    local is_windows, window_us = curve >= FIXED_WINDOW, max(floor(burst / rate), 1)
+    local is_windows, window_us = curve >= FIXED_WINDOW, window_of(rate, burst)
     if stamp_us > now_us + floor(burst / rate) + 1 then
       -- The lane's time was lost with the lane.
       level, unleased = end_lease(level, unleased, out0)
@@ -270,21 +289,24 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       if alive == 0 or ends_us > until_us then ends_us = until_us end
       if ends_us > at_us then
         local passed_us = ends_us - at_us
+        local refill_ends_us = curve == SLIDING_WINDOW and window_ends_us(window_us, at_us) or 2^53
+        local refill_us = min(ends_us, refill_ends_us) - at_us
         local free, depth = rate, 0
         if alive >= 1 then
-          out0 = min(out0 + leased0 * passed_us, 2^52)
+          out0 = min(out0 + leased0 * refill_us, 2^52)
           free, depth = free - leased0, depth0
         else
           level, unleased = end_lease(level, unleased, out0)
           out0 = 0
         end
         if alive == 2 then
-          out1 = min(out1 + leased1 * passed_us, 2^52)
+          out1 = min(out1 + leased1 * refill_us, 2^52)
           free, depth = free - leased1, depth + depth1
         else
           level, unleased = end_lease(level, unleased, out1)
           out1 = 0
         end
+        if ends_us >= refill_ends_us then leased0, leased1 = 0, 0 end
         if free > 0 then unleased = unleased + free * passed_us end
         unleased = min(unleased, max(burst - depth * token, 0))
         if curve == SLIDING_LOG then
@@ -331,12 +353,18 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     local old_rate, old_token, old_burst, old_curve = old[1], old[2], old[3], old[4]
     local rate, token, burst, curve = new[1], new[2], new[3], new[4]
-    local old_window_us, window_us = max(floor(old_burst / old_rate), 1), max(floor(burst / rate), 1)
+    local old_window_us, window_us = window_of(old_rate, old_burst), window_of(rate, burst)
     if old_curve < FIXED_WINDOW and curve >= FIXED_WINDOW then
-      -- Windows lease no refill: what is out there is void.
+      -- What is out there flows in for ever, and windows lease no such refill: it is void.
       level, unleased = end_lease(level, unleased, out0)
       level, unleased = end_lease(level, unleased, out1)
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
+    end
+    if old_curve == SLIDING_WINDOW then
+      -- Refill of the old plan flows until its window's end.
+      local refill_us = window_ends_us(old_window_us, stamp_us) - stamp_us
+      out0, out1 = min(out0 + leased0 * refill_us, 2^52), min(out1 + leased1 * refill_us, 2^52)
+      leased0, leased1 = 0, 0
     end
     local old_level = level
     local current = max(old_burst - level - counted(previous, old_token, old_window_us, stamp_us), 0)
@@ -383,7 +411,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
-    adopt = adopt, lowest_level = lowest_level, reserve = reserve, logs = logs }
+    adopt = adopt, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
+    window_ends_us = window_ends_us, charge_window_before = charge_window_before }
 end
 
 ---------------------------------------------------------------------------------------------------
@@ -400,11 +429,12 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
   local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
   local CREDIT_TOKENS, DEBT_US, REPAY_US, REPAY_LEAST_PART = 15, 1000000, 100000, 16
+  local WINDOW_REFILL_TOKENS = 30
   -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
   -- length of an epoch, and curve.
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
   local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG = FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG
-  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<ddddddd'
+  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
@@ -439,7 +469,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       return nil
     end
     quotas[number] = { bytes, rate, token, burst, version, epoch_us,
-      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token), curve }
+      rate + floor(rate / 4), floor(burst / 20), floor(burst / 10), floor(burst / token), curve,
+      max(floor(burst / rate), WINDOW_LEAST_US) }
     at = at + QUOTA_BYTES
   end
 
@@ -448,7 +479,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local records, places, seen, longest_ms = {}, {}, {}, 0
 
   local terms, quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level,
-    high_level, capacity, curve, epoch_now, flowing_from_us
+    high_level, capacity, curve, window_us, epoch_now, flowing_from_us
   -- Not those of a quota that is not there.
   terms = false
 
@@ -456,8 +487,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local number, flags, spent, held_rate, held_depth, held_out, held_stamp_us, held_demand,
       held_tag, wanted_demand, want, want_rate, lost, claim, next_at =
       unpack_numbers(ENTRY_FORMAT, batch, at)
-    local debt, allowed, taken, returned, back_rate, back_depth, needed = 0, 0, 0, 0, 0, 0, 0
+    local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
+    local is_refill_over = false
     at = next_at
     if flags ~= CLAIM then
       restoring, has_claim = flags % 2 >= RESTORE, flags % 4 >= CLAIM
@@ -466,7 +498,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         if rests < 0 then
           return nil
         end
-        debt, allowed, taken, returned, back_rate, back_depth, needed, at =
+        debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, at =
           unpack_numbers(REST_FORMAT, batch, at)
       end
     end
@@ -476,7 +508,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         return nil
       end
       quota, rate, token, burst, version, wanted_epoch_us, busy_demand, low_level, high_level,
-        capacity, curve = unpack(terms)
+        capacity, curve, window_us = unpack(terms)
       epoch_now = floor(now_us / wanted_epoch_us)
       flowing_from_us = max(epoch_now * wanted_epoch_us, silent_until_us, lost_us)
       -- Only a token bucket's level rises evenly.
@@ -601,13 +633,22 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     -- What the node holds moves to the current epoch, less what it spent and returns. What was
     -- outstanding under a lease that has ended counts as spent already.
     local age, out = epoch - held_tag, held_out
-    local is_current = age == 0 or age == 1
-    -- Windows lease no refill.
-    if rate_before > 0 and curve ~= TOKEN_BUCKET then is_current = false end
-    if stamp_us > held_stamp_us and not restoring then
-      out = out + rate_before * (stamp_us - held_stamp_us)
+    local is_current, refilled_us = age == 0 or age == 1, stamp_us - held_stamp_us
+    if rate_before > 0 and curve ~= TOKEN_BUCKET then
+      if curve == SLIDING_WINDOW then
+        -- Refill ends with its window.
+        local ends_us = rare.window_ends_us(window_us, held_stamp_us)
+        if stamp_us >= ends_us then is_refill_over, refilled_us = true, ends_us - held_stamp_us end
+      else
+        -- Nothing but tokens is leased.
+        is_current = false
+      end
+    end
+    if refilled_us > 0 and not restoring then
+      out = out + rate_before * refilled_us
       if out > 2^52 then out = 2^52 end
     end
+    if is_refill_over then rate_before, held_rate = 0, 0 end
     if anew then
       if restoring and is_current then
         -- Of what has flowed in since this life of the record began, the node had its part.
@@ -660,6 +701,11 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if leased0 > 2^52 then leased0 = 2^52 end
       depth0 = depth0 + held_depth
       if depth0 > 2^52 then depth0 = 2^52 end
+      if spent_before > 0 and curve == SLIDING_WINDOW and not restoring then
+        -- What was spent in the window before is charged to it.
+        previous, units = rare.charge_window_before(previous, token, burst, window_us, stamp_us,
+          held_stamp_us, units, spent_before)
+      end
       level = level - units
       if level < -2^52 then level = -2^52 end
       unleased = unleased + returned
@@ -693,7 +739,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local found_level, cap = level - out0 - out1, burst - depths * token
     if unleased < found_level then unleased = found_level end
     if cap < 0 then cap = 0 end
-    -- Leases of windows have no refill, so their depth is no room.
+    -- The depth of a window's leases keeps nothing from flowing in.
     if curve ~= TOKEN_BUCKET then cap = burst end
     if unleased > cap then unleased = cap end
     if restoring then
@@ -715,20 +761,34 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
 
     if curve == SLIDING_LOG then
       slots = slots or {}
-      rare.logs().settle(slots, burst, max(floor(burst / rate), 1), level, stamp_us)
+      rare.logs().settle(slots, burst, window_us, level, stamp_us)
     end
 
     -- Tokens out of the bucket: first what callers wait for, then half of the rest by share and
     -- half spread evenly, and one at least while there is one.
-    local demand, share, tokens, most = demand0 + demand1, 0, 0, rate
+    local demand, share, tokens, slope, fraction = demand0 + demand1, 0, 0, rate, 0
+    if curve ~= TOKEN_BUCKET then
+      slope = curve == SLIDING_WINDOW and rare.slope(previous, token, window_us) or 0
+    end
     if demand > 0 then share = wanted_demand / demand end
+    local most, target = slope, slope * share
+    target = target - target % 1
+    if target > want_rate then target = want_rate end
+    -- The others still live on their shares.
+    if is_returning then target = min(target, floor(slope / max(expected, 1))) end
+    if curve ~= TOKEN_BUCKET then
+      -- At the end of a window each node is left with a part of a token.
+      if floor(target * window_us / WINDOW_REFILL_TOKENS) < token then target = 0 end
+      -- The level rises by whole tokens, ahead of its refill by less than one.
+      if curve == SLIDING_WINDOW and (leased0 + leased1 > 0 or target > 0) then fraction = token end
+    end
     local giving, reserved = lane_gives and now_us >= recovering_until_us, 0
     if is_returning then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       reserved = rare.reserve(rate, burst, after_silence)
     end
-    if giving and unleased > reserved then
-      local free = unleased - reserved
+    if giving and unleased > reserved + fraction then
+      local free = unleased - reserved - fraction
       if needed > 0 then
         tokens = min(needed, floor(free / token))
         free = free - tokens * token
@@ -745,20 +805,14 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     end
     if unleased < 0 then
       -- Refill that is kept from leases so that debt is repaid: soon, but no more than the debt needs.
-      most = rate - min(max(floor(-unleased / REPAY_US), floor(rate / REPAY_LEAST_PART)), floor(rate / 2))
+      most = slope - min(max(floor(-unleased / REPAY_US), floor(slope / REPAY_LEAST_PART)), floor(slope / 2))
     end
 
     -- Refill, while tokens are few or the node gets less than half of what it wants; and what of it the
     -- store would like back.
     local leased, depth, added, recall = leased0 + leased1, tokens, 0, held_rate
     local pressing = is_returning or demand > busy_demand or needed + want > 2 * tokens
-    -- What is leased of windows is tokens only.
-    if curve == TOKEN_BUCKET and (pressing or unleased <= high_level) then
-      local target = rate * share
-      target = target - target % 1
-      if target > want_rate then target = want_rate end
-      -- The others still live on their shares.
-      if is_returning then target = min(target, floor(rate / max(expected, 1))) end
+    if slope > 0 and (pressing or unleased <= high_level) then
       if giving and (pressing or unleased < low_level) then
         added = target - held_rate
         if added > most - leased then added = most - leased end
@@ -823,9 +877,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if curve ~= TOKEN_BUCKET then
         -- Until the window is over that counts last.
         local windows = ceil(missing / burst) + (curve ~= FIXED_WINDOW and 1 or 0)
-        local window_us = max(floor(burst / rate), 1)
-        if curve == SLIDING_LOG then window_us = window_us + ceil(window_us / 64) end
-        fill_us = missing > 0 and min(windows * window_us, 2^50) or 0
+        local each_us = window_us
+        if curve == SLIDING_LOG then each_us = each_us + ceil(window_us / 64) end
+        fill_us = missing > 0 and min(windows * each_us, 2^50) or 0
         is_due = spare_us < fill_us
       end
       if is_due then

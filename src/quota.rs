@@ -180,6 +180,8 @@ const BURST_UNITS_MAX: u64 = 1 << 52;
 const RATE_UNITS: u64 = 1 << 20;
 /// No debt keeps a record for longer.
 const FULL_US_MAX: u64 = 1 << 50;
+/// The store takes no window to be shorter, whatever it is sent.
+const WINDOW_LEAST_US: i64 = 1000;
 /// Slots in a window of a sliding log: its tokens come back up to one slot late.
 const LOG_SLOTS: i64 = 64;
 /// The coarsest refill accepted where rate and burst have no exact common unit.
@@ -236,9 +238,29 @@ impl Scale {
         (scale.rate.checked_mul(period_us as i64) == Some(scale.burst)).then_some(scale)
     }
 
-    /// The length of a window; of a token bucket, the time to fill, rounded down.
+    /// The length of a window; of a token bucket, the time to fill, rounded down. One of a length that no limit has is made
+    /// longer, so that few of them pass.
     pub(crate) fn window_us(&self) -> i64 {
-        (self.burst / self.rate).max(1)
+        (self.burst / self.rate).max(WINDOW_LEAST_US)
+    }
+
+    /// The end of the window of `at_us`.
+    pub(crate) fn window_ends_us(&self, at_us: i64) -> i64 {
+        (at_us / self.window_us() + 1) * self.window_us()
+    }
+
+    /// Until when refill flows that was leased at `from_us`: of a sliding window until its end, since nobody knows how fast
+    /// the next one rises.
+    pub(crate) fn refill_until_us(&self, from_us: i64, now_us: i64) -> i64 {
+        match self.curve {
+            Curve::SlidingWindow => now_us.min(self.window_ends_us(from_us)),
+            _ => now_us,
+        }
+    }
+
+    /// Whether refill that was leased at `from_us` has ended with its window by `now_us`.
+    pub(crate) fn is_refill_over(&self, from_us: i64, now_us: i64) -> bool {
+        self.curve == Curve::SlidingWindow && now_us >= self.window_ends_us(from_us)
     }
 
     /// The length of the slots in which the store remembers when a sliding log was charged.

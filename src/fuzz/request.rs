@@ -161,6 +161,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         lost: amount(bytes),
         back_rate: amount(bytes),
         back_depth: amount(bytes),
+        spent_before: amount(bytes),
         held: Held {
             rate: amount(bytes),
             depth: amount(bytes),

@@ -436,6 +436,7 @@ impl World {
             lost: random.amount(scale.burst / 4),
             back_rate: random.amount(held_rate),
             back_depth: random.amount(tokens / 4),
+            spent_before: if random.one_in(2) { random.amount(tokens) } else { 0 },
             held: Held {
                 rate: held_rate,
                 depth: random.amount(tokens / 4),
@@ -500,7 +501,7 @@ fn compare_keys(raw: &mut redis::Connection, model: &Model, request: &Request) {
 /// Puts an absurd number into a random field.
 fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 23] = [
+    let fields: [&mut i64; 24] = [
         &mut entry.scale.rate,
         &mut entry.scale.token,
         &mut entry.scale.burst,
@@ -515,6 +516,7 @@ fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.back_rate,
         &mut entry.held.rate,
         &mut entry.back_depth,
+        &mut entry.spent_before,
         &mut entry.held.depth,
         &mut entry.held.outstanding,
         &mut entry.held.stamp_us,
@@ -595,6 +597,7 @@ fn empty_entry(scale: Scale) -> Entry {
         lost: 0,
         back_rate: 0,
         back_depth: 0,
+        spent_before: 0,
         held: Held::default(),
         demand: 0,
         needed: 0,

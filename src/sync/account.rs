@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use crate::bucket::BucketRef;
 use crate::limit::Terms;
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::sync::message::{Entry, Given};
 use crate::time::{Timestamp, micros};
 
@@ -261,10 +261,11 @@ impl Account {
         self.spending.tokens() + self.bucket.pending()
     }
 
-    /// When the lease ends, if there is one that the outage policy has not replaced.
+    /// When the lease or its window ends, if there is one that the outage policy has not replaced.
     pub(crate) fn lease_ends(&self) -> Option<Timestamp> {
         let is_in_force = self.lease.is_any() && self.policy.is_none();
-        (is_in_force && self.lease.ends > Timestamp::ZERO).then_some(self.lease.ends)
+        let ends = self.lease.ends.min(self.lease.window_closes());
+        (is_in_force && self.lease.ends > Timestamp::ZERO).then_some(ends)
     }
 
     /// What is leased.
@@ -302,6 +303,11 @@ impl Account {
 
     // ---- the quota in force ------------------------------------------------------------------
 
+    /// The quota as the store has it.
+    fn stored_scale(&self) -> Scale {
+        self.quota.stored(self.scale)
+    }
+
     /// The key begins with a newer quota, which the store holds for other keys.
     pub(crate) fn begin_with(&mut self, version: i64, stored: Scale) {
         self.quota.adopt(version, stored, self.scale.token);
@@ -309,13 +315,26 @@ impl Account {
 
     /// The store holds the quota `stored` of this `version`, and has refused `entry`, which is of another.
     /// Goes on with the store's if it is the newer one: returns whether it does.
-    pub(crate) fn adopt(&mut self, entry: &Entry, version: i64, stored: Scale) -> bool {
-        let own = self.in_own_units(entry);
+    pub(crate) fn adopt(
+        &mut self,
+        entry: &Entry,
+        version: i64,
+        stored: Scale,
+        now: Timestamp,
+    ) -> bool {
+        let (own, before) = (self.in_own_units(entry), self.stored_scale());
         if version <= entry.version || !self.quota.adopt(version, stored, self.scale.token) {
             return false;
         }
         self.take_back(&own);
         self.lease.take_back(&own);
+        if before.curve == Curve::SlidingWindow {
+            self.stop_refill(now);
+            self.lease.end_refill(before);
+        } else if before.curve == Curve::Refill && stored.curve == Curve::SlidingWindow {
+            // The store has counted as spent what was leased of a token bucket.
+            self.lease.make_void();
+        }
         self.quota.is_refused = false;
         true
     }

@@ -184,6 +184,18 @@ impl LeaseBucket {
         i128::from(rate) * (i128::from(now.as_micros()) - i128::from(minted_us))
     }
 
+    /// Ends the refill of a lease whose tokens live on until `ends`. Returns what was overdrawn, in units: none, or less.
+    pub(crate) fn stop_refill(&self, now: Timestamp, ends: Timestamp, unit: i64) -> i64 {
+        self.mint(self.load(), now, 0, unit);
+        let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
+        let until_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
+        let rate = self.rate.swap(0, Ordering::AcqRel);
+        self.ends_us.store(ends.as_micros(), Ordering::Release);
+        self.fast_until_us.store(ends.as_micros(), Ordering::Release);
+        let is_ahead = minted_us != u64::MAX && minted_us > until_us;
+        if is_ahead { -(rate.saturating_mul(minted_us - until_us) as i64) } else { 0 }
+    }
+
     /// Takes the tokens of a lease that has ended out of the word, before another end can be read beside it.
     pub(super) fn empty_if_ended(&self, now: Timestamp) {
         if now.as_micros() >= self.ends_us.load(Ordering::Relaxed) {

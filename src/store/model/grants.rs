@@ -2,12 +2,14 @@
 
 use super::key::{At, Key, SUM_MAX, flow, raise, shift};
 use super::lane::Lane;
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::sync::message::{Entry, Given, Held, NUMBER_MAX, Withheld};
 
 /// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 const REPAY_US: i64 = 100_000;
 const REPAY_LEAST_PART: i64 = 16;
+/// Refill of a window is leased where it is this many tokens in a window at least.
+const WINDOW_REFILL_TOKENS: i64 = 30;
 
 /// What a node asks for, and how far the store may give it.
 struct Asking<'a> {
@@ -20,6 +22,8 @@ struct Asking<'a> {
     giving: bool,
     /// What may not be given, in units.
     reserved: i64,
+    /// What may not be given as tokens, because leased refill is behind a level that rises by whole tokens.
+    fraction: i64,
 }
 
 /// Refill that is leased in units per microsecond, the depth that goes with it in tokens, and refill that is recalled.
@@ -38,18 +42,21 @@ impl Key {
         let returning = lane.waits_after_silence(now_us);
         let asking = Asking {
             entry,
-            held: if void { Held::default() } else { entry.held },
+            held: self.kept(entry, void),
             share: if demand > 0 { entry.demand as f64 / demand as f64 } else { 0.0 },
             returning,
             giving: !lane.waits_after_loss(now_us)
                 && now_us >= self.recovering_until_us
                 && (caller.settled || !returning),
             reserved: if returning { self.reserve(lane, now_us) } else { 0 },
+            fraction: 0,
         };
+        let target = self.target(&asking, lane);
+        let asking = Asking { fraction: self.fraction(target), ..asking };
         let tokens = if asking.giving { self.give_tokens(&asking, caller.nodes) } else { 0 };
         self.unleased -= tokens * token;
         let leased = self.leased[0] + self.leased[1];
-        let Refill { rate, depth, recall } = self.refill(&asking, tokens, demand, lane);
+        let Refill { rate, depth, recall } = self.refill(&asking, tokens, demand, target);
         self.leased[0] += rate;
         raise(&mut self.depth[0], depth);
         shift(&mut self.outstanding[0], tokens * token);
@@ -75,6 +82,35 @@ impl Key {
         }
     }
 
+    /// What the node keeps of its lease.
+    fn kept(&self, entry: &Entry, void: bool) -> Held {
+        if void {
+            return Held::default();
+        }
+        let is_refill_over = self.scale.is_refill_over(entry.held.stamp_us, self.stamp_us);
+        Held { rate: if is_refill_over { 0 } else { entry.held.rate }, ..entry.held }
+    }
+
+    /// A sliding window's level rises by whole tokens, ahead of its refill by less than one.
+    fn fraction(&self, target: i64) -> i64 {
+        let leases = self.leased[0] + self.leased[1] > 0 || target > 0;
+        if self.scale.curve == Curve::SlidingWindow && leases { self.scale.token } else { 0 }
+    }
+
+    /// The refill that the node should have, in units per microsecond.
+    fn target(&self, asking: &Asking<'_>, lane: &Lane) -> i64 {
+        let slope = self.slope();
+        let mut target = asking.entry.want_rate.min((slope as f64 * asking.share).floor() as i64);
+        if asking.returning {
+            // The others still live on their shares.
+            target = target.min(slope / lane.recovery.expected.max(1));
+        }
+        // At the end of a window each node is left with a part of a token.
+        let in_window = target.saturating_mul(self.scale.window_us());
+        let is_little = in_window / WINDOW_REFILL_TOKENS < self.scale.token;
+        if self.is_windows() && is_little { 0 } else { target }
+    }
+
     fn withheld(&self, asking: &Asking<'_>, lane: &Lane, now_us: i64) -> Withheld {
         let doubtful = lane.lost_us > 0 || asking.returning || now_us < self.recovering_until_us;
         match (!asking.giving || asking.reserved > 0, doubtful) {
@@ -85,23 +121,19 @@ impl Key {
     }
 
     /// The refill to lease beside `tokens` that are given, or to recall, and the depth that goes with both.
-    fn refill(&self, asking: &Asking<'_>, tokens: i64, demand: i64, lane: &Lane) -> Refill {
-        let Scale { rate, burst, .. } = self.scale;
-        let Asking { entry, held, share, returning, giving, reserved } = *asking;
-        if self.is_windows() {
+    fn refill(&self, asking: &Asking<'_>, tokens: i64, demand: i64, target: i64) -> Refill {
+        let Scale { burst, .. } = self.scale;
+        let Asking { entry, held, share, returning, giving, reserved, .. } = *asking;
+        let rate = self.slope();
+        if rate == 0 {
             return Refill { rate: 0, depth: tokens, recall: held.rate };
-        }
-        let mut target = entry.want_rate.min((rate as f64 * share).floor() as i64);
-        if returning {
-            // The others still live on their shares.
-            target = target.min(rate / lane.recovery.expected.max(1));
         }
         let leased = self.leased[0] + self.leased[1];
         let unleased = self.unleased;
         let most = if unleased < 0 { rate - repayment(rate, unleased) } else { rate };
         // A node that gets less than half of what it wants cannot do with tokens alone.
         let short = entry.needed + entry.want > 2 * tokens;
-        let pressing = returning || demand > rate + rate / 4 || short;
+        let pressing = returning || demand > self.scale.rate + self.scale.rate / 4 || short;
         let (mut added, mut depth) = (0, tokens);
         if giving && (pressing || unleased < burst / 20) {
             added = (target - held.rate).min(most - leased).max(0);
@@ -135,7 +167,7 @@ impl Key {
     /// share and half spread evenly, and one at least while there is one.
     fn give_tokens(&self, asking: &Asking<'_>, nodes: i64) -> i64 {
         let (token, entry) = (self.scale.token, asking.entry);
-        let level = self.unleased - asking.reserved;
+        let level = self.unleased - asking.reserved - asking.fraction;
         if level <= 0 {
             return 0;
         }

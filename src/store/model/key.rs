@@ -108,8 +108,8 @@ impl Key {
         self.stamp_us / self.epoch_us
     }
 
-    /// The most that can be leased beside leases of `depth` tokens, in units. Leases of windows have no refill, so their
-    /// depth is no room.
+    /// The most that can be leased beside leases of `depth` tokens, in units. A window is never full before what was
+    /// spent in it is gone, so the depth of leases keeps nothing from flowing in.
     pub(super) fn cap(&self, depth: i64) -> i64 {
         if self.is_windows() {
             return self.scale.burst;
@@ -184,13 +184,17 @@ impl Key {
     fn pass(&mut self, alive: usize, from_us: i64, until_us: i64) {
         let micros = until_us - from_us;
         let (mut leased, mut depth) = (0, 0);
+        let refill_us = self.scale.refill_until_us(from_us, until_us) - from_us;
         for index in 0..alive {
             let (units, rate) = (self.outstanding[index], self.leased[index]);
-            self.outstanding[index] = flow(units, rate, micros, NUMBER_MAX);
+            self.outstanding[index] = flow(units, rate, refill_us, NUMBER_MAX);
             leased += rate;
             depth += self.depth[index];
         }
         self.end_leases(alive);
+        if self.scale.is_refill_over(from_us, until_us) {
+            self.leased = [0; 2];
+        }
         let Scale { rate, burst, .. } = self.scale;
         self.unleased = flow(self.unleased, (rate - leased).max(0), micros, self.cap(depth));
         match self.scale.curve {
@@ -203,6 +207,16 @@ impl Key {
             Curve::SlidingLog => {
                 self.level = self.slots.pass(&self.scale, self.level, from_us, until_us);
             }
+        }
+    }
+
+    /// How fast the level rises now while nobody spends, in units per microsecond.
+    pub(super) fn slope(&self) -> i64 {
+        let Scale { rate, token, .. } = self.scale;
+        match self.scale.curve {
+            Curve::Refill => rate,
+            Curve::FixedWindow | Curve::SlidingLog => 0,
+            Curve::SlidingWindow => self.previous / token * token / self.scale.window_us(),
         }
     }
 
@@ -229,9 +243,17 @@ impl Key {
     pub(super) fn adopt(&mut self, entry: &Entry) {
         let (old, previous) = (self.scale, self.previous);
         if old.curve == Curve::Refill && entry.scale.curve != Curve::Refill {
-            // Windows lease no refill: what is out there is void.
+            // What is out there flows in for ever, and windows lease no such refill: it is void.
             self.end_leases(0);
             (self.leased, self.depth, self.demand) = ([0; 2], [0; 2], [0; 2]);
+        }
+        if old.curve == Curve::SlidingWindow {
+            // Refill of the old plan flows until its window's end.
+            let refill_us = old.window_ends_us(self.stamp_us) - self.stamp_us;
+            for (outstanding, leased) in self.outstanding.iter_mut().zip(&mut self.leased) {
+                let rate = std::mem::take(leased);
+                *outstanding = flow(*outstanding, rate, refill_us, NUMBER_MAX);
+            }
         }
         let ratio = entry.scale.token as f64 / self.scale.token as f64;
         let down = |units: i64| {
@@ -308,11 +330,15 @@ impl Key {
     fn renew(&mut self, entry: &Entry, anew: bool, lost_us: i64) -> bool {
         let held = entry.held;
         let age = self.epoch() - held.tag;
-        let rate = held.rate + entry.back_rate;
-        let is_refill_of_windows = self.is_windows() && rate > 0;
+        let rate_before = held.rate + entry.back_rate;
+        let is_refill_of_windows =
+            matches!(self.scale.curve, Curve::FixedWindow | Curve::SlidingLog) && rate_before > 0;
         let current = (age == 0 || age == 1) && !is_refill_of_windows;
-        let passed_us = if entry.restore { 0 } else { self.stamp_us - held.stamp_us };
-        let outstanding = flow(held.outstanding, rate, passed_us.max(0), NUMBER_MAX);
+        let until_us = self.scale.refill_until_us(held.stamp_us, self.stamp_us);
+        let passed_us = if entry.restore { 0 } else { until_us - held.stamp_us };
+        let outstanding = flow(held.outstanding, rate_before, passed_us.max(0), NUMBER_MAX);
+        let is_refill_over = self.scale.is_refill_over(held.stamp_us, self.stamp_us);
+        let (rate, kept_rate) = if is_refill_over { (0, 0) } else { (rate_before, held.rate) };
         if anew && entry.restore && current {
             // Of what has flowed in since this life of the record began, the node had its part.
             let life_us = (self.stamp_us - self.birth_us.max(lost_us)).max(0);
@@ -332,12 +358,13 @@ impl Key {
                 lower(&mut self.demand[index], held.demand);
             }
             let spent = entry.spent.saturating_mul(self.scale.token).min(NUMBER_MAX);
-            raise(&mut self.leased[0], held.rate);
+            raise(&mut self.leased[0], kept_rate);
             raise(&mut self.depth[0], held.depth);
             let left = (outstanding - spent - entry.returned - entry.lost).max(-NUMBER_MAX);
-            let kept = left.max(outstanding_least(held.rate, self.scale.token));
+            let kept = left.max(outstanding_least(kept_rate, self.scale.token));
             shift(&mut self.outstanding[0], kept);
-            self.level = (self.level - spent).max(-NUMBER_MAX);
+            let charged = spent - self.charge_window_before(entry, spent);
+            self.level = (self.level - charged).max(-NUMBER_MAX);
             self.unleased = (self.unleased + entry.returned).min(NUMBER_MAX) + (left - kept);
         }
         if !current && entry.restore {
@@ -348,6 +375,21 @@ impl Key {
         }
         raise(&mut self.demand[0], entry.demand);
         !current && (rate > 0 || held.depth + entry.back_depth > 0 || held.outstanding != 0)
+    }
+
+    /// Charges to the window before what was spent in it of `spent` units, and returns the units that the level need not be
+    /// charged for any more.
+    fn charge_window_before(&mut self, entry: &Entry, spent: i64) -> i64 {
+        let window_us = self.scale.window_us();
+        let windows = self.stamp_us / window_us - entry.held.stamp_us / window_us;
+        if self.scale.curve != Curve::SlidingWindow || windows != 1 || entry.restore {
+            return 0;
+        }
+        let before = entry.spent_before.saturating_mul(self.scale.token);
+        let before = before.min(spent).min(self.scale.burst - self.previous);
+        let counted_before = self.counted(self.previous, self.stamp_us);
+        self.previous += before;
+        before - (self.counted(self.previous, self.stamp_us) - counted_before)
     }
 
     /// The node knows more of the key than the record does: of what can be leased the lower holds, and

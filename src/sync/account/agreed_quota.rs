@@ -90,9 +90,9 @@ impl AgreedQuota {
         self.adopted.map_or(own, |adopted| adopted.own)
     }
 
-    /// The length of a window in the store, exactly; `own` is the quota that this node was built with.
-    pub(super) fn window_us(&self, own: Scale) -> i64 {
-        self.adopted.map_or(own, |adopted| adopted.stored).window_us()
+    /// The quota as the store has it; `own` is what this node was built with.
+    pub(super) fn stored(&self, own: Scale) -> Scale {
+        self.adopted.map_or(own, |adopted| adopted.stored)
     }
 
     /// Whether an event is to name the store's refusal now; if so, notes that it does.

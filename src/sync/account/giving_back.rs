@@ -61,6 +61,10 @@ impl Account {
         rate_used: i64,
     ) -> i64 {
         let before = self.lease.held.rate;
+        if std::mem::take(&mut self.lease.is_refill_stopped) {
+            self.lease.held.rate = 0;
+            return before;
+        }
         let unused = if before > 2 * rate_used { before - rate_used } else { 0 };
         // The store wants all refill back once it can give tokens instead.
         let recall = std::mem::take(&mut self.lease.recall);

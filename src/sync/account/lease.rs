@@ -1,11 +1,14 @@
 //! What the store has leased to this node of one key.
 
 use crate::bucket::{Lease, MAX_TOKENS};
+use crate::quota::{Curve, Scale};
 use crate::sync::message::{Entry, Given, Held, OUTSTANDING_MAX, outstanding_least};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
 pub(crate) const CLOCK_ERROR_DIVISOR: u64 = 2000;
+/// A window is taken to end so much earlier, so that the engine sees what was spent in it though it may be late.
+const WINDOW_MARGIN_US: u64 = 2000;
 
 /// The lease of one key, and what its next report has to say of it.
 #[derive(Debug)]
@@ -14,6 +17,10 @@ pub(super) struct LeaseState {
     pub(super) held: Held,
     /// When the tokens may no longer be spent; `ZERO` if there is no lease, or its end has been dealt with.
     pub(super) ends: Timestamp,
+    /// When a sliding window ends, and its refill with it; `NEVER` if nothing ends before the lease, or it was dealt with.
+    pub(super) window_ends: Timestamp,
+    /// Refill is leased, and flows no more.
+    pub(super) is_refill_stopped: bool,
     /// Units in the bucket that make no whole token and no whole microsecond of refill; less than none if tokens
     /// were overdrawn.
     pub(super) remainder: i64,
@@ -36,6 +43,8 @@ impl LeaseState {
         Self {
             held: Held::default(),
             ends: Timestamp::ZERO,
+            window_ends: Timestamp::NEVER,
+            is_refill_stopped: false,
             remainder: 0,
             forfeited: 0,
             recall: 0,
@@ -43,6 +52,23 @@ impl LeaseState {
             restore: false,
             is_registering: false,
         }
+    }
+
+    /// When a sliding window is taken to end, with its refill, though the tokens live on; `NEVER` if that was dealt with, or
+    /// the lease ends before.
+    pub(super) fn window_closes(&self) -> Timestamp {
+        let closes = self.window_ends.minus_micros(WINDOW_MARGIN_US);
+        if self.window_ends < self.ends { closes } else { Timestamp::NEVER }
+    }
+
+    /// When refill no longer flows in.
+    fn refill_ends(&self) -> Timestamp {
+        if self.rate() > 0 { self.ends.min(self.window_closes()) } else { self.ends }
+    }
+
+    /// The leased refill that flows, in units per microsecond.
+    pub(super) fn rate(&self) -> i64 {
+        if self.is_refill_stopped { 0 } else { self.held.rate }
     }
 
     /// Whether tokens or refill are leased.
@@ -53,27 +79,37 @@ impl LeaseState {
     /// The lease as the bucket applies it.
     pub(super) fn applied(&self, low: u32, overdraw: u8) -> Lease {
         let depth = self.held.depth - self.kept_depth;
-        let error = (self.held.rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
+        let rate = self.rate();
+        let error = (rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
         Lease {
-            rate: self.held.rate - error,
+            rate: rate - error,
             depth: depth.clamp(0, i64::from(MAX_TOKENS)) as u32,
-            ends: self.ends,
+            ends: self.refill_ends(),
             low,
             overdraw,
             is_policy: false,
         }
     }
 
-    /// Adds what the store gave on `entry`, which was first sent at `first_sent`.
-    pub(super) fn renew(&mut self, given: &Given, entry: &Entry, first_sent: Timestamp, unit: i64) {
+    /// Adds what the store gave on `entry`, which was first sent at `first_sent`. `stored` is the quota as the store has it,
+    /// and `unit` a token.
+    pub(super) fn renew(
+        &mut self,
+        given: &Given,
+        entry: &Entry,
+        first_sent: Timestamp,
+        stored: Scale,
+        unit: i64,
+    ) {
         let kept = if given.void { Held::default() } else { entry.held };
         if given.void {
             self.kept_depth = 0;
         }
+        let rate_kept = rate_kept(given, entry, stored);
         self.held = Held {
-            rate: kept.rate + given.rate,
+            rate: rate_kept + given.rate,
             depth: kept.depth + given.depth,
-            outstanding: outstanding_after(given, entry, unit) + given.tokens * unit,
+            outstanding: outstanding_after(given, entry, stored, unit) + given.tokens * unit,
             stamp_us: given.stamp_us,
             demand: entry.demand,
             tag: given.tag,
@@ -82,11 +118,29 @@ impl LeaseState {
             // What was overdrawn has been taken off the level.
             self.remainder = self.remainder.max(0);
         }
-        let life_us = given.life_us as u64;
-        let sure_us = life_us - life_us / CLOCK_ERROR_DIVISOR;
-        self.ends = first_sent.plus_micros(sure_us).minus_micros(CLOCK_AGE_MAX_US);
+        let sure = |us: i64| first_sent.plus_micros(us as u64 - us as u64 / CLOCK_ERROR_DIVISOR);
+        self.ends = sure(given.life_us).minus_micros(CLOCK_AGE_MAX_US);
+        self.is_refill_stopped = false;
+        self.window_ends = match stored.curve {
+            Curve::SlidingWindow => sure(stored.window_ends_us(given.stamp_us) - given.stamp_us),
+            _ => Timestamp::NEVER,
+        };
         self.recall = given.recall;
         self.restore = false;
+    }
+
+    /// The store has adopted another plan: it counts refill of the old one until its window's end, and none after that.
+    pub(super) fn end_refill(&mut self, old: Scale) {
+        let Held { rate, stamp_us, .. } = self.held;
+        let left_us = old.window_ends_us(stamp_us) - stamp_us;
+        let outstanding = self.held.outstanding.saturating_add(rate.saturating_mul(left_us));
+        self.held.outstanding = outstanding.min(OUTSTANDING_MAX);
+        (self.held.rate, self.recall) = (0, 0);
+    }
+
+    /// The store counts all of it as spent.
+    pub(super) fn make_void(&mut self) {
+        self.held.tag = 0;
     }
 
     /// The store still has leased what a report gave back that was never applied.
@@ -96,18 +150,25 @@ impl LeaseState {
     }
 }
 
+/// Leased refill of which the store still knew when it applied `entry`.
+pub(super) fn rate_kept(given: &Given, entry: &Entry, stored: Scale) -> i64 {
+    let is_over = given.void || stored.is_refill_over(entry.held.stamp_us, given.stamp_us);
+    if is_over { 0 } else { entry.held.rate }
+}
+
 /// What is outstanding at this node after the store applied `entry`, without what it gave, in
 /// units: the store's own reckoning.
-fn outstanding_after(given: &Given, entry: &Entry, unit: i64) -> i64 {
+fn outstanding_after(given: &Given, entry: &Entry, stored: Scale, unit: i64) -> i64 {
     if given.void {
         return 0;
     }
     let held = entry.held;
     let rate = if entry.restore { 0 } else { held.rate + entry.back_rate };
-    let flowed = i128::from(rate) * i128::from((given.stamp_us - held.stamp_us).max(0));
+    let until_us = stored.refill_until_us(held.stamp_us, given.stamp_us);
+    let flowed = i128::from(rate) * i128::from((until_us - held.stamp_us).max(0));
     let spent = i128::from(entry.spent) * i128::from(unit);
     let gone = spent + i128::from(entry.returned) + i128::from(entry.lost);
     let outstanding = i128::from(held.outstanding) + flowed - gone;
-    let least = outstanding_least(held.rate, unit);
+    let least = outstanding_least(rate_kept(given, entry, stored), unit);
     outstanding.clamp(least.into(), OUTSTANDING_MAX.into()) as i64
 }

@@ -60,8 +60,10 @@ impl Account {
     fn expected_spending(&self, now: Timestamp, terms: &Terms) -> i64 {
         let span_us = self.span_us(now, terms);
         let demand = &self.arrivals.demand;
-        let flows_in = self.lease.held.rate as f64 / terms.scale.token as f64;
-        let missing = (demand.per_us() - flows_in).max(0.0) * span_us as f64;
+        let flows_in = self.lease.rate() as f64 / terms.scale.token as f64;
+        let refill_us = self.lease.window_closes().micros_since(now).min(span_us);
+        let missing = (demand.per_us() - flows_in).max(0.0) * refill_us as f64
+            + demand.over(span_us - refill_us);
         let cost = self.history.mean_cost as f64;
         let spread = 2.0 * (demand.over(span_us) * cost).sqrt();
         (missing + spread + cost).ceil() as i64

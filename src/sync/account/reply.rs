@@ -1,5 +1,6 @@
 //! What the store's answer changes.
 
+use super::lease::rate_kept;
 use super::level::Installed;
 use super::{Account, Cluster};
 use crate::bucket::Lease;
@@ -20,6 +21,7 @@ impl Account {
         now: Timestamp,
         terms: &Terms,
     ) -> Installed {
+        self.close_window_by(now);
         if given.rate > 0 {
             // A node spends on credit or overdraws its refill, never both.
             self.absorb(now, true, |_, _| 0);
@@ -30,14 +32,17 @@ impl Account {
         self.level.observe_growth(given, entry, self.cluster.nodes, now, terms);
         if given.void {
             // The store counted all that was leased as spent.
-            self.spending.unsent.allowed += std::mem::take(&mut self.spending.unsent.spent);
+            let unsent = &mut self.spending.unsent;
+            unsent.allowed += std::mem::take(&mut unsent.spent);
+            unsent.spent_before = 0;
         }
-        self.lease.renew(given, entry, first_sent, self.scale.token);
+        let stored = self.stored_scale();
+        self.lease.renew(given, entry, first_sent, stored, self.scale.token);
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
-        self.level.install(given, self.window_us(terms), now);
+        self.level.install(given, stored.window_us(), now);
         self.spending.owes &= given.available < 0 || self.spending.unsent.debt > 0;
         self.show_view(given, now, terms);
-        let rate_kept = if given.void { 0 } else { entry.held.rate };
+        let rate_kept = rate_kept(given, entry, stored);
         self.apply_lease(given, rate_kept, first_sent, now, terms);
 
         self.judge_early(given, entry, now, terms);
@@ -51,15 +56,11 @@ impl Account {
         installed
     }
 
-    /// The length of a window, as the store has it.
-    fn window_us(&self, terms: &Terms) -> i64 {
-        self.quota.window_us(terms.scale)
-    }
-
     /// Writes the view into the bucket.
     fn show_view(&self, given: &Given, now: Timestamp, terms: &Terms) {
         // The cached time of decisions is behind `now`: credit that is there must not wait for it.
-        let credit_from = match self.level.token_in_us(given, &terms.scale, self.window_us(terms)) {
+        let window_us = self.stored_scale().window_us();
+        let credit_from = match self.level.token_in_us(given, &terms.scale, window_us) {
             0 => Timestamp::ZERO,
             token_in_us => now.plus_micros(token_in_us),
         };
@@ -80,6 +81,7 @@ impl Account {
             // The key goes on with its policy until the store has said since when it is back.
             self.lease.ends = Timestamp::ZERO;
         }
+        self.lease.is_refill_stopped = now >= self.lease.window_closes();
         let outstanding = self.lease.held.outstanding;
         let here = if self.lease.ends > now {
             let low = self.low(now, terms);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Account;
 use super::giving_back::Returned;
 use crate::limit::Terms;
+use crate::quota::Curve;
 use crate::sync::message::{Entry, OUTSTANDING_MAX};
 use crate::time::Timestamp;
 
@@ -29,6 +30,7 @@ impl Account {
         leaving: bool,
     ) -> Entry {
         self.schedule.is_reporting = true;
+        self.close_window_by(now);
         self.bucket.mint_tokens(now, self.scale.token);
         // Nothing more can be sent before the answer.
         self.collect(now, true);
@@ -79,6 +81,7 @@ impl Account {
             lost: if restore { 0 } else { returned.forfeited },
             back_rate: returned.rate,
             back_depth: returned.depth,
+            spent_before: unsent.spent_before,
             held: self.lease.held,
             demand: wanted.demand.min(4 * terms.scale.burst),
             needed: self.callers.ask(),
@@ -115,6 +118,11 @@ impl Account {
 
     /// The store has lost the key: what this node knows of it is to be reported at once.
     pub(crate) fn register_anew(&mut self, now: Timestamp) {
+        let stored = self.stored_scale();
+        if stored.curve == Curve::SlidingWindow {
+            // How fast its new record rises is not known yet.
+            self.stop_refill(now);
+        }
         (self.lease.restore, self.lease.is_registering) = (true, true);
         self.report_at(now);
     }

@@ -7,6 +7,8 @@ use crate::sync::message::Entry;
 pub(super) struct Unsent {
     /// Of the lease.
     pub(super) spent: i64,
+    /// Of that, before its refill ended with a window.
+    pub(super) spent_before: i64,
     /// On credit.
     pub(super) debt: i64,
     /// Under an outage policy, or of a lease that has ended.
@@ -61,6 +63,7 @@ impl Spending {
     /// The contents of a report that was never applied are to be reported anew.
     pub(super) fn take_back(&mut self, entry: &Entry) {
         self.unsent.spent += entry.spent;
+        self.unsent.spent_before += entry.spent_before;
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
         self.unsent.taken += entry.taken;

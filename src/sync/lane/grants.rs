@@ -30,7 +30,9 @@ impl Lane {
                 self.given(slot, &entry, &given, flight.first_sent, now, context);
             }
             Grant::OtherQuota { version, scale }
-                if self.accounts.change(slot, |account| account.adopt(entry, *version, *scale)) =>
+                if self
+                    .accounts
+                    .change(slot, |account| account.adopt(entry, *version, *scale, now)) =>
             {
                 let limit = self.accounts[slot].limit();
                 context.limits[limit as usize].newest = Some((*version, *scale));

@@ -141,7 +141,9 @@ impl Lane {
     }
 
     pub(super) fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
-        self.accounts.change(slot, |account| account.end_lease(now));
+        if !self.accounts.change(slot, |account| account.end_lease(now)) {
+            return;
+        }
         self.count_decisions(slot, context);
         self.enter_policy_if_unanswered(slot, now, context);
     }

@@ -29,6 +29,7 @@ fn entries(count: usize) -> Vec<Entry> {
         lost: 0,
         back_rate: 0,
         back_depth: 0,
+        spent_before: 0,
         held: Held::default(),
         demand: 0,
         needed: 0,
