@@ -106,7 +106,8 @@ pub(crate) struct LeaseBucket {
     rate: AtomicU64,
     /// The most tokens that refill fills. Written by the engine.
     depth: AtomicU32,
-    /// Units of a token that may be spent before they have flowed in, in 64ths. Written by the engine.
+    /// Units of a token that may be spent before they have flowed in, in 64ths, and [`OUTLIVES_REFILL`](refill). Written by
+    /// the engine.
     overdraw: AtomicU32,
     /// From then on credit may be used. Written by the engine.
     credit_from_us: AtomicU64,

@@ -268,10 +268,10 @@ impl Account {
         (is_in_force && self.lease.ends > Timestamp::ZERO).then_some(ends)
     }
 
-    /// What is leased.
+    /// What is leased, with the refill that flows.
     #[cfg(feature = "sim")]
     pub(crate) fn held(&self) -> crate::sync::message::Held {
-        self.lease.held
+        crate::sync::message::Held { rate: self.lease.rate(), ..self.lease.held }
     }
 
     /// Whether the store has answered about the key.

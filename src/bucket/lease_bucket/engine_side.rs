@@ -1,7 +1,7 @@
 //! The engine's side of a bucket: what it collects, takes back and leases, and its flags.
 //! [`lease_bucket`](super) has the argument and the orderings.
 
-use super::refill::UNLIMITED_RATE;
+use super::refill::{OUTLIVES_REFILL, UNLIMITED_RATE};
 use super::{LeaseBucket, MARKED, TokenWord};
 use crate::bucket::atomic::Ordering;
 use crate::bucket::notifications::{News, Urgency};
@@ -29,14 +29,23 @@ pub(crate) struct Lease {
     pub(crate) low: u32,
     /// How much of a token may be spent before it has flowed in, in 64ths.
     pub(crate) overdraw: u8,
+    /// Refill ends then, and the tokens live on: the engine sees to that.
+    pub(crate) outlives_refill: bool,
     /// The tokens come from an outage policy.
     pub(crate) is_policy: bool,
 }
 
 impl Lease {
     /// No lease: nothing flows in, nothing may be held.
-    pub(crate) const NONE: Self =
-        Self { rate: 0, depth: 0, ends: Timestamp::ZERO, low: 0, overdraw: 0, is_policy: false };
+    pub(crate) const NONE: Self = Self {
+        rate: 0,
+        depth: 0,
+        ends: Timestamp::ZERO,
+        low: 0,
+        overdraw: 0,
+        outlives_refill: false,
+        is_policy: false,
+    };
 }
 
 /// What [`LeaseBucket::collect`] found.
@@ -206,7 +215,8 @@ impl LeaseBucket {
     pub(super) fn write_lease(&self, lease: Lease) {
         self.rate.store(lease.rate as u64, Ordering::Release);
         self.depth.store(lease.depth, Ordering::Release);
-        self.overdraw.store(lease.overdraw.into(), Ordering::Release);
+        let outlives_refill = if lease.outlives_refill { OUTLIVES_REFILL } else { 0 };
+        self.overdraw.store(u32::from(lease.overdraw) | outlives_refill, Ordering::Release);
         self.ends_us.store(lease.ends.as_micros(), Ordering::Release);
         self.low.store(lease.low.min(MAX_TOKENS), Ordering::Release);
     }

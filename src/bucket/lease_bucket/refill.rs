@@ -8,6 +8,9 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 /// More refill than can ever be used up: an outage policy that lets everything pass.
 pub(crate) const UNLIMITED_RATE: i64 = i64::MAX;
 
+/// Set beside the overdraw where the lease outlives its refill.
+pub(super) const OUTLIVES_REFILL: u32 = 1 << 8;
+
 /// A stretch of time, and the tokens that flow in meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inflow {
@@ -68,6 +71,7 @@ impl LeaseBucket {
         let from_us = self.minted_us.load(Ordering::Acquire);
         let rate = self.rate.load(Ordering::Acquire);
         let ends_us = self.ends_us.load(Ordering::Acquire);
+        let ends_us = if self.outlives_refill() { ends_us + overdraw_us } else { ends_us };
         let now_us = (now.as_micros() + overdraw_us).min(ends_us);
         if from_us >= now_us || rate == 0 {
             return None;
@@ -116,7 +120,13 @@ impl LeaseBucket {
 
     fn overdraw_units(&self, unit: i64) -> u64 {
         // A token has at most 2^52 units.
-        unit as u64 * u64::from(self.overdraw.load(Ordering::Relaxed)) / OVERDRAW_PARTS
+        let parts = self.overdraw.load(Ordering::Relaxed) & !OUTLIVES_REFILL;
+        unit as u64 * u64::from(parts) / OVERDRAW_PARTS
+    }
+
+    /// Whether the tokens live on when refill ends. Then what is overdrawn may come after that.
+    fn outlives_refill(&self) -> bool {
+        self.overdraw.load(Ordering::Relaxed) & OUTLIVES_REFILL != 0
     }
 
     /// Whole tokens that there is room for.

@@ -30,7 +30,7 @@ fn new(credit: u32) -> LeaseBucket {
 
 /// `rate` units in a microsecond: 1 is a token in a millisecond.
 fn lease(rate: i64, depth: u32, ends_us: u64) -> Lease {
-    Lease { rate, depth, ends: at(ends_us), low: 0, overdraw: 0, is_policy: false }
+    Lease { rate, depth, ends: at(ends_us), ..Lease::NONE }
 }
 
 /// A bucket with a lease from time 0 on, and tokens.
@@ -523,7 +523,7 @@ fn live(
         Event::Collect => _ = collect(bucket),
         Event::Lease { rate, depth, tokens, lasts_us, overdraw } => {
             let (ends, low) = (now.plus_micros(lasts_us), depth / 100);
-            let lease = Lease { rate, depth, ends, low, overdraw, is_policy: false };
+            let lease = Lease { rate, depth, ends, low, overdraw, ..Lease::NONE };
             bucket.amend(now, lease, tokens, 0, UNIT);
         }
         Event::SetDepth { by } => bucket.set_depth(bucket.mint_tokens(now, UNIT) + by),

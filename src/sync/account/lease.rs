@@ -87,6 +87,7 @@ impl LeaseState {
             ends: self.refill_ends(),
             low,
             overdraw,
+            outlives_refill: self.refill_ends() < self.ends,
             is_policy: false,
         }
     }

@@ -4,6 +4,7 @@ use super::schedule::PLENTY_TICKS;
 use super::{Account, Cluster};
 use crate::bucket::MAX_TOKENS;
 use crate::limit::Terms;
+use crate::quota::Curve;
 use crate::time::Timestamp;
 
 /// A key that is asked for less than once in this time, in microseconds, is not hot.
@@ -85,7 +86,16 @@ impl Account {
             // A round trip is longer than what is given back would serve others: it would be asked for again.
             return self.is_ample(now, terms);
         }
-        self.level.is_plentiful(now, &terms.scale)
+        self.level.is_plentiful(now, &terms.scale) || self.lasts_for_all(expected, now, terms)
+    }
+
+    /// Whether all nodes can hold as much of a window as this one is going to, and half of what is available is left. A
+    /// window has little left towards its end, even where not all of it is ever spent.
+    fn lasts_for_all(&self, expected: i64, now: Timestamp, terms: &Terms) -> bool {
+        let each =
+            expected.max(self.arrivals.bursts.expected(now)).saturating_mul(self.scale.token);
+        terms.scale.curve != Curve::Refill
+            && self.with_own(now, terms) >= each.saturating_mul(self.cluster.nodes)
     }
 
     /// Tokens to ask for before the store has answered once, if it may have plenty. The demand is not known yet,
