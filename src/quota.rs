@@ -244,25 +244,6 @@ impl Scale {
         (self.burst / self.rate).max(WINDOW_LEAST_US)
     }
 
-    /// The end of the window of `at_us`.
-    pub(crate) fn window_ends_us(&self, at_us: i64) -> i64 {
-        (at_us / self.window_us() + 1) * self.window_us()
-    }
-
-    /// Until when refill flows that was leased at `from_us`: of a sliding window until its end, since nobody knows how fast
-    /// the next one rises.
-    pub(crate) fn refill_until_us(&self, from_us: i64, now_us: i64) -> i64 {
-        match self.curve {
-            Curve::SlidingWindow => now_us.min(self.window_ends_us(from_us)),
-            _ => now_us,
-        }
-    }
-
-    /// Whether refill that was leased at `from_us` has ended with its window by `now_us`.
-    pub(crate) fn is_refill_over(&self, from_us: i64, now_us: i64) -> bool {
-        self.curve == Curve::SlidingWindow && now_us >= self.window_ends_us(from_us)
-    }
-
     /// The length of the slots in which the store remembers when a sliding log was charged.
     pub(crate) fn slot_us(&self) -> i64 {
         (self.window_us() + LOG_SLOTS - 1) / LOG_SLOTS
@@ -292,18 +273,6 @@ impl Scale {
                 windows.saturating_mul(each_us).min(FULL_US_MAX)
             }
         }
-    }
-
-    /// Microseconds from `now_us`, of the store's time, until windows of this length surely give what is missing, if nobody
-    /// spends.
-    pub(crate) fn windows_us(&self, missing: i64, now_us: i64, window_us: i64) -> u64 {
-        let owed = (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20);
-        if self.curve == Curve::SlidingLog {
-            return owed.saturating_mul((window_us + self.slot_us()) as u64);
-        }
-        let edges = owed + u64::from(self.curve == Curve::SlidingWindow);
-        let first_us = (window_us - now_us % window_us) as u64;
-        first_us.saturating_add((edges - 1).saturating_mul(window_us as u64))
     }
 
     /// Whole tokens in `units`, rounded down.

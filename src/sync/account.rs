@@ -16,8 +16,8 @@
 //!
 //! No part uses another. What concerns several of them is done by the account, in the order in which
 //! it happens to a key: decisions are booked (here), a report is made (`reporting`, with `giving_back` and `need`), a
-//! reply is installed (`reply`, `credit`, `waiting`), the next report is scheduled (`reporting_times`), and an
-//! outage policy begins and ends (`outage`).
+//! reply is installed (`reply`, `credit`, `waiting`), the next report is scheduled (`reporting_times`), a sliding
+//! window ends (`window_end`), and an outage policy begins and ends (`outage`).
 
 use std::sync::Arc;
 
@@ -47,6 +47,7 @@ mod schedule;
 mod spending;
 mod tick_pacing;
 mod waiting;
+mod window_end;
 
 use agreed_quota::AgreedQuota;
 pub(crate) use agreed_quota::REFUSAL_EVENTS_US;
@@ -302,11 +303,6 @@ impl Account {
     }
 
     // ---- the quota in force ------------------------------------------------------------------
-
-    /// The quota as the store has it.
-    fn stored_scale(&self) -> Scale {
-        self.quota.stored(self.scale)
-    }
 
     /// The key begins with a newer quota, which the store holds for other keys.
     pub(crate) fn begin_with(&mut self, version: i64, stored: Scale) {

@@ -18,6 +18,7 @@ mod plausibility;
 mod rng;
 mod shrink;
 mod slots;
+mod windows;
 
 pub(crate) use account::{Touch, Waiter};
 pub(crate) use context::Output;

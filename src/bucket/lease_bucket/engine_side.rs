@@ -155,7 +155,7 @@ impl LeaseBucket {
     ) -> Amended {
         // What a full bucket loses is taken off before the refill is closed and anything more is spent.
         self.mint_tokens(now, unit);
-        let earned = self.close_refill(now);
+        let earned = self.close_refill(now, self.has_ended(now));
         let old_depth = self.depth.load(Ordering::Relaxed);
         self.empty_if_ended(now);
         self.write_lease(lease);
@@ -182,11 +182,10 @@ impl LeaseBucket {
 
     /// Closes refill and the fast path. Returns the units that were earned and have not become tokens: less than none
     /// if tokens were overdrawn, or minted by a thread whose clock was ahead of `now`.
-    pub(super) fn close_refill(&self, now: Timestamp) -> i128 {
+    pub(super) fn close_refill(&self, now: Timestamp, has_ended: bool) -> i128 {
         self.fast_until_us.store(0, Ordering::Release);
         let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
         let rate = self.rate.load(Ordering::Relaxed);
-        let has_ended = now.as_micros() >= self.ends_us.load(Ordering::Relaxed);
         if minted_us == u64::MAX || has_ended || rate == UNLIMITED_RATE as u64 {
             return 0;
         }
@@ -196,20 +195,23 @@ impl LeaseBucket {
     /// Ends the refill of a lease whose tokens live on until `ends`. Returns what was overdrawn, in units: none, or less.
     pub(crate) fn stop_refill(&self, now: Timestamp, ends: Timestamp, unit: i64) -> i64 {
         self.mint(self.load(), now, 0, unit);
-        let minted_us = self.minted_us.swap(u64::MAX, Ordering::AcqRel);
-        let until_us = now.as_micros().min(self.ends_us.load(Ordering::Relaxed));
-        let rate = self.rate.swap(0, Ordering::AcqRel);
+        let until = now.min(Timestamp::from_micros(self.ends_us.load(Ordering::Relaxed)));
+        let earned = self.close_refill(until, false);
+        self.rate.store(0, Ordering::Release);
         self.ends_us.store(ends.as_micros(), Ordering::Release);
         self.fast_until_us.store(ends.as_micros(), Ordering::Release);
-        let is_ahead = minted_us != u64::MAX && minted_us > until_us;
-        if is_ahead { -(rate.saturating_mul(minted_us - until_us) as i64) } else { 0 }
+        earned.min(0) as i64
     }
 
     /// Takes the tokens of a lease that has ended out of the word, before another end can be read beside it.
     pub(super) fn empty_if_ended(&self, now: Timestamp) {
-        if now.as_micros() >= self.ends_us.load(Ordering::Relaxed) {
+        if self.has_ended(now) {
             self.update(|word| word.next_epoch().with_tokens(0));
         }
+    }
+
+    fn has_ended(&self, now: Timestamp) -> bool {
+        now.as_micros() >= self.ends_us.load(Ordering::Relaxed)
     }
 
     pub(super) fn write_lease(&self, lease: Lease) {

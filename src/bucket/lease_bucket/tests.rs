@@ -131,7 +131,7 @@ fn token_of_an_ended_lease_is_not_spent_by_a_decision_that_reads_the_next_end() 
         assert!(take(&bucket, 1, at(2)));
         // A decision has loaded the word, and the engine changes the lease meanwhile.
         let word = bucket.load();
-        bucket.close_refill(at(6000));
+        bucket.close_refill(at(6000), true);
         bucket.empty_if_ended(at(6000));
         bucket.write_lease(lease(0, 10, 9000));
         bucket.fast_until_us.store(9000, Ordering::Release);

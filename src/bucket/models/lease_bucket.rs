@@ -143,6 +143,19 @@ fn time_that_two_threads_claim_earns_tokens_once() {
 }
 
 #[test]
+fn refill_that_ends_before_its_tokens_earns_nothing_after_that() {
+    check("refill against its end", || {
+        let bucket = Arc::new(leased(lease(1, 3000), 0));
+        // Its clock is ahead of the engine's.
+        let spender = run(&bucket, |bucket| decide(bucket, at(5000)).is_allowed());
+        assert_eq!(bucket.stop_refill(at(3000), at(100_000), UNIT), 0);
+        let spent = u64::from(spender.join().unwrap());
+        let (held, pending) = bucket.held_and_pending();
+        assert_eq!((u64::from(held) + pending, pending), (3, spent));
+    });
+}
+
+#[test]
 fn refill_of_an_old_lease_is_not_added_to_the_new_one() {
     check("refill against a change of lease", || {
         let bucket = Arc::new(leased(lease(1, 100_000), 0));

@@ -532,6 +532,89 @@ pub(super) fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::message::Held;
+
+    /// A record of a window of a second with 1000 tokens, brought up to date at 10.5 s.
+    fn sliding(previous: i64, leased: i64) -> Key {
+        let scale = Scale {
+            rate: 1000,
+            token: 1_000_000,
+            burst: 1_000_000_000,
+            curve: Curve::SlidingWindow,
+        };
+        Key {
+            scale,
+            version: 0,
+            epoch_us: 5_000_000,
+            until_ms: 0,
+            written_off: 0,
+            birth_us: 0,
+            recovering_until_us: 0,
+            heard: 0,
+            after_silence: 0,
+            previous,
+            slots: Slots::default(),
+            stamp_us: 10_500_000,
+            level: scale.burst - previous / 2,
+            unleased: 0,
+            charged: 0,
+            leased: [leased, 0],
+            depth: [0; 2],
+            outstanding: [0; 2],
+            demand: [0; 2],
+        }
+    }
+
+    #[test]
+    fn refill_of_a_sliding_window_flows_until_its_end() {
+        let mut key = sliding(800_000_000, 800);
+        assert_eq!(key.slope(), 800);
+        key.pass(1, 10_500_000, 10_999_999);
+        assert_eq!((key.outstanding, key.leased), ([499_999 * 800, 0], [800, 0]));
+        key.pass(1, 10_999_999, 13_000_000);
+        assert_eq!((key.outstanding, key.leased), ([500_000 * 800, 0], [0, 0]));
+        assert_eq!(key.slope(), 0, "nothing was charged");
+    }
+
+    #[test]
+    fn what_was_spent_in_the_window_before_is_charged_to_it() {
+        let entry = |spent_before, stamp_us| Entry {
+            limit: "x".into(),
+            key: b"k"[..].into(),
+            scale: sliding(0, 0).scale,
+            version: 0,
+            epoch_us: 5_000_000,
+            spent: 100,
+            debt: 0,
+            allowed: 0,
+            taken: 0,
+            returned: 0,
+            lost: 0,
+            back_rate: 0,
+            back_depth: 0,
+            spent_before,
+            held: Held { stamp_us, ..Held::default() },
+            demand: 0,
+            needed: 0,
+            want: 0,
+            want_rate: 0,
+            restore: false,
+            claim: None,
+        };
+        // A window's half counts at its middle. More than was spent was not spent before, and a window has a burst.
+        for (spent_before, held_us, previous, charged, counts) in [
+            (60, 9_999_999, 0, 60, 30),
+            (300, 9_000_000, 0, 100, 50),
+            (60, 9_000_000, 970, 30, 15),
+            (60, 10_000_000, 0, 0, 0),
+            (60, 8_999_999, 0, 0, 0),
+        ] {
+            let mut key = sliding(previous * 1_000_000, 0);
+            let less = key.charge_window_before(&entry(spent_before, held_us), 100_000_000);
+            assert_eq!(key.previous, (previous + charged) * 1_000_000, "of {spent_before}");
+            assert_eq!(less, (charged - counts) * 1_000_000, "of {spent_before}");
+        }
+    }
 
     /// What each of many windows pays was more than 64 bits hold, and came out as a debt.
     #[test]

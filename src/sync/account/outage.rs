@@ -19,29 +19,6 @@ impl Account {
         true
     }
 
-    /// Notes what was spent in a sliding window that ends, and stops its refill.
-    pub(super) fn close_window_by(&mut self, now: Timestamp) {
-        if now < self.lease.window_closes() {
-            return;
-        }
-        if now <= self.lease.window_ends {
-            self.collect(now, false);
-            self.spending.unsent.spent_before = self.spending.unsent.spent;
-        }
-        self.stop_refill(now);
-        self.lease.window_ends = Timestamp::NEVER;
-    }
-
-    /// Stops the refill that a sliding window has leased, and leaves the tokens as they are.
-    pub(super) fn stop_refill(&mut self, now: Timestamp) {
-        if self.lease.rate() > 0 && self.policy.is_none() {
-            let owed = self.bucket.stop_refill(now, self.lease.ends, self.scale.token);
-            self.lease.remainder = owed;
-            self.spending.owes |= owed < 0;
-            self.lease.is_refill_stopped = true;
-        }
-    }
-
     /// Puts the limit's outage policy in force. All leases of the key have ended, so that no node has its
     /// refill since. `nodes` is the number of nodes that share the limit. Returns the tokens that are
     /// lent from the last view.

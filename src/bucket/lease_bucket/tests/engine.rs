@@ -23,6 +23,35 @@ fn engine_reads_held_tokens_pending_tokens_and_demand_without_collecting_them() 
 }
 
 #[test]
+fn refill_that_is_stopped_leaves_its_tokens_for_longer() {
+    let bucket = leased(lease(1, 10, 3_500), 0);
+    assert!(!take(&bucket, 1, at(3_500)), "until the engine has seen to it");
+    assert_eq!(bucket.stop_refill(at(3_600), at(1_000_000), UNIT), 0);
+    assert!(take(&bucket, 1, at(900_000)));
+    assert_eq!(bucket.held_and_pending(), (2, 1), "three flowed in by the end, and no more");
+    assert!(take(&bucket, 2, at(999_999)) && !take(&bucket, 1, at(999_999)));
+    let bucket = leased(lease(1, 10, 3_500), 5);
+    bucket.stop_refill(at(1_000), at(1_000_000), UNIT);
+    assert!(!take(&bucket, 7, at(500_000)) && take(&bucket, 6, at(500_000)));
+    assert!(!take(&bucket, 1, at(1_000_000)), "the lease has ended");
+}
+
+#[test]
+fn token_is_overdrawn_beyond_the_end_of_refill_only_where_the_tokens_live_on() {
+    let overdrawn = Lease { overdraw: 32, ..lease(1, 10, 2_600) };
+    for outlives_refill in [false, true] {
+        let bucket = leased(Lease { outlives_refill, ..overdrawn }, 0);
+        assert_eq!(
+            [2_000, 2_000, 2_599].map(|us| take(&bucket, 1, at(us))),
+            [true, true, outlives_refill]
+        );
+        let owed = bucket.stop_refill(at(2_600), at(1_000_000), UNIT);
+        assert_eq!(owed, if outlives_refill { -400 } else { 0 });
+        assert_eq!(bucket.held_and_pending(), (0, 2 + u64::from(outlives_refill)));
+    }
+}
+
+#[test]
 fn surplus_of_large_costs_is_collected_once() {
     let bucket = of_ten_tokens();
     for cost in [1, 3, 5] {

@@ -1,0 +1,132 @@
+//! What happens to a key at the end of a sliding window: leased refill ends, tokens live on.
+
+use super::Account;
+use crate::quota::Scale;
+use crate::time::Timestamp;
+
+impl Account {
+    /// Notes what was spent in a sliding window that ends, and stops its refill.
+    pub(super) fn close_window_by(&mut self, now: Timestamp) {
+        if now < self.lease.window_closes() {
+            return;
+        }
+        if now <= self.lease.window_ends {
+            self.collect(now, false);
+            self.spending.unsent.spent_before = self.spending.unsent.spent;
+        }
+        self.stop_refill(now);
+        self.lease.window_ends = Timestamp::NEVER;
+    }
+
+    /// Stops the refill that a sliding window has leased, and leaves the tokens as they are.
+    pub(super) fn stop_refill(&mut self, now: Timestamp) {
+        if self.lease.rate() > 0 && self.policy.is_none() {
+            let owed = self.bucket.stop_refill(now, self.lease.ends, self.scale.token);
+            self.lease.remainder = owed;
+            self.spending.owes |= owed < 0;
+            self.lease.is_refill_stopped = true;
+        }
+    }
+
+    /// The quota as the store has it.
+    pub(super) fn stored_scale(&self) -> Scale {
+        self.quota.stored(self.scale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::{Account, Cluster};
+    use super::*;
+    use crate::algorithm::SlidingWindow;
+    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, Table};
+    use crate::limit::{Limit, Terms};
+    use crate::sync::message::{Entry, Given};
+
+    /// When the store answered, by its clock: half a second before the end of a window.
+    const STAMP_US: i64 = 10_500_000;
+
+    fn at(us: u64) -> Timestamp {
+        Timestamp::from_micros(us)
+    }
+
+    /// An account of a window of 1000 tokens a second that was given 10 tokens and half of the refill at 1 ms.
+    fn leased() -> (Account, Terms) {
+        let terms = Limit::new("x", SlidingWindow::per_second(1000)).credit(0);
+        let terms = terms.validate_hybrid(1).unwrap();
+        let budget = Arc::new(KeyBudget::new(10, 1));
+        let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
+        let bucket = BucketRef::new(&table, table.pin(b"key", 0));
+        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        let mut account = Account::new(bucket, b"key"[..].into(), 0, cluster, &terms, at(1_000));
+        let entry = account.report(&"x".into(), &terms, at(1_000), false);
+        account.end_report();
+        let given = Given {
+            tokens: 10,
+            rate: terms.scale.rate / 2,
+            depth: 100,
+            stamp_us: STAMP_US,
+            life_us: 2_000_000,
+            ..Given::default()
+        };
+        account.install(&given, &entry, at(1_000), at(1_000), &terms);
+        (account, terms)
+    }
+
+    fn spend(account: &Account, terms: &Terms, tokens: u32, us: u64) -> bool {
+        let ask = Ask { cost: tokens, scale: terms.scale, first_credit: 0, can_wait: false };
+        account.bucket.decide(ask, at(us)).is_allowed()
+    }
+
+    fn report(account: &mut Account, terms: &Terms, us: u64) -> Entry {
+        account.report(&"x".into(), terms, at(us), false)
+    }
+
+    #[test]
+    fn refill_of_a_sliding_window_ends_with_it_and_what_was_spent_before_is_told() {
+        let (mut account, terms) = leased();
+        let closes = account.lease.window_closes();
+        assert!((497_000..=499_000).contains(&closes.as_micros()), "{closes:?}");
+        assert_eq!(account.lease_ends(), Some(closes));
+        assert!(spend(&account, &terms, 60, 400_000));
+        assert!(!account.end_lease(closes), "its tokens live on");
+        assert!(account.lease_ends() > Some(at(1_500_000)));
+        // 10 tokens, and refill up to the depth of 100, of which 60 are spent.
+        assert!(spend(&account, &terms, 30, 1_500_000));
+        assert!(!spend(&account, &terms, 100, 1_500_000));
+        let entry = report(&mut account, &terms, 1_500_000);
+        assert_eq!((entry.spent, entry.spent_before), (90, 60));
+        assert_eq!((entry.held.rate, entry.back_rate), (0, terms.scale.rate / 2));
+        assert_eq!(account.spending.unsent.spent_before, 0, "it is told once");
+    }
+
+    #[test]
+    fn window_end_that_is_noticed_too_late_tells_nothing_of_what_was_spent_before() {
+        let (mut account, terms) = leased();
+        assert!(spend(&account, &terms, 60, 400_000));
+        assert!(!account.end_lease(at(501_000)));
+        assert!(!spend(&account, &terms, 100, 900_000), "nothing flows in any more");
+        let entry = report(&mut account, &terms, 900_000);
+        assert_eq!((entry.spent, entry.spent_before, entry.held.rate), (60, 0, 0));
+    }
+
+    #[test]
+    fn refill_that_is_answered_after_its_window_does_not_flow() {
+        let (mut account, terms) = leased();
+        let held = account.lease.held;
+        let entry = report(&mut account, &terms, 400_000);
+        account.end_report();
+        // As if all of it were in use.
+        let entry = Entry { held, back_rate: 0, back_depth: 0, ..entry };
+        let stamp_us = STAMP_US + 400_000;
+        let given = Given { stamp_us, life_us: 2_000_000, depth: 100, ..Given::default() };
+        account.install(&given, &entry, at(400_000), at(600_000), &terms);
+        assert_eq!(account.lease.rate(), 0);
+        let held = account.bucket.held_and_pending().0;
+        assert!(!spend(&account, &terms, held + 1, 1_000_000));
+        let entry = report(&mut account, &terms, 1_000_000);
+        assert_eq!((entry.held.rate, entry.back_rate), (0, terms.scale.rate / 2));
+    }
+}
