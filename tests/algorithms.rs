@@ -779,8 +779,8 @@ fn nodes_that_share_windows_admit_what_one_would_and_without_credit_never_more()
     let cases: [(Rule, f64, [f64; 2]); 9] = [
         (FixedWindow::per_second(200).into(), QUIET, [98.0, 99.0]),
         (FixedWindow::per_second(200).into(), BUSY, [99.0, 99.0]),
-        (SlidingWindow::per_second(200).into(), QUIET, [95.0, 98.0]),
-        (SlidingWindow::per_second(200).into(), BUSY, [91.0, 94.0]),
+        (SlidingWindow::per_second(200).into(), QUIET, [97.0, 98.0]),
+        (SlidingWindow::per_second(200).into(), BUSY, [97.5, 98.5]),
         (FixedWindow::new(100, Duration::from_secs(20)).into(), QUIET, [97.0, 99.0]),
         (SlidingWindow::new(100, Duration::from_secs(20)).into(), BUSY, [98.0, 99.0]),
         (SlidingLog::new(200, Duration::from_secs(10)).into(), QUIET, [99.0, 99.0]),

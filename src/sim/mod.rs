@@ -1,6 +1,7 @@
 //! A seeded discrete-event world around the unchanged buckets, engine and store model: only clock,
 //! transport and random source come from outside. The same seed gives the same run.
 
+mod algorithm;
 mod arrival;
 mod clock;
 mod cold;
@@ -24,6 +25,7 @@ mod world;
 mod worst_case;
 pub mod write_behind;
 
+pub use algorithm::Algorithm;
 pub use outcome::Outcome;
 pub use run::{play, run};
 pub use setup::{Form, LATE_MAX_US, Network, Policy, ServiceTime, Setup, Traffic};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::algorithm::Algorithm;
 use super::cold;
 use super::faults::OUTAGE_SECONDS;
 use super::figures::{Figures, SLOT_US};
@@ -58,6 +59,8 @@ const TOKENS_MIN: f64 = 1000.0;
 pub struct Cell {
     /// What is offered.
     pub load: Load,
+    /// The limit's algorithm.
+    pub algorithm: Algorithm,
     /// Rate and burst of each key.
     pub quota: Quota,
     /// Nodes.
@@ -147,6 +150,20 @@ impl Cell {
         offered * self.seconds() * (1.0 + f64::from(self.nodes) / 20.0)
     }
 
+    /// The cell with another algorithm; `None` where that is not one for it: with windows shorter than 20 ticks, or 100 of a
+    /// log, or where the store's clock steps, by which windows are judged.
+    #[must_use]
+    pub fn with_algorithm(self, algorithm: Algorithm) -> Option<Self> {
+        let ticks = match algorithm {
+            Algorithm::TokenBucket => return Some(Self { algorithm, ..self }),
+            Algorithm::FixedWindow | Algorithm::SlidingWindow => 20,
+            Algorithm::SlidingLog => 100,
+        };
+        let fits = Algorithm::window(&self.quota) >= self.interval * ticks
+            && self.load.scenario() != Scenario::StoreBack;
+        fits.then_some(Self { algorithm, ..self })
+    }
+
     fn workload(&self, seed: u64) -> Workload {
         Workload {
             scenario: self.load.scenario(),
@@ -160,7 +177,8 @@ impl Cell {
     }
 
     fn setup(&self, seed: u64) -> Setup {
-        let limit = Limit::new("sweep", self.quota).sync_interval(self.interval);
+        let rule = self.algorithm.rule(&self.quota);
+        let limit = Limit::new("sweep", rule).sync_interval(self.interval);
         let limit = if self.policy == Policy::Strict { limit.credit(0) } else { limit };
         let setup = Setup::new(limit, self.nodes, seed).of_scenario(self.load.scenario());
         Setup { form: self.form, ..setup }
@@ -282,7 +300,9 @@ pub fn cells(policy: Policy, form: Form) -> Vec<Cell> {
         for load in Load::all().into_iter().filter(|load| load.quotas().contains(&quota)) {
             for (nodes, interval_ms) in load.clusters() {
                 let (interval, form) = (Duration::from_millis(interval_ms), load.form(form));
-                let of_policy = |policy| Cell { load, quota, nodes, interval, policy, form };
+                let algorithm = Algorithm::TokenBucket;
+                let of_policy =
+                    |policy| Cell { load, algorithm, quota, nodes, interval, policy, form };
                 cells.extend(load.policies(policy).into_iter().map(of_policy));
             }
         }
@@ -316,7 +336,8 @@ mod tests {
     fn cell(load: Load) -> Cell {
         let (policy, form) = (Policy::Default, Form::Check);
         let interval = Duration::from_millis(50);
-        Cell { load, quota: Quota::per_second(20), nodes: 4, interval, policy, form }
+        let (algorithm, quota) = (Algorithm::TokenBucket, Quota::per_second(20));
+        Cell { load, algorithm, quota, nodes: 4, interval, policy, form }
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
-use tidegate::sim::{Form, Network, Policy, Setup};
-use tidegate::{ConfigError, FixedWindow, Limit, Rule, SlidingLog, SlidingWindow};
+use tidegate::sim::{Algorithm, Form, Network, Policy, Setup};
+use tidegate::{ConfigError, Limit};
 
 use crate::output;
 use crate::trace::{Trace, TraceError};
@@ -111,50 +111,13 @@ pub(crate) struct TraceFlags {
     pub(crate) speed: f64,
 }
 
-/// An algorithm that nodes lease.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Algorithm {
-    #[default]
-    TokenBucket,
-    FixedWindow,
-    SlidingWindow,
-    SlidingLog,
-}
-
-impl Algorithm {
-    /// What people call it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::TokenBucket => "token bucket",
-            Self::FixedWindow => "fixed window",
-            Self::SlidingWindow => "sliding window",
-            Self::SlidingLog => "sliding log",
-        }
-    }
-
-    /// Its rule, with these tokens at once and this rate.
-    pub(crate) fn rule(self, rate: Rate, burst: u64) -> Rule {
-        let quota = rate.quota();
-        let period_us =
-            u128::from(burst) * quota.period().as_micros() / u128::from(quota.tokens().max(1));
-        let period = Duration::from_micros(u64::try_from(period_us).unwrap_or(u64::MAX));
-        match self {
-            Self::TokenBucket => quota.burst(burst).into(),
-            Self::FixedWindow => FixedWindow::new(burst, period).into(),
-            Self::SlidingWindow => SlidingWindow::new(burst, period).into(),
-            Self::SlidingLog => SlidingLog::new(burst, period).into(),
-        }
-    }
-}
-
 /// The limit, and who asks for what when.
 #[derive(Args)]
 pub(crate) struct LoadFlags {
     #[command(flatten)]
     pub(crate) cluster: ClusterFlags,
     /// The algorithm. A window has the burst's tokens, and lasts as long as the rate takes for them
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, default_value = Algorithm::TokenBucket.name(), value_parser = algorithm_parser())]
     pub(crate) algorithm: Algorithm,
     /// Offered load as a multiple of the rate, instead of the scenario's own
     #[arg(long, conflicts_with = "trace")]
@@ -214,6 +177,11 @@ where
 /// Reads a policy by its name.
 pub(crate) fn policy_parser() -> impl TypedValueParser<Value = Policy> {
     one_of(Policy::ALL.map(Policy::name))
+}
+
+/// Reads an algorithm by its name.
+pub(crate) fn algorithm_parser() -> impl TypedValueParser<Value = Algorithm> {
+    one_of(Algorithm::ALL.map(Algorithm::name))
 }
 
 /// Reads a form by its name.
@@ -287,7 +255,7 @@ pub(crate) struct LimitSpec {
 
 impl LimitSpec {
     pub(crate) fn limit(&self) -> Limit {
-        let limit = Limit::new("demo", self.algorithm.rule(self.rate, self.burst));
+        let limit = Limit::new("demo", self.algorithm.rule(&self.rate.quota().burst(self.burst)));
         let synced = match self.accuracy {
             Some(excess) => limit.accuracy(excess),
             None => limit.sync_interval(Duration::from_micros(self.interval_us)),

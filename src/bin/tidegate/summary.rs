@@ -1,10 +1,10 @@
 //! What a run tells at its end, whether it was played for real or simulated.
 
 use serde::Serialize;
-use tidegate::sim::Traffic;
 use tidegate::sim::figures::{Figures, SLOT_US};
+use tidegate::sim::{Algorithm, Traffic};
 
-use crate::flags::{Algorithm, LoadFlags};
+use crate::flags::LoadFlags;
 use crate::output::{self, OutputError};
 use crate::trace::Trace;
 use crate::values::{Part, Rate};
@@ -127,7 +127,7 @@ impl Summary {
             (_, Some(accuracy)) => format!("by accuracy, {accuracy}% of the burst"),
             (interval_ms, None) => format!("each {} ms", interval_ms.unwrap_or_default()),
         };
-        let (algorithm, burst) = (self.algorithm.name(), count(self.burst));
+        let (algorithm, burst) = (self.algorithm.name().replace('-', " "), count(self.burst));
         format!("{algorithm}, {rate}, burst {burst}, sync {sync}")
     }
 }

@@ -7,13 +7,13 @@ use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use tidegate::sim::sweep::{Cell, CellFigures, Load, Miss, cells, waited_mean_target};
-use tidegate::sim::{Form, Policy};
+use tidegate::sim::{Algorithm, Form, Policy};
 use tidegate::{ConfigError, Quota};
 
 use self::table::Table;
 use crate::flags::{
-    InputError, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX, form_parser, policy_help, policy_parser,
-    validate_form,
+    InputError, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX, algorithm_parser, form_parser,
+    policy_help, policy_parser, validate_form,
 };
 use crate::output::{self, OutputError};
 use crate::progress;
@@ -59,6 +59,10 @@ pub(crate) struct Options {
     #[arg(long, default_value = Form::Check.name(), value_parser = form_parser(),
           hide_possible_values = true)]
     form: Form,
+    /// The algorithm of all cells. A window has the burst's tokens, and lasts as long as the rate takes for them: cells
+    /// whose windows are shorter than 20 ticks, or 100 of a log, are left out, and so is store_back
+    #[arg(long, default_value = Algorithm::TokenBucket.name(), value_parser = algorithm_parser())]
+    algorithm: Algorithm,
     /// Only these scenarios, such as under,herd
     #[arg(long, value_delimiter = ',', long_help = scenario_help(),
           value_parser = scenario_parser(), hide_possible_values = true)]
@@ -109,7 +113,8 @@ given.
 Examples:
   tidegate sweep --scenario herd --rate 20/s --nodes 4 --seeds 1
   tidegate sweep --scenario under,herd --rate 100/s --nodes 4,20 --interval 50ms --seeds 1
-  tidegate sweep --scenario herd --rate 20/s --nodes 4 --policy default,strict --seeds 1";
+  tidegate sweep --scenario herd --rate 20/s --nodes 4 --policy default,strict --seeds 1
+  tidegate sweep --algorithm sliding-window --scenario under,over_uniform --interval 50ms --seeds 1";
 
 fn scenario_help() -> String {
     let mut names: Vec<&str> = Load::all().into_iter().map(Load::row).collect();
@@ -144,6 +149,7 @@ struct Report {
     #[serde(skip)]
     cell: Cell,
     limit: String,
+    algorithm: Algorithm,
     /// A second, whatever the period.
     rate: f64,
     burst: u64,
@@ -165,6 +171,7 @@ impl Report {
         Self {
             cell,
             limit: quota_name(&cell.quota),
+            algorithm: cell.algorithm,
             rate: cell.quota.tokens_per_second(),
             burst: cell.quota.burst_tokens(),
             nodes: cell.nodes,
@@ -280,6 +287,13 @@ impl Options {
         let mut wanted = filter::wanted(self, &all)?;
         // The strict ones are told apart below.
         wanted.retain(|cell| cell.policy == Policy::Default);
+        let wanted: Vec<Cell> =
+            wanted.into_iter().filter_map(|cell| cell.with_algorithm(self.algorithm)).collect();
+        if wanted.is_empty() {
+            let wanted = format!("--algorithm {}", self.algorithm.name());
+            let known = "all windows are shorter than 20 ticks, or 100 of a log".to_owned();
+            return Err(SweepError::NoCell { wanted, known });
+        }
         let of_cell = |cell: Cell| {
             let mut policies: Vec<Policy> = Vec::new();
             for policy in self.policy.iter().flat_map(|&policy| cell.load.policies(policy)) {

@@ -7,13 +7,13 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tidegate::ConfigError;
-use tidegate::sim::{Form, Network, Policy, Worst};
+use tidegate::sim::{Algorithm, Form, Network, Policy, Worst};
 
 use self::choice::Bounds;
 use self::measure::{INTERVALS_MS, Point, SCENARIOS, STORE_CALL_US, STORE_KEY_US, Way};
 use crate::flags::{
-    Algorithm, ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT,
-    THREADS_MAX, TraceFlags, seed_range,
+    ClusterFlags, ClusterSpec, InputError, LimitSpec, SEEDS_MAX, THREADS_DEFAULT, THREADS_MAX,
+    TraceFlags, algorithm_parser, seed_range,
 };
 use crate::output::{self, OutputError};
 use crate::progress;
@@ -47,6 +47,7 @@ const EXAMPLES: &str = "\
 Examples:
   tidegate tune --nodes 4 --rate 50/s --burst 50 --seeds 1
   tidegate tune --nodes 4 --rate 20/s --burst 20 --seeds 1 --max-excess 5% --min-ideal 90%
+  tidegate tune --algorithm fixed-window --nodes 4 --rate 50/s --burst 100 --seeds 1
   tidegate tune --trace examples/traces/small.log --speed 2000 --rate 5/s --burst 10 --seeds 1
 
 The exit status is 1 if no choice keeps to what is tolerated.";
@@ -57,6 +58,9 @@ The exit status is 1 if no choice keeps to what is tolerated.";
 pub(crate) struct Options {
     #[command(flatten)]
     cluster: ClusterFlags,
+    /// The algorithm. A window has the burst's tokens, and lasts as long as the rate takes for them
+    #[arg(long, default_value = Algorithm::TokenBucket.name(), value_parser = algorithm_parser())]
+    algorithm: Algorithm,
     /// Round trip between node and store
     #[arg(long, default_value = "1ms", value_parser = duration, allow_hyphen_values = true)]
     rtt: Duration,
@@ -116,7 +120,7 @@ impl Options {
         let interval_us = interval_ms * 1000;
         ClusterSpec {
             limit: LimitSpec {
-                algorithm: Algorithm::TokenBucket,
+                algorithm: self.algorithm,
                 rate,
                 burst,
                 interval_us,
@@ -150,7 +154,13 @@ impl Options {
             || SCENARIOS.map(tidegate::sim::workload::Scenario::name).join(", "),
             |file| format!("trace {}", file.display()),
         );
-        format!("{nodes} nodes, {rate}, burst {burst}, round trip {rtt:?}: worst of {load}")
+        let algorithm = match self.algorithm {
+            Algorithm::TokenBucket => String::new(),
+            windows => windows.name().replace('-', " ") + ", ",
+        };
+        format!(
+            "{algorithm}{nodes} nodes, {rate}, burst {burst}, round trip {rtt:?}: worst of {load}"
+        )
     }
 }
 
@@ -194,6 +204,7 @@ impl Row {
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     schema_version: u32,
+    algorithm: Algorithm,
     nodes: u16,
     /// Tokens in a period.
     rate: u64,
@@ -287,6 +298,7 @@ fn report<'a>(
     let reason = choice::reason(points, &bounds, options.longest_tick_s()?);
     Ok(Report {
         schema_version: SCHEMA_VERSION,
+        algorithm: options.algorithm,
         nodes: options.cluster.nodes,
         rate: options.cluster.rate.tokens,
         period_s: options.cluster.rate.period_s,

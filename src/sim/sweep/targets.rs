@@ -309,7 +309,8 @@ mod tests {
     fn cell(scenario: Scenario, quota: Quota, nodes: u16) -> Cell {
         let (policy, form) = (Policy::Default, Form::Check);
         let interval = Duration::from_millis(50);
-        Cell { load: Load::Scenario(scenario), quota, nodes, interval, policy, form }
+        let algorithm = Algorithm::TokenBucket;
+        Cell { load: Load::Scenario(scenario), algorithm, quota, nodes, interval, policy, form }
     }
 
     /// As good as can be: nothing to complain about in any cell.

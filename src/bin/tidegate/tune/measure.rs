@@ -4,7 +4,7 @@ use indicatif::ProgressBar;
 use tidegate::ConfigError;
 use tidegate::sim::faults::{Fault, Planned, of_scenario};
 use tidegate::sim::workload::{Arrival, Scenario, Workload};
-use tidegate::sim::{Form, Policy, Worst};
+use tidegate::sim::{Algorithm, Form, Policy, Worst};
 
 use super::Options;
 use crate::threads::on_threads;
@@ -175,7 +175,10 @@ pub(crate) fn points(
     let worst = Worst::NONE;
     let at_intervals =
         |way| INTERVALS_MS.map(|interval_ms| Point { way, interval_ms, worst, faulty: None });
-    let mut points: Vec<Point> = Way::ALL.into_iter().flat_map(at_intervals).collect();
+    // The usual way counts up to a token bucket's burst.
+    let is_bucket = options.algorithm == Algorithm::TokenBucket;
+    let ways = Way::ALL.into_iter().filter(|way| is_bucket || way.is_on_offer());
+    let mut points: Vec<Point> = ways.flat_map(at_intervals).collect();
     let seeds = options.seed..=options.seed.saturating_add(options.seeds - 1);
     let mut runs = Vec::new();
     for (point, Point { way, .. }) in points.iter().enumerate() {
