@@ -8,7 +8,7 @@ use crate::algorithm::Rule;
 use crate::driver::clock::TimeSource;
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
-use crate::driver::setup::{DriverParts, Senders};
+use crate::driver::setup::DriverParts;
 use crate::driver::{Driver, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
@@ -202,7 +202,7 @@ impl Builder {
             time: self.time,
             listeners: self.listeners,
         };
-        let (driver, Senders { commands, queries }) = Driver::new(parts)?;
+        let (driver, senders) = Driver::new(parts)?;
         let node = driver.node.clone();
         #[cfg(feature = "metrics")]
         let labels = crate::metrics::limiter_labels(self.name.as_deref());
@@ -214,8 +214,7 @@ impl Builder {
         let shared = Shared {
             node,
             waiting,
-            commands,
-            queries,
+            driver: senders,
             secret: KeySecret::new(self.key_secret.as_deref().unwrap_or_default()),
             #[cfg(all(feature = "metrics", feature = "tower"))]
             labels,
@@ -228,20 +227,7 @@ impl Builder {
         let is_alone = self.store.is_none() || limit.mode == Mode::Local;
         let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
         let uncounted = self.max_nodes.unwrap_or(if is_memory { 1 } else { DEFAULT_MAX_NODES });
-        let mut terms = match limit.mode {
-            Mode::Exact => limit.validate_exact(uncounted)?,
-            _ if is_alone => limit.validate_local()?,
-            Mode::Local | Mode::Hybrid => limit.validate_hybrid(uncounted)?,
-        };
-        if is_alone {
-            (terms.mode, terms.share) = (Mode::Local, None);
-        }
-        if let Some(nodes) = self.max_nodes {
-            limit.validate_credit(&terms, nodes)?;
-        }
-        terms.credit_rule.uncounted = uncounted;
-        terms.credit = terms.credit_rule.at(None);
-        Ok(terms)
+        limit.validate_on_node(is_alone, self.max_nodes, uncounted)
     }
 
     fn validate(&self) -> Result<(), ConfigError> {

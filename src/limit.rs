@@ -308,6 +308,30 @@ impl Limit {
         self.terms(self.quota().scale(&self.name)?)
     }
 
+    /// The numbers of the limit on a node, which `is_alone` without a store, or keeps it to itself. `nodes` share it; where
+    /// that is not known, `uncounted` do until the store has counted them.
+    pub(crate) fn validate_on_node(
+        &self,
+        is_alone: bool,
+        nodes: Option<u32>,
+        uncounted: u32,
+    ) -> Result<Terms, ConfigError> {
+        let mut terms = match self.mode {
+            Mode::Exact => self.validate_exact(uncounted)?,
+            _ if is_alone => self.validate_local()?,
+            Mode::Local | Mode::Hybrid => self.validate_hybrid(uncounted)?,
+        };
+        if is_alone {
+            (terms.mode, terms.share) = (Mode::Local, None);
+        }
+        if let Some(nodes) = nodes {
+            self.validate_credit(&terms, nodes)?;
+        }
+        terms.credit_rule.uncounted = uncounted;
+        terms.credit = terms.credit_rule.at(None);
+        Ok(terms)
+    }
+
     /// The limit's numbers, where leases are counted in these units.
     fn terms(&self, scale: Scale) -> Result<Terms, ConfigError> {
         let invalid = |field, value: String, reason| {

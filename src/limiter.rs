@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::algorithm::Rule;
 use crate::bound::Excess;
@@ -13,9 +13,10 @@ use crate::bucket::{
     Table, TableBucket, Verdict,
 };
 use crate::decision::{Decision, Held, Source};
+use crate::driver::setup::Senders;
 use crate::driver::{
-    AloneBuckets, Buckets, Command, LimitState, LocalBuckets, NodeState, PinnedKey, Query,
-    StoreAnswer, StoreQuery, Wish,
+    AloneBuckets, Buckets, LimitState, LocalBuckets, NodeState, PinnedKey, Query, StoreAnswer,
+    StoreQuery, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
@@ -54,8 +55,7 @@ impl fmt::Debug for Limiter {
 /// What all handles share.
 pub(crate) struct Shared {
     pub(crate) node: Arc<NodeState>,
-    pub(crate) commands: mpsc::UnboundedSender<Command>,
-    pub(crate) queries: mpsc::UnboundedSender<Query>,
+    pub(crate) driver: Senders,
     /// What keys are hashed with.
     pub(crate) secret: KeySecret,
     /// Callers who wait, for each limit.
@@ -126,13 +126,9 @@ impl Limiter {
 }
 
 impl Shared {
-    /// Sends a command and waits for its answer; the driver minds the deadline, so that this
-    /// works on any runtime. `None` if the driver has ended.
+    /// Whether the wish came true in time; `None` if the driver has ended.
     async fn ask(&self, wish: Wish, within: Duration) -> Option<bool> {
-        let (done, answer) = oneshot::channel();
-        let deadline = self.node.time.now().plus_micros(micros(within));
-        self.commands.send(Command { wish, deadline, done }).ok()?;
-        answer.await.ok()
+        self.driver.ask(wish, self.node.time.now().plus_micros(micros(within))).await
     }
 }
 
@@ -530,8 +526,8 @@ impl Handle {
         let LimitState { clock, terms, buckets, .. } = &*self.limit.state;
         let (done, answer) = oneshot::channel();
         let query = StoreQuery { key: self.key.clone(), cost, within_us: terms.max_wait_us, done };
-        let is_sent =
-            terms.max_wait_us > 0 && self.limit.shared.queries.send(Query::Sure(query)).is_ok();
+        let is_sent = terms.max_wait_us > 0
+            && self.limit.shared.driver.queries.send(Query::Sure(query)).is_ok();
         let answer = if is_sent { answer.await.ok() } else { None };
         let (Some(StoreAnswer { allowed, sure }), Buckets::Leased(table)) = (answer, buckets)
         else {

@@ -52,6 +52,8 @@
 //! Counters for demand and metrics publish nothing, and are `Relaxed`. A denial that is counted while the engine
 //! collects can wait for the next one to be noticed.
 
+use std::time::Duration;
+
 use super::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use super::notifications::{News, Urgency};
 use super::spend_result::{Ask, SpendResult, Verdict};
@@ -66,7 +68,7 @@ mod engine_side;
 mod refill;
 
 pub(crate) use engine_side::{Collected, Lease};
-pub(crate) use refill::UNLIMITED_RATE;
+pub(crate) use refill::{OUTLIVES_REFILL, UNLIMITED_RATE};
 
 /// Denied tokens are counted up to about this number between two collections.
 const MAX_DENIED: u32 = 1 << 31;
@@ -121,7 +123,9 @@ pub(crate) struct LeaseBucket {
     /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
     surplus: AtomicU32,
     /// Whether the engine closed its account of the key after more than one request. It is kept longer.
-    is_seen_often: AtomicU32,
+    is_seen_often: AtomicU16,
+    /// For so many milliseconds after the store's last word the node knows that it has nothing. Written by the engine.
+    is_empty_for_ms: AtomicU16,
 }
 
 #[cfg(not(tidegate_models))]
@@ -173,8 +177,7 @@ impl LeaseBucket {
     /// Whether the lease lives, and refill cannot have filled the bucket by now.
     #[inline(never)]
     fn is_below_depth(&self, word: TokenWord, now: Timestamp, unit: i64) -> bool {
-        let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
-        is_live && !self.may_be_full(word, now, unit)
+        self.is_live(now) && !self.may_be_full(word, now, unit)
     }
 
     /// Denies one token if refill is leased and has not earned a token, and the engine has been notified of denials.
@@ -183,8 +186,7 @@ impl LeaseBucket {
     /// Cost: 12 loads, five of them for view and refill, and one atomic addition.
     #[inline(always)]
     pub(crate) fn deny(&self, word: TokenWord, now: Timestamp, unit: i64) -> Option<SpendResult> {
-        let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
-        if !word.is_empty() || !is_live || !self.lacks_one(now, unit) {
+        if !word.is_empty() || !self.is_live(now) || !self.lacks_one(now, unit) {
             return None;
         }
         if !self.is_notified() || self.denied.load(Ordering::Relaxed) >= MAX_DENIED {
@@ -206,7 +208,7 @@ impl LeaseBucket {
         let (mut has_minted, mut is_overdrawn) = (false, false);
         loop {
             let word = self.load_in(seen.epoch())?;
-            let is_live = now.as_micros() < self.ends_us.load(Ordering::Acquire);
+            let is_live = self.is_live(now);
             if is_live && !has_minted && self.may_be_full(word, now, unit) {
                 now = time.precise();
                 has_minted = true;
@@ -227,13 +229,14 @@ impl LeaseBucket {
                 }
             }
             let asks = lacking > 0 && can_wait && !word.is_policy();
-            if asks && !self.knows_all(is_live, cost) {
+            if asks && !self.knows_all(is_live, cost, now) {
                 return Some(self.result(Verdict::Unsure, false, tokens));
             }
             if asks || lacking > self.usable_credit(word, now) {
                 fence(Ordering::Acquire);
                 self.load_in(seen.epoch())?;
-                return Some(self.count_denied(word, cost, tokens, is_live));
+                let is_sure = asks || self.has_refill(is_live) && !word.is_policy();
+                return Some(self.count_denied(cost, tokens, is_sure));
             }
             if let Some(result) = self.try_spend(word, cost, tokens, is_live, is_overdrawn) {
                 return Some(result);
@@ -256,7 +259,8 @@ impl LeaseBucket {
         // is not given to another key.
         let does_spill = word.pending() + cost > MAX_PENDING;
         if does_spill && !self.try_begin_spill() {
-            return Some(self.count_denied(word, cost, tokens, is_live));
+            let is_sure = self.has_refill(is_live) && !word.is_policy();
+            return Some(self.count_denied(cost, tokens, is_sure));
         }
         let spent = if does_spill {
             let credit = word.credit() - from_credit;
@@ -285,18 +289,22 @@ impl LeaseBucket {
         Some(SpendResult { news, ..allowed })
     }
 
-    /// Counts a denial. Without a lease the store may have more than this node knows of, so it is not sure.
-    fn count_denied(&self, word: TokenWord, cost: u32, left: u32, is_live: bool) -> SpendResult {
+    /// Counts a denial. Where nothing flows in, the store may have more than this node knows of, so it is not sure.
+    fn count_denied(&self, cost: u32, left: u32, is_sure: bool) -> SpendResult {
         // The sum must not wrap: beyond the maximum the limit counts the request.
         let is_uncounted = self.denied.load(Ordering::Relaxed) >= MAX_DENIED;
         let counted = if is_uncounted { 0 } else { cost };
         let before = self.denied.fetch_add(counted, Ordering::Relaxed);
         // The engine learns of a cost if it is more than all that was denied before: a few times between collections.
         let refused = if cost > 1 && before < cost { cost } else { 0 };
-        let is_sure = self.has_refill(is_live) && !word.is_policy();
         let news = News { refused, ..self.notify(Urgency::Now) };
         let denied = self.result(Verdict::Denied, is_sure, left);
         SpendResult { is_uncounted, news, ..denied }
+    }
+
+    #[inline(always)]
+    fn is_live(&self, now: Timestamp) -> bool {
+        now.as_micros() < self.ends_us.load(Ordering::Acquire)
     }
 
     /// Gives first credit to a key that is full as far as this node knows: the engine has no account of it, nothing
@@ -319,9 +327,11 @@ impl LeaseBucket {
     }
 
     /// Whether the node knows that the store has nothing for a request of this cost.
-    fn knows_all(&self, is_live: bool, cost: u32) -> bool {
-        let there = i64::from(self.view_tokens.load(Ordering::Relaxed));
-        self.has_refill(is_live) && there < ASK_TIMES * i64::from(cost)
+    fn knows_all(&self, is_live: bool, cost: u32, now: Timestamp) -> bool {
+        let (view, _) = self.view_and_refill();
+        let empty_for = Duration::from_millis(self.is_empty_for_ms.load(Ordering::Relaxed).into());
+        let is_known = self.has_refill(is_live) || view.age(now).is_some_and(|age| age < empty_for);
+        is_known && view.tokens() < ASK_TIMES * i64::from(cost)
     }
 
     /// Whether refill is leased. Then the node knows all that it can have.
@@ -401,7 +411,7 @@ impl LeaseBucket {
     /// Turns what has flowed in into tokens. Returns those that a decision would find at `now`.
     pub(crate) fn mint_tokens(&self, now: Timestamp, unit: i64) -> u32 {
         let word = self.load();
-        if now.as_micros() >= self.ends_us.load(Ordering::Acquire) {
+        if !self.is_live(now) {
             return 0;
         }
         if self.mint(word, now, 0, unit) { self.load().tokens() } else { word.tokens() }
@@ -452,28 +462,21 @@ impl TableBucket for LeaseBucket {
     /// and found that its key was evicted, takes it back.
     fn start(&self, first_credit: u32, is_marked: bool) {
         let (credit, full_at_us) = if is_marked { (0, MARKED) } else { (first_credit, 0) };
-        for (field, value) in [
-            (&self.fast_until_us, 0),
-            (&self.ends_us, 0),
-            (&self.minted_us, u64::MAX),
-            (&self.rate, 0),
-            (&self.credit_from_us, 0),
-            (&self.full_at_us, full_at_us),
-        ] {
-            field.store(value, Ordering::Release);
-        }
-        for field in [
-            &self.low,
-            &self.depth,
-            &self.overdraw,
-            &self.view_ms,
-            &self.denied,
-            &self.surplus,
-            &self.is_seen_often,
-        ] {
-            field.store(0, Ordering::Release);
-        }
+        self.fast_until_us.store(0, Ordering::Release);
+        self.ends_us.store(0, Ordering::Release);
+        self.minted_us.store(u64::MAX, Ordering::Release);
+        self.rate.store(0, Ordering::Release);
+        self.credit_from_us.store(0, Ordering::Release);
+        self.full_at_us.store(full_at_us, Ordering::Release);
+        self.low.store(0, Ordering::Release);
+        self.depth.store(0, Ordering::Release);
+        self.overdraw.store(0, Ordering::Release);
         self.view_tokens.store(0, Ordering::Release);
+        self.view_ms.store(0, Ordering::Release);
+        self.is_empty_for_ms.store(0, Ordering::Release);
+        self.denied.store(0, Ordering::Release);
+        self.surplus.store(0, Ordering::Release);
+        self.is_seen_often.store(0, Ordering::Release);
         self.engine.store(engine_side::NO_ACCOUNT, Ordering::Release);
         let word = TokenWord(self.word.load(Ordering::Relaxed)).reset(credit);
         self.word.store(word.0, Ordering::Release);

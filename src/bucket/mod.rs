@@ -25,7 +25,7 @@ mod window_bucket;
 
 pub(crate) use bucket_ref::BucketRef;
 pub(crate) use key_hash::KeyHasher;
-pub(crate) use lease_bucket::{Collected, Lease, LeaseBucket, UNLIMITED_RATE};
+pub(crate) use lease_bucket::{Collected, Lease, LeaseBucket, OUTLIVES_REFILL, UNLIMITED_RATE};
 pub(crate) use local_bucket::LocalBucket;
 pub(crate) use log_bucket::LogBucket;
 #[cfg(feature = "sim")]

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::clock::{Ticker, TimeSource};
-use super::{Command, Driver, LimitState, Listener, NodeState, Query, log};
+use super::{Command, Driver, LimitState, Listener, NodeState, Query, Wish, log};
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
 use crate::limit::{Limit, Terms};
 use crate::store::AnyStore;
 use crate::sync::{Config, Engine};
-use crate::time::micros;
+use crate::time::{Timestamp, micros};
 
 /// What a driver is built from, all of it validated.
 pub(crate) struct DriverParts<'a> {
@@ -27,8 +27,18 @@ pub(crate) struct DriverParts<'a> {
 
 /// How a limiter reaches its driver.
 pub(crate) struct Senders {
-    pub(crate) commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<Command>,
     pub(crate) queries: mpsc::UnboundedSender<Query>,
+}
+
+impl Senders {
+    /// Sends a command and waits for its answer; the driver minds the deadline, so that this
+    /// works on any runtime. `None` if the driver has ended.
+    pub(crate) async fn ask(&self, wish: Wish, deadline: Timestamp) -> Option<bool> {
+        let (done, answer) = oneshot::channel();
+        self.commands.send(Command { wish, deadline, done }).ok()?;
+        answer.await.ok()
+    }
 }
 
 impl Driver {

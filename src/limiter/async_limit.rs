@@ -221,7 +221,7 @@ impl ActiveLimit {
             ExactRequest { limit: info, rule, key, cost, slot_within_us, is_spent, windows };
         let (done, answer) = oneshot::channel();
         let query = ExactQuery { limit, request, max_wait_us, done };
-        self.shared.queries.send(Query::Exact(query)).ok().map(|()| answer)
+        self.shared.driver.queries.send(Query::Exact(query)).ok().map(|()| answer)
     }
 
     /// What is told of the store's reply.

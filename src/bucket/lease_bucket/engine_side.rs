@@ -1,7 +1,7 @@
 //! The engine's side of a bucket: what it collects, takes back and leases, and its flags.
 //! [`lease_bucket`](super) has the argument and the orderings.
 
-use super::refill::{OUTLIVES_REFILL, UNLIMITED_RATE};
+use super::refill::UNLIMITED_RATE;
 use super::{LeaseBucket, MARKED, TokenWord};
 use crate::bucket::atomic::Ordering;
 use crate::bucket::notifications::{News, Urgency};
@@ -19,33 +19,20 @@ const ACCOUNT_AT: u32 = 2;
 /// The engine has no account of the key, and no flag is set.
 pub(super) const NO_ACCOUNT: u32 = u32::MAX << ACCOUNT_AT;
 
-/// A lease as the bucket applies it: until `ends`, `rate` units flow in each microsecond, up to `depth` tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A lease as the bucket applies it: until `ends`, `rate` units flow in each microsecond, up to `depth` tokens. By default
+/// there is none: nothing flows in, and nothing may be held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) rate: i64,
     pub(crate) depth: u32,
     pub(crate) ends: Timestamp,
     /// The engine is notified when fewer tokens are left.
     pub(crate) low: u32,
-    /// How much of a token may be spent before it has flowed in, in 64ths.
-    pub(crate) overdraw: u8,
-    /// Refill ends then, and the tokens live on: the engine sees to that.
-    pub(crate) outlives_refill: bool,
+    /// How much of a token may be spent before it has flowed in, in 64ths, and
+    /// [`OUTLIVES_REFILL`](super::refill::OUTLIVES_REFILL).
+    pub(crate) overdraw: u32,
     /// The tokens come from an outage policy.
     pub(crate) is_policy: bool,
-}
-
-impl Lease {
-    /// No lease: nothing flows in, nothing may be held.
-    pub(crate) const NONE: Self = Self {
-        rate: 0,
-        depth: 0,
-        ends: Timestamp::ZERO,
-        low: 0,
-        overdraw: 0,
-        outlives_refill: false,
-        is_policy: false,
-    };
 }
 
 /// What [`LeaseBucket::collect`] found.
@@ -155,7 +142,7 @@ impl LeaseBucket {
     ) -> Amended {
         // What a full bucket loses is taken off before the refill is closed and anything more is spent.
         self.mint_tokens(now, unit);
-        let earned = self.close_refill(now, self.has_ended(now));
+        let earned = self.close_refill(now, !self.is_live(now));
         let old_depth = self.depth.load(Ordering::Relaxed);
         self.empty_if_ended(now);
         self.write_lease(lease);
@@ -205,26 +192,29 @@ impl LeaseBucket {
 
     /// Takes the tokens of a lease that has ended out of the word, before another end can be read beside it.
     pub(super) fn empty_if_ended(&self, now: Timestamp) {
-        if self.has_ended(now) {
+        if !self.is_live(now) {
             self.update(|word| word.next_epoch().with_tokens(0));
         }
-    }
-
-    fn has_ended(&self, now: Timestamp) -> bool {
-        now.as_micros() >= self.ends_us.load(Ordering::Relaxed)
     }
 
     pub(super) fn write_lease(&self, lease: Lease) {
         self.rate.store(lease.rate as u64, Ordering::Release);
         self.depth.store(lease.depth, Ordering::Release);
-        let outlives_refill = if lease.outlives_refill { OUTLIVES_REFILL } else { 0 };
-        self.overdraw.store(u32::from(lease.overdraw) | outlives_refill, Ordering::Release);
+        self.overdraw.store(lease.overdraw, Ordering::Release);
         self.ends_us.store(lease.ends.as_micros(), Ordering::Release);
         self.low.store(lease.low.min(MAX_TOKENS), Ordering::Release);
     }
 
-    /// Writes down what the store said at `at`, in tokens, and from when credit may be used.
-    pub(crate) fn set_view(&self, tokens: i64, at: Timestamp, credit_from: Timestamp) {
+    /// Writes down what the store said at `at`, in tokens, for how many milliseconds the node knows that it is nothing,
+    /// and from when credit may be used.
+    pub(crate) fn set_view(
+        &self,
+        tokens: i64,
+        at: Timestamp,
+        empty_for_ms: u16,
+        credit_from: Timestamp,
+    ) {
+        self.is_empty_for_ms.store(empty_for_ms, Ordering::Relaxed);
         self.credit_from_us.store(credit_from.as_micros(), Ordering::Relaxed);
         let tokens = tokens.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
         self.view_tokens.store(tokens, Ordering::Relaxed);

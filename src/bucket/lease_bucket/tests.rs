@@ -30,7 +30,7 @@ fn new(credit: u32) -> LeaseBucket {
 
 /// `rate` units in a microsecond: 1 is a token in a millisecond.
 fn lease(rate: i64, depth: u32, ends_us: u64) -> Lease {
-    Lease { rate, depth, ends: at(ends_us), ..Lease::NONE }
+    Lease { rate, depth, ends: at(ends_us), ..Lease::default() }
 }
 
 /// A bucket with a lease from time 0 on, and tokens.
@@ -320,12 +320,12 @@ fn unsure_decision_is_not_counted_as_denied() {
 #[test]
 fn caller_that_can_wait_is_not_denied_while_the_store_had_plenty() {
     let bucket = new(0);
-    bucket.set_view(94, at(1), at(1));
+    bucket.set_view(94, at(1), 0, at(1));
     bucket.amend(at(1), lease(1, 10, 1_000_000), 0, 0, UNIT);
     assert!(decide(&bucket, ask(1), at(2)).is_denied(), "the engine is notified");
     assert_eq!(take_surely(&bucket, 1, at(3)).verdict, Verdict::Unsure);
     // The store has nothing either.
-    bucket.set_view(0, at(4), at(4));
+    bucket.set_view(0, at(4), 0, at(4));
     let result = take_surely(&bucket, 1, at(5));
     assert_eq!((result.verdict, result.is_sure), (Verdict::Denied, true));
 }
@@ -523,12 +523,13 @@ fn live(
         Event::Collect => _ = collect(bucket),
         Event::Lease { rate, depth, tokens, lasts_us, overdraw } => {
             let (ends, low) = (now.plus_micros(lasts_us), depth / 100);
-            let lease = Lease { rate, depth, ends, low, overdraw, ..Lease::NONE };
+            let overdraw = overdraw.into();
+            let lease = Lease { rate, depth, ends, low, overdraw, ..Lease::default() };
             bucket.amend(now, lease, tokens, 0, UNIT);
         }
         Event::SetDepth { by } => bucket.set_depth(bucket.mint_tokens(now, UNIT) + by),
         Event::Withdraw { keep } => _ = bucket.withdraw(keep),
-        Event::See { tokens } => bucket.set_view(tokens.into(), now, now),
+        Event::See { tokens } => bucket.set_view(tokens.into(), now, 0, now),
     }
     (result, bucket.held_and_pending(), bucket.demand())
 }

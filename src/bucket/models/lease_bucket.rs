@@ -17,7 +17,7 @@ fn at(us: u64) -> Timestamp {
 
 /// `rate` units in a microsecond: 1 is a token in a millisecond.
 fn lease(rate: i64, ends_us: u64) -> Lease {
-    Lease { rate, depth: 10, ends: at(ends_us), ..Lease::NONE }
+    Lease { rate, depth: 10, ends: at(ends_us), ..Lease::default() }
 }
 
 /// A bucket of which the engine has an account, with a lease from time 0 on and tokens.

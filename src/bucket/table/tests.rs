@@ -349,7 +349,7 @@ fn decision_whose_place_went_to_another_key_changes_nothing_there() {
     }
     assert_eq!(insert(&table, b"b"), place, "`b` has the place");
     bucket.open_account(7);
-    let lease = Lease { rate: 1, depth: 100, ends: at(1000), ..Lease::NONE };
+    let lease = Lease { rate: 1, depth: 100, ends: at(1000), ..Lease::default() };
     bucket.amend(at(2), lease, 60, 0, SCALE.token);
     assert!(spend(&table, place, at(2)));
     let before = (bucket.held_and_pending(), bucket.demand(), bucket.view_and_refill());

@@ -303,6 +303,7 @@ mod tests {
 
     use super::*;
     use crate::quota::Quota;
+    use crate::sim::Algorithm;
     use crate::sim::Policy;
     use crate::sim::worst_case::Worst;
 

@@ -1,6 +1,6 @@
 //! What the store has leased to this node of one key.
 
-use crate::bucket::{Lease, MAX_TOKENS};
+use crate::bucket::{Lease, MAX_TOKENS, OUTLIVES_REFILL};
 use crate::quota::{Curve, Scale};
 use crate::sync::message::{Entry, Given, Held, OUTSTANDING_MAX, outstanding_least};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
@@ -81,13 +81,13 @@ impl LeaseState {
         let depth = self.held.depth - self.kept_depth;
         let rate = self.rate();
         let error = (rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
+        let outlives_refill = if self.refill_ends() < self.ends { OUTLIVES_REFILL } else { 0 };
         Lease {
             rate: rate - error,
             depth: depth.clamp(0, i64::from(MAX_TOKENS)) as u32,
             ends: self.refill_ends(),
             low,
-            overdraw,
-            outlives_refill: self.refill_ends() < self.ends,
+            overdraw: u32::from(overdraw) | outlives_refill,
             is_policy: false,
         }
     }

@@ -99,7 +99,7 @@ impl Account {
         // To the unit, with what makes no whole token yet.
         let left = self.bucket.amend(now, policy.lease(), 0, 0, unit).units;
         self.bucket.withdraw(0);
-        self.bucket.amend(now, Lease::NONE, 0, 0, unit);
+        self.bucket.amend(now, Lease::default(), 0, 0, unit);
         self.lease.remainder = 0;
         let unsent = &mut self.spending.unsent;
         let admitted = (unsent.allowed - policy.admitted_before).saturating_mul(unit);

@@ -39,7 +39,7 @@ impl PolicyInForce {
             low: 0,
             overdraw: 0,
             is_policy: true,
-            ..Lease::NONE
+            ..Lease::default()
         }
     }
 

@@ -5,6 +5,7 @@ use super::level::Installed;
 use super::{Account, Cluster};
 use crate::bucket::Lease;
 use crate::limit::Terms;
+use crate::quota::Curve;
 use crate::sync::message::{Entry, Given, Withheld};
 use crate::time::Timestamp;
 
@@ -64,7 +65,17 @@ impl Account {
             0 => Timestamp::ZERO,
             token_in_us => now.plus_micros(token_in_us),
         };
-        self.bucket.set_view(terms.scale.tokens(given.available), now, credit_from);
+        // Tokens of a fixed window come back with its end; others that come back meanwhile were not needed. Those of a
+        // sliding one come back all the time.
+        let empty_for_us = match terms.scale.curve {
+            _ if given.available >= terms.scale.token || given.withheld != Withheld::Nothing => 0,
+            Curve::Refill => 0,
+            Curve::FixedWindow => terms.tick_us,
+            Curve::SlidingWindow | Curve::SlidingLog => terms.tick_us / 2,
+        };
+        let empty_for_ms = empty_for_us.div_ceil(1000).min(u16::MAX.into()) as u16;
+        let tokens = terms.scale.tokens(given.available);
+        self.bucket.set_view(tokens, now, empty_for_ms, credit_from);
     }
 
     /// Applies the renewed lease to the bucket, unless it has ended. What is outstanding and neither there nor spent

@@ -38,9 +38,10 @@ fn refill_that_is_stopped_leaves_its_tokens_for_longer() {
 
 #[test]
 fn token_is_overdrawn_beyond_the_end_of_refill_only_where_the_tokens_live_on() {
-    let overdrawn = Lease { overdraw: 32, ..lease(1, 10, 2_600) };
+    let overdrawn = lease(1, 10, 2_600);
     for outlives_refill in [false, true] {
-        let bucket = leased(Lease { outlives_refill, ..overdrawn }, 0);
+        let lives_on = if outlives_refill { OUTLIVES_REFILL } else { 0 };
+        let bucket = leased(Lease { overdraw: 32 | lives_on, ..overdrawn }, 0);
         assert_eq!(
             [2_000, 2_000, 2_599].map(|us| take(&bucket, 1, at(us))),
             [true, true, outlives_refill]
@@ -49,6 +50,20 @@ fn token_is_overdrawn_beyond_the_end_of_refill_only_where_the_tokens_live_on() {
         assert_eq!(owed, if outlives_refill { -400 } else { 0 });
         assert_eq!(bucket.held_and_pending(), (0, 2 + u64::from(outlives_refill)));
     }
+}
+
+#[test]
+fn callers_who_can_wait_are_denied_without_a_question_while_the_store_is_known_to_be_empty() {
+    let bucket = leased(lease(0, 10, 1_000_000_000), 0);
+    let verdict = |us| {
+        let result = decide(&bucket, Ask { can_wait: true, ..ask(1) }, at(us));
+        (result.verdict, result.is_sure)
+    };
+    bucket.set_view(0, at(5_000_000), 0, at(5_000_000));
+    assert_eq!(verdict(5_000_000), (Verdict::Unsure, false));
+    bucket.set_view(0, at(5_000_000), 20, at(5_000_000));
+    assert_eq!(verdict(5_019_999), (Verdict::Denied, true));
+    assert_eq!(verdict(5_020_000), (Verdict::Unsure, false));
 }
 
 #[test]
@@ -125,7 +140,7 @@ fn view_of_eight_times_the_cost_is_worth_a_wait() {
     for cost in [1, 2] {
         let verdict = |tokens| {
             let bucket = leased(lease(1, 10, 1_000_000), 0);
-            bucket.set_view(tokens, at(1), at(1));
+            bucket.set_view(tokens, at(1), 0, at(1));
             take_surely(&bucket, cost, at(1)).verdict
         };
         let eight = 8 * i64::from(cost);
