@@ -39,7 +39,6 @@ impl PolicyInForce {
             low: 0,
             overdraw: 0,
             is_policy: true,
-            ..Lease::default()
         }
     }
 
