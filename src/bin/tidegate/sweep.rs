@@ -60,7 +60,7 @@ pub(crate) struct Options {
           hide_possible_values = true)]
     form: Form,
     /// The algorithm of all cells. A window has the burst's tokens, and lasts as long as the rate takes for them: cells
-    /// whose windows are shorter than 20 ticks, or 100 of a log, are left out, and so is store_back
+    /// whose windows are shorter than 20 ticks, or 100 of a log, are left out, and so are steps of the store's clock
     #[arg(long, default_value = Algorithm::TokenBucket.name(), value_parser = algorithm_parser())]
     algorithm: Algorithm,
     /// Only these scenarios, such as under,herd
