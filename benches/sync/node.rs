@@ -129,6 +129,7 @@ impl Node {
             returned: 0,
             lost: held.rate * 25,
             back_rate: 0,
+            spent_before: 0,
             back_depth: 0,
             held,
             demand: SCALE.rate / 2,
