@@ -30,6 +30,8 @@ enum Place {
         connection: redis::aio::MultiplexedConnection,
         script: redis::Script,
         namespace: String,
+        /// The server counts up to a bound in one command, without a script: Redis from 8.8, Valkey from 9.2.
+        has_increx: bool,
     },
 }
 
@@ -40,8 +42,15 @@ impl Counts {
             Store::Redis(address) => {
                 let failed = |error: redis::RedisError| CompareError::Started(error.to_string());
                 let client = redis::Client::open(address.as_str()).map_err(failed)?;
-                let connection = client.get_multiplexed_async_connection().await.map_err(failed)?;
-                Place::Redis { connection, script: redis::Script::new(ADD), namespace: namespace() }
+                let mut connection =
+                    client.get_multiplexed_async_connection().await.map_err(failed)?;
+                let mut known = redis::cmd("COMMAND");
+                let known = known.arg("INFO").arg("INCREX").query_async(&mut connection).await;
+                // A name that is not there is told as nil.
+                let known: Vec<redis::Value> = known.map_err(failed)?;
+                let has_increx = known.iter().any(|command| *command != redis::Value::Nil);
+                let script = redis::Script::new(ADD);
+                Place::Redis { connection, script, namespace: namespace(), has_increx }
             }
         };
         Ok(Arc::new(Self { place, period_us, calls: AtomicU64::new(0) }))
@@ -57,25 +66,42 @@ impl Counts {
                 *count += tokens;
                 Some(*count)
             }
-            Place::Redis { connection, script, namespace } => {
-                let (key, number) = window;
+            Place::Redis { connection, script, namespace, .. } => {
                 let mut call = script.prepare_invoke();
-                call.key(format!("{namespace}:{{{key}}}:{number}")).arg(tokens);
-                call.arg((2 * self.period_us).div_ceil(1000));
+                call.key(name(namespace, window)).arg(tokens).arg(self.kept_ms());
                 call.invoke_async(&mut connection.clone()).await.ok()
             }
         }
+    }
+
+    /// How long a window's count is kept.
+    fn kept_ms(&self) -> u64 {
+        (2 * self.period_us).div_ceil(1000)
     }
 
     pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Asks the store about each request: counted first, and then compared.
+    /// Asks the store about each request: counted where there is room, or counted first and then compared.
     pub(super) async fn allows(&self, tokens: u64, key: usize, now_us: u64) -> bool {
-        let counted = self.add((key, now_us / self.period_us), 1).await;
-        counted.is_some_and(|counted| counted <= tokens)
+        let window = (key, now_us / self.period_us);
+        let Place::Redis { connection, namespace, has_increx: true, .. } = &self.place else {
+            return self.add(window, 1).await.is_some_and(|counted| counted <= tokens);
+        };
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut call = redis::cmd("INCREX");
+        call.arg(name(namespace, window)).arg("BYINT").arg(1).arg("UBOUND").arg(tokens);
+        call.arg("PX").arg(self.kept_ms()).arg("ENX");
+        // What it comes to, and what was added.
+        let answer: Result<(i64, i64), _> = call.query_async(&mut connection.clone()).await;
+        answer.is_ok_and(|(_, added)| added > 0)
     }
+}
+
+/// Where a window's count is kept.
+fn name(namespace: &str, (key, number): Window) -> String {
+    format!("{namespace}:{{{key}}}:{number}")
 }
 
 /// A node that counts, and adds what it counted to the store's count once in an interval.
