@@ -164,7 +164,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return log
   end
 
-  -- The length of a window; one of a length that no limit has is made longer, so that few of them pass.
+  -- The length of a window: a millisecond at least, whatever a node sends, so that few of them have to pass.
   local function window_of(rate, burst) return max(floor(burst / rate), WINDOW_LEAST_US) end
 
   -- Units that count at `at_us` of those that were charged in the window before: of whole tokens, whole ones.
@@ -355,7 +355,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     local rate, token, burst, curve = new[1], new[2], new[3], new[4]
     local old_window_us, window_us = window_of(old_rate, old_burst), window_of(rate, burst)
     if old_curve < FIXED_WINDOW and curve >= FIXED_WINDOW then
-      -- What is out there flows in for ever, and windows lease no such refill: it is void.
+      -- A token bucket's refill does not end with a window, so windows cannot take it over: it is void.
       level, unleased = end_lease(level, unleased, out0)
       level, unleased = end_lease(level, unleased, out1)
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 = 0, 0, 0, 0, 0, 0, 0, 0
@@ -489,7 +489,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       unpack_numbers(ENTRY_FORMAT, batch, at)
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
-    local is_refill_over = false
+    local has_refill_ended = false
     at = next_at
     if flags ~= CLAIM then
       restoring, has_claim = flags % 2 >= RESTORE, flags % 4 >= CLAIM
@@ -637,8 +637,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     if rate_before > 0 and curve ~= TOKEN_BUCKET then
       if curve == SLIDING_WINDOW then
         -- Refill ends with its window.
-        local ends_us = rare.window_ends_us(window_us, held_stamp_us)
-        if stamp_us >= ends_us then is_refill_over, refilled_us = true, ends_us - held_stamp_us end
+        local refill_ends_us = rare.window_ends_us(window_us, held_stamp_us)
+        if stamp_us >= refill_ends_us then has_refill_ended, refilled_us = true, refill_ends_us - held_stamp_us end
       else
         -- Nothing but tokens is leased.
         is_current = false
@@ -648,7 +648,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       out = out + rate_before * refilled_us
       if out > 2^52 then out = 2^52 end
     end
-    if is_refill_over then rate_before, held_rate = 0, 0 end
+    if has_refill_ended then rate_before, held_rate = 0, 0 end
     if anew then
       if restoring and is_current then
         -- Of what has flowed in since this life of the record began, the node had its part.
@@ -766,7 +766,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
 
     -- Tokens out of the bucket: first what callers wait for, then half of the rest by share and
     -- half spread evenly, and one at least while there is one.
-    local demand, share, tokens, slope, fraction = demand0 + demand1, 0, 0, rate, 0
+    local demand, share, tokens, slope, kept_back = demand0 + demand1, 0, 0, rate, 0
     if curve ~= TOKEN_BUCKET then
       slope = curve == SLIDING_WINDOW and rare.slope(previous, token, window_us) or 0
     end
@@ -780,15 +780,15 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       -- At the end of a window each node is left with a part of a token.
       if floor(target * window_us / WINDOW_REFILL_TOKENS) < token then target = 0 end
       -- The level rises by whole tokens, ahead of its refill by less than one.
-      if curve == SLIDING_WINDOW and (leased0 + leased1 > 0 or target > 0) then fraction = token end
+      if curve == SLIDING_WINDOW and (leased0 + leased1 > 0 or target > 0) then kept_back = token end
     end
     local giving, reserved = lane_gives and now_us >= recovering_until_us, 0
     if is_returning then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       reserved = rare.reserve(rate, burst, after_silence)
     end
-    if giving and unleased > reserved + fraction then
-      local free = unleased - reserved - fraction
+    if giving and unleased > reserved + kept_back then
+      local free = unleased - reserved - kept_back
       if needed > 0 then
         tokens = min(needed, floor(free / token))
         free = free - tokens * token

@@ -308,8 +308,8 @@ impl Limit {
         self.terms(self.quota().scale(&self.name)?)
     }
 
-    /// The numbers of the limit on a node, which `is_alone` without a store, or keeps it to itself. `nodes` share it; where
-    /// that is not known, `uncounted` do until the store has counted them.
+    /// The numbers of the limit on a node. `is_alone`: the node has no store, or the limit is local. `nodes` share it;
+    /// where that is not known, `uncounted` do until the store has counted them.
     pub(crate) fn validate_on_node(
         &self,
         is_alone: bool,
@@ -421,7 +421,8 @@ impl Limit {
             limit: self.name.clone(),
             field: "outage",
             value: "LastRate".to_owned(),
-            reason: "exact limits and leaky buckets have no leases whose rate could go on: choose Share, Open or Closed",
+            reason: "of exact limits, leaky buckets, windows and logs no rate is leased that could go on: choose Share, \
+                     Open or Closed",
         })
     }
 
@@ -442,7 +443,7 @@ impl Limit {
 
     /// Checks that each of so many nodes has credit: an accuracy that leaves none would deny the first requests of quiet
     /// keys without a word.
-    pub(crate) fn validate_credit(&self, terms: &Terms, nodes: u32) -> Result<(), ConfigError> {
+    fn validate_credit(&self, terms: &Terms, nodes: u32) -> Result<(), ConfigError> {
         let rule = terms.credit_rule;
         let by_accuracy = rule.together.is_some() && rule.known > 0 && self.mode == Mode::Hybrid;
         if !by_accuracy || rule.at(Some(nodes)).first > 0 {
@@ -474,6 +475,7 @@ impl Limit {
             Rule::SlidingWindow(_) => Curve::SlidingWindow,
             Rule::SlidingLog(_) => Curve::SlidingLog,
         };
+        self.refuse_last_rate()?;
         self.rule.key_rule(&self.name)?;
         self.terms(self.quota().window_scale(&self.name, curve)?)
     }

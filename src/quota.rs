@@ -7,6 +7,7 @@ use crate::time::micros;
 
 mod curve;
 mod text;
+mod windows;
 
 pub(crate) use curve::Curve;
 
@@ -238,8 +239,8 @@ impl Scale {
         (scale.rate.checked_mul(period_us as i64) == Some(scale.burst)).then_some(scale)
     }
 
-    /// The length of a window; of a token bucket, the time to fill, rounded down. One of a length that no limit has is made
-    /// longer, so that few of them pass.
+    /// The length of a window: a millisecond at least, whatever a node sends, so that few of them have to pass. Of a token
+    /// bucket, the time to fill, rounded down.
     pub(crate) fn window_us(&self) -> i64 {
         (self.burst / self.rate).max(WINDOW_LEAST_US)
     }

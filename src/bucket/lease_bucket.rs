@@ -34,7 +34,12 @@
 //! 4. writes the new tokens into the word, in a new epoch,
 //! 5. opens `minted_us` and sets `fast_until_us`,
 //!
-//! each with `Release`. A decision loads the word and then the rest with `Acquire`, and swaps the word with
+//! each with `Release`. To stop refill that ends before its tokens, it mints, closes `minted_us`, and writes rate, end and
+//! `fast_until_us`, in the same epoch: a claim from before adds tokens that the lease earned until its end, and a later one
+//! fails. A decision that reads the old end denies, and one that reads the new end spends tokens that are still leased.
+//! No other change of the lease may come between the end of refill and this one: it would take the tokens away.
+//!
+//! A decision loads the word and then the rest with `Acquire`, and swaps the word with
 //! `Release`. Whatever it loads in between:
 //!
 //! - A word from before step 4 cannot be swapped after it. So a decision that reads an end or a `fast_until_us` of the
@@ -100,7 +105,8 @@ pub(crate) struct LeaseBucket {
     /// When that word came, in milliseconds that wrap; 0 for never. Written by the engine.
     view_ms: AtomicU32,
 
-    /// The end of the lease. Written by the engine.
+    /// Until then tokens may be spent: the end of the lease, or of refill that ends before it, until the engine has
+    /// stopped that. Written by the engine.
     ends_us: AtomicU64,
     /// Refill up to then has become tokens; [`u64::MAX`] while nothing flows in. Publishes rate and depth.
     minted_us: AtomicU64,
@@ -124,8 +130,9 @@ pub(crate) struct LeaseBucket {
     surplus: AtomicU32,
     /// Whether the engine closed its account of the key after more than one request. It is kept longer.
     is_seen_often: AtomicU16,
-    /// For so many milliseconds after the store's last word the node knows that it has nothing. Written by the engine.
-    is_empty_for_ms: AtomicU16,
+    /// For so many milliseconds after the store's last word the node knows that the store has nothing. Written by the
+    /// engine.
+    empty_for_ms: AtomicU16,
 }
 
 #[cfg(not(tidegate_models))]
@@ -235,6 +242,7 @@ impl LeaseBucket {
             if asks || lacking > self.usable_credit(word, now) {
                 fence(Ordering::Acquire);
                 self.load_in(seen.epoch())?;
+                // Where nothing flows in, the store may have more than this node knows of.
                 let is_sure = asks || self.has_refill(is_live) && !word.is_policy();
                 return Some(self.count_denied(cost, tokens, is_sure));
             }
@@ -289,7 +297,7 @@ impl LeaseBucket {
         Some(SpendResult { news, ..allowed })
     }
 
-    /// Counts a denial. Where nothing flows in, the store may have more than this node knows of, so it is not sure.
+    /// Counts a denial.
     fn count_denied(&self, cost: u32, left: u32, is_sure: bool) -> SpendResult {
         // The sum must not wrap: beyond the maximum the limit counts the request.
         let is_uncounted = self.denied.load(Ordering::Relaxed) >= MAX_DENIED;
@@ -329,7 +337,7 @@ impl LeaseBucket {
     /// Whether the node knows that the store has nothing for a request of this cost.
     fn knows_all(&self, is_live: bool, cost: u32, now: Timestamp) -> bool {
         let (view, _) = self.view_and_refill();
-        let empty_for = Duration::from_millis(self.is_empty_for_ms.load(Ordering::Relaxed).into());
+        let empty_for = Duration::from_millis(self.empty_for_ms.load(Ordering::Relaxed).into());
         let is_known = self.has_refill(is_live) || view.age(now).is_some_and(|age| age < empty_for);
         is_known && view.tokens() < ASK_TIMES * i64::from(cost)
     }
@@ -473,7 +481,7 @@ impl TableBucket for LeaseBucket {
         self.overdraw.store(0, Ordering::Release);
         self.view_tokens.store(0, Ordering::Release);
         self.view_ms.store(0, Ordering::Release);
-        self.is_empty_for_ms.store(0, Ordering::Release);
+        self.empty_for_ms.store(0, Ordering::Release);
         self.denied.store(0, Ordering::Release);
         self.surplus.store(0, Ordering::Release);
         self.is_seen_often.store(0, Ordering::Release);

@@ -8,8 +8,9 @@ use super::scenario::by_name;
 use crate::algorithm::{FixedWindow, Rule, SlidingLog, SlidingWindow};
 use crate::quota::Quota;
 
-/// An algorithm that nodes lease from a ledger. A window has the burst's tokens, and lasts as long as the rate takes for
-/// them.
+/// An algorithm that nodes lease from a ledger.
+///
+/// A window has the burst's tokens, and lasts as long as the rate takes for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
@@ -37,6 +38,11 @@ impl Algorithm {
             Self::SlidingWindow => "sliding-window",
             Self::SlidingLog => "sliding-log",
         }
+    }
+
+    /// As people call it.
+    pub fn title(self) -> String {
+        self.name().replace('-', " ")
     }
 
     /// How long a window lasts that has a quota's burst.

@@ -48,6 +48,9 @@ pub const SCENARIOS: [Scenario; 6] = [
     Scenario::ShiftUnder,
 ];
 
+/// Windows are judged by the targets where they last this many ticks, and logs this many.
+const WINDOW_TICKS_MIN: u32 = 20;
+const LOG_TICKS_MIN: u32 = 100;
 /// Virtual time of a cell whose rate is given by the hour.
 const SLOW_SECONDS: f64 = 1200.0;
 /// Of the others: until the ideal has admitted the rate of this many seconds, and this many tokens.
@@ -150,14 +153,14 @@ impl Cell {
         offered * self.seconds() * (1.0 + f64::from(self.nodes) / 20.0)
     }
 
-    /// The cell with another algorithm; `None` where that is not one for it: with windows shorter than 20 ticks, or 100 of a
-    /// log, or where the store's clock steps, by which windows are judged.
+    /// The cell with another algorithm; `None` where it is not judged: with windows shorter than 20 ticks, or 100 of a log,
+    /// and where the store's clock steps, by which windows begin.
     #[must_use]
     pub fn with_algorithm(self, algorithm: Algorithm) -> Option<Self> {
         let ticks = match algorithm {
             Algorithm::TokenBucket => return Some(Self { algorithm, ..self }),
-            Algorithm::FixedWindow | Algorithm::SlidingWindow => 20,
-            Algorithm::SlidingLog => 100,
+            Algorithm::FixedWindow | Algorithm::SlidingWindow => WINDOW_TICKS_MIN,
+            Algorithm::SlidingLog => LOG_TICKS_MIN,
         };
         let fits = Algorithm::window(&self.quota) >= self.interval * ticks
             && self.load.scenario() != Scenario::StoreBack;
@@ -338,6 +341,23 @@ mod tests {
         let interval = Duration::from_millis(50);
         let (algorithm, quota) = (Algorithm::TokenBucket, Quota::per_second(20));
         Cell { load, algorithm, quota, nodes: 4, interval, policy, form }
+    }
+
+    #[test]
+    fn windows_are_judged_where_they_last_twenty_ticks_and_logs_a_hundred() {
+        let cell = |burst| {
+            let over = cell(Load::Scenario(Scenario::OverUniform));
+            Cell { quota: Quota::per_second(20).burst(burst), ..over }
+        };
+        let fits = |burst, algorithm| cell(burst).with_algorithm(algorithm).is_some();
+        // At 50 ms a second is 20 ticks.
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow] {
+            assert_eq!([19, 20].map(|burst| fits(burst, algorithm)), [false, true]);
+        }
+        assert_eq!([99, 100].map(|burst| fits(burst, Algorithm::SlidingLog)), [false, true]);
+        assert!(fits(1, Algorithm::TokenBucket));
+        let stepping = Cell { load: Load::StoreBack { by_s: 1 }, ..cell(100) };
+        assert_eq!(stepping.with_algorithm(Algorithm::FixedWindow), None);
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl Account {
             level: known.tokens().saturating_mul(unit),
             leased: 0,
             at: now.minus_micros(age_us),
-            window_ends: now.plus_micros(terms.scale.window_us() as u64),
+            window_ends_latest: now.plus_micros(terms.scale.window_us() as u64),
         });
         Self {
             spending: Spending::new(bucket.credit_at_rest()),
@@ -269,6 +269,12 @@ impl Account {
         (is_in_force && self.lease.ends > Timestamp::ZERO).then_some(ends)
     }
 
+    /// Whether a lease is in force that has not ended at `now`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn is_leased(&self, now: Timestamp) -> bool {
+        self.lease_ends().is_some() && now < self.lease.ends
+    }
+
     /// What is leased, with the refill that flows.
     #[cfg(feature = "sim")]
     pub(crate) fn held(&self) -> crate::sync::message::Held {
@@ -304,6 +310,11 @@ impl Account {
 
     // ---- the quota in force ------------------------------------------------------------------
 
+    /// The quota as the store has it.
+    fn stored_scale(&self) -> Scale {
+        self.quota.stored(self.scale)
+    }
+
     /// The key begins with a newer quota, which the store holds for other keys.
     pub(crate) fn begin_with(&mut self, version: i64, stored: Scale) {
         self.quota.adopt(version, stored, self.scale.token);
@@ -326,7 +337,7 @@ impl Account {
         self.lease.take_back(&own);
         if before.curve == Curve::SlidingWindow {
             self.stop_refill(now);
-            self.lease.end_refill(before);
+            self.lease.count_refill_to_window_end(before);
         } else if before.curve == Curve::Refill && stored.curve == Curve::SlidingWindow {
             // The store has counted as spent what was leased of a token bucket.
             self.lease.make_void();

@@ -181,7 +181,7 @@ impl Lane {
     #[cfg(feature = "sim")]
     pub(crate) fn lease(&self, slot: usize, now: Timestamp) -> Option<Held> {
         let account = self.accounts.get(slot)?;
-        account.lease_ends().is_some_and(|ends| now < ends).then(|| account.held())
+        account.is_leased(now).then(|| account.held())
     }
 
     /// Tokens in the batch that was sent with this attempt, if it is in flight.

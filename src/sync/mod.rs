@@ -18,7 +18,6 @@ mod plausibility;
 mod rng;
 mod shrink;
 mod slots;
-mod windows;
 
 pub(crate) use account::{Touch, Waiter};
 pub(crate) use context::Output;

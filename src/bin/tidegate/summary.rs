@@ -127,7 +127,7 @@ impl Summary {
             (_, Some(accuracy)) => format!("by accuracy, {accuracy}% of the burst"),
             (interval_ms, None) => format!("each {} ms", interval_ms.unwrap_or_default()),
         };
-        let (algorithm, burst) = (self.algorithm.name().replace('-', " "), count(self.burst));
+        let (algorithm, burst) = (self.algorithm.title(), count(self.burst));
         format!("{algorithm}, {rate}, burst {burst}, sync {sync}")
     }
 }

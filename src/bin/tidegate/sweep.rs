@@ -103,6 +103,8 @@ and 1000/50 an hour. But:
   suspended           100/1000 and 100/2000 for 100 s, async, one node and two
   junk                100/100 for 40 s, 4 nodes
   crowd               200 nodes; crowd_full with more keys than the store can serve
+  bursts              1, 4 and 20 nodes, 50 ms
+Windows and logs (--algorithm) are judged by the same targets.
 slow_store and slow_herd are over_uniform and herd over a store that is far away; their excess is
 compared with that of the same run over a store that is near. All of it takes about half an hour on
 two cores and 2 GB, most of it for the scenarios on many keys.
@@ -282,6 +284,10 @@ impl Options {
     fn cells(&self) -> Result<Vec<Cell>, SweepError> {
         for &policy in &self.policy {
             validate_form(policy, self.form)?;
+            if policy == Policy::WriteBehind && self.algorithm != Algorithm::TokenBucket {
+                let reason = "--policy write-behind is played with token buckets only";
+                return Err(InputError::flag("--algorithm", &self.algorithm.name(), reason).into());
+            }
         }
         let all = cells(Policy::Default, self.form);
         let mut wanted = filter::wanted(self, &all)?;
@@ -291,7 +297,7 @@ impl Options {
             wanted.into_iter().filter_map(|cell| cell.with_algorithm(self.algorithm)).collect();
         if wanted.is_empty() {
             let wanted = format!("--algorithm {}", self.algorithm.name());
-            let known = "all windows are shorter than 20 ticks, or 100 of a log".to_owned();
+            let known = "of those that are asked for, none is judged: see sweep --help".to_owned();
             return Err(SweepError::NoCell { wanted, known });
         }
         let of_cell = |cell: Cell| {
@@ -329,6 +335,18 @@ mod tests {
         let both = options("--scenario slow_full --nodes 4").cells().unwrap();
         let policies: Vec<Policy> = both.iter().map(|cell| cell.policy).collect();
         assert_eq!(policies, [Policy::Default, Policy::Strict]);
+        let flags = "--policy write-behind --algorithm fixed-window";
+        let refused = options(flags).cells().unwrap_err().to_string();
+        assert!(
+            refused.starts_with("invalid value 'fixed-window' for '--algorithm': "),
+            "{refused}"
+        );
+        let flags = "--algorithm fixed-window --rate 1000 --burst 100 --interval 50ms";
+        let refused = options(flags).cells().unwrap_err().to_string();
+        assert!(
+            refused.starts_with("--algorithm fixed-window: no cell of the sweep: "),
+            "{refused}"
+        );
         let refused = options("--policy write-behind --form async").cells().unwrap_err();
         assert!(
             refused.to_string().starts_with("invalid value 'async' for '--form': "),

@@ -156,7 +156,7 @@ impl Options {
         );
         let algorithm = match self.algorithm {
             Algorithm::TokenBucket => String::new(),
-            windows => windows.name().replace('-', " ") + ", ",
+            windows => windows.title() + ", ",
         };
         format!(
             "{algorithm}{nodes} nodes, {rate}, burst {burst}, round trip {rtt:?}: worst of {load}"

@@ -214,7 +214,7 @@ impl LeaseBucket {
         empty_for_ms: u16,
         credit_from: Timestamp,
     ) {
-        self.is_empty_for_ms.store(empty_for_ms, Ordering::Relaxed);
+        self.empty_for_ms.store(empty_for_ms, Ordering::Relaxed);
         self.credit_from_us.store(credit_from.as_micros(), Ordering::Relaxed);
         let tokens = tokens.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
         self.view_tokens.store(tokens, Ordering::Relaxed);

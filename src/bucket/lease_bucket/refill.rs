@@ -8,7 +8,7 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 /// More refill than can ever be used up: an outage policy that lets everything pass.
 pub(crate) const UNLIMITED_RATE: i64 = i64::MAX;
 
-/// Set beside the overdraw where refill ends and the tokens live on, for which the engine sees.
+/// A flag beside the overdraw: refill ends before the lease, and the engine then stops it.
 pub(crate) const OUTLIVES_REFILL: u32 = 1 << 8;
 
 /// A stretch of time, and the tokens that flow in meanwhile.

@@ -143,7 +143,7 @@ fn time_that_two_threads_claim_earns_tokens_once() {
 }
 
 #[test]
-fn refill_that_ends_before_its_tokens_earns_nothing_after_that() {
+fn stopped_refill_earns_nothing_for_a_thread_whose_clock_is_ahead() {
     check("refill against its end", || {
         let bucket = Arc::new(leased(lease(1, 3000), 0));
         // Its clock is ahead of the engine's.

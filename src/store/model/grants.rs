@@ -23,7 +23,7 @@ struct Asking<'a> {
     /// What may not be given, in units.
     reserved: i64,
     /// What may not be given as tokens, because leased refill is behind a level that rises by whole tokens.
-    fraction: i64,
+    kept_back: i64,
 }
 
 /// Refill that is leased in units per microsecond, the depth that goes with it in tokens, and refill that is recalled.
@@ -49,10 +49,10 @@ impl Key {
                 && now_us >= self.recovering_until_us
                 && (caller.settled || !returning),
             reserved: if returning { self.reserve(lane, now_us) } else { 0 },
-            fraction: 0,
+            kept_back: 0,
         };
         let target = self.target(&asking, lane);
-        let asking = Asking { fraction: self.fraction(target), ..asking };
+        let asking = Asking { kept_back: self.kept_back(target), ..asking };
         let tokens = if asking.giving { self.give_tokens(&asking, caller.nodes) } else { 0 };
         self.unleased -= tokens * token;
         let leased = self.leased[0] + self.leased[1];
@@ -87,12 +87,12 @@ impl Key {
         if void {
             return Held::default();
         }
-        let is_refill_over = self.scale.is_refill_over(entry.held.stamp_us, self.stamp_us);
-        Held { rate: if is_refill_over { 0 } else { entry.held.rate }, ..entry.held }
+        let has_refill_ended = self.scale.has_refill_ended(entry.held.stamp_us, self.stamp_us);
+        Held { rate: if has_refill_ended { 0 } else { entry.held.rate }, ..entry.held }
     }
 
-    /// A sliding window's level rises by whole tokens, ahead of its refill by less than one.
-    fn fraction(&self, target: i64) -> i64 {
+    /// What is not given as tokens: a sliding window's level rises by whole tokens, ahead of its refill by less than one.
+    fn kept_back(&self, target: i64) -> i64 {
         let leases = self.leased[0] + self.leased[1] > 0 || target > 0;
         if self.scale.curve == Curve::SlidingWindow && leases { self.scale.token } else { 0 }
     }
@@ -124,13 +124,13 @@ impl Key {
     fn refill(&self, asking: &Asking<'_>, tokens: i64, demand: i64, target: i64) -> Refill {
         let Scale { burst, .. } = self.scale;
         let Asking { entry, held, share, returning, giving, reserved, .. } = *asking;
-        let rate = self.slope();
-        if rate == 0 {
+        let slope = self.slope();
+        if slope == 0 {
             return Refill { rate: 0, depth: tokens, recall: held.rate };
         }
         let leased = self.leased[0] + self.leased[1];
         let unleased = self.unleased;
-        let most = if unleased < 0 { rate - repayment(rate, unleased) } else { rate };
+        let most = if unleased < 0 { slope - repayment(slope, unleased) } else { slope };
         // A node that gets less than half of what it wants cannot do with tokens alone.
         let short = entry.needed + entry.want > 2 * tokens;
         let pressing = returning || demand > self.scale.rate + self.scale.rate / 4 || short;
@@ -167,7 +167,7 @@ impl Key {
     /// share and half spread evenly, and one at least while there is one.
     fn give_tokens(&self, asking: &Asking<'_>, nodes: i64) -> i64 {
         let (token, entry) = (self.scale.token, asking.entry);
-        let level = self.unleased - asking.reserved - asking.fraction;
+        let level = self.unleased - asking.reserved - asking.kept_back;
         if level <= 0 {
             return 0;
         }

@@ -192,7 +192,7 @@ impl Key {
             depth += self.depth[index];
         }
         self.end_leases(alive);
-        if self.scale.is_refill_over(from_us, until_us) {
+        if self.scale.has_refill_ended(from_us, until_us) {
             self.leased = [0; 2];
         }
         let Scale { rate, burst, .. } = self.scale;
@@ -220,7 +220,7 @@ impl Key {
         }
     }
 
-    /// Whether tokens are given for windows.
+    /// Whether its curve is not a token bucket's.
     pub(super) fn is_windows(&self) -> bool {
         self.scale.curve != Curve::Refill
     }
@@ -243,7 +243,7 @@ impl Key {
     pub(super) fn adopt(&mut self, entry: &Entry) {
         let (old, previous) = (self.scale, self.previous);
         if old.curve == Curve::Refill && entry.scale.curve != Curve::Refill {
-            // What is out there flows in for ever, and windows lease no such refill: it is void.
+            // A token bucket's refill does not end with a window, so windows cannot take it over: it is void.
             self.end_leases(0);
             (self.leased, self.depth, self.demand) = ([0; 2], [0; 2], [0; 2]);
         }
@@ -331,14 +331,14 @@ impl Key {
         let held = entry.held;
         let age = self.epoch() - held.tag;
         let rate_before = held.rate + entry.back_rate;
-        let is_refill_of_windows =
+        let is_impossible =
             matches!(self.scale.curve, Curve::FixedWindow | Curve::SlidingLog) && rate_before > 0;
-        let current = (age == 0 || age == 1) && !is_refill_of_windows;
+        let current = (age == 0 || age == 1) && !is_impossible;
         let until_us = self.scale.refill_until_us(held.stamp_us, self.stamp_us);
         let passed_us = if entry.restore { 0 } else { until_us - held.stamp_us };
         let outstanding = flow(held.outstanding, rate_before, passed_us.max(0), NUMBER_MAX);
-        let is_refill_over = self.scale.is_refill_over(held.stamp_us, self.stamp_us);
-        let (rate, kept_rate) = if is_refill_over { (0, 0) } else { (rate_before, held.rate) };
+        let has_refill_ended = self.scale.has_refill_ended(held.stamp_us, self.stamp_us);
+        let (rate, kept_rate) = if has_refill_ended { (0, 0) } else { (rate_before, held.rate) };
         if anew && entry.restore && current {
             // Of what has flowed in since this life of the record began, the node had its part.
             let life_us = (self.stamp_us - self.birth_us.max(lost_us)).max(0);
@@ -377,8 +377,8 @@ impl Key {
         !current && (rate > 0 || held.depth + entry.back_depth > 0 || held.outstanding != 0)
     }
 
-    /// Charges to the window before what was spent in it of `spent` units, and returns the units that the level need not be
-    /// charged for any more.
+    /// Charges what was spent in the window before to that window, at most `spent` units. Returns by how much less the
+    /// level falls.
     fn charge_window_before(&mut self, entry: &Entry, spent: i64) -> i64 {
         let window_us = self.scale.window_us();
         let windows = self.stamp_us / window_us - entry.held.stamp_us / window_us;
@@ -601,7 +601,8 @@ mod tests {
             restore: false,
             claim: None,
         };
-        // A window's half counts at its middle. More than was spent was not spent before, and a window has a burst.
+        // At the middle of a window, half of the one before counts. No more counts as spent before than was spent, and a
+        // window has a burst.
         for (spent_before, held_us, previous, charged, counts) in [
             (60, 9_999_999, 0, 60, 30),
             (300, 9_000_000, 0, 100, 50),

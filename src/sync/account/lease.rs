@@ -7,7 +7,8 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
 pub(crate) const CLOCK_ERROR_DIVISOR: u64 = 2000;
-/// A window is taken to end so much earlier, so that the engine sees what was spent in it though it may be late.
+/// A node closes a window so much before it ends. So the engine can collect before the store's window ends, even if it
+/// wakes late.
 const WINDOW_MARGIN_US: u64 = 2000;
 
 /// The lease of one key, and what its next report has to say of it.
@@ -17,9 +18,10 @@ pub(super) struct LeaseState {
     pub(super) held: Held,
     /// When the tokens may no longer be spent; `ZERO` if there is no lease, or its end has been dealt with.
     pub(super) ends: Timestamp,
-    /// When a sliding window ends, and its refill with it; `NEVER` if nothing ends before the lease, or it was dealt with.
+    /// When a sliding window ends in the store, at the earliest; `NEVER` if nothing ends before the lease, or the node has
+    /// closed it.
     pub(super) window_ends: Timestamp,
-    /// Refill is leased, and flows no more.
+    /// The refill of `held` flows no more.
     pub(super) is_refill_stopped: bool,
     /// Units in the bucket that make no whole token and no whole microsecond of refill; less than none if tokens
     /// were overdrawn.
@@ -54,19 +56,18 @@ impl LeaseState {
         }
     }
 
-    /// When a sliding window is taken to end, with its refill, though the tokens live on; `NEVER` if that was dealt with, or
-    /// the lease ends before.
+    /// When the node closes a sliding window: refill ends, tokens live on. `NEVER` if it has, or if the lease ends first.
     pub(super) fn window_closes(&self) -> Timestamp {
         let closes = self.window_ends.minus_micros(WINDOW_MARGIN_US);
         if self.window_ends < self.ends { closes } else { Timestamp::NEVER }
     }
 
-    /// When refill no longer flows in.
-    fn refill_ends(&self) -> Timestamp {
+    /// When the bucket stops, until the engine has seen to it.
+    fn bucket_ends(&self) -> Timestamp {
         if self.rate() > 0 { self.ends.min(self.window_closes()) } else { self.ends }
     }
 
-    /// The leased refill that flows, in units per microsecond.
+    /// The leased refill that flows, in units per microsecond. `held.rate` is what the store has registered.
     pub(super) fn rate(&self) -> i64 {
         if self.is_refill_stopped { 0 } else { self.held.rate }
     }
@@ -81,19 +82,19 @@ impl LeaseState {
         let depth = self.held.depth - self.kept_depth;
         let rate = self.rate();
         let error = (rate as u64).div_ceil(CLOCK_ERROR_DIVISOR) as i64;
-        let outlives_refill = if self.refill_ends() < self.ends { OUTLIVES_REFILL } else { 0 };
+        let outlives_refill = if self.bucket_ends() < self.ends { OUTLIVES_REFILL } else { 0 };
         Lease {
             rate: rate - error,
             depth: depth.clamp(0, i64::from(MAX_TOKENS)) as u32,
-            ends: self.refill_ends(),
+            ends: self.bucket_ends(),
             low,
             overdraw: u32::from(overdraw) | outlives_refill,
             is_policy: false,
         }
     }
 
-    /// Adds what the store gave on `entry`, which was first sent at `first_sent`. `stored` is the quota as the store has it,
-    /// and `unit` a token.
+    /// Adds what the store gave on `entry`, which was first sent at `first_sent`. `stored` is the quota as the store has
+    /// it, and `unit` a token.
     pub(super) fn renew(
         &mut self,
         given: &Given,
@@ -121,7 +122,6 @@ impl LeaseState {
         }
         let sure = |us: i64| first_sent.plus_micros(us as u64 - us as u64 / CLOCK_ERROR_DIVISOR);
         self.ends = sure(given.life_us).minus_micros(CLOCK_AGE_MAX_US);
-        self.is_refill_stopped = false;
         self.window_ends = match stored.curve {
             Curve::SlidingWindow => sure(stored.window_ends_us(given.stamp_us) - given.stamp_us),
             _ => Timestamp::NEVER,
@@ -131,7 +131,7 @@ impl LeaseState {
     }
 
     /// The store has adopted another plan: it counts refill of the old one until its window's end, and none after that.
-    pub(super) fn end_refill(&mut self, old: Scale) {
+    pub(super) fn count_refill_to_window_end(&mut self, old: Scale) {
         let Held { rate, stamp_us, .. } = self.held;
         let left_us = old.window_ends_us(stamp_us) - stamp_us;
         let outstanding = self.held.outstanding.saturating_add(rate.saturating_mul(left_us));
@@ -139,7 +139,7 @@ impl LeaseState {
         (self.held.rate, self.recall) = (0, 0);
     }
 
-    /// The store counts all of it as spent.
+    /// The store has counted all of it as spent: with a tag of long ago the next report is answered so.
     pub(super) fn make_void(&mut self) {
         self.held.tag = 0;
     }
@@ -153,7 +153,7 @@ impl LeaseState {
 
 /// Leased refill of which the store still knew when it applied `entry`.
 pub(super) fn rate_kept(given: &Given, entry: &Entry, stored: Scale) -> i64 {
-    let is_over = given.void || stored.is_refill_over(entry.held.stamp_us, given.stamp_us);
+    let is_over = given.void || stored.has_refill_ended(entry.held.stamp_us, given.stamp_us);
     if is_over { 0 } else { entry.held.rate }
 }
 

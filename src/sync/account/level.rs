@@ -14,7 +14,7 @@ pub(super) struct StoreView {
     pub(super) leased: i64,
     pub(super) at: Timestamp,
     /// When the window of the view ends at the latest, if tokens are given for windows.
-    pub(super) window_ends: Timestamp,
+    pub(super) window_ends_latest: Timestamp,
 }
 
 /// What a reply said of the key beside what it gave.
@@ -45,15 +45,15 @@ impl Level {
     /// Takes a reply in: the view is that of `now`.
     pub(super) fn install(&mut self, given: &Given, window_us: i64, now: Timestamp) {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
-        let window_ends = now.plus_micros((window_us - given.stamp_us % window_us) as u64);
+        let window_ends_latest = now.plus_micros((window_us - given.stamp_us % window_us) as u64);
         let (level, leased) = (given.available, given.leased);
-        self.view = Some(StoreView { level, leased, at: now, window_ends });
+        self.view = Some(StoreView { level, leased, at: now, window_ends_latest });
     }
 
     /// The level at `now` if no other node spends, in units.
     pub(super) fn estimate(&self, now: Timestamp, scale: &Scale) -> Option<i64> {
         self.view.map(|view| {
-            let windows = match now.as_micros().checked_sub(view.window_ends.as_micros()) {
+            let windows = match now.as_micros().checked_sub(view.window_ends_latest.as_micros()) {
                 Some(since_us) => 1 + (since_us / scale.window_us() as u64) as i64,
                 None => 0,
             };
@@ -96,7 +96,7 @@ impl Level {
         let missing = (scale.token - given.available).max(0) as f64;
         if missing > 0.0 && scale.curve != Curve::Refill {
             // Nothing is sure to come before; a reply tells if something does.
-            return scale.windows_us(scale.token - given.available, given.stamp_us, window_us);
+            return scale.refilled_in_us(scale.token - given.available, given.stamp_us, window_us);
         }
         let free = (scale.rate - given.leased).max(0) as f64;
         if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }

@@ -89,7 +89,7 @@ impl Account {
         self.level.is_plentiful(now, &terms.scale) || self.lasts_for_all(expected, now, terms)
     }
 
-    /// Whether all nodes can hold as much of a window as this one is going to, and half of what is available is left. A
+    /// Whether what the store and this node have of a window is enough for each node to hold as much as this one will. A
     /// window has little left towards its end, even where not all of it is ever spent.
     fn lasts_for_all(&self, expected: i64, now: Timestamp, terms: &Terms) -> bool {
         let each =

@@ -8,10 +8,10 @@ use crate::time::Timestamp;
 
 impl Account {
     /// The lease has ended before the store answered: what is left of it may no longer be spent,
-    /// unless an outage policy begins with it. If only its window has ended, the tokens live on: returns whether they do not.
+    /// unless an outage policy begins with it. Returns whether the lease has ended, and not only its window.
     pub(crate) fn end_lease(&mut self, now: Timestamp) -> bool {
         if now < self.lease.ends {
-            self.close_window_by(now);
+            self.close_window_if_due(now);
             return false;
         }
         self.collect(now, true);

@@ -22,7 +22,7 @@ impl Account {
         now: Timestamp,
         terms: &Terms,
     ) -> Installed {
-        self.close_window_by(now);
+        self.close_window_if_due(now);
         if given.rate > 0 {
             // A node spends on credit or overdraws its refill, never both.
             self.absorb(now, true, |_, _| 0);
@@ -65,15 +65,18 @@ impl Account {
             0 => Timestamp::ZERO,
             token_in_us => now.plus_micros(token_in_us),
         };
-        // Tokens of a fixed window come back with its end; others that come back meanwhile were not needed. Those of a
-        // sliding one come back all the time.
+        // A fixed window that is empty stays so until its end, but for what nodes give back. A sliding window and a log get
+        // tokens back all the time.
         let empty_for_us = match terms.scale.curve {
             _ if given.available >= terms.scale.token || given.withheld != Withheld::Nothing => 0,
             Curve::Refill => 0,
-            Curve::FixedWindow => terms.tick_us,
+            Curve::FixedWindow => {
+                let left_us = (window_us - given.stamp_us % window_us) as u64;
+                terms.tick_us.min(left_us.saturating_sub(self.cluster.round_trip_us))
+            }
             Curve::SlidingWindow | Curve::SlidingLog => terms.tick_us / 2,
         };
-        let empty_for_ms = empty_for_us.div_ceil(1000).min(u16::MAX.into()) as u16;
+        let empty_for_ms = (empty_for_us / 1000).min(u16::MAX.into()) as u16;
         let tokens = terms.scale.tokens(given.available);
         self.bucket.set_view(tokens, now, empty_for_ms, credit_from);
     }

@@ -30,7 +30,7 @@ impl Account {
         leaving: bool,
     ) -> Entry {
         self.schedule.is_reporting = true;
-        self.close_window_by(now);
+        self.close_window_if_due(now);
         self.bucket.mint_tokens(now, self.scale.token);
         // Nothing more can be sent before the answer.
         self.collect(now, true);

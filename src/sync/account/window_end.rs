@@ -1,12 +1,11 @@
 //! What happens to a key at the end of a sliding window: leased refill ends, tokens live on.
 
 use super::Account;
-use crate::quota::Scale;
 use crate::time::Timestamp;
 
 impl Account {
     /// Notes what was spent in a sliding window that ends, and stops its refill.
-    pub(super) fn close_window_by(&mut self, now: Timestamp) {
+    pub(super) fn close_window_if_due(&mut self, now: Timestamp) {
         if now < self.lease.window_closes() {
             return;
         }
@@ -22,15 +21,11 @@ impl Account {
     pub(super) fn stop_refill(&mut self, now: Timestamp) {
         if self.lease.rate() > 0 && self.policy.is_none() {
             let owed = self.bucket.stop_refill(now, self.lease.ends, self.scale.token);
-            self.lease.remainder = owed;
+            // What was owed before is still owed.
+            self.lease.remainder = self.lease.remainder.min(0) + owed;
             self.spending.owes |= owed < 0;
             self.lease.is_refill_stopped = true;
         }
-    }
-
-    /// The quota as the store has it.
-    pub(super) fn stored_scale(&self) -> Scale {
-        self.quota.stored(self.scale)
     }
 }
 
@@ -40,9 +35,10 @@ mod tests {
 
     use super::super::{Account, Cluster};
     use super::*;
-    use crate::algorithm::SlidingWindow;
-    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, Table};
+    use crate::algorithm::{FixedWindow, SlidingWindow};
+    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, Table, Verdict};
     use crate::limit::{Limit, Terms};
+    use crate::quota::Quota;
     use crate::sync::message::{Entry, Given};
 
     /// When the store answered, by its clock: half a second before the end of a window.
@@ -52,15 +48,20 @@ mod tests {
         Timestamp::from_micros(us)
     }
 
-    /// An account of a window of 1000 tokens a second that was given 10 tokens and half of the refill at 1 ms.
-    fn leased() -> (Account, Terms) {
-        let terms = Limit::new("x", SlidingWindow::per_second(1000)).credit(0);
-        let terms = terms.validate_hybrid(1).unwrap();
+    /// A new account, at 1 ms.
+    fn account_of(terms: &Terms) -> Account {
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
         let bucket = BucketRef::new(&table, table.pin(b"key", 0));
         let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
-        let mut account = Account::new(bucket, b"key"[..].into(), 0, cluster, &terms, at(1_000));
+        Account::new(bucket, b"key"[..].into(), 0, cluster, terms, at(1_000))
+    }
+
+    /// An account of a window of 1000 tokens a second that was given 10 tokens and half of the refill at 1 ms.
+    fn leased() -> (Account, Terms) {
+        let terms = Limit::new("x", SlidingWindow::per_second(1000)).credit(0);
+        let terms = terms.validate_hybrid(1).unwrap();
+        let mut account = account_of(&terms);
         let entry = account.report(&"x".into(), &terms, at(1_000), false);
         account.end_report();
         let given = Given {
@@ -102,6 +103,52 @@ mod tests {
         assert_eq!(account.spending.unsent.spent_before, 0, "it is told once");
     }
 
+    /// The answer to callers who can wait, when a fixed window of 100 ms or more was found empty `left_us` before its end.
+    fn answers_near_the_end(left_us: i64) -> [Verdict; 2] {
+        let terms = Limit::new("x", FixedWindow::per_second(1000)).validate_hybrid(1).unwrap();
+        let mut account = account_of(&terms);
+        let entry = report(&mut account, &terms, 1_000);
+        let given =
+            Given { stamp_us: 11_000_000 - left_us, life_us: 2_000_000, ..Given::default() };
+        account.install(&given, &entry, at(1_000), at(1_000), &terms);
+        [5_000, 30_000].map(|us| {
+            let ask = Ask { cost: 1, scale: terms.scale, first_credit: 0, can_wait: true };
+            account.bucket.decide(ask, at(1_000 + us)).verdict
+        })
+    }
+
+    #[test]
+    fn fixed_window_that_is_empty_is_known_to_be_for_a_tick_and_not_beyond_its_end() {
+        assert_eq!(answers_near_the_end(500_000), [Verdict::Denied, Verdict::Denied]);
+        assert_eq!(answers_near_the_end(20_000), [Verdict::Denied, Verdict::Unsure]);
+        assert_eq!(answers_near_the_end(3_000), [Verdict::Unsure, Verdict::Unsure]);
+    }
+
+    #[test]
+    fn refill_of_an_earlier_plan_is_counted_until_its_window_ends() {
+        let (mut account, terms) = leased();
+        let entry = report(&mut account, &terms, 400_000);
+        account.end_report();
+        let before = account.lease.held.outstanding;
+        let newer = SlidingWindow::per_second(500);
+        let newer = Limit::new("x", newer).validate_hybrid(1).unwrap().scale;
+        assert!(account.adopt(&entry, 1, newer, at(400_000)));
+        let refilled = terms.scale.rate / 2 * (11_000_000 - STAMP_US);
+        assert_eq!(account.lease.held.outstanding, before + refilled);
+        assert_eq!((account.lease.held.rate, account.lease.rate()), (0, 0));
+    }
+
+    #[test]
+    fn lease_of_a_token_bucket_that_becomes_a_sliding_window_is_void() {
+        let terms = Limit::new("x", Quota::per_second(1000)).validate().unwrap();
+        let mut account = account_of(&terms);
+        let entry = report(&mut account, &terms, 1_000);
+        account.lease.held.tag = 7;
+        let newer = Limit::new("x", SlidingWindow::per_second(500)).validate_hybrid(1).unwrap();
+        assert!(account.adopt(&entry, 1, newer.scale, at(2_000)));
+        assert_eq!(account.lease.held.tag, 0);
+    }
+
     #[test]
     fn window_end_that_is_noticed_too_late_tells_nothing_of_what_was_spent_before() {
         let (mut account, terms) = leased();
@@ -113,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn refill_that_is_answered_after_its_window_does_not_flow() {
+    fn reply_that_comes_after_its_window_starts_no_refill() {
         let (mut account, terms) = leased();
         let held = account.lease.held;
         let entry = report(&mut account, &terms, 400_000);

@@ -175,7 +175,7 @@ pub(crate) fn points(
     let worst = Worst::NONE;
     let at_intervals =
         |way| INTERVALS_MS.map(|interval_ms| Point { way, interval_ms, worst, faulty: None });
-    // The usual way counts up to a token bucket's burst.
+    // Write-behind is played with token buckets only.
     let is_bucket = options.algorithm == Algorithm::TokenBucket;
     let ways = Way::ALL.into_iter().filter(|way| is_bucket || way.is_on_offer());
     let mut points: Vec<Point> = ways.flat_map(at_intervals).collect();

@@ -1,6 +1,6 @@
-//! When windows end, and what of a lease ends with them.
+//! When windows end, what of a lease ends with them, and when they have tokens again.
 
-use crate::quota::{Curve, Scale};
+use super::{Curve, Scale};
 
 impl Scale {
     /// The end of the window of `at_us`.
@@ -8,8 +8,8 @@ impl Scale {
         (at_us / self.window_us() + 1) * self.window_us()
     }
 
-    /// Until when refill flows that was leased at `from_us`: of a sliding window until its end, since nobody knows how fast
-    /// the next one rises.
+    /// Until when refill flows that was leased at `from_us`, at most `now_us`: of a sliding window until its end, because
+    /// the next one's rise is not known.
     pub(crate) fn refill_until_us(&self, from_us: i64, now_us: i64) -> i64 {
         match self.curve {
             Curve::SlidingWindow => now_us.min(self.window_ends_us(from_us)),
@@ -18,13 +18,13 @@ impl Scale {
     }
 
     /// Whether refill that was leased at `from_us` has ended with its window by `now_us`.
-    pub(crate) fn is_refill_over(&self, from_us: i64, now_us: i64) -> bool {
+    pub(crate) fn has_refill_ended(&self, from_us: i64, now_us: i64) -> bool {
         self.curve == Curve::SlidingWindow && now_us >= self.window_ends_us(from_us)
     }
 
     /// Microseconds from `now_us`, of the store's time, until windows of this length surely give what is missing, if nobody
     /// spends.
-    pub(crate) fn windows_us(&self, missing: i64, now_us: i64, window_us: i64) -> u64 {
+    pub(crate) fn refilled_in_us(&self, missing: i64, now_us: i64, window_us: i64) -> u64 {
         let owed = (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20);
         if self.curve == Curve::SlidingLog {
             return owed.saturating_mul((window_us + self.slot_us()) as u64);
