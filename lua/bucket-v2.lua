@@ -849,7 +849,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     if reserved > 0 and curve == TOKEN_BUCKET then
       unleased = min(unleased, max(burst - (depth0 + depth1) * token, 0))
     end
-    local whole = unleased + out0 + out1
+    -- What is kept back is not to be asked for.
+    local whole, available = unleased + out0 + out1, unleased
+    if kept_back > 0 then available = max(unleased - kept_back, min(unleased, 0)) end
     if whole > 2^53 then whole = 2^53 elseif whole < -2^53 then whole = -2^53 end
     if not giving or reserved > 0 then
       status = status + WITHHELD
@@ -861,11 +863,11 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       parts[parts_before + index], records[index], places[index] = refusal, false, false
     else
       if stamp_us == now_us and epoch_us == wanted_epoch_us then
-        parts[parts_before + index] = pack(GRANT_FORMAT, status, tokens, added, depth, unleased,
+        parts[parts_before + index] = pack(GRANT_FORMAT, status, tokens, added, depth, available,
           whole, leased + added, recall)
       else
         parts[parts_before + index] = pack(TIMED_GRANT_FORMAT, status + TIMED, tokens, added, depth,
-          unleased, whole, leased + added, recall,
+          available, whole, leased + added, recall,
           stamp_us, epoch, (epoch + 2) * epoch_us - now_us)
       end
       -- A bucket may be forgotten when it is full and all its leases have ended, and a little

@@ -336,7 +336,9 @@ impl Account {
         self.take_back(&own);
         self.lease.take_back(&own);
         if before.curve == Curve::SlidingWindow {
-            self.stop_refill(now);
+            // The windows of the new plan are others.
+            self.spending.unsent.spent_before = 0;
+            self.open_window(now);
             self.lease.count_refill_to_window_end(before);
         } else if before.curve == Curve::Refill && stored.curve == Curve::SlidingWindow {
             // The store has counted as spent what was leased of a token bucket.

@@ -64,7 +64,8 @@ impl Key {
             // Depth given in place of the reserve displaces it.
             self.unleased = self.unleased.min(self.cap(self.depth[0] + self.depth[1]));
         }
-        let available = self.unleased;
+        // What is kept back is not to be asked for.
+        let available = (self.unleased - asking.kept_back).max(self.unleased.min(0));
         Given {
             tokens,
             rate,
@@ -73,7 +74,8 @@ impl Key {
             tag: self.epoch(),
             life_us: (self.epoch() + 2) * self.epoch_us - now_us,
             available,
-            level: (available + self.outstanding[0] + self.outstanding[1]).clamp(-SUM_MAX, SUM_MAX),
+            level: (self.unleased + self.outstanding[0] + self.outstanding[1])
+                .clamp(-SUM_MAX, SUM_MAX),
             leased: leased + rate,
             recall,
             void,

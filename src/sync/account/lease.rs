@@ -62,9 +62,10 @@ impl LeaseState {
         if self.window_ends < self.ends { closes } else { Timestamp::NEVER }
     }
 
-    /// When the bucket stops, until the engine has seen to it.
-    fn bucket_ends(&self) -> Timestamp {
-        if self.rate() > 0 { self.ends.min(self.window_closes()) } else { self.ends }
+    /// When the bucket stops. At a window's end it does until the engine has collected: what is spent later is spent in
+    /// the next one.
+    pub(super) fn bucket_ends(&self) -> Timestamp {
+        self.ends.min(self.window_closes())
     }
 
     /// The leased refill that flows, in units per microsecond. `held.rate` is what the store has registered.

@@ -4,6 +4,7 @@ use super::Account;
 use super::policy::{Outage, PolicyInForce, flow};
 use crate::bucket::{Lease, MAX_TOKENS, UNLIMITED_RATE};
 use crate::limit::{OutagePolicy, Terms};
+use crate::quota::Curve;
 use crate::time::Timestamp;
 
 impl Account {
@@ -65,7 +66,9 @@ impl Account {
     /// The rate and the depth that the limit's policy gives to one of `nodes`, and the tokens that it lends from the
     /// last view.
     fn policy_terms(&self, terms: &Terms, is_lease_alive: bool, nodes: i64) -> (i64, i64, i64) {
-        match (terms.outage, is_lease_alive) {
+        // Refill of a window ends with it: no rate goes on.
+        let has_last_rate = is_lease_alive && terms.scale.curve == Curve::Refill;
+        match (terms.outage, has_last_rate) {
             (OutagePolicy::Share, _) => {
                 let depth = (terms.scale.burst / self.scale.token / nodes).max(1);
                 (terms.scale.rate / nodes, depth, self.loan(nodes).min(depth))

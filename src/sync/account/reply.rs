@@ -7,10 +7,12 @@ use crate::bucket::Lease;
 use crate::limit::Terms;
 use crate::quota::Curve;
 use crate::sync::message::{Entry, Given, Withheld};
-use crate::time::Timestamp;
+use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// An early sync was productive if it brought this part of what was wanted.
 const PRODUCTIVE_PART: i64 = 4;
+/// A window that gets tokens back all the time is not taken to be empty for longer.
+const EMPTY_MAX_US: u64 = 25_000;
 
 impl Account {
     /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.
@@ -42,7 +44,7 @@ impl Account {
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
         self.level.install(given, stored.window_us(), now);
         self.spending.owes &= given.available < 0 || self.spending.unsent.debt > 0;
-        self.show_view(given, now, terms);
+        self.show_view(given, first_sent, now, terms);
         let rate_kept = rate_kept(given, entry, stored);
         self.apply_lease(given, rate_kept, first_sent, now, terms);
 
@@ -58,7 +60,7 @@ impl Account {
     }
 
     /// Writes the view into the bucket.
-    fn show_view(&self, given: &Given, now: Timestamp, terms: &Terms) {
+    fn show_view(&self, given: &Given, first_sent: Timestamp, now: Timestamp, terms: &Terms) {
         // The cached time of decisions is behind `now`: credit that is there must not wait for it.
         let window_us = self.stored_scale().window_us();
         let credit_from = match self.level.token_in_us(given, &terms.scale, window_us) {
@@ -72,9 +74,11 @@ impl Account {
             Curve::Refill => 0,
             Curve::FixedWindow => {
                 let left_us = (window_us - given.stamp_us % window_us) as u64;
-                terms.tick_us.min(left_us.saturating_sub(self.cluster.round_trip_us))
+                // The batch may have been under way for long, and the cached clock is behind.
+                let late_us = now.micros_since(first_sent) + CLOCK_AGE_MAX_US;
+                terms.tick_us.min(left_us.saturating_sub(late_us))
             }
-            Curve::SlidingWindow | Curve::SlidingLog => terms.tick_us / 2,
+            Curve::SlidingWindow | Curve::SlidingLog => (terms.tick_us / 2).min(EMPTY_MAX_US),
         };
         let empty_for_ms = (empty_for_us / 1000).min(u16::MAX.into()) as u16;
         let tokens = terms.scale.tokens(given.available);

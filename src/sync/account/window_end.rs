@@ -13,14 +13,22 @@ impl Account {
             self.collect(now, false);
             self.spending.unsent.spent_before = self.spending.unsent.spent;
         }
-        self.stop_refill(now);
+        self.open_window(now);
+    }
+
+    /// No window ends any more before the lease, and no refill flows.
+    pub(super) fn open_window(&mut self, now: Timestamp) {
         self.lease.window_ends = Timestamp::NEVER;
+        self.stop_refill(now);
     }
 
     /// Stops the refill that a sliding window has leased, and leaves the tokens as they are.
     pub(super) fn stop_refill(&mut self, now: Timestamp) {
-        if self.lease.rate() > 0 && self.policy.is_none() {
-            let owed = self.bucket.stop_refill(now, self.lease.ends, self.scale.token);
+        if self.lease_ends().is_none_or(|ends| now >= ends) {
+            return;
+        }
+        let owed = self.bucket.stop_refill(now, self.lease.bucket_ends(), self.scale.token);
+        if self.lease.rate() > 0 {
             // What was owed before is still owed.
             self.lease.remainder = self.lease.remainder.min(0) + owed;
             self.spending.owes |= owed < 0;
@@ -103,7 +111,7 @@ mod tests {
         assert_eq!(account.spending.unsent.spent_before, 0, "it is told once");
     }
 
-    /// The answer to callers who can wait, when a fixed window of 100 ms or more was found empty `left_us` before its end.
+    /// The answer to callers who can wait, when a fixed window was found empty `left_us` before its end.
     fn answers_near_the_end(left_us: i64) -> [Verdict; 2] {
         let terms = Limit::new("x", FixedWindow::per_second(1000)).validate_hybrid(1).unwrap();
         let mut account = account_of(&terms);
@@ -120,8 +128,8 @@ mod tests {
     #[test]
     fn fixed_window_that_is_empty_is_known_to_be_for_a_tick_and_not_beyond_its_end() {
         assert_eq!(answers_near_the_end(500_000), [Verdict::Denied, Verdict::Denied]);
-        assert_eq!(answers_near_the_end(20_000), [Verdict::Denied, Verdict::Unsure]);
-        assert_eq!(answers_near_the_end(3_000), [Verdict::Unsure, Verdict::Unsure]);
+        assert_eq!(answers_near_the_end(40_000), [Verdict::Denied, Verdict::Unsure]);
+        assert_eq!(answers_near_the_end(15_000), [Verdict::Unsure, Verdict::Unsure]);
     }
 
     #[test]
@@ -136,6 +144,7 @@ mod tests {
         let refilled = terms.scale.rate / 2 * (11_000_000 - STAMP_US);
         assert_eq!(account.lease.held.outstanding, before + refilled);
         assert_eq!((account.lease.held.rate, account.lease.rate()), (0, 0));
+        assert_eq!(account.lease_ends(), Some(account.lease.ends), "no window of its plan ends");
     }
 
     #[test]
@@ -147,6 +156,29 @@ mod tests {
         let newer = Limit::new("x", SlidingWindow::per_second(500)).validate_hybrid(1).unwrap();
         assert!(account.adopt(&entry, 1, newer.scale, at(2_000)));
         assert_eq!(account.lease.held.tag, 0);
+    }
+
+    /// Tokens alone were leased, and the engine came with a time from before the window's end, after more had been spent.
+    #[test]
+    fn what_is_spent_after_a_window_is_not_told_as_before_though_the_engine_is_late() {
+        let (mut account, terms) = leased();
+        let entry = report(&mut account, &terms, 2_000);
+        account.end_report();
+        let given = Given {
+            tokens: 200,
+            depth: 200,
+            stamp_us: STAMP_US,
+            life_us: 2_000_000,
+            ..Given::default()
+        };
+        account.install(&given, &entry, at(2_000), at(2_000), &terms);
+        assert_eq!(account.lease.rate(), 0);
+        assert!(spend(&account, &terms, 30, 400_000));
+        assert!(!spend(&account, &terms, 100, 505_000), "the engine has not collected");
+        assert!(!account.end_lease(at(499_900)));
+        assert!(spend(&account, &terms, 100, 505_000));
+        let entry = report(&mut account, &terms, 600_000);
+        assert_eq!((entry.spent, entry.spent_before), (130, 30));
     }
 
     #[test]
