@@ -269,16 +269,12 @@ impl Account {
         (is_in_force && self.lease.ends > Timestamp::ZERO).then_some(ends)
     }
 
-    /// Whether a lease is in force that has not ended at `now`.
+    /// What is leased at `now`, with the refill that flows.
     #[cfg(feature = "sim")]
-    pub(crate) fn is_leased(&self, now: Timestamp) -> bool {
-        self.lease_ends().is_some() && now < self.lease.ends
-    }
-
-    /// What is leased, with the refill that flows.
-    #[cfg(feature = "sim")]
-    pub(crate) fn held(&self) -> crate::sync::message::Held {
-        crate::sync::message::Held { rate: self.lease.rate(), ..self.lease.held }
+    pub(crate) fn held(&self, now: Timestamp) -> Option<crate::sync::message::Held> {
+        let is_leased = self.lease_ends().is_some() && now < self.lease.ends;
+        let rate = if now < self.lease.bucket_ends() { self.lease.rate() } else { 0 };
+        is_leased.then_some(crate::sync::message::Held { rate, ..self.lease.held })
     }
 
     /// Whether the store has answered about the key.

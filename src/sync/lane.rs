@@ -180,8 +180,7 @@ impl Lane {
     /// The lease that the account has at `now`.
     #[cfg(feature = "sim")]
     pub(crate) fn lease(&self, slot: usize, now: Timestamp) -> Option<Held> {
-        let account = self.accounts.get(slot)?;
-        account.is_leased(now).then(|| account.held())
+        self.accounts.get(slot)?.held(now)
     }
 
     /// Tokens in the batch that was sent with this attempt, if it is in flight.

@@ -16,7 +16,7 @@ fn random_windows(rng: &mut fastrand::Rng) -> Limit {
         let limit = Limit::new("search", rule)
             .sync_interval(Duration::from_secs_f64(scaled(rng, 0.005, 1.0)))
             .credit(rng.u32(0..=4))
-            .outage(OutagePolicy::Closed);
+            .outage(if rng.bool() { OutagePolicy::Closed } else { OutagePolicy::Share });
         if limit.validate_hybrid(DEFAULT_MAX_NODES).is_ok() {
             return limit;
         }
