@@ -147,7 +147,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
             curve: Curve::of(1 + bytes.below(4) as i64).unwrap_or_default(),
         },
     };
-    Entry {
+    let entry = Entry {
         limit: "a".into(),
         key: [bytes.byte() % 3].as_slice().into(),
         scale,
@@ -161,7 +161,6 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         lost: amount(bytes),
         back_rate: amount(bytes),
         back_depth: amount(bytes),
-        spent_before: amount(bytes),
         held: Held {
             rate: amount(bytes),
             depth: amount(bytes),
@@ -176,7 +175,10 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         want_rate: amount(bytes),
         restore: bytes.one_in(4),
         claim: (bytes.one_in(2)).then(|| amount(bytes)),
-    }
+        spent_before: 0,
+    };
+    // It has no bytes of its own: older inputs keep their meaning.
+    Entry { spent_before: entry.spent / 2, ..entry }
 }
 
 /// A whole number that a request may hold: a small one, or an edge.
