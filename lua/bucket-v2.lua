@@ -429,7 +429,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
   local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
   local CREDIT_TOKENS, DEBT_US, REPAY_US, REPAY_LEAST_PART = 15, 1000000, 100000, 16
-  local WINDOW_REFILL_TOKENS = 30
+  local WINDOW_TOKENS_A_NODE = 40
   -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
   -- length of an epoch, and curve.
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
@@ -777,8 +777,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     -- The others still live on their shares.
     if is_returning then target = min(target, floor(slope / max(expected, 1))) end
     if curve ~= TOKEN_BUCKET then
-      -- At the end of a window each node is left with a part of a token.
-      if floor(target * window_us / WINDOW_REFILL_TOKENS) < token then target = 0 end
+      -- At a window's end refill leaves a part of a token on each node.
+      local least = capacity < WINDOW_TOKENS_A_NODE * max(nodes, 1) and 80 or 20
+      if floor(target * window_us / least) < token then target = 0 end
       -- The level rises by whole tokens, ahead of its refill by less than one.
       if curve == SLIDING_WINDOW and (leased0 + leased1 > 0 or target > 0) then kept_back = token end
     end

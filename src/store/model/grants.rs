@@ -8,8 +8,11 @@ use crate::sync::message::{Entry, Given, Held, NUMBER_MAX, Withheld};
 /// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 const REPAY_US: i64 = 100_000;
 const REPAY_LEAST_PART: i64 = 16;
-/// Refill of a window is leased where it is this many tokens in a window at least.
-const WINDOW_REFILL_TOKENS: i64 = 30;
+/// At a window's end refill leaves a part of a token on each node. It is leased where a node's even part of the window is
+/// this many tokens or more, or where the node has much more than an even part.
+const WINDOW_TOKENS_A_NODE: i64 = 40;
+/// The least of it that is leased to a node in a window, in tokens: where even parts are large, and where they are not.
+const WINDOW_REFILL_LEAST: [i64; 2] = [20, 80];
 
 /// What a node asks for, and how far the store may give it.
 struct Asking<'a> {
@@ -51,7 +54,7 @@ impl Key {
             reserved: if returning { self.reserve(lane, now_us) } else { 0 },
             kept_back: 0,
         };
-        let target = self.target(&asking, lane);
+        let target = self.target(&asking, lane, caller.nodes);
         let asking = Asking { kept_back: self.kept_back(target), ..asking };
         let tokens = if asking.giving { self.give_tokens(&asking, caller.nodes) } else { 0 };
         self.unleased -= tokens * token;
@@ -100,16 +103,17 @@ impl Key {
     }
 
     /// The refill that the node should have, in units per microsecond.
-    fn target(&self, asking: &Asking<'_>, lane: &Lane) -> i64 {
+    fn target(&self, asking: &Asking<'_>, lane: &Lane, nodes: i64) -> i64 {
         let slope = self.slope();
         let mut target = asking.entry.want_rate.min((slope as f64 * asking.share).floor() as i64);
         if asking.returning {
             // The others still live on their shares.
             target = target.min(slope / lane.recovery.expected.max(1));
         }
-        // At the end of a window each node is left with a part of a token.
+        let (tokens, nodes) = (self.scale.burst / self.scale.token, nodes.max(1));
+        let is_small = tokens < WINDOW_TOKENS_A_NODE.saturating_mul(nodes);
         let in_window = target.saturating_mul(self.scale.window_us());
-        let is_little = in_window / WINDOW_REFILL_TOKENS < self.scale.token;
+        let is_little = in_window / WINDOW_REFILL_LEAST[usize::from(is_small)] < self.scale.token;
         if self.is_windows() && is_little { 0 } else { target }
     }
 

@@ -12,6 +12,8 @@ const HOT_US: u64 = 125_000;
 /// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed this many quarters
 /// of the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
 const UNSPENT_QUARTERS: i64 = 3;
+/// Where callers wait for the store, a sliding window with fewer tokens for each node is asked for, and not refilled.
+const ASKED_TOKENS_A_NODE: i64 = 100;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
 
@@ -117,7 +119,8 @@ impl Account {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.arrivals.demand.per_us().max(first_per_us);
         // A node with refill does not ask the store for what else is there.
-        let asks = self.history.caller_has_waited && self.is_beginning(now);
+        let is_better_asked = self.is_beginning(now) || self.is_little_of_a_window(terms);
+        let asks = self.history.caller_has_waited && is_better_asked;
         (per_us, self.is_hot(per_us, terms) && !asks)
     }
 
@@ -128,6 +131,13 @@ impl Account {
         let part =
             self.level.view.map_or(0, |view| view.level / self.scale.token / self.cluster.nodes);
         part as f64 >= self.arrivals.demand.over(span_us)
+    }
+
+    /// Whether a node's even part of a window is so little that asking for it loses less than the part of a token which
+    /// refill leaves on each node.
+    fn is_little_of_a_window(&self, terms: &Terms) -> bool {
+        let is_window = terms.scale.curve == Curve::SlidingWindow;
+        is_window && self.burst(terms) < ASKED_TOKENS_A_NODE * self.cluster.nodes
     }
 
     // ---- what is known of the key ------------------------------------------------------------
