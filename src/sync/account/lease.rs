@@ -62,10 +62,18 @@ impl LeaseState {
         if self.window_ends < self.ends { closes } else { Timestamp::NEVER }
     }
 
-    /// When the bucket stops. At a window's end it does until the engine has collected: what is spent later is spent in
-    /// the next one.
+    /// When the bucket stops. At a window's end it does if the engine is late, until that has collected: what is spent
+    /// later is spent in the next one.
     pub(super) fn bucket_ends(&self) -> Timestamp {
-        self.ends.min(self.window_closes())
+        self.ends.min(self.window_ends)
+    }
+
+    /// The window has ended before the store's answer came: no refill of it flows.
+    pub(super) fn close_if_late(&mut self, now: Timestamp) {
+        self.is_refill_stopped = now >= self.window_closes();
+        if self.is_refill_stopped {
+            self.window_ends = Timestamp::NEVER;
+        }
     }
 
     /// The leased refill that flows, in units per microsecond. `held.rate` is what the store has registered.

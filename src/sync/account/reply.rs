@@ -99,7 +99,7 @@ impl Account {
             // The key goes on with its policy until the store has said since when it is back.
             self.lease.ends = Timestamp::ZERO;
         }
-        self.lease.is_refill_stopped = now >= self.lease.window_closes();
+        self.lease.close_if_late(now);
         let outstanding = self.lease.held.outstanding;
         let here = if self.lease.ends > now {
             let low = self.low(now, terms);

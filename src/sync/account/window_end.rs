@@ -200,11 +200,14 @@ mod tests {
         // As if all of it were in use.
         let entry = Entry { held, back_rate: 0, back_depth: 0, ..entry };
         let stamp_us = STAMP_US + 400_000;
-        let given = Given { stamp_us, life_us: 2_000_000, depth: 100, ..Given::default() };
+        let tokens = Given { tokens: 3, depth: 100, ..Given::default() };
+        let given = Given { stamp_us, life_us: 2_000_000, ..tokens };
         account.install(&given, &entry, at(400_000), at(600_000), &terms);
         assert_eq!(account.lease.rate(), 0);
         let held = account.bucket.held_and_pending().0;
+        assert!(held >= 3);
         assert!(!spend(&account, &terms, held + 1, 1_000_000));
+        assert!(spend(&account, &terms, held, 1_000_000), "its tokens are there at once");
         let entry = report(&mut account, &terms, 1_000_000);
         assert_eq!((entry.held.rate, entry.back_rate), (0, terms.scale.rate / 2));
     }
