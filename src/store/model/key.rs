@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spent_in_the_window_before_is_charged_to_it() {
+    fn sliding_window_charges_spent_before_to_the_window_before() {
         let entry = |spent_before, stamp_us| Entry {
             limit: "x".into(),
             key: b"k"[..].into(),

@@ -160,7 +160,7 @@ mod tests {
 
     /// Tokens alone were leased, and the engine came with a time from before the window's end, after more had been spent.
     #[test]
-    fn what_is_spent_after_a_window_is_not_told_as_before_though_the_engine_is_late() {
+    fn late_engine_reports_only_tokens_spent_before_the_window_end_as_spent_before() {
         let (mut account, terms) = leased();
         let entry = report(&mut account, &terms, 2_000);
         account.end_report();
