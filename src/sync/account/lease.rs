@@ -21,6 +21,8 @@ pub(super) struct LeaseState {
     /// When a sliding window ends in the store, at the earliest; `NEVER` if nothing ends before the lease, or the node has
     /// closed it.
     pub(super) window_ends: Timestamp,
+    /// The time by which what was spent in this window was counted; `NEVER` if it has not been, or the window is closed.
+    pub(super) window_counted: Timestamp,
     /// The refill of `held` flows no more.
     pub(super) is_refill_stopped: bool,
     /// Units in the bucket that make no whole token and no whole microsecond of refill; less than none if tokens
@@ -46,6 +48,7 @@ impl LeaseState {
             held: Held::default(),
             ends: Timestamp::ZERO,
             window_ends: Timestamp::NEVER,
+            window_counted: Timestamp::NEVER,
             is_refill_stopped: false,
             remainder: 0,
             forfeited: 0,
@@ -56,10 +59,24 @@ impl LeaseState {
         }
     }
 
-    /// When the node closes a sliding window: refill ends, tokens live on. `NEVER` if it has, or if the lease ends first.
+    /// When the node closes a sliding window: it counts what was spent, and at the next microsecond refill ends. Tokens live
+    /// on. `NEVER` if it has, or if the lease ends first.
     pub(super) fn window_closes(&self) -> Timestamp {
+        if self.is_window_counted() {
+            return self.window_counted.plus_micros(1);
+        }
         let closes = self.window_ends.minus_micros(WINDOW_MARGIN_US);
         if self.window_ends < self.ends { closes } else { Timestamp::NEVER }
+    }
+
+    /// Whether what was spent in a window was counted, and no later time has told that this was before its end.
+    pub(super) fn is_window_counted(&self) -> bool {
+        self.window_counted < Timestamp::NEVER
+    }
+
+    /// No window ends any more before the lease.
+    pub(super) fn forget_window(&mut self) {
+        (self.window_ends, self.window_counted) = (Timestamp::NEVER, Timestamp::NEVER);
     }
 
     /// When the bucket stops. At a window's end it does if the engine is late, until that has collected: what is spent
@@ -72,7 +89,7 @@ impl LeaseState {
     pub(super) fn close_if_late(&mut self, now: Timestamp) {
         self.is_refill_stopped = now >= self.window_closes();
         if self.is_refill_stopped {
-            self.window_ends = Timestamp::NEVER;
+            self.forget_window();
         }
     }
 
@@ -135,6 +152,7 @@ impl LeaseState {
             Curve::SlidingWindow => sure(stored.window_ends_us(given.stamp_us) - given.stamp_us),
             _ => Timestamp::NEVER,
         };
+        self.window_counted = Timestamp::NEVER;
         self.recall = given.recall;
         self.restore = false;
     }

@@ -25,6 +25,7 @@ impl Account {
         terms: &Terms,
     ) -> Installed {
         self.close_window_if_due(now);
+        self.doubt_window_count();
         if given.rate > 0 {
             // A node spends on credit or overdraws its refill, never both.
             self.absorb(now, true, |_, _| 0);

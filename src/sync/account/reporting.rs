@@ -31,6 +31,7 @@ impl Account {
     ) -> Entry {
         self.schedule.is_reporting = true;
         self.close_window_if_due(now);
+        self.doubt_window_count();
         self.bucket.mint_tokens(now, self.scale.token);
         // Nothing more can be sent before the answer.
         self.collect(now, true);

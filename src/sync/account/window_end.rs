@@ -5,20 +5,36 @@ use crate::time::Timestamp;
 
 impl Account {
     /// Notes what was spent in a sliding window that ends, and stops its refill.
+    ///
+    /// The count is made by a time that was read before it, and the engine may have been held up since. So it is believed
+    /// only when a later time is still before the window's end.
     pub(super) fn close_window_if_due(&mut self, now: Timestamp) {
         if now < self.lease.window_closes() {
             return;
         }
-        if now <= self.lease.window_ends {
+        let is_open = now <= self.lease.window_ends;
+        if is_open && !self.lease.is_window_counted() {
             self.collect(now, false);
             self.spending.unsent.spent_before = self.spending.unsent.spent;
+            self.lease.window_counted = now;
+            return;
+        }
+        if !is_open {
+            self.spending.unsent.spent_before = 0;
         }
         self.open_window(now);
     }
 
+    /// No later time has told that what was counted was spent before the window's end.
+    pub(super) fn doubt_window_count(&mut self) {
+        if self.lease.is_window_counted() {
+            self.spending.unsent.spent_before = 0;
+        }
+    }
+
     /// No window ends any more before the lease, and no refill flows.
     pub(super) fn open_window(&mut self, now: Timestamp) {
-        self.lease.window_ends = Timestamp::NEVER;
+        self.lease.forget_window();
         self.stop_refill(now);
     }
 
@@ -101,6 +117,9 @@ mod tests {
         assert_eq!(account.lease_ends(), Some(closes));
         assert!(spend(&account, &terms, 60, 400_000));
         assert!(!account.end_lease(closes), "its tokens live on");
+        let later = closes.plus_micros(1);
+        assert_eq!(account.lease_ends(), Some(later), "the engine comes again at once");
+        assert!(!account.end_lease(later));
         assert!(account.lease_ends() > Some(at(1_500_000)));
         // 10 tokens, and refill up to the depth of 100, of which 60 are spent.
         assert!(spend(&account, &terms, 30, 1_500_000));
@@ -176,9 +195,34 @@ mod tests {
         assert!(spend(&account, &terms, 30, 400_000));
         assert!(!spend(&account, &terms, 100, 505_000), "the engine has not collected");
         assert!(!account.end_lease(at(499_900)));
+        assert!(!account.end_lease(at(499_910)));
         assert!(spend(&account, &terms, 100, 505_000));
         let entry = report(&mut account, &terms, 600_000);
         assert_eq!((entry.spent, entry.spent_before), (130, 30));
+    }
+
+    /// The engine read its time before the window's end and counted after it; the cached clock stood still meanwhile.
+    #[test]
+    fn count_of_an_engine_that_was_held_up_over_the_window_end_is_not_believed() {
+        let (mut account, terms) = leased();
+        let closes = account.lease.window_closes();
+        assert!(spend(&account, &terms, 60, 400_000));
+        assert!(!account.end_lease(closes));
+        assert!(!account.end_lease(at(515_000)), "its next time is after the end");
+        let entry = report(&mut account, &terms, 600_000);
+        assert_eq!((entry.spent, entry.spent_before, entry.held.rate), (60, 0, 0));
+    }
+
+    #[test]
+    fn count_that_no_later_time_confirms_is_not_reported() {
+        let (mut account, terms) = leased();
+        let closes = account.lease.window_closes();
+        assert!(spend(&account, &terms, 60, 400_000));
+        let entry = report(&mut account, &terms, closes.as_micros());
+        assert_eq!((entry.spent, entry.spent_before), (60, 0));
+        assert!(spend(&account, &terms, 10, closes.as_micros()));
+        assert!(!account.end_lease(closes.plus_micros(1)));
+        assert_eq!(account.spending.unsent.spent_before, 0);
     }
 
     #[test]
