@@ -6,7 +6,8 @@
 -- A record is a ledger, which is the same for every algorithm, and the level of its curve: how it rises while
 -- nobody spends. A token bucket's rises at the rate. A fixed window's is full again at the end of each window;
 -- a sliding window's rises as what was charged in the window before counts less; a sliding log's as each charge
--- leaves, a window after the slot of time that it was made in. The level
+-- leaves, a window after the slot of time that it was made in. That of a calendar's window is full again at its end,
+-- and nodes tell which window it is. The level
 -- still has what is outstanding: what nodes hold, or have spent and not reported. Beside it stands what can
 -- be leased, which may always rise to the level less what is outstanding, within the burst less the depths
 -- leased out.
@@ -29,7 +30,7 @@ local call = redis.call
 -- one that is run when it does, and numbers with a name stand in the function that uses them.
 
 -- Curves, as quotas have them.
-local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG = 2, 3, 4
+local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW = 2, 3, 4, 5
 local WINDOW_LEAST_US = 1000
 
 -- Numbers that are needed as strings are written as such: Lua takes a microsecond to print one.
@@ -195,8 +196,25 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return previous, units - before + counted(previous, token, window_us, stamp_us) - counted_before
   end
 
+  -- The level when it is known which window of a calendar it is, and when that ends: 0 if no node has told. `ends_us` is
+  -- when the window of the level ends, `told_begins_us` and `told_ends_us` are what the node says of the one now.
+  local function open_window(level, ends_us, burst, window_us, told_begins_us, told_ends_us)
+    -- No window is longer than four that the quota names. If one is, the lane's time went back.
+    local latest_us = now_us + 4 * window_us
+    if ends_us > latest_us then ends_us = 0 end
+    local is_now = told_begins_us <= now_us and now_us < told_ends_us and told_ends_us <= latest_us
+    if not is_now or now_us < ends_us then return level, ends_us end
+    if ends_us > 0 then
+      -- Each window that has ended pays a burst.
+      local windows = 1 + floor(max(told_begins_us - ends_us, 0) / window_us)
+      level = min(level + burst * windows, burst)
+    end
+    return level, told_ends_us
+  end
+
   -- The level at `until_us` of windows, and what was charged in the window before.
   local function pass_windows(curve, token, burst, window_us, from_us, until_us, level, previous)
+    if curve == CALENDAR_WINDOW then return level, previous end
     local passed = floor(until_us / window_us) - floor(from_us / window_us)
     if curve == FIXED_WINDOW then
       if passed > 0 then level = min(level + burst * passed, burst) end
@@ -354,6 +372,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     local old_rate, old_token, old_burst, old_curve = old[1], old[2], old[3], old[4]
     local rate, token, burst, curve = new[1], new[2], new[3], new[4]
     local old_window_us, window_us = window_of(old_rate, old_burst), window_of(rate, burst)
+    if old_curve == CALENDAR_WINDOW then previous = 0 end
     if old_curve < FIXED_WINDOW and curve >= FIXED_WINDOW then
       -- A token bucket's refill does not end with a window, so windows cannot take it over: it is void.
       level, unleased = end_lease(level, unleased, out0)
@@ -412,7 +431,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
     adopt = adopt, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
-    window_ends_us = window_ends_us, charge_window_before = charge_window_before }
+    window_ends_us = window_ends_us, charge_window_before = charge_window_before, open_window = open_window }
 end
 
 ---------------------------------------------------------------------------------------------------
@@ -433,13 +452,15 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   -- A quota stands in a batch as it stands at the head of a bucket's record: rate, token, burst, version,
   -- length of an epoch, and curve.
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
-  local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG = FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG
-  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddd'
+  local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW =
+    FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW
+  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
   local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
-  -- Behind that stands, if windows slide, what was charged in the window before; of a log, its slots.
+  -- Behind that stands, if windows slide, what was charged in the window before; of a log, its slots; of a calendar,
+  -- when the window ends.
   local TROUBLE_FORMAT, TROUBLE_BYTES, TROUBLE_BYTES_MAX = '<dddd', 4 * 8, 4 * 8 + 70 * 16
   -- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
   -- QUOTA_BYTES + 6 * 8.
@@ -462,7 +483,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local rate, token, burst, version, epoch_us, curve =
       unpack_numbers(QUOTA_FORMAT, bytes, #MAGIC + 1)
     local most = max(rate * DEBT_US, token, burst, version, 4 * epoch_us)
-    local is_curve = curve >= TOKEN_BUCKET and curve <= SLIDING_LOG and curve % 1 == 0
+    local is_curve = curve >= TOKEN_BUCKET and curve <= CALENDAR_WINDOW and curve % 1 == 0
     local is_quota = bytes:sub(1, #MAGIC) == MAGIC and is_curve and version >= 0
       and min(rate, token, burst, epoch_us) >= 1 and most <= 2^52 and (rate + token + burst + version + epoch_us) % 1 == 0
     if not is_quota then
@@ -488,6 +509,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       held_tag, wanted_demand, want, want_rate, lost, claim, next_at =
       unpack_numbers(ENTRY_FORMAT, batch, at)
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
+    local window_begins_us, window_ends_us = 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
     local has_refill_ended = false
     at = next_at
@@ -498,8 +520,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         if rests < 0 then
           return nil
         end
-        debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, at =
-          unpack_numbers(REST_FORMAT, batch, at)
+        debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before,
+          window_begins_us, window_ends_us, at = unpack_numbers(REST_FORMAT, batch, at)
       end
     end
     if quotas[number] ~= terms then
@@ -576,7 +598,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       if own ~= quota then
         own_rate, own_token, own_burst, own_version, epoch_us, own_curve =
           unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
-        if own_curve < TOKEN_BUCKET or own_curve > SLIDING_LOG or own_curve % 1 ~= 0
+        if own_curve < TOKEN_BUCKET or own_curve > CALENDAR_WINDOW or own_curve % 1 ~= 0
           or not rare.is_ours(own, own_rate, own_token, own_burst, own_version, epoch_us, stamp_us, level) then
           refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
         elseif own_version > version or own_version == version
@@ -587,8 +609,14 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       end
       if own_curve == SLIDING_LOG then
         slots = rare.logs().read(record, BUCKET_BYTES + TROUBLE_BYTES + 1)
-      elseif own_curve == SLIDING_WINDOW and length > BUCKET_BYTES + TROUBLE_BYTES then
+      elseif (own_curve == SLIDING_WINDOW or own_curve == CALENDAR_WINDOW)
+        and length > BUCKET_BYTES + TROUBLE_BYTES then
         previous = unpack_numbers('<d', record, BUCKET_BYTES + TROUBLE_BYTES + 1)
+      end
+      -- Of a calendar, `previous` is when the window ends.
+      if own_curve == CALENDAR_WINDOW then
+        level, previous = rare.open_window(level, previous, own_burst, max(floor(own_burst / own_rate), WINDOW_LEAST_US),
+          window_begins_us, window_ends_us)
       end
       previous, slots, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
@@ -601,6 +629,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
           rare.adopt(token / own_token, { own_rate, own_token, own_burst, own_curve }, { rate, token, burst, curve },
             previous, slots, stamp_us, level, unleased, after_silence,
             leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+        if curve == CALENDAR_WINDOW then
+          level, previous = rare.open_window(level, previous, burst, window_us, window_begins_us, window_ends_us)
+        end
       end
       if leased0 + leased1 == 0 and depth0 + depth1 == 0 and out0 == 0 and out1 == 0
         and demand0 + demand1 == 0 then
@@ -879,10 +910,18 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       local is_due = spare_us < 0 or missing > spare_us * rate
       if curve ~= TOKEN_BUCKET then
         -- Until the window is over that counts last.
-        local windows = ceil(missing / burst) + (curve ~= FIXED_WINDOW and 1 or 0)
-        local each_us = window_us
+        local windows, each_us = ceil(missing / burst), window_us
+        if curve == CALENDAR_WINDOW then
+          each_us = 4 * window_us
+        elseif curve ~= FIXED_WINDOW then
+          windows = windows + 1
+        end
         if curve == SLIDING_LOG then each_us = each_us + ceil(window_us / 64) end
         fill_us = missing > 0 and min(windows * each_us, 2^50) or 0
+        if missing > 0 and curve == CALENDAR_WINDOW and previous > 0 then
+          -- The first window ends when the node says.
+          fill_us = max(fill_us - each_us, 0) + max(previous - stamp_us, 0)
+        end
         is_due = spare_us < fill_us
       end
       if is_due then
@@ -899,7 +938,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         if length > BUCKET_BYTES or previous ~= 0 or slots and slots[1]
           or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 then
           record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, heard, after_silence)
-          if curve == SLIDING_WINDOW then
+          if curve == SLIDING_WINDOW or curve == CALENDAR_WINDOW then
             record = record .. pack('<d', previous)
           elseif curve == SLIDING_LOG then
             record = record .. rare.logs().written(slots)

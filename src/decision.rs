@@ -244,16 +244,25 @@ impl Decision {
     /// Microseconds until the window ends in which a leased limit gives no more tokens, by this node's clock. `None` if that
     /// tells nothing: the view is of an earlier window, or an outage policy gives refill.
     fn window_left_us(&self) -> Option<u64> {
-        let (LimitInfo { scale, window_offset_us, .. }, Source::Lease(held)) =
+        let (LimitInfo { scale, calendar, window_offset_us, .. }, Source::Lease(held)) =
             (self.limit, &self.source)
         else {
             return None;
         };
-        let window_us = scale.window_us() as u64;
-        let since_us = (self.now.as_micros() + window_offset_us) % window_us;
+        let now_us = self.now.as_micros() + window_offset_us;
+        let (since_us, left_us) = match (scale.curve, calendar) {
+            (Curve::CalendarWindow, Some(calendar)) => {
+                let [begins_us, ends_us] = calendar.window_us(now_us);
+                (now_us - begins_us, ends_us - now_us)
+            }
+            (Curve::FixedWindow, _) => {
+                let window_us = scale.window_us() as u64;
+                (now_us % window_us, window_us - now_us % window_us)
+            }
+            _ => return None,
+        };
         let is_of_window = held.view.age(self.now).is_some_and(|age| micros(age) <= since_us);
-        let is_told = scale.curve == Curve::FixedWindow && is_of_window && !held.has_refill();
-        is_told.then_some(window_us - since_us)
+        (is_of_window && !held.has_refill()).then_some(left_us)
     }
 
     /// The tokens asked for.

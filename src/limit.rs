@@ -362,6 +362,7 @@ impl Limit {
             cost_max: self.quota().burst_tokens().min(COST_MAX) as u32,
             mode: self.mode,
             key_rule: None,
+            calendar: None,
             share: None,
             outage: self.outage,
             max_wait_us: micros(self.max_wait),
@@ -463,15 +464,14 @@ impl Limit {
         let curve = match self.rule {
             Rule::TokenBucket(_) => return self.validate(),
             Rule::LeakyBucket(_) => return self.validate_slots(nodes),
-            Rule::FixedWindow(window) if window.has_zone() => {
-                return Err(ConfigError::Limit {
-                    limit: self.name.clone(),
-                    field: "mode",
-                    value: "hybrid, with windows of a zone".to_owned(),
-                    reason: "these are not leased to nodes so far: call exact() to let the store decide, or local()",
-                });
-            }
-            Rule::FixedWindow(_) => Curve::FixedWindow,
+            Rule::FixedWindow(window) => match window.rule(&self.name)?.calendar {
+                Some(calendar) => {
+                    self.refuse_last_rate()?;
+                    let scale = self.quota().calendar_scale(&self.name)?;
+                    return Ok(Terms { calendar: Some(calendar), ..self.terms(scale)? });
+                }
+                None => Curve::FixedWindow,
+            },
             Rule::SlidingWindow(_) => Curve::SlidingWindow,
             Rule::SlidingLog(_) => Curve::SlidingLog,
         };

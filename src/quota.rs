@@ -142,6 +142,12 @@ impl Quota {
         })
     }
 
+    /// The integer units in which levels of a calendar's windows are kept.
+    pub(crate) fn calendar_scale(&self, limit: &str) -> Result<Scale, ConfigError> {
+        self.validate(limit)?;
+        Ok(Scale::calendar_windows(self.tokens, micros(self.period)))
+    }
+
     /// The integer units in which levels of windows are kept.
     pub(crate) fn window_scale(&self, limit: &str, curve: Curve) -> Result<Scale, ConfigError> {
         self.validate(limit)?;
@@ -177,6 +183,8 @@ pub(crate) struct Scale {
 
 /// The largest bucket, in units.
 const BURST_UNITS_MAX: u64 = 1 << 52;
+/// The largest bucket of a calendar's window before its tokens are rounded up, in units.
+const CALENDAR_UNITS_MAX: u64 = 1 << 51;
 /// The refill aimed at, in units per microsecond: fine enough to split a rate among many nodes.
 const RATE_UNITS: u64 = 1 << 20;
 /// No debt keeps a record for longer.
@@ -239,6 +247,15 @@ impl Scale {
         (scale.rate.checked_mul(period_us as i64) == Some(scale.burst)).then_some(scale)
     }
 
+    /// The units of a quota that is given for windows of a calendar, which last about `period_us`. The rate is for reports
+    /// and outages, so that any number of tokens will do.
+    fn calendar_windows(tokens: u64, period_us: u64) -> Self {
+        let rate = (CALENDAR_UNITS_MAX / period_us).min(RATE_UNITS);
+        let token = (rate * period_us).div_ceil(tokens);
+        let (rate, token, burst) = (rate as i64, token as i64, (token * tokens) as i64);
+        Self { rate, token, burst, curve: Curve::CalendarWindow }
+    }
+
     /// The length of a window: a millisecond at least, whatever a node sends, so that few of them have to pass. Of a token
     /// bucket, the time to fill, rounded down.
     pub(crate) fn window_us(&self) -> i64 {
@@ -254,7 +271,7 @@ impl Scale {
     pub(crate) fn fill_us(&self) -> u64 {
         match self.curve {
             Curve::Refill => (self.burst as u64).div_ceil(self.rate as u64),
-            Curve::FixedWindow => self.window_us() as u64,
+            Curve::FixedWindow | Curve::CalendarWindow => self.longest_window_us() as u64,
             Curve::SlidingWindow => 2 * self.window_us() as u64,
             Curve::SlidingLog => (self.window_us() + self.slot_us()) as u64,
         }
@@ -268,9 +285,11 @@ impl Scale {
             // Each window pays a burst of what is owed.
             curve => {
                 let owed = (missing as u64).div_ceil(self.burst as u64);
-                let windows = owed + u64::from(curve != Curve::FixedWindow);
-                let slot_us = if curve == Curve::SlidingLog { self.slot_us() } else { 0 };
-                let each_us = (self.window_us() + slot_us) as u64;
+                let windows = owed + u64::from(!curve.is_fixed_window());
+                let each_us = match curve {
+                    Curve::SlidingLog => self.window_us() + self.slot_us(),
+                    _ => self.longest_window_us(),
+                } as u64;
                 windows.saturating_mul(each_us).min(FULL_US_MAX)
             }
         }

@@ -803,6 +803,50 @@ fn nodes_that_share_windows_admit_what_one_would_and_without_credit_never_more()
     }
 }
 
+/// Three seconds before and after each edge, four nodes are asked for three times what a window has.
+#[cfg(feature = "calendar")]
+#[test]
+fn nodes_that_share_days_of_a_zone_admit_each_day_what_it_has_and_no_more() {
+    const HOUR: u64 = 3_600_000_000;
+    const AROUND_US: u64 = 3_000_000;
+    const TOKENS: u64 = 200;
+    // Midnights in Berlin: of the 29th of March 2026, which has 23 hours, and of the 25th of October, which has 25.
+    for (midnight, hours) in [(1_774_738_800_000_000, 23), (1_792_879_200_000_000, 25)] {
+        for strict in [true, false] {
+            let rule = FixedWindow::per_day(TOKENS).zone("Europe/Berlin");
+            let limit = Limit::new("x", rule);
+            let limit = if strict { limit.strict() } else { limit };
+            let cluster = Cluster::new(4, &limit);
+            let limits: Vec<_> =
+                cluster.limiters.iter().map(|one| one.limit("x").unwrap()).collect();
+            let mut rng = fastrand::Rng::with_seed(1);
+            let mut admitted = Vec::new();
+            for edge in [midnight, midnight + hours * HOUR] {
+                let begin = edge - AROUND_US - 2_000_000;
+                cluster.clock.advance(micros(begin - cluster.clock.now().as_micros()));
+                while cluster.pass() < edge - AROUND_US {}
+                for end in [edge, edge + AROUND_US] {
+                    admitted.push(0);
+                    while cluster.clock.now().as_micros() < end {
+                        if rng.u64(..10) < 2 {
+                            let is_allowed = limits[rng.usize(..4)].check("key").is_allowed();
+                            *admitted.last_mut().unwrap() += u64::from(is_allowed);
+                        }
+                        cluster.pass();
+                    }
+                }
+            }
+            let [before, first, end, second] = admitted[..] else { panic!("{admitted:?}") };
+            let label = format!("{hours} hours, strict: {strict}: {admitted:?} of {TOKENS} each");
+            println!("{label}");
+            let most = if strict { TOKENS } else { TOKENS + 4 };
+            let days = [before, first + end, second];
+            assert!(days.iter().all(|day| (TOKENS * 97 / 100..=most).contains(day)), "{label}");
+            assert!(end <= 4, "{label}");
+        }
+    }
+}
+
 /// Each window's edge renewed the credit of each node, however much was owed: 16 of 3 were admitted in each window.
 #[test]
 fn credit_of_windows_is_given_once_and_not_again_while_it_is_owed() {

@@ -188,11 +188,6 @@ fn zone_that_does_not_fit_is_named() {
             2,
             "'UTC' for '--zone': does not fit --algorithm token-bucket",
         ),
-        (
-            format!("--quota 5/day --algorithm fixed-window --zone UTC --mode hybrid {of}"),
-            2,
-            "for '--mode': these are not leased",
-        ),
     ]);
 }
 

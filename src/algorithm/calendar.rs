@@ -170,6 +170,12 @@ impl Calendar {
         self.at(unix_us).calendar_us(self.period_us(), unix_us)
     }
 
+    /// When the window of a time begins and ends, in microseconds since 1970.
+    pub(crate) fn window_us(&self, unix_us: u64) -> [u64; 2] {
+        let Window { begins_us, ends_us, .. } = self.at(unix_us);
+        [begins_us, ends_us]
+    }
+
     /// The window of a time, with the one before it and the next.
     pub(crate) fn around(&self, unix_us: u64) -> Windows {
         Windows { period_us: self.period_us(), windows: self.windows(unix_us) }

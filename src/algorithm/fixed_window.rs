@@ -53,9 +53,8 @@ impl FixedWindow {
     }
 
     /// The windows are hours, days or months of a time zone, such as `Europe/Berlin`, by the IANA database that is built in
-    /// with the feature `calendar`. All nodes should have the same version of it. For [local](crate::Limit::local) and
-    /// [exact](crate::Limit::exact) limits: building another, or one of another period, an unknown zone or without the feature,
-    /// fails with [`ConfigError::Limit`](crate::ConfigError::Limit).
+    /// with the feature `calendar`. All nodes should have the same version of it. Building a limit with another
+    /// period, with an unknown zone or without the feature fails with [`ConfigError::Limit`](crate::ConfigError::Limit).
     ///
     /// A window begins at the first instant whose local time has reached it. So a day lasts 23 to 25 hours where the clock is
     /// changed, an hour that comes twice is one window, and a clock that is set back does not begin a window again.
@@ -64,12 +63,7 @@ impl FixedWindow {
         Self { zone: Some(zone), ..self }
     }
 
-    /// Whether the windows are those of a zone.
-    pub(crate) const fn has_zone(&self) -> bool {
-        self.zone.is_some()
-    }
-
-    pub(super) fn rule(&self, limit: &str) -> Result<WindowRule, ConfigError> {
+    pub(crate) fn rule(&self, limit: &str) -> Result<WindowRule, ConfigError> {
         let rule = WindowRule::new(limit, self.quota, false)?;
         match self.zone {
             Some(zone) => {

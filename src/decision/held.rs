@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::quota::{Curve, Scale};
+use crate::quota::Scale;
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp, micros};
 
 /// What a node holds of a key, and knows of the rest.
@@ -45,7 +45,7 @@ impl Held {
                 units.div_ceil(rate)
             }
             // A view of an earlier window tells nothing of this one.
-            (0, Some(_)) if scale.curve == Curve::FixedWindow => 0,
+            (0, Some(_)) if scale.curve.is_fixed_window() => 0,
             (0, Some(age)) => {
                 let units = (missing - self.view.tokens()) * scale.token;
                 scale.micros_for(units).saturating_sub(micros(age))

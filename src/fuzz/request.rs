@@ -176,9 +176,15 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         restore: bytes.one_in(4),
         claim: (bytes.one_in(2)).then(|| amount(bytes)),
         spent_before: 0,
+        window_us: [0; 2],
     };
-    // It has no bytes of its own: older inputs keep their meaning.
-    Entry { spent_before: entry.spent / 2, ..entry }
+    // What has no bytes of its own: older inputs keep their meaning.
+    let mut entry = Entry { spent_before: entry.spent / 2, ..entry };
+    if entry.scale.curve == Curve::FixedWindow && entry.taken > 0 {
+        entry.scale.curve = Curve::CalendarWindow;
+        entry.window_us = [entry.held.stamp_us, entry.held.stamp_us + entry.taken];
+    }
+    entry
 }
 
 /// A whole number that a request may hold: a small one, or an edge.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use super::Terms;
-use crate::algorithm::{KeyRule, Rule};
+use crate::algorithm::{Calendar, KeyRule, Rule};
 use crate::quota::{Curve, Scale};
 
 /// A limit's name and rule, where every decision can point to it.
@@ -19,7 +19,10 @@ pub(crate) struct LimitInfo {
     pub(crate) key_rule: Option<KeyRule>,
     /// This node's part, if the store decides.
     pub(crate) share: Option<KeyRule>,
-    /// Added to the node's time, in microseconds, so that leased windows begin at multiples of their length; 0 for others.
+    /// Whose windows they are, if leased windows are a calendar's.
+    pub(crate) calendar: Option<&'static Calendar>,
+    /// Added to the node's time, in microseconds, so that leased windows begin at multiples of their length, or
+    /// that it is the time since 1970 where they are a calendar's; 0 for others.
     pub(crate) window_offset_us: u64,
 }
 
@@ -36,14 +39,16 @@ impl LimitInfo {
         reason = "a calendar is told by its name, not by what it remembers"
     )]
     pub(crate) fn intern(name: &str, terms: &Terms, rule: Rule, origin_us: u64) -> &'static Self {
-        let &Terms { scale, key_rule, share, .. } = terms;
-        let is_leased_window = key_rule.is_none() && scale.curve == Curve::FixedWindow;
+        let &Terms { scale, key_rule, share, calendar, .. } = terms;
         // To the millisecond: a limiter that is built anew has mostly the same.
         let origin_us = origin_us - origin_us % 1000;
-        let window_offset_us =
-            if is_leased_window { origin_us % scale.window_us() as u64 } else { 0 };
+        let window_offset_us = match scale.curve {
+            Curve::FixedWindow => origin_us % scale.window_us() as u64,
+            Curve::CalendarWindow => origin_us,
+            _ => 0,
+        };
         let name = name.into();
-        let wanted = Self { name, scale, rule, key_rule, share, window_offset_us };
+        let wanted = Self { name, scale, rule, key_rule, share, calendar, window_offset_us };
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let infos = infos.get_or_insert_default();
         if let Some(known) = infos.get(&wanted) {

@@ -1,7 +1,7 @@
 //! A limit's numbers, checked and in the units that the floors below the limiter use.
 
 use super::{CREDIT_MAX, DEFAULT_MAX_NODES, Mode, OutagePolicy};
-use crate::algorithm::KeyRule;
+use crate::algorithm::{Calendar, KeyRule};
 use crate::quota::Scale;
 
 /// The shortest tick of a key, however fast its burst is spent.
@@ -29,6 +29,8 @@ pub(crate) struct Terms {
     pub mode: Mode,
     /// The rule in the units that states of keys are kept in, unless the limit is leased.
     pub key_rule: Option<KeyRule>,
+    /// Whose windows they are, if leased windows are a calendar's.
+    pub calendar: Option<&'static Calendar>,
     /// This node's part of it in an outage, if the store decides or gives slots.
     pub share: Option<KeyRule>,
     /// What happens while the store is away.

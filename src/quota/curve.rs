@@ -12,6 +12,8 @@ pub(crate) enum Curve {
     SlidingWindow,
     /// As each charge leaves, a window after it.
     SlidingLog,
+    /// To the full at the end of each window of a calendar: nodes tell the store which window it is.
+    CalendarWindow,
 }
 
 impl Curve {
@@ -22,6 +24,7 @@ impl Curve {
             Self::FixedWindow => 2,
             Self::SlidingWindow => 3,
             Self::SlidingLog => 4,
+            Self::CalendarWindow => 5,
         }
     }
 
@@ -31,6 +34,7 @@ impl Curve {
             2 => Some(Self::FixedWindow),
             3 => Some(Self::SlidingWindow),
             4 => Some(Self::SlidingLog),
+            5 => Some(Self::CalendarWindow),
             _ => None,
         }
     }

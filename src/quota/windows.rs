@@ -2,6 +2,17 @@
 
 use super::{Curve, Scale};
 
+/// No window of a calendar is longer than so many of those that the quota names: clocks are set back by up to three hours,
+/// and at the date line by a day.
+const CALENDAR_WINDOWS_LONGEST: i64 = 4;
+
+impl Curve {
+    /// Whether the level rises at the ends of windows alone.
+    pub(crate) const fn is_fixed_window(self) -> bool {
+        matches!(self, Self::FixedWindow | Self::CalendarWindow)
+    }
+}
+
 impl Scale {
     /// The end of the window of `at_us`.
     pub(crate) fn window_ends_us(&self, at_us: i64) -> i64 {
@@ -22,15 +33,22 @@ impl Scale {
         self.curve == Curve::SlidingWindow && now_us >= self.window_ends_us(from_us)
     }
 
-    /// Microseconds from `now_us`, of the store's time, until windows of this length surely give what is missing, if nobody
+    /// The longest that a window can last.
+    pub(crate) fn longest_window_us(&self) -> i64 {
+        match self.curve {
+            Curve::CalendarWindow => self.window_us().saturating_mul(CALENDAR_WINDOWS_LONGEST),
+            _ => self.window_us(),
+        }
+    }
+
+    /// Microseconds until windows of this length, of which one ends in `first_us`, surely give what is missing, if nobody
     /// spends.
-    pub(crate) fn refilled_in_us(&self, missing: i64, now_us: i64, window_us: i64) -> u64 {
+    pub(crate) fn refilled_in_us(&self, missing: i64, first_us: u64, window_us: i64) -> u64 {
         let owed = (missing.max(1) as u64).div_ceil(self.burst as u64).min(1 << 20);
         if self.curve == Curve::SlidingLog {
             return owed.saturating_mul((window_us + self.slot_us()) as u64);
         }
         let edges = owed + u64::from(self.curve == Curve::SlidingWindow);
-        let first_us = (window_us - now_us % window_us) as u64;
         first_us.saturating_add((edges - 1).saturating_mul(window_us as u64))
     }
 }

@@ -41,11 +41,11 @@ const ENTRIES_TOTAL: usize = 100_000;
 const FLUSH_EVERY: usize = 1500;
 const LANES: u32 = 3;
 const NODES: usize = 4;
-const KEYS: u64 = 66;
+const KEYS: u64 = 72;
 /// Keys from here on are sent absurd numbers too, which would spoil the others for good.
-const KEYS_SANE: u64 = 55;
+const KEYS_SANE: u64 = 60;
 /// Five are token buckets.
-const LIMITS: usize = 11;
+const LIMITS: usize = 13;
 
 /// `SplitMix64` (Steele, Lea, Flood 2014): enough for choosing test values.
 struct Random(u64);
@@ -148,11 +148,12 @@ fn scales(limit: usize) -> [Scale; 3] {
         let quotas = [Quota::per_second(100), Quota::per_second(7), Quota::per_minute(700)];
         [0, 1, 2].map(|version| match curves[version] {
             Curve::Refill => quotas[version].scale("x").expect("it can be kept"),
+            Curve::CalendarWindow => quotas[version].calendar_scale("x").expect("it can be kept"),
             curve => quotas[version].window_scale("x", curve).expect("it can be kept"),
         })
     };
     let [even, fixed, sliding] = [Curve::Refill, Curve::FixedWindow, Curve::SlidingWindow];
-    let log = Curve::SlidingLog;
+    let [log, calendar] = [Curve::SlidingLog, Curve::CalendarWindow];
     match limit {
         5 => windows([fixed; 3]),
         6 => windows([sliding; 3]),
@@ -160,8 +161,22 @@ fn scales(limit: usize) -> [Scale; 3] {
         8 => windows([even, sliding, even]),
         9 => windows([log; 3]),
         10 => windows([log, sliding, log]),
+        11 => windows([calendar; 3]),
+        12 => windows([sliding, calendar, fixed]),
         limit => quotas[limit].map(|quota| quota.scale("x").expect("it can be kept")),
     }
+}
+
+/// What nodes tell of the window that it is: mostly one of three grids, now and then the window before, or nothing.
+fn told_window(random: &mut Random, scale: &Scale, time_us: i64) -> [i64; 2] {
+    if scale.curve != Curve::CalendarWindow || random.one_in(20) {
+        return [0; 2];
+    }
+    let window_us = scale.window_us();
+    let length_us = random.among(&[window_us / 50, window_us / 50, window_us, 3 * window_us]);
+    let before = i64::from(random.one_in(10));
+    let begins_us = (time_us / length_us - before) * length_us;
+    [begins_us, begins_us + random.among(&[length_us, length_us, length_us, 9 * length_us])]
 }
 
 /// The server's time, in microseconds.
@@ -437,6 +452,7 @@ impl World {
             back_rate: random.amount(held_rate),
             back_depth: random.amount(tokens / 4),
             spent_before: if random.one_in(2) { random.amount(tokens) } else { 0 },
+            window_us: told_window(random, &scale, self.time_us),
             held: Held {
                 rate: held_rate,
                 depth: random.amount(tokens / 4),
@@ -598,6 +614,7 @@ fn empty_entry(scale: Scale) -> Entry {
         back_rate: 0,
         back_depth: 0,
         spent_before: 0,
+        window_us: [0; 2],
         held: Held::default(),
         demand: 0,
         needed: 0,

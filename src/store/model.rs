@@ -16,6 +16,7 @@ use crate::sync::message::{
     BatchVerdict, Entry, Grant, Incarnation, InstanceId, Receipt, Reply, Request, natural,
 };
 
+mod calendar_window;
 mod grants;
 mod key;
 mod lane;
@@ -246,6 +247,7 @@ impl Model {
         let is_new = found.is_none();
         let mut key = found.unwrap_or_else(|| Key::new(entry, at));
         if key.version < entry.version {
+            key.open_window(entry.window_us, now_us);
             key.advance(lane, now_us, entry.restore && entry.claim.is_some());
             key.adopt(entry);
         } else if key.version > entry.version || key.scale != entry.scale {

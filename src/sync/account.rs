@@ -134,7 +134,7 @@ impl Account {
             level: known.tokens().saturating_mul(unit),
             leased: 0,
             at: now.minus_micros(age_us),
-            window_ends_latest: now.plus_micros(terms.scale.window_us() as u64),
+            window_ends_latest: now.plus_micros(terms.scale.longest_window_us() as u64),
         });
         Self {
             spending: Spending::new(bucket.credit_at_rest()),
@@ -399,7 +399,7 @@ impl Account {
             return false;
         }
         let missing = terms.scale.burst - self.level.estimate(now, &terms.scale).unwrap_or(0);
-        let full_at = now.plus_micros(terms.scale.full_us(missing));
+        let full_at = self.level.full_at(missing, now, &terms.scale);
         self.bucket.try_close_account(full_at, self.history.is_seen_once())
     }
 

@@ -12,7 +12,9 @@ use super::context::{AccountId, Context, Output};
 use super::excess::LaneTrouble;
 #[cfg(feature = "sim")]
 use super::message::Held;
-use super::message::{Entry, Header, Incarnation, InstanceId, Knowledge, Request, Times};
+use super::message::{
+    Entry, Header, Incarnation, InstanceId, Knowledge, NUMBER_MAX, Request, Times,
+};
 use super::shrink;
 use crate::bucket::BucketRef;
 use crate::error::StoreError;
@@ -400,16 +402,28 @@ impl Lane {
                 self.backlog.take(account.due(), now);
             }
             let terms = self.terms(slot, context);
+            let window_us = self.window_us(&terms, now);
             let limit = &mut context.limits[self.accounts[slot].limit() as usize];
             entries.push(self.accounts.change(slot, |account| {
                 let entry = account.report(&limit.name, &terms, now, leaving);
                 account.keep_pace(now, &limit.terms, &mut limit.paces);
-                entry
+                // The windows of another plan are not known here.
+                let is_own = entry.version == i64::from(terms.version);
+                Entry { window_us: if is_own { window_us } else { [0; 2] }, ..entry }
             }));
             self.count_decisions(slot, context);
             slots.push(slot);
         }
         (slots, entries)
+    }
+
+    /// When the window of a calendar began that it is now by the lane's time, and when it ends.
+    fn window_us(&self, terms: &Terms, now: Timestamp) -> [i64; 2] {
+        let (Some(calendar), Some(time)) = (terms.calendar, self.replies.time) else {
+            return [0; 2];
+        };
+        let lane_us = time.least(now).max(0) as u64;
+        calendar.window_us(lane_us).map(|us| us.min(NUMBER_MAX as u64) as i64)
     }
 
     /// Whether the first account that is due reports now; if not, it is not due any more.

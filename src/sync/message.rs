@@ -108,6 +108,9 @@ pub(crate) struct Entry {
     pub back_depth: i64,
     /// Of `spent`, the tokens that were spent before the end of the window in which the lease was renewed last.
     pub spent_before: i64,
+    /// The window of a calendar that it is now by the node's reckoning, if the limit's windows are: when it began and when
+    /// it ends.
+    pub window_us: [i64; 2],
     /// What is still held after that.
     pub held: Held,
     /// The demand to register, in units per microsecond.
@@ -241,7 +244,7 @@ const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
 /// The most that an entry takes: its own, its rest, and a quota that no other has.
-const ENTRY_BYTES_MAX: usize = 2 + (12 + 8 + 6) * 8;
+const ENTRY_BYTES_MAX: usize = 2 + (12 + 10 + 6) * 8;
 /// What every reply and every record begins with.
 const MAGIC: [u8; 2] = *b"T2";
 const SETTLED: i64 = 1;
@@ -268,7 +271,7 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
             quotas.len() - 1
         });
         let rest = entry.rest();
-        let follows = rest != [0; 8];
+        let follows = rest != [0; 10];
         rests += i64::from(follows);
         // The store counts from 1.
         body.extend([place as u8 + 1, entry.flags(follows)]);
@@ -353,6 +356,7 @@ impl Entry {
             back_rate: natural(self.back_rate),
             back_depth: natural(self.back_depth),
             spent_before: natural(self.spent_before),
+            window_us: self.window_us.map(natural),
             held: Held {
                 rate: natural(self.held.rate),
                 depth: natural(self.held.depth),
@@ -410,9 +414,10 @@ impl Entry {
     }
 
     /// What most entries have nothing of.
-    fn rest(&self) -> [i64; 8] {
+    fn rest(&self) -> [i64; 10] {
         let Self { debt, allowed, taken, returned, back_rate, back_depth, needed, .. } = *self;
-        [debt, allowed, taken, returned, back_rate, back_depth, needed, self.spent_before]
+        let (before, [begins_us, ends_us]) = (self.spent_before, self.window_us);
+        [debt, allowed, taken, returned, back_rate, back_depth, needed, before, begins_us, ends_us]
     }
 }
 

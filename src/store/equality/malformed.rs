@@ -84,7 +84,7 @@ fn batch_with_a_quota_that_is_none_is_refused_and_what_it_marked_expires() {
     unknown_quota[first_entry] = 200;
     let mut cases = vec![unknown_quota];
     for (number, value) in
-        [(0, 0.0), (1, -1.0), (2, f64::NAN), (4, -1e300), (5, 0.0), (5, 5.0), (5, 1.5)]
+        [(0, 0.0), (1, -1.0), (2, f64::NAN), (4, -1e300), (5, 0.0), (5, 6.0), (5, 1.5)]
     {
         cases.push(with_number(&request, QUOTAS_AT + 2 + number * 8, value));
     }

@@ -269,6 +269,27 @@ fn leases_of_a_record_from_the_future_end_from_the_same_microsecond_on_in_model_
     }
 }
 
+/// The lane's time goes back, and the window of the record ends in the far future.
+#[test]
+fn window_of_a_calendar_that_ends_too_late_is_forgotten_in_model_and_script() {
+    let scale = Quota::per_second(1000).calendar_scale("x").unwrap();
+    let window_us = scale.window_us();
+    for (back_us, is_kept) in [(3 * window_us, true), (4 * window_us, false)] {
+        let mut node = OneNode::new();
+        let told = |now_us: i64| [now_us, now_us + window_us];
+        let ends_us = told(node.now_us())[1];
+        node.send(vec![Entry { window_us: told(node.now_us()), debt: 9, ..empty_entry(scale) }]);
+        node.lose_lane();
+        node.replace(8);
+        node.world.pass(-back_us);
+        node.send(vec![Entry { window_us: told(node.now_us()), ..empty_entry(scale) }]);
+        let (key, now_us) = (node.key(), node.now_us());
+        let expected_us = if is_kept { ends_us } else { told(now_us)[1] };
+        assert_eq!(key.window_ends_us, expected_us, "{back_us} us back");
+        assert_eq!(key.level, scale.burst - 9 * scale.token);
+    }
+}
+
 #[test]
 fn record_of_the_microsecond_of_a_loss_keeps_its_level_and_an_earlier_one_does_not() {
     let scale = Quota::per_second(1000).burst(200).scale("x").unwrap();

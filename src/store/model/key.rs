@@ -34,6 +34,8 @@ pub(crate) struct Key {
     pub(crate) after_silence: i64,
     /// Units charged in the window before that of the stamp, if windows slide.
     pub(crate) previous: i64,
+    /// When the window of the level ends, if it is one of a calendar and a node has told; else 0.
+    pub(crate) window_ends_us: i64,
     /// What was charged when, if a log slides.
     pub(crate) slots: Slots,
     /// When the record was brought up to date last, in the lane's time.
@@ -91,6 +93,7 @@ impl Key {
             heard: 0,
             after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
             previous,
+            window_ends_us: 0,
             slots,
             stamp_us: now_us,
             level,
@@ -204,6 +207,8 @@ impl Key {
                     pass_windows(&self.scale, self.level, self.previous, from_us, until_us);
                 (self.level, self.previous) = (level, previous);
             }
+            // A node tells when another window begins.
+            Curve::CalendarWindow => {}
             Curve::SlidingLog => {
                 self.level = self.slots.pass(&self.scale, self.level, from_us, until_us);
             }
@@ -215,7 +220,7 @@ impl Key {
         let Scale { rate, token, .. } = self.scale;
         match self.scale.curve {
             Curve::Refill => rate,
-            Curve::FixedWindow | Curve::SlidingLog => 0,
+            Curve::FixedWindow | Curve::SlidingLog | Curve::CalendarWindow => 0,
             Curve::SlidingWindow => self.previous / token * token / self.scale.window_us(),
         }
     }
@@ -270,7 +275,7 @@ impl Key {
         self.demand = self.demand.map(up);
         self.scale = entry.scale;
         self.version = entry.version;
-        self.previous = 0;
+        (self.previous, self.window_ends_us) = (0, 0);
         let mut slots = std::mem::take(&mut self.slots);
         if self.scale.curve == Curve::SlidingLog && old.curve == Curve::SlidingLog {
             // What was spent stays, and leaves a window of the new plan later.
@@ -295,6 +300,7 @@ impl Key {
 
     /// Applies one entry and answers it. A record that `is_new` was made for it.
     pub(super) fn apply(&mut self, entry: &Entry, is_new: bool, at: At<'_>) -> Given {
+        self.open_window(entry.window_us, at.now_us);
         self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
         let idle = [self.leased, self.depth, self.outstanding, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
@@ -331,8 +337,8 @@ impl Key {
         let held = entry.held;
         let age = self.epoch() - held.tag;
         let rate_before = held.rate + entry.back_rate;
-        let is_impossible =
-            matches!(self.scale.curve, Curve::FixedWindow | Curve::SlidingLog) && rate_before > 0;
+        let leases_refill = matches!(self.scale.curve, Curve::Refill | Curve::SlidingWindow);
+        let is_impossible = !leases_refill && rate_before > 0;
         let current = (age == 0 || age == 1) && !is_impossible;
         let until_us = self.scale.refill_until_us(held.stamp_us, self.stamp_us);
         let passed_us = if entry.restore { 0 } else { until_us - held.stamp_us };
@@ -441,8 +447,7 @@ impl Key {
 
     /// Milliseconds until the record may be forgotten: full, and all leases ended.
     pub(crate) fn keep_ms(&self) -> i64 {
-        let fill_us = self.scale.full_us(self.scale.burst - self.unleased) as i64;
-        (fill_us + 2 * self.epoch_us) / 1000 + RECORD_MARGIN_MS
+        (self.full_us() + 2 * self.epoch_us) / 1000 + RECORD_MARGIN_MS
     }
 
     /// Whether the record is kept for long enough already.
@@ -451,7 +456,7 @@ impl Key {
             (self.until_ms - time_ms - RECORD_MARGIN_LEAST_MS) * 1000 - 2 * self.epoch_us;
         let missing = self.scale.burst - self.unleased;
         if self.is_windows() {
-            return spare_us >= self.scale.full_us(missing) as i64;
+            return spare_us >= self.full_us();
         }
         spare_us >= 0 && i128::from(missing) <= i128::from(spare_us) * i128::from(self.scale.rate)
     }
@@ -504,6 +509,8 @@ fn empty_since(scale: &Scale, slots: &mut Slots, since_us: i64, now_us: i64) -> 
     match scale.curve {
         Curve::Refill => (flow(0, scale.rate, now_us - since_us, scale.burst), 0),
         Curve::SlidingLog => (slots.pass(scale, 0, since_us.min(now_us), now_us), 0),
+        // Which window it was is not known.
+        Curve::CalendarWindow => (0, 0),
         _ => pass_windows(scale, 0, 0, since_us.min(now_us), now_us),
     }
 }
@@ -530,12 +537,12 @@ pub(super) fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::sync::message::Held;
 
     /// A record of a window of a second with 1000 tokens, brought up to date at 10.5 s.
-    fn sliding(previous: i64, leased: i64) -> Key {
+    pub(crate) fn sliding(previous: i64, leased: i64) -> Key {
         let scale = Scale {
             rate: 1000,
             token: 1_000_000,
@@ -553,6 +560,7 @@ mod tests {
             heard: 0,
             after_silence: 0,
             previous,
+            window_ends_us: 0,
             slots: Slots::default(),
             stamp_us: 10_500_000,
             level: scale.burst - previous / 2,
@@ -593,6 +601,7 @@ mod tests {
             back_rate: 0,
             back_depth: 0,
             spent_before,
+            window_us: [0; 2],
             held: Held { stamp_us, ..Held::default() },
             demand: 0,
             needed: 0,

@@ -17,6 +17,14 @@ pub(super) struct StoreView {
     pub(super) window_ends_latest: Timestamp,
 }
 
+/// The window in which the store answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoredWindow {
+    pub(super) length_us: i64,
+    /// Until its end.
+    pub(super) left_us: u64,
+}
+
 /// What a reply said of the key beside what it gave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Installed {
@@ -43,9 +51,9 @@ impl Level {
     }
 
     /// Takes a reply in: the view is that of `now`.
-    pub(super) fn install(&mut self, given: &Given, window_us: i64, now: Timestamp) {
+    pub(super) fn install(&mut self, given: &Given, window_left_us: u64, now: Timestamp) {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
-        let window_ends_latest = now.plus_micros((window_us - given.stamp_us % window_us) as u64);
+        let window_ends_latest = now.plus_micros(window_left_us);
         let (level, leased) = (given.available, given.leased);
         self.view = Some(StoreView { level, leased, at: now, window_ends_latest });
     }
@@ -59,7 +67,7 @@ impl Level {
             };
             match scale.curve {
                 Curve::Refill => {}
-                Curve::FixedWindow => {
+                Curve::FixedWindow | Curve::CalendarWindow => {
                     let given = i128::from(scale.burst) * i128::from(windows);
                     return (i128::from(view.level) + given).min(scale.burst.into()) as i64;
                 }
@@ -73,6 +81,19 @@ impl Level {
             let flowed = i128::from(rate) * i128::from(now.micros_since(view.at));
             (i128::from(view.level) + flowed).min(i128::from(scale.burst)) as i64
         })
+    }
+
+    /// When the level is that of a full bucket, of which so many units are missing, at the latest.
+    pub(super) fn full_at(&self, missing: i64, now: Timestamp, scale: &Scale) -> Timestamp {
+        let full_us = scale.full_us(missing);
+        match self.view {
+            Some(view) if scale.curve == Curve::CalendarWindow && missing > 0 => {
+                // The first window ends sooner than the longest would.
+                let later_us = full_us.saturating_sub(scale.longest_window_us() as u64);
+                view.window_ends_latest.max(now).plus_micros(later_us)
+            }
+            _ => now.plus_micros(full_us),
+        }
     }
 
     /// Whether the level is believed to be above half the burst.
@@ -92,11 +113,12 @@ impl Level {
 
     /// Time until the level is believed to come to a whole token, according to the growth that this node has seen
     /// and to the refill that is not leased.
-    pub(super) fn token_in_us(&self, given: &Given, scale: &Scale, window_us: i64) -> u64 {
+    pub(super) fn token_in_us(&self, given: &Given, scale: &Scale, stored: &StoredWindow) -> u64 {
         let missing = (scale.token - given.available).max(0) as f64;
         if missing > 0.0 && scale.curve != Curve::Refill {
             // Nothing is sure to come before; a reply tells if something does.
-            return scale.refilled_in_us(scale.token - given.available, given.stamp_us, window_us);
+            let missing = scale.token - given.available;
+            return scale.refilled_in_us(missing, stored.left_us, stored.length_us);
         }
         let free = (scale.rate - given.leased).max(0) as f64;
         if missing > 0.0 { (missing / self.growth.min(free)) as u64 } else { 0 }

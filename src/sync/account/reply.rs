@@ -1,7 +1,7 @@
 //! What the store's answer changes.
 
 use super::lease::rate_kept;
-use super::level::Installed;
+use super::level::{Installed, StoredWindow};
 use super::{Account, Cluster};
 use crate::bucket::Lease;
 use crate::limit::Terms;
@@ -43,9 +43,10 @@ impl Account {
         let stored = self.stored_scale();
         self.lease.renew(given, entry, first_sent, stored, self.scale.token);
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
-        self.level.install(given, stored.window_us(), now);
+        let window = self.stored_window(given, terms);
+        self.level.install(given, window.left_us, now);
         self.spending.owes &= given.available < 0 || self.spending.unsent.debt > 0;
-        self.show_view(given, first_sent, now, terms);
+        self.show_view(given, &window, first_sent, now, terms);
         let rate_kept = rate_kept(given, entry, stored);
         self.apply_lease(given, rate_kept, first_sent, now, terms);
 
@@ -60,11 +61,32 @@ impl Account {
         installed
     }
 
+    /// The window in which the store answered; of a token bucket, nothing that matters.
+    fn stored_window(&self, given: &Given, terms: &Terms) -> StoredWindow {
+        let stored = self.stored_scale();
+        let (length_us, stamp_us) = (stored.window_us(), given.stamp_us.max(0));
+        let left_us = match (stored.curve, terms.calendar) {
+            (Curve::CalendarWindow, Some(calendar)) => {
+                calendar.window_us(stamp_us as u64)[1] - stamp_us as u64
+            }
+            // Another node's plan: its windows are not known here.
+            (Curve::CalendarWindow, None) => stored.longest_window_us() as u64,
+            _ => (length_us - stamp_us % length_us) as u64,
+        };
+        StoredWindow { length_us, left_us }
+    }
+
     /// Writes the view into the bucket.
-    fn show_view(&self, given: &Given, first_sent: Timestamp, now: Timestamp, terms: &Terms) {
+    fn show_view(
+        &self,
+        given: &Given,
+        window: &StoredWindow,
+        first_sent: Timestamp,
+        now: Timestamp,
+        terms: &Terms,
+    ) {
         // The cached time of decisions is behind `now`: credit that is there must not wait for it.
-        let window_us = self.stored_scale().window_us();
-        let credit_from = match self.level.token_in_us(given, &terms.scale, window_us) {
+        let credit_from = match self.level.token_in_us(given, &terms.scale, window) {
             0 => Timestamp::ZERO,
             token_in_us => now.plus_micros(token_in_us),
         };
@@ -73,11 +95,10 @@ impl Account {
         let empty_for_us = match terms.scale.curve {
             _ if given.available >= terms.scale.token || given.withheld != Withheld::Nothing => 0,
             Curve::Refill => 0,
-            Curve::FixedWindow => {
-                let left_us = (window_us - given.stamp_us % window_us) as u64;
+            Curve::FixedWindow | Curve::CalendarWindow => {
                 // The batch may have been under way for long, and the cached clock is behind.
                 let late_us = now.micros_since(first_sent) + CLOCK_AGE_MAX_US;
-                terms.tick_us.min(left_us.saturating_sub(late_us))
+                terms.tick_us.min(window.left_us.saturating_sub(late_us))
             }
             Curve::SlidingWindow | Curve::SlidingLog => (terms.tick_us / 2).min(EMPTY_MAX_US),
         };

@@ -30,6 +30,7 @@ fn entries(count: usize) -> Vec<Entry> {
         back_rate: 0,
         back_depth: 0,
         spent_before: 0,
+        window_us: [0; 2],
         held: Held::default(),
         demand: 0,
         needed: 0,
