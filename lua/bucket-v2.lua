@@ -416,6 +416,21 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
 
+  -- Takes back charges of tokens that were not used, of requests that were decided from `from_us` on. Of a window that
+  -- has ended nothing comes back.
+  local function refund(level, charged, tokens, curve, token, burst, window_us, previous, stamp_us, from_us,
+      told_begins_us, told_ends_us)
+    local most, is_of_window_now = burst, true
+    if curve == SLIDING_WINDOW then most = burst - counted(previous, token, window_us, stamp_us) end
+    if curve == FIXED_WINDOW or curve == SLIDING_WINDOW then
+      is_of_window_now = floor(stamp_us / window_us) == floor(from_us / window_us)
+    elseif curve == CALENDAR_WINDOW then
+      is_of_window_now = previous == told_ends_us and from_us >= told_begins_us and told_ends_us > 0
+    end
+    if not is_of_window_now then return level, charged end
+    return max(level, min(level + tokens * token, most)), max(charged - tokens, 0)
+  end
+
   -- Debt beyond this is written off. What all nodes may spend on credit never is: they would have it
   -- twice.
   local function lowest_level(rate, token, burst)
@@ -431,7 +446,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
     adopt = adopt, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
-    window_ends_us = window_ends_us, charge_window_before = charge_window_before, open_window = open_window }
+    window_ends_us = window_ends_us, charge_window_before = charge_window_before, open_window = open_window, refund = refund }
 end
 
 ---------------------------------------------------------------------------------------------------
@@ -454,7 +469,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
   local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW =
     FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW
-  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddd'
+  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
@@ -509,7 +524,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       held_tag, wanted_demand, want, want_rate, lost, claim, next_at =
       unpack_numbers(ENTRY_FORMAT, batch, at)
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
-    local window_begins_us, window_ends_us = 0, 0
+    local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
     local has_refill_ended = false
     at = next_at
@@ -520,8 +535,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         if rests < 0 then
           return nil
         end
-        debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before,
-          window_begins_us, window_ends_us, at = unpack_numbers(REST_FORMAT, batch, at)
+        debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, refunded,
+          refunded_from_us, window_begins_us, window_ends_us, at = unpack_numbers(REST_FORMAT, batch, at)
       end
     end
     if quotas[number] ~= terms then
@@ -765,6 +780,11 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     if taken > 0 then
       level = max(min(level, 0), level - taken)
       unleased = max(min(unleased, 0), unleased - taken)
+    end
+    if refunded > 0 and not anew then
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      level, charged = rare.refund(level, charged, refunded, curve, token, burst, window_us, previous, stamp_us,
+        refunded_from_us, window_begins_us, window_ends_us)
     end
     local depths = depth0 + depth1
     local found_level, cap = level - out0 - out1, burst - depths * token

@@ -16,7 +16,7 @@
 --                        epoch_us, algorithm behind the two letters of the layout
 --            98 bytes    an entry, in the order of `apply_all` in bucket-v2.lua: the number of its
 --                        quota from 1 and its flags (a byte each), and 12 numbers
---            10 numbers  the rest of an entry, behind it where they are not all zeros
+--            12 numbers  the rest of an entry, behind it where they are not all zeros
 -- ARGV[2]    the batch's hash, 8 bytes
 --
 -- Reply      the bytes of Reply::encode(), a bulk string, which is the node's record too
@@ -58,7 +58,7 @@
 
 local WIRE_VERSION, MAGIC_LETTER, ENTRIES_MAX = 2, 'T', 250
 local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddddc16c24', 16 * 8 + 16 + 24
-local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 10 * 8
+local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 12 * 8
 local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
 -- What a lane that waits has, or one that was ever lost.
 local TROUBLED_FORMAT, TROUBLED_BYTES = '<dddddd', 6 * 8

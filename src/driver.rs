@@ -13,7 +13,7 @@ use crate::bucket::{
 use crate::error::{ConfigError, StoreError};
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
-use crate::sync::{Engine, Event, Input, OutageChange, Output, Touch, Waiter};
+use crate::sync::{Engine, Event, Input, OutageChange, Output, Settlement, Touch, Waiter};
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
@@ -71,10 +71,19 @@ pub(crate) struct StoreQuery {
     pub(crate) done: oneshot::Sender<StoreAnswer>,
 }
 
-/// A question to the store.
+/// What is settled of a request that was decided at `decided`.
+#[derive(Debug)]
+pub(crate) struct SettledRequest {
+    pub(crate) key: Arc<PinnedKey>,
+    pub(crate) settlement: Settlement,
+    pub(crate) decided: Timestamp,
+}
+
+/// A question to the store, or what it is to be told.
 #[derive(Debug)]
 pub(crate) enum Query {
     Sure(StoreQuery),
+    Settled(SettledRequest),
     Exact(ExactQuery),
 }
 
@@ -274,6 +283,10 @@ impl Driver {
             next = self.queries.try_recv().ok();
             let StoreQuery { key, cost, within_us, done } = match query {
                 Query::Sure(query) => query,
+                Query::Settled(settled) => {
+                    self.settle(&settled, now);
+                    continue;
+                }
                 Query::Exact(query) => {
                     if let Some(store) = &self.store
                         && let Some((limit, change)) =
@@ -296,6 +309,15 @@ impl Driver {
                 let (bucket, key) = (BucketRef::new(table, key.place), key.key.clone());
                 self.engine.handle(now, Input::Wait { bucket, key, waiter });
             }
+        }
+    }
+
+    fn settle(&mut self, settled: &SettledRequest, now: Timestamp) {
+        let SettledRequest { key, settlement, decided } = settled;
+        if let Buckets::Leased(table) = &key.limit.buckets {
+            let (bucket, key) = (BucketRef::new(table, key.place), key.key.clone());
+            let (settlement, decided) = (*settlement, *decided);
+            self.engine.handle(now, Input::Settle { bucket, key, settlement, decided });
         }
     }
 

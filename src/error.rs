@@ -54,6 +54,12 @@ pub enum ConfigError {
         "limit {0:?} is exact, so that each decision waits for the store: ask for it with async_limit"
     )]
     ExactLimit(String),
+    /// A group was asked for that has no limit.
+    #[error("a group has no limit: name one at least")]
+    EmptyGroup,
+    /// A group was asked for in which a limit is named twice.
+    #[error("limit {0:?} is named twice in a group: a request would be charged twice")]
+    RepeatedLimit(String),
     /// The store could not be used, and the builder was told to insist on it.
     #[error("the store is required and cannot be used: {0}")]
     Store(#[from] StoreError),
@@ -81,6 +87,9 @@ pub struct ShutdownError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
+    /// A request is to fit limits, and none is named.
+    #[error("a request is to fit limits, and none is named")]
+    NoLimit,
     /// No bucket of this limit can ever hold so many tokens.
     #[error("cost: {cost} on limit {limit:?} can never be admitted: the most is {max}")]
     CostTooHigh {

@@ -104,7 +104,9 @@ pub use limit::{
     DEFAULT_SYNC_INTERVAL, Limit, MAX_WAIT_EXACT, Mode, NAME_BYTES_MAX, OutagePolicy,
     SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
-pub use limiter::{ActiveLimit, AsyncLimit, Handle, Limiter};
+pub use limiter::{
+    ActiveLimit, AsyncLimit, Group, Handle, Limiter, OnKey, Reservation, ReserveError,
+};
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};

@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use crate::algorithm::Rule;
 use crate::bound::Excess;
 use crate::bucket::{
@@ -14,10 +12,7 @@ use crate::bucket::{
 };
 use crate::decision::{Decision, Held, Source};
 use crate::driver::setup::Senders;
-use crate::driver::{
-    AloneBuckets, Buckets, LimitState, LocalBuckets, NodeState, PinnedKey, Query, StoreAnswer,
-    StoreQuery, Wish,
-};
+use crate::driver::{AloneBuckets, Buckets, LimitState, LocalBuckets, NodeState, PinnedKey, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
 use crate::limit::Mode;
@@ -25,10 +20,17 @@ use crate::time::{Now, Timestamp, micros};
 
 mod alone;
 mod async_limit;
+mod group;
+mod reservation;
+mod settle;
+mod several;
 mod slots;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
+pub use group::Group;
+pub use reservation::{Reservation, ReserveError};
+pub use several::OnKey;
 pub(crate) use waiting::Waiting;
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
@@ -516,31 +518,6 @@ impl Handle {
     #[inline(always)]
     fn target(&self) -> Target<'_> {
         Target { key: &self.key.key, place: self.key.place }
-    }
-
-    /// Asks the store.
-    pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
-        if let Some(decision) = self.limit.decide_without_lease(&self.key.key, cost).await {
-            return decision;
-        }
-        let LimitState { clock, terms, buckets, .. } = &*self.limit.state;
-        let (done, answer) = oneshot::channel();
-        let query = StoreQuery { key: self.key.clone(), cost, within_us: terms.max_wait_us, done };
-        let is_sent = terms.max_wait_us > 0
-            && self.limit.shared.driver.queries.send(Query::Sure(query)).is_ok();
-        let answer = if is_sent { answer.await.ok() } else { None };
-        let (Some(StoreAnswer { allowed, sure }), Buckets::Leased(table)) = (answer, buckets)
-        else {
-            // The limit does not wait, or the driver has ended with its runtime.
-            return self.limit.decide(self.target(), cost);
-        };
-        if self.key.place == OVERFLOW {
-            table.count_overflow();
-        }
-        let (bucket, now) = (table.at(self.key.place), clock.now());
-        let left = bucket.mint_tokens(now, terms.scale.token);
-        let result = bucket.result(Verdict::of(allowed), sure, left);
-        self.limit.lease_decision(&result, cost, now)
     }
 
     /// The bytes that the limiter knows the key by.

@@ -35,6 +35,7 @@ const STALLS: &str = "tidegate_clock_stall_seconds";
 const MAX_KEYS: &str = "tidegate_max_keys";
 const LIMIT_RATE: &str = "tidegate_limit_rate_tokens_per_second";
 const LIMIT_BURST: &str = "tidegate_limit_burst_tokens";
+const NOT_GIVEN_BACK: &str = "tidegate_tokens_not_given_back_total";
 const OVERFLOWED: &str = "tidegate_overflow_decisions_total";
 const ON_POLICY: &str = "tidegate_on_outage_policy";
 
@@ -121,7 +122,12 @@ fn describe() {
     describe_gauge!(NODES, Unit::Count, "Nodes of the namespace that are alive, 0 while unknown");
     describe_counter!(EVICTIONS, Unit::Count, "Idle keys forgotten to make room");
     describe_gauge!(STORE_UP, "1 while every lane of the store answers, else 0");
+    describe_troubles();
+}
+
+fn describe_troubles() {
     describe_counter!(POLICIES, Unit::Count, "Keys that an outage policy took over, by limit");
+    describe_counter!(NOT_GIVEN_BACK, Unit::Count, "Unused tokens that did not go back, by limit");
     describe_counter!(LOSSES, Unit::Count, "Lanes that lost their memory and were rebuilt");
     describe_counter!(LOST_RECORDS, Unit::Count, "Keys whose record the store had lost, by limit");
     describe_counter!(STORE_JUMPS, Unit::Count, "Times that the store's clock jumped ahead");
@@ -204,6 +210,9 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
                 gauge!(EXCESS_BOUND, labels(limit)).set(bound);
             }
             gauge!(EXCESS_OBSERVED, labels(limit)).set(excess.observed_tokens);
+        }
+        Event::NotGivenBack { limit, tokens } => {
+            counter!(NOT_GIVEN_BACK, labels(limit)).increment((*tokens).into());
         }
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),

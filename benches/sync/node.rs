@@ -130,6 +130,8 @@ impl Node {
             lost: held.rate * 25,
             back_rate: 0,
             spent_before: 0,
+            refunded: 0,
+            refunded_from_us: 0,
             window_us: [0; 2],
             back_depth: 0,
             held,

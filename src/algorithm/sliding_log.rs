@@ -108,20 +108,43 @@ impl Log {
         if self.entries.capacity() > ENTRIES_KEPT.max(4 * self.entries.len()) {
             self.entries.shrink_to(ENTRIES_KEPT.max(2 * self.entries.len()));
         }
-        let room = rule.tokens - self.spent;
+        let room = rule.tokens.saturating_sub(self.spent);
         let is_allowed = cost <= room;
         if is_allowed && !is_peek {
             self.spend(now, cost);
         }
         let returns_us = |at: u64| at + rule.period_us - now;
-        let missing = if is_allowed { 0 } else { cost - room };
+        let missing = self.spent.saturating_add(if is_allowed { 0 } else { cost });
+        let missing = missing.saturating_sub(rule.tokens);
         let standing = LogStanding {
-            remaining: rule.tokens - self.spent,
+            remaining: rule.tokens.saturating_sub(self.spent),
             retry_us: self.returned_at(missing).map_or(0, returns_us),
             next_us: self.entries.front().map_or(0, |&(at, _)| returns_us(at)),
             reset_us: self.entries.back().map_or(0, |&(at, _)| returns_us(at)),
         };
         (is_allowed, standing)
+    }
+
+    /// Spends `cost` tokens, whatever the limit.
+    pub(crate) fn charge(&mut self, rule: &LogRule, now: Timestamp, cost: u32) {
+        let newest = self.entries.back().map_or(0, |&(at, _)| at);
+        let now = now.as_micros().max(newest).min(u64::MAX - rule.period_us);
+        self.spend(now, cost.min(u32::MAX - self.spent));
+    }
+
+    /// Takes back tokens that were spent at `decided` or soon after: the earliest that were spent since. Which request they
+    /// are of does not matter: what is left was not spent earlier than it was.
+    pub(crate) fn take_back(&mut self, decided: Timestamp, tokens: u32) {
+        let mut left = tokens;
+        for (at, spent) in &mut self.entries {
+            if *at >= decided.as_micros() {
+                let less = left.min(*spent);
+                *spent -= less;
+                left -= less;
+            }
+        }
+        self.spent -= tokens - left;
+        self.entries.retain(|&(_, spent)| spent > 0);
     }
 
     fn spend(&mut self, now: u64, cost: u32) {

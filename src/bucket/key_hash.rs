@@ -47,7 +47,7 @@ impl KeyHash {
     }
 }
 
-/// Hashes the keys of one table. Its seeds are secret.
+/// Hashes keys. Its seeds are secret.
 pub(crate) struct KeyHasher {
     constants: SharedSeed,
     state: u64,

@@ -70,6 +70,7 @@ use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
 mod engine_side;
+mod put_back;
 mod refill;
 
 pub(crate) use engine_side::{Collected, Lease};

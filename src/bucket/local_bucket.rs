@@ -6,8 +6,8 @@
 //! A decision loads the word, compares the key, and swaps the word that it loaded. From one key of a place to the next
 //! the word grows: [`start`](TableBucket::start) begins after every value that the word had for the last key. So a word
 //! that was loaded for one key is never found again for another, and a swap that succeeds spends from the key that was
-//! compared. Within a key's life the word only grows, except where a request is [undone](LocalBucket::give_back);
-//! how far it had grown is written down before.
+//! compared. Within a key's life the word only grows, except where a request is [undone](LocalBucket::give_back) or tokens are
+//! [taken back](LocalBucket::take_back); how far it had grown is written down before.
 //!
 //! # Orderings
 //!
@@ -123,6 +123,8 @@ impl TableBucket for LocalBucket {
         Some(now)
     }
 }
+
+mod settle;
 
 #[cfg(test)]
 mod tests;

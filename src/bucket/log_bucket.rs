@@ -33,6 +33,18 @@ pub(crate) struct LogBucket {
 }
 
 impl LogBucket {
+    /// Takes back what was spent at `decided`. The caller has pinned the key.
+    pub(crate) fn take_back(&self, tokens: u32, decided: Timestamp) {
+        if let Some(log) = &mut *self.lock() {
+            log.take_back(decided, tokens);
+        }
+    }
+
+    /// Spends `tokens`, whatever the limit. The caller has pinned the key.
+    pub(crate) fn charge(&self, rule: &LogRule, tokens: u32, now: Timestamp) {
+        self.lock().get_or_insert_default().charge(rule, now, tokens);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Box<Log>>> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }

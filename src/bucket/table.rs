@@ -29,10 +29,10 @@ use crossbeam_utils::CachePadded;
 
 use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use super::index::{Index, IndexWriter};
-use super::key_hash::{KeyHasher, PLACE_MAX};
+use super::key_hash::{KeyHash, KeyHasher, PLACE_MAX};
 use super::marks::Marks;
 use super::spend_result::{SpendResult, Verdict};
-use super::stored_key::{LongKeys, LongSlots, SLAB, StoredKey, short_words};
+use super::stored_key::{LongKeys, LongSlots, SHORT_WORDS, SLAB, StoredKey, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
@@ -222,6 +222,14 @@ impl<B> fmt::Debug for Table<B> {
     }
 }
 
+/// A short key, and what it is found by.
+#[derive(Clone, Copy)]
+pub(crate) struct ShortName {
+    bytes: usize,
+    words: [u64; SHORT_WORDS],
+    hash: KeyHash,
+}
+
 /// A bucket that a decision has found, and its word from before the key was compared.
 #[derive(Debug)]
 pub(crate) struct Found<'a, B: TableBucket> {
@@ -261,10 +269,22 @@ impl<B: TableBucket> Table<B> {
     /// is. The bucket may be retired by now.
     #[inline(always)]
     pub(crate) fn find_first(&self, key: &[u8]) -> Option<Found<'_, B>> {
-        let short = short_words(key)?;
-        let place = self.index.find(self.hasher.hash(key, Some(short)), Some)?;
-        let found = self.found_at(place);
-        found.bucket.key().is_short(key.len(), short).then_some(found)
+        self.find_short(self.short_name(key)?)
+    }
+
+    /// A short key with its hash, which is the same in all tables of a limiter.
+    #[inline(always)]
+    pub(crate) fn short_name(&self, key: &[u8]) -> Option<ShortName> {
+        let words = short_words(key)?;
+        Some(ShortName { bytes: key.len(), words, hash: self.hasher.hash(key, Some(words)) })
+    }
+
+    /// The same as [`find_first`](Self::find_first).
+    #[inline(always)]
+    pub(crate) fn find_short(&self, name: ShortName) -> Option<Found<'_, B>> {
+        let ShortName { bytes, words, hash } = name;
+        let found = self.found_at(self.index.find(hash, Some)?);
+        found.bucket.key().is_short(bytes, words).then_some(found)
     }
 
     /// The bucket of `key`.

@@ -43,7 +43,7 @@ impl TokenWord {
         (self.0 & PENDING) as u32
     }
 
-    pub(super) fn tokens(self) -> u32 {
+    pub(crate) fn tokens(self) -> u32 {
         ((self.0 & TOKENS) >> TOKENS_AT) as u32
     }
 

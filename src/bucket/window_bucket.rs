@@ -5,13 +5,13 @@
 //!
 //! # Argument
 //!
-//! A decision loads the word, compares the key, and swaps the word that it loaded. The word only grows: a key's windows
-//! follow each other, and within one its spending grows; the next key of a place begins in a later window. So a
-//! word that was loaded for one key is never found again for another.
+//! A decision loads the word, compares the key, and swaps the word that it loaded. A key's windows follow each other, and the
+//! next key of a place begins in a later window. So a word that was loaded for one key is never found again for another.
+//! Within a window spending grows, except where tokens are [taken back](WindowBucket::take_back).
 //!
 //! The first decision in the window after that of the word writes beside the word what it says was spent, and then
-//! swaps. Several threads may write this entry. The largest value stays, and that is the final count: the thread whose
-//! swap succeeds has read the word's last value. A reader that finds the entry of a later window fails, and the
+//! swaps. Several threads may write this entry. The largest value stays, and that is the final count, or more if
+//! tokens were taken back: the thread whose swap succeeds has read the word's last value. A reader that finds the entry of a later window fails, and the
 //! decision is made again.
 //!
 //! Where windows slide, the next key of a place does not begin with the window that follows: a decision whose swap failed
@@ -33,6 +33,7 @@ use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 const RETIRED: u64 = 1 << 63;
 /// Bits of what was spent in a window: no quota has more tokens.
 const SPENT_BITS: u32 = 30;
+const SPENT_MAX: u32 = (1 << SPENT_BITS) - 1;
 /// Windows from the one in a retired word to the one in which the next key begins.
 const WINDOWS_BETWEEN: u64 = 2;
 
@@ -59,7 +60,7 @@ impl Spent {
     #[inline(always)]
     fn of(word: u64) -> Self {
         let word = word & !RETIRED;
-        Self { window: word >> SPENT_BITS, tokens: (word & ((1 << SPENT_BITS) - 1)) as u32 }
+        Self { window: word >> SPENT_BITS, tokens: (word as u32) & SPENT_MAX }
     }
 
     #[inline(always)]
@@ -78,6 +79,54 @@ impl WindowBucket {
             of if of < window => Some(0),
             _ => None,
         }
+    }
+}
+
+impl WindowBucket {
+    /// Takes back what was spent at `decided`, if it was in the window of the word. The caller has pinned the key.
+    pub(crate) fn take_back(&self, rule: &WindowRule, tokens: u32, decided: Timestamp) -> bool {
+        let (window, _) = window_at(rule, decided);
+        loop {
+            let word = TableBucket::load(self);
+            let spent = Spent::of(word);
+            if Self::is_retired(word) || spent.window != window || spent.tokens < tokens {
+                return false;
+            }
+            let less = Spent { window, tokens: spent.tokens - tokens }.word();
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            if self.word.compare_exchange(word, less, success, failure).is_ok() {
+                return true;
+            }
+        }
+    }
+
+    /// Spends `tokens`, whatever the limit. The caller has pinned the key.
+    pub(crate) fn charge(&self, rule: &WindowRule, tokens: u32, now: Timestamp) {
+        loop {
+            let word = TableBucket::load(self);
+            if Self::is_retired(word) {
+                return;
+            }
+            let spent = Spent::of(word);
+            let window = window_at(rule, now).0.max(spent.window);
+            let current = if window == spent.window { spent.tokens } else { 0 };
+            if rule.is_sliding && window == spent.window + 1 && spent.tokens > 0 {
+                self.note_before(window, spent.tokens);
+            }
+            let after = current.saturating_add(tokens).min(SPENT_MAX);
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            let after = Spent { window, tokens: after }.word();
+            if self.word.compare_exchange(word, after, success, failure).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Writes beside the word what was spent in the window before `window`.
+    #[inline(always)]
+    fn note_before(&self, window: u64, tokens: u32) {
+        let before = Spent { window, tokens };
+        self.before[window as usize % 2].fetch_max(before.word(), Ordering::AcqRel);
     }
 }
 
@@ -149,8 +198,7 @@ impl TableBucket for WindowBucket {
             return answer(true, counts);
         }
         if window > spent.window && previous > 0 {
-            let before = Spent { window, tokens: previous };
-            self.before[window as usize % 2].fetch_max(before.word(), Ordering::AcqRel);
+            self.note_before(window, previous);
         }
         let after = Counts { current: current + cost, ..counts };
         let word = Spent { window, tokens: after.current }.word();

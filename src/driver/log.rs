@@ -3,6 +3,7 @@
 use tracing::{error, info, warn};
 
 use crate::error::StoreError;
+use crate::limit::OutagePolicy;
 use crate::sync::Event;
 
 /// Logs the events that say that something is wrong, or right again.
@@ -40,18 +41,25 @@ pub(super) fn record(event: &Event) {
     }
 }
 
-/// Logs those events that are about one limit.
-fn log_limit_event(event: &Event) {
-    match event {
-        Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached: true } => {
-            warn!(%limit, ?policy, nodes, "the outage policy of a limit has taken over");
-        }
-        Event::OutagePolicyBegan { limit, policy, nodes, .. } => warn!(
+fn log_outage_policy(limit: &str, policy: OutagePolicy, nodes: i64, store_was_reached: bool) {
+    if store_was_reached {
+        warn!(%limit, ?policy, nodes, "the outage policy of a limit has taken over");
+    } else {
+        warn!(
             %limit,
             ?policy,
             nodes,
             "the outage policy of a limit has taken over, and reckons with max_nodes"
-        ),
+        );
+    }
+}
+
+/// Logs those events that are about one limit.
+fn log_limit_event(event: &Event) {
+    match event {
+        Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached } => {
+            log_outage_policy(limit, *policy, *nodes, *store_was_reached);
+        }
         Event::OutagePolicyEnded { limit } => {
             info!(%limit, "the outage policy of a limit has ended");
         }
@@ -78,6 +86,7 @@ fn log_limit_event(event: &Event) {
             "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
         ),
         Event::Decisions { .. }
+        | Event::NotGivenBack { .. }
         | Event::Viewed { .. }
         | Event::OutagePolicy { .. }
         | Event::Excess { .. }

@@ -103,8 +103,10 @@ fn limit_states(
         value: budget.max().to_string(),
         reason: "there is no memory for so many keys in each limit",
     };
+    // All tables hash alike, so that a request of several limits hashes its key once.
+    let seeds = random()?;
     let state = |(&(limit, terms), index): (&(&Limit, Terms), u32)| {
-        let hasher = KeyHasher::new(random()?);
+        let hasher = KeyHasher::new(seeds);
         let state = LimitState::new(index, limit, &terms, hasher, budget, time);
         state.map(Arc::new).ok_or_else(no_memory)
     };

@@ -161,14 +161,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         lost: amount(bytes),
         back_rate: amount(bytes),
         back_depth: amount(bytes),
-        held: Held {
-            rate: amount(bytes),
-            depth: amount(bytes),
-            outstanding: amount(bytes) - amount(bytes),
-            stamp_us: amount(bytes),
-            demand: amount(bytes),
-            tag: amount(bytes),
-        },
+        held: held(bytes),
         demand: amount(bytes),
         needed: amount(bytes),
         want: amount(bytes),
@@ -176,15 +169,33 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         restore: bytes.one_in(4),
         claim: (bytes.one_in(2)).then(|| amount(bytes)),
         spent_before: 0,
+        refunded: 0,
+        refunded_from_us: 0,
         window_us: [0; 2],
     };
     // What has no bytes of its own: older inputs keep their meaning.
-    let mut entry = Entry { spent_before: entry.spent / 2, ..entry };
+    let mut entry = Entry {
+        spent_before: entry.spent / 2,
+        refunded: entry.debt / 2,
+        refunded_from_us: entry.held.stamp_us,
+        ..entry
+    };
     if entry.scale.curve == Curve::FixedWindow && entry.taken > 0 {
         entry.scale.curve = Curve::CalendarWindow;
         entry.window_us = [entry.held.stamp_us, entry.held.stamp_us + entry.taken];
     }
     entry
+}
+
+fn held(bytes: &mut Bytes<'_>) -> Held {
+    Held {
+        rate: amount(bytes),
+        depth: amount(bytes),
+        outstanding: amount(bytes) - amount(bytes),
+        stamp_us: amount(bytes),
+        demand: amount(bytes),
+        tag: amount(bytes),
+    }
 }
 
 /// A whole number that a request may hold: a small one, or an edge.

@@ -174,6 +174,8 @@ impl RateLimit {
                 Err(CheckError::CostTooHigh { limit, .. }) => {
                     evaluation.refusal = Some(Refusal::CostTooHigh { limit });
                 }
+                // One limit is asked.
+                Err(CheckError::NoLimit) => {}
             }
         }
         None

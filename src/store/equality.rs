@@ -25,10 +25,12 @@ mod edges;
 mod lanes;
 mod malformed;
 mod records;
+mod spoil;
 mod virtual_time;
 
 use super::redis_server::RedisServer;
 use records::{instances, key_of, lane_of, node_of};
+use spoil::spoil;
 #[cfg(feature = "sim")]
 pub(crate) use virtual_time::ScriptInVirtualTime;
 use virtual_time::VirtualClock;
@@ -452,6 +454,8 @@ impl World {
             back_rate: random.amount(held_rate),
             back_depth: random.amount(tokens / 4),
             spent_before: if random.one_in(2) { random.amount(tokens) } else { 0 },
+            refunded: if random.one_in(3) { random.amount(tokens) } else { 0 },
+            refunded_from_us: self.time_us - random.among(&[0, 10, 20_000, 2_000_000]),
             window_us: told_window(random, &scale, self.time_us),
             held: Held {
                 rate: held_rate,
@@ -510,43 +514,6 @@ fn compare_keys(raw: &mut redis::Connection, model: &Model, request: &Request) {
         assert_eq!(key.as_ref(), expected, "{name:?} after {}", Shown(request));
         if let Some(key) = key {
             assert!(ttl_ms > 0, "{ttl_ms} ms: {key:?}");
-        }
-    }
-}
-
-/// Puts an absurd number into a random field.
-fn spoil(entry: &mut Entry, random: &mut Random) {
-    let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 24] = [
-        &mut entry.scale.rate,
-        &mut entry.scale.token,
-        &mut entry.scale.burst,
-        &mut entry.version,
-        &mut entry.epoch_us,
-        &mut entry.spent,
-        &mut entry.debt,
-        &mut entry.allowed,
-        &mut entry.taken,
-        &mut entry.returned,
-        &mut entry.lost,
-        &mut entry.back_rate,
-        &mut entry.held.rate,
-        &mut entry.back_depth,
-        &mut entry.spent_before,
-        &mut entry.held.depth,
-        &mut entry.held.outstanding,
-        &mut entry.held.stamp_us,
-        &mut entry.held.demand,
-        &mut entry.held.tag,
-        &mut entry.demand,
-        &mut entry.needed,
-        &mut entry.want,
-        &mut entry.want_rate,
-    ];
-    let chosen = random.below(fields.len() as u64) as usize;
-    for (index, field) in fields.into_iter().enumerate() {
-        if index == chosen {
-            *field = absurd;
         }
     }
 }
@@ -614,6 +581,8 @@ fn empty_entry(scale: Scale) -> Entry {
         back_rate: 0,
         back_depth: 0,
         spent_before: 0,
+        refunded: 0,
+        refunded_from_us: 0,
         window_us: [0; 2],
         held: Held::default(),
         demand: 0,

@@ -21,6 +21,7 @@ mod grants;
 mod key;
 mod lane;
 mod log;
+mod refund;
 
 pub(crate) use key::Key;
 #[cfg(all(test, feature = "redis"))]

@@ -44,6 +44,7 @@ mod reply;
 mod reporting;
 mod reporting_times;
 mod schedule;
+mod settling;
 mod spending;
 mod tick_pacing;
 mod waiting;
@@ -64,6 +65,7 @@ pub(crate) use policy::Outage;
 use policy::PolicyInForce;
 pub(crate) use schedule::Agenda;
 use schedule::Schedule;
+pub(crate) use settling::Settlement;
 use spending::Spending;
 pub(crate) use tick_pacing::Paces;
 

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use super::account::{Touch, Waiter};
+use super::account::{Settlement, Touch, Waiter};
 use super::context::{AccountId, Context, LimitBooks, Output, Timings};
 use super::event::Event;
 use super::excess::LaneTrouble;
@@ -54,6 +54,8 @@ pub(crate) enum Input {
     Touched { bucket: BucketRef, touch: Touch },
     /// A caller waits for the store's answer to a request of `key`.
     Wait { bucket: BucketRef, key: Arc<[u8]>, waiter: Waiter },
+    /// Something is settled of a request of `key` that was decided at `decided`.
+    Settle { bucket: BucketRef, key: Arc<[u8]>, settlement: Settlement, decided: Timestamp },
     /// An exchange came to an end.
     Answer { lane: u32, attempt: u64, result: Result<Reply, StoreError> },
     /// Time has passed.
@@ -109,6 +111,13 @@ impl Engine {
                 // The batch goes with the next timeout, so that it asks for all who come till then.
                 if let Some(AccountId { lane, slot }) = account {
                     self.lanes[lane as usize].wait(slot, waiter, now, &mut self.context);
+                }
+            }
+            Input::Settle { bucket, key, settlement, decided } => {
+                let account = self.account(bucket, Some(key), now);
+                if let Some(AccountId { lane, slot }) = account {
+                    let lane = &mut self.lanes[lane as usize];
+                    lane.settle(slot, settlement, decided, now, &mut self.context);
                 }
             }
             Input::Answer { lane, attempt, result } => self.answer(lane, attempt, result, now),

@@ -59,6 +59,14 @@ pub enum Event {
         /// The lane.
         lane: u32,
     },
+    /// Tokens that a request was allowed and did not use were not given back to the key: their window has ended, or an
+    /// outage policy had allowed them.
+    NotGivenBack {
+        /// The limit.
+        limit: Arc<str>,
+        /// How many.
+        tokens: u32,
+    },
     /// A limit's outage policy took over for a key.
     OutagePolicy {
         /// The limit.

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::account::{Account, CallerAnswer, Cluster, DecisionCounts, Touch, Waiter};
+use super::account::{Account, CallerAnswer, Cluster, DecisionCounts, Settlement, Touch, Waiter};
 use super::context::{AccountId, Context, Output};
+use super::event::Event;
 use super::excess::LaneTrouble;
 #[cfg(feature = "sim")]
 use super::message::Held;
@@ -19,6 +20,7 @@ use super::shrink;
 use crate::bucket::BucketRef;
 use crate::error::StoreError;
 use crate::limit::Terms;
+use crate::quota::Curve;
 use crate::time::Timestamp;
 
 mod accounts;
@@ -224,6 +226,44 @@ impl Lane {
         let terms = self.terms(slot, context);
         self.accounts.change(slot, |account| account.touch(touch, now, &terms));
         self.enter_policy_if_unanswered(slot, now, context);
+    }
+
+    /// Something is settled of a request that was decided at `decided`.
+    pub(crate) fn settle(
+        &mut self,
+        slot: usize,
+        settlement: Settlement,
+        decided: Timestamp,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let terms = self.terms(slot, context);
+        let decided_us = self.same_window_us(&terms, decided, now);
+        let kept = self
+            .accounts
+            .change(slot, |account| account.settle(settlement, decided, decided_us, now, &terms));
+        if kept > 0 {
+            let limit = context.limit_name(self.accounts[slot].limit());
+            context.event(Event::NotGivenBack { limit, tokens: kept });
+        }
+        self.enter_policy_if_unanswered(slot, now, context);
+    }
+
+    /// The lane's time at `decided`, at the earliest. `None` if the window of then has ended, or if that is not known.
+    fn same_window_us(&self, terms: &Terms, decided: Timestamp, now: Timestamp) -> Option<i64> {
+        let Some(time) = self.replies.time else {
+            return (terms.scale.curve == Curve::Refill).then_some(0);
+        };
+        let now_us = time.least(now).max(0);
+        let decided_us = now_us.saturating_sub_unsigned(now.micros_since(decided)).max(0);
+        let is_same = match (terms.scale.curve, terms.calendar) {
+            (Curve::Refill | Curve::SlidingLog, _) => true,
+            (_, Some(calendar)) => {
+                calendar.window_us(now_us as u64) == calendar.window_us(decided_us as u64)
+            }
+            _ => terms.scale.window_ends_us(decided_us) == terms.scale.window_ends_us(now_us),
+        };
+        is_same.then_some(decided_us)
     }
 
     /// Opens the account of a key; returns its slot.

@@ -108,6 +108,10 @@ pub(crate) struct Entry {
     pub back_depth: i64,
     /// Of `spent`, the tokens that were spent before the end of the window in which the lease was renewed last.
     pub spent_before: i64,
+    /// Tokens charged by earlier reports, or by this one, that were not used after all.
+    pub refunded: i64,
+    /// The lane's time, at the earliest, when the first of these requests was decided.
+    pub refunded_from_us: i64,
     /// The window of a calendar that it is now by the node's reckoning, if the limit's windows are: when it began and when
     /// it ends.
     pub window_us: [i64; 2],
@@ -240,11 +244,13 @@ impl Request {
     }
 }
 
+/// Numbers of an entry's rest.
+const REST_NUMBERS: usize = 12;
 const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
 /// The most that an entry takes: its own, its rest, and a quota that no other has.
-const ENTRY_BYTES_MAX: usize = 2 + (12 + 10 + 6) * 8;
+const ENTRY_BYTES_MAX: usize = 2 + (12 + REST_NUMBERS + 6) * 8;
 /// What every reply and every record begins with.
 const MAGIC: [u8; 2] = *b"T2";
 const SETTLED: i64 = 1;
@@ -271,7 +277,7 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
             quotas.len() - 1
         });
         let rest = entry.rest();
-        let follows = rest != [0; 10];
+        let follows = rest != [0; REST_NUMBERS];
         rests += i64::from(follows);
         // The store counts from 1.
         body.extend([place as u8 + 1, entry.flags(follows)]);
@@ -356,6 +362,8 @@ impl Entry {
             back_rate: natural(self.back_rate),
             back_depth: natural(self.back_depth),
             spent_before: natural(self.spent_before),
+            refunded: natural(self.refunded),
+            refunded_from_us: natural(self.refunded_from_us),
             window_us: self.window_us.map(natural),
             held: Held {
                 rate: natural(self.held.rate),
@@ -414,10 +422,21 @@ impl Entry {
     }
 
     /// What most entries have nothing of.
-    fn rest(&self) -> [i64; 10] {
-        let Self { debt, allowed, taken, returned, back_rate, back_depth, needed, .. } = *self;
-        let (before, [begins_us, ends_us]) = (self.spent_before, self.window_us);
-        [debt, allowed, taken, returned, back_rate, back_depth, needed, before, begins_us, ends_us]
+    fn rest(&self) -> [i64; REST_NUMBERS] {
+        [
+            self.debt,
+            self.allowed,
+            self.taken,
+            self.returned,
+            self.back_rate,
+            self.back_depth,
+            self.needed,
+            self.spent_before,
+            self.refunded,
+            self.refunded_from_us,
+            self.window_us[0],
+            self.window_us[1],
+        ]
     }
 }
 

@@ -19,7 +19,7 @@ mod rng;
 mod shrink;
 mod slots;
 
-pub(crate) use account::{Touch, Waiter};
+pub(crate) use account::{Settlement, Touch, Waiter};
 pub(crate) use context::Output;
 pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;

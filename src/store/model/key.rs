@@ -230,7 +230,7 @@ impl Key {
         self.scale.curve != Curve::Refill
     }
 
-    fn counted(&self, previous: i64, now_us: i64) -> i64 {
+    pub(super) fn counted(&self, previous: i64, now_us: i64) -> i64 {
         counted(&self.scale, previous, now_us)
     }
 
@@ -323,7 +323,7 @@ impl Key {
             }
         }
         let void = self.renew(entry, anew, at.lane.lost_us);
-        self.charge(entry, at.lane);
+        self.charge(entry, anew, at.lane);
         if self.scale.curve == Curve::SlidingLog {
             self.slots.settle(&self.scale, self.level, self.stamp_us);
         }
@@ -409,8 +409,9 @@ impl Key {
         self.level = (self.level + outstanding).clamp(-NUMBER_MAX, self.scale.burst);
     }
 
-    /// Charges what was spent on credit and under outage policies.
-    fn charge(&mut self, entry: &Entry, lane: &Lane) {
+    /// Charges what was spent on credit and under outage policies, and takes charges back unless the record is `anew`: then
+    /// they were charged to an earlier one.
+    fn charge(&mut self, entry: &Entry, anew: bool, lane: &Lane) {
         let Scale { rate, token, burst, .. } = self.scale;
         let spent = entry.spent + entry.debt + entry.allowed;
         self.charged = (self.charged + spent).min(SUM_MAX);
@@ -420,6 +421,9 @@ impl Key {
         if entry.taken > 0 {
             let taken = |units: i64| units.min(0).max(units - entry.taken);
             (self.level, self.unleased) = (taken(self.level), taken(self.unleased));
+        }
+        if !anew {
+            self.refund(entry);
         }
         let found = self.level - self.outstanding[0] - self.outstanding[1];
         self.unleased = self.unleased.max(found).min(self.cap(self.depth[0] + self.depth[1]));
@@ -601,6 +605,8 @@ pub(super) mod tests {
             back_rate: 0,
             back_depth: 0,
             spent_before,
+            refunded: 0,
+            refunded_from_us: 0,
             window_us: [0; 2],
             held: Held { stamp_us, ..Held::default() },
             demand: 0,

@@ -51,11 +51,14 @@ impl Level {
     }
 
     /// Takes a reply in: the view is that of `now`.
-    pub(super) fn install(&mut self, given: &Given, window_left_us: u64, now: Timestamp) {
+    pub(super) fn install(&mut self, given: &Given, window: &StoredWindow, now: Timestamp) {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
-        let window_ends_latest = now.plus_micros(window_left_us);
-        let (level, leased) = (given.available, given.leased);
-        self.view = Some(StoreView { level, leased, at: now, window_ends_latest });
+        self.view = Some(StoreView {
+            level: given.available,
+            leased: given.leased,
+            at: now,
+            window_ends_latest: now.plus_micros(window.left_us),
+        });
     }
 
     /// The level at `now` if no other node spends, in units.

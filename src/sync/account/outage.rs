@@ -94,6 +94,7 @@ impl Account {
         self.collect(now, true);
         self.schedule.due = now;
         let Some(policy) = self.policy.take() else { return };
+        self.spending.policy_left = now;
         // What was lent of it is not there to be lent again.
         if let Some(view) = &mut self.level.view {
             view.level = view.level.min(0);

@@ -83,6 +83,8 @@ impl Account {
             back_rate: returned.rate,
             back_depth: returned.depth,
             spent_before: unsent.spent_before,
+            refunded: unsent.refunded,
+            refunded_from_us: unsent.refunded_from_us,
             window_us: [0; 2],
             held: self.lease.held,
             demand: wanted.demand.min(4 * terms.scale.burst),

@@ -1,6 +1,7 @@
 //! What decisions have spent of one key and no batch has reported.
 
 use crate::sync::message::Entry;
+use crate::time::Timestamp;
 
 /// Tokens spent and not yet in a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +16,21 @@ pub(super) struct Unsent {
     pub(super) allowed: i64,
     /// Units that outage policies took out of the bucket.
     pub(super) taken: i64,
+    /// Of what was spent, in this report or an earlier one: not used after all.
+    pub(super) refunded: i64,
+    /// The lane's time, at the earliest, when the first of these requests was decided.
+    pub(super) refunded_from_us: i64,
+}
+
+impl Unsent {
+    /// Adds tokens that were not used, of requests that were decided at `from_us` or later.
+    pub(super) fn give_back(&mut self, tokens: i64, from_us: i64) {
+        if tokens > 0 {
+            let first_us = if self.refunded > 0 { self.refunded_from_us } else { from_us };
+            self.refunded += tokens;
+            self.refunded_from_us = first_us.min(from_us);
+        }
+    }
 }
 
 /// What has been spent, and the credit that some of it was spent on.
@@ -25,13 +41,21 @@ pub(super) struct Spending {
     pub(super) spilled: u64,
     /// The credit that the bucket was given last.
     pub(super) credit_given: u32,
+    /// When an outage policy was left last.
+    pub(super) policy_left: Timestamp,
     /// Tokens were spent on credit or overdrawn, and that has not been seen repaid.
     pub(super) owes: bool,
 }
 
 impl Spending {
     pub(super) fn new(credit_given: u32) -> Self {
-        Self { unsent: Unsent::default(), spilled: 0, credit_given, owes: false }
+        Self {
+            unsent: Unsent::default(),
+            spilled: 0,
+            credit_given,
+            policy_left: Timestamp::ZERO,
+            owes: false,
+        }
     }
 
     /// Books tokens that were spent while `credit_left` was left of the credit; `credit` is given from now on.
@@ -67,5 +91,6 @@ impl Spending {
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
         self.unsent.taken += entry.taken;
+        self.unsent.give_back(entry.refunded, entry.refunded_from_us);
     }
 }

@@ -30,6 +30,8 @@ fn entries(count: usize) -> Vec<Entry> {
         back_rate: 0,
         back_depth: 0,
         spent_before: 0,
+        refunded: 0,
+        refunded_from_us: 0,
         window_us: [0; 2],
         held: Held::default(),
         demand: 0,

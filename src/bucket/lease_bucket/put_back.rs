@@ -1,0 +1,45 @@
+//! Tokens that were spent and not used.
+//!
+//! # Argument
+//!
+//! Tokens go back by one compare-and-swap that takes as many from what is pending: what the bucket holds and what the engine
+//! is to collect keep their sum, which is what the store has leased. Which request the pending tokens are of does not
+//! matter.
+
+use super::LeaseBucket;
+use crate::bucket::atomic::Ordering;
+use crate::bucket::token_word::TokenWord;
+use crate::time::Timestamp;
+
+impl LeaseBucket {
+    /// Puts tokens back that a decision took from a lease of this epoch, or of another one if the caller has pinned the key
+    /// since. False, and nothing is changed, if lease or key have changed, the engine has collected the tokens, the lease has
+    /// ended, an outage policy is in force or the bucket has no room.
+    pub(crate) fn put_back(&self, tokens: u32, epoch: u64, now: Timestamp) -> bool {
+        loop {
+            let Some(word) = self.load_in(epoch) else { return false };
+            let depth = self.depth.load(Ordering::Acquire);
+            let has_room = word.tokens().saturating_add(tokens) <= depth;
+            let is_pending = word.pending() >= tokens && !word.is_policy();
+            if !has_room || !is_pending || !self.is_live(now) {
+                return false;
+            }
+            let back = TokenWord(word.0 - u64::from(tokens)).with_tokens(word.tokens() + tokens);
+            if self.swap(word, back).is_ok() {
+                self.uncount(tokens);
+                return true;
+            }
+        }
+    }
+
+    /// The number of lease and key now.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.load().epoch()
+    }
+
+    /// A request of so many tokens is not to be counted as allowed. If it has been collected, it was.
+    fn uncount(&self, tokens: u32) {
+        let less = |surplus: u32| Some(surplus.saturating_sub(tokens.saturating_sub(1)));
+        let _ = self.surplus.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+}

@@ -1,0 +1,199 @@
+//! Several limits in one decision about one key.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use super::several::{Part, USUAL, ask_all, decide_all, fewer_left};
+use super::{ActiveLimit, Limiter};
+use crate::bucket::{Found, LeaseBucket, Verdict};
+use crate::decision::Decision;
+use crate::driver::Buckets;
+use crate::error::{CheckError, ConfigError};
+use crate::key::Key;
+use crate::time::Timestamp;
+
+/// Several limits of a running limiter, for one key: a request is allowed if all of them allow it, and then spends from each.
+/// Cheap to clone.
+///
+/// ```
+/// use tidegate::{Limit, Limiter, Quota};
+///
+/// let limiter = Limiter::builder()
+///     .limit(Limit::new("second", Quota::per_second(10)).local())
+///     .limit(Limit::new("day", Quota::per_day(3)).local())
+///     .build()?;
+/// let both = limiter.group(["second", "day"])?;
+/// for _ in 0..3 {
+///     assert!(both.check("user:42").is_allowed());
+/// }
+/// let denied = both.check("user:42");
+/// assert_eq!((denied.is_denied(), denied.limit_name()), (true, "day"));
+/// // Nothing was spent from the other one.
+/// assert_eq!(limiter.limit("second")?.check_n("user:42", 0)?.remaining(), 7);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Group {
+    /// In the limiter's order, which is the same for all who spend from several.
+    limits: SmallVec<[ActiveLimit; USUAL]>,
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.limits.iter().map(ActiveLimit::name)).finish()
+    }
+}
+
+impl Limiter {
+    /// The limits of these names, for requests of one key that are to fit all of them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`limit`](Self::limit) for each name; [`ConfigError::EmptyGroup`] if there is none, and
+    /// [`ConfigError::RepeatedLimit`] if a name comes twice.
+    pub fn group<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<Group, ConfigError> {
+        let mut limits = SmallVec::<[ActiveLimit; USUAL]>::new();
+        for name in names {
+            let limit = self.limit(name.as_ref())?;
+            if limits.iter().any(|other| other.name() == limit.name()) {
+                return Err(ConfigError::RepeatedLimit(limit.name().to_owned()));
+            }
+            limits.push(limit);
+        }
+        if limits.is_empty() {
+            return Err(ConfigError::EmptyGroup);
+        }
+        limits.sort_by_key(|limit| limit.state.index);
+        Ok(Group { limits })
+    }
+}
+
+impl Group {
+    /// Decides about one request of `key` that costs one token of each limit. Never waits.
+    ///
+    /// A denial is that of the limit with the longest wait, and nothing is spent from the others; a request that runs beside
+    /// this one may find tokens missing for as long as that takes. If it is allowed, the decision is that of the limit
+    /// with the fewest tokens left.
+    pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        let name = self.limits[0].shared.secret.name(key);
+        self.decide(&name, 1)
+    }
+
+    /// The same as [`check`](Self::check) for a request that costs `cost` tokens of each limit. A cost of 0 spends
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if one of the limits can never admit so high a cost.
+    pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
+        self.validate_cost(cost)?;
+        let name = self.limits[0].shared.secret.name(key);
+        Ok(self.decide(&name, cost))
+    }
+
+    /// The same as [`check`](Self::check), and asks the store where this node alone cannot be sure: see
+    /// [`ActiveLimit::check_sure`]. It asks about all such limits at the same time.
+    pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        let name = self.limits[0].shared.secret.name(key);
+        self.decide_or_ask(&name, 1).await
+    }
+
+    /// The same as [`check_sure`](Self::check_sure) for a request that costs `cost` tokens of each limit.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if one of the limits can never admit so high a cost.
+    pub async fn check_sure_n<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Decision, CheckError> {
+        self.validate_cost(cost)?;
+        let name = self.limits[0].shared.secret.name(key);
+        Ok(self.decide_or_ask(&name, cost).await)
+    }
+
+    /// The limits, in the order in which the limiter was given them.
+    pub fn limits(&self) -> &[ActiveLimit] {
+        &self.limits
+    }
+
+    fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
+        self.limits.iter().try_for_each(|limit| limit.validate_cost(cost))
+    }
+
+    fn decide(&self, key: &[u8], cost: u32) -> Decision {
+        if let Some(decision) = self.spend_leases(key, cost) {
+            return decision;
+        }
+        decide_all(&self.parts(key, cost))
+    }
+
+    async fn decide_or_ask(&self, key: &[u8], cost: u32) -> Decision {
+        if let Some(decision) = self.spend_leases(key, cost) {
+            return decision;
+        }
+        ask_all(&self.parts(key, cost)).await
+    }
+
+    fn parts<'a>(&'a self, key: &'a [u8], cost: u32) -> SmallVec<[Part<'a>; USUAL]> {
+        self.limits.iter().map(|limit| Part { limit, key, cost }).collect()
+    }
+}
+
+impl Group {
+    /// Spends from leases of all limits, if one look at each bucket tells. `None`, and nothing is spent, if that is not so.
+    #[inline(always)]
+    fn spend_leases(&self, key: &[u8], cost: u32) -> Option<Decision> {
+        let limits = &*self.limits;
+        if cost == 0 || limits.len() > USUAL {
+            return None;
+        }
+        let now = limits[0].state.clock.now();
+        let mut found: [Option<Found<'_, LeaseBucket>>; USUAL] = [const { None }; USUAL];
+        let mut name = None;
+        for (limit, found) in limits.iter().zip(&mut found) {
+            let Buckets::Leased(table) = &limit.state.buckets else { return None };
+            // All tables of a limiter hash alike.
+            let name = match name {
+                Some(name) => name,
+                None => *name.insert(table.short_name(key)?),
+            };
+            *found = Some(table.find_short(name).filter(|found| found.word.tokens() >= cost)?);
+        }
+        let mut tightest: Option<Decision> = None;
+        for (index, limit) in limits.iter().enumerate() {
+            let Some(Found { bucket, word, .. }) = &found[index] else { return None };
+            let unit = limit.state.terms.scale.token;
+            let Some(result) = bucket.spend(*word, cost, now, || unit) else {
+                self.undo(&found[..index], key, cost, now);
+                return None;
+            };
+            let decision = limit.lease_decision(&result, cost, now);
+            tightest = Some(tightest.map_or(decision, |other| fewer_left(other, decision)));
+        }
+        tightest
+    }
+
+    /// Puts back what was spent from the limits before one that has not enough.
+    #[cold]
+    fn undo(
+        &self,
+        found: &[Option<Found<'_, LeaseBucket>>],
+        key: &[u8],
+        cost: u32,
+        now: Timestamp,
+    ) {
+        for (limit, found) in self.limits.iter().zip(found).rev() {
+            let Some(Found { bucket, word, .. }) = found else { continue };
+            if !bucket.put_back(cost, word.epoch(), now) {
+                let taken = bucket.result(Verdict::Allowed, true, 0);
+                limit.give_back(key, &limit.lease_decision(&taken, cost, now), cost);
+            }
+        }
+    }
+}

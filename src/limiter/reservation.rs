@@ -1,0 +1,137 @@
+//! Requests whose cost is known only afterwards.
+
+use std::fmt;
+
+use super::{ActiveLimit, Target};
+use crate::algorithm::Rule;
+use crate::decision::{Decision, Denied};
+use crate::error::CheckError;
+use crate::key::Key;
+
+/// Tokens that a request was allowed and may not need all of.
+///
+/// [`commit`](Self::commit) says what it cost in the end. Dropped without that, also in a panic or with a future that is
+/// cancelled, it gives all of them back.
+#[must_use = "a reservation that is dropped gives its tokens back"]
+pub struct Reservation {
+    limit: ActiveLimit,
+    key: Box<[u8]>,
+    decision: Decision,
+    /// Not settled yet.
+    open: u32,
+}
+
+/// Without the key, which may be secret.
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, open, .. } = self;
+        f.debug_struct("Reservation").field("limit", &limit.name()).field("open", open).finish()
+    }
+}
+
+/// Why nothing was reserved.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The request must not go on.
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    /// The request cannot be decided.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    /// The limit's tokens are slots of time, which pass whether they are used or not.
+    #[error(
+        "limit {limit:?} is a leaky bucket, of which nothing can be reserved: call schedule or until_ready"
+    )]
+    LeakyBucket {
+        /// The limit's name.
+        limit: &'static str,
+    },
+}
+
+impl Reservation {
+    /// The request cost `actual` tokens: what is left of the estimate goes back to the key, and what it cost beyond is
+    /// charged, whatever the key has left. Debt is paid by what flows in.
+    ///
+    /// Tokens go back as long as they would count: those of a window that has ended do not, and neither do those that an
+    /// outage policy allowed ([`Event::NotGivenBack`](crate::Event::NotGivenBack)).
+    ///
+    /// Where nodes share the limit, the others see it within a sync interval or two. A cost beyond the estimate adds to how
+    /// far the limit can be exceeded.
+    pub fn commit(mut self, actual: u32) {
+        let estimate = std::mem::take(&mut self.open);
+        self.limit.give_back(&self.key, &self.decision, estimate.saturating_sub(actual));
+        self.limit.charge(&self.key, actual.saturating_sub(estimate));
+    }
+
+    /// The tokens that were reserved.
+    pub fn estimate(&self) -> u32 {
+        self.open
+    }
+
+    /// The decision that allowed them.
+    pub fn decision(&self) -> Decision {
+        self.decision
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.limit.give_back(&self.key, &self.decision, self.open);
+    }
+}
+
+impl ActiveLimit {
+    /// Reserves `estimate` tokens for a request of `key` whose cost is known only when it is over, such as the tokens of a
+    /// language model. It is decided as by [`check_sure`](Self::check_sure).
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// # runtime.block_on(async {
+    /// use tidegate::{Limit, Limiter, Quota};
+    ///
+    /// let limiter = Limiter::builder()
+    ///     .limit(Limit::new("tokens", Quota::per_minute(10_000)).local())
+    ///     .build()?;
+    /// let tokens = limiter.limit("tokens")?;
+    /// let reservation = tokens.reserve("user:42", 4_000).await?;
+    /// // The model answers.
+    /// reservation.commit(1_200);
+    /// assert!(tokens.check("user:42").remaining() >= 8_799);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ReserveError::Denied`] if the request must not go on; [`ReserveError::Check`] if the limit can never admit so
+    /// high a cost; [`ReserveError::LeakyBucket`] if the limit's tokens are slots, which pass
+    /// whether they are used or not.
+    pub async fn reserve<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        estimate: u32,
+    ) -> Result<Reservation, ReserveError> {
+        self.validate_cost(estimate)?;
+        if matches!(self.rule(), Rule::LeakyBucket(_)) {
+            return Err(ReserveError::LeakyBucket { limit: self.name() });
+        }
+        let name = self.shared.secret.name(key);
+        let key: Box<[u8]> = (*name).into();
+        let decision = self.decide_or_ask(Target::key(&name), estimate).await;
+        decision.into_result()?;
+        Ok(Reservation { limit: self.clone(), key, decision, open: estimate })
+    }
+
+    /// Gives `tokens` back to `key`, of a request that was allowed just now and will not be made.
+    ///
+    /// A leaky bucket gives nothing back: its slots pass whether they are used or not. See
+    /// [`Reservation::commit`] for what does not go back.
+    pub fn refund<K: Key + ?Sized>(&self, decision: Decision, key: &K, tokens: u32) {
+        let tokens = tokens.min(decision.cost());
+        if decision.is_allowed() && decision.limit_name() == self.name() {
+            self.give_back(&self.shared.secret.name(key), &decision, tokens);
+        }
+    }
+}

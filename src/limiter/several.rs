@@ -1,0 +1,292 @@
+//! A request that is to fit several limits: all of them are spent from, or none.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::{ActiveLimit, Handle, Limiter, Target};
+use crate::bucket::{OVERFLOW, Verdict};
+use crate::decision::{Decision, Source};
+use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
+use crate::error::CheckError;
+use crate::key::{Key, KeyName};
+
+/// Limits that a request is mostly to fit, at most.
+pub(super) const USUAL: usize = 4;
+
+/// A limit with the key of a request, for [`Limiter::check_all`].
+#[must_use]
+pub struct OnKey<'a> {
+    limit: &'a ActiveLimit,
+    key: KeyName<'a>,
+    cost: u32,
+}
+
+/// Without the key, which may be secret.
+impl fmt::Debug for OnKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, cost, .. } = self;
+        f.debug_struct("OnKey").field("limit", &limit.name()).field("cost", cost).finish()
+    }
+}
+
+impl OnKey<'_> {
+    /// The request costs so many tokens of this limit, instead of one.
+    pub fn cost(self, cost: u32) -> Self {
+        Self { cost, ..self }
+    }
+}
+
+/// What one limit is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub(super) limit: &'a ActiveLimit,
+    pub(super) key: &'a [u8],
+    pub(super) cost: u32,
+}
+
+impl<'a> Part<'a> {
+    fn target(&self) -> Target<'a> {
+        Target::key(self.key)
+    }
+
+    fn decide(&self) -> Decision {
+        self.limit.decide(self.target(), self.cost)
+    }
+
+    /// How the key stands, as a decision about the cost that spends nothing.
+    fn look(&self) -> Decision {
+        let look = self.limit.decide(self.target(), 0);
+        // What nodes hold elsewhere is not known for sure.
+        let lacks = matches!(look.source, Source::Local(_)) && look.remaining() < self.cost.into();
+        Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look }
+    }
+}
+
+/// What was spent of several limits. Unless all of them allow the request, it goes back, the last first.
+#[derive(Default)]
+struct Takes<'a> {
+    taken: SmallVec<[(Part<'a>, Decision); USUAL]>,
+    /// The first denial.
+    denied: Option<Decision>,
+}
+
+impl<'a> Takes<'a> {
+    fn add(&mut self, part: Part<'a>, decision: Decision) {
+        if decision.is_denied() {
+            self.denied.get_or_insert(decision);
+        } else {
+            self.taken.push((part, decision));
+        }
+    }
+
+    /// Spends where this node is sure. Returns what it is not sure of.
+    fn take_sure(&mut self, parts: &[Part<'a>]) -> SmallVec<[Part<'a>; USUAL]> {
+        let mut unsure = SmallVec::new();
+        for &part in parts {
+            match part.limit.decide_if_sure(part.target(), part.cost) {
+                Some(decision) => self.add(part, decision),
+                None => unsure.push(part),
+            }
+            if self.denied.is_some() {
+                break;
+            }
+        }
+        unsure
+    }
+
+    /// The decision about all of them.
+    fn end(mut self, parts: &[Part<'_>]) -> Decision {
+        if let Some(denied) = self.denied {
+            let longest = parts.iter().map(Part::look).filter(Decision::is_denied);
+            return longest.fold(denied, longer_wait);
+        }
+        let taken = std::mem::take(&mut self.taken);
+        let tightest = taken.iter().map(|(_, decision)| *decision).reduce(fewer_left);
+        tightest.unwrap_or_else(|| parts[0].look())
+    }
+}
+
+impl Drop for Takes<'_> {
+    fn drop(&mut self) {
+        for (part, decision) in self.taken.iter().rev() {
+            part.limit.give_back(part.key, decision, part.cost);
+        }
+    }
+}
+
+pub(super) fn fewer_left(one: Decision, other: Decision) -> Decision {
+    if other.remaining() < one.remaining() { other } else { one }
+}
+
+fn longer_wait(one: Decision, other: Decision) -> Decision {
+    if other.retry_after() > one.retry_after() { other } else { one }
+}
+
+/// The denial that is sure before anything is spent: that with the longest wait.
+fn denied_at_once(parts: &[Part<'_>]) -> Option<Decision> {
+    let looks = parts.iter().map(|part| (part, part.look()));
+    let denied = looks.filter(|(_, look)| look.is_denied() && look.is_sure());
+    let longest = denied
+        .reduce(|one, other| if other.1.retry_after() > one.1.retry_after() { other } else { one });
+    // Decided, so that it counts.
+    longest.map(|(part, _)| part.decide()).filter(Decision::is_denied)
+}
+
+/// Decides about parts, at least one, without waiting.
+pub(super) fn decide_all(parts: &[Part<'_>]) -> Decision {
+    if parts.iter().all(|part| part.cost == 0) {
+        return looks(parts);
+    }
+    if let Some(denied) = denied_at_once(parts) {
+        return denied;
+    }
+    let mut takes = Takes::default();
+    for part in takes.take_sure(parts) {
+        if takes.denied.is_none() {
+            takes.add(part, part.decide());
+        }
+    }
+    takes.end(parts)
+}
+
+/// The same, and asks the store where this node is not sure: about all of them at once.
+pub(super) async fn ask_all(parts: &[Part<'_>]) -> Decision {
+    if parts.iter().all(|part| part.cost == 0) {
+        return looks(parts);
+    }
+    if let Some(denied) = denied_at_once(parts) {
+        return denied;
+    }
+    let mut takes = Takes::default();
+    let unsure = takes.take_sure(parts);
+    if takes.denied.is_none() {
+        let asked: SmallVec<[_; USUAL]> = unsure
+            .into_iter()
+            .map(|part| {
+                let handle = part.limit.hold(part.key);
+                let answer = handle.send_query(part.cost);
+                (part, handle, answer)
+            })
+            .collect();
+        for (part, handle, answer) in asked {
+            takes.add(part, handle.answered(answer, part.cost).await);
+        }
+    }
+    takes.end(parts)
+}
+
+/// How the keys stand, where nothing is to be spent.
+fn looks(parts: &[Part<'_>]) -> Decision {
+    let look = |part: &Part<'_>| part.limit.decide(part.target(), 0);
+    let first = look(&parts[0]);
+    parts[1..].iter().map(look).fold(first, |one, other| match (one.allowed, other.allowed) {
+        (true, true) => fewer_left(one, other),
+        (false, false) => longer_wait(one, other),
+        (true, false) => other,
+        (false, true) => one,
+    })
+}
+
+impl Limiter {
+    /// Decides about one request that is to fit several limits, each for a key of its own: all of them are spent from, or
+    /// none. Where this node alone cannot be sure, the store is asked, as by [`ActiveLimit::check_sure`].
+    ///
+    /// The decision is as that of [`Group::check`](crate::Group::check).
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// # runtime.block_on(async {
+    /// use tidegate::{Limit, Limiter, Quota};
+    ///
+    /// let limiter = Limiter::builder()
+    ///     .limit(Limit::new("user", Quota::per_minute(60)).local())
+    ///     .limit(Limit::new("address", Quota::per_minute(600)).local())
+    ///     .build()?;
+    /// let (user, address) = (limiter.limit("user")?, limiter.limit("address")?);
+    /// let parts = [user.on("alice"), address.on("192.0.2.7").cost(3)];
+    /// assert!(limiter.check_all(parts).await?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if a limit can never admit so high a cost, or if there is no limit. If a limit comes twice with one key,
+    /// the costs are added up.
+    pub async fn check_all<'a>(
+        &self,
+        parts: impl IntoIterator<Item = OnKey<'a>>,
+    ) -> Result<Decision, CheckError> {
+        let mut parts: SmallVec<[OnKey<'a>; USUAL]> = parts.into_iter().collect();
+        parts.sort_by(|a, b| (a.limit.state.index, &*a.key).cmp(&(b.limit.state.index, &*b.key)));
+        let mut asked = SmallVec::<[Part<'_>; USUAL]>::new();
+        for OnKey { limit, key, cost } in &parts {
+            let same =
+                |last: &&mut Part<'_>| last.limit.name() == limit.name() && last.key == &**key;
+            match asked.last_mut().filter(same) {
+                Some(last) => last.cost = last.cost.saturating_add(*cost),
+                None => asked.push(Part { limit, key, cost: *cost }),
+            }
+        }
+        asked.iter().try_for_each(|part| part.limit.validate_cost(part.cost))?;
+        if asked.is_empty() {
+            return Err(CheckError::NoLimit);
+        }
+        Ok(ask_all(&asked).await)
+    }
+}
+
+impl ActiveLimit {
+    /// This limit with the key of a request, for [`Limiter::check_all`].
+    pub fn on<'a, K: Key + ?Sized>(&'a self, key: &'a K) -> OnKey<'a> {
+        OnKey { limit: self, key: self.shared.secret.name(key), cost: 1 }
+    }
+}
+
+impl Handle {
+    /// Asks the store.
+    pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
+        if let Some(decision) = self.limit.decide_without_lease(&self.key.key, cost).await {
+            return decision;
+        }
+        self.answered(self.send_query(cost), cost).await
+    }
+
+    /// Asks the store for the answer to a request. `None` if the limit does not wait, or nobody would answer.
+    fn send_query(&self, cost: u32) -> Option<oneshot::Receiver<StoreAnswer>> {
+        let within_us = self.limit.state.terms.max_wait_us;
+        let (done, answer) = oneshot::channel();
+        let query = StoreQuery { key: self.key.clone(), cost, within_us, done };
+        let queries = &self.limit.shared.driver.queries;
+        (within_us > 0 && queries.send(Query::Sure(query)).is_ok()).then_some(answer)
+    }
+
+    /// The decision by the store's answer, or else by what this node knows.
+    async fn answered(
+        &self,
+        answer: Option<oneshot::Receiver<StoreAnswer>>,
+        cost: u32,
+    ) -> Decision {
+        let answer = match answer {
+            Some(answer) => answer.await.ok(),
+            None => None,
+        };
+        let limit = &self.limit;
+        let (Some(StoreAnswer { allowed, sure }), Buckets::Leased(table)) =
+            (answer, &limit.state.buckets)
+        else {
+            // The limit does not wait, or the driver has ended with its runtime.
+            return limit.decide(self.target(), cost);
+        };
+        if self.key.place == OVERFLOW {
+            table.count_overflow();
+        }
+        let (bucket, now) = (table.at(self.key.place), limit.state.clock.now());
+        let left = bucket.mint_tokens(now, limit.state.terms.scale.token);
+        let result = bucket.result(Verdict::of(allowed), sure, left);
+        limit.lease_decision(&result, cost, now)
+    }
+}

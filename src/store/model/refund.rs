@@ -1,0 +1,37 @@
+//! Charges that are taken back.
+
+use super::key::Key;
+use crate::quota::Curve;
+use crate::sync::message::Entry;
+
+impl Key {
+    /// Takes back charges of tokens that were not used: the level rises, up to what it would be without charges. Of a window
+    /// that has ended nothing comes back.
+    pub(super) fn refund(&mut self, entry: &Entry) {
+        if entry.refunded == 0 || !self.is_of_window_now(entry) {
+            return;
+        }
+        let most = match self.scale.curve {
+            Curve::SlidingWindow => self.scale.burst - self.counted(self.previous, self.stamp_us),
+            _ => self.scale.burst,
+        };
+        let units = entry.refunded.saturating_mul(self.scale.token);
+        self.level = self.level.max(self.level.saturating_add(units).min(most));
+        self.charged = (self.charged - entry.refunded).max(0);
+    }
+
+    /// Whether all of it was decided in the window that it is now.
+    fn is_of_window_now(&self, entry: &Entry) -> bool {
+        let [begins_us, ends_us] = entry.window_us;
+        match self.scale.curve {
+            Curve::Refill | Curve::SlidingLog => true,
+            Curve::FixedWindow | Curve::SlidingWindow => {
+                let window_us = self.scale.window_us();
+                self.stamp_us / window_us == entry.refunded_from_us / window_us
+            }
+            Curve::CalendarWindow => {
+                self.window_ends_us == ends_us && entry.refunded_from_us >= begins_us && ends_us > 0
+            }
+        }
+    }
+}

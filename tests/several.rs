@@ -1,0 +1,452 @@
+//! Several limits in one decision, and costs that are known only afterwards: what is charged is what was allowed and used.
+#![cfg(feature = "testing")]
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+#![allow(clippy::disallowed_methods, reason = "a task that panics is a service's own")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate::testing::{ManualClock, ScriptedStore};
+use tidegate::{
+    ActiveLimit, CheckError, ConfigError, Decision, Event, FixedWindow, LeakyBucket, Limit,
+    Limiter, Quota, ReserveError, Rule, SlidingLog, SlidingWindow,
+};
+
+const NODES: usize = 4;
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Nodes that share limits in virtual time.
+struct Cluster {
+    clock: ManualClock,
+    runtime: tokio::runtime::Runtime,
+    nodes: Vec<Limiter>,
+    /// Tokens that nodes told were not given back.
+    kept: Arc<AtomicU64>,
+}
+
+impl Cluster {
+    fn new(limits: &[Limit]) -> Self {
+        let clock = ManualClock::new();
+        let store = ScriptedStore::new(&clock);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let kept = Arc::new(AtomicU64::new(0));
+        let entered = runtime.enter();
+        let node = |_| {
+            let kept = kept.clone();
+            let listener = move |event: &Event| {
+                if let Event::NotGivenBack { tokens, .. } = event {
+                    kept.fetch_add((*tokens).into(), Ordering::Relaxed);
+                }
+            };
+            let builder = Limiter::builder().store(store.clone()).lanes(1).clock(&clock);
+            let builder = builder.listen(listener);
+            limits.iter().cloned().fold(builder, tidegate::Builder::limit).build().unwrap()
+        };
+        let nodes = (0..NODES).map(node).collect();
+        drop(entered);
+        let cluster = Self { clock, runtime, nodes, kept };
+        cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
+        cluster
+    }
+
+    fn settle(&self) {
+        for node in &self.nodes {
+            self.runtime.block_on(node.settle());
+        }
+    }
+
+    fn pass(&self, time: Duration, step: Duration) {
+        for _ in 0..time.div_duration_f64(step) as u64 {
+            self.clock.advance(step);
+            self.settle();
+        }
+    }
+
+    /// Waits for an answer, and lets time pass a little at a time.
+    fn wait<T>(&self, answer: impl Future<Output = T>) -> T {
+        self.runtime.block_on(async {
+            let mut answer = std::pin::pin!(answer);
+            loop {
+                let settled = async {
+                    for node in &self.nodes {
+                        node.settle().await;
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    answer = &mut answer => return answer,
+                    () = settled => self.clock.advance(Duration::from_micros(20)),
+                }
+            }
+        })
+    }
+
+    fn limits(&self, name: &str) -> Vec<ActiveLimit> {
+        self.nodes.iter().map(|node| node.limit(name).unwrap()).collect()
+    }
+
+    /// Spends all that is left of a key, on one node, after the others have given back what they held. A node that has a lease
+    /// does not ask for the last tokens, and gives the lease back after a while: so there are some `rounds`.
+    fn drain(&self, limit: &str, rounds: usize) -> u64 {
+        let limit = self.nodes[0].limit(limit).unwrap();
+        let mut drained = 0;
+        for _ in 0..rounds {
+            self.pass(Duration::from_secs(60), Duration::from_millis(100));
+            while self.wait(limit.check_sure("key")).is_allowed() {
+                drained += 1;
+            }
+        }
+        drained
+    }
+}
+
+/// As good as no refill: a token in eight hours.
+fn burst(name: &str, tokens: u64) -> Limit {
+    Limit::new(name, Quota::new(1, 8 * HOUR).burst(tokens)).strict()
+}
+
+#[test]
+fn all_limits_of_a_group_are_charged_for_what_all_allowed_and_for_nothing_else() {
+    const BURSTS: [(&str, u64); 3] = [("second", 300), ("minute", 200), ("hour", 250)];
+    for seed in 0..20 {
+        let cluster = Cluster::new(&BURSTS.map(|(name, tokens)| burst(name, tokens)));
+        let groups: Vec<_> = cluster
+            .nodes
+            .iter()
+            .map(|node| node.group(BURSTS.map(|(name, _)| name)).unwrap())
+            .collect();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut together, mut denied, mut alone) = (0, [0; 3], [0; 3]);
+        for _ in 0..900 {
+            let node = rng.usize(..NODES);
+            let (group, cost) = (&groups[node], rng.u32(1..3));
+            match rng.u8(..8) {
+                0..3 => {
+                    let index = rng.usize(..3);
+                    let limit = cluster.nodes[node].limit(BURSTS[index].0).unwrap();
+                    alone[index] += u64::from(cluster.wait(limit.check_sure("key")).is_allowed());
+                }
+                kind => {
+                    let decision = if kind < 6 {
+                        cluster.wait(group.check_sure_n("key", cost)).unwrap()
+                    } else {
+                        group.check_n("key", cost).unwrap()
+                    };
+                    if decision.is_allowed() {
+                        together += u64::from(cost);
+                    } else {
+                        let by = BURSTS.iter().position(|(name, _)| *name == decision.limit_name());
+                        denied[by.unwrap()] += 1;
+                    }
+                }
+            }
+            if rng.u8(..4) == 0 {
+                cluster.pass(Duration::from_millis(10), Duration::from_millis(5));
+            }
+        }
+        let label =
+            format!("seed {seed}: {together} together, {alone:?} alone, denied by {denied:?}");
+        println!("{label}");
+        for (index, (name, tokens)) in BURSTS.into_iter().enumerate() {
+            let drained = cluster.drain(name, 3);
+            let charged = together + alone[index];
+            assert_eq!(charged + drained, tokens, "{name}: {drained} left, {label}");
+        }
+        assert!(denied.iter().sum::<u64>() > 100, "{label}");
+    }
+}
+
+/// The second limit has to notify its engine of the first token that is pending; of the first one something is pending.
+#[test]
+fn group_charges_its_first_limit_once_where_the_second_needs_a_second_look() {
+    let limit = |name| Limit::new(name, Quota::new(1, HOUR).burst(4000)).strict();
+    let cluster = Cluster::new(&[limit("big"), limit("small")]);
+    let node = &cluster.nodes[0];
+    let (big, group) = (node.limit("big").unwrap(), node.group(["big", "small"]).unwrap());
+    let (mut alone, mut together) = (0, 0);
+    for _ in 0..300 {
+        for _ in 0..4 {
+            alone += u64::from(big.check("key").is_allowed());
+            together += u64::from(group.check("key").is_allowed());
+        }
+        cluster.pass(Duration::from_millis(20), Duration::from_millis(5));
+    }
+    assert!(together > 1000, "{together} of 1200");
+    assert_eq!(alone + together + cluster.drain("big", 3), 4000, "{alone} and {together}");
+    assert_eq!(together + cluster.drain("small", 3), 4000, "{together}");
+}
+
+#[test]
+fn threads_that_take_two_limits_never_charge_one_alone() {
+    const TOKENS: u64 = 20_000;
+    let rules: [fn(u64) -> Rule; 4] = [
+        |tokens| Quota::new(1, HOUR / 4).burst(tokens).into(),
+        |tokens| FixedWindow::new(tokens, HOUR).into(),
+        |tokens| SlidingWindow::new(tokens, HOUR).into(),
+        |tokens| SlidingLog::new(tokens, HOUR).into(),
+    ];
+    for rule in rules {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder()
+            .limit(Limit::new("x", rule(TOKENS)).local())
+            .limit(Limit::new("y", rule(TOKENS)).local())
+            .clock(&clock)
+            .build()
+            .unwrap();
+        let (x, y) = (limiter.limit("x").unwrap(), limiter.limit("y").unwrap());
+        let (both, alone) = (AtomicU64::new(0), [const { AtomicU64::new(0) }; 2]);
+        std::thread::scope(|scope| {
+            for thread in 0..2_u64 {
+                let (limiter, x, y, both, alone) = (&limiter, &x, &y, &both, &alone);
+                scope.spawn(move || {
+                    let group = limiter.group(["y", "x"]).unwrap();
+                    let mut rng = fastrand::Rng::with_seed(thread);
+                    for _ in 0..2 * TOKENS {
+                        if rng.u8(..4) == 0 {
+                            let index = rng.usize(..2);
+                            let is_allowed = [x, y][index].check("key").is_allowed();
+                            alone[index].fetch_add(is_allowed.into(), Ordering::Relaxed);
+                        } else {
+                            let is_allowed = group.check("key").is_allowed();
+                            both.fetch_add(is_allowed.into(), Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        let both = both.into_inner();
+        for (limit, alone) in [x, y].iter().zip(alone) {
+            let left = limit.check_n("key", 0).unwrap().remaining();
+            assert_eq!(both + alone.into_inner() + left, TOKENS, "{:?}", limit.rule());
+        }
+    }
+}
+
+#[test]
+fn denial_of_a_group_is_that_of_the_limit_with_the_longest_wait() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder()
+        .limit(Limit::new("hour", Quota::per_hour(2)).local())
+        .limit(Limit::new("second", Quota::per_second(2)).local())
+        .limit(Limit::new("day", FixedWindow::per_day(100)).local())
+        .clock(&clock)
+        .build()
+        .unwrap();
+    let group = limiter.group(["second", "day", "hour"]).unwrap();
+    let names: Vec<_> = group.limits().iter().map(ActiveLimit::name).collect();
+    assert_eq!(names, ["hour", "second", "day"]);
+    let first = group.check("key");
+    assert_eq!((first.is_allowed(), first.remaining()), (true, 1));
+    assert!(group.check("key").is_allowed());
+    let denied = group.check("key");
+    assert_eq!((denied.limit_name(), denied.retry_after()), ("hour", HOUR / 2));
+    clock.advance(HOUR / 2);
+    assert!(group.check("key").is_allowed());
+    // A look spends nothing.
+    assert!(group.check_n("key", 0).unwrap().is_denied());
+    assert_eq!(limiter.limit("day").unwrap().check_n("key", 0).unwrap().remaining(), 97);
+    assert!(matches!(
+        group.check_n("key", 3),
+        Err(CheckError::CostTooHigh { limit: "hour", cost: 3, max: 2 })
+    ));
+}
+
+#[test]
+fn groups_that_make_no_sense_are_refused() {
+    let build = |limits: [Limit; 2]| {
+        limits.into_iter().fold(Limiter::builder(), tidegate::Builder::limit).build().unwrap()
+    };
+    let second = || Limit::new("second", Quota::per_second(1));
+    let limiter = build([second(), Limit::new("login", SlidingLog::per_minute(5)).exact()]);
+    let refused = |names: &[&str]| limiter.group(names).unwrap_err();
+    assert!(matches!(refused(&[]), ConfigError::EmptyGroup));
+    assert!(matches!(refused(&["second", "secnd"]), ConfigError::UnknownLimit { .. }));
+    assert!(matches!(refused(&["second", "second"]), ConfigError::RepeatedLimit(_)));
+    assert!(matches!(refused(&["second", "login"]), ConfigError::ExactLimit(_)));
+}
+
+#[tokio::test]
+async fn limits_of_several_keys_are_charged_together_and_costs_of_one_key_are_added_up() {
+    let limiter = Limiter::builder()
+        .limit(Limit::new("user", Quota::per_hour(5)).local())
+        .limit(Limit::new("address", Quota::per_hour(8)).local())
+        .build()
+        .unwrap();
+    let (user, address) = (limiter.limit("user").unwrap(), limiter.limit("address").unwrap());
+    let check = async |name, cost| {
+        limiter.check_all([address.on("192.0.2.7").cost(cost), user.on(name)]).await.unwrap()
+    };
+    let left = |limit: &ActiveLimit, key| limit.check_n(key, 0).unwrap().remaining();
+    assert!(check("ann", 3).await.is_allowed());
+    assert!(check("bob", 3).await.is_allowed());
+    let denied = check("ann", 3).await;
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "address"));
+    assert_eq!((left(&user, "ann"), left(&user, "bob"), left(&address, "192.0.2.7")), (4, 4, 2));
+    let twice = [user.on("ann").cost(2), user.on("ann").cost(3)];
+    assert!(limiter.check_all(twice).await.unwrap().is_denied());
+    let twice = [user.on("ann").cost(2), user.on("ann").cost(2)];
+    assert!(limiter.check_all(twice).await.unwrap().is_allowed());
+    assert_eq!(left(&user, "ann"), 0);
+    assert!(matches!(limiter.check_all([]).await, Err(CheckError::NoLimit)));
+    let too_high = limiter.check_all([user.on("ann").cost(3), user.on("ann").cost(3)]).await;
+    assert!(matches!(too_high, Err(CheckError::CostTooHigh { cost: 6, max: 5, .. })));
+}
+
+#[test]
+fn reserved_tokens_that_are_not_used_go_back_and_what_is_used_beyond_is_charged() {
+    const TOKENS: u64 = 1000;
+    for seed in 0..4 {
+        let cluster = Cluster::new(&[burst("tokens", TOKENS)]);
+        let limits = cluster.limits("tokens");
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut used, mut open) = (0, Vec::new());
+        for _ in 0..300 {
+            let estimate = rng.u32(1..80);
+            match cluster.wait(limits[rng.usize(..NODES)].reserve("key", estimate)) {
+                Ok(reservation) => open.push(reservation),
+                Err(error) => assert!(matches!(error, ReserveError::Denied(_)), "{error}"),
+            }
+            // Some are settled at once, and some seconds later, when they have been reported.
+            while open.len() > rng.usize(..6) {
+                let reservation = open.swap_remove(rng.usize(..open.len()));
+                let estimate = reservation.estimate();
+                match rng.u8(..4) {
+                    0 => drop(reservation),
+                    1 => {
+                        reservation.commit(estimate);
+                        used += u64::from(estimate);
+                    }
+                    2 => {
+                        reservation.commit(estimate / 2);
+                        used += u64::from(estimate / 2);
+                    }
+                    // Beyond the estimate, while there is something left.
+                    _ => {
+                        let beyond = if used < TOKENS / 2 { estimate } else { 0 };
+                        reservation.commit(estimate + beyond);
+                        used += u64::from(estimate + beyond);
+                    }
+                }
+            }
+            cluster.pass(Duration::from_millis(20) * rng.u32(1..8), Duration::from_millis(20));
+        }
+        drop(open);
+        let drained = cluster.drain("tokens", 3);
+        println!("seed {seed}: {used} used, {drained} left");
+        assert!(used > TOKENS / 2 && used + drained == TOKENS, "seed {seed}: {used}, {drained}");
+    }
+}
+
+#[test]
+fn debt_of_a_reservation_is_paid_before_anything_is_allowed() {
+    let clock = ManualClock::new();
+    let rules: [Rule; 2] = [Quota::per_second(10).into(), SlidingLog::per_second(10).into()];
+    for rule in rules {
+        let limit = Limit::new("x", rule).local();
+        let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
+        let limit = limiter.limit("x").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let reservation = runtime.block_on(limit.reserve("key", 5)).unwrap();
+        reservation.commit(25);
+        let denied = limit.check("key");
+        assert_eq!(denied.remaining(), 0, "{rule:?}");
+        let wait = if matches!(rule, Rule::TokenBucket(_)) { 1600 } else { 1000 };
+        assert_eq!(denied.retry_after(), Duration::from_millis(wait), "{rule:?}");
+        clock.advance(denied.retry_after());
+        assert!(limit.check("key").is_allowed(), "{rule:?}");
+    }
+}
+
+#[test]
+fn tokens_of_a_window_that_has_ended_do_not_go_back() {
+    for rule in [FixedWindow::new(100, HOUR).into(), SlidingWindow::new(100, HOUR).into()] {
+        let rule: Rule = rule;
+        let cluster = Cluster::new(&[Limit::new("x", rule).strict()]);
+        let limits = cluster.limits("x");
+        let to = |second: u64| {
+            let left_us = second * 1_000_000 - cluster.clock.now().as_micros();
+            cluster.pass(Duration::from_micros(left_us), Duration::from_millis(500));
+        };
+        to(3590);
+        let held = cluster.wait(limits[1].reserve("key", 60)).unwrap();
+        let used = cluster.wait(limits[1].reserve("key", 30)).unwrap();
+        to(3598);
+        used.commit(10);
+        // A token that was asked for, and was in time.
+        to(3605);
+        held.commit(0);
+        cluster.settle();
+        assert_eq!(cluster.kept.load(Ordering::Relaxed), 60, "{rule:?}");
+        let drained = cluster.drain("x", 1);
+        let most = if matches!(rule, Rule::FixedWindow(_)) { 100 } else { 32 };
+        assert!((most - 2..=most).contains(&drained), "{rule:?}: {drained} of {most}");
+    }
+}
+
+#[test]
+fn tokens_of_a_local_window_that_has_ended_do_not_go_back() {
+    let clock = ManualClock::new();
+    let limit = Limit::new("x", FixedWindow::new(10, HOUR)).local();
+    let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
+    let limit = limiter.limit("x").unwrap();
+    let left = || limit.check_n("key", 0).unwrap().remaining();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let reserve = |tokens| runtime.block_on(limit.reserve("key", tokens)).unwrap();
+    let (early, late) = (reserve(5), reserve(5));
+    early.commit(2);
+    assert_eq!(left(), 3);
+    clock.advance(HOUR);
+    assert!(limit.check_n("key", 6).unwrap().is_allowed());
+    late.commit(0);
+    assert_eq!(left(), 4);
+    reserve(4).commit(9);
+    assert_eq!(left(), 0);
+    clock.advance(HOUR);
+    assert_eq!(left(), 10, "a window owes nothing to the one before");
+}
+
+#[test]
+fn task_that_panics_gives_its_reservation_back() {
+    let limiter =
+        Limiter::builder().limit(Limit::new("x", Quota::per_hour(10)).local()).build().unwrap();
+    let limit = limiter.limit("x").unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let ran = Arc::new(AtomicBool::new(false));
+    let (task_limit, task_ran) = (limit.clone(), ran.clone());
+    let ended = runtime.block_on(async move {
+        tokio::spawn(async move {
+            let _reservation = task_limit.reserve("key", 10).await.unwrap();
+            task_ran.store(task_limit.check("key").is_denied(), Ordering::Relaxed);
+            panic!("on purpose");
+        })
+        .await
+    });
+    assert!(ended.is_err() && ran.load(Ordering::Relaxed));
+    assert_eq!(limit.check_n("key", 0).unwrap().remaining(), 10);
+}
+
+#[tokio::test]
+async fn nothing_is_reserved_of_a_leaky_bucket() {
+    let limit = Limit::new("mail", LeakyBucket::per_second(10)).local();
+    let limiter = Limiter::builder().limit(limit).build().unwrap();
+    let refused = limiter.limit("mail").unwrap().reserve("key", 1).await;
+    assert!(matches!(refused, Err(ReserveError::LeakyBucket { limit: "mail" })));
+}
+
+#[test]
+fn refund_gives_back_what_a_decision_took_and_no_more() {
+    let limiter =
+        Limiter::builder().limit(Limit::new("x", Quota::per_hour(10)).local()).build().unwrap();
+    let limit = limiter.limit("x").unwrap();
+    let left = || limit.check_n("key", 0).unwrap().remaining();
+    let decision: Decision = limit.check_n("key", 4).unwrap();
+    limit.refund(decision, "key", 1);
+    assert_eq!(left(), 7);
+    limit.refund(decision, "key", 100);
+    assert_eq!(left(), 10);
+    let denied = limit.check_n("other", 10).and_then(|_| limit.check_n("other", 5)).unwrap();
+    assert!(denied.is_denied());
+    limit.refund(denied, "other", 5);
+    assert_eq!(limit.check_n("other", 0).unwrap().remaining(), 0);
+}
