@@ -6,19 +6,22 @@
 //! ```
 //!
 //! That runs it under callgrind, which counts what happens in [`decide_many`] alone. With the argument `leased` the
-//! limiter is the whole hybrid one, with a store, whose driver runs meanwhile; with an algorithm's name this node keeps
+//! limiter is the whole hybrid one, with a store, whose driver runs meanwhile; with `group` a decision is about three
+//! limits of such a one; with an algorithm's name this node keeps
 //! the limit alone.
 #![allow(clippy::disallowed_methods, reason = "waits for a driver, which lives by the real clock")]
 
 use std::time::{Duration, Instant};
 
 use tidegate::{
-    ActiveLimit, FixedWindow, LeakyBucket, Limit, Limiter, MemoryStore, Quota, Rule, SlidingLog,
-    SlidingWindow,
+    ActiveLimit, FixedWindow, Group, LeakyBucket, Limit, Limiter, MemoryStore, Quota, Rule,
+    SlidingLog, SlidingWindow,
 };
 
 const KEYS: usize = 1_000;
 const ROUNDS: usize = 20;
+/// They take as long.
+const ROUNDS_OF_GROUP: usize = ROUNDS / 4;
 /// So many limiters are asked: a sync that falls among the decisions of one tells little then.
 const TIMES: usize = 16;
 const LEASED_WITHIN: Duration = Duration::from_secs(60);
@@ -35,23 +38,35 @@ fn decide_many(limit: &ActiveLimit, keys: &[String], rounds: usize) -> usize {
     denied
 }
 
+/// The same of decisions about several limits.
+#[inline(never)]
+fn decide_many_of_group(group: &Group, keys: &[String], rounds: usize) -> usize {
+    let mut denied = 0;
+    for _ in 0..rounds {
+        for key in keys {
+            denied += usize::from(group.check(key.as_str()).is_denied());
+        }
+    }
+    denied
+}
+
 fn main() {
     let keys: Vec<String> = (0..KEYS).map(|user| format!("user:{user:015}")).collect();
     let plenty = 1_000_000_000;
-    let denied_of: &dyn Fn(&[String]) -> usize =
-        match std::env::args().nth(1).as_deref().unwrap_or("leased") {
-            "leased" => &denied_of_leased,
-            "token-bucket" => &|keys| denied_of_local(Quota::per_second(plenty).into(), keys),
-            "leaky-bucket" => &|keys| denied_of_local(LeakyBucket::per_second(plenty).into(), keys),
-            "fixed-window" => &|keys| denied_of_local(FixedWindow::per_day(plenty).into(), keys),
-            "sliding-window" => {
-                &|keys| denied_of_local(SlidingWindow::per_day(plenty).into(), keys)
-            }
-            "sliding-log" => &|keys| denied_of_local(SlidingLog::per_day(10_000).into(), keys),
-            other => panic!("{other}: leased, or an algorithm"),
-        };
+    let case = std::env::args().nth(1).unwrap_or_else(|| "leased".to_owned());
+    let rounds = if case == "group" { ROUNDS_OF_GROUP } else { ROUNDS };
+    let denied_of: &dyn Fn(&[String]) -> usize = match &*case {
+        "leased" => &denied_of_leased,
+        "group" => &denied_of_group,
+        "token-bucket" => &|keys| denied_of_local(Quota::per_second(plenty).into(), keys),
+        "leaky-bucket" => &|keys| denied_of_local(LeakyBucket::per_second(plenty).into(), keys),
+        "fixed-window" => &|keys| denied_of_local(FixedWindow::per_day(plenty).into(), keys),
+        "sliding-window" => &|keys| denied_of_local(SlidingWindow::per_day(plenty).into(), keys),
+        "sliding-log" => &|keys| denied_of_local(SlidingLog::per_day(10_000).into(), keys),
+        other => panic!("{other}: leased, group, or an algorithm"),
+    };
     let denied: usize = (0..TIMES).map(|_| denied_of(&keys)).sum();
-    println!("decisions {} denied {denied}", TIMES * ROUNDS * KEYS);
+    println!("decisions {} denied {denied}", TIMES * rounds * KEYS);
 }
 
 /// Decides about keys that have been asked for. A log has 100 entries by then.
@@ -65,20 +80,38 @@ fn denied_of_local(rule: Rule, keys: &[String]) -> usize {
 
 /// Decides about keys as soon as all of them have leases.
 fn denied_of_leased(keys: &[String]) -> usize {
-    // Under callgrind many more syncs fall among as many decisions.
-    let quota = Quota::per_second(1_000_000_000);
-    let limit = Limit::new("bench", quota).sync_interval(Duration::from_secs(5));
-    let limiter = Limiter::builder().limit(limit).store(MemoryStore::new()).build();
-    let limiter = limiter.expect("a good limit");
+    let limiter = leased(&["bench"]);
     let limit = limiter.limit("bench").expect("it was built with it");
+    wait_for_leases(keys, |key| limit.check(key).is_sure());
+    decide_many(&limit, keys, ROUNDS)
+}
+
+/// Decides about keys by three limits.
+fn denied_of_group(keys: &[String]) -> usize {
+    const NAMES: [&str; 3] = ["second", "minute", "hour"];
+    let limiter = leased(&NAMES);
+    let group = limiter.group(NAMES).expect("it was built with them");
+    let limits = group.limits();
+    wait_for_leases(keys, |key| limits.iter().all(|limit| limit.check(key).is_sure()));
+    decide_many_of_group(&group, keys, ROUNDS_OF_GROUP)
+}
+
+/// A limiter of limits that are plenty.
+fn leased(names: &[&str]) -> Limiter {
+    let quota = Quota::per_second(1_000_000_000);
+    // Under callgrind many more syncs fall among as many decisions.
+    let limit = |name: &&str| Limit::new(*name, quota).sync_interval(Duration::from_secs(5));
+    let builder = names.iter().map(limit).fold(Limiter::builder(), tidegate::Builder::limit);
+    builder.store(MemoryStore::new()).build().expect("good limits")
+}
+
+fn wait_for_leases(keys: &[String], is_sure: impl Fn(&str) -> bool) {
     let deadline = Instant::now() + LEASED_WITHIN;
-    let unsure = |key: &&String| !limit.check(key.as_str()).is_sure();
     // All of them twice in a row, since the first decision after each sync tells the driver.
     while (0..2).any(|_| {
         std::thread::sleep(Duration::from_millis(20));
-        keys.iter().filter(unsure).count() > 0
+        keys.iter().filter(|key| !is_sure(key)).count() > 0
     }) {
         assert!(Instant::now() < deadline, "no leases within {LEASED_WITHIN:?}");
     }
-    decide_many(&limit, keys, ROUNDS)
 }

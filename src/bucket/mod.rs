@@ -34,7 +34,7 @@ pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
 pub(crate) use spend_result::{Ask, LocalAnswer, LocalAsk, SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
-    Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, Table, TableBucket,
+    Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, ShortName, Table, TableBucket,
 };
 pub(crate) use token_word::MAX_TOKENS;
 pub(crate) use window_bucket::WindowBucket;

@@ -269,7 +269,7 @@ impl<B: TableBucket> Table<B> {
     /// is. The bucket may be retired by now.
     #[inline(always)]
     pub(crate) fn find_first(&self, key: &[u8]) -> Option<Found<'_, B>> {
-        self.find_short(self.short_name(key)?)
+        self.find_short(&self.short_name(key)?)
     }
 
     /// A short key with its hash, which is the same in all tables of a limiter.
@@ -281,8 +281,8 @@ impl<B: TableBucket> Table<B> {
 
     /// The same as [`find_first`](Self::find_first).
     #[inline(always)]
-    pub(crate) fn find_short(&self, name: ShortName) -> Option<Found<'_, B>> {
-        let ShortName { bytes, words, hash } = name;
+    pub(crate) fn find_short(&self, name: &ShortName) -> Option<Found<'_, B>> {
+        let &ShortName { bytes, words, hash } = name;
         let found = self.found_at(self.index.find(hash, Some)?);
         found.bucket.key().is_short(bytes, words).then_some(found)
     }

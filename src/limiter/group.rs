@@ -4,10 +4,10 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::several::{Part, USUAL, ask_all, decide_all, fewer_left};
+use super::several::{Part, USUAL, ask_all, decide_all};
 use super::{ActiveLimit, Limiter};
-use crate::bucket::{Found, LeaseBucket, Verdict};
-use crate::decision::Decision;
+use crate::bucket::{Found, LeaseBucket, ShortName, SpendResult, Verdict};
+use crate::decision::{Decision, Refill, View};
 use crate::driver::Buckets;
 use crate::error::{CheckError, ConfigError};
 use crate::key::Key;
@@ -127,17 +127,29 @@ impl Group {
     }
 
     fn decide(&self, key: &[u8], cost: u32) -> Decision {
-        if let Some(decision) = self.spend_leases(key, cost) {
+        if let Some(decision) = self.decide_by_leases(key, cost) {
             return decision;
         }
         decide_all(&self.parts(key, cost))
     }
 
     async fn decide_or_ask(&self, key: &[u8], cost: u32) -> Decision {
-        if let Some(decision) = self.spend_leases(key, cost) {
+        if let Some(decision) = self.decide_by_leases(key, cost) {
             return decision;
         }
         ask_all(&self.parts(key, cost)).await
+    }
+
+    #[inline(always)]
+    fn decide_by_leases(&self, key: &[u8], cost: u32) -> Option<Decision> {
+        let first = &self.limits[0].state;
+        let Buckets::Leased(table) = &first.buckets else { return None };
+        // All tables of a limiter hash alike.
+        let request = Request { key, name: table.short_name(key)?, cost, now: first.clock.now() };
+        let spent = if cost > 0 { spend_leases(&self.limits, &request) } else { None };
+        let Tightest { limit, bucket, left, .. } = spent?;
+        let result = bucket.result(Verdict::Allowed, true, left);
+        Some(limit.lease_decision(&result, cost, request.now))
     }
 
     fn parts<'a>(&'a self, key: &'a [u8], cost: u32) -> SmallVec<[Part<'a>; USUAL]> {
@@ -145,55 +157,57 @@ impl Group {
     }
 }
 
-impl Group {
-    /// Spends from leases of all limits, if one look at each bucket tells. `None`, and nothing is spent, if that is not so.
-    #[inline(always)]
-    fn spend_leases(&self, key: &[u8], cost: u32) -> Option<Decision> {
-        let limits = &*self.limits;
-        if cost == 0 || limits.len() > USUAL {
-            return None;
-        }
-        let now = limits[0].state.clock.now();
-        let mut found: [Option<Found<'_, LeaseBucket>>; USUAL] = [const { None }; USUAL];
-        let mut name = None;
-        for (limit, found) in limits.iter().zip(&mut found) {
-            let Buckets::Leased(table) = &limit.state.buckets else { return None };
-            // All tables of a limiter hash alike.
-            let name = match name {
-                Some(name) => name,
-                None => *name.insert(table.short_name(key)?),
-            };
-            *found = Some(table.find_short(name).filter(|found| found.word.tokens() >= cost)?);
-        }
-        let mut tightest: Option<Decision> = None;
-        for (index, limit) in limits.iter().enumerate() {
-            let Some(Found { bucket, word, .. }) = &found[index] else { return None };
-            let unit = limit.state.terms.scale.token;
-            let Some(result) = bucket.spend(*word, cost, now, || unit) else {
-                self.undo(&found[..index], key, cost, now);
-                return None;
-            };
-            let decision = limit.lease_decision(&result, cost, now);
-            tightest = Some(tightest.map_or(decision, |other| fewer_left(other, decision)));
-        }
-        tightest
-    }
+/// A request that one look at each bucket may decide.
+struct Request<'a> {
+    key: &'a [u8],
+    name: ShortName,
+    cost: u32,
+    now: Timestamp,
+}
 
-    /// Puts back what was spent from the limits before one that has not enough.
-    #[cold]
-    fn undo(
-        &self,
-        found: &[Option<Found<'_, LeaseBucket>>],
-        key: &[u8],
-        cost: u32,
-        now: Timestamp,
-    ) {
-        for (limit, found) in self.limits.iter().zip(found).rev() {
-            let Some(Found { bucket, word, .. }) = found else { continue };
-            if !bucket.put_back(cost, word.epoch(), now) {
-                let taken = bucket.result(Verdict::Allowed, true, 0);
-                limit.give_back(key, &limit.lease_decision(&taken, cost, now), cost);
-            }
+/// The limit with the fewest tokens left, as far as one look tells.
+struct Tightest<'a> {
+    limit: &'a ActiveLimit,
+    bucket: &'a LeaseBucket,
+    /// Of the lease.
+    left: u32,
+    left_in_all: i64,
+}
+
+/// Spends from leases of all limits, if one look at each bucket tells. `None`, and nothing is spent, if that is not so. All
+/// buckets are looked at before one is spent from.
+fn spend_leases<'a>(limits: &'a [ActiveLimit], request: &Request<'_>) -> Option<Tightest<'a>> {
+    let (limit, others) = limits.split_first()?;
+    let Buckets::Leased(table) = &limit.state.buckets else { return None };
+    let Found { bucket, word, .. } = table.find_short(&request.name)?;
+    if word.tokens() < request.cost {
+        return None;
+    }
+    let other = if others.is_empty() { None } else { Some(spend_leases(others, request)?) };
+    let unit = limit.state.terms.scale.token;
+    let Some(result) = bucket.spend(word, request.cost, request.now, || unit) else {
+        for other in others {
+            unspend(other, request);
         }
+        return None;
+    };
+    let left_in_all = i64::from(result.left) + result.view.tokens();
+    match other {
+        Some(other) if other.left_in_all < left_in_all => Some(other),
+        _ => Some(Tightest { limit, bucket, left: result.left, left_in_all }),
+    }
+}
+
+/// Gives back what was just spent of a lease.
+#[cold]
+fn unspend(limit: &ActiveLimit, request: &Request<'_>) {
+    let &Request { key, ref name, cost, now } = request;
+    let Buckets::Leased(table) = &limit.state.buckets else { return };
+    let put_back =
+        |found: Found<'_, LeaseBucket>| found.bucket.put_back(cost, found.word.epoch(), now);
+    if !table.find_short(name).is_some_and(put_back) {
+        let known = (View::NONE, Refill::new(0, 0, 0));
+        let taken = SpendResult::new(Verdict::Allowed, true, 0, known);
+        limit.give_back(key, &limit.lease_decision(&taken, cost, now), cost);
     }
 }

@@ -116,7 +116,7 @@ impl Drop for Takes<'_> {
     }
 }
 
-pub(super) fn fewer_left(one: Decision, other: Decision) -> Decision {
+fn fewer_left(one: Decision, other: Decision) -> Decision {
     if other.remaining() < one.remaining() { other } else { one }
 }
 
