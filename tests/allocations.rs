@@ -68,6 +68,53 @@ async fn a_known_key_costs_no_allocation_allowed_or_denied_by_key_or_by_handle()
     }
 }
 
+/// Where one of the limits is used up, what was spent of the others goes back.
+#[test]
+fn decision_about_several_limits_of_a_known_key_costs_no_allocation() {
+    let clock = ManualClock::new();
+    let limit = |name, tokens| Limit::new(name, Quota::per_hour(tokens)).local();
+    let limiter = Limiter::builder()
+        .limit(limit("a", 1000))
+        .limit(limit("b", 100))
+        .limit(limit("c", 1000))
+        .clock(&clock)
+        .build()
+        .unwrap();
+    let group = limiter.group(["a", "b", "c"]).unwrap();
+    let _ = group.check("key");
+    let mut denied = 0;
+    let count = allocations(|| {
+        denied = (0..200).filter(|_| group.check("key").is_denied()).count();
+    });
+    assert_eq!((denied, count), (101, 0));
+}
+
+#[tokio::test]
+async fn decision_by_several_leases_of_a_known_key_costs_no_allocation() {
+    let clock = ManualClock::new();
+    let limit = |name| Limit::new(name, Quota::per_second(1000).burst(100));
+    let limiter = Limiter::builder()
+        .limit(limit("a"))
+        .limit(limit("b"))
+        .store(ScriptedStore::new(&clock))
+        .clock(&clock)
+        .build()
+        .unwrap();
+    let group = limiter.group(["a", "b"]).unwrap();
+    for _ in 0..50 {
+        for _ in 0..20 {
+            let _ = group.check("key");
+        }
+        pass(&limiter, &clock, Duration::from_millis(10)).await;
+    }
+    let mut allowed = 0;
+    let count = allocations(|| {
+        allowed = (0..500).filter(|_| group.check("key").is_allowed()).count();
+    });
+    assert!(allowed > 0 && allowed < 500, "{allowed} allowed");
+    assert_eq!(count, 0);
+}
+
 #[test]
 fn decisions_about_a_known_key_allocate_only_when_a_log_grows() {
     let second = Duration::from_secs(1);

@@ -384,6 +384,33 @@ fn tokens_of_a_window_that_has_ended_do_not_go_back() {
     }
 }
 
+/// What is pending of the window now was taken for what had been spent in the one before.
+#[test]
+fn tokens_of_a_window_that_has_ended_do_not_go_back_to_what_is_spent_in_the_next() {
+    let cluster = Cluster::new(&[Limit::new("x", FixedWindow::new(10_000, HOUR)).strict()]);
+    let limit = &cluster.limits("x")[1];
+    let to = |second: u64| {
+        let left_us = second * 1_000_000 - cluster.clock.now().as_micros();
+        cluster.pass(Duration::from_micros(left_us), Duration::from_millis(500));
+    };
+    to(3595);
+    let held = cluster.wait(limit.reserve("key", 100)).unwrap();
+    to(3605);
+    let mut used = 0;
+    for tick in 0..20 {
+        for _ in 0..100 {
+            used += u64::from(limit.check("key").is_allowed());
+        }
+        if tick < 19 {
+            cluster.pass(Duration::from_millis(50), Duration::from_millis(10));
+        }
+    }
+    held.commit(0);
+    assert!(used > 500, "{used}");
+    let charged = used + cluster.drain("x", 1);
+    assert!((9_990..=10_000).contains(&charged), "{charged} of 10000");
+}
+
 #[test]
 fn tokens_of_a_local_window_that_has_ended_do_not_go_back() {
     let clock = ManualClock::new();

@@ -1,6 +1,7 @@
 //! Several limits in one decision about one key.
 
 use std::fmt;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -36,7 +37,7 @@ use crate::time::Timestamp;
 #[derive(Clone)]
 pub struct Group {
     /// In the limiter's order, which is the same for all who spend from several.
-    limits: SmallVec<[ActiveLimit; USUAL]>,
+    limits: Arc<[ActiveLimit]>,
 }
 
 impl fmt::Debug for Group {
@@ -56,7 +57,7 @@ impl Limiter {
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> Result<Group, ConfigError> {
-        let mut limits = SmallVec::<[ActiveLimit; USUAL]>::new();
+        let mut limits = Vec::<ActiveLimit>::new();
         for name in names {
             let limit = self.limit(name.as_ref())?;
             if limits.iter().any(|other| other.name() == limit.name()) {
@@ -68,7 +69,7 @@ impl Limiter {
             return Err(ConfigError::EmptyGroup);
         }
         limits.sort_by_key(|limit| limit.state.index);
-        Ok(Group { limits })
+        Ok(Group { limits: limits.into() })
     }
 }
 
@@ -146,10 +147,7 @@ impl Group {
         let Buckets::Leased(table) = &first.buckets else { return None };
         // All tables of a limiter hash alike.
         let request = Request { key, name: table.short_name(key)?, cost, now: first.clock.now() };
-        let spent = if cost > 0 { spend_leases(&self.limits, &request) } else { None };
-        let Tightest { limit, bucket, left, .. } = spent?;
-        let result = bucket.result(Verdict::Allowed, true, left);
-        Some(limit.lease_decision(&result, cost, request.now))
+        if cost > 0 { spend_leases(&self.limits, &request) } else { None }
     }
 
     fn parts<'a>(&'a self, key: &'a [u8], cost: u32) -> SmallVec<[Part<'a>; USUAL]> {
@@ -165,37 +163,38 @@ struct Request<'a> {
     now: Timestamp,
 }
 
-/// The limit with the fewest tokens left, as far as one look tells.
-struct Tightest<'a> {
-    limit: &'a ActiveLimit,
-    bucket: &'a LeaseBucket,
-    /// Of the lease.
-    left: u32,
-    left_in_all: i64,
+/// Spends from leases of all limits, if one look at each bucket tells, and decides as the limit with the fewest tokens left.
+/// `None`, and nothing is spent, if that is not so.
+#[inline(always)]
+fn spend_leases(limits: &[ActiveLimit], request: &Request<'_>) -> Option<Decision> {
+    let (mut fewest, mut tightest) = (i64::MAX, None);
+    for (index, limit) in limits.iter().enumerate() {
+        let Some((bucket, left, left_in_all)) = spend_lease(limit, request) else {
+            for other in &limits[..index] {
+                unspend(other, request);
+            }
+            return None;
+        };
+        if left_in_all < fewest {
+            (fewest, tightest) = (left_in_all, Some((limit, bucket, left)));
+        }
+    }
+    let (limit, bucket, left) = tightest?;
+    let result = bucket.result(Verdict::Allowed, true, left);
+    Some(limit.lease_decision(&result, request.cost, request.now))
 }
 
-/// Spends from leases of all limits, if one look at each bucket tells. `None`, and nothing is spent, if that is not so. All
-/// buckets are looked at before one is spent from.
-fn spend_leases<'a>(limits: &'a [ActiveLimit], request: &Request<'_>) -> Option<Tightest<'a>> {
-    let (limit, others) = limits.split_first()?;
+/// Spends from the lease of one limit. Returns what is left of it, and in all as far as one look tells.
+#[inline(always)]
+fn spend_lease<'a>(
+    limit: &'a ActiveLimit,
+    request: &Request<'_>,
+) -> Option<(&'a LeaseBucket, u32, i64)> {
+    let &Request { ref name, cost, now, .. } = request;
     let Buckets::Leased(table) = &limit.state.buckets else { return None };
-    let Found { bucket, word, .. } = table.find_short(&request.name)?;
-    if word.tokens() < request.cost {
-        return None;
-    }
-    let other = if others.is_empty() { None } else { Some(spend_leases(others, request)?) };
-    let unit = limit.state.terms.scale.token;
-    let Some(result) = bucket.spend(word, request.cost, request.now, || unit) else {
-        for other in others {
-            unspend(other, request);
-        }
-        return None;
-    };
-    let left_in_all = i64::from(result.left) + result.view.tokens();
-    match other {
-        Some(other) if other.left_in_all < left_in_all => Some(other),
-        _ => Some(Tightest { limit, bucket, left: result.left, left_in_all }),
-    }
+    let Found { bucket, word, .. } = table.find_short(name)?;
+    let result = bucket.spend(word, cost, now, || limit.state.terms.scale.token)?;
+    Some((bucket, result.left, i64::from(result.left) + result.view.tokens()))
 }
 
 /// Gives back what was just spent of a lease.

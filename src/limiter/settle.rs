@@ -1,38 +1,41 @@
 //! Costs that are known only after a request was allowed: tokens that were not used go back, and others are charged.
 
-use std::sync::Arc;
-
 use super::ActiveLimit;
 use crate::algorithm::{Standing, Taken};
-use crate::bucket::OVERFLOW;
+use crate::bucket::{Found, LeaseBucket, OVERFLOW};
 use crate::decision::{Decision, Source};
-use crate::driver::{AloneBuckets, Buckets, LocalBuckets, PinnedKey, Query, SettledRequest};
+use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Query, SettledRequest};
+use crate::quota::Curve;
 use crate::sync::Settlement;
 use crate::time::Timestamp;
 
 impl ActiveLimit {
     /// Gives back `tokens` of those that `decision` allowed to `key`.
     ///
-    /// Cost: two short locks of the limit's table and two allocations; a message to the limiter's task if the tokens have been
-    /// reported.
+    /// Cost: a look-up; two short locks of the limit's table, two allocations and a message to the limiter's task where the
+    /// tokens have been reported.
     pub(super) fn give_back(&self, key: &[u8], decision: &Decision, tokens: u32) {
         if tokens == 0 {
             return;
         }
-        let (pinned, now) = (self.hold(key).key, self.precise_now());
-        match &self.state.buckets {
+        let alone = match &self.state.buckets {
             Buckets::Leased(table) => {
-                let (bucket, cached) = (table.at(pinned.place), self.state.clock.now());
-                let is_here = decision.sure && pinned.place != OVERFLOW;
-                if !is_here || !bucket.put_back(tokens, bucket.epoch(), cached) {
-                    self.settle(pinned, Settlement::Unused(tokens), decision.now);
+                let put_back = |found: Found<'_, LeaseBucket>| {
+                    found.bucket.put_back(tokens, found.word.epoch(), self.state.clock.now())
+                };
+                // Tokens of a window are not those of the next one.
+                let may_be_here = decision.sure && self.state.terms.scale.curve == Curve::Refill;
+                if !may_be_here || !table.find(key).is_some_and(put_back) {
+                    self.settle(key, Settlement::Unused(tokens), decision.now);
                 }
+                return;
             }
-            // A key without a place has shared another bucket, perhaps for the last time.
-            Buckets::Alone(alone) if pinned.place != OVERFLOW => {
-                self.give_back_alone(alone, pinned.place, decision, tokens, now);
-            }
-            Buckets::Alone(_) => {}
+            Buckets::Alone(alone) => alone,
+        };
+        let (pinned, now) = (self.hold(key).key, self.precise_now());
+        // A key without a place has shared another bucket, perhaps for the last time.
+        if pinned.place != OVERFLOW {
+            self.give_back_alone(alone, pinned.place, decision, tokens, now);
         }
     }
 
@@ -72,26 +75,32 @@ impl ActiveLimit {
         if tokens == 0 {
             return;
         }
-        let (pinned, now) = (self.hold(key).key, self.precise_now());
-        match &self.state.buckets {
-            Buckets::Leased(_) => self.settle(pinned, Settlement::Beyond(tokens), now),
-            Buckets::Alone(AloneBuckets::Turns(LocalBuckets { table, rule, .. })) => {
-                table.at(pinned.place).charge(rule, tokens, now);
+        let now = self.precise_now();
+        let Buckets::Alone(alone) = &self.state.buckets else {
+            return self.settle(key, Settlement::Beyond(tokens), now);
+        };
+        // Not given to another key meanwhile.
+        let pinned = self.hold(key).key;
+        let place = pinned.place;
+        match alone {
+            AloneBuckets::Turns(LocalBuckets { table, rule, .. }) => {
+                table.at(place).charge(rule, tokens, now);
             }
-            Buckets::Alone(AloneBuckets::Windows(local)) => {
+            AloneBuckets::Windows(local) => {
                 let now = self.state.window_time(local.rule, now).plus_micros(local.offset_us);
-                local.table.at(pinned.place).charge(local.rule, tokens, now);
+                local.table.at(place).charge(local.rule, tokens, now);
             }
-            Buckets::Alone(AloneBuckets::Logs(LocalBuckets { table, rule, .. })) => {
-                table.at(pinned.place).charge(rule, tokens, now);
+            AloneBuckets::Logs(LocalBuckets { table, rule, .. }) => {
+                table.at(place).charge(rule, tokens, now);
             }
             // Slots that were not asked for cannot be taken any more.
-            Buckets::Alone(AloneBuckets::Slots(..)) => {}
+            AloneBuckets::Slots(..) => {}
         }
     }
 
-    fn settle(&self, key: Arc<PinnedKey>, settlement: Settlement, decided: Timestamp) {
-        let settled = SettledRequest { key, settlement, decided };
+    /// Tells the engine.
+    fn settle(&self, key: &[u8], settlement: Settlement, decided: Timestamp) {
+        let settled = SettledRequest { key: self.hold(key).key, settlement, decided };
         // Once the limiter's task has ended with its runtime, nothing is charged or given back any more.
         let _ = self.shared.driver.queries.send(Query::Settled(settled));
     }

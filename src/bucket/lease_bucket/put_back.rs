@@ -12,8 +12,7 @@ use crate::bucket::token_word::TokenWord;
 use crate::time::Timestamp;
 
 impl LeaseBucket {
-    /// Puts tokens back that a decision took from a lease of this epoch, or of another one if the caller has pinned the key
-    /// since. False, and nothing is changed, if lease or key have changed, the engine has collected the tokens, the lease has
+    /// Puts tokens back that a decision took from a lease, where the key was found to be the same in this epoch. False, and nothing is changed, if lease or key have changed, the engine has collected the tokens, the lease has
     /// ended, an outage policy is in force or the bucket has no room.
     pub(crate) fn put_back(&self, tokens: u32, epoch: u64, now: Timestamp) -> bool {
         loop {
@@ -30,11 +29,6 @@ impl LeaseBucket {
                 return true;
             }
         }
-    }
-
-    /// The number of lease and key now.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.load().epoch()
     }
 
     /// A request of so many tokens is not to be counted as allowed. If it has been collected, it was.
