@@ -129,6 +129,8 @@ mod pages {
     struct Proxies;
     #[doc = include_str!("../docs/CHOOSING.md")]
     struct Choosing;
+    #[doc = include_str!("../docs/COSTS.md")]
+    struct Costs;
     #[doc = include_str!("../docs/TESTING.md")]
     struct Testing;
     #[doc = include_str!("../docs/KUBERNETES.md")]

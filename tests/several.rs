@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, CheckError, ConfigError, Decision, Event, FixedWindow, LeakyBucket, Limit,
-    Limiter, Quota, ReserveError, Rule, SlidingLog, SlidingWindow,
+    ActiveLimit, CheckError, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter, Quota,
+    ReserveError, Rule, SlidingLog, SlidingWindow,
 };
 
 const NODES: usize = 4;
@@ -461,19 +461,35 @@ async fn nothing_is_reserved_of_a_leaky_bucket() {
     assert!(matches!(refused, Err(ReserveError::LeakyBucket { limit: "mail" })));
 }
 
+/// A slot is free for a request of any cost; a look took one of cost 3 for a denial, and took its slot.
 #[test]
-fn refund_gives_back_what_a_decision_took_and_no_more() {
-    let limiter =
-        Limiter::builder().limit(Limit::new("x", Quota::per_hour(10)).local()).build().unwrap();
-    let limit = limiter.limit("x").unwrap();
-    let left = || limit.check_n("key", 0).unwrap().remaining();
-    let decision: Decision = limit.check_n("key", 4).unwrap();
-    limit.refund(decision, "key", 1);
-    assert_eq!(left(), 7);
-    limit.refund(decision, "key", 100);
-    assert_eq!(left(), 10);
-    let denied = limit.check_n("other", 10).and_then(|_| limit.check_n("other", 5)).unwrap();
-    assert!(denied.is_denied());
-    limit.refund(denied, "other", 5);
-    assert_eq!(limit.check_n("other", 0).unwrap().remaining(), 0);
+fn leaky_bucket_of_a_group_is_asked_last_and_gives_its_slot_to_requests_of_any_cost() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder()
+        .limit(Limit::new("pace", LeakyBucket::per_second(10)).local())
+        .limit(Limit::new("hour", Quota::per_hour(5)).local())
+        .clock(&clock)
+        .build()
+        .unwrap();
+    let group = limiter.group(["pace", "hour"]).unwrap();
+    assert!(group.check_n("key", 3).unwrap().is_allowed());
+    let denied = group.check("key");
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "pace"));
+    clock.advance(Duration::from_millis(300));
+    let denied = group.check_n("key", 3).unwrap();
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "hour"));
+    assert!(group.check_n("key", 2).unwrap().is_allowed(), "the slot is still free");
+}
+
+/// The limit that had just given its last token was named as the one that denies.
+#[test]
+fn denial_names_no_limit_that_would_allow_the_request() {
+    let quick = Limit::new("second", Quota::new(1, HOUR).burst(100)).strict();
+    let cluster = Cluster::new(&[burst("first", 1), quick]);
+    let group = cluster.nodes[1].group(["first", "second"]).unwrap();
+    // The second is used up on another node, so that the store has to say so.
+    assert_eq!(cluster.drain("second", 3), 100);
+    let denied = cluster.wait(group.check_sure("key"));
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "second"));
+    assert_eq!(cluster.drain("first", 3), 1);
 }

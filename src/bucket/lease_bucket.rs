@@ -413,7 +413,7 @@ impl LeaseBucket {
         let left = self.mint_tokens(now, unit);
         let word = self.load_in(seen.epoch())?;
         let verdict = Verdict::of(left + self.usable_credit(word, now) > 0);
-        let is_sure = left > 0 && !word.is_policy();
+        let is_sure = (left > 0 || self.has_refill(self.is_live(now))) && !word.is_policy();
         Some(self.result(verdict, is_sure, left))
     }
 

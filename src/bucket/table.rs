@@ -282,9 +282,8 @@ impl<B: TableBucket> Table<B> {
     /// The same as [`find_first`](Self::find_first).
     #[inline(always)]
     pub(crate) fn find_short(&self, name: &ShortName) -> Option<Found<'_, B>> {
-        let &ShortName { bytes, words, hash } = name;
-        let found = self.found_at(self.index.find(hash, Some)?);
-        found.bucket.key().is_short(bytes, words).then_some(found)
+        let found = self.found_at(self.index.find(name.hash, Some)?);
+        found.bucket.key().is_short(name.bytes, name.words).then_some(found)
     }
 
     /// The bucket of `key`.

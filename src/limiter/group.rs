@@ -11,7 +11,7 @@ use crate::bucket::{Found, LeaseBucket, ShortName, SpendResult, Verdict};
 use crate::decision::{Decision, Refill, View};
 use crate::driver::Buckets;
 use crate::error::{CheckError, ConfigError};
-use crate::key::Key;
+use crate::key::{Key, KeyName};
 use crate::time::Timestamp;
 
 /// Several limits of a running limiter, for one key: a request is allowed if all of them allow it, and then spends from each.
@@ -76,12 +76,15 @@ impl Limiter {
 impl Group {
     /// Decides about one request of `key` that costs one token of each limit. Never waits.
     ///
-    /// A denial is that of the limit with the longest wait, and nothing is spent from the others; a request that runs beside
-    /// this one may find tokens missing for as long as that takes. If it is allowed, the decision is that of the limit
-    /// with the fewest tokens left.
+    /// A denial is that of the limit with the longest wait, and nothing is spent from the others. A concurrent request may
+    /// briefly see tokens missing. If the request is allowed, the decision is that of the limit with the fewest tokens left.
+    ///
+    /// A [`LeakyBucket`](crate::LeakyBucket) is asked last, since a slot passes even if it is not used: of two of them in one
+    /// group, the first may lose a slot when the second denies. What an outage policy allowed is not given back either.
+    ///
+    /// Cost: a look at each limit's key, and nothing is allocated for a known key while at most four limits hold enough.
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        let name = self.limits[0].shared.secret.name(key);
-        self.decide(&name, 1)
+        self.decide(&self.name(key), 1)
     }
 
     /// The same as [`check`](Self::check) for a request that costs `cost` tokens of each limit. A cost of 0 spends
@@ -92,15 +95,13 @@ impl Group {
     /// [`CheckError`] if one of the limits can never admit so high a cost.
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        let name = self.limits[0].shared.secret.name(key);
-        Ok(self.decide(&name, cost))
+        Ok(self.decide(&self.name(key), cost))
     }
 
     /// The same as [`check`](Self::check), and asks the store where this node alone cannot be sure: see
     /// [`ActiveLimit::check_sure`]. It asks about all such limits at the same time.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        let name = self.limits[0].shared.secret.name(key);
-        self.decide_or_ask(&name, 1).await
+        self.decide_or_ask(&self.name(key), 1).await
     }
 
     /// The same as [`check_sure`](Self::check_sure) for a request that costs `cost` tokens of each limit.
@@ -114,13 +115,18 @@ impl Group {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        let name = self.limits[0].shared.secret.name(key);
-        Ok(self.decide_or_ask(&name, cost).await)
+        Ok(self.decide_or_ask(&self.name(key), cost).await)
     }
 
     /// The limits, in the order in which the limiter was given them.
     pub fn limits(&self) -> &[ActiveLimit] {
         &self.limits
+    }
+
+    /// What the limiter knows `key` by.
+    #[inline(always)]
+    fn name<'k, K: Key + ?Sized>(&self, key: &'k K) -> KeyName<'k> {
+        self.limits[0].shared.secret.name(key)
     }
 
     fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
@@ -143,11 +149,14 @@ impl Group {
 
     #[inline(always)]
     fn decide_by_leases(&self, key: &[u8], cost: u32) -> Option<Decision> {
+        if cost == 0 {
+            return None;
+        }
         let first = &self.limits[0].state;
         let Buckets::Leased(table) = &first.buckets else { return None };
         // All tables of a limiter hash alike.
         let request = Request { key, name: table.short_name(key)?, cost, now: first.clock.now() };
-        if cost > 0 { spend_leases(&self.limits, &request) } else { None }
+        spend_leases(&self.limits, &request)
     }
 
     fn parts<'a>(&'a self, key: &'a [u8], cost: u32) -> SmallVec<[Part<'a>; USUAL]> {

@@ -10,8 +10,11 @@ use crate::key::Key;
 
 /// Tokens that a request was allowed and may not need all of.
 ///
-/// [`commit`](Self::commit) says what it cost in the end. Dropped without that, also in a panic or with a future that is
-/// cancelled, it gives all of them back.
+/// [`commit`](Self::commit) says what it cost in the end. Dropped without that, also in a panic or with a future that holds
+/// it, it gives all of them back.
+///
+/// Cost: neither waits. What has been reported to the store takes two allocations and a message to the limiter's task; once
+/// that has ended, nothing goes back.
 #[must_use = "a reservation that is dropped gives its tokens back"]
 pub struct Reservation {
     limit: ActiveLimit,
@@ -51,7 +54,8 @@ pub enum ReserveError {
 
 impl Reservation {
     /// The request cost `actual` tokens: what is left of the estimate goes back to the key, and what it cost beyond is
-    /// charged, whatever the key has left. Debt is paid by what flows in.
+    /// charged, whatever the key has left. Debt is paid by what flows in; a fixed or sliding window of a local limit forgets it
+    /// at its end, as it forgets all that was spent.
     ///
     /// Tokens go back as long as they would count: those of a window that has ended do not, and neither do those that an
     /// outage policy allowed ([`Event::NotGivenBack`](crate::Event::NotGivenBack)).
@@ -83,7 +87,8 @@ impl Drop for Reservation {
 
 impl ActiveLimit {
     /// Reserves `estimate` tokens for a request of `key` whose cost is known only when it is over, such as the tokens of a
-    /// language model. It is decided as by [`check_sure`](Self::check_sure).
+    /// language model. It is decided as by [`check_sure`](Self::check_sure): dropping this future before it is ready may leave
+    /// the tokens spent.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -122,16 +127,5 @@ impl ActiveLimit {
         let decision = self.decide_or_ask(Target::key(&name), estimate).await;
         decision.into_result()?;
         Ok(Reservation { limit: self.clone(), key, decision, open: estimate })
-    }
-
-    /// Gives `tokens` back to `key`, of a request that was allowed just now and will not be made.
-    ///
-    /// A leaky bucket gives nothing back: its slots pass whether they are used or not. See
-    /// [`Reservation::commit`] for what does not go back.
-    pub fn refund<K: Key + ?Sized>(&self, decision: Decision, key: &K, tokens: u32) {
-        let tokens = tokens.min(decision.cost());
-        if decision.is_allowed() && decision.limit_name() == self.name() {
-            self.give_back(&self.shared.secret.name(key), &decision, tokens);
-        }
     }
 }

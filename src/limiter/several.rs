@@ -1,18 +1,20 @@
 //! A request that is to fit several limits: all of them are spent from, or none.
 
 use std::fmt;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::{ActiveLimit, Handle, Limiter, Target};
+use crate::algorithm::Rule;
 use crate::bucket::{OVERFLOW, Verdict};
 use crate::decision::{Decision, Source};
 use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
 use crate::error::CheckError;
 use crate::key::{Key, KeyName};
 
-/// Limits that a request is mostly to fit, at most.
+/// Most requests have at most so many limits.
 pub(super) const USUAL: usize = 4;
 
 /// A limit with the key of a request, for [`Limiter::check_all`].
@@ -58,9 +60,15 @@ impl<'a> Part<'a> {
     /// How the key stands, as a decision about the cost that spends nothing.
     fn look(&self) -> Decision {
         let look = self.limit.decide(self.target(), 0);
-        // What nodes hold elsewhere is not known for sure.
-        let lacks = matches!(look.source, Source::Local(_)) && look.remaining() < self.cost.into();
+        // What nodes hold elsewhere is not known for sure, and a slot is for a request of any cost.
+        let is_counted = matches!(look.source, Source::Local(_)) && !self.is_paced();
+        let lacks = is_counted && look.remaining() < self.cost.into();
         Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look }
+    }
+
+    /// Whether what it takes is a slot of time, which mostly cannot be given back.
+    fn is_paced(&self) -> bool {
+        matches!(self.limit.rule(), Rule::LeakyBucket(_))
     }
 }
 
@@ -68,11 +76,35 @@ impl<'a> Part<'a> {
 #[derive(Default)]
 struct Takes<'a> {
     taken: SmallVec<[(Part<'a>, Decision); USUAL]>,
+    /// What this node alone is not sure of.
+    unsure: SmallVec<[Part<'a>; USUAL]>,
     /// The first denial.
     denied: Option<Decision>,
 }
 
 impl<'a> Takes<'a> {
+    /// Spends where this node is sure, unless a look at all limits shows that one of them denies.
+    fn begin(parts: &[Part<'a>]) -> Self {
+        let mut takes = Self::default();
+        let denied = denied_at_once(parts);
+        if let Some(index) = denied {
+            // Decided, so that it counts. By now it may be allowed.
+            takes.add(parts[index], parts[index].decide());
+        }
+        for (index, &part) in parts.iter().enumerate() {
+            if takes.denied.is_some() {
+                break;
+            }
+            if denied != Some(index) && !part.is_paced() {
+                match part.limit.decide_if_sure(part.target(), part.cost) {
+                    Some(decision) => takes.add(part, decision),
+                    None => takes.unsure.push(part),
+                }
+            }
+        }
+        takes
+    }
+
     fn add(&mut self, part: Part<'a>, decision: Decision) {
         if decision.is_denied() {
             self.denied.get_or_insert(decision);
@@ -81,38 +113,33 @@ impl<'a> Takes<'a> {
         }
     }
 
-    /// Spends where this node is sure. Returns what it is not sure of.
-    fn take_sure(&mut self, parts: &[Part<'a>]) -> SmallVec<[Part<'a>; USUAL]> {
-        let mut unsure = SmallVec::new();
-        for &part in parts {
-            match part.limit.decide_if_sure(part.target(), part.cost) {
-                Some(decision) => self.add(part, decision),
-                None => unsure.push(part),
-            }
-            if self.denied.is_some() {
-                break;
+    /// Takes slots, when all other limits allow the request, and decides.
+    fn end(mut self, parts: &[Part<'a>]) -> Decision {
+        for &part in parts.iter().filter(|part| part.is_paced()) {
+            if self.denied.is_none() {
+                self.add(part, part.decide());
             }
         }
-        unsure
-    }
-
-    /// The decision about all of them.
-    fn end(mut self, parts: &[Part<'_>]) -> Decision {
         if let Some(denied) = self.denied {
-            let longest = parts.iter().map(Part::look).filter(Decision::is_denied);
-            return longest.fold(denied, longer_wait);
+            // Before anybody looks again.
+            self.give_back();
+            return sure_denials(parts).map(|(_, look)| look).fold(denied, longer_wait);
         }
         let taken = std::mem::take(&mut self.taken);
         let tightest = taken.iter().map(|(_, decision)| *decision).reduce(fewer_left);
         tightest.unwrap_or_else(|| parts[0].look())
     }
+
+    fn give_back(&mut self) {
+        for (part, decision) in std::mem::take(&mut self.taken).iter().rev() {
+            part.limit.give_back(part.key, decision, part.cost);
+        }
+    }
 }
 
 impl Drop for Takes<'_> {
     fn drop(&mut self) {
-        for (part, decision) in self.taken.iter().rev() {
-            part.limit.give_back(part.key, decision, part.cost);
-        }
+        self.give_back();
     }
 }
 
@@ -124,14 +151,15 @@ fn longer_wait(one: Decision, other: Decision) -> Decision {
     if other.retry_after() > one.retry_after() { other } else { one }
 }
 
-/// The denial that is sure before anything is spent: that with the longest wait.
-fn denied_at_once(parts: &[Part<'_>]) -> Option<Decision> {
-    let looks = parts.iter().map(|part| (part, part.look()));
-    let denied = looks.filter(|(_, look)| look.is_denied() && look.is_sure());
-    let longest = denied
-        .reduce(|one, other| if other.1.retry_after() > one.1.retry_after() { other } else { one });
-    // Decided, so that it counts.
-    longest.map(|(part, _)| part.decide()).filter(Decision::is_denied)
+/// The part that surely denies before anything is spent: that with the longest wait.
+fn denied_at_once(parts: &[Part<'_>]) -> Option<usize> {
+    sure_denials(parts).max_by_key(|(_, look)| look.retry_after()).map(|(index, _)| index)
+}
+
+/// The parts that surely deny now.
+fn sure_denials(parts: &[Part<'_>]) -> impl Iterator<Item = (usize, Decision)> {
+    let looks = parts.iter().map(Part::look).enumerate();
+    looks.filter(|(_, look)| look.is_denied() && look.is_sure())
 }
 
 /// Decides about parts, at least one, without waiting.
@@ -139,11 +167,8 @@ pub(super) fn decide_all(parts: &[Part<'_>]) -> Decision {
     if parts.iter().all(|part| part.cost == 0) {
         return looks(parts);
     }
-    if let Some(denied) = denied_at_once(parts) {
-        return denied;
-    }
-    let mut takes = Takes::default();
-    for part in takes.take_sure(parts) {
+    let mut takes = Takes::begin(parts);
+    for part in std::mem::take(&mut takes.unsure) {
         if takes.denied.is_none() {
             takes.add(part, part.decide());
         }
@@ -156,21 +181,16 @@ pub(super) async fn ask_all(parts: &[Part<'_>]) -> Decision {
     if parts.iter().all(|part| part.cost == 0) {
         return looks(parts);
     }
-    if let Some(denied) = denied_at_once(parts) {
-        return denied;
-    }
-    let mut takes = Takes::default();
-    let unsure = takes.take_sure(parts);
+    let mut takes = Takes::begin(parts);
+    let unsure = std::mem::take(&mut takes.unsure);
     if takes.denied.is_none() {
-        let asked: SmallVec<[_; USUAL]> = unsure
-            .into_iter()
-            .map(|part| {
-                let handle = part.limit.hold(part.key);
-                let answer = handle.send_query(part.cost);
-                (part, handle, answer)
-            })
-            .collect();
-        for (part, handle, answer) in asked {
+        let ask = |part: Part<'_>| {
+            let handle = part.limit.hold(part.key);
+            let answer = handle.send_query(part.cost);
+            (handle, answer)
+        };
+        let asked: SmallVec<[_; USUAL]> = unsure.iter().map(|&part| ask(part)).collect();
+        for (part, (handle, answer)) in unsure.into_iter().zip(asked) {
             takes.add(part, handle.answered(answer, part.cost).await);
         }
     }
@@ -224,8 +244,9 @@ impl Limiter {
         parts.sort_by(|a, b| (a.limit.state.index, &*a.key).cmp(&(b.limit.state.index, &*b.key)));
         let mut asked = SmallVec::<[Part<'_>; USUAL]>::new();
         for OnKey { limit, key, cost } in &parts {
-            let same =
-                |last: &&mut Part<'_>| last.limit.name() == limit.name() && last.key == &**key;
+            let same = |last: &&mut Part<'_>| {
+                Arc::ptr_eq(&last.limit.state, &limit.state) && last.key == &**key
+            };
             match asked.last_mut().filter(same) {
                 Some(last) => last.cost = last.cost.saturating_add(*cost),
                 None => asked.push(Part { limit, key, cost: *cost }),

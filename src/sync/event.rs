@@ -59,8 +59,8 @@ pub enum Event {
         /// The lane.
         lane: u32,
     },
-    /// Tokens that a request was allowed and did not use were not given back to the key: their window has ended, or an
-    /// outage policy had allowed them.
+    /// Tokens that a request was allowed and did not use were not given back to the key of a limit that nodes share: their
+    /// window has ended, or an outage policy had allowed them.
     NotGivenBack {
         /// The limit.
         limit: Arc<str>,

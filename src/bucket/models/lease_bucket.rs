@@ -91,6 +91,25 @@ fn spend_after_a_muted_report_is_collected_or_notified() {
 }
 
 #[test]
+fn tokens_that_are_put_back_are_held_or_collected_once() {
+    check("tokens put back against a report and a renewed lease", || {
+        let bucket = Arc::new(leased(lease(0, 1_000_000), 4));
+        assert!(decide(&bucket, at(1)).is_allowed());
+        let spender = run(&bucket, |bucket| {
+            let word = TableBucket::load(bucket);
+            let is_spent = bucket.spend(word, 2, at(1), || UNIT).is_some();
+            is_spent && !bucket.put_back(2, word.epoch(), at(1))
+        });
+        let collected = collect(&bucket);
+        bucket.amend(at(1), lease(0, 2_000_000), 0, 0, UNIT);
+        let is_kept = spender.join().unwrap();
+        let (held, pending) = bucket.held_and_pending();
+        assert_eq!(u64::from(held) + pending + collected, 4);
+        assert_eq!(pending + collected, if is_kept { 3 } else { 1 });
+    });
+}
+
+#[test]
 fn tokens_of_a_lease_that_has_ended_are_not_spent_under_the_next_one() {
     check("spend against a new lease, the old one ended", || {
         let bucket = Arc::new(leased(lease(0, 10), 2));

@@ -26,10 +26,9 @@ impl Account {
         terms: &Terms,
     ) -> u32 {
         self.report_by(now.plus_micros(terms.tick_us));
-        let unsent = &mut self.spending.unsent;
         match (settlement, decided_us) {
             (Settlement::Beyond(tokens), _) => {
-                unsent.debt += i64::from(tokens);
+                self.spending.unsent.debt += i64::from(tokens);
                 self.spending.owes = true;
                 0
             }
