@@ -95,14 +95,15 @@ fn tokens_that_are_put_back_are_held_or_collected_once() {
     check("tokens put back against a report and a renewed lease", || {
         let bucket = Arc::new(leased(lease(0, 1_000_000), 4));
         assert!(decide(&bucket, at(1)).is_allowed());
-        let spender = run(&bucket, |bucket| {
-            let word = TableBucket::load(bucket);
-            let is_spent = bucket.spend(word, 2, at(1), || UNIT).is_some();
-            is_spent && !bucket.put_back(2, word.epoch(), at(1))
+        let engine = run(&bucket, |bucket| {
+            let collected = collect(bucket);
+            bucket.amend(at(1), lease(0, 2_000_000), 0, 0, UNIT);
+            collected
         });
-        let collected = collect(&bucket);
-        bucket.amend(at(1), lease(0, 2_000_000), 0, 0, UNIT);
-        let is_kept = spender.join().unwrap();
+        let word = TableBucket::load(&*bucket);
+        let is_spent = bucket.spend(word, 2, at(1), || UNIT).is_some();
+        let is_kept = is_spent && !bucket.put_back(2, word.epoch(), at(1));
+        let collected = engine.join().unwrap();
         let (held, pending) = bucket.held_and_pending();
         assert_eq!(u64::from(held) + pending + collected, 4);
         assert_eq!(pending + collected, if is_kept { 3 } else { 1 });
