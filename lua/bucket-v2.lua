@@ -424,6 +424,9 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     if curve == SLIDING_WINDOW then most = burst - counted(previous, token, window_us, stamp_us) end
     if curve == FIXED_WINDOW or curve == SLIDING_WINDOW then
       is_of_window_now = floor(stamp_us / window_us) == floor(from_us / window_us)
+    elseif curve == SLIDING_LOG then
+      -- A charge that has left is not taken back: those that are left are of others.
+      is_of_window_now = stamp_us - from_us < window_us
     elseif curve == CALENDAR_WINDOW then
       is_of_window_now = previous == told_ends_us and from_us >= told_begins_us and told_ends_us > 0
     end

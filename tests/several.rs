@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, CheckError, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter, Quota,
-    ReserveError, Rule, SlidingLog, SlidingWindow,
+    ActiveLimit, CheckError, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter,
+    OutagePolicy, Quota, ReserveError, Rule, SlidingLog, SlidingWindow,
 };
 
 const NODES: usize = 4;
@@ -492,4 +492,113 @@ fn denial_names_no_limit_that_would_allow_the_request() {
     let denied = cluster.wait(group.check_sure("key"));
     assert_eq!((denied.is_denied(), denied.limit_name()), (true, "second"));
     assert_eq!(cluster.drain("first", 3), 1);
+}
+
+/// What was spent since was given back in its place: 100 in one second.
+#[test]
+fn tokens_of_a_log_that_have_returned_do_not_go_back_again() {
+    let clock = ManualClock::new();
+    let limit = Limit::new("x", SlidingLog::per_minute(50)).local();
+    let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
+    let limit = limiter.limit("x").unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let held = runtime.block_on(limit.reserve("key", 50)).unwrap();
+    clock.advance(Duration::from_secs(61));
+    assert!(limit.check_n("key", 50).unwrap().is_allowed());
+    held.commit(0);
+    assert!(limit.check("key").is_denied());
+
+    let cluster = Cluster::new(&[Limit::new("x", SlidingLog::per_minute(50)).strict()]);
+    let limit = &cluster.limits("x")[0];
+    let held = cluster.wait(limit.reserve("key", 50)).unwrap();
+    cluster.pass(Duration::from_secs(70), Duration::from_millis(100));
+    cluster.wait(limit.reserve("key", 50)).unwrap().commit(50);
+    cluster.pass(Duration::from_secs(1), Duration::from_millis(100));
+    held.commit(0);
+    cluster.pass(Duration::from_secs(1), Duration::from_millis(100));
+    assert!(cluster.wait(limit.check_sure("key")).is_denied());
+    assert_eq!(cluster.kept.load(Ordering::Relaxed), 50);
+}
+
+/// They were charged to the next window, and what went back was refused because it was of the one before.
+#[test]
+fn what_a_denied_group_took_before_a_windows_end_is_not_charged_to_the_next_window() {
+    let limits = [Limit::new("a", FixedWindow::new(1000, HOUR)).strict(), burst("b", 1)];
+    let cluster = Cluster::new(&limits);
+    let limit = &cluster.limits("a")[1];
+    let to = |us: u64, step: u64| {
+        let left = micros(us - cluster.clock.now().as_micros());
+        cluster.pass(left, micros(step));
+    };
+    to(3_599_000_000, 500_000);
+    // It has tokens, and a report is not due before the end.
+    assert!(cluster.wait(limit.reserve("key", 1)).is_ok());
+    to(3_599_980_000, 20_000);
+    for _ in 0..10 {
+        drop(cluster.wait(limit.reserve("key", 30)));
+        cluster.pass(micros(1000), micros(1000));
+    }
+    to(3_601_000_000, 10_000);
+    let drained = cluster.drain("a", 1);
+    assert!((998..=1000).contains(&drained), "{drained} of 1000");
+}
+
+/// A group never asked the store for a slot, and so it denied for ever.
+#[test]
+fn group_with_a_leaky_bucket_that_nodes_share_asks_the_store_for_a_slot() {
+    let pace = Limit::new("pace", LeakyBucket::per_second(10)).strict();
+    let cluster = Cluster::new(&[pace, burst("hour", 100)]);
+    let group = cluster.nodes[2].group(["pace", "hour"]).unwrap();
+    let mut allowed = 0;
+    for _ in 0..20 {
+        allowed += u64::from(cluster.wait(group.check_sure("key")).is_allowed());
+        cluster.pass(Duration::from_millis(100), Duration::from_millis(20));
+    }
+    assert!((18..=20).contains(&allowed), "{allowed} of 20");
+    assert_eq!(cluster.drain("hour", 3), 100 - allowed);
+}
+
+/// What a lease had allowed before an outage was not given back after it; what the policy had allowed was, once the account
+/// was closed.
+#[test]
+fn reserved_tokens_go_back_after_an_outage_unless_its_policy_allowed_them() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let entered = runtime.enter();
+    let limit = Limit::new("x", Quota::new(1, HOUR).burst(1000)).outage(OutagePolicy::Open);
+    let builder = Limiter::builder().limit(limit).store(store.clone()).lanes(1).max_nodes(1);
+    let limiter = builder.clock(&clock).build().unwrap();
+    drop(entered);
+    let kept = Arc::new(AtomicU64::new(0));
+    let cluster = Cluster { clock, runtime, nodes: vec![limiter], kept };
+    cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
+    let limit = cluster.nodes[0].limit("x").unwrap();
+    let of_lease = cluster.wait(limit.reserve("key", 100)).unwrap();
+    assert!(of_lease.decision().is_sure());
+    cluster.pass(Duration::from_millis(200), Duration::from_millis(20));
+    store.set_away(true);
+    cluster.pass(Duration::from_secs(20), Duration::from_millis(100));
+    let of_policy = cluster.wait(limit.reserve("key", 900)).unwrap();
+    assert!(!of_policy.decision().is_sure());
+    store.set_away(false);
+    cluster.pass(Duration::from_secs(30), Duration::from_millis(100));
+    let left = |limiter: &Limiter| {
+        let limit = limiter.limit("x").unwrap();
+        let _ = cluster.wait(limit.check_sure("key"));
+        limit.check_n("key", 0).unwrap().remaining()
+    };
+    let before = left(&cluster.nodes[0]);
+    of_policy.commit(0);
+    cluster.pass(Duration::from_secs(5), Duration::from_millis(100));
+    let after_policy = left(&cluster.nodes[0]);
+    assert!(after_policy <= before, "{before}, then {after_policy}");
+    of_lease.commit(0);
+    cluster.pass(Duration::from_secs(5), Duration::from_millis(100));
+    let after_lease = left(&cluster.nodes[0]);
+    assert!(after_lease >= after_policy + 95, "{after_policy}, then {after_lease}");
+}
+
+fn micros(us: u64) -> Duration {
+    Duration::from_micros(us)
 }

@@ -132,9 +132,18 @@ impl Log {
         self.spend(now, cost.min(u32::MAX - self.spent));
     }
 
-    /// Takes back tokens that were spent at `decided` or soon after: the earliest that were spent since. Which request they
-    /// are of does not matter: what is left was not spent earlier than it was.
-    pub(crate) fn take_back(&mut self, decided: Timestamp, tokens: u32) {
+    /// Takes back tokens that were spent at `decided` or soon after, unless they have returned: the earliest that were spent
+    /// since. Which request they are of does not matter: what is left was not spent earlier than it was.
+    pub(crate) fn take_back(
+        &mut self,
+        rule: &LogRule,
+        decided: Timestamp,
+        now: Timestamp,
+        tokens: u32,
+    ) {
+        if now.micros_since(decided) >= rule.period_us {
+            return;
+        }
         let mut left = tokens;
         for (at, spent) in &mut self.entries {
             if *at >= decided.as_micros() {

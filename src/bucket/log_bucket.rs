@@ -34,9 +34,15 @@ pub(crate) struct LogBucket {
 
 impl LogBucket {
     /// Takes back what was spent at `decided`. The caller has pinned the key.
-    pub(crate) fn take_back(&self, tokens: u32, decided: Timestamp) {
+    pub(crate) fn take_back(
+        &self,
+        rule: &LogRule,
+        tokens: u32,
+        decided: Timestamp,
+        now: Timestamp,
+    ) {
         if let Some(log) = &mut *self.lock() {
-            log.take_back(decided, tokens);
+            log.take_back(rule, decided, now, tokens);
         }
     }
 

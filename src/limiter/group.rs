@@ -7,11 +7,12 @@ use smallvec::SmallVec;
 
 use super::several::{Part, USUAL, ask_all, decide_all};
 use super::{ActiveLimit, Limiter};
-use crate::bucket::{Found, LeaseBucket, ShortName, SpendResult, Verdict};
-use crate::decision::{Decision, Refill, View};
+use crate::bucket::{Found, LeaseBucket, ShortName, Verdict};
+use crate::decision::Decision;
 use crate::driver::Buckets;
 use crate::error::{CheckError, ConfigError};
 use crate::key::{Key, KeyName};
+use crate::sync::Settlement;
 use crate::time::Timestamp;
 
 /// Several limits of a running limiter, for one key: a request is allowed if all of them allow it, and then spends from each.
@@ -212,10 +213,8 @@ fn unspend(limit: &ActiveLimit, request: &Request<'_>) {
     let &Request { key, ref name, cost, now } = request;
     let Buckets::Leased(table) = &limit.state.buckets else { return };
     let put_back =
-        |found: Found<'_, LeaseBucket>| found.bucket.put_back(cost, found.word.epoch(), now);
+        |found: Found<'_, LeaseBucket>| found.bucket.put_back(cost, true, found.word.epoch(), now);
     if !table.find_short(name).is_some_and(put_back) {
-        let known = (View::NONE, Refill::new(0, 0, 0));
-        let taken = SpendResult::new(Verdict::Allowed, true, 0, known);
-        limit.give_back(key, &limit.lease_decision(&taken, cost, now), cost);
+        limit.settle(key, Settlement::Unused { tokens: cost, sure: true }, now);
     }
 }

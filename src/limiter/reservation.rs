@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{ActiveLimit, Target};
+use super::settle::Allowed;
+use super::{ActiveLimit, Handle};
 use crate::algorithm::Rule;
 use crate::decision::{Decision, Denied};
 use crate::error::CheckError;
@@ -17,9 +18,9 @@ use crate::key::Key;
 /// that has ended, nothing goes back.
 #[must_use = "a reservation that is dropped gives its tokens back"]
 pub struct Reservation {
-    limit: ActiveLimit,
-    key: Box<[u8]>,
-    decision: Decision,
+    /// Pinned before it was asked, so that what goes back goes where it was taken.
+    handle: Handle,
+    allowed: Allowed,
     /// Not settled yet.
     open: u32,
 }
@@ -27,8 +28,9 @@ pub struct Reservation {
 /// Without the key, which may be secret.
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { limit, open, .. } = self;
-        f.debug_struct("Reservation").field("limit", &limit.name()).field("open", open).finish()
+        let (limit, open) = (self.handle.limit.name(), self.open);
+        let mut shown = f.debug_struct("Reservation");
+        shown.field("limit", &limit).field("open", &open).finish_non_exhaustive()
     }
 }
 
@@ -64,8 +66,9 @@ impl Reservation {
     /// far the limit can be exceeded.
     pub fn commit(mut self, actual: u32) {
         let estimate = std::mem::take(&mut self.open);
-        self.limit.give_back(&self.key, &self.decision, estimate.saturating_sub(actual));
-        self.limit.charge(&self.key, actual.saturating_sub(estimate));
+        let Handle { limit, key } = &self.handle;
+        limit.give_back_pinned(key, &self.allowed, estimate.saturating_sub(actual));
+        limit.charge_pinned(key, actual.saturating_sub(estimate));
     }
 
     /// The tokens that were reserved.
@@ -75,13 +78,14 @@ impl Reservation {
 
     /// The decision that allowed them.
     pub fn decision(&self) -> Decision {
-        self.decision
+        self.allowed.decision
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.limit.give_back(&self.key, &self.decision, self.open);
+        let Handle { limit, key } = &self.handle;
+        limit.give_back_pinned(key, &self.allowed, self.open);
     }
 }
 
@@ -122,10 +126,9 @@ impl ActiveLimit {
         if matches!(self.rule(), Rule::LeakyBucket(_)) {
             return Err(ReserveError::LeakyBucket { limit: self.name() });
         }
-        let name = self.shared.secret.name(key);
-        let key: Box<[u8]> = (*name).into();
-        let decision = self.decide_or_ask(Target::key(&name), estimate).await;
+        let (handle, asked) = (self.handle(key), self.now());
+        let decision = handle.decide_or_ask(estimate).await;
         decision.into_result()?;
-        Ok(Reservation { limit: self.clone(), key, decision, open: estimate })
+        Ok(Reservation { handle, allowed: Allowed { decision, asked }, open: estimate })
     }
 }

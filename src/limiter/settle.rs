@@ -1,42 +1,64 @@
 //! Costs that are known only after a request was allowed: tokens that were not used go back, and others are charged.
 
+use std::sync::Arc;
+
 use super::ActiveLimit;
 use crate::algorithm::{Standing, Taken};
 use crate::bucket::{Found, LeaseBucket, OVERFLOW};
 use crate::decision::{Decision, Source};
-use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Query, SettledRequest};
+use crate::driver::{AloneBuckets, Buckets, LocalBuckets, PinnedKey, Query, SettledRequest};
 use crate::quota::Curve;
 use crate::sync::Settlement;
 use crate::time::Timestamp;
 
+/// What a request was allowed, and when it was asked: it was decided then or later.
+#[derive(Clone, Copy)]
+pub(super) struct Allowed {
+    pub(super) decision: Decision,
+    pub(super) asked: Timestamp,
+}
+
 impl ActiveLimit {
-    /// Gives back `tokens` of those that `decision` allowed to `key`.
+    /// Gives back `tokens` of those that `key` was allowed.
     ///
     /// Cost: a look-up; two short locks of the limit's table, two allocations and a message to the limiter's task where the
-    /// tokens have been reported.
-    pub(super) fn give_back(&self, key: &[u8], decision: &Decision, tokens: u32) {
-        if tokens == 0 {
+    /// tokens have been reported, or are of a window.
+    pub(super) fn give_back(&self, key: &[u8], allowed: &Allowed, tokens: u32) {
+        if tokens > 0 && !self.put_back(key, allowed, tokens) {
+            self.give_back_pinned(&self.hold(key).key, allowed, tokens);
+        }
+    }
+
+    /// The same where the key was pinned before it was asked.
+    pub(super) fn give_back_pinned(&self, key: &Arc<PinnedKey>, allowed: &Allowed, tokens: u32) {
+        // A key without a place has shared another bucket, perhaps for the last time.
+        if tokens == 0 || key.place == OVERFLOW {
             return;
         }
-        let alone = match &self.state.buckets {
-            Buckets::Leased(table) => {
-                let put_back = |found: Found<'_, LeaseBucket>| {
-                    found.bucket.put_back(tokens, found.word.epoch(), self.state.clock.now())
-                };
-                // Tokens of a window are not those of the next one.
-                let may_be_here = decision.sure && self.state.terms.scale.curve == Curve::Refill;
-                if !may_be_here || !table.find(key).is_some_and(put_back) {
-                    self.settle(key, Settlement::Unused(tokens), decision.now);
+        let Allowed { decision, asked } = allowed;
+        match &self.state.buckets {
+            Buckets::Leased(_) => {
+                if !self.put_back(&key.key, allowed, tokens) {
+                    let settlement = Settlement::Unused { tokens, sure: decision.sure };
+                    self.settle_pinned(key, settlement, *asked);
                 }
-                return;
             }
-            Buckets::Alone(alone) => alone,
-        };
-        let (pinned, now) = (self.hold(key).key, self.precise_now());
-        // A key without a place has shared another bucket, perhaps for the last time.
-        if pinned.place != OVERFLOW {
-            self.give_back_alone(alone, pinned.place, decision, tokens, now);
+            Buckets::Alone(alone) => {
+                self.give_back_alone(alone, key.place, decision, tokens, self.precise_now());
+            }
         }
+    }
+
+    /// Puts tokens of a token bucket's lease back, if the engine has not collected them. Tokens of a window are not those of
+    /// the next one.
+    fn put_back(&self, key: &[u8], allowed: &Allowed, tokens: u32) -> bool {
+        let Buckets::Leased(table) = &self.state.buckets else { return false };
+        let put_back = |found: Found<'_, LeaseBucket>| {
+            let (epoch, now) = (found.word.epoch(), self.state.clock.now());
+            found.bucket.put_back(tokens, tokens == allowed.decision.cost, epoch, now)
+        };
+        let may_be_here = allowed.decision.sure && self.state.terms.scale.curve == Curve::Refill;
+        may_be_here && table.find(key).is_some_and(put_back)
     }
 
     fn give_back_alone(
@@ -60,8 +82,8 @@ impl ActiveLimit {
                 let decided = decided.plus_micros(local.offset_us);
                 local.table.at(place).take_back(local.rule, tokens, decided);
             }
-            AloneBuckets::Logs(LocalBuckets { table, .. }) => {
-                table.at(place).take_back(tokens, decision.now);
+            AloneBuckets::Logs(LocalBuckets { table, rule, .. }) => {
+                table.at(place).take_back(rule, tokens, decision.now, now);
             }
             // The slot passes unused.
             AloneBuckets::Slots(..) => {}
@@ -70,18 +92,15 @@ impl ActiveLimit {
 
     /// Charges `tokens` more to `key`, whatever is left of it.
     ///
-    /// Cost: as that of giving back; a message in any case if nodes share the limit.
-    pub(super) fn charge(&self, key: &[u8], tokens: u32) {
+    /// Cost: a message to the limiter's task if nodes share the limit.
+    pub(super) fn charge_pinned(&self, key: &Arc<PinnedKey>, tokens: u32) {
         if tokens == 0 {
             return;
         }
-        let now = self.precise_now();
+        let (place, now) = (key.place, self.precise_now());
         let Buckets::Alone(alone) = &self.state.buckets else {
-            return self.settle(key, Settlement::Beyond(tokens), now);
+            return self.settle_pinned(key, Settlement::Beyond(tokens), now);
         };
-        // Not given to another key meanwhile.
-        let pinned = self.hold(key).key;
-        let place = pinned.place;
         match alone {
             AloneBuckets::Turns(LocalBuckets { table, rule, .. }) => {
                 table.at(place).charge(rule, tokens, now);
@@ -98,9 +117,13 @@ impl ActiveLimit {
         }
     }
 
-    /// Tells the engine.
-    fn settle(&self, key: &[u8], settlement: Settlement, decided: Timestamp) {
-        let settled = SettledRequest { key: self.hold(key).key, settlement, decided };
+    /// Tells the engine what is settled of a request that was asked then.
+    pub(super) fn settle(&self, key: &[u8], settlement: Settlement, asked: Timestamp) {
+        self.settle_pinned(&self.hold(key).key, settlement, asked);
+    }
+
+    fn settle_pinned(&self, key: &Arc<PinnedKey>, settlement: Settlement, decided: Timestamp) {
+        let settled = SettledRequest { key: key.clone(), settlement, decided };
         // Once the limiter's task has ended with its runtime, nothing is charged or given back any more.
         let _ = self.shared.driver.queries.send(Query::Settled(settled));
     }

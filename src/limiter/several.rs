@@ -6,6 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::settle::Allowed;
 use super::{ActiveLimit, Handle, Limiter, Target};
 use crate::algorithm::Rule;
 use crate::bucket::{OVERFLOW, Verdict};
@@ -13,6 +14,7 @@ use crate::decision::{Decision, Source};
 use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
 use crate::error::CheckError;
 use crate::key::{Key, KeyName};
+use crate::time::Timestamp;
 
 /// Most requests have at most so many limits.
 pub(super) const USUAL: usize = 4;
@@ -73,34 +75,22 @@ impl<'a> Part<'a> {
 }
 
 /// What was spent of several limits. Unless all of them allow the request, it goes back, the last first.
-#[derive(Default)]
 struct Takes<'a> {
-    taken: SmallVec<[(Part<'a>, Decision); USUAL]>,
-    /// What this node alone is not sure of.
-    unsure: SmallVec<[Part<'a>; USUAL]>,
+    taken: SmallVec<[(Part<'a>, Allowed); USUAL]>,
     /// The first denial.
     denied: Option<Decision>,
+    /// When this began.
+    asked: Timestamp,
 }
 
 impl<'a> Takes<'a> {
-    /// Spends where this node is sure, unless a look at all limits shows that one of them denies.
-    fn begin(parts: &[Part<'a>]) -> Self {
-        let mut takes = Self::default();
-        let denied = denied_at_once(parts);
+    /// Decides first about the part that a look says denies.
+    fn begin(parts: &[Part<'a>], denied: Option<usize>) -> Self {
+        let asked = parts[0].limit.state.clock.now();
+        let mut takes = Self { taken: SmallVec::new(), denied: None, asked };
         if let Some(index) = denied {
             // Decided, so that it counts. By now it may be allowed.
             takes.add(parts[index], parts[index].decide());
-        }
-        for (index, &part) in parts.iter().enumerate() {
-            if takes.denied.is_some() {
-                break;
-            }
-            if denied != Some(index) && !part.is_paced() {
-                match part.limit.decide_if_sure(part.target(), part.cost) {
-                    Some(decision) => takes.add(part, decision),
-                    None => takes.unsure.push(part),
-                }
-            }
         }
         takes
     }
@@ -109,30 +99,33 @@ impl<'a> Takes<'a> {
         if decision.is_denied() {
             self.denied.get_or_insert(decision);
         } else {
-            self.taken.push((part, decision));
+            self.taken.push((part, Allowed { decision, asked: self.asked }));
         }
     }
 
-    /// Takes slots, when all other limits allow the request, and decides.
+    /// Whether the part is still to be decided.
+    fn needs(&self, part: &Part<'a>) -> bool {
+        let is_same = |taken: &Part<'_>| {
+            std::ptr::eq(taken.limit, part.limit) && std::ptr::eq(taken.key, part.key)
+        };
+        self.denied.is_none() && !self.taken.iter().any(|(taken, _)| is_same(taken))
+    }
+
+    /// The decision about all of them.
     fn end(mut self, parts: &[Part<'a>]) -> Decision {
-        for &part in parts.iter().filter(|part| part.is_paced()) {
-            if self.denied.is_none() {
-                self.add(part, part.decide());
-            }
-        }
         if let Some(denied) = self.denied {
             // Before anybody looks again.
             self.give_back();
             return sure_denials(parts).map(|(_, look)| look).fold(denied, longer_wait);
         }
         let taken = std::mem::take(&mut self.taken);
-        let tightest = taken.iter().map(|(_, decision)| *decision).reduce(fewer_left);
+        let tightest = taken.iter().map(|(_, allowed)| allowed.decision).reduce(fewer_left);
         tightest.unwrap_or_else(|| parts[0].look())
     }
 
     fn give_back(&mut self) {
-        for (part, decision) in std::mem::take(&mut self.taken).iter().rev() {
-            part.limit.give_back(part.key, decision, part.cost);
+        for (part, allowed) in std::mem::take(&mut self.taken).iter().rev() {
+            part.limit.give_back(part.key, allowed, part.cost);
         }
     }
 }
@@ -151,47 +144,60 @@ fn longer_wait(one: Decision, other: Decision) -> Decision {
     if other.retry_after() > one.retry_after() { other } else { one }
 }
 
-/// The part that surely denies before anything is spent: that with the longest wait.
-fn denied_at_once(parts: &[Part<'_>]) -> Option<usize> {
-    sure_denials(parts).max_by_key(|(_, look)| look.retry_after()).map(|(index, _)| index)
-}
-
 /// The parts that surely deny now.
 fn sure_denials(parts: &[Part<'_>]) -> impl Iterator<Item = (usize, Decision)> {
     let looks = parts.iter().map(Part::look).enumerate();
     looks.filter(|(_, look)| look.is_denied() && look.is_sure())
 }
 
-/// Decides about parts, at least one, without waiting.
+/// The one of them with the longest wait.
+fn longest(denials: impl Iterator<Item = (usize, Decision)>) -> Option<usize> {
+    denials.max_by_key(|(_, look)| look.retry_after()).map(|(index, _)| index)
+}
+
+/// Decides about parts, at least one, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Decision {
     if parts.iter().all(|part| part.cost == 0) {
         return looks(parts);
     }
-    let mut takes = Takes::begin(parts);
-    for part in std::mem::take(&mut takes.unsure) {
-        if takes.denied.is_none() {
-            takes.add(part, part.decide());
+    // Nothing is taken where one denies, sure or not: nobody asks the store.
+    let looks = parts.iter().map(Part::look).enumerate();
+    let denied = longest(looks.filter(|(_, look)| look.is_denied()));
+    let mut takes = Takes::begin(parts, denied);
+    for paced in [false, true] {
+        for part in parts.iter().filter(|part| part.is_paced() == paced) {
+            if takes.needs(part) {
+                takes.add(*part, part.decide());
+            }
         }
     }
     takes.end(parts)
 }
 
-/// The same, and asks the store where this node is not sure: about all of them at once.
+/// The same, and asks the store where this node is not sure, about all of these at once, before anything else is taken.
 pub(super) async fn ask_all(parts: &[Part<'_>]) -> Decision {
     if parts.iter().all(|part| part.cost == 0) {
         return looks(parts);
     }
-    let mut takes = Takes::begin(parts);
-    let unsure = std::mem::take(&mut takes.unsure);
-    if takes.denied.is_none() {
-        let ask = |part: Part<'_>| {
+    let mut takes = Takes::begin(parts, longest(sure_denials(parts)));
+    let mut asked = SmallVec::<[_; USUAL]>::new();
+    for part in parts.iter().filter(|part| !part.is_paced()) {
+        if takes.needs(part) && !part.look().is_sure() {
             let handle = part.limit.hold(part.key);
             let answer = handle.send_query(part.cost);
-            (handle, answer)
-        };
-        let asked: SmallVec<[_; USUAL]> = unsure.iter().map(|&part| ask(part)).collect();
-        for (part, (handle, answer)) in unsure.into_iter().zip(asked) {
-            takes.add(part, handle.answered(answer, part.cost).await);
+            asked.push((part, handle, answer));
+        }
+    }
+    for (part, handle, answer) in asked {
+        let decision = handle.answered(answer, part.cost).await;
+        takes.add(*part, decision);
+    }
+    for paced in [false, true] {
+        for part in parts.iter().filter(|part| part.is_paced() == paced) {
+            if takes.needs(part) {
+                let decision = part.limit.decide_or_ask(part.target(), part.cost).await;
+                takes.add(*part, decision);
+            }
         }
     }
     takes.end(parts)
@@ -236,6 +242,8 @@ impl Limiter {
     ///
     /// [`CheckError`] if a limit can never admit so high a cost, or if there is no limit. If a limit comes twice with one key,
     /// the costs are added up.
+    ///
+    /// Dropping the future before it is ready may leave what the store was asked about spent.
     pub async fn check_all<'a>(
         &self,
         parts: impl IntoIterator<Item = OnKey<'a>>,

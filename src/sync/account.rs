@@ -139,7 +139,7 @@ impl Account {
             window_ends_latest: now.plus_micros(terms.scale.longest_window_us() as u64),
         });
         Self {
-            spending: Spending::new(bucket.credit_at_rest()),
+            spending: Spending::new(bucket.credit_at_rest(), now),
             bucket,
             key,
             number,

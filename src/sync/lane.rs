@@ -257,7 +257,8 @@ impl Lane {
         let now_us = time.least(now).max(0);
         let decided_us = now_us.saturating_sub_unsigned(now.micros_since(decided)).max(0);
         let is_same = match (terms.scale.curve, terms.calendar) {
-            (Curve::Refill | Curve::SlidingLog, _) => true,
+            (Curve::Refill, _) => true,
+            (Curve::SlidingLog, _) => now_us - decided_us < terms.scale.window_us(),
             (_, Some(calendar)) => {
                 calendar.window_us(now_us as u64) == calendar.window_us(decided_us as u64)
             }

@@ -14,7 +14,8 @@ use crate::time::Timestamp;
 impl LeaseBucket {
     /// Puts tokens back that a decision took from a lease, where the key was found to be the same in this epoch. False, and nothing is changed, if lease or key have changed, the engine has collected the tokens, the lease has
     /// ended, an outage policy is in force or the bucket has no room.
-    pub(crate) fn put_back(&self, tokens: u32, epoch: u64, now: Timestamp) -> bool {
+    /// `is_whole`: it was all that the request cost, so that it is not to be counted as allowed.
+    pub(crate) fn put_back(&self, tokens: u32, is_whole: bool, epoch: u64, now: Timestamp) -> bool {
         loop {
             let Some(word) = self.load_in(epoch) else { return false };
             let depth = self.depth.load(Ordering::Acquire);
@@ -25,15 +26,15 @@ impl LeaseBucket {
             }
             let back = TokenWord(word.0 - u64::from(tokens)).with_tokens(word.tokens() + tokens);
             if self.swap(word, back).is_ok() {
-                self.uncount(tokens);
+                self.uncount(tokens - u32::from(is_whole));
                 return true;
             }
         }
     }
 
-    /// A request of so many tokens is not to be counted as allowed. If it has been collected, it was.
-    fn uncount(&self, tokens: u32) {
-        let less = |surplus: u32| Some(surplus.saturating_sub(tokens.saturating_sub(1)));
+    /// Lowers what counts of the tokens beyond one a request, by which allowed requests are told from tokens.
+    fn uncount(&self, surplus: u32) {
+        let less = |before: u32| Some(before.saturating_sub(surplus));
         let _ = self.surplus.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }

@@ -102,7 +102,7 @@ fn tokens_that_are_put_back_are_held_or_collected_once() {
         });
         let word = TableBucket::load(&*bucket);
         let is_spent = bucket.spend(word, 2, at(1), || UNIT).is_some();
-        let is_kept = is_spent && !bucket.put_back(2, word.epoch(), at(1));
+        let is_kept = is_spent && !bucket.put_back(2, true, word.epoch(), at(1));
         let collected = engine.join().unwrap();
         let (held, pending) = bucket.held_and_pending();
         assert_eq!(u64::from(held) + pending + collected, 4);

@@ -24,7 +24,9 @@ impl Key {
     fn is_of_window_now(&self, entry: &Entry) -> bool {
         let [begins_us, ends_us] = entry.window_us;
         match self.scale.curve {
-            Curve::Refill | Curve::SlidingLog => true,
+            Curve::Refill => true,
+            // A charge that has left is not taken back: those that are left are of others.
+            Curve::SlidingLog => self.stamp_us - entry.refunded_from_us < self.scale.window_us(),
             Curve::FixedWindow | Curve::SlidingWindow => {
                 let window_us = self.scale.window_us();
                 self.stamp_us / window_us == entry.refunded_from_us / window_us

@@ -45,6 +45,7 @@ impl Account {
         }
         self.arrivals.stop_probing();
         let entry = self.entry(limit, terms, &wanted, &returned, tokens);
+        self.spending.reported = now;
         self.quota.in_stored_units(Entry { claim, ..entry })
     }
 

@@ -2,13 +2,14 @@
 
 use super::Account;
 use crate::limit::Terms;
-use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
+use crate::sync::message::OUTSTANDING_MAX;
+use crate::time::Timestamp;
 
 /// What is settled of a request that was allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settlement {
-    /// So many of its tokens were not used.
-    Unused(u32),
+    /// So many of its tokens were not used. If the decision was sure, no outage policy made it.
+    Unused { tokens: u32, sure: bool },
     /// It cost so many tokens more.
     Beyond(u32),
 }
@@ -32,19 +33,42 @@ impl Account {
                 self.spending.owes = true;
                 0
             }
-            (Settlement::Unused(tokens), Some(from_us)) if !self.is_of_policy(decided) => {
-                self.spending.unsent.give_back(tokens.into(), from_us);
-                0
+            (Settlement::Unused { tokens, sure }, _) if !sure && self.is_of_policy(decided) => {
+                tokens
             }
-            (Settlement::Unused(tokens), _) => tokens,
+            (Settlement::Unused { tokens, .. }, from_us) => {
+                self.refund(tokens, decided, from_us, now)
+            }
         }
     }
 
-    /// Whether an outage policy may have decided then.
+    /// Gives tokens back. Those that no report has charged are only outstanding; others were charged at `from_us` or later.
+    fn refund(
+        &mut self,
+        tokens: u32,
+        decided: Timestamp,
+        from_us: Option<i64>,
+        now: Timestamp,
+    ) -> u32 {
+        self.collect(now, true);
+        let unsent = &mut self.spending.unsent;
+        let (spent, unit) = (i64::from(tokens), self.scale.token);
+        // Whose tokens they are does not matter, if they are of one window.
+        let is_same = decided > self.spending.reported || from_us.is_some();
+        if is_same && unsent.spent >= spent && self.policy.is_none() {
+            unsent.spent -= spent;
+            unsent.spent_before = unsent.spent_before.min(unsent.spent);
+            let forfeited = self.lease.forfeited.saturating_add(spent.saturating_mul(unit));
+            self.lease.forfeited = forfeited.min(OUTSTANDING_MAX);
+            return 0;
+        }
+        let Some(from_us) = from_us else { return tokens };
+        unsent.give_back(spent, from_us);
+        0
+    }
+
+    /// Whether an outage policy may have made a decision then that was not sure.
     fn is_of_policy(&self, decided: Timestamp) -> bool {
-        // Decisions read the cached clock.
-        let latest = decided.plus_micros(CLOCK_AGE_MAX_US);
-        let entered = self.policy.map(|policy| policy.entered);
-        entered.is_some_and(|entered| latest >= entered) || decided < self.spending.policy_left
+        self.policy.is_some() || decided < self.spending.policy_left
     }
 }

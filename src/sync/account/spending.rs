@@ -3,6 +3,9 @@
 use crate::sync::message::Entry;
 use crate::time::Timestamp;
 
+/// An account is opened within so long after the decision that it is opened for.
+const OPENED_LATE_US: u64 = 250_000;
+
 /// Tokens spent and not yet in a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unsent {
@@ -43,17 +46,20 @@ pub(super) struct Spending {
     pub(super) credit_given: u32,
     /// When an outage policy was left last.
     pub(super) policy_left: Timestamp,
+    /// When the last report was made: what was spent by then is not unsent.
+    pub(super) reported: Timestamp,
     /// Tokens were spent on credit or overdrawn, and that has not been seen repaid.
     pub(super) owes: bool,
 }
 
 impl Spending {
-    pub(super) fn new(credit_given: u32) -> Self {
+    pub(super) fn new(credit_given: u32, now: Timestamp) -> Self {
         Self {
             unsent: Unsent::default(),
             spilled: 0,
             credit_given,
-            policy_left: Timestamp::ZERO,
+            policy_left: now.minus_micros(OPENED_LATE_US),
+            reported: Timestamp::ZERO,
             owes: false,
         }
     }
