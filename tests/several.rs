@@ -536,7 +536,8 @@ fn what_a_denied_group_took_before_a_windows_end_is_not_charged_to_the_next_wind
     to(3_599_980_000, 20_000);
     for _ in 0..10 {
         drop(cluster.wait(limit.reserve("key", 30)));
-        cluster.pass(micros(1000), micros(1000));
+        cluster.settle();
+        cluster.clock.advance(micros(1000));
     }
     to(3_601_000_000, 10_000);
     let drained = cluster.drain("a", 1);
