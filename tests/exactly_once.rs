@@ -10,12 +10,12 @@
 mod parts;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use parts::{Counts, Fault, Proxy, Record, RedisServer};
-use tidegate::{Event, Limit, Limiter, Quota, RedisStore};
+use tidegate::{Event, Limit, Limiter, Quota, RedisStore, Reservation};
 use tokio::task::JoinSet;
 
 /// Nodes, two behind each proxy.
@@ -51,6 +51,111 @@ async fn tokens_spent_on_credit_while_there_are_none_are_charged_once_too() {
     spend_over_a_breaking_wire(Quota::per_second(100).burst(50)).await;
 }
 
+/// Three limits that a request is to fit, and tokens a second of each.
+const THREE: [(&str, u64); 3] = [("a", 4000), ("b", 3000), ("c", 2000)];
+/// Tokens that must have been used of the last of them.
+const USED_MIN: u64 = 500;
+
+/// Tokens by limit.
+type Tokens = BTreeMap<&'static str, u64>;
+
+/// Requests that fit all of several limits or are charged to none, and reservations that are settled later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_groups_and_reservations_used_is_charged_once_when_half_the_replies_are_cut() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let kept: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
+    let nodes: Vec<Limiter> = (0..NODES).map(|_| start_with_three(&proxy, &kept)).collect();
+    for node in &nodes {
+        node.ready(DEADLINE).await.expect("nothing is broken yet");
+    }
+    proxy.set_policy(|index| fault(1, index));
+    let mut load = SettledLoad::new(&nodes);
+    let deadline = Instant::now() + DEADLINE;
+    while !(enough(proxy.counts()) && load.denied > 100 && load.used["c"] > USED_MIN) {
+        assert!(Instant::now() < deadline, "not enough happened: {:?}", proxy.counts());
+        tokio::time::sleep(ROUND).await;
+        load.decide_by_groups();
+        load.reserve_and_settle().await;
+    }
+    let SettledLoad { used, denied, open, .. } = load;
+    drop(open);
+    shut_down(&nodes).await;
+    let kept = kept.lock().expect("nothing panics").clone();
+    for (name, used) in used {
+        let charged: u64 = charged_to(&server, name).values().sum();
+        let kept = kept.get(name).copied().unwrap_or_default();
+        println!("{name}: charged {charged}, used {used}, not given back {kept}; {denied} denied");
+        assert_eq!(charged, used + kept, "{name}");
+    }
+}
+
+/// A node with three limits. What is not given back is added to `kept`.
+fn start_with_three(proxy: &Proxy, kept: &Arc<Mutex<BTreeMap<String, u64>>>) -> Limiter {
+    let store = RedisStore::open(&proxy.url()).expect("a good address").timeout(STORE_TIMEOUT);
+    let kept = kept.clone();
+    let limits = THREE.map(|(name, rate)| {
+        Limit::new(name, Quota::per_second(rate).burst(rate / 10)).sync_interval(SYNC_INTERVAL)
+    });
+    let builder = limits.into_iter().fold(Limiter::builder(), tidegate::Builder::limit);
+    let listener = move |event: &Event| {
+        if let Event::NotGivenBack { limit, tokens } = event {
+            let mut kept = kept.lock().expect("nothing panics");
+            *kept.entry(limit.to_string()).or_default() += u64::from(*tokens);
+        }
+    };
+    builder.lanes(LANES).store(store).listen(listener).build().expect("a good configuration")
+}
+
+/// Decisions by groups of limits, and reservations.
+struct SettledLoad<'a> {
+    nodes: &'a [Limiter],
+    draw: fastrand::Rng,
+    open: Vec<(&'static str, Reservation)>,
+    used: Tokens,
+    denied: u64,
+}
+
+impl<'a> SettledLoad<'a> {
+    fn new(nodes: &'a [Limiter]) -> Self {
+        let (draw, used) = (fastrand::Rng::with_seed(3), THREE.map(|(name, _)| (name, 0)).into());
+        Self { nodes, draw, open: Vec::new(), used, denied: 0 }
+    }
+
+    fn decide_by_groups(&mut self) {
+        for node in self.nodes {
+            let group = node.group(THREE.map(|(name, _)| name)).expect("the limits are there");
+            let key = format!("user:{}", self.draw.usize(0..3));
+            for _ in 0..4 {
+                let cost = self.draw.u32(1..=3);
+                if group.check_n(&key, cost).expect("a good cost").is_denied() {
+                    self.denied += 1;
+                    continue;
+                }
+                for used in self.used.values_mut() {
+                    *used += u64::from(cost);
+                }
+            }
+        }
+    }
+
+    /// Reserves some tokens of one limit, and settles some of what was reserved before: less or more than the estimate.
+    async fn reserve_and_settle(&mut self) {
+        let (name, _) = THREE[self.draw.usize(0..THREE.len())];
+        let node = &self.nodes[self.draw.usize(0..NODES)];
+        let limit = node.limit(name).expect("the limit is there");
+        if let Ok(reservation) = limit.reserve("user:0", self.draw.u32(1..=40)).await {
+            self.open.push((name, reservation));
+        }
+        while self.open.len() > self.draw.usize(0..8) {
+            let (name, reservation) = self.open.swap_remove(self.draw.usize(0..self.open.len()));
+            let actual = self.draw.u32(0..=reservation.estimate() + 10);
+            reservation.commit(actual);
+            *self.used.entry(name).or_default() += u64::from(actual);
+        }
+    }
+}
+
 async fn spend_over_a_breaking_wire(quota: Quota) {
     let server = RedisServer::start();
     let mut proxies = Vec::new();
@@ -82,7 +187,7 @@ async fn spend_over_a_breaking_wire(quota: Quota) {
 
     // The wire stays as bad as it was: leaving is part of the promise.
     shut_down(&nodes).await;
-    let charged = charged(&server);
+    let charged = charged_to(&server, "api");
     println!(
         "batches {}, replies cut {}, arrived twice {}, spent {}, charged {}",
         batches(seen),
@@ -218,21 +323,21 @@ fn since(before: Counts, now: Counts) -> Counts {
     }
 }
 
-/// What stands between the lane and the key in the name of a bucket.
-const KEY_FOLLOWS: &str = ":key:api:";
-
-/// Tokens charged, by key.
-fn charged(server: &RedisServer) -> BTreeMap<String, u64> {
+/// Tokens charged to a limit, by key.
+fn charged_to(server: &RedisServer, limit: &str) -> BTreeMap<String, u64> {
     let client = redis::Client::open(server.url()).expect("a good address");
     let mut connection = client.get_connection().expect("the server runs");
-    let names: Vec<String> =
-        redis::cmd("KEYS").arg("tg2:{*}:key:*").query(&mut connection).expect("KEYS is answered");
+    let names: Vec<String> = redis::cmd("KEYS")
+        .arg(format!("tg2:{{*}}:key:{limit}:*"))
+        .query(&mut connection)
+        .expect("KEYS is answered");
     let mut charged = BTreeMap::new();
     for name in names {
         let bytes: Vec<u8> =
             redis::cmd("GET").arg(&name).query(&mut connection).expect("GET is answered");
         let record = Record::decode(&bytes).expect("a record of version 2");
-        let (_, key) = name.split_once(KEY_FOLLOWS).expect("a bucket of the limit");
+        let key_follows = format!(":key:{limit}:");
+        let (_, key) = name.split_once(&*key_follows).expect("a bucket of the limit");
         let another = charged.insert(key.to_owned(), record.charged());
         assert_eq!(another, None, "{key} has two buckets");
     }

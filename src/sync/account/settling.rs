@@ -51,19 +51,24 @@ impl Account {
         now: Timestamp,
     ) -> u32 {
         self.collect(now, true);
-        let unsent = &mut self.spending.unsent;
-        let (spent, unit) = (i64::from(tokens), self.scale.token);
+        let (unsent, mut left) = (&mut self.spending.unsent, i64::from(tokens));
         // Whose tokens they are does not matter, if they are of one window.
         let is_same = decided > self.spending.reported || from_us.is_some();
-        if is_same && unsent.spent >= spent && self.policy.is_none() {
+        if is_same && self.policy.is_none() {
+            let spent = left.min(unsent.spent);
             unsent.spent -= spent;
             unsent.spent_before = unsent.spent_before.min(unsent.spent);
-            let forfeited = self.lease.forfeited.saturating_add(spent.saturating_mul(unit));
+            let forfeited = spent.saturating_mul(self.scale.token);
+            let forfeited = self.lease.forfeited.saturating_add(forfeited);
             self.lease.forfeited = forfeited.min(OUTSTANDING_MAX);
-            return 0;
+            let debt = (left - spent).min(unsent.debt);
+            unsent.debt -= debt;
+            left -= spent + debt;
         }
-        let Some(from_us) = from_us else { return tokens };
-        unsent.give_back(spent, from_us);
+        match from_us {
+            Some(from_us) => unsent.give_back(left, from_us),
+            None => return left as u32,
+        }
         0
     }
 
