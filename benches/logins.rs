@@ -1,10 +1,10 @@
-//! How long any limiter that answers at once must exceed a login limit: 5 a minute, burst 5, on many nodes.
+//! How long nodes that answer at once, and know more than real ones can, exceed a login limit: 5 a minute, burst 5.
 //!
 //! ```text
 //! cargo bench --bench logins
 //! ```
 //!
-//! Each node knows more than a real one can: the load, and after each request of its own the key's true level. What it cannot
+//! Each node knows the load, and after each request of its own the key's true level. What it cannot
 //! know is what other nodes have admitted since. It admits a request if it expects `threshold` tokens or more. The table has,
 //! of 500 keys in an hour, what is admitted of what one central bucket admits; the deepest excess; and the longest time until
 //! excess was repaid. The target is 60 s, at 97% and more.

@@ -449,7 +449,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
     adopt = adopt, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
-    window_ends_us = window_ends_us, charge_window_before = charge_window_before, open_window = open_window, refund = refund }
+    window_ends_us = window_ends_us, charge_window_before = charge_window_before, open_window = open_window,
+    refund = refund }
 end
 
 ---------------------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ impl Decision {
         let now_us = self.now.as_micros() + window_offset_us;
         let (since_us, left_us) = match (scale.curve, calendar) {
             (Curve::CalendarWindow, Some(calendar)) => {
-                let [begins_us, ends_us] = calendar.window_us(now_us);
+                let [begins_us, ends_us] = calendar.window_span_us(now_us);
                 (now_us - begins_us, ends_us - now_us)
             }
             (Curve::FixedWindow, _) => {

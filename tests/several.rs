@@ -522,7 +522,7 @@ fn tokens_of_a_log_that_have_returned_do_not_go_back_again() {
 
 /// They were charged to the next window, and what went back was refused because it was of the one before.
 #[test]
-fn what_a_denied_group_took_before_a_windows_end_is_not_charged_to_the_next_window() {
+fn reservation_dropped_before_the_end_of_a_window_is_not_charged_to_the_next_one() {
     let limits = [Limit::new("a", FixedWindow::new(1000, HOUR)).strict(), burst("b", 1)];
     let cluster = Cluster::new(&limits);
     let limit = &cluster.limits("a")[1];

@@ -132,7 +132,7 @@ impl Node {
             spent_before: 0,
             refunded: 0,
             refunded_from_us: 0,
-            window_us: [0; 2],
+            window_span_us: [0; 2],
             back_depth: 0,
             held,
             demand: SCALE.rate / 2,

@@ -171,7 +171,7 @@ impl Calendar {
     }
 
     /// When the window of a time begins and ends, in microseconds since 1970.
-    pub(crate) fn window_us(&self, unix_us: u64) -> [u64; 2] {
+    pub(crate) fn window_span_us(&self, unix_us: u64) -> [u64; 2] {
         let Window { begins_us, ends_us, .. } = self.at(unix_us);
         [begins_us, ends_us]
     }

@@ -171,7 +171,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         spent_before: 0,
         refunded: 0,
         refunded_from_us: 0,
-        window_us: [0; 2],
+        window_span_us: [0; 2],
     };
     // What has no bytes of its own: older inputs keep their meaning.
     let mut entry = Entry {
@@ -182,7 +182,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
     };
     if entry.scale.curve == Curve::FixedWindow && entry.taken > 0 {
         entry.scale.curve = Curve::CalendarWindow;
-        entry.window_us = [entry.held.stamp_us, entry.held.stamp_us + entry.taken];
+        entry.window_span_us = [entry.held.stamp_us, entry.held.stamp_us + entry.taken];
     }
     entry
 }

@@ -456,7 +456,7 @@ impl World {
             spent_before: if random.one_in(2) { random.amount(tokens) } else { 0 },
             refunded: if random.one_in(3) { random.amount(tokens) } else { 0 },
             refunded_from_us: self.time_us - random.among(&[0, 10, 20_000, 2_000_000]),
-            window_us: told_window(random, &scale, self.time_us),
+            window_span_us: told_window(random, &scale, self.time_us),
             held: Held {
                 rate: held_rate,
                 depth: random.amount(tokens / 4),
@@ -583,7 +583,7 @@ fn empty_entry(scale: Scale) -> Entry {
         spent_before: 0,
         refunded: 0,
         refunded_from_us: 0,
-        window_us: [0; 2],
+        window_span_us: [0; 2],
         held: Held::default(),
         demand: 0,
         needed: 0,

@@ -248,7 +248,7 @@ impl Model {
         let is_new = found.is_none();
         let mut key = found.unwrap_or_else(|| Key::new(entry, at));
         if key.version < entry.version {
-            key.open_window(entry.window_us, now_us);
+            key.open_window(entry.window_span_us, now_us);
             key.advance(lane, now_us, entry.restore && entry.claim.is_some());
             key.adopt(entry);
         } else if key.version > entry.version || key.scale != entry.scale {

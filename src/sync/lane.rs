@@ -260,7 +260,7 @@ impl Lane {
             (Curve::Refill, _) => true,
             (Curve::SlidingLog, _) => now_us - decided_us < terms.scale.window_us(),
             (_, Some(calendar)) => {
-                calendar.window_us(now_us as u64) == calendar.window_us(decided_us as u64)
+                calendar.window_span_us(now_us as u64) == calendar.window_span_us(decided_us as u64)
             }
             _ => terms.scale.window_ends_us(decided_us) == terms.scale.window_ends_us(now_us),
         };
@@ -443,14 +443,14 @@ impl Lane {
                 self.backlog.take(account.due(), now);
             }
             let terms = self.terms(slot, context);
-            let window_us = self.window_us(&terms, now);
+            let window_span_us = self.window_span_us(&terms, now);
             let limit = &mut context.limits[self.accounts[slot].limit() as usize];
             entries.push(self.accounts.change(slot, |account| {
                 let entry = account.report(&limit.name, &terms, now, leaving);
                 account.keep_pace(now, &limit.terms, &mut limit.paces);
                 // The windows of another plan are not known here.
                 let is_own = entry.version == i64::from(terms.version);
-                Entry { window_us: if is_own { window_us } else { [0; 2] }, ..entry }
+                Entry { window_span_us: if is_own { window_span_us } else { [0; 2] }, ..entry }
             }));
             self.count_decisions(slot, context);
             slots.push(slot);
@@ -459,12 +459,12 @@ impl Lane {
     }
 
     /// When the window of a calendar began that it is now by the lane's time, and when it ends.
-    fn window_us(&self, terms: &Terms, now: Timestamp) -> [i64; 2] {
+    fn window_span_us(&self, terms: &Terms, now: Timestamp) -> [i64; 2] {
         let (Some(calendar), Some(time)) = (terms.calendar, self.replies.time) else {
             return [0; 2];
         };
         let lane_us = time.least(now).max(0) as u64;
-        calendar.window_us(lane_us).map(|us| us.min(NUMBER_MAX as u64) as i64)
+        calendar.window_span_us(lane_us).map(|us| us.min(NUMBER_MAX as u64) as i64)
     }
 
     /// Whether the first account that is due reports now; if not, it is not due any more.

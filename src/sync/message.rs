@@ -114,7 +114,7 @@ pub(crate) struct Entry {
     pub refunded_from_us: i64,
     /// The window of a calendar that it is now by the node's reckoning, if the limit's windows are: when it began and when
     /// it ends.
-    pub window_us: [i64; 2],
+    pub window_span_us: [i64; 2],
     /// What is still held after that.
     pub held: Held,
     /// The demand to register, in units per microsecond.
@@ -364,7 +364,7 @@ impl Entry {
             spent_before: natural(self.spent_before),
             refunded: natural(self.refunded),
             refunded_from_us: natural(self.refunded_from_us),
-            window_us: self.window_us.map(natural),
+            window_span_us: self.window_span_us.map(natural),
             held: Held {
                 rate: natural(self.held.rate),
                 depth: natural(self.held.depth),
@@ -434,8 +434,8 @@ impl Entry {
             self.spent_before,
             self.refunded,
             self.refunded_from_us,
-            self.window_us[0],
-            self.window_us[1],
+            self.window_span_us[0],
+            self.window_span_us[1],
         ]
     }
 }

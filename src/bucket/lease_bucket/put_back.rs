@@ -2,9 +2,10 @@
 //!
 //! # Argument
 //!
-//! Tokens go back by one compare-and-swap that takes as many from what is pending: what the bucket holds and what the engine
-//! is to collect keep their sum, which is what the store has leased. Which request the pending tokens are of does not
-//! matter.
+//! Tokens go back by one compare-and-swap that takes as many from what is pending. So what the bucket holds and what the
+//! engine is to collect keep their sum, which is what the store has leased. It does not matter which request the pending
+//! tokens are of, unless they were spent on credit. Then the bucket holds as many tokens as that beyond what the store has
+//! leased, until the next report: no more than the credit, which the bound allows for.
 
 use super::LeaseBucket;
 use crate::bucket::atomic::Ordering;
@@ -12,9 +13,11 @@ use crate::bucket::token_word::TokenWord;
 use crate::time::Timestamp;
 
 impl LeaseBucket {
-    /// Puts tokens back that a decision took from a lease, where the key was found to be the same in this epoch. False, and nothing is changed, if lease or key have changed, the engine has collected the tokens, the lease has
-    /// ended, an outage policy is in force or the bucket has no room.
-    /// `is_whole`: it was all that the request cost, so that it is not to be counted as allowed.
+    /// Puts tokens back that a decision took from a lease. The key was found to be the same in this epoch. `is_whole`: the
+    /// request cost no more, so it is not to be counted as allowed.
+    ///
+    /// False, and nothing is changed, if lease or key have changed, if the engine has collected the tokens, if the lease has
+    /// ended, if an outage policy is in force, or if the bucket has no room.
     pub(crate) fn put_back(&self, tokens: u32, is_whole: bool, epoch: u64, now: Timestamp) -> bool {
         loop {
             let Some(word) = self.load_in(epoch) else { return false };

@@ -278,11 +278,15 @@ fn window_of_a_calendar_that_ends_too_late_is_forgotten_in_model_and_script() {
         let mut node = OneNode::new();
         let told = |now_us: i64| [now_us, now_us + window_us];
         let ends_us = told(node.now_us())[1];
-        node.send(vec![Entry { window_us: told(node.now_us()), debt: 9, ..empty_entry(scale) }]);
+        node.send(vec![Entry {
+            window_span_us: told(node.now_us()),
+            debt: 9,
+            ..empty_entry(scale)
+        }]);
         node.lose_lane();
         node.replace(8);
         node.world.pass(-back_us);
-        node.send(vec![Entry { window_us: told(node.now_us()), ..empty_entry(scale) }]);
+        node.send(vec![Entry { window_span_us: told(node.now_us()), ..empty_entry(scale) }]);
         let (key, now_us) = (node.key(), node.now_us());
         let expected_us = if is_kept { ends_us } else { told(now_us)[1] };
         assert_eq!(key.window_ends_us, expected_us, "{back_us} us back");

@@ -300,7 +300,7 @@ impl Key {
 
     /// Applies one entry and answers it. A record that `is_new` was made for it.
     pub(super) fn apply(&mut self, entry: &Entry, is_new: bool, at: At<'_>) -> Given {
-        self.open_window(entry.window_us, at.now_us);
+        self.open_window(entry.window_span_us, at.now_us);
         self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
         let idle = [self.leased, self.depth, self.outstanding, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
@@ -607,7 +607,7 @@ pub(super) mod tests {
             spent_before,
             refunded: 0,
             refunded_from_us: 0,
-            window_us: [0; 2],
+            window_span_us: [0; 2],
             held: Held { stamp_us, ..Held::default() },
             demand: 0,
             needed: 0,

@@ -22,7 +22,7 @@ impl Key {
 
     /// Whether all of it was decided in the window that it is now.
     fn is_of_window_now(&self, entry: &Entry) -> bool {
-        let [begins_us, ends_us] = entry.window_us;
+        let [begins_us, ends_us] = entry.window_span_us;
         match self.scale.curve {
             Curve::Refill => true,
             // A charge that has left is not taken back: those that are left are of others.

@@ -67,7 +67,7 @@ impl Account {
         let (length_us, stamp_us) = (stored.window_us(), given.stamp_us.max(0));
         let left_us = match (stored.curve, terms.calendar) {
             (Curve::CalendarWindow, Some(calendar)) => {
-                calendar.window_us(stamp_us as u64)[1] - stamp_us as u64
+                calendar.window_span_us(stamp_us as u64)[1] - stamp_us as u64
             }
             // Another node's plan: its windows are not known here.
             (Curve::CalendarWindow, None) => stored.longest_window_us() as u64,

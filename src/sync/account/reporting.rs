@@ -86,7 +86,7 @@ impl Account {
             spent_before: unsent.spent_before,
             refunded: unsent.refunded,
             refunded_from_us: unsent.refunded_from_us,
-            window_us: [0; 2],
+            window_span_us: [0; 2],
             held: self.lease.held,
             demand: wanted.demand.min(4 * terms.scale.burst),
             needed: self.callers.ask(),

@@ -32,7 +32,7 @@ fn entries(count: usize) -> Vec<Entry> {
         spent_before: 0,
         refunded: 0,
         refunded_from_us: 0,
-        window_us: [0; 2],
+        window_span_us: [0; 2],
         held: Held::default(),
         demand: 0,
         needed: 0,
