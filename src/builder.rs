@@ -193,6 +193,7 @@ impl Builder {
     fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
         let terms = self.limits.iter().map(|limit| Ok((limit, self.terms_of(limit)?)));
+        let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
         let parts = DriverParts {
             limits: terms.collect::<Result<_, ConfigError>>()?,
             store: self.store,
@@ -200,6 +201,7 @@ impl Builder {
             lanes: self.lanes,
             max_nodes: self.max_nodes,
             time: self.time,
+            secret: secret.clone(),
             listeners: self.listeners,
         };
         let (driver, senders) = Driver::new(parts)?;
@@ -215,7 +217,7 @@ impl Builder {
             node,
             waiting,
             driver: senders,
-            secret: KeySecret::new(self.key_secret.as_deref().unwrap_or_default()),
+            secret,
             #[cfg(all(feature = "metrics", feature = "tower"))]
             labels,
         };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::algorithm::{LogStanding, Rule, Standing, Turn};
 use crate::limit::LimitInfo;
-use crate::quota::{Curve, Quota};
+use crate::quota::{Curve, PERIOD_MAX, Quota};
 use crate::time::{Timestamp, micros};
 
 mod held;
@@ -22,6 +22,8 @@ const RETRY_MIN_US: u64 = 1_000;
 pub struct Decision {
     pub(crate) allowed: bool,
     pub(crate) sure: bool,
+    /// The limit is in shadow mode and would have denied.
+    pub(crate) shadow_denied: bool,
     pub(crate) cost: u32,
     pub(crate) source: Source,
     /// When it was decided; if the store did, since 1970 by its clock.
@@ -38,6 +40,8 @@ pub(crate) enum Source {
     Store(Standing),
     /// What this node holds of the key.
     Lease(Held),
+    /// An override, or a limit that is off: until then.
+    Override(Timestamp),
 }
 
 impl Decision {
@@ -49,6 +53,21 @@ impl Decision {
     /// True if the request must not go on.
     pub fn is_denied(&self) -> bool {
         !self.allowed
+    }
+
+    /// True if the limit is in [shadow mode](crate::Switch::Shadow) and would have denied the request, which may go on.
+    pub fn is_shadow_denied(&self) -> bool {
+        self.shadow_denied
+    }
+
+    /// True if an [override](crate::Override) decided, or the limit is [off](crate::Switch::Off): nothing is charged.
+    pub fn is_override(&self) -> bool {
+        matches!(self.source, Source::Override(_))
+    }
+
+    /// Whether the request took nothing, although it was allowed.
+    pub(crate) fn took_nothing(&self) -> bool {
+        self.shadow_denied || self.is_override()
     }
 
     /// `Ok` if the request may go on, or else an error that says why not, for use with `?`.
@@ -102,11 +121,22 @@ impl Decision {
         match &self.source {
             Source::Local(standing) | Source::Store(standing) => standing.remaining(),
             Source::Lease(held) => held.remaining(&self.limit.scale, self.now),
+            Source::Override(_) => self.left_by_override(),
         }
     }
 
+    /// What an override leaves a key, in tokens.
+    fn left_by_override(&self) -> u64 {
+        if self.allowed { self.burst() } else { 0 }
+    }
+
+    /// Microseconds until a key is blocked no more.
+    fn blocked_us(&self, until: Timestamp) -> u64 {
+        if self.allowed { 0 } else { until.micros_since(self.now).min(micros(PERIOD_MAX)) }
+    }
+
     /// How long to wait before the same request has a chance; zero when it was allowed. A local or exact limit will
-    /// allow it then, and not before, if nobody else spends.
+    /// allow it then, and not before, if nobody else spends. Of a key that is blocked without an end it is 366 days.
     pub fn retry_after(&self) -> Duration {
         if self.allowed {
             return Duration::ZERO;
@@ -124,6 +154,7 @@ impl Decision {
                 };
                 expected_us.max(RETRY_MIN_US)
             }
+            Source::Override(until) => self.blocked_us(*until),
         })
     }
 
@@ -134,7 +165,7 @@ impl Decision {
             Source::Local(standing) | Source::Store(standing) => {
                 Duration::from_micros(standing.delay_us())
             }
-            Source::Lease(_) => Duration::ZERO,
+            Source::Lease(_) | Source::Override(_) => Duration::ZERO,
         }
     }
 
@@ -167,6 +198,7 @@ impl Decision {
                 let full_us = held.full_us(&self.limit.scale, self.now);
                 self.window_left_us().map_or(full_us, |left_us| left_us.min(full_us))
             }
+            Source::Override(until) => self.blocked_us(*until),
         };
         Duration::from_micros(reset_us).max(self.retry_after())
     }
@@ -194,6 +226,7 @@ impl Decision {
                 let window_us = self.window_left_us().filter(|_| next_us > 0);
                 (left, window_us.unwrap_or(next_us))
             }
+            Source::Override(until) => (self.left_by_override(), self.blocked_us(*until)),
         };
         let next = Duration::from_micros(next_us);
         (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
@@ -205,6 +238,9 @@ impl Decision {
     pub fn left_after(&self, tokens: u32) -> Duration {
         if let Source::Local(standing) | Source::Store(standing) = &self.source {
             return Duration::from_micros(standing.wait_us(tokens.into()));
+        }
+        if let Source::Override(until) = &self.source {
+            return Duration::from_micros(self.blocked_us(*until));
         }
         let missing = u64::from(tokens).saturating_sub(self.remaining());
         if missing == 0 {
@@ -228,7 +264,7 @@ impl Decision {
     /// spoke of it (a `local` limit, or a new key).
     pub fn view_age(&self) -> Option<Duration> {
         match &self.source {
-            Source::Local(_) | Source::Store(_) => None,
+            Source::Local(_) | Source::Store(_) | Source::Override(_) => None,
             Source::Lease(held) => held.view.age(self.now),
         }
     }
@@ -237,7 +273,7 @@ impl Decision {
     pub fn store_time(&self) -> Option<Duration> {
         match self.source {
             Source::Store(_) => Some(Duration::from_micros(self.now.as_micros())),
-            Source::Local(_) | Source::Lease(_) => None,
+            Source::Local(_) | Source::Lease(_) | Source::Override(_) => None,
         }
     }
 

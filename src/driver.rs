@@ -11,6 +11,7 @@ use crate::bucket::{
     BucketRef, KeyBudget, LeaseBucket, MAX_QUEUED, Notification, NotificationQueue, Table,
 };
 use crate::error::{ConfigError, StoreError};
+use crate::overrides::Switch;
 use crate::store::Store;
 use crate::sync::message::{Reply, Request};
 use crate::sync::{Engine, Event, Input, OutageChange, Output, Settlement, Touch, Waiter};
@@ -24,6 +25,8 @@ mod limit_state;
 mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;
+mod override_sync;
+mod overrides;
 pub(crate) mod setup;
 mod slot_keys;
 
@@ -32,6 +35,8 @@ use evictor::Evictor;
 use exact::ExactCalls;
 pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
+pub(crate) use override_sync::OverrideQuery;
+use override_sync::OverrideSync;
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 
 /// How often decisions are told to the listeners, and room is looked for.
@@ -85,6 +90,7 @@ pub(crate) enum Query {
     Sure(StoreQuery),
     Settled(SettledRequest),
     Exact(ExactQuery),
+    Override(OverrideQuery),
 }
 
 /// What the caller is told.
@@ -135,6 +141,7 @@ pub(crate) struct Driver {
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) queries: mpsc::UnboundedReceiver<Query>,
     pub(crate) listeners: Vec<Listener>,
+    overrides: OverrideSync,
 }
 
 /// An exchange that came to an end.
@@ -203,9 +210,12 @@ impl Driver {
                 self.note_error();
             }
             self.drain_outputs(&mut exchanges, &mut asked);
-            self.tell(&mut waiting, now, exchanges.tasks.is_empty() && asked.exact.is_idle());
+            self.overrides.begin(now);
+            let is_idle = exchanges.tasks.is_empty() && asked.exact.is_idle();
+            self.tell(&mut waiting, now, is_idle && self.overrides.is_idle());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
             let due_at = self.engine.poll_timeout().min(flush_at).min(evictor.wake_at());
+            let due_at = due_at.min(self.overrides.due_at());
             let wake_at = if more { now } else { due_at.min(deadline.unwrap_or(Timestamp::NEVER)) };
             tokio::select! {
                 () = self.node.time.sleep_until(wake_at) => {}
@@ -214,6 +224,7 @@ impl Driver {
                     exchanges.outcome(done).into_iter().for_each(|answer| self.answered(answer));
                 }
                 Some(outcome) = asked.exact.next() => self.decided(outcome, &mut asked.exact),
+                Some(outcome) = self.overrides.next() => self.overridden(outcome),
                 Some(question) = self.queries.recv() => self.ask(Some(question), &mut asked),
                 command = self.commands.recv() => match command {
                     Some(command) => {
@@ -285,6 +296,10 @@ impl Driver {
                 Query::Sure(query) => query,
                 Query::Settled(settled) => {
                     self.settle(&settled, now);
+                    continue;
+                }
+                Query::Override(query) => {
+                    self.overrides.set(query);
                     continue;
                 }
                 Query::Exact(query) => {
@@ -386,13 +401,21 @@ impl Driver {
         }
     }
 
+    /// The store has told which overrides have changed, or not.
+    fn overridden(&mut self, outcome: override_sync::Outcome) {
+        let now = self.now();
+        let events = self.overrides.ended(outcome, &self.node.limits, now);
+        events.iter().for_each(|event| self.publish(event));
+    }
+
     fn flush(&mut self) {
         for limit in &self.node.limits {
             self.engine.counted(limit.index, limit.take_counts());
         }
         for event in self.engine.take_decisions(self.node.time.now()) {
-            self.publish(&event);
+            self.publish(&self.with_shadow(event));
         }
+        self.flush_overrides();
         for event in self.engine.take_policy_changes(self.node.time.now()) {
             self.publish(&event);
         }
@@ -411,6 +434,28 @@ impl Driver {
             limit.set_nodes(self.engine.nodes(index));
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });
         }
+    }
+
+    /// Decisions with the mode that their limit is in.
+    fn with_shadow(&self, mut event: Event) -> Event {
+        if let Event::Decisions { limit, is_shadow, .. } = &mut event {
+            let named = self.node.limits.iter().find(|other| other.name == *limit);
+            *is_shadow = named.is_some_and(|named| named.overrides.switch() == Switch::Shadow);
+        }
+        event
+    }
+
+    fn flush_overrides(&mut self) {
+        for limit in &self.node.limits {
+            let [allowed, denied] = limit.overrides.take_counts();
+            if allowed + denied > 0 {
+                let limit = limit.name.clone();
+                self.publish(&Event::OverrideDecisions { limit, allowed, denied });
+            }
+        }
+        let now = self.now();
+        let events = self.overrides.sweep(&self.node.limits, now);
+        events.iter().for_each(|event| self.publish(event));
     }
 
     /// A call for a decision of a limit without leases ended.
@@ -453,6 +498,7 @@ mod tests {
     use super::*;
     use crate::driver::manual::ManualClock;
     use crate::driver::setup::DriverParts;
+    use crate::key::KeySecret;
     use crate::limit::Limit;
     use crate::quota::Quota;
 
@@ -467,6 +513,7 @@ mod tests {
             lanes: 1,
             max_nodes: None,
             time: Some(TimeSource::Manual(ManualClock::new())),
+            secret: KeySecret::new(b""),
             listeners: Vec::new(),
         };
         let (mut driver, _senders) = Driver::new(parts).unwrap();

@@ -96,6 +96,8 @@ pub struct KeyWriter<'a> {
     bytes: SmallVec<[u8; INLINE_BYTES]>,
     /// The bytes are one hash and nothing else.
     hashed: bool,
+    /// What was hashed then.
+    plain: Option<SmallVec<[u8; INLINE_BYTES]>>,
     secret: &'a KeySecret,
 }
 
@@ -108,7 +110,7 @@ impl fmt::Debug for KeyWriter<'_> {
 
 impl<'a> KeyWriter<'a> {
     fn new(secret: &'a KeySecret) -> Self {
-        Self { bytes: SmallVec::new(), hashed: false, secret }
+        Self { bytes: SmallVec::new(), hashed: false, plain: None, secret }
     }
 
     /// Whether nothing was written.
@@ -153,6 +155,8 @@ impl<'a> KeyWriter<'a> {
         let name = self.secret.hashed(&inner.bytes);
         self.push(&name);
         self.hashed = first;
+        let KeyWriter { bytes, hashed, plain, .. } = inner;
+        self.plain = Some(plain.filter(|_| hashed).unwrap_or(bytes));
         written
     }
 }
@@ -163,6 +167,7 @@ impl<'a> KeyWriter<'a> {
 pub(crate) struct WrittenKey {
     bytes: SmallVec<[u8; INLINE_BYTES]>,
     hashed: bool,
+    plain: Option<SmallVec<[u8; INLINE_BYTES]>>,
 }
 
 #[cfg(feature = "tower")]
@@ -171,6 +176,7 @@ impl Key for WrittenKey {
         let first = writer.bytes.is_empty();
         writer.push(&self.bytes);
         writer.hashed = self.hashed && first;
+        writer.plain.clone_from(&self.plain);
     }
 
     fn held_bytes(&self) -> Option<&[u8]> {
@@ -220,6 +226,22 @@ impl KeySecret {
         }
     }
 
+    /// The bytes of `key` before it is hashed. Of a tuple, hashed parts stay hashed.
+    pub(crate) fn plain<'k>(&self, key: &'k (impl Key + ?Sized)) -> KeyName<'k> {
+        if let Some(bytes) = key.held_bytes() {
+            return KeyName::Held(bytes);
+        }
+        let mut writer = KeyWriter::new(self);
+        key.write(&mut writer);
+        let KeyWriter { bytes, hashed, plain, .. } = writer;
+        KeyName::Written(plain.filter(|_| hashed).unwrap_or(bytes))
+    }
+
+    /// What the key of these bytes is known by if it is [`Hashed`]; `None` if they are a hashed key already.
+    pub(crate) fn hashed_name(&self, plain: &[u8]) -> Option<[u8; HASHED_BYTES]> {
+        (!looks_hashed(plain)).then(|| self.hashed(plain))
+    }
+
     /// A key that `write` writes, and what it returns.
     #[cfg(feature = "tower")]
     pub(crate) fn write_key<R>(
@@ -228,7 +250,8 @@ impl KeySecret {
     ) -> (WrittenKey, R) {
         let mut writer = KeyWriter::new(self);
         let written = write(&mut writer);
-        (WrittenKey { bytes: writer.bytes, hashed: writer.hashed }, written)
+        let plain = writer.plain.filter(|_| writer.hashed);
+        (WrittenKey { bytes: writer.bytes, hashed: writer.hashed, plain }, written)
     }
 
     #[cold]

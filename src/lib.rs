@@ -79,6 +79,8 @@ mod limit;
 mod limiter;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod network;
+mod overrides;
 mod quota;
 #[cfg(feature = "retry")]
 pub mod retry;
@@ -105,10 +107,12 @@ pub use limit::{
     SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{
-    ActiveLimit, AsyncLimit, Group, Handle, Limiter, OnKey, Reservation, ReserveError,
+    ActiveLimit, AsyncLimit, Group, Handle, Limiter, OnKey, Overrides, Reservation, ReserveError,
 };
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;
+pub use network::{Network, NetworkError};
+pub use overrides::{OVERRIDES_MAX, Override, OverrideError, Switch};
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};
 #[cfg(feature = "redis")]
 pub use store::redis::RedisStore;

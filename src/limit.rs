@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::algorithm::Rule;
 use crate::error::ConfigError;
-use crate::quota::{Curve, Quota, Scale};
+use crate::overrides::Switch;
+use crate::quota::{Curve, PERIOD_MAX, Quota, Scale};
 use crate::time::micros;
 
 mod info;
@@ -142,6 +143,8 @@ pub struct Limit {
     pub(crate) max_waiting: u32,
     pub(crate) credit: Option<u32>,
     pub(crate) version: u32,
+    pub(crate) switch: Switch,
+    pub(crate) block_for: Duration,
 }
 
 impl Limit {
@@ -162,6 +165,8 @@ impl Limit {
             max_waiting: DEFAULT_MAX_WAITING,
             credit: None,
             version: 0,
+            switch: Switch::On,
+            block_for: Duration::ZERO,
         }
     }
 
@@ -288,6 +293,23 @@ impl Limit {
         self
     }
 
+    /// Whether the limit is enforced, until [`Overrides::switch`](crate::Overrides::switch) says otherwise.
+    /// [`Switch::Shadow`] is for a limit that is to be tried first.
+    #[must_use]
+    pub fn switch(mut self, switch: Switch) -> Self {
+        self.switch = switch;
+        self
+    }
+
+    /// After a [sure](crate::Decision::is_sure) denial, a key is denied for `time`, whatever it has: for those who do not stop.
+    /// Each node does so by its own denials, and keeps at most [`OVERRIDES_MAX`](crate::OVERRIDES_MAX) such keys of a limit; other keys are limited as
+    /// usual. A request that costs 0 blocks nobody. Zero, the default, blocks nobody. At most 366 days.
+    #[must_use]
+    pub fn block_for(mut self, time: Duration) -> Self {
+        self.block_for = time;
+        self
+    }
+
     /// The limit's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -345,6 +367,13 @@ impl Limit {
         }
         if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
             return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
+        }
+        if self.block_for > PERIOD_MAX {
+            return invalid(
+                "block_for",
+                format!("{:?}", self.block_for),
+                "must be at most 366 days",
+            );
         }
         self.validate_sync()?;
         let spent_us = (scale.window_us() as u64 / 4).max(KEY_TICK_MIN_US);

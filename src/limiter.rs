@@ -21,6 +21,7 @@ use crate::time::{Now, Timestamp, micros};
 mod alone;
 mod async_limit;
 mod group;
+mod overrides;
 mod reservation;
 mod settle;
 mod several;
@@ -29,6 +30,7 @@ mod waiting;
 
 pub use async_limit::AsyncLimit;
 pub use group::Group;
+pub use overrides::Overrides;
 pub use reservation::{Reservation, ReserveError};
 pub use several::OnKey;
 pub(crate) use waiting::Waiting;
@@ -157,7 +159,11 @@ impl ActiveLimit {
     /// It promises no slot ahead: a [`LeakyBucket`](crate::LeakyBucket) allows a request only if its slot is now.
     #[inline(always)]
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.decide(Target::key(&self.shared.secret.name(key)), 1)
+        let name = self.shared.secret.name(key);
+        if self.has_overrides() {
+            return self.decide_with_overrides(key, &name, 1);
+        }
+        self.decide(Target::key(&name), 1)
     }
 
     /// Decides about one request of `key` that costs `cost` tokens: all or none are spent. A cost of 0 spends
@@ -170,7 +176,11 @@ impl ActiveLimit {
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide(Target::key(&self.shared.secret.name(key)), cost))
+        let name = self.shared.secret.name(key);
+        if self.has_overrides() {
+            return Ok(self.decide_with_overrides(key, &name, cost));
+        }
+        Ok(self.decide(Target::key(&name), cost))
     }
 
     /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
@@ -257,7 +267,8 @@ impl ActiveLimit {
         cost: u32,
         now: Timestamp,
     ) -> Decision {
-        Decision { allowed, sure, cost: cost.max(1), source, now, limit: self.state.info }
+        let (shadow_denied, limit) = (false, self.state.info);
+        Decision { allowed, sure, shadow_denied, cost: cost.max(1), source, now, limit }
     }
 
     /// Decides about one request of `key` that costs one token, and asks the store if this node alone cannot be
@@ -269,7 +280,11 @@ impl ActiveLimit {
     /// outage policy is in force; then the answer is the one that `check` gives. Dropping the future before it is ready
     /// may leave the token spent.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.decide_or_ask(Target::key(&self.shared.secret.name(key)), 1).await
+        let name = self.shared.secret.name(key);
+        if let Some(decision) = self.override_of(key, &name, 1) {
+            return decision;
+        }
+        self.after_rule(&name, 1, self.decide_or_ask(Target::key(&name), 1).await)
     }
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
@@ -286,7 +301,11 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide_or_ask(Target::key(&self.shared.secret.name(key)), cost).await)
+        let name = self.shared.secret.name(key);
+        if let Some(decision) = self.override_of(key, &name, cost) {
+            return Ok(decision);
+        }
+        Ok(self.after_rule(&name, cost, self.decide_or_ask(Target::key(&name), cost).await))
     }
 
     async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
@@ -314,7 +333,10 @@ impl ActiveLimit {
     /// A key that has a handle is never evicted. If the limiter holds as many keys as it may, the handle looks the key
     /// up at each decision, as [`check`](Self::check) does.
     pub fn handle<K: Key + ?Sized>(&self, key: &K) -> Handle {
-        self.hold(&self.shared.secret.name(key))
+        let secret = &self.shared.secret;
+        let (name, plain) = (secret.name(key), secret.plain(key));
+        let plain = (*plain != *name).then(|| Arc::from(&*plain));
+        Handle { plain, ..self.hold(&name) }
     }
 
     fn hold(&self, key: &[u8]) -> Handle {
@@ -323,7 +345,7 @@ impl ActiveLimit {
         let is_here = !self.is_decided_by_store() && self.slots().is_none();
         let place = if is_here { limit.buckets.pin(key, limit.first_credit()) } else { OVERFLOW };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
-        Handle { limit: self.clone(), key }
+        Handle { limit: self.clone(), key, plain: None }
     }
 
     /// The limit's name.
@@ -458,6 +480,8 @@ pub struct Handle {
     limit: ActiveLimit,
     /// While it is there, the place is not given to another key.
     key: Arc<PinnedKey>,
+    /// The key's bytes before they were hashed, if they were.
+    plain: Option<Arc<[u8]>>,
 }
 
 /// Without the key, which may be secret.
@@ -471,6 +495,9 @@ impl Handle {
     /// Decides about one request that costs one token: see [`ActiveLimit::check`].
     #[inline(always)]
     pub fn check(&self) -> Decision {
+        if self.limit.has_overrides() {
+            return self.decide_with_overrides(1);
+        }
         self.limit.decide(self.target(), 1)
     }
 
@@ -483,6 +510,9 @@ impl Handle {
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
+        if self.limit.has_overrides() {
+            return Ok(self.decide_with_overrides(cost));
+        }
         Ok(self.limit.decide(self.target(), cost))
     }
 
@@ -504,7 +534,15 @@ impl Handle {
         Ok(self.decide_or_ask(cost).await)
     }
 
+    /// The decision by overrides, by this node's own knowledge, or by the store.
     async fn decide_or_ask(&self, cost: u32) -> Decision {
+        if let Some(decision) = self.overridden(cost) {
+            return decision;
+        }
+        self.after_rule(cost, self.decide_or_ask_by_rule(cost).await)
+    }
+
+    async fn decide_or_ask_by_rule(&self, cost: u32) -> Decision {
         if self.key.place == OVERFLOW {
             // Of keys without a place, and of limits that keep none here.
             return self.limit.decide_or_ask(self.target(), cost).await;

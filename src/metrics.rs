@@ -8,6 +8,7 @@ use metrics::{
 };
 
 use crate::driver::{LimitState, Listener};
+use crate::overrides::Switch;
 use crate::sync::Event;
 
 const DECISIONS: &str = "tidegate_decisions_total";
@@ -37,6 +38,8 @@ const LIMIT_RATE: &str = "tidegate_limit_rate_tokens_per_second";
 const LIMIT_BURST: &str = "tidegate_limit_burst_tokens";
 const NOT_GIVEN_BACK: &str = "tidegate_tokens_not_given_back_total";
 const OVERFLOWED: &str = "tidegate_overflow_decisions_total";
+const OVERRIDES: &str = "tidegate_override_decisions_total";
+const SWITCH: &str = "tidegate_limit_switch";
 const ON_POLICY: &str = "tidegate_on_outage_policy";
 
 /// Bounds of the buckets of each histogram that this crate records, for an exporter that has to be told: without
@@ -83,13 +86,23 @@ fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
 }
 
 fn describe() {
-    describe_counter!(DECISIONS, Unit::Count, "Decisions, by limit and outcome (allowed, denied)");
+    describe_counter!(
+        DECISIONS,
+        Unit::Count,
+        "Decisions, by limit and outcome (allowed, denied, shadow_denied)"
+    );
     describe_counter!(UNSURE, Unit::Count, "Decisions not backed by a lease, by limit");
     describe_counter!(
         OVERFLOWED,
         Unit::Count,
         "Decisions about keys for which there was no room, so that they share one bucket, by limit"
     );
+    describe_counter!(
+        OVERRIDES,
+        Unit::Count,
+        "Requests that an override or a switch decided about, by limit and outcome (allowed, denied)"
+    );
+    describe_gauge!(SWITCH, "1 for how the limit is switched, else 0, by limit and switch");
     describe_gauge!(MAX_KEYS, Unit::Count, "Most keys that this node holds");
     describe_gauge!(LIMIT_RATE, "Rate of the limit in tokens per second, by limit");
     describe_gauge!(LIMIT_BURST, Unit::Count, "Burst of the limit in tokens, by limit");
@@ -155,12 +168,23 @@ fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
         gauge!(LIMIT_RATE, labels.clone()).set(scale.rate as f64 * 1e6 / unit);
         gauge!(LIMIT_BURST, labels.clone()).set(scale.burst as f64 / unit);
         gauge!(ON_POLICY, labels.clone()).set(0.0);
-        for outcome in ["allowed", "denied"] {
+        for outcome in ["allowed", "denied", "shadow_denied"] {
             counter!(DECISIONS, with(&labels, "outcome", outcome)).increment(0);
         }
+        for outcome in ["allowed", "denied"] {
+            counter!(OVERRIDES, with(&labels, "outcome", outcome)).increment(0);
+        }
+        show_switch(limit.overrides.switch(), &labels);
         for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES] {
             counter!(name, labels.clone()).increment(0);
         }
+    }
+}
+
+fn show_switch(now: Switch, labels: &Labels) {
+    for switch in Switch::ALL {
+        let value = if switch == now { 1.0 } else { 0.0 };
+        gauge!(SWITCH, with(labels, "switch", switch.name())).set(value);
     }
 }
 
@@ -194,10 +218,11 @@ fn record(event: &Event, labels: &Labels) {
 /// Records the events that are about one limit.
 fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
     match event {
-        Event::Decisions { limit, allowed, denied, unsure, overflowed } => {
+        Event::Decisions { limit, allowed, denied, unsure, overflowed, is_shadow } => {
             let labels = labels(limit);
+            let denial = if *is_shadow { "shadow_denied" } else { "denied" };
             counter!(DECISIONS, with(&labels, "outcome", "allowed")).increment(*allowed);
-            counter!(DECISIONS, with(&labels, "outcome", "denied")).increment(*denied);
+            counter!(DECISIONS, with(&labels, "outcome", denial)).increment(*denied);
             counter!(OVERFLOWED, labels.clone()).increment(*overflowed);
             counter!(UNSURE, labels).increment(*unsure);
         }
@@ -214,6 +239,12 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::NotGivenBack { limit, tokens } => {
             counter!(NOT_GIVEN_BACK, labels(limit)).increment((*tokens).into());
         }
+        Event::OverrideDecisions { limit, allowed, denied } => {
+            let labels = labels(limit);
+            counter!(OVERRIDES, with(&labels, "outcome", "allowed")).increment(*allowed);
+            counter!(OVERRIDES, with(&labels, "outcome", "denied")).increment(*denied);
+        }
+        Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),
         Event::RecordLost { limit } => counter!(LOST_RECORDS, labels(limit)).increment(1),
@@ -222,6 +253,8 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::NotDecided { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::NoCredit { .. }
         | Event::StoreUp { .. }
+        | Event::OverridesUnknown { .. }
+        | Event::OverrideNotUnderstood { .. }
         // Recorded above.
         | Event::Synced { .. }
         | Event::State { .. }

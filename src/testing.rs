@@ -33,7 +33,8 @@ use crate::builder::Builder;
 use crate::driver::clock::TimeSource;
 use crate::error::StoreError;
 use crate::store::exact::ExactRequest;
-use crate::store::exchange::{Deciding, Exchange};
+use crate::store::exchange::{Deciding, Exchange, Overriding};
+use crate::store::overrides::OverridesRequest;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 use crate::store::{AnyStore, MemoryStore, Store};
@@ -176,6 +177,15 @@ impl Store for ScriptedStore {
             };
             self.travel().await;
             reply
+        })
+    }
+
+    fn overrides(&self, request: OverridesRequest) -> Overriding<'_> {
+        Box::pin(async move {
+            if self.lock().away {
+                return Err(StoreError::TimedOut(self.timeout()));
+            }
+            self.memory.overrides(request).await
         })
     }
 

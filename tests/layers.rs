@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 /// `server`. A
 /// module may name what stands on its own line or on an earlier one.
 const FLOORS: [&[&str]; 13] = [
-    &["time", "error", "quota", "key"],
+    &["time", "error", "quota", "key", "network"],
     &["algorithm"],
-    &["limit", "plan", "bound", "decision"],
+    &["limit", "plan", "overrides", "bound", "decision"],
     &["bucket"],
     &["sync"],
     &["store"],

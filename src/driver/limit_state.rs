@@ -8,6 +8,7 @@ use crossbeam_utils::CachePadded;
 use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
+use super::overrides::LimitOverrides;
 use super::slot_keys::SlotKeys;
 use crate::algorithm::{Calendar, KeyRule, Rule, WindowRule};
 use crate::bound::Excess;
@@ -16,7 +17,7 @@ use crate::bucket::{
     Table, TableBucket, WindowBucket,
 };
 use crate::limit::{Credit, Limit, LimitInfo, Mode, OutagePolicy, Terms};
-use crate::time::{Clock, Timestamp};
+use crate::time::{Clock, Timestamp, micros};
 
 /// Any place but that of keys for which there is no room.
 const NO_PLACE: u32 = OVERFLOW + 1;
@@ -49,6 +50,8 @@ pub(crate) struct LimitState {
     was_on_policy: AtomicBool,
     /// As it was told last.
     excess: Mutex<Excess>,
+    /// What decisions look at before they look at the limit.
+    pub(crate) overrides: LimitOverrides,
 }
 
 /// The buckets of a limit, by its mode and algorithm.
@@ -231,6 +234,7 @@ impl LimitState {
             on_policy: AtomicBool::new(false),
             was_on_policy: AtomicBool::new(false),
             excess,
+            overrides: LimitOverrides::new(limit.switch, micros(limit.block_for)),
         })
     }
 

@@ -68,6 +68,15 @@ fn log_limit_event(event: &Event) {
             nodes,
             "the accuracy of a limit leaves less than a token of credit to each node, so check denies the first requests of quiet keys: use check_sure, or allow a larger excess"
         ),
+        Event::Switched { limit, switch } => {
+            warn!(%limit, ?switch, "a limit is switched: on, in shadow mode, or off");
+        }
+        Event::OverridesUnknown { error } => {
+            error!(%error, "the store does not tell of overrides: those that are known hold on");
+        }
+        Event::OverrideNotUnderstood { record } => {
+            error!(record, "the store has an override that this version does not understand: it has no effect here");
+        }
         Event::RecordLost { limit } => {
             warn!(limit = &**limit, "the store had lost a key's record: was it evicted or deleted?");
         }
@@ -86,6 +95,7 @@ fn log_limit_event(event: &Event) {
             "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
         ),
         Event::Decisions { .. }
+        | Event::OverrideDecisions { .. }
         | Event::NotGivenBack { .. }
         | Event::Viewed { .. }
         | Event::OutagePolicy { .. }

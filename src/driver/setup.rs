@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, oneshot};
 
 use super::clock::{Ticker, TimeSource};
+use super::override_sync::OverrideSync;
 use super::{Command, Driver, LimitState, Listener, NodeState, Query, Wish, log};
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
+use crate::key::KeySecret;
 use crate::limit::{Limit, Terms};
-use crate::store::AnyStore;
+use crate::store::{AnyStore, MemoryStore};
 use crate::sync::{Config, Engine};
 use crate::time::{Timestamp, micros};
 
@@ -22,6 +24,8 @@ pub(crate) struct DriverParts<'a> {
     pub(crate) max_nodes: Option<u32>,
     /// The system's, if it is not given.
     pub(crate) time: Option<TimeSource>,
+    /// What keys are hashed with.
+    pub(crate) secret: KeySecret,
     pub(crate) listeners: Vec<Listener>,
 }
 
@@ -52,10 +56,14 @@ impl Driver {
         };
         let budget = Arc::new(KeyBudget::new(parts.max_keys, parts.limits.len()));
         let limits = limit_states(&parts.limits, &budget, &time)?;
-        let store = parts.store.map(|store| {
+        let open = |store: AnyStore| {
             let (time, origin_us) = (time.clone(), time.origin_us());
             store.open(move || time.now(), origin_us)
-        });
+        };
+        let store = parts.store.map(open);
+        // A node without a store keeps overrides to itself.
+        let of_overrides = store.clone().unwrap_or_else(|| open(MemoryStore::new().into()));
+        let overrides = OverrideSync::new(of_overrides, store.is_some(), parts.secret);
         let [low, high, seed] = random()?;
         let config = Config {
             limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
@@ -80,6 +88,7 @@ impl Driver {
             commands: inbox,
             queries: asked,
             listeners,
+            overrides,
         };
         Ok((driver, Senders { commands, queries }))
     }

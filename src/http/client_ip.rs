@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use http::HeaderMap;
 use ipnet::IpNet;
 
-use super::cidr::Network;
 use super::forwarded::Forwarding;
 use crate::key::{Key, KeyWriter};
+use crate::network::Network;
 
 /// A client with an IPv4 address has the whole address, in bits.
 pub const DEFAULT_PREFIX_V4: u8 = 32;

@@ -4,7 +4,6 @@
 //! [`Decision`](crate::Decision) into a response's header fields, and [`RetryAfter`] says when a denied client may
 //! return. With the feature `tower`, `RateLimitLayer` does all of this for a service. docs/HTTP.md is the guide.
 
-mod cidr;
 mod client_ip;
 #[cfg(any(feature = "axum", feature = "tonic"))]
 mod denied;
@@ -28,7 +27,7 @@ mod retry_after;
 #[cfg(feature = "tower")]
 mod unknown_client;
 
-pub use cidr::{Network, NetworkError};
+pub use crate::network::{Network, NetworkError};
 pub use client_ip::{AddressText, ClientIp, DEFAULT_PREFIX_V4, DEFAULT_PREFIX_V6};
 pub use forwarded::Forwarding;
 #[cfg(feature = "tower")]

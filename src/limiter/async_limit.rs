@@ -107,17 +107,17 @@ impl AsyncLimit {
 
     async fn schedule_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let name = self.0.shared.secret.name(key);
-        if self.0.is_decided_by_store() {
-            return self.0.ask_exact(&name, cost, u64::MAX).await;
+        if let Some(decision) = self.0.override_of(key, &name, cost) {
+            return decision;
         }
-        if let Some(slots) = self.0.slots() {
-            return self
-                .0
-                .ask_for_slot(SlotsOf { slots, key: &name }, cost, u64::MAX)
-                .await
-                .decision;
-        }
-        self.0.decide_within(Target::key(&name), cost, u64::MAX)
+        let decision = if self.0.is_decided_by_store() {
+            self.0.ask_exact(&name, cost, u64::MAX).await
+        } else if let Some(slots) = self.0.slots() {
+            self.0.ask_for_slot(SlotsOf { slots, key: &name }, cost, u64::MAX).await.decision
+        } else {
+            self.0.decide_within(Target::key(&name), cost, u64::MAX)
+        };
+        self.0.after_rule(&name, cost, decision)
     }
 
     /// Waits until a request of `key` that costs one token may go on, for `within` at most: see

@@ -66,9 +66,11 @@ impl Reservation {
     /// far the limit can be exceeded.
     pub fn commit(mut self, actual: u32) {
         let estimate = std::mem::take(&mut self.open);
-        let Handle { limit, key } = &self.handle;
+        let Handle { limit, key, .. } = &self.handle;
         limit.give_back_pinned(key, &self.allowed, estimate.saturating_sub(actual));
-        limit.charge_pinned(key, actual.saturating_sub(estimate));
+        if !self.allowed.decision.took_nothing() {
+            limit.charge_pinned(key, actual.saturating_sub(estimate));
+        }
     }
 
     /// The tokens that were reserved.
@@ -84,7 +86,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let Handle { limit, key } = &self.handle;
+        let Handle { limit, key, .. } = &self.handle;
         limit.give_back_pinned(key, &self.allowed, self.open);
     }
 }

@@ -24,7 +24,7 @@ impl ActiveLimit {
     /// Cost: a look-up; two short locks of the limit's table, two allocations and a message to the limiter's task where the
     /// tokens have been reported, or are of a window.
     pub(super) fn give_back(&self, key: &[u8], allowed: &Allowed, tokens: u32) {
-        if tokens > 0 && !self.put_back(key, allowed, tokens) {
+        if tokens > 0 && !allowed.decision.took_nothing() && !self.put_back(key, allowed, tokens) {
             self.give_back_pinned(&self.hold(key).key, allowed, tokens);
         }
     }
@@ -32,7 +32,7 @@ impl ActiveLimit {
     /// The same where the key was pinned before it was asked.
     pub(super) fn give_back_pinned(&self, key: &Arc<PinnedKey>, allowed: &Allowed, tokens: u32) {
         // A key without a place has shared another bucket, perhaps for the last time.
-        if tokens == 0 || key.place == OVERFLOW {
+        if tokens == 0 || key.place == OVERFLOW || allowed.decision.took_nothing() {
             return;
         }
         let Allowed { decision, asked } = allowed;

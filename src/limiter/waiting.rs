@@ -105,7 +105,7 @@ impl ActiveLimit {
     /// A [`LeakyBucket`](crate::LeakyBucket) promises the next free slot, if it is within its queue. Other limits decide as
     /// [`check`](Self::check) does, and promise nothing.
     pub fn schedule<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.decide_within(Target::key(&self.shared.secret.name(key)), 1, u64::MAX)
+        self.decide_ahead(key, 1)
     }
 
     /// The same as [`schedule`](Self::schedule) for a request that costs `cost` tokens. A cost of 0 takes no slot, and
@@ -116,7 +116,16 @@ impl ActiveLimit {
     /// [`CheckError`] if the cost can never be admitted.
     pub fn schedule_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide_within(Target::key(&self.shared.secret.name(key)), cost, u64::MAX))
+        Ok(self.decide_ahead(key, cost))
+    }
+
+    fn decide_ahead<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let name = self.shared.secret.name(key);
+        let by_rule = || {
+            let decision = self.decide_within(Target::key(&name), cost, u64::MAX);
+            self.after_rule(&name, cost, decision)
+        };
+        self.override_of(key, &name, cost).unwrap_or_else(by_rule)
     }
 
     /// Waits until a request of `key` that costs one token may go on, for `within` at most. The decision is a denial if
@@ -155,7 +164,7 @@ impl ActiveLimit {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn until_ready<K: Key + ?Sized>(&self, key: &K, within: Duration) -> Decision {
-        self.wait(&self.shared.secret.name(key), 1, within).await
+        self.wait_by_overrides(key, 1, within).await
     }
 
     /// The same as [`until_ready`](Self::until_ready) for a request that costs `cost` tokens. A cost of 0 does not wait: it
@@ -171,7 +180,22 @@ impl ActiveLimit {
         within: Duration,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.wait(&self.shared.secret.name(key), cost, within).await)
+        Ok(self.wait_by_overrides(key, cost, within).await)
+    }
+
+    /// Waits unless overrides decide. In shadow mode nobody waits.
+    async fn wait_by_overrides<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+        within: Duration,
+    ) -> Decision {
+        let name = self.shared.secret.name(key);
+        if let Some(decision) = self.override_of(key, &name, cost) {
+            return decision;
+        }
+        let within = if self.is_shadow() { Duration::ZERO } else { within };
+        self.after_rule(&name, cost, self.wait(&name, cost, within).await)
     }
 
     /// Whether requests can take slots ahead.
@@ -271,6 +295,9 @@ impl ActiveLimit {
     ) -> Result<Result<Decision, Handle>, CheckError> {
         self.validate_cost(cost)?;
         let name = self.shared.secret.name(key);
+        if let Some(decision) = self.override_of(key, &name, cost) {
+            return Ok(Ok(decision));
+        }
         let target = Target::key(&name);
         if self.is_decided_by_store() {
             return Ok(Err(self.hold(&name)));
@@ -278,10 +305,12 @@ impl ActiveLimit {
         if let Some(slots) = self.slots() {
             // Where it is not sure, it waits for the store's word.
             let sure = self.deny_if_sure(SlotsOf { slots, key: &name }, cost);
+            let sure = sure.map(|decision| self.after_rule(&name, cost, decision));
             return Ok(sure.ok_or_else(|| self.hold(&name)));
         }
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
         let decision = if has_to_wait { None } else { self.decide_if_sure(target, cost) };
+        let decision = decision.map(|decision| self.after_rule(&name, cost, decision));
         Ok(decision.ok_or_else(|| self.hold(&name)))
     }
 
@@ -298,22 +327,29 @@ impl ActiveLimit {
 impl Handle {
     /// Waits for the slot of a request, or for the store's word.
     pub(crate) async fn wait(&self, cost: u32) -> Decision {
-        match self.limit.queue() {
+        let decision = match self.limit.queue() {
             Duration::ZERO => self.ask_store(cost).await,
+            _ if self.limit.is_shadow() => self.decide_or_ask_by_rule(cost).await,
             queue => self.limit.wait(&self.key.key, cost, queue).await,
-        }
+        };
+        self.after_rule(cost, decision)
     }
 }
 
 impl Handle {
     /// The same as [`ActiveLimit::until_ready`].
     pub async fn until_ready(&self, within: Duration) -> Decision {
-        self.limit.wait(&self.key.key, 1, within).await
+        if let Some(decision) = self.overridden(1) {
+            return decision;
+        }
+        let within = if self.limit.is_shadow() { Duration::ZERO } else { within };
+        self.after_rule(1, self.limit.wait(&self.key.key, 1, within).await)
     }
 
     /// The same as [`ActiveLimit::schedule`].
     pub fn schedule(&self) -> Decision {
-        self.limit.decide_within(self.target(), 1, u64::MAX)
+        let by_rule = || self.after_rule(1, self.limit.decide_within(self.target(), 1, u64::MAX));
+        self.overridden(1).unwrap_or_else(by_rule)
     }
 }
 

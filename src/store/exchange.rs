@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exact::{ExactReply, ExactRequest};
+use super::overrides::{OverridesReply, OverridesRequest};
 use crate::error::StoreError;
 use crate::sync::message::{Reply, Request};
 
@@ -16,6 +17,10 @@ pub(crate) type Exchange<'a> = Pin<Box<dyn Future<Output = Result<Reply, StoreEr
 pub(crate) type Deciding<'a> =
     Pin<Box<dyn Future<Output = Result<ExactReply, StoreError>> + Send + 'a>>;
 
+/// Overrides under way.
+pub(crate) type Overriding<'a> =
+    Pin<Box<dyn Future<Output = Result<OverridesReply, StoreError>> + Send + 'a>>;
+
 /// One place that applies batches, each at most once, and decides about requests of exact limits.
 pub(crate) trait Store: Send + Sync + 'static {
     /// Sends one batch and waits for its reply, which may come long after [`timeout`](Self::timeout). After
@@ -24,6 +29,9 @@ pub(crate) trait Store: Send + Sync + 'static {
 
     /// Decides about one request. After an error it is unknown whether the request was counted.
     fn decide(&self, request: ExactRequest) -> Deciding<'_>;
+
+    /// Takes overrides in, and tells which have changed. After an error it is unknown whether they were taken in.
+    fn overrides(&self, request: OverridesRequest) -> Overriding<'_>;
 
     /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;

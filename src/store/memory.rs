@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::exact::{ExactModel, ExactRequest};
-use super::exchange::{Deciding, Exchange, Store};
+use super::exchange::{Deciding, Exchange, Overriding, Store};
 use super::model::Model;
+use super::overrides::{OverridesModel, OverridesRequest};
 use crate::sync::message::Request;
 use crate::time::Timestamp;
 
@@ -21,6 +22,7 @@ pub struct MemoryStore {
     model: Arc<Mutex<Model>>,
     /// What exact limits have.
     exact: Arc<Mutex<Exact>>,
+    overrides: Arc<Mutex<OverridesModel>>,
     /// When the clocks' origin was, in microseconds since 1970: the same for all who have the store.
     origin_us: Arc<OnceLock<u64>>,
     now: Option<NowFn>,
@@ -67,6 +69,7 @@ impl MemoryStore {
     pub fn clear(&self) {
         *self.lock() = Model::default();
         *self.lock_exact() = Exact::default();
+        *self.lock_overrides() = OverridesModel::default();
     }
 
     /// How often nodes have called it, all clones together: batches and single decisions.
@@ -87,6 +90,10 @@ impl MemoryStore {
     fn lock(&self) -> std::sync::MutexGuard<'_, Model> {
         // The model is consistent between any two statements: a panic elsewhere spoils nothing.
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_overrides(&self) -> std::sync::MutexGuard<'_, OverridesModel> {
+        self.overrides.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_exact(&self) -> std::sync::MutexGuard<'_, Exact> {
@@ -114,6 +121,10 @@ impl Store for MemoryStore {
             }
             exact.model.decide(&request, now_us)
         })
+    }
+
+    fn overrides(&self, request: OverridesRequest) -> Overriding<'_> {
+        Box::pin(async move { Ok(self.lock_overrides().call(&request, self.unix_us())) })
     }
 
     fn timeout(&self) -> Duration {

@@ -103,6 +103,7 @@ impl LimitBooks {
             denied,
             unsure,
             overflowed,
+            is_shadow: false,
         })
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::bound::Excess;
 use crate::error::StoreError;
 use crate::limit::OutagePolicy;
+use crate::overrides::Switch;
 
 /// Something worth knowing. The driver sends it to the listeners, never a decision.
 #[derive(Clone, Debug)]
@@ -24,6 +25,34 @@ pub enum Event {
         /// Those about keys for which there was no room, so that they share one bucket; without those by a handle.
         /// They may be reported before they are counted as allowed or denied.
         overflowed: u64,
+        /// The limit is in [shadow mode](crate::Switch::Shadow): those denied went on.
+        is_shadow: bool,
+    },
+    /// Requests since the last such event that an override decided about, or a limit that is [off](crate::Switch::Off).
+    OverrideDecisions {
+        /// The limit.
+        limit: Arc<str>,
+        /// Allowed.
+        allowed: u64,
+        /// Denied.
+        denied: u64,
+    },
+    /// A limit is enforced from now on, or not.
+    Switched {
+        /// The limit.
+        limit: Arc<str>,
+        /// How it is now.
+        switch: Switch,
+    },
+    /// The store does not tell which overrides have changed: those that are known hold on. Told once a minute.
+    OverridesUnknown {
+        /// Why.
+        error: StoreError,
+    },
+    /// The store has an override that this version does not understand. It has no effect here.
+    OverrideNotUnderstood {
+        /// Its kind and limit.
+        record: String,
     },
     /// A batch came back, or did not.
     Synced {

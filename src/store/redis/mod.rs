@@ -9,6 +9,7 @@ mod against_server;
 pub(crate) mod exact;
 mod fault;
 mod link;
+pub(crate) mod overrides;
 
 use std::fmt;
 use std::future::Future;
@@ -20,7 +21,8 @@ use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
 use super::exact::ExactRequest;
-use super::exchange::{Deciding, Exchange, Store};
+use super::exchange::{Deciding, Exchange, Overriding, Store};
+use super::overrides::OverridesRequest;
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -235,6 +237,10 @@ impl Store for RedisStore {
 
     fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         Box::pin(async move { within(Self::TIMEOUT_MAX, exact::decide(self, &request)).await })
+    }
+
+    fn overrides(&self, request: OverridesRequest) -> Overriding<'_> {
+        Box::pin(async move { within(Self::TIMEOUT_MAX, overrides::call(self, &request)).await })
     }
 
     fn timeout(&self) -> Duration {

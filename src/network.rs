@@ -52,6 +52,26 @@ impl Network {
         Ok(Self(network))
     }
 
+    /// The network that a text names as a key: that of an address, or any.
+    pub(crate) fn of_key(text: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(text).ok()?;
+        // Bytes that begin otherwise are no address.
+        let first = text.bytes().next()?;
+        if first.is_ascii_hexdigit() || first == b':' { text.parse().ok() } else { None }
+    }
+
+    /// The bits that addresses of it share.
+    pub(crate) fn prefix_len(&self) -> u8 {
+        self.0.prefix_len()
+    }
+
+    /// The network of the first `prefix` bits of this one's addresses; `None` if it has not so many.
+    pub(crate) fn within(&self, prefix: u8) -> Option<Self> {
+        let is_wider = prefix <= self.0.prefix_len();
+        let network = IpNet::new(self.0.network(), prefix).ok().filter(|_| is_wider)?;
+        Some(Self(network.trunc()))
+    }
+
     /// Whether `address` is in the network.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(&address.to_canonical())

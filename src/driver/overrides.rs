@@ -1,0 +1,230 @@
+//! Overrides of one limit on this node, which decisions look at before they look at the limit.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use dashmap::DashMap;
+
+use crate::network::Network;
+use crate::overrides::{Ruling, Setting, Subject, Switch};
+use crate::time::Timestamp;
+
+/// What overrides a limit on this node. One task changes it, and any number of threads read.
+#[derive(Debug)]
+pub(crate) struct LimitOverrides {
+    /// Whether there is anything that decisions have to look at. A hint: publishes nothing.
+    is_any: AtomicBool,
+    /// The place of the [`Switch`] in [`Switch::ALL`].
+    switch: AtomicU8,
+    /// What it is unless an override says so.
+    own_switch: Switch,
+    /// Keys are blocked for so long after a denial, in microseconds.
+    block_us: u64,
+    /// By what the limiter knows the keys by.
+    keys: DashMap<Box<[u8]>, Held>,
+    /// Keys that this node alone blocks after a denial, and until when.
+    blocked: DashMap<Box<[u8]>, Timestamp>,
+    patterns: ArcSwap<Patterns>,
+    allowed: AtomicU64,
+    denied: AtomicU64,
+}
+
+/// What an override says, and until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) ruling: Ruling,
+    pub(crate) until: Timestamp,
+}
+
+/// Overrides for many keys, by the length of what the keys have in common, the longest first.
+#[derive(Clone, Debug, Default)]
+struct Patterns {
+    prefixes: HashMap<Vec<u8>, Held>,
+    prefix_lengths: Vec<usize>,
+    networks: HashMap<Network, Held>,
+    network_lengths: Vec<u8>,
+}
+
+/// Changes of a limit's patterns, which are made at once.
+pub(super) struct PatternChanges(Option<Patterns>);
+
+impl LimitOverrides {
+    pub(crate) fn new(own_switch: Switch, block_us: u64) -> Self {
+        let overrides = Self {
+            is_any: AtomicBool::new(false),
+            switch: AtomicU8::new(0),
+            own_switch,
+            block_us,
+            keys: DashMap::new(),
+            blocked: DashMap::new(),
+            patterns: ArcSwap::default(),
+            allowed: AtomicU64::new(0),
+            denied: AtomicU64::new(0),
+        };
+        overrides.set_switch(own_switch);
+        overrides.notice();
+        overrides
+    }
+
+    /// Whether a decision has to look here.
+    #[inline(always)]
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_any.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn switch(&self) -> Switch {
+        let place = self.switch.load(Ordering::Relaxed);
+        Switch::ALL.get(usize::from(place)).copied().unwrap_or_default()
+    }
+
+    /// What holds for a key at `now` instead of the limit's rule: by what it is known by, or by its plain bytes.
+    pub(crate) fn find(&self, name: &[u8], plain: &[u8], now: Timestamp) -> Option<Held> {
+        let holds = |held: &Held| now < held.until;
+        let by_key = self.keys.get(name).map(|held| *held).filter(holds);
+        let by_key = by_key.or_else(|| self.patterns.load().find(plain).filter(holds));
+        by_key.or_else(|| {
+            let until = self.blocked.get(name).map(|until| *until)?;
+            Some(Held { ruling: Ruling::Block, until }).filter(holds)
+        })
+    }
+
+    /// Whether keys are looked for by their plain bytes.
+    pub(crate) fn has_patterns(&self) -> bool {
+        !self.patterns.load().is_empty()
+    }
+
+    /// Counts a request that an override decided about.
+    pub(crate) fn count(&self, is_allowed: bool) {
+        let count = if is_allowed { &self.allowed } else { &self.denied };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests since the last time that overrides allowed and denied.
+    pub(super) fn take_counts(&self) -> [u64; 2] {
+        [&self.allowed, &self.denied].map(|count| count.swap(0, Ordering::Relaxed))
+    }
+
+    /// Blocks a key that was denied at `now`, if the limit does that and fewer than `most` keys are blocked.
+    pub(crate) fn block(&self, name: &[u8], now: Timestamp, most: usize) {
+        if self.block_us > 0 && (self.blocked.len() < most || self.blocked.contains_key(name)) {
+            self.blocked.insert(name.into(), now.plus_micros(self.block_us));
+        }
+    }
+
+    // ---- changes -----------------------------------------------------------------------------
+
+    /// Begins changes of patterns; [`notice`](Self::notice) comes after they are [made](PatternChanges::make).
+    pub(super) fn patterns(&self) -> PatternChanges {
+        PatternChanges(None)
+    }
+
+    /// Sets what holds for some keys, or for the limit.
+    pub(super) fn set(
+        &self,
+        subject: Subject,
+        setting: Setting,
+        until: Timestamp,
+        also: Option<Box<[u8]>>,
+        changes: &mut PatternChanges,
+    ) {
+        let held = match setting {
+            Setting::Keys(ruling) => Some(Held { ruling, until }),
+            Setting::Limit(switch) => return self.set_switch(switch),
+            Setting::Removed => None,
+        };
+        match (subject, held) {
+            (Subject::Limit, _) => self.set_switch(self.own_switch),
+            (Subject::Key(name), held) => {
+                for name in also.into_iter().chain([name.into_boxed_slice()]) {
+                    match held {
+                        Some(held) => drop(self.keys.insert(name, held)),
+                        None => drop(self.keys.remove(&name)),
+                    }
+                }
+            }
+            (Subject::Prefix(prefix), held) => changes.of(self).set_prefix(prefix, held),
+            (Subject::Network(network), held) => changes.of(self).set_network(network, held),
+        }
+    }
+
+    fn set_switch(&self, switch: Switch) {
+        let place = Switch::ALL.iter().position(|other| *other == switch).unwrap_or_default();
+        self.switch.store(place as u8, Ordering::Relaxed);
+    }
+
+    /// Forgets blocks that are over.
+    pub(super) fn sweep(&self, now: Timestamp) {
+        self.blocked.retain(|_, until| now < *until);
+    }
+
+    /// Looks whether decisions have to look here.
+    pub(super) fn notice(&self) {
+        let is_any = self.block_us > 0
+            || self.switch() != Switch::On
+            || !self.keys.is_empty()
+            || self.has_patterns();
+        self.is_any.store(is_any, Ordering::Relaxed);
+    }
+}
+
+impl PatternChanges {
+    fn of(&mut self, overrides: &LimitOverrides) -> &mut Patterns {
+        self.0.get_or_insert_with(|| Patterns::clone(&overrides.patterns.load()))
+    }
+
+    /// Makes the changes.
+    pub(super) fn make(self, overrides: &LimitOverrides) {
+        if let Some(mut patterns) = self.0 {
+            patterns.sort();
+            overrides.patterns.store(patterns.into());
+        }
+        overrides.notice();
+    }
+}
+
+impl Patterns {
+    fn is_empty(&self) -> bool {
+        self.prefixes.is_empty() && self.networks.is_empty()
+    }
+
+    fn find(&self, plain: &[u8]) -> Option<Held> {
+        let network = if self.networks.is_empty() { None } else { Network::of_key(plain) };
+        let in_network = network.and_then(|network| {
+            let mut wider =
+                self.network_lengths.iter().filter_map(|length| network.within(*length));
+            wider.find_map(|network| self.networks.get(&network).copied())
+        });
+        in_network.or_else(|| {
+            let mut prefixes = self.prefix_lengths.iter().filter_map(|length| plain.get(..*length));
+            prefixes.find_map(|prefix| self.prefixes.get(prefix).copied())
+        })
+    }
+
+    fn set_prefix(&mut self, prefix: Vec<u8>, held: Option<Held>) {
+        match held {
+            Some(held) => drop(self.prefixes.insert(prefix, held)),
+            None => drop(self.prefixes.remove(&prefix)),
+        }
+    }
+
+    fn set_network(&mut self, network: Network, held: Option<Held>) {
+        match held {
+            Some(held) => drop(self.networks.insert(network, held)),
+            None => drop(self.networks.remove(&network)),
+        }
+    }
+
+    fn sort(&mut self) {
+        self.prefix_lengths = longest_first(self.prefixes.keys().map(Vec::len));
+        self.network_lengths = longest_first(self.networks.keys().map(Network::prefix_len));
+    }
+}
+
+fn longest_first<N: Ord>(lengths: impl Iterator<Item = N>) -> Vec<N> {
+    let lengths: std::collections::BTreeSet<N> = lengths.collect();
+    lengths.into_iter().rev().collect()
+}
+
+#[cfg(test)]
+mod tests;

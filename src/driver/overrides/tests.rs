@@ -1,0 +1,84 @@
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_micros(1_000_000);
+
+fn set(overrides: &LimitOverrides, subject: Subject, setting: Setting, until: Timestamp) {
+    let mut changes = overrides.patterns();
+    overrides.set(subject, setting, until, None, &mut changes);
+    changes.make(overrides);
+}
+
+fn network(text: &str) -> Subject {
+    Subject::Network(text.parse().unwrap())
+}
+
+#[test]
+fn key_wins_over_networks_and_these_over_prefixes_and_the_narrower_over_the_wider() {
+    let overrides = LimitOverrides::new(Switch::On, 0);
+    assert!(!overrides.is_any());
+    let [allow, block] = [Ruling::Allow, Ruling::Block].map(Setting::Keys);
+    let ruling =
+        |key: &str| overrides.find(key.as_bytes(), key.as_bytes(), NOW).map(|held| held.ruling);
+    let rules = [
+        (Subject::Prefix(b"10.".to_vec()), allow, "10.9.9.9"),
+        (network("10.0.0.0/8"), block, "10.9.9.9"),
+        (network("10.9.0.0/16"), allow, "10.9.9.9"),
+        (Subject::Key(b"10.9.9.9".to_vec()), block, "10.9.9.9"),
+        (Subject::Prefix(b"bot".to_vec()), block, "bot-7"),
+        (Subject::Prefix(b"bot-".to_vec()), allow, "bot-7"),
+        (network("2001:db8::/32"), block, "2001:db8:1::/64"),
+        (network("2001:db8:1::/48"), allow, "2001:db8:1::/64"),
+    ];
+    for (subject, setting, key) in rules {
+        set(&overrides, subject, setting, Timestamp::NEVER);
+        let expected = if setting == allow { Ruling::Allow } else { Ruling::Block };
+        assert_eq!(ruling(key), Some(expected), "{key} by the newest of its rules");
+    }
+    assert!(overrides.is_any());
+    assert_eq!(ruling("10.1.1.1"), Some(Ruling::Block));
+    assert_eq!(ruling("10.x"), Some(Ruling::Allow), "no address");
+    assert_eq!(ruling("bo"), None);
+    assert_eq!(ruling("2001::/16"), None, "a network that is wider than any that is named");
+}
+
+#[test]
+fn override_ends_on_time_and_is_gone_when_it_is_removed() {
+    let overrides = LimitOverrides::new(Switch::On, 0);
+    let block = Setting::Keys(Ruling::Block);
+    let end = NOW.plus_micros(10);
+    for subject in [Subject::Key(b"a".to_vec()), Subject::Prefix(Vec::new()), network("::/0")] {
+        let key: &[u8] = if subject == network("::/0") { b"::1" } else { b"a" };
+        set(&overrides, subject.clone(), block, end);
+        assert!(overrides.find(key, key, NOW.plus_micros(9)).is_some(), "{subject:?}");
+        assert_eq!(overrides.find(key, key, end), None, "{subject:?}");
+        set(&overrides, subject, Setting::Removed, Timestamp::ZERO);
+        assert_eq!(overrides.find(key, key, NOW), None);
+        assert!(!overrides.is_any());
+    }
+}
+
+#[test]
+fn switch_goes_back_to_what_was_configured() {
+    let overrides = LimitOverrides::new(Switch::Shadow, 0);
+    assert!(overrides.is_any());
+    set(&overrides, Subject::Limit, Setting::Limit(Switch::On), Timestamp::NEVER);
+    assert_eq!((overrides.switch(), overrides.is_any()), (Switch::On, false));
+    set(&overrides, Subject::Limit, Setting::Removed, Timestamp::ZERO);
+    assert_eq!(overrides.switch(), Switch::Shadow);
+}
+
+#[test]
+fn blocked_keys_are_at_most_so_many_and_those_that_are_over_make_room() {
+    let overrides = LimitOverrides::new(Switch::On, 10);
+    let is_blocked = |key: &[u8], at| overrides.find(key, key, at).is_some();
+    overrides.block(b"a", NOW, 2);
+    overrides.block(b"b", NOW, 2);
+    overrides.block(b"c", NOW, 2);
+    assert!(is_blocked(b"a", NOW) && is_blocked(b"b", NOW) && !is_blocked(b"c", NOW));
+    overrides.block(b"a", NOW.plus_micros(5), 2);
+    assert!(is_blocked(b"a", NOW.plus_micros(12)), "blocked anew");
+    assert!(!is_blocked(b"b", NOW.plus_micros(12)), "over");
+    overrides.sweep(NOW.plus_micros(12));
+    overrides.block(b"c", NOW.plus_micros(12), 2);
+    assert!(is_blocked(b"c", NOW.plus_micros(12)), "the place of one that is over");
+}
