@@ -65,6 +65,12 @@ impl Decision {
         matches!(self.source, Source::Override(_))
     }
 
+    /// The decision of a limit that is in shadow mode, or not: a denial goes on.
+    pub(crate) fn shadowed(self, is_shadow: bool) -> Self {
+        let shadow_denied = is_shadow && !self.allowed;
+        Self { allowed: self.allowed || is_shadow, shadow_denied, ..self }
+    }
+
     /// Whether the request took nothing, although it was allowed.
     pub(crate) fn took_nothing(&self) -> bool {
         self.shadow_denied || self.is_override()

@@ -37,6 +37,7 @@ pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 pub(crate) use override_sync::OverrideQuery;
 use override_sync::OverrideSync;
+pub(crate) use overrides::Held as HeldOverride;
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 
 /// How often decisions are told to the listeners, and room is looked for.

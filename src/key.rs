@@ -206,6 +206,16 @@ impl KeySecret {
         Self(HMAC::new(secret))
     }
 
+    /// What the limiter knows `key` by, if the key holds that.
+    #[inline(always)]
+    #[allow(clippy::unused_self, reason = "names of keys are the secret's business")]
+    pub(crate) fn held_name<'k>(&self, key: &'k (impl Key + ?Sized)) -> Option<&'k [u8]> {
+        match key.held_bytes() {
+            Some(bytes) if is_plain(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
     /// What the limiter knows `key` by.
     #[inline(always)]
     pub(crate) fn name<'k>(&self, key: &'k (impl Key + ?Sized)) -> KeyName<'k> {

@@ -159,11 +159,7 @@ impl ActiveLimit {
     /// It promises no slot ahead: a [`LeakyBucket`](crate::LeakyBucket) allows a request only if its slot is now.
     #[inline(always)]
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        let name = self.shared.secret.name(key);
-        if self.has_overrides() {
-            return self.decide_with_overrides(key, &name, 1);
-        }
-        self.decide(Target::key(&name), 1)
+        self.decide_for(key, 1)
     }
 
     /// Decides about one request of `key` that costs `cost` tokens: all or none are spent. A cost of 0 spends
@@ -176,11 +172,7 @@ impl ActiveLimit {
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        let name = self.shared.secret.name(key);
-        if self.has_overrides() {
-            return Ok(self.decide_with_overrides(key, &name, cost));
-        }
-        Ok(self.decide(Target::key(&name), cost))
+        Ok(self.decide_for(key, cost))
     }
 
     /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
@@ -280,10 +272,10 @@ impl ActiveLimit {
     /// outage policy is in force; then the answer is the one that `check` gives. Dropping the future before it is ready
     /// may leave the token spent.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        let name = self.shared.secret.name(key);
-        if let Some(decision) = self.override_of(key, &name, 1) {
+        if let Some(decision) = self.override_of(key, 1) {
             return decision;
         }
+        let name = self.shared.secret.name(key);
         self.after_rule(&name, 1, self.decide_or_ask(Target::key(&name), 1).await)
     }
 
@@ -301,10 +293,10 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        let name = self.shared.secret.name(key);
-        if let Some(decision) = self.override_of(key, &name, cost) {
+        if let Some(decision) = self.override_of(key, cost) {
             return Ok(decision);
         }
+        let name = self.shared.secret.name(key);
         Ok(self.after_rule(&name, cost, self.decide_or_ask(Target::key(&name), cost).await))
     }
 
@@ -495,10 +487,7 @@ impl Handle {
     /// Decides about one request that costs one token: see [`ActiveLimit::check`].
     #[inline(always)]
     pub fn check(&self) -> Decision {
-        if self.limit.has_overrides() {
-            return self.decide_with_overrides(1);
-        }
-        self.limit.decide(self.target(), 1)
+        self.decide(1)
     }
 
     /// Decides about one request that costs `cost` tokens: see [`ActiveLimit::check_n`].
@@ -510,10 +499,7 @@ impl Handle {
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
-        if self.limit.has_overrides() {
-            return Ok(self.decide_with_overrides(cost));
-        }
-        Ok(self.limit.decide(self.target(), cost))
+        Ok(self.decide(cost))
     }
 
     /// Decides about one request that costs one token, and asks the store if this node alone cannot be sure: see

@@ -107,7 +107,7 @@ impl AsyncLimit {
 
     async fn schedule_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let name = self.0.shared.secret.name(key);
-        if let Some(decision) = self.0.override_of(key, &name, cost) {
+        if let Some(decision) = self.0.override_of(key, cost) {
             return decision;
         }
         let decision = if self.0.is_decided_by_store() {

@@ -7,8 +7,8 @@ use tokio::sync::oneshot;
 
 use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
-use crate::driver::{OverrideQuery, Query};
-use crate::key::{Key, KeyName};
+use crate::driver::{HeldOverride as Held, OverrideQuery, Query};
+use crate::key::Key;
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
 use crate::store::overrides::Put;
 use crate::time::Timestamp;
@@ -118,51 +118,66 @@ impl ActiveLimit {
         self.state.overrides.is_any()
     }
 
-    /// What holds for a key instead of the limit's rule.
-    pub(super) fn override_of<K: Key + ?Sized>(
-        &self,
-        key: &K,
-        name: &[u8],
-        cost: u32,
-    ) -> Option<Decision> {
-        if !self.has_overrides() {
-            return None;
+    /// Decides about a request of `key` by overrides, or by the limit's rule.
+    #[inline(always)]
+    pub(super) fn decide_for<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let held = self.shared.secret.held_name(key);
+        if held.is_none() || self.has_overrides() {
+            let mut told = None;
+            self.decide_by_name(key, cost, &mut told);
+            if let Some(decision) = told {
+                return decision;
+            }
         }
-        let plain = self.plain_of(key);
-        self.overridden(Asked { name, plain: plain.as_deref().unwrap_or(name) }, cost)
+        self.decide(Target::key(held.unwrap_or_default()), cost)
     }
 
-    /// The bytes of a key before it is hashed, where they matter.
-    pub(super) fn plain_of<'k, K: Key + ?Sized>(&self, key: &'k K) -> Option<KeyName<'k>> {
-        self.state.overrides.has_patterns().then(|| self.shared.secret.plain(key))
+    /// Writes the decision about a key that has overrides or whose name has to be put together. It is written and not
+    /// returned, so that a caller need not build the parts of other decisions that it does not read.
+    #[inline(never)]
+    fn decide_by_name<K: Key + ?Sized>(&self, key: &K, cost: u32, told: &mut Option<Decision>) {
+        let by_rule = || {
+            let name = self.shared.secret.name(key);
+            self.after_rule(&name, cost, self.decide(Target::key(&name), cost))
+        };
+        *told = Some(self.override_of(key, cost).unwrap_or_else(by_rule));
     }
 
-    pub(super) fn overridden(&self, asked: Asked<'_>, cost: u32) -> Option<Decision> {
-        let (overrides, now) = (&self.state.overrides, self.state.clock.now());
-        let (ruling, until) = if overrides.switch() == Switch::Off {
-            (Ruling::Allow, Timestamp::NEVER)
-        } else {
-            let held = overrides.find(asked.name, asked.plain, now)?;
-            (held.ruling, held.until)
+    fn find_override<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Option<Held> {
+        let name = self.shared.secret.name(key);
+        let plain = self.state.overrides.has_patterns().then(|| self.shared.secret.plain(key));
+        self.find_by(Asked { name: &name, plain: plain.as_deref().unwrap_or(&name) }, cost)
+    }
+
+    fn find_by(&self, asked: Asked<'_>, cost: u32) -> Option<Held> {
+        let overrides = &self.state.overrides;
+        let held = match overrides.switch() {
+            Switch::Off => Held { ruling: Ruling::Allow, until: Timestamp::NEVER },
+            _ => overrides.find(asked.name, asked.plain, self.state.clock.now())?,
         };
         if cost > 0 {
-            overrides.count(ruling == Ruling::Allow);
+            overrides.count(held.ruling == Ruling::Allow);
         }
-        let source = Source::Override(until);
-        let decision = self.decision(ruling == Ruling::Allow, true, source, cost, now);
-        Some(self.in_shadow(decision))
+        Some(held)
     }
 
-    /// Decides by overrides, or by the limit's rule.
-    #[cold]
-    pub(super) fn decide_with_overrides<K: Key + ?Sized>(
-        &self,
-        key: &K,
-        name: &[u8],
-        cost: u32,
-    ) -> Decision {
-        let by_rule = || self.after_rule(name, cost, self.decide(Target::key(name), cost));
-        self.override_of(key, name, cost).unwrap_or_else(by_rule)
+    fn by_override(&self, held: Held, cost: u32) -> Decision {
+        let (is_allowed, now) = (held.ruling == Ruling::Allow, self.state.clock.now());
+        let source = Source::Override(held.until);
+        self.decision(is_allowed, true, source, cost, now).shadowed(self.is_shadow())
+    }
+
+    fn is_let_go_on_by(&self, name: &[u8], cost: u32, is_sure: bool) -> bool {
+        if is_sure && cost > 0 {
+            self.state.overrides.block(name, self.state.clock.now(), OVERRIDES_MAX);
+        }
+        self.is_shadow()
+    }
+
+    /// What holds for a key instead of the limit's rule.
+    pub(super) fn override_of<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Option<Decision> {
+        let held = if self.has_overrides() { self.find_override(key, cost) } else { None };
+        held.map(|held| self.by_override(held, cost))
     }
 
     /// What becomes of a decision that the limit's rule made.
@@ -170,43 +185,50 @@ impl ActiveLimit {
         if !self.has_overrides() {
             return decision;
         }
-        if decision.is_denied() && decision.sure && cost > 0 {
-            self.state.overrides.block(name, self.state.clock.now(), OVERRIDES_MAX);
+        if decision.is_denied() {
+            return decision.shadowed(self.is_let_go_on_by(name, cost, decision.sure));
         }
-        self.in_shadow(decision)
+        // Nobody waits in shadow mode.
+        if self.is_shadow() { decision.after_delay(true) } else { decision }
     }
 
     /// Whether the limit is in shadow mode.
     pub(super) fn is_shadow(&self) -> bool {
         self.has_overrides() && self.state.overrides.switch() == Switch::Shadow
     }
-
-    /// In shadow mode nothing is denied.
-    fn in_shadow(&self, decision: Decision) -> Decision {
-        if !self.is_shadow() {
-            return decision;
-        }
-        let (sure, shadow_denied) = (decision.sure, decision.is_denied());
-        Decision { allowed: true, sure, shadow_denied, ..decision.after_delay(true) }
-    }
 }
 
 impl Handle {
-    /// Decides by overrides, or by the limit's rule.
+    /// As [`ActiveLimit::decide_for`].
+    #[inline(always)]
+    pub(super) fn decide(&self, cost: u32) -> Decision {
+        if self.limit.has_overrides() {
+            let mut told = None;
+            self.decide_with_overrides(cost, &mut told);
+            if let Some(decision) = told {
+                return decision;
+            }
+        }
+        self.limit.decide(self.target(), cost)
+    }
+
     #[cold]
-    pub(super) fn decide_with_overrides(&self, cost: u32) -> Decision {
+    #[inline(never)]
+    fn decide_with_overrides(&self, cost: u32, told: &mut Option<Decision>) {
         let by_rule = || self.after_rule(cost, self.limit.decide(self.target(), cost));
-        self.overridden(cost).unwrap_or_else(by_rule)
+        *told = Some(self.overridden(cost).unwrap_or_else(by_rule));
+    }
+
+    fn find_override(&self, cost: u32) -> Option<Held> {
+        let name = &*self.key.key;
+        let plain = self.plain.as_deref().unwrap_or(name);
+        self.limit.find_by(Asked { name, plain }, cost)
     }
 
     /// What holds for the key instead of the limit's rule.
     pub(super) fn overridden(&self, cost: u32) -> Option<Decision> {
-        if !self.limit.has_overrides() {
-            return None;
-        }
-        let name = &*self.key.key;
-        let plain = self.plain.as_deref().unwrap_or(name);
-        self.limit.overridden(Asked { name, plain }, cost)
+        let held = if self.limit.has_overrides() { self.find_override(cost) } else { None };
+        held.map(|held| self.limit.by_override(held, cost))
     }
 
     pub(super) fn after_rule(&self, cost: u32, decision: Decision) -> Decision {

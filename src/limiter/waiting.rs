@@ -125,7 +125,7 @@ impl ActiveLimit {
             let decision = self.decide_within(Target::key(&name), cost, u64::MAX);
             self.after_rule(&name, cost, decision)
         };
-        self.override_of(key, &name, cost).unwrap_or_else(by_rule)
+        self.override_of(key, cost).unwrap_or_else(by_rule)
     }
 
     /// Waits until a request of `key` that costs one token may go on, for `within` at most. The decision is a denial if
@@ -191,7 +191,7 @@ impl ActiveLimit {
         within: Duration,
     ) -> Decision {
         let name = self.shared.secret.name(key);
-        if let Some(decision) = self.override_of(key, &name, cost) {
+        if let Some(decision) = self.override_of(key, cost) {
             return decision;
         }
         let within = if self.is_shadow() { Duration::ZERO } else { within };
@@ -295,7 +295,7 @@ impl ActiveLimit {
     ) -> Result<Result<Decision, Handle>, CheckError> {
         self.validate_cost(cost)?;
         let name = self.shared.secret.name(key);
-        if let Some(decision) = self.override_of(key, &name, cost) {
+        if let Some(decision) = self.override_of(key, cost) {
             return Ok(Ok(decision));
         }
         let target = Target::key(&name);
