@@ -212,11 +212,9 @@ impl Driver {
             }
             self.drain_outputs(&mut exchanges, &mut asked);
             self.overrides.begin(now);
-            let is_idle = exchanges.tasks.is_empty() && asked.exact.is_idle();
-            self.tell(&mut waiting, now, is_idle && self.overrides.is_idle());
+            self.tell(&mut waiting, now, exchanges.tasks.is_empty() && asked.exact.is_idle());
             let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
-            let due_at = self.engine.poll_timeout().min(flush_at).min(evictor.wake_at());
-            let due_at = due_at.min(self.overrides.due_at());
+            let due_at = self.due_at().min(flush_at).min(evictor.wake_at());
             let wake_at = if more { now } else { due_at.min(deadline.unwrap_or(Timestamp::NEVER)) };
             tokio::select! {
                 () = self.node.time.sleep_until(wake_at) => {}
@@ -373,7 +371,7 @@ impl Driver {
         let alone = self.store.is_none();
         let ready = alone || self.engine.is_ready(now);
         let left = alone || self.engine.has_reported_all();
-        let settled = idle && self.engine.poll_timeout() > now;
+        let settled = idle && self.overrides.is_idle() && self.due_at() > now;
         let fulfilled = |waiter: &Command| match waiter.wish {
             Wish::Ready => ready,
             Wish::Leave => left,
@@ -402,11 +400,17 @@ impl Driver {
         }
     }
 
+    /// When the engine has something to do, or the store is to be asked about overrides.
+    fn due_at(&self) -> Timestamp {
+        self.engine.poll_timeout().min(self.overrides.due_at())
+    }
+
     /// The store has told which overrides have changed, or not.
     fn overridden(&mut self, outcome: override_sync::Outcome) {
         let now = self.now();
-        let events = self.overrides.ended(outcome, &self.node.limits, now);
-        events.iter().for_each(|event| self.publish(event));
+        for event in self.overrides.ended(outcome, &self.node.limits, now) {
+            self.publish(&event);
+        }
     }
 
     fn flush(&mut self) {
@@ -455,8 +459,9 @@ impl Driver {
             }
         }
         let now = self.now();
-        let events = self.overrides.sweep(&self.node.limits, now);
-        events.iter().for_each(|event| self.publish(event));
+        for event in self.overrides.sweep(&self.node.limits, now) {
+            self.publish(&event);
+        }
     }
 
     /// A call for a decision of a limit without leases ended.

@@ -167,7 +167,8 @@ impl<'a> KeyWriter<'a> {
 pub(crate) struct WrittenKey {
     bytes: SmallVec<[u8; INLINE_BYTES]>,
     hashed: bool,
-    plain: Option<SmallVec<[u8; INLINE_BYTES]>>,
+    /// What was hashed. On the heap: hashing takes longer.
+    plain: Option<Box<[u8]>>,
 }
 
 #[cfg(feature = "tower")]
@@ -176,7 +177,7 @@ impl Key for WrittenKey {
         let first = writer.bytes.is_empty();
         writer.push(&self.bytes);
         writer.hashed = self.hashed && first;
-        writer.plain.clone_from(&self.plain);
+        writer.plain = self.plain.as_deref().map(SmallVec::from_slice);
     }
 
     fn held_bytes(&self) -> Option<&[u8]> {
@@ -261,6 +262,7 @@ impl KeySecret {
         let mut writer = KeyWriter::new(self);
         let written = write(&mut writer);
         let plain = writer.plain.filter(|_| writer.hashed);
+        let plain = plain.map(|plain| Box::from(&*plain));
         (WrittenKey { bytes: writer.bytes, hashed: writer.hashed, plain }, written)
     }
 

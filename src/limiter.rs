@@ -272,11 +272,7 @@ impl ActiveLimit {
     /// outage policy is in force; then the answer is the one that `check` gives. Dropping the future before it is ready
     /// may leave the token spent.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        if let Some(decision) = self.override_of(key, 1) {
-            return decision;
-        }
-        let name = self.shared.secret.name(key);
-        self.after_rule(&name, 1, self.decide_or_ask(Target::key(&name), 1).await)
+        self.decide_or_ask_for(key, 1).await
     }
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
@@ -293,11 +289,7 @@ impl ActiveLimit {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        if let Some(decision) = self.override_of(key, cost) {
-            return Ok(decision);
-        }
-        let name = self.shared.secret.name(key);
-        Ok(self.after_rule(&name, cost, self.decide_or_ask(Target::key(&name), cost).await))
+        Ok(self.decide_or_ask_for(key, cost).await)
     }
 
     async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
@@ -325,10 +317,7 @@ impl ActiveLimit {
     /// A key that has a handle is never evicted. If the limiter holds as many keys as it may, the handle looks the key
     /// up at each decision, as [`check`](Self::check) does.
     pub fn handle<K: Key + ?Sized>(&self, key: &K) -> Handle {
-        let secret = &self.shared.secret;
-        let (name, plain) = (secret.name(key), secret.plain(key));
-        let plain = (*plain != *name).then(|| Arc::from(&*plain));
-        Handle { plain, ..self.hold(&name) }
+        Handle { plain: self.plain_of(key), ..self.hold(&self.shared.secret.name(key)) }
     }
 
     fn hold(&self, key: &[u8]) -> Handle {
@@ -518,14 +507,6 @@ impl Handle {
     pub async fn check_sure_n(&self, cost: u32) -> Result<Decision, CheckError> {
         self.limit.validate_cost(cost)?;
         Ok(self.decide_or_ask(cost).await)
-    }
-
-    /// The decision by overrides, by this node's own knowledge, or by the store.
-    async fn decide_or_ask(&self, cost: u32) -> Decision {
-        if let Some(decision) = self.overridden(cost) {
-            return decision;
-        }
-        self.after_rule(cost, self.decide_or_ask_by_rule(cost).await)
     }
 
     async fn decide_or_ask_by_rule(&self, cost: u32) -> Decision {

@@ -37,7 +37,7 @@ pub(super) fn record(event: &Event) {
         Event::Synced { lane, error: Some(error @ StoreError::ClonedInstance), .. } => {
             error!(lane, %error);
         }
-        event => log_limit_event(event),
+        event => log_override_event(event),
     }
 }
 
@@ -51,6 +51,25 @@ fn log_outage_policy(limit: &str, policy: OutagePolicy, nodes: i64, store_was_re
             nodes,
             "the outage policy of a limit has taken over, and reckons with max_nodes"
         );
+    }
+}
+
+/// Logs those events that are about overrides.
+fn log_override_event(event: &Event) {
+    match event {
+        Event::Switched { limit, switch } => {
+            warn!(%limit, ?switch, "a limit is switched: on, in shadow mode, or off");
+        }
+        Event::OverridesUnknown { error } => {
+            error!(%error, "the store does not tell of overrides: those that are known hold on");
+        }
+        Event::OverrideNotUnderstood { record } => {
+            error!(
+                record,
+                "the store has an override that this version does not understand: it has no effect here"
+            );
+        }
+        event => log_limit_event(event),
     }
 }
 
@@ -68,15 +87,6 @@ fn log_limit_event(event: &Event) {
             nodes,
             "the accuracy of a limit leaves less than a token of credit to each node, so check denies the first requests of quiet keys: use check_sure, or allow a larger excess"
         ),
-        Event::Switched { limit, switch } => {
-            warn!(%limit, ?switch, "a limit is switched: on, in shadow mode, or off");
-        }
-        Event::OverridesUnknown { error } => {
-            error!(%error, "the store does not tell of overrides: those that are known hold on");
-        }
-        Event::OverrideNotUnderstood { record } => {
-            error!(record, "the store has an override that this version does not understand: it has no effect here");
-        }
         Event::RecordLost { limit } => {
             warn!(limit = &**limit, "the store had lost a key's record: was it evicted or deleted?");
         }
@@ -96,13 +106,16 @@ fn log_limit_event(event: &Event) {
         ),
         Event::Decisions { .. }
         | Event::OverrideDecisions { .. }
+        // Logged above.
+        | Event::Switched { .. }
+        | Event::OverridesUnknown { .. }
+        | Event::OverrideNotUnderstood { .. }
         | Event::NotGivenBack { .. }
         | Event::Viewed { .. }
         | Event::OutagePolicy { .. }
         | Event::Excess { .. }
         | Event::State { .. }
         | Event::Synced { .. }
-        // Logged above.
         | Event::StoreDown { .. }
         | Event::StoreUp { .. }
         | Event::MemoryLost { .. }

@@ -309,7 +309,7 @@ impl<'a> Changes<'a> {
             limits,
             secret: secret.clone(),
             switches: limits.iter().map(|limit| limit.overrides.switch()).collect(),
-            patterns: limits.iter().map(|limit| limit.overrides.patterns()).collect(),
+            patterns: limits.iter().map(|_| PatternChanges::default()).collect(),
         }
     }
 

@@ -46,7 +46,8 @@ struct Patterns {
     network_lengths: Vec<u8>,
 }
 
-/// Changes of a limit's patterns, which are made at once.
+/// Changes of a limit's patterns, which are [made](Self::make) at once.
+#[derive(Default)]
 pub(super) struct PatternChanges(Option<Patterns>);
 
 impl LimitOverrides {
@@ -113,11 +114,6 @@ impl LimitOverrides {
     }
 
     // ---- changes -----------------------------------------------------------------------------
-
-    /// Begins changes of patterns; [`notice`](Self::notice) comes after they are [made](PatternChanges::make).
-    pub(super) fn patterns(&self) -> PatternChanges {
-        PatternChanges(None)
-    }
 
     /// Sets what holds for some keys, or for the limit.
     pub(super) fn set(

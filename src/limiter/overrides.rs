@@ -143,6 +143,22 @@ impl ActiveLimit {
         *told = Some(self.override_of(key, cost).unwrap_or_else(by_rule));
     }
 
+    /// The same, and asks the store if this node alone cannot be sure.
+    pub(super) async fn decide_or_ask_for<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        if let Some(decision) = self.override_of(key, cost) {
+            return decision;
+        }
+        let name = self.shared.secret.name(key);
+        self.after_rule(&name, cost, self.decide_or_ask(Target::key(&name), cost).await)
+    }
+
+    /// The key's bytes before they are hashed, if they are.
+    pub(super) fn plain_of<K: Key + ?Sized>(&self, key: &K) -> Option<Arc<[u8]>> {
+        let secret = &self.shared.secret;
+        let (name, plain) = (secret.name(key), secret.plain(key));
+        (*plain != *name).then(|| Arc::from(&*plain))
+    }
+
     fn find_override<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Option<Held> {
         let name = self.shared.secret.name(key);
         let plain = self.state.overrides.has_patterns().then(|| self.shared.secret.plain(key));
@@ -217,6 +233,14 @@ impl Handle {
     fn decide_with_overrides(&self, cost: u32, told: &mut Option<Decision>) {
         let by_rule = || self.after_rule(cost, self.limit.decide(self.target(), cost));
         *told = Some(self.overridden(cost).unwrap_or_else(by_rule));
+    }
+
+    /// The same, and asks the store if this node alone cannot be sure.
+    pub(super) async fn decide_or_ask(&self, cost: u32) -> Decision {
+        match self.overridden(cost) {
+            Some(decision) => decision,
+            None => self.after_rule(cost, self.decide_or_ask_by_rule(cost).await),
+        }
     }
 
     fn find_override(&self, cost: u32) -> Option<Held> {

@@ -3,7 +3,7 @@ use super::*;
 const NOW: Timestamp = Timestamp::from_micros(1_000_000);
 
 fn set(overrides: &LimitOverrides, subject: Subject, setting: Setting, until: Timestamp) {
-    let mut changes = overrides.patterns();
+    let mut changes = PatternChanges::default();
     overrides.set(subject, setting, until, None, &mut changes);
     changes.make(overrides);
 }
