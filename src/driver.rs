@@ -213,9 +213,9 @@ impl Driver {
             self.drain_outputs(&mut exchanges, &mut asked);
             self.overrides.begin(now);
             self.tell(&mut waiting, now, exchanges.tasks.is_empty() && asked.exact.is_idle());
-            let deadline = waiting.iter().map(|waiter| waiter.deadline).min();
-            let due_at = self.due_at().min(flush_at).min(evictor.wake_at());
-            let wake_at = if more { now } else { due_at.min(deadline.unwrap_or(Timestamp::NEVER)) };
+            let deadlines = waiting.iter().map(|waiter| waiter.deadline);
+            let due_at = deadlines.chain([self.due_at(), flush_at, evictor.wake_at()]).min();
+            let wake_at = due_at.filter(|_| !more).unwrap_or(now);
             tokio::select! {
                 () = self.node.time.sleep_until(wake_at) => {}
                 () = self.node.notifications.woken() => {}

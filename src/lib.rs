@@ -135,6 +135,8 @@ mod pages {
     struct Choosing;
     #[doc = include_str!("../docs/COSTS.md")]
     struct Costs;
+    #[doc = include_str!("../docs/OVERRIDES.md")]
+    struct OverridesGuide;
     #[doc = include_str!("../docs/TESTING.md")]
     struct Testing;
     #[doc = include_str!("../docs/KUBERNETES.md")]

@@ -398,3 +398,29 @@ async fn limiters_in_one_process_share_overrides_by_their_memory_store() -> Outc
     obeyed(&[other], is_denied).await;
     Ok(())
 }
+
+/// What docs/REDIS.md says that a server's user needs, for a limiter and for its overrides.
+const COMMANDS: &str = "+evalsha +eval +time +get +getrange +mget +type +set +setrange +zadd +zrem +zcard +zremrangebyscore \
+                        +pexpire +hello +hget +hset +hdel +hlen +hexists +exists +del +zrangebyscore";
+
+#[tokio::test]
+async fn documented_commands_suffice_for_overrides_and_without_one_limits_go_on() -> Outcome {
+    let server = RedisServer::start();
+    let user = ["ACL", "SETUSER", "me", "on", ">pw", "~tg2:{tidegate/*"];
+    server.command(&user.into_iter().chain(COMMANDS.split_whitespace()).collect::<Vec<_>>());
+    let address = format!("redis://me:pw@127.0.0.1:{}", server.port());
+    let limit = Limit::new("api", Quota::per_second(100));
+    let limiter = Limiter::builder().limit(limit).store(RedisStore::open(&address)?);
+    let limiter = limiter.build_ready(OBEYED_WITHIN).await?;
+    let (api, overrides) = (limiter.limit("api")?, limiter.overrides());
+    overrides.set("api", Override::key("a").block().lasting(SECOND)).await?;
+    assert!(api.check("a").is_denied());
+    for missing in ["hget", "hset", "hlen", "zrangebyscore", "hexists"] {
+        server.command(&["ACL", "SETUSER", "me", &format!("-{missing}")]);
+        let refused = overrides.set("api", Override::key("b").block()).await.unwrap_err();
+        assert!(refused.to_string().contains("HGET, HSET"), "{missing}: {refused}");
+        assert!(api.check_sure("b").await.is_allowed(), "{missing}");
+        server.command(&["ACL", "SETUSER", "me", &format!("+{missing}")]);
+    }
+    Ok(())
+}
