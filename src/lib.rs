@@ -43,6 +43,8 @@
 //! | `axum` | what axum knows of a request: the peer, the route |
 //! | `tonic` | gRPC statuses for those who are refused |
 //! | `retry` | for clients of others' APIs: pace, back-off, `Retry-After` |
+//! | `serde` | quotas as text, modes and outage policies in any format |
+//! | `config` | limits, store and secrets from TOML, with every mistake by line and column |
 //! | `sim` | a seeded simulator around the unchanged limiter |
 //! | `cli` | the `tidegate` binary |
 //! | `testing` | a clock that tests drive and a store that tests script |
@@ -67,6 +69,8 @@ mod algorithm;
 mod bound;
 mod bucket;
 mod builder;
+#[cfg(feature = "config")]
+pub mod config;
 mod decision;
 mod driver;
 mod error;
@@ -137,4 +141,7 @@ mod pages {
     struct Kubernetes;
     #[doc = include_str!("../docs/FROM_GOVERNOR.md")]
     struct FromGovernor;
+    #[cfg(all(feature = "config", feature = "calendar"))]
+    #[doc = include_str!("../docs/CONFIGURATION.md")]
+    struct Configuration;
 }
