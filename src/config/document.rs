@@ -122,15 +122,22 @@ fn finding(text: &str, sections: &Sections, at: usize, problem: &str) -> Finding
     let table = sections.name(text, at);
     let (name, value) = line.split_once('=').unwrap_or((line, ""));
     let (name, value) = (name.trim(), value.trim());
+    let nameless = if table.is_empty() { "?" } else { table }.to_owned();
     let (field, shown) = if is_header(line) {
-        (table.to_owned(), shortened(line))
+        (nameless, line.split_inclusive([']', ' ']).next().unwrap_or(line).to_owned())
     } else if is_field(name) {
-        let shown = if is_shown(name) { shortened(value) } else { HIDDEN.to_owned() };
-        (join(table, name), if value.is_empty() { "none".to_owned() } else { shown })
+        // A line may be two that a newline was lost between.
+        let ends = |(at, char): &(usize, char)| *at > 0 && ['=', '"', '\''].contains(char);
+        let end = value.char_indices().find(ends).map_or(value.len(), |(at, _)| at);
+        let shown = match &value[..end] {
+            "" => "none",
+            part if is_shown(name) => part.trim_end(),
+            _ => HIDDEN,
+        };
+        (join(table, name), shortened(shown))
     } else {
         // It may be a part of a secret that has several lines.
-        let field = if table.is_empty() { "?" } else { table };
-        (field.to_owned(), HIDDEN.to_owned())
+        (nameless, HIDDEN.to_owned())
     };
     let is_word = value.starts_with(|char: char| char.is_ascii_alphanumeric())
         && value.contains(|char: char| char.is_ascii_alphabetic())
