@@ -261,6 +261,25 @@ fn burst_of_fewer_tokens_than_nodes_is_warned_of() {
 }
 
 #[test]
+fn value_of_several_lines_that_ends_is_no_mistake_beside_one() {
+    let text = "limits.a = { quota = \"1/x\" }\nlanes = 16 17\nname = \"\"\"a\nb\"\"\"\n";
+    let lines: Vec<usize> = mistakes(text).iter().map(Mistake::line).collect();
+    assert_eq!(lines, [1, 2]);
+    assert!(read("name = \"\"\"a\nb\"\"\"\n[limits.a]\nquota = \"1/s\"\n").is_ok());
+}
+
+#[test]
+fn thousands_of_mistakes_are_all_named() {
+    let mut text = String::new();
+    for line in 0..10_000 {
+        writeln!(text, "[limits.l{line}]\nquota = {line}/s\ncredit = 99").unwrap();
+    }
+    let mistakes = mistakes(&text);
+    assert_eq!(mistakes.len(), 20_000);
+    assert_eq!((mistakes[19_999].line(), mistakes[19_999].column()), (30_000, 10));
+}
+
+#[test]
 fn warnings_come_with_mistakes_too() {
     let text = "[limits.a]\nquota = \"10/s\"\nmode = \"exact\"\n[limits.b]\nquota = \"10\"\n";
     let error = read(text).unwrap_err();

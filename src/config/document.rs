@@ -3,6 +3,7 @@
 //! The parser goes on after a mistake, but it may leave out what follows, or take it for a part of a value that does not
 //! end. So lines with mistakes are blanked, and the rest is read again, until nothing is wrong.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use toml::de::{DeTable, DeValue, Error};
@@ -25,14 +26,14 @@ pub(super) struct Document {
 #[derive(Default)]
 pub(super) struct Sections {
     headers: Vec<usize>,
-    /// Of which something could not be read.
-    unread: Vec<usize>,
+    /// The numbers of those of which something could not be read.
+    unread: BTreeSet<usize>,
 }
 
 impl Sections {
     fn of(text: &str) -> Self {
         let lines = lines(text).filter(|line| is_header(&text[line.clone()]));
-        Self { headers: lines.map(|line| line.start).collect(), unread: Vec::new() }
+        Self { headers: lines.map(|line| line.start).collect(), unread: BTreeSet::new() }
     }
 
     fn number(&self, at: usize) -> usize {
@@ -69,20 +70,22 @@ impl Document {
         for _ in 0..READINGS_MAX {
             let (table, errors) = DeTable::parse_recoverable(&left);
             let mut faults: Vec<(usize, &str)> = match unclosed(&left, table.get_ref()) {
-                Some(at) if !errors.is_empty() => vec![(at, "a value that does not end")],
+                Some(start) if errors.iter().map(fault).any(|(at, _)| at > start) => {
+                    vec![(start, "a value that does not end")]
+                }
                 _ => errors.iter().map(fault).collect(),
             };
             faults.sort_unstable();
             let mut blanks: Vec<Range<usize>> = Vec::new();
             for (at, problem) in faults {
                 let line = line_of(&left, at);
-                let is_blanked = blanks.iter().any(|blank| blank.contains(&line.start));
+                let is_blanked = blanks.last().is_some_and(|blank| blank.contains(&line.start));
                 let written = &left[line.clone()];
                 if is_blanked || written.trim().is_empty() {
                     continue;
                 }
                 mistakes.push(finding(text, &sections, at, problem));
-                sections.unread.push(sections.number(line.start));
+                sections.unread.insert(sections.number(line.start));
                 // Without its name, what follows would be another table's.
                 let end = if is_header(written) { sections.end(line.start) } else { line.end };
                 blanks.push(line.start..end);
@@ -127,11 +130,9 @@ fn finding(text: &str, sections: &Sections, at: usize, problem: &str) -> Finding
         (nameless, line.split_inclusive([']', ' ']).next().unwrap_or(line).to_owned())
     } else if is_field(name) {
         // A line may be two that a newline was lost between.
-        let ends = |(at, char): &(usize, char)| *at > 0 && ['=', '"', '\''].contains(char);
-        let end = value.char_indices().find(ends).map_or(value.len(), |(at, _)| at);
-        let shown = match &value[..end] {
+        let shown = match first_part(value) {
             "" => "none",
-            part if is_shown(name) => part.trim_end(),
+            part if is_shown(name) => part,
             _ => HIDDEN,
         };
         (join(table, name), shortened(shown))
@@ -150,6 +151,17 @@ fn finding(text: &str, sections: &Sections, at: usize, problem: &str) -> Finding
         problem => format!("is no TOML: {problem}"),
     };
     Finding { at, field, value: shown, remedy }
+}
+
+/// A value up to what may belong to another line.
+fn first_part(value: &str) -> &str {
+    let first = value.chars().next();
+    let mut later = value.char_indices().skip(1);
+    match later.find(|(_, char)| ['=', '"', '\''].contains(char)) {
+        Some((at, quote)) if Some(quote) == first => &value[..=at],
+        Some((at, _)) => value[..at].trim_end(),
+        None => value,
+    }
 }
 
 fn is_header(line: &str) -> bool {

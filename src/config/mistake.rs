@@ -119,21 +119,39 @@ pub(super) fn placed(findings: Vec<Finding>, text: Option<&str>, file: &str) -> 
     let file: Arc<str> = file.into();
     let mut findings = findings;
     findings.sort_by(|one, other| (one.at, &one.field).cmp(&(other.at, &other.field)));
+    let lines = text.map(Lines::new);
     let place = |finding: Finding| {
         let Finding { at, field, value, remedy } = finding;
-        let (line, column) = text.map_or((0, 0), |text| line_and_column(text, at));
+        let (line, column) = lines.as_ref().map_or((0, 0), |lines| lines.line_and_column(at));
         Mistake { file: file.clone(), line, column, field, value, remedy }
     };
     findings.into_iter().map(place).collect()
 }
 
-fn line_and_column(text: &str, at: usize) -> (usize, usize) {
-    // What ends the text stands on its last line.
-    let text = text.trim_end_matches(['\n', '\r']);
-    let before: String =
-        text.char_indices().take_while(|(is_at, _)| *is_at < at).map(|it| it.1).collect();
-    let last = before.rsplit('\n').next().unwrap_or_default();
-    (before.matches('\n').count() + 1, last.chars().count() + 1)
+/// A text and where its lines begin.
+struct Lines<'t> {
+    text: &'t str,
+    starts: Vec<usize>,
+}
+
+impl<'t> Lines<'t> {
+    fn new(text: &'t str) -> Self {
+        // What ends the text stands on its last line.
+        let text = text.trim_end_matches(['\n', '\r']);
+        let starts = text.match_indices('\n').map(|(newline, _)| newline + 1);
+        Self { text, starts: std::iter::once(0).chain(starts).collect() }
+    }
+
+    /// Both from 1; the column in characters.
+    fn line_and_column(&self, at: usize) -> (usize, usize) {
+        let at = at.min(self.text.len());
+        let line = self.starts.partition_point(|&start| start <= at);
+        let start = line.checked_sub(1).and_then(|line| self.starts.get(line)).copied();
+        let before = self.text.get(start.unwrap_or_default()..).unwrap_or_default();
+        let length = at.saturating_sub(start.unwrap_or_default());
+        let column = before.char_indices().take_while(|(is_at, _)| *is_at < length).count();
+        (line, column + 1)
+    }
 }
 
 #[cfg(test)]
@@ -144,8 +162,8 @@ mod tests {
     fn lines_and_columns_count_characters_from_one() {
         let text = "a = 1\nü = \"é\" x\n\n";
         let places = [0, 4, 5, 6, 8, text.find('x').unwrap(), text.len()];
-        let found = places.map(|at| line_and_column(text, at));
+        let found = places.map(|at| Lines::new(text).line_and_column(at));
         assert_eq!(found, [(1, 1), (1, 5), (1, 6), (2, 1), (2, 2), (2, 9), (2, 10)]);
-        assert_eq!(line_and_column("", 5), (1, 1));
+        assert_eq!(Lines::new("").line_and_column(5), (1, 1));
     }
 }
