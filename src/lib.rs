@@ -121,7 +121,7 @@ pub use sync::Event;
 pub use time::Timestamp;
 
 /// Compiles and runs the examples of the pages.
-#[cfg(all(doctest, feature = "axum", feature = "redis", feature = "testing"))]
+#[cfg(all(doctest, feature = "axum", feature = "config", feature = "redis", feature = "testing"))]
 mod pages {
     #[doc = include_str!("../README.md")]
     struct Readme;
@@ -141,7 +141,6 @@ mod pages {
     struct Kubernetes;
     #[doc = include_str!("../docs/FROM_GOVERNOR.md")]
     struct FromGovernor;
-    #[cfg(all(feature = "config", feature = "calendar"))]
     #[doc = include_str!("../docs/CONFIGURATION.md")]
     struct Configuration;
 }
