@@ -225,14 +225,15 @@ impl Builder {
     }
 
     /// The terms of a limit on this node.
-    fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
+    pub(crate) fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
         let is_alone = self.store.is_none() || limit.mode == Mode::Local;
         let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
         let uncounted = self.max_nodes.unwrap_or(if is_memory { 1 } else { DEFAULT_MAX_NODES });
         limit.validate_on_node(is_alone, self.max_nodes, uncounted)
     }
 
-    fn validate(&self) -> Result<(), ConfigError> {
+    /// Checks everything but what each limit is.
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let (limits, keys, lanes) = (self.limits.len(), self.max_keys, self.lanes);
         let secret = self.key_secret.as_ref().map_or(KEY_SECRET_BYTES_MIN, Vec::len);
         for (is_valid, field, value, reason) in [

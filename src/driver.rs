@@ -206,12 +206,8 @@ impl Driver {
             if keys > 0 {
                 self.publish(&Event::Evicted { keys });
             }
-            if now >= self.engine.poll_timeout() {
-                self.engine.handle(now, Input::Timeout);
-                self.note_error();
-            }
+            self.advance(now);
             self.drain_outputs(&mut exchanges, &mut asked);
-            self.overrides.begin(now);
             self.tell(&mut waiting, now, exchanges.tasks.is_empty() && asked.exact.is_idle());
             let deadlines = waiting.iter().map(|waiter| waiter.deadline);
             let due_at = deadlines.chain([self.due_at(), flush_at, evictor.wake_at()]).min();
@@ -398,6 +394,15 @@ impl Driver {
             self.engine.clock_stalled(micros(stall), held_up_us);
             self.publish(&Event::ClockStalled { stall });
         }
+    }
+
+    /// Does what is due by now.
+    fn advance(&mut self, now: Timestamp) {
+        if now >= self.engine.poll_timeout() {
+            self.engine.handle(now, Input::Timeout);
+            self.note_error();
+        }
+        self.overrides.begin(now);
     }
 
     /// When the engine has something to do, or the store is to be asked about overrides.

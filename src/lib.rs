@@ -43,6 +43,8 @@
 //! | `axum` | what axum knows of a request: the peer, the route |
 //! | `tonic` | gRPC statuses for those who are refused |
 //! | `retry` | for clients of others' APIs: pace, back-off, `Retry-After` |
+//! | `serde` | quotas as text, modes and outage policies in any format |
+//! | `config` | limits, store and secrets from TOML, with every mistake by line and column |
 //! | `sim` | a seeded simulator around the unchanged limiter |
 //! | `cli` | the `tidegate` binary |
 //! | `testing` | a clock that tests drive and a store that tests script |
@@ -67,6 +69,8 @@ mod algorithm;
 mod bound;
 mod bucket;
 mod builder;
+#[cfg(feature = "config")]
+pub mod config;
 mod decision;
 mod driver;
 mod error;
@@ -121,7 +125,7 @@ pub use sync::Event;
 pub use time::Timestamp;
 
 /// Compiles and runs the examples of the pages.
-#[cfg(all(doctest, feature = "axum", feature = "redis", feature = "testing"))]
+#[cfg(all(doctest, feature = "axum", feature = "config", feature = "redis", feature = "testing"))]
 mod pages {
     #[doc = include_str!("../README.md")]
     struct Readme;
@@ -143,4 +147,6 @@ mod pages {
     struct Kubernetes;
     #[doc = include_str!("../docs/FROM_GOVERNOR.md")]
     struct FromGovernor;
+    #[doc = include_str!("../docs/CONFIGURATION.md")]
+    struct Configuration;
 }

@@ -52,6 +52,8 @@ pub const COST_MAX: u64 = (1 << 24) - 1;
 
 /// Who decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Mode {
     /// This node alone; the store is never asked.
@@ -102,6 +104,8 @@ impl Default for SyncPolicy {
 
 /// What a limit does while the store is away, once the leases it gave have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum OutagePolicy {
     /// Each node takes its share: `rate / nodes` and `burst / nodes`, from the level it held; of an exact limit or a leaky

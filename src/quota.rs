@@ -10,6 +10,8 @@ mod text;
 mod windows;
 
 pub(crate) use curve::Curve;
+#[cfg(feature = "config")]
+pub(crate) use text::duration;
 
 /// The most tokens that a quota may grant per period, and the largest burst.
 pub const TOKENS_MAX: u64 = 1_000_000_000;

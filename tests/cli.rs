@@ -612,6 +612,65 @@ fn odd_configuration_is_noted_and_an_ordinary_one_is_not() {
     assert_eq!(text(&run("simulate --seconds 2").stderr), "");
 }
 
+/// A configuration file in the folder that the program runs in, and its check.
+fn check_config(name: &str, content: &str, flags: &str) -> Output {
+    std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), content).expect("a file");
+    run(&format!("check-config {name} {flags}"))
+}
+
+#[test]
+fn check_config_names_each_mistake_and_warning_by_its_place_and_exits_with_2() {
+    let text = "[limits.api]\nquota = \"600/mim\"\ncredit = 16\n\
+                [limits.login]\nquota = \"5/min\"\nmode = \"exact\"\n";
+    let output = check_config("broken.toml", text, "");
+    let stderr = text_of_lines(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr:?}");
+    assert_eq!(text_of_lines(&output.stdout), [""; 0]);
+    for (line, begins) in stderr.iter().zip([
+        "broken.toml:2:9: mistake: limits.api.quota = \"600/mim\": expected tokens/period",
+        "broken.toml:3:10: mistake: limits.api.credit = 16: must be 0 to 15 tokens",
+        "broken.toml:6:8: warning: limits.login.mode = \"exact\": there is no store",
+        "error: broken.toml: 2 mistakes",
+    ]) {
+        assert!(line.starts_with(begins), "{line}");
+    }
+    assert_eq!(stderr.len(), 4, "{stderr:?}");
+    let output = check_config("broken.toml", text, "--json");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((output.status.code(), &report["schema_version"]), (Some(2), &1.into()));
+    let first = serde_json::json!([2, 9, "limits.api.quota", "\"600/mim\""]);
+    let mistake = &report["mistakes"][0];
+    let of = [&mistake["line"], &mistake["column"], &mistake["field"], &mistake["value"]];
+    assert_eq!(serde_json::json!(of), first);
+    assert_eq!(report["warnings"][0]["line"], 6);
+}
+
+fn text_of_lines(bytes: &[u8]) -> Vec<String> {
+    text(bytes).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn check_config_sums_up_the_limits_of_a_sound_file_and_shows_no_password() {
+    let text = "[store]\nredis = \"redis://shop:hunter2@cache\"\n[limits.api]\nquota = \"600/min burst 200\"\n\
+                [limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\nqueue = \"50ms\"\n";
+    let output = check_config("sound.toml", text, "");
+    let expected = "sound.toml: limits api (token-bucket 600/min burst 200), mail (leaky-bucket 10/s); \
+                    store redis://***@cache";
+    assert_eq!(
+        (output.status.code(), text_of_lines(&output.stdout)),
+        (Some(0), vec![expected.to_owned()])
+    );
+    let warned = text_of_lines(&output.stderr);
+    assert!(
+        warned.len() == 1 && warned[0].starts_with("sound.toml:8:9: warning: limits.mail.queue")
+    );
+    let output = check_config("sound.toml", text, "--json");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["limits"][1]["algorithm"], "leaky-bucket");
+    assert_eq!(report["store"], "redis://***@cache");
+    check(&[row("check-config no-such.toml", 1, "no-such.toml: the file cannot be read")]);
+}
+
 #[test]
 fn completions_are_scripts_of_their_shells() {
     for shell in ["bash", "zsh", "fish"] {

@@ -10,8 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of the crate, lowest floor first, and those that are planned: `config`, `plan`, `rls`,
-/// `server`. A
+/// The modules of the crate, lowest floor first, and those that are planned: `plan`, `rls`, `server`. A
 /// module may name what stands on its own line or on an earlier one.
 const FLOORS: [&[&str]; 13] = [
     &["time", "error", "quota", "key", "network"],

@@ -82,13 +82,40 @@ fn parsed(text: &str) -> Option<Quota> {
         None => (text, None),
     };
     let (tokens, period) = rate.split_once('/')?;
-    let tokens = tokens.trim().parse().ok()?;
-    let period = period.trim();
-    let (count, unit) = period.split_at(period.find(|c: char| !c.is_ascii_digit())?);
+    let quota = Quota::new(tokens.trim().parse().ok()?, period_of(period)?);
+    Some(burst.map_or(quota, |burst| quota.burst(burst)))
+}
+
+/// Some units, or one.
+fn period_of(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
     let count: u64 = if count.is_empty() { 1 } else { count.parse().ok()? };
     let (unit_us, _) = UNITS.into_iter().find(|(_, names)| names.contains(&unit.trim()))?;
-    let quota = Quota::new(tokens, Duration::from_micros(count.checked_mul(unit_us)?));
-    Some(burst.map_or(quota, |burst| quota.burst(burst)))
+    Some(Duration::from_micros(count.checked_mul(unit_us)?))
+}
+
+/// Reads a time in the units of periods, such as `50ms`; it needs a number.
+#[cfg(feature = "config")]
+pub(crate) fn duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    text.starts_with(|c: char| c.is_ascii_digit()).then(|| period_of(text)).flatten()
+}
+
+/// As text, in any format.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Quota {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Quota {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
 }
 
 #[cfg(test)]

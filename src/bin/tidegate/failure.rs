@@ -1,5 +1,6 @@
 //! How a command fails, in the one form in which the program tells it.
 
+use crate::check_config::CheckConfigError;
 use crate::compare::CompareError;
 use crate::demo::DemoError;
 use crate::flags::InputError;
@@ -86,6 +87,16 @@ impl From<CompareError> for Failure {
             CompareError::Input(error) => error.into(),
             CompareError::Output(error) => error.into(),
             failed => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+impl From<CheckConfigError> for Failure {
+    fn from(error: CheckConfigError) -> Self {
+        match error {
+            CheckConfigError::Output(error) => error.into(),
+            usage @ CheckConfigError::Mistakes { .. } => Self::Usage(usage.to_string()),
+            failed @ CheckConfigError::Unreadable(_) => Self::Failed(failed.to_string()),
         }
     }
 }

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{Command as ClapCommand, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod advice;
+mod check_config;
 mod compare;
 mod demo;
 mod failure;
@@ -54,6 +55,8 @@ enum Command {
     Tune(Box<tune::Options>),
     /// Compare algorithms, modes and the usual ways on the same requests, or decide about those of a file
     Compare(compare::Options),
+    /// Name every mistake of a configuration file
+    CheckConfig(check_config::Options),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -128,6 +131,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Sweep(options) => sweep::run(options)?,
         Command::Tune(options) => tune::run(options)?,
         Command::Compare(options) => compare::run(options)?,
+        Command::CheckConfig(options) => check_config::run(options)?,
         Command::Completions { shell } => output::write(&completions(*shell))?,
         Command::DemoNode => demo::process::run_node()?,
         Command::DemoRedis => demo::outage::run_redis()?,

@@ -125,6 +125,12 @@ impl RedisStore {
         Self::over(line, "a connection of the user's own".to_owned())
     }
 
+    /// The address without user and password.
+    #[cfg(feature = "config")]
+    pub(crate) fn shown_address(&self) -> &str {
+        &self.address
+    }
+
     fn over(line: Line, address: String) -> Self {
         Self {
             line,

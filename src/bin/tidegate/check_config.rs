@@ -1,0 +1,152 @@
+//! `tidegate check-config`: what is wrong with a configuration file.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use tidegate::config::{Config, ConfigFileError, Mistake};
+use tidegate::{Limit, Quota, Rule};
+
+use crate::output::{self, OutputError};
+
+/// Of the JSON.
+const SCHEMA_VERSION: u32 = 1;
+
+/// What can stop a check.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckConfigError {
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("{0}")]
+    Unreadable(String),
+    #[error("{}: {mistakes} {}", file.display(), if *mistakes == 1 { "mistake" } else { "mistakes" })]
+    Mistakes { file: PathBuf, mistakes: usize },
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate check-config examples/tidegate.toml
+  tidegate check-config examples/tidegate.toml --json
+
+Every mistake and every warning is a line of FILE:LINE:COLUMN on standard error. Variables have to be set
+as for the service, and the files of secrets have to be there. Nothing is connected to, and no secret is
+printed. The exit status is 2 if there is a mistake; warnings do not change it.";
+
+/// Names every mistake of a configuration file by its line and column.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The file, in TOML
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Write the report as a line of JSON, also if there are mistakes
+    #[arg(long)]
+    json: bool,
+}
+
+/// The report.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema_version: u32,
+    file: String,
+    limits: Vec<LimitLine<'a>>,
+    store: Option<String>,
+    mistakes: Vec<MistakeLine<'a>>,
+    warnings: Vec<MistakeLine<'a>>,
+}
+
+#[derive(Serialize)]
+struct LimitLine<'a> {
+    name: &'a str,
+    algorithm: &'static str,
+    quota: Quota,
+}
+
+#[derive(Serialize)]
+struct MistakeLine<'a> {
+    line: usize,
+    column: usize,
+    field: &'a str,
+    value: &'a str,
+    remedy: &'a str,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), CheckConfigError> {
+    let config = match Config::load(&options.file) {
+        Ok(config) => config,
+        Err(error @ ConfigFileError::Mistakes { .. }) => return tell(options, &error),
+        Err(error) => return Err(CheckConfigError::Unreadable(error.to_string())),
+    };
+    let report = Report {
+        schema_version: SCHEMA_VERSION,
+        file: options.file.display().to_string(),
+        limits: config.limits().iter().map(limit_line).collect(),
+        store: config.store_name(),
+        mistakes: Vec::new(),
+        warnings: mistake_lines(config.warnings()),
+    };
+    note("warning", config.warnings());
+    if options.json {
+        output::json(&report)?;
+    } else {
+        output::write(&summary(&report))?;
+    }
+    Ok(())
+}
+
+fn tell(options: &Options, error: &ConfigFileError) -> Result<(), CheckConfigError> {
+    note("mistake", error.mistakes());
+    note("warning", error.warnings());
+    let file = options.file.clone();
+    if options.json {
+        output::json(&Report {
+            schema_version: SCHEMA_VERSION,
+            file: file.display().to_string(),
+            limits: Vec::new(),
+            store: None,
+            mistakes: mistake_lines(error.mistakes()),
+            warnings: mistake_lines(error.warnings()),
+        })?;
+    }
+    Err(CheckConfigError::Mistakes { file, mistakes: error.mistakes().len() })
+}
+
+/// As compilers write it, so that editors find the line.
+fn note(kind: &str, mistakes: &[Mistake]) {
+    for mistake in mistakes {
+        let (file, line, column) = (mistake.file(), mistake.line(), mistake.column());
+        let (field, value, remedy) = (mistake.field(), mistake.value(), mistake.remedy());
+        output::note(&format!("{file}:{line}:{column}: {kind}: {field} = {value}: {remedy}"));
+    }
+}
+
+fn mistake_lines(mistakes: &[Mistake]) -> Vec<MistakeLine<'_>> {
+    let lines = mistakes.iter().map(|mistake| MistakeLine {
+        line: mistake.line(),
+        column: mistake.column(),
+        field: mistake.field(),
+        value: mistake.value(),
+        remedy: mistake.remedy(),
+    });
+    lines.collect()
+}
+
+fn limit_line(limit: &Limit) -> LimitLine<'_> {
+    let (rule, quota) = (limit.rule(), limit.quota());
+    // Only a token bucket has a burst of its own.
+    let quota = match rule {
+        Rule::TokenBucket(_) => quota,
+        _ => Quota::new(quota.tokens(), quota.period()),
+    };
+    LimitLine { name: limit.name(), algorithm: rule.algorithm(), quota }
+}
+
+fn summary(report: &Report<'_>) -> String {
+    let limits: Vec<String> = report
+        .limits
+        .iter()
+        .map(|LimitLine { name, algorithm, quota }| format!("{name} ({algorithm} {quota})"))
+        .collect();
+    let store = report.store.as_deref().unwrap_or("none: each node is alone");
+    format!("{}: limits {}; store {store}\n", report.file, limits.join(", "))
+}

@@ -1,0 +1,109 @@
+//! What is allowed in a limit, and mostly a mistake.
+
+use super::limits::LimitRead;
+use super::reading::Reading;
+use crate::algorithm::Rule;
+use crate::limit::{DEFAULT_MAX_NODES, Mode};
+use crate::time::micros;
+
+/// The node that a limit is on.
+pub(super) struct Node {
+    /// Whether nodes share a store.
+    pub(super) is_shared: bool,
+    pub(super) has_store: bool,
+    pub(super) max_nodes: Option<u32>,
+}
+
+/// Settings without effect on limits that the store decides about.
+const NOT_OF_EXACT: [&str; 7] = [
+    "sync_interval",
+    "accuracy",
+    "key_syncs_per_second_max",
+    "credit",
+    "strict",
+    "grace",
+    "version",
+];
+/// Settings without effect on limits that each node keeps alone.
+const NOT_OF_LOCAL: [&str; 9] = [
+    "sync_interval",
+    "accuracy",
+    "key_syncs_per_second_max",
+    "credit",
+    "strict",
+    "grace",
+    "version",
+    "outage",
+    "max_wait",
+];
+
+/// Warns of a limit that is sound.
+pub(super) fn limit(read: &LimitRead<'_>, node: &Node, reading: &mut Reading) {
+    small_burst(read, node, reading);
+    queue(read, reading);
+    without_effect(read, reading);
+    if read.limit.mode == Mode::Exact && !node.has_store {
+        let remedy = "there is no store, so each node decides alone: add a table [store], or set mode = \"local\"";
+        reading.warn(&read.fields.place("mode"), remedy);
+    }
+}
+
+/// Nodes that share a limit hold whole tokens of it.
+fn small_burst(read: &LimitRead<'_>, node: &Node, reading: &mut Reading) {
+    let is_queue = matches!(read.limit.rule, Rule::LeakyBucket(_));
+    if read.limit.mode != Mode::Hybrid || !node.is_shared || is_queue {
+        return;
+    }
+    let nodes = node.max_nodes.unwrap_or(DEFAULT_MAX_NODES);
+    let burst = read.limit.quota().burst_tokens();
+    if burst >= u64::from(nodes) {
+        return;
+    }
+    let name = if read.fields.has("burst") { "burst" } else { "quota" };
+    let of_nodes = match node.max_nodes {
+        Some(_) => "max_nodes",
+        None => "the default of max_nodes",
+    };
+    let remedy = format!(
+        "a burst of {burst} is less than a token for each of {nodes} nodes ({of_nodes}), so check may deny first \
+         requests: ask with check_sure, set max_nodes to the nodes there are, or set mode = \"exact\""
+    );
+    reading.warn(&read.fields.place(name), remedy);
+}
+
+/// A queue in which nobody can wait, or in which more could wait than may.
+fn queue(read: &LimitRead<'_>, reading: &mut Reading) {
+    let Rule::LeakyBucket(rule) = read.limit.rule else { return };
+    let queue_us = u128::from(micros(rule.longest_wait()));
+    let (tokens, period_us) = (u128::from(rule.tokens()), u128::from(micros(rule.period())));
+    if queue_us == 0 {
+        return;
+    }
+    let slots = queue_us * tokens / period_us.max(1);
+    let callers = read.limit.max_waiting;
+    let remedy = if slots == 0 {
+        let slot_ms = period_us.div_ceil(tokens.max(1)).div_ceil(1000);
+        format!(
+            "is shorter than a slot, so nobody can wait in it: make it {slot_ms}ms at least, or remove it"
+        )
+    } else if slots > u128::from(callers) {
+        format!(
+            "is {slots} slots long, and max_waiting lets {callers} callers wait: shorten it, or raise max_waiting"
+        )
+    } else {
+        return;
+    };
+    reading.warn(&read.fields.place("queue"), remedy);
+}
+
+fn without_effect(read: &LimitRead<'_>, reading: &mut Reading) {
+    let (fields, mode): (&[&str], _) = match read.limit.mode {
+        Mode::Exact => (&NOT_OF_EXACT, "exact"),
+        Mode::Local => (&NOT_OF_LOCAL, "local"),
+        Mode::Hybrid => return,
+    };
+    for name in fields.iter().filter(|name| read.fields.has(name)) {
+        let remedy = format!("has no effect on a limit whose mode is {mode}: remove it");
+        reading.warn(&read.fields.place(name), remedy);
+    }
+}
