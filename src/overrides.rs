@@ -21,6 +21,8 @@ pub const OVERRIDES_MAX: usize = 100_000;
 
 /// Whether a limit is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Switch {
     /// Requests are denied as the limit says.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX, Mistake, SECRET_BYTES_MAX};
 use tidegate::{
     FixedWindow, LeakyBucket, Limit, Limiter, Mode, OutagePolicy, Quota, Rule, SlidingLog,
-    SlidingWindow, SyncPolicy,
+    SlidingWindow, Switch, SyncPolicy,
 };
 
 #[cfg(feature = "redis")]
@@ -397,10 +397,30 @@ fn numbers() -> impl Strategy<Value = Numbers> {
     (any(), any(), any(), any(), proptest::option::of(0..18_u32))
 }
 
+/// A line with a switch, the same switch, and for how many days a denied key is blocked.
+fn exceptions() -> impl Strategy<Value = (&'static str, Switch, u32)> {
+    let switches = [
+        ("", Switch::On),
+        ("switch = \"on\"\n", Switch::On),
+        ("switch = \"shadow\"\n", Switch::Shadow),
+        ("switch = \"off\"\n", Switch::Off),
+    ];
+    let days = prop_oneof![Just(0_u32), 0..400_u32];
+    (proptest::sample::select(switches.to_vec()), days)
+        .prop_map(|((line, switch), days)| (line, switch, days))
+}
+
+fn with_exceptions(limit: Limit, text: &mut String, of: (&str, Switch, u32)) -> Limit {
+    let (line, switch, days) = of;
+    text.push_str(line);
+    writeln!(text, "block_for = \"{days}d\"").unwrap();
+    limit.switch(switch).block_for(std::time::Duration::from_secs(86_400) * days)
+}
+
 fn both() -> impl Strategy<Value = Both> {
     let name = prop_oneof!["[a-zA-Z0-9_./-]{1,64}", "[ -~]{0,70}"];
-    (name, rules(), modes(), outages(), syncs(), numbers(), any::<bool>()).prop_map(
-        |(name, (rule, by_call), mode, outage, sync, numbers, strict)| {
+    (name, rules(), modes(), outages(), syncs(), numbers(), any::<bool>(), exceptions()).prop_map(
+        |(name, (rule, by_call), mode, outage, sync, numbers, strict, exceptions)| {
             let key = serde_json::to_string(&name).unwrap();
             let mut text = format!("[limits.{key}]\n{rule}");
             let mut limit = Limit::new(name, by_call);
@@ -440,6 +460,7 @@ fn both() -> impl Strategy<Value = Both> {
                 line("strict", &strict);
                 limit = if strict { limit.strict() } else { limit };
             }
+            limit = with_exceptions(limit, &mut text, exceptions);
             if let Some((lines, policy)) = sync {
                 text.push_str(&lines);
                 limit = limit.sync(policy);

@@ -128,6 +128,7 @@ fn name_in_file(field: &str, fields: &Fields<'_>) -> &'static str {
         "sync.key_syncs_per_second_max" => "key_syncs_per_second_max",
         "outage" => "outage",
         "max_wait" => "max_wait",
+        "block_for" => "block_for",
         _ => "",
     }
 }
@@ -149,6 +150,7 @@ fn set_sound(limit: &mut Limit, field: &str) {
         "sync.interval" | "accuracy" => limit.sync = SyncPolicy::default(),
         "outage" => limit.outage = OutagePolicy::default(),
         "max_wait" => limit.max_wait = DEFAULT_MAX_WAIT,
+        "block_for" => limit.block_for = Duration::ZERO,
         "queue" => {
             if let Rule::LeakyBucket(rule) = &mut limit.rule {
                 *rule = rule.queue(Duration::ZERO);

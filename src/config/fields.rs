@@ -38,6 +38,8 @@ pub(super) const LIMIT: &[&str] = &[
     "credit",
     "strict",
     "version",
+    "switch",
+    "block_for",
 ];
 
 /// Fields whose values are never shown.

@@ -191,6 +191,12 @@ fn settings(mut limit: Limit, fields: &Fields<'_>, reading: &mut Reading) -> Lim
     if let Some(version) = fields.whole("version", reading) {
         limit = limit.version(version.value);
     }
+    if let Some(switch) = fields.word("switch", reading) {
+        limit = limit.switch(switch.value);
+    }
+    if let Some(time) = fields.duration("block_for", reading) {
+        limit = limit.block_for(time.value);
+    }
     let credit = fields.whole("credit", reading);
     if let Some(credit) = &credit {
         limit = limit.credit(credit.value);
