@@ -28,9 +28,13 @@ mod slots;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
-pub use group::Group;
+pub use group::{AsyncGroup, Group};
 pub use reservation::{Reservation, ReserveError};
 pub use several::OnKey;
+#[cfg(feature = "tower")]
+pub(crate) use settle::Spent;
+#[cfg(feature = "tower")]
+pub(crate) use several::{Part, Patience, Together, TogetherDenied, ask_all, decide_if_sure};
 pub(crate) use waiting::Waiting;
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::settle::Allowed;
-use super::{ActiveLimit, Handle, Limiter, Target};
+use super::{ActiveLimit, AsyncLimit, Handle, Limiter, Target};
 use crate::algorithm::Rule;
 use crate::bucket::{OVERFLOW, Verdict};
 use crate::decision::{Decision, Source};
@@ -42,12 +43,33 @@ impl OnKey<'_> {
     }
 }
 
+/// How far a request may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Not at all, unless the store decides about it.
+    None,
+    /// For the store, where this node is not sure.
+    Store,
+    /// For its slot too.
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "layers hold requests"))]
+    Slot,
+}
+
 /// What one limit is asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Part<'a> {
-    pub(super) limit: &'a ActiveLimit,
-    pub(super) key: &'a [u8],
-    pub(super) cost: u32,
+pub(crate) struct Part<'a> {
+    pub(crate) limit: &'a ActiveLimit,
+    pub(crate) key: &'a [u8],
+    pub(crate) cost: u32,
+    pub(crate) patience: Patience,
+}
+
+/// When a part is decided: what goes back by itself or at once is taken first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Here,
+    Store,
+    Slot,
 }
 
 impl<'a> Part<'a> {
@@ -55,82 +77,147 @@ impl<'a> Part<'a> {
         Target::key(self.key)
     }
 
-    fn decide(&self) -> Decision {
-        self.limit.decide(self.target(), self.cost)
+    fn stage(&self) -> Stage {
+        match self.limit.rule() {
+            // Its slots pass, and mostly cannot be given back.
+            Rule::LeakyBucket(_) => Stage::Slot,
+            _ if self.limit.is_decided_by_store() => Stage::Store,
+            _ => Stage::Here,
+        }
     }
 
-    /// How the key stands, as a decision about the cost that spends nothing.
-    fn look(&self) -> Decision {
-        let look = self.limit.decide(self.target(), 0);
+    /// Whether the request is held until its slot.
+    fn is_held(&self) -> bool {
+        self.patience == Patience::Slot && self.stage() == Stage::Slot
+    }
+
+    /// How the key stands, as a decision about the cost that spends nothing. `None` if only the store knows.
+    fn look(&self) -> Option<Decision> {
+        if self.limit.is_decided_by_store() {
+            return None;
+        }
+        let look = match self.is_held() {
+            true => self.limit.decide_within(self.target(), 0, u64::MAX),
+            false => self.limit.decide(self.target(), 0),
+        };
         // What nodes hold elsewhere is not known for sure, and a slot is for a request of any cost.
-        let is_counted = matches!(look.source, Source::Local(_)) && !self.is_paced();
+        let is_counted = matches!(look.source, Source::Local(_)) && self.stage() != Stage::Slot;
         let lacks = is_counted && look.remaining() < self.cost.into();
-        Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look }
+        Some(Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look })
     }
 
-    /// Whether what it takes is a slot of time, which mostly cannot be given back.
-    fn is_paced(&self) -> bool {
-        matches!(self.limit.rule(), Rule::LeakyBucket(_))
+    /// Decides as far as the request may wait.
+    async fn ask(&self) -> Decision {
+        let (limit, queue) = (self.limit, self.limit.queue());
+        match self.patience {
+            Patience::Slot if queue > Duration::ZERO => {
+                limit.wait(self.key, self.cost, queue).await
+            }
+            Patience::None if !limit.is_decided_by_store() => {
+                limit.decide(self.target(), self.cost)
+            }
+            _ => limit.decide_or_ask(self.target(), self.cost).await,
+        }
+    }
+}
+
+/// What several limits say of a request.
+pub(crate) enum Together {
+    /// All were charged: what each of them allowed, in order.
+    Allowed(SmallVec<[Allowed; USUAL]>),
+    Denied(TogetherDenied),
+}
+
+/// None was charged.
+pub(crate) struct TogetherDenied {
+    /// The place of the part with the longest wait, and its decision.
+    pub(crate) by: usize,
+    pub(crate) decision: Decision,
+    /// How each part stands, as far as this node knows.
+    pub(crate) looks: SmallVec<[Option<Decision>; USUAL]>,
+}
+
+impl Together {
+    /// The decision of the limit that denies, or else of the one with the fewest tokens left. `None` of no limits.
+    pub(super) fn decision(self) -> Option<Decision> {
+        match self {
+            Self::Allowed(all) => {
+                all.into_iter().map(|allowed| allowed.decision).reduce(fewer_left)
+            }
+            Self::Denied(denied) => Some(denied.decision),
+        }
     }
 }
 
 /// What was spent of several limits. Unless all of them allow the request, it goes back, the last first.
-struct Takes<'a> {
-    taken: SmallVec<[(Part<'a>, Allowed); USUAL]>,
+struct Takes<'a, 'k> {
+    parts: &'a [Part<'k>],
+    taken: SmallVec<[(usize, Allowed); USUAL]>,
     /// The first denial.
-    denied: Option<Decision>,
-    /// When this began.
-    asked: Timestamp,
+    denied: Option<(usize, Decision)>,
 }
 
-impl<'a> Takes<'a> {
+impl<'a, 'k> Takes<'a, 'k> {
     /// Decides first about the part that a look says denies.
-    fn begin(parts: &[Part<'a>], denied: Option<usize>) -> Self {
-        let asked = parts[0].limit.state.clock.now();
-        let mut takes = Self { taken: SmallVec::new(), denied: None, asked };
-        if let Some(index) = denied {
+    fn begin(parts: &'a [Part<'k>]) -> Self {
+        let mut takes = Self { parts, taken: SmallVec::new(), denied: None };
+        // A request that is held must not take its slot yet.
+        let denials = denials(parts).filter(|(index, _)| !parts[*index].is_held());
+        if let Some((index, _)) = denials.max_by_key(|(_, look)| look.retry_after()) {
+            let (part, asked) = (&parts[index], parts[index].limit.now());
             // Decided, so that it counts. By now it may be allowed.
-            takes.add(parts[index], parts[index].decide());
+            takes.add(index, asked, part.limit.decide(part.target(), part.cost));
         }
         takes
     }
 
-    fn add(&mut self, part: Part<'a>, decision: Decision) {
+    fn add(&mut self, index: usize, asked: Timestamp, decision: Decision) {
         if decision.is_denied() {
-            self.denied.get_or_insert(decision);
+            self.denied.get_or_insert((index, decision));
         } else {
-            self.taken.push((part, Allowed { decision, asked: self.asked }));
+            self.taken.push((index, Allowed { decision, asked }));
         }
     }
 
-    /// Whether the part is still to be decided.
-    fn needs(&self, part: &Part<'a>) -> bool {
-        let is_same = |taken: &Part<'_>| {
-            std::ptr::eq(taken.limit, part.limit) && std::ptr::eq(taken.key, part.key)
+    /// The parts of a stage that are still to be decided.
+    fn open(&self, stage: Stage) -> SmallVec<[(usize, Part<'k>); USUAL]> {
+        let is_open = |index| !self.taken.iter().any(|(taken, _)| *taken == index);
+        let parts = self.parts.iter().copied().enumerate();
+        parts.filter(|(index, part)| part.stage() == stage && is_open(*index)).collect()
+    }
+
+    /// What all of them say.
+    fn end(mut self) -> Together {
+        let Some((mut by, mut decision)) = self.denied else {
+            let mut taken = std::mem::take(&mut self.taken);
+            taken.sort_unstable_by_key(|(index, _)| *index);
+            return Together::Allowed(taken.into_iter().map(|(_, allowed)| allowed).collect());
         };
-        self.denied.is_none() && !self.taken.iter().any(|(taken, _)| is_same(taken))
-    }
-
-    /// The decision about all of them.
-    fn end(mut self, parts: &[Part<'a>]) -> Decision {
-        if let Some(denied) = self.denied {
-            // Before anybody looks again.
-            self.give_back();
-            return sure_denials(parts).map(|(_, look)| look).fold(denied, longer_wait);
+        // Before anybody looks again.
+        self.give_back();
+        let mut looks: SmallVec<[_; USUAL]> = self.parts.iter().map(Part::look).collect();
+        looks[by] = Some(decision);
+        for (index, look) in looks.iter().enumerate() {
+            if let Some(look) = look
+                && look.is_denied()
+                && look.is_sure()
+                && look.retry_after() > decision.retry_after()
+            {
+                (by, decision) = (index, *look);
+            }
         }
-        let taken = std::mem::take(&mut self.taken);
-        let tightest = taken.iter().map(|(_, allowed)| allowed.decision).reduce(fewer_left);
-        tightest.unwrap_or_else(|| parts[0].look())
+        Together::Denied(TogetherDenied { by, decision, looks })
     }
 
     fn give_back(&mut self) {
-        for (part, allowed) in std::mem::take(&mut self.taken).iter().rev() {
+        for (index, allowed) in std::mem::take(&mut self.taken).iter().rev() {
+            let part = &self.parts[*index];
             part.limit.give_back(part.key, allowed, part.cost);
         }
     }
 }
 
-impl Drop for Takes<'_> {
+impl Drop for Takes<'_, '_> {
     fn drop(&mut self) {
         self.give_back();
     }
@@ -144,82 +231,119 @@ fn longer_wait(one: Decision, other: Decision) -> Decision {
     if other.retry_after() > one.retry_after() { other } else { one }
 }
 
-/// The parts that surely deny now.
-fn sure_denials(parts: &[Part<'_>]) -> impl Iterator<Item = (usize, Decision)> {
-    let looks = parts.iter().map(Part::look).enumerate();
-    looks.filter(|(_, look)| look.is_denied() && look.is_sure())
+/// The parts that deny now: for sure, where the store could be asked.
+fn denials<'a>(parts: &'a [Part<'a>]) -> impl Iterator<Item = (usize, Decision)> + use<'a> {
+    let looks = parts.iter().map(|part| (part.patience, part.look())).enumerate();
+    looks.filter_map(|(index, (patience, look))| {
+        let is_denial =
+            |look: &Decision| look.is_denied() && (look.is_sure() || patience == Patience::None);
+        Some((index, look.filter(is_denial)?))
+    })
 }
 
-/// The one of them with the longest wait.
-fn longest(denials: impl Iterator<Item = (usize, Decision)>) -> Option<usize> {
-    denials.max_by_key(|(_, look)| look.retry_after()).map(|(index, _)| index)
-}
-
-/// Decides about parts, at least one, without waiting. Slots are taken last.
-pub(super) fn decide_all(parts: &[Part<'_>]) -> Decision {
-    if parts.iter().all(|part| part.cost == 0) {
-        return looks(parts);
-    }
-    // Nothing is taken where one denies, sure or not: nobody asks the store.
-    let looks = parts.iter().map(Part::look).enumerate();
-    let denied = longest(looks.filter(|(_, look)| look.is_denied()));
-    let mut takes = Takes::begin(parts, denied);
-    for paced in [false, true] {
-        for part in parts.iter().filter(|part| part.is_paced() == paced) {
-            if takes.needs(part) {
-                takes.add(*part, part.decide());
+/// Decides about parts of which the store decides none, without waiting. Slots are taken last.
+pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
+    let mut takes = Takes::begin(parts);
+    for stage in [Stage::Here, Stage::Slot] {
+        for (index, part) in takes.open(stage) {
+            if takes.denied.is_none() {
+                let asked = part.limit.now();
+                takes.add(index, asked, part.limit.decide(part.target(), part.cost));
             }
         }
     }
-    takes.end(parts)
+    takes.end()
 }
 
-/// The same, and asks the store where this node is not sure, about all of these at once, before anything else is taken.
-pub(super) async fn ask_all(parts: &[Part<'_>]) -> Decision {
-    if parts.iter().all(|part| part.cost == 0) {
-        return looks(parts);
+/// Decides at once, if the request has nothing to wait for. `None`, and nothing is spent, if it has: [ask](ask_all).
+#[cfg(feature = "tower")]
+pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
+    let mut takes = Takes::begin(parts);
+    for stage in [Stage::Here, Stage::Store, Stage::Slot] {
+        for (index, part) in takes.open(stage) {
+            if takes.denied.is_none() {
+                let asked = part.limit.now();
+                let decision = match part.patience {
+                    Patience::None if !part.limit.is_decided_by_store() => {
+                        part.limit.decide(part.target(), part.cost)
+                    }
+                    _ => part.limit.decide_if_no_wait(part.key, part.cost)?,
+                };
+                takes.add(index, asked, decision);
+            }
+        }
     }
-    let mut takes = Takes::begin(parts, longest(sure_denials(parts)));
+    Some(takes.end())
+}
+
+/// Decides, and asks the store where this node is not sure, about all of these at once, before anything else is taken; then
+/// about exact limits, one after the other.
+pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
+    let mut takes = Takes::begin(parts);
     let mut asked = SmallVec::<[_; USUAL]>::new();
-    for part in parts.iter().filter(|part| !part.is_paced()) {
-        if takes.needs(part) && !part.look().is_sure() {
-            let handle = part.limit.hold(part.key);
+    for (index, part) in takes.open(Stage::Here) {
+        let is_unsure = || part.look().is_some_and(|look| !look.is_sure());
+        if takes.denied.is_none() && part.patience != Patience::None && is_unsure() {
+            let (handle, now) = (part.limit.hold(part.key), part.limit.now());
             let answer = handle.send_query(part.cost);
-            asked.push((part, handle, answer));
+            asked.push((index, now, part.cost, handle, answer));
         }
     }
-    for (part, handle, answer) in asked {
-        let decision = handle.answered(answer, part.cost).await;
-        takes.add(*part, decision);
+    for (index, now, cost, handle, answer) in asked {
+        let decision = handle.answered(answer, cost).await;
+        takes.add(index, now, decision);
     }
-    for paced in [false, true] {
-        for part in parts.iter().filter(|part| part.is_paced() == paced) {
-            if takes.needs(part) {
-                let decision = part.limit.decide_or_ask(part.target(), part.cost).await;
-                takes.add(*part, decision);
+    for stage in [Stage::Here, Stage::Store, Stage::Slot] {
+        for (index, part) in takes.open(stage) {
+            if takes.denied.is_none() {
+                let asked = part.limit.now();
+                takes.add(index, asked, part.ask().await);
             }
         }
     }
-    takes.end(parts)
+    takes.end()
 }
 
-/// How the keys stand, where nothing is to be spent.
-fn looks(parts: &[Part<'_>]) -> Decision {
-    let look = |part: &Part<'_>| part.limit.decide(part.target(), 0);
-    let first = look(&parts[0]);
-    parts[1..].iter().map(look).fold(first, |one, other| match (one.allowed, other.allowed) {
+/// The decision of all parts, where the store is asked if need be. `None` of no parts.
+pub(super) async fn ask_for_decision(parts: &[Part<'_>]) -> Option<Decision> {
+    if parts.iter().any(|part| part.cost > 0) {
+        return ask_all(parts).await.decision();
+    }
+    // Nothing is to be spent.
+    let mut all: Option<Decision> = None;
+    for part in parts {
+        let look = match part.look() {
+            Some(look) => look,
+            None => part.ask().await,
+        };
+        all = Some(all.map_or(look, |one| less_allowed(one, look)));
+    }
+    all
+}
+
+/// The same at once, where the store decides none.
+pub(super) fn decide_at_once(parts: &[Part<'_>]) -> Option<Decision> {
+    if parts.iter().any(|part| part.cost > 0) {
+        return decide_all(parts).decision();
+    }
+    parts.iter().filter_map(Part::look).reduce(less_allowed)
+}
+
+fn less_allowed(one: Decision, other: Decision) -> Decision {
+    match (one.allowed, other.allowed) {
         (true, true) => fewer_left(one, other),
         (false, false) => longer_wait(one, other),
         (true, false) => other,
         (false, true) => one,
-    })
+    }
 }
 
 impl Limiter {
     /// Decides about one request that is to fit several limits, each for a key of its own: all of them are spent from, or
     /// none. Where this node alone cannot be sure, the store is asked, as by [`ActiveLimit::check_sure`].
     ///
-    /// The decision is as that of [`Group::check`](crate::Group::check).
+    /// The decision is as that of [`Group::check`](crate::Group::check). Exact limits have a part in it too:
+    /// [`AsyncLimit::on`] names them, and they are asked as by [`AsyncGroup`](crate::AsyncGroup).
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -257,14 +381,14 @@ impl Limiter {
             };
             match asked.last_mut().filter(same) {
                 Some(last) => last.cost = last.cost.saturating_add(*cost),
-                None => asked.push(Part { limit, key, cost: *cost }),
+                None => {
+                    let patience = Patience::Store;
+                    asked.push(Part { limit, key, cost: *cost, patience });
+                }
             }
         }
         asked.iter().try_for_each(|part| part.limit.validate_cost(part.cost))?;
-        if asked.is_empty() {
-            return Err(CheckError::NoLimit);
-        }
-        Ok(ask_all(&asked).await)
+        ask_for_decision(&asked).await.ok_or(CheckError::NoLimit)
     }
 }
 
@@ -272,6 +396,13 @@ impl ActiveLimit {
     /// This limit with the key of a request, for [`Limiter::check_all`].
     pub fn on<'a, K: Key + ?Sized>(&'a self, key: &'a K) -> OnKey<'a> {
         OnKey { limit: self, key: self.shared.secret.name(key), cost: 1 }
+    }
+}
+
+impl AsyncLimit {
+    /// This limit with the key of a request, for [`Limiter::check_all`].
+    pub fn on<'a, K: Key + ?Sized>(&'a self, key: &'a K) -> OnKey<'a> {
+        self.0.on(key)
     }
 }
 

@@ -183,7 +183,7 @@ impl ActiveLimit {
         &self.shared.waiting[self.state.index as usize]
     }
 
-    async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
+    pub(super) async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
         if cost == 0 {
             return self.decide_or_ask(Target::key(key), 0).await;
         }
@@ -271,22 +271,27 @@ impl ActiveLimit {
     ) -> Result<Result<Decision, Handle>, CheckError> {
         self.validate_cost(cost)?;
         let name = self.shared.secret.name(key);
-        let target = Target::key(&name);
+        Ok(self.decide_if_no_wait(&name, cost).ok_or_else(|| self.hold(&name)))
+    }
+
+    /// Decides, unless the request has to wait.
+    pub(super) fn decide_if_no_wait(&self, key: &[u8], cost: u32) -> Option<Decision> {
         if self.is_decided_by_store() {
-            return Ok(Err(self.hold(&name)));
+            return None;
         }
         if let Some(slots) = self.slots() {
             // Where it is not sure, it waits for the store's word.
-            let sure = self.deny_if_sure(SlotsOf { slots, key: &name }, cost);
-            return Ok(sure.ok_or_else(|| self.hold(&name)));
+            return self.deny_if_sure(SlotsOf { slots, key }, cost);
         }
+        let target = Target::key(key);
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
-        let decision = if has_to_wait { None } else { self.decide_if_sure(target, cost) };
-        Ok(decision.ok_or_else(|| self.hold(&name)))
+        if has_to_wait { None } else { self.decide_if_sure(target, cost) }
     }
+}
 
+impl ActiveLimit {
     /// How long a request of this limit may wait for its slot.
-    fn queue(&self) -> Duration {
+    pub(super) fn queue(&self) -> Duration {
         match (&self.state.buckets, self.state.info.rule) {
             (Buckets::Alone(_), Rule::LeakyBucket(rule)) => rule.longest_wait(),
             _ => Duration::ZERO,
