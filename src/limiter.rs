@@ -30,9 +30,9 @@ mod waiting;
 pub use async_limit::AsyncLimit;
 pub use group::{AsyncGroup, Group};
 pub use reservation::{Reservation, ReserveError};
-pub use several::OnKey;
 #[cfg(feature = "tower")]
-pub(crate) use settle::Spent;
+pub(crate) use settle::{Allowed, Spent};
+pub use several::OnKey;
 #[cfg(feature = "tower")]
 pub(crate) use several::{Part, Patience, Together, TogetherDenied, ask_all, decide_if_sure};
 pub(crate) use waiting::Waiting;

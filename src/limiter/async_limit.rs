@@ -216,8 +216,7 @@ impl ActiveLimit {
             }
             _ => None,
         };
-        let request =
-            ExactRequest { limit: info, rule, key, cost, deed, slot_within_us, windows };
+        let request = ExactRequest { limit: info, rule, key, cost, deed, slot_within_us, windows };
         let (done, answer) = oneshot::channel();
         let query = ExactQuery { limit, request, max_wait_us, done };
         self.shared.driver.queries.send(Query::Exact(query)).ok().map(|()| answer)

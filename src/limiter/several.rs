@@ -106,6 +106,15 @@ impl<'a> Part<'a> {
         Some(Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look })
     }
 
+    /// Whether the request has to wait, where this is what a look says.
+    #[cfg(feature = "tower")]
+    fn has_to_wait(&self, look: Option<&Decision>) -> bool {
+        let Some(look) = look else { return true };
+        let is_held = || self.is_held() && self.limit.decide(self.target(), 0).is_denied();
+        let asks_store = || !look.is_sure() || self.limit.slots().is_some();
+        self.patience != Patience::None && (asks_store() || is_held())
+    }
+
     /// Decides as far as the request may wait.
     async fn ask(&self) -> Decision {
         let (limit, queue) = (self.limit, self.limit.queue());
@@ -134,7 +143,7 @@ pub(crate) struct TogetherDenied {
     pub(crate) by: usize,
     pub(crate) decision: Decision,
     /// How each part stands, as far as this node knows.
-    pub(crate) looks: SmallVec<[Option<Decision>; USUAL]>,
+    pub(crate) looks: Looks,
 }
 
 impl Together {
@@ -157,13 +166,21 @@ struct Takes<'a, 'k> {
     denied: Option<(usize, Decision)>,
 }
 
+/// How parts stand, as far as this node knows.
+type Looks = SmallVec<[Option<Decision>; USUAL]>;
+
 impl<'a, 'k> Takes<'a, 'k> {
-    /// Decides first about the part that a look says denies.
-    fn begin(parts: &'a [Part<'k>]) -> Self {
+    /// Decides first about the part of which a look says that it denies, and longest: for sure, if the store could be asked.
+    fn begin(parts: &'a [Part<'k>], looks: &Looks) -> Self {
         let mut takes = Self { parts, taken: SmallVec::new(), denied: None };
-        // A request that is held must not take its slot yet.
-        let denials = denials(parts).filter(|(index, _)| !parts[*index].is_held());
-        if let Some((index, _)) = denials.max_by_key(|(_, look)| look.retry_after()) {
+        let denial = |((index, part), look): ((usize, &Part<'_>), &Option<Decision>)| {
+            let look = look.filter(Decision::is_denied)?;
+            let is_known = look.is_sure() || part.patience == Patience::None;
+            // A request that is held must not take its slot yet.
+            (is_known && !part.is_held()).then(|| (index, look.retry_after()))
+        };
+        let denials = parts.iter().enumerate().zip(looks).filter_map(denial);
+        if let Some((index, _)) = denials.max_by_key(|(_, wait)| *wait) {
             let (part, asked) = (&parts[index], parts[index].limit.now());
             // Decided, so that it counts. By now it may be allowed.
             takes.add(index, asked, part.limit.decide(part.target(), part.cost));
@@ -195,7 +212,7 @@ impl<'a, 'k> Takes<'a, 'k> {
         };
         // Before anybody looks again.
         self.give_back();
-        let mut looks: SmallVec<[_; USUAL]> = self.parts.iter().map(Part::look).collect();
+        let mut looks: Looks = self.parts.iter().map(Part::look).collect();
         looks[by] = Some(decision);
         for (index, look) in looks.iter().enumerate() {
             if let Some(look) = look
@@ -231,19 +248,9 @@ fn longer_wait(one: Decision, other: Decision) -> Decision {
     if other.retry_after() > one.retry_after() { other } else { one }
 }
 
-/// The parts that deny now: for sure, where the store could be asked.
-fn denials<'a>(parts: &'a [Part<'a>]) -> impl Iterator<Item = (usize, Decision)> + use<'a> {
-    let looks = parts.iter().map(|part| (part.patience, part.look())).enumerate();
-    looks.filter_map(|(index, (patience, look))| {
-        let is_denial =
-            |look: &Decision| look.is_denied() && (look.is_sure() || patience == Patience::None);
-        Some((index, look.filter(is_denial)?))
-    })
-}
-
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
-    let mut takes = Takes::begin(parts);
+    let mut takes = Takes::begin(parts, &parts.iter().map(Part::look).collect());
     for stage in [Stage::Here, Stage::Slot] {
         for (index, part) in takes.open(stage) {
             if takes.denied.is_none() {
@@ -258,7 +265,12 @@ pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
 /// Decides at once, if the request has nothing to wait for. `None`, and nothing is spent, if it has: [ask](ask_all).
 #[cfg(feature = "tower")]
 pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
-    let mut takes = Takes::begin(parts);
+    let looks: Looks = parts.iter().map(Part::look).collect();
+    let mut takes = Takes::begin(parts, &looks);
+    let mut both = parts.iter().zip(&looks);
+    if takes.denied.is_none() && both.any(|(part, look)| part.has_to_wait(look.as_ref())) {
+        return None;
+    }
     for stage in [Stage::Here, Stage::Store, Stage::Slot] {
         for (index, part) in takes.open(stage) {
             if takes.denied.is_none() {
@@ -279,11 +291,12 @@ pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
 /// Decides, and asks the store where this node is not sure, about all of these at once, before anything else is taken; then
 /// about exact limits, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
-    let mut takes = Takes::begin(parts);
+    let looks: Looks = parts.iter().map(Part::look).collect();
+    let mut takes = Takes::begin(parts, &looks);
     let mut asked = SmallVec::<[_; USUAL]>::new();
     for (index, part) in takes.open(Stage::Here) {
-        let is_unsure = || part.look().is_some_and(|look| !look.is_sure());
-        if takes.denied.is_none() && part.patience != Patience::None && is_unsure() {
+        let is_unsure = looks[index].is_some_and(|look| !look.is_sure());
+        if takes.denied.is_none() && part.patience != Patience::None && is_unsure {
             let (handle, now) = (part.limit.hold(part.key), part.limit.now());
             let answer = handle.send_query(part.cost);
             asked.push((index, now, part.cost, handle, answer));

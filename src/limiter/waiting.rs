@@ -245,7 +245,7 @@ impl ActiveLimit {
         }
     }
 
-    pub(super) fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         self.shared.node.time.now()
     }
 

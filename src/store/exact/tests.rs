@@ -184,7 +184,10 @@ fn what_goes_back_at_once_was_never_spent() {
 fn what_counts_no_more_does_not_go_back() {
     let rules: [(Rule, Rule); 5] = [
         (Quota::per_hour(10).into(), Quota::per_hour(20).into()),
-        (LeakyBucket::per_second(7).queue(YEAR).into(), LeakyBucket::per_second(8).queue(YEAR).into()),
+        (
+            LeakyBucket::per_second(7).queue(YEAR).into(),
+            LeakyBucket::per_second(8).queue(YEAR).into(),
+        ),
         (FixedWindow::per_hour(10).into(), FixedWindow::per_day(10).into()),
         (SlidingWindow::per_hour(10).into(), SlidingWindow::per_day(10).into()),
         (SlidingLog::per_hour(10).into(), SlidingLog::per_day(10).into()),
@@ -196,7 +199,15 @@ fn what_counts_no_more_does_not_go_back() {
         let mut pair = Pair::new(plan.1);
         let request = |(limit, rule): (&'static LimitInfo, _), key: u8, deed| {
             let key = vec![key].into();
-            ExactRequest { limit, rule, key, cost: 3, deed, slot_within_us: u64::MAX, windows: None }
+            ExactRequest {
+                limit,
+                rule,
+                key,
+                cost: 3,
+                deed,
+                slot_within_us: u64::MAX,
+                windows: None,
+            }
         };
         let at = pair.spend(&request(plan, 1, Deed::Ask), BEGIN_US).unwrap();
         let later = BEGIN_US + 3 * 3_600_000_000;
