@@ -8,8 +8,8 @@
 --            at_us                 for what goes back: when it was spent
 --            keep_us               added to the time after which the list is forgotten
 --
--- Reply      a bulk string of 6 numbers: 1 if the request is allowed or was given back, else 0; when it was decided, in microseconds
---            since 1970; tokens left; microseconds until the request would be allowed (0 if it is), until the oldest
+-- Reply      a bulk string of 6 numbers: 1 if the request is allowed or was given back, else 0; when that was decided, in
+--            microseconds since 1970; tokens left; microseconds until the request would be allowed (0 if it is), until the oldest
 --            tokens return, and until the last do (0 if none are spent)
 -- List       An element has 2 numbers: when something was spent, and all that was spent by then. The first one is from
 --            before the period, so what was spent within it is the difference between two elements; it is empty if nothing

@@ -11,8 +11,8 @@
 --                                  if that is still so: later ones stay where they were promised
 --            keep_us               added to the time after which the record is forgotten
 --
--- Reply      a bulk string of 4 numbers: 1 if the request is allowed or was given back, else 0; when it was decided, in microseconds
---            since 1970; ahead_us, ahead_part: how far ahead the key is now
+-- Reply      a bulk string of 4 numbers: 1 if the request is allowed or was given back, else 0; when that was decided, in
+--            microseconds since 1970; ahead_us, ahead_part: how far ahead the key is now
 -- Record     'T1' and 6 numbers: free_us, free_part: when the key is as if it had never been used; when it was
 --            allowed something last; rate, token and burst at that time
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another

@@ -11,8 +11,8 @@
 --            number, begins_us, ends_us    of three windows of the calendar, in microseconds since 1970. Times are then
 --                                  those of the calendar: each window has the same period, and ends when its period does
 --
--- Reply      a bulk string of 4 numbers: 1 if the request is allowed or was given back, else 0; when it was decided, in microseconds
---            since 1970 or of the calendar; what was spent in the window of that time by then, and in the one before
+-- Reply      a bulk string of 4 numbers: 1 if the request is allowed or was given back, else 0; when that was decided, in
+--            microseconds since 1970 or of the calendar; what was spent in the window of that time by then, and in the one before
 -- Record     'W1' and 4 numbers: when the key was allowed something last; what was spent in that window, and in the one
 --            before; the period
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another

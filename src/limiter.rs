@@ -22,19 +22,16 @@ mod alone;
 mod async_limit;
 mod group;
 mod reservation;
-mod settle;
+pub(crate) mod settle;
 mod several;
 mod slots;
+pub(crate) mod together;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
 pub use group::{AsyncGroup, Group};
 pub use reservation::{Reservation, ReserveError};
-#[cfg(feature = "tower")]
-pub(crate) use settle::{Allowed, Spent};
 pub use several::OnKey;
-#[cfg(feature = "tower")]
-pub(crate) use several::{Part, Patience, Together, TogetherDenied, ask_all, decide_if_sure};
 pub(crate) use waiting::Waiting;
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.

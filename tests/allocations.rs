@@ -200,12 +200,16 @@ fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_c
         KeyedLimit::new(limiter.limit(name).unwrap(), key)
     };
     let one = |style: HeaderStyle| RateLimit::new(limit("api")).headers(style);
+    let open = |is_charged: bool| limit("api").charge_if(move |_| is_charged);
     let expected = [
         (one(HeaderStyle::none()), 0),
         (one(HeaderStyle::none()).without_waiting(), 0),
         (one(HeaderStyle::none()).and(limit("upload")), 0),
         (one(HeaderStyle::draft_03()), 3),
         (one(HeaderStyle::draft()), 1),
+        // A pinned key, and what the response decides about.
+        (RateLimit::new(open(true)).headers(HeaderStyle::none()), 4),
+        (RateLimit::new(open(false)).headers(HeaderStyle::none()), 4),
     ];
     // With room for more.
     let headers = || HeaderMap::with_capacity(16);

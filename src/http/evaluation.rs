@@ -13,9 +13,9 @@ use crate::decision::Decision;
 use crate::error::CheckError;
 use crate::key::{KeyName, WrittenKey};
 use crate::limit::Mode;
-use crate::limiter::{
-    Allowed, Handle, Part, Patience, Spent, Together, TogetherDenied, ask_all, decide_if_sure,
-};
+use crate::limiter::Handle;
+use crate::limiter::settle::{Allowed, Spent};
+use crate::limiter::together::{Part, Patience, Together, TogetherDenied, ask_all, decide_if_sure};
 use crate::time::Timestamp;
 
 /// Most requests have at most so many limits.
@@ -42,9 +42,13 @@ struct Charge {
 
 /// A question that the store or time has to answer. It borrows nothing, so that it can wait.
 pub(super) enum Open {
-    One { handle: Handle, cost: u32, is_unreported: bool, asked: Timestamp },
+    One { handle: Handle, cost: u32, is_unreported: bool, pinned: Option<Pinned> },
     Several(Asked),
 }
+
+/// The key of a request whose response decides about the charge, pinned before it is asked, so that what goes back goes where
+/// it was taken; and when that was.
+type Pinned = (Handle, Timestamp);
 
 /// What limits are asked together.
 type Asked = SmallVec<[AskedLimit; USUAL]>;
@@ -94,10 +98,10 @@ impl RateLimit {
     /// Waits for the answer.
     pub(super) async fn answer(&self, open: Open) -> Evaluation {
         match open {
-            Open::One { handle, cost, is_unreported, asked } => {
+            Open::One { handle, cost, is_unreported, pinned } => {
                 let decision =
                     if self.waits { handle.wait(cost).await } else { handle.ask_store(cost).await };
-                self.evaluation_of_one(decision, is_unreported, || (handle, asked))
+                self.evaluation_of_one(decision, is_unreported, pinned)
             }
             Open::Several(asked) => {
                 let together = ask_all(&self.parts(&asked)).await;
@@ -112,15 +116,10 @@ impl RateLimit {
             Question::Ask { key, cost, is_unreported } => (key, cost, is_unreported),
             Question::Refuse(refusal) => return Ok(Evaluation::refused(refusal)),
         };
-        let asked = limit.limit.now();
-        // Pinned before it is asked, so that what goes back goes where it was taken.
-        let pinned = limit.may_return().then(|| limit.limit.handle(&key));
+        let pinned = limit.may_return().then(|| (limit.limit.handle(&key), limit.limit.now()));
         match self.check(limit, &key, cost) {
-            Ok(Ok(decision)) => {
-                let pinned = || (pinned.unwrap_or_else(|| limit.limit.handle(&key)), asked);
-                Ok(self.evaluation_of_one(decision, is_unreported, pinned))
-            }
-            Ok(Err(handle)) => Err(Open::One { handle, cost, is_unreported, asked }),
+            Ok(Ok(decision)) => Ok(self.evaluation_of_one(decision, is_unreported, pinned)),
+            Ok(Err(handle)) => Err(Open::One { handle, cost, is_unreported, pinned }),
             Err(CheckError::CostTooHigh { limit, .. }) => {
                 Ok(Evaluation::refused(Refusal::CostTooHigh { limit }))
             }
@@ -147,7 +146,7 @@ impl RateLimit {
         &self,
         decision: Decision,
         is_unreported: bool,
-        pinned: impl FnOnce() -> (Handle, Timestamp),
+        pinned: Option<Pinned>,
     ) -> Evaluation {
         let mut evaluation = Evaluation::default();
         let Some(limit) = self.limits.first() else { return evaluation };
@@ -156,8 +155,7 @@ impl RateLimit {
                 self.unknown_clients.unreported(&limit.limit);
             }
             evaluation.refusal = Some(limit.denial(&decision, decision.retry_after()));
-        } else if limit.may_return() {
-            let (handle, asked) = pinned();
+        } else if let Some((handle, asked)) = pinned {
             let allowed = Allowed { decision, asked };
             let spent = Spent { handle, allowed, tokens: decision.cost() };
             evaluation.charges.push(Charge { limit: 0, place: 0, spent });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::several::{Part, Patience, USUAL, ask_for_decision, decide_at_once};
+use super::together::{Part, Patience, USUAL, ask_for_decision, decide_at_once};
 use super::{ActiveLimit, Limiter, Target};
 use crate::bucket::{Found, LeaseBucket, ShortName, Verdict};
 use crate::decision::Decision;

@@ -255,7 +255,7 @@ impl ActiveLimit {
     }
 }
 
-/// What a layer asks, which looks at a request's limits one after the other.
+/// What a layer asks.
 #[cfg(feature = "tower")]
 impl ActiveLimit {
     /// Decides, or else returns the key's handle, to [wait](Handle::wait) with: for the store, if this node is not sure;
