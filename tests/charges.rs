@@ -256,10 +256,15 @@ async fn limits_of_several_limiters_are_charged_together() {
     assert_eq!(left(&one, "a"), 2);
 }
 
-/// Threads ask through a layer and beside it. Once, what a later limit denied stayed charged to the ones before it.
+/// How many of a key's requests were served, were allowed by the first and the second limit beside the layer, and failed.
+type Counts = [AtomicU64; 4];
+
+/// Threads ask through a layer and beside it, all about one key, and then about the next. Once, what a later limit denied
+/// stayed charged to the ones before it.
 #[test]
 fn concurrent_requests_charge_all_limits_of_the_layer_or_none() {
-    const TOKENS: u64 = 4_000;
+    const KEYS: usize = 400;
+    const TOKENS: u64 = 20;
     let rules: [fn(u64) -> Rule; 4] = [
         |tokens| Quota::new(1, HOUR).burst(tokens).into(),
         |tokens| FixedWindow::new(tokens, HOUR).into(),
@@ -270,55 +275,67 @@ fn concurrent_requests_charge_all_limits_of_the_layer_or_none() {
     for rule in rules {
         let limits = local_limits([rule(TOKENS), rule(TOKENS), rule(TOKENS / 2)]);
         let [first, second, third] = limits.each_ref().map(|limit| by_header(limit.clone()));
-        let rate_limit = RateLimit::new(first).and(second).and(
-            third.charge_if(|response| response.status == StatusCode::UNAUTHORIZED).cost(|_| 2),
-        );
+        let failures = third.charge_if(|response| response.status == StatusCode::UNAUTHORIZED);
+        let rate_limit = RateLimit::new(first).and(second).and(failures.cost(|_| 2));
         let service = RateLimitLayer::new(rate_limit).layer(service_fn(serve));
-        let counts: Arc<[AtomicU64; 4]> = Arc::default();
+        let counts: Arc<[Counts]> = (0..KEYS).map(|_| Counts::default()).collect();
+        let together = Arc::new(tokio::sync::Barrier::new(4));
         let tasks: Vec<_> = (0..4)
             .map(|seed| {
-                let (service, limits, counts) = (service.clone(), limits.clone(), counts.clone());
-                runtime.spawn(ask_at_random(service, limits, counts, seed))
+                let (service, limits, together) =
+                    (service.clone(), limits.clone(), together.clone());
+                let counts = counts.clone();
+                runtime.spawn(ask_at_random(service, limits, counts, together, seed))
             })
             .collect();
         for task in tasks {
             runtime.block_on(task).unwrap();
         }
-        let [served, alone @ .., failed] =
-            counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-        assert!(served > 1000 && failed > 500 && alone[0] > 500, "{counts:?}");
-        let charged = [served + alone[0], served + alone[1], 2 * failed];
-        let left = limits.each_ref().map(|limit| left(limit, "key"));
-        let tokens = [TOKENS, TOKENS, TOKENS / 2];
-        let sums: Vec<_> = left.iter().zip(charged).map(|(left, charged)| left + charged).collect();
-        assert_eq!(sums, tokens, "{:?}: {counts:?}, {left:?} left", limits[0].rule());
+        let mut sums = [0; 4];
+        for (key, counts) in counts.iter().enumerate() {
+            let counts = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+            let [served, first, second, failed] = counts;
+            let left = limits.each_ref().map(|limit| left(limit, &key.to_string()));
+            let charged = [served + first, served + second, 2 * failed];
+            let whole = [0, 1, 2].map(|index| left[index] + charged[index]);
+            let expected = [TOKENS, TOKENS, TOKENS / 2];
+            assert_eq!(whole, expected, "{:?}: {counts:?}, {left:?} left", limits[0].rule());
+            sums = [0, 1, 2, 3].map(|index| sums[index] + counts[index]);
+        }
+        let least = KEYS as u64;
+        assert!(sums.iter().all(|sum| *sum > least), "{sums:?}");
     }
 }
 
 async fn ask_at_random<S>(
     service: S,
     limits: [ActiveLimit; 3],
-    counts: Arc<[AtomicU64; 4]>,
+    counts: Arc<[Counts]>,
+    together: Arc<tokio::sync::Barrier>,
     seed: u64,
 ) where
     S: tower::Service<Request<()>, Response = Response<String>, Error = &'static str> + Clone,
 {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let count = |index: usize, is_counted: bool| {
-        counts[index].fetch_add(is_counted.into(), Ordering::Relaxed);
-    };
-    for _ in 0..3_000 {
-        if rng.u8(..4) == 0 {
-            let index = rng.usize(..2);
-            count(1 + index, limits[index].check("key").is_allowed());
-            continue;
+    for (key, counts) in counts.iter().enumerate() {
+        let key = key.to_string();
+        let count = |index: usize, is_counted: bool| {
+            counts[index].fetch_add(is_counted.into(), Ordering::Relaxed);
+        };
+        together.wait().await;
+        for _ in 0..15 {
+            if rng.u8(..4) == 0 {
+                let index = rng.usize(..2);
+                count(1 + index, limits[index].check(&*key).is_allowed());
+                continue;
+            }
+            let is_failure = rng.u8(..3) == 0;
+            let status = if is_failure { 401 } else { 200 };
+            let response = service.clone().oneshot(request(&key, status)).await.unwrap();
+            let is_served = response.status() != StatusCode::TOO_MANY_REQUESTS;
+            count(0, is_served);
+            count(3, is_served && is_failure);
         }
-        let is_failure = rng.u8(..3) == 0;
-        let status = if is_failure { 401 } else { 200 };
-        let response = service.clone().oneshot(request("key", status)).await.unwrap();
-        let is_served = response.status() != StatusCode::TOO_MANY_REQUESTS;
-        count(0, is_served);
-        count(3, is_served && is_failure);
     }
 }
 
