@@ -449,6 +449,19 @@ fn year_rules() -> [(Rule, u64); 4] {
     ]
 }
 
+/// What a key has left, once what goes back has arrived.
+async fn left_in_the_end(limit: &AsyncLimit, expected: u64) -> u64 {
+    let mut left = 0;
+    for _ in 0..500 {
+        left = limit.check_sure_n("key", 0).await.unwrap().remaining();
+        if left == expected {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    left
+}
+
 /// Nodes decide by a group of four limits and reserve of each, at the same time, and spend what is left at the end.
 #[tokio::test]
 async fn exact_limits_of_a_group_are_charged_by_redis_for_what_all_allowed_and_for_nothing_else() {
@@ -493,15 +506,7 @@ async fn exact_limits_of_a_group_are_charged_by_redis_for_what_all_allowed_and_f
     for (index, (_, tokens)) in year_rules().into_iter().enumerate() {
         let limit = nodes[0].async_limit(NAMES[index]).unwrap();
         let expected = tokens - together - alone[index];
-        // What goes back is on its way.
-        let mut left = 0;
-        for _ in 0..500 {
-            left = limit.check_sure_n("key", 0).await.unwrap().remaining();
-            if left == expected {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let left = left_in_the_end(&limit, expected).await;
         assert_eq!(left, expected, "{}: {together} together, {alone:?} alone", NAMES[index]);
     }
 }

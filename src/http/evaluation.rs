@@ -43,7 +43,7 @@ struct Charge {
 /// A question that the store or time has to answer. It borrows nothing, so that it can wait.
 pub(super) enum Open {
     One { handle: Handle, cost: u32, is_unreported: bool, pinned: Option<Pinned> },
-    Several(Asked),
+    Several(Box<Asked>),
 }
 
 /// The key of a request whose response decides about the charge, pinned before it is asked, so that what goes back goes where
@@ -91,7 +91,7 @@ impl RateLimit {
         let together = decide_if_sure(&self.parts(&asked));
         match together {
             Some(together) => Ok(self.evaluation(asked, together)),
-            None => Err(Open::Several(asked)),
+            None => Err(Open::Several(Box::new(asked))),
         }
     }
 
@@ -105,7 +105,7 @@ impl RateLimit {
             }
             Open::Several(asked) => {
                 let together = ask_all(&self.parts(&asked)).await;
-                self.evaluation(asked, together)
+                self.evaluation(*asked, together)
             }
         }
     }

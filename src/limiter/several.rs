@@ -78,12 +78,11 @@ impl Limiter {
             let same = |last: &&mut Part<'_>| {
                 Arc::ptr_eq(&last.limit.state, &limit.state) && last.key == &**key
             };
-            match asked.last_mut().filter(same) {
-                Some(last) => last.cost = last.cost.saturating_add(*cost),
-                None => {
-                    let patience = Patience::Store;
-                    asked.push(Part { limit, key, cost: *cost, patience });
-                }
+            if let Some(last) = asked.last_mut().filter(same) {
+                last.cost = last.cost.saturating_add(*cost);
+            } else {
+                let patience = Patience::Store;
+                asked.push(Part { limit, key, cost: *cost, patience });
             }
         }
         asked.iter().try_for_each(|part| part.limit.validate_cost(part.cost))?;

@@ -86,16 +86,7 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let quota = limit.rule.quota();
             let (period_us, most) = (quota.period().as_micros() as u64, quota.burst_tokens());
             let token_us = period_us / quota.tokens();
-            now = match random.u32(..100) {
-                0..30 => now,
-                30..60 => now + random.u64(..=2 * token_us),
-                60..80 => now + random.u64(..=period_us / 10),
-                80..90 => (now / period_us + 1) * period_us - random.u64(..2),
-                90..94 => now + random.u64(..=2 * period_us),
-                94..98 => now.saturating_sub(random.u64(..=period_us / 100)),
-                _ => now.saturating_sub(random.u64(..=3 * period_us)),
-            }
-            .clamp(BEGIN_US / 2, latest_us);
+            now = next_time(now, period_us, token_us, &mut random).clamp(BEGIN_US / 2, latest_us);
             let cost = match random.u32(..10) {
                 0 => 0,
                 1..6 => 1,
@@ -109,17 +100,7 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let windows = windows_of(rule, now);
             let request = ExactRequest { limit, rule, key, cost, deed, slot_within_us, windows };
             if random.u32(..5) == 0 && !spent.is_empty() {
-                // Mostly the last one, and now and then again.
-                let last = spent.len() - 1;
-                let place = if random.bool() { last } else { random.usize(..=last) };
-                let (request, at) = spent[place].clone();
-                if random.u32(..4) > 0 {
-                    spent.remove(place);
-                }
-                let cost = if random.bool() { request.cost } else { random.u32(1..=request.cost) };
-                let (deed, windows) = (Deed::Return(at), windows_of(request.rule, now));
-                let request = ExactRequest { cost, deed, windows, ..request };
-                returned += u64::from(pair.ask(&request, now));
+                returned += u64::from(pair.ask(&a_return(&mut spent, now, &mut random), now));
                 continue;
             }
             let Some(at) = pair.spend(&request, now) else { continue };
@@ -134,6 +115,36 @@ fn same_machine(seed: u64, rules: &[Rule]) {
     let least = pair.operations / 50;
     assert!((least..pair.operations - least).contains(&allowed), "{allowed}");
     assert!(returned > pair.operations / 100, "{returned} given back");
+}
+
+/// When the next request comes: mostly later, and often at the edge of a period.
+fn next_time(now: u64, period_us: u64, token_us: u64, random: &mut fastrand::Rng) -> u64 {
+    match random.u32(..100) {
+        0..30 => now,
+        30..60 => now + random.u64(..=2 * token_us),
+        60..80 => now + random.u64(..=period_us / 10),
+        80..90 => (now / period_us + 1) * period_us - random.u64(..2),
+        90..94 => now + random.u64(..=2 * period_us),
+        94..98 => now.saturating_sub(random.u64(..=period_us / 100)),
+        _ => now.saturating_sub(random.u64(..=3 * period_us)),
+    }
+}
+
+/// What goes back of something that was spent: mostly the last, all or a part of it, and now and then again.
+fn a_return(
+    spent: &mut Vec<(ExactRequest, SpentAt)>,
+    now: u64,
+    random: &mut fastrand::Rng,
+) -> ExactRequest {
+    let last = spent.len() - 1;
+    let place = if random.bool() { last } else { random.usize(..=last) };
+    let (request, at) = spent[place].clone();
+    if random.u32(..4) > 0 {
+        spent.remove(place);
+    }
+    let cost = if random.bool() { request.cost } else { random.u32(1..=request.cost) };
+    let windows = windows_of(request.rule, now);
+    ExactRequest { cost, deed: Deed::Return(at), windows, ..request }
 }
 
 /// The windows about now, where they are a calendar's.

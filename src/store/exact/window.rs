@@ -32,6 +32,15 @@ pub(super) fn standing(rule: &'static WindowRule, reply: &[f64]) -> Option<Stand
     Some(Standing::Window(rule, Counts { current: spent(current)?, previous, left_us }))
 }
 
+/// Gives back to the window that it was taken from, of the current and the previous one. False if that does not count.
+fn give_back(back: u64, passed: Option<u64>, windows: [&mut u64; 2]) -> bool {
+    let Some(passed) = passed else { return false };
+    let [current, previous] = windows;
+    let window = if passed == 0 { current } else { previous };
+    *window = window.saturating_sub(back);
+    true
+}
+
 impl Record for WindowRecord {
     fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers {
         let [tokens, period_us, sliding, at_us] = [0, 1, 2, 5].map(|index| numbers[index] as u64);
@@ -66,16 +75,9 @@ impl Record for WindowRecord {
         let left_us = period_us - now % period_us;
         let counted = u128::from(previous * sliding) * u128::from(left_us) / u128::from(period_us);
         let is_allowed = if cost < 0 {
-            // Into the window that it was taken from, while that counts.
-            let back = cost.unsigned_abs();
             let passed = (now / period_us).checked_sub(at_us / period_us);
-            let counts = passed.filter(|passed| record.is_some() && *passed <= sliding);
-            match counts {
-                Some(0) => current = current.saturating_sub(back),
-                Some(_) => previous = previous.saturating_sub(back),
-                None => {}
-            }
-            counts.is_some()
+            let passed = passed.filter(|passed| record.is_some() && *passed <= sliding);
+            give_back(cost.unsigned_abs(), passed, [&mut current, &mut previous])
         } else {
             i128::from(current) + i128::from(ask) + counted as i128 <= tokens.into()
         };
