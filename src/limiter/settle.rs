@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use super::ActiveLimit;
+#[cfg(feature = "tower")]
+use super::Handle;
 use super::async_limit::Charge;
 use super::slots::BACKGROUND_WAIT_US;
-use super::{ActiveLimit, Handle};
 use crate::algorithm::{Standing, Taken};
 use crate::bucket::{Found, LeaseBucket, OVERFLOW};
 use crate::decision::{Decision, Source};

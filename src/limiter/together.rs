@@ -21,7 +21,6 @@ pub(crate) enum Patience {
     /// For the store, where this node is not sure.
     Store,
     /// For its slot too.
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "layers hold requests"))]
     Slot,
 }
 
