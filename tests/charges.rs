@@ -137,6 +137,35 @@ async fn only_failed_logins_are_charged_and_the_next_one_after_too_many_is_denie
     }
 }
 
+/// Clients at their own connections, about limits of which the second one denies most.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_limits_of_an_axum_service_are_charged_together_or_not_at_all() {
+    const REQUESTS: u64 = 150;
+    let [by_user, all] = local_limits([per_hour(REQUESTS), per_hour(100)]);
+    let user = KeyOf::plain_header(HeaderName::from_static("x-password"));
+    let rate_limit = RateLimit::new(KeyedLimit::new(by_user.clone(), user))
+        .and(KeyedLimit::per_client(all.clone()).cost(|_| 3));
+    let app =
+        Router::new().route("/", post(|| async { "done" })).layer(RateLimitLayer::new(rate_limit));
+    let url = serve_axum(app).await;
+    let asking = ["ann", "bob"].map(|user| {
+        let (url, client) = (url.clone(), client());
+        async move {
+            let mut served = 0;
+            for _ in 0..REQUESTS {
+                served += u64::from(post_status(&client, &url, user).await.0 == 200);
+            }
+            served
+        }
+    });
+    #[allow(clippy::disallowed_methods, reason = "clients are not the service")]
+    let [ann, bob] = asking.map(tokio::spawn);
+    let (ann, bob) = (ann.await.unwrap(), bob.await.unwrap());
+    assert_eq!(ann + bob, 33, "three tokens each");
+    assert_eq!([left(&by_user, "ann"), left(&by_user, "bob")], [REQUESTS - ann, REQUESTS - bob]);
+    assert_eq!(left(&all, "127.0.0.1"), 1);
+}
+
 /// Nobody can guess for free by going away before the answer.
 #[tokio::test]
 async fn request_without_a_response_stays_charged() {
@@ -367,6 +396,15 @@ async fn request_that_leaves_a_queue_is_charged_to_no_other_limit() {
     let denied = ask(&layer, request("a", 200)).await;
     assert!(denied.body().contains("hour"), "{}", denied.body());
     assert!(limiter.limit("pace").unwrap().check("a").is_allowed(), "the slot is still free");
+}
+
+/// Its slot has passed: the service was called in it.
+#[tokio::test]
+async fn leaky_bucket_is_charged_whatever_the_response_says() {
+    let [pace] = local_limits([LeakyBucket::per_hour(1).into()]);
+    let layer: RateLimitLayer<String> = RateLimitLayer::new(by_header(pace).charge_if(|_| false));
+    assert_eq!(ask(&layer, request("a", 200)).await.status(), StatusCode::OK);
+    assert_eq!(ask(&layer, request("a", 200)).await.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
 /// Two nodes share the limits, of which the store decides two.

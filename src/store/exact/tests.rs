@@ -311,6 +311,26 @@ fn sliding_log_is_the_same_in_lua_and_in_rust() {
     same_machine(10, &[SlidingLog::new(1000, YEAR).into(), SlidingLog::per_hour(300).into()]);
 }
 
+/// Sums since then are written anew, so there is an end to it.
+#[test]
+fn tokens_of_a_log_do_not_go_back_once_501_elements_are_there_from_then_on() {
+    let (limit, rule) = limit(SlidingLog::per_hour(1000));
+    let mut pair = Pair::new(rule);
+    let request = |deed| {
+        let key = b"key"[..].into();
+        ExactRequest { limit, rule, key, cost: 1, deed, slot_within_us: 0, windows: None }
+    };
+    let spent: Vec<SpentAt> =
+        (0..600).filter_map(|at| pair.spend(&request(Deed::Ask), BEGIN_US + at)).collect();
+    let now = BEGIN_US + 1000;
+    let mut goes_back = |index: usize| pair.ask(&request(Deed::Return(spent[index])), now);
+    assert!(!goes_back(0) && !goes_back(99) && goes_back(100));
+    // Of those that are left 499 are later than this one.
+    assert!(goes_back(99) && !goes_back(97) && goes_back(599) && goes_back(98));
+    let reply = pair.reply(&request(Deed::Ask), now);
+    assert_eq!(reply[2], f64::from(1000 - 600 + 4 - 1));
+}
+
 /// nginx before 1.15 gave a fresh burst where the clock went back; a script that keeps the later time denies for a year.
 #[test]
 fn clock_that_jumps_back_a_year_gives_no_fresh_burst_and_denies_for_two_periods_at_most() {
