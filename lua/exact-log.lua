@@ -1,29 +1,32 @@
 -- exact-log: decides about one request by a sliding log, as src/algorithm/sliding_log.rs defines it.
 --
 -- KEYS[1]    what the key spent (list)
--- ARGV[1]    5 numbers, made by src/store/exact/log.rs
+-- ARGV[1]    6 numbers, made by src/store/exact/log.rs
 --            tokens, period_us     of the limit
---            ask, cost             what the request must find, and what it spends: 0 for nothing
+--            ask, cost             what the request must find, and what it spends: 0 for nothing; below 0: so much was spent,
+--                                  and goes back
+--            at_us                 for what goes back: when it was spent
 --            keep_us               added to the time after which the list is forgotten
 --
--- Reply      a bulk string of 6 numbers: 1 if the request is allowed, else 0; when it was decided, in microseconds
---            since 1970; tokens left; microseconds until the request would be allowed (0 if it is), until the oldest
+-- Reply      a bulk string of 6 numbers: 1 if the request is allowed or was given back, else 0; when that was decided, in
+--            microseconds since 1970; tokens left; microseconds until the request would be allowed (0 if it is), until the oldest
 --            tokens return, and until the last do (0 if none are spent)
 -- List       An element has 2 numbers: when something was spent, and all that was spent by then. The first one is from
 --            before the period, so what was spent within it is the difference between two elements; it is empty if nothing
 --            was.
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
 -- Expiry     when all tokens have returned
--- Writes     only if tokens are spent, or if the clock went back by more than a period
+-- Writes     only if tokens are spent or go back, or if the clock went back by more than a period
 -- Cost       O(log elements) looks, and what LTRIM takes of elements that have gone. Calls: LRANGE, LLEN, TIME, a LINDEX or
 --            more if several elements have gone or the request is denied; if tokens are spent PEXPIRE, RPUSH (LSET within
---            one microsecond), and LTRIM if elements have gone.
+--            one microsecond), and LTRIM if elements have gone. What goes back costs an LRANGE, an LSET for each element since
+--            then, of which there may be 500, and an LTRIM.
 
-local FORMAT, BYTES = '<dd', 2 * 8
+local FORMAT, BYTES, LATER_MAX = '<dd', 2 * 8, 500
 local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
 local pack, unpack_numbers = struct.pack, struct.unpack
 
-local tokens, period_us, ask, cost, keep_us = unpack_numbers('<ddddd', ARGV[1])
+local tokens, period_us, ask, cost, at_us, keep_us = unpack_numbers('<dddddd', ARGV[1])
 -- Mostly no more elements are looked at than these.
 local head = call('LRANGE', KEYS[1], 0, 2)
 local count = #head < 3 and #head or call('LLEN', KEYS[1])
@@ -65,7 +68,7 @@ if count > 0 then
   local ahead_us = last_us - now
   local newest_us = ahead_us > period_us and last_us or max(now, last_us)
   -- The first element stands for all before it, also if the limit's period has become longer since.
-  gone = first(1, function(at_us) return at_us > newest_us - period_us end)
+  gone = first(1, function(time_us) return time_us > newest_us - period_us end)
   local _
   _, base = read(gone - 1)
   if gone < count then oldest_us = read(gone) end
@@ -84,21 +87,49 @@ if count > 0 then
   end
 end
 
+-- Takes `-cost` off what was spent at `at_us`, and off all sums since. False if that does not count any more.
+local function give_back()
+  local place = first(gone, function(time_us) return time_us >= at_us end)
+  if place >= count or count - place > LATER_MAX then return false end
+  local spent_us, sum = read(place)
+  local _, before = read(place - 1)
+  local left = sum - before + cost
+  if spent_us ~= at_us or left < 0 then return false end
+  local shift = left == 0 and 1 or 0
+  for index, element in ipairs(call('LRANGE', KEYS[1], place + shift, -1)) do
+    local time_us, sum_by_then = unpack_numbers(FORMAT, element)
+    call('LSET', KEYS[1], place + index - 1, pack(FORMAT, time_us, sum_by_then + cost))
+  end
+  if left == 0 and count == 2 then
+    -- Nothing is left.
+    call('LTRIM', KEYS[1], 1, 0)
+  elseif left == 0 then
+    call('LTRIM', KEYS[1], 0, -2)
+  end
+  count, head = count - shift, {}
+  oldest_us = gone < count and read(gone) or nil
+  if oldest_us then last_us = read(-1) end
+  return true
+end
+
 local spent, retry_us = total - base, 0
 local is_allowed = spent + ask <= tokens
-if not is_allowed then
+if cost < 0 then
+  is_allowed = count > 0 and give_back()
+  if is_allowed then spent = spent + cost end
+elseif not is_allowed then
   local enough = total + ask - tokens
-  local at_us = read(first(gone, function(_, spent_by_then) return spent_by_then >= enough end))
-  retry_us = at_us + period_us - now
+  local time_us = read(first(gone, function(_, spent_by_then) return spent_by_then >= enough end))
+  retry_us = time_us + period_us - now
 elseif cost > 0 then
   total, spent, oldest_us = total + cost, spent + cost, oldest_us or now
   local keep_ms = ceil((now + period_us - server_us + keep_us) / 1000)
   -- First: Redis does not roll back, and a user without the right to it then writes nothing that stays for ever.
   call('PEXPIRE', KEYS[1], keep_ms)
+  if gone > 1 then call('LTRIM', KEYS[1], gone - 1, -1) end
   if last_us == now then
     call('LSET', KEYS[1], -1, pack(FORMAT, now, total))
   elseif last_us then
-    if gone > 1 then call('LTRIM', KEYS[1], gone - 1, -1) end
     call('RPUSH', KEYS[1], pack(FORMAT, now, total))
   else
     call('RPUSH', KEYS[1], '', pack(FORMAT, now, total))

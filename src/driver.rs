@@ -32,7 +32,7 @@ mod slot_keys;
 
 use clock::TimeSource;
 use evictor::Evictor;
-use exact::ExactCalls;
+use exact::{Ended, ExactCalls};
 pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 pub(crate) use override_sync::OverrideQuery;
@@ -92,6 +92,11 @@ pub(crate) enum Query {
     Settled(SettledRequest),
     Exact(ExactQuery),
     Override(OverrideQuery),
+    /// So many tokens of a limit were not given back.
+    Kept {
+        limit: u32,
+        tokens: u32,
+    },
 }
 
 /// What the caller is told.
@@ -298,12 +303,11 @@ impl Driver {
                     continue;
                 }
                 Query::Exact(query) => {
-                    if let Some(store) = &self.store
-                        && let Some((limit, change)) =
-                            asked.exact.begin(query, store, &self.node.time)
-                    {
-                        self.publish_outage(limit, change, &asked.exact);
-                    }
+                    self.ask_exact(query, &mut asked.exact);
+                    continue;
+                }
+                Query::Kept { limit, tokens } => {
+                    self.publish_kept(limit, tokens);
                     continue;
                 }
             };
@@ -319,6 +323,17 @@ impl Driver {
                 let (bucket, key) = (BucketRef::new(table, key.place), key.key.clone());
                 self.engine.handle(now, Input::Wait { bucket, key, waiter });
             }
+        }
+    }
+
+    fn ask_exact(&self, query: ExactQuery, calls: &mut ExactCalls) {
+        let (limit, returns) = (query.limit, query.request.returns());
+        let Some(store) = &self.store else { return };
+        if let Err(change) = calls.begin(query, store, &self.node.time) {
+            if let Some(change) = change {
+                self.publish_outage(limit, change, calls);
+            }
+            self.publish_kept(limit, returns);
         }
     }
 
@@ -471,7 +486,8 @@ impl Driver {
 
     /// A call for a decision of a limit without leases ended.
     fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
-        let Some((limit, change)) = calls.ended(outcome, self.now()) else { return };
+        let Some(Ended { limit, change, kept }) = calls.ended(outcome, self.now()) else { return };
+        self.publish_kept(limit, kept);
         match change {
             Some(change) => self.publish_outage(limit, change, calls),
             // Refusals are told now and then.
@@ -497,6 +513,13 @@ impl Driver {
             }
             OutageChange::Refused(error) => Event::NotDecided { limit, error },
         });
+    }
+
+    fn publish_kept(&self, limit: u32, tokens: u32) {
+        if tokens > 0 {
+            let limit = self.node.limits[limit as usize].name.clone();
+            self.publish(&Event::NotGivenBack { limit, tokens });
+        }
     }
 
     fn publish(&self, event: &Event) {

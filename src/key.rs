@@ -289,6 +289,17 @@ pub(crate) enum KeyName<'a> {
     Written(SmallVec<[u8; INLINE_BYTES]>),
 }
 
+#[cfg(feature = "tower")]
+impl KeyName<'_> {
+    /// The name with bytes of its own.
+    pub(crate) fn into_owned(self) -> KeyName<'static> {
+        KeyName::Written(match self {
+            Self::Held(bytes) => SmallVec::from_slice(bytes),
+            Self::Written(bytes) => bytes,
+        })
+    }
+}
+
 impl Deref for KeyName<'_> {
     type Target = [u8];
 

@@ -111,7 +111,8 @@ pub use limit::{
     SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{
-    ActiveLimit, AsyncLimit, Group, Handle, Limiter, OnKey, Overrides, Reservation, ReserveError,
+    ActiveLimit, AsyncGroup, AsyncLimit, Group, Handle, Limiter, OnKey, Overrides, Reservation,
+    ReserveError,
 };
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;

@@ -23,13 +23,14 @@ mod async_limit;
 mod group;
 mod overrides;
 mod reservation;
-mod settle;
+pub(crate) mod settle;
 mod several;
 mod slots;
+pub(crate) mod together;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
-pub use group::Group;
+pub use group::{AsyncGroup, Group};
 pub use overrides::Overrides;
 pub use reservation::{Reservation, ReserveError};
 pub use several::OnKey;

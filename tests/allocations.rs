@@ -177,8 +177,7 @@ async fn a_key_that_has_rested_costs_no_allocation_when_it_is_asked_for_again() 
 }
 
 #[cfg(feature = "tower")]
-#[test]
-fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_change() {
+mod layer {
     use std::convert::Infallible;
     use std::future::{Ready, ready};
     use std::task::{Context, Poll, Waker};
@@ -189,47 +188,61 @@ fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_c
     };
     use tower::{Layer, Service, service_fn};
 
-    let limiter = Limiter::builder()
-        .limit(Limit::new("api", Quota::per_second(1000)))
-        .limit(Limit::new("upload", Quota::per_second(10)))
-        .build()
-        .unwrap();
-    let limit = |name: &str| {
-        let client = ClientIp::peer().behind_networks(["192.0.2.0/24".parse().unwrap()]);
-        let key = KeyOf::client(client).and(KeyOf::client(ClientIp::peer()).hashed());
-        KeyedLimit::new(limiter.limit(name).unwrap(), key)
-    };
-    let one = |style: HeaderStyle| RateLimit::new(limit("api")).headers(style);
-    let expected = [
-        (one(HeaderStyle::none()), 0),
-        (one(HeaderStyle::none()).without_waiting(), 0),
-        (one(HeaderStyle::none()).and(limit("upload")), 0),
-        (one(HeaderStyle::draft_03()), 3),
-        (one(HeaderStyle::draft()), 1),
-    ];
-    // With room for more.
-    let headers = || HeaderMap::with_capacity(16);
-    for (rate_limit, count) in expected {
-        let described = format!("{rate_limit:?}");
+    use super::*;
+
+    /// Allocations for an allowed request of a known key, by a service whose responses have room for more fields.
+    fn allocations_by(rate_limit: RateLimit) -> u64 {
         let served = |mut request: Request<HeaderMap>| -> Ready<Result<_, Infallible>> {
             let mut response = Response::new(String::new());
             *response.headers_mut() = std::mem::take(request.body_mut());
             ready(Ok(response))
         };
         let mut service = RateLimitLayer::new(rate_limit).layer(service_fn(served));
-        let mut counts = [0; 3];
-        for counted in &mut counts {
-            let mut request = Request::new(headers());
+        let mut count = 0;
+        for _ in 0..3 {
+            let mut request = Request::new(HeaderMap::with_capacity(16));
             request.extensions_mut().insert(Peer("192.0.2.1:80".parse().unwrap()));
             request.headers_mut().insert("x-forwarded-for", "2001:db8::1".parse().unwrap());
             let mut context = Context::from_waker(Waker::noop());
-            *counted = allocations(|| {
+            count = allocations(|| {
                 assert!(service.poll_ready(&mut context).is_ready());
                 let answer = std::pin::pin!(service.call(request));
                 let answer = answer.poll(&mut context);
                 assert!(matches!(answer, Poll::Ready(Ok(one)) if one.status().is_success()));
             });
         }
-        assert_eq!(counts[2], count, "{described}");
+        count
+    }
+
+    #[test]
+    fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_change() {
+        let limiter = Limiter::builder()
+            .limit(Limit::new("api", Quota::per_second(1000)))
+            .limit(Limit::new("upload", Quota::per_second(10)))
+            .build()
+            .unwrap();
+        let limit = |name: &str| {
+            let client = ClientIp::peer().behind_networks(["192.0.2.0/24".parse().unwrap()]);
+            let key = KeyOf::client(client).and(KeyOf::client(ClientIp::peer()).hashed());
+            KeyedLimit::new(limiter.limit(name).unwrap(), key)
+        };
+        let one = |style: HeaderStyle| RateLimit::new(limit("api")).headers(style);
+        let open = |is_charged: bool| {
+            RateLimit::new(limit("api").charge_if(move |_| is_charged)).headers(HeaderStyle::none())
+        };
+        let expected = [
+            (one(HeaderStyle::none()), 0),
+            (one(HeaderStyle::none()).without_waiting(), 0),
+            (one(HeaderStyle::none()).and(limit("upload")), 0),
+            (one(HeaderStyle::draft_03()), 3),
+            (one(HeaderStyle::draft()), 1),
+            // A pinned key, and what the response decides about.
+            (open(true), 4),
+            (open(false), 4),
+        ];
+        for (rate_limit, count) in expected {
+            let described = format!("{rate_limit:?}");
+            assert_eq!(allocations_by(rate_limit), count, "{described}");
+        }
     }
 }

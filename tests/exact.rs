@@ -437,3 +437,76 @@ async fn documented_commands_suffice_and_a_missing_one_is_reported() {
         assert!(limit.check_sure("b").await.is_sure(), "{missing}");
     }
 }
+
+/// As good as no refill, and no window that ends: what is charged is what was allowed and used.
+fn year_rules() -> [(Rule, u64); 4] {
+    let year = Duration::from_secs(366 * 24 * 3600);
+    [
+        (Quota::new(1, year / 200).burst(150).into(), 150),
+        (FixedWindow::new(100, year).into(), 100),
+        (SlidingWindow::new(110, year).into(), 110),
+        (SlidingLog::new(120, year).into(), 120),
+    ]
+}
+
+/// What a key has left, once what goes back has arrived.
+async fn left_in_the_end(limit: &AsyncLimit, expected: u64) -> u64 {
+    let mut left = 0;
+    for _ in 0..500 {
+        left = limit.check_sure_n("key", 0).await.unwrap().remaining();
+        if left == expected {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    left
+}
+
+/// Nodes decide by a group of four limits and reserve of each, at the same time, and spend what is left at the end.
+#[tokio::test]
+async fn exact_limits_of_a_group_are_charged_by_redis_for_what_all_allowed_and_for_nothing_else() {
+    const NAMES: [&str; 4] = ["bucket", "fixed", "sliding", "log"];
+    let server = RedisServer::start();
+    let nodes: Vec<Limiter> = (0..3)
+        .map(|_| {
+            let limits = NAMES.iter().zip(year_rules()).map(|(name, (rule, _))| {
+                Limit::new(*name, rule).exact().max_wait(Duration::from_secs(5))
+            });
+            let builder = Limiter::builder().store(redis(&server));
+            limits.fold(builder, Builder::limit).build().unwrap()
+        })
+        .collect();
+    let group = |node: usize| nodes[node].async_group(NAMES).unwrap();
+    let groups = [group(0), group(1), group(2)];
+    let mut rng = fastrand::Rng::with_seed(1);
+    let (mut together, mut alone, mut denied) = (0, [0_u64; 4], 0);
+    for _ in 0..100 {
+        let index = rng.usize(..4);
+        let limit = nodes[rng.usize(..3)].async_limit(NAMES[index]).unwrap();
+        let costs: [u32; 3] = std::array::from_fn(|_| rng.u32(1..3));
+        let [a, b, c] = &groups;
+        let (a, b, c, reserved) = tokio::join!(
+            a.check_sure_n("key", costs[0]),
+            b.check_sure_n("key", costs[1]),
+            c.check_sure_n("key", costs[2]),
+            limit.reserve("key", 3)
+        );
+        for (decision, cost) in [a, b, c].into_iter().zip(costs) {
+            let is_allowed = decision.unwrap().is_allowed();
+            together += if is_allowed { u64::from(cost) } else { 0 };
+            denied += u32::from(!is_allowed);
+        }
+        if let Ok(reservation) = reserved {
+            let used = rng.u32(0..=3);
+            reservation.commit(used);
+            alone[index] += u64::from(used);
+        }
+    }
+    assert!(denied > 50 && together > 20, "{denied} denied, {together} together");
+    for (index, (_, tokens)) in year_rules().into_iter().enumerate() {
+        let limit = nodes[0].async_limit(NAMES[index]).unwrap();
+        let expected = tokens - together - alone[index];
+        let left = left_in_the_end(&limit, expected).await;
+        assert_eq!(left, expected, "{}: {together} together, {alone:?} alone", NAMES[index]);
+    }
+}

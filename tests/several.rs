@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, CheckError, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter,
-    OutagePolicy, Quota, ReserveError, Rule, SlidingLog, SlidingWindow,
+    ActiveLimit, AsyncGroup, AsyncLimit, CheckError, ConfigError, Decision, Event, FixedWindow,
+    LeakyBucket, Limit, Limiter, OutagePolicy, Quota, ReserveError, Rule, SlidingLog,
+    SlidingWindow,
 };
 
 const NODES: usize = 4;
@@ -89,7 +90,7 @@ impl Cluster {
     /// Spends all that is left of a key, on one node, after the others have given back what they held. A node that has a lease
     /// does not ask for the last tokens, and gives the lease back after a while: so there are some `rounds`.
     fn drain(&self, limit: &str, rounds: usize) -> u64 {
-        let limit = self.nodes[0].limit(limit).unwrap();
+        let limit = self.nodes[0].async_limit(limit).unwrap();
         let mut drained = 0;
         for _ in 0..rounds {
             self.pass(Duration::from_secs(60), Duration::from_millis(100));
@@ -602,4 +603,178 @@ fn reserved_tokens_go_back_after_an_outage_unless_its_policy_allowed_them() {
 
 fn micros(us: u64) -> Duration {
     Duration::from_micros(us)
+}
+
+/// Limits with as good as no refill, of which the store decides all but one.
+fn exact_limits() -> [(Limit, u64); 5] {
+    let day = 24 * HOUR;
+    let exact = |name, rule: Rule| Limit::new(name, rule).exact();
+    [
+        (exact("bucket", Quota::new(1, 8 * HOUR).burst(300).into()), 300),
+        (exact("window", FixedWindow::new(200, day).into()), 200),
+        (exact("sliding", SlidingWindow::new(230, day).into()), 230),
+        (exact("log", SlidingLog::new(250, day).into()), 250),
+        (burst("hybrid", 220), 220),
+    ]
+}
+
+/// Two nodes decide at the same time, so that one may find missing what goes back of the other.
+async fn at_once(groups: [&AsyncGroup; 2], costs: [u32; 2]) -> [Decision; 2] {
+    let [one, other] = groups;
+    let (one, other) =
+        tokio::join!(one.check_sure_n("key", costs[0]), other.check_sure_n("key", costs[1]));
+    [one.unwrap(), other.unwrap()]
+}
+
+#[test]
+fn exact_limits_of_a_group_are_charged_for_what_all_allowed_and_for_nothing_else() {
+    let limits = exact_limits();
+    let tokens = limits.each_ref().map(|(_, tokens)| *tokens);
+    let limits = limits.map(|(limit, _)| limit);
+    let names = ["bucket", "window", "sliding", "log", "hybrid"];
+    for seed in 0..10 {
+        let cluster = Cluster::new(&limits);
+        let groups: Vec<_> =
+            cluster.nodes.iter().map(|node| node.async_group(names).unwrap()).collect();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut together, mut denied, mut alone) = (0, [0; 5], [0; 5]);
+        let mut open = Vec::new();
+        for _ in 0..400 {
+            let (node, index) = (rng.usize(..NODES), rng.usize(..5));
+            if rng.u8(..3) > 0 {
+                let costs = [rng.u32(1..3), rng.u32(1..3)];
+                let pair = [&groups[node], &groups[(node + 1) % NODES]];
+                for (decision, cost) in cluster.wait(at_once(pair, costs)).into_iter().zip(costs) {
+                    if decision.is_allowed() {
+                        together += u64::from(cost);
+                    } else {
+                        let by = names.iter().position(|name| *name == decision.limit_name());
+                        denied[by.unwrap()] += 1;
+                    }
+                }
+            } else {
+                let limit = cluster.nodes[node].async_limit(names[index]).unwrap();
+                if let Ok(reservation) = cluster.wait(limit.reserve("key", 5)) {
+                    open.push((index, reservation));
+                }
+            }
+            while open.len() > rng.usize(..6) {
+                let (index, reservation) = open.swap_remove(rng.usize(..open.len()));
+                let used = rng.u32(0..=5);
+                alone[index] += u64::from(used);
+                reservation.commit(used);
+            }
+            cluster.pass(Duration::from_millis(10), Duration::from_millis(5));
+        }
+        drop(open);
+        cluster.pass(Duration::from_secs(1), Duration::from_millis(100));
+        let label = format!("seed {seed}: {together}, {alone:?} alone, denied by {denied:?}");
+        println!("{label}");
+        assert_eq!(cluster.kept.load(Ordering::Relaxed), 0, "{label}");
+        for (index, (name, tokens)) in names.into_iter().zip(tokens).enumerate() {
+            let drained = cluster.drain(name, 3);
+            let charged = together + alone[index];
+            assert_eq!(charged + drained, tokens, "{name}: {drained} left, {label}");
+        }
+        assert!(denied.iter().sum::<u64>() > 100, "{label}");
+    }
+}
+
+/// A request of two keys, of which the second has nothing left.
+#[test]
+fn exact_limits_of_several_keys_are_charged_together_and_give_their_last_slot_back() {
+    let pace = |name| Limit::new(name, LeakyBucket::per_second(10)).exact();
+    let window = Limit::new("window", FixedWindow::per_hour(3)).exact();
+    let cluster = Cluster::new(&[pace("first"), pace("second"), window]);
+    let node = &cluster.nodes[0];
+    let [first, second, window] =
+        ["first", "second", "window"].map(|name| node.async_limit(name).unwrap());
+    assert!(cluster.wait(second.check_sure("bob")).is_allowed());
+    let parts = [first.on("ann"), second.on("bob"), window.on("ann").cost(2)];
+    let denied = cluster.wait(node.check_all(parts)).unwrap();
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "second"));
+    cluster.settle();
+    assert_eq!(cluster.wait(window.check_sure_n("ann", 0)).unwrap().remaining(), 3);
+    assert!(cluster.wait(first.check_sure("ann")).is_allowed(), "its slot went back");
+    let none = [first.on("bob").cost(0), window.on("bob").cost(0)];
+    assert!(cluster.wait(node.check_all(none)).unwrap().is_allowed());
+    assert_eq!(cluster.wait(window.check_sure("bob")).remaining(), 2, "a look spends nothing");
+}
+
+#[test]
+fn debt_of_a_reservation_of_an_exact_limit_is_paid_before_anything_is_allowed() {
+    // Fifteen are owed, and one is asked for: 360 s each. A sliding window counts 9 when 36% of it are left.
+    let rules: [(Rule, u64); 4] = [
+        (Quota::per_hour(10).into(), 5760),
+        (SlidingLog::per_hour(10).into(), 3600),
+        (FixedWindow::per_hour(10).into(), 3600),
+        (SlidingWindow::per_hour(10).into(), 5760),
+    ];
+    for (rule, expected) in rules {
+        let cluster = Cluster::new(&[Limit::new("x", rule).exact()]);
+        let limit = cluster.nodes[0].async_limit("x").unwrap();
+        cluster.wait(limit.reserve("key", 5)).unwrap().commit(25);
+        cluster.settle();
+        let denied = cluster.wait(limit.check_sure("key"));
+        assert_eq!((denied.is_denied(), denied.remaining()), (true, 0), "{rule:?}");
+        let (wait, expected) = (denied.retry_after(), Duration::from_secs(expected));
+        assert!(wait <= expected && wait + Duration::from_secs(5) > expected, "{rule:?}: {wait:?}");
+        cluster.clock.advance(wait.saturating_sub(micros(10)));
+        assert!(cluster.wait(limit.check_sure_n("key", 0)).unwrap().is_denied(), "{rule:?}");
+        cluster.clock.advance(micros(20));
+        assert!(cluster.wait(limit.check_sure("key")).is_allowed(), "{rule:?}");
+    }
+}
+
+#[test]
+fn what_an_exact_limit_cannot_give_back_stays_charged_and_is_told() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let kept = Arc::new(AtomicU64::new(0));
+    let told = kept.clone();
+    let listener = move |event: &Event| {
+        if let Event::NotGivenBack { tokens, .. } = event {
+            told.fetch_add((*tokens).into(), Ordering::Relaxed);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let entered = runtime.enter();
+    let exact = |name| Limit::new(name, FixedWindow::per_hour(10)).exact();
+    let limiter = Limiter::builder()
+        .limit(exact("open").outage(OutagePolicy::Open))
+        .limit(exact("closed").outage(OutagePolicy::Closed))
+        .store(store.clone())
+        .clock(&clock)
+        .listen(listener)
+        .build()
+        .unwrap();
+    drop(entered);
+    let cluster = Cluster { clock, runtime, nodes: vec![limiter], kept };
+    let kept = || cluster.kept.load(Ordering::Relaxed);
+    let [open, closed] = ["open", "closed"].map(|name| cluster.nodes[0].async_limit(name).unwrap());
+    let held = cluster.wait(open.reserve("key", 4)).unwrap();
+    store.set_away(true);
+    drop(held);
+    cluster.pass(Duration::from_secs(1), Duration::from_millis(10));
+    assert_eq!(kept(), 4, "the store did not answer");
+    // The first is allowed by its policy, and the second denied by its own.
+    let denied =
+        cluster.wait(cluster.nodes[0].async_group(["open", "closed"]).unwrap().check_sure("key"));
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "closed"));
+    cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
+    assert_eq!(kept(), 5);
+    store.set_away(false);
+    cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
+    let left = |limit: &AsyncLimit| {
+        let _ = cluster.wait(limit.check_sure_n("key", 0));
+        cluster.pass(Duration::from_secs(1), Duration::from_millis(10));
+        cluster.wait(limit.check_sure_n("key", 0)).unwrap().remaining()
+    };
+    assert_eq!((left(&open), left(&closed)), (6, 10));
+    // The window of what it was allowed ends.
+    let held = cluster.wait(open.reserve("key", 3)).unwrap();
+    cluster.pass(HOUR, Duration::from_secs(10));
+    drop(held);
+    cluster.pass(Duration::from_secs(1), Duration::from_millis(10));
+    assert_eq!((kept(), left(&open)), (8, 10));
 }

@@ -54,6 +54,47 @@ async fn denied_call_is_admitted_after_its_retry_delay() {
     assert!(ask().await.is_ok());
 }
 
+/// Calls that failed before their first message have their status in the head.
+#[tokio::test]
+async fn only_failed_calls_are_charged_and_a_denial_by_another_limit_charges_none() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder()
+        .limit(Limit::new("failed", Quota::per_minute(3)))
+        .limit(Limit::new("all", Quota::per_minute(5)))
+        .clock(&clock)
+        .build()
+        .unwrap();
+    let [failed, all] = ["failed", "all"].map(|name| limiter.limit(name).unwrap());
+    let is_not_found = |code: &http::HeaderValue| code == "5";
+    let failures = KeyedLimit::shared(failed.clone())
+        .charge_if(move |response| response.headers.get("grpc-status").is_some_and(is_not_found));
+    let rate_limit = RateLimit::new(failures).and(KeyedLimit::shared(all.clone()));
+
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}", incoming.local_addr().unwrap());
+    let (_, health) = tonic_health::server::health_reporter();
+    let service = Server::builder().layer(RateLimitLayer::grpc(rate_limit)).add_service(health);
+    tokio::spawn(service.serve_with_incoming(incoming));
+    let connection = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
+    let mut client = HealthClient::new(connection);
+    let mut ask = async |service: &str| {
+        let answer = client.check(HealthCheckRequest { service: service.to_owned() }).await;
+        answer.map_or_else(|status| status.code(), |_| Code::Ok)
+    };
+    let left = || [&failed, &all].map(|limit| limit.check_n("", 0).unwrap().remaining());
+
+    let asked = [ask("").await, ask("unknown").await, ask("").await];
+    assert_eq!(asked, [Code::Ok, Code::NotFound, Code::Ok]);
+    assert_eq!(left(), [2, 2]);
+    assert_eq!([ask("unknown").await, ask("").await], [Code::NotFound, Code::Ok]);
+    assert_eq!(left(), [1, 0]);
+    let denied = client.check(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(denied.code(), Code::ResourceExhausted);
+    assert_eq!(denied.get_details_quota_failure().unwrap().violations[0].subject, "all");
+    assert_eq!(denied.metadata().get(PUSHBACK_MS).unwrap(), "12000");
+    assert_eq!(left(), [1, 0], "a denial charges none");
+}
+
 const KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Whether a limit refuses a request of this content type by gRPC, and the response.

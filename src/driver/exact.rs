@@ -10,7 +10,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use super::clock::TimeSource;
 use crate::error::StoreError;
 use crate::store::Store;
-use crate::store::exact::{ExactReply, ExactRequest};
+use crate::store::exact::{Deed, ExactReply, ExactRequest};
 use crate::sync::{ExactOutage, OutageChange};
 use crate::time::Timestamp;
 
@@ -37,35 +37,54 @@ pub(crate) struct ExactAnswer {
 }
 
 /// How a call ended; by a panic in a user's callback, say.
-pub(super) type Outcome = Result<(Id, Result<(), StoreError>), JoinError>;
+pub(super) type Outcome = Result<(Id, Result<bool, StoreError>), JoinError>;
+
+/// A call that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    limit: u32,
+    at: Timestamp,
+    /// Tokens that go back by it.
+    returns: u32,
+}
+
+/// What a call that ended changes for its limit.
+pub(super) struct Ended {
+    pub(super) limit: u32,
+    pub(super) change: Option<OutageChange>,
+    /// Tokens that did not go back.
+    pub(super) kept: u32,
+}
 
 /// The calls that are under way.
 #[derive(Debug, Default)]
 pub(super) struct ExactCalls {
-    calls: JoinSet<Result<(), StoreError>>,
-    /// The limit of each, and when it began.
-    begun: HashMap<Id, (u32, Timestamp)>,
+    /// Whether each allowed its request.
+    calls: JoinSet<Result<bool, StoreError>>,
+    begun: HashMap<Id, Begun>,
     outages: HashMap<u32, ExactOutage>,
 }
 
 impl ExactCalls {
-    /// Begins a call, if there is anything to gain by it. Returns what changes for the limit.
+    /// Begins a call, if there is anything to gain by it. Returns, if there is not, what changes for the limit.
     pub(super) fn begin(
         &mut self,
         query: ExactQuery,
         store: &Arc<dyn Store>,
         time: &TimeSource,
-    ) -> Option<(u32, OutageChange)> {
+    ) -> Result<(), Option<OutageChange>> {
         let ExactQuery { limit, request, max_wait_us, done } = query;
         let now = time.now();
         let outage = self.outages.entry(limit).or_default();
-        if done.is_closed() || !outage.may_call(now, max_wait_us) {
-            return None;
+        let is_over = request.deed == Deed::Ask && done.is_closed();
+        if is_over || !outage.may_call(now, max_wait_us) {
+            return Err(None);
         }
         if self.begun.len() >= CALLS_MAX {
             let error = StoreError::Server(format!("{CALLS_MAX} decisions are under way"));
-            return outage.refused(error, now).map(|change| (limit, change));
+            return Err(outage.refused(error, now));
         }
+        let begun = Begun { limit, at: now, returns: request.returns() };
         let (store, time) = (store.clone(), time.clone());
         let call = self.calls.spawn(async move {
             let reply = tokio::select! {
@@ -77,10 +96,10 @@ impl ExactCalls {
             };
             // Whoever gave up waiting has dropped the other end.
             let _ = done.send(ExactAnswer { reply, asked: now, answered: time.now() });
-            Ok(())
+            Ok(reply.is_allowed)
         });
-        self.begun.insert(call.id(), (limit, now));
-        None
+        self.begun.insert(call.id(), begun);
+        Ok(())
     }
 
     /// Whether nothing is under way.
@@ -98,18 +117,16 @@ impl ExactCalls {
         self.outages.get(&limit).is_some_and(ExactOutage::is_on_policy)
     }
 
-    /// Takes a call that ended off the list. Returns its limit, and what changes for that.
-    pub(super) fn ended(
-        &mut self,
-        outcome: Outcome,
-        now: Timestamp,
-    ) -> Option<(u32, Option<OutageChange>)> {
+    /// Takes a call that ended off the list.
+    pub(super) fn ended(&mut self, outcome: Outcome, now: Timestamp) -> Option<Ended> {
         let (call, outcome) = match outcome {
             Ok(ended) => ended,
             Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
         };
-        let (limit, began) = self.begun.remove(&call)?;
+        let Begun { limit, at, returns } = self.begun.remove(&call)?;
+        let kept = if outcome == Ok(true) { 0 } else { returns };
         let outage = self.outages.entry(limit).or_default();
-        Some((limit, outage.ended(outcome, began, now)))
+        let change = outage.ended(outcome.map(|_| ()), at, now);
+        Some(Ended { limit, change, kept })
     }
 }

@@ -1,9 +1,9 @@
-//! What limits see of a request.
+//! What limits see of a request and of its response.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::request::Parts;
-use http::{Extensions, HeaderMap, Method, Request, Uri};
+use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri};
 
 /// The address that a request's connection comes from. Insert it into the request's extensions where the
 /// framework does not: axum's `ConnectInfo<SocketAddr>` is read with the feature `axum`, and the address of a
@@ -74,6 +74,29 @@ impl<'a> From<&'a Parts> for Head<'a> {
             uri: &parts.uri,
             headers: &parts.headers,
             extensions: &parts.extensions,
+        }
+    }
+}
+
+/// A response without its body.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ResponseHead<'a> {
+    /// The status.
+    pub status: StatusCode,
+    /// The header fields. Those of the limits are not there yet.
+    pub headers: &'a HeaderMap,
+    /// What the service attached to the response.
+    pub extensions: &'a Extensions,
+}
+
+impl<'a> ResponseHead<'a> {
+    /// The head of a response.
+    pub fn of<B>(response: &'a Response<B>) -> Self {
+        Self {
+            status: response.status(),
+            headers: response.headers(),
+            extensions: response.extensions(),
         }
     }
 }

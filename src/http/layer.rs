@@ -10,11 +10,12 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use super::evaluation::{Evaluation, Open};
 #[cfg(feature = "tonic")]
 use super::grpc::{grpc_only_response, grpc_response};
-use super::head::Head;
+use super::head::{Head, ResponseHead};
 use super::header_style::HeaderValues;
-use super::rate_limit::{Evaluation, Open, RateLimit};
+use super::rate_limit::RateLimit;
 use super::refusal::Refusal;
 use crate::limiter::AsyncLimit;
 
@@ -176,11 +177,18 @@ impl<S: Clone, B> Clone for RateLimitService<S, B> {
     }
 }
 
+/// A request whose response decides about a charge.
+struct Settling<B> {
+    shared: Arc<Shared<Respond<B>>>,
+    evaluation: Evaluation,
+}
+
 impl<B> Shared<Respond<B>> {
     /// The response to a refused request.
-    fn refuse(&self, refusal: &Refusal, head: &Head<'_>, mut values: HeaderValues) -> Response<B> {
+    fn refuse(&self, refusal: &Refusal, head: &Head<'_>, evaluation: &Evaluation) -> Response<B> {
         let mut response = (self.respond)(refusal, head);
         refusal.write_retry_after(response.headers_mut());
+        let mut values = self.rate_limit.header_values(&evaluation.decisions);
         values.write(response.headers_mut());
         response
     }
@@ -204,18 +212,26 @@ where
     fn call(&mut self, request: Request<R>) -> Self::Future {
         let shared = &self.layer.shared;
         let head = Head::of(&request);
-        let mut evaluation = shared.rate_limit.begin(&head);
-        if let Some(question) = shared.rate_limit.advance(&mut evaluation, &head) {
-            let future = self.wait(request, evaluation, question);
-            return ResponseFuture { state: State::Waiting { future: Box::pin(future) } };
-        }
-        let values = shared.rate_limit.header_values(&evaluation);
+        let evaluation = match shared.rate_limit.evaluate(&head) {
+            Ok(evaluation) => evaluation,
+            Err(open) => {
+                let future = Box::pin(self.wait(request, open));
+                return ResponseFuture { state: State::Waiting { future } };
+            }
+        };
         if let Some(refusal) = &evaluation.refusal {
-            let response = Some(shared.refuse(refusal, &head, values));
+            let response = Some(shared.refuse(refusal, &head, &evaluation));
             // The inner service reserved something for this request. A clone has reserved nothing.
             self.inner = self.inner.clone();
             return ResponseFuture { state: State::Refused { response } };
         }
+        if evaluation.is_open() {
+            let open = Box::new(Settling { shared: shared.clone(), evaluation });
+            return ResponseFuture {
+                state: State::Settling { inner: self.inner.call(request), open: Some(open) },
+            };
+        }
+        let values = shared.rate_limit.header_values(&evaluation.decisions);
         ResponseFuture { state: State::Passed { inner: self.inner.call(request), values } }
     }
 }
@@ -225,8 +241,7 @@ impl<S, B> RateLimitService<S, B> {
     fn wait<R>(
         &mut self,
         request: Request<R>,
-        mut evaluation: Evaluation,
-        question: Open,
+        open: Open,
     ) -> impl Future<Output = Result<Response<B>, S::Error>> + Send + use<S, B, R>
     where
         S: Service<Request<R>, Response = Response<B>> + Clone + Send + 'static,
@@ -241,12 +256,12 @@ impl<S, B> RateLimitService<S, B> {
         async move {
             let (parts, body) = request.into_parts();
             let head = Head::from(&parts);
-            shared.rate_limit.finish(&mut evaluation, question, &head).await;
-            let mut values = shared.rate_limit.header_values(&evaluation);
+            let evaluation = shared.rate_limit.answer(open).await;
             if let Some(refusal) = &evaluation.refusal {
-                return Ok(shared.refuse(refusal, &head, values));
+                return Ok(shared.refuse(refusal, &head, &evaluation));
             }
             let mut response = inner.call(Request::from_parts(parts, body)).await?;
+            let mut values = shared.rate_limit.settle(evaluation, &ResponseHead::of(&response));
             values.write(response.headers_mut());
             Ok(response)
         }
@@ -265,6 +280,7 @@ pin_project! {
     #[project = StateProjection]
     enum State<F, B, E> {
         Passed { #[pin] inner: F, values: HeaderValues },
+        Settling { #[pin] inner: F, open: Option<Box<Settling<B>>> },
         Refused { response: Option<Response<B>> },
         Waiting { future: Boxed<B, E> },
     }
@@ -283,6 +299,16 @@ where
             StateProjection::Passed { inner, values } => {
                 let mut response = ready!(inner.poll(context))?;
                 values.write(response.headers_mut());
+                Poll::Ready(Ok(response))
+            }
+            StateProjection::Settling { inner, open } => {
+                let mut response = ready!(inner.poll(context))?;
+                if let Some(open) = open.take() {
+                    let Settling { shared, evaluation } = *open;
+                    let head = ResponseHead::of(&response);
+                    let mut values = shared.rate_limit.settle(evaluation, &head);
+                    values.write(response.headers_mut());
+                }
                 Poll::Ready(Ok(response))
             }
             // A future is not polled after it is ready.

@@ -7,6 +7,8 @@
 mod client_ip;
 #[cfg(any(feature = "axum", feature = "tonic"))]
 mod denied;
+#[cfg(feature = "tower")]
+mod evaluation;
 mod forwarded;
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -31,7 +33,7 @@ pub use crate::network::{Network, NetworkError};
 pub use client_ip::{AddressText, ClientIp, DEFAULT_PREFIX_V4, DEFAULT_PREFIX_V6};
 pub use forwarded::Forwarding;
 #[cfg(feature = "tower")]
-pub use head::{Head, Peer};
+pub use head::{Head, Peer, ResponseHead};
 pub use header_style::{HeaderStyle, LimitReport, Reset};
 #[cfg(feature = "tower")]
 pub use key_of::KeyOf;

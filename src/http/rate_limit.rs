@@ -1,38 +1,36 @@
-//! The limits of a service, and their evaluation for a request.
+//! The limits of a service.
 
 use std::fmt;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use http::HeaderValue;
 use smallvec::SmallVec;
 
 use super::head::Head;
 use super::header_style::{HeaderStyle, HeaderValues, LimitReport};
-use super::keyed_limit::{KeyedLimit, Question};
-use super::refusal::{ErrorBody, Refusal};
+use super::keyed_limit::KeyedLimit;
+use super::refusal::ErrorBody;
 use super::unknown_client::{self, UnknownClients};
 use crate::decision::Decision;
-use crate::error::CheckError;
-use crate::key::WrittenKey;
-use crate::limit::{LimitInfo, Mode};
-use crate::limiter::{AsyncLimit, Handle};
+use crate::limit::LimitInfo;
+use crate::limiter::AsyncLimit;
 
 type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 
-/// The limits of a service, in the order in which they are asked.
+/// The limits of a service.
 ///
-/// A request that one limit denies is not charged to the limits after it. What it was charged to the limits before
-/// it stays spent.
+/// A request has to fit all of them: one that a limit denies is charged to none, and the response names the limit with the
+/// longest wait. One that a limit refuses whatever it has left, because a key is missing or it costs too much, is not counted
+/// by any. What the store or an outage policy decided goes back as in [`AsyncGroup`](crate::AsyncGroup).
 pub struct RateLimit {
-    limits: Vec<KeyedLimit>,
+    pub(super) limits: Vec<KeyedLimit>,
     headers: HeaderStyle,
     error_body: ErrorBody,
-    skip: Option<Box<Skip>>,
-    waits: bool,
+    pub(super) skip: Option<Box<Skip>>,
+    pub(super) waits: bool,
     /// `RateLimit-Policy` of the only limit, which does not change.
     policy: OnceLock<(&'static LimitInfo, HeaderValue)>,
-    unknown_clients: UnknownClients,
+    pub(super) unknown_clients: UnknownClients,
 }
 
 impl fmt::Debug for RateLimit {
@@ -76,7 +74,7 @@ impl RateLimit {
         Self::new(KeyedLimit::shared(limit))
     }
 
-    /// Adds a limit, which is asked after the others.
+    /// Adds a limit, which requests have to fit too.
     #[must_use]
     pub fn and(mut self, limit: KeyedLimit) -> Self {
         unknown_client::show_at_start(&limit.limit);
@@ -123,123 +121,16 @@ impl RateLimit {
     }
 }
 
-/// How far a request has come through the limits. It borrows nothing, so that it can wait.
-#[derive(Debug)]
-pub(super) struct Evaluation {
-    /// The next limit to ask.
-    next: usize,
-    /// What the limits said, for the header fields.
-    decisions: SmallVec<[Decision; 1]>,
-    pub(super) refusal: Option<Refusal>,
-    /// After this time no limit that was asked denies the same request again.
-    wait: Duration,
-}
-
-/// A question that the store or time has to answer.
-pub(super) struct Open {
-    handle: Handle,
-    cost: u32,
-    is_unreported: bool,
-}
-
 impl RateLimit {
-    /// Begins with the first limit; with none if the request is skipped.
-    pub(super) fn begin(&self, head: &Head<'_>) -> Evaluation {
-        let skipped = self.skip.as_ref().is_some_and(|skip| skip(head));
-        let next = if skipped { self.limits.len() } else { 0 };
-        Evaluation { next, decisions: SmallVec::new(), refusal: None, wait: Duration::ZERO }
+    /// Whether responses have header fields.
+    pub(super) fn has_headers(&self) -> bool {
+        self.headers != HeaderStyle::none()
     }
 
-    /// Asks the limits in their order, until one refuses or has to wait.
-    pub(super) fn advance(&self, evaluation: &mut Evaluation, head: &Head<'_>) -> Option<Open> {
-        while evaluation.refusal.is_none() {
-            let limit = self.limits.get(evaluation.next)?;
-            evaluation.next += 1;
-            let (key, cost, is_unreported) = match limit.question(head) {
-                Question::Uncounted => continue,
-                Question::Ask { key, cost, is_unreported } => (key, cost, is_unreported),
-                Question::Refuse(refusal) => {
-                    if let Refusal::UnknownClient { .. } = refusal {
-                        self.unknown_clients.unknown_peer(&limit.limit);
-                    }
-                    evaluation.refusal = Some(refusal);
-                    continue;
-                }
-            };
-            match self.check(limit, &key, cost) {
-                Ok(Ok(decision)) => {
-                    self.record(evaluation, limit, decision, is_unreported, head);
-                }
-                Ok(Err(handle)) => return Some(Open { handle, cost, is_unreported }),
-                Err(CheckError::CostTooHigh { limit, .. }) => {
-                    evaluation.refusal = Some(Refusal::CostTooHigh { limit });
-                }
-                // One limit is asked.
-                Err(CheckError::NoLimit) => {}
-            }
-        }
-        None
-    }
-
-    /// Waits, and then asks the limits that are left.
-    pub(super) async fn finish(
-        &self,
-        evaluation: &mut Evaluation,
-        question: Open,
-        head: &Head<'_>,
-    ) {
-        let mut open = Some(question);
-        while let Some(Open { handle, cost, is_unreported }) = open {
-            let decision =
-                if self.waits { handle.wait(cost).await } else { handle.ask_store(cost).await };
-            if let Some(limit) = self.limits.get(evaluation.next - 1) {
-                self.record(evaluation, limit, decision, is_unreported, head);
-            }
-            open = self.advance(evaluation, head);
-        }
-    }
-
-    fn check(
-        &self,
-        limit: &KeyedLimit,
-        key: &WrittenKey,
-        cost: u32,
-    ) -> Result<Result<Decision, Handle>, CheckError> {
-        if self.waits || limit.limit.mode() == Mode::Exact {
-            limit.limit.check_or_wait(key, cost)
-        } else {
-            limit.limit.check_n(key, cost).map(Ok)
-        }
-    }
-
-    fn record(
-        &self,
-        evaluation: &mut Evaluation,
-        limit: &KeyedLimit,
-        decision: Decision,
-        is_unreported: bool,
-        head: &Head<'_>,
-    ) {
-        let later = self.limits.get(evaluation.next..).unwrap_or_default();
-        if decision.is_denied() {
-            if is_unreported {
-                self.unknown_clients.unreported(&limit.limit);
-            }
-            let later = later.iter().filter_map(|limit| limit.wait(head)).max();
-            let wait = decision.retry_after().max(evaluation.wait).max(later.unwrap_or_default());
-            evaluation.refusal = Some(limit.denial(&decision, wait));
-        } else if !later.is_empty() {
-            evaluation.wait = evaluation.wait.max(decision.left_after(decision.cost()));
-        }
-        if self.headers != HeaderStyle::none() {
-            evaluation.decisions.push(decision);
-        }
-    }
-
-    /// The header fields of the response.
-    pub(super) fn header_values(&self, evaluation: &Evaluation) -> HeaderValues {
+    /// The header fields of a response, by what the limits said.
+    pub(super) fn header_values(&self, decisions: &[Decision]) -> HeaderValues {
         let reports: SmallVec<[LimitReport<'_>; 1]> =
-            evaluation.decisions.iter().copied().map(LimitReport::from).collect();
+            decisions.iter().copied().map(LimitReport::from).collect();
         let policy = match &*reports {
             [report] if self.limits.len() == 1 => Some(self.policy_of(report)),
             _ => None,

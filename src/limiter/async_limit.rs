@@ -13,7 +13,7 @@ use crate::driver::{ExactAnswer, ExactQuery, Query};
 use crate::error::{CheckError, ConfigError};
 use crate::key::Key;
 use crate::limit::{Mode, OutagePolicy};
-use crate::store::exact::{ExactReply, ExactRequest};
+use crate::store::exact::{Deed, ExactReply, ExactRequest};
 use crate::time::Timestamp;
 
 /// A limit of a running limiter in any mode, [exact](Mode::Exact) ones included. Cheap to clone.
@@ -167,8 +167,7 @@ pub(super) struct Charge {
     pub(super) cost: u32,
     /// How long the request may wait for a slot.
     pub(super) slot_within_us: u64,
-    /// It has been spent already.
-    pub(super) is_spent: bool,
+    pub(super) deed: Deed,
 }
 
 impl ActiveLimit {
@@ -189,7 +188,7 @@ impl ActiveLimit {
     /// The store's decision, or that of the outage policy.
     pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let slot_within_us = if self.takes_slots_ahead() { slot_within_us } else { 0 };
-        let charge = Charge { cost, slot_within_us, is_spent: false };
+        let charge = Charge { cost, slot_within_us, deed: Deed::Ask };
         let asked = self.send_exact(key, charge, self.state.terms.max_wait_us);
         let answer = match asked {
             Some(answer) => answer.await.ok(),
@@ -209,7 +208,7 @@ impl ActiveLimit {
         max_wait_us: u64,
     ) -> Option<oneshot::Receiver<ExactAnswer>> {
         let (limit, info) = (self.state.index, self.state.info);
-        let Charge { cost, slot_within_us, is_spent } = charge;
+        let Charge { cost, slot_within_us, deed } = charge;
         let (rule, key) = (info.key_rule.as_ref()?, key.into());
         let windows = match rule {
             KeyRule::Window(WindowRule { calendar: Some(calendar), .. }) => {
@@ -217,8 +216,7 @@ impl ActiveLimit {
             }
             _ => None,
         };
-        let request =
-            ExactRequest { limit: info, rule, key, cost, slot_within_us, is_spent, windows };
+        let request = ExactRequest { limit: info, rule, key, cost, deed, slot_within_us, windows };
         let (done, answer) = oneshot::channel();
         let query = ExactQuery { limit, request, max_wait_us, done };
         self.shared.driver.queries.send(Query::Exact(query)).ok().map(|()| answer)

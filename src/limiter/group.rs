@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::several::{Part, USUAL, ask_all, decide_all};
-use super::{ActiveLimit, Limiter};
+use super::together::{Part, Patience, USUAL, ask_for_decision, decide_at_once};
+use super::{ActiveLimit, Limiter, Target};
 use crate::bucket::{Found, LeaseBucket, ShortName, Verdict};
 use crate::decision::Decision;
 use crate::driver::Buckets;
@@ -58,19 +58,91 @@ impl Limiter {
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> Result<Group, ConfigError> {
-        let mut limits = Vec::<ActiveLimit>::new();
-        for name in names {
-            let limit = self.limit(name.as_ref())?;
-            if limits.iter().any(|other| other.name() == limit.name()) {
-                return Err(ConfigError::RepeatedLimit(limit.name().to_owned()));
-            }
-            limits.push(limit);
-        }
-        if limits.is_empty() {
-            return Err(ConfigError::EmptyGroup);
-        }
-        limits.sort_by_key(|limit| limit.state.index);
-        Ok(Group { limits: limits.into() })
+        let limits = names.into_iter().map(|name| self.limit(name.as_ref()));
+        Ok(Group { limits: in_order(limits)? })
+    }
+
+    /// The same for limits in any mode, [exact](crate::Mode::Exact) ones included.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnknownLimit`] for each name; [`ConfigError::EmptyGroup`] if there is none, and
+    /// [`ConfigError::RepeatedLimit`] if a name comes twice.
+    pub fn async_group<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<AsyncGroup, ConfigError> {
+        let limits = names.into_iter().map(|name| self.find(name.as_ref()));
+        Ok(AsyncGroup(Group { limits: in_order(limits)? }))
+    }
+}
+
+/// The limits in the limiter's order, each once.
+fn in_order(
+    limits: impl Iterator<Item = Result<ActiveLimit, ConfigError>>,
+) -> Result<Arc<[ActiveLimit]>, ConfigError> {
+    let mut limits = limits.collect::<Result<Vec<_>, _>>()?;
+    limits.sort_by_key(|limit| limit.state.index);
+    let is_same = |pair: &&[ActiveLimit]| pair[0].state.index == pair[1].state.index;
+    if let Some(pair) = limits.windows(2).find(is_same) {
+        return Err(ConfigError::RepeatedLimit(pair[0].name().to_owned()));
+    }
+    if limits.is_empty() { Err(ConfigError::EmptyGroup) } else { Ok(limits.into()) }
+}
+
+/// Several limits of a running limiter in any mode, for one key: a request is allowed if all of them allow it, and then spends
+/// from each. Cheap to clone.
+///
+/// Exact limits are asked when all others have allowed the request, one after the other, and the store is told what goes back
+/// of them: the answer does not wait for that.
+///
+/// Cost: that of [`Group`], a round trip for each exact limit, and one in the background for each of which something goes back.
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// use tidegate::{Limit, Limiter, MemoryStore, Quota, SlidingLog};
+///
+/// let limiter = Limiter::builder()
+///     .limit(Limit::new("login", SlidingLog::per_minute(5)).exact())
+///     .limit(Limit::new("day", Quota::per_day(20)))
+///     .store(MemoryStore::new())
+///     .build()?;
+/// let both = limiter.async_group(["login", "day"])?;
+/// assert!(both.check_sure("user:42").await.is_allowed());
+/// # Ok::<(), tidegate::ConfigError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct AsyncGroup(Group);
+
+impl fmt::Debug for AsyncGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl AsyncGroup {
+    /// Decides about one request of `key` that costs one token of each limit: see [`Group::check`], and
+    /// [`AsyncLimit::check_sure`](crate::AsyncLimit::check_sure). Dropping the future before it is ready may leave what the
+    /// store was asked about spent.
+    pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
+        self.0.check_sure(key).await
+    }
+
+    /// The same as [`check_sure`](Self::check_sure) for a request that costs `cost` tokens of each limit. A cost of 0 spends
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] if one of the limits can never admit so high a cost.
+    pub async fn check_sure_n<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+    ) -> Result<Decision, CheckError> {
+        self.0.check_sure_n(key, cost).await
     }
 }
 
@@ -135,17 +207,18 @@ impl Group {
     }
 
     fn decide(&self, key: &[u8], cost: u32) -> Decision {
-        if let Some(decision) = self.decide_by_leases(key, cost) {
-            return decision;
-        }
-        decide_all(&self.parts(key, cost))
+        let decision = self.decide_by_leases(key, cost);
+        let decision = decision.or_else(|| decide_at_once(&self.parts(key, cost, Patience::None)));
+        // A group has a limit.
+        decision.unwrap_or_else(|| self.limits[0].decide(Target::key(key), cost))
     }
 
     async fn decide_or_ask(&self, key: &[u8], cost: u32) -> Decision {
         if let Some(decision) = self.decide_by_leases(key, cost) {
             return decision;
         }
-        ask_all(&self.parts(key, cost)).await
+        let decision = ask_for_decision(&self.parts(key, cost, Patience::Store)).await;
+        decision.unwrap_or_else(|| self.limits[0].decide(Target::key(key), cost))
     }
 
     #[inline(always)]
@@ -160,8 +233,13 @@ impl Group {
         spend_leases(&self.limits, &request)
     }
 
-    fn parts<'a>(&'a self, key: &'a [u8], cost: u32) -> SmallVec<[Part<'a>; USUAL]> {
-        self.limits.iter().map(|limit| Part { limit, key, cost }).collect()
+    fn parts<'a>(
+        &'a self,
+        key: &'a [u8],
+        cost: u32,
+        patience: Patience,
+    ) -> SmallVec<[Part<'a>; USUAL]> {
+        self.limits.iter().map(|limit| Part { limit, key, cost, patience }).collect()
     }
 }
 

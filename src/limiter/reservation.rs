@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::settle::Allowed;
-use super::{ActiveLimit, Handle};
+use super::{ActiveLimit, AsyncLimit, Handle};
 use crate::algorithm::Rule;
 use crate::decision::{Decision, Denied};
 use crate::error::CheckError;
@@ -132,5 +132,24 @@ impl ActiveLimit {
         let decision = handle.decide_or_ask(estimate).await;
         decision.into_result()?;
         Ok(Reservation { handle, allowed: Allowed { decision, asked }, open: estimate })
+    }
+}
+
+impl AsyncLimit {
+    /// Reserves `estimate` tokens of a limit in any mode: see [`ActiveLimit::reserve`].
+    ///
+    /// Of an exact limit the store is told what goes back and what was used beyond, by a call that nobody waits for. If it does
+    /// not answer, what should go back stays charged ([`Event::NotGivenBack`](crate::Event::NotGivenBack)), and what was
+    /// used beyond is lost.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ActiveLimit::reserve`].
+    pub async fn reserve<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        estimate: u32,
+    ) -> Result<Reservation, ReserveError> {
+        self.0.reserve(key, estimate).await
     }
 }

@@ -3,19 +3,24 @@
 use std::sync::Arc;
 
 use super::ActiveLimit;
+#[cfg(feature = "tower")]
+use super::Handle;
+use super::async_limit::Charge;
+use super::slots::BACKGROUND_WAIT_US;
 use crate::algorithm::{Standing, Taken};
 use crate::bucket::{Found, LeaseBucket, OVERFLOW};
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, Buckets, LocalBuckets, PinnedKey, Query, SettledRequest};
 use crate::quota::Curve;
+use crate::store::exact::{Deed, SpentAt};
 use crate::sync::Settlement;
 use crate::time::Timestamp;
 
 /// What a request was allowed, and when it was asked: it was decided then or later.
 #[derive(Clone, Copy)]
-pub(super) struct Allowed {
-    pub(super) decision: Decision,
-    pub(super) asked: Timestamp,
+pub(crate) struct Allowed {
+    pub(crate) decision: Decision,
+    pub(crate) asked: Timestamp,
 }
 
 impl ActiveLimit {
@@ -31,11 +36,14 @@ impl ActiveLimit {
 
     /// The same where the key was pinned before it was asked.
     pub(super) fn give_back_pinned(&self, key: &Arc<PinnedKey>, allowed: &Allowed, tokens: u32) {
+        let Allowed { decision, asked } = allowed;
+        if tokens > 0 && self.is_decided_by_store() {
+            return self.return_to_store(&key.key, decision, tokens);
+        }
         // A key without a place has shared another bucket, perhaps for the last time.
         if tokens == 0 || key.place == OVERFLOW || allowed.decision.took_nothing() {
             return;
         }
-        let Allowed { decision, asked } = allowed;
         match &self.state.buckets {
             Buckets::Leased(_) => {
                 if !self.put_back(&key.key, allowed, tokens) {
@@ -47,6 +55,32 @@ impl ActiveLimit {
                 self.give_back_alone(alone, key.place, decision, tokens, self.precise_now());
             }
         }
+    }
+
+    /// Gives back what the store decided, by a call that nobody waits for.
+    fn return_to_store(&self, key: &[u8], decision: &Decision, tokens: u32) {
+        let deed = match decision.source {
+            Source::Store(standing) => {
+                let ahead = if let Standing::Turn(_, turn) = standing { turn.ahead } else { 0 };
+                Deed::Return(SpentAt { at_us: decision.now.as_micros(), ahead })
+            }
+            // The outage policy allowed it.
+            _ => return self.not_given_back(tokens),
+        };
+        self.tell_store(key, tokens, deed);
+    }
+
+    /// Calls the store without waiting for its answer.
+    fn tell_store(&self, key: &[u8], cost: u32, deed: Deed) {
+        let max_wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
+        let charge = Charge { cost, slot_within_us: 0, deed };
+        // Once the limiter's task has ended with its runtime, nothing is charged or given back any more.
+        let _ = self.send_exact(key, charge, max_wait_us);
+    }
+
+    fn not_given_back(&self, tokens: u32) {
+        let kept = Query::Kept { limit: self.state.index, tokens };
+        let _ = self.shared.driver.queries.send(kept);
     }
 
     /// Puts tokens of a token bucket's lease back, if the engine has not collected them. Tokens of a window are not those of
@@ -92,10 +126,13 @@ impl ActiveLimit {
 
     /// Charges `tokens` more to `key`, whatever is left of it.
     ///
-    /// Cost: a message to the limiter's task if nodes share the limit.
+    /// Cost: a message to the limiter's task if nodes share the limit, and a call of the store if that decides.
     pub(super) fn charge_pinned(&self, key: &Arc<PinnedKey>, tokens: u32) {
         if tokens == 0 {
             return;
+        }
+        if self.is_decided_by_store() {
+            return self.tell_store(&key.key, tokens, Deed::Charge);
         }
         let (place, now) = (key.place, self.precise_now());
         let Buckets::Alone(alone) = &self.state.buckets else {
@@ -126,5 +163,24 @@ impl ActiveLimit {
         let settled = SettledRequest { key: key.clone(), settlement, decided };
         // Once the limiter's task has ended with its runtime, nothing is charged or given back any more.
         let _ = self.shared.driver.queries.send(Query::Settled(settled));
+    }
+}
+
+/// What a request was charged, which can be given back as long as its key is pinned. Dropped, it stays charged.
+#[cfg(feature = "tower")]
+pub(crate) struct Spent {
+    /// Pinned before it was asked.
+    pub(crate) handle: Handle,
+    pub(crate) allowed: Allowed,
+    pub(crate) tokens: u32,
+}
+
+#[cfg(feature = "tower")]
+impl Spent {
+    /// Gives it back. Returns how the key stands then, unless only the store knows.
+    pub(crate) fn give_back(self) -> Option<Decision> {
+        let Handle { limit, key } = &self.handle;
+        limit.give_back_pinned(key, &self.allowed, self.tokens);
+        (!limit.is_decided_by_store()).then(|| limit.decide(self.handle.target(), 0))
     }
 }

@@ -9,11 +9,12 @@ use crate::algorithm::{Standing, Turn};
 use crate::bucket::LocalAnswer;
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, AskedStore, Buckets, SlotKey, SlotKeys, grant_of};
+use crate::store::exact::Deed;
 use crate::sync::{HeldSlots, SlotAnswer, SlotAsk};
 use crate::time::Timestamp;
 
 /// How long the store has for an answer that no caller waits for.
-const BACKGROUND_WAIT_US: u64 = 250_000;
+pub(super) const BACKGROUND_WAIT_US: u64 = 250_000;
 
 /// A decision, and when the slot begins that the store gave for it, in units of the limit's rule.
 pub(super) struct Slot {
@@ -162,8 +163,8 @@ impl ActiveLimit {
 
     /// Asks the store for slots that nobody waits for yet.
     fn ask_ahead(&self, key: &[u8], ask: SlotAsk) -> Option<(SlotAsk, AskedStore)> {
-        let charge =
-            Charge { cost: ask.tokens(), slot_within_us: u64::MAX, is_spent: ask.owed > 0 };
+        let deed = if ask.owed > 0 { Deed::Charge } else { Deed::Ask };
+        let charge = Charge { cost: ask.tokens(), slot_within_us: u64::MAX, deed };
         let wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
         self.send_exact(key, charge, wait_us).map(|answer| (ask, answer))
     }
@@ -290,7 +291,8 @@ impl ActiveLimit {
         };
         let ask = if for_others { of.slots.with(of.key, now, together) } else { None };
         let ask = ask.unwrap_or(alone);
-        let charge = Charge { cost: ask.tokens(), slot_within_us: within_us, is_spent: false };
+        let deed = Deed::Ask;
+        let charge = Charge { cost: ask.tokens(), slot_within_us: within_us, deed };
         let mut asked = Asked { of, now, ask, answer: None };
         asked.answer = self.send_exact(of.key, charge, self.state.terms.max_wait_us);
         let answer = match &mut asked.answer {

@@ -207,7 +207,7 @@ impl ActiveLimit {
         &self.shared.waiting[self.state.index as usize]
     }
 
-    async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
+    pub(super) async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
         if cost == 0 {
             return self.decide_or_ask(Target::key(key), 0).await;
         }
@@ -269,7 +269,7 @@ impl ActiveLimit {
         }
     }
 
-    pub(super) fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         self.shared.node.time.now()
     }
 
@@ -279,7 +279,7 @@ impl ActiveLimit {
     }
 }
 
-/// What a layer asks, which looks at a request's limits one after the other.
+/// What a layer asks.
 #[cfg(feature = "tower")]
 impl ActiveLimit {
     /// Decides, or else returns the key's handle, to [wait](Handle::wait) with: for the store, if this node is not sure;
@@ -298,24 +298,29 @@ impl ActiveLimit {
         if let Some(decision) = self.override_of(key, cost) {
             return Ok(Ok(decision));
         }
-        let target = Target::key(&name);
-        if self.is_decided_by_store() {
-            return Ok(Err(self.hold(&name)));
-        }
-        if let Some(slots) = self.slots() {
-            // Where it is not sure, it waits for the store's word.
-            let sure = self.deny_if_sure(SlotsOf { slots, key: &name }, cost);
-            let sure = sure.map(|decision| self.after_rule(&name, cost, decision));
-            return Ok(sure.ok_or_else(|| self.hold(&name)));
-        }
-        let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
-        let decision = if has_to_wait { None } else { self.decide_if_sure(target, cost) };
+        let decision = self.decide_if_no_wait(&name, cost);
         let decision = decision.map(|decision| self.after_rule(&name, cost, decision));
         Ok(decision.ok_or_else(|| self.hold(&name)))
     }
 
+    /// Decides, unless the request has to wait.
+    pub(super) fn decide_if_no_wait(&self, key: &[u8], cost: u32) -> Option<Decision> {
+        if self.is_decided_by_store() {
+            return None;
+        }
+        if let Some(slots) = self.slots() {
+            // Where it is not sure, it waits for the store's word.
+            return self.deny_if_sure(SlotsOf { slots, key }, cost);
+        }
+        let target = Target::key(key);
+        let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
+        if has_to_wait { None } else { self.decide_if_sure(target, cost) }
+    }
+}
+
+impl ActiveLimit {
     /// How long a request of this limit may wait for its slot.
-    fn queue(&self) -> Duration {
+    pub(super) fn queue(&self) -> Duration {
         match (&self.state.buckets, self.state.info.rule) {
             (Buckets::Alone(_), Rule::LeakyBucket(rule)) => rule.longest_wait(),
             _ => Duration::ZERO,

@@ -23,7 +23,7 @@ pub(crate) const KEEP_US: u64 = 2_000;
 const NUMBER_MAX: f64 = (1_u64 << 53) as f64;
 
 /// Numbers of a request or a reply, as a script has them.
-type Numbers = SmallVec<[f64; 9]>;
+type Numbers = SmallVec<[f64; 11]>;
 
 /// A request of a key of an exact limit.
 #[derive(Clone, Debug)]
@@ -33,17 +33,37 @@ pub(crate) struct ExactRequest {
     pub(crate) key: Arc<[u8]>,
     /// In tokens; 0 spends nothing, and tells what one token would be told.
     pub(crate) cost: u32,
+    pub(crate) deed: Deed,
     /// How long the request may wait for a slot, in microseconds.
     pub(crate) slot_within_us: u64,
-    /// The tokens of a leaky bucket have been spent: they are charged, however long its queue.
-    pub(crate) is_spent: bool,
     /// The windows about now, where they are a calendar's.
     pub(crate) windows: Option<Windows>,
+}
+
+/// What is to be done about the cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    /// It is spent if the request is allowed.
+    Ask,
+    /// It has been spent, and is charged whatever is left.
+    Charge,
+    /// It was spent then, and goes back.
+    Return(SpentAt),
+}
+
+/// By what the store finds what a request spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SpentAt {
+    /// When the store decided, in microseconds since 1970 by its clock.
+    pub(crate) at_us: u64,
+    /// How far ahead the key was then, in units of a bucket's rule.
+    pub(crate) ahead: u64,
 }
 
 /// What the store decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExactReply {
+    /// Or was given back.
     pub(crate) is_allowed: bool,
     pub(crate) standing: Standing,
     /// When, in microseconds since 1970 by the store's clock.
@@ -51,9 +71,30 @@ pub(crate) struct ExactReply {
 }
 
 impl ExactRequest {
-    /// The tokens that there must be.
-    fn ask(&self) -> u32 {
-        self.cost.max(1)
+    /// The tokens that go back.
+    pub(crate) fn returns(&self) -> u32 {
+        if let Deed::Return(_) = self.deed { self.cost } else { 0 }
+    }
+
+    /// The tokens that there must be. What has been spent is charged to a key that has none too.
+    fn ask(&self) -> f64 {
+        if self.deed == Deed::Charge { -NUMBER_MAX } else { self.cost.max(1).into() }
+    }
+
+    /// The tokens that are spent; below 0 if they go back.
+    fn spends(&self) -> f64 {
+        let cost = f64::from(self.cost);
+        if let Deed::Return(_) = self.deed { -cost } else { cost }
+    }
+
+    /// When the tokens that go back were spent, as the script tells the time. 0 if that is in none of its windows.
+    fn spent_at_us(&self) -> f64 {
+        let Deed::Return(SpentAt { at_us, .. }) = self.deed else { return 0.0 };
+        let at_us = match self.windows {
+            Some(windows) => windows.calendar_us(at_us).unwrap_or(0),
+            None => at_us,
+        };
+        at_us as f64
     }
 
     /// The script's `ARGV[1]`. The record is kept for `keep_us` longer than it counts.

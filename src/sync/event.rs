@@ -89,7 +89,8 @@ pub enum Event {
         lane: u32,
     },
     /// Tokens that a request was allowed and did not use were not given back to the key of a limit that nodes share: their
-    /// window has ended, or an outage policy had allowed them.
+    /// window has ended, or an outage policy had allowed them. Of an exact limit also if the store does not answer, and those
+    /// of a leaky bucket if a later slot was given, or of a sliding log after 500 later requests.
     NotGivenBack {
         /// The limit.
         limit: Arc<str>,

@@ -8,8 +8,8 @@ use super::{ExactRequest, Numbers, Record};
 use crate::algorithm::{LogRule, LogStanding, Standing};
 
 pub(super) fn numbers(rule: &LogRule, request: &ExactRequest) -> Numbers {
-    let (ask, cost) = (request.ask().into(), request.cost.into());
-    smallvec![rule.tokens.into(), rule.period_us as f64, ask, cost]
+    let (ask, cost, at_us) = (request.ask(), request.spends(), request.spent_at_us());
+    smallvec![rule.tokens.into(), rule.period_us as f64, ask, cost, at_us]
 }
 
 pub(super) fn standing(reply: &[f64]) -> Option<Standing> {
@@ -27,7 +27,27 @@ pub(super) struct LogRecord {
     before: u64,
 }
 
+/// Tokens do not go back once so many elements are later.
+const LATER_MAX: usize = 500;
+
 impl LogRecord {
+    /// Takes `back` off what was spent at `at_us`, and off all sums since. False if that does not count any more: `gone`
+    /// entries do not.
+    fn give_back(&mut self, back: u64, at_us: u64, gone: usize) -> bool {
+        let place = self.entries.partition_point(|&(at, _)| at < at_us).max(gone);
+        let Some(&(spent_us, sum)) = self.entries.get(place) else { return false };
+        let before = place.checked_sub(1).map_or(self.before, |last| self.entries[last].1);
+        let is_late = self.entries.len() - place > LATER_MAX;
+        if is_late || spent_us != at_us || sum - before < back {
+            return false;
+        }
+        self.entries.iter_mut().skip(place).for_each(|(_, sum)| *sum -= back);
+        if sum - before == back {
+            self.entries.remove(place);
+        }
+        true
+    }
+
     fn newest_us(&self) -> u64 {
         self.entries.back().map_or(0, |last| last.0)
     }
@@ -36,10 +56,11 @@ impl LogRecord {
 impl Record for LogRecord {
     /// Entries that have gone are looked up, and dropped when something is spent.
     fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers {
-        let [tokens, period_us, ask, cost] = [0, 1, 2, 3].map(|index| numbers[index] as u64);
+        let [tokens, period_us, at_us] = [0, 1, 4].map(|index| numbers[index] as u64);
+        let [ask, cost] = [2, 3].map(|index| numbers[index] as i64);
         let mut unused = Self::default();
-        let known = match record {
-            None if cost == 0 => &mut unused,
+        let known = match &mut *record {
+            None if cost <= 0 => &mut unused,
             record => record.get_or_insert_default(),
         };
         let newest_us = known.newest_us();
@@ -53,10 +74,13 @@ impl Record for LogRecord {
             *known = Self { entries: [(now, total)].into(), before: base };
             gone = 0;
         }
-        let is_allowed = total - base + ask <= tokens;
+        let mut is_allowed = (total - base) as i64 + ask <= tokens as i64;
         let mut retry_us = 0;
-        if is_allowed && cost > 0 {
-            total += cost;
+        if cost < 0 {
+            is_allowed = known.give_back(cost.unsigned_abs(), at_us, gone);
+            total -= if is_allowed { cost.unsigned_abs() } else { 0 };
+        } else if is_allowed && cost > 0 {
+            total += cost as u64;
             known.entries.drain(..gone);
             (known.before, gone) = (base, 0);
             match known.entries.back_mut() {
@@ -64,7 +88,7 @@ impl Record for LogRecord {
                 _ => known.entries.push_back((now, total)),
             }
         } else if !is_allowed {
-            let enough = total + ask - tokens;
+            let enough = total + ask as u64 - tokens;
             let last = known.entries.partition_point(|&(_, spent)| spent < enough);
             retry_us = known.entries.get(last).map_or(0, |&(at, _)| at + period_us - now);
         }
@@ -73,6 +97,9 @@ impl Record for LogRecord {
         let next_us = returns_us(known.entries.get(gone));
         let reset_us = if next_us > 0 { returns_us(known.entries.back()) } else { 0 };
         let left = tokens.saturating_sub(total - base);
+        if record.as_ref().is_some_and(|known| known.entries.is_empty()) {
+            *record = None;
+        }
         let allowed = u64::from(is_allowed);
         [allowed, now, left, retry_us, next_us, reset_us]
             .map(|number| number as f64)

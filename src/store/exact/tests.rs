@@ -36,6 +36,18 @@ impl Pair {
 
     /// Asks both, and returns whether the request was allowed.
     fn ask(&mut self, request: &ExactRequest, time_us: u64) -> bool {
+        self.reply(request, time_us)[0] > 0.0
+    }
+
+    /// Asks both. Returns by what the request is found again, if it was allowed.
+    fn spend(&mut self, request: &ExactRequest, time_us: u64) -> Option<SpentAt> {
+        let reply = self.reply(request, time_us);
+        let reply = request.read(&reply).ok().filter(|reply| reply.is_allowed)?;
+        let ahead = if let Standing::Turn(_, turn) = reply.standing { turn.ahead } else { 0 };
+        Some(SpentAt { at_us: reply.at_us, ahead })
+    }
+
+    fn reply(&mut self, request: &ExactRequest, time_us: u64) -> Numbers {
         let key = format!("{}:{:?}", request.limit.rule.algorithm(), request.key);
         let bytes = request.bytes(KEEP_BY_GIVEN_TIME_US);
         let mut call = self.script.prepare_invoke();
@@ -46,7 +58,7 @@ impl Pair {
         let expected = self.model.reply(request, time_us).unwrap();
         self.operations += 1;
         assert_eq!(reply, expected, "operation {}: {request:?} at {time_us}", self.operations);
-        reply[0] > 0.0
+        reply
     }
 }
 
@@ -62,7 +74,11 @@ fn limit(rule: impl Into<Rule>) -> (&'static LimitInfo, &'static KeyRule) {
 fn same_machine(seed: u64, rules: &[Rule]) {
     let rules: Vec<_> = rules.iter().copied().map(limit).collect();
     let (mut pair, mut random) = (Pair::new(rules[0].1), fastrand::Rng::with_seed(seed));
-    let (mut now, mut allowed) = (BEGIN_US, 0);
+    let (mut now, mut allowed, mut returned) = (BEGIN_US, 0, 0);
+    // Hours of a calendar take four, and numbers of scripts are exact up to 2^53.
+    let latest_us = if windows_of(rules[0].1, now).is_some() { 1 << 51 } else { 2 * BEGIN_US };
+    // What was allowed of late.
+    let mut spent: Vec<(ExactRequest, SpentAt)> = Vec::new();
     while pair.operations < OPERATIONS {
         // A plan changes seldom.
         let (limit, rule) = rules[(pair.operations / 500) as usize % rules.len()];
@@ -70,16 +86,7 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let quota = limit.rule.quota();
             let (period_us, most) = (quota.period().as_micros() as u64, quota.burst_tokens());
             let token_us = period_us / quota.tokens();
-            now = match random.u32(..100) {
-                0..30 => now,
-                30..60 => now + random.u64(..=2 * token_us),
-                60..80 => now + random.u64(..=period_us / 10),
-                80..90 => (now / period_us + 1) * period_us - random.u64(..2),
-                90..94 => now + random.u64(..=2 * period_us),
-                94..98 => now.saturating_sub(random.u64(..=period_us / 100)),
-                _ => now.saturating_sub(random.u64(..=3 * period_us)),
-            }
-            .clamp(BEGIN_US / 2, 2 * BEGIN_US);
+            now = next_time(now, period_us, token_us, &mut random).clamp(BEGIN_US / 2, latest_us);
             let cost = match random.u32(..10) {
                 0 => 0,
                 1..6 => 1,
@@ -89,21 +96,147 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let cost = cost.min(limit.rule.cost_max().into()) as u32;
             let slot_within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
             let key = vec![random.u8(..4)].into();
-            let is_spent = random.u32(..20) == 0;
-            let windows = match rule {
-                KeyRule::Window(WindowRule { calendar: Some(calendar), .. }) => {
-                    Some(calendar.around(now))
-                }
-                _ => None,
-            };
-            let request =
-                ExactRequest { limit, rule, key, cost, slot_within_us, is_spent, windows };
-            allowed += u64::from(pair.ask(&request, now));
+            let deed = if random.u32(..100) == 0 { Deed::Charge } else { Deed::Ask };
+            let windows = windows_of(rule, now);
+            let request = ExactRequest { limit, rule, key, cost, deed, slot_within_us, windows };
+            if random.u32(..5) == 0 && !spent.is_empty() {
+                returned += u64::from(pair.ask(&a_return(&mut spent, now, &mut random), now));
+                continue;
+            }
+            let Some(at) = pair.spend(&request, now) else { continue };
+            allowed += 1;
+            if request.cost > 0 {
+                spent.push((request, at));
+                spent.drain(..spent.len().saturating_sub(20));
+            }
         }
     }
-    println!("{allowed} of {} allowed", pair.operations);
+    println!("{allowed} of {} allowed, {returned} given back", pair.operations);
     let least = pair.operations / 50;
     assert!((least..pair.operations - least).contains(&allowed), "{allowed}");
+    assert!(returned > pair.operations / 100, "{returned} given back");
+}
+
+/// When the next request comes: mostly later, and often at the edge of a period.
+fn next_time(now: u64, period_us: u64, token_us: u64, random: &mut fastrand::Rng) -> u64 {
+    match random.u32(..100) {
+        0..30 => now,
+        30..60 => now + random.u64(..=2 * token_us),
+        60..80 => now + random.u64(..=period_us / 10),
+        80..90 => (now / period_us + 1) * period_us - random.u64(..2),
+        90..94 => now + random.u64(..=2 * period_us),
+        94..98 => now.saturating_sub(random.u64(..=period_us / 100)),
+        _ => now.saturating_sub(random.u64(..=3 * period_us)),
+    }
+}
+
+/// What goes back of something that was spent: mostly the last, all or a part of it, and now and then again.
+fn a_return(
+    spent: &mut Vec<(ExactRequest, SpentAt)>,
+    now: u64,
+    random: &mut fastrand::Rng,
+) -> ExactRequest {
+    let last = spent.len() - 1;
+    let place = if random.bool() { last } else { random.usize(..=last) };
+    let (request, at) = spent[place].clone();
+    if random.u32(..4) > 0 {
+        spent.remove(place);
+    }
+    let cost = if random.bool() { request.cost } else { random.u32(1..=request.cost) };
+    let windows = windows_of(request.rule, now);
+    ExactRequest { cost, deed: Deed::Return(at), windows, ..request }
+}
+
+/// The windows about now, where they are a calendar's.
+fn windows_of(rule: &KeyRule, now: u64) -> Option<Windows> {
+    match rule {
+        KeyRule::Window(WindowRule { calendar: Some(calendar), .. }) => Some(calendar.around(now)),
+        _ => None,
+    }
+}
+
+/// Of two keys one also takes tokens, and gives them back at once.
+#[test]
+fn what_goes_back_at_once_was_never_spent() {
+    let rules: [Rule; 5] = [
+        Quota::per_second(10).burst(20).into(),
+        LeakyBucket::per_second(7).queue(Duration::from_secs(2)).into(),
+        FixedWindow::per_second(10).into(),
+        SlidingWindow::per_second(10).into(),
+        SlidingLog::per_second(10).into(),
+    ];
+    for rule in rules {
+        let (limit, rule) = limit(rule);
+        let (mut pair, mut random) = (Pair::new(rule), fastrand::Rng::with_seed(1));
+        let (mut now, mut allowed, mut returned) = (BEGIN_US, 0, 0);
+        let request = |key: u8, cost, deed| {
+            let key = vec![key].into();
+            ExactRequest { limit, rule, key, cost, deed, slot_within_us: u64::MAX, windows: None }
+        };
+        for _ in 0..5000 {
+            now += random.u64(..200_000);
+            let cost = random.u32(1..5);
+            if let Some(at) = pair.spend(&request(1, cost, Deed::Ask), now) {
+                assert!(pair.ask(&request(1, cost, Deed::Return(at)), now), "{limit:?}");
+                returned += 1;
+            }
+            let cost = random.u32(1..3);
+            let one = pair.ask(&request(1, cost, Deed::Ask), now);
+            let other = pair.ask(&request(2, cost, Deed::Ask), now);
+            assert_eq!(one, other, "{limit:?}");
+            allowed += u32::from(one);
+        }
+        assert!((500..4900).contains(&allowed) && returned > 500, "{allowed}, {returned}");
+    }
+}
+
+/// Nothing goes back twice, of a window that has ended, before a slot that was given since, or to another plan.
+#[test]
+fn what_counts_no_more_does_not_go_back() {
+    let rules: [(Rule, Rule); 5] = [
+        (Quota::per_hour(10).into(), Quota::per_hour(20).into()),
+        (
+            LeakyBucket::per_second(7).queue(YEAR).into(),
+            LeakyBucket::per_second(8).queue(YEAR).into(),
+        ),
+        (FixedWindow::per_hour(10).into(), FixedWindow::per_day(10).into()),
+        (SlidingWindow::per_hour(10).into(), SlidingWindow::per_day(10).into()),
+        (SlidingLog::per_hour(10).into(), SlidingLog::per_day(10).into()),
+    ];
+    for (rule, other) in rules {
+        let is_of = |algorithm| rule.algorithm() == algorithm;
+        let (is_slot, is_log) = (is_of("leaky-bucket"), is_of("sliding-log"));
+        let (plan, other) = (limit(rule), limit(other));
+        let mut pair = Pair::new(plan.1);
+        let request = |(limit, rule): (&'static LimitInfo, _), key: u8, deed| {
+            let key = vec![key].into();
+            ExactRequest {
+                limit,
+                rule,
+                key,
+                cost: 3,
+                deed,
+                slot_within_us: u64::MAX,
+                windows: None,
+            }
+        };
+        let at = pair.spend(&request(plan, 1, Deed::Ask), BEGIN_US).unwrap();
+        let later = BEGIN_US + 3 * 3_600_000_000;
+        let after = pair.ask(&request(plan, 1, Deed::Return(at)), later);
+        let is_idle = is_slot || is_of("token-bucket");
+        assert_eq!(after, is_idle, "a bucket is full by then: {rule:?}");
+
+        let at = pair.spend(&request(plan, 2, Deed::Ask), later).unwrap();
+        assert!(pair.spend(&request(plan, 2, Deed::Ask), later + 1).is_some());
+        assert_eq!(pair.ask(&request(plan, 2, Deed::Return(at)), later + 2), !is_slot, "{rule:?}");
+        let again = pair.ask(&request(plan, 2, Deed::Return(at)), later + 2);
+        assert!(!again || !(is_log || is_slot), "{rule:?}");
+
+        let at = pair.spend(&request(plan, 3, Deed::Ask), later).unwrap();
+        assert!(pair.spend(&request(other, 3, Deed::Ask), later + 1).is_some());
+        let kept = pair.ask(&request(plan, 3, Deed::Return(at)), later + 2);
+        assert_eq!(kept, is_log, "by another plan: {rule:?}");
+    }
 }
 
 /// The longest period.
@@ -155,7 +288,7 @@ fn window_of_a_zone_that_follows_another_plan_counts_what_was_spent_until_its_ow
         let KeyRule::Window(WindowRule { calendar: Some(calendar), .. }) = rule else { panic!() };
         let (key, windows) = (b"key"[..].into(), Some(calendar.around(now)));
         let request =
-            ExactRequest { limit, rule, key, cost, slot_within_us: 0, is_spent: false, windows };
+            ExactRequest { limit, rule, key, cost, deed: Deed::Ask, slot_within_us: 0, windows };
         pair.ask(&request, now)
     };
     assert!(ask(month, 1000, MIDNIGHT + HOUR));
@@ -176,6 +309,26 @@ fn sliding_window_is_the_same_in_lua_and_in_rust() {
 fn sliding_log_is_the_same_in_lua_and_in_rust() {
     same_machine(9, &[SlidingLog::per_second(10).into(), SlidingLog::per_minute(7).into()]);
     same_machine(10, &[SlidingLog::new(1000, YEAR).into(), SlidingLog::per_hour(300).into()]);
+}
+
+/// Sums since then are written anew, so there is an end to it.
+#[test]
+fn tokens_of_a_log_do_not_go_back_once_501_elements_are_there_from_then_on() {
+    let (limit, rule) = limit(SlidingLog::per_hour(1000));
+    let mut pair = Pair::new(rule);
+    let request = |deed| {
+        let key = b"key"[..].into();
+        ExactRequest { limit, rule, key, cost: 1, deed, slot_within_us: 0, windows: None }
+    };
+    let spent: Vec<SpentAt> =
+        (0..600).filter_map(|at| pair.spend(&request(Deed::Ask), BEGIN_US + at)).collect();
+    let now = BEGIN_US + 1000;
+    let mut goes_back = |index: usize| pair.ask(&request(Deed::Return(spent[index])), now);
+    assert!(!goes_back(0) && !goes_back(99) && goes_back(100));
+    // Of those that are left 499 are later than this one.
+    assert!(goes_back(99) && !goes_back(97) && goes_back(599) && goes_back(98));
+    let reply = pair.reply(&request(Deed::Ask), now);
+    assert_eq!(reply[2] as u64, 1000 - 600 + 4 - 1);
 }
 
 /// nginx before 1.15 gave a fresh burst where the clock went back; a script that keeps the later time denies for a year.
@@ -201,7 +354,7 @@ fn clock_that_jumps_back_a_year_gives_no_fresh_burst_and_denies_for_two_periods_
                     key,
                     cost: 1,
                     slot_within_us: u64::MAX,
-                    is_spent: false,
+                    deed: Deed::Ask,
                     windows: None,
                 },
                 now,
@@ -238,7 +391,7 @@ fn plan_that_flaps_adds_nothing() {
                 key: b"key"[..].into(),
                 cost: 1,
                 slot_within_us: 0,
-                is_spent: false,
+                deed: Deed::Ask,
                 windows: None,
             };
             allowed += u32::from(pair.ask(&request, BEGIN_US));
@@ -261,7 +414,7 @@ fn bucket_refills_by_the_new_plan_from_the_first_request_on() {
                 key: key(),
                 cost,
                 slot_within_us: 0,
-                is_spent: false,
+                deed: Deed::Ask,
                 windows: None,
             },
             now,
@@ -297,7 +450,7 @@ fn window_of_another_length_counts_what_was_spent_in_its_own_windows() {
                     key,
                     cost,
                     slot_within_us: 0,
-                    is_spent: false,
+                    deed: Deed::Ask,
                     windows: None,
                 },
                 now,
@@ -330,7 +483,7 @@ fn long_log_is_searched_in_few_looks() {
             key: key.clone(),
             cost,
             slot_within_us: 0,
-            is_spent: false,
+            deed: Deed::Ask,
             windows: None,
         };
         let mut call = pair.script.prepare_invoke();
@@ -363,7 +516,7 @@ fn malformed_reply_is_an_error_with_field_and_value() {
             key,
             cost: 1,
             slot_within_us: 0,
-            is_spent: false,
+            deed: Deed::Ask,
             windows: None,
         };
         let reply = |numbers: &[f64]| -> Vec<u8> {

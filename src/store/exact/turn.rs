@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::{ExactRequest, Numbers, Record};
+use super::{Deed, ExactRequest, Numbers, Record, SpentAt};
 use crate::algorithm::{STATE_MAX, Standing, Turn, TurnRule};
 
 /// Microseconds, and the rest in units: of these a microsecond has as many as the rate.
@@ -28,17 +28,25 @@ pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
     let scale = rule.scale();
     let (burst, most, clock_us) = match rule {
         TurnRule::TokenBucket(_) => {
-            let most = (scale.burst as u64).checked_sub(rule.units_of(request.ask().into()));
+            let most = (scale.burst as u64).checked_sub(rule.units_of(request.cost.max(1).into()));
             (scale.burst / scale.token, most, scale.fill_us())
         }
         TurnRule::LeakyBucket { queue, .. } => {
             let clock = queue + scale.token as u64;
             let most = rule.max_delay(request.slot_within_us);
-            (0, Some(if request.is_spent { STATE_MAX } else { most }), rule.micros(clock))
+            (0, Some(most), rule.micros(clock))
         }
     };
-    let cost = span(rule, rule.units_of(request.cost.into()));
+    let most = if request.deed == Deed::Charge { Some(STATE_MAX) } else { most };
     let most = most.map_or([-1.0, 0.0], |most| span(rule, most));
+    let cost = span(rule, rule.units_of(request.cost.into()));
+    let (cost, was) = match request.deed {
+        Deed::Return(SpentAt { at_us, ahead }) => {
+            let [ahead_us, part] = span(rule, ahead);
+            (cost.map(|number| -number), [at_us as f64 + ahead_us, part])
+        }
+        _ => (cost, [0.0, 0.0]),
+    };
     smallvec![
         scale.rate as f64,
         scale.token as f64,
@@ -47,7 +55,9 @@ pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
         cost[1],
         most[0],
         most[1],
-        clock_us as f64
+        clock_us as f64,
+        was[0],
+        was[1]
     ]
 }
 
@@ -76,9 +86,16 @@ impl Record for TurnRecord {
         let [cost, most]: [Span; 2] =
             [(numbers[3] as i64, numbers[4] as i64), (numbers[5] as i64, numbers[6] as i64)];
         let clock_us = numbers[7] as i64;
+        let (was, is_return): (Span, _) = ((numbers[8] as i64, numbers[9] as i64), cost < (0, 0));
         let (mut now, mut free, mut is_written) = (time_us as i64, (0, 0), false);
+        // A bucket without a record is full.
+        let mut goes_back = rule[2] > 0;
         if let Some(Self { free: known, stamp_us, rule: known_rule }) = *record {
             free = known;
+            if is_return && known_rule != rule {
+                return smallvec![0.0, now as f64, 0.0, 0.0];
+            }
+            goes_back = rule[2] > 0 || free == was;
             if stamp_us - now > clock_us {
                 free.0 -= stamp_us - now;
                 is_written = true;
@@ -93,11 +110,17 @@ impl Record for TurnRecord {
         if free.0 < now {
             free = (now, 0);
         }
-        let is_allowed = (free.0 - now, free.1) <= most;
-        if is_allowed && cost != (0, 0) {
+        let is_allowed = if is_return { goes_back } else { (free.0 - now, free.1) <= most };
+        if is_allowed && cost != (0, 0) && (record.is_some() || !is_return) {
             free = (free.0 + cost.0, free.1 + cost.1);
             if free.1 >= rate {
                 free = (free.0 + 1, free.1 - rate);
+            }
+            if free.1 < 0 {
+                free = (free.0 - 1, free.1 + rate);
+            }
+            if free.0 < now {
+                free = (now, 0);
             }
             is_written = true;
         }

@@ -16,12 +16,12 @@ pub(super) struct WindowRecord {
 }
 
 /// Numbers of a request without a calendar, with the time to keep.
-const NUMBERS: usize = 6;
+const NUMBERS: usize = 7;
 
 pub(super) fn numbers(rule: &WindowRule, request: &ExactRequest) -> Numbers {
     let sliding = f64::from(u8::from(rule.is_sliding));
-    let (ask, cost) = (request.ask().into(), request.cost.into());
-    smallvec![rule.tokens.into(), rule.period_us as f64, sliding, ask, cost]
+    let (ask, cost, at_us) = (request.ask(), request.spends(), request.spent_at_us());
+    smallvec![rule.tokens.into(), rule.period_us as f64, sliding, ask, cost, at_us]
 }
 
 pub(super) fn standing(rule: &'static WindowRule, reply: &[f64]) -> Option<Standing> {
@@ -32,14 +32,27 @@ pub(super) fn standing(rule: &'static WindowRule, reply: &[f64]) -> Option<Stand
     Some(Standing::Window(rule, Counts { current: spent(current)?, previous, left_us }))
 }
 
+/// Gives back to the window that it was taken from, of the current and the previous one. False if that does not count.
+fn give_back(back: u64, passed: Option<u64>, windows: [&mut u64; 2]) -> bool {
+    let Some(passed) = passed else { return false };
+    let [current, previous] = windows;
+    let window = if passed == 0 { current } else { previous };
+    *window = window.saturating_sub(back);
+    true
+}
+
 impl Record for WindowRecord {
     fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers {
-        let [tokens, period_us, sliding, ask, cost] =
-            [0, 1, 2, 3, 4].map(|index| numbers[index] as u64);
+        let [tokens, period_us, sliding, at_us] = [0, 1, 2, 5].map(|index| numbers[index] as u64);
+        let [ask, cost] = [3, 4].map(|index| numbers[index] as i64);
         let (mut now, mut current, mut previous, mut is_written) = (time_us, 0, 0, false);
         if let Some(known) = *record {
             (current, previous) = (known.current, known.previous);
             let mut stamp_us = known.stamp_us;
+            if known.period_us != period_us && cost < 0 {
+                // Another plan counts by now.
+                return smallvec![0.0, now as f64, 0.0, 0.0];
+            }
             if known.period_us != period_us {
                 // As if the new period had been there when something was spent last; of a calendar, that is not known.
                 (current, previous) = (current.min(tokens), previous.min(tokens));
@@ -61,9 +74,15 @@ impl Record for WindowRecord {
         }
         let left_us = period_us - now % period_us;
         let counted = u128::from(previous * sliding) * u128::from(left_us) / u128::from(period_us);
-        let is_allowed = u128::from(current + ask) + counted <= tokens.into();
-        if is_allowed && cost > 0 {
-            current += cost;
+        let is_allowed = if cost < 0 {
+            let passed = (now / period_us).checked_sub(at_us / period_us);
+            let passed = passed.filter(|passed| record.is_some() && *passed <= sliding);
+            give_back(cost.unsigned_abs(), passed, [&mut current, &mut previous])
+        } else {
+            i128::from(current) + i128::from(ask) + counted as i128 <= tokens.into()
+        };
+        if is_allowed && cost != 0 {
+            current += cost.max(0) as u64;
             is_written = true;
         }
         if is_written {

@@ -1,0 +1,327 @@
+//! Limits that decide together about a request: all of them are spent from, or none.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::settle::Allowed;
+use super::{ActiveLimit, Target};
+use crate::algorithm::Rule;
+use crate::decision::{Decision, Source};
+use crate::time::Timestamp;
+
+/// Most requests have at most so many limits.
+pub(super) const USUAL: usize = 4;
+
+/// How far a request may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Not at all, unless the store decides about it.
+    None,
+    /// For the store, where this node is not sure.
+    Store,
+    /// For its slot too.
+    Slot,
+}
+
+/// What one limit is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) limit: &'a ActiveLimit,
+    pub(crate) key: &'a [u8],
+    pub(crate) cost: u32,
+    pub(crate) patience: Patience,
+}
+
+/// When a part is decided: what goes back by itself or at once is taken first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Here,
+    Store,
+    Slot,
+}
+
+impl<'a> Part<'a> {
+    fn target(&self) -> Target<'a> {
+        Target::key(self.key)
+    }
+
+    fn asked_at(&self) -> Timestamp {
+        self.limit.state.clock.now()
+    }
+
+    fn stage(&self) -> Stage {
+        match self.limit.rule() {
+            // Its slots pass, and mostly cannot be given back.
+            Rule::LeakyBucket(_) => Stage::Slot,
+            _ if self.limit.is_decided_by_store() => Stage::Store,
+            _ => Stage::Here,
+        }
+    }
+
+    /// Whether the request is held until its slot.
+    fn is_held(&self) -> bool {
+        self.patience == Patience::Slot && self.stage() == Stage::Slot
+    }
+
+    /// How the key stands, as a decision about the cost that spends nothing. `None` if only the store knows.
+    fn look(&self) -> Option<Decision> {
+        if self.limit.is_decided_by_store() {
+            return None;
+        }
+        let look = if self.is_held() {
+            self.limit.decide_within(self.target(), 0, u64::MAX)
+        } else {
+            self.limit.decide(self.target(), 0)
+        };
+        // What nodes hold elsewhere is not known for sure, and a slot is for a request of any cost.
+        let is_counted = matches!(look.source, Source::Local(_)) && self.stage() != Stage::Slot;
+        let lacks = is_counted && look.remaining() < self.cost.into();
+        Some(Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look })
+    }
+
+    /// Whether the request has to wait, where this is what a look says.
+    #[cfg(feature = "tower")]
+    fn has_to_wait(&self, look: Option<&Decision>) -> bool {
+        let Some(look) = look else { return true };
+        let is_held = || self.is_held() && self.limit.decide(self.target(), 0).is_denied();
+        let asks_store = || !look.is_sure() || self.limit.slots().is_some();
+        self.patience != Patience::None && (asks_store() || is_held())
+    }
+
+    /// Decides as far as the request may wait.
+    async fn ask(&self) -> Decision {
+        let (limit, queue) = (self.limit, self.limit.queue());
+        match self.patience {
+            Patience::Slot if queue > Duration::ZERO => {
+                limit.wait(self.key, self.cost, queue).await
+            }
+            Patience::None if !limit.is_decided_by_store() => {
+                limit.decide(self.target(), self.cost)
+            }
+            _ => limit.decide_or_ask(self.target(), self.cost).await,
+        }
+    }
+}
+
+/// What several limits say of a request.
+pub(crate) enum Together {
+    /// All were charged: what each of them allowed, in order.
+    Allowed(SmallVec<[Allowed; USUAL]>),
+    Denied(TogetherDenied),
+}
+
+/// None was charged.
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "layers tell of each limit"))]
+pub(crate) struct TogetherDenied {
+    /// The place of the part with the longest wait, and its decision.
+    pub(crate) by: usize,
+    pub(crate) decision: Decision,
+    /// How each part stands, as far as this node knows.
+    pub(crate) looks: Looks,
+}
+
+impl Together {
+    /// The decision of the limit that denies, or else of the one with the fewest tokens left. `None` of no limits.
+    pub(super) fn decision(self) -> Option<Decision> {
+        match self {
+            Self::Allowed(all) => {
+                all.into_iter().map(|allowed| allowed.decision).reduce(fewer_left)
+            }
+            Self::Denied(denied) => Some(denied.decision),
+        }
+    }
+}
+
+/// What was spent of several limits. Unless all of them allow the request, it goes back, the last first.
+struct Takes<'a, 'k> {
+    parts: &'a [Part<'k>],
+    taken: SmallVec<[(usize, Allowed); USUAL]>,
+    /// The first denial.
+    denied: Option<(usize, Decision)>,
+}
+
+/// How parts stand, as far as this node knows.
+type Looks = SmallVec<[Option<Decision>; USUAL]>;
+
+impl<'a, 'k> Takes<'a, 'k> {
+    /// Decides first about the part of which a look says that it denies, and longest: for sure, if the store could be asked.
+    fn begin(parts: &'a [Part<'k>], looks: &Looks) -> Self {
+        let mut takes = Self { parts, taken: SmallVec::new(), denied: None };
+        let denial = |((index, part), look): ((usize, &Part<'_>), &Option<Decision>)| {
+            let look = look.filter(Decision::is_denied)?;
+            let is_known = look.is_sure() || part.patience == Patience::None;
+            // A request that is held must not take its slot yet.
+            (is_known && !part.is_held()).then(|| (index, look.retry_after()))
+        };
+        let denials = parts.iter().enumerate().zip(looks).filter_map(denial);
+        if let Some((index, _)) = denials.max_by_key(|(_, wait)| *wait) {
+            let (part, asked) = (&parts[index], parts[index].asked_at());
+            // Decided, so that it counts. By now it may be allowed.
+            takes.add(index, asked, part.limit.decide(part.target(), part.cost));
+        }
+        takes
+    }
+
+    fn add(&mut self, index: usize, asked: Timestamp, decision: Decision) {
+        if decision.is_denied() {
+            self.denied.get_or_insert((index, decision));
+        } else {
+            self.taken.push((index, Allowed { decision, asked }));
+        }
+    }
+
+    /// The parts of a stage that are still to be decided.
+    fn open(&self, stage: Stage) -> SmallVec<[(usize, Part<'k>); USUAL]> {
+        let is_open = |index| !self.taken.iter().any(|(taken, _)| *taken == index);
+        let parts = self.parts.iter().copied().enumerate();
+        parts.filter(|(index, part)| part.stage() == stage && is_open(*index)).collect()
+    }
+
+    /// What all of them say.
+    fn end(mut self) -> Together {
+        let Some((mut by, mut decision)) = self.denied else {
+            let mut taken = std::mem::take(&mut self.taken);
+            taken.sort_unstable_by_key(|(index, _)| *index);
+            return Together::Allowed(taken.into_iter().map(|(_, allowed)| allowed).collect());
+        };
+        // Before anybody looks again.
+        self.give_back();
+        let mut looks: Looks = self.parts.iter().map(Part::look).collect();
+        looks[by] = Some(decision);
+        for (index, look) in looks.iter().enumerate() {
+            if let Some(look) = look
+                && look.is_denied()
+                && look.is_sure()
+                && look.retry_after() > decision.retry_after()
+            {
+                (by, decision) = (index, *look);
+            }
+        }
+        Together::Denied(TogetherDenied { by, decision, looks })
+    }
+
+    fn give_back(&mut self) {
+        for (index, allowed) in std::mem::take(&mut self.taken).iter().rev() {
+            let part = &self.parts[*index];
+            part.limit.give_back(part.key, allowed, part.cost);
+        }
+    }
+}
+
+impl Drop for Takes<'_, '_> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+fn fewer_left(one: Decision, other: Decision) -> Decision {
+    if other.remaining() < one.remaining() { other } else { one }
+}
+
+fn longer_wait(one: Decision, other: Decision) -> Decision {
+    if other.retry_after() > one.retry_after() { other } else { one }
+}
+
+/// Decides about parts of which the store decides none, without waiting. Slots are taken last.
+pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
+    let mut takes = Takes::begin(parts, &parts.iter().map(Part::look).collect());
+    for stage in [Stage::Here, Stage::Slot] {
+        for (index, part) in takes.open(stage) {
+            if takes.denied.is_none() {
+                let asked = part.asked_at();
+                takes.add(index, asked, part.limit.decide(part.target(), part.cost));
+            }
+        }
+    }
+    takes.end()
+}
+
+/// Decides at once, if the request has nothing to wait for. `None`, and nothing is spent, if it has: [ask](ask_all).
+#[cfg(feature = "tower")]
+pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
+    let looks: Looks = parts.iter().map(Part::look).collect();
+    let mut takes = Takes::begin(parts, &looks);
+    let mut both = parts.iter().zip(&looks);
+    if takes.denied.is_none() && both.any(|(part, look)| part.has_to_wait(look.as_ref())) {
+        return None;
+    }
+    for stage in [Stage::Here, Stage::Store, Stage::Slot] {
+        for (index, part) in takes.open(stage) {
+            if takes.denied.is_none() {
+                let asked = part.asked_at();
+                let decision = match part.patience {
+                    Patience::None if !part.limit.is_decided_by_store() => {
+                        part.limit.decide(part.target(), part.cost)
+                    }
+                    _ => part.limit.decide_if_no_wait(part.key, part.cost)?,
+                };
+                takes.add(index, asked, decision);
+            }
+        }
+    }
+    Some(takes.end())
+}
+
+/// Decides, and asks the store where this node is not sure, about all of these at once, before anything else is taken; then
+/// about exact limits, one after the other.
+pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
+    let looks: Looks = parts.iter().map(Part::look).collect();
+    let mut takes = Takes::begin(parts, &looks);
+    let mut asked = SmallVec::<[_; USUAL]>::new();
+    for (index, part) in takes.open(Stage::Here) {
+        let is_unsure = looks[index].is_some_and(|look| !look.is_sure());
+        if takes.denied.is_none() && part.patience != Patience::None && is_unsure {
+            let (handle, now) = (part.limit.hold(part.key), part.asked_at());
+            let answer = handle.send_query(part.cost);
+            asked.push((index, now, part.cost, handle, answer));
+        }
+    }
+    for (index, now, cost, handle, answer) in asked {
+        let decision = handle.answered(answer, cost).await;
+        takes.add(index, now, decision);
+    }
+    for stage in [Stage::Here, Stage::Store, Stage::Slot] {
+        for (index, part) in takes.open(stage) {
+            if takes.denied.is_none() {
+                let asked = part.asked_at();
+                takes.add(index, asked, part.ask().await);
+            }
+        }
+    }
+    takes.end()
+}
+
+/// The decision of all parts, where the store is asked if need be. `None` of no parts.
+pub(super) async fn ask_for_decision(parts: &[Part<'_>]) -> Option<Decision> {
+    if parts.iter().any(|part| part.cost > 0) {
+        return ask_all(parts).await.decision();
+    }
+    // Nothing is to be spent.
+    let mut all: Option<Decision> = None;
+    for part in parts {
+        let look = match part.look() {
+            Some(look) => look,
+            None => part.ask().await,
+        };
+        all = Some(all.map_or(look, |one| less_allowed(one, look)));
+    }
+    all
+}
+
+/// The same at once, where the store decides none.
+pub(super) fn decide_at_once(parts: &[Part<'_>]) -> Option<Decision> {
+    if parts.iter().any(|part| part.cost > 0) {
+        return decide_all(parts).decision();
+    }
+    parts.iter().filter_map(Part::look).reduce(less_allowed)
+}
+
+fn less_allowed(one: Decision, other: Decision) -> Decision {
+    match (one.allowed, other.allowed) {
+        (true, true) => fewer_left(one, other),
+        (false, false) => longer_wait(one, other),
+        (true, false) => other,
+        (false, true) => one,
+    }
+}
