@@ -132,6 +132,47 @@ async fn every_way_to_ask_obeys_overrides() -> Outcome {
     Ok(())
 }
 
+#[tokio::test]
+async fn several_limits_at_once_obey_the_overrides_of_each() -> Outcome {
+    let builder = Limiter::builder()
+        .limit(Limit::new("a", Quota::per_day(20)))
+        .limit(Limit::new("b", Quota::per_day(5)).local())
+        .limit(Limit::new("c", SlidingLog::per_day(2)).exact().max_wait(SECOND))
+        .store(MemoryStore::new());
+    let limiter = builder.build_ready(OBEYED_WITHIN).await?;
+    let (overrides, all) = (limiter.overrides(), limiter.async_group(["a", "b", "c"])?);
+    let (a, b, c) = (limiter.limit("a")?, limiter.limit("b")?, limiter.async_limit("c")?);
+    overrides.set("a", Override::prefix("eve").block()).await?;
+    let denied = all.check_sure(&Hashed("eve")).await;
+    assert_eq!((denied.is_denied(), denied.is_override(), denied.limit_name()), (true, true, "a"));
+    let denied = limiter.check_all([a.on(&Hashed("eve")), b.on("eve")]).await?;
+    assert!(denied.is_denied() && denied.is_override());
+    assert!(limiter.group(["a", "b"])?.check("eve").is_denied());
+    assert_eq!(b.check_n("eve", 0)?.remaining(), 5, "nothing was charged");
+
+    overrides.set("c", Override::key("ann").allow()).await?;
+    for _ in 0..4 {
+        assert!(all.check_sure("ann").await.is_allowed());
+    }
+    assert_eq!(c.check_sure_n("ann", 0).await?.remaining(), 2, "nothing was charged");
+    overrides.remove("c", Override::key("ann")).await?;
+    let left = || b.check_n("ann", 0).map(|look| look.remaining());
+    assert_eq!(left()?, 1);
+
+    // What is denied in shadow mode takes nothing, so that nothing of it comes back.
+    overrides.switch("c", Switch::Shadow).await?;
+    for _ in 0..2 {
+        assert!(c.check_sure("ann").await.is_allowed());
+    }
+    let allowed = all.check_sure("ann").await;
+    assert!(allowed.is_allowed());
+    assert!(all.check_sure("ann").await.is_denied(), "b has nothing left");
+    overrides.switch_back("c").await?;
+    assert!(c.check_sure("ann").await.is_denied(), "nothing came back to c");
+    assert_eq!(left()?, 0);
+    Ok(())
+}
+
 /// The five algorithms, small enough to deny much.
 fn rules() -> [Rule; 5] {
     [

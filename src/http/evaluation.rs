@@ -1,5 +1,6 @@
 //! What the limits of a request say of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -58,6 +59,8 @@ pub(super) struct AskedLimit {
     /// Its place among the layer's limits.
     index: usize,
     key: KeyName<'static>,
+    /// What it was before it was hashed, if that matters.
+    plain: Option<Arc<[u8]>>,
     cost: u32,
     is_unreported: bool,
     /// The key, pinned so that what goes back goes where it was taken.
@@ -101,6 +104,7 @@ impl RateLimit {
             Open::One { handle, cost, is_unreported, pinned } => {
                 let decision =
                     if self.waits { handle.wait(cost).await } else { handle.ask_store(cost).await };
+                let decision = handle.after_rule(cost, decision);
                 self.evaluation_of_one(decision, is_unreported, pinned)
             }
             Open::Several(asked) => {
@@ -187,8 +191,9 @@ impl RateLimit {
                 }
                 Question::Ask { key, cost, is_unreported } => {
                     let pinned = limit.may_return().then(|| limit.limit.handle(&key));
+                    let plain = limit.limit.plain_for_overrides(&key);
                     let key = limit.limit.shared.secret.name(&key).into_owned();
-                    all.push(AskedLimit { index, key, cost, is_unreported, pinned });
+                    all.push(AskedLimit { index, key, plain, cost, is_unreported, pinned });
                 }
             }
         }
@@ -199,7 +204,8 @@ impl RateLimit {
         let patience = if self.waits { Patience::Slot } else { Patience::None };
         let part = |asked: &'a AskedLimit| {
             let limit = &self.limits.get(asked.index)?.limit;
-            Some(Part { limit, key: &asked.key, cost: asked.cost, patience })
+            let AskedLimit { key, plain, cost, .. } = asked;
+            Some(Part { limit, key, plain: plain.as_deref(), cost: *cost, patience })
         };
         asked.iter().filter_map(part).collect()
     }

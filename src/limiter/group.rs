@@ -157,7 +157,7 @@ impl Group {
     ///
     /// Cost: a look at each limit's key, and nothing is allocated for a known key while at most four limits hold enough.
     pub fn check<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.decide(&self.name(key), 1)
+        self.decide(key, 1)
     }
 
     /// The same as [`check`](Self::check) for a request that costs `cost` tokens of each limit. A cost of 0 spends
@@ -168,13 +168,13 @@ impl Group {
     /// [`CheckError`] if one of the limits can never admit so high a cost.
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide(&self.name(key), cost))
+        Ok(self.decide(key, cost))
     }
 
     /// The same as [`check`](Self::check), and asks the store where this node alone cannot be sure: see
     /// [`ActiveLimit::check_sure`]. It asks about all such limits at the same time.
     pub async fn check_sure<K: Key + ?Sized>(&self, key: &K) -> Decision {
-        self.decide_or_ask(&self.name(key), 1).await
+        self.decide_or_ask(key, 1).await
     }
 
     /// The same as [`check_sure`](Self::check_sure) for a request that costs `cost` tokens of each limit.
@@ -188,7 +188,7 @@ impl Group {
         cost: u32,
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
-        Ok(self.decide_or_ask(&self.name(key), cost).await)
+        Ok(self.decide_or_ask(key, cost).await)
     }
 
     /// The limits, in the order in which the limiter was given them.
@@ -206,19 +206,31 @@ impl Group {
         self.limits.iter().try_for_each(|limit| limit.validate_cost(cost))
     }
 
-    fn decide(&self, key: &[u8], cost: u32) -> Decision {
-        let decision = self.decide_by_leases(key, cost);
-        let decision = decision.or_else(|| decide_at_once(&self.parts(key, cost, Patience::None)));
-        // A group has a limit.
-        decision.unwrap_or_else(|| self.limits[0].decide(Target::key(key), cost))
-    }
-
-    async fn decide_or_ask(&self, key: &[u8], cost: u32) -> Decision {
-        if let Some(decision) = self.decide_by_leases(key, cost) {
+    fn decide<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let name = self.name(key);
+        if let Some(decision) = self.decide_by_leases(&name, cost) {
             return decision;
         }
-        let decision = ask_for_decision(&self.parts(key, cost, Patience::Store)).await;
-        decision.unwrap_or_else(|| self.limits[0].decide(Target::key(key), cost))
+        let plain = self.plain(key);
+        let parts = self.parts((&name, plain.as_deref()), cost, Patience::None);
+        // A group has a limit.
+        decide_at_once(&parts).unwrap_or_else(|| self.limits[0].decide(Target::key(&name), cost))
+    }
+
+    async fn decide_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let name = self.name(key);
+        if let Some(decision) = self.decide_by_leases(&name, cost) {
+            return decision;
+        }
+        let plain = self.plain(key);
+        let parts = self.parts((&name, plain.as_deref()), cost, Patience::Store);
+        let decision = ask_for_decision(&parts).await;
+        decision.unwrap_or_else(|| self.limits[0].decide(Target::key(&name), cost))
+    }
+
+    /// The key before it is hashed, if overrides look for that.
+    fn plain<K: Key + ?Sized>(&self, key: &K) -> Option<Arc<[u8]>> {
+        self.limits.iter().find_map(|limit| limit.plain_for_overrides(key))
     }
 
     #[inline(always)]
@@ -235,11 +247,11 @@ impl Group {
 
     fn parts<'a>(
         &'a self,
-        key: &'a [u8],
+        (key, plain): (&'a [u8], Option<&'a [u8]>),
         cost: u32,
         patience: Patience,
     ) -> SmallVec<[Part<'a>; USUAL]> {
-        self.limits.iter().map(|limit| Part { limit, key, cost, patience }).collect()
+        self.limits.iter().map(|limit| Part { limit, key, plain, cost, patience }).collect()
     }
 }
 
@@ -279,6 +291,9 @@ fn spend_lease<'a>(
     request: &Request<'_>,
 ) -> Option<(&'a LeaseBucket, u32, i64)> {
     let &Request { ref name, cost, now, .. } = request;
+    if limit.has_overrides() {
+        return None;
+    }
     let Buckets::Leased(table) = &limit.state.buckets else { return None };
     let Found { bucket, word, .. } = table.find_short(name)?;
     let result = bucket.spend(word, cost, now, || limit.state.terms.scale.token)?;

@@ -152,6 +152,11 @@ impl ActiveLimit {
         self.after_rule(&name, cost, self.decide_or_ask(Target::key(&name), cost).await)
     }
 
+    /// The key's bytes before they are hashed, if they are and overrides may look for them.
+    pub(crate) fn plain_for_overrides<K: Key + ?Sized>(&self, key: &K) -> Option<Arc<[u8]>> {
+        if self.has_overrides() { self.plain_of(key) } else { None }
+    }
+
     /// The key's bytes before they are hashed, if they are.
     pub(super) fn plain_of<K: Key + ?Sized>(&self, key: &K) -> Option<Arc<[u8]>> {
         let secret = &self.shared.secret;
@@ -165,6 +170,14 @@ impl ActiveLimit {
         self.find_by(Asked { name: &name, plain: plain.as_deref().unwrap_or(&name) }, cost)
     }
 
+    /// What holds for a key of this name instead of the limit's rule.
+    #[inline(always)]
+    pub(super) fn overridden(&self, asked: Asked<'_>, cost: u32) -> Option<Decision> {
+        let held = if self.has_overrides() { self.find_by(asked, cost) } else { None };
+        held.map(|held| self.by_override(held, cost))
+    }
+
+    #[cold]
     fn find_by(&self, asked: Asked<'_>, cost: u32) -> Option<Held> {
         let overrides = &self.state.overrides;
         let held = match overrides.switch() {
@@ -243,19 +256,14 @@ impl Handle {
         }
     }
 
-    fn find_override(&self, cost: u32) -> Option<Held> {
-        let name = &*self.key.key;
-        let plain = self.plain.as_deref().unwrap_or(name);
-        self.limit.find_by(Asked { name, plain }, cost)
-    }
-
     /// What holds for the key instead of the limit's rule.
     pub(super) fn overridden(&self, cost: u32) -> Option<Decision> {
-        let held = if self.limit.has_overrides() { self.find_override(cost) } else { None };
-        held.map(|held| self.limit.by_override(held, cost))
+        let name = &*self.key.key;
+        let plain = self.plain.as_deref().unwrap_or(name);
+        self.limit.overridden(Asked { name, plain }, cost)
     }
 
-    pub(super) fn after_rule(&self, cost: u32, decision: Decision) -> Decision {
+    pub(crate) fn after_rule(&self, cost: u32, decision: Decision) -> Decision {
         self.limit.after_rule(&self.key.key, cost, decision)
     }
 }

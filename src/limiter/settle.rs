@@ -37,11 +37,14 @@ impl ActiveLimit {
     /// The same where the key was pinned before it was asked.
     pub(super) fn give_back_pinned(&self, key: &Arc<PinnedKey>, allowed: &Allowed, tokens: u32) {
         let Allowed { decision, asked } = allowed;
-        if tokens > 0 && self.is_decided_by_store() {
+        if tokens == 0 || decision.took_nothing() {
+            return;
+        }
+        if self.is_decided_by_store() {
             return self.return_to_store(&key.key, decision, tokens);
         }
         // A key without a place has shared another bucket, perhaps for the last time.
-        if tokens == 0 || key.place == OVERFLOW || allowed.decision.took_nothing() {
+        if key.place == OVERFLOW {
             return;
         }
         match &self.state.buckets {
@@ -179,7 +182,7 @@ pub(crate) struct Spent {
 impl Spent {
     /// Gives it back. Returns how the key stands then, unless only the store knows.
     pub(crate) fn give_back(self) -> Option<Decision> {
-        let Handle { limit, key } = &self.handle;
+        let Handle { limit, key, .. } = &self.handle;
         limit.give_back_pinned(key, &self.allowed, self.tokens);
         (!limit.is_decided_by_store()).then(|| limit.decide(self.handle.target(), 0))
     }

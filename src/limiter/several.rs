@@ -19,6 +19,8 @@ use crate::key::{Key, KeyName};
 pub struct OnKey<'a> {
     limit: &'a ActiveLimit,
     key: KeyName<'a>,
+    /// The key before it is hashed, if overrides look for that.
+    plain: Option<Arc<[u8]>>,
     cost: u32,
 }
 
@@ -74,15 +76,15 @@ impl Limiter {
         let mut parts: SmallVec<[OnKey<'a>; USUAL]> = parts.into_iter().collect();
         parts.sort_by(|a, b| (a.limit.state.index, &*a.key).cmp(&(b.limit.state.index, &*b.key)));
         let mut asked = SmallVec::<[Part<'_>; USUAL]>::new();
-        for OnKey { limit, key, cost } in &parts {
+        for OnKey { limit, key, plain, cost } in &parts {
             let same = |last: &&mut Part<'_>| {
                 Arc::ptr_eq(&last.limit.state, &limit.state) && last.key == &**key
             };
             if let Some(last) = asked.last_mut().filter(same) {
                 last.cost = last.cost.saturating_add(*cost);
             } else {
-                let patience = Patience::Store;
-                asked.push(Part { limit, key, cost: *cost, patience });
+                let (plain, patience) = (plain.as_deref(), Patience::Store);
+                asked.push(Part { limit, key, plain, cost: *cost, patience });
             }
         }
         asked.iter().try_for_each(|part| part.limit.validate_cost(part.cost))?;
@@ -93,7 +95,8 @@ impl Limiter {
 impl ActiveLimit {
     /// This limit with the key of a request, for [`Limiter::check_all`].
     pub fn on<'a, K: Key + ?Sized>(&'a self, key: &'a K) -> OnKey<'a> {
-        OnKey { limit: self, key: self.shared.secret.name(key), cost: 1 }
+        let (name, plain) = (self.shared.secret.name(key), self.plain_for_overrides(key));
+        OnKey { limit: self, key: name, plain, cost: 1 }
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::overrides::Asked;
 use super::settle::Allowed;
 use super::{ActiveLimit, Target};
 use crate::algorithm::Rule;
@@ -29,6 +30,8 @@ pub(crate) enum Patience {
 pub(crate) struct Part<'a> {
     pub(crate) limit: &'a ActiveLimit,
     pub(crate) key: &'a [u8],
+    /// The key before it was hashed, if that matters.
+    pub(crate) plain: Option<&'a [u8]>,
     pub(crate) cost: u32,
     pub(crate) patience: Patience,
 }
@@ -66,6 +69,9 @@ impl<'a> Part<'a> {
 
     /// How the key stands, as a decision about the cost that spends nothing. `None` if only the store knows.
     fn look(&self) -> Option<Decision> {
+        if let Some(decision) = self.overridden(0) {
+            return Some(Decision { cost: self.cost.max(1), ..decision });
+        }
         if self.limit.is_decided_by_store() {
             return None;
         }
@@ -77,7 +83,32 @@ impl<'a> Part<'a> {
         // What nodes hold elsewhere is not known for sure, and a slot is for a request of any cost.
         let is_counted = matches!(look.source, Source::Local(_)) && self.stage() != Stage::Slot;
         let lacks = is_counted && look.remaining() < self.cost.into();
-        Some(Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look })
+        let look = Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look };
+        Some(look.shadowed(self.limit.is_shadow()))
+    }
+
+    /// What holds for the key instead of the limit's rule.
+    fn overridden(&self, cost: u32) -> Option<Decision> {
+        let asked = Asked { name: self.key, plain: self.plain.unwrap_or(self.key) };
+        self.limit.overridden(asked, cost)
+    }
+
+    /// Decides without waiting, where the store does not decide.
+    fn decide(&self) -> Decision {
+        let by_rule = || {
+            let decision = self.limit.decide(self.target(), self.cost);
+            self.limit.after_rule(self.key, self.cost, decision)
+        };
+        self.overridden(self.cost).unwrap_or_else(by_rule)
+    }
+
+    /// Decides, unless the request has to wait.
+    #[cfg(feature = "tower")]
+    fn decide_if_no_wait(&self) -> Option<Decision> {
+        self.overridden(self.cost).or_else(|| {
+            let decision = self.limit.decide_if_no_wait(self.key, self.cost)?;
+            Some(self.limit.after_rule(self.key, self.cost, decision))
+        })
     }
 
     /// Whether the request has to wait, where this is what a look says.
@@ -91,16 +122,20 @@ impl<'a> Part<'a> {
 
     /// Decides as far as the request may wait.
     async fn ask(&self) -> Decision {
+        if let Some(decision) = self.overridden(self.cost) {
+            return decision;
+        }
         let (limit, queue) = (self.limit, self.limit.queue());
-        match self.patience {
-            Patience::Slot if queue > Duration::ZERO => {
+        let decision = match self.patience {
+            Patience::Slot if queue > Duration::ZERO && !limit.is_shadow() => {
                 limit.wait(self.key, self.cost, queue).await
             }
             Patience::None if !limit.is_decided_by_store() => {
                 limit.decide(self.target(), self.cost)
             }
             _ => limit.decide_or_ask(self.target(), self.cost).await,
-        }
+        };
+        limit.after_rule(self.key, self.cost, decision)
     }
 }
 
@@ -158,7 +193,7 @@ impl<'a, 'k> Takes<'a, 'k> {
         if let Some((index, _)) = denials.max_by_key(|(_, wait)| *wait) {
             let (part, asked) = (&parts[index], parts[index].asked_at());
             // Decided, so that it counts. By now it may be allowed.
-            takes.add(index, asked, part.limit.decide(part.target(), part.cost));
+            takes.add(index, asked, part.decide());
         }
         takes
     }
@@ -230,7 +265,7 @@ pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
         for (index, part) in takes.open(stage) {
             if takes.denied.is_none() {
                 let asked = part.asked_at();
-                takes.add(index, asked, part.limit.decide(part.target(), part.cost));
+                takes.add(index, asked, part.decide());
             }
         }
     }
@@ -251,10 +286,8 @@ pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
             if takes.denied.is_none() {
                 let asked = part.asked_at();
                 let decision = match part.patience {
-                    Patience::None if !part.limit.is_decided_by_store() => {
-                        part.limit.decide(part.target(), part.cost)
-                    }
-                    _ => part.limit.decide_if_no_wait(part.key, part.cost)?,
+                    Patience::None if !part.limit.is_decided_by_store() => part.decide(),
+                    _ => part.decide_if_no_wait()?,
                 };
                 takes.add(index, asked, decision);
             }
@@ -278,7 +311,7 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
         }
     }
     for (index, now, cost, handle, answer) in asked {
-        let decision = handle.answered(answer, cost).await;
+        let decision = handle.after_rule(cost, handle.answered(answer, cost).await);
         takes.add(index, now, decision);
     }
     for stage in [Stage::Here, Stage::Store, Stage::Slot] {

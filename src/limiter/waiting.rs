@@ -332,12 +332,11 @@ impl ActiveLimit {
 impl Handle {
     /// Waits for the slot of a request, or for the store's word.
     pub(crate) async fn wait(&self, cost: u32) -> Decision {
-        let decision = match self.limit.queue() {
+        match self.limit.queue() {
             Duration::ZERO => self.ask_store(cost).await,
             _ if self.limit.is_shadow() => self.decide_or_ask_by_rule(cost).await,
             queue => self.limit.wait(&self.key.key, cost, queue).await,
-        };
-        self.after_rule(cost, decision)
+        }
     }
 }
 
