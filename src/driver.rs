@@ -11,8 +11,9 @@ use crate::bucket::{
     BucketRef, KeyBudget, LeaseBucket, MAX_QUEUED, Notification, NotificationQueue, Table,
 };
 use crate::error::{ConfigError, StoreError};
+use crate::limit::OutagePolicy;
 use crate::store::Store;
-use crate::sync::message::{Reply, Request};
+use crate::sync::message::{InstanceId, Reply, Request};
 use crate::sync::{Engine, Event, Input, OutageChange, Output, Settlement, Touch, Waiter};
 use crate::time::{Clock, Timestamp, micros};
 
@@ -24,6 +25,7 @@ mod limit_state;
 mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;
+mod permits;
 pub(crate) mod setup;
 mod slot_keys;
 
@@ -32,6 +34,8 @@ use evictor::Evictor;
 use exact::ExactCalls;
 pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
+use permits::PermitTask;
+pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 
 /// How often decisions are told to the listeners, and room is looked for.
@@ -118,6 +122,7 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
 /// What a limiter and its driver share.
 pub(crate) struct NodeState {
     pub(crate) limits: Vec<Arc<LimitState>>,
+    pub(crate) permits: PermitLimits,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) notifications: NotificationQueue,
     /// The store's last error, for those who wait for it.
@@ -131,6 +136,7 @@ pub(crate) struct Driver {
     pub(crate) engine: Engine,
     pub(crate) store: Option<Arc<dyn Store>>,
     pub(crate) node: Arc<NodeState>,
+    pub(crate) instance: InstanceId,
     pub(crate) clock: Clock,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) queries: mpsc::UnboundedReceiver<Query>,
@@ -175,7 +181,24 @@ impl Exchanges {
 
 impl Driver {
     /// Runs until every handle to the limiter is gone.
-    pub(crate) async fn run(mut self) {
+    pub(crate) async fn run(self) {
+        let mut permits = PermitTask {
+            node: self.node.clone(),
+            store: self.store.clone(),
+            instance: self.instance,
+            listeners: self.listeners.clone(),
+            calls: JoinSet::new(),
+            places: HashMap::new(),
+            flush_at: self.node.time.now().plus_micros(FLUSH_US),
+        };
+        tokio::select! {
+            () = permits.run() => {}
+            () = self.run_limits() => {}
+        }
+        permits.end().await;
+    }
+
+    async fn run_limits(mut self) {
         let mut exchanges = Exchanges::default();
         let mut asked = OpenQueries::default();
         let mut waiting: Vec<Command> = Vec::new();
@@ -427,24 +450,25 @@ impl Driver {
     fn publish_outage(&self, limit: u32, change: OutageChange, calls: &ExactCalls) {
         self.node.limits[limit as usize].set_on_policy(calls.is_on_policy(limit));
         let LimitState { name, terms, .. } = &*self.node.limits[limit as usize];
-        let limit = name.clone();
-        self.publish(&match change {
-            OutageChange::Began => Event::OutagePolicyBegan {
-                limit,
-                policy: terms.outage,
-                nodes: terms.credit_rule.uncounted.into(),
-                store_was_reached: false,
-            },
-            OutageChange::Ended => Event::OutagePolicyEnded { limit },
-            OutageChange::Refused(error @ StoreError::ForeignKey { .. }) => {
-                Event::ForeignKey { error }
-            }
-            OutageChange::Refused(error) => Event::NotDecided { limit, error },
-        });
+        let nodes = terms.credit_rule.uncounted.into();
+        self.publish(&outage_event(name, terms.outage, nodes, change));
     }
 
     fn publish(&self, event: &Event) {
         self.listeners.iter().for_each(|listener| listener(event));
+    }
+}
+
+/// What is told of a change of a limit without leases, or of permits.
+fn outage_event(name: &Arc<str>, policy: OutagePolicy, nodes: i64, change: OutageChange) -> Event {
+    let limit = name.clone();
+    match change {
+        OutageChange::Began => {
+            Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached: false }
+        }
+        OutageChange::Ended => Event::OutagePolicyEnded { limit },
+        OutageChange::Refused(error @ StoreError::ForeignKey { .. }) => Event::ForeignKey { error },
+        OutageChange::Refused(error) => Event::NotDecided { limit, error },
     }
 }
 
@@ -462,6 +486,7 @@ mod tests {
         let limit = Limit::new("x", Quota::per_second(1));
         let parts = DriverParts {
             limits: vec![(&limit, limit.validate_local().unwrap())],
+            permits: Vec::new(),
             store: None,
             max_keys: 1,
             lanes: 1,

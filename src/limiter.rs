@@ -20,6 +20,7 @@ use crate::time::{Now, Timestamp, micros};
 
 mod alone;
 mod async_limit;
+mod concurrency;
 mod group;
 mod reservation;
 mod settle;
@@ -28,6 +29,7 @@ mod slots;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
+pub use concurrency::{ConcurrencyLimit, Permit};
 pub use group::Group;
 pub use reservation::{Reservation, ReserveError};
 pub use several::OnKey;
@@ -107,14 +109,17 @@ impl Limiter {
     /// Reports what is pending and gives all leases back. Decisions go on meanwhile, but should
     /// have ceased: what is spent after this is lost with the limiter.
     ///
+    /// Waits until all [permits](crate::Permit) have been dropped and given back too.
+    ///
     /// # Errors
     ///
-    /// [`ShutdownError`] if the store did not take everything within `deadline`.
+    /// [`ShutdownError`] if the store did not take everything within `deadline`. It says how many permits are still held:
+    /// they go back when they are dropped, or two seconds after the process ends.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
-        if self.shared.ask(Wish::Leave, deadline).await == Some(true) {
-            Ok(())
-        } else {
-            Err(ShutdownError { within: deadline })
+        let left = self.shared.ask(Wish::Leave, deadline);
+        match tokio::join!(left, self.permits_returned(deadline)) {
+            (Some(true), 0) => Ok(()),
+            (_, permits) => Err(ShutdownError { within: deadline, permits }),
         }
     }
 
@@ -124,6 +129,7 @@ impl Limiter {
     pub async fn settle(&self) {
         // A driver that has ended has nothing due any more.
         let _ = self.shared.ask(Wish::Settle, Duration::MAX).await;
+        self.shared.node.permits.settled().await;
     }
 }
 

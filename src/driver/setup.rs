@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, oneshot};
 
 use super::clock::{Ticker, TimeSource};
-use super::{Command, Driver, LimitState, Listener, NodeState, Query, Wish, log};
+use super::{Command, Driver, LimitState, Listener, NodeState, PermitLimits, Query, Wish, log};
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
-use crate::limit::{Limit, Terms};
+use crate::limit::{Limit, PermitTerms, Terms};
 use crate::store::AnyStore;
 use crate::sync::{Config, Engine};
 use crate::time::{Timestamp, micros};
@@ -16,6 +16,7 @@ use crate::time::{Timestamp, micros};
 /// What a driver is built from, all of it validated.
 pub(crate) struct DriverParts<'a> {
     pub(crate) limits: Vec<(&'a Limit, Terms)>,
+    pub(crate) permits: Vec<PermitTerms>,
     pub(crate) store: Option<AnyStore>,
     pub(crate) max_keys: usize,
     pub(crate) lanes: u32,
@@ -57,10 +58,11 @@ impl Driver {
             store.open(move || time.now(), origin_us)
         });
         let [low, high, seed] = random()?;
+        let instance = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
         let config = Config {
             limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
             lanes: if store.is_some() { parts.lanes } else { 0 },
-            instance: (u128::from(high) << 64 | u128::from(low)).to_le_bytes(),
+            instance,
             seed,
             retry_us: store.as_ref().map_or(0, |store| micros(store.timeout())),
             max_nodes: parts.max_nodes,
@@ -71,11 +73,14 @@ impl Driver {
         let notifications = NotificationQueue::new(parts.max_keys);
         let mut listeners = parts.listeners;
         listeners.push(Arc::new(log::record));
-        let node = NodeState { limits, budget, notifications, last_error: Mutex::new(None), time };
+        let (permits, last_error) =
+            (PermitLimits::new(parts.permits, seed, &time), Mutex::new(None));
+        let node = NodeState { limits, permits, budget, notifications, last_error, time };
         let driver = Self {
             engine,
             store,
             node: Arc::new(node),
+            instance,
             clock,
             commands: inbox,
             queries: asked,

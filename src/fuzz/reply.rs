@@ -9,7 +9,8 @@ use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::{Quota, TOKENS_MAX};
 use crate::store::exact::ExactRequest;
-use crate::store::exchange::{Deciding, Exchange};
+use crate::store::exchange::{Deciding, Exchange, Permitting};
+use crate::store::permits::PermitRequest;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
 use crate::testing::ManualClock;
@@ -192,6 +193,10 @@ impl Store for HostileStore {
 
     fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         self.memory.decide(request)
+    }
+
+    fn permits(&self, request: PermitRequest) -> Permitting<'_> {
+        self.memory.permits(request)
     }
 
     fn timeout(&self) -> Duration {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exact::{ExactReply, ExactRequest};
+use super::permits::PermitRequest;
 use crate::error::StoreError;
+use crate::sync::PermitReply;
 use crate::sync::message::{Reply, Request};
 
 /// A store's answer, some day.
@@ -16,6 +18,10 @@ pub(crate) type Exchange<'a> = Pin<Box<dyn Future<Output = Result<Reply, StoreEr
 pub(crate) type Deciding<'a> =
     Pin<Box<dyn Future<Output = Result<ExactReply, StoreError>> + Send + 'a>>;
 
+/// A message about permits under way.
+pub(crate) type Permitting<'a> =
+    Pin<Box<dyn Future<Output = Result<PermitReply, StoreError>> + Send + 'a>>;
+
 /// One place that applies batches, each at most once, and decides about requests of exact limits.
 pub(crate) trait Store: Send + Sync + 'static {
     /// Sends one batch and waits for its reply, which may come long after [`timeout`](Self::timeout). After
@@ -24,6 +30,10 @@ pub(crate) trait Store: Send + Sync + 'static {
 
     /// Decides about one request. After an error it is unknown whether the request was counted.
     fn decide(&self, request: ExactRequest) -> Deciding<'_>;
+
+    /// Takes in what a node says about its permits of a key. After an error it is unknown whether it was: the caller says what
+    /// is then, with a higher number.
+    fn permits(&self, request: PermitRequest) -> Permitting<'_>;
 
     /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;

@@ -7,6 +7,7 @@ pub(crate) mod exact;
 pub(crate) mod exchange;
 mod memory;
 pub(crate) mod model;
+pub(crate) mod permits;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(all(test, feature = "redis"))]

@@ -9,6 +9,7 @@ mod against_server;
 pub(crate) mod exact;
 mod fault;
 mod link;
+pub(crate) mod permits;
 
 use std::fmt;
 use std::future::Future;
@@ -20,7 +21,8 @@ use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
 use super::exact::ExactRequest;
-use super::exchange::{Deciding, Exchange, Store};
+use super::exchange::{Deciding, Exchange, Permitting, Store};
+use super::permits::PermitRequest;
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -64,7 +66,8 @@ impl Code {
 ///
 /// # Cost
 ///
-/// One round trip and one script call for each exchange, and for each decision of an exact limit.
+/// One round trip and one script call for each exchange, for each decision of an exact limit, and for each message
+/// about the permits of a key.
 #[derive(Clone)]
 pub struct RedisStore {
     line: Line,
@@ -72,7 +75,7 @@ pub struct RedisStore {
     address: String,
     namespace: Arc<str>,
     timeout: Duration,
-    /// What exact limits take for the server's time.
+    /// What exact and concurrency limits take for the server's time.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) clock: Option<crate::time::Clock>,
 }
@@ -235,6 +238,10 @@ impl Store for RedisStore {
 
     fn decide(&self, request: ExactRequest) -> Deciding<'_> {
         Box::pin(async move { within(Self::TIMEOUT_MAX, exact::decide(self, &request)).await })
+    }
+
+    fn permits(&self, request: PermitRequest) -> Permitting<'_> {
+        Box::pin(async move { within(Self::TIMEOUT_MAX, permits::receive(self, &request)).await })
     }
 
     fn timeout(&self) -> Duration {
