@@ -181,7 +181,8 @@ impl Exchanges {
 
 impl Driver {
     /// Runs until every handle to the limiter is gone.
-    pub(crate) async fn run(self) {
+    pub(crate) fn run(self) -> impl Future<Output = ()> + Send {
+        // Made here, so that callers hear of it too if the runtime ends before this runs.
         let mut permits = PermitTask {
             node: self.node.clone(),
             store: self.store.clone(),
@@ -191,11 +192,13 @@ impl Driver {
             places: HashMap::new(),
             flush_at: self.node.time.now().plus_micros(FLUSH_US),
         };
-        tokio::select! {
-            () = permits.run() => {}
-            () = self.run_limits() => {}
+        async move {
+            tokio::select! {
+                () = permits.run() => {}
+                () = self.run_limits() => {}
+            }
+            permits.end().await;
         }
-        permits.end().await;
     }
 
     async fn run_limits(mut self) {

@@ -8,6 +8,8 @@ use crate::error::StoreError;
 use crate::sync::message::InstanceId;
 use crate::sync::{MESSAGE_NUMBERS, PermitKey, PermitMessage, PermitReply, REPLY_NUMBERS};
 
+#[cfg(test)]
+mod cluster;
 #[cfg(all(test, feature = "redis"))]
 mod tests;
 

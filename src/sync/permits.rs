@@ -21,8 +21,6 @@ use crate::time::Timestamp;
 
 mod key;
 mod message;
-#[cfg(test)]
-mod tests;
 
 use key::{Caller, Flight, KeyPermits};
 pub(crate) use message::{LEASE_US, MESSAGE_NUMBERS, PermitMessage, PermitReply, REPLY_NUMBERS};
@@ -154,10 +152,13 @@ impl Permits {
         now: Timestamp,
     ) -> Result<(), AcquireError> {
         let limit = self.terms.name.clone();
+        let ask_from = self.outage.next_call().max(state.backoff.not_before());
         let (waiting, max_waiting) = match ask.within_us {
             Some(_) => (self.counts.waiting, self.terms.max_waiting),
             None if !self.terms.is_shared => return Err(self.denied(state.in_use)),
-            None if now < self.outage.next_call() => return Err(AcquireError::StoreAway { limit }),
+            None if self.outage.is_on_policy() && now < ask_from => {
+                return Err(AcquireError::StoreAway { limit });
+            }
             None => (self.asking, ASKING_MAX),
         };
         if waiting > max_waiting {
@@ -223,6 +224,9 @@ impl Permits {
                     self.note_outage(Err(error), flight.sent, now);
                 }
                 self.serve(key, &mut state, now);
+                if self.outage.is_on_policy() {
+                    self.refuse_asking(key, &mut state, flight.last_ticket);
+                }
             }
         }
         self.put(key, state, now);
@@ -333,6 +337,19 @@ impl Permits {
         state.queue = left;
         let mut newer = state.queue.iter().filter(|caller| caller.ticket > last_ticket);
         state.has_news = newer.any(|caller| !state.is_asked_for(caller.ask));
+    }
+
+    /// The store does not answer: callers who wait for nothing else get what the policy gave them, or nothing.
+    fn refuse_asking(&mut self, key: &PermitKey, state: &mut KeyPermits, last_ticket: u64) {
+        let is_over =
+            |caller: &Caller| caller.ask.within_us.is_none() && caller.ticket <= last_ticket;
+        let queue = std::mem::take(&mut state.queue);
+        let (over, left): (VecDeque<Caller>, _) = queue.into_iter().partition(is_over);
+        state.queue = left;
+        for caller in over {
+            let limit = self.terms.name.clone();
+            self.refuse(key, caller, AcquireError::StoreAway { limit });
+        }
     }
 
     /// Decides about callers who have waited for long enough.
