@@ -11,7 +11,6 @@ use crate::bucket::{
     BucketRef, KeyBudget, LeaseBucket, MAX_QUEUED, Notification, NotificationQueue, Table,
 };
 use crate::error::{ConfigError, StoreError};
-use crate::limit::OutagePolicy;
 use crate::store::Store;
 use crate::sync::message::{InstanceId, Reply, Request};
 use crate::sync::{Engine, Event, Input, OutageChange, Output, Settlement, Touch, Waiter};
@@ -31,8 +30,8 @@ mod slot_keys;
 
 use clock::TimeSource;
 use evictor::Evictor;
-use exact::ExactCalls;
 pub(crate) use exact::{ExactAnswer, ExactQuery};
+use exact::{ExactCalls, outage_event};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
@@ -122,7 +121,7 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
 /// What a limiter and its driver share.
 pub(crate) struct NodeState {
     pub(crate) limits: Vec<Arc<LimitState>>,
-    pub(crate) permits: PermitLimits,
+    pub(crate) permits: Arc<PermitLimits>,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) notifications: NotificationQueue,
     /// The store's last error, for those who wait for it.
@@ -184,13 +183,14 @@ impl Driver {
     pub(crate) fn run(self) -> impl Future<Output = ()> + Send {
         // Made here, so that callers hear of it too if the runtime ends before this runs.
         let mut permits = PermitTask {
-            node: self.node.clone(),
+            permits: self.node.permits.clone(),
+            time: self.node.time.clone(),
             store: self.store.clone(),
             instance: self.instance,
             listeners: self.listeners.clone(),
             calls: JoinSet::new(),
             places: HashMap::new(),
-            flush_at: self.node.time.now().plus_micros(FLUSH_US),
+            tell_at: self.node.time.now().plus_micros(FLUSH_US),
         };
         async move {
             tokio::select! {
@@ -459,19 +459,6 @@ impl Driver {
 
     fn publish(&self, event: &Event) {
         self.listeners.iter().for_each(|listener| listener(event));
-    }
-}
-
-/// What is told of a change of a limit without leases, or of permits.
-fn outage_event(name: &Arc<str>, policy: OutagePolicy, nodes: i64, change: OutageChange) -> Event {
-    let limit = name.clone();
-    match change {
-        OutageChange::Began => {
-            Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached: false }
-        }
-        OutageChange::Ended => Event::OutagePolicyEnded { limit },
-        OutageChange::Refused(error @ StoreError::ForeignKey { .. }) => Event::ForeignKey { error },
-        OutageChange::Refused(error) => Event::NotDecided { limit, error },
     }
 }
 

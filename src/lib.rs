@@ -30,6 +30,8 @@
 //! A [`Quota`] is a token bucket; there are [`LeakyBucket`], [`FixedWindow`], [`SlidingWindow`] and [`SlidingLog`] beside it,
 //! for any mode: docs/CHOOSING.md says which is for what.
 //!
+//! A [`Concurrency`] limit is beside them: how many requests of a key may be under way, not how many may begin.
+//!
 //! # Features
 //!
 //! | feature | what it adds |
@@ -130,6 +132,8 @@ mod pages {
     struct Proxies;
     #[doc = include_str!("../docs/CHOOSING.md")]
     struct Choosing;
+    #[doc = include_str!("../docs/CONCURRENCY.md")]
+    struct Concurrency;
     #[doc = include_str!("../docs/COSTS.md")]
     struct Costs;
     #[doc = include_str!("../docs/TESTING.md")]

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::{Id, JoinError, JoinSet};
 
 use super::clock::TimeSource;
-use super::{FLUSH_US, Listener};
+use super::exact::outage_event;
 use crate::error::{AcquireError, StoreError};
 use crate::limit::PermitTerms;
 use crate::store::Store;
@@ -24,6 +24,8 @@ use crate::time::{Timestamp, micros};
 
 /// The most messages under way: others wait until one is answered.
 const CALLS_MAX: usize = 10_000;
+/// How often permits in use and denials are told to the listeners.
+const TELL_US: u64 = 1_000_000;
 
 /// What a caller gets.
 pub(crate) type PermitAnswer = Result<HeldPermit, AcquireError>;
@@ -239,39 +241,43 @@ impl PermitKeys {
 /// How a message ended; by a panic in a user's callback, say.
 type Ended = Result<(Id, Result<PermitReply, StoreError>), JoinError>;
 
+/// Hears every event.
+type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
+
 /// The task's part: it sends messages and minds the time.
 pub(super) struct PermitTask {
-    pub(super) node: Arc<super::NodeState>,
+    pub(super) permits: Arc<PermitLimits>,
+    pub(super) time: TimeSource,
     pub(super) store: Option<Arc<dyn Store>>,
     pub(super) instance: InstanceId,
-    pub(super) listeners: Vec<Listener>,
+    pub(super) listeners: Vec<Tell>,
     pub(super) calls: JoinSet<Result<PermitReply, StoreError>>,
     /// The limit, the key and the message's number of each.
     pub(super) places: HashMap<Id, (usize, PermitKey, u64)>,
-    pub(super) flush_at: Timestamp,
+    pub(super) tell_at: Timestamp,
 }
 
 impl Drop for PermitTask {
     fn drop(&mut self) {
-        for limit in &self.node.permits.limits {
+        for limit in &self.permits.limits {
             limit.act(|state, _| state.has_ended = true);
         }
-        self.node.permits.rested.notify_waiters();
+        self.permits.rested.notify_waiters();
     }
 }
 
 impl PermitTask {
     /// Runs for ever. It may be cancelled and run again.
     pub(super) async fn run(&mut self) {
-        let node = self.node.clone();
-        if node.permits.limits.is_empty() {
+        let (permits, time) = (self.permits.clone(), self.time.clone());
+        if permits.limits.is_empty() {
             return std::future::pending().await;
         }
         loop {
             let wake_at = self.step();
             tokio::select! {
-                () = node.time.sleep_until(wake_at) => {}
-                () = node.permits.wake.notified() => {}
+                () = time.sleep_until(wake_at) => {}
+                () = permits.wake.notified() => {}
                 Some(ended) = self.calls.join_next_with_id() => self.ended(ended),
             }
         }
@@ -280,23 +286,25 @@ impl PermitTask {
     /// Tells the store what was given back last: nobody holds or waits for anything any more.
     pub(super) async fn end(&mut self) {
         let Some(store) = self.store.clone() else { return };
-        let node = self.node.clone();
-        let until = node.time.now().plus_micros(micros(store.timeout()));
+        let (permits, time) = (self.permits.clone(), self.time.clone());
+        let until = time.now().plus_micros(micros(store.timeout()));
         tokio::select! {
-            () = node.time.sleep_until(until) => {}
-            () = node.permits.emptied() => {}
+            () = time.sleep_until(until) => {}
+            () = permits.emptied() => {}
             () = self.run() => {}
         }
     }
 
     /// Does what is due, and returns when something is again.
     fn step(&mut self) -> Timestamp {
-        let node = self.node.clone();
-        let mut wake_at = self.flush_at;
-        for (index, limit) in node.permits.limits.iter().enumerate() {
+        let permits = self.permits.clone();
+        let mut wake_at = self.tell_at;
+        for (index, limit) in permits.limits.iter().enumerate() {
             limit.act(|state, now| state.permits.tick(now));
             let changes = std::mem::take(&mut limit.lock().changes);
-            changes.into_iter().for_each(|change| self.publish_outage(limit, change));
+            for change in changes {
+                self.publish_outage(limit, change);
+            }
             while self.calls.len() < CALLS_MAX
                 && let Some((key, message)) = limit.next_send()
             {
@@ -304,22 +312,22 @@ impl PermitTask {
             }
             let mut state = limit.lock();
             // From now on it is woken for what is due before that.
-            state.wake_at = state.permits.poll_timeout().min(self.flush_at);
+            state.wake_at = state.permits.poll_timeout().min(self.tell_at);
             wake_at = wake_at.min(state.wake_at);
         }
-        let now = node.time.now();
-        if now >= self.flush_at {
-            self.flush_at = now.plus_micros(FLUSH_US);
-            self.flush();
+        let now = self.time.now();
+        if now >= self.tell_at {
+            self.tell_at = now.plus_micros(TELL_US);
+            self.tell();
         }
-        node.permits.rested.notify_waiters();
+        permits.rested.notify_waiters();
         wake_at
     }
 
     fn send(&mut self, index: usize, limit: &PermitKeys, key: PermitKey, message: PermitMessage) {
         // Without a store no limit is shared, and nothing is ever sent.
         let Some(store) = self.store.clone() else { return };
-        let (instance, time) = (self.instance, self.node.time.clone());
+        let (instance, time) = (self.instance, self.time.clone());
         let request =
             PermitRequest { limit: limit.terms.name.clone(), key: key.clone(), instance, message };
         let longest_us = limit.terms.max_wait_us.max(micros(store.timeout()));
@@ -342,13 +350,13 @@ impl PermitTask {
             Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
         };
         let Some((index, key, sequence)) = self.places.remove(&call) else { return };
-        if let Some(limit) = self.node.permits.limits.get(index) {
+        if let Some(limit) = self.permits.limits.get(index) {
             limit.act(|state, now| state.permits.answered(&key, sequence, result, now));
         }
     }
 
-    fn flush(&self) {
-        for limit in &self.node.permits.limits {
+    fn tell(&self) {
+        for limit in &self.permits.limits {
             let PermitCounts { in_use, waiting, denied } = limit.lock().permits.take_counts();
             let limit = limit.terms.name.clone();
             self.publish(&Event::Permits { limit, in_use, waiting, denied });
@@ -357,7 +365,7 @@ impl PermitTask {
 
     fn publish_outage(&self, limit: &PermitKeys, change: OutageChange) {
         let PermitTerms { name, outage, nodes, .. } = &limit.terms;
-        self.publish(&super::outage_event(name, *outage, (*nodes).into(), change));
+        self.publish(&outage_event(name, *outage, (*nodes).into(), change));
     }
 
     fn publish(&self, event: &Event) {

@@ -74,7 +74,7 @@ impl Driver {
         let mut listeners = parts.listeners;
         listeners.push(Arc::new(log::record));
         let (permits, last_error) =
-            (PermitLimits::new(parts.permits, seed, &time), Mutex::new(None));
+            (Arc::new(PermitLimits::new(parts.permits, seed, &time)), Mutex::new(None));
         let node = NodeState { limits, permits, budget, notifications, last_error, time };
         let driver = Self {
             engine,

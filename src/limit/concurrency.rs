@@ -15,13 +15,12 @@ pub const PERMITS_MAX: u32 = 1_000_000;
 /// A named concurrency limit: at most `max` permits of each key are held at one time, over all nodes.
 ///
 /// ```
-/// use std::time::Duration;
 /// use tidegate::{Concurrency, Limiter};
 ///
 /// let limiter = Limiter::builder()
 ///     .concurrency(Concurrency::new("jobs", 10).max_waiting(100))
 ///     .build()?;
-/// # let _ = (limiter, Duration::ZERO);
+/// assert_eq!(limiter.concurrency("jobs")?.max(), 10);
 /// # Ok::<(), tidegate::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
