@@ -151,7 +151,7 @@ pub enum AcquireError {
         /// The most permits of a key.
         max: u32,
     },
-    /// The store does not answer, and the outage policy gives no permit.
+    /// The store does not answer in time, and the outage policy gives no permit, or has not begun.
     #[error("limit {limit:?}: the store does not answer, and the outage policy gives no permit")]
     StoreAway {
         /// The limit's name.

@@ -18,8 +18,8 @@ use parts::{Proxy, RedisServer};
 
 /// Long enough on a busy machine.
 const LONG: Duration = Duration::from_secs(20);
-/// Two lease epochs and a poll, and what a busy machine takes.
-const RETURNED: Duration = Duration::from_millis(2500);
+/// Two lease epochs and a poll, and what a busy machine takes. The script's own test has the time to the microsecond.
+const RETURNED: Duration = Duration::from_secs(5);
 
 fn redis(server: &RedisServer) -> RedisStore {
     RedisStore::open(&server.url()).unwrap().timeout(Duration::from_secs(2))
@@ -192,6 +192,20 @@ async fn more_callers_than_may_wait_are_denied_and_those_who_wait_for_too_long_a
     }
     drop(permit);
     assert!(jobs.acquire("a").await.is_ok());
+}
+
+#[tokio::test]
+async fn local_limit_has_its_permits_on_each_node_and_asks_no_store() {
+    let store = MemoryStore::new();
+    let node = || on(Limiter::builder().concurrency(jobs(2).local()).store(store.clone()));
+    let nodes = [node(), node()];
+    let mut held = Vec::new();
+    for jobs in &nodes {
+        held.extend([jobs.acquire("a").await.unwrap(), jobs.acquire("a").await.unwrap()]);
+        assert!(is_denied(&jobs.acquire("a").await));
+        held.push(jobs.acquire("b").await.unwrap());
+    }
+    assert_eq!(held.len(), 6);
 }
 
 #[tokio::test]
@@ -425,19 +439,19 @@ async fn node_that_is_cut_off_adds_no_more_than_it_held_and_its_policy_and_nothi
             held.len() == 3
         })
         .await;
+        let begin = Instant::now();
         proxy.set_refusing(true);
         let mut others = vec![other.acquire_n("a", 7).await.unwrap()];
         assert!(is_denied(&other.acquire("a").await), "the three are still the node's");
-        let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(5) {
             if held.len() < 3 + 5 {
                 held.extend(cut.acquire("a").await);
             }
             // Its lease was renewed 900 ms before at the most, and lasts for two seconds.
-            let is_early = begin.elapsed() < Duration::from_millis(900);
+            let is_early = begin.elapsed() < Duration::from_millis(600);
             assert!(held.len() == 3 || !is_early, "{policy:?}: the policy has not begun");
             let of_another_key = cut.acquire("b").await;
-            let is_early = begin.elapsed() < Duration::from_millis(900);
+            let is_early = begin.elapsed() < Duration::from_millis(600);
             assert!(of_another_key.is_err() || !is_early, "{policy:?}: nor for another key");
             others.extend(other.acquire("a").await);
             tokio::time::sleep(Duration::from_millis(20)).await;
