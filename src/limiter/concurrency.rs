@@ -31,7 +31,7 @@ use crate::time::micros;
 #[derive(Clone)]
 pub struct ConcurrencyLimit {
     keys: Arc<PermitKeys>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl fmt::Debug for ConcurrencyLimit {
