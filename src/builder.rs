@@ -12,7 +12,7 @@ use crate::driver::setup::DriverParts;
 use crate::driver::{Driver, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
-use crate::limit::{DEFAULT_MAX_NODES, Limit, Mode, Terms};
+use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, Mode, PermitTerms, Terms};
 use crate::limiter::{ActiveLimit, Limiter, Shared, Waiting};
 use crate::store::AnyStore;
 use crate::sync::Event;
@@ -46,6 +46,7 @@ pub struct Builder {
     #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "names the metrics"))]
     name: Option<String>,
     limits: Vec<Limit>,
+    permits: Vec<Concurrency>,
     store: Option<AnyStore>,
     max_keys: usize,
     lanes: u32,
@@ -61,6 +62,7 @@ impl Limiter {
         Builder {
             name: None,
             limits: Vec::new(),
+            permits: Vec::new(),
             store: None,
             max_keys: DEFAULT_MAX_KEYS,
             lanes: DEFAULT_LANES,
@@ -101,6 +103,12 @@ impl Builder {
     /// Adds a limit.
     pub fn limit(mut self, limit: Limit) -> Self {
         self.limits.push(limit);
+        self
+    }
+
+    /// Adds a concurrency limit. Its name must not be that of another limit.
+    pub fn concurrency(mut self, limit: Concurrency) -> Self {
+        self.permits.push(limit);
         self
     }
 
@@ -196,6 +204,7 @@ impl Builder {
         let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
         let parts = DriverParts {
             limits: terms.collect::<Result<_, ConfigError>>()?,
+            permits: self.permit_terms()?,
             store: self.store,
             max_keys: self.max_keys,
             lanes: self.lanes,
@@ -209,7 +218,12 @@ impl Builder {
         #[cfg(feature = "metrics")]
         let labels = crate::metrics::limiter_labels(self.name.as_deref());
         #[cfg(feature = "metrics")]
-        let metrics = crate::metrics::listener(labels.clone(), &node.limits, self.max_keys);
+        let metrics = crate::metrics::listener(
+            labels.clone(),
+            &node.limits,
+            &node.permits.limits,
+            self.max_keys,
+        );
         #[cfg(feature = "metrics")]
         let driver = driver.listen(metrics);
         let waiting = node.limits.iter().map(|_| Waiting::default()).collect();
@@ -227,14 +241,24 @@ impl Builder {
     /// The terms of a limit on this node.
     pub(crate) fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
         let is_alone = self.store.is_none() || limit.mode == Mode::Local;
+        limit.validate_on_node(is_alone, self.max_nodes, self.uncounted())
+    }
+
+    fn permit_terms(&self) -> Result<Vec<PermitTerms>, ConfigError> {
+        let (is_alone, nodes) = (self.store.is_none(), self.uncounted());
+        self.permits.iter().map(|limit| limit.validate(is_alone, nodes, self.max_keys)).collect()
+    }
+
+    /// The number of nodes until the store has counted them.
+    fn uncounted(&self) -> u32 {
         let is_memory = self.store.as_ref().is_some_and(AnyStore::is_memory);
-        let uncounted = self.max_nodes.unwrap_or(if is_memory { 1 } else { DEFAULT_MAX_NODES });
-        limit.validate_on_node(is_alone, self.max_nodes, uncounted)
+        self.max_nodes.unwrap_or(if is_memory { 1 } else { DEFAULT_MAX_NODES })
     }
 
     /// Checks everything but what each limit is.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let (limits, keys, lanes) = (self.limits.len(), self.max_keys, self.lanes);
+        let limits = self.limits.len() + self.permits.len();
+        let (keys, lanes) = (self.max_keys, self.lanes);
         let secret = self.key_secret.as_ref().map_or(KEY_SECRET_BYTES_MIN, Vec::len);
         for (is_valid, field, value, reason) in [
             (limits > 0, "limits", "none".to_owned(), "give the limiter at least one limit"),
@@ -253,7 +277,9 @@ impl Builder {
             }
         }
         let mut names = HashSet::new();
-        match self.limits.iter().map(Limit::name).find(|&name| !names.insert(name)) {
+        let all = self.limits.iter().map(Limit::name);
+        let mut all = all.chain(self.permits.iter().map(Concurrency::name));
+        match all.find(|&name| !names.insert(name)) {
             Some(name) => Err(ConfigError::DuplicateLimit(name.to_owned())),
             None => Ok(()),
         }

@@ -13,7 +13,7 @@ use crate::bucket::{
 use crate::error::{ConfigError, StoreError};
 use crate::overrides::Switch;
 use crate::store::Store;
-use crate::sync::message::{Reply, Request};
+use crate::sync::message::{InstanceId, Reply, Request};
 use crate::sync::{Engine, Event, Input, OutageChange, Output, Settlement, Touch, Waiter};
 use crate::time::{Clock, Timestamp, micros};
 
@@ -27,17 +27,20 @@ mod log;
 pub(crate) mod manual;
 mod override_sync;
 mod overrides;
+mod permits;
 pub(crate) mod setup;
 mod slot_keys;
 
 use clock::TimeSource;
 use evictor::Evictor;
-use exact::{Ended, ExactCalls};
+use exact::{Ended, ExactCalls, outage_event};
 pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 pub(crate) use override_sync::OverrideQuery;
 use override_sync::OverrideSync;
 pub(crate) use overrides::Held as HeldOverride;
+use permits::PermitTask;
+pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 
 /// How often decisions are told to the listeners, and room is looked for.
@@ -130,6 +133,7 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
 /// What a limiter and its driver share.
 pub(crate) struct NodeState {
     pub(crate) limits: Vec<Arc<LimitState>>,
+    pub(crate) permits: Arc<PermitLimits>,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) notifications: NotificationQueue,
     /// The store's last error, for those who wait for it.
@@ -143,6 +147,7 @@ pub(crate) struct Driver {
     pub(crate) engine: Engine,
     pub(crate) store: Option<Arc<dyn Store>>,
     pub(crate) node: Arc<NodeState>,
+    pub(crate) instance: InstanceId,
     pub(crate) clock: Clock,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) queries: mpsc::UnboundedReceiver<Query>,
@@ -188,7 +193,28 @@ impl Exchanges {
 
 impl Driver {
     /// Runs until every handle to the limiter is gone.
-    pub(crate) async fn run(mut self) {
+    pub(crate) fn run(self) -> impl Future<Output = ()> + Send {
+        // Made here, so that callers hear of it too if the runtime ends before this runs.
+        let mut permits = PermitTask {
+            permits: self.node.permits.clone(),
+            time: self.node.time.clone(),
+            store: self.store.clone(),
+            instance: self.instance,
+            listeners: self.listeners.clone(),
+            calls: JoinSet::new(),
+            places: HashMap::new(),
+            tell_at: self.node.time.now().plus_micros(FLUSH_US),
+        };
+        async move {
+            tokio::select! {
+                () = permits.run() => {}
+                () = self.run_limits() => {}
+            }
+            permits.end().await;
+        }
+    }
+
+    async fn run_limits(mut self) {
         let mut exchanges = Exchanges::default();
         let mut asked = OpenQueries::default();
         let mut waiting: Vec<Command> = Vec::new();
@@ -499,20 +525,8 @@ impl Driver {
     fn publish_outage(&self, limit: u32, change: OutageChange, calls: &ExactCalls) {
         self.node.limits[limit as usize].set_on_policy(calls.is_on_policy(limit));
         let LimitState { name, terms, .. } = &*self.node.limits[limit as usize];
-        let limit = name.clone();
-        self.publish(&match change {
-            OutageChange::Began => Event::OutagePolicyBegan {
-                limit,
-                policy: terms.outage,
-                nodes: terms.credit_rule.uncounted.into(),
-                store_was_reached: false,
-            },
-            OutageChange::Ended => Event::OutagePolicyEnded { limit },
-            OutageChange::Refused(error @ StoreError::ForeignKey { .. }) => {
-                Event::ForeignKey { error }
-            }
-            OutageChange::Refused(error) => Event::NotDecided { limit, error },
-        });
+        let nodes = terms.credit_rule.uncounted.into();
+        self.publish(&outage_event(name, terms.outage, nodes, change));
     }
 
     fn publish_kept(&self, limit: u32, tokens: u32) {
@@ -542,6 +556,7 @@ mod tests {
         let limit = Limit::new("x", Quota::per_second(1));
         let parts = DriverParts {
             limits: vec![(&limit, limit.validate_local().unwrap())],
+            permits: Vec::new(),
             store: None,
             max_keys: 1,
             lanes: 1,

@@ -2,6 +2,7 @@
 //!
 //! A denial is never an error: it is a [`Decision`](crate::Decision).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A value that was refused while a limit or a limiter was built.
@@ -76,11 +77,13 @@ pub enum ConfigError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[error(
-    "the store did not take everything within {within:?}: leases return by their end, pending tokens are lost"
+    "the store did not take everything within {within:?}: leases return by their end, pending tokens are lost, {permits} permits are held"
 )]
 pub struct ShutdownError {
     /// The deadline that passed.
     pub within: Duration,
+    /// Permits of concurrency limits that callers still hold.
+    pub permits: u64,
 }
 
 /// A request that cannot be decided: the caller's bug, never a denial.
@@ -99,6 +102,74 @@ pub enum CheckError {
         cost: u32,
         /// The highest cost that can be admitted, in tokens.
         max: u32,
+    },
+}
+
+/// Why a concurrency limit gave no permit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// Too few permits are free now: ask again later, or wait with
+    /// [`acquire_within`](crate::ConcurrencyLimit::acquire_within).
+    #[error("limit {limit:?} is full: {in_flight} of {max} permits of the key are in use")]
+    Denied {
+        /// The limit's name.
+        limit: Arc<str>,
+        /// The most permits of a key.
+        max: u32,
+        /// Permits of the key in use on all nodes, as the store said last. It may be below `max` where the free ones are kept for
+        /// nodes that wait, or are fewer than the cost.
+        in_flight: u32,
+    },
+    /// None became free in time.
+    #[error(
+        "limit {limit:?} is full: none of {max} permits of the key came free within {within:?}"
+    )]
+    TimedOut {
+        /// The limit's name.
+        limit: Arc<str>,
+        /// The most permits of a key.
+        max: u32,
+        /// How long the caller waited.
+        within: Duration,
+    },
+    /// Enough callers of this node wait already.
+    #[error("limit {limit:?}: {max_waiting} callers wait already: shed load, or raise max_waiting")]
+    TooManyWaiting {
+        /// The limit's name.
+        limit: Arc<str>,
+        /// The most that may wait.
+        max_waiting: u32,
+    },
+    /// No permit for so many can ever be given: the caller's bug.
+    #[error("cost: {cost} on limit {limit:?} can never be given: must be 1 to {max}")]
+    Cost {
+        /// The limit's name.
+        limit: Arc<str>,
+        /// The permits asked for.
+        cost: u32,
+        /// The most permits of a key.
+        max: u32,
+    },
+    /// The store does not answer in time, and the outage policy gives no permit, or has not begun.
+    #[error("limit {limit:?}: the store does not answer, and the outage policy gives no permit")]
+    StoreAway {
+        /// The limit's name.
+        limit: Arc<str>,
+    },
+    /// Permits of too many keys are in use on this node.
+    #[error("limit {limit:?}: permits of {max_keys} keys are in use: raise max_keys")]
+    TooManyKeys {
+        /// The limit's name.
+        limit: Arc<str>,
+        /// The most keys.
+        max_keys: usize,
+    },
+    /// The limiter's task has ended with its runtime: nobody asks the store, or watches the time.
+    #[error("limit {limit:?}: the limiter's task has ended with its runtime")]
+    Ended {
+        /// The limit's name.
+        limit: Arc<str>,
     },
 }
 

@@ -30,6 +30,8 @@
 //! A [`Quota`] is a token bucket; there are [`LeakyBucket`], [`FixedWindow`], [`SlidingWindow`] and [`SlidingLog`] beside it,
 //! for any mode: docs/CHOOSING.md says which is for what.
 //!
+//! A [`Concurrency`] limit is beside them: how many requests of a key may be under way, not how many may begin.
+//!
 //! # Features
 //!
 //! | feature | what it adds |
@@ -102,17 +104,17 @@ pub use algorithm::{
 pub use bound::{Excess, Incidents, bound};
 pub use builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};
 pub use decision::{Decision, Denied};
-pub use error::{CheckError, ConfigError, ShutdownError, StoreError};
+pub use error::{AcquireError, CheckError, ConfigError, ShutdownError, StoreError};
 pub use key::{Hashed, KEY_BYTES_MAX, Key, KeyWriter, lane_of};
 pub use limit::{
     ACCURACY_CREDIT_MAX, ACCURACY_TICK_MAX, CEILING_MAX, CEILING_TICK_MAX, COST_MAX, CREDIT_MAX,
-    DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING,
-    DEFAULT_SYNC_INTERVAL, Limit, MAX_WAIT_EXACT, Mode, NAME_BYTES_MAX, OutagePolicy,
+    Concurrency, DEFAULT_CREDIT, DEFAULT_MAX_NODES, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING,
+    DEFAULT_SYNC_INTERVAL, Limit, MAX_WAIT_EXACT, Mode, NAME_BYTES_MAX, OutagePolicy, PERMITS_MAX,
     SYNC_INTERVAL_MAX, SYNC_INTERVAL_MIN, SyncPolicy,
 };
 pub use limiter::{
-    ActiveLimit, AsyncGroup, AsyncLimit, Group, Handle, Limiter, OnKey, Overrides, Reservation,
-    ReserveError,
+    ActiveLimit, AsyncGroup, AsyncLimit, ConcurrencyLimit, Group, Handle, Limiter, OnKey,
+    Overrides, Permit, Reservation, ReserveError,
 };
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;
@@ -138,6 +140,8 @@ mod pages {
     struct Proxies;
     #[doc = include_str!("../docs/CHOOSING.md")]
     struct Choosing;
+    #[doc = include_str!("../docs/CONCURRENCY.md")]
+    struct Concurrency;
     #[doc = include_str!("../docs/COSTS.md")]
     struct Costs;
     #[doc = include_str!("../docs/OVERRIDES.md")]

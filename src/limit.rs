@@ -8,9 +8,12 @@ use crate::overrides::Switch;
 use crate::quota::{Curve, PERIOD_MAX, Quota, Scale};
 use crate::time::micros;
 
+mod concurrency;
 mod info;
 mod terms;
 
+pub(crate) use concurrency::PermitTerms;
+pub use concurrency::{Concurrency, PERMITS_MAX};
 pub(crate) use info::LimitInfo;
 pub(crate) use terms::{Credit, CreditRule, Pace, Terms};
 use terms::{KEY_TICK_MIN_US, epoch_us};
@@ -47,6 +50,7 @@ pub const CEILING_TICK_MAX: Duration = Duration::from_secs(2);
 pub const CEILING_MAX: f64 = 1e6;
 /// The longest name of a limit, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
+const NAME_REASON: &str = "must be 1 to 64 of the characters a-z A-Z 0-9 _ . - /";
 /// The highest cost of one request, in tokens: what the decision word can count.
 pub const COST_MAX: u64 = (1 << 24) - 1;
 
@@ -149,6 +153,12 @@ pub struct Limit {
     pub(crate) version: u32,
     pub(crate) switch: Switch,
     pub(crate) block_for: Duration,
+}
+
+/// Whether a limit can have this name.
+fn is_valid_name(name: &str) -> bool {
+    let named = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(&byte);
+    !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(named)
 }
 
 impl Limit {
@@ -363,11 +373,8 @@ impl Limit {
         let invalid = |field, value: String, reason| {
             Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
         };
-        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(&byte);
-        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || !self.name.bytes().all(named)
-        {
-            let reason = "must be 1 to 64 of the characters a-z A-Z 0-9 _ . - /";
-            return invalid("name", self.name.clone(), reason);
+        if !is_valid_name(&self.name) {
+            return invalid("name", self.name.clone(), NAME_REASON);
         }
         if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
             return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");

@@ -20,6 +20,7 @@ use crate::time::{Now, Timestamp, micros};
 
 mod alone;
 mod async_limit;
+mod concurrency;
 mod group;
 mod overrides;
 mod reservation;
@@ -30,6 +31,7 @@ pub(crate) mod together;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
+pub use concurrency::{ConcurrencyLimit, Permit};
 pub use group::{AsyncGroup, Group};
 pub use overrides::Overrides;
 pub use reservation::{Reservation, ReserveError};
@@ -110,14 +112,17 @@ impl Limiter {
     /// Reports what is pending and gives all leases back. Decisions go on meanwhile, but should
     /// have ceased: what is spent after this is lost with the limiter.
     ///
+    /// Waits until all [permits](crate::Permit) have been dropped and given back too.
+    ///
     /// # Errors
     ///
-    /// [`ShutdownError`] if the store did not take everything within `deadline`.
+    /// [`ShutdownError`] if the store did not take everything within `deadline`. It says how many permits are still held:
+    /// they go back when they are dropped, or two seconds after the process ends.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
-        if self.shared.ask(Wish::Leave, deadline).await == Some(true) {
-            Ok(())
-        } else {
-            Err(ShutdownError { within: deadline })
+        let left = self.shared.ask(Wish::Leave, deadline);
+        match tokio::join!(left, self.permits_returned(deadline)) {
+            (Some(true), 0) => Ok(()),
+            (_, permits) => Err(ShutdownError { within: deadline, permits }),
         }
     }
 
@@ -127,6 +132,7 @@ impl Limiter {
     pub async fn settle(&self) {
         // A driver that has ended has nothing due any more.
         let _ = self.shared.ask(Wish::Settle, Duration::MAX).await;
+        self.shared.node.permits.settled().await;
     }
 }
 

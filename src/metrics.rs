@@ -7,7 +7,7 @@ use metrics::{
     Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use crate::driver::{LimitState, Listener};
+use crate::driver::{LimitState, Listener, PermitKeys};
 use crate::overrides::Switch;
 use crate::sync::Event;
 
@@ -41,6 +41,9 @@ const OVERFLOWED: &str = "tidegate_overflow_decisions_total";
 const OVERRIDES: &str = "tidegate_override_decisions_total";
 const SWITCH: &str = "tidegate_limit_switch";
 const ON_POLICY: &str = "tidegate_on_outage_policy";
+const PERMITS_IN_USE: &str = "tidegate_permits_in_use";
+const PERMITS_WAITING: &str = "tidegate_permit_waiting_callers";
+const PERMITS_DENIED: &str = "tidegate_permits_denied_total";
 
 /// Bounds of the buckets of each histogram that this crate records, for an exporter that has to be told: without
 /// them most exporters show summaries, which cannot be added over nodes. Times are in seconds, drift is a part of
@@ -71,9 +74,15 @@ pub(crate) fn limiter_labels(name: Option<&str>) -> Labels {
 }
 
 /// Describes all metrics, shows those that can be known now, and returns the listener that records them.
-pub(crate) fn listener(labels: Labels, limits: &[Arc<LimitState>], max_keys: usize) -> Listener {
+pub(crate) fn listener(
+    labels: Labels,
+    limits: &[Arc<LimitState>],
+    permits: &[Arc<PermitKeys>],
+    max_keys: usize,
+) -> Listener {
     describe();
     show_at_start(limits, max_keys, &labels);
+    show_permits_at_start(permits, &labels);
     Arc::new(move |event| record(event, &labels))
 }
 
@@ -139,6 +148,9 @@ fn describe() {
 }
 
 fn describe_troubles() {
+    describe_gauge!(PERMITS_IN_USE, Unit::Count, "Permits in use on this node, by limit");
+    describe_gauge!(PERMITS_WAITING, Unit::Count, "Callers who wait for a permit, by limit");
+    describe_counter!(PERMITS_DENIED, Unit::Count, "Callers who got no permit, by limit");
     describe_counter!(POLICIES, Unit::Count, "Keys that an outage policy took over, by limit");
     describe_counter!(NOT_GIVEN_BACK, Unit::Count, "Unused tokens that did not go back, by limit");
     describe_counter!(LOSSES, Unit::Count, "Lanes that lost their memory and were rebuilt");
@@ -188,6 +200,16 @@ fn show_switch(now: Switch, labels: &Labels) {
     }
 }
 
+fn show_permits_at_start(permits: &[Arc<PermitKeys>], labels: &Labels) {
+    for limit in permits {
+        let labels = with(labels, "limit", limit.name());
+        for name in [PERMITS_IN_USE, PERMITS_WAITING, ON_POLICY] {
+            gauge!(name, labels.clone()).set(0.0);
+        }
+        counter!(PERMITS_DENIED, labels).increment(0);
+    }
+}
+
 fn record(event: &Event, labels: &Labels) {
     match event {
         Event::Synced { keys, took, error, .. } => {
@@ -215,6 +237,12 @@ fn record(event: &Event, labels: &Labels) {
     }
 }
 
+fn count_override_decisions(labels: &Labels, allowed: u64, denied: u64) {
+    for (outcome, count) in [("allowed", allowed), ("denied", denied)] {
+        counter!(OVERRIDES, with(labels, "outcome", outcome)).increment(count);
+    }
+}
+
 /// Records the events that are about one limit.
 fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
     match event {
@@ -236,13 +264,16 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
             }
             gauge!(EXCESS_OBSERVED, labels(limit)).set(excess.observed_tokens);
         }
+        Event::Permits { limit, in_use, waiting, denied } => {
+            gauge!(PERMITS_IN_USE, labels(limit)).set(*in_use as f64);
+            gauge!(PERMITS_WAITING, labels(limit)).set(*waiting);
+            counter!(PERMITS_DENIED, labels(limit)).increment(*denied);
+        }
         Event::NotGivenBack { limit, tokens } => {
             counter!(NOT_GIVEN_BACK, labels(limit)).increment((*tokens).into());
         }
         Event::OverrideDecisions { limit, allowed, denied } => {
-            let labels = labels(limit);
-            counter!(OVERRIDES, with(&labels, "outcome", "allowed")).increment(*allowed);
-            counter!(OVERRIDES, with(&labels, "outcome", "denied")).increment(*denied);
+            count_override_decisions(&labels(limit), *allowed, *denied);
         }
         Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),

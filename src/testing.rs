@@ -33,8 +33,9 @@ use crate::builder::Builder;
 use crate::driver::clock::TimeSource;
 use crate::error::StoreError;
 use crate::store::exact::ExactRequest;
-use crate::store::exchange::{Deciding, Exchange, Overriding};
+use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
 use crate::store::overrides::OverridesRequest;
+use crate::store::permits::PermitRequest;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 use crate::store::{AnyStore, MemoryStore, Store};
@@ -50,7 +51,7 @@ impl Builder {
 
 #[cfg(feature = "redis")]
 impl RedisStore {
-    /// Exact limits take the time of `clock` for the server's.
+    /// Exact and concurrency limits take the time of `clock` for the server's.
     #[must_use]
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(clock.shown());
@@ -94,14 +95,14 @@ impl ScriptedStore {
         Self { memory, script: Arc::default(), time }
     }
 
-    /// Lets questions about single requests, those of exact limits and leaky buckets, take so long: half of it before the
+    /// Lets questions about single requests, those of exact limits and leaky buckets, and messages about permits, take so long: half of it before the
     /// store decides, and half after. [`Limiter::settle`](crate::Limiter::settle) then waits for them, so time has to
     /// pass meanwhile.
     pub fn set_round_trip(&self, round_trip: Duration) {
         self.lock().round_trip = round_trip;
     }
 
-    /// How many questions about single requests there were, those that went wrong included.
+    /// How many questions about single requests and messages about permits there were, those that went wrong included.
     pub fn questions(&self) -> u64 {
         self.lock().questions
     }
@@ -186,6 +187,28 @@ impl Store for ScriptedStore {
                 return Err(StoreError::TimedOut(self.timeout()));
             }
             self.memory.overrides(request).await
+        })
+    }
+
+    fn permits(&self, request: PermitRequest) -> Permitting<'_> {
+        Box::pin(async move {
+            let lost = Err(StoreError::TimedOut(self.timeout()));
+            self.lock().questions += 1;
+            self.travel().await;
+            let reply = match self.next_fault() {
+                None => self.memory.permits(request).await,
+                Some(Fault::RequestLost) => lost,
+                Some(Fault::ReplyLost) => {
+                    self.memory.permits(request).await?;
+                    lost
+                }
+                Some(Fault::Duplicated) => {
+                    self.memory.permits(request.clone()).await?;
+                    self.memory.permits(request).await
+                }
+            };
+            self.travel().await;
+            reply
         })
     }
 

@@ -9,9 +9,10 @@ use tokio::task::{Id, JoinError, JoinSet};
 
 use super::clock::TimeSource;
 use crate::error::StoreError;
+use crate::limit::OutagePolicy;
 use crate::store::Store;
 use crate::store::exact::{Deed, ExactReply, ExactRequest};
-use crate::sync::{ExactOutage, OutageChange};
+use crate::sync::{Event, ExactOutage, OutageChange};
 use crate::time::Timestamp;
 
 /// The most calls under way: beyond them the outage policy decides.
@@ -128,5 +129,23 @@ impl ExactCalls {
         let outage = self.outages.entry(limit).or_default();
         let change = outage.ended(outcome.map(|_| ()), at, now);
         Some(Ended { limit, change, kept })
+    }
+}
+
+/// What is told of a change of a limit without leases, or of permits.
+pub(super) fn outage_event(
+    name: &Arc<str>,
+    policy: OutagePolicy,
+    nodes: i64,
+    change: OutageChange,
+) -> Event {
+    let limit = name.clone();
+    match change {
+        OutageChange::Began => {
+            Event::OutagePolicyBegan { limit, policy, nodes, store_was_reached: false }
+        }
+        OutageChange::Ended => Event::OutagePolicyEnded { limit },
+        OutageChange::Refused(error @ StoreError::ForeignKey { .. }) => Event::ForeignKey { error },
+        OutageChange::Refused(error) => Event::NotDecided { limit, error },
     }
 }

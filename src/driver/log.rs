@@ -114,6 +114,7 @@ fn log_limit_event(event: &Event) {
         | Event::Viewed { .. }
         | Event::OutagePolicy { .. }
         | Event::Excess { .. }
+        | Event::Permits { .. }
         | Event::State { .. }
         | Event::Synced { .. }
         | Event::StoreDown { .. }

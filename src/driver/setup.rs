@@ -6,11 +6,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::clock::{Ticker, TimeSource};
 use super::override_sync::OverrideSync;
-use super::{Command, Driver, LimitState, Listener, NodeState, Query, Wish, log};
+use super::{Command, Driver, LimitState, Listener, NodeState, PermitLimits, Query, Wish, log};
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
-use crate::limit::{Limit, Terms};
+use crate::limit::{Limit, PermitTerms, Terms};
 use crate::store::{AnyStore, MemoryStore};
 use crate::sync::{Config, Engine};
 use crate::time::{Timestamp, micros};
@@ -18,6 +18,7 @@ use crate::time::{Timestamp, micros};
 /// What a driver is built from, all of it validated.
 pub(crate) struct DriverParts<'a> {
     pub(crate) limits: Vec<(&'a Limit, Terms)>,
+    pub(crate) permits: Vec<PermitTerms>,
     pub(crate) store: Option<AnyStore>,
     pub(crate) max_keys: usize,
     pub(crate) lanes: u32,
@@ -65,10 +66,11 @@ impl Driver {
         let of_overrides = store.clone().unwrap_or_else(|| open(MemoryStore::new().into()));
         let overrides = OverrideSync::new(of_overrides, store.is_some(), parts.secret);
         let [low, high, seed] = random()?;
+        let instance = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
         let config = Config {
             limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
             lanes: if store.is_some() { parts.lanes } else { 0 },
-            instance: (u128::from(high) << 64 | u128::from(low)).to_le_bytes(),
+            instance,
             seed,
             retry_us: store.as_ref().map_or(0, |store| micros(store.timeout())),
             max_nodes: parts.max_nodes,
@@ -79,11 +81,14 @@ impl Driver {
         let notifications = NotificationQueue::new(parts.max_keys);
         let mut listeners = parts.listeners;
         listeners.push(Arc::new(log::record));
-        let node = NodeState { limits, budget, notifications, last_error: Mutex::new(None), time };
+        let (permits, last_error) =
+            (Arc::new(PermitLimits::new(parts.permits, seed, &time)), Mutex::new(None));
+        let node = NodeState { limits, permits, budget, notifications, last_error, time };
         let driver = Self {
             engine,
             store,
             node: Arc::new(node),
+            instance,
             clock,
             commands: inbox,
             queries: asked,

@@ -9,8 +9,9 @@ use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::{Quota, TOKENS_MAX};
 use crate::store::exact::ExactRequest;
-use crate::store::exchange::{Deciding, Exchange, Overriding};
+use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
 use crate::store::overrides::OverridesRequest;
+use crate::store::permits::PermitRequest;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
 use crate::testing::ManualClock;
@@ -197,6 +198,10 @@ impl Store for HostileStore {
 
     fn overrides(&self, request: OverridesRequest) -> Overriding<'_> {
         self.memory.overrides(request)
+    }
+
+    fn permits(&self, request: PermitRequest) -> Permitting<'_> {
+        self.memory.permits(request)
     }
 
     fn timeout(&self) -> Duration {

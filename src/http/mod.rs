@@ -22,6 +22,8 @@ mod keyed_limit;
 #[cfg(feature = "tower")]
 mod layer;
 #[cfg(feature = "tower")]
+mod permit_layer;
+#[cfg(feature = "tower")]
 mod rate_limit;
 #[cfg(feature = "tower")]
 mod refusal;
@@ -41,6 +43,8 @@ pub use key_of::KeyOf;
 pub use keyed_limit::{KeyedLimit, OnMissingKey};
 #[cfg(feature = "tower")]
 pub use layer::{RateLimitLayer, RateLimitService, ResponseFuture};
+#[cfg(feature = "tower")]
+pub use permit_layer::{PermitBody, PermitLayer, PermitService};
 #[cfg(feature = "tower")]
 pub use rate_limit::RateLimit;
 #[cfg(feature = "tower")]

@@ -29,9 +29,14 @@ impl UnknownClients {
     /// Counts a request of an unknown peer, and logs it unless that was done less than a minute ago.
     pub(super) fn unknown_peer(&self, limit: &ActiveLimit) {
         count(UNKNOWN_PEERS, limit, 1);
+        self.log_unknown_peer(limit.name());
+    }
+
+    /// Logs a request of an unknown peer unless that was done less than a minute ago.
+    pub(super) fn log_unknown_peer(&self, limit: &str) {
         if self.unknown_peers.is_due() {
             error!(
-                limit = limit.name(),
+                limit,
                 "the address of the client is unknown, so its request is answered with status 500: serve axum by \
                  into_make_service_with_connect_info::<SocketAddr>(), or insert tidegate::http::Peer into the \
                  request's extensions; connections of a Unix socket have no address: insert Peer there too, or \

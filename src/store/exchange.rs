@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::exact::{ExactReply, ExactRequest};
 use super::overrides::{OverridesReply, OverridesRequest};
+use super::permits::PermitRequest;
 use crate::error::StoreError;
+use crate::sync::PermitReply;
 use crate::sync::message::{Reply, Request};
 
 /// A store's answer, some day.
@@ -21,6 +23,10 @@ pub(crate) type Deciding<'a> =
 pub(crate) type Overriding<'a> =
     Pin<Box<dyn Future<Output = Result<OverridesReply, StoreError>> + Send + 'a>>;
 
+/// A message about permits under way.
+pub(crate) type Permitting<'a> =
+    Pin<Box<dyn Future<Output = Result<PermitReply, StoreError>> + Send + 'a>>;
+
 /// One place that applies batches, each at most once, and decides about requests of exact limits.
 pub(crate) trait Store: Send + Sync + 'static {
     /// Sends one batch and waits for its reply, which may come long after [`timeout`](Self::timeout). After
@@ -32,6 +38,10 @@ pub(crate) trait Store: Send + Sync + 'static {
 
     /// Takes overrides in, and tells which have changed. After an error it is unknown whether they were taken in.
     fn overrides(&self, request: OverridesRequest) -> Overriding<'_>;
+
+    /// Takes in what a node says about its permits of a key. After an error it is unknown whether it was: the caller says what
+    /// is then, with a higher number.
+    fn permits(&self, request: PermitRequest) -> Permitting<'_>;
 
     /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::exact::{ExactModel, ExactRequest};
-use super::exchange::{Deciding, Exchange, Overriding, Store};
+use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
 use super::model::Model;
 use super::overrides::{OverridesModel, OverridesRequest};
+use super::permits::{PermitModel, PermitRequest};
 use crate::sync::message::Request;
 use crate::time::Timestamp;
 
@@ -23,19 +24,28 @@ pub struct MemoryStore {
     /// What exact limits have.
     exact: Arc<Mutex<Exact>>,
     overrides: Arc<Mutex<OverridesModel>>,
+    /// What concurrency limits have.
+    permits: Arc<Mutex<Permits>>,
     /// When the clocks' origin was, in microseconds since 1970: the same for all who have the store.
     origin_us: Arc<OnceLock<u64>>,
     now: Option<NowFn>,
     calls: Arc<AtomicU64>,
 }
 
-/// Records of exact limits are looked through if there are more than this, and than twice what was left last time.
+/// Records of exact limits, and of concurrency limits, are looked through if there are more than this, and than twice what was left last time.
 const EXPIRE_ABOVE: usize = 4096;
 
 /// What exact limits have.
 #[derive(Debug, Default)]
 struct Exact {
     model: ExactModel,
+    expire_above: usize,
+}
+
+/// What concurrency limits have.
+#[derive(Debug, Default)]
+struct Permits {
+    model: PermitModel,
     expire_above: usize,
 }
 
@@ -70,9 +80,10 @@ impl MemoryStore {
         *self.lock() = Model::default();
         *self.lock_exact() = Exact::default();
         *self.lock_overrides() = OverridesModel::default();
+        *self.lock_permits() = Permits::default();
     }
 
-    /// How often nodes have called it, all clones together: batches and single decisions.
+    /// How often nodes have called it, all clones together: batches, single decisions and messages about permits.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
@@ -98,6 +109,10 @@ impl MemoryStore {
 
     fn lock_exact(&self) -> std::sync::MutexGuard<'_, Exact> {
         self.exact.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_permits(&self) -> std::sync::MutexGuard<'_, Permits> {
+        self.permits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,6 +140,19 @@ impl Store for MemoryStore {
 
     fn overrides(&self, request: OverridesRequest) -> Overriding<'_> {
         Box::pin(async move { Ok(self.lock_overrides().call(&request, self.unix_us())) })
+    }
+
+    fn permits(&self, request: PermitRequest) -> Permitting<'_> {
+        Box::pin(async move {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            let now_us = self.unix_us();
+            let mut permits = self.lock_permits();
+            if permits.model.len() > permits.expire_above {
+                permits.model.expire(now_us);
+                permits.expire_above = EXPIRE_ABOVE.max(2 * permits.model.len());
+            }
+            permits.model.receive(&request, now_us)
+        })
     }
 
     fn timeout(&self) -> Duration {

@@ -8,6 +8,7 @@ pub(crate) mod exchange;
 mod memory;
 pub(crate) mod model;
 pub(crate) mod overrides;
+pub(crate) mod permits;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(all(test, feature = "redis"))]

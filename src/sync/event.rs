@@ -164,7 +164,7 @@ pub enum Event {
         /// What is wrong, and what to do.
         error: StoreError,
     },
-    /// The store answered, but did not decide about a request of an exact limit or a leaky bucket, which the outage policy decided. Told once
+    /// The store answered, but did not decide about a request of an exact limit, a leaky bucket or a concurrency limit, which the outage policy decided. Told once
     /// a minute for each limit.
     NotDecided {
         /// The limit.
@@ -184,6 +184,17 @@ pub enum Event {
         nodes: i64,
         /// Lanes of the store that cannot be reached.
         lanes_down: usize,
+    },
+    /// The permits of a concurrency limit on this node, once a second.
+    Permits {
+        /// The limit.
+        limit: Arc<str>,
+        /// Permits in use now, of all keys.
+        in_use: u64,
+        /// Callers who wait for their turn now.
+        waiting: u32,
+        /// Callers who got none since the last such event.
+        denied: u64,
     },
     /// How far a limit can have been exceeded, and was according to the store; once a second.
     Excess {

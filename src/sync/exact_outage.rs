@@ -49,6 +49,11 @@ impl ExactOutage {
         true
     }
 
+    /// When the next call may begin.
+    pub(crate) fn next_call(&self) -> Timestamp {
+        if self.is_away { self.try_at } else { Timestamp::ZERO }
+    }
+
     /// A call that began at `began` ended at `now`.
     pub(crate) fn ended(
         &mut self,

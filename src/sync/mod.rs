@@ -14,6 +14,7 @@ mod lane;
 pub(crate) mod message;
 mod nodes;
 mod notices;
+mod permits;
 mod plausibility;
 mod rng;
 mod shrink;
@@ -24,4 +25,8 @@ pub(crate) use context::Output;
 pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;
 pub(crate) use exact_outage::{ExactOutage, OutageChange};
+pub(crate) use permits::{
+    MESSAGE_NUMBERS, PermitAsk, PermitCounts, PermitKey, PermitMessage, PermitOutput, PermitReply,
+    Permits, REPLY_NUMBERS,
+};
 pub(crate) use slots::{HeldSlots, SlotAnswer, SlotAsk, SlotGrant};

@@ -35,7 +35,7 @@ fn place(rule: &KeyRule) -> usize {
 
 /// A script that takes `ARGV[2]` for the server's time, in microseconds since 1970.
 #[cfg(any(test, feature = "testing"))]
-fn by_given_time(text: &str) -> String {
+pub(super) fn by_given_time(text: &str) -> String {
     let asks_time = "call('TIME')";
     assert_eq!(text.matches(asks_time).count(), 1, "a script asks for the time once");
     text.replace(asks_time, "{ 0, ARGV[2] }")
@@ -82,7 +82,7 @@ fn key(store: &RedisStore, request: &ExactRequest) -> Vec<u8> {
 }
 
 /// The error with the name of the key, if that holds another program's value.
-fn named(error: StoreError, key: &[u8]) -> StoreError {
+pub(super) fn named(error: StoreError, key: &[u8]) -> StoreError {
     match error {
         StoreError::ForeignKey { .. } => StoreError::ForeignKey {
             key: String::from_utf8_lossy(key).into_owned(),

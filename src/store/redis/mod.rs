@@ -10,6 +10,7 @@ pub(crate) mod exact;
 mod fault;
 mod link;
 pub(crate) mod overrides;
+pub(crate) mod permits;
 
 use std::fmt;
 use std::future::Future;
@@ -21,8 +22,9 @@ use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
 use super::exact::ExactRequest;
-use super::exchange::{Deciding, Exchange, Overriding, Store};
+use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
 use super::overrides::OverridesRequest;
+use super::permits::PermitRequest;
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -67,7 +69,8 @@ impl Code {
 ///
 /// # Cost
 ///
-/// One round trip and one script call for each exchange, and for each decision of an exact limit.
+/// One round trip and one script call for each exchange, for each decision of an exact limit, and for each message
+/// about the permits of a key.
 #[derive(Clone)]
 pub struct RedisStore {
     line: Line,
@@ -75,7 +78,7 @@ pub struct RedisStore {
     address: String,
     namespace: Arc<str>,
     timeout: Duration,
-    /// What exact limits take for the server's time.
+    /// What exact and concurrency limits take for the server's time.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) clock: Option<crate::time::Clock>,
 }
@@ -248,6 +251,10 @@ impl Store for RedisStore {
 
     fn overrides(&self, request: OverridesRequest) -> Overriding<'_> {
         Box::pin(async move { within(Self::TIMEOUT_MAX, overrides::call(self, &request)).await })
+    }
+
+    fn permits(&self, request: PermitRequest) -> Permitting<'_> {
+        Box::pin(async move { within(Self::TIMEOUT_MAX, permits::receive(self, &request)).await })
     }
 
     fn timeout(&self) -> Duration {

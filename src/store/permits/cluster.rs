@@ -1,0 +1,303 @@
+//! Nodes in virtual time, on a network that loses, delays and doubles messages, against the definition: never more permits
+//! than the limit are held by nodes whose lease lasts, and where all is quiet a request gets one if there is room.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{PermitModel, PermitRequest};
+use crate::error::StoreError;
+use crate::limit::{Concurrency, OutagePolicy};
+use crate::sync::{PermitAsk, PermitKey, PermitMessage, PermitOutput, PermitReply, Permits};
+use crate::time::Timestamp;
+
+const NODES: usize = 4;
+/// A call that takes longer has failed.
+const TIMEOUT_US: u64 = 100_000;
+const LEASE_US: u64 = 2_000_000;
+
+/// Something on its way.
+enum Parcel {
+    Request { node: usize, message: PermitMessage, is_answered: bool },
+    Answer { node: usize, sequence: u64, result: Result<PermitReply, StoreError> },
+}
+
+/// A permit that a caller holds.
+struct Held {
+    node: usize,
+    cost: u32,
+    /// The lease of its node ended meanwhile: the cluster has given it to others.
+    is_orphan: bool,
+}
+
+struct World {
+    random: fastrand::Rng,
+    now: u64,
+    max: u32,
+    nodes: Vec<Permits>,
+    store: PermitModel,
+    key: PermitKey,
+    parcels: BTreeMap<(u64, u64), Parcel>,
+    parcels_sent: u64,
+    is_sound: bool,
+    cut_until: [u64; NODES],
+    /// When the store forgets a node.
+    lease_ends: [u64; NODES],
+    last_heard: [u64; NODES],
+    held: Vec<Held>,
+    /// Those who wait for an answer, and whether they wait for their turn.
+    open: [HashMap<u64, bool>; NODES],
+    last_served: [u64; NODES],
+    answers: HashMap<(usize, u64), bool>,
+    figures: [u32; 4],
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let max = *random.choice(&[1, 2, 5, 20]).unwrap();
+        let limit = Concurrency::new("x", max).outage(OutagePolicy::Closed);
+        let terms = limit.validate(false, NODES as u32, 10).unwrap();
+        Self {
+            nodes: (0..NODES as u64).map(|node| Permits::new(terms.clone(), seed + node)).collect(),
+            random,
+            now: 1_000_000,
+            max,
+            store: PermitModel::default(),
+            key: b"key"[..].into(),
+            parcels: BTreeMap::new(),
+            parcels_sent: 0,
+            is_sound: false,
+            cut_until: [0; NODES],
+            lease_ends: [0; NODES],
+            last_heard: [0; NODES],
+            held: Vec::new(),
+            open: Default::default(),
+            last_served: [0; NODES],
+            answers: HashMap::new(),
+            figures: [0; 4],
+        }
+    }
+
+    fn time(&self) -> Timestamp {
+        Timestamp::from_micros(self.now)
+    }
+
+    fn post(&mut self, after_us: u64, parcel: Parcel) {
+        self.parcels_sent += 1;
+        self.parcels.insert((self.now + after_us, self.parcels_sent), parcel);
+    }
+
+    /// What happens to a message that a node sends.
+    fn send(&mut self, node: usize, message: PermitMessage) {
+        let quick = self.random.u64(100..3000);
+        let fate = if self.is_sound { 100 } else { self.random.u32(..100) };
+        let request = |is_answered| Parcel::Request { node, message, is_answered };
+        let is_cut = self.now < self.cut_until[node];
+        match fate {
+            _ if is_cut => {}
+            0..8 => {}
+            8..16 => self.post(quick, request(false)),
+            16..24 => {
+                let late = self.random.u64(..600_000);
+                self.post(late, request(false));
+            }
+            24..32 => {
+                let late = self.random.u64(..600_000);
+                self.post(late, request(false));
+                self.post(quick, request(true));
+            }
+            _ => self.post(quick, request(true)),
+        }
+        if is_cut || fate < 24 {
+            let (sequence, lost) = (message.sequence, StoreError::Unreachable(String::new()));
+            self.post(TIMEOUT_US, Parcel::Answer { node, sequence, result: Err(lost) });
+        }
+    }
+
+    fn deliver(&mut self, parcel: Parcel) {
+        match parcel {
+            Parcel::Answer { node, sequence, result } => {
+                let (key, now) = (self.key.clone(), self.time());
+                self.nodes[node].answered(&key, sequence, result, now);
+                self.drain(node);
+            }
+            Parcel::Request { node, message, is_answered } => {
+                let (limit, key) = ("x".into(), self.key.clone());
+                let instance = [node as u8; 16];
+                let request = PermitRequest { limit, key, instance, message };
+                let reply = self.store.receive(&request, self.now).unwrap();
+                // A message that others have overtaken renews nothing.
+                if message.sequence > self.last_heard[node] {
+                    self.last_heard[node] = message.sequence;
+                    self.lease_ends[node] = self.now + LEASE_US;
+                }
+                if is_answered {
+                    let back = self.random.u64(100..3000);
+                    let (sequence, result) = (message.sequence, Ok(reply));
+                    self.post(back, Parcel::Answer { node, sequence, result });
+                }
+            }
+        }
+    }
+
+    fn drain(&mut self, node: usize) {
+        while let Some(output) = self.nodes[node].poll_output() {
+            match output {
+                PermitOutput::Send { message, .. } => self.send(node, message),
+                PermitOutput::Outage(_) => self.figures[3] += 1,
+                PermitOutput::Decided { ticket, cost, outcome, .. } => {
+                    let waits = self.open[node].remove(&ticket).expect("it was not answered yet");
+                    self.answers.insert((node, ticket), outcome.is_ok());
+                    self.figures[usize::from(outcome.is_err())] += 1;
+                    if outcome.is_ok() {
+                        self.held.push(Held { node, cost, is_orphan: false });
+                        if waits {
+                            assert!(ticket > self.last_served[node], "it overtook");
+                            self.last_served[node] = ticket;
+                        }
+                    }
+                    self.check();
+                }
+            }
+        }
+    }
+
+    /// The definition.
+    fn check(&self) {
+        let lasting = self.held.iter().filter(|held| !held.is_orphan);
+        let in_flight: u32 = lasting.map(|held| held.cost).sum();
+        assert!(in_flight <= self.max, "{in_flight} of {} at {}", self.max, self.now);
+    }
+
+    /// Time passes: what is due happens.
+    fn pass(&mut self, until: u64) {
+        loop {
+            let timeouts = self.nodes.iter().map(|node| node.poll_timeout().as_micros());
+            let parcel = self.parcels.keys().next().map_or(u64::MAX, |(at, _)| *at);
+            let at = timeouts.min().unwrap().min(parcel);
+            if at > until {
+                break;
+            }
+            self.now = at.max(self.now);
+            for node in 0..NODES {
+                for held in self.held.iter_mut().filter(|held| held.node == node) {
+                    held.is_orphan |= self.lease_ends[node] <= self.now;
+                }
+            }
+            if parcel <= at {
+                let (_, parcel) = self.parcels.pop_first().unwrap();
+                self.deliver(parcel);
+                continue;
+            }
+            let now = self.time();
+            for node in 0..NODES {
+                self.nodes[node].tick(now);
+                self.drain(node);
+            }
+        }
+        self.now = until;
+    }
+
+    fn acquire(&mut self, node: usize, cost: u32, within_us: Option<u64>) -> Option<u64> {
+        let (key, now) = (self.key.clone(), self.time());
+        let asked = self.nodes[node].acquire(&key, PermitAsk { cost, within_us }, now);
+        if let Ok(ticket) = asked {
+            self.open[node].insert(ticket, within_us.is_some());
+        }
+        self.drain(node);
+        asked.ok()
+    }
+
+    fn release(&mut self, place: usize) {
+        let Held { node, cost, .. } = self.held.swap_remove(place);
+        let (key, now) = (self.key.clone(), self.time());
+        self.nodes[node].release(&key, cost, now);
+        self.drain(node);
+    }
+
+    fn act(&mut self) {
+        let node = self.random.usize(..NODES);
+        match self.random.u32(..100) {
+            0..35 => {
+                let within_us = self.random.u64(..3_000_000);
+                self.acquire(node, 1, Some(within_us));
+            }
+            35..55 => {
+                let most = if self.random.bool() { 1 } else { self.max };
+                let cost = self.random.u32(1..=most);
+                self.acquire(node, cost, None);
+            }
+            55..58 => {
+                if let Some(&ticket) = self.open[node].keys().next() {
+                    self.open[node].remove(&ticket);
+                    let (key, now) = (self.key.clone(), self.time());
+                    self.nodes[node].cancel(&key, ticket, now);
+                    self.drain(node);
+                }
+            }
+            58..60 => {
+                self.cut_until[node] = self.now + self.random.u64(..8_000_000);
+                self.figures[2] += 1;
+            }
+            60..95 if !self.held.is_empty() => {
+                let place = self.random.usize(..self.held.len());
+                self.release(place);
+            }
+            _ => {}
+        }
+    }
+
+    /// Where all is quiet, a request is decided by the definition.
+    fn probe(&mut self) {
+        self.is_sound = true;
+        self.cut_until = [0; NODES];
+        self.pass(self.now + 4_000_000);
+        assert!(self.open.iter().all(HashMap::is_empty), "all have been answered");
+        for _ in 0..3 {
+            if !self.held.is_empty() && self.random.bool() {
+                let place = self.random.usize(..self.held.len());
+                self.release(place);
+                self.pass(self.now + 20_000);
+            }
+            let (node, cost) = (self.random.usize(..NODES), self.random.u32(1..=self.max));
+            let in_flight: u32 = self.held.iter().map(|held| held.cost).sum();
+            let ticket = self.acquire(node, cost, None).expect("it is asked");
+            self.pass(self.now + 50_000);
+            let expected = in_flight + cost <= self.max;
+            assert_eq!(self.answers[&(node, ticket)], expected, "{cost} beside {in_flight}");
+        }
+        self.is_sound = false;
+    }
+}
+
+#[test]
+fn nodes_hold_no_more_than_the_limit_whatever_is_lost_late_or_doubled() {
+    let mut figures = [0; 4];
+    for seed in 0..600 {
+        let mut world = World::new(seed);
+        for step in 0..400 {
+            let until = world.now + world.random.u64(..60_000);
+            world.pass(until);
+            world.act();
+            if step % 100 == 99 {
+                world.probe();
+            }
+        }
+        while !world.held.is_empty() {
+            world.release(0);
+        }
+        world.probe();
+        while !world.held.is_empty() {
+            world.release(0);
+        }
+        world.is_sound = true;
+        world.pass(world.now + 4_000_000);
+        assert!(world.nodes.iter().all(Permits::is_empty), "seed {seed}: nothing is left");
+        for (sum, figure) in figures.iter_mut().zip(world.figures) {
+            *sum += figure;
+        }
+    }
+    println!("{figures:?}: granted, denied, cut off, outages");
+    assert!(figures.iter().all(|&figure| figure > 300), "{figures:?}");
+}

@@ -1,0 +1,466 @@
+//! The permits of one concurrency limit on one node: who holds some, who waits, and what the store is told.
+//!
+//! A pure state machine: it has no clock, socket or task. After each call its owner drains [`Permits::poll_output`], and calls
+//! [`Permits::tick`] at [`Permits::poll_timeout`] at the latest. Each [`PermitOutput::Send`] is answered once, by
+//! [`Permits::answered`].
+//!
+//! Why no more than `max` are in use while leases hold: the store never has fewer permits down for this node than `allowed`,
+//! and callers get one only while `in_use < allowed`. A message says what is in use, `allowed` is set to that as it is sent,
+//! and only the reply to the last message that was sent raises it. Messages that come late or twice are ignored by their
+//! number.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::exact_outage::{ExactOutage, OutageChange};
+use super::rng::Rng;
+use crate::error::{AcquireError, StoreError};
+use crate::limit::{OutagePolicy, PermitTerms};
+use crate::time::Timestamp;
+
+mod key;
+mod message;
+
+use key::{Caller, Flight, KeyPermits};
+pub(crate) use message::{LEASE_US, MESSAGE_NUMBERS, PermitMessage, PermitReply, REPLY_NUMBERS};
+
+/// A lease ends here so much earlier than in the store: clocks run apart, and threads are held up.
+const MARGIN_US: u64 = 30_000;
+/// When permits are renewed, with jitter of an eighth.
+const RENEW_US: u64 = 800_000;
+const RETRY_FIRST_US: u64 = 20_000;
+const RETRY_MAX_US: u64 = 500_000;
+/// The most callers who wait for the store's word.
+const ASKING_MAX: u32 = 10_000;
+
+/// A key, as the store knows it.
+pub(crate) type PermitKey = Arc<[u8]>;
+
+/// What a caller asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PermitAsk {
+    pub(crate) cost: u32,
+    /// How long it waits for its turn; `None` if it does not.
+    pub(crate) within_us: Option<u64>,
+}
+
+/// What the machine wants done.
+#[derive(Debug)]
+pub(crate) enum PermitOutput {
+    /// Tell the store.
+    Send { key: PermitKey, message: PermitMessage },
+    /// Tell a caller: it holds what it asked for, or why not.
+    Decided { ticket: u64, key: PermitKey, cost: u32, outcome: Result<(), AcquireError> },
+    /// Tell of an outage.
+    Outage(OutageChange),
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PermitCounts {
+    /// Permits in use now.
+    pub(crate) in_use: u64,
+    /// Callers who wait for their turn now.
+    pub(crate) waiting: u32,
+    /// Callers who got none since the last time.
+    pub(crate) denied: u64,
+}
+
+/// The permits of one limit.
+#[derive(Debug)]
+pub(crate) struct Permits {
+    terms: PermitTerms,
+    keys: HashMap<PermitKey, KeyPermits>,
+    /// When a key has to be looked at.
+    timers: BTreeSet<(Timestamp, PermitKey)>,
+    outage: ExactOutage,
+    /// When the last message was sent that the store has answered.
+    acknowledged: Option<Timestamp>,
+    outputs: VecDeque<PermitOutput>,
+    counts: PermitCounts,
+    /// Callers who wait for the store's word, and for nothing else.
+    asking: u32,
+    last_sequence: u64,
+    last_ticket: u64,
+    rng: Rng,
+}
+
+impl Permits {
+    pub(crate) fn new(terms: PermitTerms, seed: u64) -> Self {
+        Self {
+            terms,
+            keys: HashMap::new(),
+            timers: BTreeSet::new(),
+            outage: ExactOutage::default(),
+            acknowledged: None,
+            outputs: VecDeque::new(),
+            counts: PermitCounts::default(),
+            asking: 0,
+            last_sequence: 0,
+            last_ticket: 0,
+            rng: Rng::new(seed),
+        }
+    }
+
+    /// Asks for permits of `key`. The decision comes as an output under the ticket, at once or later.
+    pub(crate) fn acquire(
+        &mut self,
+        key: &PermitKey,
+        ask: PermitAsk,
+        now: Timestamp,
+    ) -> Result<u64, AcquireError> {
+        self.validate(key, ask)?;
+        let within_us = ask.within_us.unwrap_or(self.terms.max_wait_us);
+        let deadline = now.plus_micros(within_us);
+        self.last_ticket += 1;
+        let ticket = self.last_ticket;
+        let mut state = self.take(key);
+        self.enter(&mut state, Caller { ticket, deadline, ask });
+        self.serve(key, &mut state, now);
+        if state.queue.back().is_some_and(|caller| caller.ticket == ticket) {
+            if let Err(error) = self.may_stay(&state, ask, now) {
+                self.leave(&mut state, ticket);
+                self.counts.denied += 1;
+                self.put(key, state, now);
+                return Err(error);
+            }
+            state.has_news |= !state.is_asked_for(ask);
+        }
+        self.put(key, state, now);
+        Ok(ticket)
+    }
+
+    fn validate(&self, key: &PermitKey, ask: PermitAsk) -> Result<(), AcquireError> {
+        let (limit, &PermitTerms { max, max_keys, .. }) = (self.terms.name.clone(), &self.terms);
+        if ask.cost == 0 || ask.cost > max {
+            return Err(AcquireError::Cost { limit, cost: ask.cost, max });
+        }
+        if self.keys.len() >= max_keys && !self.keys.contains_key(key) {
+            return Err(AcquireError::TooManyKeys { limit, max_keys });
+        }
+        Ok(())
+    }
+
+    /// Whether the caller who came last, and could not be served at once, may stay in the queue.
+    fn may_stay(
+        &self,
+        state: &KeyPermits,
+        ask: PermitAsk,
+        now: Timestamp,
+    ) -> Result<(), AcquireError> {
+        let limit = self.terms.name.clone();
+        let ask_from = self.outage.next_call().max(state.backoff.not_before());
+        let (waiting, max_waiting) = match ask.within_us {
+            Some(_) => (self.counts.waiting, self.terms.max_waiting),
+            None if !self.terms.is_shared => return Err(self.denied(state.in_use)),
+            None if self.outage.is_on_policy() && now < ask_from => {
+                return Err(AcquireError::StoreAway { limit });
+            }
+            None => (self.asking, ASKING_MAX),
+        };
+        if waiting > max_waiting {
+            return Err(AcquireError::TooManyWaiting { limit, max_waiting });
+        }
+        Ok(())
+    }
+
+    fn denied(&self, in_flight: u32) -> AcquireError {
+        let PermitTerms { name, max, .. } = &self.terms;
+        AcquireError::Denied { limit: name.clone(), max: *max, in_flight }
+    }
+
+    /// A caller does not wait any more. Nothing happens if it was decided about.
+    pub(crate) fn cancel(&mut self, key: &PermitKey, ticket: u64, now: Timestamp) {
+        if !self.keys.contains_key(key) {
+            return;
+        }
+        let mut state = self.take(key);
+        self.leave(&mut state, ticket);
+        self.serve(key, &mut state, now);
+        self.put(key, state, now);
+    }
+
+    /// A caller gives back what it held.
+    pub(crate) fn release(&mut self, key: &PermitKey, cost: u32, now: Timestamp) {
+        let mut state = self.take(key);
+        state.in_use = state.in_use.saturating_sub(cost);
+        self.counts.in_use = self.counts.in_use.saturating_sub(cost.into());
+        state.give_back(cost, now);
+        self.serve(key, &mut state, now);
+        self.put(key, state, now);
+    }
+
+    /// The store answered a message, or it did not.
+    pub(crate) fn answered(
+        &mut self,
+        key: &PermitKey,
+        sequence: u64,
+        result: Result<PermitReply, StoreError>,
+        now: Timestamp,
+    ) {
+        let mut state = self.take(key);
+        let Some(flight) = state.flight.take_if(|flight| flight.message.sequence == sequence)
+        else {
+            return self.put(key, state, now);
+        };
+        match result {
+            Ok(reply) => {
+                self.acknowledged = self.acknowledged.max(Some(flight.sent));
+                self.note_outage(Ok(()), flight.sent, now);
+                let renew_us = self.rng.jitter(RENEW_US);
+                let poll_us = self.rng.jitter(reply.poll_us);
+                state.install(reply, flight, now, (poll_us, renew_us));
+                self.serve_after_reply(key, &mut state, flight.last_ticket, now);
+            }
+            Err(error) => {
+                state.has_news = true;
+                state.backoff.failed(now, RETRY_FIRST_US, RETRY_MAX_US);
+                let is_foreign = matches!(error, StoreError::ForeignKey { .. });
+                if is_foreign || self.is_silent(now) {
+                    self.note_outage(Err(error), flight.sent, now);
+                }
+                self.serve(key, &mut state, now);
+                if self.outage.is_on_policy() {
+                    self.refuse_asking(key, &mut state, flight.last_ticket);
+                }
+            }
+        }
+        self.put(key, state, now);
+    }
+
+    /// Does what is due.
+    pub(crate) fn tick(&mut self, now: Timestamp) {
+        while self.poll_timeout() <= now
+            && let Some((_, key)) = self.timers.pop_first()
+        {
+            let mut state = self.take(&key);
+            self.serve(&key, &mut state, now);
+            self.expire(&key, &mut state, now);
+            self.put(&key, state, now);
+        }
+    }
+
+    /// When [`tick`](Self::tick) is due.
+    pub(crate) fn poll_timeout(&self) -> Timestamp {
+        self.timers.first().map_or(Timestamp::NEVER, |(at, _)| *at)
+    }
+
+    pub(crate) fn poll_output(&mut self) -> Option<PermitOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Whether nothing is held or waited for, and the store knows that.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whether no message is under way.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.keys.values().all(|state| state.flight.is_none())
+    }
+
+    pub(crate) fn counts(&self) -> PermitCounts {
+        self.counts
+    }
+
+    pub(crate) fn take_counts(&mut self) -> PermitCounts {
+        let counts = self.counts;
+        self.counts.denied = 0;
+        counts
+    }
+
+    /// Whether the store has answered nothing that was sent within a lease: what it let this node hold has ended.
+    fn is_silent(&self, now: Timestamp) -> bool {
+        self.acknowledged.is_none_or(|at| now >= at.plus_micros(LEASE_US))
+    }
+
+    fn note_outage(&mut self, outcome: Result<(), StoreError>, began: Timestamp, now: Timestamp) {
+        let Some(change) = self.outage.ended(outcome, began, now) else { return };
+        // Callers who wait are now served by the policy, or the store is told of all keys.
+        self.timers.clear();
+        for (key, state) in &mut self.keys {
+            state.backoff.succeeded();
+            state.timer = now;
+            self.timers.insert((now, key.clone()));
+        }
+        self.outputs.push_back(PermitOutput::Outage(change));
+    }
+
+    /// The most permits that may be in use on this node.
+    fn allowance(&self, state: &KeyPermits, now: Timestamp) -> u32 {
+        let &PermitTerms { max, share, outage, is_shared, .. } = &self.terms;
+        match outage {
+            _ if !is_shared => max,
+            _ if now < state.leased_until => state.allowed,
+            _ if !self.outage.is_on_policy() || !self.is_silent(now) => 0,
+            OutagePolicy::Open => u32::MAX,
+            OutagePolicy::Share => share,
+            OutagePolicy::Closed | OutagePolicy::LastRate => 0,
+        }
+    }
+
+    /// Gives callers what there is, in the order in which they came.
+    fn serve(&mut self, key: &PermitKey, state: &mut KeyPermits, now: Timestamp) {
+        let allowance = self.allowance(state, now);
+        while let Some(&caller) = state.queue.front()
+            && state.has_room(caller, allowance)
+        {
+            state.queue.pop_front();
+            self.grant(key, state, caller);
+        }
+    }
+
+    /// The same, and those who asked for permits that are free now are denied if there are too few.
+    fn serve_after_reply(
+        &mut self,
+        key: &PermitKey,
+        state: &mut KeyPermits,
+        last_ticket: u64,
+        now: Timestamp,
+    ) {
+        let allowance = self.allowance(state, now);
+        let (mut is_blocked, mut left) = (false, VecDeque::new());
+        for caller in std::mem::take(&mut state.queue) {
+            if !is_blocked && state.has_room(caller, allowance) {
+                self.grant(key, state, caller);
+            } else if caller.ask.within_us.is_none() && caller.ticket <= last_ticket {
+                self.refuse(key, caller, self.denied(state.in_flight));
+            } else {
+                is_blocked = true;
+                left.push_back(caller);
+            }
+        }
+        state.queue = left;
+        let mut newer = state.queue.iter().filter(|caller| caller.ticket > last_ticket);
+        state.has_news = newer.any(|caller| !state.is_asked_for(caller.ask));
+    }
+
+    /// The store does not answer: callers who wait for nothing else get what the policy gave them, or nothing.
+    fn refuse_asking(&mut self, key: &PermitKey, state: &mut KeyPermits, last_ticket: u64) {
+        let is_over =
+            |caller: &Caller| caller.ask.within_us.is_none() && caller.ticket <= last_ticket;
+        let queue = std::mem::take(&mut state.queue);
+        let (over, left): (VecDeque<Caller>, _) = queue.into_iter().partition(is_over);
+        state.queue = left;
+        for caller in over {
+            let limit = self.terms.name.clone();
+            self.refuse(key, caller, AcquireError::StoreAway { limit });
+        }
+    }
+
+    /// Decides about callers who have waited for long enough.
+    fn expire(&mut self, key: &PermitKey, state: &mut KeyPermits, now: Timestamp) {
+        let is_over = |caller: &Caller| caller.deadline <= now;
+        if !state.queue.iter().any(is_over) {
+            return;
+        }
+        let asks = |caller: &Caller| is_over(caller) && caller.ask.within_us.is_none();
+        if let Some(flight) = state.flight
+            && state.queue.iter().any(asks)
+            && self.is_silent(now)
+        {
+            let waited = Duration::from_micros(self.terms.max_wait_us);
+            self.note_outage(Err(StoreError::TimedOut(waited)), flight.sent, now);
+            self.serve(key, state, now);
+        }
+        let queue = std::mem::take(&mut state.queue);
+        let (over, left): (VecDeque<Caller>, _) = queue.into_iter().partition(is_over);
+        state.queue = left;
+        for caller in over {
+            let PermitTerms { name, max, .. } = &self.terms;
+            let (limit, max) = (name.clone(), *max);
+            let error = match caller.ask.within_us.map(Duration::from_micros) {
+                Some(within) => AcquireError::TimedOut { limit, max, within },
+                None => AcquireError::StoreAway { limit },
+            };
+            self.refuse(key, caller, error);
+        }
+        self.serve(key, state, now);
+    }
+
+    fn grant(&mut self, key: &PermitKey, state: &mut KeyPermits, caller: Caller) {
+        state.in_use += caller.ask.cost;
+        self.counts.in_use += u64::from(caller.ask.cost);
+        self.uncount(caller);
+        self.decided(key, caller, Ok(()));
+    }
+
+    fn refuse(&mut self, key: &PermitKey, caller: Caller, error: AcquireError) {
+        self.counts.denied += 1;
+        self.uncount(caller);
+        self.decided(key, caller, Err(error));
+    }
+
+    fn decided(&mut self, key: &PermitKey, caller: Caller, outcome: Result<(), AcquireError>) {
+        let (ticket, key, cost) = (caller.ticket, key.clone(), caller.ask.cost);
+        self.outputs.push_back(PermitOutput::Decided { ticket, key, cost, outcome });
+    }
+
+    fn enter(&mut self, state: &mut KeyPermits, caller: Caller) {
+        *self.count_of(caller) += 1;
+        state.queue.push_back(caller);
+    }
+
+    fn leave(&mut self, state: &mut KeyPermits, ticket: u64) {
+        if let Some(place) = state.queue.iter().position(|caller| caller.ticket == ticket)
+            && let Some(caller) = state.queue.remove(place)
+        {
+            self.uncount(caller);
+        }
+    }
+
+    fn uncount(&mut self, caller: Caller) {
+        *self.count_of(caller) -= 1;
+    }
+
+    fn count_of(&mut self, caller: Caller) -> &mut u32 {
+        match caller.ask.within_us {
+            Some(_) => &mut self.counts.waiting,
+            None => &mut self.asking,
+        }
+    }
+
+    /// The state of a key, which [`put`](Self::put) takes back.
+    fn take(&mut self, key: &PermitKey) -> KeyPermits {
+        let state = self.keys.remove(key).unwrap_or_default();
+        self.timers.remove(&(state.timer, key.clone()));
+        state
+    }
+
+    /// Tells the store what is due, and keeps the key for as long as there is something to know about it.
+    fn put(&mut self, key: &PermitKey, mut state: KeyPermits, now: Timestamp) {
+        if self.send_at(&state) <= now && self.outage.may_call(now, self.terms.max_wait_us) {
+            self.send(key, &mut state, now);
+        }
+        let send_at = self.send_at(&state);
+        // A key that only owes the store a message is forgotten when the store has forgotten it.
+        let owes = state.flight.is_some() || send_at < Timestamp::NEVER && now < state.known_until;
+        if state.is_unused() && !owes {
+            return;
+        }
+        let forget_at = if state.is_unused() { state.known_until } else { Timestamp::NEVER };
+        state.timer = state.deadline().min(send_at).min(forget_at).max(now.plus_micros(1));
+        self.timers.insert((state.timer, key.clone()));
+        self.keys.insert(key.clone(), state);
+    }
+
+    /// When the next message about a key is due.
+    fn send_at(&self, state: &KeyPermits) -> Timestamp {
+        let at = if self.terms.is_shared { state.send_at() } else { Timestamp::NEVER };
+        at.max(self.outage.next_call())
+    }
+
+    fn send(&mut self, key: &PermitKey, state: &mut KeyPermits, now: Timestamp) {
+        self.last_sequence += 1;
+        let message = state.message(self.last_sequence, self.terms.max);
+        let last_ticket = state.queue.back().map_or(0, |caller| caller.ticket);
+        state.flight = Some(Flight { message, sent: now, last_ticket });
+        (state.allowed, state.has_news, state.is_in_line) = (state.in_use, false, false);
+        if message.want > 0 {
+            state.known_until = now.plus_micros(LEASE_US + self.terms.max_wait_us);
+        }
+        self.outputs.push_back(PermitOutput::Send { key: key.clone(), message });
+    }
+}

@@ -1,0 +1,166 @@
+//! One key of a concurrency limit on one node.
+
+use std::collections::VecDeque;
+
+use super::message::{LEASE_US, PermitMessage, PermitReply};
+use super::{MARGIN_US, PermitAsk};
+use crate::sync::backoff::Backoff;
+use crate::time::Timestamp;
+
+/// A caller without its permits yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    pub(super) ticket: u64,
+    /// Decided by then.
+    pub(super) deadline: Timestamp,
+    pub(super) ask: PermitAsk,
+}
+
+/// A message under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    pub(super) message: PermitMessage,
+    pub(super) sent: Timestamp,
+    /// It asks for all callers up to this one.
+    pub(super) last_ticket: u64,
+}
+
+/// What is known of a key.
+#[derive(Debug)]
+pub(super) struct KeyPermits {
+    /// Permits that callers hold.
+    pub(super) in_use: u32,
+    /// Permits that the store lets this node hold, until `leased_until`.
+    pub(super) allowed: u32,
+    pub(super) leased_until: Timestamp,
+    /// By then the store has forgotten what it let this node hold.
+    pub(super) known_until: Timestamp,
+    /// Permits that all nodes held, by the last reply.
+    pub(super) in_flight: u32,
+    /// In the order in which they came.
+    pub(super) queue: VecDeque<Caller>,
+    pub(super) flight: Option<Flight>,
+    /// The store is to be told something now.
+    pub(super) has_news: bool,
+    /// The store keeps a place for this node in the line of nodes.
+    pub(super) is_in_line: bool,
+    /// Permits to give back, as they come free, and from when on.
+    give: (u32, Timestamp),
+    /// When to ask again, and when to renew.
+    poll_at: Timestamp,
+    renew_at: Timestamp,
+    pub(super) backoff: Backoff,
+    /// When the key is looked at next.
+    pub(super) timer: Timestamp,
+}
+
+impl Default for KeyPermits {
+    fn default() -> Self {
+        Self {
+            in_use: 0,
+            allowed: 0,
+            leased_until: Timestamp::ZERO,
+            known_until: Timestamp::ZERO,
+            in_flight: 0,
+            queue: VecDeque::new(),
+            flight: None,
+            has_news: false,
+            is_in_line: false,
+            give: (0, Timestamp::ZERO),
+            poll_at: Timestamp::ZERO,
+            renew_at: Timestamp::NEVER,
+            backoff: Backoff::default(),
+            timer: Timestamp::NEVER,
+        }
+    }
+}
+
+impl KeyPermits {
+    pub(super) fn has_room(&self, caller: Caller, allowance: u32) -> bool {
+        self.in_use.checked_add(caller.ask.cost).is_some_and(|in_use| in_use <= allowance)
+    }
+
+    /// Keeps those of `cost` permits that came free for other nodes, if they have less than their part.
+    pub(super) fn give_back(&mut self, cost: u32, now: Timestamp) {
+        let (give, from) = &mut self.give;
+        if now >= *from {
+            let back = cost.min(*give).min(self.allowed.saturating_sub(self.in_use));
+            *give -= back;
+            self.allowed -= back;
+            self.has_news |= back > 0;
+        }
+    }
+
+    /// Takes in the reply to the last message.
+    pub(super) fn install(
+        &mut self,
+        reply: PermitReply,
+        flight: Flight,
+        now: Timestamp,
+        (poll_us, renew_us): (u64, u64),
+    ) {
+        // A store gives no more than it was asked for, and takes nothing away that is in use.
+        let PermitMessage { in_use, want, waits, .. } = flight.message;
+        (self.allowed, self.in_flight) = (reply.held.clamp(in_use, want), reply.in_flight);
+        self.is_in_line = waits && reply.held < want;
+        self.leased_until = flight.sent.plus_micros(LEASE_US - MARGIN_US);
+        self.give = (reply.give, now.plus_micros(reply.give_in_us));
+        self.backoff.succeeded();
+        (self.poll_at, self.renew_at) =
+            (now.plus_micros(poll_us), flight.sent.plus_micros(renew_us));
+    }
+
+    /// What the store is to know now.
+    pub(super) fn message(&self, sequence: u64, max: u32) -> PermitMessage {
+        let costs = || self.queue.iter().map(|caller| caller.ask.cost);
+        let wanted = costs().fold(self.in_use, u32::saturating_add);
+        PermitMessage {
+            sequence,
+            in_use: self.in_use,
+            want: wanted.min(max.max(self.in_use)),
+            least: costs().min().unwrap_or_default(),
+            waits: self.has_waiting(),
+            max,
+        }
+    }
+
+    /// Whether the store has been asked for such a caller, or will be with the next poll.
+    pub(super) fn is_asked_for(&self, ask: PermitAsk) -> bool {
+        ask.within_us.is_some() && self.is_in_line
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.queue.iter().any(|caller| caller.ask.within_us.is_some())
+    }
+
+    /// When the next message is due.
+    pub(super) fn send_at(&self) -> Timestamp {
+        if self.flight.is_some() {
+            return Timestamp::NEVER;
+        }
+        // Some came free, or an outage policy gave some.
+        let is_wrong = self.allowed != self.in_use;
+        let leaves_line = self.is_in_line && !self.has_waiting();
+        let due = if self.has_news || is_wrong || leaves_line {
+            Timestamp::ZERO
+        } else if !self.queue.is_empty() {
+            self.poll_at.min(self.renew_at)
+        } else if self.in_use > 0 {
+            self.renew_at
+        } else {
+            Timestamp::NEVER
+        };
+        due.max(self.backoff.not_before())
+    }
+
+    /// When the first caller has waited for long enough.
+    pub(super) fn deadline(&self) -> Timestamp {
+        let deadlines = self.queue.iter().map(|caller| caller.deadline);
+        deadlines.min().unwrap_or(Timestamp::NEVER)
+    }
+
+    /// Whether no caller holds or wants a permit.
+    pub(super) fn is_unused(&self) -> bool {
+        self.in_use == 0 && self.queue.is_empty()
+    }
+}
