@@ -22,16 +22,18 @@
 -- Writes     if something is set or has ended
 -- Cost       O(log n) for each name that is set, told or forgotten
 --
--- A number is given to each name that is set, in order. A node that knows all up to one asks for those above it.
+-- A number is given to each name that is set: the time in microseconds, or one more than the last if that is not less. A node that
+-- knows all up to one asks for those above it.
 
 local call, max = redis.call, math.max
 local DATA, ORDER, ENDS = KEYS[1], KEYS[2], KEYS[3]
-local HEAD, FORMAT = '<ddd', '<dd'
+local HEAD, FORMAT = '<dddd', '<dd'
 
 local known_birth, known_number, reads_all, page, most, removed_ms, cleaned_most, puts =
   struct.unpack('<dddddddd', ARGV[1])
 local clock = call('TIME')
-local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local now_us = clock[1] * 1000000 + clock[2]
+local now_ms = math.floor(now_us / 1000)
 
 for at, kind in ipairs({ 'hash', 'zset', 'zset' }) do
   local found = call('TYPE', KEYS[at]).ok
@@ -40,12 +42,13 @@ for at, kind in ipairs({ 'hash', 'zset', 'zset' }) do
   end
 end
 
--- What the namespace has: the life's name, the last number, and the last one of those that were removed and forgotten.
-local birth, number, forgotten = 0, 0, 0
+-- What the namespace has: the life's name, the last number, the last one of those that have ended and were forgotten, and how many
+-- names are kept that were removed.
+local birth, number, forgotten, removed = 0, 0, 0, 0
 local head = call('HGET', DATA, '')
-local is_whole = head and #head == 24 and call('HLEN', DATA) - 1 == call('ZCARD', ORDER)
+local is_whole = head and #head == 32 and call('HLEN', DATA) - 1 == call('ZCARD', ORDER)
 if is_whole then
-  birth, number, forgotten = struct.unpack(HEAD, head)
+  birth, number, forgotten, removed = struct.unpack(HEAD, head)
 elseif call('EXISTS', DATA, ORDER, ENDS) > 0 then
   -- A part was lost: nodes know the rest.
   call('DEL', DATA, ORDER, ENDS)
@@ -61,26 +64,32 @@ end
 
 for _, name in ipairs(call('ZRANGEBYSCORE', ENDS, '-inf', now_ms, 'LIMIT', 0, cleaned_most)) do
   local record_number, _, value = read(name)
-  if value == '' then forgotten = max(forgotten, record_number) end
+  forgotten = max(forgotten, record_number)
+  if value == '' then removed = removed - 1 end
   call('HDEL', DATA, name)
   call('ZREM', ORDER, name)
   call('ZREM', ENDS, name)
   is_changed = true
 end
 
-local count, taken = max(call('HLEN', DATA) - 1, 0), 0
+local has_lost = known_birth > 0 and (known_birth ~= birth or known_number > number)
+local count, taken = max(call('HLEN', DATA) - 1, 0) - removed, 0
 for put = 1, puts do
   local name, value, ends_ms, flags = ARGV[4 * put - 2], ARGV[4 * put - 1], tonumber(ARGV[4 * put]), tonumber(ARGV[4 * put + 1])
-  local is_new = call('HEXISTS', DATA, name) == 0
+  local _, _, old = read(name)
+  local was_there, is_there = old and old ~= '', value ~= ''
   if flags % 2 == 1 then ends_ms = now_ms + ends_ms end
-  if value == '' then ends_ms = now_ms + removed_ms end
-  if is_new and count >= most then break end
+  if not is_there then ends_ms = now_ms + removed_ms end
+  -- There is always room for a removal, and for the switch of a limit.
+  if is_there and not was_there and count >= most and name:sub(1, 2) ~= 's:' then break end
   taken = taken + 1
   -- What a node restores must not undo a removal.
-  if is_new or flags < 2 then
-    if birth == 0 then birth = clock[1] * 1000000 + clock[2] end
-    if is_new then count = count + 1 end
-    number, is_changed = number + 1, true
+  if not old or flags < 2 then
+    count = count + (is_there and 1 or 0) - (was_there and 1 or 0)
+    removed = removed + (is_there and 0 or 1) - (old == '' and 1 or 0)
+    if birth == 0 then birth = now_us end
+    -- A store that went back to an older state gives no number again.
+    number, is_changed = max(number + 1, now_us), true
     call('HSET', DATA, name, struct.pack(FORMAT, number, ends_ms) .. value)
     call('ZADD', ORDER, number, name)
     if ends_ms > 0 then call('ZADD', ENDS, ends_ms, name) else call('ZREM', ENDS, name) end
@@ -88,12 +97,10 @@ for put = 1, puts do
 end
 
 if is_changed then
-  call('HSET', DATA, '', struct.pack(HEAD, birth, number, forgotten))
+  call('HSET', DATA, '', struct.pack(HEAD, birth, number, forgotten, removed))
 end
 
-local is_known = known_birth == birth and known_number <= number
-if reads_all == 0 and known_number < forgotten then is_known = false end
-local has_lost = known_birth > 0 and (known_birth ~= birth or known_number > number)
+local is_known = not has_lost and known_birth == birth and (reads_all == 1 or known_number >= forgotten)
 local from = is_known and known_number or 0
 local names = call('ZRANGEBYSCORE', ORDER, '(' .. string.format('%.0f', from), '+inf', 'LIMIT', 0, page + 1)
 local told, has_more, up_to = {}, #names > page, number

@@ -38,7 +38,7 @@ pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 pub(crate) use override_sync::OverrideQuery;
 use override_sync::OverrideSync;
-pub(crate) use overrides::Held as HeldOverride;
+pub(crate) use overrides::HeldRuling;
 use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
@@ -406,7 +406,7 @@ impl Driver {
     /// Answers those whose wait is over.
     fn tell(&mut self, waiting: &mut Vec<Command>, now: Timestamp, idle: bool) {
         let alone = self.store.is_none();
-        let ready = alone || self.engine.is_ready(now);
+        let ready = alone || self.engine.is_ready(now) && self.overrides.has_heard();
         let left = alone || self.engine.has_reported_all();
         let settled = idle && self.overrides.is_idle() && self.due_at() > now;
         let fulfilled = |waiter: &Command| match waiter.wish {

@@ -134,11 +134,12 @@ pub enum AcquireError {
         within: Duration,
     },
     /// Enough callers of this node wait already.
-    #[error("limit {limit:?}: {max_waiting} callers wait already: shed load, or raise max_waiting")]
+    #[error("limit {limit:?}: {max_waiting} callers wait already: shed load")]
     TooManyWaiting {
         /// The limit's name.
         limit: Arc<str>,
-        /// The most that may wait.
+        /// The most that may wait: [`Concurrency::max_waiting`](crate::Concurrency::max_waiting), or 10,000 of
+        /// [`acquire`](crate::ConcurrencyLimit::acquire).
         max_waiting: u32,
     },
     /// No permit for so many can ever be given: the caller's bug.
@@ -196,7 +197,7 @@ pub enum StoreError {
     Credentials(String),
     /// The user may not run scripts, or not write these keys.
     #[error(
-        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys, and LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH for exact sliding logs, HGET, HSET, HDEL, HLEN, HEXISTS, EXISTS, DEL, ZRANGEBYSCORE for overrides"
+        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys, and LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH for exact sliding logs, HGET, HSET, HDEL, HLEN, EXISTS, DEL, ZRANGEBYSCORE for overrides"
     )]
     Denied(String),
     /// The server cannot write now: a replica, no memory, a failed disk.

@@ -32,6 +32,12 @@
 //!
 //! A [`Concurrency`] limit is beside them: how many requests of a key may be under way, not how many may begin.
 //!
+//! # Beside single limits
+//!
+//! [`Limiter::group`] and [`Limiter::check_all`] decide by several limits, all or nothing; [`ActiveLimit::reserve`] is for costs
+//! that are known later; [`Concurrency`] limits how much is under way. [`Limiter::overrides`] blocks or allows keys, tries a limit in
+//! shadow mode, and switches it off, on all nodes while they run.
+//!
 //! # Features
 //!
 //! | feature | what it adds |
@@ -41,7 +47,7 @@
 //! | `metrics` (default) | counters, gauges and histograms through the `metrics` facade |
 //! | `calendar` | windows that are hours, days or months of a time zone, with the zones' data |
 //! | `http` | who asks, by the peer or trusted proxies; the header fields of a response |
-//! | `tower` | a layer that limits a service |
+//! | `tower` | layers that limit a service: its requests, or how many are under way |
 //! | `axum` | what axum knows of a request: the peer, the route |
 //! | `tonic` | gRPC statuses for those who are refused |
 //! | `retry` | for clients of others' APIs: pace, back-off, `Retry-After` |
@@ -85,6 +91,7 @@ mod limit;
 mod limiter;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(feature = "http")]
 mod network;
 mod overrides;
 mod quota;
@@ -118,6 +125,7 @@ pub use limiter::{
 };
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;
+#[cfg(feature = "http")]
 pub use network::{Network, NetworkError};
 pub use overrides::{OVERRIDES_MAX, Override, OverrideError, Switch};
 pub use quota::{PERIOD_MAX, Quota, TOKENS_MAX};

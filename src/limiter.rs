@@ -161,7 +161,7 @@ impl ActiveLimit {
     ///
     /// Never waits, does no I/O, and allocates nothing on a known key. On a local limit each thread beyond the first 64
     /// allocates 128 bytes, once. A [`SlidingLog`](crate::SlidingLog) allocates when a key's log grows, and is behind a
-    /// lock for each key.
+    /// lock for each key. A limit that has [overrides](crate::Overrides) takes a lock of a part of its map too.
     ///
     /// It promises no slot ahead: a [`LeakyBucket`](crate::LeakyBucket) allows a request only if its slot is now.
     #[inline(always)]

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::error::StoreError;
 use crate::key::{KEY_BYTES_MAX, Key, KeySecret};
+#[cfg(feature = "http")]
 use crate::network::Network;
 
 /// The most overrides of a namespace, over all its limits.
@@ -63,9 +64,9 @@ impl Switch {
 /// let (api, overrides) = (limiter.limit("api")?, limiter.overrides());
 ///
 /// overrides.set("api", Override::key("mallory").block().lasting(Duration::from_secs(3600))).await?;
-/// overrides.set("api", Override::network("192.0.2.0/24".parse()?).allow()).await?;
+/// overrides.set("api", Override::prefix("internal-").allow()).await?;
 /// assert!(api.check("mallory").is_denied());
-/// assert!(api.check("192.0.2.7").is_allowed());
+/// assert!(api.check("internal-7").is_override());
 ///
 /// overrides.remove("api", Override::key("mallory")).await?;
 /// assert!(api.check("mallory").is_allowed());
@@ -84,6 +85,7 @@ pub struct Override<'a> {
 enum Keys<'a> {
     Key(Box<dyn Key + Send + Sync + 'a>),
     Prefix(Vec<u8>),
+    #[cfg(feature = "http")]
     Network(Network),
 }
 
@@ -140,7 +142,9 @@ impl<'a> Override<'a> {
         Self::new(Keys::Prefix(prefix.as_ref().to_vec()))
     }
 
-    /// For all keys that are the text of an address or a network within `network`, before they are hashed.
+    /// For all keys that are the text of an address or a network within `network`, before they are hashed. Needs the feature
+    /// `http`.
+    #[cfg(feature = "http")]
     pub fn network(network: Network) -> Self {
         Self::new(Keys::Network(network))
     }
@@ -186,6 +190,7 @@ impl<'a> Override<'a> {
                 return Err(OverrideError::PrefixTooLong { bytes: prefix.len() });
             }
             Keys::Prefix(prefix) => Subject::Prefix(prefix.clone()),
+            #[cfg(feature = "http")]
             Keys::Network(network) => Subject::Network(*network),
         };
         Ok(subject.record(limit))
@@ -205,6 +210,7 @@ pub(crate) enum Subject {
     /// A key, by what the limiter knows it by.
     Key(Vec<u8>),
     Prefix(Vec<u8>),
+    #[cfg(feature = "http")]
     Network(Network),
     /// The whole limit.
     Limit,
@@ -225,6 +231,7 @@ impl Subject {
         let (kind, rest) = match self {
             Self::Key(name) => ('k', Some(name.clone())),
             Self::Prefix(prefix) => ('p', Some(prefix.clone())),
+            #[cfg(feature = "http")]
             Self::Network(network) => ('n', Some(network.to_string().into_bytes())),
             Self::Limit => ('s', None),
         };
@@ -248,6 +255,7 @@ pub(crate) fn read_record<'r>(name: &'r [u8], value: &[u8]) -> Option<(&'r str, 
     let subject = match (kind, keys) {
         (b"k:", Some(name)) => Subject::Key(name.to_vec()),
         (b"p:", Some(prefix)) => Subject::Prefix(prefix.to_vec()),
+        #[cfg(feature = "http")]
         (b"n:", Some(network)) => Subject::Network(str::from_utf8(network).ok()?.parse().ok()?),
         (b"s:", None) => Subject::Limit,
         _ => return None,
@@ -309,7 +317,9 @@ mod tests {
             Subject::Key(vec![0, 255, b':']),
             Subject::Prefix(b"bot-".to_vec()),
             Subject::Prefix(Vec::new()),
+            #[cfg(feature = "http")]
             Subject::Network("10.0.0.0/8".parse().unwrap()),
+            #[cfg(feature = "http")]
             Subject::Network("2001:db8::/32".parse().unwrap()),
         ];
         for subject in subjects {

@@ -338,6 +338,43 @@ async fn node_that_was_away_forgets_what_was_removed_meanwhile() -> Outcome {
     Ok(())
 }
 
+/// A node that was the first to hear of the loss forgot all but a hundred, until it had told the store the others.
+#[tokio::test]
+async fn overrides_hold_on_while_a_store_that_lost_its_memory_hears_of_them_again() -> Outcome {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let limit = Limit::new("api", Quota::per_second(100));
+    let limiter = Limiter::builder().limit(limit).store(store.clone()).clock(&clock).build()?;
+    for number in 0..300 {
+        limiter.overrides().set("api", Override::key(number).block()).await?;
+    }
+    let api = limiter.limit("api")?;
+    store.clear();
+    for _ in 0..50 {
+        clock.advance(SECOND / 20);
+        tokio::task::yield_now().await;
+        assert!((0..300).all(|number| api.check(&number).is_denied()));
+    }
+    for _ in 0..3 {
+        clock.advance(SECOND);
+        limiter.settle().await;
+        assert!((0..300).all(|number| api.check(&number).is_denied()));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn override_of_a_hashed_key_outlives_one_of_its_plain_form() -> Outcome {
+    let (limiter, _) = node(2);
+    let (api, overrides) = (limiter.limit("api")?, limiter.overrides());
+    overrides.set("api", Override::key(Hashed("a")).block()).await?;
+    overrides.set("api", Override::key("a").allow()).await?;
+    assert!(api.check(&Hashed("a")).is_denied(), "its own override wins");
+    overrides.remove("api", Override::key("a")).await?;
+    assert!(api.check(&Hashed("a")).is_denied());
+    Ok(())
+}
+
 #[tokio::test]
 async fn store_that_lost_its_memory_hears_of_overrides_again() -> Outcome {
     let clock = ManualClock::new();
@@ -442,7 +479,7 @@ async fn limiters_in_one_process_share_overrides_by_their_memory_store() -> Outc
 
 /// What docs/REDIS.md says that a server's user needs, for a limiter and for its overrides.
 const COMMANDS: &str = "+evalsha +eval +time +get +getrange +mget +type +set +setrange +zadd +zrem +zcard +zremrangebyscore \
-                        +pexpire +hello +hget +hset +hdel +hlen +hexists +exists +del +zrangebyscore";
+                        +pexpire +hello +hget +hset +hdel +hlen +exists +del +zrangebyscore";
 
 #[tokio::test]
 async fn documented_commands_suffice_for_overrides_and_without_one_limits_go_on() -> Outcome {
@@ -456,7 +493,7 @@ async fn documented_commands_suffice_for_overrides_and_without_one_limits_go_on(
     let (api, overrides) = (limiter.limit("api")?, limiter.overrides());
     overrides.set("api", Override::key("a").block().lasting(SECOND)).await?;
     assert!(api.check("a").is_denied());
-    for missing in ["hget", "hset", "hlen", "zrangebyscore", "hexists"] {
+    for missing in ["hget", "hset", "hlen", "zrangebyscore"] {
         server.command(&["ACL", "SETUSER", "me", &format!("-{missing}")]);
         let refused = overrides.set("api", Override::key("b").block()).await.unwrap_err();
         assert!(refused.to_string().contains("HGET, HSET"), "{missing}: {refused}");

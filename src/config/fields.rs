@@ -187,7 +187,7 @@ impl<'n> Fields<'n> {
                 Value::Text(_) => near.or(elsewhere.map(|_| name)).is_some_and(is_shown),
                 Value::Table(_) => !entry.node.shown.starts_with('{'),
                 Value::Other(_) => entry.node.shown.starts_with("[["),
-                _ => true,
+                _ => near.or(elsewhere.map(|_| name)).is_none_or(is_shown),
             };
             let shown = if is_harmless { entry.node.shown.clone() } else { HIDDEN.to_owned() };
             let place = Place { at: entry.at, field: join(&self.path, name), shown };

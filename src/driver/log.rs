@@ -28,7 +28,7 @@ pub(super) fn record(event: &Event) {
         }
         Event::ForeignKey { error } => error!(%error, "a key goes on by its outage policy"),
         Event::NotDecided { limit, error } => {
-            error!(%limit, %error, "the store does not decide about an exact limit: its outage policy does");
+            error!(%limit, %error, "the store does not decide: the outage policy of the limit does");
         }
         Event::ClockStalled { stall } => {
             warn!(?stall, "the cached clock stood still for longer than leases allow for");

@@ -44,6 +44,15 @@ struct Record {
     reading: u64,
 }
 
+/// A reading of all records, page by page.
+#[derive(Debug, Default)]
+struct Reading {
+    number: u64,
+    is_under_way: bool,
+    /// Records that are not told in it were lost by the store, and are told to it again.
+    has_lost: bool,
+}
+
 /// The overrides of a node.
 pub(super) struct OverrideSync {
     store: Arc<dyn Store>,
@@ -51,11 +60,9 @@ pub(super) struct OverrideSync {
     is_shared: bool,
     secret: KeySecret,
     known: Known,
-    reads_all: bool,
-    /// The number of the last reading of all records.
-    reading: u64,
-    /// Records that are not told in this reading were lost by the store, and are told to it again.
-    has_lost: bool,
+    reading: Reading,
+    /// The store has told all of them once, or cannot.
+    has_heard: bool,
     records: HashMap<Vec<u8>, Record>,
     /// To be told to the store.
     queue: VecDeque<OverrideQuery>,
@@ -79,9 +86,8 @@ impl OverrideSync {
             is_shared,
             secret,
             known: Known::default(),
-            reads_all: false,
-            reading: 0,
-            has_lost: false,
+            reading: Reading::default(),
+            has_heard: false,
             records: HashMap::new(),
             queue: VecDeque::new(),
             lost: VecDeque::new(),
@@ -102,7 +108,12 @@ impl OverrideSync {
 
     /// Whether nothing is under way, and nobody waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.call.is_empty() && self.queue.is_empty()
+        self.call.is_empty() && self.queue.is_empty() && self.set.is_empty()
+    }
+
+    /// Whether the store has told all records once, or has failed to.
+    pub(super) fn has_heard(&self) -> bool {
+        self.has_heard
     }
 
     /// When the store is to be asked.
@@ -121,7 +132,8 @@ impl OverrideSync {
         self.sent_lost.extend(self.lost.drain(..lost));
         let asked = self.sent.iter().map(|query| query.put.clone());
         let puts = asked.chain(self.sent_lost.iter().cloned()).collect();
-        let request = OverridesRequest { known: self.known, reads_all: self.reads_all, puts };
+        let (known, reads_all) = (self.known, self.reading.is_under_way);
+        let request = OverridesRequest { known, reads_all, puts };
         let store = self.store.clone();
         self.call.spawn(async move { store.overrides(request).await });
     }
@@ -184,14 +196,14 @@ impl OverrideSync {
     }
 
     fn failed(&mut self, error: &StoreError, now: Timestamp) -> Vec<Event> {
-        self.answer();
         for query in std::mem::take(&mut self.sent) {
             let _ = query.done.send(Err(OverrideError::Store(error.clone())));
         }
         self.lost.extend(std::mem::take(&mut self.sent_lost));
         let pause_us = INTERVAL_US << self.failures.min(3);
         self.failures += 1;
-        self.due_at = if self.is_shared || !self.queue.is_empty() {
+        self.has_heard = true;
+        self.due_at = if self.is_shared || !self.queue.is_empty() || !self.set.is_empty() {
             now.plus_micros(pause_us.min(BACKOFF_MAX_US))
         } else {
             Timestamp::NEVER
@@ -214,9 +226,11 @@ impl OverrideSync {
         now: Timestamp,
     ) -> Vec<Event> {
         if reply.begins_anew {
-            self.reading += 1;
-            self.reads_all = true;
-            self.has_lost |= reply.has_lost;
+            self.reading.number += 1;
+            self.reading.is_under_way = true;
+            // A store that had nothing at the last look has begun anew with what nodes have told it since.
+            let begins_after_loss = self.known.birth == 0 && !self.records.is_empty();
+            self.reading.has_lost |= reply.has_lost || begins_after_loss;
         }
         self.known = reply.known;
         let mut changes = Changes::new(limits, &self.secret);
@@ -227,11 +241,13 @@ impl OverrideSync {
             } else if let Some(until) = self.records.get(&told.name).map(|record| record.until)
                 && !changes.make(&told.name, &told.value, until)
             {
+                changes.make(&told.name, b"", Timestamp::ZERO);
                 events.push(Event::OverrideNotUnderstood { record: shown(&told.name) });
             }
         }
-        if self.reads_all && !reply.has_more {
-            self.reads_all = false;
+        self.has_heard |= !reply.has_more;
+        if self.reading.is_under_way && !reply.has_more {
+            self.reading.is_under_way = false;
             self.forget_untold(&mut changes);
         }
         self.forget_ended(now, &mut changes);
@@ -251,15 +267,15 @@ impl OverrideSync {
             ends_ms => now.plus_micros((ends_ms - now_ms).saturating_mul(1000)),
         };
         let Told { value, ends_ms, .. } = told.clone();
-        let record = Record { value, ends_ms, until, reading: self.reading };
+        let record = Record { value, ends_ms, until, reading: self.reading.number };
         self.records.insert(told.name.clone(), record);
         true
     }
 
     /// All records were read: the others were removed, or the store has lost them and hears of them again.
     fn forget_untold(&mut self, changes: &mut Changes<'_>) {
-        let reading = self.reading;
-        let has_lost = std::mem::take(&mut self.has_lost);
+        let reading = self.reading.number;
+        let has_lost = std::mem::take(&mut self.reading.has_lost);
         let untold = self.records.extract_if(|_, record| record.reading < reading && !has_lost);
         for (name, _) in untold {
             changes.make(&name, b"", Timestamp::ZERO);

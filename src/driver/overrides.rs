@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use arc_swap::ArcSwap;
 use dashmap::DashMap;
 
+#[cfg(feature = "http")]
 use crate::network::Network;
 use crate::overrides::{Ruling, Setting, Subject, Switch};
 use crate::time::Timestamp;
@@ -22,17 +23,19 @@ pub(crate) struct LimitOverrides {
     /// Keys are blocked for so long after a denial, in microseconds.
     block_us: u64,
     /// By what the limiter knows the keys by.
-    keys: DashMap<Box<[u8]>, Held>,
+    keys: DashMap<Box<[u8]>, HeldRuling>,
+    /// Of these, by what their hashed forms are known by. An override of that form itself wins.
+    hashed: DashMap<Box<[u8]>, HeldRuling>,
     /// Keys that this node alone blocks after a denial, and until when.
     blocked: DashMap<Box<[u8]>, Timestamp>,
-    patterns: ArcSwap<Patterns>,
+    patterns: RwLock<Arc<Patterns>>,
     allowed: AtomicU64,
     denied: AtomicU64,
 }
 
 /// What an override says, and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldRuling {
     pub(crate) ruling: Ruling,
     pub(crate) until: Timestamp,
 }
@@ -40,9 +43,11 @@ pub(crate) struct Held {
 /// Overrides for many keys, by the length of what the keys have in common, the longest first.
 #[derive(Clone, Debug, Default)]
 struct Patterns {
-    prefixes: HashMap<Vec<u8>, Held>,
+    prefixes: HashMap<Vec<u8>, HeldRuling>,
     prefix_lengths: Vec<usize>,
-    networks: HashMap<Network, Held>,
+    #[cfg(feature = "http")]
+    networks: HashMap<Network, HeldRuling>,
+    #[cfg(feature = "http")]
     network_lengths: Vec<u8>,
 }
 
@@ -58,8 +63,9 @@ impl LimitOverrides {
             own_switch,
             block_us,
             keys: DashMap::new(),
+            hashed: DashMap::new(),
             blocked: DashMap::new(),
-            patterns: ArcSwap::default(),
+            patterns: RwLock::default(),
             allowed: AtomicU64::new(0),
             denied: AtomicU64::new(0),
         };
@@ -80,19 +86,25 @@ impl LimitOverrides {
     }
 
     /// What holds for a key at `now` instead of the limit's rule: by what it is known by, or by its plain bytes.
-    pub(crate) fn find(&self, name: &[u8], plain: &[u8], now: Timestamp) -> Option<Held> {
-        let holds = |held: &Held| now < held.until;
-        let by_key = self.keys.get(name).map(|held| *held).filter(holds);
-        let by_key = by_key.or_else(|| self.patterns.load().find(plain).filter(holds));
+    pub(crate) fn find(&self, name: &[u8], plain: &[u8], now: Timestamp) -> Option<HeldRuling> {
+        let holds = |held: &HeldRuling| now < held.until;
+        let by_name = |keys: &DashMap<Box<[u8]>, HeldRuling>| keys.get(name).map(|held| *held);
+        let by_key = by_name(&self.keys).filter(holds);
+        let by_key = by_key.or_else(|| by_name(&self.hashed).filter(holds));
+        let by_key = by_key.or_else(|| self.patterns().find(plain, holds));
         by_key.or_else(|| {
             let until = self.blocked.get(name).map(|until| *until)?;
-            Some(Held { ruling: Ruling::Block, until }).filter(holds)
+            Some(HeldRuling { ruling: Ruling::Block, until }).filter(holds)
         })
+    }
+
+    fn patterns(&self) -> Arc<Patterns> {
+        self.patterns.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether keys are looked for by their plain bytes.
     pub(crate) fn has_patterns(&self) -> bool {
-        !self.patterns.load().is_empty()
+        !self.patterns().is_empty()
     }
 
     /// Counts a request that an override decided about.
@@ -121,25 +133,24 @@ impl LimitOverrides {
         subject: Subject,
         setting: Setting,
         until: Timestamp,
-        also: Option<Box<[u8]>>,
+        hashed: Option<Box<[u8]>>,
         changes: &mut PatternChanges,
     ) {
         let held = match setting {
-            Setting::Keys(ruling) => Some(Held { ruling, until }),
+            Setting::Keys(ruling) => Some(HeldRuling { ruling, until }),
             Setting::Limit(switch) => return self.set_switch(switch),
             Setting::Removed => None,
         };
         match (subject, held) {
             (Subject::Limit, _) => self.set_switch(self.own_switch),
             (Subject::Key(name), held) => {
-                for name in also.into_iter().chain([name.into_boxed_slice()]) {
-                    match held {
-                        Some(held) => drop(self.keys.insert(name, held)),
-                        None => drop(self.keys.remove(&name)),
-                    }
+                put(&self.keys, name.into_boxed_slice(), held);
+                if let Some(hashed) = hashed {
+                    put(&self.hashed, hashed, held);
                 }
             }
             (Subject::Prefix(prefix), held) => changes.of(self).set_prefix(prefix, held),
+            #[cfg(feature = "http")]
             (Subject::Network(network), held) => changes.of(self).set_network(network, held),
         }
     }
@@ -166,14 +177,14 @@ impl LimitOverrides {
 
 impl PatternChanges {
     fn of(&mut self, overrides: &LimitOverrides) -> &mut Patterns {
-        self.0.get_or_insert_with(|| Patterns::clone(&overrides.patterns.load()))
+        self.0.get_or_insert_with(|| Patterns::clone(&overrides.patterns()))
     }
 
     /// Makes the changes.
     pub(super) fn make(self, overrides: &LimitOverrides) {
         if let Some(mut patterns) = self.0 {
             patterns.sort();
-            overrides.patterns.store(patterns.into());
+            *overrides.patterns.write().unwrap_or_else(PoisonError::into_inner) = patterns.into();
         }
         overrides.notice();
     }
@@ -181,30 +192,43 @@ impl PatternChanges {
 
 impl Patterns {
     fn is_empty(&self) -> bool {
-        self.prefixes.is_empty() && self.networks.is_empty()
+        #[cfg(feature = "http")]
+        if !self.networks.is_empty() {
+            return false;
+        }
+        self.prefixes.is_empty()
     }
 
-    fn find(&self, plain: &[u8]) -> Option<Held> {
-        let network = if self.networks.is_empty() { None } else { Network::of_key(plain) };
-        let in_network = network.and_then(|network| {
-            let mut wider =
-                self.network_lengths.iter().filter_map(|length| network.within(*length));
-            wider.find_map(|network| self.networks.get(&network).copied())
-        });
-        in_network.or_else(|| {
-            let mut prefixes = self.prefix_lengths.iter().filter_map(|length| plain.get(..*length));
-            prefixes.find_map(|prefix| self.prefixes.get(prefix).copied())
-        })
+    /// The narrowest that is in force.
+    fn find(&self, plain: &[u8], holds: impl Fn(&HeldRuling) -> bool) -> Option<HeldRuling> {
+        #[cfg(feature = "http")]
+        if let Some(held) = self.find_network(plain, &holds) {
+            return Some(held);
+        }
+        let mut prefixes = self.prefix_lengths.iter().filter_map(|length| plain.get(..*length));
+        prefixes.find_map(|prefix| self.prefixes.get(prefix).copied().filter(&holds))
     }
 
-    fn set_prefix(&mut self, prefix: Vec<u8>, held: Option<Held>) {
+    #[cfg(feature = "http")]
+    fn find_network(
+        &self,
+        plain: &[u8],
+        holds: impl Fn(&HeldRuling) -> bool,
+    ) -> Option<HeldRuling> {
+        let network = if self.networks.is_empty() { None } else { Network::of_key(plain) }?;
+        let mut wider = self.network_lengths.iter().filter_map(|length| network.within(*length));
+        wider.find_map(|network| self.networks.get(&network).copied().filter(&holds))
+    }
+
+    fn set_prefix(&mut self, prefix: Vec<u8>, held: Option<HeldRuling>) {
         match held {
             Some(held) => drop(self.prefixes.insert(prefix, held)),
             None => drop(self.prefixes.remove(&prefix)),
         }
     }
 
-    fn set_network(&mut self, network: Network, held: Option<Held>) {
+    #[cfg(feature = "http")]
+    fn set_network(&mut self, network: Network, held: Option<HeldRuling>) {
         match held {
             Some(held) => drop(self.networks.insert(network, held)),
             None => drop(self.networks.remove(&network)),
@@ -213,7 +237,17 @@ impl Patterns {
 
     fn sort(&mut self) {
         self.prefix_lengths = longest_first(self.prefixes.keys().map(Vec::len));
-        self.network_lengths = longest_first(self.networks.keys().map(Network::prefix_len));
+        #[cfg(feature = "http")]
+        {
+            self.network_lengths = longest_first(self.networks.keys().map(Network::prefix_len));
+        }
+    }
+}
+
+fn put(keys: &DashMap<Box<[u8]>, HeldRuling>, name: Box<[u8]>, held: Option<HeldRuling>) {
+    match held {
+        Some(held) => drop(keys.insert(name, held)),
+        None => drop(keys.remove(&name)),
     }
 }
 

@@ -98,7 +98,8 @@ impl ConcurrencyLimit {
     /// # Errors
     ///
     /// [`AcquireError::Denied`] if none is free; [`AcquireError::StoreAway`] if the store does not answer and the outage policy
-    /// gives none. The others name a limit that was reached.
+    /// gives none; [`AcquireError::TooManyWaiting`] and [`AcquireError::TooManyKeys`] name a limit that was reached, and
+    /// [`AcquireError::Ended`] says that the limiter's task has ended.
     pub async fn acquire<K: Key + ?Sized>(&self, key: &K) -> Result<Permit, AcquireError> {
         self.acquire_n(key, 1).await
     }
@@ -127,7 +128,9 @@ impl ConcurrencyLimit {
     ///
     /// # Errors
     ///
-    /// [`AcquireError::TimedOut`] if none came free in time; [`AcquireError::TooManyWaiting`] if enough callers wait already.
+    /// [`AcquireError::TimedOut`] if none came free in time; [`AcquireError::StoreAway`] if the outage policy is in force by then;
+    /// [`AcquireError::TooManyWaiting`] if enough callers wait already; [`AcquireError::TooManyKeys`] and
+    /// [`AcquireError::Ended`] as [`acquire`](Self::acquire).
     pub async fn acquire_within<K: Key + ?Sized>(
         &self,
         key: &K,

@@ -93,7 +93,7 @@ fn in_order(
 /// Several limits of a running limiter in any mode, for one key: a request is allowed if all of them allow it, and then spends
 /// from each. Cheap to clone.
 ///
-/// Exact limits are asked when all others have allowed the request, one after the other, and the store is told what goes back
+/// Exact limits are asked when all others but leaky buckets have allowed the request, one after the other, and the store is told what goes back
 /// of them: the answer does not wait for that.
 ///
 /// Cost: that of [`Group`], a round trip for each exact limit, and one in the background for each of which something goes back.

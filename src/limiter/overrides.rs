@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
-use crate::driver::{HeldOverride as Held, OverrideQuery, Query};
+use crate::driver::{HeldRuling, OverrideQuery, Query};
 use crate::key::Key;
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
 use crate::store::overrides::Put;
@@ -57,7 +57,7 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// [`OverrideError`]: the limit is not known, or the store did not take it.
+    /// [`OverrideError`]: the limit is not known, the store did not take it, or the limiter's task has ended.
     pub async fn remove(&self, limit: &str, removed: Override<'_>) -> Result<(), OverrideError> {
         let record = removed.record(limit, &self.shared.secret)?;
         self.put(limit, record, b"", End::Never).await
@@ -67,7 +67,7 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// [`OverrideError`]: the limit is not known, or the store did not take it.
+    /// [`OverrideError`]: the limit is not known, the store did not take it, or the limiter's task has ended.
     pub async fn switch(&self, limit: &str, switch: Switch) -> Result<(), OverrideError> {
         self.put(limit, Subject::Limit.record(limit), switch.name().as_bytes(), End::Never).await
     }
@@ -76,7 +76,7 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// [`OverrideError`]: the limit is not known, or the store did not take it.
+    /// [`OverrideError`]: the limit is not known, the store did not take it, or the limiter's task has ended.
     pub async fn switch_back(&self, limit: &str) -> Result<(), OverrideError> {
         self.put(limit, Subject::Limit.record(limit), b"", End::Never).await
     }
@@ -104,7 +104,7 @@ impl Overrides {
 
 /// A key as overrides are looked up for it.
 #[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct LookedUp<'a> {
     /// What the limiter knows it by.
     pub(super) name: &'a [u8],
     /// Its bytes before they were hashed.
@@ -164,43 +164,35 @@ impl ActiveLimit {
         (*plain != *name).then(|| Arc::from(&*plain))
     }
 
-    fn find_override<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Option<Held> {
+    fn find_override<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Option<HeldRuling> {
         let name = self.shared.secret.name(key);
         let plain = self.state.overrides.has_patterns().then(|| self.shared.secret.plain(key));
-        self.find_by(Asked { name: &name, plain: plain.as_deref().unwrap_or(&name) }, cost)
+        self.find_by(LookedUp { name: &name, plain: plain.as_deref().unwrap_or(&name) }, cost)
     }
 
     /// What holds for a key of this name instead of the limit's rule.
     #[inline(always)]
-    pub(super) fn overridden(&self, asked: Asked<'_>, cost: u32) -> Option<Decision> {
+    pub(super) fn overridden(&self, asked: LookedUp<'_>, cost: u32) -> Option<Decision> {
         let held = if self.has_overrides() { self.find_by(asked, cost) } else { None };
         held.map(|held| self.by_override(held, cost))
     }
 
-    #[cold]
-    fn find_by(&self, asked: Asked<'_>, cost: u32) -> Option<Held> {
+    fn find_by(&self, asked: LookedUp<'_>, cost: u32) -> Option<HeldRuling> {
         let overrides = &self.state.overrides;
         let held = match overrides.switch() {
-            Switch::Off => Held { ruling: Ruling::Allow, until: Timestamp::NEVER },
+            Switch::Off => HeldRuling { ruling: Ruling::Allow, until: Timestamp::NEVER },
             _ => overrides.find(asked.name, asked.plain, self.state.clock.now())?,
         };
         if cost > 0 {
-            overrides.count(held.ruling == Ruling::Allow);
+            overrides.count(held.ruling == Ruling::Allow || self.is_shadow());
         }
         Some(held)
     }
 
-    fn by_override(&self, held: Held, cost: u32) -> Decision {
+    fn by_override(&self, held: HeldRuling, cost: u32) -> Decision {
         let (is_allowed, now) = (held.ruling == Ruling::Allow, self.state.clock.now());
         let source = Source::Override(held.until);
         self.decision(is_allowed, true, source, cost, now).shadowed(self.is_shadow())
-    }
-
-    fn is_let_go_on_by(&self, name: &[u8], cost: u32, is_sure: bool) -> bool {
-        if is_sure && cost > 0 {
-            self.state.overrides.block(name, self.state.clock.now(), OVERRIDES_MAX);
-        }
-        self.is_shadow()
     }
 
     /// What holds for a key instead of the limit's rule.
@@ -214,11 +206,18 @@ impl ActiveLimit {
         if !self.has_overrides() {
             return decision;
         }
-        if decision.is_denied() {
-            return decision.shadowed(self.is_let_go_on_by(name, cost, decision.sure));
+        match (self.is_shadow(), decision.is_denied()) {
+            (true, true) => decision.shadowed(true),
+            // Nobody waits in shadow mode.
+            (true, false) => decision.after_delay(true),
+            (false, true) => {
+                if decision.sure && cost > 0 {
+                    self.state.overrides.block(name, self.state.clock.now(), OVERRIDES_MAX);
+                }
+                decision
+            }
+            (false, false) => decision,
         }
-        // Nobody waits in shadow mode.
-        if self.is_shadow() { decision.after_delay(true) } else { decision }
     }
 
     /// Whether the limit is in shadow mode.
@@ -260,7 +259,7 @@ impl Handle {
     pub(super) fn overridden(&self, cost: u32) -> Option<Decision> {
         let name = &*self.key.key;
         let plain = self.plain.as_deref().unwrap_or(name);
-        self.limit.overridden(Asked { name, plain }, cost)
+        self.limit.overridden(LookedUp { name, plain }, cost)
     }
 
     pub(crate) fn after_rule(&self, cost: u32, decision: Decision) -> Decision {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::overrides::Asked;
+use super::overrides::LookedUp;
 use super::settle::Allowed;
 use super::{ActiveLimit, Target};
 use crate::algorithm::Rule;
@@ -89,7 +89,7 @@ impl<'a> Part<'a> {
 
     /// What holds for the key instead of the limit's rule.
     fn overridden(&self, cost: u32) -> Option<Decision> {
-        let asked = Asked { name: self.key, plain: self.plain.unwrap_or(self.key) };
+        let asked = LookedUp { name: self.key, plain: self.plain.unwrap_or(self.key) };
         self.limit.overridden(asked, cost)
     }
 
@@ -192,8 +192,15 @@ impl<'a, 'k> Takes<'a, 'k> {
         let denials = parts.iter().enumerate().zip(looks).filter_map(denial);
         if let Some((index, _)) = denials.max_by_key(|(_, wait)| *wait) {
             let (part, asked) = (&parts[index], parts[index].asked_at());
-            // Decided, so that it counts. By now it may be allowed.
-            takes.add(index, asked, part.decide());
+            // Decided, so that it counts. By now it may be allowed, or no override holds any more: then the store is asked.
+            let decision = if part.limit.is_decided_by_store() {
+                part.overridden(part.cost)
+            } else {
+                Some(part.decide())
+            };
+            if let Some(decision) = decision {
+                takes.add(index, asked, decision);
+            }
         }
         takes
     }

@@ -176,8 +176,10 @@ struct Record {
 #[derive(Debug, Default)]
 pub(crate) struct OverridesModel {
     known: Known,
-    /// The last number of those that were removed and forgotten.
+    /// The last number of those that have ended and were forgotten.
     forgotten: u64,
+    /// Names kept that were removed.
+    removed: usize,
     records: HashMap<Vec<u8>, Record>,
     by_number: BTreeMap<u64, Vec<u8>>,
     by_end: BTreeSet<(u64, Vec<u8>)>,
@@ -197,12 +199,13 @@ impl OverridesModel {
         most: usize,
     ) -> OverridesReply {
         self.clean(now_us / 1000);
-        let taken = request.puts.iter().take_while(|put| self.put(put, now_us, most)).count();
         let OverridesRequest { known, reads_all, .. } = request;
-        let is_known = known.birth == self.known.birth
-            && known.number <= self.known.number
-            && (*reads_all || known.number >= self.forgotten);
         let is_other = known.birth != self.known.birth || known.number > self.known.number;
+        let has_lost = known.birth > 0 && is_other;
+        let taken = request.puts.iter().take_while(|put| self.put(put, now_us, most)).count();
+        let is_known = !has_lost
+            && known.birth == self.known.birth
+            && (*reads_all || known.number >= self.forgotten);
         let from = if is_known { known.number } else { 0 };
         let mut names = self.by_number.range(from + 1..);
         let page: Vec<_> = names.by_ref().take(page).collect();
@@ -217,7 +220,7 @@ impl OverridesModel {
             now_ms: now_us / 1000,
             begins_anew: !is_known,
             has_more,
-            has_lost: known.birth > 0 && is_other,
+            has_lost,
             taken,
             told: told.collect(),
         }
@@ -230,9 +233,7 @@ impl OverridesModel {
             else {
                 return;
             };
-            if let Some(record) = self.take(&name)
-                && record.value.is_empty()
-            {
+            if let Some(record) = self.take(&name) {
                 self.forgotten = self.forgotten.max(record.number);
             }
         }
@@ -240,6 +241,7 @@ impl OverridesModel {
 
     fn take(&mut self, name: &[u8]) -> Option<Record> {
         let record = self.records.remove(name)?;
+        self.removed -= usize::from(record.value.is_empty());
         self.by_number.remove(&record.number);
         self.by_end.remove(&(record.ends_ms, name.to_vec()));
         Some(record)
@@ -248,11 +250,14 @@ impl OverridesModel {
     /// Sets a name. False if there are as many as there may be.
     fn put(&mut self, put: &Put, now_us: u64, most: usize) -> bool {
         let now_ms = now_us / 1000;
-        let is_new = !self.records.contains_key(&put.name);
-        if is_new && self.records.len() >= most {
+        let old = self.records.get(&put.name).map(|record| !record.value.is_empty());
+        let (was_there, is_there) = (old == Some(true), !put.value.is_empty());
+        let live = self.records.len() - self.removed;
+        // There is always room for a removal, and for the switch of a limit.
+        if is_there && !was_there && live >= most && !put.name.starts_with(b"s:") {
             return false;
         }
-        if put.is_restored && !is_new {
+        if put.is_restored && old.is_some() {
             return true;
         }
         if self.known.birth == 0 {
@@ -265,7 +270,9 @@ impl OverridesModel {
             End::After(ms) => now_ms + ms,
         };
         self.take(&put.name);
-        self.known.number += 1;
+        self.removed += usize::from(!is_there);
+        // A store that went back to an older state gives no number again.
+        self.known.number = now_us.max(self.known.number + 1);
         let number = self.known.number;
         self.by_number.insert(number, put.name.clone());
         if ends_ms > 0 {

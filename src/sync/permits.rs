@@ -77,6 +77,10 @@ pub(crate) struct Permits {
     outage: ExactOutage,
     /// When the last message was sent that the store has answered.
     acknowledged: Option<Timestamp>,
+    /// When the last message was sent, and the first of those that the store has left unanswered since it answered last. Messages
+    /// a lease apart are no row.
+    sent: Timestamp,
+    unanswered_from: Option<Timestamp>,
     outputs: VecDeque<PermitOutput>,
     counts: PermitCounts,
     /// Callers who wait for the store's word, and for nothing else.
@@ -94,6 +98,8 @@ impl Permits {
             timers: BTreeSet::new(),
             outage: ExactOutage::default(),
             acknowledged: None,
+            sent: Timestamp::ZERO,
+            unanswered_from: None,
             outputs: VecDeque::new(),
             counts: PermitCounts::default(),
             asking: 0,
@@ -207,6 +213,7 @@ impl Permits {
         match result {
             Ok(reply) => {
                 self.acknowledged = self.acknowledged.max(Some(flight.sent));
+                self.unanswered_from = None;
                 self.note_outage(Ok(()), flight.sent, now);
                 let renew_us = self.rng.jitter(RENEW_US);
                 let poll_us = self.rng.jitter(reply.poll_us);
@@ -271,9 +278,11 @@ impl Permits {
         counts
     }
 
-    /// Whether the store has answered nothing that was sent within a lease: what it let this node hold has ended.
+    /// Whether the store has been asked for as long as a lease lasts, and has answered nothing that was sent within it: what it let
+    /// this node hold has ended.
     fn is_silent(&self, now: Timestamp) -> bool {
-        self.acknowledged.is_none_or(|at| now >= at.plus_micros(LEASE_US))
+        let is_over = |at: Timestamp| now >= at.plus_micros(LEASE_US);
+        self.acknowledged.is_none_or(is_over) && self.unanswered_from.is_some_and(is_over)
     }
 
     fn note_outage(&mut self, outcome: Result<(), StoreError>, began: Timestamp, now: Timestamp) {
@@ -372,6 +381,7 @@ impl Permits {
             let PermitTerms { name, max, .. } = &self.terms;
             let (limit, max) = (name.clone(), *max);
             let error = match caller.ask.within_us.map(Duration::from_micros) {
+                _ if self.outage.is_on_policy() => AcquireError::StoreAway { limit },
                 Some(within) => AcquireError::TimedOut { limit, max, within },
                 None => AcquireError::StoreAway { limit },
             };
@@ -440,7 +450,8 @@ impl Permits {
         if state.is_unused() && !owes {
             return;
         }
-        let forget_at = if state.is_unused() { state.known_until } else { Timestamp::NEVER };
+        let may_forget = state.is_unused() && state.flight.is_none();
+        let forget_at = if may_forget { state.known_until } else { Timestamp::NEVER };
         state.timer = state.deadline().min(send_at).min(forget_at).max(now.plus_micros(1));
         self.timers.insert((state.timer, key.clone()));
         self.keys.insert(key.clone(), state);
@@ -454,6 +465,10 @@ impl Permits {
 
     fn send(&mut self, key: &PermitKey, state: &mut KeyPermits, now: Timestamp) {
         self.last_sequence += 1;
+        if self.unanswered_from.is_none() || now >= self.sent.plus_micros(LEASE_US) {
+            self.unanswered_from = Some(now);
+        }
+        self.sent = now;
         let message = state.message(self.last_sequence, self.terms.max);
         let last_ticket = state.queue.back().map_or(0, |caller| caller.ticket);
         state.flight = Some(Flight { message, sent: now, last_ticket });
@@ -462,5 +477,43 @@ impl Permits {
             state.known_until = now.plus_micros(LEASE_US + self.terms.max_wait_us);
         }
         self.outputs.push_back(PermitOutput::Send { key: key.clone(), message });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Concurrency;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_micros(1000 * millis)
+    }
+
+    /// One lost message of a node that had been idle gave it its share, beside what others held.
+    #[test]
+    fn idle_node_follows_its_policy_only_when_the_store_was_silent_for_a_lease() {
+        let limit = Concurrency::new("x", 1).outage(OutagePolicy::Open);
+        let mut permits = Permits::new(limit.validate(false, 16, 10).unwrap(), 1);
+        let key: PermitKey = b"a"[..].into();
+        let mut outcomes = Vec::new();
+        for attempt in 0..60 {
+            let now = 10_000 + 60 * attempt;
+            let _ = permits.acquire(&key, PermitAsk { cost: 1, within_us: None }, at(now));
+            permits.tick(at(now));
+            permits.tick(at(now + 51));
+            while let Some(output) = permits.poll_output() {
+                match output {
+                    PermitOutput::Decided { outcome, .. } => outcomes.push((now, outcome.is_ok())),
+                    PermitOutput::Send { key, message } => {
+                        let lost = Err(StoreError::TimedOut(Duration::from_millis(50)));
+                        permits.answered(&key, message.sequence, lost, at(now + 51));
+                    }
+                    PermitOutput::Outage(_) => {}
+                }
+            }
+        }
+        let first = outcomes.iter().find(|(_, is_given)| *is_given).map(|(now, _)| *now);
+        assert!(first.is_some_and(|now| now >= 10_000 + 2_000 - 60), "{outcomes:?}");
+        assert!(outcomes.iter().take(20).all(|(_, is_given)| !is_given), "{outcomes:?}");
     }
 }

@@ -64,7 +64,8 @@ impl Pair {
 }
 
 fn random_put(random: &mut fastrand::Rng, now_ms: u64) -> Put {
-    let name = format!("k:x:{}", random.u32(..20)).into_bytes();
+    let kind = if random.u32(..10) == 0 { 's' } else { 'k' };
+    let name = format!("{kind}:x:{}", random.u32(..20)).into_bytes();
     let value = [&b""[..], b"allow", b"block", b"of another version"][random.usize(..4)].to_vec();
     let end = match random.u32(..4) {
         0 => End::At(now_ms.saturating_sub(1000) + random.u64(..5000)),
@@ -120,4 +121,41 @@ fn node_that_was_away_for_longer_than_removals_are_kept_reads_all() {
     assert!(!other.begins_anew, "it knows all");
     let back = pair.call(&request(set.known, Vec::new()), later);
     assert!(back.begins_anew && !back.has_lost && back.told.is_empty(), "{back:?}");
+}
+
+/// One that replaced another and ended within a poll was never told: the other one held for ever.
+#[test]
+fn node_hears_of_an_override_that_was_replaced_and_has_ended_since() {
+    let mut pair = Pair::new();
+    let put = |value: &[u8], end| Put {
+        name: b"k:x:a".to_vec(),
+        value: value.to_vec(),
+        end,
+        is_restored: false,
+    };
+    let request = |known, puts| OverridesRequest { known, reads_all: false, puts };
+    let first = pair.call(&request(Known::default(), vec![put(b"allow", End::Never)]), BEGIN_US);
+    let replaced = vec![put(b"block", End::After(1))];
+    pair.call(&request(Known::default(), replaced), BEGIN_US);
+    let later = pair.call(&request(first.known, Vec::new()), BEGIN_US + 10_000);
+    assert!(later.begins_anew && later.told.is_empty(), "{later:?}");
+}
+
+/// New names took the numbers of lost ones, so that nobody heard of them.
+#[test]
+fn store_that_went_back_gives_no_number_again() {
+    let mut pair = Pair::new();
+    let put = |name: &[u8]| Put {
+        name: name.to_vec(),
+        value: b"block".to_vec(),
+        end: End::Never,
+        is_restored: false,
+    };
+    let request = |known, puts| OverridesRequest { known, reads_all: false, puts };
+    let known = pair.call(&request(Known::default(), vec![put(b"k:x:a")]), BEGIN_US).known;
+    let lost = Known { number: known.number + 1, ..known };
+    let after = pair.call(&request(lost, vec![put(b"k:x:b")]), BEGIN_US + 5);
+    assert!(after.has_lost && after.begins_anew && after.told.len() == 2, "{after:?}");
+    let other = pair.call(&request(lost, Vec::new()), BEGIN_US + 6);
+    assert_eq!(other.told.len(), 1, "what was set since: {other:?}");
 }
