@@ -77,9 +77,9 @@ pub(crate) struct Permits {
     outage: ExactOutage,
     /// When the last message was sent that the store has answered.
     acknowledged: Option<Timestamp>,
-    /// When the last message was sent, and the first of those that the store has left unanswered since it answered last. Messages
-    /// a lease apart are no row.
-    sent: Timestamp,
+    /// When a message was sent or failed last, and when the first was sent of those that the store has left unanswered since it
+    /// answered last. With a lease between them a new row begins.
+    tried: Timestamp,
     unanswered_from: Option<Timestamp>,
     outputs: VecDeque<PermitOutput>,
     counts: PermitCounts,
@@ -98,7 +98,7 @@ impl Permits {
             timers: BTreeSet::new(),
             outage: ExactOutage::default(),
             acknowledged: None,
-            sent: Timestamp::ZERO,
+            tried: Timestamp::ZERO,
             unanswered_from: None,
             outputs: VecDeque::new(),
             counts: PermitCounts::default(),
@@ -221,6 +221,7 @@ impl Permits {
                 self.serve_after_reply(key, &mut state, flight.last_ticket, now);
             }
             Err(error) => {
+                self.tried = now;
                 state.has_news = true;
                 state.backoff.failed(now, RETRY_FIRST_US, RETRY_MAX_US);
                 let is_foreign = matches!(error, StoreError::ForeignKey { .. });
@@ -465,10 +466,10 @@ impl Permits {
 
     fn send(&mut self, key: &PermitKey, state: &mut KeyPermits, now: Timestamp) {
         self.last_sequence += 1;
-        if self.unanswered_from.is_none() || now >= self.sent.plus_micros(LEASE_US) {
+        if self.unanswered_from.is_none() || now >= self.tried.plus_micros(LEASE_US) {
             self.unanswered_from = Some(now);
         }
-        self.sent = now;
+        self.tried = now;
         let message = state.message(self.last_sequence, self.terms.max);
         let last_ticket = state.queue.back().map_or(0, |caller| caller.ticket);
         state.flight = Some(Flight { message, sent: now, last_ticket });
