@@ -73,6 +73,7 @@ pub(crate) struct Told {
     pub(crate) ends_ms: u64,
 }
 
+#[cfg(feature = "redis")]
 impl Put {
     /// The end as the script reads it, and its flags.
     fn end_and_flags(&self) -> (u64, u8) {
