@@ -43,17 +43,22 @@ for at, kind in ipairs({ 'hash', 'zset', 'zset' }) do
 end
 
 -- What the namespace has: the life's name, the last number, the last one of those that have ended and were forgotten, and how many
--- names are kept that were removed.
-local birth, number, forgotten, removed = 0, 0, 0, 0
+-- names need no room: those that were removed, and switches.
+local birth, number, forgotten, free = 0, 0, 0, 0
 local head = call('HGET', DATA, '')
 local is_whole = head and #head == 32 and call('HLEN', DATA) - 1 == call('ZCARD', ORDER)
 if is_whole then
-  birth, number, forgotten, removed = struct.unpack(HEAD, head)
+  birth, number, forgotten, free = struct.unpack(HEAD, head)
 elseif call('EXISTS', DATA, ORDER, ENDS) > 0 then
   -- A part was lost: nodes know the rest.
   call('DEL', DATA, ORDER, ENDS)
 end
 local is_changed = false
+
+-- There is always room for a removal, and for the switch of a limit.
+local function needs_room(name, value)
+  return value ~= '' and name:sub(1, 2) ~= 's:'
+end
 
 local function read(name)
   local record = call('HGET', DATA, name)
@@ -65,7 +70,7 @@ end
 for _, name in ipairs(call('ZRANGEBYSCORE', ENDS, '-inf', now_ms, 'LIMIT', 0, cleaned_most)) do
   local record_number, _, value = read(name)
   forgotten = max(forgotten, record_number)
-  if value == '' then removed = removed - 1 end
+  if not needs_room(name, value) then free = free - 1 end
   call('HDEL', DATA, name)
   call('ZREM', ORDER, name)
   call('ZREM', ENDS, name)
@@ -73,20 +78,19 @@ for _, name in ipairs(call('ZRANGEBYSCORE', ENDS, '-inf', now_ms, 'LIMIT', 0, cl
 end
 
 local has_lost = known_birth > 0 and (known_birth ~= birth or known_number > number)
-local count, taken = max(call('HLEN', DATA) - 1, 0) - removed, 0
+local count, taken = max(call('HLEN', DATA) - 1, 0) - free, 0
 for put = 1, puts do
   local name, value, ends_ms, flags = ARGV[4 * put - 2], ARGV[4 * put - 1], tonumber(ARGV[4 * put]), tonumber(ARGV[4 * put + 1])
   local _, _, old = read(name)
-  local was_there, is_there = old and old ~= '', value ~= ''
+  local had_room, wants_room = old and needs_room(name, old), needs_room(name, value)
   if flags % 2 == 1 then ends_ms = now_ms + ends_ms end
-  if not is_there then ends_ms = now_ms + removed_ms end
-  -- There is always room for a removal, and for the switch of a limit.
-  if is_there and not was_there and count >= most and name:sub(1, 2) ~= 's:' then break end
+  if value == '' then ends_ms = now_ms + removed_ms end
+  if wants_room and not had_room and count >= most then break end
   taken = taken + 1
   -- What a node restores must not undo a removal.
   if not old or flags < 2 then
-    count = count + (is_there and 1 or 0) - (was_there and 1 or 0)
-    removed = removed + (is_there and 0 or 1) - (old == '' and 1 or 0)
+    count = count + (wants_room and 1 or 0) - (had_room and 1 or 0)
+    free = free + (wants_room and 0 or 1) - (old and not had_room and 1 or 0)
     if birth == 0 then birth = now_us end
     -- A store that went back to an older state gives no number again.
     number, is_changed = max(number + 1, now_us), true
@@ -97,7 +101,7 @@ for put = 1, puts do
 end
 
 if is_changed then
-  call('HSET', DATA, '', struct.pack(HEAD, birth, number, forgotten, removed))
+  call('HSET', DATA, '', struct.pack(HEAD, birth, number, forgotten, free))
 end
 
 local is_known = not has_lost and known_birth == birth and (reads_all == 1 or known_number >= forgotten)

@@ -69,10 +69,10 @@ if is_new then
 end
 
 -- The even part: the most that each node can have if all have what they want up to there.
-local wants, free, in_flight = {}, most, 0
+local wants, free, held_by_all = {}, most, 0
 for index, node in ipairs(nodes) do
   wants[index] = is_waiting(node) and node.want or node.held
-  free, in_flight = free - node.held, in_flight + node.held
+  free, held_by_all = free - node.held, held_by_all + node.held
 end
 free = max(free, 0)
 table.sort(wants)
@@ -115,7 +115,7 @@ if is_new then
   local granted = max(min(min(me.want, level + 1) - in_use, free - before), 0)
   granted = granted + max(min(me.want - in_use - granted, free - granted - before - after), 0)
   if granted < least then granted = 0 end
-  me.held, free, in_flight = in_use + granted, free - granted, in_flight + granted
+  me.held, free, held_by_all = in_use + granted, free - granted, held_by_all + granted
   if granted > 0 then me.since_us = now end
   if waits == 0 then me.want = me.held end
   if me.held <= level then
@@ -145,4 +145,4 @@ if before == 0 then
   poll_us = max(min(floor(waited_us / 8), poll_max_us), poll_min_us)
   if due_us and due_us > now then poll_us = max(min(poll_us, due_us - now), poll_min_us) end
 end
-return struct.pack('<ddddd', me.held, in_flight, me.give, max(me.give_us - now, 0), poll_us)
+return struct.pack('<ddddd', me.held, held_by_all, me.give, max(me.give_us - now, 0), poll_us)

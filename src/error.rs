@@ -111,7 +111,7 @@ pub enum CheckError {
 pub enum AcquireError {
     /// Too few permits are free now: ask again later, or wait with
     /// [`acquire_within`](crate::ConcurrencyLimit::acquire_within).
-    #[error("limit {limit:?} is full: {in_flight} of {max} permits of the key are in use")]
+    #[error("limit {limit:?} is full: {in_use} of {max} permits of the key are in use")]
     Denied {
         /// The limit's name.
         limit: Arc<str>,
@@ -119,7 +119,7 @@ pub enum AcquireError {
         max: u32,
         /// Permits of the key in use on all nodes, as the store said last. It may be below `max` where the free ones are kept for
         /// nodes that wait, or are fewer than the cost.
-        in_flight: u32,
+        in_use: u32,
     },
     /// None became free in time.
     #[error(

@@ -211,7 +211,8 @@ impl ActiveLimit {
         {
             return self.lease_decision(&result, cost, now);
         }
-        self.lease_decision(&self.ask_leased(table, target, cost, false, now), cost, now)
+        let Target { key, place } = target;
+        self.lease_decision(&self.ask_leased(table, (key, place), cost, false, now), cost, now)
     }
 
     /// Asks the key's bucket until it answers, counts the decision, and notifies the engine of what it has to know.
@@ -219,11 +220,12 @@ impl ActiveLimit {
     fn ask_leased(
         &self,
         table: &Table<LeaseBucket>,
-        target: Target<'_>,
+        (key, place): (&[u8], u32),
         cost: u32,
         can_wait: bool,
         now: Timestamp,
     ) -> SpendResult {
+        let target = Target { key, place };
         let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit());
         let ask = Ask { cost, scale, first_credit, can_wait };
         let room = if can_wait { Room::Any } else { Room::NotLast };
@@ -315,7 +317,7 @@ impl ActiveLimit {
             return Some(self.decide(target, cost));
         };
         let now = self.state.clock.now();
-        let result = self.ask_leased(table, target, cost, true, now);
+        let result = self.ask_leased(table, (target.key, target.place), cost, true, now);
         (result.verdict != Verdict::Unsure).then(|| self.lease_decision(&result, cost, now))
     }
 

@@ -106,8 +106,8 @@ async fn plays_the_example(clock: &ManualClock, nodes: &[Limiter]) {
         let jobs = nodes[step % nodes.len()].concurrency("jobs").unwrap();
         let answer = jobs.acquire_n("a", cost).await;
         assert_eq!(answer.is_ok(), expected, "step {step}: {answer:?}");
-        if let Err(AcquireError::Denied { in_flight, .. }) = &answer {
-            assert_eq!(u64::from(4 - in_flight), left, "step {step}");
+        if let Err(AcquireError::Denied { in_use, .. }) = &answer {
+            assert_eq!(u64::from(4 - in_use), left, "step {step}");
         }
         held.extend(answer.ok().map(|permit| (now + hold, permit)));
         held.retain(|(until, _)| *until > now);
@@ -488,7 +488,7 @@ async fn no_permit_is_lost_after_a_node_was_cut_off() {
     until("they are back by their end", async || other.acquire_n("a", 5).await.is_ok()).await;
     proxy.set_refusing(false);
     until("the one is told", async || {
-        matches!(other.acquire_n("a", 5).await, Err(AcquireError::Denied { in_flight: 1, .. }))
+        matches!(other.acquire_n("a", 5).await, Err(AcquireError::Denied { in_use: 1, .. }))
     })
     .await;
     drop(held);

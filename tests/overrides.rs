@@ -298,6 +298,11 @@ async fn one_override_more_than_there_may_be_is_refused_and_one_that_is_there_is
     let api = limiter.limit("api")?;
     assert!(api.check(&0).is_allowed() && api.check(&99_999).is_denied());
     assert!(api.check("one more").is_allowed());
+    // There is room for a switch all the same, and again once one is removed.
+    overrides.switch("api", Switch::Off).await?;
+    assert!(api.check(&99_999).is_allowed());
+    overrides.remove("api", Override::key(1)).await?;
+    overrides.set("api", Override::key("one more").block()).await?;
     Ok(())
 }
 

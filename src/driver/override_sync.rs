@@ -7,7 +7,6 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 
 use super::LimitState;
-use super::overrides::PatternChanges;
 use crate::error::StoreError;
 use crate::key::KeySecret;
 use crate::overrides::{End, OverrideError, Subject, Switch, read_record};
@@ -233,7 +232,7 @@ impl OverrideSync {
             self.reading.has_lost |= reply.has_lost || begins_after_loss;
         }
         self.known = reply.known;
-        let mut changes = Changes::new(limits, &self.secret);
+        let changes = Changes::new(limits, &self.secret);
         let mut events = Vec::new();
         for told in reply.told {
             if !self.keep(&told, reply.now_ms, now) {
@@ -248,9 +247,9 @@ impl OverrideSync {
         self.has_heard |= !reply.has_more;
         if self.reading.is_under_way && !reply.has_more {
             self.reading.is_under_way = false;
-            self.forget_untold(&mut changes);
+            self.forget_untold(&changes);
         }
-        self.forget_ended(now, &mut changes);
+        self.forget_ended(now, &changes);
         events.extend(changes.end());
         events
     }
@@ -273,7 +272,7 @@ impl OverrideSync {
     }
 
     /// All records were read: the others were removed, or the store has lost them and hears of them again.
-    fn forget_untold(&mut self, changes: &mut Changes<'_>) {
+    fn forget_untold(&mut self, changes: &Changes<'_>) {
         let reading = self.reading.number;
         let has_lost = std::mem::take(&mut self.reading.has_lost);
         let untold = self.records.extract_if(|_, record| record.reading < reading && !has_lost);
@@ -290,7 +289,7 @@ impl OverrideSync {
     }
 
     /// Forgets records that have ended by this node's clock.
-    fn forget_ended(&mut self, now: Timestamp, changes: &mut Changes<'_>) {
+    fn forget_ended(&mut self, now: Timestamp, changes: &Changes<'_>) {
         for (name, _) in self.records.extract_if(|_, record| record.until <= now) {
             changes.make(&name, b"", Timestamp::ZERO);
         }
@@ -305,18 +304,17 @@ impl OverrideSync {
             return Vec::new();
         }
         let secret = self.secret.clone();
-        let mut changes = Changes::new(limits, &secret);
-        self.forget_ended(now, &mut changes);
+        let changes = Changes::new(limits, &secret);
+        self.forget_ended(now, &changes);
         changes.end()
     }
 }
 
-/// Changes of the limits' overrides, which are made at once.
+/// Changes of the limits' overrides.
 struct Changes<'a> {
     limits: &'a [Arc<LimitState>],
     secret: KeySecret,
     switches: Vec<Switch>,
-    patterns: Vec<PatternChanges>,
 }
 
 impl<'a> Changes<'a> {
@@ -325,13 +323,12 @@ impl<'a> Changes<'a> {
             limits,
             secret: secret.clone(),
             switches: limits.iter().map(|limit| limit.overrides.switch()).collect(),
-            patterns: limits.iter().map(|_| PatternChanges::default()).collect(),
         }
     }
 
     /// Makes one change. False if the record is of no kind that is known here. Records of limits that this node does not have
     /// are others' business.
-    fn make(&mut self, name: &[u8], value: &[u8], until: Timestamp) -> bool {
+    fn make(&self, name: &[u8], value: &[u8], until: Timestamp) -> bool {
         let Some((limit, subject, setting)) = read_record(name, value) else { return false };
         let Some(place) = self.limits.iter().position(|other| *other.name == *limit) else {
             return true;
@@ -342,15 +339,15 @@ impl<'a> Changes<'a> {
             _ => None,
         };
         let overrides = &self.limits[place].overrides;
-        overrides.set(subject, setting, until, hashed, &mut self.patterns[place]);
+        overrides.set(subject, setting, until, hashed);
         true
     }
 
-    /// Makes the changes of patterns. Returns an event for each limit whose switch has changed.
+    /// Lets decisions look for what there is now. Returns an event for each limit whose switch has changed.
     fn end(self) -> Vec<Event> {
         let mut events = Vec::new();
-        for ((limit, before), changes) in self.limits.iter().zip(self.switches).zip(self.patterns) {
-            changes.make(&limit.overrides);
+        for (limit, before) in self.limits.iter().zip(self.switches) {
+            limit.overrides.notice();
             let switch = limit.overrides.switch();
             if switch != before {
                 events.push(Event::Switched { limit: limit.name.clone(), switch });

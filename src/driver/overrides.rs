@@ -1,8 +1,9 @@
 //! Overrides of one limit on this node, which decisions look at before they look at the limit.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use dashmap::DashMap;
 
@@ -28,7 +29,9 @@ pub(crate) struct LimitOverrides {
     hashed: DashMap<Box<[u8]>, HeldRuling>,
     /// Keys that this node alone blocks after a denial, and until when.
     blocked: DashMap<Box<[u8]>, Timestamp>,
-    patterns: RwLock<Arc<Patterns>>,
+    prefixes: ByLength<Vec<u8>, usize>,
+    #[cfg(feature = "http")]
+    networks: ByLength<Network, u8>,
     allowed: AtomicU64,
     denied: AtomicU64,
 }
@@ -40,20 +43,12 @@ pub(crate) struct HeldRuling {
     pub(crate) until: Timestamp,
 }
 
-/// Overrides for many keys, by the length of what the keys have in common, the longest first.
-#[derive(Clone, Debug, Default)]
-struct Patterns {
-    prefixes: HashMap<Vec<u8>, HeldRuling>,
-    prefix_lengths: Vec<usize>,
-    #[cfg(feature = "http")]
-    networks: HashMap<Network, HeldRuling>,
-    #[cfg(feature = "http")]
-    network_lengths: Vec<u8>,
+/// Overrides for many keys, by what the keys have in common, and how many there are of each length of that.
+#[derive(Debug)]
+struct ByLength<K: Eq + Hash, N> {
+    held: DashMap<K, HeldRuling>,
+    lengths: RwLock<BTreeMap<N, usize>>,
 }
-
-/// Changes of a limit's patterns, which are [made](Self::make) at once.
-#[derive(Default)]
-pub(super) struct PatternChanges(Option<Patterns>);
 
 impl LimitOverrides {
     pub(crate) fn new(own_switch: Switch, block_us: u64) -> Self {
@@ -65,7 +60,9 @@ impl LimitOverrides {
             keys: DashMap::new(),
             hashed: DashMap::new(),
             blocked: DashMap::new(),
-            patterns: RwLock::default(),
+            prefixes: ByLength::new(),
+            #[cfg(feature = "http")]
+            networks: ByLength::new(),
             allowed: AtomicU64::new(0),
             denied: AtomicU64::new(0),
         };
@@ -91,20 +88,42 @@ impl LimitOverrides {
         let by_name = |keys: &DashMap<Box<[u8]>, HeldRuling>| keys.get(name).map(|held| *held);
         let by_key = by_name(&self.keys).filter(holds);
         let by_key = by_key.or_else(|| by_name(&self.hashed).filter(holds));
-        let by_key = by_key.or_else(|| self.patterns().find(plain, holds));
+        let by_key = by_key.or_else(|| self.find_pattern(plain, holds));
         by_key.or_else(|| {
             let until = self.blocked.get(name).map(|until| *until)?;
             Some(HeldRuling { ruling: Ruling::Block, until }).filter(holds)
         })
     }
 
-    fn patterns(&self) -> Arc<Patterns> {
-        self.patterns.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// What holds by the smallest network that is in force, or else by the longest prefix.
+    fn find_pattern(
+        &self,
+        plain: &[u8],
+        holds: impl Fn(&HeldRuling) -> bool,
+    ) -> Option<HeldRuling> {
+        #[cfg(feature = "http")]
+        if !self.networks.is_empty()
+            && let Some(network) = Network::of_key(plain)
+            && let Some(held) = self.networks.find_longest(
+                |networks, length| networks.get(&network.within(length)?).map(|held| *held),
+                &holds,
+            )
+        {
+            return Some(held);
+        }
+        self.prefixes.find_longest(
+            |prefixes, length| prefixes.get(plain.get(..length)?).map(|held| *held),
+            &holds,
+        )
     }
 
     /// Whether keys are looked for by their plain bytes.
     pub(crate) fn has_patterns(&self) -> bool {
-        !self.patterns().is_empty()
+        #[cfg(feature = "http")]
+        if !self.networks.is_empty() {
+            return true;
+        }
+        !self.prefixes.is_empty()
     }
 
     /// Counts a request that an override decided about.
@@ -134,7 +153,6 @@ impl LimitOverrides {
         setting: Setting,
         until: Timestamp,
         hashed: Option<Box<[u8]>>,
-        changes: &mut PatternChanges,
     ) {
         let held = match setting {
             Setting::Keys(ruling) => Some(HeldRuling { ruling, until }),
@@ -149,9 +167,14 @@ impl LimitOverrides {
                     put(&self.hashed, hashed, held);
                 }
             }
-            (Subject::Prefix(prefix), held) => changes.of(self).set_prefix(prefix, held),
+            (Subject::Prefix(prefix), held) => {
+                let length = prefix.len();
+                self.prefixes.set(prefix, length, held);
+            }
             #[cfg(feature = "http")]
-            (Subject::Network(network), held) => changes.of(self).set_network(network, held),
+            (Subject::Network(network), held) => {
+                self.networks.set(network, network.prefix_len(), held);
+            }
         }
     }
 
@@ -175,72 +198,44 @@ impl LimitOverrides {
     }
 }
 
-impl PatternChanges {
-    fn of(&mut self, overrides: &LimitOverrides) -> &mut Patterns {
-        self.0.get_or_insert_with(|| Patterns::clone(&overrides.patterns()))
+impl<K: Eq + Hash, N: Ord + Copy> ByLength<K, N> {
+    fn new() -> Self {
+        Self { held: DashMap::new(), lengths: RwLock::default() }
     }
 
-    /// Makes the changes.
-    pub(super) fn make(self, overrides: &LimitOverrides) {
-        if let Some(mut patterns) = self.0 {
-            patterns.sort();
-            *overrides.patterns.write().unwrap_or_else(PoisonError::into_inner) = patterns.into();
-        }
-        overrides.notice();
-    }
-}
-
-impl Patterns {
     fn is_empty(&self) -> bool {
-        #[cfg(feature = "http")]
-        if !self.networks.is_empty() {
-            return false;
-        }
-        self.prefixes.is_empty()
+        self.held.is_empty()
     }
 
-    /// The narrowest that is in force.
-    fn find(&self, plain: &[u8], holds: impl Fn(&HeldRuling) -> bool) -> Option<HeldRuling> {
-        #[cfg(feature = "http")]
-        if let Some(held) = self.find_network(plain, &holds) {
-            return Some(held);
+    fn set(&self, common: K, length: N, held: Option<HeldRuling>) {
+        let was_there = match held {
+            Some(held) => self.held.insert(common, held).is_some(),
+            None => self.held.remove(&common).is_some(),
+        };
+        if was_there == held.is_some() {
+            return;
         }
-        let mut prefixes = self.prefix_lengths.iter().filter_map(|length| plain.get(..*length));
-        prefixes.find_map(|prefix| self.prefixes.get(prefix).copied().filter(&holds))
+        let mut lengths = self.lengths.write().unwrap_or_else(PoisonError::into_inner);
+        let count = lengths.entry(length).or_default();
+        if was_there {
+            *count -= 1;
+        } else {
+            *count += 1;
+        }
+        if *count == 0 {
+            lengths.remove(&length);
+        }
     }
 
-    #[cfg(feature = "http")]
-    fn find_network(
+    /// The one of the greatest length that is in force, where `held` says what there is of a length.
+    fn find_longest(
         &self,
-        plain: &[u8],
+        held: impl Fn(&DashMap<K, HeldRuling>, N) -> Option<HeldRuling>,
         holds: impl Fn(&HeldRuling) -> bool,
     ) -> Option<HeldRuling> {
-        let network = if self.networks.is_empty() { None } else { Network::of_key(plain) }?;
-        let mut wider = self.network_lengths.iter().filter_map(|length| network.within(*length));
-        wider.find_map(|network| self.networks.get(&network).copied().filter(&holds))
-    }
-
-    fn set_prefix(&mut self, prefix: Vec<u8>, held: Option<HeldRuling>) {
-        match held {
-            Some(held) => drop(self.prefixes.insert(prefix, held)),
-            None => drop(self.prefixes.remove(&prefix)),
-        }
-    }
-
-    #[cfg(feature = "http")]
-    fn set_network(&mut self, network: Network, held: Option<HeldRuling>) {
-        match held {
-            Some(held) => drop(self.networks.insert(network, held)),
-            None => drop(self.networks.remove(&network)),
-        }
-    }
-
-    fn sort(&mut self) {
-        self.prefix_lengths = longest_first(self.prefixes.keys().map(Vec::len));
-        #[cfg(feature = "http")]
-        {
-            self.network_lengths = longest_first(self.networks.keys().map(Network::prefix_len));
-        }
+        let lengths = self.lengths.read().unwrap_or_else(PoisonError::into_inner);
+        let mut longest = lengths.keys().rev().filter_map(|length| held(&self.held, *length));
+        longest.find(|held| holds(held))
     }
 }
 
@@ -249,11 +244,6 @@ fn put(keys: &DashMap<Box<[u8]>, HeldRuling>, name: Box<[u8]>, held: Option<Held
         Some(held) => drop(keys.insert(name, held)),
         None => drop(keys.remove(&name)),
     }
-}
-
-fn longest_first<N: Ord>(lengths: impl Iterator<Item = N>) -> Vec<N> {
-    let lengths: std::collections::BTreeSet<N> = lengths.collect();
-    lengths.into_iter().rev().collect()
 }
 
 #[cfg(test)]

@@ -206,15 +206,28 @@ impl Group {
         self.limits.iter().try_for_each(|limit| limit.validate_cost(cost))
     }
 
+    #[inline(always)]
     fn decide<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
-        let name = self.name(key);
-        if let Some(decision) = self.decide_by_leases(&name, cost) {
+        if let Some(name) = self.limits[0].shared.secret.held_name(key)
+            && let Some(decision) = self.decide_by_leases(name, cost)
+        {
             return decision;
         }
-        let plain = self.plain(key);
+        let mut told = self.limits[0].undecided(cost);
+        self.decide_by_parts(key, cost, &mut told);
+        told
+    }
+
+    /// Writes the decision where one look at each lease does not tell. It is written and not returned, so that a caller need not
+    /// build the parts of other decisions that it does not read.
+    #[inline(never)]
+    fn decide_by_parts<K: Key + ?Sized>(&self, key: &K, cost: u32, told: &mut Decision) {
+        let (name, plain) = (self.name(key), self.plain(key));
         let parts = self.parts((&name, plain.as_deref()), cost, Patience::None);
         // A group has a limit.
-        decide_at_once(&parts).unwrap_or_else(|| self.limits[0].decide(Target::key(&name), cost))
+        if let Some(decision) = decide_at_once(&parts) {
+            *told = decision;
+        }
     }
 
     async fn decide_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {

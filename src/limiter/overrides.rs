@@ -121,26 +121,30 @@ impl ActiveLimit {
     /// Decides about a request of `key` by overrides, or by the limit's rule.
     #[inline(always)]
     pub(super) fn decide_for<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
-        let held = self.shared.secret.held_name(key);
-        if held.is_none() || self.has_overrides() {
-            let mut told = None;
-            self.decide_by_name(key, cost, &mut told);
-            if let Some(decision) = told {
-                return decision;
-            }
+        if let Some(name) = self.shared.secret.held_name(key)
+            && !self.has_overrides()
+        {
+            return self.decide(Target::key(name), cost);
         }
-        self.decide(Target::key(held.unwrap_or_default()), cost)
+        let mut told = self.undecided(cost);
+        self.decide_by_name(key, cost, &mut told);
+        told
+    }
+
+    /// Where a decision is written.
+    pub(super) fn undecided(&self, cost: u32) -> Decision {
+        self.decision(false, false, Source::Override(Timestamp::ZERO), cost, Timestamp::ZERO)
     }
 
     /// Writes the decision about a key that has overrides or whose name has to be put together. It is written and not
     /// returned, so that a caller need not build the parts of other decisions that it does not read.
     #[inline(never)]
-    fn decide_by_name<K: Key + ?Sized>(&self, key: &K, cost: u32, told: &mut Option<Decision>) {
+    fn decide_by_name<K: Key + ?Sized>(&self, key: &K, cost: u32, told: &mut Decision) {
         let by_rule = || {
             let name = self.shared.secret.name(key);
             self.after_rule(&name, cost, self.decide(Target::key(&name), cost))
         };
-        *told = Some(self.override_of(key, cost).unwrap_or_else(by_rule));
+        *told = self.override_of(key, cost).unwrap_or_else(by_rule);
     }
 
     /// The same, and asks the store if this node alone cannot be sure.
@@ -230,21 +234,19 @@ impl Handle {
     /// As [`ActiveLimit::decide_for`].
     #[inline(always)]
     pub(super) fn decide(&self, cost: u32) -> Decision {
-        if self.limit.has_overrides() {
-            let mut told = None;
-            self.decide_with_overrides(cost, &mut told);
-            if let Some(decision) = told {
-                return decision;
-            }
+        if !self.limit.has_overrides() {
+            return self.limit.decide(self.target(), cost);
         }
-        self.limit.decide(self.target(), cost)
+        let mut told = self.limit.undecided(cost);
+        self.decide_with_overrides(cost, &mut told);
+        told
     }
 
     #[cold]
     #[inline(never)]
-    fn decide_with_overrides(&self, cost: u32, told: &mut Option<Decision>) {
+    fn decide_with_overrides(&self, cost: u32, told: &mut Decision) {
         let by_rule = || self.after_rule(cost, self.limit.decide(self.target(), cost));
-        *told = Some(self.overridden(cost).unwrap_or_else(by_rule));
+        *told = self.overridden(cost).unwrap_or_else(by_rule);
     }
 
     /// The same, and asks the store if this node alone cannot be sure.

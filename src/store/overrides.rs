@@ -173,14 +173,19 @@ struct Record {
     value: Vec<u8>,
 }
 
+/// There is always room for a removal, and for the switch of a limit.
+fn needs_room(name: &[u8], value: &[u8]) -> bool {
+    !value.is_empty() && !name.starts_with(b"s:")
+}
+
 /// The script's reference, and its records.
 #[derive(Debug, Default)]
 pub(crate) struct OverridesModel {
     known: Known,
     /// The last number of those that have ended and were forgotten.
     forgotten: u64,
-    /// Names kept that were removed.
-    removed: usize,
+    /// Names that need no room.
+    free: usize,
     records: HashMap<Vec<u8>, Record>,
     by_number: BTreeMap<u64, Vec<u8>>,
     by_end: BTreeSet<(u64, Vec<u8>)>,
@@ -242,7 +247,7 @@ impl OverridesModel {
 
     fn take(&mut self, name: &[u8]) -> Option<Record> {
         let record = self.records.remove(name)?;
-        self.removed -= usize::from(record.value.is_empty());
+        self.free -= usize::from(!needs_room(name, &record.value));
         self.by_number.remove(&record.number);
         self.by_end.remove(&(record.ends_ms, name.to_vec()));
         Some(record)
@@ -251,11 +256,10 @@ impl OverridesModel {
     /// Sets a name. False if there are as many as there may be.
     fn put(&mut self, put: &Put, now_us: u64, most: usize) -> bool {
         let now_ms = now_us / 1000;
-        let old = self.records.get(&put.name).map(|record| !record.value.is_empty());
-        let (was_there, is_there) = (old == Some(true), !put.value.is_empty());
-        let live = self.records.len() - self.removed;
-        // There is always room for a removal, and for the switch of a limit.
-        if is_there && !was_there && live >= most && !put.name.starts_with(b"s:") {
+        let old = self.records.get(&put.name);
+        let had_room = old.is_some_and(|old| needs_room(&put.name, &old.value));
+        let wants_room = needs_room(&put.name, &put.value);
+        if wants_room && !had_room && self.records.len() - self.free >= most {
             return false;
         }
         if put.is_restored && old.is_some() {
@@ -271,7 +275,7 @@ impl OverridesModel {
             End::After(ms) => now_ms + ms,
         };
         self.take(&put.name);
-        self.removed += usize::from(!is_there);
+        self.free += usize::from(!wants_room);
         // A store that went back to an older state gives no number again.
         self.known.number = now_us.max(self.known.number + 1);
         let number = self.known.number;

@@ -139,11 +139,11 @@ impl PermitRecord {
             self.nodes[place] = me;
         }
         let level = self.level(numbers, now);
-        let mut in_flight: i64 = self.nodes.iter().map(|node| node.held).sum();
-        let free = (numbers.most - in_flight).max(0);
+        let mut held_by_all: i64 = self.nodes.iter().map(|node| node.held).sum();
+        let free = (numbers.most - held_by_all).max(0);
         let lacks = self.lacks(place, level, numbers, now);
         if is_new {
-            in_flight += me.take(free, level, lacks, numbers, now);
+            held_by_all += me.take(free, level, lacks, numbers, now);
             self.nodes[place] = me;
             self.ends_us = now + numbers.lease_us;
         } else {
@@ -151,7 +151,7 @@ impl PermitRecord {
         }
         let poll_us = me.poll_us(lacks, numbers, now);
         let give_in_us = (me.give_us - now).max(0);
-        [me.held, in_flight, me.give, give_in_us, poll_us].map(|number| number as f64)
+        [me.held, held_by_all, me.give, give_in_us, poll_us].map(|number| number as f64)
     }
 
     /// Forgets nodes whose lease has ended. A clock that went back makes no lease longer.

@@ -171,9 +171,9 @@ impl Permits {
         Ok(())
     }
 
-    fn denied(&self, in_flight: u32) -> AcquireError {
+    fn denied(&self, held_by_all: u32) -> AcquireError {
         let PermitTerms { name, max, .. } = &self.terms;
-        AcquireError::Denied { limit: name.clone(), max: *max, in_flight }
+        AcquireError::Denied { limit: name.clone(), max: *max, in_use: held_by_all }
     }
 
     /// A caller does not wait any more. Nothing happens if it was decided about.
@@ -336,7 +336,7 @@ impl Permits {
             if !is_blocked && state.has_room(caller, allowance) {
                 self.grant(key, state, caller);
             } else if caller.ask.within_us.is_none() && caller.ticket <= last_ticket {
-                self.refuse(key, caller, self.denied(state.in_flight));
+                self.refuse(key, caller, self.denied(state.held_by_all));
             } else {
                 is_blocked = true;
                 left.push_back(caller);

@@ -3,9 +3,8 @@ use super::*;
 const NOW: Timestamp = Timestamp::from_micros(1_000_000);
 
 fn set(overrides: &LimitOverrides, subject: Subject, setting: Setting, until: Timestamp) {
-    let mut changes = PatternChanges::default();
-    overrides.set(subject, setting, until, None, &mut changes);
-    changes.make(overrides);
+    overrides.set(subject, setting, until, None);
+    overrides.notice();
 }
 
 #[cfg(feature = "http")]

@@ -136,7 +136,7 @@ fn permits_of_a_silent_node_are_free_after_its_lease_and_not_before() {
     assert_eq!(teller.tell(2, 0, 10, false, LEASE_US).held, 10);
     // The first is back: nothing is granted until there are fewer than ten.
     let back = teller.tell(1, 10, 10, false, LEASE_US + 1);
-    assert_eq!((back.held, back.in_flight), (10, 20));
+    assert_eq!((back.held, back.held_by_all), (10, 20));
     assert_eq!(teller.tell(2, 2, 10, false, LEASE_US + 2).held, 2);
     assert_eq!(teller.tell(1, 7, 10, false, LEASE_US + 3).held, 8);
 }

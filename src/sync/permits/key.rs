@@ -36,7 +36,7 @@ pub(super) struct KeyPermits {
     /// By then the store has forgotten what it let this node hold.
     pub(super) known_until: Timestamp,
     /// Permits that all nodes held, by the last reply.
-    pub(super) in_flight: u32,
+    pub(super) held_by_all: u32,
     /// In the order in which they came.
     pub(super) queue: VecDeque<Caller>,
     pub(super) flight: Option<Flight>,
@@ -61,7 +61,7 @@ impl Default for KeyPermits {
             allowed: 0,
             leased_until: Timestamp::ZERO,
             known_until: Timestamp::ZERO,
-            in_flight: 0,
+            held_by_all: 0,
             queue: VecDeque::new(),
             flight: None,
             has_news: false,
@@ -101,7 +101,7 @@ impl KeyPermits {
     ) {
         // A store gives no more than it was asked for, and takes nothing away that is in use.
         let PermitMessage { in_use, want, waits, .. } = flight.message;
-        (self.allowed, self.in_flight) = (reply.held.clamp(in_use, want), reply.in_flight);
+        (self.allowed, self.held_by_all) = (reply.held.clamp(in_use, want), reply.held_by_all);
         self.is_in_line = waits && reply.held < want;
         self.leased_until = flight.sent.plus_micros(LEASE_US - MARGIN_US);
         self.give = (reply.give, now.plus_micros(reply.give_in_us));

@@ -43,7 +43,7 @@ pub(crate) struct PermitReply {
     /// Permits that this node holds now.
     pub(crate) held: u32,
     /// Permits that all nodes hold.
-    pub(crate) in_flight: u32,
+    pub(crate) held_by_all: u32,
     /// Permits to give back, as they come free, though callers wait here: other nodes have less than their part.
     pub(crate) give: u32,
     /// From when on, in microseconds from now.
@@ -78,14 +78,14 @@ impl PermitReply {
         let wrong = || StoreError::Reply { field: "permits", value: format!("{numbers:?}") };
         let is_natural =
             |number: &f64| (0.0..=NUMBER_MAX).contains(number) && number.fract() == 0.0;
-        let &[held, in_flight, give, give_in_us, poll_us] = numbers else { return Err(wrong()) };
+        let &[held, held_by_all, give, give_in_us, poll_us] = numbers else { return Err(wrong()) };
         let is_count = |number: f64| number <= u32::MAX.into();
-        if !numbers.iter().all(is_natural) || ![held, in_flight, give].into_iter().all(is_count) {
+        if !numbers.iter().all(is_natural) || ![held, held_by_all, give].into_iter().all(is_count) {
             return Err(wrong());
         }
         Ok(Self {
             held: held as u32,
-            in_flight: in_flight as u32,
+            held_by_all: held_by_all as u32,
             give: give as u32,
             give_in_us: give_in_us as u64,
             poll_us: (poll_us as u64).clamp(POLL_MIN_US, POLL_MAX_US),
