@@ -1,7 +1,7 @@
 //! Overrides and switches: on one node, on nodes that share a store, and on a real Redis that forgets.
 //!
-//! `cargo test --features testing --test overrides -- --nocapture` prints how long nodes took to obey.
-#![cfg(all(feature = "redis", feature = "testing"))]
+//! `cargo test --features testing,http --test overrides -- --nocapture` prints how long nodes took to obey.
+#![cfg(all(feature = "redis", feature = "testing", feature = "http"))]
 #![allow(
     clippy::disallowed_methods,
     reason = "nodes on a real server hear of changes in real time, with a deadline"
