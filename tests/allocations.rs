@@ -215,7 +215,7 @@ mod layer {
     }
 
     #[test]
-    fn a_layer_allocates_nothing_for_an_allowed_request_but_the_header_fields_that_change() {
+    fn layer_allocates_only_changed_header_fields_for_an_allowed_request() {
         let limiter = Limiter::builder()
             .limit(Limit::new("api", Quota::per_second(1000)))
             .limit(Limit::new("upload", Quota::per_second(10)))

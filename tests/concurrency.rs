@@ -664,7 +664,7 @@ async fn another_programs_value_is_named_and_kept_and_other_keys_go_on() {
 }
 
 #[tokio::test]
-async fn what_is_written_expires_after_the_lease_and_takes_the_memory_that_redis_md_states() {
+async fn record_of_permits_expires_after_the_lease_and_takes_the_memory_that_redis_md_states() {
     let server = RedisServer::start();
     let jobs = on(Limiter::builder().concurrency(jobs(100)).store(redis(&server)));
     let permits = jobs.acquire_n("a-key-of-20-bytes---", 50).await.unwrap();

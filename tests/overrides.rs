@@ -264,7 +264,7 @@ async fn key_is_blocked_for_a_while_after_a_denial() -> Outcome {
 }
 
 #[tokio::test]
-async fn what_cannot_be_set_is_refused_by_name() -> Outcome {
+async fn override_of_an_unknown_limit_or_without_a_ruling_is_refused_by_name() -> Outcome {
     let (limiter, _) = node(1);
     let overrides = limiter.overrides();
     let unknown = overrides.set("web", Override::key("a").block()).await.unwrap_err();

@@ -727,7 +727,7 @@ fn debt_of_a_reservation_of_an_exact_limit_is_paid_before_anything_is_allowed() 
 }
 
 #[test]
-fn what_an_exact_limit_cannot_give_back_stays_charged_and_is_told() {
+fn exact_limit_keeps_and_tells_of_charges_that_it_cannot_give_back() {
     let clock = ManualClock::new();
     let store = ScriptedStore::new(&clock);
     let kept = Arc::new(AtomicU64::new(0));

@@ -280,12 +280,14 @@ impl OverrideSync {
             changes.make(&name, b"", Timestamp::ZERO);
         }
         let lost = self.records.iter().filter(|(_, record)| record.reading < reading);
-        self.lost.extend(lost.map(|(name, record)| Put {
+        let put = |(name, record): (&Vec<u8>, &Record)| Put {
             name: name.clone(),
             value: record.value.clone(),
             end: if record.ends_ms > 0 { End::At(record.ends_ms) } else { End::Never },
             is_restored: true,
-        }));
+        };
+        // Those that waited to be told again are among them.
+        self.lost = lost.map(put).collect();
     }
 
     /// Forgets records that have ended by this node's clock.

@@ -100,7 +100,7 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let windows = windows_of(rule, now);
             let request = ExactRequest { limit, rule, key, cost, deed, slot_within_us, windows };
             if random.u32(..5) == 0 && !spent.is_empty() {
-                returned += u64::from(pair.ask(&a_return(&mut spent, now, &mut random), now));
+                returned += u64::from(pair.ask(&random_return(&mut spent, now, &mut random), now));
                 continue;
             }
             let Some(at) = pair.spend(&request, now) else { continue };
@@ -131,7 +131,7 @@ fn next_time(now: u64, period_us: u64, token_us: u64, random: &mut fastrand::Rng
 }
 
 /// What goes back of something that was spent: mostly the last, all or a part of it, and now and then again.
-fn a_return(
+fn random_return(
     spent: &mut Vec<(ExactRequest, SpentAt)>,
     now: u64,
     random: &mut fastrand::Rng,
@@ -157,7 +157,7 @@ fn windows_of(rule: &KeyRule, now: u64) -> Option<Windows> {
 
 /// Of two keys one also takes tokens, and gives them back at once.
 #[test]
-fn what_goes_back_at_once_was_never_spent() {
+fn cost_that_is_returned_at_once_leaves_the_record_as_if_unspent() {
     let rules: [Rule; 5] = [
         Quota::per_second(10).burst(20).into(),
         LeakyBucket::per_second(7).queue(Duration::from_secs(2)).into(),
@@ -192,7 +192,7 @@ fn what_goes_back_at_once_was_never_spent() {
 
 /// Nothing goes back twice, of a window that has ended, before a slot that was given since, or to another plan.
 #[test]
-fn what_counts_no_more_does_not_go_back() {
+fn cost_of_an_ended_window_is_not_returned() {
     let rules: [(Rule, Rule); 5] = [
         (Quota::per_hour(10).into(), Quota::per_hour(20).into()),
         (
