@@ -158,7 +158,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     is_lost, from_us, since_us, missing)
   -- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
   local EMPTY_AFTER_LOSS_US, DEBT_US, CREDIT_TOKENS = 60000000, 1000000, 15
-  local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<dddd', '98'
+  local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<dddddd', '98'
   local log
   local function logs()
     log = log or log_functions()
@@ -253,7 +253,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     if is_known and not is_lost then until_us = now_us + recovery_us end
     local record = pack(BUCKET_FORMAT, quota, 0, now_us, 0, 0, 0, 0, now_us, level, level, 0, 0, 0, 0, 0)
     if until_us > 0 or is_returning or previous > 0 or slots[1] then
-      record = record .. pack(TROUBLE_FORMAT, 0, until_us, 0, is_returning and level or 0)
+      record = record .. pack(TROUBLE_FORMAT, 0, until_us, 0, is_returning and level or 0, 0, 0)
     end
     if previous > 0 then record = record .. pack('<d', previous) end
     if slots[1] then record = record .. logs().written(slots) end
@@ -366,13 +366,31 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return own:sub(1, #MAGIC) == MAGIC and parts == 0 and least >= 1 and version >= 0 and most <= 2^53
   end
 
+  -- What windows have that another plan had allowed, once time has passed: what was spent in this one becomes what was
+  -- spent in the one before.
+  local function pass_beyond(curve, rate, burst, before_us, stamp_us, is_opened, beyond, beyond_before)
+    if curve == CALENDAR_WINDOW then
+      if is_opened then return 0, 0 end
+    elseif curve == FIXED_WINDOW or curve == SLIDING_WINDOW then
+      local window_us = window_of(rate, burst)
+      local passed = floor(stamp_us / window_us) - floor(before_us / window_us)
+      if passed == 1 and curve == SLIDING_WINDOW then return 0, beyond end
+      if passed ~= 0 then return 0, 0 end
+    end
+    return beyond, beyond_before
+  end
+
   -- Moves a bucket to a newer definition of its limit; leases of the old one count until they end.
-  local function adopt(ratio, old, new, previous, slots, stamp_us, level, unleased, after_silence,
+  local function adopt(ratio, old, new, beyond, beyond_before, previous, slots, stamp_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     local old_rate, old_token, old_burst, old_curve = old[1], old[2], old[3], old[4]
     local rate, token, burst, curve = new[1], new[2], new[3], new[4]
     local old_window_us, window_us = window_of(old_rate, old_burst), window_of(rate, burst)
-    if old_curve == CALENDAR_WINDOW then previous = 0 end
+    local ends_us = 0
+    if old_curve == CALENDAR_WINDOW then
+      if curve == old_curve then ends_us = previous end
+      previous = 0
+    end
     if old_curve < FIXED_WINDOW and curve >= FIXED_WINDOW then
       -- A token bucket's refill does not end with a window, so windows cannot take it over: it is void.
       level, unleased = end_lease(level, unleased, out0)
@@ -394,25 +412,30 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     out0 = max(min(ceil(out0 * ratio), 2^52), -2^52)
     out1 = max(min(ceil(out1 * ratio), 2^52), -2^52)
     demand0, demand1 = min(ceil(demand0 * ratio), 2^52), min(ceil(demand1 * ratio), 2^52)
-    local before = max(min(ceil(previous * ratio), 2^52), -2^52)
-    previous = 0
+    local function up(units) return max(min(ceil(units * ratio), 2^52), -2^52) end
+    local before, was_beyond, was_beyond_before = previous, beyond, beyond_before
+    previous, beyond, beyond_before = ends_us, 0, 0
     if curve >= FIXED_WINDOW then
       if curve == SLIDING_LOG and old_curve == curve then
         -- What was spent stays, and leaves a window of the new plan later.
         slots = logs().convert(slots, ratio, old_window_us, window_us, stamp_us)
         level = max(burst - max(min(ceil((old_burst - old_level) * ratio), 2^52), -2^52), -2^52)
       elseif old_curve == curve then
-        -- A window's plan tells how much may be spent in it.
-        current = max(min(ceil(current * ratio), 2^52), -2^52)
-        -- The next window owes nothing of what an earlier plan had allowed.
-        current, before = min(current, burst), min(before, burst)
-        if curve == SLIDING_WINDOW then previous = before end
-        level = max(burst - current - counted(previous, token, window_us, stamp_us), -2^52)
+        -- What was spent stays. Beyond the new burst it is not counted, so that the next window does not owe it.
+        local owed = max(current - old_burst, 0)
+        local spent, most, counts_before = ceil((current - owed) / old_token) + was_beyond, floor(burst / token), 0
+        current, beyond = min(spent, most) * token, max(spent - most, 0)
+        if curve == SLIDING_WINDOW then
+          before = ceil(before / old_token) + was_beyond_before
+          previous, beyond_before = min(before, most) * token, max(before - most, 0)
+          counts_before = counted(previous, token, window_us, stamp_us)
+        end
+        level = max(burst - current - up(owed) - counts_before, -2^52)
       end
       unleased = level - out0 - out1
     end
     if curve ~= SLIDING_LOG or old_curve ~= curve then slots = {} end
-    return previous, slots, stamp_us, level, unleased, after_silence,
+    return beyond, beyond_before, previous, slots, stamp_us, level, unleased, after_silence,
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
 
@@ -436,7 +459,9 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   -- Debt beyond this is written off. What all nodes may spend on credit never is: they would have it
   -- twice.
-  local function lowest_level(rate, token, burst)
+  local function lowest_level(curve, rate, token, burst)
+    -- What was spent of a log leaves within a window, however much it is.
+    if curve == SLIDING_LOG then return -2^52 end
     return -max(burst, rate * DEBT_US, min(most_nodes * CREDIT_TOKENS * token, 2^52))
   end
 
@@ -448,7 +473,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
-    adopt = adopt, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
+    adopt = adopt, pass_beyond = pass_beyond, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
     window_ends_us = window_ends_us, charge_window_before = charge_window_before, open_window = open_window,
     refund = refund }
 end
@@ -480,7 +505,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
   -- Behind that stands, if windows slide, what was charged in the window before; of a log, its slots; of a calendar,
   -- when the window ends.
-  local TROUBLE_FORMAT, TROUBLE_BYTES, TROUBLE_BYTES_MAX = '<dddd', 4 * 8, 4 * 8 + 70 * 16
+  local TROUBLE_FORMAT, TROUBLE_BYTES, TROUBLE_BYTES_MAX = '<dddddd', 6 * 8, 6 * 8 + 70 * 16
   -- Redis uses the memory of a call's arguments of 64 bytes and less again: a tail is one. It begins at
   -- QUOTA_BYTES + 6 * 8.
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
@@ -587,8 +612,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       stamp_us, level, unleased, charged, leased0, depth0, out0, demand0 =
       unpack_numbers(BUCKET_FORMAT, record)
     local written_off, recovering_until_us, heard, after_silence, previous, slots = 0, 0, 0, 0, 0, false
+    local beyond, beyond_before = 0, 0
     if length > BUCKET_BYTES then
-      written_off, recovering_until_us, heard, after_silence =
+      written_off, recovering_until_us, heard, after_silence, beyond, beyond_before =
         unpack_numbers(TROUBLE_FORMAT, record, BUCKET_BYTES + 1)
     end
     local epoch, epoch_us = epoch_now, wanted_epoch_us
@@ -632,6 +658,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         and length > BUCKET_BYTES + TROUBLE_BYTES then
         previous = unpack_numbers('<d', record, BUCKET_BYTES + TROUBLE_BYTES + 1)
       end
+      local before_us, ended_us = stamp_us, previous
       -- Of a calendar, `previous` is when the window ends.
       if own_curve == CALENDAR_WINDOW then
         level, previous = rare.open_window(level, previous, own_burst, max(floor(own_burst / own_rate), WINDOW_LEAST_US),
@@ -642,11 +669,15 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         rare.pass_time(restoring and has_claim, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
           level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+      if beyond + beyond_before > 0 then
+        beyond, beyond_before = rare.pass_beyond(own_curve, own_rate, own_burst, before_us, stamp_us,
+          ended_us ~= previous, beyond, beyond_before)
+      end
       if own_version < version then
-        previous, slots, stamp_us, level, unleased, after_silence,
+        beyond, beyond_before, previous, slots, stamp_us, level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
           rare.adopt(token / own_token, { own_rate, own_token, own_burst, own_curve }, { rate, token, burst, curve },
-            previous, slots, stamp_us, level, unleased, after_silence,
+            beyond, beyond_before, previous, slots, stamp_us, level, unleased, after_silence,
             leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
         if curve == CALENDAR_WINDOW then
           level, previous = rare.open_window(level, previous, burst, window_us, window_begins_us, window_ends_us)
@@ -805,7 +836,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     end
     if unleased < 0 then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
-      local lowest = rare.lowest_level(rate, token, burst)
+      local lowest = rare.lowest_level(curve, rate, token, burst)
       if unleased < lowest then
         -- Below -2^53 doubles skip integers, so the model and this count from there.
         written_off, whole_changed = min(written_off + (lowest - max(unleased, -2^53)), 2^53), true
@@ -960,8 +991,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         record = pack(BUCKET_FORMAT, own, until_ms, birth_us, leased1, depth1, out1, demand1,
           stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
         if length > BUCKET_BYTES or previous ~= 0 or slots and slots[1]
-          or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 then
-          record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, heard, after_silence)
+          or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 or beyond + beyond_before > 0 then
+          record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, heard, after_silence,
+            beyond, beyond_before)
           if curve == SLIDING_WINDOW or curve == CALENDAR_WINDOW then
             record = record .. pack('<d', previous)
           elseif curve == SLIDING_LOG then

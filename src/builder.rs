@@ -8,11 +8,11 @@ use crate::algorithm::Rule;
 use crate::driver::clock::TimeSource;
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
-use crate::driver::setup::DriverParts;
+use crate::driver::setup::{DriverParts, LimitParts};
 use crate::driver::{Driver, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
-use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, Mode, PermitTerms, Terms};
+use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, Mode, PermitTerms, Plan, Terms};
 use crate::limiter::{ActiveLimit, Limiter, Shared, Waiting};
 use crate::store::AnyStore;
 use crate::sync::Event;
@@ -200,10 +200,13 @@ impl Builder {
 
     fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
-        let terms = self.limits.iter().map(|limit| Ok((limit, self.terms_of(limit)?)));
         let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
         let parts = DriverParts {
-            limits: terms.collect::<Result<_, ConfigError>>()?,
+            limits: self
+                .limits
+                .iter()
+                .map(|limit| self.parts_of(limit))
+                .collect::<Result<_, _>>()?,
             permits: self.permit_terms()?,
             store: self.store,
             max_keys: self.max_keys,
@@ -242,6 +245,15 @@ impl Builder {
     pub(crate) fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
         let is_alone = self.store.is_none() || limit.mode == Mode::Local;
         limit.validate_on_node(is_alone, self.max_nodes, self.uncounted())
+    }
+
+    fn parts_of<'a>(&self, limit: &'a Limit) -> Result<LimitParts<'a>, ConfigError> {
+        let plan = |plan: &'a Plan| {
+            let terms = self.terms_of(&limit.under(plan))?;
+            Ok((&*plan.name, plan.rule, terms))
+        };
+        let plans = limit.plans.iter().map(plan).collect::<Result<_, ConfigError>>()?;
+        Ok(LimitParts { limit, terms: self.terms_of(limit)?, plans })
     }
 
     fn permit_terms(&self) -> Result<Vec<PermitTerms>, ConfigError> {

@@ -105,6 +105,11 @@ impl Decision {
         &self.limit.name
     }
 
+    /// The name of the [plan](crate::Limit::plan) that the request was limited by; `None` is the limit's own quota.
+    pub fn plan_name(&self) -> Option<&'static str> {
+        self.limit.plan.as_deref()
+    }
+
     /// The limit's quota, as it was configured: tokens, their period, and the burst. Of other algorithms than the token
     /// bucket the burst is what a key can spend at once.
     pub fn quota(&self) -> Quota {

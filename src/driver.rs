@@ -545,7 +545,7 @@ impl Driver {
 mod tests {
     use super::*;
     use crate::driver::manual::ManualClock;
-    use crate::driver::setup::DriverParts;
+    use crate::driver::setup::{DriverParts, LimitParts};
     use crate::key::KeySecret;
     use crate::limit::Limit;
     use crate::quota::Quota;
@@ -555,7 +555,11 @@ mod tests {
     fn those_who_went_away_are_forgotten() {
         let limit = Limit::new("x", Quota::per_second(1));
         let parts = DriverParts {
-            limits: vec![(&limit, limit.validate_local().unwrap())],
+            limits: vec![LimitParts {
+                limit: &limit,
+                terms: limit.validate_local().unwrap(),
+                plans: Vec::new(),
+            }],
             permits: Vec::new(),
             store: None,
             max_keys: 1,

@@ -50,6 +50,16 @@ pub enum ConfigError {
         /// The names there are.
         known: String,
     },
+    /// A plan was asked for that the limit was not built with.
+    #[error("limit {limit:?} has no plan {name:?}; its plans are: {known}")]
+    UnknownPlan {
+        /// The limit's name.
+        limit: String,
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
     /// A limit was asked for by [`Limiter::limit`](crate::Limiter::limit) of which the store decides each request.
     #[error(
         "limit {0:?} is exact, so that each decision waits for the store: ask for it with async_limit"

@@ -10,11 +10,14 @@ use crate::time::micros;
 
 mod concurrency;
 mod info;
+mod plans;
 mod terms;
 
 pub(crate) use concurrency::PermitTerms;
 pub use concurrency::{Concurrency, PERMITS_MAX};
 pub(crate) use info::LimitInfo;
+pub use plans::PLANS_MAX;
+pub(crate) use plans::Plan;
 pub(crate) use terms::{Credit, CreditRule, Pace, Terms};
 use terms::{KEY_TICK_MIN_US, epoch_us};
 
@@ -153,6 +156,7 @@ pub struct Limit {
     pub(crate) version: u32,
     pub(crate) switch: Switch,
     pub(crate) block_for: Duration,
+    pub(crate) plans: Vec<Plan>,
 }
 
 /// Whether a limit can have this name.
@@ -181,6 +185,7 @@ impl Limit {
             version: 0,
             switch: Switch::On,
             block_for: Duration::ZERO,
+            plans: Vec::new(),
         }
     }
 
@@ -360,6 +365,7 @@ impl Limit {
         if is_alone {
             (terms.mode, terms.share) = (Mode::Local, None);
         }
+        self.fit_plans(&mut terms, is_alone)?;
         if let Some(nodes) = nodes {
             self.validate_credit(&terms, nodes)?;
         }
@@ -437,10 +443,10 @@ impl Limit {
 
     /// The numbers of the limit where this node keeps it alone.
     pub(crate) fn validate_local(&self) -> Result<Terms, ConfigError> {
-        let key_rule = Some(self.rule.key_rule(&self.name)?);
+        let key_rule = Some(self.rule.key_rule(&self.name, self.has_plans())?);
         // Leases have no part in it: it is for reports.
         let burst = self.quota().burst_tokens() as i64;
-        let scale = self.quota().local_scale(&self.name);
+        let scale = self.quota().local_scale(&self.name, self.has_plans());
         let terms =
             self.terms(scale.unwrap_or(Scale { rate: 1, token: 1, burst, curve: Curve::Refill }))?;
         Ok(Terms { key_rule, cost_max: self.rule.cost_max(), mode: Mode::Local, ..terms })
@@ -516,7 +522,7 @@ impl Limit {
             Rule::SlidingLog(_) => Curve::SlidingLog,
         };
         self.refuse_last_rate()?;
-        self.rule.key_rule(&self.name)?;
+        self.rule.key_rule(&self.name, false)?;
         self.terms(self.quota().window_scale(&self.name, curve)?)
     }
 

@@ -4,18 +4,18 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::algorithm::Rule;
+use crate::algorithm::{Rule, StateRule};
 use crate::bound::Excess;
 use crate::bucket::{
-    Ask, Found, LeaseBucket, LocalAnswer, LocalAsk, Notification, OVERFLOW, Room, SpendResult,
-    Table, TableBucket, Verdict,
+    Ask, Found, LeaseBucket, LocalAnswer, LocalAsk, NewKey, Notification, OVERFLOW, Room,
+    SpendResult, Table, TableBucket, Verdict,
 };
 use crate::decision::{Decision, Held, Source};
 use crate::driver::setup::Senders;
 use crate::driver::{AloneBuckets, Buckets, LimitState, LocalBuckets, NodeState, PinnedKey, Wish};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
-use crate::limit::Mode;
+use crate::limit::{LimitInfo, Mode};
 use crate::time::{Now, Timestamp, micros};
 
 mod alone;
@@ -23,6 +23,7 @@ mod async_limit;
 mod concurrency;
 mod group;
 mod overrides;
+mod plans;
 mod reservation;
 pub(crate) mod settle;
 mod several;
@@ -90,7 +91,8 @@ impl Limiter {
             let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
             ConfigError::UnknownLimit { name: name.to_owned(), known: known.join(", ") }
         })?;
-        Ok(ActiveLimit { state: state.clone(), shared: self.shared.clone() })
+        let (state, shared) = (state.clone(), self.shared.clone());
+        Ok(ActiveLimit { info: state.info, state, shared })
     }
 
     /// Waits until every lane of the store has answered and gives leases: what a readiness probe
@@ -147,6 +149,8 @@ impl Shared {
 #[derive(Clone)]
 pub struct ActiveLimit {
     state: Arc<LimitState>,
+    /// Of the plan that it asks by.
+    info: &'static LimitInfo,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -191,12 +195,12 @@ impl ActiveLimit {
                 let now = self.precise_now();
                 let answer = match alone {
                     AloneBuckets::Turns(local) => {
-                        let answer = target.ask_local(local, cost, 0, now);
+                        let answer = target.ask_local(local, self.info, cost, 0, now);
                         return self.local_decision(answer, cost, now);
                     }
                     AloneBuckets::Windows(local) => {
                         let time = self.state.window_time(local.rule, now);
-                        target.ask_local(local, cost, 0, time)
+                        target.ask_local(local, self.info, cost, 0, time)
                     }
                     _ => self.ask_alone(alone, target, cost, now),
                 };
@@ -206,6 +210,7 @@ impl ActiveLimit {
         let now = self.state.clock.now();
         if cost > 0
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
+            && bucket.is_under(self.info.number)
             && let Some(result) =
                 bucket.decide_fast(word, cost, now, || self.state.terms.scale.token)
         {
@@ -227,9 +232,10 @@ impl ActiveLimit {
     ) -> SpendResult {
         let target = Target { key, place };
         let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit());
-        let ask = Ask { cost, scale, first_credit, can_wait };
+        let plan = self.info.number;
+        let ask = Ask { cost, scale, first_credit, plan, can_wait };
         let room = if can_wait { Room::Any } else { Room::NotLast };
-        let newcomer = Newcomer { cost, first_credit, room };
+        let newcomer = Newcomer { cost, key: NewKey { first_credit, plan }, room };
         let (place, result) = target.ask(table, newcomer, ask, (now, &self.shared.node.time));
         table.count(place, &result, cost);
         if !result.news.is_none() {
@@ -268,7 +274,7 @@ impl ActiveLimit {
         cost: u32,
         now: Timestamp,
     ) -> Decision {
-        let (shadow_denied, limit) = (false, self.state.info);
+        let (shadow_denied, limit) = (false, self.info);
         Decision { allowed, sure, shadow_denied, cost: cost.max(1), source, now, limit }
     }
 
@@ -333,14 +339,15 @@ impl ActiveLimit {
         let limit = self.state.clone();
         // Keys of an exact limit are in the store, and so are the slots of a leaky bucket.
         let is_here = !self.is_decided_by_store() && self.slots().is_none();
-        let place = if is_here { limit.buckets.pin(key, limit.first_credit()) } else { OVERFLOW };
+        let new = NewKey { first_credit: limit.first_credit(), plan: self.info.number };
+        let place = if is_here { limit.buckets.pin(key, new) } else { OVERFLOW };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key, plain: None }
     }
 
     /// The limit's name.
     pub fn name(&self) -> &'static str {
-        &self.state.info.name
+        &self.info.name
     }
 
     /// Who decides. Without a store it is each node alone, whatever the limit says.
@@ -350,7 +357,7 @@ impl ActiveLimit {
 
     /// The limit's algorithm with its numbers.
     pub fn rule(&self) -> Rule {
-        self.state.info.rule
+        self.info.rule
     }
 
     /// How far this limit can have been exceeded, and was by what the store said, as of the last
@@ -362,16 +369,16 @@ impl ActiveLimit {
     /// The highest cost that can be admitted, in tokens.
     #[cfg(feature = "tower")]
     pub(crate) fn cost_max(&self) -> u32 {
-        self.state.terms.cost_max
+        self.info.terms.cost_max
     }
 
     #[inline(always)]
     fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
-        let max = self.state.terms.cost_max;
+        let max = self.info.terms.cost_max;
         if cost <= max {
             return Ok(());
         }
-        Err(CheckError::CostTooHigh { limit: &self.state.info.name, cost, max })
+        Err(CheckError::CostTooHigh { limit: &self.info.name, cost, max })
     }
 }
 
@@ -380,7 +387,7 @@ impl ActiveLimit {
 struct Newcomer {
     /// That of the request; with a cost of 0 the key is not added.
     cost: u32,
-    first_credit: u32,
+    key: NewKey,
     room: Room,
 }
 
@@ -409,24 +416,27 @@ impl<'a> Target<'a> {
 
     /// Asks a bucket of this node alone. Inlined like its caller, as far as the first look.
     #[inline(always)]
-    fn ask_local<B, R: Copy + 'static>(
+    fn ask_local<B, R>(
         self,
         local: &LocalBuckets<B>,
+        info: &'static LimitInfo,
         cost: u32,
         within_us: u64,
         now: Timestamp,
     ) -> LocalAnswer
     where
         B: TableBucket<Ask = LocalAsk<R>, Answer = LocalAnswer, Rule = R>,
+        R: StateRule,
     {
-        let ask = LocalAsk { cost, rule: local.rule, within_us };
+        let ask = LocalAsk { cost, rule: local.rule_of(info), within_us, plan: info.number };
         let now = now.plus_micros(local.offset_us);
         // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
         let first = self
             .find_first(&local.table)
             .and_then(|found| Some((found.place, found.bucket.try_decide(found.word, ask, now)?)));
         let (place, answer) = first.unwrap_or_else(|| {
-            self.ask(&local.table, Newcomer { cost, first_credit: 0, room: Room::Any }, ask, now)
+            let key = NewKey { first_credit: 0, plan: info.number };
+            self.ask(&local.table, Newcomer { cost, key, room: Room::Any }, ask, now)
         });
         local.count(place, answer.is_allowed, cost);
         answer
@@ -442,17 +452,17 @@ impl<'a> Target<'a> {
         ask: B::Ask,
         time: impl Now,
     ) -> (u32, B::Answer) {
-        let Newcomer { cost, first_credit, room } = newcomer;
+        let Newcomer { cost, key: new_key, room } = newcomer;
         loop {
             let new;
             let Found { bucket, word, place } = match self.find_first(table) {
                 Some(found) if !B::is_retired(found.word) => found,
-                _ if cost > 0 => table.find_or_insert(self.key, first_credit, room),
+                _ if cost > 0 => table.find_or_insert(self.key, new_key, room),
                 _ => {
                     if let Some(found) = table.find(self.key) {
                         found
                     } else {
-                        new = table.new_bucket(self.key, first_credit);
+                        new = table.new_bucket(self.key, new_key);
                         Found { bucket: &new, word: new.load(), place: OVERFLOW }
                     }
                 }

@@ -31,6 +31,7 @@ const LOSSES: &str = "tidegate_memory_losses_total";
 const LOST_RECORDS: &str = "tidegate_lost_records_total";
 const STORE_JUMPS: &str = "tidegate_store_clock_jumps_total";
 const MISMATCHES: &str = "tidegate_quota_mismatches_total";
+const PLANS_DIFFER: &str = "tidegate_plans_differ_total";
 const FOREIGN: &str = "tidegate_foreign_keys_total";
 const STALLS: &str = "tidegate_clock_stall_seconds";
 const MAX_KEYS: &str = "tidegate_max_keys";
@@ -157,6 +158,8 @@ fn describe_troubles() {
     describe_counter!(LOST_RECORDS, Unit::Count, "Keys whose record the store had lost, by limit");
     describe_counter!(STORE_JUMPS, Unit::Count, "Times that the store's clock jumped ahead");
     describe_counter!(MISMATCHES, Unit::Count, "Times that the store kept another quota, by limit");
+    let text = "Minutes in which keys had another plan in the store than callers named, by limit";
+    describe_counter!(PLANS_DIFFER, Unit::Count, text);
     describe_counter!(FOREIGN, Unit::Count, "Keys found to hold another program's value");
     describe_histogram!(
         STALLS,
@@ -187,7 +190,7 @@ fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
             counter!(OVERRIDES, with(&labels, "outcome", outcome)).increment(0);
         }
         show_switch(limit.overrides.switch(), &labels);
-        for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES] {
+        for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES, PLANS_DIFFER] {
             counter!(name, labels.clone()).increment(0);
         }
     }
@@ -243,16 +246,25 @@ fn count_override_decisions(labels: &Labels, allowed: u64, denied: u64) {
     }
 }
 
+/// Counts decisions: allowed, denied, overflowed, unsure.
+fn count_decisions(
+    labels: &Labels,
+    [allowed, denied, overflowed, unsure]: [u64; 4],
+    is_shadow: bool,
+) {
+    let denial = if is_shadow { "shadow_denied" } else { "denied" };
+    counter!(DECISIONS, with(labels, "outcome", "allowed")).increment(allowed);
+    counter!(DECISIONS, with(labels, "outcome", denial)).increment(denied);
+    counter!(OVERFLOWED, labels.clone()).increment(overflowed);
+    counter!(UNSURE, labels.clone()).increment(unsure);
+}
+
 /// Records the events that are about one limit.
 fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
     match event {
         Event::Decisions { limit, allowed, denied, unsure, overflowed, is_shadow } => {
-            let labels = labels(limit);
-            let denial = if *is_shadow { "shadow_denied" } else { "denied" };
-            counter!(DECISIONS, with(&labels, "outcome", "allowed")).increment(*allowed);
-            counter!(DECISIONS, with(&labels, "outcome", denial)).increment(*denied);
-            counter!(OVERFLOWED, labels.clone()).increment(*overflowed);
-            counter!(UNSURE, labels).increment(*unsure);
+            let counted = [*allowed, *denied, *overflowed, *unsure];
+            count_decisions(&labels(limit), counted, *is_shadow);
         }
         Event::Viewed { limit, drift_tokens, burst_tokens, age } => {
             histogram!(DRIFT, labels(limit)).record(drift_tokens / *burst_tokens as f64);
@@ -278,6 +290,7 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),
+        Event::PlansDiffer { limit, .. } => counter!(PLANS_DIFFER, labels(limit)).increment(1),
         Event::RecordLost { limit } => counter!(LOST_RECORDS, labels(limit)).increment(1),
         Event::OutagePolicyBegan { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::OutagePolicyEnded { limit } => gauge!(ON_POLICY, labels(limit)).set(0.0),

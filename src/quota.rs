@@ -92,10 +92,12 @@ impl Quota {
         self.burst
     }
 
-    /// The integer units in which this node alone keeps levels of this quota.
-    pub(crate) fn local_scale(&self, limit: &str) -> Result<Scale, ConfigError> {
+    /// The integer units in which this node alone keeps levels of this quota. Where `is_shared`, a microsecond has as many as
+    /// by every other quota that shares a state.
+    pub(crate) fn local_scale(&self, limit: &str, is_shared: bool) -> Result<Scale, ConfigError> {
         self.validate(limit)?;
-        Scale::local(self.tokens, micros(self.period), self.burst).ok_or_else(|| ConfigError::Limit {
+        let scale = Scale::local(self.tokens, micros(self.period), self.burst, is_shared);
+        scale.ok_or_else(|| ConfigError::Limit {
             limit: limit.to_owned(),
             field: "quota.tokens",
             value: self.tokens.to_string(),
@@ -201,10 +203,10 @@ const RATE_UNITS_MIN: u64 = 10_000;
 impl Scale {
     /// The units of a quota that one node keeps alone. The rate is rounded down, by 0.1% at most; `None` if it would be
     /// by more.
-    fn local(tokens: u64, period_us: u64, burst: u64) -> Option<Self> {
+    fn local(tokens: u64, period_us: u64, burst: u64, is_shared: bool) -> Option<Self> {
         let divisor = gcd(tokens, period_us);
         let (rate, token) = match (tokens / divisor, period_us / divisor) {
-            exact @ (..=LOCAL_RATE_UNITS, _) => exact,
+            exact @ (..=LOCAL_RATE_UNITS, _) if !is_shared => exact,
             _ => (LOCAL_RATE_UNITS, (LOCAL_RATE_UNITS * period_us).div_ceil(tokens)),
         };
         let (kept, asked) =
@@ -297,6 +299,36 @@ impl Scale {
         }
     }
 
+    /// Units of a token in which all of these quotas can be kept: if it can be, such that each has a whole number of them in a
+    /// microsecond.
+    pub(crate) fn common_token(all: &[Self]) -> i64 {
+        let most_tokens = all.iter().map(|scale| scale.burst / scale.token).max().unwrap_or(1);
+        let most = BURST_UNITS_MAX as i64 / most_tokens.max(1);
+        let common = all.iter().try_fold(1_i64, |common, scale| {
+            let least = scale.token / gcd(scale.token as u64, scale.rate as u64) as i64;
+            (common / gcd(common as u64, least as u64) as i64).checked_mul(least)
+        });
+        match common.filter(|&common| common <= most) {
+            Some(common) => most / common * common,
+            None => most,
+        }
+    }
+
+    /// The same quota in units of which `token` make a token. `None` if the rate cannot be kept within 0.1%, or a window
+    /// would not keep its length.
+    pub(crate) fn in_units_of(&self, token: i64) -> Option<Self> {
+        let burst = (self.burst / self.token).checked_mul(token)?;
+        let exact = i128::from(self.rate) * i128::from(token);
+        let rate = exact / i128::from(self.token);
+        let is_kept = rate * i128::from(self.token) * 1000 >= exact * 999 && rate > 0;
+        let scale = Self { rate: rate as i64, token, burst, curve: self.curve };
+        let is_whole = match self.curve {
+            Curve::Refill | Curve::CalendarWindow => true,
+            _ => scale.window_us() == self.window_us() && rate * i128::from(self.token) == exact,
+        };
+        (burst <= BURST_UNITS_MAX as i64 && is_kept && is_whole).then_some(scale)
+    }
+
     /// Whole tokens in `units`, rounded down.
     pub(crate) fn tokens(&self, units: i64) -> i64 {
         units.div_euclid(self.token)
@@ -365,9 +397,10 @@ mod tests {
         #[test]
         fn local_rate_is_never_above_the_quota_and_within_a_thousandth_of_it(
             tokens in 1..=TOKENS_MAX, period_us in 1..=31_622_400_000_000_u64, burst in 1..=TOKENS_MAX,
+            is_shared in any::<bool>(),
         ) {
             let quota = Quota::new(tokens, Duration::from_micros(period_us)).burst(burst);
-            if let Ok(scale) = quota.local_scale("x") {
+            if let Ok(scale) = quota.local_scale("x", is_shared) {
                 let kept = i128::from(scale.rate) * i128::from(period_us);
                 let asked = i128::from(scale.token) * i128::from(tokens);
                 prop_assert!(kept <= asked && (asked - kept) * 1000 <= asked);

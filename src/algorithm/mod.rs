@@ -16,7 +16,7 @@ pub(crate) use calendar::{Calendar, Windows};
 pub use fixed_window::FixedWindow;
 pub use leaky_bucket::LeakyBucket;
 pub use rule::Rule;
-pub(crate) use rule::{KeyRule, Standing};
+pub(crate) use rule::{KeyRule, Standing, StateRule};
 pub use sliding_log::{LOG_TOKENS_MAX, SlidingLog};
 pub(crate) use sliding_log::{Log, LogRule, LogStanding};
 pub use sliding_window::SlidingWindow;

@@ -105,13 +105,14 @@ impl Rule {
         }
     }
 
-    /// The rule in the units that states of keys are kept in, checked.
-    pub(crate) fn key_rule(&self, limit: &str) -> Result<KeyRule, ConfigError> {
+    /// The rule in the units that states of keys are kept in, checked. A state of one plan `is_shared` by others: their units
+    /// of time are the same.
+    pub(crate) fn key_rule(&self, limit: &str, is_shared: bool) -> Result<KeyRule, ConfigError> {
         Ok(match self {
             Self::TokenBucket(quota) => {
-                KeyRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit)?))
+                KeyRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit, is_shared)?))
             }
-            Self::LeakyBucket(rule) => KeyRule::Turn(rule.rule(limit)?),
+            Self::LeakyBucket(rule) => KeyRule::Turn(rule.rule(limit, is_shared)?),
             Self::FixedWindow(rule) => KeyRule::Window(rule.rule(limit)?),
             Self::SlidingWindow(rule) => KeyRule::Window(WindowRule::new(limit, rule.quota, true)?),
             Self::SlidingLog(rule) => KeyRule::Log(rule.rule(limit)?),
@@ -134,6 +135,25 @@ pub(crate) enum KeyRule {
     Window(WindowRule),
     Log(LogRule),
 }
+
+/// One kind of rule that states are kept by.
+pub(crate) trait StateRule: Copy + 'static {
+    /// The rule, if it is of this kind.
+    fn of(rule: &KeyRule) -> Option<&Self>;
+}
+
+macro_rules! state_rule {
+    ($($kind:ident: $name:ident),*) => {$(
+        impl StateRule for $name {
+            #[inline(always)]
+            fn of(rule: &KeyRule) -> Option<&Self> {
+                if let KeyRule::$kind(rule) = rule { Some(rule) } else { None }
+            }
+        }
+    )*};
+}
+
+state_rule!(Turn: TurnRule, Window: WindowRule, Log: LogRule);
 
 impl KeyRule {
     /// The rule of one node's share: at least one token.

@@ -50,6 +50,8 @@ pub(crate) struct Taken {
 
 /// States are below this.
 pub(crate) const STATE_MAX: u64 = 1 << 63;
+/// No debt that a change of plan carries over is longer.
+const STATE_AHEAD_MAX: u64 = 1 << 60;
 /// The longest token of a share, in units. At the highest rate (2^14 units a microsecond) it takes more than two years to
 /// flow in.
 const TOKEN_UNITS_MAX: i64 = 1 << 60;
@@ -141,6 +143,18 @@ impl TurnRule {
             Self::LeakyBucket { .. } => taken == state,
         };
         can_be.then(|| state.saturating_sub(self.units_of(cost.into())))
+    }
+
+    /// The state of a key that was under the rule `from` until `now`. The key keeps what it has, at most the burst, and what
+    /// it owes; slots stay where they were promised.
+    pub(crate) fn taken_over(&self, state: u64, from: &Self, now: u64) -> u64 {
+        let (Self::TokenBucket(to), Self::TokenBucket(from)) = (self, from) else { return state };
+        let [from_token, to_token] = [from.token, to.token].map(i128::from);
+        let ahead = i128::from(state.saturating_sub(now));
+        let left = (i128::from(from.burst) - ahead) * to_token;
+        let left = left.div_euclid(from_token.max(1)).min(to.burst.into());
+        let ahead = (i128::from(to.burst) - left).min(STATE_AHEAD_MAX.into());
+        now.saturating_add(ahead as u64)
     }
 
     /// The longest wait of a request that may wait for `within_us`, in units.

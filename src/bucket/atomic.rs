@@ -2,8 +2,10 @@
 //! orders in which threads can run, and the values that a load may see.
 
 #[cfg(not(tidegate_models))]
+pub(super) use std::hint::spin_loop;
+#[cfg(not(tidegate_models))]
 pub(super) use std::sync::atomic::{
-    AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 #[cfg(not(tidegate_models))]
 pub(super) use std::sync::{Mutex, MutexGuard};

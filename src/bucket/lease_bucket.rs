@@ -59,9 +59,9 @@
 
 use std::time::Duration;
 
-use super::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use super::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use super::notifications::{News, Urgency};
-use super::spend_result::{Ask, SpendResult, Verdict};
+use super::spend_result::{Ask, NewKey, SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use super::token_word::{MAX_PENDING, TokenWord};
@@ -70,6 +70,7 @@ use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
 
 mod engine_side;
+mod plan;
 mod put_back;
 mod refill;
 
@@ -117,7 +118,12 @@ pub(crate) struct LeaseBucket {
     depth: AtomicU32,
     /// Units of a token that may be spent before they have flowed in, in 64ths, and [`OUTLIVES_REFILL`](refill). Written by
     /// the engine.
-    overdraw: AtomicU32,
+    overdraw: AtomicU8,
+    /// Whether the engine closed its account of the key after more than one request. It is kept longer.
+    is_seen_often: AtomicU8,
+    /// For so many milliseconds after the store's last word the node knows that the store has nothing. Written by the
+    /// engine.
+    empty_for_ms: AtomicU16,
     /// From then on credit may be used. Written by the engine.
     credit_from_us: AtomicU64,
     /// When the key's bucket in the store is full if nobody spends, once the engine has closed its account. [`MARKED`] if
@@ -129,11 +135,8 @@ pub(crate) struct LeaseBucket {
     denied: AtomicU32,
     /// Tokens spent since the last collection by costs above 1, less the number of such decisions.
     surplus: AtomicU32,
-    /// Whether the engine closed its account of the key after more than one request. It is kept longer.
-    is_seen_often: AtomicU16,
-    /// For so many milliseconds after the store's last word the node knows that the store has nothing. Written by the
-    /// engine.
-    empty_for_ms: AtomicU16,
+    /// The plan that a caller has named last: see [`NewKey::plan`]. The engine asks the store for it.
+    plan: AtomicU32,
 }
 
 #[cfg(not(tidegate_models))]
@@ -469,8 +472,9 @@ impl TableBucket for LeaseBucket {
 
     /// Everything is written before the word, which publishes it. Spills stay: a decision that announced one,
     /// and found that its key was evicted, takes it back.
-    fn start(&self, first_credit: u32, is_marked: bool) {
-        let (credit, full_at_us) = if is_marked { (0, MARKED) } else { (first_credit, 0) };
+    fn start(&self, new: NewKey, is_marked: bool) {
+        let (credit, full_at_us) = if is_marked { (0, MARKED) } else { (new.first_credit, 0) };
+        self.plan.store(new.plan, Ordering::Release);
         self.fast_until_us.store(0, Ordering::Release);
         self.ends_us.store(0, Ordering::Release);
         self.minted_us.store(u64::MAX, Ordering::Release);
@@ -495,6 +499,9 @@ impl TableBucket for LeaseBucket {
         let (now, unit) = (time.cached(), ask.scale.token);
         if ask.cost == 0 {
             return self.read(seen, now, unit);
+        }
+        if !self.is_under(ask.plan) {
+            return self.decide_under_plan(seen, ask, time);
         }
         let spent = self.spend(seen, ask.cost, now, || unit);
         spent.or_else(|| self.decide(seen, ask, time))

@@ -14,15 +14,17 @@
 //! The word publishes the key: it is stored with `Release` after the key was written, and loaded with `Acquire`
 //! before the key is compared. It publishes nothing else.
 
-use super::atomic::{AtomicU16, AtomicU64, Ordering};
-use super::spend_result::{LocalAnswer, LocalAsk};
+use super::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, spin_loop};
+use super::spend_result::{LocalAnswer, LocalAsk, NewKey};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
-use crate::algorithm::{Standing, Taken, Turn, TurnRule};
+use crate::algorithm::{STATE_MAX, Standing, Taken, Turn, TurnRule};
 use crate::time::{CLOCK_AGE_MAX_US, Now, Timestamp};
 
 /// Set while the place has no key. 0 also means that it has none.
 const RETIRED: u64 = 1 << 63;
+/// In place of the state while a thread [changes the key's plan](plan).
+const CHANGING: u64 = STATE_MAX - 1;
 
 /// A key's state and the key, in one cache line.
 #[derive(Debug, Default)]
@@ -33,6 +35,8 @@ pub(crate) struct LocalBucket {
     /// At least the highest state from which a request was undone.
     highest: AtomicU64,
     key_bytes: AtomicU16,
+    /// The plan that the state is of: see [`NewKey::plan`].
+    plan: AtomicU32,
     key: [AtomicU64; SHORT_WORDS],
 }
 
@@ -42,6 +46,10 @@ impl LocalBucket {
         let (mut undone, mut own) = (self.highest.load(Ordering::Acquire), 0);
         loop {
             let state = self.load();
+            if state == CHANGING {
+                spin_loop();
+                continue;
+            }
             let Some(less) = rule.given_back(state, taken, undone) else { return };
             let highest = self.highest.fetch_max(state, Ordering::AcqRel);
             if highest > undone.max(own) {
@@ -55,6 +63,28 @@ impl LocalBucket {
                 return;
             }
         }
+    }
+}
+
+impl LocalBucket {
+    /// Decides where the state that was `seen` is one of the plan that is asked for.
+    #[inline(always)]
+    fn decide(&self, seen: u64, ask: LocalAsk<TurnRule>, now: u64) -> Option<LocalAnswer> {
+        let LocalAsk { cost, rule, within_us, .. } = ask;
+        let (after, turn) = rule.decide(seen, now, cost.max(1), within_us);
+        let is_allowed = after.is_some();
+        let answer = |turn| {
+            let standing = Standing::Turn(rule, turn);
+            Some(LocalAnswer { is_allowed, is_sure: true, standing })
+        };
+        if cost == 0 {
+            return answer(Turn { ahead: seen.saturating_sub(now), ..turn });
+        }
+        if let Some(after) = after {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            self.state.compare_exchange(seen, after, success, failure).ok()?;
+        }
+        answer(turn)
     }
 }
 
@@ -81,7 +111,8 @@ impl TableBucket for LocalBucket {
     }
 
     /// Begins one unit after every word of the last key. That lies in the past, so the new key is unused.
-    fn start(&self, _: u32, _: bool) {
+    fn start(&self, new: NewKey, _: bool) {
+        self.plan.store(new.plan, Ordering::Release);
         let last = self.state.load(Ordering::Relaxed) & !RETIRED;
         let last = last.max(self.highest.load(Ordering::Relaxed));
         self.state.store(last + 1, Ordering::Release);
@@ -89,25 +120,15 @@ impl TableBucket for LocalBucket {
 
     #[inline(always)]
     fn try_decide(&self, seen: u64, ask: Self::Ask, time: impl Now) -> Option<LocalAnswer> {
-        if Self::is_retired(seen) {
+        if Self::is_retired(seen) || seen == CHANGING {
             return None;
         }
-        let LocalAsk { cost, rule, within_us } = ask;
+        let LocalAsk { rule, plan, .. } = ask;
         let now = rule.units_at(time.cached());
-        let (after, turn) = rule.decide(seen, now, cost.max(1), within_us);
-        let is_allowed = after.is_some();
-        let answer = |turn| {
-            let standing = Standing::Turn(rule, turn);
-            Some(LocalAnswer { is_allowed, is_sure: true, standing })
-        };
-        if cost == 0 {
-            return answer(Turn { ahead: seen.saturating_sub(now), ..turn });
+        if !self.is_under(plan) {
+            return self.decide_under_plan(seen, ask, now);
         }
-        if let Some(after) = after {
-            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-            self.state.compare_exchange(seen, after, success, failure).ok()?;
-        }
-        answer(turn)
+        self.decide(seen, ask, now)
     }
 
     /// Retires a key that is as if it had never been used by every clock: a decision about the next key may have read
@@ -124,6 +145,7 @@ impl TableBucket for LocalBucket {
     }
 }
 
+mod plan;
 mod settle;
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 //! the key is compared. The lock publishes the log.
 
 use super::atomic::{AtomicU16, AtomicU64, Mutex, MutexGuard, Ordering};
-use super::spend_result::{LocalAnswer, LocalAsk};
+use super::spend_result::{LocalAnswer, LocalAsk, NewKey};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use crate::algorithm::{Log, LogRule, Standing};
@@ -75,7 +75,7 @@ impl TableBucket for LogBucket {
         StoredKey { bytes: &self.key_bytes, words: &self.key }
     }
 
-    fn start(&self, _: u32, _: bool) {
+    fn start(&self, _: NewKey, _: bool) {
         self.generation.store(self.generation.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 

@@ -31,7 +31,7 @@ pub(crate) use log_bucket::LogBucket;
 #[cfg(feature = "sim")]
 pub(crate) use notifications::Urgency;
 pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
-pub(crate) use spend_result::{Ask, LocalAnswer, LocalAsk, SpendResult, Verdict};
+pub(crate) use spend_result::{Ask, LocalAnswer, LocalAsk, NewKey, SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
     Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, ShortName, Table, TableBucket,

@@ -31,7 +31,7 @@ use super::atomic::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use super::index::{Index, IndexWriter};
 use super::key_hash::{KeyHash, KeyHasher, PLACE_MAX};
 use super::marks::Marks;
-use super::spend_result::{SpendResult, Verdict};
+use super::spend_result::{NewKey, SpendResult, Verdict};
 use super::stored_key::{LongKeys, LongSlots, SHORT_WORDS, SLAB, StoredKey, short_words};
 use crate::quota::Scale;
 use crate::time::{Now, Timestamp};
@@ -73,7 +73,7 @@ pub(crate) trait TableBucket: Default + Send + Sync + 'static {
     /// Where the key is stored.
     fn key(&self) -> StoredKey<'_>;
     /// Begins the life of a key, which has been stored. A marked one was evicted before it was full.
-    fn start(&self, first_credit: u32, is_marked: bool);
+    fn start(&self, new: NewKey, is_marked: bool);
     /// Decides. `None`, and nothing is changed, if the place was given to another key since the word was `seen`: look
     /// the key up again.
     fn try_decide(&self, seen: Self::Word, ask: Self::Ask, time: impl Now) -> Option<Self::Answer>;
@@ -261,7 +261,7 @@ impl<B: TableBucket> Table<B> {
             writer: Mutex::new(Writer { free, marks, index, ..Writer::default() }),
             counters: Default::default(),
         };
-        table.make_place(OVERFLOW).start(first_credit, false);
+        table.make_place(OVERFLOW).start(NewKey::with_credit(first_credit), false);
         Some(table)
     }
 
@@ -311,20 +311,20 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// The bucket of `key`, which is added if it is new. A key without room has the overflow bucket.
-    pub(crate) fn find_or_insert(&self, key: &[u8], first_credit: u32, room: Room) -> Found<'_, B> {
+    pub(crate) fn find_or_insert(&self, key: &[u8], new: NewKey, room: Room) -> Found<'_, B> {
         if let Some(found) = self.find(key) {
             return found;
         }
         let writer = &mut *self.writer();
-        let place = self.insert(writer, key, first_credit, room);
+        let place = self.insert(writer, key, new, room);
         // While the lock is held the place cannot be given to another key.
         self.found_at(place)
     }
 
     /// The bucket that `key` would have if it were added.
-    pub(crate) fn new_bucket(&self, key: &[u8], first_credit: u32) -> B {
+    pub(crate) fn new_bucket(&self, key: &[u8], new: NewKey) -> B {
         let bucket = B::default();
-        bucket.start(first_credit, self.is_marked(key));
+        bucket.start(new, self.is_marked(key));
         bucket
     }
 
@@ -340,7 +340,7 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// Adds `key`, if no other thread has meanwhile. Returns its place.
-    fn insert(&self, writer: &mut Writer, key: &[u8], first_credit: u32, room: Room) -> u32 {
+    fn insert(&self, writer: &mut Writer, key: &[u8], new: NewKey, room: Room) -> u32 {
         if let Some(found) = self.find(key) {
             return found.place;
         }
@@ -359,7 +359,7 @@ impl<B: TableBucket> Table<B> {
             return OVERFLOW;
         }
         let hash = self.hasher.hash(key, short_words(key));
-        bucket.start(first_credit, writer.marks.has(hash));
+        bucket.start(new, writer.marks.has(hash));
         self.index.enter(hash, place, &mut writer.index);
         place
     }
@@ -423,9 +423,9 @@ impl<B: TableBucket> Table<B> {
 
     /// Pins the bucket of `key`, which is added if it is new: its place is not given to another key until it is
     /// [unpinned](Self::unpin). Returns the place.
-    pub(crate) fn pin(&self, key: &[u8], first_credit: u32) -> u32 {
+    pub(crate) fn pin(&self, key: &[u8], new: NewKey) -> u32 {
         let writer = &mut *self.writer();
-        let place = self.insert(writer, key, first_credit, Room::Any);
+        let place = self.insert(writer, key, new, Room::Any);
         *writer.pins.entry(place).or_default() += 1;
         place
     }

@@ -23,7 +23,7 @@
 //! after it was loaded with `Acquire`.
 
 use super::atomic::{AtomicU16, AtomicU64, Ordering};
-use super::spend_result::{LocalAnswer, LocalAsk};
+use super::spend_result::{LocalAnswer, LocalAsk, NewKey};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use crate::algorithm::{Counts, Standing, WindowRule};
@@ -159,7 +159,7 @@ impl TableBucket for WindowBucket {
         StoredKey { bytes: &self.key_bytes, words: &self.key }
     }
 
-    fn start(&self, _: u32, _: bool) {
+    fn start(&self, _: NewKey, _: bool) {
         let last = Spent::of(self.word.load(Ordering::Relaxed)).window;
         let first = Spent { window: last + WINDOWS_BETWEEN, tokens: 0 };
         self.word.store(first.word(), Ordering::Release);

@@ -10,13 +10,14 @@ use thread_local::ThreadLocal;
 use super::clock::TimeSource;
 use super::overrides::LimitOverrides;
 use super::slot_keys::SlotKeys;
-use crate::algorithm::{Calendar, KeyRule, Rule, WindowRule};
+use crate::algorithm::{Calendar, KeyRule, Rule, StateRule, WindowRule};
 use crate::bound::Excess;
 use crate::bucket::{
-    Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, OVERFLOW,
-    Table, TableBucket, WindowBucket,
+    Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, NewKey,
+    OVERFLOW, Table, TableBucket, WindowBucket,
 };
 use crate::limit::{Credit, Limit, LimitInfo, Mode, OutagePolicy, Terms};
+use crate::quota::Scale;
 use crate::time::{Clock, Timestamp, micros};
 
 /// Any place but that of keys for which there is no room.
@@ -30,7 +31,10 @@ pub(crate) struct LimitState {
     pub(crate) index: u32,
     pub(crate) name: Arc<str>,
     pub(crate) info: &'static LimitInfo,
+    pub(crate) plans: Box<[&'static LimitInfo]>,
     pub(crate) terms: Terms,
+    /// The plan whose keys take longest to fill.
+    slowest: Scale,
     /// What decisions read the time from.
     pub(crate) clock: Clock,
     /// When that began, in microseconds since 1970.
@@ -92,8 +96,8 @@ macro_rules! with_table {
 
 impl Buckets {
     /// The place of `key`, which is added if it is new. It is not given to another key until it is unpinned.
-    pub(crate) fn pin(&self, key: &[u8], first_credit: u32) -> u32 {
-        with_table!(self, table => table.pin(key, first_credit))
+    pub(crate) fn pin(&self, key: &[u8], new: NewKey) -> u32 {
+        with_table!(self, table => table.pin(key, new))
     }
 
     /// Counts a decision that no bucket made.
@@ -111,8 +115,9 @@ impl Buckets {
 
 /// The buckets of a limit that this node keeps alone, and its decisions.
 #[derive(Debug)]
-pub(crate) struct LocalBuckets<B: TableBucket<Rule: 'static>> {
+pub(crate) struct LocalBuckets<B: TableBucket<Rule: StateRule>> {
     pub(crate) table: Table<B>,
+    /// That of the limit; of windows and logs, all plans have the same times.
     pub(crate) rule: &'static B::Rule,
     /// Added to the node's time, in microseconds, so that windows begin at multiples of the period since 1970.
     pub(crate) offset_us: u64,
@@ -128,7 +133,7 @@ struct ThreadDecisions {
     denied: AtomicU64,
 }
 
-impl<B: TableBucket<Rule: 'static>> LocalBuckets<B> {
+impl<B: TableBucket<Rule: StateRule>> LocalBuckets<B> {
     fn new(table: Table<B>, rule: &'static B::Rule, offset_us: u64) -> Self {
         Self {
             table,
@@ -137,6 +142,12 @@ impl<B: TableBucket<Rule: 'static>> LocalBuckets<B> {
             decided: ThreadLocal::with_capacity(THREADS),
             taken: ThreadDecisions::default(),
         }
+    }
+
+    /// The rule of the limit or of a plan of it.
+    #[inline(always)]
+    pub(crate) fn rule_of(&self, info: &'static LimitInfo) -> &'static B::Rule {
+        info.here.as_ref().and_then(B::Rule::of).unwrap_or(self.rule)
     }
 
     /// Counts a decision about `cost` tokens. A cost of 0 is none.
@@ -183,19 +194,60 @@ impl LimitState {
         index: u32,
         limit: &Limit,
         terms: &Terms,
+        plans: &[(&str, Rule, Terms)],
         hasher: KeyHasher,
         budget: &Arc<KeyBudget>,
         time: &TimeSource,
     ) -> Option<Self> {
-        let (budget, credit) = (budget.clone(), terms.credit.first);
         let name: Arc<str> = limit.name().into();
-        let info = LimitInfo::intern(&name, terms, limit.rule(), time.origin_us());
-        let buckets = match info.share.as_ref().or(info.key_rule.as_ref()) {
+        let intern =
+            |plan, terms, rule| LimitInfo::intern(&name, plan, terms, rule, time.origin_us());
+        let info = intern(None, terms, limit.rule());
+        let scales = plans.iter().map(|(.., terms)| terms.scale).chain([terms.scale]);
+        let slowest = scales.max_by_key(Scale::fill_us).unwrap_or(terms.scale);
+        let plans: Box<[_]> =
+            plans.iter().map(|(plan, rule, terms)| intern(Some(plan), terms, *rule)).collect();
+        let buckets = Self::buckets_of(index, info, hasher, budget, time)?;
+        let first_credit = AtomicU32::new(terms.credit.first);
+        let (clock, excess) = (time.cached(), Mutex::default());
+        let needs_async = limit.mode == Mode::Exact;
+        let (unsure, nodes) = (AtomicU64::new(0), AtomicU32::new(terms.credit_rule.uncounted));
+        Some(Self {
+            index,
+            name,
+            info,
+            plans,
+            slowest,
+            terms: *terms,
+            clock,
+            origin_us: time.origin_us(),
+            buckets,
+            needs_async,
+            first_credit,
+            unsure,
+            nodes,
+            on_policy: AtomicBool::new(false),
+            was_on_policy: AtomicBool::new(false),
+            excess,
+            overrides: LimitOverrides::new(limit.switch, micros(limit.block_for)),
+        })
+    }
+
+    /// Empty tables. `None` if there is no memory for so many keys.
+    fn buckets_of(
+        index: u32,
+        info: &'static LimitInfo,
+        hasher: KeyHasher,
+        budget: &Arc<KeyBudget>,
+        time: &TimeSource,
+    ) -> Option<Buckets> {
+        let (budget, credit) = (budget.clone(), info.terms.credit.first);
+        Some(match info.here.as_ref() {
             None => Buckets::Leased(Arc::new(Table::new(index, hasher, budget, credit)?)),
             Some(KeyRule::Turn(rule)) => {
                 let most = budget.max();
                 let local = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
-                Buckets::Alone(match (limit.rule(), terms.mode, info.key_rule.as_ref()) {
+                Buckets::Alone(match (info.rule, info.terms.mode, info.key_rule.as_ref()) {
                     (Rule::LeakyBucket(_), Mode::Hybrid, Some(KeyRule::Turn(rule))) => {
                         AloneBuckets::Slots(SlotKeys::new(rule, most), local)
                     }
@@ -214,27 +266,6 @@ impl LimitState {
                 let logs = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
                 Buckets::Alone(AloneBuckets::Logs(logs))
             }
-        };
-        let first_credit = AtomicU32::new(credit);
-        let (clock, excess) = (time.cached(), Mutex::default());
-        let needs_async = limit.mode == Mode::Exact;
-        let (unsure, nodes) = (AtomicU64::new(0), AtomicU32::new(terms.credit_rule.uncounted));
-        Some(Self {
-            index,
-            name,
-            info,
-            terms: *terms,
-            clock,
-            origin_us: time.origin_us(),
-            buckets,
-            needs_async,
-            first_credit,
-            unsure,
-            nodes,
-            on_policy: AtomicBool::new(false),
-            was_on_policy: AtomicBool::new(false),
-            excess,
-            overrides: LimitOverrides::new(limit.switch, micros(limit.block_for)),
         })
     }
 
@@ -258,7 +289,7 @@ impl LimitState {
     /// Evicts keys among the next `places`. Returns how many.
     pub(super) fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
         match &self.buckets {
-            Buckets::Leased(table) => table.evict(places, now, &self.terms.scale, what),
+            Buckets::Leased(table) => table.evict(places, now, &self.slowest, what),
             Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local)) => {
                 local.evict(places, now, what)
             }
@@ -281,7 +312,7 @@ impl LimitState {
     /// Forgets marks of keys that must be full by now. Local keys have none.
     pub(super) fn forget_marks(&self, now: Timestamp) {
         if let Buckets::Leased(table) = &self.buckets {
-            table.forget_marks(now, &self.terms.scale);
+            table.forget_marks(now, &self.slowest);
         }
     }
 

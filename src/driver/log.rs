@@ -73,6 +73,34 @@ fn log_override_event(event: &Event) {
     }
 }
 
+/// Logs that the store keeps another quota than callers here name.
+fn log_other_quota(event: &Event) {
+    match event {
+        Event::QuotaMismatch {
+            limit,
+            configured_version,
+            stored_version,
+            stored_burst,
+            stored_per_second,
+        } => error!(
+            %limit,
+            configured_version,
+            stored_version,
+            stored_burst,
+            stored_per_second,
+            "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
+        ),
+        Event::PlansDiffer { limit, named, stored_burst, stored_per_second } => warn!(
+            %limit,
+            named = named.as_deref().unwrap_or("default"),
+            stored_burst,
+            stored_per_second,
+            "the store keeps a key under another plan than callers here name: its plan was changed just now, or two services name different plans for it"
+        ),
+        _ => {}
+    }
+}
+
 /// Logs those events that are about one limit.
 fn log_limit_event(event: &Event) {
     match event {
@@ -90,20 +118,7 @@ fn log_limit_event(event: &Event) {
         Event::RecordLost { limit } => {
             warn!(limit = &**limit, "the store had lost a key's record: was it evicted or deleted?");
         }
-        Event::QuotaMismatch {
-            limit,
-            configured_version,
-            stored_version,
-            stored_burst,
-            stored_per_second,
-        } => error!(
-            %limit,
-            configured_version,
-            stored_version,
-            stored_burst,
-            stored_per_second,
-            "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
-        ),
+        Event::QuotaMismatch { .. } | Event::PlansDiffer { .. } => log_other_quota(event),
         Event::Decisions { .. }
         | Event::OverrideDecisions { .. }
         // Logged above.

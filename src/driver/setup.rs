@@ -7,17 +7,32 @@ use tokio::sync::{mpsc, oneshot};
 use super::clock::{Ticker, TimeSource};
 use super::override_sync::OverrideSync;
 use super::{Command, Driver, LimitState, Listener, NodeState, PermitLimits, Query, Wish, log};
+use crate::algorithm::Rule;
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
 use crate::limit::{Limit, PermitTerms, Terms};
 use crate::store::{AnyStore, MemoryStore};
-use crate::sync::{Config, Engine};
+use crate::sync::{Config, Engine, LimitConfig};
 use crate::time::{Timestamp, micros};
+
+/// A limit with its numbers, and those of its plans.
+pub(crate) struct LimitParts<'a> {
+    pub(crate) limit: &'a Limit,
+    pub(crate) terms: Terms,
+    pub(crate) plans: Vec<(&'a str, Rule, Terms)>,
+}
+
+impl LimitParts<'_> {
+    fn config(&self) -> LimitConfig {
+        let plans = self.plans.iter().map(|&(_, _, terms)| terms).collect();
+        LimitConfig { name: self.limit.name().into(), terms: self.terms, plans }
+    }
+}
 
 /// What a driver is built from, all of it validated.
 pub(crate) struct DriverParts<'a> {
-    pub(crate) limits: Vec<(&'a Limit, Terms)>,
+    pub(crate) limits: Vec<LimitParts<'a>>,
     pub(crate) permits: Vec<PermitTerms>,
     pub(crate) store: Option<AnyStore>,
     pub(crate) max_keys: usize,
@@ -68,7 +83,7 @@ impl Driver {
         let [low, high, seed] = random()?;
         let instance = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
         let config = Config {
-            limits: limits.iter().map(|limit| (limit.name.clone(), limit.terms)).collect(),
+            limits: parts.limits.iter().map(LimitParts::config).collect(),
             lanes: if store.is_some() { parts.lanes } else { 0 },
             instance,
             seed,
@@ -108,7 +123,7 @@ impl Driver {
 
 /// The limits, each with an empty table.
 fn limit_states(
-    limits: &[(&Limit, Terms)],
+    limits: &[LimitParts<'_>],
     budget: &Arc<KeyBudget>,
     time: &TimeSource,
 ) -> Result<Vec<Arc<LimitState>>, ConfigError> {
@@ -119,9 +134,10 @@ fn limit_states(
     };
     // All tables hash alike, so that a request of several limits hashes its key once.
     let seeds = random()?;
-    let state = |(&(limit, terms), index): (&(&Limit, Terms), u32)| {
+    let state = |(parts, index): (&LimitParts<'_>, u32)| {
+        let LimitParts { limit, terms, plans } = parts;
         let hasher = KeyHasher::new(seeds);
-        let state = LimitState::new(index, limit, &terms, hasher, budget, time);
+        let state = LimitState::new(index, limit, terms, plans, hasher, budget, time);
         state.map(Arc::new).ok_or_else(no_memory)
     };
     limits.iter().zip(0..).map(state).collect()

@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn keys_that_were_asked_about_once_make_room() {
         let rule: Rule = LeakyBucket::per_second(100).into();
-        let KeyRule::Turn(rule) = rule.key_rule("x").expect("it can be kept") else {
+        let KeyRule::Turn(rule) = rule.key_rule("x", false).expect("it can be kept") else {
             panic!("{rule:?} has turns");
         };
         let keys = SlotKeys::new(Box::leak(Box::new(rule)), 4000);

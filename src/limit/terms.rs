@@ -10,7 +10,7 @@ pub(super) const KEY_TICK_MIN_US: u64 = 2_000;
 /// A limit's numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Terms {
-    /// The units that leases are counted in.
+    /// The quota in the units that leases are counted in, which are those of all plans of the limit.
     pub scale: Scale,
     /// A key's tick: the sync interval, or a quarter of the time to fill, whichever is shorter. By
     /// accuracy each key has a tick of its own, and this is the longest.

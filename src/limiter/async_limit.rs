@@ -207,7 +207,7 @@ impl ActiveLimit {
         charge: Charge,
         max_wait_us: u64,
     ) -> Option<oneshot::Receiver<ExactAnswer>> {
-        let (limit, info) = (self.state.index, self.state.info);
+        let (limit, info) = (self.state.index, self.info);
         let Charge { cost, slot_within_us, deed } = charge;
         let (rule, key) = (info.key_rule.as_ref()?, key.into());
         let windows = match rule {
@@ -231,7 +231,7 @@ impl ActiveLimit {
 
     pub(super) fn by_outage_policy(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let policy = self.state.terms.outage;
-        let is_counted = self.state.info.share.is_some_and(|share| share.can_count(cost));
+        let is_counted = self.info.terms.share.is_some_and(|share| share.can_count(cost));
         let is_share = policy == OutagePolicy::Share && is_counted;
         let cost_here = if is_share { cost } else { 0 };
         let mut decision = self.decide_alone_within(Target::key(key), cost_here, slot_within_us);

@@ -309,6 +309,9 @@ fn spend_lease<'a>(
     }
     let Buckets::Leased(table) = &limit.state.buckets else { return None };
     let Found { bucket, word, .. } = table.find_short(name)?;
+    if !bucket.is_under(limit.info.number) {
+        return None;
+    }
     let result = bucket.spend(word, cost, now, || limit.state.terms.scale.token)?;
     Some((bucket, result.left, i64::from(result.left) + result.view.tokens()))
 }

@@ -10,7 +10,7 @@ use super::slots::BACKGROUND_WAIT_US;
 use crate::algorithm::{Standing, Taken};
 use crate::bucket::{Found, LeaseBucket, OVERFLOW};
 use crate::decision::{Decision, Source};
-use crate::driver::{AloneBuckets, Buckets, LocalBuckets, PinnedKey, Query, SettledRequest};
+use crate::driver::{AloneBuckets, Buckets, PinnedKey, Query, SettledRequest};
 use crate::quota::Curve;
 use crate::store::exact::{Deed, SpentAt};
 use crate::sync::Settlement;
@@ -107,7 +107,8 @@ impl ActiveLimit {
         now: Timestamp,
     ) {
         match alone {
-            AloneBuckets::Turns(LocalBuckets { table, rule, .. }) => {
+            AloneBuckets::Turns(local) => {
+                let (table, rule) = (&local.table, local.rule_of(self.info));
                 if let Source::Local(Standing::Turn(_, turn)) = decision.source {
                     let state = rule.units_at(decision.now) + turn.ahead;
                     let taken = Taken { state, cost: tokens, now: rule.units_at(now) };
@@ -117,10 +118,11 @@ impl ActiveLimit {
             AloneBuckets::Windows(local) => {
                 let decided = self.state.window_time(local.rule, decision.now);
                 let decided = decided.plus_micros(local.offset_us);
-                local.table.at(place).take_back(local.rule, tokens, decided);
+                local.table.at(place).take_back(local.rule_of(self.info), tokens, decided);
             }
-            AloneBuckets::Logs(LocalBuckets { table, rule, .. }) => {
-                table.at(place).take_back(rule, tokens, decision.now, now);
+            AloneBuckets::Logs(local) => {
+                let rule = local.rule_of(self.info);
+                local.table.at(place).take_back(rule, tokens, decision.now, now);
             }
             // The slot passes unused.
             AloneBuckets::Slots(..) => {}
@@ -142,15 +144,15 @@ impl ActiveLimit {
             return self.settle_pinned(key, Settlement::Beyond(tokens), now);
         };
         match alone {
-            AloneBuckets::Turns(LocalBuckets { table, rule, .. }) => {
-                table.at(place).charge(rule, tokens, now);
+            AloneBuckets::Turns(local) => {
+                local.table.at(place).charge(local.rule_of(self.info), tokens, now);
             }
             AloneBuckets::Windows(local) => {
                 let now = self.state.window_time(local.rule, now).plus_micros(local.offset_us);
-                local.table.at(place).charge(local.rule, tokens, now);
+                local.table.at(place).charge(local.rule_of(self.info), tokens, now);
             }
-            AloneBuckets::Logs(LocalBuckets { table, rule, .. }) => {
-                table.at(place).charge(rule, tokens, now);
+            AloneBuckets::Logs(local) => {
+                local.table.at(place).charge(local.rule_of(self.info), tokens, now);
             }
             // Slots that were not asked for cannot be taken any more.
             AloneBuckets::Slots(..) => {}

@@ -200,7 +200,7 @@ impl ActiveLimit {
 
     /// Whether requests can take slots ahead.
     pub(super) fn takes_slots_ahead(&self) -> bool {
-        matches!(self.state.info.rule, Rule::LeakyBucket(_))
+        matches!(self.info.rule, Rule::LeakyBucket(_))
     }
 
     pub(super) fn waiting(&self) -> &Waiting {
@@ -229,7 +229,7 @@ impl ActiveLimit {
                 // It is pinned before the slot is taken, so that the slot is found again.
                 let handle = self.hold(key);
                 let now = self.precise_now();
-                let answer = handle.target().ask_local(local, cost, micros(within), now);
+                let answer = handle.target().ask_local(local, self.info, cost, micros(within), now);
                 let decision = self.local_decision(answer, cost, now);
                 let delay = decision.delay();
                 if delay > Duration::ZERO {
@@ -321,7 +321,7 @@ impl ActiveLimit {
 impl ActiveLimit {
     /// How long a request of this limit may wait for its slot.
     pub(super) fn queue(&self) -> Duration {
-        match (&self.state.buckets, self.state.info.rule) {
+        match (&self.state.buckets, self.info.rule) {
             (Buckets::Alone(_), Rule::LeakyBucket(rule)) => rule.longest_wait(),
             _ => Duration::ZERO,
         }

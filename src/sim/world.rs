@@ -12,11 +12,11 @@ use super::judge::Judge;
 use super::setup::{Form, Setup, Traffic};
 use super::store::SimulatedStore;
 use super::workload::Arrival;
-use crate::bucket::{Ask, BucketRef, Notification, Room, Urgency, Verdict};
+use crate::bucket::{Ask, BucketRef, NewKey, Notification, Room, Urgency, Verdict};
 use crate::driver::touched;
 use crate::error::ConfigError;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, Terms};
-use crate::sync::{Config, Event, Input, Output, Waiter};
+use crate::sync::{Config, Event, Input, LimitConfig, Output, Waiter};
 use crate::time::{Timestamp, micros};
 
 mod audit;
@@ -148,10 +148,10 @@ impl World {
             .limits_of(place)
             .filter_map(|limit| {
                 let terms = limit.validate_hybrid(DEFAULT_MAX_NODES).ok()?;
-                Some((limit.name().into(), terms))
+                Some(LimitConfig { name: limit.name().into(), terms, plans: Vec::new() })
             })
             .collect();
-        let terms: Vec<Terms> = limits.iter().map(|(_, terms)| *terms).collect();
+        let terms: Vec<Terms> = limits.iter().map(|limit| limit.terms).collect();
         let config = Config {
             limits,
             lanes: self.setup.lanes,
@@ -295,10 +295,11 @@ impl World {
             // The caller's error: it counts as denied.
             return self.record(index, key, cost, false, true, false);
         }
-        let place = buckets.find_or_insert(&name, first, Room::Any).place;
+        let place = buckets.find_or_insert(&name, NewKey::with_credit(first), Room::Any).place;
         let bucket = BucketRef::new(buckets, place);
         let can_wait = self.setup.form == Form::Async;
-        let result = bucket.decide(Ask { cost, scale, first_credit: first, can_wait }, now);
+        let result = bucket
+            .decide(Ask { cost, scale, first_credit: first, plan: NewKey::NO_PLAN, can_wait }, now);
         if result.verdict == Verdict::Unsure {
             self.note_bucket(index, key, &bucket);
             return self.wait(index, bucket, key, cost);

@@ -21,6 +21,7 @@ mod grants;
 mod key;
 mod lane;
 mod log;
+mod plan_change;
 mod refund;
 
 pub(crate) use key::Key;
@@ -248,8 +249,7 @@ impl Model {
         let is_new = found.is_none();
         let mut key = found.unwrap_or_else(|| Key::new(entry, at));
         if key.version < entry.version {
-            key.open_window(entry.window_span_us, now_us);
-            key.advance(lane, now_us, entry.restore && entry.claim.is_some());
+            key.bring_to(entry, At { lane, caller, now_us });
             key.adopt(entry);
         } else if key.version > entry.version || key.scale != entry.scale {
             return Grant::OtherQuota { version: key.version, scale: key.scale };

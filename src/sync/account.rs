@@ -22,7 +22,7 @@
 use std::sync::Arc;
 
 use crate::bucket::BucketRef;
-use crate::limit::Terms;
+use crate::limit::{LimitInfo, Terms};
 use crate::quota::{Curve, Scale};
 use crate::sync::message::{Entry, Given};
 use crate::time::{Timestamp, micros};
@@ -51,7 +51,7 @@ mod waiting;
 mod window_end;
 
 use agreed_quota::AgreedQuota;
-pub(crate) use agreed_quota::REFUSAL_EVENTS_US;
+pub(crate) use agreed_quota::{Agreement, REFUSAL_EVENTS_US, definition};
 use arrivals::Arrivals;
 use callers::Callers;
 pub(crate) use callers::{CallerAnswer, Waiter};
@@ -100,7 +100,9 @@ pub(crate) struct Account {
     key: Arc<[u8]>,
     /// The number that the bucket has of the account.
     pub(crate) number: u32,
-    /// Units of the quota.
+    /// The plan that callers named last, by number, when that was looked at.
+    named: u32,
+    /// Units of this node.
     scale: Scale,
     pub(crate) cluster: Cluster,
     lease: LeaseState,
@@ -129,6 +131,8 @@ impl Account {
         terms: &Terms,
         now: Timestamp,
     ) -> Self {
+        let named = bucket.plan();
+        let (terms, is_plan) = (terms_of(named, terms), is_plan(named));
         let Scale { token: unit, rate, .. } = terms.scale;
         let known = bucket.view_and_refill().0;
         let age_us = known.age(now).map(micros);
@@ -143,6 +147,7 @@ impl Account {
             bucket,
             key,
             number,
+            named,
             scale: terms.scale,
             cluster,
             lease: LeaseState::none(),
@@ -151,7 +156,7 @@ impl Account {
             arrivals: Arrivals::new(now),
             schedule: Schedule::new(terms.first_tick_us()),
             callers: Callers::default(),
-            quota: AgreedQuota::own(),
+            quota: AgreedQuota::of(&terms, is_plan),
             policy: None,
             counts: DecisionCounts::default(),
             lost_records: 0,
@@ -236,8 +241,8 @@ impl Account {
 
     /// The limit's terms for this key: with its own tick, and the quota in force.
     pub(crate) fn terms(&self, limit: &Terms) -> Terms {
-        let scale = self.quota.scale(limit.scale);
-        Terms { tick_us: self.schedule.tick_us, scale, ..*limit }
+        let scale = self.quota.scale();
+        Terms { tick_us: self.schedule.tick_us, scale, ..terms_of(self.named, limit) }
     }
 
     /// What the lane's queues and sums are to have of the account.
@@ -310,45 +315,85 @@ impl Account {
 
     /// The quota as the store has it.
     fn stored_scale(&self) -> Scale {
-        self.quota.stored(self.scale)
+        self.quota.stored()
     }
 
     /// The key begins with a newer quota, which the store holds for other keys.
     pub(crate) fn begin_with(&mut self, version: i64, stored: Scale) {
-        self.quota.adopt(version, stored, self.scale.token);
+        self.quota.begin_with(version, stored);
     }
 
-    /// The store holds the quota `stored` of this `version`, and has refused `entry`, which is of another.
-    /// Goes on with the store's if it is the newer one: returns whether it does.
-    pub(crate) fn adopt(
+    /// Asks for the plan that callers name, if it is another one than before. Nothing is being reported.
+    pub(crate) fn follow_callers(&mut self, limit: &Terms, now: Timestamp) {
+        let named = self.bucket.plan();
+        if named == self.named {
+            return;
+        }
+        self.named = named;
+        let (terms, before) = (terms_of(named, limit), self.stored_scale());
+        if self.quota.name(&terms) {
+            self.leave_windows_of(before, now);
+            if terms.pace.is_none() {
+                self.schedule.tick_us = terms.tick_us;
+            }
+        }
+    }
+
+    /// Whether callers have named another plan since a report asked for one.
+    pub(super) fn is_plan_changed(&self) -> bool {
+        self.bucket.plan() != self.named
+    }
+
+    /// The name of the plan that callers name; `None` is the limit's own quota.
+    pub(crate) fn plan_named(&self) -> Option<&'static str> {
+        LimitInfo::of(self.named)?.plan.as_deref()
+    }
+
+    /// The store holds the quota `stored` of this `version`, and has refused `entry`, which is of another. Goes on with one of
+    /// them, and says with which; `None` if the store is to be asked later.
+    pub(crate) fn agree(
         &mut self,
         entry: &Entry,
         version: i64,
         stored: Scale,
+        limit: &Terms,
+        has_plans: bool,
         now: Timestamp,
-    ) -> bool {
+    ) -> Option<Agreement> {
         let (own, before) = (self.in_own_units(entry), self.stored_scale());
-        if version <= entry.version || !self.quota.adopt(version, stored, self.scale.token) {
-            return false;
-        }
+        let named = terms_of(self.named, limit);
+        let agreement = self.quota.settle(version, stored, &named, has_plans)?;
         self.take_back(&own);
         self.lease.take_back(&own);
+        if agreement == Agreement::Follows {
+            self.leave_windows_of(before, now);
+        }
+        self.quota.is_refused = false;
+        Some(agreement)
+    }
+
+    /// Another plan is in force than `before`.
+    fn leave_windows_of(&mut self, before: Scale, now: Timestamp) {
         if before.curve == Curve::SlidingWindow {
             // The windows of the new plan are others.
             self.spending.unsent.spent_before = 0;
             self.open_window(now);
             self.lease.count_refill_to_window_end(before);
-        } else if before.curve == Curve::Refill && stored.curve == Curve::SlidingWindow {
+        } else if before.curve == Curve::Refill && self.stored_scale().curve == Curve::SlidingWindow
+        {
             // The store has counted as spent what was leased of a token bucket.
             self.lease.make_void();
         }
-        self.quota.is_refused = false;
-        true
     }
 
-    /// The store refuses the key, or does not any more.
-    pub(crate) fn set_refused(&mut self, is_refused: bool) {
-        self.quota.is_refused = is_refused;
+    /// The store refuses the key.
+    pub(crate) fn set_refused(&mut self) {
+        self.quota.is_refused = true;
+    }
+
+    /// The store has taken the key's quota.
+    pub(crate) fn set_taken(&mut self) {
+        self.quota.is_taken();
     }
 
     /// Whether an event is to name the store's refusal now; if so, notes that it does.
@@ -418,4 +463,14 @@ impl Account {
         self.lost_records += u32::from(lost);
         self.lost_records
     }
+}
+
+/// The terms of a plan, by number, of a limit with these terms: those of the limit if it is no plan.
+fn terms_of(plan: u32, limit: &Terms) -> Terms {
+    LimitInfo::of(plan).map_or(*limit, |info| Terms { credit: limit.credit, ..info.terms })
+}
+
+/// Whether it is a plan, and not the limit's own quota.
+fn is_plan(plan: u32) -> bool {
+    LimitInfo::of(plan).is_some_and(|info| info.plan.is_some())
 }

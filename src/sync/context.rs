@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::account::{DecisionCounts, Paces, REFUSAL_EVENTS_US};
+use super::account::{DecisionCounts, Paces, REFUSAL_EVENTS_US, definition};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble, Turnover};
 use super::flood::Flood;
@@ -39,11 +39,21 @@ pub(crate) enum Output {
     Event(Event),
 }
 
+/// A limit, by its own numbers and by those of its plans.
+#[derive(Debug)]
+pub(crate) struct LimitConfig {
+    pub(crate) name: Arc<str>,
+    pub(crate) terms: Terms,
+    pub(crate) plans: Vec<Terms>,
+}
+
 /// A limit, as the engine keeps it.
 #[derive(Debug)]
 pub(crate) struct LimitBooks {
     pub(crate) name: Arc<str>,
     pub(crate) terms: Terms,
+    /// Those of its plans.
+    plans: Vec<Terms>,
     /// The nodes that have it.
     pub(crate) nodes: Nodes,
     pub(crate) turnover: Turnover,
@@ -63,10 +73,12 @@ pub(crate) struct LimitBooks {
 }
 
 impl LimitBooks {
-    pub(crate) fn new(name: Arc<str>, terms: &Terms, nodes: Nodes) -> Self {
+    pub(crate) fn new(limit: LimitConfig, nodes: Nodes) -> Self {
+        let LimitConfig { name, terms, plans } = limit;
         Self {
             name,
-            terms: *terms,
+            terms,
+            plans,
             nodes,
             turnover: Turnover::default(),
             counts: DecisionCounts::default(),
@@ -78,6 +90,11 @@ impl LimitBooks {
             missing_credit_said: false,
             mismatch_from: Timestamp::ZERO,
         }
+    }
+
+    /// Whether its keys may have plans.
+    pub(crate) fn has_plans(&self) -> bool {
+        !self.plans.is_empty()
     }
 
     /// Adds what was counted of its decisions beside what its buckets count.
@@ -336,8 +353,8 @@ impl Context {
                 *from = now.plus_micros(REFUSAL_EVENTS_US);
                 Event::QuotaMismatch {
                     limit: entry.limit.clone(),
-                    configured_version: entry.version,
-                    stored_version: version,
+                    configured_version: definition(entry.version),
+                    stored_version: definition(version),
                     stored_burst: scale.burst / scale.token,
                     stored_per_second: scale.rate as f64 * 1e6 / scale.token as f64,
                 }
@@ -348,6 +365,28 @@ impl Context {
                     found: "value".to_owned(),
                 },
             },
+        };
+        self.event(event);
+    }
+
+    /// The store keeps a key under another plan than callers here name, and this node follows it.
+    pub(crate) fn follows_other_plan(
+        &mut self,
+        limit: u32,
+        named: Option<&str>,
+        stored: Scale,
+        now: Timestamp,
+    ) {
+        let books = &mut self.limits[limit as usize];
+        if now < books.mismatch_from {
+            return;
+        }
+        books.mismatch_from = now.plus_micros(REFUSAL_EVENTS_US);
+        let event = Event::PlansDiffer {
+            limit: books.name.clone(),
+            named: named.map(Into::into),
+            stored_burst: stored.burst / stored.token,
+            stored_per_second: stored.rate as f64 * 1e6 / stored.token as f64,
         };
         self.event(event);
     }
@@ -364,7 +403,9 @@ impl Context {
             let nodes = if limit.terms.mode == Mode::Hybrid { shared_by } else { Some(1) };
             if let Some(nodes) = nodes {
                 let incidents = self.known.incidents(limit.turnover, nodes, trouble);
-                limit.excess.raise(&limit.terms, nodes, &incidents);
+                for terms in limit.plans.iter().chain([&limit.terms]) {
+                    limit.excess.raise(terms, nodes, &incidents);
+                }
             }
         }
     }

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use super::account::{Settlement, Touch, Waiter};
-use super::context::{AccountId, Context, LimitBooks, Output, Timings};
+use super::context::{AccountId, Context, LimitBooks, LimitConfig, Output, Timings};
 use super::event::Event;
 use super::excess::LaneTrouble;
 use super::lane::{Lane, NAMING_LANE};
@@ -25,7 +25,6 @@ use crate::bound::Excess;
 use crate::bucket::{BucketRef, LimitCounts};
 use crate::error::StoreError;
 use crate::key::{OVERFLOW_NAME, lane_of};
-use crate::limit::Terms;
 use crate::time::Timestamp;
 
 /// A lane that all nodes can reach is never silent for this long: a heartbeat with its jitter, and what
@@ -36,7 +35,7 @@ const SILENCE_BEYOND_TIMEOUT_US: u64 = 1_200_000;
 /// What an engine is made of.
 #[derive(Debug)]
 pub(crate) struct Config {
-    pub(crate) limits: Vec<(Arc<str>, Terms)>,
+    pub(crate) limits: Vec<LimitConfig>,
     pub(crate) lanes: u32,
     pub(crate) instance: InstanceId,
     /// Seeds the jitter.
@@ -86,8 +85,9 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(config: Config, now: Timestamp) -> Self {
-        let epoch_us = config.limits.iter().map(|(_, terms)| terms.epoch_us).max().unwrap_or(0);
-        let tick_us = config.limits.iter().map(|(_, terms)| terms.tick_us).max().unwrap_or(0);
+        let terms = || config.limits.iter().map(|limit| limit.terms);
+        let epoch_us = terms().map(|terms| terms.epoch_us).max().unwrap_or(0);
+        let tick_us = terms().map(|terms| terms.tick_us).max().unwrap_or(0);
         let timings = Timings {
             recovery_us: 5 * tick_us + 2 * config.retry_us,
             lease_us: 2 * epoch_us,
@@ -95,7 +95,7 @@ impl Engine {
             retry_us: config.retry_us,
         };
         let nodes = || Nodes::new(config.max_nodes, config.retry_us);
-        let books = |(name, terms)| LimitBooks::new(name, &terms, nodes());
+        let books = |limit| LimitBooks::new(limit, nodes());
         let limits = config.limits.into_iter().map(books).collect();
         let context = Context::new(limits, config.lanes, timings, config.seed, now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();

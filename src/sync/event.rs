@@ -159,6 +159,18 @@ pub enum Event {
         /// The rate that the store keeps, in tokens per second.
         stored_per_second: f64,
     },
+    /// The store keeps a key under another plan than callers of this node name, and this node goes on with the store's:
+    /// another service names it, or the key's plan was changed just now. Told once a minute.
+    PlansDiffer {
+        /// The limit.
+        limit: Arc<str>,
+        /// The plan that callers of this node name; `None` is the limit's own quota.
+        named: Option<Arc<str>>,
+        /// The burst that the store keeps, in tokens.
+        stored_burst: i64,
+        /// The rate that the store keeps, in tokens per second.
+        stored_per_second: f64,
+    },
     /// A key of the namespace holds another program's value; the key goes on by its outage policy.
     ForeignKey {
         /// What is wrong, and what to do.

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::account::{Account, CallerAnswer, Cluster, DecisionCounts, Settlement, Touch, Waiter};
+use super::account::{
+    Account, CallerAnswer, Cluster, DecisionCounts, Settlement, Touch, Waiter, definition,
+};
 use super::context::{AccountId, Context, Output};
 use super::event::Event;
 use super::excess::LaneTrouble;
@@ -281,7 +283,9 @@ impl Lane {
         let limit = &context.limits[bucket.limit() as usize];
         let cluster = self.cluster(1, &limit.terms);
         let mut account = Account::new(bucket, key, number, cluster, &limit.terms, now);
-        if let Some((version, stored)) = limit.newest {
+        if let Some((version, stored)) = limit.newest
+            && !limit.has_plans()
+        {
             account.begin_with(version, stored);
         }
         if context.expects_newcomer(now) {
@@ -442,14 +446,16 @@ impl Lane {
             if account.has_view() {
                 self.backlog.take(account.due(), now);
             }
+            let limit = &context.limits[self.accounts[slot].limit() as usize];
+            self.accounts.change(slot, |account| account.follow_callers(&limit.terms, now));
             let terms = self.terms(slot, context);
             let window_span_us = self.window_span_us(&terms, now);
             let limit = &mut context.limits[self.accounts[slot].limit() as usize];
             entries.push(self.accounts.change(slot, |account| {
                 let entry = account.report(&limit.name, &terms, now, leaving);
-                account.keep_pace(now, &limit.terms, &mut limit.paces);
+                account.keep_pace(now, &terms, &mut limit.paces);
                 // The windows of another plan are not known here.
-                let is_own = entry.version == i64::from(terms.version);
+                let is_own = definition(entry.version) == i64::from(terms.version);
                 Entry { window_span_us: if is_own { window_span_us } else { [0; 2] }, ..entry }
             }));
             self.count_decisions(slot, context);

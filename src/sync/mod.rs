@@ -21,7 +21,7 @@ mod shrink;
 mod slots;
 
 pub(crate) use account::{Settlement, Touch, Waiter};
-pub(crate) use context::Output;
+pub(crate) use context::{LimitConfig, Output};
 pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;
 pub(crate) use exact_outage::{ExactOutage, OutageChange};

@@ -270,7 +270,7 @@ mod tests {
     fn rule() -> TurnRule {
         let queue = std::time::Duration::from_millis(100);
         let rule: Rule = LeakyBucket::per_second(100).queue(queue).into();
-        match rule.key_rule("x").unwrap() {
+        match rule.key_rule("x", false).unwrap() {
             KeyRule::Turn(rule) => rule,
             other => panic!("{other:?}"),
         }

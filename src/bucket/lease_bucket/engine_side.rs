@@ -30,7 +30,7 @@ pub(crate) struct Lease {
     pub(crate) low: u32,
     /// How much of a token may be spent before it has flowed in, in 64ths, and
     /// [`OUTLIVES_REFILL`](super::refill::OUTLIVES_REFILL).
-    pub(crate) overdraw: u32,
+    pub(crate) overdraw: u8,
     /// The tokens come from an outage policy.
     pub(crate) is_policy: bool,
 }

@@ -9,7 +9,7 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 pub(crate) const UNLIMITED_RATE: i64 = i64::MAX;
 
 /// A flag beside the overdraw: refill ends before the lease, and the engine then stops it.
-pub(crate) const OUTLIVES_REFILL: u32 = 1 << 8;
+pub(crate) const OUTLIVES_REFILL: u8 = 1 << 7;
 
 /// A stretch of time, and the tokens that flow in meanwhile.
 #[derive(Clone, Copy, Debug)]

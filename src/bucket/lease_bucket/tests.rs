@@ -23,7 +23,7 @@ fn at(us: u64) -> Timestamp {
 /// A new key's bucket, of which the engine has an account.
 fn new(credit: u32) -> LeaseBucket {
     let bucket = LeaseBucket::default();
-    bucket.start(credit, false);
+    bucket.start(NewKey::with_credit(credit), false);
     bucket.open_account(1);
     bucket
 }
@@ -41,7 +41,7 @@ fn leased(lease: Lease, tokens: i64) -> LeaseBucket {
 }
 
 fn ask(cost: u32) -> Ask {
-    Ask { cost, scale: SCALE, first_credit: 0, can_wait: false }
+    Ask { cost, scale: SCALE, first_credit: 0, plan: NewKey::NO_PLAN, can_wait: false }
 }
 
 /// Decides as the limiter does: by the fast paths, and fully if they do not tell.
@@ -523,7 +523,6 @@ fn live(
         Event::Collect => _ = collect(bucket),
         Event::Lease { rate, depth, tokens, lasts_us, overdraw } => {
             let (ends, low) = (now.plus_micros(lasts_us), depth / 100);
-            let overdraw = overdraw.into();
             let lease = Lease { rate, depth, ends, low, overdraw, ..Lease::default() };
             bucket.amend(now, lease, tokens, 0, UNIT);
         }

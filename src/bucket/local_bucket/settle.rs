@@ -1,19 +1,19 @@
 //! Costs that are known only after a request was allowed.
 
-use super::LocalBucket;
+use super::{CHANGING, LocalBucket};
 use crate::algorithm::{STATE_MAX, Taken, TurnRule};
-use crate::bucket::atomic::Ordering;
+use crate::bucket::atomic::{Ordering, spin_loop};
 use crate::bucket::table::TableBucket;
 use crate::time::Timestamp;
 
 impl LocalBucket {
     /// Takes back `taken.cost` tokens of a request that was allowed. The caller has pinned the key. A leaky bucket takes
     /// back its last slot only.
-    pub(crate) fn take_back(&self, rule: &TurnRule, taken: Taken) {
-        match rule {
-            TurnRule::LeakyBucket { .. } => self.give_back(rule, taken),
+    pub(crate) fn take_back(&self, rule: &'static TurnRule, taken: Taken) {
+        match self.rule_in_force(rule) {
+            rule @ TurnRule::LeakyBucket { .. } => self.give_back(rule, taken),
             // Beyond a full bucket nothing is kept: a state in the past is one of now.
-            TurnRule::TokenBucket(_) => {
+            rule @ TurnRule::TokenBucket(_) => {
                 let units = rule.units_of(taken.cost.into());
                 self.change(|state| state.saturating_sub(units).max(1));
             }
@@ -21,15 +21,20 @@ impl LocalBucket {
     }
 
     /// Spends `tokens`, whatever the limit. The caller has pinned the key.
-    pub(crate) fn charge(&self, rule: &TurnRule, tokens: u32, now: Timestamp) {
+    pub(crate) fn charge(&self, rule: &'static TurnRule, tokens: u32, now: Timestamp) {
+        let rule = self.rule_in_force(rule);
         let (now, units) = (rule.units_at(now), rule.units_of(tokens.into()));
-        self.change(|state| state.max(now).saturating_add(units).min(STATE_MAX - 1));
+        self.change(|state| state.max(now).saturating_add(units).min(STATE_MAX - 2));
     }
 
     /// Changes the state. How far it had grown is written down before, as the next key of the place begins beyond it.
     fn change(&self, to: impl Fn(u64) -> u64) {
         loop {
             let state = TableBucket::load(self);
+            if state == CHANGING {
+                spin_loop();
+                continue;
+            }
             if Self::is_retired(state) {
                 return;
             }

@@ -10,7 +10,7 @@ use super::*;
 use crate::quota::Quota;
 
 fn token_bucket(quota: Quota) -> &'static TurnRule {
-    leak(TurnRule::TokenBucket(quota.local_scale("x").unwrap()))
+    leak(TurnRule::TokenBucket(quota.local_scale("x", false).unwrap()))
 }
 
 fn leak(rule: TurnRule) -> &'static TurnRule {
@@ -23,12 +23,12 @@ fn at(us: u64) -> Timestamp {
 
 fn new() -> LocalBucket {
     let bucket = LocalBucket::default();
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     bucket
 }
 
 fn ask(cost: u32, rule: &'static TurnRule) -> LocalAsk<TurnRule> {
-    LocalAsk { cost, rule, within_us: 0 }
+    LocalAsk { cost, rule, within_us: 0, plan: NewKey::NO_PLAN }
 }
 
 /// Decides about `cost` tokens: whether they were spent, and the tokens left.
@@ -93,7 +93,7 @@ proptest! {
         tokens in 1..=1_000_000_000_u64, burst in 1..=1_000_000_000_u64, seed in any::<u64>(),
     ) {
         let quota = Quota::per_second(tokens).burst(burst);
-        let Ok(scale) = quota.local_scale("x") else { return Ok(()) };
+        let Ok(scale) = quota.local_scale("x", false) else { return Ok(()) };
         let rule = leak(TurnRule::TokenBucket(scale));
         let (bucket, mut rng) = (new(), fastrand::Rng::with_seed(seed));
         let (mut now_us, mut spent) = (1, 0_u128);
@@ -165,7 +165,7 @@ fn word_of_one_key_is_never_the_word_of_the_next() {
     assert!(try_retire(2));
     assert!(LocalBucket::is_retired(bucket.load()));
     assert!(!try_retire(3), "once");
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     assert_eq!(
         bucket.try_decide(before, ask(1, rule), at(3)),
         None,
@@ -219,7 +219,7 @@ fn key_after_one_with_an_undone_request_begins_above_its_words_and_not_before_th
         |us: u64| bucket.try_retire(at(us + CLOCK_AGE_MAX_US), rule, Evictable::Full).is_some();
     assert!(!try_retire(14_000), "its word was there until then");
     assert!(try_retire(14_001));
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     assert!(bucket.load() > highest);
     assert_eq!(take(&bucket, 2, at(14_001), rule), (true, 0), "and is full");
 }

@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+pub(in crate::bucket) use loom::hint::spin_loop;
 use loom::sync::atomic as loom_atomic;
 pub(in crate::bucket) use loom::sync::{Mutex, MutexGuard};
 pub(in crate::bucket) use loom_atomic::{Ordering, fence};
@@ -114,6 +115,7 @@ macro_rules! atomic {
 }
 
 atomic!(AtomicI32, i32);
+atomic!(AtomicU8, u8);
 atomic!(AtomicU16, u16);
 atomic!(AtomicU32, u32);
 atomic!(AtomicU64, u64);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::bucket::lease_bucket::{Lease, LeaseBucket};
 use crate::bucket::notifications::Urgency;
-use crate::bucket::spend_result::{Ask, SpendResult, Verdict};
+use crate::bucket::spend_result::{Ask, NewKey, SpendResult, Verdict};
 use crate::bucket::table::{Evictable, TableBucket};
 use crate::quota::{Curve, Scale};
 use crate::time::Timestamp;
@@ -23,7 +23,7 @@ fn lease(rate: i64, ends_us: u64) -> Lease {
 /// A bucket of which the engine has an account, with a lease from time 0 on and tokens.
 fn leased(lease: Lease, tokens: i64) -> LeaseBucket {
     let bucket = LeaseBucket::default();
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     bucket.open_account(1);
     bucket.amend(at(0), lease, tokens, 0, UNIT);
     bucket
@@ -45,7 +45,7 @@ fn try_decide(
 }
 
 fn ask(cost: u32, first_credit: u32) -> Ask {
-    Ask { cost, scale: SCALE, first_credit, can_wait: false }
+    Ask { cost, scale: SCALE, first_credit, plan: NewKey::NO_PLAN, can_wait: false }
 }
 
 fn decide(bucket: &LeaseBucket, now: Timestamp) -> SpendResult {
@@ -214,7 +214,7 @@ fn credit_of_a_full_key_is_given_once_while_its_account_is_opened() {
     check("first credit against an account", || {
         const FIRST_CREDIT: u32 = 2;
         let bucket = LeaseBucket::default();
-        bucket.start(1, false);
+        bucket.start(NewKey::with_credit(1), false);
         let bucket = Arc::new(bucket);
         let decide = |bucket: &LeaseBucket| loop {
             if let Some(result) = try_decide(bucket, at(1), FIRST_CREDIT, 1) {

@@ -7,7 +7,7 @@ use crate::bucket::key_hash::tests::SEEDS;
 use crate::bucket::lease_bucket::LeaseBucket;
 use crate::bucket::local_bucket::LocalBucket;
 use crate::bucket::log_bucket::LogBucket;
-use crate::bucket::spend_result::{Ask, LocalAsk};
+use crate::bucket::spend_result::{Ask, LocalAsk, NewKey};
 use crate::bucket::table::{Evictable, KeyBudget, Room, Table, TableBucket};
 use crate::quota::{Curve, Scale};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
@@ -15,12 +15,15 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 /// A token in a million years, and a burst of one.
 const SCALE: Scale = Scale { rate: 1, token: 1 << 50, burst: 1 << 50, curve: Curve::Refill };
 /// A credit of one.
-const ASK: Ask = Ask { cost: 1, scale: SCALE, first_credit: 1, can_wait: false };
+const ASK: Ask =
+    Ask { cost: 1, scale: SCALE, first_credit: 1, plan: NewKey::NO_PLAN, can_wait: false };
 const RULE: TurnRule = TurnRule::TokenBucket(SCALE);
-const LOCAL_ASK: LocalAsk<TurnRule> = LocalAsk { cost: 1, rule: &RULE, within_us: 0 };
+const LOCAL_ASK: LocalAsk<TurnRule> =
+    LocalAsk { cost: 1, rule: &RULE, within_us: 0, plan: NewKey::NO_PLAN };
 /// A token in a million years.
 const LOG_RULE: LogRule = LogRule { tokens: 1, period_us: 1 << 50 };
-const LOG_ASK: LocalAsk<LogRule> = LocalAsk { cost: 1, rule: &LOG_RULE, within_us: 0 };
+const LOG_ASK: LocalAsk<LogRule> =
+    LocalAsk { cost: 1, rule: &LOG_RULE, within_us: 0, plan: NewKey::NO_PLAN };
 const NOW: Timestamp = Timestamp::from_micros(1);
 const LATER: Timestamp = Timestamp::from_micros(3 + CLOCK_AGE_MAX_US);
 
@@ -32,7 +35,7 @@ fn table<B: TableBucket>(max_keys: usize, first_credit: u32) -> Table<B> {
 /// Decides as [`Limiter`](crate::Limiter) does about a key of a local limit.
 fn decide_local(table: &Table<LocalBucket>, key: &[u8], now: Timestamp) -> bool {
     loop {
-        let found = table.find_or_insert(key, 0, Room::Any);
+        let found = table.find_or_insert(key, NewKey::with_credit(0), Room::Any);
         if let Some(answer) = found.bucket.try_decide(found.word, LOCAL_ASK, now) {
             return answer.is_allowed;
         }
@@ -42,7 +45,7 @@ fn decide_local(table: &Table<LocalBucket>, key: &[u8], now: Timestamp) -> bool 
 /// The same of a log of one token.
 fn decide_log(table: &Table<LogBucket>, key: &[u8], now: Timestamp) -> bool {
     loop {
-        let found = table.find_or_insert(key, 0, Room::Any);
+        let found = table.find_or_insert(key, NewKey::with_credit(0), Room::Any);
         if let Some(answer) = found.bucket.try_decide(found.word, LOG_ASK, now) {
             return answer.is_allowed;
         }
@@ -52,7 +55,7 @@ fn decide_log(table: &Table<LogBucket>, key: &[u8], now: Timestamp) -> bool {
 /// The same of a hybrid limit, on a credit of one.
 fn decide_leased(table: &Table<LeaseBucket>, key: &[u8]) -> bool {
     loop {
-        let found = table.find_or_insert(key, 1, Room::Any);
+        let found = table.find_or_insert(key, NewKey::with_credit(1), Room::Any);
         if let Some(result) = found.bucket.decide(found.word, ASK, NOW) {
             return result.is_allowed();
         }
@@ -75,7 +78,8 @@ fn key_is_found_while_the_index_grows() {
         let table = Arc::new(table::<LocalBucket>(16, 0));
         assert!(decide_local(&table, b"a", NOW));
         let insert = |table: &Table<LocalBucket>| {
-            [b"b", b"c", b"d", b"e", b"f"].map(|key| table.find_or_insert(key, 0, Room::Any).place)
+            [b"b", b"c", b"d", b"e", b"f"]
+                .map(|key| table.find_or_insert(key, NewKey::with_credit(0), Room::Any).place)
         };
         let inserter = run(&table, insert);
         assert!(!decide_local(&table, b"a", NOW));
@@ -90,7 +94,7 @@ fn local_key_does_not_pay_for_another_key_that_had_its_place() {
     check("local decision against eviction", || {
         let table = Arc::new(table::<LocalBucket>(1, 0));
         // Full since long, so that it can be evicted.
-        table.find_or_insert(b"a", 0, Room::Any);
+        table.find_or_insert(b"a", NewKey::with_credit(0), Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
             found.and_then(|found| found.bucket.try_decide(found.word, LOCAL_ASK, NOW)).is_some()
@@ -108,7 +112,7 @@ fn local_key_does_not_pay_for_another_key_that_had_its_place() {
 fn hybrid_key_does_not_pay_for_another_key_that_had_its_place() {
     check("leased decision against eviction", || {
         let table = Arc::new(table::<LeaseBucket>(1, 0));
-        table.find_or_insert(b"a", 1, Room::Any);
+        table.find_or_insert(b"a", NewKey::with_credit(1), Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
             found.and_then(|found| found.bucket.decide(found.word, ASK, NOW)).is_some()
@@ -125,7 +129,7 @@ fn hybrid_key_does_not_pay_for_another_key_that_had_its_place() {
 fn log_of_a_key_is_not_written_by_another_key_that_had_its_place() {
     check("log's decision against eviction", || {
         let table = Arc::new(table::<LogBucket>(1, 0));
-        table.find_or_insert(b"a", 0, Room::Any);
+        table.find_or_insert(b"a", NewKey::with_credit(0), Room::Any);
         let old = run(&table, |table| {
             let found = table.find(b"a");
             found.and_then(|found| found.bucket.try_decide(found.word, LOG_ASK, NOW)).is_some()

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::algorithm::{Standing, WindowRule};
-use crate::bucket::spend_result::LocalAsk;
+use crate::bucket::spend_result::{LocalAsk, NewKey};
 use crate::bucket::table::TableBucket;
 use crate::bucket::window_bucket::WindowBucket;
 use crate::time::Timestamp;
@@ -22,14 +22,17 @@ const TEN: WindowRule = rule(10);
 /// A key that has spent so many tokens of the window before the edge.
 fn bucket(spent: u32, rule: &'static WindowRule) -> Arc<WindowBucket> {
     let bucket = Arc::new(WindowBucket::default());
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     assert!(take(&bucket, spent, 0, rule));
     bucket
 }
 
 fn take(bucket: &WindowBucket, cost: u32, us: u64, rule: &'static WindowRule) -> bool {
     loop {
-        let (ask, now) = (LocalAsk { cost, rule, within_us: 0 }, Timestamp::from_micros(us));
+        let (ask, now) = (
+            LocalAsk { cost, rule, within_us: 0, plan: NewKey::NO_PLAN },
+            Timestamp::from_micros(us),
+        );
         if let Some(answer) = bucket.try_decide(bucket.load(), ask, now) {
             return answer.is_allowed;
         }
@@ -38,7 +41,10 @@ fn take(bucket: &WindowBucket, cost: u32, us: u64, rule: &'static WindowRule) ->
 
 /// What the bucket says was spent in the new window and in the one before.
 fn spent(bucket: &WindowBucket, rule: &'static WindowRule) -> (u32, u32) {
-    let (ask, now) = (LocalAsk { cost: 0, rule, within_us: 0 }, Timestamp::from_micros(AFTER));
+    let (ask, now) = (
+        LocalAsk { cost: 0, rule, within_us: 0, plan: NewKey::NO_PLAN },
+        Timestamp::from_micros(AFTER),
+    );
     let answer = bucket.try_decide(bucket.load(), ask, now).unwrap();
     let Standing::Window(_, counts) = answer.standing else { panic!("it has windows") };
     (counts.current, counts.previous)

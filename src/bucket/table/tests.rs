@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::*;
 use crate::algorithm::TurnRule;
 use crate::bucket::key_hash::tests::SEEDS;
-use crate::bucket::spend_result::{Ask, LocalAsk};
+use crate::bucket::spend_result::{Ask, LocalAsk, NewKey};
 use crate::bucket::{BucketRef, Collected, Lease, LeaseBucket, LocalBucket};
 
 /// A token a microsecond, and a burst of 100.
@@ -28,7 +28,7 @@ fn at(us: u64) -> Timestamp {
 
 /// The place of a key, which has a token of credit if it is new.
 fn insert(table: &Table<LeaseBucket>, key: &[u8]) -> u32 {
-    table.find_or_insert(key, 1, Room::Any).place
+    table.find_or_insert(key, NewKey::with_credit(1), Room::Any).place
 }
 
 fn find<B: TableBucket>(table: &Table<B>, key: &[u8]) -> Option<u32> {
@@ -36,7 +36,7 @@ fn find<B: TableBucket>(table: &Table<B>, key: &[u8]) -> Option<u32> {
 }
 
 fn ask(cost: u32) -> Ask {
-    Ask { cost, scale: SCALE, first_credit: 1, can_wait: false }
+    Ask { cost, scale: SCALE, first_credit: 1, plan: NewKey::NO_PLAN, can_wait: false }
 }
 
 fn spend(table: &Arc<Table<LeaseBucket>>, place: u32, now: Timestamp) -> bool {
@@ -303,7 +303,7 @@ fn credit_at_rest_is_set_on_all_keys_and_a_new_key_would_have_what_it_is_given()
     for place in places {
         assert_eq!(table.at(place).credit_at_rest(), 5, "{place}");
     }
-    assert_eq!(table.new_bucket(b"c", 3).credit_at_rest(), 3);
+    assert_eq!(table.new_bucket(b"c", NewKey::with_credit(3)).credit_at_rest(), 3);
     assert_eq!(format!("{table:?}"), "Table { limit: 0, .. }");
 }
 
@@ -322,7 +322,10 @@ fn slabs_are_allocated_when_their_first_place_is_needed() {
 fn eviction_takes_only_keys_that_are_idle_and_not_pinned() {
     let table = table(3);
     let now = at(10);
-    let (pinned, again) = (table.pin(b"pinned", 1), table.pin(b"pinned", 1));
+    let (pinned, again) = (
+        table.pin(b"pinned", NewKey::with_credit(1)),
+        table.pin(b"pinned", NewKey::with_credit(1)),
+    );
     assert_eq!(pinned, again);
     let spent = insert(&table, b"spent");
     insert(&table, b"idle");
@@ -460,7 +463,7 @@ fn tokens_are_charged_to_the_key_that_asked_while_places_change_hands() {
         std::thread::spawn(move || {
             let mut spent = 0_u64;
             while spent < EACH {
-                let found = table.find_or_insert(key, 1, Room::Any);
+                let found = table.find_or_insert(key, NewKey::with_credit(1), Room::Any);
                 if found.place != OVERFLOW {
                     let decided = found.bucket.decide(found.word, ask(1), at(2));
                     spent += u64::from(decided.is_some_and(|result| result.is_allowed()));
@@ -502,7 +505,7 @@ const RULE: &TurnRule =
 #[allow(clippy::disallowed_methods, reason = "a test's own threads")]
 fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
     let budget = Arc::new(KeyBudget::new(2, 1));
-    let ask = LocalAsk { cost: 1, rule: RULE, within_us: 0 };
+    let ask = LocalAsk { cost: 1, rule: RULE, within_us: 0, plan: NewKey::NO_PLAN };
     let table = Arc::new(Table::<LocalBucket>::new(0, KeyHasher::new(SEEDS), budget, 0).unwrap());
     let stop = Arc::new(AtomicBool::new(false));
     // In each round the time is 100 us later: each of three keys has two tokens, if it has room.
@@ -513,7 +516,7 @@ fn local_keys_are_never_mistaken_for_each_other_while_places_change_hands() {
                 let now = at(round * 100);
                 let mut spent = 0;
                 for _ in 0..4 {
-                    let found = table.find_or_insert(&[key], 0, Room::Any);
+                    let found = table.find_or_insert(&[key], NewKey::with_credit(0), Room::Any);
                     if found.place != OVERFLOW
                         && let Some(answer) = found.bucket.try_decide(found.word, ask, now)
                     {

@@ -16,12 +16,12 @@ fn at(us: u64) -> Timestamp {
 
 fn new() -> WindowBucket {
     let bucket = WindowBucket::default();
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     bucket
 }
 
 fn ask(cost: u32, rule: &'static WindowRule) -> LocalAsk<WindowRule> {
-    LocalAsk { cost, rule, within_us: 0 }
+    LocalAsk { cost, rule, within_us: 0, plan: NewKey::NO_PLAN }
 }
 
 /// Decides about `cost` tokens: whether they were spent, and the tokens left.
@@ -84,7 +84,7 @@ fn word_of_one_key_is_never_the_word_of_the_next_which_begins_with_nothing() {
         assert!(try_retire(counts_for * PERIOD_US));
         assert!(WindowBucket::is_retired(bucket.load()));
         assert!(!try_retire(counts_for * PERIOD_US), "once");
-        bucket.start(0, false);
+        bucket.start(NewKey::with_credit(0), false);
         assert_eq!(
             bucket.try_decide(before, ask(1, rule), at(3 * PERIOD_US)),
             None,

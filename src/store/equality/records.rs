@@ -109,6 +109,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
         recovering_until_us: record.number_or_zero(),
         heard: record.number_or_zero(),
         after_silence: record.number_or_zero(),
+        beyond: [record.number_or_zero(), record.number_or_zero()],
         previous: if curve == Curve::SlidingWindow { record.number_or_zero() } else { 0 },
         window_ends_us: if curve == Curve::CalendarWindow { record.number_or_zero() } else { 0 },
         slots: if curve == Curve::SlidingLog { slots_of(&mut record) } else { Slots::default() },

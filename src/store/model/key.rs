@@ -34,6 +34,9 @@ pub(crate) struct Key {
     pub(crate) after_silence: i64,
     /// Units charged in the window before that of the stamp, if windows slide.
     pub(crate) previous: i64,
+    /// Tokens charged in the window of the stamp and in the one before that the plan in force does not count: another plan had
+    /// allowed them.
+    pub(crate) beyond: [i64; 2],
     /// When the window of the level ends, if it is one of a calendar and a node has told; else 0.
     pub(crate) window_ends_us: i64,
     /// What was charged when, if a log slides.
@@ -93,6 +96,7 @@ impl Key {
             heard: 0,
             after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
             previous,
+            beyond: [0; 2],
             window_ends_us: 0,
             slots,
             stamp_us: now_us,
@@ -236,7 +240,7 @@ impl Key {
 
     /// Ends all leases but those of the last `alive` epochs: what was outstanding counts as spent, and
     /// what was spent ahead is owed.
-    fn end_leases(&mut self, alive: usize) {
+    pub(super) fn end_leases(&mut self, alive: usize) {
         for outstanding in &mut self.outstanding[alive..] {
             let units = std::mem::take(outstanding);
             self.level = (self.level - units.max(0)).max(-NUMBER_MAX);
@@ -244,64 +248,19 @@ impl Key {
         }
     }
 
-    /// Moves the key to a newer definition of its limit; leases of the old one count until they end.
-    pub(super) fn adopt(&mut self, entry: &Entry) {
-        let (old, previous) = (self.scale, self.previous);
-        if old.curve == Curve::Refill && entry.scale.curve != Curve::Refill {
-            // A token bucket's refill does not end with a window, so windows cannot take it over: it is void.
-            self.end_leases(0);
-            (self.leased, self.depth, self.demand) = ([0; 2], [0; 2], [0; 2]);
-        }
-        if old.curve == Curve::SlidingWindow {
-            // Refill of the old plan flows until its window's end.
-            let refill_us = old.window_ends_us(self.stamp_us) - self.stamp_us;
-            for (outstanding, leased) in self.outstanding.iter_mut().zip(&mut self.leased) {
-                let rate = std::mem::take(leased);
-                *outstanding = flow(*outstanding, rate, refill_us, NUMBER_MAX);
-            }
-        }
-        let ratio = entry.scale.token as f64 / self.scale.token as f64;
-        let down = |units: i64| {
-            ((units as f64 * ratio).floor() as i64).clamp(-NUMBER_MAX, entry.scale.burst)
-        };
-        let up = |units: i64| ((units as f64 * ratio).ceil() as i64).clamp(-NUMBER_MAX, NUMBER_MAX);
-        let level = self.level;
-        let current = (old.burst - level - self.counted(previous, self.stamp_us)).max(0);
-        self.level = down(self.level);
-        self.unleased = down(self.unleased);
-        self.after_silence = down(self.after_silence);
-        self.leased = self.leased.map(up);
-        self.outstanding = self.outstanding.map(up);
-        self.demand = self.demand.map(up);
-        self.scale = entry.scale;
-        self.version = entry.version;
-        (self.previous, self.window_ends_us) = (0, 0);
-        let mut slots = std::mem::take(&mut self.slots);
-        if self.scale.curve == Curve::SlidingLog && old.curve == Curve::SlidingLog {
-            // What was spent stays, and leaves a window of the new plan later.
-            slots.convert(&old, &self.scale, self.stamp_us, up);
-            self.slots = slots;
-            self.level = (self.scale.burst - up(old.burst - level)).max(-NUMBER_MAX);
-        } else if self.is_windows() && old.curve == self.scale.curve {
-            // A window's plan tells how much may be spent in it.
-            let (mut current, mut before) = (up(current), up(previous));
-            // The next window owes nothing of what an earlier plan had allowed.
-            (current, before) = (current.min(self.scale.burst), before.min(self.scale.burst));
-            self.previous = if self.scale.curve == Curve::SlidingWindow { before } else { 0 };
-            let counted = self.counted(self.previous, self.stamp_us);
-            self.level = (self.scale.burst - current - counted).max(-NUMBER_MAX);
-        }
-        if self.is_windows() {
-            self.unleased = self.level - self.outstanding[0] - self.outstanding[1];
-        }
+    /// Brings the record to the time of the entry's batch.
+    pub(super) fn bring_to(&mut self, entry: &Entry, at: At<'_>) {
+        let (before_us, ended_us) = (self.stamp_us, self.window_ends_us);
+        self.open_window(entry.window_span_us, at.now_us);
+        self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
+        self.pass_beyond(before_us, ended_us);
     }
 
     // ---- one entry ---------------------------------------------------------------------------
 
     /// Applies one entry and answers it. A record that `is_new` was made for it.
     pub(super) fn apply(&mut self, entry: &Entry, is_new: bool, at: At<'_>) -> Given {
-        self.open_window(entry.window_span_us, at.now_us);
-        self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
+        self.bring_to(entry, at);
         let idle = [self.leased, self.depth, self.outstanding, self.demand] == [[0; 2]; 4];
         if idle && entry.epoch_us != self.epoch_us {
             self.epoch_us = entry.epoch_us;
@@ -435,7 +394,11 @@ impl Key {
         }
         // What all nodes may spend on credit is never written off: they would have it twice.
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
-        let lowest = -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX));
+        let lowest = match self.scale.curve {
+            // What was spent leaves within a window, however much it is.
+            Curve::SlidingLog => -NUMBER_MAX,
+            _ => -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX)),
+        };
         if self.unleased < lowest {
             // Below -2^53 doubles skip integers, so the script and this count from there.
             let unleased = self.unleased.max(-SUM_MAX);
@@ -564,6 +527,7 @@ pub(super) mod tests {
             heard: 0,
             after_silence: 0,
             previous,
+            beyond: [0; 2],
             window_ends_us: 0,
             slots: Slots::default(),
             stamp_us: 10_500_000,

@@ -1,8 +1,14 @@
-//! The quota that a key follows: this node's, or a newer one that the store holds.
+//! The quota that a key follows: one that this node's callers name, or one that the store holds.
 //!
-//! Buckets and accounts count in the units of the quota that the node was built with; what passes between
-//! node and store is in the units of the quota that the store holds.
+//! Buckets and accounts count in the units that this node has for all plans of a limit; what passes between node and store
+//! is in the units of the quota that the store holds, which are others where that is of another definition.
+//!
+//! The store keeps the quota with the highest version that it has seen of a key, and refuses entries of another. A version
+//! is that of the limit's definition, and how often the key's plan was changed under it. A node whose callers name another
+//! plan than before *insists* on it until the store has taken it: refused, it comes again with a version above the store's.
+//! A node whose callers go on as they did follows the store. So the plan that was named last holds on all nodes.
 
+use crate::limit::Terms;
 use crate::quota::{Curve, PERIOD_MAX, Scale, TOKENS_MAX};
 use crate::sync::message::{Entry, Given, Held};
 use crate::time::Timestamp;
@@ -10,46 +16,41 @@ use crate::time::Timestamp;
 /// The largest bucket in units of this node: they do not go on the wire, where less has room.
 const OWN_MAX: i64 = 1 << 58;
 
+/// Changes of plan are counted in so many bits of a version.
+const CHANGES_BITS: u32 = 20;
+/// The most changes of plan that are counted. Then nobody insists any more.
+const CHANGES_MAX: i64 = (1 << CHANGES_BITS) - 1;
+
 /// The longest time that a token of any limit takes to flow in.
 const TOKEN_US_MAX: i64 = PERIOD_MAX.as_micros() as i64;
 
 /// While the store refuses a key, or holds another quota of a limit, an event says so once in this time.
 pub(crate) const REFUSAL_EVENTS_US: u64 = 60_000_000;
 
-/// A newer quota.
-#[derive(Clone, Copy, Debug)]
-struct Adopted {
-    version: i64,
-    /// As the store has it.
-    stored: Scale,
-    /// The same in the units of this node.
-    own: Scale,
+/// The version of a limit's definition that a key's version is of.
+pub(crate) const fn definition(version: i64) -> i64 {
+    version >> CHANGES_BITS
 }
 
-impl Adopted {
-    /// `None` if what the store holds is no quota, or one that this node's units cannot hold.
-    fn new(version: i64, stored: Scale, token: i64) -> Option<Self> {
-        let tokens = stored.burst / stored.token;
-        let Scale { rate, token: unit, .. } = stored;
-        let is_rate = rate > 0 && unit / rate <= TOKEN_US_MAX && rate / unit <= TOKENS_MAX as i64;
-        // Other numbers of the same algorithm: this node counts by its own.
-        let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
-        let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
-        let rate = converted(stored.rate, stored.token, token).max(1);
-        let own = Scale { rate, token, burst, curve: stored.curve };
-        // A window keeps its length, nearly.
-        let off_us = (own.window_us() - stored.window_us()).abs();
-        let is_kept = own.curve == Curve::Refill || off_us <= stored.window_us() / 100;
-        is_kept.then_some(Self { version, stored, own })
-    }
+/// How often the key's plan was changed under its definition.
+const fn changes(version: i64) -> i64 {
+    version & CHANGES_MAX
+}
 
-    fn out(&self, units: i64) -> i64 {
-        converted(units, self.own.token, self.stored.token)
-    }
-
-    fn back(&self, units: i64) -> i64 {
-        converted(units, self.stored.token, self.own.token)
-    }
+/// `stored` in units of which `token` make a token. `None` if it is no quota, or one that these units cannot hold.
+fn own_scale(stored: Scale, token: i64) -> Option<Scale> {
+    let tokens = stored.burst / stored.token;
+    let Scale { rate, token: unit, .. } = stored;
+    let is_rate = rate > 0 && unit / rate <= TOKEN_US_MAX && rate / unit <= TOKENS_MAX as i64;
+    // Other numbers of the same algorithm: this node counts by its own.
+    let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
+    let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
+    let rate = converted(stored.rate, stored.token, token).max(1);
+    let own = Scale { rate, token, burst, curve: stored.curve };
+    // A window keeps its length, nearly.
+    let off_us = (own.window_us() - stored.window_us()).abs();
+    let is_kept = own.curve == Curve::Refill || off_us <= stored.window_us() / 100;
+    is_kept.then_some(own)
 }
 
 /// Units of which `from` make a token, in units of which `to` do, rounded down.
@@ -59,11 +60,16 @@ fn converted(units: i64, from: i64, to: i64) -> i64 {
     units.div_euclid(i128::from(from)).clamp(-most, most) as i64
 }
 
-/// The quota that this node and the store have agreed on for one key.
+/// The quota that this node and the store have agreed on for one key, or that this node insists on.
 #[derive(Debug)]
 pub(super) struct AgreedQuota {
-    /// The store's, if it is newer than this node's.
-    adopted: Option<Adopted>,
+    version: i64,
+    /// As the store has it.
+    stored: Scale,
+    /// The same in the units of this node.
+    own: Scale,
+    /// Callers have named another plan, and the store has not taken it yet.
+    insists: bool,
     /// The store refuses the key: it holds another quota of the limit, or another program's value.
     pub(super) is_refused: bool,
     /// When the next event may name the refusal.
@@ -71,28 +77,82 @@ pub(super) struct AgreedQuota {
 }
 
 impl AgreedQuota {
-    pub(super) fn own() -> Self {
-        Self { adopted: None, is_refused: false, event_from: Timestamp::ZERO }
-    }
-
-    /// Goes on with the quota `stored` of this `version` in units of which `unit` make a token, if they can hold it:
-    /// returns whether they can.
-    pub(super) fn adopt(&mut self, version: i64, stored: Scale, unit: i64) -> bool {
-        let adopted = Adopted::new(version, stored, unit);
-        if adopted.is_some() {
-            self.adopted = adopted;
+    /// The quota of the limit or of a plan of it.
+    pub(super) fn of(terms: &Terms, is_plan: bool) -> Self {
+        Self {
+            // Nodes that do not know of a change give way to those that do.
+            version: i64::from(terms.version) << CHANGES_BITS | i64::from(is_plan),
+            stored: terms.scale,
+            own: terms.scale,
+            insists: true,
+            is_refused: false,
+            event_from: Timestamp::ZERO,
         }
-        adopted.is_some()
     }
 
-    /// The quota in the units of this node; `own` is what it was built with.
-    pub(super) fn scale(&self, own: Scale) -> Scale {
-        self.adopted.map_or(own, |adopted| adopted.own)
+    /// Callers name the plan with these terms. Returns whether it is another one than that in force.
+    pub(super) fn name(&mut self, terms: &Terms) -> bool {
+        if self.stored == terms.scale {
+            return false;
+        }
+        (self.stored, self.own) = (terms.scale, terms.scale);
+        self.insist(self.version);
+        true
     }
 
-    /// The quota as the store has it; `own` is what this node was built with.
-    pub(super) fn stored(&self, own: Scale) -> Scale {
-        self.adopted.map_or(own, |adopted| adopted.stored)
+    /// Asks for this node's plan with a version above `version`.
+    fn insist(&mut self, version: i64) {
+        self.insists = true;
+        let is_counted = changes(version) < CHANGES_MAX;
+        self.version = if is_counted { version + 1 } else { version };
+    }
+
+    /// The store holds `stored` of this `version` and has refused an entry of another; callers name the plan of `named`. Says
+    /// which of them is to be reported by now; `None` if neither can be: the store is to be asked later.
+    pub(super) fn settle(
+        &mut self,
+        version: i64,
+        stored: Scale,
+        named: &Terms,
+        has_plans: bool,
+    ) -> Option<Agreement> {
+        let is_older = definition(version) < definition(self.version);
+        let is_newer = definition(version) > definition(self.version);
+        let were_plans_changed = has_plans || changes(version.max(self.version)) > 0;
+        let may_insist = were_plans_changed && changes(version) < CHANGES_MAX;
+        if self.insists && !is_newer && stored != named.scale && may_insist {
+            self.insist(version.max(self.version));
+            return Some(Agreement::Insists);
+        }
+        let is_ahead = version > self.version || stored == named.scale;
+        if is_older || !(is_ahead || were_plans_changed) {
+            return None;
+        }
+        self.own = own_scale(stored, self.own.token)?;
+        (self.version, self.stored, self.insists) = (version, stored, false);
+        Some(Agreement::Follows)
+    }
+
+    /// Goes on with the quota `stored` of this `version`, if units of this node can hold it.
+    pub(super) fn begin_with(&mut self, version: i64, stored: Scale) {
+        if let Some(own) = own_scale(stored, self.own.token) {
+            (self.version, self.stored, self.own) = (version, stored, own);
+        }
+    }
+
+    /// The store has taken an entry.
+    pub(super) fn is_taken(&mut self) {
+        (self.insists, self.is_refused) = (false, false);
+    }
+
+    /// The quota in the units of this node.
+    pub(super) fn scale(&self) -> Scale {
+        self.own
+    }
+
+    /// The quota as the store has it.
+    pub(super) fn stored(&self) -> Scale {
+        self.stored
     }
 
     /// Whether an event is to name the store's refusal now; if so, notes that it does.
@@ -104,23 +164,40 @@ impl AgreedQuota {
         is_due
     }
 
+    fn out(&self, units: i64) -> i64 {
+        converted(units, self.own.token, self.stored.token)
+    }
+
+    fn back(&self, units: i64) -> i64 {
+        converted(units, self.stored.token, self.own.token)
+    }
+
+    /// Whether units of this node are those of the store.
+    fn has_same_units(&self) -> bool {
+        self.own.token == self.stored.token
+    }
+
     /// An entry as the store is to read it.
     pub(super) fn in_stored_units(&self, entry: Entry) -> Entry {
-        let Some(adopted) = self.adopted else { return entry };
-        let entry = with_units(&entry, |units| adopted.out(units));
-        Entry { scale: adopted.stored, version: adopted.version, ..entry }
+        let entry =
+            if self.has_same_units() { entry } else { with_units(&entry, |units| self.out(units)) };
+        Entry { scale: self.stored, version: self.version, ..entry }
     }
 
     /// An entry that was sent, in the units of this node.
     pub(super) fn in_own_units(&self, entry: &Entry) -> Entry {
-        self.adopted
-            .map_or_else(|| entry.clone(), |adopted| with_units(entry, |units| adopted.back(units)))
+        if self.has_same_units() {
+            return entry.clone();
+        }
+        with_units(entry, |units| self.back(units))
     }
 
     /// What the store gave, in the units of this node.
     pub(super) fn given_in_own_units(&self, given: &Given) -> Given {
-        let Some(adopted) = self.adopted else { return *given };
-        let own = |units| adopted.back(units);
+        if self.has_same_units() {
+            return *given;
+        }
+        let own = |units| self.back(units);
         Given {
             rate: own(given.rate),
             available: own(given.available),
@@ -130,6 +207,15 @@ impl AgreedQuota {
             ..*given
         }
     }
+}
+
+/// What becomes of an entry that the store has refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Agreement {
+    /// It comes again with the quota that the store holds.
+    Follows,
+    /// It comes again with a higher version.
+    Insists,
 }
 
 fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
@@ -160,7 +246,7 @@ mod tests {
     fn newer_quota_that_no_limit_can_have_is_not_adopted() {
         let most = TOKENS_MAX as i64;
         let adopts = |rate, token, burst| {
-            AgreedQuota::own().adopt(1, Scale { rate, token, burst, curve: Curve::Refill }, 1000)
+            own_scale(Scale { rate, token, burst, curve: Curve::Refill }, 1000).is_some()
         };
         assert!(adopts(1, 1, 1) && adopts(1, 1, most));
         assert!(!adopts(0, 1, 20_040_000), "no refill");

@@ -114,7 +114,7 @@ impl LeaseState {
             depth: depth.clamp(0, i64::from(MAX_TOKENS)) as u32,
             ends: self.bucket_ends(),
             low,
-            overdraw: u32::from(overdraw) | outlives_refill,
+            overdraw: overdraw | outlives_refill,
             is_policy: false,
         }
     }

@@ -73,7 +73,7 @@ impl Account {
             limit: limit.clone(),
             key: self.key.clone(),
             scale: terms.scale,
-            version: i64::from(terms.version),
+            version: 0,
             epoch_us: terms.epoch_us as i64,
             spent: unsent.spent,
             debt: unsent.debt,

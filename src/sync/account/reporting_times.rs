@@ -31,6 +31,9 @@ impl Account {
         self.history.last_request = now;
         let interval_us = self.interval_us(now, terms);
         self.schedule.touch(self.bucket.is_urgent(), interval_us, now);
+        if self.is_plan_changed() {
+            self.report_at(now);
+        }
     }
 
     // ---- the key's own tick ------------------------------------------------------------------

@@ -41,7 +41,8 @@ impl Account {
     }
 
     fn decide(&self, cost: u32, can_wait: bool, now: Timestamp) -> SpendResult {
-        let ask = Ask { cost, scale: self.scale, first_credit: 0, can_wait };
+        let ask =
+            Ask { cost, scale: self.scale, first_credit: 0, plan: self.bucket.plan(), can_wait };
         self.bucket.decide(ask, now)
     }
 
@@ -110,7 +111,7 @@ mod tests {
     use super::super::level::StoreView;
     use super::super::{Account, Cluster};
     use super::*;
-    use crate::bucket::{BucketRef, KeyBudget, KeyHasher, Table};
+    use crate::bucket::{BucketRef, KeyBudget, KeyHasher, NewKey, Table};
     use crate::limit::Limit;
     use crate::quota::Quota;
 
@@ -132,7 +133,7 @@ mod tests {
     fn account(terms: &Terms) -> (Account, Timestamp) {
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
-        let bucket = BucketRef::new(&table, table.pin(b"key", 0));
+        let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
         let now = Timestamp::from_micros(1_000);
         let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
         (Account::new(bucket, b"key"[..].into(), 0, cluster, terms, now), now)

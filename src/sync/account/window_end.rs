@@ -57,16 +57,19 @@ impl Account {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{Account, Cluster};
+    use super::super::{Account, Agreement, Cluster};
     use super::*;
     use crate::algorithm::{FixedWindow, SlidingWindow};
-    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, Table, Verdict};
+    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table, Verdict};
     use crate::limit::{Limit, Terms};
     use crate::quota::Quota;
     use crate::sync::message::{Entry, Given};
 
     /// When the store answered, by its clock: half a second before the end of a window.
     const STAMP_US: i64 = 10_500_000;
+
+    /// The first version of the next definition of a limit.
+    const NEWER: i64 = 1 << 20;
 
     fn at(us: u64) -> Timestamp {
         Timestamp::from_micros(us)
@@ -76,7 +79,7 @@ mod tests {
     fn account_of(terms: &Terms) -> Account {
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
-        let bucket = BucketRef::new(&table, table.pin(b"key", 0));
+        let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
         let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
         Account::new(bucket, b"key"[..].into(), 0, cluster, terms, at(1_000))
     }
@@ -101,7 +104,13 @@ mod tests {
     }
 
     fn spend(account: &Account, terms: &Terms, tokens: u32, us: u64) -> bool {
-        let ask = Ask { cost: tokens, scale: terms.scale, first_credit: 0, can_wait: false };
+        let ask = Ask {
+            cost: tokens,
+            scale: terms.scale,
+            first_credit: 0,
+            plan: NewKey::NO_PLAN,
+            can_wait: false,
+        };
         account.bucket.decide(ask, at(us)).is_allowed()
     }
 
@@ -139,7 +148,13 @@ mod tests {
             Given { stamp_us: 11_000_000 - left_us, life_us: 2_000_000, ..Given::default() };
         account.install(&given, &entry, at(1_000), at(1_000), &terms);
         [5_000, 30_000].map(|us| {
-            let ask = Ask { cost: 1, scale: terms.scale, first_credit: 0, can_wait: true };
+            let ask = Ask {
+                cost: 1,
+                scale: terms.scale,
+                first_credit: 0,
+                plan: NewKey::NO_PLAN,
+                can_wait: true,
+            };
             account.bucket.decide(ask, at(1_000 + us)).verdict
         })
     }
@@ -159,7 +174,8 @@ mod tests {
         let before = account.lease.held.outstanding;
         let newer = SlidingWindow::per_second(500);
         let newer = Limit::new("x", newer).validate_hybrid(1).unwrap().scale;
-        assert!(account.adopt(&entry, 1, newer, at(400_000)));
+        let agreed = account.agree(&entry, NEWER, newer, &terms, false, at(400_000));
+        assert_eq!(agreed, Some(Agreement::Follows));
         let refilled = terms.scale.rate / 2 * (11_000_000 - STAMP_US);
         assert_eq!(account.lease.held.outstanding, before + refilled);
         assert_eq!((account.lease.held.rate, account.lease.rate()), (0, 0));
@@ -173,7 +189,8 @@ mod tests {
         let entry = report(&mut account, &terms, 1_000);
         account.lease.held.tag = 7;
         let newer = Limit::new("x", SlidingWindow::per_second(500)).validate_hybrid(1).unwrap();
-        assert!(account.adopt(&entry, 1, newer.scale, at(2_000)));
+        let agreed = account.agree(&entry, NEWER, newer.scale, &terms, false, at(2_000));
+        assert_eq!(agreed, Some(Agreement::Follows));
         assert_eq!(account.lease.held.tag, 0);
     }
 

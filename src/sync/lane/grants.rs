@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::flight::Flight;
 use super::{HEARTBEAT_US, Lane};
 use crate::limit::Terms;
-use crate::sync::account::{Installed, Outage};
+use crate::quota::Scale;
+use crate::sync::account::{Agreement, Installed, Outage, definition};
 use crate::sync::context::Context;
 use crate::sync::event::Event;
 use crate::sync::message::{Entry, Given, Grant, Incarnation, Withheld};
@@ -29,25 +30,44 @@ impl Lane {
                 let given = account.given_in_own_units(given);
                 self.given(slot, &entry, &given, flight.first_sent, now, context);
             }
-            Grant::OtherQuota { version, scale }
-                if self
-                    .accounts
-                    .change(slot, |account| account.adopt(entry, *version, *scale, now)) =>
-            {
-                let limit = self.accounts[slot].limit();
-                context.limits[limit as usize].newest = Some((*version, *scale));
-                context.refused(limit, entry, grant, now);
-                self.accounts.change(slot, |account| account.report_at(now));
+            Grant::OtherQuota { version, scale } => {
+                if !self.agrees(slot, entry, (*version, *scale), now, context) {
+                    self.refused(slot, entry, grant, now, context);
+                }
             }
-            Grant::OtherQuota { .. } | Grant::Foreign => {
-                self.refused(slot, entry, grant, now, context);
-            }
+            Grant::Foreign => self.refused(slot, entry, grant, now, context),
         }
         self.count_decisions(slot, context);
         if self.leaving && self.accounts.change(slot, |account| account.try_leave(now)) {
             self.count_decisions(slot, context);
             self.close(slot, context);
         }
+    }
+
+    /// The store holds another quota than the entry's. Returns whether it can be asked again at once.
+    fn agrees(
+        &mut self,
+        slot: usize,
+        entry: &Entry,
+        (version, stored): (i64, Scale),
+        now: Timestamp,
+        context: &mut Context,
+    ) -> bool {
+        let limit = self.accounts[slot].limit();
+        let books = &mut context.limits[limit as usize];
+        let agreement = self.accounts.change(slot, |account| {
+            account.agree(entry, version, stored, &books.terms, books.has_plans(), now)
+        });
+        let Some(agreement) = agreement else { return false };
+        if definition(version) > definition(entry.version) {
+            books.newest = Some((version, stored));
+            context.refused(limit, entry, &Grant::OtherQuota { version, scale: stored }, now);
+        } else if agreement == Agreement::Follows && entry.scale != stored {
+            let named = self.accounts[slot].plan_named();
+            context.follows_other_plan(limit, named, stored, now);
+        }
+        self.accounts.change(slot, |account| account.report_at(now));
+        true
     }
 
     /// The store has charged the entry, and gave.
@@ -74,7 +94,7 @@ impl Lane {
                 // The store takes the key's quota again.
                 account.leave_policy(now, None, &terms);
             }
-            account.set_refused(false);
+            account.set_taken();
             account.cluster = cluster;
             let installed = account.install(given, entry, first_sent, now, &terms);
             if given.withheld != Withheld::Nothing && recovering_until > now {
@@ -102,7 +122,7 @@ impl Lane {
         context: &mut Context,
     ) {
         let is_event_due = self.accounts.change(slot, |account| {
-            account.set_refused(true);
+            account.set_refused();
             account.revoke(entry);
             account.report_at(now.plus_micros(HEARTBEAT_US));
             account.take_refusal_event_due(now)

@@ -80,7 +80,7 @@ fn surplus_of_large_costs_is_collected_once() {
 #[test]
 fn account_that_is_opened_keeps_the_flags_and_is_told_by_its_number() {
     let bucket = LeaseBucket::default();
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     assert_eq!(bucket.account(), None);
     let news = decide(&bucket, ask(1), at(1)).news;
     assert_eq!((news.urgency, news.is_new), (Urgency::Now, true));
@@ -104,7 +104,7 @@ fn tokens_that_are_pending_and_not_low_are_not_urgent() {
 #[test]
 fn first_denial_of_account_0_notifies_the_engine() {
     let bucket = LeaseBucket::default();
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     bucket.open_account(0);
     bucket.amend(at(0), lease(1, 10, 1_000_000), 0, 0, UNIT);
     assert_eq!(decide(&bucket, ask(1), at(1)).news.urgency, Urgency::Now);
@@ -115,7 +115,7 @@ fn first_denial_of_account_0_notifies_the_engine() {
 fn credit_at_rest_is_set_where_nothing_is_pending_and_the_engine_has_no_account() {
     let at_rest = |credit| {
         let bucket = LeaseBucket::default();
-        bucket.start(credit, false);
+        bucket.start(NewKey::with_credit(credit), false);
         bucket
     };
     let bucket = at_rest(3);
@@ -189,12 +189,12 @@ fn units_that_a_change_left_over_are_added_by_the_next_one() {
 #[test]
 fn evicted_key_is_full_when_the_engine_knew_and_a_marked_one_when_an_empty_one_would_be() {
     let bucket = LeaseBucket::default();
-    bucket.start(0, false);
+    bucket.start(NewKey::with_credit(0), false);
     bucket.open_account(1);
     let _ = collect(&bucket);
     assert!(bucket.try_close_account(at(1000), true));
     assert_eq!(bucket.try_retire(at(5), &SCALE, Evictable::Reported), Some(at(1000)));
-    bucket.start(1, true);
+    bucket.start(NewKey::with_credit(1), true);
     assert_eq!(bucket.load().credit(), 0);
     let fills_at = at(5).plus_micros(SCALE.fill_us());
     assert_eq!(bucket.try_retire(at(5), &SCALE, Evictable::Reported), Some(fills_at));

@@ -1,0 +1,131 @@
+//! The plans of a limit: quotas of their own for some keys.
+
+use super::{Limit, Mode, NAME_REASON, Terms, is_valid_name};
+use crate::algorithm::{KeyRule, Rule};
+use crate::error::ConfigError;
+use crate::quota::Scale;
+
+/// The most plans of a limit.
+pub const PLANS_MAX: usize = 1000;
+
+/// A named quota of a limit.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) name: String,
+    pub(crate) rule: Rule,
+}
+
+impl Limit {
+    /// A plan: what keys have whose callers ask by [`ActiveLimit::plan`](crate::ActiveLimit::plan). All others have the limit's
+    /// own quota, the default plan.
+    ///
+    /// A plan has the limit's algorithm, and of windows and logs the same period. Everything but the quota is the limit's. A
+    /// hybrid [`LeakyBucket`](crate::LeakyBucket) has no plans.
+    ///
+    /// ```
+    /// use tidegate::{Limit, Limiter, Quota};
+    ///
+    /// let limiter = Limiter::builder()
+    ///     .limit(Limit::new("api", Quota::per_minute(60)).plan("pro", Quota::per_second(50)))
+    ///     .build()?;
+    /// let (free, pro) = (limiter.limit("api")?, limiter.limit("api")?.plan("pro")?);
+    /// assert_eq!(free.check("user:1").burst(), 60);
+    /// assert_eq!(pro.check("user:2").quota(), Quota::per_second(50));
+    /// # Ok::<(), tidegate::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn plan(mut self, name: impl Into<String>, rule: impl Into<Rule>) -> Self {
+        self.plans.push(Plan { name: name.into(), rule: rule.into() });
+        self
+    }
+
+    /// The names of the limit's plans, without the default one.
+    pub fn plan_names(&self) -> impl Iterator<Item = &str> {
+        self.plans.iter().map(|plan| &*plan.name)
+    }
+
+    pub(crate) fn has_plans(&self) -> bool {
+        !self.plans.is_empty()
+    }
+
+    /// The limit as if its own quota were that of a plan, and that plan's its own.
+    pub(crate) fn under(&self, plan: &Plan) -> Self {
+        let mut limit = self.clone();
+        for other in limit.plans.iter_mut().filter(|other| other.name == plan.name) {
+            other.rule = self.rule;
+        }
+        Self { rule: plan.rule, ..limit }
+    }
+
+    /// Checks the plans, and changes the terms to units that all plans can be kept in.
+    pub(super) fn fit_plans(&self, terms: &mut Terms, is_alone: bool) -> Result<(), ConfigError> {
+        if !self.has_plans() {
+            return Ok(());
+        }
+        self.validate_plans(is_alone)?;
+        // The plan with the smallest burst has the least credit, and nobody knows the plan of a key that is new.
+        let rules = self.plans.iter().map(|plan| plan.rule).chain([self.rule]);
+        if let Some(least) = rules.min_by_key(|rule| rule.quota().burst_tokens()) {
+            terms.credit_rule = Self { rule: least, ..self.clone() }.credit_rule();
+        }
+        if terms.mode != Mode::Hybrid {
+            return Ok(());
+        }
+        let scales = self.leased_scales()?;
+        let fitted = terms.scale.in_units_of(Scale::common_token(&scales));
+        terms.scale = fitted.ok_or_else(|| {
+            let reason = "the plans' tokens have no common unit that leases can be counted in: choose rounder numbers, \
+                          or numbers that are nearer to each other";
+            self.invalid("plan", format!("{:?}", self.quota()), reason)
+        })?;
+        Ok(())
+    }
+
+    /// The quotas of the limit and of its plans, each in units of its own.
+    fn leased_scales(&self) -> Result<Vec<Scale>, ConfigError> {
+        let rules = self.plans.iter().map(|plan| plan.rule).chain([self.rule]);
+        let alone = |rule| Self { rule, plans: Vec::new(), ..self.clone() };
+        rules.map(|rule| Ok(alone(rule).validate_hybrid(1)?.scale)).collect()
+    }
+
+    fn validate_plans(&self, is_alone: bool) -> Result<(), ConfigError> {
+        if self.plans.len() > PLANS_MAX {
+            return Err(self.invalid("plan", self.plans.len().to_string(), "at most 1000 plans"));
+        }
+        let is_shared = self.mode == Mode::Hybrid && !is_alone;
+        if is_shared && matches!(self.rule, Rule::LeakyBucket(_)) {
+            let reason = "slots that nodes share are of one grid, and have no plans: call exact() or local()";
+            return Err(self.invalid("plan", self.plans[0].name.clone(), reason));
+        }
+        for (index, Plan { name, rule }) in self.plans.iter().enumerate() {
+            if !is_valid_name(name) {
+                return Err(self.invalid("plan", name.clone(), NAME_REASON));
+            }
+            if self.plans[..index].iter().any(|other| other.name == *name) {
+                return Err(self.invalid("plan", name.clone(), "is defined twice"));
+            }
+            let is_same = match (self.window_of(self.rule)?, self.window_of(*rule)?) {
+                (KeyRule::Turn(_), KeyRule::Turn(_)) => true,
+                (KeyRule::Window(own), KeyRule::Window(other)) => {
+                    (own.period_us, own.is_sliding, own.calendar)
+                        == (other.period_us, other.is_sliding, other.calendar)
+                }
+                (KeyRule::Log(own), KeyRule::Log(other)) => own.period_us == other.period_us,
+                _ => false,
+            };
+            if !is_same || self.rule.algorithm() != rule.algorithm() {
+                let reason = "a plan has the limit's algorithm, and the same windows";
+                return Err(self.invalid("plan", format!("{name} = {rule:?}"), reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn window_of(&self, rule: Rule) -> Result<KeyRule, ConfigError> {
+        rule.key_rule(&self.name, true)
+    }
+
+    fn invalid(&self, field: &'static str, value: String, reason: &'static str) -> ConfigError {
+        ConfigError::Limit { limit: self.name.clone(), field, value, reason }
+    }
+}

@@ -1,0 +1,364 @@
+//! Plans: a key that comes under another plan keeps what it has, gets nothing new, and is denied no longer than its plan and
+//! its debt explain; nodes that share a limit agree on one.
+#![cfg(feature = "testing")]
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::testing::{ManualClock, ScriptedStore};
+use tidegate::{
+    ActiveLimit, AsyncLimit, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter, Quota,
+    Rule, SlidingLog, SlidingWindow,
+};
+
+const NODES: usize = 4;
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+/// How far time goes between two looks of the nodes.
+const STEP: Duration = Duration::from_millis(10);
+
+/// Nodes that share limits in virtual time.
+struct Cluster {
+    clock: ManualClock,
+    runtime: tokio::runtime::Runtime,
+    nodes: Vec<Limiter>,
+    heard: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Cluster {
+    fn new(limit: &Limit) -> Self {
+        let clock = ManualClock::new();
+        let store = ScriptedStore::new(&clock);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let entered = runtime.enter();
+        let node = |_| {
+            let heard = heard.clone();
+            let builder = Limiter::builder().limit(limit.clone()).store(store.clone()).lanes(1);
+            let builder = builder.clock(&clock).listen(move |event: &Event| {
+                if matches!(event, Event::PlansDiffer { .. }) {
+                    heard.lock().unwrap().push(event.clone());
+                }
+            });
+            builder.build().unwrap()
+        };
+        let nodes = (0..NODES).map(node).collect();
+        drop(entered);
+        let cluster = Self { clock, runtime, nodes, heard };
+        cluster.pass(2 * SECOND);
+        cluster
+    }
+
+    fn pass(&self, time: Duration) {
+        self.pass_by(time, STEP);
+    }
+
+    fn pass_by(&self, time: Duration, step: Duration) {
+        for _ in 0..time.div_duration_f64(step).ceil() as u64 {
+            self.clock.advance(step);
+            for node in &self.nodes {
+                self.runtime.block_on(node.settle());
+            }
+        }
+    }
+
+    /// Waits for an answer, and lets time pass a little at a time.
+    fn wait<T>(&self, answer: impl Future<Output = T>) -> T {
+        self.runtime.block_on(async {
+            let mut answer = std::pin::pin!(answer);
+            loop {
+                let settled = async {
+                    for node in &self.nodes {
+                        node.settle().await;
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    answer = &mut answer => return answer,
+                    () = settled => self.clock.advance(Duration::from_micros(20)),
+                }
+            }
+        })
+    }
+
+    /// The limit on one node, under a plan or by its own quota.
+    fn limit(&self, node: usize, plan: &str) -> AsyncLimit {
+        let limit = self.nodes[node].async_limit("api").unwrap();
+        if plan.is_empty() { limit } else { limit.plan(plan).unwrap() }
+    }
+
+    /// Spends what a key has on one node, and says how much that was.
+    fn drain(&self, node: usize, plan: &str) -> u32 {
+        let limit = self.limit(node, plan);
+        let mut drained = 0;
+        // A node that has a lease does not ask for the last tokens, and gives the lease back after a while.
+        for _ in 0..3 {
+            while self.wait(limit.check_sure("key")).is_allowed() {
+                drained += 1;
+            }
+            self.pass_by(60 * SECOND, SECOND / 10);
+        }
+        drained
+    }
+}
+
+/// As good as no refill: a token in eight hours.
+fn burst(tokens: u64) -> Quota {
+    Quota::new(1, 8 * HOUR).burst(tokens)
+}
+
+fn alone(limit: Limit) -> (ActiveLimit, ManualClock) {
+    let clock = ManualClock::new();
+    clock.advance(HOUR);
+    let limiter = Limiter::builder().limit(limit.local()).clock(&clock).build().unwrap();
+    (limiter.limit("api").unwrap(), clock)
+}
+
+fn spend_all(limit: &ActiveLimit) -> u32 {
+    let mut spent = 0;
+    while limit.check("key").is_allowed() {
+        spent += 1;
+    }
+    spent
+}
+
+/// Each algorithm with a quota of 20 and a plan of 100, and what a key has of the plan that spent 5 of the 20: a bucket keeps
+/// what it has, a window what was spent in it.
+fn raises() -> [(&'static str, Rule, Rule, u32); 4] {
+    let day = 24 * HOUR;
+    let sliding = [SlidingWindow::new(20, day), SlidingWindow::new(100, day)];
+    [
+        ("token bucket", burst(20).into(), burst(100).into(), 15),
+        ("fixed window", FixedWindow::new(20, day).into(), FixedWindow::new(100, day).into(), 95),
+        ("sliding window", sliding[0].into(), sliding[1].into(), 95),
+        ("sliding log", SlidingLog::new(20, day).into(), SlidingLog::new(100, day).into(), 95),
+    ]
+}
+
+fn limit(own: impl Into<Rule>, large: impl Into<Rule>) -> Limit {
+    Limit::new("api", own).plan("large", large)
+}
+
+#[test]
+fn key_of_one_node_keeps_what_it_has_under_another_plan() {
+    for (name, own, large, left) in raises() {
+        let (api, _) = alone(limit(own, large));
+        let plan = api.plan("large").unwrap();
+        for _ in 0..5 {
+            assert!(api.check("key").is_allowed());
+        }
+        let look = |limit: &ActiveLimit| limit.check_n("key", 0).unwrap().remaining();
+        assert_eq!((look(&plan), look(&api)), (left.into(), 15), "{name}: a look changes nothing");
+        assert_eq!(spend_all(&plan), left, "{name}");
+        assert_eq!((spend_all(&api), spend_all(&plan)), (0, 0), "{name}: nothing is made");
+        let news = [plan.check("new").remaining(), api.check("another").remaining()];
+        assert_eq!(news, [99, 19], "{name}: a new key has all of its plan");
+    }
+}
+
+#[test]
+fn key_that_nodes_share_keeps_what_it_has_under_another_plan() {
+    for (name, own, large, left) in raises() {
+        let cluster = Cluster::new(&limit(own, large).strict());
+        for _ in 0..5 {
+            assert!(cluster.wait(cluster.limit(0, "").check_sure("key")).is_allowed());
+        }
+        cluster.pass_by(60 * SECOND, SECOND / 10);
+        assert_eq!(cluster.drain(1, "large"), left, "{name}");
+        assert_eq!(cluster.drain(0, ""), 0, "{name}: nothing is made");
+        assert_eq!(cluster.drain(2, "large"), 0, "{name}: nothing is made");
+    }
+}
+
+#[test]
+fn key_of_which_the_store_decides_keeps_what_it_has_under_another_plan() {
+    for (name, own, large, left) in raises() {
+        let cluster = Cluster::new(&limit(own, large).exact());
+        for _ in 0..5 {
+            assert!(cluster.wait(cluster.limit(0, "").check_sure("key")).is_allowed());
+        }
+        assert_eq!(cluster.drain(1, "large"), left, "{name}");
+        assert_eq!((cluster.drain(0, ""), cluster.drain(2, "large")), (0, 0), "{name}");
+    }
+}
+
+/// A token bucket as the definition has it, whose plan may change at any time: in millionths of a token.
+struct Central {
+    level: i128,
+    at_us: u64,
+    /// Tokens a second, and the burst.
+    plan: (u32, u32),
+}
+
+impl Central {
+    fn allows(&mut self, plan: (u32, u32), now_us: u64) -> bool {
+        let (rate, burst) = self.plan;
+        let flowed = i128::from(now_us - self.at_us) * i128::from(rate);
+        self.level = (self.level + flowed).min(i128::from(burst) * 1_000_000);
+        self.level = self.level.min(i128::from(plan.1) * 1_000_000);
+        (self.plan, self.at_us) = (plan, now_us);
+        let is_allowed = self.level >= 1_000_000;
+        self.level -= if is_allowed { 1_000_000 } else { 0 };
+        is_allowed
+    }
+}
+
+#[test]
+fn bucket_of_one_node_is_the_definition_while_its_plan_changes_at_random() {
+    const PLANS: [(&str, u32, u32); 3] = [("", 100, 10), ("a", 7, 100), ("b", 2000, 50)];
+    let quota =
+        |(_, rate, burst): (&str, u32, u32)| Quota::per_second(rate.into()).burst(burst.into());
+    for seed in 0..50 {
+        let limit = Limit::new("api", quota(PLANS[0]));
+        let (api, clock) = alone(limit.plan("a", quota(PLANS[1])).plan("b", quota(PLANS[2])));
+        let limits = [api.clone(), api.plan("a").unwrap(), api.plan("b").unwrap()];
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut now_us, mut plan, mut allowed, mut edges) = (0, 0, 0, 0);
+        let mut central = Central { level: 10_000_000, at_us: 0, plan: (100, 10) };
+        for request in 0..5000 {
+            if rng.u8(..) < 10 {
+                plan = rng.usize(..3);
+            }
+            let us = if rng.u8(..) < 3 { rng.u64(..2_000_000) } else { rng.u64(..1000) };
+            clock.advance(Duration::from_micros(us));
+            now_us += us;
+            let (_, rate, burst) = PLANS[plan];
+            let expected = central.allows((rate, burst), now_us);
+            let decided = limits[plan].check("key").is_allowed();
+            if decided != expected {
+                // A state is rounded down to a unit, which may cost a microsecond.
+                let is_edge = expected && central.level < rate.into();
+                assert!(is_edge, "seed {seed}, request {request}: {decided}, {}", central.level);
+                central.level += 1_000_000;
+                edges += 1;
+            }
+            allowed += u32::from(decided);
+        }
+        assert!((500..4900).contains(&allowed) && edges < 50, "{allowed}, {edges} at an edge");
+    }
+}
+
+/// Bucket4j's ADDITIVE would make 100 tokens at each raise, and a change in proportion would double them.
+#[test]
+fn flapping_plans_make_no_tokens() {
+    let (api, _) = alone(limit(burst(100), burst(200)));
+    let large = api.plan("large").unwrap();
+    assert_eq!(spend_all(&api), 100);
+    for _ in 0..100 {
+        assert!(large.check("key").is_denied() && api.check("key").is_denied());
+    }
+}
+
+/// What was spent, kept over a change from 1000 an hour to 10, would deny for 99 hours.
+#[test]
+fn lowered_plan_denies_no_longer_than_its_own_rate_explains() {
+    let (api, clock) = alone(limit(Quota::per_hour(10), Quota::per_hour(1000)));
+    let large = api.plan("large").unwrap();
+    assert_eq!(spend_all(&large), 1000);
+    let denied = api.check("key");
+    assert!(denied.retry_after() <= HOUR / 10 + Duration::from_micros(1), "{denied:?}");
+    clock.advance(denied.retry_after());
+    assert!(api.check("key").is_allowed());
+}
+
+#[test]
+fn slots_of_a_leaky_bucket_stay_where_they_were_promised() {
+    let queue = |tokens| LeakyBucket::per_second(tokens).queue(10 * SECOND);
+    let (api, clock) = alone(limit(queue(1), queue(100)));
+    let large = api.plan("large").unwrap();
+    let delays = [(); 3].map(|()| api.schedule("key").delay());
+    assert_eq!(delays, [Duration::ZERO, SECOND, 2 * SECOND]);
+    assert_eq!(large.schedule("key").delay(), 3 * SECOND, "after the slots that were promised");
+    assert_eq!(large.schedule("key").delay(), 3 * SECOND + SECOND / 100);
+    clock.advance(4 * SECOND);
+    assert!(large.check("key").is_allowed());
+}
+
+/// What a key of a busy cluster is allowed in `seconds`, where callers of each node name the plan that `plan_of` says.
+fn allowed(cluster: &Cluster, seconds: u64, plan_of: impl Fn(usize, u64) -> &'static str) -> u32 {
+    let mut allowed = 0;
+    for step in 0..seconds * 100 {
+        for node in 0..NODES {
+            let name = plan_of(node, step / 100);
+            let limit = cluster.nodes[node].limit("api").unwrap();
+            let limit = if name.is_empty() { limit } else { limit.plan(name).unwrap() };
+            for _ in 0..3 {
+                allowed += u32::from(limit.check("key").is_allowed());
+            }
+        }
+        cluster.pass(STEP);
+    }
+    allowed
+}
+
+#[test]
+fn key_that_nodes_share_gets_the_rate_of_the_plan_that_was_named_last() {
+    let cluster = Cluster::new(&limit(Quota::per_second(50), Quota::per_second(400)));
+    let first = allowed(&cluster, 10, |_, _| "");
+    assert!((500..=570).contains(&first), "{first}");
+    let raised = allowed(&cluster, 10, |_, _| "large");
+    assert!((3500..=4050).contains(&raised), "{raised}");
+    let lowered = allowed(&cluster, 10, |_, _| "");
+    assert!((450..=1000).contains(&lowered), "{lowered}: leases of the plan before ran out");
+    let again = allowed(&cluster, 10, |_, _| "");
+    assert!((480..=520).contains(&again), "{again}");
+    assert!(cluster.heard.lock().unwrap().is_empty());
+}
+
+#[test]
+fn node_that_named_its_plan_last_is_followed_by_those_that_go_on_naming_another() {
+    let cluster = Cluster::new(&limit(Quota::per_second(50), Quota::per_second(400)));
+    allowed(&cluster, 3, |_, _| "");
+    allowed(&cluster, 2, |node, _| if node == 0 { "large" } else { "" });
+    let raised = allowed(&cluster, 10, |node, _| if node == 0 { "large" } else { "" });
+    assert!((3500..=4050).contains(&raised), "{raised}");
+    let heard = cluster.heard.lock().unwrap().len();
+    assert_eq!(heard, NODES - 1, "each of the others tells once a minute");
+}
+
+#[test]
+fn services_that_name_different_plans_by_turns_make_no_tokens() {
+    let cluster =
+        Cluster::new(&limit(Quota::per_second(10).burst(10), Quota::per_second(20).burst(200)));
+    let plan_of = |node: usize, second: u64| {
+        if (node as u64 + second).is_multiple_of(2) { "large" } else { "" }
+    };
+    let seconds = 60;
+    let admitted = allowed(&cluster, seconds, plan_of);
+    // A bucket of the higher rate, from what the key had, and a first credit of each node.
+    assert!(admitted <= 10 + 20 * seconds as u32 + 4 * NODES as u32, "{admitted}");
+    assert!(admitted >= 10 * seconds as u32 * 8 / 10, "{admitted}");
+}
+
+#[test]
+fn plans_that_cannot_be_kept_name_field_and_value() {
+    let quota = Quota::per_second(10);
+    let day = |tokens| FixedWindow::per_day(tokens);
+    let cases = [
+        (Limit::new("api", quota).plan("", quota), "plan = :"),
+        (Limit::new("api", quota).plan("a b", quota), "plan = a b:"),
+        (Limit::new("api", quota).plan("a", quota).plan("a", quota), "plan = a: is defined twice"),
+        (Limit::new("api", quota).plan("a", SlidingLog::per_second(1)), "the limit's algorithm"),
+        (Limit::new("api", day(1)).plan("a", FixedWindow::per_hour(1)), "the same windows"),
+        (Limit::new("api", day(1)).plan("a", day(1).zone("Europe/Berlin")), "the same windows"),
+        (Limit::new("api", quota).plan("a", Quota::per_second(0)), "quota.tokens = 0"),
+    ];
+    for (limit, expected) in cases {
+        let error = Limiter::builder().limit(limit.local()).build().unwrap_err().to_string();
+        assert!(error.contains("\"api\"") && error.contains(expected), "{error}");
+    }
+    let leaky = Limit::new("api", LeakyBucket::per_second(1)).plan("a", LeakyBucket::per_second(2));
+    let store = ScriptedStore::new(&ManualClock::new());
+    let error = Limiter::builder().limit(leaky).store(store).build().unwrap_err();
+    assert!(error.to_string().contains("plan = a: slots that nodes share"), "{error}");
+    let (api, _) = alone(limit(quota, quota));
+    let error = api.plan("gold").unwrap_err();
+    let known = ConfigError::UnknownPlan {
+        limit: "api".to_owned(),
+        name: "gold".to_owned(),
+        known: "large".to_owned(),
+    };
+    assert_eq!(error, known);
+    assert!(api.check_n("key", 11).is_err());
+}
