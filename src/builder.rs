@@ -12,7 +12,7 @@ use crate::driver::setup::{DriverParts, LimitParts};
 use crate::driver::{Driver, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
-use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, Mode, PermitTerms, Plan, Terms};
+use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, Mode, PermitTerms, Terms};
 use crate::limiter::{ActiveLimit, Limiter, Shared, Waiting};
 use crate::store::AnyStore;
 use crate::sync::Event;
@@ -205,7 +205,7 @@ impl Builder {
             limits: self
                 .limits
                 .iter()
-                .map(|limit| self.parts_of(limit))
+                .map(|limit| LimitParts::new(limit, |limit| self.terms_of(limit)))
                 .collect::<Result<_, _>>()?,
             permits: self.permit_terms()?,
             store: self.store,
@@ -245,15 +245,6 @@ impl Builder {
     pub(crate) fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
         let is_alone = self.store.is_none() || limit.mode == Mode::Local;
         limit.validate_on_node(is_alone, self.max_nodes, self.uncounted())
-    }
-
-    fn parts_of<'a>(&self, limit: &'a Limit) -> Result<LimitParts<'a>, ConfigError> {
-        let plan = |plan: &'a Plan| {
-            let terms = self.terms_of(&limit.under(plan))?;
-            Ok((&*plan.name, plan.rule, terms))
-        };
-        let plans = limit.plans.iter().map(plan).collect::<Result<_, ConfigError>>()?;
-        Ok(LimitParts { limit, terms: self.terms_of(limit)?, plans })
     }
 
     fn permit_terms(&self) -> Result<Vec<PermitTerms>, ConfigError> {

@@ -60,8 +60,9 @@
 use std::time::Duration;
 
 use super::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use super::new_key::NewKey;
 use super::notifications::{News, Urgency};
-use super::spend_result::{Ask, NewKey, SpendResult, Verdict};
+use super::spend_result::{Ask, SpendResult, Verdict};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use super::token_word::{MAX_PENDING, TokenWord};

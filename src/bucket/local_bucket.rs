@@ -15,7 +15,8 @@
 //! before the key is compared. It publishes nothing else.
 
 use super::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, spin_loop};
-use super::spend_result::{LocalAnswer, LocalAsk, NewKey};
+use super::new_key::NewKey;
+use super::spend_result::{LocalAnswer, LocalAsk};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use crate::algorithm::{STATE_MAX, Standing, Taken, Turn, TurnRule};
@@ -46,10 +47,6 @@ impl LocalBucket {
         let (mut undone, mut own) = (self.highest.load(Ordering::Acquire), 0);
         loop {
             let state = self.load();
-            if state == CHANGING {
-                spin_loop();
-                continue;
-            }
             let Some(less) = rule.given_back(state, taken, undone) else { return };
             let highest = self.highest.fetch_max(state, Ordering::AcqRel);
             if highest > undone.max(own) {
@@ -97,7 +94,12 @@ impl TableBucket for LocalBucket {
 
     #[inline(always)]
     fn load(&self) -> u64 {
-        self.state.load(Ordering::Acquire)
+        loop {
+            match self.state.load(Ordering::Acquire) {
+                CHANGING => spin_loop(),
+                state => return state,
+            }
+        }
     }
 
     #[inline(always)]
@@ -120,7 +122,7 @@ impl TableBucket for LocalBucket {
 
     #[inline(always)]
     fn try_decide(&self, seen: u64, ask: Self::Ask, time: impl Now) -> Option<LocalAnswer> {
-        if Self::is_retired(seen) || seen == CHANGING {
+        if Self::is_retired(seen) {
             return None;
         }
         let LocalAsk { rule, plan, .. } = ask;

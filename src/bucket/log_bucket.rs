@@ -13,7 +13,8 @@
 //! the key is compared. The lock publishes the log.
 
 use super::atomic::{AtomicU16, AtomicU64, Mutex, MutexGuard, Ordering};
-use super::spend_result::{LocalAnswer, LocalAsk, NewKey};
+use super::new_key::NewKey;
+use super::spend_result::{LocalAnswer, LocalAsk};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use crate::algorithm::{Log, LogRule, Standing};

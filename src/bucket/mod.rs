@@ -16,6 +16,7 @@ mod log_bucket;
 mod marks;
 #[cfg(all(test, tidegate_models))]
 mod models;
+mod new_key;
 mod notifications;
 mod spend_result;
 mod stored_key;
@@ -28,10 +29,11 @@ pub(crate) use key_hash::KeyHasher;
 pub(crate) use lease_bucket::{Collected, Lease, LeaseBucket, OUTLIVES_REFILL, UNLIMITED_RATE};
 pub(crate) use local_bucket::LocalBucket;
 pub(crate) use log_bucket::LogBucket;
+pub(crate) use new_key::NewKey;
 #[cfg(feature = "sim")]
 pub(crate) use notifications::Urgency;
 pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
-pub(crate) use spend_result::{Ask, LocalAnswer, LocalAsk, NewKey, SpendResult, Verdict};
+pub(crate) use spend_result::{Ask, LocalAnswer, LocalAsk, SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
     Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, ShortName, Table, TableBucket,

@@ -13,7 +13,7 @@ pub(crate) struct Ask {
     pub(crate) scale: Scale,
     /// What may be spent on a key that is new or full before the store answers, in tokens.
     pub(crate) first_credit: u32,
-    /// The number of the key's plan: see [`NewKey::plan`].
+    /// The number of the key's plan: see [`NewKey::plan`](super::NewKey::plan).
     pub(crate) plan: u32,
     /// The caller can ask the store: an unsure decision is left to it.
     pub(crate) can_wait: bool,
@@ -28,27 +28,8 @@ pub(crate) struct LocalAsk<R: 'static> {
     pub(crate) rule: &'static R,
     /// How long the caller waits for the tokens, if they are promised.
     pub(crate) within_us: u64,
-    /// The number of the key's plan: see [`NewKey::plan`].
+    /// The number of the key's plan: see [`NewKey::plan`](super::NewKey::plan).
     pub(crate) plan: u32,
-}
-
-/// What a key begins with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NewKey {
-    /// What may be spent on it before the store answers, in tokens.
-    pub(crate) first_credit: u32,
-    /// The [number](crate::limit::LimitInfo::number) of the plan that it is under, or [`NO_PLAN`](Self::NO_PLAN).
-    pub(crate) plan: u32,
-}
-
-impl NewKey {
-    /// In place of a plan: keys of several plans share the bucket, or the limit's own terms hold.
-    pub(crate) const NO_PLAN: u32 = 0;
-
-    /// A key of the limit's own terms.
-    pub(crate) const fn with_credit(first_credit: u32) -> Self {
-        Self { first_credit, plan: Self::NO_PLAN }
-    }
 }
 
 /// What such a bucket decided.

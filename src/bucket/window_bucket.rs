@@ -23,7 +23,8 @@
 //! after it was loaded with `Acquire`.
 
 use super::atomic::{AtomicU16, AtomicU64, Ordering};
-use super::spend_result::{LocalAnswer, LocalAsk, NewKey};
+use super::new_key::NewKey;
+use super::spend_result::{LocalAnswer, LocalAsk};
 use super::stored_key::{SHORT_WORDS, StoredKey};
 use super::table::{Evictable, TableBucket};
 use crate::algorithm::{Counts, Standing, WindowRule};

@@ -11,7 +11,7 @@ use crate::algorithm::Rule;
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
-use crate::limit::{Limit, PermitTerms, Terms};
+use crate::limit::{Limit, PermitTerms, Plan, Terms};
 use crate::store::{AnyStore, MemoryStore};
 use crate::sync::{Config, Engine, LimitConfig};
 use crate::time::{Timestamp, micros};
@@ -23,7 +23,17 @@ pub(crate) struct LimitParts<'a> {
     pub(crate) plans: Vec<(&'a str, Rule, Terms)>,
 }
 
-impl LimitParts<'_> {
+impl<'a> LimitParts<'a> {
+    /// The limit with the numbers that it and its plans have on a node, by `terms_of`.
+    pub(crate) fn new(
+        limit: &'a Limit,
+        terms_of: impl Fn(&Limit) -> Result<Terms, ConfigError>,
+    ) -> Result<Self, ConfigError> {
+        let plan = |plan: &'a Plan| Ok((&*plan.name, plan.rule, terms_of(&limit.under(plan))?));
+        let plans = limit.plans.iter().map(plan).collect::<Result<_, ConfigError>>()?;
+        Ok(Self { limit, terms: terms_of(limit)?, plans })
+    }
+
     fn config(&self) -> LimitConfig {
         let plans = self.plans.iter().map(|&(_, _, terms)| terms).collect();
         LimitConfig { name: self.limit.name().into(), terms: self.terms, plans }

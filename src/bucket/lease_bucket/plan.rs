@@ -2,8 +2,9 @@
 
 use super::{LeaseBucket, TokenWord};
 use crate::bucket::atomic::Ordering;
+use crate::bucket::new_key::NewKey;
 use crate::bucket::notifications::Urgency;
-use crate::bucket::spend_result::{Ask, NewKey, SpendResult};
+use crate::bucket::spend_result::{Ask, SpendResult};
 use crate::time::Now;
 
 impl LeaseBucket {

@@ -14,7 +14,8 @@
 use super::{CHANGING, LocalBucket};
 use crate::algorithm::{KeyRule, TurnRule};
 use crate::bucket::atomic::Ordering;
-use crate::bucket::spend_result::{LocalAnswer, LocalAsk, NewKey};
+use crate::bucket::new_key::NewKey;
+use crate::bucket::spend_result::{LocalAnswer, LocalAsk};
 use crate::limit::LimitInfo;
 
 impl LocalBucket {

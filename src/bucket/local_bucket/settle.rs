@@ -1,8 +1,8 @@
 //! Costs that are known only after a request was allowed.
 
-use super::{CHANGING, LocalBucket};
+use super::LocalBucket;
 use crate::algorithm::{STATE_MAX, Taken, TurnRule};
-use crate::bucket::atomic::{Ordering, spin_loop};
+use crate::bucket::atomic::Ordering;
 use crate::bucket::table::TableBucket;
 use crate::time::Timestamp;
 
@@ -31,10 +31,6 @@ impl LocalBucket {
     fn change(&self, to: impl Fn(u64) -> u64) {
         loop {
             let state = TableBucket::load(self);
-            if state == CHANGING {
-                spin_loop();
-                continue;
-            }
             if Self::is_retired(state) {
                 return;
             }

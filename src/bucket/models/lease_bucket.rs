@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::bucket::lease_bucket::{Lease, LeaseBucket};
+use crate::bucket::new_key::NewKey;
 use crate::bucket::notifications::Urgency;
-use crate::bucket::spend_result::{Ask, NewKey, SpendResult, Verdict};
+use crate::bucket::spend_result::{Ask, SpendResult, Verdict};
 use crate::bucket::table::{Evictable, TableBucket};
 use crate::quota::{Curve, Scale};
 use crate::time::Timestamp;

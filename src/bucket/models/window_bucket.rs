@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::algorithm::{Standing, WindowRule};
-use crate::bucket::spend_result::{LocalAsk, NewKey};
+use crate::bucket::new_key::NewKey;
+use crate::bucket::spend_result::LocalAsk;
 use crate::bucket::table::TableBucket;
 use crate::bucket::window_bucket::WindowBucket;
 use crate::time::Timestamp;

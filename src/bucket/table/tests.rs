@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 use super::*;
 use crate::algorithm::TurnRule;
 use crate::bucket::key_hash::tests::SEEDS;
-use crate::bucket::spend_result::{Ask, LocalAsk, NewKey};
+use crate::bucket::new_key::NewKey;
+use crate::bucket::spend_result::{Ask, LocalAsk};
 use crate::bucket::{BucketRef, Collected, Lease, LeaseBucket, LocalBucket};
 
 /// A token a microsecond, and a burst of 100.
