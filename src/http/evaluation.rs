@@ -14,9 +14,9 @@ use crate::decision::Decision;
 use crate::error::CheckError;
 use crate::key::{KeyName, WrittenKey};
 use crate::limit::Mode;
-use crate::limiter::Handle;
 use crate::limiter::settle::{Allowed, Spent};
 use crate::limiter::together::{Part, Patience, Together, TogetherDenied, ask_all, decide_if_sure};
+use crate::limiter::{ActiveLimit, Handle};
 use crate::time::Timestamp;
 
 /// Most requests have at most so many limits.
@@ -58,6 +58,8 @@ type Asked = SmallVec<[AskedLimit; USUAL]>;
 pub(super) struct AskedLimit {
     /// Its place among the layer's limits.
     index: usize,
+    /// The place of the request's plan among its plans.
+    plan: Option<usize>,
     key: KeyName<'static>,
     /// What it was before it was hashed, if that matters.
     plain: Option<Arc<[u8]>>,
@@ -115,13 +117,14 @@ impl RateLimit {
     }
 
     fn evaluate_one(&self, limit: &KeyedLimit, head: &Head<'_>) -> Result<Evaluation, Open> {
-        let (key, cost, is_unreported) = match self.question(limit, head) {
+        let (key, cost, is_unreported, plan) = match self.question(limit, head) {
             Question::Uncounted => return Ok(Evaluation::default()),
-            Question::Ask { key, cost, is_unreported } => (key, cost, is_unreported),
+            Question::Ask { key, cost, is_unreported, plan } => (key, cost, is_unreported, plan),
             Question::Refuse(refusal) => return Ok(Evaluation::refused(refusal)),
         };
-        let pinned = limit.may_return().then(|| (limit.limit.handle(&key), limit.limit.now()));
-        match self.check(limit, &key, cost) {
+        let active = limit.under(plan);
+        let pinned = limit.may_return().then(|| (active.handle(&key), active.now()));
+        match self.check(active, &key, cost) {
             Ok(Ok(decision)) => Ok(self.evaluation_of_one(decision, is_unreported, pinned)),
             Ok(Err(handle)) => Err(Open::One { handle, cost, is_unreported, pinned }),
             Err(CheckError::CostTooHigh { limit, .. }) => {
@@ -134,14 +137,14 @@ impl RateLimit {
 
     fn check(
         &self,
-        limit: &KeyedLimit,
+        limit: &ActiveLimit,
         key: &WrittenKey,
         cost: u32,
     ) -> Result<Result<Decision, Handle>, CheckError> {
-        if self.waits || limit.limit.mode() == Mode::Exact {
-            limit.limit.check_or_wait(key, cost)
+        if self.waits || limit.mode() == Mode::Exact {
+            limit.check_or_wait(key, cost)
         } else {
-            limit.limit.check_n(key, cost).map(Ok)
+            limit.check_n(key, cost).map(Ok)
         }
     }
 
@@ -186,14 +189,14 @@ impl RateLimit {
             match self.question(limit, head) {
                 Question::Uncounted => {}
                 Question::Refuse(refusal) => return Err(refusal),
-                Question::Ask { cost, .. } if cost > limit.limit.cost_max() => {
+                Question::Ask { cost, plan, .. } if cost > limit.under(plan).cost_max() => {
                     return Err(Refusal::CostTooHigh { limit: limit.limit.name() });
                 }
-                Question::Ask { key, cost, is_unreported } => {
-                    let pinned = limit.may_return().then(|| limit.limit.handle(&key));
+                Question::Ask { key, cost, is_unreported, plan } => {
+                    let pinned = limit.may_return().then(|| limit.under(plan).handle(&key));
                     let plain = limit.limit.plain_for_overrides(&key);
                     let key = limit.limit.shared.secret.name(&key).into_owned();
-                    all.push(AskedLimit { index, key, plain, cost, is_unreported, pinned });
+                    all.push(AskedLimit { index, plan, key, plain, cost, is_unreported, pinned });
                 }
             }
         }
@@ -203,7 +206,7 @@ impl RateLimit {
     fn parts<'a>(&'a self, asked: &'a [AskedLimit]) -> SmallVec<[Part<'a>; USUAL]> {
         let patience = if self.waits { Patience::Slot } else { Patience::None };
         let part = |asked: &'a AskedLimit| {
-            let limit = &self.limits.get(asked.index)?.limit;
+            let limit = self.limits.get(asked.index)?.under(asked.plan);
             let AskedLimit { key, plain, cost, .. } = asked;
             Some(Part { limit, key, plain: plain.as_deref(), cost: *cost, patience })
         };

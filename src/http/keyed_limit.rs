@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -18,6 +19,7 @@ use crate::key::WrittenKey;
 use crate::limiter::{ActiveLimit, AsyncLimit};
 
 type Cost = dyn Fn(&Head<'_>) -> u32 + Send + Sync;
+type PlanOf = dyn for<'a> Fn(&'a Head<'_>) -> Option<&'a str> + Send + Sync;
 type ChargeIf = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
 
 /// What happens to a request that has no key.
@@ -50,8 +52,17 @@ pub struct KeyedLimit {
     on_missing_key: OnMissingKey,
     cost: Option<Arc<Cost>>,
     charge_if: Option<Arc<ChargeIf>>,
+    plans: Option<Arc<Plans>>,
     retry_after: Arc<RetryAfter>,
     protects_service: bool,
+}
+
+/// The plans of a limit, and which of them a request is under.
+struct Plans {
+    of: Box<PlanOf>,
+    all: Vec<ActiveLimit>,
+    /// The log has said that a plan is not known.
+    is_told: AtomicBool,
 }
 
 /// What a limit is asked about a request.
@@ -60,7 +71,8 @@ pub(super) enum Question {
     Uncounted,
     /// Whether the key has as many tokens as the cost. `is_unreported`: the key is an address that is
     /// trusted as a proxy's, and no client beyond it is known.
-    Ask { key: WrittenKey, cost: u32, is_unreported: bool },
+    /// `plan` is the place of the request's plan among the limit's, if it is under one.
+    Ask { key: WrittenKey, cost: u32, is_unreported: bool, plan: Option<usize> },
     /// The request is refused without asking.
     Refuse(Refusal),
 }
@@ -74,6 +86,7 @@ impl KeyedLimit {
             on_missing_key: OnMissingKey::default(),
             cost: None,
             charge_if: None,
+            plans: None,
             retry_after: Arc::default(),
             protects_service: false,
         }
@@ -102,6 +115,52 @@ impl KeyedLimit {
     pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
+    }
+
+    /// The name of the [plan](crate::Limit::plan) that a request is under; `None` is the limit's own quota.
+    ///
+    /// It has to come from somebody whom you trust: a header field that your gateway sets, say, and takes off the requests of
+    /// clients. If the limit has no plan of that name, its own quota holds, and the log says so once.
+    ///
+    /// ```
+    /// use tidegate::http::KeyedLimit;
+    /// use tidegate::{Limit, Limiter, Quota};
+    ///
+    /// let limit = Limit::new("api", Quota::per_minute(60)).plan("pro", Quota::per_second(50));
+    /// let limiter = Limiter::builder().limit(limit).build()?;
+    /// let api = KeyedLimit::per_client(limiter.limit("api")?)
+    ///     .plan(|head| head.headers.get("x-plan")?.to_str().ok());
+    /// # Ok::<(), tidegate::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn plan(
+        mut self,
+        plan: impl for<'a> Fn(&'a Head<'_>) -> Option<&'a str> + Send + Sync + 'static,
+    ) -> Self {
+        let (of, all, is_told) = (Box::new(plan), self.limit.all_plans(), AtomicBool::new(false));
+        self.plans = Some(Arc::new(Plans { of, all, is_told }));
+        self
+    }
+
+    /// The limit under one of its plans, or by its own quota.
+    pub(super) fn under(&self, plan: Option<usize>) -> &ActiveLimit {
+        let planned = self.plans.as_ref().zip(plan);
+        planned.and_then(|(plans, place)| plans.all.get(place)).unwrap_or(&self.limit)
+    }
+
+    /// The place of the request's plan.
+    fn plan_of(&self, head: &Head<'_>) -> Option<usize> {
+        let Plans { of, all, is_told } = &**self.plans.as_ref()?;
+        let plan = of(head)?;
+        let place = all.iter().position(|limit| limit.plan_name() == Some(plan));
+        if place.is_none() && !is_told.swap(true, Ordering::Relaxed) {
+            let limit = self.limit.name();
+            warn!(
+                limit,
+                plan, "a request names a plan that the limit does not have: its own quota holds"
+            );
+        }
+        place
     }
 
     /// Charges a request only if `charge_if` returns true for its response: only failed logins, say.
@@ -189,7 +248,10 @@ impl KeyedLimit {
         };
         match self.cost.as_ref().map_or(1, |cost| cost(head)) {
             0 => Question::Uncounted,
-            cost => Question::Ask { key, cost, is_unreported: presence == Presence::Unreported },
+            cost => {
+                let is_unreported = presence == Presence::Unreported;
+                Question::Ask { key, cost, is_unreported, plan: self.plan_of(head) }
+            }
         }
     }
 

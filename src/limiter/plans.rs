@@ -35,6 +35,12 @@ impl ActiveLimit {
     pub fn plan_name(&self) -> Option<&'static str> {
         self.info.plan.as_deref()
     }
+
+    /// The limit under each of its plans.
+    #[cfg(feature = "tower")]
+    pub(crate) fn all_plans(&self) -> Vec<Self> {
+        self.state.plans.iter().map(|&info| Self { info, ..self.clone() }).collect()
+    }
 }
 
 impl AsyncLimit {
