@@ -51,6 +51,8 @@ pub const ACCURACY_TICK_MAX: Duration = Duration::from_millis(500);
 pub const CEILING_TICK_MAX: Duration = Duration::from_secs(2);
 /// The highest ceiling on store traffic, in key syncs a second.
 pub const CEILING_MAX: f64 = 1e6;
+/// The highest version of a limit's definition.
+pub const VERSION_MAX: u32 = (1 << 25) - 1;
 /// The longest name of a limit, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 const NAME_REASON: &str = "must be 1 to 64 of the characters a-z A-Z 0-9 _ . - /";
@@ -305,7 +307,7 @@ impl Limit {
 
     /// The version of this definition. Raise it when the quota changes: the store keeps the quota
     /// of the highest version that it has seen, and refuses nodes that still hold an older one. Exact limits and leaky
-    /// buckets have no versions: each request is decided by its node's quota.
+    /// buckets have no versions: each request is decided by its node's quota. At most [`VERSION_MAX`].
     #[must_use]
     pub fn version(mut self, version: u32) -> Self {
         self.version = version;
@@ -384,6 +386,9 @@ impl Limit {
         }
         if let Some(credit) = self.credit.filter(|&credit| credit > CREDIT_MAX) {
             return invalid("credit", credit.to_string(), "must be 0 to 15 tokens");
+        }
+        if self.version > VERSION_MAX {
+            return invalid("version", self.version.to_string(), "must be at most 33554431");
         }
         if self.block_for > PERIOD_MAX {
             return invalid(
@@ -592,6 +597,7 @@ mod tests {
             (Limit::new("a:b", quota), "name"),
             (Limit::new("x".repeat(65), quota), "name"),
             (Limit::new("x", quota).credit(16), "credit"),
+            (Limit::new("x", quota).version(1 << 25), "version"),
             (Limit::new("x", quota).sync_interval(Duration::from_millis(4)), "sync.interval"),
             (Limit::new("x", quota).sync_interval(Duration::from_secs(6)), "sync.interval"),
             (Limit::new("x", quota).accuracy(0.0), "sync.excess"),

@@ -3,6 +3,9 @@
 #![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
 
+#[cfg(feature = "redis")]
+mod parts;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -361,4 +364,113 @@ fn plans_that_cannot_be_kept_name_field_and_value() {
     };
     assert_eq!(error, known);
     assert!(api.check_n("key", 11).is_err());
+}
+
+/// Plans that change on 8 nodes that share a real Redis.
+/// `TIDEGATE_PLANS_FLAP=10 cargo test --features testing --test plans redis -- --nocapture` prints what was admitted.
+#[cfg(feature = "redis")]
+#[allow(clippy::disallowed_methods, reason = "the server and its load are real")]
+mod on_redis {
+    use std::time::Instant;
+
+    use tidegate::{Incidents, RedisStore, bound};
+
+    use super::parts::RedisServer;
+    use super::*;
+
+    const NODES: usize = 8;
+    const FREE: Quota = Quota::per_second(200);
+    const LARGE: Quota = Quota::per_second(2000);
+    /// How long plans flap, in seconds, unless the environment's `TIDEGATE_PLANS_FLAP` says so.
+    const FLAP_SECONDS: u64 = 2;
+    /// Between two rounds of requests, of which each node then makes some.
+    const ROUND: Duration = Duration::from_millis(2);
+    const REQUESTS: usize = 4;
+    const READY_WITHIN: Duration = Duration::from_secs(20);
+
+    struct Load {
+        /// Each node's limit, by its own quota and under the plan.
+        limits: Vec<[ActiveLimit; 2]>,
+        begun: Instant,
+        /// When each request was admitted, in seconds.
+        admitted: Vec<f64>,
+    }
+
+    impl Load {
+        /// Makes requests for `time`; each node names the plan that `is_large` says at that time.
+        async fn run(&mut self, time: Duration, is_large: impl Fn(usize, Duration) -> bool) {
+            let begun = Instant::now();
+            while begun.elapsed() < time {
+                for (node, limits) in self.limits.iter().enumerate() {
+                    let limit = &limits[usize::from(is_large(node, begun.elapsed()))];
+                    for _ in 0..REQUESTS {
+                        if limit.check("key").is_allowed() {
+                            self.admitted.push(self.begun.elapsed().as_secs_f64());
+                        }
+                    }
+                }
+                tokio::time::sleep(ROUND).await;
+            }
+        }
+
+        /// Admitted a second, in the last `seconds`.
+        fn rate(&self, seconds: f64) -> f64 {
+            let now = self.begun.elapsed().as_secs_f64();
+            let last = self.admitted.iter().filter(|at| **at > now - seconds);
+            last.count() as f64 / seconds
+        }
+
+        /// The most that was admitted beyond one bucket of the larger plan, in tokens.
+        fn beyond_one_bucket(&self) -> f64 {
+            let (rate, burst) = (LARGE.tokens_per_second(), LARGE.burst_tokens() as f64);
+            let (mut level, mut last, mut deepest) = (burst, 0.0, 0.0_f64);
+            for at in &self.admitted {
+                level = (level + rate * (at - last)).min(burst) - 1.0;
+                last = *at;
+                deepest = deepest.max(-level);
+            }
+            deepest
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nodes_on_redis_follow_plans_that_change_under_load() {
+        let server = RedisServer::start();
+        let limit = Limit::new("api", FREE).plan("large", LARGE);
+        let (mut nodes, mut limits) = (Vec::new(), Vec::new());
+        for _ in 0..NODES {
+            let store = RedisStore::open(&server.url()).unwrap();
+            let builder = Limiter::builder().limit(limit.clone()).store(store);
+            let node = builder.build_ready(READY_WITHIN).await.unwrap();
+            let api = node.limit("api").unwrap();
+            limits.push([api.clone(), api.plan("large").unwrap()]);
+            nodes.push(node);
+        }
+        let mut load = Load { limits, begun: Instant::now(), admitted: Vec::new() };
+        let allowed = bound(&Limit::new("api", LARGE), NODES as u32, &Incidents::default());
+
+        load.run(10 * SECOND, |_, at| (at.as_millis() / 100).is_multiple_of(2)).await;
+        let beyond = load.beyond_one_bucket();
+        println!(
+            "changed each 100 ms: {:.0} a second, {beyond:.0} beyond one bucket",
+            load.rate(10.0)
+        );
+        assert!(beyond <= allowed, "{beyond} of {allowed}");
+
+        // One node after the other, as a rolling deploy has it, and back.
+        let is_rolled = |node: usize, at: Duration| at.as_millis() as usize / 125 > node;
+        load.run(SECOND, is_rolled).await;
+        load.run(3 * SECOND, |_, _| true).await;
+        let raised = load.rate(1.0);
+        load.run(SECOND, |node, at| !is_rolled(node, at)).await;
+        load.run(4 * SECOND, |_, _| false).await;
+        let lowered = load.rate(2.0);
+        let beyond = load.beyond_one_bucket();
+        println!(
+            "rolled out: {raised:.0} a second of 2000; rolled back: {lowered:.0} of 200; {beyond:.0} beyond one bucket"
+        );
+        assert!((1600.0..=2100.0).contains(&raised), "{raised}");
+        assert!((150.0..=230.0).contains(&lowered), "{lowered}");
+        assert!(beyond <= allowed, "{beyond} of {allowed}");
+    }
 }

@@ -408,7 +408,7 @@ async fn until_kept(server: &RedisServer, limiter: &Limiter, burst: i64, version
     until("the store keeps the quota", || {
         let _ = api(limiter).check("user");
         record(server, &name_of("user"))
-            .is_some_and(|record| (record.burst(), record.version() >> 20) == (burst, version))
+            .is_some_and(|record| (record.burst(), record.version() >> 27) == (burst, version))
     })
     .await;
 }

@@ -17,8 +17,8 @@ use crate::time::Timestamp;
 const OWN_MAX: i64 = 1 << 58;
 
 /// Changes of plan are counted in so many bits of a version.
-const CHANGES_BITS: u32 = 20;
-/// The most changes of plan that are counted. Then nobody insists any more.
+const CHANGES_BITS: u32 = 27;
+/// The most changes of plan that are counted: one every 10 ms for 15 days. Then nobody insists any more.
 const CHANGES_MAX: i64 = (1 << CHANGES_BITS) - 1;
 
 /// The longest time that a token of any limit takes to flow in.

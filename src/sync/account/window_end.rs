@@ -69,7 +69,7 @@ mod tests {
     const STAMP_US: i64 = 10_500_000;
 
     /// The first version of the next definition of a limit.
-    const NEWER: i64 = 1 << 20;
+    const NEWER: i64 = 1 << 27;
 
     fn at(us: u64) -> Timestamp {
         Timestamp::from_micros(us)
