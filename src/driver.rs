@@ -38,7 +38,7 @@ pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 pub(crate) use override_sync::OverrideQuery;
 use override_sync::OverrideSync;
-pub(crate) use overrides::HeldRuling;
+pub(crate) use overrides::{HeldRuling, InForce};
 use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};

@@ -91,8 +91,7 @@ impl Limiter {
             let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
             ConfigError::UnknownLimit { name: name.to_owned(), known: known.join(", ") }
         })?;
-        let (state, shared) = (state.clone(), self.shared.clone());
-        Ok(ActiveLimit { info: state.info, state, shared })
+        Ok(ActiveLimit { info: state.info, state: state.clone(), shared: self.shared.clone() })
     }
 
     /// Waits until every lane of the store has answered and gives leases: what a readiness probe
@@ -232,9 +231,8 @@ impl ActiveLimit {
     ) -> SpendResult {
         let target = Target { key, place };
         let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit());
-        let plan = self.info.number;
+        let (plan, room) = (self.info.number, if can_wait { Room::Any } else { Room::NotLast });
         let ask = Ask { cost, scale, first_credit, plan, can_wait };
-        let room = if can_wait { Room::Any } else { Room::NotLast };
         let newcomer = Newcomer { cost, key: NewKey { first_credit, plan }, room };
         let (place, result) = target.ask(table, newcomer, ask, (now, &self.shared.node.time));
         table.count(place, &result, cost);
@@ -332,7 +330,9 @@ impl ActiveLimit {
     /// A key that has a handle is never evicted. If the limiter holds as many keys as it may, the handle looks the key
     /// up at each decision, as [`check`](Self::check) does.
     pub fn handle<K: Key + ?Sized>(&self, key: &K) -> Handle {
-        Handle { plain: self.plain_of(key), ..self.hold(&self.shared.secret.name(key)) }
+        // A new key has all of the plan that it is under.
+        let held = self.planned_for(key).hold(&self.shared.secret.name(key));
+        Handle { limit: self.clone(), plain: self.plain_of(key), ..held }
     }
 
     fn hold(&self, key: &[u8]) -> Handle {
@@ -367,14 +367,15 @@ impl ActiveLimit {
     }
 
     /// The highest cost that can be admitted, in tokens.
-    #[cfg(feature = "tower")]
+    #[inline(always)]
     pub(crate) fn cost_max(&self) -> u32 {
-        self.info.terms.cost_max
+        let by_override = if self.has_overrides() { self.state.overrides.cost_max() } else { 0 };
+        by_override.max(self.info.terms.cost_max)
     }
 
     #[inline(always)]
     fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
-        let max = self.info.terms.cost_max;
+        let max = self.cost_max();
         if cost <= max {
             return Ok(());
         }

@@ -4,11 +4,12 @@
 //!
 //! | name | value | holds for |
 //! |---|---|---|
-//! | `k:<limit>:<key>` | `allow` or `block` | this key |
+//! | `k:<limit>:<key>` | `allow`, `block` or `plan:<plan>` | this key |
 //! | `p:<limit>:<prefix>` | the same | keys that begin so |
 //! | `n:<limit>:<network>` | the same | keys that are addresses or networks in this one |
 //! | `s:<limit>` | `on`, `shadow` or `off` | the whole limit |
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -49,7 +50,7 @@ impl Switch {
     }
 }
 
-/// What holds for some keys of a limit instead of its rule: they are always allowed, or never.
+/// What holds for some keys of a limit instead of its rule: they are always allowed, or never, or under one of its plans.
 ///
 /// Of several overrides that fit a key, that of the key itself wins, then that of the smallest network, then that of the
 /// longest prefix.
@@ -90,20 +91,35 @@ enum Keys<'a> {
 }
 
 /// What an override says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ruling {
     Allow,
     Block,
+    /// The keys are under this plan, whatever plan callers name.
+    Plan(Box<str>),
 }
 
-impl Ruling {
-    pub(crate) const ALL: [Self; 2] = [Self::Allow, Self::Block];
+/// Before the name of a plan in a record.
+const PLAN: &str = "plan:";
 
+impl Ruling {
     /// As records have it.
-    pub(crate) fn name(self) -> &'static str {
+    pub(crate) fn text(&self) -> Cow<'_, str> {
         match self {
-            Self::Allow => "allow",
-            Self::Block => "block",
+            Self::Allow => "allow".into(),
+            Self::Block => "block".into(),
+            Self::Plan(name) => format!("{PLAN}{name}").into(),
+        }
+    }
+
+    fn read(text: &[u8]) -> Option<Self> {
+        match text {
+            b"allow" => Some(Self::Allow),
+            b"block" => Some(Self::Block),
+            _ => {
+                let plan = str::from_utf8(text).ok()?.strip_prefix(PLAN)?;
+                Some(Self::Plan(plan.into()))
+            }
         }
     }
 }
@@ -161,6 +177,12 @@ impl<'a> Override<'a> {
         self
     }
 
+    /// Requests are limited by this [plan](crate::Limit::plan) of the limit, whatever plan callers name.
+    pub fn plan(mut self, name: impl AsRef<str>) -> Self {
+        self.ruling = Some(Ruling::Plan(name.as_ref().into()));
+        self
+    }
+
     /// It ends at `time`, by the store's clock, to the millisecond.
     pub fn until(mut self, time: SystemTime) -> Self {
         let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -174,8 +196,8 @@ impl<'a> Override<'a> {
         self
     }
 
-    pub(crate) fn ruling(&self) -> Option<Ruling> {
-        self.ruling
+    pub(crate) fn ruling(&self) -> Option<&Ruling> {
+        self.ruling.as_ref()
     }
 
     pub(crate) fn end(&self) -> End {
@@ -217,7 +239,7 @@ pub(crate) enum Subject {
 }
 
 /// What a record says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Setting {
     Keys(Ruling),
     Limit(Switch),
@@ -265,7 +287,7 @@ pub(crate) fn read_record<'r>(name: &'r [u8], value: &[u8]) -> Option<(&'r str, 
         Subject::Limit => Setting::Limit(
             Switch::ALL.into_iter().find(|switch| switch.name().as_bytes() == value)?,
         ),
-        _ => Setting::Keys(Ruling::ALL.into_iter().find(|one| one.name().as_bytes() == value)?),
+        _ => Setting::Keys(Ruling::read(value)?),
     };
     Some((str::from_utf8(limit).ok()?, subject, setting))
 }
@@ -282,8 +304,18 @@ pub enum OverrideError {
         /// The names there are.
         known: String,
     },
+    /// The limit has no such plan.
+    #[error("override of limit {limit:?}: it has no plan {name:?}; its plans are: {known}")]
+    UnknownPlan {
+        /// The limit's name.
+        limit: String,
+        /// The name given.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
     /// It is not said what holds for the keys.
-    #[error("override of limit {limit:?}: nothing is set: call allow() or block()")]
+    #[error("override of limit {limit:?}: nothing is set: call allow(), block() or plan()")]
     NothingSet {
         /// The limit's name.
         limit: String,
@@ -323,9 +355,10 @@ mod tests {
             Subject::Network("2001:db8::/32".parse().unwrap()),
         ];
         for subject in subjects {
-            for ruling in Ruling::ALL {
+            for ruling in [Ruling::Allow, Ruling::Block, Ruling::Plan("pro".into())] {
                 let record = subject.record("a/b.c");
-                let read = read_record(&record, ruling.name().as_bytes()).unwrap();
+                let text = ruling.text().into_owned();
+                let read = read_record(&record, text.as_bytes()).unwrap();
                 assert_eq!(read, ("a/b.c", subject.clone(), Setting::Keys(ruling)));
                 assert_eq!(read_record(&record, b"").unwrap().2, Setting::Removed);
             }

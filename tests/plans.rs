@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, AsyncLimit, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter, Quota,
-    Rule, SlidingLog, SlidingWindow,
+    ActiveLimit, AsyncLimit, ConfigError, Decision, Event, FixedWindow, LeakyBucket, Limit,
+    Limiter, Override, OverrideError, Quota, Rule, SlidingLog, SlidingWindow,
 };
 
 const NODES: usize = 4;
@@ -366,6 +366,126 @@ fn plans_that_cannot_be_kept_name_field_and_value() {
     assert!(api.check_n("key", 11).is_err());
 }
 
+type Way<'a> = Box<dyn Fn() -> Decision + 'a>;
+
+/// Ways to ask about one request of `key`, and their names.
+fn ways<'a>(cluster: &'a Cluster, key: &'static str) -> Vec<(&'static str, Way<'a>)> {
+    let node = &cluster.nodes[0];
+    let api = node.limit("api").unwrap();
+    let group = node.group(["api"]).unwrap();
+    let handle = api.handle(key);
+    let (of_check, of_sure, of_schedule) = (api.clone(), api.clone(), api.clone());
+    let (of_ready, of_all, of_reserve, held) = (api.clone(), api.clone(), api, handle.clone());
+    let reserved = move || {
+        let reservation = cluster.wait(of_reserve.reserve(key, 1)).unwrap();
+        let decision = reservation.decision();
+        reservation.commit(1);
+        decision
+    };
+    vec![
+        ("check", Box::new(move || of_check.check(key))),
+        ("check_sure", Box::new(move || cluster.wait(of_sure.check_sure(key)))),
+        ("handle", Box::new(move || handle.check())),
+        ("handle, sure", Box::new(move || cluster.wait(held.check_sure()))),
+        ("schedule", Box::new(move || of_schedule.schedule(key))),
+        ("until_ready", Box::new(move || cluster.wait(of_ready.until_ready(key, SECOND)))),
+        ("group", Box::new(move || group.check(key))),
+        (
+            "group, sure",
+            Box::new(move || {
+                let group = node.group(["api"]).unwrap();
+                cluster.wait(async move { group.check_sure(key).await })
+            }),
+        ),
+        ("check_all", Box::new(move || cluster.wait(node.check_all([of_all.on(key)])).unwrap())),
+        ("reserve", Box::new(reserved)),
+    ]
+}
+
+#[test]
+fn keys_are_under_the_plan_of_their_override_whatever_way_they_are_asked() {
+    let cluster = Cluster::new(&limit(Quota::per_second(10), Quota::per_second(1000)));
+    let overrides = cluster.nodes[0].overrides();
+    for (key, set) in [
+        ("acme", Override::key("acme").plan("large").lasting(HOUR)),
+        ("beta-7", Override::prefix("beta-").plan("large").lasting(HOUR)),
+    ] {
+        let handle = cluster.nodes[0].limit("api").unwrap().handle(key);
+        assert_eq!(handle.check().plan_name(), None);
+        cluster.wait(overrides.set("api", set)).unwrap();
+        for (way, ask) in ways(&cluster, key) {
+            let decision = ask();
+            assert_eq!((decision.plan_name(), decision.burst()), (Some("large"), 1000), "{way}");
+            assert!(decision.is_allowed() && !decision.is_override(), "{way}");
+            cluster.pass(SECOND / 20);
+        }
+        assert_eq!(cluster.nodes[0].limit("api").unwrap().check("other").plan_name(), None);
+        assert!(handle.check_n(900).is_ok(), "more than the limit's own burst");
+    }
+    let first = cluster.limit(1, "");
+    cluster.pass(3 * SECOND);
+    assert_eq!(cluster.wait(first.check_sure("acme")).plan_name(), Some("large"), "on all nodes");
+    cluster.pass_by(HOUR, SECOND);
+    for key in ["acme", "beta-7"] {
+        for (way, ask) in ways(&cluster, key) {
+            assert_eq!(ask().plan_name(), None, "{way}: the override is over");
+            cluster.pass(SECOND / 5);
+        }
+    }
+}
+
+#[test]
+fn exact_and_local_keys_are_under_the_plan_of_their_override_too() {
+    for limit in [limit(burst(20), burst(100)).exact(), limit(burst(20), burst(100)).local()] {
+        let cluster = Cluster::new(&limit);
+        let api = cluster.limit(0, "");
+        for _ in 0..5 {
+            assert!(cluster.wait(api.check_sure("key")).is_allowed());
+        }
+        let set = Override::key("key").plan("large");
+        cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap();
+        assert_eq!(cluster.drain(0, ""), 15, "it keeps what it has");
+        let reserved = cluster.wait(api.reserve("another", 100));
+        assert!(reserved.is_err(), "more than the limit's own burst, and no override");
+        let set = Override::key("new").plan("large");
+        cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap();
+        let reserved = cluster.wait(api.reserve("new", 100)).unwrap();
+        reserved.commit(40);
+        cluster.pass(SECOND);
+        let left = cluster.wait(api.check_sure_n("new", 0)).unwrap().remaining();
+        assert_eq!(left, 60, "what is not used goes back by the plan that decided");
+        let removed = Override::key("key");
+        cluster.wait(cluster.nodes[0].overrides().remove("api", removed)).unwrap();
+        assert_eq!(cluster.wait(api.check_sure("key")).plan_name(), None);
+    }
+}
+
+#[test]
+fn override_with_a_plan_that_the_limit_does_not_have_is_refused() {
+    let cluster = Cluster::new(&limit(Quota::per_second(10), Quota::per_second(1000)));
+    let set = Override::key("acme").plan("gold");
+    let error = cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap_err();
+    let expected = OverrideError::UnknownPlan {
+        limit: "api".to_owned(),
+        name: "gold".to_owned(),
+        known: "large".to_owned(),
+    };
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn key_with_a_plan_by_override_is_blocked_after_a_denial_as_any_other() {
+    let limit = limit(burst(1), burst(2)).block_for(10 * SECOND).local();
+    let cluster = Cluster::new(&limit);
+    let api = cluster.nodes[0].limit("api").unwrap();
+    let set = Override::key("key").plan("large");
+    cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap();
+    assert_eq!(spend_all(&api), 2);
+    assert!(api.check("key").is_override(), "blocked");
+    cluster.pass(11 * SECOND);
+    assert_eq!(api.check("key").plan_name(), Some("large"));
+}
+
 /// Plans that change on 8 nodes that share a real Redis.
 /// `TIDEGATE_PLANS_FLAP=10 cargo test --features testing --test plans redis -- --nocapture` prints what was admitted.
 #[cfg(feature = "redis")]
@@ -449,12 +569,11 @@ mod on_redis {
         let mut load = Load { limits, begun: Instant::now(), admitted: Vec::new() };
         let allowed = bound(&Limit::new("api", LARGE), NODES as u32, &Incidents::default());
 
-        load.run(10 * SECOND, |_, at| (at.as_millis() / 100).is_multiple_of(2)).await;
-        let beyond = load.beyond_one_bucket();
-        println!(
-            "changed each 100 ms: {:.0} a second, {beyond:.0} beyond one bucket",
-            load.rate(10.0)
-        );
+        let seconds = std::env::var("TIDEGATE_PLANS_FLAP").ok().and_then(|text| text.parse().ok());
+        let flaps = Duration::from_secs(seconds.unwrap_or(FLAP_SECONDS));
+        load.run(flaps, |_, at| (at.as_millis() / 100).is_multiple_of(2)).await;
+        let (beyond, rate) = (load.beyond_one_bucket(), load.rate(flaps.as_secs_f64()));
+        println!("changed each 100 ms: {rate:.0} a second, {beyond:.0} beyond one bucket");
         assert!(beyond <= allowed, "{beyond} of {allowed}");
 
         // One node after the other, as a rolling deploy has it, and back.

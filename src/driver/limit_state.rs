@@ -216,7 +216,7 @@ impl LimitState {
             index,
             name,
             info,
-            plans,
+            plans: plans.clone(),
             slowest,
             terms: *terms,
             clock,
@@ -229,7 +229,7 @@ impl LimitState {
             on_policy: AtomicBool::new(false),
             was_on_policy: AtomicBool::new(false),
             excess,
-            overrides: LimitOverrides::new(limit.switch, micros(limit.block_for)),
+            overrides: LimitOverrides::new(limit.switch, micros(limit.block_for), plans),
         })
     }
 
@@ -266,6 +266,16 @@ impl LimitState {
                 let logs = LocalBuckets::new(Table::new(index, hasher, budget, 0)?, rule, 0);
                 Buckets::Alone(AloneBuckets::Logs(logs))
             }
+        })
+    }
+
+    /// What decisions under a plan point to, or else the names of the plans there are.
+    pub(crate) fn info_of(&self, plan: &str) -> Result<&'static LimitInfo, String> {
+        let is_named = |info: &&&LimitInfo| info.plan.as_deref() == Some(plan);
+        self.plans.iter().find(is_named).copied().ok_or_else(|| {
+            let known: Vec<&str> =
+                self.plans.iter().filter_map(|info| info.plan.as_deref()).collect();
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
         })
     }
 

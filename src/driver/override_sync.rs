@@ -328,7 +328,7 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// Makes one change. False if the record is of no kind that is known here. Records of limits that this node does not have
+    /// Makes one change. False if the record is of no kind that is known here, or names a plan that the limit does not have. Records of limits that this node does not have
     /// are others' business.
     fn make(&self, name: &[u8], value: &[u8], until: Timestamp) -> bool {
         let Some((limit, subject, setting)) = read_record(name, value) else { return false };
@@ -341,8 +341,7 @@ impl<'a> Changes<'a> {
             _ => None,
         };
         let overrides = &self.limits[place].overrides;
-        overrides.set(subject, setting, until, hashed);
-        true
+        overrides.set(subject, setting, until, hashed)
     }
 
     /// Lets decisions look for what there is now. Returns an event for each limit whose switch has changed.

@@ -7,6 +7,7 @@ use std::sync::{PoisonError, RwLock};
 
 use dashmap::DashMap;
 
+use crate::limit::LimitInfo;
 #[cfg(feature = "http")]
 use crate::network::Network;
 use crate::overrides::{Ruling, Setting, Subject, Switch};
@@ -19,6 +20,10 @@ pub(crate) struct LimitOverrides {
     is_any: AtomicBool,
     /// The place of the [`Switch`] in [`Switch::ALL`].
     switch: AtomicU8,
+    /// Whether one has ever given a key another plan. A hint, as `is_any` is.
+    has_plans: AtomicBool,
+    /// The plans of the limit.
+    plans: Box<[&'static LimitInfo]>,
     /// What it is unless an override says so.
     own_switch: Switch,
     /// Keys are blocked for so long after a denial, in microseconds.
@@ -37,10 +42,18 @@ pub(crate) struct LimitOverrides {
 }
 
 /// What an override says, and until when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HeldRuling {
-    pub(crate) ruling: Ruling,
+    pub(crate) ruling: InForce,
     pub(crate) until: Timestamp,
+}
+
+/// A [`Ruling`] of a limit that has what it names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum InForce {
+    Allow,
+    Block,
+    Plan(&'static LimitInfo),
 }
 
 /// Overrides for many keys, by what the keys have in common, and how many there are of each length of that.
@@ -51,9 +64,11 @@ struct ByLength<K: Eq + Hash, N> {
 }
 
 impl LimitOverrides {
-    pub(crate) fn new(own_switch: Switch, block_us: u64) -> Self {
+    pub(crate) fn new(own_switch: Switch, block_us: u64, plans: Box<[&'static LimitInfo]>) -> Self {
         let overrides = Self {
             is_any: AtomicBool::new(false),
+            has_plans: AtomicBool::new(false),
+            plans,
             switch: AtomicU8::new(0),
             own_switch,
             block_us,
@@ -89,10 +104,12 @@ impl LimitOverrides {
         let by_key = by_name(&self.keys).filter(holds);
         let by_key = by_key.or_else(|| by_name(&self.hashed).filter(holds));
         let by_key = by_key.or_else(|| self.find_pattern(plain, holds));
-        by_key.or_else(|| {
-            let until = self.blocked.get(name).map(|until| *until)?;
-            Some(HeldRuling { ruling: Ruling::Block, until }).filter(holds)
-        })
+        if let Some(HeldRuling { ruling: InForce::Allow | InForce::Block, .. }) = by_key {
+            return by_key;
+        }
+        let blocked = self.blocked.get(name).map(|until| *until);
+        let block = blocked.map(|until| HeldRuling { ruling: InForce::Block, until });
+        block.filter(holds).or(by_key)
     }
 
     /// What holds by the smallest network that is in force, or else by the longest prefix.
@@ -126,6 +143,30 @@ impl LimitOverrides {
         !self.prefixes.is_empty()
     }
 
+    /// The plan that a key is under at `now`, if an override gives it one.
+    pub(crate) fn plan(
+        &self,
+        name: &[u8],
+        plain: &[u8],
+        now: Timestamp,
+    ) -> Option<&'static LimitInfo> {
+        match self.find(name, plain, now)?.ruling {
+            InForce::Plan(info) => Some(info),
+            InForce::Allow | InForce::Block => None,
+        }
+    }
+
+    /// The highest cost that the plan of an override may admit, in tokens.
+    pub(crate) fn cost_max(&self) -> u32 {
+        let plans = if self.has_plans() { &*self.plans } else { &[] };
+        plans.iter().map(|info| info.terms.cost_max).max().unwrap_or_default()
+    }
+
+    /// Whether overrides may give keys other plans.
+    pub(crate) fn has_plans(&self) -> bool {
+        self.has_plans.load(Ordering::Relaxed)
+    }
+
     /// Counts a request that an override decided about.
     pub(crate) fn count(&self, is_allowed: bool) {
         let count = if is_allowed { &self.allowed } else { &self.denied };
@@ -146,19 +187,29 @@ impl LimitOverrides {
 
     // ---- changes -----------------------------------------------------------------------------
 
-    /// Sets what holds for some keys, or for the limit.
+    /// Sets what holds for some keys, or for the limit. False if the limit does not have what the setting names: then it is
+    /// as if nothing were set.
     pub(super) fn set(
         &self,
         subject: Subject,
         setting: Setting,
         until: Timestamp,
         hashed: Option<Box<[u8]>>,
-    ) {
-        let held = match setting {
-            Setting::Keys(ruling) => Some(HeldRuling { ruling, until }),
-            Setting::Limit(switch) => return self.set_switch(switch),
-            Setting::Removed => None,
+    ) -> bool {
+        let (held, is_known) = match setting {
+            Setting::Keys(ruling) => {
+                let ruling = self.in_force(&ruling);
+                (ruling.map(|ruling| HeldRuling { ruling, until }), ruling.is_some())
+            }
+            Setting::Limit(switch) => {
+                self.set_switch(switch);
+                return true;
+            }
+            Setting::Removed => (None, true),
         };
+        if let Some(HeldRuling { ruling: InForce::Plan(_), .. }) = held {
+            self.has_plans.store(true, Ordering::Relaxed);
+        }
         match (subject, held) {
             (Subject::Limit, _) => self.set_switch(self.own_switch),
             (Subject::Key(name), held) => {
@@ -176,6 +227,18 @@ impl LimitOverrides {
                 self.networks.set(network, network.prefix_len(), held);
             }
         }
+        is_known
+    }
+
+    fn in_force(&self, ruling: &Ruling) -> Option<InForce> {
+        Some(match ruling {
+            Ruling::Allow => InForce::Allow,
+            Ruling::Block => InForce::Block,
+            Ruling::Plan(name) => {
+                let is_named = |info: &&&LimitInfo| info.plan.as_ref() == Some(name);
+                InForce::Plan(self.plans.iter().find(is_named)?)
+            }
+        })
     }
 
     fn set_switch(&self, switch: Switch) {

@@ -110,14 +110,15 @@ impl AsyncLimit {
         if let Some(decision) = self.0.override_of(key, cost) {
             return decision;
         }
-        let decision = if self.0.is_decided_by_store() {
-            self.0.ask_exact(&name, cost, u64::MAX).await
-        } else if let Some(slots) = self.0.slots() {
-            self.0.ask_for_slot(SlotsOf { slots, key: &name }, cost, u64::MAX).await.decision
+        let limit = self.0.planned_for(key);
+        let decision = if limit.is_decided_by_store() {
+            limit.ask_exact(&name, cost, u64::MAX).await
+        } else if let Some(slots) = limit.slots() {
+            limit.ask_for_slot(SlotsOf { slots, key: &name }, cost, u64::MAX).await.decision
         } else {
-            self.0.decide_within(Target::key(&name), cost, u64::MAX)
+            limit.decide_within(Target::key(&name), cost, u64::MAX)
         };
-        self.0.after_rule(&name, cost, decision)
+        limit.after_rule(&name, cost, decision)
     }
 
     /// Waits until a request of `key` that costs one token may go on, for `within` at most: see

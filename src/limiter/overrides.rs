@@ -1,5 +1,6 @@
 //! Overrides: how they are set, and what they do to decisions.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
-use crate::driver::{HeldRuling, OverrideQuery, Query};
+use crate::driver::{HeldRuling, InForce, OverrideQuery, Query};
 use crate::key::Key;
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
 use crate::store::overrides::Put;
@@ -44,11 +45,21 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// [`OverrideError`]: the limit is not known, nothing is set, a prefix is too long, there are
+    /// [`OverrideError`]: the limit or the plan is not known, nothing is set, a prefix is too long, there are
     /// [`OVERRIDES_MAX`] overrides, or the store did not take it.
     pub async fn set(&self, limit: &str, set: Override<'_>) -> Result<(), OverrideError> {
         let nothing = || OverrideError::NothingSet { limit: limit.to_owned() };
-        let value = set.ruling().ok_or_else(nothing)?.name();
+        let ruling = set.ruling().ok_or_else(nothing)?;
+        let value = ruling.text();
+        if let Ruling::Plan(plan) = ruling
+            && let Some(known) = self.shared.node.limits.iter().find(|known| *known.name == *limit)
+        {
+            known.info_of(plan).map_err(|known| OverrideError::UnknownPlan {
+                limit: limit.to_owned(),
+                name: plan.to_string(),
+                known,
+            })?;
+        }
         let record = set.record(limit, &self.shared.secret)?;
         self.put(limit, record, value.as_bytes(), set.end()).await
     }
@@ -141,8 +152,8 @@ impl ActiveLimit {
     #[inline(never)]
     fn decide_by_name<K: Key + ?Sized>(&self, key: &K, cost: u32, told: &mut Decision) {
         let by_rule = || {
-            let name = self.shared.secret.name(key);
-            self.after_rule(&name, cost, self.decide(Target::key(&name), cost))
+            let (limit, name) = (self.planned_for(key), self.shared.secret.name(key));
+            limit.after_rule(&name, cost, limit.decide(Target::key(&name), cost))
         };
         *told = self.override_of(key, cost).unwrap_or_else(by_rule);
     }
@@ -152,8 +163,29 @@ impl ActiveLimit {
         if let Some(decision) = self.override_of(key, cost) {
             return decision;
         }
-        let name = self.shared.secret.name(key);
-        self.after_rule(&name, cost, self.decide_or_ask(Target::key(&name), cost).await)
+        let (limit, name) = (self.planned_for(key), self.shared.secret.name(key));
+        limit.after_rule(&name, cost, limit.decide_or_ask(Target::key(&name), cost).await)
+    }
+
+    /// The limit under the plan that an override gives the key, or as it is.
+    pub(super) fn planned(&self, asked: LookedUp<'_>) -> Cow<'_, Self> {
+        let overrides = &self.state.overrides;
+        if !self.has_overrides() || !overrides.has_plans() {
+            return Cow::Borrowed(self);
+        }
+        match overrides.plan(asked.name, asked.plain, self.state.clock.now()) {
+            Some(info) => self.under(info),
+            None => Cow::Borrowed(self),
+        }
+    }
+
+    /// The same for a key that is not written yet.
+    pub(super) fn planned_for<K: Key + ?Sized>(&self, key: &K) -> Cow<'_, Self> {
+        if !self.has_overrides() || !self.state.overrides.has_plans() {
+            return Cow::Borrowed(self);
+        }
+        let secret = &self.shared.secret;
+        self.planned(LookedUp { name: &secret.name(key), plain: &secret.plain(key) })
     }
 
     /// The key's bytes before they are hashed, if they are and overrides may look for them.
@@ -184,17 +216,21 @@ impl ActiveLimit {
     fn find_by(&self, asked: LookedUp<'_>, cost: u32) -> Option<HeldRuling> {
         let overrides = &self.state.overrides;
         let held = match overrides.switch() {
-            Switch::Off => HeldRuling { ruling: Ruling::Allow, until: Timestamp::NEVER },
+            Switch::Off => HeldRuling { ruling: InForce::Allow, until: Timestamp::NEVER },
             _ => overrides.find(asked.name, asked.plain, self.state.clock.now())?,
         };
+        if let InForce::Plan(_) = held.ruling {
+            // The plan's rule decides.
+            return None;
+        }
         if cost > 0 {
-            overrides.count(held.ruling == Ruling::Allow || self.is_shadow());
+            overrides.count(held.ruling == InForce::Allow || self.is_shadow());
         }
         Some(held)
     }
 
     fn by_override(&self, held: HeldRuling, cost: u32) -> Decision {
-        let (is_allowed, now) = (held.ruling == Ruling::Allow, self.state.clock.now());
+        let (is_allowed, now) = (held.ruling == InForce::Allow, self.state.clock.now());
         let source = Source::Override(held.until);
         self.decision(is_allowed, true, source, cost, now).shadowed(self.is_shadow())
     }
@@ -245,7 +281,7 @@ impl Handle {
     #[cold]
     #[inline(never)]
     fn decide_with_overrides(&self, cost: u32, told: &mut Decision) {
-        let by_rule = || self.after_rule(cost, self.limit.decide(self.target(), cost));
+        let by_rule = || self.after_rule(cost, self.planned().limit.decide(self.target(), cost));
         *told = self.overridden(cost).unwrap_or_else(by_rule);
     }
 
@@ -253,15 +289,26 @@ impl Handle {
     pub(super) async fn decide_or_ask(&self, cost: u32) -> Decision {
         match self.overridden(cost) {
             Some(decision) => decision,
-            None => self.after_rule(cost, self.decide_or_ask_by_rule(cost).await),
+            None => self.after_rule(cost, self.planned().decide_or_ask_by_rule(cost).await),
         }
+    }
+
+    fn looked_up(&self) -> LookedUp<'_> {
+        let name = &*self.key.key;
+        LookedUp { name, plain: self.plain.as_deref().unwrap_or(name) }
     }
 
     /// What holds for the key instead of the limit's rule.
     pub(super) fn overridden(&self, cost: u32) -> Option<Decision> {
-        let name = &*self.key.key;
-        let plain = self.plain.as_deref().unwrap_or(name);
-        self.limit.overridden(LookedUp { name, plain }, cost)
+        self.limit.overridden(self.looked_up(), cost)
+    }
+
+    /// The handle under the plan that an override gives the key, or as it is.
+    pub(super) fn planned(&self) -> Cow<'_, Self> {
+        match self.limit.planned(self.looked_up()) {
+            Cow::Owned(limit) => Cow::Owned(Self { limit, ..self.clone() }),
+            Cow::Borrowed(_) => Cow::Borrowed(self),
+        }
     }
 
     pub(crate) fn after_rule(&self, cost: u32, decision: Decision) -> Decision {

@@ -1,7 +1,10 @@
 //! The plans of a limit, as callers name them.
 
+use std::borrow::Cow;
+
 use super::{ActiveLimit, AsyncLimit};
 use crate::error::ConfigError;
+use crate::limit::LimitInfo;
 
 impl ActiveLimit {
     /// The limit under one of its [plans](crate::Limit::plan): requests by it are limited by that plan's quota. Ask for it once
@@ -17,23 +20,25 @@ impl ActiveLimit {
     ///
     /// [`ConfigError::UnknownPlan`] if the limit was built without it.
     pub fn plan(&self, name: &str) -> Result<Self, ConfigError> {
-        let plans = &self.state.plans;
-        let is_named = |plan: &str| plan == name;
-        let info = plans.iter().find(|info| info.plan.as_deref().is_some_and(is_named));
-        let Some(&info) = info else {
-            let known: Vec<&str> = plans.iter().filter_map(|info| info.plan.as_deref()).collect();
-            return Err(ConfigError::UnknownPlan {
-                limit: self.name().to_owned(),
-                name: name.to_owned(),
-                known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
-            });
-        };
+        let info = self.state.info_of(name).map_err(|known| ConfigError::UnknownPlan {
+            limit: self.name().to_owned(),
+            name: name.to_owned(),
+            known,
+        })?;
         Ok(Self { info, ..self.clone() })
     }
 
     /// The name of the plan that requests are limited by; `None` is the limit's own quota.
     pub fn plan_name(&self) -> Option<&'static str> {
         self.info.plan.as_deref()
+    }
+
+    /// The limit under another of its plans, or as it is.
+    pub(super) fn under(&self, info: &'static LimitInfo) -> Cow<'_, Self> {
+        if std::ptr::eq(info, self.info) {
+            return Cow::Borrowed(self);
+        }
+        Cow::Owned(Self { info, ..self.clone() })
     }
 
     /// The limit under each of its plans.

@@ -69,6 +69,7 @@ impl Reservation {
         let Handle { limit, key, .. } = &self.handle;
         limit.give_back_pinned(key, &self.allowed, estimate.saturating_sub(actual));
         if !self.allowed.decision.took_nothing() {
+            let limit = limit.under(self.allowed.decision.limit);
             limit.charge_pinned(key, actual.saturating_sub(estimate));
         }
     }

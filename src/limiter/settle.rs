@@ -41,7 +41,8 @@ impl ActiveLimit {
             return;
         }
         if self.is_decided_by_store() {
-            return self.return_to_store(&key.key, decision, tokens);
+            // By the plan that decided.
+            return self.under(decision.limit).return_to_store(&key.key, decision, tokens);
         }
         // A key without a place has shared another bucket, perhaps for the last time.
         if key.place == OVERFLOW {

@@ -1,5 +1,6 @@
 //! Limits that decide together about a request: all of them are spent from, or none.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -75,10 +76,11 @@ impl<'a> Part<'a> {
         if self.limit.is_decided_by_store() {
             return None;
         }
+        let limit = self.planned();
         let look = if self.is_held() {
-            self.limit.decide_within(self.target(), 0, u64::MAX)
+            limit.decide_within(self.target(), 0, u64::MAX)
         } else {
-            self.limit.decide(self.target(), 0)
+            limit.decide(self.target(), 0)
         };
         // What nodes hold elsewhere is not known for sure, and a slot is for a request of any cost.
         let is_counted = matches!(look.source, Source::Local(_)) && self.stage() != Stage::Slot;
@@ -89,14 +91,22 @@ impl<'a> Part<'a> {
 
     /// What holds for the key instead of the limit's rule.
     fn overridden(&self, cost: u32) -> Option<Decision> {
-        let asked = LookedUp { name: self.key, plain: self.plain.unwrap_or(self.key) };
-        self.limit.overridden(asked, cost)
+        self.limit.overridden(self.looked_up(), cost)
+    }
+
+    fn looked_up(&self) -> LookedUp<'a> {
+        LookedUp { name: self.key, plain: self.plain.unwrap_or(self.key) }
+    }
+
+    /// The limit under the plan that an override gives the key, or as it is.
+    fn planned(&self) -> Cow<'a, ActiveLimit> {
+        self.limit.planned(self.looked_up())
     }
 
     /// Decides without waiting, where the store does not decide.
     fn decide(&self) -> Decision {
         let by_rule = || {
-            let decision = self.limit.decide(self.target(), self.cost);
+            let decision = self.planned().decide(self.target(), self.cost);
             self.limit.after_rule(self.key, self.cost, decision)
         };
         self.overridden(self.cost).unwrap_or_else(by_rule)
@@ -106,7 +116,7 @@ impl<'a> Part<'a> {
     #[cfg(feature = "tower")]
     fn decide_if_no_wait(&self) -> Option<Decision> {
         self.overridden(self.cost).or_else(|| {
-            let decision = self.limit.decide_if_no_wait(self.key, self.cost)?;
+            let decision = self.planned().decide_if_no_wait(self.key, self.cost)?;
             Some(self.limit.after_rule(self.key, self.cost, decision))
         })
     }
@@ -115,7 +125,7 @@ impl<'a> Part<'a> {
     #[cfg(feature = "tower")]
     fn has_to_wait(&self, look: Option<&Decision>) -> bool {
         let Some(look) = look else { return true };
-        let is_held = || self.is_held() && self.limit.decide(self.target(), 0).is_denied();
+        let is_held = || self.is_held() && self.planned().decide(self.target(), 0).is_denied();
         let asks_store = || !look.is_sure() || self.limit.slots().is_some();
         self.patience != Patience::None && (asks_store() || is_held())
     }
@@ -125,7 +135,8 @@ impl<'a> Part<'a> {
         if let Some(decision) = self.overridden(self.cost) {
             return decision;
         }
-        let (limit, queue) = (self.limit, self.limit.queue());
+        let limit = self.planned();
+        let queue = limit.queue();
         let decision = match self.patience {
             Patience::Slot if queue > Duration::ZERO && !limit.is_shadow() => {
                 limit.wait(self.key, self.cost, queue).await
@@ -312,7 +323,7 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
     for (index, part) in takes.open(Stage::Here) {
         let is_unsure = looks[index].is_some_and(|look| !look.is_sure());
         if takes.denied.is_none() && part.patience != Patience::None && is_unsure {
-            let (handle, now) = (part.limit.hold(part.key), part.asked_at());
+            let (handle, now) = (part.planned().hold(part.key), part.asked_at());
             let answer = handle.send_query(part.cost);
             asked.push((index, now, part.cost, handle, answer));
         }

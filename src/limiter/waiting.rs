@@ -120,10 +120,10 @@ impl ActiveLimit {
     }
 
     fn decide_ahead<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
-        let name = self.shared.secret.name(key);
+        let (limit, name) = (self.planned_for(key), self.shared.secret.name(key));
         let by_rule = || {
-            let decision = self.decide_within(Target::key(&name), cost, u64::MAX);
-            self.after_rule(&name, cost, decision)
+            let decision = limit.decide_within(Target::key(&name), cost, u64::MAX);
+            limit.after_rule(&name, cost, decision)
         };
         self.override_of(key, cost).unwrap_or_else(by_rule)
     }
@@ -195,7 +195,8 @@ impl ActiveLimit {
             return decision;
         }
         let within = if self.is_shadow() { Duration::ZERO } else { within };
-        self.after_rule(&name, cost, self.wait(&name, cost, within).await)
+        let limit = self.planned_for(key);
+        limit.after_rule(&name, cost, limit.wait(&name, cost, within).await)
     }
 
     /// Whether requests can take slots ahead.
@@ -298,9 +299,10 @@ impl ActiveLimit {
         if let Some(decision) = self.override_of(key, cost) {
             return Ok(Ok(decision));
         }
-        let decision = self.decide_if_no_wait(&name, cost);
-        let decision = decision.map(|decision| self.after_rule(&name, cost, decision));
-        Ok(decision.ok_or_else(|| self.hold(&name)))
+        let limit = self.planned_for(key);
+        let decision = limit.decide_if_no_wait(&name, cost);
+        let decision = decision.map(|decision| limit.after_rule(&name, cost, decision));
+        Ok(decision.ok_or_else(|| limit.hold(&name)))
     }
 
     /// Decides, unless the request has to wait.
@@ -347,12 +349,13 @@ impl Handle {
             return decision;
         }
         let within = if self.limit.is_shadow() { Duration::ZERO } else { within };
-        self.after_rule(1, self.limit.wait(&self.key.key, 1, within).await)
+        self.after_rule(1, self.planned().limit.wait(&self.key.key, 1, within).await)
     }
 
     /// The same as [`ActiveLimit::schedule`].
     pub fn schedule(&self) -> Decision {
-        let by_rule = || self.after_rule(1, self.limit.decide_within(self.target(), 1, u64::MAX));
+        let decide = || self.planned().limit.decide_within(self.target(), 1, u64::MAX);
+        let by_rule = || self.after_rule(1, decide());
         self.overridden(1).unwrap_or_else(by_rule)
     }
 }

@@ -15,36 +15,38 @@ fn network(text: &str) -> Subject {
 #[cfg(feature = "http")]
 #[test]
 fn key_wins_over_networks_and_these_over_prefixes_and_the_narrower_over_the_wider() {
-    let overrides = LimitOverrides::new(Switch::On, 0);
+    let overrides = LimitOverrides::new(Switch::On, 0, Box::default());
     assert!(!overrides.is_any());
-    let [allow, block] = [Ruling::Allow, Ruling::Block].map(Setting::Keys);
+    let [allow, block] =
+        [Ruling::Allow, Ruling::Block].map(|ruling| move || Setting::Keys(ruling.clone()));
     let ruling =
         |key: &str| overrides.find(key.as_bytes(), key.as_bytes(), NOW).map(|held| held.ruling);
     let rules = [
-        (Subject::Prefix(b"10.".to_vec()), allow, "10.9.9.9"),
-        (network("10.0.0.0/8"), block, "10.9.9.9"),
-        (network("10.9.0.0/16"), allow, "10.9.9.9"),
-        (Subject::Key(b"10.9.9.9".to_vec()), block, "10.9.9.9"),
-        (Subject::Prefix(b"bot".to_vec()), block, "bot-7"),
-        (Subject::Prefix(b"bot-".to_vec()), allow, "bot-7"),
-        (network("2001:db8::/32"), block, "2001:db8:1::/64"),
-        (network("2001:db8:1::/48"), allow, "2001:db8:1::/64"),
+        (Subject::Prefix(b"10.".to_vec()), allow(), "10.9.9.9"),
+        (network("10.0.0.0/8"), block(), "10.9.9.9"),
+        (network("10.9.0.0/16"), allow(), "10.9.9.9"),
+        (Subject::Key(b"10.9.9.9".to_vec()), block(), "10.9.9.9"),
+        (Subject::Prefix(b"bot".to_vec()), block(), "bot-7"),
+        (Subject::Prefix(b"bot-".to_vec()), allow(), "bot-7"),
+        (network("2001:db8::/32"), block(), "2001:db8:1::/64"),
+        (network("2001:db8:1::/48"), allow(), "2001:db8:1::/64"),
     ];
     for (subject, setting, key) in rules {
+        let is_allowed = setting == allow();
         set(&overrides, subject, setting, Timestamp::NEVER);
-        let expected = if setting == allow { Ruling::Allow } else { Ruling::Block };
+        let expected = if is_allowed { InForce::Allow } else { InForce::Block };
         assert_eq!(ruling(key), Some(expected), "{key} by the newest of its rules");
     }
     assert!(overrides.is_any());
-    assert_eq!(ruling("10.1.1.1"), Some(Ruling::Block));
-    assert_eq!(ruling("10.x"), Some(Ruling::Allow), "no address");
+    assert_eq!(ruling("10.1.1.1"), Some(InForce::Block));
+    assert_eq!(ruling("10.x"), Some(InForce::Allow), "no address");
     assert_eq!(ruling("bo"), None);
     assert_eq!(ruling("2001::/16"), None, "a network that is wider than any that is named");
 }
 
 #[test]
 fn override_ends_on_time_and_is_gone_when_it_is_removed() {
-    let overrides = LimitOverrides::new(Switch::On, 0);
+    let overrides = LimitOverrides::new(Switch::On, 0, Box::default());
     let block = Setting::Keys(Ruling::Block);
     let end = NOW.plus_micros(10);
     let subjects = [
@@ -55,7 +57,7 @@ fn override_ends_on_time_and_is_gone_when_it_is_removed() {
     ];
     for (subject, key) in subjects {
         let key = key.as_bytes();
-        set(&overrides, subject.clone(), block, end);
+        set(&overrides, subject.clone(), block.clone(), end);
         assert!(overrides.find(key, key, NOW.plus_micros(9)).is_some(), "{subject:?}");
         assert_eq!(overrides.find(key, key, end), None, "{subject:?}");
         set(&overrides, subject, Setting::Removed, Timestamp::ZERO);
@@ -66,7 +68,7 @@ fn override_ends_on_time_and_is_gone_when_it_is_removed() {
 
 #[test]
 fn switch_goes_back_to_what_was_configured() {
-    let overrides = LimitOverrides::new(Switch::Shadow, 0);
+    let overrides = LimitOverrides::new(Switch::Shadow, 0, Box::default());
     assert!(overrides.is_any());
     set(&overrides, Subject::Limit, Setting::Limit(Switch::On), Timestamp::NEVER);
     assert_eq!((overrides.switch(), overrides.is_any()), (Switch::On, false));
@@ -76,7 +78,7 @@ fn switch_goes_back_to_what_was_configured() {
 
 #[test]
 fn blocked_keys_are_at_most_so_many_and_those_that_are_over_make_room() {
-    let overrides = LimitOverrides::new(Switch::On, 10);
+    let overrides = LimitOverrides::new(Switch::On, 10, Box::default());
     let is_blocked = |key: &[u8], at| overrides.find(key, key, at).is_some();
     overrides.block(b"a", NOW, 2);
     overrides.block(b"b", NOW, 2);
@@ -92,10 +94,10 @@ fn blocked_keys_are_at_most_so_many_and_those_that_are_over_make_room() {
 
 #[test]
 fn prefix_that_has_ended_does_not_hide_a_shorter_one() {
-    let overrides = LimitOverrides::new(Switch::On, 0);
+    let overrides = LimitOverrides::new(Switch::On, 0, Box::default());
     let (allow, block) = (Setting::Keys(Ruling::Allow), Setting::Keys(Ruling::Block));
     set(&overrides, Subject::Prefix(b"bot".to_vec()), block, Timestamp::NEVER);
     set(&overrides, Subject::Prefix(b"bot-7".to_vec()), allow, NOW);
     let ruling = overrides.find(b"bot-7", b"bot-7", NOW).map(|held| held.ruling);
-    assert_eq!(ruling, Some(Ruling::Block));
+    assert_eq!(ruling, Some(InForce::Block));
 }
