@@ -25,7 +25,7 @@ const FLOORS: [&[&str]; 13] = [
     &["config"],
     &["testing", "http", "retry", "rls", "server", "sim"],
     &["fuzz"],
-    &["bin"],
+    &["bin", "pages"],
 ];
 
 /// Folders whose files stand alone: the floors. In other folders are parts of the file of that name.

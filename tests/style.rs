@@ -23,7 +23,7 @@ const TOP_LEVEL: [&str; 11] = [
 const FILE_LINES_MAX: usize = 700;
 /// Code of the data plane and of what users hold, without comments and tests. 1700 lines are aimed at: lower this with
 /// each line that goes; raise it only for what must be there.
-const DATA_PLANE_LINES_MAX: usize = 2507;
+const DATA_PLANE_LINES_MAX: usize = 2482;
 /// Parts that have a row of their own, by the files that only they need, each with at most so many lines.
 const PART_LINES_MAX: usize = 300;
 const PARTS: [&str; 19] = [
@@ -48,7 +48,7 @@ const PARTS: [&str; 19] = [
     "limiter/concurrency",
 ];
 /// The floors that do not count, as files or folders of src.
-const OTHER_FLOORS: [&str; 24] = [
+const OTHER_FLOORS: [&str; 25] = [
     "algorithm",
     "bin",
     "bound",
@@ -63,6 +63,7 @@ const OTHER_FLOORS: [&str; 24] = [
     "metrics",
     "network",
     "overrides",
+    "pages",
     "plan",
     "quota",
     "retry",
