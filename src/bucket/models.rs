@@ -15,6 +15,7 @@ use loom::thread;
 
 pub(super) mod atomic;
 mod lease_bucket;
+mod local_bucket;
 mod table;
 mod window_bucket;
 
