@@ -29,7 +29,7 @@ const SCHEDULES: u64 = 300;
 const TIERS: usize = 3;
 const NAMES: [&str; TIERS] = ["second", "minute", "hour"];
 /// How many tokens each limit has, and for how many seconds.
-const TOKENS: [(u64, u64); TIERS] = [(20, 1), (90, 60), (90, 3600)];
+const TOKENS: [(u64, u64); TIERS] = [(24, 1), (80, 60), (82, 3600)];
 const LANES: u32 = 2;
 const NODES: u16 = 4;
 const KEYS: u32 = 3;
