@@ -9,10 +9,11 @@
 //! denied then. So may the limits of a request whose caller went away while the store was asked. All of it is counted.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use cluster::{Account, Cluster};
+use node::Node;
 
 use super::super::faults::{Fault, Planned};
 use super::super::setup::Network;
@@ -167,7 +168,7 @@ impl Schedule {
         if !has_left {
             return Err("nodes have not reported all".to_owned());
         }
-        judge(&cluster)
+        judge(&cluster, self.faults.is_empty() && self.network.is_clean())
     }
 
     /// The smallest schedule found that still does not add up.
@@ -206,24 +207,26 @@ impl Schedule {
 struct Ledger {
     allowed: i64,
     charged: i64,
-    /// Not taken back by the store, because the window had ended.
-    refused: i64,
     /// Allowed, but perhaps not reported.
     may_miss: i64,
-    /// Denied or left, but perhaps not taken back.
+    /// Denied or left, but perhaps not taken back; or charged again to the next record of the key.
     may_keep: i64,
 }
 
 impl Ledger {
-    fn add(&mut self, outcome: &Outcome, is_excused: bool) {
+    fn add(&mut self, outcome: &Outcome, node: &Node) {
         let cost = i64::from(outcome.request.cost);
+        let is_in = |times: &[Range<u64>]| times.iter().any(|range| range.contains(&outcome.at_us));
+        let (is_unreported, is_forgotten) = (is_in(&node.unreported), is_in(&node.forgotten));
         let is_allowed = outcome.allowed == Some(true);
         if is_allowed {
             self.allowed += cost;
         }
-        if is_excused && is_allowed {
+        if is_allowed && (is_unreported || is_forgotten) {
             self.may_miss += cost;
-        } else if is_excused || outcome.allowed.is_none() {
+        }
+        let has_no_caller = outcome.allowed.is_none();
+        if is_forgotten || has_no_caller || is_unreported && !is_allowed {
             self.may_keep += cost;
         }
     }
@@ -231,20 +234,19 @@ impl Ledger {
     fn merge(&mut self, other: &Self) {
         self.allowed += other.allowed;
         self.charged += other.charged;
-        self.refused += other.refused;
         self.may_miss += other.may_miss;
         self.may_keep += other.may_keep;
     }
 
-    /// Tokens charged beyond what was allowed and what is known not to have gone back.
+    /// Tokens charged beyond what was allowed and what was told not to have gone back.
     fn beyond(&self, kept: i64) -> i64 {
-        self.charged - self.refused - kept - self.allowed
+        self.charged - kept - self.allowed
     }
 
     /// Whether it adds up, where so many tokens were told not to be given back.
     fn is_right(&self, kept: RangeInclusive<i64>) -> bool {
-        // What is known not to have gone back was perhaps not reported either.
-        let unreported = (self.refused + kept.start()).clamp(0, self.may_keep);
+        // What was told not to have gone back was perhaps not reported either.
+        let unreported = self.may_keep.min(*kept.start());
         self.beyond(*kept.start()) >= -self.may_miss - unreported
             && self.beyond(*kept.end()) <= self.may_keep
     }
@@ -259,8 +261,6 @@ struct Sums {
     charged: i64,
     /// Told by the event `NotGivenBack`.
     kept: i64,
-    /// Came back too late for their window.
-    refused: i64,
     missing: i64,
     left_over: i64,
     /// Of limits of nodes, and those of them that nothing excuses.
@@ -275,7 +275,6 @@ impl Sums {
         self.allowed += other.allowed;
         self.charged += other.charged;
         self.kept += other.kept;
-        self.refused += other.refused;
         self.missing += other.missing;
         self.left_over += other.left_over;
         self.ledgers += other.ledgers;
@@ -286,7 +285,6 @@ impl Sums {
         let beyond = ledger.beyond(kept);
         self.allowed += ledger.allowed;
         self.charged += ledger.charged;
-        self.refused += ledger.refused;
         self.kept += kept;
         self.missing += (-beyond).max(0);
         self.left_over += beyond.max(0);
@@ -302,43 +300,39 @@ impl Sums {
 fn ledgers(cluster: &Cluster) -> BTreeMap<Account, Ledger> {
     let mut ledgers: BTreeMap<Account, Ledger> = BTreeMap::new();
     for outcome in &cluster.outcomes {
-        let excused = &cluster.nodes[outcome.node].excused;
-        let is_excused = excused.iter().any(|times| times.contains(&outcome.at_us));
         let tiers = match outcome.request.wanted {
             Wanted::All => 0..TIERS,
             Wanted::One(tier) => tier..tier + 1,
         };
         for tier in tiers {
             let account = (outcome.node, outcome.request.key, tier);
-            ledgers.entry(account).or_default().add(outcome, is_excused);
+            ledgers.entry(account).or_default().add(outcome, &cluster.nodes[outcome.node]);
         }
     }
     for (account, tokens) in &cluster.charged {
         ledgers.entry(*account).or_default().charged = *tokens;
     }
-    for (account, tokens) in &cluster.refused {
-        ledgers.entry(*account).or_default().refused = *tokens;
-    }
     ledgers
 }
 
-/// Compares what was charged with what was allowed: of each key, and of all keys of a limit of a node.
-fn judge(cluster: &Cluster) -> Result<Sums, String> {
+/// Compares what was charged with what was allowed: of each key, and of all keys of a limit of a node. Where it `is_calm`,
+/// nothing goes wrong: then a token bucket gets all back.
+fn judge(cluster: &Cluster, is_calm: bool) -> Result<Sums, String> {
     let mut sums = Sums::default();
     let mut of_nodes: BTreeMap<(usize, usize), Ledger> = BTreeMap::new();
     for ((node, key, tier), ledger) in ledgers(cluster) {
-        let (limit, kept) = (&cluster.limits[tier], cluster.nodes[node].kept[tier]);
-        let may_refuse = ledger.may_keep > 0 || !matches!(limit.rule(), Rule::TokenBucket(_));
-        if !ledger.is_right(0..=kept) || ledger.refused > 0 && !may_refuse {
-            let name = limit.name();
+        let kept = cluster.nodes[node].kept[tier];
+        if !ledger.is_right(0..=kept) {
+            let name = cluster.limits[tier].name();
             return Err(format!("{name} of key {key} on node {node}: {ledger:?}, {kept} kept"));
         }
         of_nodes.entry((node, tier)).or_default().merge(&ledger);
     }
     for ((node, tier), ledger) in of_nodes {
         let kept = cluster.nodes[node].kept[tier];
-        if !ledger.is_right(kept..=kept) {
-            let name = cluster.limits[tier].name();
+        let (name, rule) = (cluster.limits[tier].name(), cluster.limits[tier].rule());
+        let must_give_back = is_calm && matches!(rule, Rule::TokenBucket(_));
+        if !ledger.is_right(kept..=kept) || must_give_back && kept > 0 {
             return Err(format!("{name} on node {node}: {ledger:?}, {kept} kept"));
         }
         sums.add_ledger(&ledger, kept);
@@ -374,13 +368,12 @@ fn groups_leave_no_partial_charge_whatever_goes_wrong() {
     let [second, minute, hour] = denied_pct;
     println!(
         "groups: seeds {seeds:?}, {} requests of three limits, denied by second {second:.1}%, minute {minute:.1}%, hour \
-         {hour:.1}%; {} tokens allowed, {} charged: {} not given back and told, {} back too late for their window, {} \
-         missing and {} left over by deaths, losses of memory and callers that left; {} of {} ledgers without excuse",
+         {hour:.1}%; {} tokens allowed, {} charged: {} not given back and told, {} missing and {} left over by deaths, \
+         losses of memory and callers that left; {} of {} ledgers exact",
         sums.requests,
         sums.allowed,
         sums.charged,
         sums.kept,
-        sums.refused,
         sums.missing,
         sums.left_over,
         sums.exact,

@@ -1,7 +1,7 @@
 //! Nodes as users hold them, in virtual time: limiters and their groups. Their tasks do not run: their part is done here, so
 //! that the same seed gives the same run. The store is the reference model.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::super::super::faults::{Fault, Planned};
@@ -10,7 +10,7 @@ use super::super::super::store::SimulatedStore;
 use super::node::{Decided, Node};
 use super::{NAMES, Outcome, Request, TIERS};
 use crate::limit::Limit;
-use crate::sync::message::{BatchVerdict, Grant, Incarnation, Reply, Request as Batch};
+use crate::sync::message::{Reply, Request as Batch};
 use crate::time::micros;
 
 /// The world begins here, so that no timestamp is 0.
@@ -63,15 +63,12 @@ pub(super) struct Cluster {
     pub(super) outcomes: Vec<Outcome>,
     /// Tokens by which records grew.
     pub(super) charged: HashMap<Account, i64>,
-    /// Tokens that the store did not take back.
-    pub(super) refused: HashMap<Account, i64>,
     places: Vec<usize>,
     store: SimulatedStore,
     network: Network,
     pub(super) limits: [Limit; TIERS],
     timeline: BTreeMap<(u64, u64), Happening>,
     order: u64,
-    applied: HashSet<(usize, u32, Option<Incarnation>, i64)>,
     rng: fastrand::Rng,
 }
 
@@ -82,14 +79,12 @@ impl Cluster {
             nodes: Vec::new(),
             outcomes: Vec::new(),
             charged: HashMap::new(),
-            refused: HashMap::new(),
             places: vec![usize::MAX; usize::from(nodes)],
             store: SimulatedStore::new(None),
             network,
             limits,
             timeline: BTreeMap::new(),
             order: 0,
-            applied: HashSet::new(),
             rng: fastrand::Rng::with_seed(seed),
         };
         for place in 0..usize::from(nodes) {
@@ -271,19 +266,10 @@ impl Cluster {
         let before = charged(&self.store);
         let reply = self.store.sync(batch, self.now_us);
         let after = charged(&self.store);
-        let name = (*sender, batch.lane, batch.incarnation, batch.sequence);
-        let grants = match &reply.verdict {
-            BatchVerdict::Applied(grants) if self.applied.insert(name) => &grants[..],
-            _ => &[],
-        };
-        for (index, entry) in batch.entries.iter().enumerate() {
-            let Some(tier) = NAMES.iter().position(|name| **name == *entry.limit) else { continue };
-            let account = (*sender, key_of(&entry.key), tier);
-            let grown = after[index] - before[index];
-            *self.charged.entry(account).or_default() += grown;
-            if let Some(Grant::Given(_)) = grants.get(index) {
-                let reported = entry.spent + entry.debt + entry.allowed - entry.refunded;
-                *self.refused.entry(account).or_default() += grown - reported;
+        for (entry, (before, after)) in batch.entries.iter().zip(before.into_iter().zip(after)) {
+            if let Some(tier) = NAMES.iter().position(|name| **name == *entry.limit) {
+                let account = (*sender, key_of(&entry.key), tier);
+                *self.charged.entry(account).or_default() += after - before;
             }
         }
         reply
@@ -316,7 +302,7 @@ impl Cluster {
             Fault::StoreForgets => {
                 for node in &mut self.nodes {
                     let from_us = node.reported_us().saturating_sub(REPORTED_US);
-                    node.excused.push(from_us..now_us + REPORTED_US);
+                    node.forgotten.push(from_us..now_us + REPORTED_US);
                 }
                 self.store.forget();
             }
@@ -330,7 +316,7 @@ impl Cluster {
         let node = &mut self.nodes[index];
         if node.is_alive() {
             let from_us = node.reported_us().saturating_sub(REPORTED_US);
-            node.excused.push(from_us..self.now_us + 1);
+            node.unreported.push(from_us..self.now_us + 1);
             node.die();
         }
     }

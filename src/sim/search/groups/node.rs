@@ -62,8 +62,10 @@ pub(super) struct Node {
     answered_us: [u64; LANES as usize],
     /// Tokens of each limit that it told were not given back.
     pub(super) kept: [i64; TIERS],
-    /// Times from which reports may be lost.
-    pub(super) excused: Vec<Range<u64>>,
+    /// What was decided in these times may not have been reported.
+    pub(super) unreported: Vec<Range<u64>>,
+    /// What was reported in these times may be forgotten, and told again.
+    pub(super) forgotten: Vec<Range<u64>>,
 }
 
 impl Node {
@@ -115,7 +117,8 @@ impl Node {
             sent: [(0, now_us); LANES as usize],
             answered_us: [now_us; LANES as usize],
             kept: [0; TIERS],
-            excused: Vec::new(),
+            unreported: Vec::new(),
+            forgotten: Vec::new(),
         }
     }
 
