@@ -11,7 +11,6 @@
 
 mod parts;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -48,11 +47,11 @@ fn three_tiers_on_memory_are_charged_for_what_all_of_them_allowed() {
 fn three_tiers_on_redis_are_charged_for_what_all_of_them_allowed() {
     let server = parts::RedisServer::start();
     let store = || tidegate::RedisStore::open(&server.url()).unwrap().into();
-    let by_tier = std::cell::OnceCell::new();
-    let charged = |tier: &str, key: &str| -> u64 {
-        let read = || NAMES.map(|name| (name, parts::charged_to(&server, name)));
-        let by_tier: &BTreeMap<_, _> = by_tier.get_or_init(|| read().into());
-        by_tier[tier].get(key).copied().unwrap_or_default()
+    // Read when the nodes have left.
+    let all = std::cell::OnceCell::new();
+    let charged = |tier: &str, key: &str| {
+        let all = all.get_or_init(|| NAMES.map(|name| parts::charged_to(&server, name)));
+        all[tier_of(tier)].get(key).copied().unwrap_or_default()
     };
     spend_and_compare("redis", store, charged);
 }
@@ -71,29 +70,29 @@ fn spend_and_compare(
     for node in &nodes {
         runtime.block_on(node.shutdown(DEADLINE)).unwrap();
     }
-    let requests = seen.requests.load(Ordering::Relaxed);
-    let mut line = format!("{name}: {requests} requests of three tiers");
-    let mut wrong = Vec::new();
+    let (mut lines, mut wrong) = (Vec::new(), Vec::new());
     for (tier, tier_name) in NAMES.into_iter().enumerate() {
         let kept = seen.kept[tier].load(Ordering::Relaxed);
-        let sum = |of: &dyn Fn(usize) -> u64| (0..KEYS).map(of).sum::<u64>();
-        let charged = |key| charged_of(tier_name, &key_name(key));
-        for key in 0..KEYS {
-            let (used, charged) = (used[key][tier], charged(key));
+        let (mut all_used, mut all_charged) = (0, 0);
+        for (key, used) in used.iter().enumerate() {
+            let (key, used) = (key_name(key), used[tier]);
+            let charged = charged_of(tier_name, &key);
+            (all_used, all_charged) = (all_used + used, all_charged + charged);
             if !(used..=used + kept).contains(&charged) {
-                wrong.push(format!("{tier_name} of {}: {charged} of {used}", key_name(key)));
+                wrong.push(format!("{tier_name} of {key}: {charged} charged, {used} used"));
             }
         }
-        let (used, charged) = (sum(&|key| used[key][tier]), sum(&charged));
         let denied = 100.0 * seen.denied_by(tier);
-        line += &format!("; {tier_name} denied {denied:.1}%, charged {charged}, used {used}");
-        line += &format!(", not given back {kept}");
-        if charged != used + kept {
-            wrong.push(format!("{tier_name}: {charged} charged, {used} used, {kept} kept"));
+        lines.push(format!(
+            "{tier_name} denied {denied:.1}%, {all_charged} charged, {all_used} used, {kept} not given back"
+        ));
+        if all_charged != all_used + kept {
+            wrong.push(format!("{tier_name}: {all_charged} charged, {all_used} used, {kept} kept"));
         }
     }
-    println!("{line}");
-    assert!(wrong.is_empty(), "{line}\n{}", wrong.join("\n"));
+    let requests = seen.requests.load(Ordering::Relaxed);
+    println!("{name}: {requests} requests of three tiers; {}", lines.join("; "));
+    assert!(wrong.is_empty(), "{name}:\n{}", wrong.join("\n"));
 }
 
 /// What happened so far.
