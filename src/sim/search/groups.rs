@@ -1,12 +1,13 @@
 //! Requests that are to fit three limits at once, whatever goes wrong: of each key every limit is charged for what all three
 //! allowed, and for nothing else.
 //!
-//! `TIDEGATE_SEARCH=10000 cargo test --release --features sim --lib groups -- --nocapture` plays ten thousand schedules of
+//! `TIDEGATE_SEARCH=10000 cargo test --release --features sim --lib groups_leave -- --nocapture` plays ten thousand schedules of
 //! faults. A seed is a schedule; the same seed gives the same run.
 //!
 //! A node that dies has not reported what it decided last, and a store that loses its memory forgets what it was told last:
 //! then a limit may miss what was allowed within two seconds before the store was heard last, or keep what a request was
-//! denied then. So may the limits of a request whose caller went away while the store was asked. All of it is counted.
+//! denied then. So may the limits of a request whose caller went away while the store was asked. What an outage policy allowed
+//! and what is of a window that has ended does not go back, and nodes tell of it. All of it is counted.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -168,7 +169,13 @@ impl Schedule {
         if !has_left {
             return Err("nodes have not reported all".to_owned());
         }
-        judge(&cluster, self.faults.is_empty() && self.network.is_clean())
+        judge(&cluster, self.is_calm())
+    }
+
+    /// Whether the store is never silent for long enough that an outage policy decides.
+    fn is_calm(&self) -> bool {
+        let Network { request_loss, reply_loss, late, .. } = self.network;
+        self.faults.is_empty() && [request_loss, reply_loss, late].iter().all(|part| *part < 0.1)
     }
 
     /// The smallest schedule found that still does not add up.
@@ -316,7 +323,7 @@ fn ledgers(cluster: &Cluster) -> BTreeMap<Account, Ledger> {
 }
 
 /// Compares what was charged with what was allowed: of each key, and of all keys of a limit of a node. Where it `is_calm`,
-/// nothing goes wrong: then a token bucket gets all back.
+/// a token bucket gets all back.
 fn judge(cluster: &Cluster, is_calm: bool) -> Result<Sums, String> {
     let mut sums = Sums::default();
     let mut of_nodes: BTreeMap<(usize, usize), Ledger> = BTreeMap::new();
@@ -379,5 +386,8 @@ fn groups_leave_no_partial_charge_whatever_goes_wrong() {
         sums.exact,
         sums.ledgers
     );
-    assert!(denied_pct.iter().all(|pct| *pct >= 20.0), "{denied_pct:?}");
+    // A few seeds may be any.
+    let is_enough =
+        seeds.end - seeds.start < SCHEDULES || denied_pct.iter().all(|pct| *pct >= 20.0);
+    assert!(is_enough, "{denied_pct:?}");
 }

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::super::super::clock::NodeClock;
 use super::{LANES, NAMES, Request, TIERS, Wanted};
 use crate::bucket::BucketRef;
+use crate::builder::Builder;
 use crate::decision::Decision;
 use crate::driver::manual::ManualClock;
 use crate::driver::{Buckets, Driver, Query, SettledRequest, StoreAnswer, StoreQuery, touched};
@@ -80,7 +81,7 @@ impl Node {
         let shown = ManualClock::new();
         let local_us = 1_000_000 + seed % 1_000_000_000;
         shown.advance(Duration::from_micros(local_us - shown.now().as_micros()));
-        let builder = limits.iter().cloned().fold(Limiter::builder(), crate::Builder::limit);
+        let builder = limits.iter().cloned().fold(Limiter::builder(), Builder::limit);
         let builder = builder.store(MemoryStore::new()).lanes(LANES).max_nodes(nodes);
         let builder = builder.max_keys(KEYS_MAX).manual_clock(shown.clone());
         let (limiter, mut driver) = builder.assemble().expect("good limits");
