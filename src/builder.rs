@@ -198,7 +198,8 @@ impl Builder {
         Ok(limiter)
     }
 
-    fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
+    /// A limiter, and the driver that is still to run.
+    pub(crate) fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
         let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
         let parts = DriverParts {

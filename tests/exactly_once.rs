@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use parts::{Counts, Fault, Proxy, Record, RedisServer};
+use parts::{Counts, Fault, Proxy, RedisServer, charged_to};
 use tidegate::{Event, Limit, Limiter, Quota, RedisStore, Reservation};
 use tokio::task::JoinSet;
 
@@ -321,25 +321,4 @@ fn since(before: Counts, now: Counts) -> Counts {
         duplicated: now.duplicated - before.duplicated,
         delayed: now.delayed - before.delayed,
     }
-}
-
-/// Tokens charged to a limit, by key.
-fn charged_to(server: &RedisServer, limit: &str) -> BTreeMap<String, u64> {
-    let client = redis::Client::open(server.url()).expect("a good address");
-    let mut connection = client.get_connection().expect("the server runs");
-    let names: Vec<String> = redis::cmd("KEYS")
-        .arg(format!("tg2:{{*}}:key:{limit}:*"))
-        .query(&mut connection)
-        .expect("KEYS is answered");
-    let mut charged = BTreeMap::new();
-    for name in names {
-        let bytes: Vec<u8> =
-            redis::cmd("GET").arg(&name).query(&mut connection).expect("GET is answered");
-        let record = Record::decode(&bytes).expect("a record of version 2");
-        let key_follows = format!(":key:{limit}:");
-        let (_, key) = name.split_once(&*key_follows).expect("a bucket of the limit");
-        let another = charged.insert(key.to_owned(), record.charged());
-        assert_eq!(another, None, "{key} has two buckets");
-    }
-    charged
 }

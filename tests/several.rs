@@ -20,6 +20,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// Nodes that share limits in virtual time.
 struct Cluster {
     clock: ManualClock,
+    store: ScriptedStore,
     runtime: tokio::runtime::Runtime,
     nodes: Vec<Limiter>,
     /// Tokens that nodes told were not given back.
@@ -46,7 +47,7 @@ impl Cluster {
         };
         let nodes = (0..NODES).map(node).collect();
         drop(entered);
-        let cluster = Self { clock, runtime, nodes, kept };
+        let cluster = Self { clock, store, runtime, nodes, kept };
         cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
         cluster
     }
@@ -385,6 +386,27 @@ fn tokens_of_a_window_that_has_ended_do_not_go_back() {
     }
 }
 
+/// They stayed charged, and nobody was told: the report of them was lost, and came again when the window had ended.
+#[test]
+fn tokens_that_go_back_to_the_store_after_their_window_are_told_not_to_be_given_back() {
+    let cluster = Cluster::new(&[Limit::new("x", FixedWindow::new(100, HOUR)).strict()]);
+    let limit = &cluster.limits("x")[1];
+    let to = |ms: u64, step: u64| {
+        let left_us = ms * 1000 - cluster.clock.now().as_micros();
+        cluster.pass(micros(left_us), Duration::from_millis(step));
+    };
+    to(3_590_000, 500);
+    let held = cluster.wait(limit.reserve("key", 60)).unwrap();
+    to(3_599_950, 50);
+    held.commit(0);
+    cluster.store.set_away(true);
+    to(3_600_020, 10);
+    assert_eq!(cluster.kept.load(Ordering::Relaxed), 0, "the window had not ended");
+    cluster.store.set_away(false);
+    to(3_602_000, 10);
+    assert_eq!(cluster.kept.load(Ordering::Relaxed), 60);
+}
+
 /// What is pending of the window now was taken for what had been spent in the one before.
 #[test]
 fn tokens_of_a_window_that_has_ended_do_not_go_back_to_what_is_spent_in_the_next() {
@@ -573,7 +595,7 @@ fn reserved_tokens_go_back_after_an_outage_unless_its_policy_allowed_them() {
     let limiter = builder.clock(&clock).build().unwrap();
     drop(entered);
     let kept = Arc::new(AtomicU64::new(0));
-    let cluster = Cluster { clock, runtime, nodes: vec![limiter], kept };
+    let cluster = Cluster { clock, store: store.clone(), runtime, nodes: vec![limiter], kept };
     cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
     let limit = cluster.nodes[0].limit("x").unwrap();
     let of_lease = cluster.wait(limit.reserve("key", 100)).unwrap();
@@ -749,7 +771,7 @@ fn exact_limit_keeps_and_tells_of_charges_that_it_cannot_give_back() {
         .build()
         .unwrap();
     drop(entered);
-    let cluster = Cluster { clock, runtime, nodes: vec![limiter], kept };
+    let cluster = Cluster { clock, store: store.clone(), runtime, nodes: vec![limiter], kept };
     let kept = || cluster.kept.load(Ordering::Relaxed);
     let [open, closed] = ["open", "closed"].map(|name| cluster.nodes[0].async_limit(name).unwrap());
     let held = cluster.wait(open.reserve("key", 4)).unwrap();

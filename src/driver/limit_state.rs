@@ -284,7 +284,7 @@ impl LimitState {
         self.first_credit.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_credit(&self, credit: Credit) {
+    pub(crate) fn set_credit(&self, credit: Credit) {
         self.first_credit.store(credit.first, Ordering::Relaxed);
         if let Buckets::Leased(table) = &self.buckets {
             table.set_credit_at_rest(credit.known);

@@ -18,6 +18,7 @@ use crate::quota::Quota;
 
 mod classes;
 mod constructed;
+mod groups;
 mod limits;
 mod overlap;
 mod windows;
@@ -288,7 +289,12 @@ fn rare(seed: u64) -> Case {
 
 /// A number of seeds from 0 on, or some others.
 fn seeds() -> Range<u64> {
-    let Ok(text) = std::env::var("TIDEGATE_SEARCH") else { return 0..CASES };
+    seeds_or(CASES)
+}
+
+/// The same; without a variable `count` of them.
+fn seeds_or(count: u64) -> Range<u64> {
+    let Ok(text) = std::env::var("TIDEGATE_SEARCH") else { return 0..count };
     let (first, end) = text.split_once("..").unwrap_or(("0", &text));
     match (first.parse(), end.parse()) {
         (Ok(first), Ok(end)) if first < end => first..end,

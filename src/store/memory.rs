@@ -88,6 +88,14 @@ impl MemoryStore {
         self.calls.load(Ordering::Relaxed)
     }
 
+    /// Tokens that have been charged to `key` of a hybrid limit, by all nodes: for tests. 0 if there is no record of the key,
+    /// which goes some minutes after it is full. Of a key that is [hashed](crate::Hashed) there is none by its own name.
+    #[cfg(feature = "testing")]
+    pub fn charged(&self, limit: &str, key: impl AsRef<[u8]>) -> u64 {
+        let name = (limit.into(), key.as_ref().into());
+        self.lock().keys.get(&name).map_or(0, |record| record.charged as u64)
+    }
+
     /// Its clock, in microseconds since 1970.
     fn unix_us(&self) -> u64 {
         let origin_us = self.origin_us.get().copied().unwrap_or_default();

@@ -258,15 +258,7 @@ impl Lane {
         };
         let now_us = time.least(now).max(0);
         let decided_us = now_us.saturating_sub_unsigned(now.micros_since(decided)).max(0);
-        let is_same = match (terms.scale.curve, terms.calendar) {
-            (Curve::Refill, _) => true,
-            (Curve::SlidingLog, _) => now_us - decided_us < terms.scale.window_us(),
-            (_, Some(calendar)) => {
-                calendar.window_span_us(now_us as u64) == calendar.window_span_us(decided_us as u64)
-            }
-            _ => terms.scale.window_ends_us(decided_us) == terms.scale.window_ends_us(now_us),
-        };
-        is_same.then_some(decided_us)
+        is_same_window(terms, decided_us, now_us).then_some(decided_us)
     }
 
     /// Opens the account of a key; returns its slot.
@@ -547,5 +539,19 @@ impl Lane {
         if counts != DecisionCounts::default() {
             context.limits[self.accounts[slot].limit() as usize].counts.merge(counts);
         }
+    }
+}
+
+/// Whether what was charged at `from_us` of the lane's time still counts at `now_us`, in the window of then.
+fn is_same_window(terms: &Terms, from_us: i64, now_us: i64) -> bool {
+    let scale = &terms.scale;
+    match (scale.curve, terms.calendar) {
+        (Curve::Refill, _) => true,
+        (Curve::SlidingLog, _) => now_us - from_us < scale.window_us(),
+        (_, Some(calendar)) => {
+            let [from, now] = [from_us, now_us].map(|us| calendar.window_span_us(us.max(0) as u64));
+            from == now
+        }
+        _ => scale.window_ends_us(from_us) == scale.window_ends_us(now_us),
     }
 }

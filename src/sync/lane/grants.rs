@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::flight::Flight;
-use super::{HEARTBEAT_US, Lane};
+use super::{HEARTBEAT_US, Lane, is_same_window};
 use crate::limit::Terms;
 use crate::quota::Scale;
 use crate::sync::account::{Agreement, Installed, Outage, definition};
@@ -84,6 +84,11 @@ impl Lane {
         context.saw_level(limit, given.level);
         if given.lost {
             context.event(Event::RecordLost { limit: context.limit_name(limit) });
+        }
+        if entry.refunded > 0 && !is_same_window(&terms, entry.refunded_from_us, given.stamp_us) {
+            // It came when their window had ended.
+            let tokens = entry.refunded.clamp(0, u32::MAX.into()) as u32;
+            context.event(Event::NotGivenBack { limit: context.limit_name(limit), tokens });
         }
         let (leaving, is_returning) = (self.leaving, self.silence.is_returning);
         let recovering_until = self.replies.recovering_until;
