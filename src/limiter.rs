@@ -24,6 +24,7 @@ mod concurrency;
 mod group;
 mod overrides;
 mod reservation;
+mod reset;
 pub(crate) mod settle;
 mod several;
 mod slots;
@@ -35,6 +36,7 @@ pub use concurrency::{ConcurrencyLimit, Permit};
 pub use group::{AsyncGroup, Group};
 pub use overrides::Overrides;
 pub use reservation::{Reservation, ReserveError};
+pub use reset::{RESET_WAIT, ResetError};
 pub use several::OnKey;
 pub(crate) use waiting::Waiting;
 

@@ -144,6 +144,11 @@ impl LimitOverrides {
         }
     }
 
+    /// Ends the block of a key that was denied.
+    pub(crate) fn unblock(&self, name: &[u8]) {
+        self.blocked.remove(name);
+    }
+
     // ---- changes -----------------------------------------------------------------------------
 
     /// Sets what holds for some keys, or for the limit.

@@ -1,4 +1,4 @@
-//! Costs that are known only after a request was allowed.
+//! Costs that are known only after a request was allowed, and keys that are reset.
 
 use super::LocalBucket;
 use crate::algorithm::{STATE_MAX, Taken, TurnRule};
@@ -24,6 +24,11 @@ impl LocalBucket {
     pub(crate) fn charge(&self, rule: &TurnRule, tokens: u32, now: Timestamp) {
         let (now, units) = (rule.units_at(now), rule.units_of(tokens.into()));
         self.change(|state| state.max(now).saturating_add(units).min(STATE_MAX - 1));
+    }
+
+    /// The key is as if it had never been used. The caller has pinned it.
+    pub(crate) fn reset(&self) {
+        self.change(|_| 1);
     }
 
     /// Changes the state. How far it had grown is written down before, as the next key of the place begins beyond it.
