@@ -154,6 +154,8 @@ mod pages {
     struct Costs;
     #[doc = include_str!("../docs/OVERRIDES.md")]
     struct OverridesGuide;
+    #[doc = include_str!("../docs/HOWTO.md")]
+    struct HowTo;
     #[doc = include_str!("../docs/TESTING.md")]
     struct Testing;
     #[doc = include_str!("../docs/KUBERNETES.md")]
