@@ -510,8 +510,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   -- QUOTA_BYTES + 6 * 8.
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
   local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
-  -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest.
-  local RESTORE, CLAIM, REST = 1, 2, 4
+  -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest, 8 resets the key.
+  local RESTORE, CLAIM, REST, RESET = 1, 2, 4, 8
   -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
   -- showed that the record had been lost, WITHHELD where the lane gives less than it has,
   -- CREDIT_WITHHELD where that is because something was lost or not heard of yet.
@@ -555,11 +555,11 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
-    local has_refill_ended = false
+    local has_refill_ended, is_reset = false, false
     at = next_at
     if flags ~= CLAIM then
-      restoring, has_claim = flags % 2 >= RESTORE, flags % 4 >= CLAIM
-      if flags >= REST then
+      restoring, has_claim, is_reset = flags % 2 >= RESTORE, flags % 4 >= CLAIM, flags >= RESET
+      if flags % RESET >= REST then
         rests = rests - 1
         if rests < 0 then
           return nil
@@ -820,6 +820,11 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
       level, charged = rare.refund(level, charged, refunded, curve, token, burst, window_us, previous, stamp_us,
         refunded_from_us, window_begins_us, window_ends_us)
+    end
+    if is_reset then
+      -- As if it had never been used, but for what is leased.
+      level, beyond, beyond_before = burst, 0, 0
+      if curve == SLIDING_WINDOW then previous = 0 end
     end
     local depths = depth0 + depth1
     local found_level, cap = level - out0 - out1, burst - depths * token

@@ -4,7 +4,7 @@
 -- ARGV[1]    6 numbers, made by src/store/exact/log.rs
 --            tokens, period_us     of the limit
 --            ask, cost             what the request must find, and what it spends: 0 for nothing; below 0: so much was spent,
---                                  and goes back
+--                                  and goes back; -2^53: everything goes back, so that the key is as if it had never been used
 --            at_us                 for what goes back: when it was spent
 --            keep_us               added to the time after which the list is forgotten
 --
@@ -22,7 +22,7 @@
 --            one microsecond), and LTRIM if elements have gone. What goes back costs an LRANGE, an LSET for each element since
 --            then, of which there may be 500, and an LTRIM.
 
-local FORMAT, BYTES, LATER_MAX = '<dd', 2 * 8, 500
+local FORMAT, BYTES, LATER_MAX, RESET = '<dd', 2 * 8, 500, -2^53
 local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
 local pack, unpack_numbers = struct.pack, struct.unpack
 
@@ -114,7 +114,10 @@ end
 
 local spent, retry_us = total - base, 0
 local is_allowed = spent + ask <= tokens
-if cost < 0 then
+if cost == RESET then
+  is_allowed, spent, oldest_us = true, 0, nil
+  if count > 0 then call('LTRIM', KEYS[1], 1, 0) end
+elseif cost < 0 then
   is_allowed = count > 0 and give_back()
   if is_allowed then spent = spent + cost end
 elseif not is_allowed then

@@ -4,7 +4,8 @@
 -- ARGV[1]    11 numbers, made by src/store/exact/turn.rs
 --            rate, token, burst    units that flow in a microsecond, units of a token, tokens of the burst (0: a leaky
 --                                  bucket)
---            cost_us, cost_part    what the request costs; zeros: nothing is spent; negative: so much was spent, and goes back
+--            cost_us, cost_part    what the request costs; zeros: nothing is spent; negative: so much was spent, and goes back;
+--                                  -2^53: everything goes back, so that the key is as if it had never been used
 --            most_us, most_part    how far ahead the key may be for the request to be allowed
 --            clock_us              the clock went back if it is so far behind the last decision
 --            was_us, was_part      for what goes back: until when the key was not free once it was spent. A slot goes back only
@@ -23,18 +24,18 @@
 -- A span of time is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
 -- stay below 2^53, where doubles are exact.
 
-local MAGIC, FORMAT, BYTES = 'T1', '<c2dddddd', 2 + 6 * 8
+local MAGIC, FORMAT, BYTES, RESET = 'T1', '<c2dddddd', 2 + 6 * 8, -2^53
 local call, ceil, min, max = redis.call, math.ceil, math.min, math.max
 
 local rate, token, burst, cost_us, cost_part, most_us, most_part, clock_us, was_us, was_part, keep_us =
   struct.unpack('<ddddddddddd', ARGV[1])
-local is_return = cost_us < 0 or cost_part < 0
+local is_return, is_reset = cost_us < 0 or cost_part < 0, cost_us == RESET
 local record = call('GET', KEYS[1])
 local clock = call('TIME')
 local server_us = clock[1] * 1000000 + clock[2]
 
 -- A bucket without a record is full.
-local now, free_us, free_part, is_written, goes_back = server_us, 0, 0, false, burst > 0
+local now, free_us, free_part, is_written, goes_back = server_us, 0, 0, false, burst > 0 or is_reset
 if record then
   if #record ~= BYTES or record:sub(1, 2) ~= MAGIC then
     return redis.error_reply('TIDEGATE FOREIGN (key) string')
@@ -42,10 +43,10 @@ if record then
   local _, stamp, old_rate, old_token, old_burst
   _, free_us, free_part, stamp, old_rate, old_token, old_burst = struct.unpack(FORMAT, record)
   local is_converted = old_rate ~= rate or old_token ~= token or old_burst ~= burst
-  if is_return and is_converted then
+  if is_return and is_converted and not is_reset then
     return struct.pack('<dddd', 0, now, 0, 0)
   end
-  goes_back = burst > 0 or free_us == was_us and free_part == was_part
+  goes_back = burst > 0 or is_reset or free_us == was_us and free_part == was_part
   if stamp - now > clock_us then
     free_us, is_written = free_us - (stamp - now), true
   else

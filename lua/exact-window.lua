@@ -5,7 +5,7 @@
 --            tokens, period_us     of the limit
 --            sliding               1 if the window before counts for the part of it that is less than a period ago
 --            ask, cost             what the request must find, and what it spends: 0 for nothing; below 0: so much was spent,
---                                  and goes back
+--                                  and goes back; -2^53: everything goes back, so that the key is as if it had never been used
 --            at_us                 for what goes back: when it was spent
 --            keep_us               added to the time after which the record is forgotten
 --            number, begins_us, ends_us    of three windows of the calendar, in microseconds since 1970. Times are then
@@ -23,7 +23,7 @@
 --
 -- Windows begin at multiples of the period since 1970, or of the calendar. A time is below 2^53, so quotients of times are rounded down rightly.
 
-local MAGIC, FORMAT, BYTES = 'W1', '<c2dddd', 2 + 4 * 8
+local MAGIC, FORMAT, BYTES, RESET = 'W1', '<c2dddd', 2 + 4 * 8, -2^53
 local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
 
 local tokens, period_us, sliding, ask, cost, at_us, keep_us = struct.unpack('<ddddddd', ARGV[1])
@@ -54,7 +54,7 @@ if record then
   end
   local _, stamp, old_period_us
   _, stamp, current, previous, old_period_us = struct.unpack(FORMAT, record)
-  if old_period_us ~= period_us and cost < 0 then
+  if old_period_us ~= period_us and cost < 0 and cost ~= RESET then
     -- Another plan counts by now.
     return struct.pack('<dddd', 0, now, 0, 0)
   end
@@ -93,7 +93,9 @@ if sliding == 1 and previous > 0 then
 end
 
 local is_allowed = current + counted + ask <= tokens
-if cost < 0 then
+if cost == RESET then
+  current, previous, is_allowed, is_written = 0, 0, true, record and true
+elseif cost < 0 then
   -- Into the window that it was taken from, while that counts.
   local passed = floor(now / period_us) - floor(at_us / period_us)
   is_allowed = record and (passed == 0 or passed == 1 and sliding == 1)

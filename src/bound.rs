@@ -31,6 +31,8 @@ pub struct Incidents {
     pub losses_unheard: u32,
     /// Times that the record of the key was lost alone.
     pub lost_records: u32,
+    /// Times that the key was [reset](crate::ActiveLimit::reset).
+    pub resets: u32,
     /// Each forward jump of the store's clock, in seconds.
     pub store_jumps_s: Vec<f64>,
     /// Each forward jump of a node's clock, and each stall beyond 20 ms, in seconds.
@@ -155,9 +157,14 @@ impl Basis {
         match (self.mode, self.slots_ahead) {
             (Mode::Hybrid, Some(slots)) => self.bound_of_slots(nodes, slots, incidents),
             (Mode::Hybrid, None) => self.bound_of_leases(nodes, incidents),
-            (Mode::Local, _) => 0.0,
+            (Mode::Local, _) => self.reset(incidents),
             (Mode::Exact, _) => self.bound_of_exact(incidents),
         }
+    }
+
+    /// What is there again once a key was reset, and of a leaky bucket the slots that were given before.
+    fn reset(&self, incidents: &Incidents) -> f64 {
+        f64::from(incidents.resets) * self.slots_ahead.map_or(self.burst, |slots| slots + 1.0)
     }
 
     /// What the store forgot may be spent again, and so may what policies admitted, for as long as an outage lasts.
@@ -168,7 +175,7 @@ impl Basis {
         }
         let forgotten = incidents.losses_of_memory + incidents.lost_records;
         let jumped = incidents.store_jumps_s.iter().map(|jump_s| self.jumped(*jump_s, self.burst));
-        f64::from(forgotten) * self.burst + jumped.sum::<f64>()
+        f64::from(forgotten) * self.burst + jumped.sum::<f64>() + self.reset(incidents)
     }
 
     /// Credit, and what the store forgot or takes for past: so many slots that nodes hold, with one more each, are given
@@ -178,7 +185,7 @@ impl Basis {
         let held = slots + f64::from(nodes.max(1)) + 1.0;
         let jumps_s = incidents.store_jumps_s.iter().chain(&incidents.clock_jumps_s);
         let jumped = jumps_s.map(|jump_s| (self.rate * jump_s + 1.0).min(held)).sum::<f64>();
-        let forgotten = incidents.losses_of_memory + incidents.lost_records;
+        let forgotten = incidents.losses_of_memory + incidents.lost_records + incidents.resets;
         let exact = self.bound_of_exact(&Incidents {
             outages: incidents.outages,
             nodes_cut_off: incidents.nodes_cut_off,
@@ -210,6 +217,8 @@ impl Basis {
         let holder_unheard = nodes_cut_off > 0 || !none_came_or_went;
         let lease = if holder_unheard { rate * lease_s } else { 0.0 };
         tokens += f64::from(incidents.lost_records) * (burst + all + lease);
+        // What was spent on credit is forgiven with the rest, and given again.
+        tokens += f64::from(incidents.resets) * (burst + all);
         for jump_s in &incidents.store_jumps_s {
             tokens += self.jumped(*jump_s, burst + rate * lease_s);
         }
@@ -325,7 +334,7 @@ fn fewest(nodes: u32, incidents: &Incidents) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::FixedWindow;
+    use crate::algorithm::{FixedWindow, LeakyBucket};
     use crate::quota::Quota;
 
     fn limit() -> Limit {
@@ -354,6 +363,19 @@ mod tests {
         let closed = limit().exact().outage(OutagePolicy::Closed);
         assert_near(bound(&closed, 4, &incidents), 410.0);
         assert_near(bound(&limit().local(), 4, &incidents), 0.0);
+    }
+
+    #[test]
+    fn reset_adds_the_burst_and_all_credit_and_of_a_leaky_bucket_the_slots_that_are_held() {
+        let resets = Incidents { resets: 3, ..Incidents::default() };
+        let quiet = |limit: &Limit| bound(limit, 4, &Incidents::default());
+        assert_near(bound(&limit().credit(2), 4, &resets), 8.0 + 3.0 * (100.0 + 8.0));
+        assert_near(bound(&limit().exact(), 4, &resets), 300.0);
+        assert_near(bound(&limit().local(), 4, &resets), 300.0);
+        let leaky = Limit::new("x", LeakyBucket::per_second(100)).strict();
+        let record = Incidents { lost_records: 3, ..Incidents::default() };
+        assert!(bound(&leaky, 4, &resets) > quiet(&leaky));
+        assert_near(bound(&leaky, 4, &resets), bound(&leaky, 4, &record));
     }
 
     /// The bound was the rate's part of the jump, though a window's edge gives all tokens at once.

@@ -14,7 +14,10 @@ use crate::error::{ConfigError, StoreError};
 use crate::overrides::Switch;
 use crate::store::Store;
 use crate::sync::message::{InstanceId, Reply, Request};
-use crate::sync::{Engine, Event, Input, OutageChange, Output, Settlement, Touch, Waiter};
+use crate::sync::{
+    Engine, Event, Input, OutageChange, Output, ResetOutcome, ResetWaiter, Settlement, Touch,
+    Waiter,
+};
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
@@ -28,6 +31,7 @@ pub(crate) mod manual;
 mod override_sync;
 mod overrides;
 mod permits;
+mod reset_counts;
 pub(crate) mod setup;
 mod slot_keys;
 
@@ -88,6 +92,14 @@ pub(crate) struct SettledRequest {
     pub(crate) decided: Timestamp,
 }
 
+/// A key that the store is to reset, and where to tell the outcome.
+#[derive(Debug)]
+pub(crate) struct ResetQuery {
+    pub(crate) key: Arc<PinnedKey>,
+    pub(crate) within_us: u64,
+    pub(crate) done: oneshot::Sender<ResetOutcome>,
+}
+
 /// A question to the store, or what it is to be told.
 #[derive(Debug)]
 pub(crate) enum Query {
@@ -95,6 +107,7 @@ pub(crate) enum Query {
     Settled(SettledRequest),
     Exact(ExactQuery),
     Override(OverrideQuery),
+    Reset(ResetQuery),
     /// So many tokens of a limit were not given back.
     Kept {
         limit: u32,
@@ -109,11 +122,12 @@ pub(crate) struct StoreAnswer {
     pub(crate) sure: bool,
 }
 
-/// Callers who wait: for leases, by ticket; and for decisions of the store.
+/// Callers who wait: for leases and for resets of keys, by ticket; and for decisions of the store.
 #[derive(Debug, Default)]
 struct OpenQueries {
     last_ticket: u64,
     open: HashMap<u64, oneshot::Sender<StoreAnswer>>,
+    resets: HashMap<u64, oneshot::Sender<ResetOutcome>>,
     exact: ExactCalls,
 }
 
@@ -328,6 +342,10 @@ impl Driver {
                     self.overrides.set(query);
                     continue;
                 }
+                Query::Reset(query) => {
+                    self.reset(query, asked);
+                    continue;
+                }
                 Query::Exact(query) => {
                     self.ask_exact(query, &mut asked.exact);
                     continue;
@@ -372,6 +390,23 @@ impl Driver {
         }
     }
 
+    /// Hands a caller who resets a key to the engine.
+    fn reset(&mut self, query: ResetQuery, asked: &mut OpenQueries) {
+        let (ResetQuery { key, within_us, done }, now) = (query, self.now());
+        if let Buckets::Leased(table) = &key.limit.buckets
+            && !done.is_closed()
+        {
+            // What was spent before is to be forgotten too.
+            self.drain_notifications(now);
+            asked.last_ticket += 1;
+            let ticket = asked.last_ticket;
+            asked.resets.insert(ticket, done);
+            let waiter = ResetWaiter { ticket, deadline: now.plus_micros(within_us) };
+            let (bucket, key) = (BucketRef::new(table, key.place), key.key.clone());
+            self.engine.handle(now, Input::Reset { bucket, key, waiter });
+        }
+    }
+
     fn drain_outputs(&mut self, exchanges: &mut Exchanges, asked: &mut OpenQueries) {
         while let Some(output) = self.engine.poll_output() {
             match output {
@@ -380,6 +415,11 @@ impl Driver {
                     if let Some(done) = asked.open.remove(&ticket) {
                         // Whoever gave up waiting has dropped the other end.
                         let _ = done.send(StoreAnswer { allowed, sure });
+                    }
+                }
+                Output::Reset { ticket, outcome } => {
+                    if let Some(done) = asked.resets.remove(&ticket) {
+                        let _ = done.send(outcome);
                     }
                 }
                 Output::Credit { limit, credit } => {
@@ -478,6 +518,9 @@ impl Driver {
             nodes: gauges.nodes,
             lanes_down: gauges.lanes_down,
         });
+        for limit in &self.node.limits {
+            self.engine.note_resets(limit.index, limit.resets.most());
+        }
         for (index, excess) in self.engine.excess().into_iter().enumerate() {
             let limit = &self.node.limits[index];
             let excess = limit.with_policy(excess);

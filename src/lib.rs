@@ -121,7 +121,7 @@ pub use limit::{
 };
 pub use limiter::{
     ActiveLimit, AsyncGroup, AsyncLimit, ConcurrencyLimit, Group, Handle, Limiter, OnKey,
-    Overrides, Permit, Reservation, ReserveError,
+    Overrides, Permit, RESET_WAIT, Reservation, ReserveError, ResetError,
 };
 #[cfg(feature = "metrics")]
 pub use metrics::METRIC_BUCKETS;

@@ -346,6 +346,11 @@ impl Limit {
         self.rule
     }
 
+    /// When keys are synced with the store.
+    pub fn sync_policy(&self) -> SyncPolicy {
+        self.sync
+    }
+
     /// Checks everything once, so that nothing needs to be checked on the way of a decision.
     pub(crate) fn validate(&self) -> Result<Terms, ConfigError> {
         self.terms(self.quota().scale(&self.name)?)

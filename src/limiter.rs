@@ -25,6 +25,7 @@ mod group;
 mod overrides;
 mod plans;
 mod reservation;
+mod reset;
 pub(crate) mod settle;
 mod several;
 mod slots;
@@ -36,6 +37,7 @@ pub use concurrency::{ConcurrencyLimit, Permit};
 pub use group::{AsyncGroup, Group};
 pub use overrides::Overrides;
 pub use reservation::{Reservation, ReserveError};
+pub use reset::{RESET_WAIT, ResetError};
 pub use several::OnKey;
 pub(crate) use waiting::Waiting;
 

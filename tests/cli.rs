@@ -672,6 +672,55 @@ fn check_config_sums_up_the_limits_of_a_sound_file_and_shows_no_password() {
 }
 
 #[test]
+fn demo_runs_each_limit_of_a_file_and_names_those_that_it_cannot_show() {
+    let file = |name: &str, content: &str| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        std::fs::write(folder.join(name), content).expect("a file");
+    };
+    let sound = "[store]\nredis = \"redis://nobody.invalid\"\n\
+                 [limits.api]\nquota = \"50/s burst 20\"\naccuracy = 0.05\n\
+                 [limits.day]\nalgorithm = \"fixed-window\"\nquota = \"40/min\"\n\
+                 [limits.login]\nquota = \"5/min\"\nmode = \"exact\"\n\
+                 [limits.here]\nquota = \"5/min\"\nmode = \"local\"\n\
+                 [limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\n\
+                 [limits.bill]\nalgorithm = \"fixed-window\"\nquota = \"9/month\"\nzone = \"Europe/Berlin\"\n";
+    file("demo.toml", sound);
+    let output = run("demo --config demo.toml --seconds 1 --json");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let reports: Vec<serde_json::Value> = text_of_lines(&output.stdout)
+        .iter()
+        .map(|line| serde_json::from_str(line).expect("a report a line"))
+        .collect();
+    let [api, day] = &reports[..] else { panic!("two limits can be shown: {reports:?}") };
+    assert_eq!((&api["limit"], &api["burst"]), (&"api".into(), &20.into()));
+    assert_eq!((&api["interval_ms"], &api["rate"]), (&serde_json::Value::Null, &50.into()));
+    assert_eq!((&day["limit"], &day["algorithm"]), (&"day".into(), &"fixed-window".into()));
+    assert_eq!((&day["rate"], &day["period_s"]), (&40.into(), &60.into()));
+    let admitted = day["admitted"].as_u64().expect("a number");
+    assert!(admitted <= 40 + 10, "{admitted} of 40 in a window");
+    for (limit, reason) in [
+        ("login", "the store decides each request"),
+        ("here", "each node is alone"),
+        ("mail", "requests of a leaky bucket wait"),
+        ("bill", "the windows of its zone"),
+    ] {
+        let told = format!("note: limit {limit:?} is not shown: {reason}");
+        assert!(stderr.contains(&told), "{stderr}");
+    }
+
+    file("demo-broken.toml", "[limits.api]\nquota = \"600/mim\"\n");
+    file("demo-exact.toml", "[limits.login]\nquota = \"5/min\"\nmode = \"exact\"\n");
+    check(&[
+        row("demo --config demo-broken.toml", 2, "demo-broken.toml:2:9: mistake: limits.api.quota"),
+        row("demo --config demo-broken.toml", 2, "error: demo-broken.toml: 1 mistake"),
+        row("demo --config demo-exact.toml", 2, "it has no limit that a demo can show"),
+        row("demo --config no-such.toml", 1, "no-such.toml: the file cannot be read"),
+        row("demo --config demo.toml --rate 5", 2, "cannot be used with"),
+    ]);
+}
+
+#[test]
 fn completions_are_scripts_of_their_shells() {
     for shell in ["bash", "zsh", "fish"] {
         let output = run(&format!("completions {shell}"));

@@ -141,6 +141,7 @@ impl Node {
             want_rate: SCALE.rate / 2,
             restore: false,
             claim: Some(SCALE.burst),
+            reset: false,
         }
     }
 

@@ -52,6 +52,11 @@ impl LogBucket {
         self.lock().get_or_insert_default().charge(rule, now, tokens);
     }
 
+    /// The key is as if it had never been used. The caller has pinned it.
+    pub(crate) fn reset(&self) {
+        *self.lock() = None;
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Box<Log>>> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }

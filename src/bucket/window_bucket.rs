@@ -7,12 +7,14 @@
 //!
 //! A decision loads the word, compares the key, and swaps the word that it loaded. A key's windows follow each other, and the
 //! next key of a place begins in a later window. So a word that was loaded for one key is never found again for another.
-//! Within a window spending grows, except where tokens are [taken back](WindowBucket::take_back).
+//! Within a window spending grows, except where tokens are [taken back](WindowBucket::take_back) or the key is
+//! [reset](WindowBucket::reset).
 //!
 //! The first decision in the window after that of the word writes beside the word what it says was spent, and then
 //! swaps. Several threads may write this entry. The largest value stays, and that is the final count, or more if
 //! tokens were taken back: the thread whose swap succeeds has read the word's last value. A reader that finds the entry of a later window fails, and the
-//! decision is made again.
+//! decision is made again. A reset clears the entry after the word. Where windows slide, a decision that read the word before may
+//! write the entry after that: what was spent in the window before then counts on.
 //!
 //! Where windows slide, the next key of a place does not begin with the window that follows: a decision whose swap failed
 //! may have written what the key before spent.
@@ -120,6 +122,20 @@ impl WindowBucket {
             if self.word.compare_exchange(word, after, success, failure).is_ok() {
                 return;
             }
+        }
+    }
+
+    /// The key is as if it had never been used. The caller has pinned it.
+    pub(crate) fn reset(&self, rule: &WindowRule, now: Timestamp) {
+        let mut none = Spent { window: 0, tokens: 0 };
+        let is_reset = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            none.window = window_at(rule, now).0.max(Spent::of(word).window);
+            (!Self::is_retired(word)).then(|| none.word())
+        });
+        if is_reset.is_ok() {
+            let earlier = |of: u64| (Spent::of(of).window <= none.window).then(|| none.word());
+            let before = &self.before[none.window as usize % 2];
+            let _ = before.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
         }
     }
 

@@ -9,6 +9,7 @@ use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
 use super::overrides::LimitOverrides;
+use super::reset_counts::ResetCounts;
 use super::slot_keys::SlotKeys;
 use crate::algorithm::{Calendar, KeyRule, Rule, StateRule, WindowRule};
 use crate::bound::Excess;
@@ -56,6 +57,7 @@ pub(crate) struct LimitState {
     excess: Mutex<Excess>,
     /// What decisions look at before they look at the limit.
     pub(crate) overrides: LimitOverrides,
+    pub(crate) resets: ResetCounts,
 }
 
 /// The buckets of a limit, by its mode and algorithm.
@@ -230,6 +232,7 @@ impl LimitState {
             was_on_policy: AtomicBool::new(false),
             excess,
             overrides: LimitOverrides::new(limit.switch, micros(limit.block_for), plans),
+            resets: ResetCounts::default(),
         })
     }
 

@@ -185,6 +185,11 @@ impl LimitOverrides {
         }
     }
 
+    /// Ends the block of a key that was denied.
+    pub(crate) fn unblock(&self, name: &[u8]) {
+        self.blocked.remove(name);
+    }
+
     // ---- changes -----------------------------------------------------------------------------
 
     /// Sets what holds for some keys, or for the limit. False if the limit does not have what the setting names: then it is

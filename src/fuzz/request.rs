@@ -172,12 +172,14 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         refunded: 0,
         refunded_from_us: 0,
         window_span_us: [0; 2],
+        reset: false,
     };
     // What has no bytes of its own: older inputs keep their meaning.
     let mut entry = Entry {
         spent_before: entry.spent / 2,
         refunded: entry.debt / 2,
         refunded_from_us: entry.held.stamp_us,
+        reset: entry.spent % 5 == 4,
         ..entry
     };
     if entry.scale.curve == Curve::FixedWindow && entry.taken > 0 {

@@ -146,8 +146,13 @@ impl ActiveLimit {
             }
             if entry.asked.is_none() && now >= entry.ask_from {
                 let wanted = entry.held.wanted(rule, now, tick_us, self.state.nodes());
-                // What nobody asks for is looked at once a tick, and whether the store is back.
-                let is_unknown = credit.is_some() && matches!(answer, SlotAnswer::Unsure { .. });
+                // What nobody asks for is looked at once a tick, and whether the store is back; a queue that denies,
+                // once a second.
+                let is_unknown = match answer {
+                    SlotAnswer::Unsure { .. } => credit.is_some(),
+                    SlotAnswer::Denied(_) => entry.held.is_old(now),
+                    _ => false,
+                };
                 let look = SlotAsk { owed: 0, own: 0, ahead: 0 };
                 let look = (is_unknown || is_on_policy).then_some(look);
                 if wanted.is_none() && look.is_some() {

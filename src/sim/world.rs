@@ -380,6 +380,8 @@ impl World {
                     }
                 }
                 Output::Event(event) => self.count_event(&event),
+                // Nobody resets a key here.
+                Output::Reset { .. } => {}
             }
         }
         let next = self.nodes[index].engine.poll_timeout();

@@ -471,6 +471,7 @@ impl World {
             want_rate: random.amount(2 * scale.rate),
             restore: random.one_in(20),
             claim: random.one_in(3).then(|| scale.burst - random.amount(2 * scale.burst)),
+            reset: random.one_in(20),
         };
         if number >= KEYS_SANE && random.one_in(4) {
             spoil(&mut entry, random);
@@ -591,6 +592,7 @@ fn empty_entry(scale: Scale) -> Entry {
         want_rate: 0,
         restore: false,
         claim: None,
+        reset: false,
     }
 }
 

@@ -21,6 +21,8 @@ mod window;
 pub(crate) const KEEP_US: u64 = 2_000;
 /// Numbers beyond this are no reply.
 const NUMBER_MAX: f64 = (1_u64 << 53) as f64;
+/// What a reset spends: everything goes back, whatever was spent.
+const RESET: i64 = -(1 << 53);
 
 /// Numbers of a request or a reply, as a script has them.
 type Numbers = SmallVec<[f64; 11]>;
@@ -49,6 +51,8 @@ pub(crate) enum Deed {
     Charge,
     /// It was spent then, and goes back.
     Return(SpentAt),
+    /// The key is as if it had never been used.
+    Reset,
 }
 
 /// By what the store finds what a request spent.
@@ -84,7 +88,11 @@ impl ExactRequest {
     /// The tokens that are spent; below 0 if they go back.
     fn spends(&self) -> f64 {
         let cost = f64::from(self.cost);
-        if let Deed::Return(_) = self.deed { -cost } else { cost }
+        match self.deed {
+            Deed::Ask | Deed::Charge => cost,
+            Deed::Return(_) => -cost,
+            Deed::Reset => RESET as f64,
+        }
     }
 
     /// When the tokens that go back were spent, as the script tells the time. 0 if that is in none of its windows.

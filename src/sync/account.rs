@@ -11,6 +11,7 @@
 //! | arrivals | how fast the key is asked for | `arrivals`, `bursts` |
 //! | schedule | when to report | `schedule`, `tick_pacing` |
 //! | callers | callers who wait for the store | `callers` |
+//! | resets | callers who reset the key | `resets` |
 //! | quota | which quota is in force | `agreed_quota` |
 //! | policy | the outage policy in force | `policy` |
 //!
@@ -43,6 +44,7 @@ mod policy;
 mod reply;
 mod reporting;
 mod reporting_times;
+mod resets;
 mod schedule;
 mod settling;
 mod spending;
@@ -63,6 +65,8 @@ pub(crate) use level::Installed;
 use level::{Level, StoreView};
 pub(crate) use policy::Outage;
 use policy::PolicyInForce;
+use resets::Resets;
+pub(crate) use resets::{ResetOutcome, ResetWaiter};
 pub(crate) use schedule::Agenda;
 use schedule::Schedule;
 pub(crate) use settling::Settlement;
@@ -112,6 +116,7 @@ pub(crate) struct Account {
     arrivals: Arrivals,
     schedule: Schedule,
     callers: Callers,
+    resets: Resets,
     quota: AgreedQuota,
     policy: Option<PolicyInForce>,
     /// Decisions booked and not handed out for the metrics.
@@ -156,6 +161,7 @@ impl Account {
             arrivals: Arrivals::new(now),
             schedule: Schedule::new(terms.first_tick_us()),
             callers: Callers::default(),
+            resets: Resets::default(),
             quota: AgreedQuota::of(&terms, is_plan),
             policy: None,
             counts: DecisionCounts::default(),
@@ -255,13 +261,19 @@ impl Account {
             due,
             newcomer_due,
             lease_ends: self.lease_ends().unwrap_or(Timestamp::NEVER),
-            wait_ends: self.callers.wait_ends().unwrap_or(Timestamp::NEVER),
+            wait_ends: self.wait_ends(),
             pending: self.pending(),
             depth: self.lease.held.depth,
             in_policy: self.in_policy(),
             in_outage: self.in_outage(),
             is_owing: self.is_owing(),
         }
+    }
+
+    /// When the first caller has waited long enough.
+    fn wait_ends(&self) -> Timestamp {
+        let ends = [self.callers.wait_ends(), self.resets.wait_ends()];
+        ends.into_iter().flatten().min().unwrap_or(Timestamp::NEVER)
     }
 
     /// Tokens pending or to be reported.
@@ -291,7 +303,11 @@ impl Account {
 
     /// Whether the store has not answered about the key yet, and no caller waits for it.
     pub(crate) fn is_newcomer(&self) -> bool {
-        !self.has_view() && self.callers.waiting.is_empty()
+        !self.has_view() && self.is_waited_for_by_nobody()
+    }
+
+    fn is_waited_for_by_nobody(&self) -> bool {
+        self.callers.waiting.is_empty() && self.resets.is_none()
     }
 
     /// Whether an outage policy is in force.
@@ -423,7 +439,7 @@ impl Account {
             && self.lease.held.rate == 0
             && self.lease.held.outstanding == 0
             && self.policy.is_none()
-            && self.callers.waiting.is_empty()
+            && self.is_waited_for_by_nobody()
     }
 
     /// Whether the store has answered the only request, and no other is expected.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::account::{DecisionCounts, Paces, REFUSAL_EVENTS_US, definition};
+use super::account::{DecisionCounts, Paces, REFUSAL_EVENTS_US, ResetOutcome, definition};
 use super::event::Event;
 use super::excess::{ExcessBooks, Known, LaneTrouble, Turnover};
 use super::flood::Flood;
 use super::message::{Entry, Grant, InstanceId, Request};
 use super::nodes::Nodes;
 use super::rng::Rng;
-use crate::bound::Excess;
+use crate::bound::{Excess, Incidents};
 use crate::bucket::LimitCounts;
 use crate::error::StoreError;
 use crate::limit::{Credit, Mode, OutagePolicy, Terms};
@@ -33,6 +33,8 @@ pub(crate) enum Output {
     Send { lane: u32, attempt: u64, request: Arc<Request> },
     /// The answer to a caller who waited.
     Decided { ticket: u64, allowed: bool, sure: bool },
+    /// What became of a caller's reset.
+    Reset { ticket: u64, outcome: ResetOutcome },
     /// Keys of the limit without an account have this credit from now on.
     Credit { limit: u32, credit: Credit },
     /// Hand this to the listeners.
@@ -59,6 +61,8 @@ pub(crate) struct LimitBooks {
     pub(crate) turnover: Turnover,
     pub(crate) counts: DecisionCounts,
     pub(crate) excess: ExcessBooks,
+    /// Times that one key was reset on this node, at most.
+    pub(crate) resets: u32,
     pub(crate) paces: Paces,
     /// The newest quota that the store was seen to hold, with its version, if it is newer than the limit's own.
     pub(crate) newest: Option<(i64, Scale)>,
@@ -83,6 +87,7 @@ impl LimitBooks {
             turnover: Turnover::default(),
             counts: DecisionCounts::default(),
             excess: ExcessBooks::default(),
+            resets: 0,
             paces: Paces::default(),
             newest: None,
             overflowed: 0,
@@ -403,6 +408,7 @@ impl Context {
             let nodes = if limit.terms.mode == Mode::Hybrid { shared_by } else { Some(1) };
             if let Some(nodes) = nodes {
                 let incidents = self.known.incidents(limit.turnover, nodes, trouble);
+                let incidents = Incidents { resets: limit.resets, ..incidents };
                 for terms in limit.plans.iter().chain([&limit.terms]) {
                     limit.excess.raise(terms, nodes, &incidents);
                 }

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use super::account::{Settlement, Touch, Waiter};
+use super::account::{ResetWaiter, Settlement, Touch, Waiter};
 use super::context::{AccountId, Context, LimitBooks, LimitConfig, Output, Timings};
 use super::event::Event;
 use super::excess::LaneTrouble;
@@ -55,6 +55,8 @@ pub(crate) enum Input {
     Wait { bucket: BucketRef, key: Arc<[u8]>, waiter: Waiter },
     /// Something is settled of a request of `key` that was decided at `decided`.
     Settle { bucket: BucketRef, key: Arc<[u8]>, settlement: Settlement, decided: Timestamp },
+    /// A caller resets `key`.
+    Reset { bucket: BucketRef, key: Arc<[u8]>, waiter: ResetWaiter },
     /// An exchange came to an end.
     Answer { lane: u32, attempt: u64, result: Result<Reply, StoreError> },
     /// Time has passed.
@@ -118,6 +120,12 @@ impl Engine {
                 if let Some(AccountId { lane, slot }) = account {
                     let lane = &mut self.lanes[lane as usize];
                     lane.settle(slot, settlement, decided, now, &mut self.context);
+                }
+            }
+            Input::Reset { bucket, key, waiter } => {
+                let account = self.account(bucket, Some(key), now);
+                if let Some(AccountId { lane, slot }) = account {
+                    self.lanes[lane as usize].reset(slot, waiter, now, &mut self.context);
                 }
             }
             Input::Answer { lane, attempt, result } => self.answer(lane, attempt, result, now),
@@ -221,6 +229,11 @@ impl Engine {
     /// Adds what was counted of a limit's decisions beside what its buckets count.
     pub(crate) fn counted(&mut self, limit: u32, counts: LimitCounts) {
         self.context.limits[limit as usize].count(counts);
+    }
+
+    /// One key of a limit was reset so often on this node, at most.
+    pub(crate) fn note_resets(&mut self, limit: u32, resets: u32) {
+        self.context.limits[limit as usize].resets = resets;
     }
 
     /// Decisions collected since the last time.

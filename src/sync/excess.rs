@@ -147,6 +147,8 @@ impl Known {
             losses_of_memory: trouble.losses,
             losses_repeated: trouble.losses - trouble.first_losses,
             lost_records: trouble.lost_records,
+            // Each limit has its own.
+            resets: 0,
             clock_jumps_s: pieces(self.stalls, self.stalls_us),
             store_jumps_s: pieces(trouble.jumps as usize, trouble.jumps_us),
             // The nodes that the store waited for may not be those that held leases.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::account::{
-    Account, CallerAnswer, Cluster, DecisionCounts, Settlement, Touch, Waiter, definition,
+    Account, CallerAnswer, Cluster, DecisionCounts, ResetWaiter, Settlement, Touch, Waiter,
+    definition,
 };
 use super::context::{AccountId, Context, Output};
 use super::event::Event;
@@ -316,6 +317,18 @@ impl Lane {
         self.hand_out_answers(slot, context);
     }
 
+    /// A caller resets a key.
+    pub(crate) fn reset(
+        &mut self,
+        slot: usize,
+        waiter: ResetWaiter,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        self.accounts.change(slot, |account| account.reset(waiter, now));
+        self.enter_policy_if_unanswered(slot, now, context);
+    }
+
     /// Time has passed.
     pub(crate) fn advance(&mut self, now: Timestamp, context: &mut Context) {
         self.catch_up(now, context);
@@ -427,7 +440,7 @@ impl Lane {
         if self.silence.is_returning {
             return (slots, entries);
         }
-        let leaving = self.leaving;
+        let (leaving, is_recovering) = (self.leaving, self.is_recovering(now));
         while let Some(slot) = self.accounts.next_due(slots.len(), newcomers, leaving, now) {
             if !self.reports(slot, now, context) {
                 continue;
@@ -448,12 +461,18 @@ impl Lane {
                 account.keep_pace(now, &terms, &mut limit.paces);
                 // The windows of another plan are not known here.
                 let is_own = definition(entry.version) == i64::from(terms.version);
-                Entry { window_span_us: if is_own { window_span_us } else { [0; 2] }, ..entry }
+                let window_span_us = if is_own { window_span_us } else { [0; 2] };
+                Entry { window_span_us, reset: account.ask_reset(is_recovering), ..entry }
             }));
             self.count_decisions(slot, context);
             slots.push(slot);
         }
         (slots, entries)
+    }
+
+    /// Whether the lane may still hear from nodes what they know of its keys.
+    fn is_recovering(&self, now: Timestamp) -> bool {
+        self.replies.time.is_none() || now < self.replies.recovering_until
     }
 
     /// When the window of a calendar began that it is now by the lane's time, and when it ends.
@@ -530,6 +549,9 @@ impl Lane {
         for answer in self.accounts.change(slot, Account::take_answers) {
             let CallerAnswer { ticket, allowed, sure } = answer;
             context.outputs.push_back(Output::Decided { ticket, allowed, sure });
+        }
+        for (ticket, outcome) in self.accounts.change(slot, Account::take_reset_outcomes) {
+            context.outputs.push_back(Output::Reset { ticket, outcome });
         }
     }
 

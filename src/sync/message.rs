@@ -129,6 +129,8 @@ pub(crate) struct Entry {
     pub restore: bool,
     /// The highest level that the store's bucket can have according to what the node knows, in units.
     pub claim: Option<i64>,
+    /// After all of that the key is to be as if it had never been used, but for what is leased.
+    pub reset: bool,
 }
 
 /// One batch for one lane.
@@ -259,6 +261,7 @@ const FLAG_RESTORE: u8 = 1;
 const FLAG_CLAIM: u8 = 2;
 /// The rest of the entry follows: it is not all zeros.
 const FLAG_REST: u8 = 4;
+const FLAG_RESET: u8 = 8;
 
 /// A limit's definition, which the entries of a batch mostly share: rate, token, burst, version,
 /// length of an epoch, and algorithm.
@@ -379,6 +382,7 @@ impl Entry {
             want_rate: natural(self.want_rate),
             restore: self.restore,
             claim: self.claim.map(|claim| claim.clamp(-NUMBER_MAX, NUMBER_MAX)),
+            reset: self.reset,
         }
     }
 
@@ -402,6 +406,7 @@ impl Entry {
         u8::from(self.restore) * FLAG_RESTORE
             + u8::from(self.claim.is_some()) * FLAG_CLAIM
             + u8::from(rest_follows) * FLAG_REST
+            + u8::from(self.reset) * FLAG_RESET
     }
 
     fn numbers(&self) -> [i64; 12] {

@@ -20,7 +20,7 @@ mod rng;
 mod shrink;
 mod slots;
 
-pub(crate) use account::{Settlement, Touch, Waiter};
+pub(crate) use account::{ResetOutcome, ResetWaiter, Settlement, Touch, Waiter};
 pub(crate) use context::{LimitConfig, Output};
 pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;

@@ -13,6 +13,8 @@ use crate::time::Timestamp;
 
 /// What is owed is remembered for so long after its slot, if nobody asks for the key.
 const OWED_US: u64 = 1_000_000;
+/// Another node may have reset the key since: what the store said so long ago is asked again before it denies.
+const HEARD_US: u64 = 1_000_000;
 /// Demand is a mean over about this time.
 const DEMAND_US: u64 = 1_000_000;
 /// The most tokens that a node takes ahead in one question.
@@ -146,6 +148,17 @@ impl HeldSlots {
         let has_room = |span: &&Span| span.end >= start(span) + token;
         let next = self.spans.iter().find(has_room).map_or(known, start);
         SlotAnswer::Allowed(Turn { ahead: next - now, delay: begins - now, max_delay })
+    }
+
+    /// The store has reset the key: its slots begin anew. Those that were given to callers stay theirs.
+    pub(crate) fn reset(&mut self, now: Timestamp) {
+        self.spans.clear();
+        (self.next, self.owed, self.heard) = (None, 0, now);
+    }
+
+    /// Whether the store spoke last so long ago that another node may have reset the key since.
+    pub(crate) fn is_old(&self, now: Timestamp) -> bool {
+        now.micros_since(self.heard) >= HEARD_US
     }
 
     /// Tokens spent on credit that the store has not charged.
@@ -354,6 +367,18 @@ mod tests {
         held.give_back(&rule, 1, first);
         assert_eq!(delay(held.decide(&rule, 1, u64::MAX, at(0))), Some(30_000));
         assert_eq!(delay(held.decide(&rule, 1, u64::MAX, at(0))), Some(40_000));
+    }
+
+    #[test]
+    fn reset_key_begins_anew_and_an_answer_from_before_does_not_bring_its_queue_back() {
+        let (rule, mut held) = (rule(), HeldSlots::default());
+        held.install(&rule, asked(0, 1, 0), grant(false, 0, 12));
+        assert!(matches!(held.decide(&rule, 1, 0, at(5)), SlotAnswer::Denied(_)));
+        assert!(!held.is_old(at(999)) && held.is_old(at(1000)));
+        held.reset(at(10));
+        held.install(&rule, asked(0, 1, 0), grant(false, 9, 12));
+        let anew = held.decide(&rule, 1, 0, at(11));
+        assert!(matches!(anew, SlotAnswer::Unsure { is_idle: true, .. }), "{anew:?}");
     }
 
     /// Who asked for a crowd took slots that began long after anybody could wait for them, and other nodes had none.

@@ -1,6 +1,6 @@
 //! `tidegate check-config`: what is wrong with a configuration file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -69,6 +69,22 @@ struct MistakeLine<'a> {
     field: &'a str,
     value: &'a str,
     remedy: &'a str,
+}
+
+/// Reads a file for another command. What is wrong with it is named on standard error, as by a check, and so is what is odd.
+pub(crate) fn load(file: &Path) -> Result<Config, CheckConfigError> {
+    let config = Config::load(file).map_err(|error| {
+        note("mistake", error.mistakes());
+        note("warning", error.warnings());
+        match error {
+            ConfigFileError::Mistakes { mistakes, .. } => {
+                CheckConfigError::Mistakes { file: file.to_owned(), mistakes: mistakes.len() }
+            }
+            unreadable => CheckConfigError::Unreadable(unreadable.to_string()),
+        }
+    })?;
+    note("warning", config.warnings());
+    Ok(config)
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), CheckConfigError> {

@@ -13,6 +13,7 @@ use tidegate::{
 };
 
 use crate::advice;
+use crate::check_config::CheckConfigError;
 use crate::flags::InputError;
 use crate::output::{self, OutputError};
 use crate::store::{Store, namespace};
@@ -20,6 +21,7 @@ use crate::summary::{Summary, print};
 use crate::trace::Trace;
 use crate::values::Address;
 
+mod configured;
 mod node;
 pub(crate) mod options;
 pub(crate) mod outage;
@@ -37,6 +39,8 @@ use report::Report;
 pub(crate) enum DemoError {
     #[error(transparent)]
     Input(#[from] InputError),
+    #[error(transparent)]
+    File(#[from] CheckConfigError),
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
@@ -83,9 +87,10 @@ struct Output {
 
 pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     options.validate()?;
-    let input = read_input(options)?;
-    options.outage.map_or(Ok(()), |outage| outage.validate(input.seconds))?;
-    advice::show(&options.load, None);
+    let runs = match &options.config {
+        Some(file) => configured::runs(options, file)?,
+        None => vec![options.clone()],
+    };
     let own_redis = options.outage.is_some().then(OwnRedis::start).transpose()?;
     let store = match &own_redis {
         Some(server) => Store::Redis(server.address()),
@@ -102,13 +107,26 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
         }
         exporter.install()?;
     }
-    let output = match &store {
+    runs.iter().try_for_each(|run| play(run, &store, own_redis.as_ref(), &runtime))
+}
+
+/// One run: of one limit.
+fn play(
+    options: &Options,
+    store: &Store,
+    own_redis: Option<&OwnRedis>,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<(), DemoError> {
+    let input = read_input(options)?;
+    options.outage.map_or(Ok(()), |outage| outage.validate(input.seconds))?;
+    advice::show(&options.load, None);
+    let output = match store {
         Store::Redis(address) if options.processes => {
-            run_processes(options, &input, address, own_redis.as_ref())?
+            run_processes(options, &input, address, own_redis)?
         }
-        _ => run_here(options, &input, &store, own_redis.as_ref(), &runtime)?,
+        _ => run_here(options, &input, store, own_redis, runtime)?,
     };
-    report(options, &store, &input, output)
+    report(options, store, &input, output)
 }
 
 fn resolved(address: &Address) -> Result<SocketAddr, DemoError> {
@@ -125,13 +143,15 @@ fn report(
 ) -> Result<(), DemoError> {
     let Output { driven: Driven { decided, took_ns }, traffic, start } = output;
     let (flags, trace) = (&options.load, input.trace.as_ref());
-    let rule = flags.limit().limit().rule();
+    let rule = options.limit().rule();
     let began_us = unix_us().saturating_sub(start.elapsed().as_micros() as u64);
     let figures = Figures::by_rule(&decided, rule, began_us, input.seconds);
     let (excess, round_trips_us) = (traffic.excess, traffic.took_us.clone());
     let traffic = traffic.into();
     let summary = Summary::new(flags, store.name(), input.seconds, &traffic, figures, trace);
-    let report = Report::new(summary, excess, &took_ns, &round_trips_us, options.outage);
+    let limit = options.limit.as_ref().map(|limit| limit.name().to_owned());
+    let times = (&took_ns[..], &round_trips_us[..]);
+    let report = Report::new(limit, summary, excess, times, options.outage);
     print(&report, flags.json, flags.verbose)?;
     Ok(())
 }
@@ -187,11 +207,12 @@ fn run_here(
                 Store::Memory => memory.clone().into(),
                 Store::Redis(address) => RedisStore::open(address)?.namespace(&namespace)?.into(),
             };
-            node::start(&options.load.limit(), store, node, &live)
+            node::start(options.limit(), store, node, &live)
         })
         .collect::<Result<Vec<Limiter>, DemoError>>()?;
     runtime.block_on(node::ready(&limiters, &live))?;
-    let load = Load { arrivals: &input.arrivals, keys: &input.keys, start: Instant::now() };
+    let (limit, start) = (options.limit(), Instant::now());
+    let load = Load { limit: limit.name(), arrivals: &input.arrivals, keys: &input.keys, start };
     let over = AtomicBool::new(false);
     let driven = std::thread::scope(|scope| {
         scope.spawn(|| report::each_second(&live, "", &input.limit, load.start, &over));

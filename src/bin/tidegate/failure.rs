@@ -44,6 +44,7 @@ impl From<DemoError> for Failure {
     fn from(error: DemoError) -> Self {
         match error {
             DemoError::Input(error) => error.into(),
+            DemoError::File(error) => error.into(),
             DemoError::Output(error) => error.into(),
             failed => Self::Failed(failed.to_string()),
         }

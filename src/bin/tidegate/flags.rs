@@ -86,7 +86,7 @@ impl From<WorkloadError> for InputError {
 }
 
 /// The nodes, and the quota that they keep together.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct ClusterFlags {
     /// Nodes, each with a limiter and a connection of its own
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -101,7 +101,7 @@ pub(crate) struct ClusterFlags {
 }
 
 /// Real input to replay.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct TraceFlags {
     /// Replay an access log (Common or Combined Log Format) or a CSV of `unix_ms,key[,cost]`
     #[arg(long)]
@@ -112,7 +112,7 @@ pub(crate) struct TraceFlags {
 }
 
 /// The limit, and who asks for what when.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct LoadFlags {
     #[command(flatten)]
     pub(crate) cluster: ClusterFlags,

@@ -1,4 +1,4 @@
-//! Costs that are known only after a request was allowed.
+//! Costs that are known only after a request was allowed, and keys that are reset.
 
 use super::LocalBucket;
 use crate::algorithm::{STATE_MAX, Taken, TurnRule};
@@ -25,6 +25,11 @@ impl LocalBucket {
         let rule = self.rule_in_force(rule);
         let (now, units) = (rule.units_at(now), rule.units_of(tokens.into()));
         self.change(|state| state.max(now).saturating_add(units).min(STATE_MAX - 2));
+    }
+
+    /// The key is as if it had never been used. The caller has pinned it.
+    pub(crate) fn reset(&self) {
+        self.change(|_| 1);
     }
 
     /// Changes the state. How far it had grown is written down before, as the next key of the place begins beyond it.

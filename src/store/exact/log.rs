@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use smallvec::smallvec;
 
-use super::{ExactRequest, Numbers, Record};
+use super::{ExactRequest, Numbers, RESET, Record};
 use crate::algorithm::{LogRule, LogStanding, Standing};
 
 pub(super) fn numbers(rule: &LogRule, request: &ExactRequest) -> Numbers {
@@ -68,15 +68,17 @@ impl Record for LogRecord {
         let now = if went_back { time_us } else { time_us.max(newest_us) };
         let by_us = if went_back { newest_us } else { now };
         let mut gone = known.entries.partition_point(|&(at, _)| at + period_us <= by_us);
-        let base = gone.checked_sub(1).map_or(known.before, |last| known.entries[last].1);
+        let mut base = gone.checked_sub(1).map_or(known.before, |last| known.entries[last].1);
         let mut total = known.entries.back().map_or(known.before, |last| last.1);
         if went_back {
             *known = Self { entries: [(now, total)].into(), before: base };
             gone = 0;
         }
-        let mut is_allowed = (total - base) as i64 + ask <= tokens as i64;
-        let mut retry_us = 0;
-        if cost < 0 {
+        let (mut is_allowed, mut retry_us) = ((total - base) as i64 + ask <= tokens as i64, 0);
+        if cost == RESET {
+            *known = Self::default();
+            (total, base, gone, is_allowed) = (0, 0, 0, true);
+        } else if cost < 0 {
             is_allowed = known.give_back(cost.unsigned_abs(), at_us, gone);
             total -= if is_allowed { cost.unsigned_abs() } else { 0 };
         } else if is_allowed && cost > 0 {
@@ -100,11 +102,8 @@ impl Record for LogRecord {
         if record.as_ref().is_some_and(|known| known.entries.is_empty()) {
             *record = None;
         }
-        let allowed = u64::from(is_allowed);
-        [allowed, now, left, retry_us, next_us, reset_us]
-            .map(|number| number as f64)
-            .into_iter()
-            .collect()
+        let numbers = [is_allowed.into(), now, left, retry_us, next_us, reset_us];
+        numbers.map(|number| number as f64).into_iter().collect()
     }
 
     fn ends_us(&self, numbers: &[f64]) -> u64 {

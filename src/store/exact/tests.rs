@@ -96,7 +96,11 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             let cost = cost.min(limit.rule.cost_max().into()) as u32;
             let slot_within_us = *random.choice(&[0, 0, token_us, period_us, u64::MAX]).unwrap();
             let key = vec![random.u8(..4)].into();
-            let deed = if random.u32(..100) == 0 { Deed::Charge } else { Deed::Ask };
+            let deed = match random.u32(..200) {
+                0 => Deed::Reset,
+                1 | 2 => Deed::Charge,
+                _ => Deed::Ask,
+            };
             let windows = windows_of(rule, now);
             let request = ExactRequest { limit, rule, key, cost, deed, slot_within_us, windows };
             if random.u32(..5) == 0 && !spent.is_empty() {
@@ -105,7 +109,7 @@ fn same_machine(seed: u64, rules: &[Rule]) {
             }
             let Some(at) = pair.spend(&request, now) else { continue };
             allowed += 1;
-            if request.cost > 0 {
+            if request.cost > 0 && request.deed != Deed::Reset {
                 spent.push((request, at));
                 spent.drain(..spent.len().saturating_sub(20));
             }
@@ -236,6 +240,42 @@ fn cost_of_an_ended_window_is_not_returned() {
         assert!(pair.spend(&request(other, 3, Deed::Ask), later + 1).is_some());
         let kept = pair.ask(&request(plan, 3, Deed::Return(at)), later + 2);
         assert_eq!(kept, is_log, "by another plan: {rule:?}");
+    }
+}
+
+/// Whatever was spent, by this plan or another, in debt, or not at all.
+#[test]
+fn key_that_is_reset_has_all_its_tokens_in_lua_and_in_rust() {
+    let rules: [(Rule, Rule); 5] = [
+        (Quota::per_hour(10).into(), Quota::per_hour(20).into()),
+        (LeakyBucket::per_hour(7).into(), LeakyBucket::per_hour(8).into()),
+        (FixedWindow::per_hour(10).into(), FixedWindow::per_day(10).into()),
+        (SlidingWindow::per_hour(10).into(), SlidingWindow::per_day(10).into()),
+        (SlidingLog::per_hour(10).into(), SlidingLog::per_day(10).into()),
+    ];
+    for (rule, other) in rules {
+        let (plan, other) = (limit(rule), limit(other));
+        let mut pair = Pair::new(plan.1);
+        let request = |(limit, rule): (&'static LimitInfo, _), key: u8, cost, deed| {
+            let key = vec![key].into();
+            ExactRequest { limit, rule, key, cost, deed, slot_within_us: 0, windows: None }
+        };
+        let left = |pair: &mut Pair, key, at_us| {
+            let look = request(plan, key, 0, Deed::Ask);
+            let numbers = pair.reply(&look, at_us);
+            look.read(&numbers).unwrap().standing.remaining()
+        };
+        let unused = left(&mut pair, 9, BEGIN_US);
+        for (key, spender, charged) in [(1, plan, 4), (2, plan, 400), (3, other, 15), (4, plan, 0)]
+        {
+            pair.reply(&request(spender, key, charged, Deed::Charge), BEGIN_US);
+            let later_us = BEGIN_US + 10;
+            assert_eq!(left(&mut pair, key, later_us) == unused, charged == 0, "{rule:?}");
+            assert!(pair.ask(&request(plan, key, 0, Deed::Reset), later_us), "{rule:?}");
+            assert_eq!(left(&mut pair, key, later_us), unused, "{rule:?}, key {key}");
+            // Nor does the window before count.
+            assert_eq!(left(&mut pair, key, later_us + 3_600_000_000), unused, "{rule:?}");
+        }
     }
 }
 

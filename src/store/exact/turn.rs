@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::{Deed, ExactRequest, Numbers, Record, SpentAt};
+use super::{Deed, ExactRequest, Numbers, RESET, Record, SpentAt};
 use crate::algorithm::{STATE_MAX, Standing, Turn, TurnRule};
 
 /// Microseconds, and the rest in units: of these a microsecond has as many as the rate.
@@ -45,6 +45,7 @@ pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
             let [ahead_us, part] = span(rule, ahead);
             (cost.map(|number| -number), [at_us as f64 + ahead_us, part])
         }
+        Deed::Reset => ([RESET as f64, 0.0], [0.0, 0.0]),
         _ => (cost, [0.0, 0.0]),
     };
     smallvec![
@@ -88,14 +89,15 @@ impl Record for TurnRecord {
         let clock_us = numbers[7] as i64;
         let (was, is_return): (Span, _) = ((numbers[8] as i64, numbers[9] as i64), cost < (0, 0));
         let (mut now, mut free, mut is_written) = (time_us as i64, (0, 0), false);
+        let is_reset = cost.0 == RESET;
         // A bucket without a record is full.
-        let mut goes_back = rule[2] > 0;
+        let mut goes_back = rule[2] > 0 || is_reset;
         if let Some(Self { free: known, stamp_us, rule: known_rule }) = *record {
             free = known;
-            if is_return && known_rule != rule {
+            if is_return && known_rule != rule && !is_reset {
                 return smallvec![0.0, now as f64, 0.0, 0.0];
             }
-            goes_back = rule[2] > 0 || free == was;
+            goes_back = rule[2] > 0 || free == was || is_reset;
             if stamp_us - now > clock_us {
                 free.0 -= stamp_us - now;
                 is_written = true;

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::{ExactRequest, Numbers, Record};
+use super::{ExactRequest, Numbers, RESET, Record};
 use crate::algorithm::{Counts, Standing, WindowRule};
 
 /// What was spent, in the window of `stamp_us` and in the one before.
@@ -49,7 +49,7 @@ impl Record for WindowRecord {
         if let Some(known) = *record {
             (current, previous) = (known.current, known.previous);
             let mut stamp_us = known.stamp_us;
-            if known.period_us != period_us && cost < 0 {
+            if known.period_us != period_us && cost < 0 && cost != RESET {
                 // Another plan counts by now.
                 return smallvec![0.0, now as f64, 0.0, 0.0];
             }
@@ -74,14 +74,17 @@ impl Record for WindowRecord {
         }
         let left_us = period_us - now % period_us;
         let counted = u128::from(previous * sliding) * u128::from(left_us) / u128::from(period_us);
-        let is_allowed = if cost < 0 {
+        let is_allowed = if cost == RESET {
+            (current, previous) = (0, 0);
+            true
+        } else if cost < 0 {
             let passed = (now / period_us).checked_sub(at_us / period_us);
             let passed = passed.filter(|passed| record.is_some() && *passed <= sliding);
             give_back(cost.unsigned_abs(), passed, [&mut current, &mut previous])
         } else {
             i128::from(current) + i128::from(ask) + counted as i128 <= tokens.into()
         };
-        if is_allowed && cost != 0 {
+        if is_allowed && cost != 0 && (cost > 0 || record.is_some()) {
             current += cost.max(0) as u64;
             is_written = true;
         }

@@ -384,6 +384,9 @@ impl Key {
         if !anew {
             self.refund(entry);
         }
+        if entry.reset {
+            self.reset();
+        }
         let found = self.level - self.outstanding[0] - self.outstanding[1];
         self.unleased = self.unleased.max(found).min(self.cap(self.depth[0] + self.depth[1]));
         if entry.restore {
@@ -579,6 +582,7 @@ pub(super) mod tests {
             want_rate: 0,
             restore: false,
             claim: None,
+            reset: false,
         };
         // At the middle of a window, half of the one before counts. No more counts as spent before than was spent, and a
         // window has a burst.

@@ -1,4 +1,4 @@
-//! Charges that are taken back.
+//! Charges that are taken back: some, or all.
 
 use super::key::Key;
 use crate::quota::Curve;
@@ -18,6 +18,11 @@ impl Key {
         let units = entry.refunded.saturating_mul(self.scale.token);
         self.level = self.level.max(self.level.saturating_add(units).min(most));
         self.charged = (self.charged - entry.refunded).max(0);
+    }
+
+    /// The key is as if it had never been used, but for what is leased: that is still outstanding.
+    pub(super) fn reset(&mut self) {
+        (self.level, self.previous, self.beyond) = (self.scale.burst, 0, [0; 2]);
     }
 
     /// Whether all of it was decided in the window that it is now.

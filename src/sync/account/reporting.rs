@@ -94,6 +94,7 @@ impl Account {
             want_rate: wanted.rate,
             restore,
             claim: None,
+            reset: false,
         }
     }
 
@@ -134,6 +135,7 @@ impl Account {
 
     pub(super) fn take_back(&mut self, entry: &Entry) {
         self.callers.asked = 0;
+        self.resets.take_back();
         self.spending.take_back(entry);
         self.lease.forfeited += entry.returned + entry.lost;
     }

@@ -52,7 +52,7 @@ impl Account {
 
     /// Whether the report cannot wait for a ceiling.
     pub(crate) fn is_pressing(&self) -> bool {
-        self.lease.restore || !self.callers.waiting.is_empty()
+        self.lease.restore || !self.is_waited_for_by_nobody()
     }
 
     /// The report waits for a tick: the ceiling is reached.

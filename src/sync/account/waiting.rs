@@ -38,6 +38,7 @@ impl Account {
             let result = self.decide(cost, false, now);
             self.answer(ticket, cost, result);
         }
+        self.resets.give_up(now);
     }
 
     fn decide(&self, cost: u32, can_wait: bool, now: Timestamp) -> SpendResult {

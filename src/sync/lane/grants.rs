@@ -105,6 +105,7 @@ impl Lane {
             if given.withheld != Withheld::Nothing && recovering_until > now {
                 account.report_by(recovering_until);
             }
+            account.end_resets(recovering_until.max(now));
             if leaving {
                 account.report_at(now);
             }
@@ -129,9 +130,11 @@ impl Lane {
         let is_event_due = self.accounts.change(slot, |account| {
             account.set_refused();
             account.revoke(entry);
+            account.refuse_resets();
             account.report_at(now.plus_micros(HEARTBEAT_US));
             account.take_refusal_event_due(now)
         });
+        self.hand_out_answers(slot, context);
         if is_event_due {
             context.refused(self.accounts[slot].limit(), entry, grant, now);
         }

@@ -40,6 +40,7 @@ fn entries(count: usize) -> Vec<Entry> {
         want_rate: 0,
         restore: false,
         claim: None,
+        reset: false,
     };
     vec![entry; count]
 }

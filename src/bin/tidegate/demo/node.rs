@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tidegate::sim::figures::Decided;
 use tidegate::sim::workload::Arrival;
-use tidegate::{AnyStore, Event, Excess, Limiter};
+use tidegate::{AnyStore, Event, Excess, Limit, Limiter};
 
 use super::DemoError;
-use crate::flags::LimitSpec;
 use crate::warnings;
 
 /// How long a node may take to find its store.
@@ -114,7 +113,7 @@ impl Live {
 
 /// Starts a node that reports to `live`. Must be called inside a runtime.
 pub(crate) fn start(
-    spec: &LimitSpec,
+    limit: Limit,
     store: AnyStore,
     node: u16,
     live: &Arc<Live>,
@@ -122,7 +121,7 @@ pub(crate) fn start(
     let heard = live.clone();
     let limiter = Limiter::builder()
         .name(format!("node-{node}"))
-        .limit(spec.limit())
+        .limit(limit)
         .store(store)
         .listen(move |event| heard.traffic().hear(event))
         .build()?;
@@ -149,6 +148,7 @@ pub(crate) async fn leave(limiters: &[Limiter]) {
 
 /// The nodes' load: what to ask whom when.
 pub(crate) struct Load<'a> {
+    pub(crate) limit: &'a str,
     pub(crate) arrivals: &'a [Arrival],
     pub(crate) keys: &'a [String],
     /// The instant that the arrivals' times count from.
@@ -189,7 +189,7 @@ pub(crate) fn drive<'a>(
         let limit = match limits.entry(arrival.node) {
             std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
             std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(limiter.limit("demo")?)
+                place.insert(limiter.limit(load.limit)?)
             }
         };
         wait_until(load.start + Duration::from_micros(arrival.at_us));

@@ -1,9 +1,11 @@
 //! The demo's flags, checked once.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use tidegate::Limit;
 use tidegate::sim::workload::Scenario;
 
 use crate::flags::{InputError, LoadFlags, one_of, scenario_help};
@@ -15,7 +17,10 @@ Examples:
   tidegate demo --seconds 3
   tidegate demo --scenario herd --rate 100/s --burst 100 --nodes 8 --seconds 5
   tidegate demo --outage 1s..2s --seconds 4
-  tidegate demo --trace examples/traces/small.log --speed 2000 --rate 5/s --burst 10";
+  tidegate demo --trace examples/traces/small.log --speed 2000 --rate 5/s --burst 10
+
+--config has a run for each limit of the file. Its store is left alone: see --store. Mistakes of the file
+are named as by check-config; limits that a demo cannot show are named too.";
 
 /// The scenarios that need no faults: those are for `simulate`.
 fn scenarios() -> Vec<Scenario> {
@@ -23,7 +28,7 @@ fn scenarios() -> Vec<Scenario> {
 }
 
 /// Runs several nodes under load and compares what they admitted with one ideal bucket.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = EXAMPLES, mut_arg("scenario", |flag| {
     flag.value_parser(one_of::<Scenario>(scenarios().into_iter().map(Scenario::name)))
         .long_help(scenario_help(&scenarios()))
@@ -37,6 +42,14 @@ pub(crate) struct Options {
     /// Run each node as an operating-system process of its own
     #[arg(long)]
     pub(crate) processes: bool,
+    /// Run each limit of a configuration file, in place of one made of flags
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "rate", "burst", "algorithm", "interval", "accuracy", "credit", "processes",
+    ])]
+    pub(crate) config: Option<PathBuf>,
+    /// The limit of this run, where it is one of a file.
+    #[arg(skip)]
+    pub(crate) limit: Option<Limit>,
     /// Start a redis-server for this run and stop it between two times, such as 3s..6s
     #[arg(long)]
     pub(crate) outage: Option<Outage>,
@@ -78,6 +91,11 @@ impl Outage {
 }
 
 impl Options {
+    /// The limit that all nodes keep.
+    pub(crate) fn limit(&self) -> Limit {
+        self.limit.clone().unwrap_or_else(|| self.load.limit().limit())
+    }
+
     /// Refuses flags that do not go together.
     pub(crate) fn validate(&self) -> Result<(), InputError> {
         if self.processes && self.store == Store::Memory && self.outage.is_none() {

@@ -108,13 +108,14 @@ fn play() -> Result<Option<Outcome>, DemoError> {
     let _entered = runtime.enter();
     let store =
         tidegate::RedisStore::open(&orders.store.address)?.namespace(&orders.store.namespace)?;
-    let limiter = node::start(&orders.limit, store.into(), orders.node, &live)?;
+    let limiter = node::start(orders.limit.limit(), store.into(), orders.node, &live)?;
     runtime.block_on(node::ready(std::slice::from_ref(&limiter), &live))?;
     output::json(&Message::Ready)?;
     let Some(start_us) = order::<u64>()? else { return Ok(None) };
     end_with_parent();
     let start = Instant::now() + Duration::from_micros(start_us.saturating_sub(unix_us()));
-    let load = Load { arrivals: &arrivals, keys: &keys, start };
+    let limit = orders.limit.limit();
+    let load = Load { limit: limit.name(), arrivals: &arrivals, keys: &keys, start };
     let (who, limit) = (format!("node {:<3}", orders.node), format!("{} a key", orders.limit.rate));
     let over = AtomicBool::new(false);
     let driven = std::thread::scope(|scope| {

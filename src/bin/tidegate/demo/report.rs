@@ -75,6 +75,9 @@ impl OutageReport {
 /// The summary, and what only a demo can tell: how long its decisions took, by the real clock.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
+    /// The limit's name, if it is one of a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<String>,
     #[serde(flatten)]
     summary: Summary,
     #[serde(flatten)]
@@ -95,16 +98,17 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(
+        limit: Option<String>,
         summary: Summary,
         excess: Told,
-        took_ns: &[u64],
-        round_trips_us: &[u64],
+        (took_ns, round_trips_us): (&[u64], &[u64]),
         outage: Option<Outage>,
     ) -> Self {
         let took = histogram(took_ns);
         let round_trips = histogram(round_trips_us);
         let round_trip_ms = |part| round_trips.value_at_quantile(part) as f64 / 1e3;
         Self {
+            limit,
             decision_p50_ns: took.value_at_quantile(0.5),
             decision_p99_ns: took.value_at_quantile(0.99),
             decision_p999_ns: took.value_at_quantile(0.999),
@@ -119,7 +123,10 @@ impl Report {
 
 impl Reported for Report {
     fn headline(&self) -> String {
-        self.summary.headline()
+        match &self.limit {
+            Some(limit) => format!("Limit {limit:?}: {}", self.summary.headline()),
+            None => self.summary.headline(),
+        }
     }
 
     fn lines(&self) -> Vec<Line> {

@@ -15,12 +15,14 @@ use crate::bucket::BucketRef;
 use crate::builder::Builder;
 use crate::decision::Decision;
 use crate::driver::manual::ManualClock;
-use crate::driver::{Buckets, Driver, Query, SettledRequest, StoreAnswer, StoreQuery, touched};
+use crate::driver::{
+    Buckets, Driver, LimitState, Query, SettledRequest, StoreAnswer, StoreQuery, touched,
+};
 use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Group, Limiter};
 use crate::store::MemoryStore;
 use crate::sync::message::{Reply, Request as Batch};
-use crate::sync::{Config, Engine, Event, Input, Output, Waiter};
+use crate::sync::{Config, Engine, Event, Input, LimitConfig, Output, Waiter};
 use crate::time::Timestamp;
 
 /// Keys that a node has room for.
@@ -86,9 +88,14 @@ impl Node {
         let builder = builder.max_keys(KEYS_MAX).manual_clock(shown.clone());
         let (limiter, mut driver) = builder.assemble().expect("good limits");
         // With a name and a seed that are drawn again in the same way.
-        let terms = driver.node.limits.iter().map(|limit| (limit.name.clone(), limit.terms));
+        let limit = |limit: &Arc<LimitState>| LimitConfig {
+            name: limit.name.clone(),
+            terms: limit.terms,
+            plans: Vec::new(),
+        };
+        let limits = driver.node.limits.iter().map(limit).collect();
         let config = Config {
-            limits: terms.collect(),
+            limits,
             lanes: LANES,
             instance: (index as u128 + 1).to_le_bytes(),
             seed,
@@ -265,7 +272,7 @@ impl Process {
                     }
                 }
                 Query::Kept { limit, tokens } => kept[limit as usize] += i64::from(tokens),
-                Query::Sure(_) | Query::Exact(_) | Query::Override(_) => {}
+                Query::Sure(_) | Query::Exact(_) | Query::Override(_) | Query::Reset(_) => {}
             }
         }
     }
@@ -298,7 +305,7 @@ impl Process {
                         kept[tier] += i64::from(tokens);
                     }
                 }
-                Output::Event(_) => {}
+                Output::Event(_) | Output::Reset { .. } => {}
             }
         }
     }
