@@ -196,9 +196,9 @@ impl Key {
 }
 
 /// The refill that is kept from leases so that debt is repaid: soon, but no more of it than the
-/// debt needs.
+/// debt needs. If part of the refill stayed leased, debt would grow where requests cost many times what they reserve.
 fn repayment(rate: i64, available: i64) -> i64 {
-    (-available / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2)
+    (-available / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate)
 }
 
 /// What a node should give back of its leased refill: what is well above its target, and its
@@ -212,4 +212,18 @@ fn surplus_rate(held_rate: i64, target: i64, leased: i64, most: i64, available: 
         0
     };
     above.max(repay).min(held_rate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half of the refill stayed leased, whatever was owed.
+    #[test]
+    fn debt_of_a_tenth_of_a_seconds_rate_keeps_all_refill_from_leases() {
+        const RATE: i64 = 1600;
+        let tenth = RATE * REPAY_US;
+        let kept = [1, tenth / 4, tenth / 2, tenth, 100 * tenth].map(|owed| repayment(RATE, -owed));
+        assert_eq!(kept, [100, 400, 800, RATE, RATE]);
+    }
 }
