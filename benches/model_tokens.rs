@@ -94,7 +94,7 @@ fn run(server: &RedisServer, plan: &Play) -> (Outcome, Vec<Call>, Vec<Seen>) {
 fn seen(calls: &[Call], key: usize) -> Seen {
     let of_key = || calls.iter().filter(|call| call.key == key);
     let lowest = of_key().map(|call| call.level).fold(0.0, f64::min);
-    Seen { charged: of_key().last().map_or(0, |call| call.charged), deepest_debt: -lowest }
+    Seen { charged: of_key().next_back().map_or(0, |call| call.charged), deepest_debt: -lowest }
 }
 
 /// Microseconds from settlements to their effect: in the store, and on the last of the other nodes.

@@ -80,7 +80,7 @@ impl Wire {
     }
 
     async fn carry(&mut self, command: &Cmd) -> RedisResult<Value> {
-        let words: Vec<Vec<u8>> = command.args_iter().map(bytes_of).collect();
+        let words: Vec<Vec<u8>> = command.args_iter().map(|word| bytes_of(&word)).collect();
         let sent_us = self.time.now_us();
         self.time.wait(WAY).await;
         let standstill = self.time.stand_still();
@@ -146,7 +146,7 @@ impl Wire {
     }
 }
 
-fn bytes_of(word: Arg<&[u8]>) -> Vec<u8> {
+fn bytes_of(word: &Arg<&[u8]>) -> Vec<u8> {
     match word {
         Arg::Simple(bytes) => bytes.to_vec(),
         _ => panic!("the store sends no cursor"),

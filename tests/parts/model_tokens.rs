@@ -312,9 +312,9 @@ pub(crate) async fn play(play: &Play, time: &VirtualTime, nodes: &[Limiter]) -> 
         while lock(&ledger).settle(time.now_us()) {
             time.quiet().await;
         }
-        for key in 0..due_us.len() {
-            while due_us[key] < time.now_us().min(end_us) as f64 {
-                due_us[key] += gap_us(&mut rng, key);
+        for (key, due_us) in due_us.iter_mut().enumerate() {
+            while *due_us < time.now_us().min(end_us) as f64 {
+                *due_us += gap_us(&mut rng, key);
                 let (node, estimate) = (rng.usize(..NODES), draw(&mut rng, play.estimates));
                 let cost = (estimate * draw(&mut rng, play.factors)) as u32;
                 let (limit, estimate) = (limits[node].clone(), estimate as u32);
