@@ -12,7 +12,7 @@ use tidegate::testing::ScriptedStore;
 use tidegate::{Limit, Limiter, Quota};
 
 /// Three times the limit on one key, on a store in memory.
-fn outcome_of(play_of: Play) -> KeyOutcome {
+fn outcome_of(play_of: &Play) -> KeyOutcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let outcome = runtime.block_on(async {
         let time = VirtualTime::default();
@@ -23,7 +23,7 @@ fn outcome_of(play_of: Play) -> KeyOutcome {
             builder.store(store.clone()).clock(&time.clock).build().unwrap()
         };
         let nodes: Vec<Limiter> = (0..NODES).map(node).collect();
-        play(&play_of, &time, &nodes).await
+        play(play_of, &time, &nodes).await
     });
     outcome.keys[0].clone()
 }
@@ -48,11 +48,11 @@ fn spent_pct(play_of: &Play, outcome: &KeyOutcome) -> f64 {
 
 #[test]
 fn estimates_wrong_by_up_to_four_times_spend_the_limit_to_a_hundredth() {
-    let outcome = outcome_of(load());
+    let outcome = outcome_of(&load());
     let spent = spent_pct(&load(), &outcome);
     println!("{spent:.2}% spent, {outcome:?}");
     assert!((99.0..=101.0).contains(&spent), "{spent:.2}% spent");
-    // Load is denied, and half of what is allowed is in debt's way.
+    // The load is denied in part, and debts happen.
     assert!(outcome.allowed < outcome.requests * 2 / 3, "{outcome:?}");
     assert!(outcome.deepest_debt <= outcome.most_beyond + CREDIT, "{outcome:?}");
     assert!(outcome.deepest_debt > 0.0, "{outcome:?}");
@@ -62,7 +62,7 @@ fn estimates_wrong_by_up_to_four_times_spend_the_limit_to_a_hundredth() {
 #[test]
 fn requests_that_all_cost_four_times_their_estimate_owe_no_more_than_was_in_flight() {
     let small = Play { estimates: (40.0, 400.0), factors: (4.0, 4.0), minutes: 2, ..load() };
-    let outcome = outcome_of(small.clone());
+    let outcome = outcome_of(&small);
     let spent = spent_pct(&small, &outcome);
     println!("{spent:.2}% spent, {outcome:?}");
     assert!(outcome.deepest_debt <= outcome.most_beyond + CREDIT, "{outcome:?}");
@@ -116,7 +116,9 @@ fn process_that_dies_with_open_reservations_has_spent_its_estimates() {
     let pass = |nodes: &[&Process], millis: u64| {
         for _ in 0..millis / 10 {
             time.clock.advance(Duration::from_millis(10));
-            nodes.iter().for_each(|node| node.settle());
+            for node in nodes {
+                node.settle();
+            }
         }
     };
     pass(&[&dying, &living], 2000);
