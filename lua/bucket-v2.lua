@@ -897,7 +897,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     end
     if unleased < 0 then
       -- Refill that is kept from leases so that debt is repaid: soon, but no more than the debt needs.
-      most = slope - min(max(floor(-unleased / REPAY_US), floor(slope / REPAY_LEAST_PART)), floor(slope / 2))
+      local soon = min(max(floor(-unleased / REPAY_US), floor(slope / REPAY_LEAST_PART)), floor(slope / 2))
+      most = slope - max(soon, min(floor(-unleased / DEBT_US), slope))
     end
 
     -- Refill, while tokens are few or the node gets less than half of what it wants; and what of it the

@@ -32,4 +32,14 @@ impl Record {
     pub(crate) fn charged(&self) -> u64 {
         u64::try_from(self.0[15]).expect("nothing is charged below zero")
     }
+
+    /// The tokens of one central bucket by all that was charged, below zero in debt.
+    pub(crate) fn level(&self) -> f64 {
+        self.0[13] as f64 / self.0[1] as f64
+    }
+
+    /// What can be leased, in tokens.
+    pub(crate) fn unleased(&self) -> f64 {
+        self.0[14] as f64 / self.0[1] as f64
+    }
 }

@@ -3,9 +3,9 @@
 use super::key::{At, Key, SUM_MAX, flow, raise, shift};
 use super::lane::Lane;
 use crate::quota::{Curve, Scale};
-use crate::sync::message::{Entry, Given, Held, NUMBER_MAX, Withheld};
+use crate::sync::message::{DEBT_US, Entry, Given, Held, NUMBER_MAX, Withheld};
 
-/// Debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
+/// Small debt is repaid in about this time, by a sixteenth of the rate at least and half of it at most.
 const REPAY_US: i64 = 100_000;
 const REPAY_LEAST_PART: i64 = 16;
 /// At a window's end refill leaves a part of a token on each node. It is leased where a node's even part of the window is
@@ -196,9 +196,11 @@ impl Key {
 }
 
 /// The refill that is kept from leases so that debt is repaid: soon, but no more of it than the
-/// debt needs.
+/// debt needs. While half of it stays leased nodes have no credit. Of a debt of more than half a second's rate, all is kept in
+/// the end: else debt would grow where requests cost many times what they reserve.
 fn repayment(rate: i64, available: i64) -> i64 {
-    (-available / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2)
+    let soon = (-available / REPAY_US).clamp(rate / REPAY_LEAST_PART, rate / 2);
+    soon.max((-available / DEBT_US).min(rate))
 }
 
 /// What a node should give back of its leased refill: what is well above its target, and its
@@ -212,4 +214,19 @@ fn surplus_rate(held_rate: i64, target: i64, leased: i64, most: i64, available: 
         0
     };
     above.max(repay).min(held_rate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half of the refill stayed leased, whatever was owed.
+    #[test]
+    fn debt_of_a_seconds_rate_keeps_all_refill_from_leases() {
+        const RATE: i64 = 1600;
+        let (tenth, second) = (RATE * REPAY_US, RATE * DEBT_US);
+        let owed = [1, tenth / 4, tenth, second / 2, second / 4 * 3, second, 9 * second];
+        let kept = owed.map(|owed| repayment(RATE, -owed));
+        assert_eq!(kept, [100, 400, 800, 800, 1200, RATE, RATE]);
+    }
 }
