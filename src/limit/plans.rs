@@ -44,6 +44,11 @@ impl Limit {
         self.plans.iter().map(|plan| &*plan.name)
     }
 
+    /// The limit's plans by their names, without the default one.
+    pub fn plans(&self) -> impl Iterator<Item = (&str, Rule)> {
+        self.plans.iter().map(|plan| (&*plan.name, plan.rule))
+    }
+
     pub(crate) fn has_plans(&self) -> bool {
         !self.plans.is_empty()
     }
