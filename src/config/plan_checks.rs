@@ -54,7 +54,7 @@ pub(super) fn all(
         sound.extend((is_known && reading.mistakes.len() == before).then_some(plan));
     }
     if own.is_rule_known && sound.len() > 1 {
-        together(read, &sound, limit, builder, reading);
+        together(read, &sound, &limit, builder, reading);
     }
 }
 
@@ -110,11 +110,11 @@ fn beside(plan: &PlanRead<'_>, limit: &Limit, builder: &Builder, reading: &mut R
 fn together(
     read: &LimitRead<'_>,
     sound: &[&PlanRead<'_>],
-    limit: Limit,
+    limit: &Limit,
     builder: &Builder,
     reading: &mut Reading,
 ) {
-    let limit = with_plans(&limit, sound.iter().map(|plan| (plan.name, plan.rule)));
+    let limit = with_plans(limit, sound.iter().map(|plan| (plan.name, plan.rule)));
     if let Some(reason) = error_of(&limit, builder) {
         reading.mistake(&read.fields.place("plans"), remedy(&reason));
         return;

@@ -75,7 +75,7 @@ impl Algorithm {
         Self::Unknown
     }
 
-    pub(super) fn is(self, other: Self) -> bool {
+    fn is(self, other: Self) -> bool {
         self == other || self == Self::Unknown
     }
 

@@ -41,12 +41,12 @@ const NOT_OF_LOCAL: [&str; 9] = [
 /// Warns of a limit that is sound, and of its plans.
 pub(super) fn limit(read: &LimitRead<'_>, node: &Node, reading: &mut Reading) {
     let limit = &read.limit;
-    small_burst(limit, limit.rule, read.fields.place_of_burst(), node, reading);
+    small_burst(limit, limit.rule, &read.fields.place_of_burst(), node, reading);
     if let Some(remedy) = odd_queue(limit, limit.rule) {
         reading.warn(&read.fields.place("queue"), remedy);
     }
     for plan in &read.plans {
-        small_burst(limit, plan.rule, plan.fields.place_of_burst(), node, reading);
+        small_burst(limit, plan.rule, &plan.fields.place_of_burst(), node, reading);
         plan_queue(limit, plan, reading);
         if plan.rule == limit.rule {
             let remedy = "is the limit's own quota, so the plan changes nothing: change it, or remove the plan";
@@ -61,7 +61,7 @@ pub(super) fn limit(read: &LimitRead<'_>, node: &Node, reading: &mut Reading) {
 }
 
 /// Nodes that share a limit hold whole tokens of it.
-fn small_burst(limit: &Limit, rule: Rule, place: Place, node: &Node, reading: &mut Reading) {
+fn small_burst(limit: &Limit, rule: Rule, place: &Place, node: &Node, reading: &mut Reading) {
     let is_queue = matches!(rule, Rule::LeakyBucket(_));
     if limit.mode != Mode::Hybrid || !node.is_shared || is_queue {
         return;
@@ -79,7 +79,7 @@ fn small_burst(limit: &Limit, rule: Rule, place: Place, node: &Node, reading: &m
         "a burst of {burst} is less than a token for each of {nodes} nodes ({of_nodes}), so check may deny first \
          requests: ask with check_sure, set max_nodes to the nodes there are, or set mode = \"exact\""
     );
-    reading.warn(&place, remedy);
+    reading.warn(place, remedy);
 }
 
 fn plan_queue(limit: &Limit, plan: &PlanRead<'_>, reading: &mut Reading) {
