@@ -425,7 +425,7 @@ fn with_exceptions(limit: Limit, text: &mut String, of: (&str, Switch, u32)) -> 
 
 fn both() -> impl Strategy<Value = Both> {
     (both_without_plans(), proptest::collection::vec(plans(), 0..3))
-        .prop_map(|(both, plans)| plans.iter().fold(both, |both, plan| with_plan(both, plan)))
+        .prop_map(|(both, plans)| plans.iter().fold(both, with_plan))
 }
 
 /// A plan: its name, its tokens, a period if it has one of its own, a burst and a queue.

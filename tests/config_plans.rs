@@ -11,66 +11,57 @@ use tidegate::{
     SlidingWindow,
 };
 
-/// Limits of each algorithm, each with three plans: as a file has them, and by calls.
-fn files() -> Vec<(&'static str, Limit)> {
-    let queue = Duration::from_secs;
-    let slots = |tokens, seconds| LeakyBucket::per_second(tokens).queue(queue(seconds));
-    let with = |rule: Rule, [free, pro, team]: [Rule; 3]| {
-        Limit::new("api", rule).plan("free", free).plan("pro", pro).plan("team/v2", team)
-    };
-    vec![
-        (
-            "quota = \"20/s\"\n[limits.api.plans.free]\nquota = \"5/s\"\n[limits.api.plans.pro]\nquota = \"600/min\"\n\
-             burst = 200\n[limits.api.plans.\"team/v2\"]\nquota = \"40/s burst 90\"\n",
-            with(
-                Quota::per_second(20).into(),
-                [
-                    Quota::per_second(5).into(),
-                    Quota::per_minute(600).burst(200).into(),
-                    Quota::per_second(40).burst(90).into(),
-                ],
-            ),
-        ),
-        (
-            "algorithm = \"leaky-bucket\"\nquota = \"20/s\"\nqueue = \"2s\"\n[limits.api.plans.free]\nquota = \"5/s\"\n\
-             [limits.api.plans.pro]\nquota = \"40/s\"\nqueue = \"1s\"\n[limits.api.plans.\"team/v2\"]\n\
-             quota = \"80/s\"\nqueue = \"0s\"\n",
-            with(
-                slots(20, 2).into(),
-                [slots(5, 2).into(), slots(40, 1).into(), slots(80, 0).into()],
-            ),
-        ),
-        (
-            "algorithm = \"fixed-window\"\nquota = \"20/h\"\nplans.free.quota = \"5/h\"\nplans.pro.quota = \"200/h\"\n\
-             plans.\"team/v2\".quota = \"90/60min\"\n",
-            with(
-                FixedWindow::per_hour(20).into(),
-                [5, 200, 90].map(|tokens| FixedWindow::per_hour(tokens).into()),
-            ),
-        ),
-        (
-            "algorithm = \"sliding-window\"\nquota = \"20/h\"\nplans = { free = { quota = \"5/h\" }, \
-             pro = { quota = \"200/h\" }, \"team/v2\" = { quota = \"90/h\" } }\n",
-            with(
-                SlidingWindow::per_hour(20).into(),
-                [5, 200, 90].map(|tokens| SlidingWindow::per_hour(tokens).into()),
-            ),
-        ),
-        (
-            "algorithm = \"sliding-log\"\nquota = \"20/h\"\n[limits.api.plans]\nfree = { quota = \"5/h\" }\n\
-             pro = { quota = \"200/h\" }\n\"team/v2\" = { quota = \"90/h\" }\n",
-            with(
-                SlidingLog::per_hour(20).into(),
-                [5, 200, 90].map(|tokens| SlidingLog::per_hour(tokens).into()),
-            ),
-        ),
+/// A limit and its plans as a file has them, and by calls.
+type Both = (&'static str, Limit);
+
+fn with_plans(own: impl Into<Rule>, [free, pro, team]: [impl Into<Rule>; 3]) -> Limit {
+    Limit::new("api", own).plan("free", free).plan("pro", pro).plan("team/v2", team)
+}
+
+fn buckets() -> [Both; 2] {
+    let tokens = "\
+        quota = \"20/s\"\n\
+        [limits.api.plans.free]\nquota = \"5/s\"\n\
+        [limits.api.plans.pro]\nquota = \"600/min\"\nburst = 200\n\
+        [limits.api.plans.\"team/v2\"]\nquota = \"40/s burst 90\"\n";
+    let slots = "\
+        algorithm = \"leaky-bucket\"\nquota = \"20/s\"\nqueue = \"2s\"\n\
+        [limits.api.plans.free]\nquota = \"5/s\"\n\
+        [limits.api.plans.pro]\nquota = \"40/s\"\nqueue = \"1s\"\n\
+        [limits.api.plans.\"team/v2\"]\nquota = \"80/s\"\nqueue = \"0s\"\n";
+    let (free, pro) = (Quota::per_second(5), Quota::per_minute(600).burst(200));
+    let team = Quota::per_second(40).burst(90);
+    let leaky = |tokens, s| LeakyBucket::per_second(tokens).queue(Duration::from_secs(s));
+    let of_slots = [leaky(5, 2), leaky(40, 1), leaky(80, 0)];
+    [
+        (tokens, with_plans(Quota::per_second(20), [free, pro, team])),
+        (slots, with_plans(leaky(20, 2), of_slots)),
+    ]
+}
+
+/// In each form that TOML has of tables.
+fn windows() -> [Both; 3] {
+    let fixed = "\
+        algorithm = \"fixed-window\"\nquota = \"20/h\"\nplans.free.quota = \"5/h\"\n\
+        plans.pro.quota = \"200/h\"\nplans.\"team/v2\".quota = \"90/60min\"\n";
+    let sliding = "\
+        algorithm = \"sliding-window\"\nquota = \"20/h\"\n\
+        plans = { free = { quota = \"5/h\" }, pro = { quota = \"200/h\" }, \"team/v2\" = { quota = \"90/h\" } }\n";
+    let log = "\
+        algorithm = \"sliding-log\"\nquota = \"20/h\"\n[limits.api.plans]\nfree = { quota = \"5/h\" }\n\
+        pro = { quota = \"200/h\" }\n\"team/v2\" = { quota = \"90/h\" }\n";
+    let plans = [5, 200, 90];
+    [
+        (fixed, with_plans(FixedWindow::per_hour(20), plans.map(FixedWindow::per_hour))),
+        (sliding, with_plans(SlidingWindow::per_hour(20), plans.map(SlidingWindow::per_hour))),
+        (log, with_plans(SlidingLog::per_hour(20), plans.map(SlidingLog::per_hour))),
     ]
 }
 
 #[tokio::test]
 async fn plan_of_a_file_has_the_quota_that_it_says_in_each_algorithm_and_mode() {
     let mut asked = 0;
-    for (text, by_calls) in files() {
+    for (text, by_calls) in buckets().into_iter().chain(windows()) {
         for mode in [Mode::Local, Mode::Hybrid, Mode::Exact] {
             let word = format!("{mode:?}").to_lowercase();
             let text = format!(
@@ -81,7 +72,7 @@ async fn plan_of_a_file_has_the_quota_that_it_says_in_each_algorithm_and_mode() 
                 continue;
             }
             let config = Config::from_toml(&text).unwrap();
-            assert_eq!(config.limits(), [limit.clone()], "{text}");
+            assert_eq!(config.limits(), std::slice::from_ref(&limit), "{text}");
             let limiter = config.builder().build().unwrap();
             let api = limiter.async_limit("api").unwrap();
             assert_eq!(api.check_sure("nobody").await.quota(), limit.quota());
@@ -281,7 +272,7 @@ fn one_plan_more_than_a_limit_may_have_is_one_mistake() {
     };
     let config = of(tidegate::PLANS_MAX).unwrap();
     assert_eq!(config.limits()[0].plan_names().count(), 1000);
-    let error = of(tidegate::PLANS_MAX + 1).err().expect("a mistake");
+    let Err(error) = of(tidegate::PLANS_MAX + 1) else { panic!("no mistake") };
     let mistakes = rows(error.mistakes());
     assert_eq!(mistakes, ["3:13 limits.api.plans = plans: at most 1000 plans"]);
 }
