@@ -1,4 +1,4 @@
-//! Configuration as a value, from TOML: limits, the store, and secrets.
+//! Configuration as a value, from TOML: limits with their plans, the store, and secrets.
 //!
 //! ```
 //! use tidegate::config::Config;
@@ -42,7 +42,10 @@ mod fields;
 mod limits;
 mod mistake;
 mod node;
+mod plan_checks;
+mod plans;
 mod reading;
+mod rule;
 mod secret;
 mod store;
 mod warnings;
@@ -247,7 +250,8 @@ impl Config {
         for (name, fields) in tables.unwrap_or_default() {
             let before = reading.mistakes.len();
             let read = limits::read(name, fields, reading);
-            if check::limit(&read, &on_node, reading) && reading.mistakes.len() == before {
+            check::limit(&read, &on_node, reading);
+            if reading.mistakes.len() == before {
                 warnings::limit(&read, &node, reading);
             }
             config.limits.push(read.limit);

@@ -102,7 +102,7 @@ impl Quota {
             field: "quota.tokens",
             value: self.tokens.to_string(),
             reason: "one node alone keeps rates above 16 million tokens a second only if a microsecond has a round \
-                     number of tokens: choose a rounder one",
+                     number of tokens, and the limit has no plans: choose another one",
         })
     }
 

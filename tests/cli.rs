@@ -652,21 +652,24 @@ fn text_of_lines(bytes: &[u8]) -> Vec<String> {
 #[test]
 fn check_config_sums_up_the_limits_of_a_sound_file_and_shows_no_password() {
     let text = "[store]\nredis = \"redis://shop:hunter2@cache\"\n[limits.api]\nquota = \"600/min burst 200\"\n\
+                [limits.api.plans.pro]\nquota = \"6000/min\"\n[limits.api.plans.team]\nquota = \"50/s\"\nburst = 90\n\
                 [limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\nqueue = \"50ms\"\n";
     let output = check_config("sound.toml", text, "");
-    let expected = "sound.toml: limits api (token-bucket 600/min burst 200), mail (leaky-bucket 10/s); \
-                    store redis://***@cache";
+    let expected = "sound.toml: limits api (token-bucket 600/min burst 200; plans pro 6000/min, \
+                    team 50/s burst 90), mail (leaky-bucket 10/s); store redis://***@cache";
     assert_eq!(
         (output.status.code(), text_of_lines(&output.stdout)),
         (Some(0), vec![expected.to_owned()])
     );
     let warned = text_of_lines(&output.stderr);
     assert!(
-        warned.len() == 1 && warned[0].starts_with("sound.toml:8:9: warning: limits.mail.queue")
+        warned.len() == 1 && warned[0].starts_with("sound.toml:13:9: warning: limits.mail.queue")
     );
     let output = check_config("sound.toml", text, "--json");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(report["limits"][1]["algorithm"], "leaky-bucket");
+    let team = serde_json::json!({"name": "team", "quota": "50/s burst 90"});
+    assert_eq!(report["limits"][0]["plans"][1], team);
     assert_eq!(report["store"], "redis://***@cache");
     check(&[row("check-config no-such.toml", 1, "no-such.toml: the file cannot be read")]);
 }

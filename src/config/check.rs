@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use super::fields::Fields;
 use super::limits::LimitRead;
+use super::plan_checks::{self, SoundLimit};
 use super::reading::Reading;
 use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow};
 use crate::builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS};
 use crate::error::ConfigError;
-use crate::limit::{DEFAULT_MAX_WAIT, Limit, OutagePolicy, SyncPolicy};
+use crate::limit::{DEFAULT_MAX_WAIT, Limit, OutagePolicy, Plan, SyncPolicy};
 use crate::limiter::Limiter;
 use crate::quota::Quota;
 
 /// How the remedies of calls are written in a file.
-const WORDS: [(&str, &str); 5] = [
+const WORDS: [(&str, &str); 6] = [
     ("call zone(\"Europe/Berlin\"), or zone(\"UTC\")", "set zone = \"Europe/Berlin\", or \"UTC\""),
     ("call exact() or local()", "set mode = \"exact\" or \"local\""),
     ("call strict() and use check_sure", "set strict = true and use check_sure"),
@@ -25,9 +26,13 @@ const WORDS: [(&str, &str); 5] = [
         "give the limiter at least one limit",
         "add a limit, such as [limits.api] with quota = \"100/s\"",
     ),
+    (
+        "a plan has the limit's algorithm, and the same windows",
+        "a plan has the same windows as its limit: give it tokens of the limit's period",
+    ),
 ];
 
-fn remedy(reason: &str) -> String {
+pub(super) fn remedy(reason: &str) -> String {
     WORDS.iter().fold(reason.to_owned(), |text, (call, field)| text.replace(call, field))
 }
 
@@ -82,39 +87,57 @@ pub(super) fn limiter(
     builder
 }
 
-/// Checks a limit on the node that `builder` describes. Returns whether nothing is wrong.
-pub(super) fn limit(read: &LimitRead<'_>, builder: &Builder, reading: &mut Reading) -> bool {
-    let fields = &read.fields;
+/// Checks a limit and its plans on the node that `builder` describes.
+pub(super) fn limit(read: &LimitRead<'_>, builder: &Builder, reading: &mut Reading) {
     let (mut limit, mut is_rule_known) = (read.limit.clone(), read.is_rule_known);
-    let mut reported: Vec<&'static str> = Vec::new();
-    loop {
-        let (field, reason) = match builder.terms_of(&limit) {
-            Ok(_) => return reported.is_empty(),
-            Err(ConfigError::Limit { field, reason, .. }) => (field, reason),
-            Err(error) => {
-                reading.mistake(&fields.place_of_name(read.limit.name()), error.to_string());
-                return false;
-            }
+    // Whether there are plans matters to the limit's own fields.
+    limit.plans.truncate(1);
+    for (field, reason) in faults(&mut limit, &mut is_rule_known, builder) {
+        if field == "plan" && !read.is_mode_known {
+            continue;
+        }
+        let place = match name_in_file(field, &read.fields) {
+            "" => read.fields.place_of_name(read.limit.name()),
+            name => read.fields.place(name),
         };
-        if reported.contains(&field) {
-            return false;
+        reading.mistake(&place, remedy(&reason));
+    }
+    plan_checks::all(read, &SoundLimit { limit, is_rule_known }, builder, reading);
+}
+
+/// Checks a limit of which a plan, if there is one, has the same rule, and sets all that is wrong to what is sound.
+/// Returns the fields at fault, each once, with what is wrong.
+pub(super) fn faults(
+    limit: &mut Limit,
+    is_rule_known: &mut bool,
+    builder: &Builder,
+) -> Vec<(&'static str, String)> {
+    let mut faults: Vec<(&'static str, String)> = Vec::new();
+    let mut seen: Vec<&'static str> = Vec::new();
+    loop {
+        for plan in &mut limit.plans {
+            *plan = Plan { name: "any".to_owned(), rule: limit.rule };
         }
-        reported.push(field);
+        let (field, reason) = match builder.terms_of(limit) {
+            Ok(_) => return faults,
+            Err(ConfigError::Limit { field, reason, .. }) => (field, reason.to_owned()),
+            Err(error) => ("", error.to_string()),
+        };
+        if seen.contains(&field) {
+            return faults;
+        }
+        seen.push(field);
         // Whether an accuracy leaves credit depends on the burst.
-        if field != "accuracy" || is_rule_known {
-            let place = match name_in_file(field, fields) {
-                "" => fields.place_of_name(read.limit.name()),
-                name => fields.place(name),
-            };
-            reading.mistake(&place, remedy(reason));
+        if field != "accuracy" || *is_rule_known {
+            faults.push((field, reason));
         }
-        is_rule_known &= !field.starts_with("quota.") && !field.starts_with("window.");
-        set_sound(&mut limit, field);
+        *is_rule_known &= !field.starts_with("quota.") && !field.starts_with("window.");
+        set_sound(limit, field);
     }
 }
 
 /// The field of the file that a check is about; none for the name.
-fn name_in_file(field: &str, fields: &Fields<'_>) -> &'static str {
+pub(super) fn name_in_file(field: &str, fields: &Fields<'_>) -> &'static str {
     match field {
         "quota.burst" if fields.has("burst") => "burst",
         "window.zone" if fields.has("zone") => "zone",
@@ -129,6 +152,7 @@ fn name_in_file(field: &str, fields: &Fields<'_>) -> &'static str {
         "outage" => "outage",
         "max_wait" => "max_wait",
         "block_for" => "block_for",
+        "plan" => "plans",
         _ => "",
     }
 }
@@ -151,6 +175,7 @@ fn set_sound(limit: &mut Limit, field: &str) {
         "outage" => limit.outage = OutagePolicy::default(),
         "max_wait" => limit.max_wait = DEFAULT_MAX_WAIT,
         "block_for" => limit.block_for = Duration::ZERO,
+        "plan" => limit.plans.clear(),
         "queue" => {
             if let Rule::LeakyBucket(rule) = &mut limit.rule {
                 *rule = rule.queue(Duration::ZERO);

@@ -20,7 +20,7 @@ pub(super) const ROOT: &[&str] =
 pub(super) const STORE: &[&str] =
     &["redis", "redis_file", "user", "password", "password_file", "namespace", "timeout", "memory"];
 
-/// The fields of a limit. A limit's plans will be a table of it, and overrides a list of the whole.
+/// The fields of a limit. Overrides will be a list of the whole.
 pub(super) const LIMIT: &[&str] = &[
     "algorithm",
     "quota",
@@ -40,7 +40,14 @@ pub(super) const LIMIT: &[&str] = &[
     "version",
     "switch",
     "block_for",
+    "plans",
 ];
+
+/// The fields of a plan: those of a rule, without the algorithm.
+pub(super) const PLAN: &[&str] = &["quota", "burst", "queue", "zone"];
+
+/// The table of a limit's fields, in messages.
+const OF_LIMIT: &str = "a limit";
 
 /// Fields whose values are never shown.
 const SECRET: &[&str] = &["key_secret", "password", "redis"];
@@ -164,6 +171,11 @@ impl<'n> Fields<'n> {
         }
     }
 
+    /// Where the burst of a rule is written.
+    pub(super) fn place_of_burst(&self) -> Place {
+        self.place(if self.has("burst") { "burst" } else { "quota" })
+    }
+
     /// The place of the table's own name.
     pub(super) fn place_of_name(&self, name: &str) -> Place {
         Place { at: self.at, field: self.path.clone(), shown: format!("{name:?}") }
@@ -174,6 +186,10 @@ impl<'n> Fields<'n> {
             let name = entry.name.as_str();
             let (near, elsewhere) = (nearest(name, known), table_of_field(name));
             let remedy = match (near, elsewhere) {
+                (_, Some(OF_LIMIT)) if known == PLAN => {
+                    "is a field of the limit, and holds for its plans: remove it, or move it there"
+                        .to_owned()
+                }
                 (Some(near), _) => format!("is no field: did you mean {near:?}?"),
                 (None, Some(table)) => format!("is a field of {table}: move it there"),
                 (None, None) => {
@@ -387,6 +403,6 @@ fn of_variable(place: &Place, fault: &Fault) -> Place {
 
 /// The table that has such a field.
 fn table_of_field(name: &str) -> Option<&'static str> {
-    let tables = [(ROOT, "the whole file"), (STORE, "[store]"), (LIMIT, "a limit")];
+    let tables = [(ROOT, "the whole file"), (STORE, "[store]"), (LIMIT, OF_LIMIT)];
     tables.into_iter().find(|(fields, _)| fields.contains(&name)).map(|(_, table)| table)
 }

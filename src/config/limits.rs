@@ -1,15 +1,10 @@
 //! The tables `[limits.<name>]`.
 
-use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
-
-use super::check::sound;
-use super::fields::{Fields, LIMIT, one_of};
-use super::reading::{Reading, Setting};
-use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow};
-use crate::error::ConfigError;
+use super::fields::{Fields, LIMIT};
+use super::plans::{self, PlanRead};
+use super::reading::Reading;
+use super::rule::{Algorithm, RuleRead};
 use crate::limit::{Limit, SyncPolicy};
-use crate::quota::Quota;
 
 /// A limit for those who have none.
 pub(super) const EXAMPLE: &str = "[limits.api] with quota = \"100/s\"";
@@ -21,161 +16,33 @@ pub(super) struct LimitRead<'n> {
     pub(super) fields: Fields<'n>,
     /// Otherwise the limit has a rule that is sound.
     pub(super) is_rule_known: bool,
+    /// Otherwise the limit has the default.
+    pub(super) is_mode_known: bool,
+    pub(super) plans: Vec<PlanRead<'n>>,
 }
 
 /// Reads a limit.
 pub(super) fn read<'n>(name: &str, fields: Fields<'n>, reading: &mut Reading) -> LimitRead<'n> {
     fields.refuse_unknown(LIMIT, reading);
     let algorithm = Algorithm::read(&fields, reading);
-    let rule = algorithm.rule(&fields, reading);
+    let RuleRead { rule, common } = algorithm.rule(&fields, None, reading);
     let is_rule_known = rule.is_some();
-    let rule = rule.unwrap_or_else(|| algorithm.sound());
-    let limit = settings(Limit::new(name, rule), &fields, reading);
-    LimitRead { limit, fields, is_rule_known }
-}
-
-/// An algorithm by its name; `Unknown` takes the fields of all.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Algorithm {
-    TokenBucket,
-    LeakyBucket,
-    FixedWindow,
-    SlidingWindow,
-    SlidingLog,
-    Unknown,
-}
-
-/// Fields that only one algorithm has.
-const OWN_FIELDS: [(&str, Algorithm, &str); 3] = [
-    ("burst", Algorithm::TokenBucket, "only a token-bucket has a burst: remove it"),
-    ("queue", Algorithm::LeakyBucket, "only a leaky-bucket has a queue: remove it"),
-    ("zone", Algorithm::FixedWindow, "only the windows of a fixed-window are a zone's: remove it"),
-];
-
-impl Algorithm {
-    /// By the names of [`Rule::algorithm`].
-    const NAMES: [(&str, Self); 5] = [
-        ("token-bucket", Self::TokenBucket),
-        ("leaky-bucket", Self::LeakyBucket),
-        ("fixed-window", Self::FixedWindow),
-        ("sliding-window", Self::SlidingWindow),
-        ("sliding-log", Self::SlidingLog),
-    ];
-
-    fn read(fields: &Fields<'_>, reading: &mut Reading) -> Self {
-        if !fields.has("algorithm") {
-            return Self::TokenBucket;
-        }
-        let Some(Setting { value: name, place }) = fields.text("algorithm", reading) else {
-            return Self::Unknown;
-        };
-        if let Some((_, algorithm)) = Self::NAMES.iter().find(|(known, _)| *known == name) {
-            return *algorithm;
-        }
-        reading.mistake(&place, one_of(&name, &Self::NAMES.map(|(name, _)| name)));
-        Self::Unknown
-    }
-
-    fn is(self, other: Self) -> bool {
-        self == other || self == Self::Unknown
-    }
-
-    /// A rule that all checks accept.
-    fn sound(self) -> Rule {
-        let quota = Quota::per_second(1);
-        let (tokens, period) = (quota.tokens(), quota.period());
-        sound(match self {
-            Self::TokenBucket | Self::Unknown => quota.into(),
-            Self::LeakyBucket => LeakyBucket::new(tokens, period).into(),
-            Self::FixedWindow => FixedWindow::new(tokens, period).into(),
-            Self::SlidingWindow => SlidingWindow::new(tokens, period).into(),
-            Self::SlidingLog => SlidingLog::new(tokens, period).into(),
-        })
-    }
-
-    /// The rule of a limit, if all of it can be read.
-    fn rule(self, fields: &Fields<'_>, reading: &mut Reading) -> Option<Rule> {
-        let before = reading.mistakes.len();
-        for (name, algorithm, remedy) in OWN_FIELDS {
-            if fields.has(name) && !self.is(algorithm) {
-                reading.mistake(&fields.place(name), remedy);
-            }
-        }
-        let quota = self.quota(fields, reading);
-        let burst = fields.whole("burst", reading);
-        let queue = fields.duration("queue", reading);
-        let zone = fields.text("zone", reading);
-        let (quota, is_month) = quota?;
-        if reading.mistakes.len() > before {
-            return None;
-        }
-        let (tokens, period) = (quota.tokens(), quota.period());
-        Some(match self {
-            Self::Unknown => return None,
-            Self::TokenBucket => burst.map_or(quota, |burst| quota.burst(burst.value)).into(),
-            Self::LeakyBucket => {
-                let rule = LeakyBucket::new(tokens, period);
-                queue.map_or(rule, |queue| rule.queue(queue.value)).into()
-            }
-            Self::FixedWindow => {
-                let rule = if is_month {
-                    FixedWindow::per_month(tokens)
-                } else {
-                    FixedWindow::new(tokens, period)
-                };
-                zone.map_or(rule, |zone| rule.zone(kept(&zone.value))).into()
-            }
-            Self::SlidingWindow => SlidingWindow::new(tokens, period).into(),
-            Self::SlidingLog => SlidingLog::new(tokens, period).into(),
-        })
-    }
-
-    /// The quota, and whether its period is a month of a calendar.
-    fn quota(self, fields: &Fields<'_>, reading: &mut Reading) -> Option<(Quota, bool)> {
-        if !fields.has("quota") {
-            let remedy = "is missing: set it to tokens per period, such as \"100/s\" or \"5/min\"";
-            reading.missing(fields.at, fields.place("quota").field, remedy);
-            return None;
-        }
-        let Setting { value: text, place } = fields.text("quota", reading)?;
-        let month = text.trim().strip_suffix("month").map(str::trim_end);
-        let month = month.filter(|tokens| tokens.ends_with('/'));
-        if month.is_some() && !self.is(Self::FixedWindow) {
-            let remedy =
-                "only a fixed-window has months: set algorithm = \"fixed-window\", and a zone";
-            reading.mistake(&place, remedy);
-            return None;
-        }
-        let quota: Quota = match month.map_or(text.clone(), |tokens| format!("{tokens}d")).parse() {
-            Ok(quota) => quota,
-            Err(error) => {
-                let remedy = match error {
-                    ConfigError::Quota { reason, .. } => reason,
-                    other => other.to_string(),
-                };
-                reading.mistake(&place, remedy);
-                return None;
-            }
-        };
-        if quota.burst_tokens() != quota.tokens() {
-            if !self.is(Self::TokenBucket) {
-                reading.mistake(&place, "only a token-bucket has a burst: remove it");
-            } else if fields.has("burst") {
-                reading.mistake(
-                    &fields.place("burst"),
-                    "the quota has a burst too: remove one of them",
-                );
-            }
-        }
-        Some((quota, month.is_some()))
-    }
-}
-
-/// All that is no part of the rule.
-fn settings(mut limit: Limit, fields: &Fields<'_>, reading: &mut Reading) -> Limit {
-    if let Some(mode) = fields.word("mode", reading) {
+    let mut limit = Limit::new(name, rule.unwrap_or_else(|| algorithm.sound()));
+    let mode = fields.word("mode", reading);
+    let is_mode_known = mode.is_some() || !fields.has("mode");
+    if let Some(mode) = mode {
         limit = limit.mode(mode.value);
     }
+    let plans = plans::read(&fields, algorithm, &common, reading);
+    for plan in &plans {
+        limit = limit.plan(plan.name, plan.rule);
+    }
+    let limit = settings(limit, &fields, reading);
+    LimitRead { limit, fields, is_rule_known, is_mode_known, plans }
+}
+
+/// All else.
+fn settings(mut limit: Limit, fields: &Fields<'_>, reading: &mut Reading) -> Limit {
     if let Some(outage) = fields.word("outage", reading) {
         limit = limit.outage(outage.value);
     }
@@ -234,16 +101,4 @@ fn sync(fields: &Fields<'_>, reading: &mut Reading) -> Option<SyncPolicy> {
         }),
         (None, interval) => interval.map(|interval| SyncPolicy::Interval(interval.value)),
     }
-}
-
-/// The name of a zone, for as long as the process lives: each once.
-fn kept(name: &str) -> &'static str {
-    static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut names = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = names.get(name) {
-        return known;
-    }
-    let name: &'static str = name.to_owned().leak();
-    names.insert(name);
-    name
 }

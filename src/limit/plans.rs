@@ -1,5 +1,7 @@
 //! The plans of a limit: quotas of their own for some keys.
 
+use std::collections::HashSet;
+
 use super::{Limit, Mode, NAME_REASON, Terms, is_valid_name};
 use crate::algorithm::{KeyRule, Rule};
 use crate::error::ConfigError;
@@ -42,6 +44,11 @@ impl Limit {
     /// The names of the limit's plans, without the default one.
     pub fn plan_names(&self) -> impl Iterator<Item = &str> {
         self.plans.iter().map(|plan| &*plan.name)
+    }
+
+    /// The limit's plans by their names, without the default one.
+    pub fn plans(&self) -> impl Iterator<Item = (&str, Rule)> {
+        self.plans.iter().map(|plan| (&*plan.name, plan.rule))
     }
 
     pub(crate) fn has_plans(&self) -> bool {
@@ -97,11 +104,12 @@ impl Limit {
             let reason = "slots that nodes share are of one grid, and have no plans: call exact() or local()";
             return Err(self.invalid("plan", self.plans[0].name.clone(), reason));
         }
-        for (index, Plan { name, rule }) in self.plans.iter().enumerate() {
+        let mut names = HashSet::new();
+        for Plan { name, rule } in &self.plans {
             if !is_valid_name(name) {
                 return Err(self.invalid("plan", name.clone(), NAME_REASON));
             }
-            if self.plans[..index].iter().any(|other| other.name == *name) {
+            if !names.insert(name) {
                 return Err(self.invalid("plan", name.clone(), "is defined twice"));
             }
             let is_same = match (self.window_of(self.rule)?, self.window_of(*rule)?) {

@@ -60,6 +60,13 @@ struct LimitLine<'a> {
     name: &'a str,
     algorithm: &'static str,
     quota: Quota,
+    plans: Vec<PlanLine<'a>>,
+}
+
+#[derive(Serialize)]
+struct PlanLine<'a> {
+    name: &'a str,
+    quota: Quota,
 }
 
 #[derive(Serialize)]
@@ -148,21 +155,35 @@ fn mistake_lines(mistakes: &[Mistake]) -> Vec<MistakeLine<'_>> {
 }
 
 fn limit_line(limit: &Limit) -> LimitLine<'_> {
-    let (rule, quota) = (limit.rule(), limit.quota());
-    // Only a token bucket has a burst of its own.
-    let quota = match rule {
-        Rule::TokenBucket(_) => quota,
-        _ => Quota::new(quota.tokens(), quota.period()),
-    };
-    LimitLine { name: limit.name(), algorithm: rule.algorithm(), quota }
+    let plans = limit.plans().map(|(name, rule)| PlanLine { name, quota: quota(rule) });
+    LimitLine {
+        name: limit.name(),
+        algorithm: limit.rule().algorithm(),
+        quota: quota(limit.rule()),
+        plans: plans.collect(),
+    }
+}
+
+/// Only a token bucket has a burst of its own.
+fn quota(rule: Rule) -> Quota {
+    match rule {
+        Rule::TokenBucket(quota) => quota,
+        _ => Quota::new(rule.quota().tokens(), rule.quota().period()),
+    }
 }
 
 fn summary(report: &Report<'_>) -> String {
-    let limits: Vec<String> = report
-        .limits
-        .iter()
-        .map(|LimitLine { name, algorithm, quota }| format!("{name} ({algorithm} {quota})"))
-        .collect();
+    let limits: Vec<String> = report.limits.iter().map(limit_summary).collect();
     let store = report.store.as_deref().unwrap_or("none: each node is alone");
     format!("{}: limits {}; store {store}\n", report.file, limits.join(", "))
+}
+
+fn limit_summary(limit: &LimitLine<'_>) -> String {
+    let LimitLine { name, algorithm, quota, plans } = limit;
+    let plans: Vec<String> =
+        plans.iter().map(|PlanLine { name, quota }| format!("{name} {quota}")).collect();
+    if plans.is_empty() {
+        return format!("{name} ({algorithm} {quota})");
+    }
+    format!("{name} ({algorithm} {quota}; plans {})", plans.join(", "))
 }
