@@ -63,28 +63,6 @@ impl LocalBucket {
     }
 }
 
-impl LocalBucket {
-    /// Decides where the state that was `seen` is one of the plan that is asked for.
-    #[inline(always)]
-    fn decide(&self, seen: u64, ask: LocalAsk<TurnRule>, now: u64) -> Option<LocalAnswer> {
-        let LocalAsk { cost, rule, within_us, .. } = ask;
-        let (after, turn) = rule.decide(seen, now, cost.max(1), within_us);
-        let is_allowed = after.is_some();
-        let answer = |turn| {
-            let standing = Standing::Turn(rule, turn);
-            Some(LocalAnswer { is_allowed, is_sure: true, standing })
-        };
-        if cost == 0 {
-            return answer(Turn { ahead: seen.saturating_sub(now), ..turn });
-        }
-        if let Some(after) = after {
-            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-            self.state.compare_exchange(seen, after, success, failure).ok()?;
-        }
-        answer(turn)
-    }
-}
-
 impl TableBucket for LocalBucket {
     type Word = u64;
     type Ask = LocalAsk<TurnRule>;
@@ -125,12 +103,23 @@ impl TableBucket for LocalBucket {
         if Self::is_retired(seen) {
             return None;
         }
-        let LocalAsk { rule, plan, .. } = ask;
+        let LocalAsk { cost, rule, within_us, plan } = ask;
         let now = rule.units_at(time.cached());
-        if !self.is_under(plan) {
-            return self.decide_under_plan(seen, ask, now);
+        let seen = if self.is_under(plan) { seen } else { self.under_plan(seen, ask, now)? };
+        let (after, turn) = rule.decide(seen, now, cost.max(1), within_us);
+        let is_allowed = after.is_some();
+        let answer = |turn| {
+            let standing = Standing::Turn(rule, turn);
+            Some(LocalAnswer { is_allowed, is_sure: true, standing })
+        };
+        if cost == 0 {
+            return answer(Turn { ahead: seen.saturating_sub(now), ..turn });
         }
-        self.decide(seen, ask, now)
+        if let Some(after) = after {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            self.state.compare_exchange(seen, after, success, failure).ok()?;
+        }
+        answer(turn)
     }
 
     /// Retires a key that is as if it had never been used by every clock: a decision about the next key may have read

@@ -42,7 +42,7 @@ impl Held {
             (rate @ 1.., _) => {
                 let earned = self.refill.earned(now, scale.token);
                 let units = (missing * scale.token).saturating_sub(earned).max(0) as u64;
-                units.div_ceil(rate)
+                units.div_ceil(rate).min(self.longest_us(scale, now, cost))
             }
             // A view of an earlier window tells nothing of this one.
             (0, Some(_)) if scale.curve.is_fixed_window() => 0,
@@ -52,6 +52,17 @@ impl Held {
             }
             (0, None) => 0,
         }
+    }
+
+    /// A node that has little refill may get more. Microseconds until the whole limit has earned what the node misses, if the
+    /// key has that much, and else a whole burst.
+    fn longest_us(&self, scale: &Scale, now: Timestamp, cost: u32) -> u64 {
+        if self.refill.rate() >= scale.rate as u64 {
+            return u64::MAX;
+        }
+        let is_elsewhere = self.remaining(scale, now) >= cost.into();
+        let missing = i64::from(cost.saturating_sub(self.left)) * scale.token;
+        scale.micros_for(if is_elsewhere { missing } else { scale.burst })
     }
 
     /// Microseconds until the key's bucket is full.
@@ -176,6 +187,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    use crate::quota::Quota;
+
     proptest! {
         #[test]
         fn age_of_a_view_is_right_where_milliseconds_wrap(
@@ -203,5 +216,22 @@ mod tests {
         assert_eq!(earned(5_500_000), -1_500_000);
         assert_eq!(earned(1 << 62), -2_000_000, "no more than a token is owed");
         assert_eq!(earned(u64::MAX), 0);
+    }
+
+    /// Retry-After was hours, where a node had a ten-thousandth of the refill, for a key with most of its tokens left.
+    #[test]
+    fn request_that_costs_much_waits_at_most_as_long_as_the_whole_limit_takes() {
+        let scale = Quota::per_minute(5000).scale("tokens").unwrap();
+        let now = Timestamp::from_micros(5_000_000);
+        let expected_s = |left, elsewhere, slowness| {
+            let refill = Refill::new(scale.rate as u64 / slowness, 5_000_000, 60_000_000);
+            let held = Held { left, view: View::new(elsewhere, 5000), refill };
+            held.expected_us(&scale, now, 1000).div_ceil(1_000_000)
+        };
+        assert_eq!(expected_s(0, 3900, 10_000), 12, "a thousand of 5000 a minute");
+        assert_eq!(expected_s(900, 3900, 10_000), 2, "a hundred are missing");
+        assert_eq!(expected_s(0, 500, 10_000), 60, "the whole burst");
+        assert_eq!(expected_s(0, 500, 2), 24, "the node's own refill");
+        assert_eq!(expected_s(0, 0, 1), 12);
     }
 }

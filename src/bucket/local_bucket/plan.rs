@@ -15,7 +15,7 @@ use super::{CHANGING, LocalBucket};
 use crate::algorithm::{KeyRule, TurnRule};
 use crate::bucket::atomic::Ordering;
 use crate::bucket::new_key::NewKey;
-use crate::bucket::spend_result::{LocalAnswer, LocalAsk};
+use crate::bucket::spend_result::LocalAsk;
 use crate::limit::LimitInfo;
 
 impl LocalBucket {
@@ -26,19 +26,15 @@ impl LocalBucket {
         known == plan || known == NewKey::NO_PLAN
     }
 
-    /// Brings the key under the plan that is asked for, so that it can be asked again: `None`. A cost of 0 is told how the
-    /// key would stand, and changes nothing.
+    /// Brings the key under the plan that is asked for, so that it can be asked again: `None`. For a cost of 0 it changes
+    /// nothing, and returns the state that the key would have.
     #[cold]
-    pub(super) fn decide_under_plan(
-        &self,
-        seen: u64,
-        ask: LocalAsk<TurnRule>,
-        now: u64,
-    ) -> Option<LocalAnswer> {
+    #[inline(never)]
+    pub(super) fn under_plan(&self, seen: u64, ask: LocalAsk<TurnRule>, now: u64) -> Option<u64> {
         let known = self.plan.load(Ordering::Relaxed);
         let changed = ask.rule.taken_over(seen, rule_of(known).unwrap_or(ask.rule), now);
         if ask.cost == 0 {
-            return self.decide(changed, ask, now);
+            return Some(changed);
         }
         let is_slots = matches!(ask.rule, TurnRule::LeakyBucket { .. });
         let changed = if changed == seen && !is_slots { seen + 1 } else { changed };
