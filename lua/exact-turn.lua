@@ -58,7 +58,7 @@ if record then
       if free_part > 0 then free_us, free_part = free_us + 1, 0 end
     else
       local missing = ((free_us - now) * old_rate + free_part) / old_token
-      local left = min(max(old_burst - missing, 0), burst)
+      local left = min(max(old_burst - missing, -burst), burst)
       free_us, free_part = now + ceil((burst - left) * token / rate), 0
     end
     -- What flows in from now on does so by the new rule, also if this request is denied.

@@ -320,6 +320,56 @@ fn node_that_named_its_plan_last_is_followed_by_those_that_go_on_naming_another(
     assert_eq!(heard, NODES - 1, "each of the others tells once a minute");
 }
 
+/// A node that had not heard of a change asked once, and was gone: the others followed it for ever.
+#[test]
+fn plan_of_a_node_that_is_gone_gives_way_to_that_which_callers_go_on_naming() {
+    let cluster = Cluster::new(&limit(Quota::per_second(50), Quota::per_second(400)));
+    allowed(&cluster, 3, |_, _| "large");
+    cluster.wait(cluster.limit(0, "").check_sure("key"));
+    cluster.pass(SECOND / 10);
+    let large: Vec<_> = (1..NODES)
+        .map(|node| cluster.nodes[node].limit("api").unwrap().plan("large").unwrap())
+        .collect();
+    let allowed_in = |seconds: u32| {
+        let mut allowed = 0;
+        for _ in 0..100 * seconds {
+            for limit in &large {
+                allowed += [(); 4].iter().filter(|()| limit.check("key").is_allowed()).count();
+            }
+            cluster.pass(STEP);
+        }
+        allowed
+    };
+    let followed = allowed_in(10);
+    assert!(followed < 1500, "{followed}: the plan that was named last holds");
+    allowed_in(55);
+    let again = allowed_in(10);
+    assert!(again > 3500, "{again}");
+}
+
+#[test]
+fn debt_of_a_bucket_stays_under_another_plan() {
+    let per_hour = |tokens| Quota::per_hour(tokens).burst(100);
+    for limit in [
+        limit(per_hour(3600), per_hour(7200)).exact(),
+        limit(per_hour(3600), per_hour(7200)).local(),
+        limit(per_hour(3600), per_hour(7200)).strict(),
+    ] {
+        let mode = format!("{:?}", limit);
+        let cluster = Cluster::new(&limit);
+        let reservation = cluster.wait(cluster.limit(0, "").reserve("key", 90)).unwrap();
+        reservation.commit(180);
+        cluster.pass(2 * SECOND);
+        // 80 tokens are owed, less what flows in at one a second, then at two.
+        let large = cluster.limit(0, "large");
+        assert!(cluster.wait(large.check_sure("key")).is_denied(), "{mode}");
+        cluster.pass_by(35 * SECOND, SECOND / 10);
+        assert!(cluster.wait(large.check_sure("key")).is_denied(), "{mode}: it owes for 40 s");
+        cluster.pass_by(10 * SECOND, SECOND / 10);
+        assert!(cluster.wait(large.check_sure("key")).is_allowed(), "{mode}");
+    }
+}
+
 #[test]
 fn services_that_name_different_plans_by_turns_make_no_tokens() {
     let cluster =

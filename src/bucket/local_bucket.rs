@@ -115,10 +115,12 @@ impl TableBucket for LocalBucket {
         if cost == 0 {
             return answer(Turn { ahead: seen.saturating_sub(now), ..turn });
         }
-        if let Some(after) = after {
-            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-            self.state.compare_exchange(seen, after, success, failure).ok()?;
-        }
+        let Some(after) = after else {
+            // The plan that was found may be that of a later state.
+            return if self.state.load(Ordering::Acquire) == seen { answer(turn) } else { None };
+        };
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.state.compare_exchange(seen, after, success, failure).ok()?;
         answer(turn)
     }
 

@@ -73,7 +73,8 @@ impl Limit {
         // The plan with the smallest burst has the least credit, and nobody knows the plan of a key that is new.
         let rules = self.plans.iter().map(|plan| plan.rule).chain([self.rule]);
         if let Some(least) = rules.min_by_key(|rule| rule.quota().burst_tokens()) {
-            terms.credit_rule = Self { rule: least, ..self.clone() }.credit_rule();
+            terms.credit_rule =
+                Self { rule: least, plans: Vec::new(), name: String::new(), ..*self }.credit_rule();
         }
         if terms.mode != Mode::Hybrid {
             return Ok(());
@@ -91,7 +92,8 @@ impl Limit {
     /// The quotas of the limit and of its plans, each in units of its own.
     fn leased_scales(&self) -> Result<Vec<Scale>, ConfigError> {
         let rules = self.plans.iter().map(|plan| plan.rule).chain([self.rule]);
-        let alone = |rule| Self { rule, plans: Vec::new(), ..self.clone() };
+        let bare = Self { plans: Vec::new(), name: self.name.clone(), ..*self };
+        let alone = |rule| Self { rule, ..bare.clone() };
         rules.map(|rule| Ok(alone(rule).validate_hybrid(1)?.scale)).collect()
     }
 

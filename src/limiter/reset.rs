@@ -184,7 +184,7 @@ impl ActiveLimit {
         }
         match alone {
             AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local) => {
-                local.table.at(place).reset();
+                local.table.at(place).reset(local.rule, now);
             }
             AloneBuckets::Windows(local) => {
                 let now = self.state.window_time(local.rule, now).plus_micros(local.offset_us);

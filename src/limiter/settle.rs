@@ -109,11 +109,10 @@ impl ActiveLimit {
     ) {
         match alone {
             AloneBuckets::Turns(local) => {
-                let (table, rule) = (&local.table, local.rule_of(self.info));
-                if let Source::Local(Standing::Turn(_, turn)) = decision.source {
+                if let Source::Local(Standing::Turn(rule, turn)) = decision.source {
                     let state = rule.units_at(decision.now) + turn.ahead;
                     let taken = Taken { state, cost: tokens, now: rule.units_at(now) };
-                    table.at(place).take_back(rule, taken);
+                    local.table.at(place).take_back(rule, decision.limit.number, taken);
                 }
             }
             AloneBuckets::Windows(local) => {
@@ -146,7 +145,8 @@ impl ActiveLimit {
         };
         match alone {
             AloneBuckets::Turns(local) => {
-                local.table.at(place).charge(local.rule_of(self.info), tokens, now);
+                let (rule, plan) = (local.rule_of(self.info), self.info.number);
+                local.table.at(place).charge(rule, plan, tokens, now);
             }
             AloneBuckets::Windows(local) => {
                 let now = self.state.window_time(local.rule, now).plus_micros(local.offset_us);

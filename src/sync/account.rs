@@ -104,8 +104,8 @@ pub(crate) struct Account {
     key: Arc<[u8]>,
     /// The number that the bucket has of the account.
     pub(crate) number: u32,
-    /// The plan that callers named last, by number, when that was looked at.
-    named: u32,
+    /// The plan that callers named last, when that was looked at.
+    named: Named,
     /// Units of this node.
     scale: Scale,
     pub(crate) cluster: Cluster,
@@ -136,8 +136,8 @@ impl Account {
         terms: &Terms,
         now: Timestamp,
     ) -> Self {
-        let named = bucket.plan();
-        let (terms, is_plan) = (terms_of(named, terms), is_plan(named));
+        let named = Named::by(&bucket);
+        let (terms, is_plan) = (named.terms(terms), named.is_plan());
         let Scale { token: unit, rate, .. } = terms.scale;
         let known = bucket.view_and_refill().0;
         let age_us = known.age(now).map(micros);
@@ -248,7 +248,7 @@ impl Account {
     /// The limit's terms for this key: with its own tick, and the quota in force.
     pub(crate) fn terms(&self, limit: &Terms) -> Terms {
         let scale = self.quota.scale();
-        Terms { tick_us: self.schedule.tick_us, scale, ..terms_of(self.named, limit) }
+        Terms { tick_us: self.schedule.tick_us, scale, ..self.named.terms(limit) }
     }
 
     /// What the lane's queues and sums are to have of the account.
@@ -341,13 +341,12 @@ impl Account {
 
     /// Asks for the plan that callers name, if it is another one than before. Nothing is being reported.
     pub(crate) fn follow_callers(&mut self, limit: &Terms, now: Timestamp) {
-        let named = self.bucket.plan();
-        if named == self.named {
+        if !self.is_plan_changed() && !self.quota.may_ask_again(now) {
             return;
         }
-        self.named = named;
-        let (terms, before) = (terms_of(named, limit), self.stored_scale());
-        if self.quota.name(&terms) {
+        self.named = Named::by(&self.bucket);
+        let (terms, before) = (self.named.terms(limit), self.stored_scale());
+        if self.quota.ask_for(&terms) {
             self.leave_windows_of(before, now);
             if terms.pace.is_none() {
                 self.schedule.tick_us = terms.tick_us;
@@ -357,12 +356,12 @@ impl Account {
 
     /// Whether callers have named another plan since a report asked for one.
     pub(super) fn is_plan_changed(&self) -> bool {
-        self.bucket.plan() != self.named
+        self.bucket.plan() != self.named.number
     }
 
     /// The name of the plan that callers name; `None` is the limit's own quota.
     pub(crate) fn plan_named(&self) -> Option<&'static str> {
-        LimitInfo::of(self.named)?.plan.as_deref()
+        self.named.info?.plan.as_deref()
     }
 
     /// The store holds the quota `stored` of this `version`, and has refused `entry`, which is of another. Goes on with one of
@@ -377,8 +376,8 @@ impl Account {
         now: Timestamp,
     ) -> Option<Agreement> {
         let (own, before) = (self.in_own_units(entry), self.stored_scale());
-        let named = terms_of(self.named, limit);
-        let agreement = self.quota.settle(version, stored, &named, has_plans)?;
+        let named = self.named.terms(limit);
+        let agreement = self.quota.answer_refusal(version, stored, &named, has_plans, now)?;
         self.take_back(&own);
         self.lease.take_back(&own);
         if agreement == Agreement::Follows {
@@ -388,11 +387,13 @@ impl Account {
         Some(agreement)
     }
 
-    /// Another plan is in force than `before`.
+    /// Another quota is in force than `before`.
     fn leave_windows_of(&mut self, before: Scale, now: Timestamp) {
         if before.curve == Curve::SlidingWindow {
-            // The windows of the new plan are others.
-            self.spending.unsent.spent_before = 0;
+            if before.window_us() != self.stored_scale().window_us() {
+                // The windows of another definition are others.
+                self.spending.unsent.spent_before = 0;
+            }
             self.open_window(now);
             self.lease.count_refill_to_window_end(before);
         } else if before.curve == Curve::Refill && self.stored_scale().curve == Curve::SlidingWindow
@@ -409,7 +410,7 @@ impl Account {
 
     /// The store has taken the key's quota.
     pub(crate) fn set_taken(&mut self) {
-        self.quota.is_taken();
+        self.quota.set_taken();
     }
 
     /// Whether an event is to name the store's refusal now; if so, notes that it does.
@@ -481,12 +482,29 @@ impl Account {
     }
 }
 
-/// The terms of a plan, by number, of a limit with these terms: those of the limit if it is no plan.
-fn terms_of(plan: u32, limit: &Terms) -> Terms {
-    LimitInfo::of(plan).map_or(*limit, |info| Terms { credit: limit.credit, ..info.terms })
+/// A plan that callers name.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    /// As buckets have it.
+    number: u32,
+    /// `None` if the limit's own terms hold.
+    info: Option<&'static LimitInfo>,
 }
 
-/// Whether it is a plan, and not the limit's own quota.
-fn is_plan(plan: u32) -> bool {
-    LimitInfo::of(plan).is_some_and(|info| info.plan.is_some())
+impl Named {
+    /// The one that was named last.
+    fn by(bucket: &BucketRef) -> Self {
+        let number = bucket.plan();
+        Self { number, info: LimitInfo::of(number) }
+    }
+
+    /// Its terms, where these are the limit's.
+    fn terms(&self, limit: &Terms) -> Terms {
+        self.info.map_or(*limit, |info| Terms { credit: limit.credit, ..info.terms })
+    }
+
+    /// Whether it is a plan, and not the limit's own quota.
+    fn is_plan(&self) -> bool {
+        self.info.is_some_and(|info| info.plan.is_some())
+    }
 }

@@ -6,7 +6,8 @@
 //! that it loaded before the key was compared: so the key is the same, and until the new state is stored nobody else
 //! decides, retires the key or changes its plan. The plan is stored before the new state.
 //!
-//! A decision loads the state and then the plan. If the plan is its own, its swap fails where a change came between:
+//! A decision loads the state and then the plan. If the plan is its own, its swap fails where a change came between, and a
+//! denial looks at the state again:
 //! the new state differs from the one that it loaded. It could only be the same again if requests under the new
 //! plan moved it there to the unit while the thread was suspended. Then one request is charged by the units of the plan
 //! before. Slots of a leaky bucket are what they were by every plan.
@@ -50,9 +51,12 @@ impl LocalBucket {
         None
     }
 
-    /// The rule of the state now, where `asked` is that of a limit or of one of its plans.
-    pub(super) fn rule_in_force(&self, asked: &'static TurnRule) -> &'static TurnRule {
-        rule_of(self.plan.load(Ordering::Relaxed)).unwrap_or(asked)
+    /// The rule of the state now, where `asked` is that of `plan`.
+    pub(super) fn rule_in_force(&self, asked: &'static TurnRule, plan: u32) -> &'static TurnRule {
+        match self.plan.load(Ordering::Relaxed) {
+            known if known == plan => asked,
+            known => rule_of(known).unwrap_or(asked),
+        }
     }
 }
 

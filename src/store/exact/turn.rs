@@ -138,7 +138,7 @@ impl Record for TurnRecord {
     }
 }
 
-/// When the key is free by the new rule: it keeps what it has, cut at the new burst.
+/// When the key is free by the new rule: it keeps what it has, and what it owes, both cut at the new burst.
 fn converted(free: Span, now: i64, known: [i64; 3], rule: [i64; 3]) -> Span {
     let [known_rate, known_token, known_burst] = known.map(|number| number as f64);
     let [rate, token, burst] = rule.map(|number| number as f64);
@@ -147,6 +147,6 @@ fn converted(free: Span, now: i64, known: [i64; 3], rule: [i64; 3]) -> Span {
         return (free.0 + i64::from(free.1 > 0), 0);
     }
     let missing = ((free.0 - now) as f64 * known_rate + free.1 as f64) / known_token;
-    let left = (known_burst - missing).max(0.0).min(burst);
+    let left = (known_burst - missing).max(-burst).min(burst);
     (now + ((burst - left) * token / rate).ceil() as i64, 0)
 }

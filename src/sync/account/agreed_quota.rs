@@ -6,7 +6,8 @@
 //! The store keeps the quota with the highest version that it has seen of a key, and refuses entries of another. A version
 //! is that of the limit's definition, and how often the key's plan was changed under it. A node whose callers name another
 //! plan than before *insists* on it until the store has taken it: refused, it comes again with a version above the store's.
-//! A node whose callers go on as they did follows the store. So the plan that was named last holds on all nodes.
+//! A node whose callers go on as they did follows the store, and insists again after a minute: whoever named that plan may be
+//! gone. A node that is asked for a key anew insists too. So the plan that was named last holds on all nodes.
 
 use crate::limit::Terms;
 use crate::quota::{Curve, PERIOD_MAX, Scale, TOKENS_MAX};
@@ -68,8 +69,10 @@ pub(super) struct AgreedQuota {
     stored: Scale,
     /// The same in the units of this node.
     own: Scale,
-    /// Callers have named another plan, and the store has not taken it yet.
+    /// The plan that callers name is asked for, and the store has not taken it yet.
     insists: bool,
+    /// When this node may insist again on the plan that its callers name, after it followed the store.
+    again_from: Timestamp,
     /// The store refuses the key: it holds another quota of the limit, or another program's value.
     pub(super) is_refused: bool,
     /// When the next event may name the refusal.
@@ -85,14 +88,16 @@ impl AgreedQuota {
             stored: terms.scale,
             own: terms.scale,
             insists: true,
+            again_from: Timestamp::NEVER,
             is_refused: false,
             event_from: Timestamp::ZERO,
         }
     }
 
-    /// Callers name the plan with these terms. Returns whether it is another one than that in force.
-    pub(super) fn name(&mut self, terms: &Terms) -> bool {
-        if self.stored == terms.scale {
+    /// Asks for the plan with these terms, if it is another one than that in force: returns whether it does. Of a newer
+    /// definition this node knows no plans.
+    pub(super) fn ask_for(&mut self, terms: &Terms) -> bool {
+        if self.stored == terms.scale || definition(self.version) > i64::from(terms.version) {
             return false;
         }
         (self.stored, self.own) = (terms.scale, terms.scale);
@@ -109,12 +114,13 @@ impl AgreedQuota {
 
     /// The store holds `stored` of this `version` and has refused an entry of another; callers name the plan of `named`. Says
     /// which of them is to be reported by now; `None` if neither can be: the store is to be asked later.
-    pub(super) fn settle(
+    pub(super) fn answer_refusal(
         &mut self,
         version: i64,
         stored: Scale,
         named: &Terms,
         has_plans: bool,
+        now: Timestamp,
     ) -> Option<Agreement> {
         let is_older = definition(version) < definition(self.version);
         let is_newer = definition(version) > definition(self.version);
@@ -130,6 +136,7 @@ impl AgreedQuota {
         }
         self.own = own_scale(stored, self.own.token)?;
         (self.version, self.stored, self.insists) = (version, stored, false);
+        self.again_from = now.plus_micros(REFUSAL_EVENTS_US);
         Some(Agreement::Follows)
     }
 
@@ -140,8 +147,14 @@ impl AgreedQuota {
         }
     }
 
+    /// Whether callers have gone on naming another plan than the one in force for so long that it is to be asked for again:
+    /// whoever named that one may be gone.
+    pub(super) fn may_ask_again(&self, now: Timestamp) -> bool {
+        now >= self.again_from
+    }
+
     /// The store has taken an entry.
-    pub(super) fn is_taken(&mut self) {
+    pub(super) fn set_taken(&mut self) {
         (self.insists, self.is_refused) = (false, false);
     }
 

@@ -103,7 +103,8 @@ impl Account {
         let (is_idle, is_over) = (self.is_idle(), quiet_us >= linger_us);
         let is_held_for_return = self.lease.held.depth > 0 && quiet_us >= LINGER_MAX_US;
         let is_waited_for = !self.callers.waiting.is_empty();
-        self.schedule.due = if is_waited_for || self.has_spent_of_full(given, entry, terms) {
+        let is_urgent = is_waited_for || self.is_plan_changed();
+        self.schedule.due = if is_urgent || self.has_spent_of_full(given, entry, terms) {
             now
         } else if self.spending.unsent.debt > 0 {
             self.schedule.early_from().max(now)
