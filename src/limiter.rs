@@ -93,7 +93,8 @@ impl Limiter {
             let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
             ConfigError::UnknownLimit { name: name.to_owned(), known: known.join(", ") }
         })?;
-        Ok(ActiveLimit { info: state.info, state: state.clone(), shared: self.shared.clone() })
+        let (info, plan) = (state.info, state.info.number);
+        Ok(ActiveLimit { info, plan, state: state.clone(), shared: self.shared.clone() })
     }
 
     /// Waits until every lane of the store has answered and gives leases: what a readiness probe
@@ -152,6 +153,8 @@ pub struct ActiveLimit {
     state: Arc<LimitState>,
     /// Of the plan that it asks by.
     info: &'static LimitInfo,
+    /// The number of that, at hand for the fast path.
+    plan: u32,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -196,12 +199,12 @@ impl ActiveLimit {
                 let now = self.precise_now();
                 let answer = match alone {
                     AloneBuckets::Turns(local) => {
-                        let answer = target.ask_local(local, self.info, cost, 0, now);
+                        let answer = target.ask_local(local, (self.info, self.plan), cost, 0, now);
                         return self.local_decision(answer, cost, now);
                     }
                     AloneBuckets::Windows(local) => {
                         let time = self.state.window_time(local.rule, now);
-                        target.ask_local(local, self.info, cost, 0, time)
+                        target.ask_local(local, (self.info, self.plan), cost, 0, time)
                     }
                     _ => self.ask_alone(alone, target, cost, now),
                 };
@@ -211,7 +214,7 @@ impl ActiveLimit {
         let now = self.state.clock.now();
         if cost > 0
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
-            && bucket.is_under(self.info.number)
+            && bucket.is_under(self.plan)
             && let Some(result) =
                 bucket.decide_fast(word, cost, now, || self.state.terms.scale.token)
         {
@@ -233,7 +236,7 @@ impl ActiveLimit {
     ) -> SpendResult {
         let target = Target { key, place };
         let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit());
-        let (plan, room) = (self.info.number, if can_wait { Room::Any } else { Room::NotLast });
+        let (plan, room) = (self.plan, if can_wait { Room::Any } else { Room::NotLast });
         let ask = Ask { cost, scale, first_credit, plan, can_wait };
         let newcomer = Newcomer { cost, key: NewKey { first_credit, plan }, room };
         let (place, result) = target.ask(table, newcomer, ask, (now, &self.shared.node.time));
@@ -341,7 +344,7 @@ impl ActiveLimit {
         let limit = self.state.clone();
         // Keys of an exact limit are in the store, and so are the slots of a leaky bucket.
         let is_here = !self.is_decided_by_store() && self.slots().is_none();
-        let new = NewKey { first_credit: limit.first_credit(), plan: self.info.number };
+        let new = NewKey { first_credit: limit.first_credit(), plan: self.plan };
         let place = if is_here { limit.buckets.pin(key, new) } else { OVERFLOW };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key, plain: None }
@@ -422,7 +425,7 @@ impl<'a> Target<'a> {
     fn ask_local<B, R>(
         self,
         local: &LocalBuckets<B>,
-        info: &'static LimitInfo,
+        (info, plan): (&'static LimitInfo, u32),
         cost: u32,
         within_us: u64,
         now: Timestamp,
@@ -431,14 +434,14 @@ impl<'a> Target<'a> {
         B: TableBucket<Ask = LocalAsk<R>, Answer = LocalAnswer, Rule = R>,
         R: StateRule,
     {
-        let ask = LocalAsk { cost, rule: local.rule_of(info), within_us, plan: info.number };
+        let ask = LocalAsk { cost, rule: local.rule_of(info), within_us, plan };
         let now = now.plus_micros(local.offset_us);
         // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
         let first = self
             .find_first(&local.table)
             .and_then(|found| Some((found.place, found.bucket.try_decide(found.word, ask, now)?)));
         let (place, answer) = first.unwrap_or_else(|| {
-            let key = NewKey { first_credit: 0, plan: info.number };
+            let key = NewKey { first_credit: 0, plan };
             self.ask(&local.table, Newcomer { cost, key, room: Room::Any }, ask, now)
         });
         local.count(place, answer.is_allowed, cost);

@@ -325,7 +325,7 @@ fn node_that_named_its_plan_last_is_followed_by_those_that_go_on_naming_another(
 fn plan_of_a_node_that_is_gone_gives_way_to_that_which_callers_go_on_naming() {
     let cluster = Cluster::new(&limit(Quota::per_second(50), Quota::per_second(400)));
     allowed(&cluster, 3, |_, _| "large");
-    cluster.wait(cluster.limit(0, "").check_sure("key"));
+    let _ = cluster.wait(cluster.limit(0, "").check_sure("key"));
     cluster.pass(SECOND / 10);
     let large: Vec<_> = (1..NODES)
         .map(|node| cluster.nodes[node].limit("api").unwrap().plan("large").unwrap())
@@ -355,7 +355,7 @@ fn debt_of_a_bucket_stays_under_another_plan() {
         limit(per_hour(3600), per_hour(7200)).local(),
         limit(per_hour(3600), per_hour(7200)).strict(),
     ] {
-        let mode = format!("{:?}", limit);
+        let mode = format!("{limit:?}");
         let cluster = Cluster::new(&limit);
         let reservation = cluster.wait(cluster.limit(0, "").reserve("key", 90)).unwrap();
         reservation.commit(180);

@@ -105,7 +105,9 @@ impl TableBucket for LocalBucket {
         }
         let LocalAsk { cost, rule, within_us, plan } = ask;
         let now = rule.units_at(time.cached());
-        let seen = if self.is_under(plan) { seen } else { self.under_plan(seen, ask, now)? };
+        let named = (plan, rule);
+        let seen =
+            if self.is_under(plan) { seen } else { self.under_plan(seen, named, now, cost == 0)? };
         let (after, turn) = rule.decide(seen, now, cost.max(1), within_us);
         let is_allowed = after.is_some();
         let answer = |turn| {

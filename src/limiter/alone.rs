@@ -23,11 +23,15 @@ impl ActiveLimit {
             AloneBuckets::Slots(slots, _) => {
                 self.ask_slots(SlotsOf { slots, key: target.key }, Wanted::new(cost, 0), now)
             }
-            AloneBuckets::Turns(local) => target.ask_local(local, self.info, cost, 0, now),
-            AloneBuckets::Windows(local) => {
-                target.ask_local(local, self.info, cost, 0, window_time(local.rule))
+            AloneBuckets::Turns(local) => {
+                target.ask_local(local, (self.info, self.plan), cost, 0, now)
             }
-            AloneBuckets::Logs(local) => target.ask_local(local, self.info, cost, 0, now),
+            AloneBuckets::Windows(local) => {
+                target.ask_local(local, (self.info, self.plan), cost, 0, window_time(local.rule))
+            }
+            AloneBuckets::Logs(local) => {
+                target.ask_local(local, (self.info, self.plan), cost, 0, now)
+            }
         }
     }
 
@@ -54,7 +58,7 @@ impl ActiveLimit {
                 if matches!(local.rule, TurnRule::LeakyBucket { .. }) =>
             {
                 let now = self.precise_now();
-                let answer = target.ask_local(local, self.info, cost, within_us, now);
+                let answer = target.ask_local(local, (self.info, self.plan), cost, within_us, now);
                 self.local_decision(answer, cost, now)
             }
             _ => self.decide(target, cost),

@@ -25,7 +25,7 @@ impl ActiveLimit {
             name: name.to_owned(),
             known,
         })?;
-        Ok(Self { info, ..self.clone() })
+        Ok(Self { info, plan: info.number, ..self.clone() })
     }
 
     /// The name of the plan that requests are limited by; `None` is the limit's own quota.
@@ -38,13 +38,17 @@ impl ActiveLimit {
         if std::ptr::eq(info, self.info) {
             return Cow::Borrowed(self);
         }
-        Cow::Owned(Self { info, ..self.clone() })
+        Cow::Owned(Self { info, plan: info.number, ..self.clone() })
     }
 
     /// The limit under each of its plans.
     #[cfg(feature = "tower")]
     pub(crate) fn all_plans(&self) -> Vec<Self> {
-        self.state.plans.iter().map(|&info| Self { info, ..self.clone() }).collect()
+        self.state
+            .plans
+            .iter()
+            .map(|&info| Self { info, plan: info.number, ..self.clone() })
+            .collect()
     }
 }
 

@@ -145,7 +145,7 @@ impl ActiveLimit {
         };
         match alone {
             AloneBuckets::Turns(local) => {
-                let (rule, plan) = (local.rule_of(self.info), self.info.number);
+                let (rule, plan) = (local.rule_of(self.info), self.plan);
                 local.table.at(place).charge(rule, plan, tokens, now);
             }
             AloneBuckets::Windows(local) => {

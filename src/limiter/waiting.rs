@@ -230,7 +230,13 @@ impl ActiveLimit {
                 // It is pinned before the slot is taken, so that the slot is found again.
                 let handle = self.hold(key);
                 let now = self.precise_now();
-                let answer = handle.target().ask_local(local, self.info, cost, micros(within), now);
+                let answer = handle.target().ask_local(
+                    local,
+                    (self.info, self.plan),
+                    cost,
+                    micros(within),
+                    now,
+                );
                 let decision = self.local_decision(answer, cost, now);
                 let delay = decision.delay();
                 if delay > Duration::ZERO {

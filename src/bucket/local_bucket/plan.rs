@@ -16,7 +16,6 @@ use super::{CHANGING, LocalBucket};
 use crate::algorithm::{KeyRule, TurnRule};
 use crate::bucket::atomic::Ordering;
 use crate::bucket::new_key::NewKey;
-use crate::bucket::spend_result::LocalAsk;
 use crate::limit::LimitInfo;
 
 impl LocalBucket {
@@ -27,17 +26,23 @@ impl LocalBucket {
         known == plan || known == NewKey::NO_PLAN
     }
 
-    /// Brings the key under the plan that is asked for, so that it can be asked again: `None`. For a cost of 0 it changes
-    /// nothing, and returns the state that the key would have.
+    /// Brings the key under the plan that is asked for, so that it can be asked again: `None`. For a look it changes nothing,
+    /// and returns the state that the key would have.
     #[cold]
     #[inline(never)]
-    pub(super) fn under_plan(&self, seen: u64, ask: LocalAsk<TurnRule>, now: u64) -> Option<u64> {
+    pub(super) fn under_plan(
+        &self,
+        seen: u64,
+        (plan, rule): (u32, &'static TurnRule),
+        now: u64,
+        is_look: bool,
+    ) -> Option<u64> {
         let known = self.plan.load(Ordering::Relaxed);
-        let changed = ask.rule.taken_over(seen, rule_of(known).unwrap_or(ask.rule), now);
-        if ask.cost == 0 {
+        let changed = rule.taken_over(seen, rule_of(known).unwrap_or(rule), now);
+        if is_look {
             return Some(changed);
         }
-        let is_slots = matches!(ask.rule, TurnRule::LeakyBucket { .. });
+        let is_slots = matches!(rule, TurnRule::LeakyBucket { .. });
         let changed = if changed == seen && !is_slots { seen + 1 } else { changed };
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         self.state.compare_exchange(seen, CHANGING, success, failure).ok()?;
@@ -45,7 +50,7 @@ impl LocalBucket {
         if is_known {
             // The next key of the place begins beyond every state, and what was spent before cannot be undone.
             self.highest.fetch_max(seen, Ordering::AcqRel);
-            self.plan.store(ask.plan, Ordering::Release);
+            self.plan.store(plan, Ordering::Release);
         }
         self.state.store(if is_known { changed } else { seen }, Ordering::Release);
         None
