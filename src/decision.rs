@@ -105,7 +105,8 @@ impl Decision {
         &self.limit.name
     }
 
-    /// The name of the [plan](crate::Limit::plan) that the request was limited by; `None` is the limit's own quota.
+    /// The name of the [plan](crate::Limit::plan) that the caller or an override named; `None` is the limit's own quota. Where
+    /// nodes share the limit, another one may be in force for a while: docs/PLANS.md says when.
     pub fn plan_name(&self) -> Option<&'static str> {
         self.limit.plan.as_deref()
     }

@@ -122,6 +122,8 @@ impl KeyedLimit {
     /// It has to come from somebody whom you trust: a header field that your gateway sets, say, and takes off the requests of
     /// clients. If the limit has no plan of that name, its own quota holds, and the log says so once.
     ///
+    /// Cost: compares the name with those of the limit's plans.
+    ///
     /// ```
     /// use tidegate::http::KeyedLimit;
     /// use tidegate::{Limit, Limiter, Quota};

@@ -22,7 +22,8 @@ impl Limit {
     /// own quota, the default plan.
     ///
     /// A plan has the limit's algorithm, and of windows and logs the same period. Everything but the quota is the limit's. A
-    /// hybrid [`LeakyBucket`](crate::LeakyBucket) has no plans.
+    /// hybrid [`LeakyBucket`](crate::LeakyBucket) has no plans. A limiter that is built with a plan that cannot be kept, or with
+    /// more than [`PLANS_MAX`], fails with a [`ConfigError`] that names the field `plan`.
     ///
     /// ```
     /// use tidegate::{Limit, Limiter, Quota};

@@ -16,6 +16,8 @@ impl ActiveLimit {
     /// nodes share the limit, the plan that was named last holds on all of them, at their next report; a node whose callers
     /// go on naming another one says so ([`Event::PlansDiffer`](crate::Event::PlansDiffer)).
     ///
+    /// Cost: looks through the plans; two counters of owners go up.
+    ///
     /// # Errors
     ///
     /// [`ConfigError::UnknownPlan`] if the limit was built without it.
@@ -28,7 +30,7 @@ impl ActiveLimit {
         Ok(Self { info, plan: info.number, ..self.clone() })
     }
 
-    /// The name of the plan that requests are limited by; `None` is the limit's own quota.
+    /// The name of the plan that requests are asked by; `None` is the limit's own quota.
     pub fn plan_name(&self) -> Option<&'static str> {
         self.info.plan.as_deref()
     }
@@ -62,7 +64,7 @@ impl AsyncLimit {
         self.0.plan(name).map(Self)
     }
 
-    /// The name of the plan that requests are limited by; `None` is the limit's own quota.
+    /// The name of the plan that requests are asked by; `None` is the limit's own quota.
     pub fn plan_name(&self) -> Option<&'static str> {
         self.0.plan_name()
     }

@@ -160,7 +160,7 @@ pub enum Event {
         stored_per_second: f64,
     },
     /// The store keeps a key under another plan than callers of this node name, and this node goes on with the store's:
-    /// another service names it, or the key's plan was changed just now. Told once a minute.
+    /// another service names it, or the key's plan was changed just now. Told once a minute for each limit.
     PlansDiffer {
         /// The limit.
         limit: Arc<str>,
