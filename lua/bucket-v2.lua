@@ -144,7 +144,7 @@ local function log_functions()
     return table.concat(parts)
   end
 
-  return { settle = settle, pass = pass, no_later_than = no_later_than, convert = convert, read = read,
+  return { sum_of = sum_of, settle = settle, pass = pass, no_later_than = no_later_than, convert = convert, read = read,
     written = written }
 end
 
@@ -417,9 +417,10 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     previous, beyond, beyond_before = ends_us, 0, 0
     if curve >= FIXED_WINDOW then
       if curve == SLIDING_LOG and old_curve == curve then
-        -- What was spent stays, and leaves a window of the new plan later.
+        -- What was spent stays, and leaves a window of the new plan later. Of another definition's, as much as counts.
         slots = logs().convert(slots, ratio, old_window_us, window_us, stamp_us)
-        level = max(burst - max(min(ceil((old_burst - old_level) * ratio), 2^52), -2^52), -2^52)
+        level = max(burst - up(old_burst - old_level), ratio == 1 and -2^52 or 0)
+        logs().settle(slots, burst, window_us, level, stamp_us)
       elseif old_curve == curve then
         -- What was spent stays. Beyond the new burst it is not counted, so that the next window does not owe it.
         local owed = max(current - old_burst, 0)
@@ -459,10 +460,10 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   -- Debt beyond this is written off. What all nodes may spend on credit never is: they would have it
   -- twice.
-  local function lowest_level(curve, rate, token, burst)
-    -- What was spent of a log leaves within a window, however much it is.
-    if curve == SLIDING_LOG then return -2^52 end
-    return -max(burst, rate * DEBT_US, min(most_nodes * CREDIT_TOKENS * token, 2^52))
+  local function lowest_level(rate, token, burst, slots)
+    -- Nor is what a log has beyond its burst, because another plan had allowed it: that leaves by itself.
+    local beyond = slots and max(min(logs().sum_of(slots) - burst, 2^52), 0) or 0
+    return max(-max(burst, rate * DEBT_US, min(most_nodes * CREDIT_TOKENS * token, 2^52)) - beyond, -2^52)
   end
 
   -- What nodes that have not reported yet may have taken under their policies, in units.
@@ -841,7 +842,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     end
     if unleased < 0 then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
-      local lowest = rare.lowest_level(curve, rate, token, burst)
+      local lowest = rare.lowest_level(rate, token, burst, slots)
       if unleased < lowest then
         -- Below -2^53 doubles skip integers, so the model and this count from there.
         written_off, whole_changed = min(written_off + (lowest - max(unleased, -2^53)), 2^53), true

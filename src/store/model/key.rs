@@ -397,11 +397,10 @@ impl Key {
         }
         // What all nodes may spend on credit is never written off: they would have it twice.
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);
-        let lowest = match self.scale.curve {
-            // What was spent leaves within a window, however much it is.
-            Curve::SlidingLog => -NUMBER_MAX,
-            _ => -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX)),
-        };
+        // Nor is what a log has beyond its burst, because another plan had allowed it: that leaves by itself.
+        let beyond = (self.slots.sum() - burst).clamp(0, NUMBER_MAX);
+        let lowest = -burst.max(rate * DEBT_US).max(credit.min(NUMBER_MAX)) - beyond;
+        let lowest = lowest.max(-NUMBER_MAX);
         if self.unleased < lowest {
             // Below -2^53 doubles skip integers, so the script and this count from there.
             let unleased = self.unleased.max(-SUM_MAX);

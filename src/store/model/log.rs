@@ -9,8 +9,8 @@ use crate::sync::message::NUMBER_MAX;
 pub(crate) struct Slots(pub(crate) Vec<(i64, i64)>);
 
 impl Slots {
-    fn sum(&self) -> i64 {
-        self.0.iter().map(|(_, units)| units).sum()
+    pub(super) fn sum(&self) -> i64 {
+        self.0.iter().fold(0, |sum: i64, (_, units)| sum.saturating_add(*units))
     }
 
     /// When the charges of a slot leave: a window after the slot's end.

@@ -32,10 +32,12 @@ impl Key {
         let beyond = std::mem::take(&mut self.beyond);
         let mut slots = std::mem::take(&mut self.slots);
         if self.scale.curve == Curve::SlidingLog && old.curve == Curve::SlidingLog {
-            // What was spent stays, and leaves a window of the new plan later.
+            // What was spent stays, and leaves a window of the new plan later. Of another definition's, as much as counts.
             slots.convert(&old, &self.scale, self.stamp_us, up);
             self.slots = slots;
-            self.level = (self.scale.burst - up(old.burst - level)).max(-NUMBER_MAX);
+            let least = if old.token == self.scale.token { -NUMBER_MAX } else { 0 };
+            self.level = (self.scale.burst - up(old.burst - level)).max(least);
+            self.slots.settle(&self.scale, self.level, self.stamp_us);
         } else if self.is_windows() && old.curve == self.scale.curve {
             self.keep_spent(&old, [current, previous], beyond, up);
         }
