@@ -214,9 +214,8 @@ impl ActiveLimit {
         let now = self.state.clock.now();
         if cost > 0
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
-            && bucket.is_under(self.plan)
             && let Some(result) =
-                bucket.decide_fast(word, cost, now, || self.state.terms.scale.token)
+                bucket.decide_fast(word, (cost, self.plan), now, || self.state.terms.scale.token)
         {
             return self.lease_decision(&result, cost, now);
         }

@@ -147,16 +147,20 @@ impl LeaseBucket {
     // ---- decisions ---------------------------------------------------------------------------
 
     /// Spends or denies `cost` tokens, if one look at the bucket tells. `None` if nothing was changed.
+    ///
+    /// What is leased can be spent under any plan: the first request after each report, which does not come this way, looks
+    /// whether it is another one.
     #[inline(always)]
     pub(crate) fn decide_fast(
         &self,
         word: TokenWord,
-        cost: u32,
+        (cost, plan): (u32, u32),
         now: Timestamp,
         unit: impl Fn() -> i64,
     ) -> Option<SpendResult> {
         let spent = self.spend(word, cost, now, &unit);
-        spent.or_else(|| if cost == 1 { self.deny(word, now, unit()) } else { None })
+        let may_deny = || cost == 1 && self.is_under(plan);
+        spent.or_else(|| if may_deny() { self.deny(word, now, unit()) } else { None })
     }
 
     /// Spends `cost` tokens of a lease if the engine need not be notified, and refill cannot have filled the bucket.

@@ -119,7 +119,7 @@ impl TableBucket for LocalBucket {
         }
         let Some(after) = after else {
             // The plan that was found may be that of a later state.
-            return if self.state.load(Ordering::Acquire) == seen { answer(turn) } else { None };
+            return if self.load() == seen { answer(turn) } else { None };
         };
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         self.state.compare_exchange(seen, after, success, failure).ok()?;

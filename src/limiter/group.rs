@@ -309,9 +309,6 @@ fn spend_lease<'a>(
     }
     let Buckets::Leased(table) = &limit.state.buckets else { return None };
     let Found { bucket, word, .. } = table.find_short(name)?;
-    if !bucket.is_under(limit.plan) {
-        return None;
-    }
     let result = bucket.spend(word, cost, now, || limit.state.terms.scale.token)?;
     Some((bucket, result.left, i64::from(result.left) + result.view.tokens()))
 }

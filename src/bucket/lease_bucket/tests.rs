@@ -50,7 +50,7 @@ fn decide(bucket: &LeaseBucket, ask: Ask, time: impl Now) -> SpendResult {
     loop {
         let word = bucket.load();
         if !ask.can_wait
-            && let Some(result) = bucket.decide_fast(word, ask.cost, now, || UNIT)
+            && let Some(result) = bucket.decide_fast(word, (ask.cost, ask.plan), now, || UNIT)
         {
             return result;
         }

@@ -41,7 +41,7 @@ fn try_decide(
     if LeaseBucket::is_retired(word) {
         return None;
     }
-    let fast = bucket.decide_fast(word, cost, now, || UNIT);
+    let fast = bucket.decide_fast(word, (cost, NewKey::NO_PLAN), now, || UNIT);
     fast.or_else(|| bucket.decide(word, ask(cost, first_credit), now))
 }
 
