@@ -92,11 +92,15 @@ impl Quota {
         self.burst
     }
 
-    /// The integer units in which this node alone keeps levels of this quota. Where `is_shared`, a microsecond has as many as
-    /// by every other quota that shares a state.
-    pub(crate) fn local_scale(&self, limit: &str, is_shared: bool) -> Result<Scale, ConfigError> {
+    /// The integer units in which this node alone keeps levels of this quota. Where it `shares_state` with other plans, a
+    /// microsecond has as many as by each of them.
+    pub(crate) fn local_scale(
+        &self,
+        limit: &str,
+        shares_state: bool,
+    ) -> Result<Scale, ConfigError> {
         self.validate(limit)?;
-        let scale = Scale::local(self.tokens, micros(self.period), self.burst, is_shared);
+        let scale = Scale::local(self.tokens, micros(self.period), self.burst, shares_state);
         scale.ok_or_else(|| ConfigError::Limit {
             limit: limit.to_owned(),
             field: "quota.tokens",
@@ -203,10 +207,10 @@ const RATE_UNITS_MIN: u64 = 10_000;
 impl Scale {
     /// The units of a quota that one node keeps alone. The rate is rounded down, by 0.1% at most; `None` if it would be
     /// by more.
-    fn local(tokens: u64, period_us: u64, burst: u64, is_shared: bool) -> Option<Self> {
+    fn local(tokens: u64, period_us: u64, burst: u64, shares_state: bool) -> Option<Self> {
         let divisor = gcd(tokens, period_us);
         let (rate, token) = match (tokens / divisor, period_us / divisor) {
-            exact @ (..=LOCAL_RATE_UNITS, _) if !is_shared => exact,
+            exact @ (..=LOCAL_RATE_UNITS, _) if !shares_state => exact,
             _ => (LOCAL_RATE_UNITS, (LOCAL_RATE_UNITS * period_us).div_ceil(tokens)),
         };
         let (kept, asked) =
@@ -397,10 +401,10 @@ mod tests {
         #[test]
         fn local_rate_is_never_above_the_quota_and_within_a_thousandth_of_it(
             tokens in 1..=TOKENS_MAX, period_us in 1..=31_622_400_000_000_u64, burst in 1..=TOKENS_MAX,
-            is_shared in any::<bool>(),
+            shares_state in any::<bool>(),
         ) {
             let quota = Quota::new(tokens, Duration::from_micros(period_us)).burst(burst);
-            if let Ok(scale) = quota.local_scale("x", is_shared) {
+            if let Ok(scale) = quota.local_scale("x", shares_state) {
                 let kept = i128::from(scale.rate) * i128::from(period_us);
                 let asked = i128::from(scale.token) * i128::from(tokens);
                 prop_assert!(kept <= asked && (asked - kept) * 1000 <= asked);

@@ -136,7 +136,7 @@ async fn several_limits_of_which_one_has_plans_are_charged_together() {
 
 /// Given back to the limit's own quota, all but two tokens would be lost.
 #[tokio::test]
-async fn what_charge_if_does_not_charge_goes_back_to_the_plan() {
+async fn tokens_that_charge_if_does_not_charge_go_back_by_the_plan_that_decided() {
     let api = planned();
     let never = || by_plan(api.clone()).charge_if(|response| response.status != StatusCode::OK);
     let always = by_plan(api.clone()).charge_if(|response| response.status == StatusCode::OK);

@@ -5,15 +5,19 @@
 
 #[cfg(feature = "redis")]
 mod parts;
+#[path = "parts/virtual_nodes.rs"]
+mod virtual_nodes;
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, AsyncLimit, ConfigError, Decision, Event, FixedWindow, LeakyBucket, Limit,
-    Limiter, Override, OverrideError, Quota, Rule, SlidingLog, SlidingWindow,
+    ActiveLimit, AsyncLimit, Builder, ConfigError, Decision, Event, FixedWindow, LeakyBucket,
+    Limit, Limiter, Override, OverrideError, Quota, Rule, SlidingLog, SlidingWindow,
 };
+use virtual_nodes::VirtualNodes;
 
 const NODES: usize = 4;
 const SECOND: Duration = Duration::from_secs(1);
@@ -21,68 +25,32 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// How far time goes between two looks of the nodes.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Nodes that share limits in virtual time.
+/// Nodes that share a limit in virtual time.
 struct Cluster {
-    clock: ManualClock,
-    runtime: tokio::runtime::Runtime,
-    nodes: Vec<Limiter>,
+    shared: VirtualNodes,
     heard: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Deref for Cluster {
+    type Target = VirtualNodes;
+
+    fn deref(&self) -> &VirtualNodes {
+        &self.shared
+    }
 }
 
 impl Cluster {
     fn new(limit: &Limit) -> Self {
-        let clock = ManualClock::new();
-        let store = ScriptedStore::new(&clock);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let entered = runtime.enter();
-        let node = |_| {
+        let listens = |builder: Builder| {
             let heard = heard.clone();
-            let builder = Limiter::builder().limit(limit.clone()).store(store.clone()).lanes(1);
-            let builder = builder.clock(&clock).listen(move |event: &Event| {
+            builder.listen(move |event: &Event| {
                 if matches!(event, Event::PlansDiffer { .. }) {
                     heard.lock().unwrap().push(event.clone());
                 }
-            });
-            builder.build().unwrap()
+            })
         };
-        let nodes = (0..NODES).map(node).collect();
-        drop(entered);
-        let cluster = Self { clock, runtime, nodes, heard };
-        cluster.pass(2 * SECOND);
-        cluster
-    }
-
-    fn pass(&self, time: Duration) {
-        self.pass_by(time, STEP);
-    }
-
-    fn pass_by(&self, time: Duration, step: Duration) {
-        for _ in 0..time.div_duration_f64(step).ceil() as u64 {
-            self.clock.advance(step);
-            for node in &self.nodes {
-                self.runtime.block_on(node.settle());
-            }
-        }
-    }
-
-    /// Waits for an answer, and lets time pass a little at a time.
-    fn wait<T>(&self, answer: impl Future<Output = T>) -> T {
-        self.runtime.block_on(async {
-            let mut answer = std::pin::pin!(answer);
-            loop {
-                let settled = async {
-                    for node in &self.nodes {
-                        node.settle().await;
-                    }
-                };
-                tokio::select! {
-                    biased;
-                    answer = &mut answer => return answer,
-                    () = settled => self.clock.advance(Duration::from_micros(20)),
-                }
-            }
-        })
+        Self { shared: VirtualNodes::new(NODES, std::slice::from_ref(limit), listens), heard }
     }
 
     /// The limit on one node, under a plan or by its own quota.
@@ -100,7 +68,7 @@ impl Cluster {
             while self.wait(limit.check_sure("key")).is_allowed() {
                 drained += 1;
             }
-            self.pass_by(60 * SECOND, SECOND / 10);
+            self.pass(60 * SECOND, SECOND / 10);
         }
         drained
     }
@@ -167,7 +135,7 @@ fn key_that_nodes_share_keeps_what_it_has_under_another_plan() {
         for _ in 0..5 {
             assert!(cluster.wait(cluster.limit(0, "").check_sure("key")).is_allowed());
         }
-        cluster.pass_by(60 * SECOND, SECOND / 10);
+        cluster.pass(60 * SECOND, SECOND / 10);
         assert_eq!(cluster.drain(1, "large"), left, "{name}");
         assert_eq!(cluster.drain(0, ""), 0, "{name}: nothing is made");
         assert_eq!(cluster.drain(2, "large"), 0, "{name}: nothing is made");
@@ -290,7 +258,7 @@ fn allowed(cluster: &Cluster, seconds: u64, plan_of: impl Fn(usize, u64) -> &'st
                 allowed += u32::from(limit.check("key").is_allowed());
             }
         }
-        cluster.pass(STEP);
+        cluster.pass(STEP, STEP);
     }
     allowed
 }
@@ -326,7 +294,7 @@ fn plan_of_a_node_that_is_gone_gives_way_to_that_which_callers_go_on_naming() {
     let cluster = Cluster::new(&limit(Quota::per_second(50), Quota::per_second(400)));
     allowed(&cluster, 3, |_, _| "large");
     let _ = cluster.wait(cluster.limit(0, "").check_sure("key"));
-    cluster.pass(SECOND / 10);
+    cluster.pass(SECOND / 10, STEP);
     let large: Vec<_> = (1..NODES)
         .map(|node| cluster.nodes[node].limit("api").unwrap().plan("large").unwrap())
         .collect();
@@ -336,7 +304,7 @@ fn plan_of_a_node_that_is_gone_gives_way_to_that_which_callers_go_on_naming() {
             for limit in &large {
                 allowed += [(); 4].iter().filter(|()| limit.check("key").is_allowed()).count();
             }
-            cluster.pass(STEP);
+            cluster.pass(STEP, STEP);
         }
         allowed
     };
@@ -359,13 +327,13 @@ fn debt_of_a_bucket_stays_under_another_plan() {
         let cluster = Cluster::new(&limit);
         let reservation = cluster.wait(cluster.limit(0, "").reserve("key", 90)).unwrap();
         reservation.commit(180);
-        cluster.pass(2 * SECOND);
+        cluster.pass(2 * SECOND, STEP);
         // 80 tokens are owed, less what flows in at one a second, then at two.
         let large = cluster.limit(0, "large");
         assert!(cluster.wait(large.check_sure("key")).is_denied(), "{mode}");
-        cluster.pass_by(35 * SECOND, SECOND / 10);
+        cluster.pass(35 * SECOND, SECOND / 10);
         assert!(cluster.wait(large.check_sure("key")).is_denied(), "{mode}: it owes for 40 s");
-        cluster.pass_by(10 * SECOND, SECOND / 10);
+        cluster.pass(10 * SECOND, SECOND / 10);
         assert!(cluster.wait(large.check_sure("key")).is_allowed(), "{mode}");
     }
 }
@@ -467,19 +435,19 @@ fn keys_are_under_the_plan_of_their_override_whatever_way_they_are_asked() {
             let decision = ask();
             assert_eq!((decision.plan_name(), decision.burst()), (Some("large"), 1000), "{way}");
             assert!(decision.is_allowed() && !decision.is_override(), "{way}");
-            cluster.pass(SECOND / 20);
+            cluster.pass(SECOND / 20, STEP);
         }
         assert_eq!(cluster.nodes[0].limit("api").unwrap().check("other").plan_name(), None);
         assert!(handle.check_n(900).is_ok(), "more than the limit's own burst");
     }
     let first = cluster.limit(1, "");
-    cluster.pass(3 * SECOND);
+    cluster.pass(3 * SECOND, STEP);
     assert_eq!(cluster.wait(first.check_sure("acme")).plan_name(), Some("large"), "on all nodes");
-    cluster.pass_by(HOUR, SECOND);
+    cluster.pass(HOUR, SECOND);
     for key in ["acme", "beta-7"] {
         for (way, ask) in ways(&cluster, key) {
             assert_eq!(ask().plan_name(), None, "{way}: the override is over");
-            cluster.pass(SECOND / 5);
+            cluster.pass(SECOND / 5, STEP);
         }
     }
 }
@@ -501,7 +469,7 @@ fn exact_and_local_keys_are_under_the_plan_of_their_override_too() {
         cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap();
         let reserved = cluster.wait(api.reserve("new", 100)).unwrap();
         reserved.commit(40);
-        cluster.pass(SECOND);
+        cluster.pass(SECOND, STEP);
         let left = cluster.wait(api.check_sure_n("new", 0)).unwrap().remaining();
         assert_eq!(left, 60, "what is not used goes back by the plan that decided");
         let removed = Override::key("key");
@@ -532,7 +500,7 @@ fn key_with_a_plan_by_override_is_blocked_after_a_denial_as_any_other() {
     cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap();
     assert_eq!(spend_all(&api), 2);
     assert!(api.check("key").is_override(), "blocked");
-    cluster.pass(11 * SECOND);
+    cluster.pass(11 * SECOND, STEP);
     assert_eq!(api.check("key").plan_name(), Some("large"));
 }
 

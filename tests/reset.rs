@@ -6,14 +6,18 @@
 
 #[cfg(feature = "redis")]
 mod parts;
+#[path = "parts/virtual_nodes.rs"]
+mod virtual_nodes;
 
+use std::ops::Deref;
 use std::time::Duration;
 
-use tidegate::testing::{Fault, ManualClock, ScriptedStore};
+use tidegate::testing::Fault;
 use tidegate::{
     AsyncLimit, FixedWindow, Incidents, LeakyBucket, Limit, Limiter, Quota, ResetError, Rule,
     SlidingLog, SlidingWindow, StoreError, bound,
 };
+use virtual_nodes::VirtualNodes;
 
 const NODES: usize = 4;
 const HOUR: Duration = Duration::from_secs(3600);
@@ -21,11 +25,14 @@ const SECOND: Duration = Duration::from_secs(1);
 const BURST: u64 = 20;
 
 /// Nodes that share limits in virtual time.
-struct Cluster {
-    clock: ManualClock,
-    store: ScriptedStore,
-    runtime: tokio::runtime::Runtime,
-    nodes: Vec<Limiter>,
+struct Cluster(VirtualNodes);
+
+impl Deref for Cluster {
+    type Target = VirtualNodes;
+
+    fn deref(&self) -> &VirtualNodes {
+        &self.0
+    }
 }
 
 impl Cluster {
@@ -35,57 +42,11 @@ impl Cluster {
 
     /// Nodes that hold at most so many keys each.
     fn with_keys(limits: &[Limit], max_keys: usize) -> Self {
-        let clock = ManualClock::new();
-        let store = ScriptedStore::new(&clock);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let entered = runtime.enter();
-        let node = |_| {
-            let builder = Limiter::builder().store(store.clone()).lanes(1).clock(&clock);
-            let builder = builder.max_keys(max_keys);
-            limits.iter().cloned().fold(builder, tidegate::Builder::limit).build().unwrap()
-        };
-        let nodes = (0..NODES).map(node).collect();
-        drop(entered);
-        let cluster = Self { clock, store, runtime, nodes };
-        cluster.pass(2 * SECOND);
-        cluster
-    }
-
-    fn settle(&self) {
-        for node in &self.nodes {
-            self.runtime.block_on(node.settle());
-        }
+        Self(VirtualNodes::new(NODES, limits, |builder| builder.max_keys(max_keys)))
     }
 
     fn pass(&self, time: Duration) {
-        let step = Duration::from_millis(10);
-        for _ in 0..time.div_duration_f64(step) as u64 {
-            self.clock.advance(step);
-            self.settle();
-        }
-    }
-
-    /// Waits for an answer, and lets time pass a little at a time.
-    fn wait<T>(&self, answer: impl Future<Output = T>) -> T {
-        self.wait_by(Duration::from_micros(20), answer)
-    }
-
-    fn wait_by<T>(&self, step: Duration, answer: impl Future<Output = T>) -> T {
-        self.runtime.block_on(async {
-            let mut answer = std::pin::pin!(answer);
-            loop {
-                let settled = async {
-                    for node in &self.nodes {
-                        node.settle().await;
-                    }
-                };
-                tokio::select! {
-                    biased;
-                    answer = &mut answer => return answer,
-                    () = settled => self.clock.advance(step),
-                }
-            }
-        })
+        self.0.pass(time, Duration::from_millis(10));
     }
 
     fn limit(&self, node: usize) -> AsyncLimit {
@@ -417,7 +378,7 @@ fn reset_ends_the_block_of_a_key_on_this_node() {
 fn limiter_whose_runtime_has_ended_resets_nothing_and_says_so() {
     let cluster = Cluster::new(&[Limit::new("x", rules()[0])]);
     let limit = cluster.limit(0);
-    drop(cluster.runtime);
+    drop(cluster.0.runtime);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let refused = runtime.block_on(limit.reset("key")).unwrap_err();
     assert_eq!(refused, ResetError::Ended { limit: "x" });

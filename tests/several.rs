@@ -3,85 +3,52 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
 #![allow(clippy::disallowed_methods, reason = "a task that panics is a service's own")]
 
+#[path = "parts/virtual_nodes.rs"]
+mod virtual_nodes;
+
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, AsyncGroup, AsyncLimit, CheckError, ConfigError, Decision, Event, FixedWindow,
-    LeakyBucket, Limit, Limiter, OutagePolicy, Quota, ReserveError, Rule, SlidingLog,
+    ActiveLimit, AsyncGroup, AsyncLimit, Builder, CheckError, ConfigError, Decision, Event,
+    FixedWindow, LeakyBucket, Limit, Limiter, OutagePolicy, Quota, ReserveError, Rule, SlidingLog,
     SlidingWindow,
 };
+use virtual_nodes::VirtualNodes;
 
 const NODES: usize = 4;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Nodes that share limits in virtual time.
 struct Cluster {
-    clock: ManualClock,
-    store: ScriptedStore,
-    runtime: tokio::runtime::Runtime,
-    nodes: Vec<Limiter>,
+    shared: VirtualNodes,
     /// Tokens that nodes told were not given back.
     kept: Arc<AtomicU64>,
 }
 
+impl Deref for Cluster {
+    type Target = VirtualNodes;
+
+    fn deref(&self) -> &VirtualNodes {
+        &self.shared
+    }
+}
+
 impl Cluster {
     fn new(limits: &[Limit]) -> Self {
-        let clock = ManualClock::new();
-        let store = ScriptedStore::new(&clock);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let kept = Arc::new(AtomicU64::new(0));
-        let entered = runtime.enter();
-        let node = |_| {
+        let listens = |builder: Builder| {
             let kept = kept.clone();
-            let listener = move |event: &Event| {
+            builder.listen(move |event: &Event| {
                 if let Event::NotGivenBack { tokens, .. } = event {
                     kept.fetch_add((*tokens).into(), Ordering::Relaxed);
                 }
-            };
-            let builder = Limiter::builder().store(store.clone()).lanes(1).clock(&clock);
-            let builder = builder.listen(listener);
-            limits.iter().cloned().fold(builder, tidegate::Builder::limit).build().unwrap()
+            })
         };
-        let nodes = (0..NODES).map(node).collect();
-        drop(entered);
-        let cluster = Self { clock, store, runtime, nodes, kept };
-        cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
-        cluster
-    }
-
-    fn settle(&self) {
-        for node in &self.nodes {
-            self.runtime.block_on(node.settle());
-        }
-    }
-
-    fn pass(&self, time: Duration, step: Duration) {
-        for _ in 0..time.div_duration_f64(step) as u64 {
-            self.clock.advance(step);
-            self.settle();
-        }
-    }
-
-    /// Waits for an answer, and lets time pass a little at a time.
-    fn wait<T>(&self, answer: impl Future<Output = T>) -> T {
-        self.runtime.block_on(async {
-            let mut answer = std::pin::pin!(answer);
-            loop {
-                let settled = async {
-                    for node in &self.nodes {
-                        node.settle().await;
-                    }
-                };
-                tokio::select! {
-                    biased;
-                    answer = &mut answer => return answer,
-                    () = settled => self.clock.advance(Duration::from_micros(20)),
-                }
-            }
-        })
+        Self { shared: VirtualNodes::new(NODES, limits, listens), kept }
     }
 
     fn limits(&self, name: &str) -> Vec<ActiveLimit> {
@@ -595,7 +562,8 @@ fn reserved_tokens_go_back_after_an_outage_unless_its_policy_allowed_them() {
     let limiter = builder.clock(&clock).build().unwrap();
     drop(entered);
     let kept = Arc::new(AtomicU64::new(0));
-    let cluster = Cluster { clock, store: store.clone(), runtime, nodes: vec![limiter], kept };
+    let shared = VirtualNodes { clock, store: store.clone(), runtime, nodes: vec![limiter] };
+    let cluster = Cluster { shared, kept };
     cluster.pass(Duration::from_secs(2), Duration::from_millis(10));
     let limit = cluster.nodes[0].limit("x").unwrap();
     let of_lease = cluster.wait(limit.reserve("key", 100)).unwrap();
@@ -771,7 +739,8 @@ fn exact_limit_keeps_and_tells_of_charges_that_it_cannot_give_back() {
         .build()
         .unwrap();
     drop(entered);
-    let cluster = Cluster { clock, store: store.clone(), runtime, nodes: vec![limiter], kept };
+    let shared = VirtualNodes { clock, store: store.clone(), runtime, nodes: vec![limiter] };
+    let cluster = Cluster { shared, kept };
     let kept = || cluster.kept.load(Ordering::Relaxed);
     let [open, closed] = ["open", "closed"].map(|name| cluster.nodes[0].async_limit(name).unwrap());
     let held = cluster.wait(open.reserve("key", 4)).unwrap();

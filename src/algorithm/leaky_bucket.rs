@@ -53,8 +53,8 @@ impl LeakyBucket {
         self.queue
     }
 
-    pub(super) fn rule(&self, limit: &str, is_shared: bool) -> Result<TurnRule, ConfigError> {
-        let scale = self.quota.local_scale(limit, is_shared)?;
+    pub(super) fn rule(&self, limit: &str, shares_state: bool) -> Result<TurnRule, ConfigError> {
+        let scale = self.quota.local_scale(limit, shares_state)?;
         if self.queue > PERIOD_MAX {
             return Err(ConfigError::Limit {
                 limit: limit.to_owned(),

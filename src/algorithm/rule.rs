@@ -105,14 +105,14 @@ impl Rule {
         }
     }
 
-    /// The rule in the units that states of keys are kept in, checked. A state of one plan `is_shared` by others: their units
-    /// of time are the same.
-    pub(crate) fn key_rule(&self, limit: &str, is_shared: bool) -> Result<KeyRule, ConfigError> {
+    /// The rule in the units that states of keys are kept in, checked. If the limit `shares_state`
+    /// among its plans, their units of time are the same.
+    pub(crate) fn key_rule(&self, limit: &str, shares_state: bool) -> Result<KeyRule, ConfigError> {
         Ok(match self {
             Self::TokenBucket(quota) => {
-                KeyRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit, is_shared)?))
+                KeyRule::Turn(TurnRule::TokenBucket(quota.local_scale(limit, shares_state)?))
             }
-            Self::LeakyBucket(rule) => KeyRule::Turn(rule.rule(limit, is_shared)?),
+            Self::LeakyBucket(rule) => KeyRule::Turn(rule.rule(limit, shares_state)?),
             Self::FixedWindow(rule) => KeyRule::Window(rule.rule(limit)?),
             Self::SlidingWindow(rule) => KeyRule::Window(WindowRule::new(limit, rule.quota, true)?),
             Self::SlidingLog(rule) => KeyRule::Log(rule.rule(limit)?),

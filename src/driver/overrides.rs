@@ -21,7 +21,7 @@ pub(crate) struct LimitOverrides {
     /// The place of the [`Switch`] in [`Switch::ALL`].
     switch: AtomicU8,
     /// Whether one has ever given a key another plan. A hint, as `is_any` is.
-    has_plans: AtomicBool,
+    may_give_plans: AtomicBool,
     /// The plans of the limit.
     plans: Box<[&'static LimitInfo]>,
     /// What it is unless an override says so.
@@ -67,7 +67,7 @@ impl LimitOverrides {
     pub(crate) fn new(own_switch: Switch, block_us: u64, plans: Box<[&'static LimitInfo]>) -> Self {
         let overrides = Self {
             is_any: AtomicBool::new(false),
-            has_plans: AtomicBool::new(false),
+            may_give_plans: AtomicBool::new(false),
             plans,
             switch: AtomicU8::new(0),
             own_switch,
@@ -158,13 +158,13 @@ impl LimitOverrides {
 
     /// The highest cost that the plan of an override may admit, in tokens.
     pub(crate) fn cost_max(&self) -> u32 {
-        let plans = if self.has_plans() { &*self.plans } else { &[] };
+        let plans = if self.may_give_plans() { &*self.plans } else { &[] };
         plans.iter().map(|info| info.terms.cost_max).max().unwrap_or_default()
     }
 
     /// Whether overrides may give keys other plans.
-    pub(crate) fn has_plans(&self) -> bool {
-        self.has_plans.load(Ordering::Relaxed)
+    pub(crate) fn may_give_plans(&self) -> bool {
+        self.may_give_plans.load(Ordering::Relaxed)
     }
 
     /// Counts a request that an override decided about.
@@ -213,7 +213,7 @@ impl LimitOverrides {
             Setting::Removed => (None, true),
         };
         if let Some(HeldRuling { ruling: InForce::Plan(_), .. }) = held {
-            self.has_plans.store(true, Ordering::Relaxed);
+            self.may_give_plans.store(true, Ordering::Relaxed);
         }
         match (subject, held) {
             (Subject::Limit, _) => self.set_switch(self.own_switch),

@@ -102,8 +102,8 @@ impl Limit {
         if self.plans.len() > PLANS_MAX {
             return Err(self.invalid("plan", self.plans.len().to_string(), "at most 1000 plans"));
         }
-        let is_shared = self.mode == Mode::Hybrid && !is_alone;
-        if is_shared && matches!(self.rule, Rule::LeakyBucket(_)) {
+        let nodes_share = self.mode == Mode::Hybrid && !is_alone;
+        if nodes_share && matches!(self.rule, Rule::LeakyBucket(_)) {
             let reason = "slots that nodes share are of one grid, and have no plans: call exact() or local()";
             return Err(self.invalid("plan", self.plans[0].name.clone(), reason));
         }
@@ -115,7 +115,7 @@ impl Limit {
             if !names.insert(name) {
                 return Err(self.invalid("plan", name.clone(), "is defined twice"));
             }
-            let is_same = match (self.window_of(self.rule)?, self.window_of(*rule)?) {
+            let is_same = match (self.key_rule_of(self.rule)?, self.key_rule_of(*rule)?) {
                 (KeyRule::Turn(_), KeyRule::Turn(_)) => true,
                 (KeyRule::Window(own), KeyRule::Window(other)) => {
                     (own.period_us, own.is_sliding, own.calendar)
@@ -132,7 +132,7 @@ impl Limit {
         Ok(())
     }
 
-    fn window_of(&self, rule: Rule) -> Result<KeyRule, ConfigError> {
+    fn key_rule_of(&self, rule: Rule) -> Result<KeyRule, ConfigError> {
         rule.key_rule(&self.name, true)
     }
 

@@ -170,7 +170,7 @@ impl ActiveLimit {
     /// The limit under the plan that an override gives the key, or as it is.
     pub(super) fn planned(&self, asked: LookedUp<'_>) -> Cow<'_, Self> {
         let overrides = &self.state.overrides;
-        if !self.has_overrides() || !overrides.has_plans() {
+        if !self.has_overrides() || !overrides.may_give_plans() {
             return Cow::Borrowed(self);
         }
         match overrides.plan(asked.name, asked.plain, self.state.clock.now()) {
@@ -181,7 +181,7 @@ impl ActiveLimit {
 
     /// The same for a key that is not written yet.
     pub(super) fn planned_for<K: Key + ?Sized>(&self, key: &K) -> Cow<'_, Self> {
-        if !self.has_overrides() || !self.state.overrides.has_plans() {
+        if !self.has_overrides() || !self.state.overrides.may_give_plans() {
             return Cow::Borrowed(self);
         }
         let secret = &self.shared.secret;

@@ -21,7 +21,7 @@ mod grants;
 mod key;
 mod lane;
 mod log;
-mod plan_change;
+mod quota_change;
 mod refund;
 
 pub(crate) use key::Key;

@@ -6,11 +6,10 @@
 //! that it loaded before the key was compared: so the key is the same, and until the new state is stored nobody else
 //! decides, retires the key or changes its plan. The plan is stored before the new state.
 //!
-//! A decision loads the state and then the plan. If the plan is its own, its swap fails where a change came between, and a
-//! denial looks at the state again:
-//! the new state differs from the one that it loaded. It could only be the same again if requests under the new
-//! plan moved it there to the unit while the thread was suspended. Then one request is charged by the units of the plan
-//! before. Slots of a leaky bucket are what they were by every plan.
+//! A decision loads the state and then the plan. If the plan is its own and a change came between, the new state differs from
+//! the one that it loaded: so its swap fails, and a denial, which swaps nothing, looks at the state once more. The state could
+//! only be the same again if requests under the new plan moved it there to the unit while the thread was suspended. Then one
+//! request is charged by the units of the plan before. Slots of a leaky bucket are what they were by every plan.
 
 use super::{CHANGING, LocalBucket};
 use crate::algorithm::{KeyRule, TurnRule};

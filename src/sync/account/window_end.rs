@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn refill_of_an_earlier_plan_is_counted_until_its_window_ends() {
+    fn refill_of_an_earlier_definition_is_counted_until_its_window_ends() {
         let (mut account, terms) = leased();
         let entry = report(&mut account, &terms, 400_000);
         account.end_report();
