@@ -302,6 +302,21 @@ async fn a_node_with_another_number_of_lanes_goes_on_by_its_policy() {
 }
 
 #[tokio::test]
+async fn a_record_that_was_lost_is_made_again_with_the_numbers_that_the_page_names() {
+    let server = RedisServer::start();
+    let limiter = ready(builder(store(&server.url()))).await;
+    let name = name_of("user");
+    let recovering = || record(&server, &name).map(|record| record.recovering_until_us());
+    until("a record", || api(&limiter).check("user").is_allowed() && recovering() == Some(0)).await;
+    assert_eq!(server.command(&["DEL", &name]), "1");
+    until("another record, of a bucket that recovers", || {
+        let _ = api(&limiter).check("user");
+        recovering().is_some_and(|until_us| until_us > 0)
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
     let server = RedisServer::start();
     let list = name_of("listed");

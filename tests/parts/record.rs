@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses some of the functions only")]
 
-/// How many numbers follow the letters: four more where one of them is not 0, and one more of sliding windows.
-const NUMBERS: [usize; 3] = [20, 24, 25];
+/// How many numbers follow the letters: six more where one of them is not 0, and one more of sliding windows.
+const NUMBERS: [usize; 3] = [20, 26, 27];
 
 /// The numbers of a bucket's record.
 #[derive(Debug)]
@@ -41,5 +41,9 @@ impl Record {
     /// What can be leased, in tokens.
     pub(crate) fn unleased(&self) -> f64 {
         self.0[14] as f64 / self.0[1] as f64
+    }
+    /// Until when nothing is given, since the record was lost; 0 if it never was.
+    pub(crate) fn recovering_until_us(&self) -> i64 {
+        self.0.get(21).copied().unwrap_or(0)
     }
 }
