@@ -1,18 +1,18 @@
 //! From limits and a store to a running limiter.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::algorithm::Rule;
 use crate::driver::clock::TimeSource;
 #[cfg(any(test, feature = "testing"))]
 use crate::driver::manual::ManualClock;
-use crate::driver::setup::{DriverParts, LimitParts};
-use crate::driver::{Driver, Listener};
+use crate::driver::setup::DriverParts;
+use crate::driver::{Driver, LimitParts, Listener};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
-use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, Mode, PermitTerms, Terms};
+use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, NodeTerms, PermitTerms};
 use crate::limiter::{ActiveLimit, Limiter, Shared, Waiting};
 use crate::store::AnyStore;
 use crate::sync::Event;
@@ -201,12 +201,13 @@ impl Builder {
     /// A limiter, and the driver that is still to run.
     pub(crate) fn assemble(self) -> Result<(Limiter, Driver), ConfigError> {
         self.validate()?;
+        let node_terms = self.node_terms();
         let secret = KeySecret::new(self.key_secret.as_deref().unwrap_or_default());
         let parts = DriverParts {
             limits: self
                 .limits
                 .iter()
-                .map(|limit| LimitParts::new(limit, |limit| self.terms_of(limit)))
+                .map(|limit| LimitParts::new(limit, |limit| node_terms.of(limit)))
                 .collect::<Result<_, _>>()?,
             permits: self.permit_terms()?,
             store: self.store,
@@ -236,16 +237,17 @@ impl Builder {
             waiting,
             driver: senders,
             secret,
+            node_terms: Mutex::new(node_terms),
             #[cfg(all(feature = "metrics", feature = "tower"))]
             labels,
         };
         Ok((Limiter { shared: Arc::new(shared) }, driver))
     }
 
-    /// The terms of a limit on this node.
-    pub(crate) fn terms_of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
-        let is_alone = self.store.is_none() || limit.mode == Mode::Local;
-        limit.validate_on_node(is_alone, self.max_nodes, self.uncounted())
+    /// What limits' numbers depend on, beside the limits.
+    pub(crate) fn node_terms(&self) -> NodeTerms {
+        let (has_store, uncounted) = (self.store.is_some(), self.uncounted());
+        NodeTerms { has_store, max_nodes: self.max_nodes, uncounted }
     }
 
     fn permit_terms(&self) -> Result<Vec<PermitTerms>, ConfigError> {

@@ -292,12 +292,13 @@ impl Decision {
     /// Microseconds until the window ends in which a leased limit gives no more tokens, by this node's clock. `None` if that
     /// tells nothing: the view is of an earlier window, or an outage policy gives refill.
     fn window_left_us(&self) -> Option<u64> {
-        let (LimitInfo { scale, calendar, window_offset_us, .. }, Source::Lease(held)) =
+        let (LimitInfo { terms, calendar, window_offset_us, .. }, Source::Lease(held)) =
             (self.limit, &self.source)
         else {
             return None;
         };
         let now_us = self.now.as_micros() + window_offset_us;
+        let scale = &terms.stored_scale;
         let (since_us, left_us) = match (scale.curve, calendar) {
             (Curve::CalendarWindow, Some(calendar)) => {
                 let [begins_us, ends_us] = calendar.window_span_us(now_us);

@@ -15,13 +15,14 @@ use crate::overrides::Switch;
 use crate::store::Store;
 use crate::sync::message::{InstanceId, Reply, Request};
 use crate::sync::{
-    Engine, Event, Input, OutageChange, Output, ResetOutcome, ResetWaiter, Settlement, Touch,
-    Waiter,
+    Engine, Event, Input, LimitConfig, OutageChange, Output, ResetOutcome, ResetWaiter, Settlement,
+    Touch, Waiter,
 };
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
 mod counter;
+mod definition;
 mod evictor;
 mod exact;
 mod limit_state;
@@ -36,6 +37,7 @@ pub(crate) mod setup;
 mod slot_keys;
 
 use clock::TimeSource;
+pub(crate) use definition::{Definition, LimitParts};
 use evictor::Evictor;
 use exact::{Ended, ExactCalls, outage_event};
 pub(crate) use exact::{ExactAnswer, ExactQuery};
@@ -108,6 +110,8 @@ pub(crate) enum Query {
     Exact(ExactQuery),
     Override(OverrideQuery),
     Reset(ResetQuery),
+    /// These limits have other definitions.
+    Updated(Vec<(u32, LimitConfig)>),
     /// So many tokens of a limit were not given back.
     Kept {
         limit: u32,
@@ -346,6 +350,10 @@ impl Driver {
                     self.reset(query, asked);
                     continue;
                 }
+                Query::Updated(limits) => {
+                    self.updated(limits, now);
+                    continue;
+                }
                 Query::Exact(query) => {
                     self.ask_exact(query, &mut asked.exact);
                     continue;
@@ -367,6 +375,16 @@ impl Driver {
                 let (bucket, key) = (BucketRef::new(table, key.place), key.key.clone());
                 self.engine.handle(now, Input::Wait { bucket, key, waiter });
             }
+        }
+    }
+
+    /// Limits have other definitions.
+    fn updated(&mut self, limits: Vec<(u32, LimitConfig)>, now: Timestamp) {
+        for (limit, config) in limits {
+            self.engine.update(limit, config, now);
+        }
+        for event in self.overrides.apply_again(&self.node.limits) {
+            self.publish(&event);
         }
     }
 
@@ -588,7 +606,7 @@ impl Driver {
 mod tests {
     use super::*;
     use crate::driver::manual::ManualClock;
-    use crate::driver::setup::{DriverParts, LimitParts};
+    use crate::driver::setup::DriverParts;
     use crate::key::KeySecret;
     use crate::limit::Limit;
     use crate::quota::Quota;

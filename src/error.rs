@@ -42,6 +42,9 @@ pub enum ConfigError {
     /// Two limits carry the same name.
     #[error("limit {0:?} is defined twice: give each limit a name of its own")]
     DuplicateLimit(String),
+    /// An update leaves out a limit that the limiter has.
+    #[error("limit {0:?} runs and is missing from the update, which names all limits")]
+    MissingLimit(String),
     /// A limit was asked for that the limiter was not built with.
     #[error("limit {name:?} is not known; known are: {known}")]
     UnknownLimit {

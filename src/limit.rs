@@ -12,6 +12,7 @@ mod concurrency;
 mod info;
 mod plans;
 mod terms;
+mod update;
 
 pub(crate) use concurrency::PermitTerms;
 pub use concurrency::{Concurrency, PERMITS_MAX};
@@ -20,6 +21,7 @@ pub use plans::PLANS_MAX;
 pub(crate) use plans::Plan;
 pub(crate) use terms::{Credit, CreditRule, Pace, Terms};
 use terms::{KEY_TICK_MIN_US, epoch_us};
+pub(crate) use update::NodeTerms;
 
 /// What a node may spend on a key of which it has a view before the store answers, in tokens, unless the limit
 /// sets it.
@@ -410,6 +412,7 @@ impl Limit {
         let credit_rule = self.credit_rule();
         Ok(Terms {
             scale,
+            stored_scale: scale,
             tick_us,
             pace,
             epoch_us: epoch_us(micros(interval)),

@@ -1,7 +1,7 @@
 //! What users hold: a limiter, its limits, and handles of keys.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::algorithm::{Rule, StateRule};
@@ -12,10 +12,12 @@ use crate::bucket::{
 };
 use crate::decision::{Decision, Held, Source};
 use crate::driver::setup::Senders;
-use crate::driver::{AloneBuckets, Buckets, LimitState, LocalBuckets, NodeState, PinnedKey, Wish};
+use crate::driver::{
+    AloneBuckets, Buckets, Definition, LimitState, LocalBuckets, NodeState, PinnedKey, Wish,
+};
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
-use crate::limit::{LimitInfo, Mode};
+use crate::limit::{LimitInfo, Mode, NodeTerms};
 use crate::time::{Now, Timestamp, micros};
 
 mod alone;
@@ -30,6 +32,7 @@ pub(crate) mod settle;
 mod several;
 mod slots;
 pub(crate) mod together;
+mod update;
 mod waiting;
 
 pub use async_limit::AsyncLimit;
@@ -68,6 +71,8 @@ pub(crate) struct Shared {
     pub(crate) driver: Senders,
     /// What keys are hashed with.
     pub(crate) secret: KeySecret,
+    /// What the limits' numbers depend on, beside the limits. Held by whoever changes these.
+    pub(crate) node_terms: Mutex<NodeTerms>,
     /// Callers who wait, for each limit.
     pub(crate) waiting: Box<[Waiting]>,
     #[cfg(all(feature = "metrics", feature = "tower"))]
@@ -93,8 +98,9 @@ impl Limiter {
             let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
             ConfigError::UnknownLimit { name: name.to_owned(), known: known.join(", ") }
         })?;
-        let (info, plan) = (state.info, state.info.number);
-        Ok(ActiveLimit { info, plan, state: state.clone(), shared: self.shared.clone() })
+        let (definition, state, shared) = (state.definition(), state.clone(), self.shared.clone());
+        let (info, plan) = (definition.info, definition.info.number);
+        Ok(ActiveLimit { state, definition, info, plan, shared })
     }
 
     /// Waits until every lane of the store has answered and gives leases: what a readiness probe
@@ -151,6 +157,8 @@ impl Shared {
 #[derive(Clone)]
 pub struct ActiveLimit {
     state: Arc<LimitState>,
+    /// That of the time when it was asked for.
+    definition: Arc<Definition>,
     /// Of the plan that it asks by.
     info: &'static LimitInfo,
     /// The number of that, at hand for the fast path.
@@ -361,20 +369,13 @@ impl ActiveLimit {
 
     /// The limit's algorithm with its numbers.
     pub fn rule(&self) -> Rule {
-        self.info.rule
+        self.current().info.rule
     }
 
     /// How far this limit can have been exceeded, and was by what the store said, as of the last
     /// second.
     pub fn excess(&self) -> Excess {
         self.state.excess()
-    }
-
-    /// The highest cost that can be admitted, in tokens.
-    #[inline(always)]
-    pub(crate) fn cost_max(&self) -> u32 {
-        let by_override = if self.has_overrides() { self.state.overrides.cost_max() } else { 0 };
-        by_override.max(self.info.terms.cost_max)
     }
 
     #[inline(always)]

@@ -189,6 +189,10 @@ pub(crate) struct Scale {
     pub curve: Curve,
 }
 
+/// The largest bucket in units of a node: they do not go on the wire, where less has room.
+const OWN_MAX: i64 = 1 << 58;
+/// The longest time that a token of any limit takes to flow in.
+const TOKEN_US_MAX: i64 = PERIOD_MAX.as_micros() as i64;
 /// The largest bucket, in units.
 const BURST_UNITS_MAX: u64 = 1 << 52;
 /// The largest bucket of a calendar's window before its tokens are rounded up, in units.
@@ -210,7 +214,11 @@ impl Scale {
     fn local(tokens: u64, period_us: u64, burst: u64, shares_state: bool) -> Option<Self> {
         let divisor = gcd(tokens, period_us);
         let (rate, token) = match (tokens / divisor, period_us / divisor) {
-            exact @ (..=LOCAL_RATE_UNITS, _) if !shares_state => exact,
+            // As many as fit, so that an update of the limit finds a unit too.
+            (rate @ ..=LOCAL_RATE_UNITS, token) if !shares_state => {
+                let times = LOCAL_RATE_UNITS / rate;
+                (rate * times, token * times)
+            }
             _ => (LOCAL_RATE_UNITS, (LOCAL_RATE_UNITS * period_us).div_ceil(tokens)),
         };
         let (kept, asked) =
@@ -333,6 +341,38 @@ impl Scale {
         (burst <= BURST_UNITS_MAX as i64 && is_kept && is_whole).then_some(scale)
     }
 
+    /// The same quota with `rate` units in a microsecond. The rate is rounded down, by 0.1% at most; `None` if it would be by
+    /// more.
+    pub(crate) fn at_rate(&self, rate: i64) -> Option<Self> {
+        let (own_rate, own_token) = (i128::from(self.rate), i128::from(self.token));
+        let exact = i128::from(rate) * own_token;
+        let token = (exact + own_rate - 1) / own_rate;
+        let burst = token * i128::from(self.burst / self.token);
+        let is_kept = (token * own_rate - exact) * 1000 <= exact && burst <= 1 << 60;
+        is_kept.then_some(Self {
+            rate,
+            token: token as i64,
+            burst: burst as i64,
+            curve: self.curve,
+        })
+    }
+
+    /// What the store holds, in units of this node, of which `token` make a token. `None` if it is no quota, or one that these
+    /// units cannot hold. A rate is rounded down.
+    pub(crate) fn in_own_units(&self, token: i64) -> Option<Self> {
+        let &Self { rate, token: unit, curve, .. } = self;
+        let tokens = self.burst / unit;
+        let is_rate = rate > 0 && unit / rate <= TOKEN_US_MAX && rate / unit <= TOKENS_MAX as i64;
+        // Other numbers of the same algorithm: this node counts by its own.
+        let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
+        let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
+        let own = Self { rate: converted(rate, unit, token).max(1), token, burst, curve };
+        // A window keeps its length, nearly.
+        let off_us = (own.window_us() - self.window_us()).abs();
+        let is_kept = curve == Curve::Refill || off_us <= self.window_us() / 100;
+        is_kept.then_some(own)
+    }
+
     /// Whole tokens in `units`, rounded down.
     pub(crate) fn tokens(&self, units: i64) -> i64 {
         units.div_euclid(self.token)
@@ -342,6 +382,13 @@ impl Scale {
     pub(crate) fn micros_for(&self, units: i64) -> u64 {
         (units.max(0) as u64).div_ceil(self.rate as u64)
     }
+}
+
+/// Units of which `from` make a token, in units of which `to` do, rounded down.
+pub(crate) fn converted(units: i64, from: i64, to: i64) -> i64 {
+    let units = i128::from(units) * i128::from(to);
+    let most = i128::from(OWN_MAX);
+    units.div_euclid(i128::from(from)).clamp(-most, most) as i64
 }
 
 pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
@@ -395,6 +442,22 @@ mod tests {
             assert_eq!(field, expected, "{quota:?}");
             assert!(!value.is_empty());
         }
+    }
+
+    /// A reply said that a newer quota had no refill: the key took it, and was never filled again.
+    #[test]
+    fn newer_quota_that_no_limit_can_have_is_not_adopted() {
+        let most = TOKENS_MAX as i64;
+        let adopts = |rate, token, burst| {
+            Scale { rate, token, burst, curve: Curve::Refill }.in_own_units(1000).is_some()
+        };
+        assert!(adopts(1, 1, 1) && adopts(1, 1, most));
+        assert!(!adopts(0, 1, 20_040_000), "no refill");
+        assert!(adopts(1, TOKEN_US_MAX, TOKEN_US_MAX) && !adopts(1, TOKEN_US_MAX + 1, 1 << 50));
+        assert!(adopts(most, 1, 1) && !adopts(most + 1, 1, 1));
+        assert!(!adopts(1, 10, 9), "no whole token");
+        assert!(!adopts(1, 1, -20));
+        assert!(!adopts(1, 1, most + 1));
     }
 
     proptest! {

@@ -3,6 +3,8 @@
 #![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
 
+#[path = "parts/changing_quotas.rs"]
+mod changing_quotas;
 #[cfg(feature = "redis")]
 mod parts;
 #[path = "parts/virtual_nodes.rs"]
@@ -12,10 +14,11 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use changing_quotas::{Central, alone, burst, raises, spend_all};
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
     ActiveLimit, AsyncLimit, Builder, ConfigError, Decision, Event, FixedWindow, LeakyBucket,
-    Limit, Limiter, Override, OverrideError, Quota, Rule, SlidingLog, SlidingWindow,
+    Limit, Limiter, Override, OverrideError, Quota, Rule, SlidingLog,
 };
 use virtual_nodes::VirtualNodes;
 
@@ -74,39 +77,6 @@ impl Cluster {
     }
 }
 
-/// As good as no refill: a token in eight hours.
-fn burst(tokens: u64) -> Quota {
-    Quota::new(1, 8 * HOUR).burst(tokens)
-}
-
-fn alone(limit: Limit) -> (ActiveLimit, ManualClock) {
-    let clock = ManualClock::new();
-    clock.advance(HOUR);
-    let limiter = Limiter::builder().limit(limit.local()).clock(&clock).build().unwrap();
-    (limiter.limit("api").unwrap(), clock)
-}
-
-fn spend_all(limit: &ActiveLimit) -> u32 {
-    let mut spent = 0;
-    while limit.check("key").is_allowed() {
-        spent += 1;
-    }
-    spent
-}
-
-/// Each algorithm with a quota of 20 and a plan of 100, and what a key has of the plan that spent 5 of the 20: a bucket keeps
-/// what it has, a window what was spent in it.
-fn raises() -> [(&'static str, Rule, Rule, u32); 4] {
-    let day = 24 * HOUR;
-    let sliding = [SlidingWindow::new(20, day), SlidingWindow::new(100, day)];
-    [
-        ("token bucket", burst(20).into(), burst(100).into(), 15),
-        ("fixed window", FixedWindow::new(20, day).into(), FixedWindow::new(100, day).into(), 95),
-        ("sliding window", sliding[0].into(), sliding[1].into(), 95),
-        ("sliding log", SlidingLog::new(20, day).into(), SlidingLog::new(100, day).into(), 95),
-    ]
-}
-
 fn limit(own: impl Into<Rule>, large: impl Into<Rule>) -> Limit {
     Limit::new("api", own).plan("large", large)
 }
@@ -151,27 +121,6 @@ fn key_of_which_the_store_decides_keeps_what_it_has_under_another_plan() {
         }
         assert_eq!(cluster.drain(1, "large"), left, "{name}");
         assert_eq!((cluster.drain(0, ""), cluster.drain(2, "large")), (0, 0), "{name}");
-    }
-}
-
-/// A token bucket as the definition has it, whose plan may change at any time: in millionths of a token.
-struct Central {
-    level: i128,
-    at_us: u64,
-    /// Tokens a second, and the burst.
-    plan: (u32, u32),
-}
-
-impl Central {
-    fn allows(&mut self, plan: (u32, u32), now_us: u64) -> bool {
-        let (rate, burst) = self.plan;
-        let flowed = i128::from(now_us - self.at_us) * i128::from(rate);
-        self.level = (self.level + flowed).min(i128::from(burst) * 1_000_000);
-        self.level = self.level.min(i128::from(plan.1) * 1_000_000);
-        (self.plan, self.at_us) = (plan, now_us);
-        let is_allowed = self.level >= 1_000_000;
-        self.level -= if is_allowed { 1_000_000 } else { 0 };
-        is_allowed
     }
 }
 

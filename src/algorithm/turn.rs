@@ -82,6 +82,17 @@ impl TurnRule {
         }
     }
 
+    /// The same rule with `rate` units in a microsecond; `None` if its rate cannot be kept in them.
+    pub(crate) fn at_rate(&self, rate: i64) -> Option<Self> {
+        Some(match self {
+            Self::TokenBucket(scale) => Self::TokenBucket(scale.at_rate(rate)?),
+            Self::LeakyBucket { scale, queue } => {
+                let queue = u128::from(*queue) * rate as u128 / scale.rate as u128;
+                Self::LeakyBucket { scale: scale.at_rate(rate)?, queue: u64::try_from(queue).ok()? }
+            }
+        })
+    }
+
     /// Whether a share counts so high a cost.
     pub(super) fn can_count(&self, cost: u32) -> bool {
         self.units_of(cost.into()) <= COST_UNITS_MAX

@@ -118,7 +118,7 @@ pub(super) fn faults(
         for plan in &mut limit.plans {
             *plan = Plan { name: "any".to_owned(), rule: limit.rule };
         }
-        let (field, reason) = match builder.terms_of(limit) {
+        let (field, reason) = match builder.node_terms().of(limit) {
             Ok(_) => return faults,
             Err(ConfigError::Limit { field, reason, .. }) => (field, reason.to_owned()),
             Err(error) => ("", error.to_string()),

@@ -133,7 +133,7 @@ fn with_plans<'a>(limit: &Limit, plans: impl IntoIterator<Item = (&'a str, Rule)
 
 /// What the builder says of a limit.
 fn error_of(limit: &Limit, builder: &Builder) -> Option<String> {
-    match builder.terms_of(limit) {
+    match builder.node_terms().of(limit) {
         Ok(_) => None,
         Err(ConfigError::Limit { reason, .. }) => Some(reason.to_owned()),
         Err(error) => Some(error.to_string()),

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crossbeam_utils::CachePadded;
 use thread_local::ThreadLocal;
 
 use super::clock::TimeSource;
+use super::definition::{Definition, LimitParts};
 use super::overrides::LimitOverrides;
 use super::reset_counts::ResetCounts;
 use super::slot_keys::SlotKeys;
@@ -17,9 +18,9 @@ use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, NewKey,
     OVERFLOW, Table, TableBucket, WindowBucket,
 };
-use crate::limit::{Credit, Limit, LimitInfo, Mode, OutagePolicy, Terms};
+use crate::limit::{Credit, LimitInfo, Mode, OutagePolicy, Terms};
 use crate::quota::Scale;
-use crate::time::{Clock, Timestamp, micros};
+use crate::time::{Clock, Timestamp};
 
 /// Any place but that of keys for which there is no room.
 const NO_PLACE: u32 = OVERFLOW + 1;
@@ -31,11 +32,9 @@ pub(crate) struct LimitState {
     /// The limit's place among the limiter's limits.
     pub(crate) index: u32,
     pub(crate) name: Arc<str>,
-    pub(crate) info: &'static LimitInfo,
-    pub(crate) plans: Box<[&'static LimitInfo]>,
+    /// As it was built: an update of the limit changes its quota, its credit and its version only.
     pub(crate) terms: Terms,
-    /// The plan whose keys take longest to fill.
-    slowest: Scale,
+    definition: RwLock<Arc<Definition>>,
     /// What decisions read the time from.
     pub(crate) clock: Clock,
     /// When that began, in microseconds since 1970.
@@ -55,7 +54,7 @@ pub(crate) struct LimitState {
     was_on_policy: AtomicBool,
     /// As it was told last.
     excess: Mutex<Excess>,
-    /// What decisions look at before they look at the limit.
+    /// What decisions look at before they look at the limit's rule.
     pub(crate) overrides: LimitOverrides,
     pub(crate) resets: ResetCounts,
 }
@@ -194,33 +193,25 @@ impl LimitState {
     /// `None` if there is no memory for so many keys.
     pub(crate) fn new(
         index: u32,
-        limit: &Limit,
-        terms: &Terms,
-        plans: &[(&str, Rule, Terms)],
+        parts: &LimitParts<'_>,
         hasher: KeyHasher,
         budget: &Arc<KeyBudget>,
         time: &TimeSource,
     ) -> Option<Self> {
-        let name: Arc<str> = limit.name().into();
-        let intern =
-            |plan, terms, rule| LimitInfo::intern(&name, plan, terms, rule, time.origin_us());
-        let info = intern(None, terms, limit.rule());
-        let scales = plans.iter().map(|(.., terms)| terms.scale).chain([terms.scale]);
-        let slowest = scales.max_by_key(Scale::fill_us).unwrap_or(terms.scale);
-        let plans: Box<[_]> =
-            plans.iter().map(|(plan, rule, terms)| intern(Some(plan), terms, *rule)).collect();
-        let buckets = Self::buckets_of(index, info, hasher, budget, time)?;
+        let LimitParts { limit, terms, .. } = parts;
+        let definition = parts.define(None, time.origin_us());
+        let buckets = Self::buckets_of(index, definition.info, hasher, budget, time)?;
+        let overrides = LimitOverrides::new(limit.switch);
+        definition.set_looks_further(overrides.is_any(&definition));
         let first_credit = AtomicU32::new(terms.credit.first);
         let (clock, excess) = (time.cached(), Mutex::default());
         let needs_async = limit.mode == Mode::Exact;
         let (unsure, nodes) = (AtomicU64::new(0), AtomicU32::new(terms.credit_rule.uncounted));
         Some(Self {
             index,
-            name,
-            info,
-            plans: plans.clone(),
-            slowest,
+            name: limit.name().into(),
             terms: *terms,
+            definition: RwLock::new(Arc::new(definition)),
             clock,
             origin_us: time.origin_us(),
             buckets,
@@ -231,7 +222,7 @@ impl LimitState {
             on_policy: AtomicBool::new(false),
             was_on_policy: AtomicBool::new(false),
             excess,
-            overrides: LimitOverrides::new(limit.switch, micros(limit.block_for), plans),
+            overrides,
             resets: ResetCounts::default(),
         })
     }
@@ -272,14 +263,29 @@ impl LimitState {
         })
     }
 
-    /// What decisions under a plan point to, or else the names of the plans there are.
-    pub(crate) fn info_of(&self, plan: &str) -> Result<&'static LimitInfo, String> {
-        let is_named = |info: &&&LimitInfo| info.plan.as_deref() == Some(plan);
-        self.plans.iter().find(is_named).copied().ok_or_else(|| {
-            let known: Vec<&str> =
-                self.plans.iter().filter_map(|info| info.plan.as_deref()).collect();
-            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
-        })
+    /// What the limit is at present.
+    pub(crate) fn definition(&self) -> Arc<Definition> {
+        self.definition.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts this definition in the place of the present one.
+    pub(crate) fn update(&self, parts: &LimitParts<'_>) {
+        let present = &mut *self.definition.write().unwrap_or_else(PoisonError::into_inner);
+        let next = parts.define(Some(present), self.origin_us);
+        next.set_looks_further(self.overrides.is_any(&next));
+        present.set_replaced();
+        *present = Arc::new(next);
+    }
+
+    /// Lets decisions look at the overrides that there are now.
+    pub(super) fn notice_overrides(&self) {
+        let definition = self.definition.read().unwrap_or_else(PoisonError::into_inner);
+        definition.set_looks_further(self.overrides.is_any(&definition));
+    }
+
+    /// The quota whose keys take longest to fill.
+    fn slowest(&self) -> Scale {
+        self.definition.read().unwrap_or_else(PoisonError::into_inner).slowest
     }
 
     /// What may be spent on a key that is new or full before the store answers, in tokens.
@@ -302,7 +308,7 @@ impl LimitState {
     /// Evicts keys among the next `places`. Returns how many.
     pub(super) fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
         match &self.buckets {
-            Buckets::Leased(table) => table.evict(places, now, &self.slowest, what),
+            Buckets::Leased(table) => table.evict(places, now, &self.slowest(), what),
             Buckets::Alone(AloneBuckets::Turns(local) | AloneBuckets::Slots(_, local)) => {
                 local.evict(places, now, what)
             }
@@ -325,7 +331,7 @@ impl LimitState {
     /// Forgets marks of keys that must be full by now. Local keys have none.
     pub(super) fn forget_marks(&self, now: Timestamp) {
         if let Buckets::Leased(table) = &self.buckets {
-            table.forget_marks(now, &self.slowest);
+            table.forget_marks(now, &self.slowest());
         }
     }
 

@@ -271,6 +271,22 @@ impl OverrideSync {
         true
     }
 
+    /// Limits have other definitions: what records say may be something else for these.
+    pub(super) fn apply_again(&self, limits: &[Arc<LimitState>]) -> Vec<Event> {
+        let changes = Changes::new(limits, &self.secret);
+        for limit in limits {
+            limit.overrides.set_switch(limit.definition().limit.switch);
+        }
+        let mut events = Vec::new();
+        for (name, record) in &self.records {
+            if !changes.make(name, &record.value, record.until) {
+                events.push(Event::OverrideNotUnderstood { record: shown(name) });
+            }
+        }
+        events.extend(changes.end());
+        events
+    }
+
     /// All records were read: the others were removed, or the store has lost them and hears of them again.
     fn forget_untold(&mut self, changes: &Changes<'_>) {
         let reading = self.reading.number;
@@ -340,15 +356,15 @@ impl<'a> Changes<'a> {
             Subject::Key(name) => self.secret.hashed_name(name).map(|name| Box::from(&name[..])),
             _ => None,
         };
-        let overrides = &self.limits[place].overrides;
-        overrides.set(subject, setting, until, hashed)
+        let limit = &self.limits[place];
+        limit.overrides.set(subject, setting, until, hashed, &limit.definition())
     }
 
     /// Lets decisions look for what there is now. Returns an event for each limit whose switch has changed.
     fn end(self) -> Vec<Event> {
         let mut events = Vec::new();
         for (limit, before) in self.limits.iter().zip(self.switches) {
-            limit.overrides.notice();
+            limit.notice_overrides();
             let switch = limit.overrides.switch();
             if switch != before {
                 events.push(Event::Switched { limit: limit.name.clone(), switch });

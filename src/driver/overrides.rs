@@ -7,6 +7,7 @@ use std::sync::{PoisonError, RwLock};
 
 use dashmap::DashMap;
 
+use super::definition::Definition;
 use crate::limit::LimitInfo;
 #[cfg(feature = "http")]
 use crate::network::Network;
@@ -16,18 +17,10 @@ use crate::time::Timestamp;
 /// What overrides a limit on this node. One task changes it, and any number of threads read.
 #[derive(Debug)]
 pub(crate) struct LimitOverrides {
-    /// Whether there is anything that decisions have to look at. A hint: publishes nothing.
-    is_any: AtomicBool,
     /// The place of the [`Switch`] in [`Switch::ALL`].
     switch: AtomicU8,
-    /// Whether one has ever given a key another plan. A hint, as `is_any` is.
+    /// Whether one has ever given a key another plan. A hint: publishes nothing.
     may_give_plans: AtomicBool,
-    /// The plans of the limit.
-    plans: Box<[&'static LimitInfo]>,
-    /// What it is unless an override says so.
-    own_switch: Switch,
-    /// Keys are blocked for so long after a denial, in microseconds.
-    block_us: u64,
     /// By what the limiter knows the keys by.
     keys: DashMap<Box<[u8]>, HeldRuling>,
     /// Of these, by what their hashed forms are known by. An override of that form itself wins.
@@ -64,14 +57,10 @@ struct ByLength<K: Eq + Hash, N> {
 }
 
 impl LimitOverrides {
-    pub(crate) fn new(own_switch: Switch, block_us: u64, plans: Box<[&'static LimitInfo]>) -> Self {
+    pub(crate) fn new(own_switch: Switch) -> Self {
         let overrides = Self {
-            is_any: AtomicBool::new(false),
             may_give_plans: AtomicBool::new(false),
-            plans,
             switch: AtomicU8::new(0),
-            own_switch,
-            block_us,
             keys: DashMap::new(),
             hashed: DashMap::new(),
             blocked: DashMap::new(),
@@ -82,14 +71,15 @@ impl LimitOverrides {
             denied: AtomicU64::new(0),
         };
         overrides.set_switch(own_switch);
-        overrides.notice();
         overrides
     }
 
-    /// Whether a decision has to look here.
-    #[inline(always)]
-    pub(crate) fn is_any(&self) -> bool {
-        self.is_any.load(Ordering::Relaxed)
+    /// Whether decisions have to look here.
+    pub(super) fn is_any(&self, definition: &Definition) -> bool {
+        !definition.limit.block_for.is_zero()
+            || self.switch() != Switch::On
+            || !self.keys.is_empty()
+            || self.has_patterns()
     }
 
     pub(crate) fn switch(&self) -> Switch {
@@ -157,8 +147,8 @@ impl LimitOverrides {
     }
 
     /// The highest cost that the plan of an override may admit, in tokens.
-    pub(crate) fn cost_max(&self) -> u32 {
-        let plans = if self.may_give_plans() { &*self.plans } else { &[] };
+    pub(crate) fn cost_max(&self, definition: &Definition) -> u32 {
+        let plans = if self.may_give_plans() { &*definition.plans } else { &[] };
         plans.iter().map(|info| info.terms.cost_max).max().unwrap_or_default()
     }
 
@@ -178,10 +168,10 @@ impl LimitOverrides {
         [&self.allowed, &self.denied].map(|count| count.swap(0, Ordering::Relaxed))
     }
 
-    /// Blocks a key that was denied at `now`, if the limit does that and fewer than `most` keys are blocked.
-    pub(crate) fn block(&self, name: &[u8], now: Timestamp, most: usize) {
-        if self.block_us > 0 && (self.blocked.len() < most || self.blocked.contains_key(name)) {
-            self.blocked.insert(name.into(), now.plus_micros(self.block_us));
+    /// Blocks a key that was denied until `until`, if fewer than `most` keys are blocked.
+    pub(crate) fn block(&self, name: &[u8], until: Timestamp, most: usize) {
+        if self.blocked.len() < most || self.blocked.contains_key(name) {
+            self.blocked.insert(name.into(), until);
         }
     }
 
@@ -200,10 +190,11 @@ impl LimitOverrides {
         setting: Setting,
         until: Timestamp,
         hashed: Option<Box<[u8]>>,
+        definition: &Definition,
     ) -> bool {
         let (held, is_known) = match setting {
             Setting::Keys(ruling) => {
-                let ruling = self.in_force(&ruling);
+                let ruling = in_force(&ruling, definition);
                 (ruling.map(|ruling| HeldRuling { ruling, until }), ruling.is_some())
             }
             Setting::Limit(switch) => {
@@ -216,7 +207,7 @@ impl LimitOverrides {
             self.may_give_plans.store(true, Ordering::Relaxed);
         }
         match (subject, held) {
-            (Subject::Limit, _) => self.set_switch(self.own_switch),
+            (Subject::Limit, _) => self.set_switch(definition.limit.switch),
             (Subject::Key(name), held) => {
                 put(&self.keys, name.into_boxed_slice(), held);
                 if let Some(hashed) = hashed {
@@ -235,18 +226,7 @@ impl LimitOverrides {
         is_known
     }
 
-    fn in_force(&self, ruling: &Ruling) -> Option<InForce> {
-        Some(match ruling {
-            Ruling::Allow => InForce::Allow,
-            Ruling::Block => InForce::Block,
-            Ruling::Plan(name) => {
-                let is_named = |info: &&&LimitInfo| info.plan.as_ref() == Some(name);
-                InForce::Plan(self.plans.iter().find(is_named)?)
-            }
-        })
-    }
-
-    fn set_switch(&self, switch: Switch) {
+    pub(super) fn set_switch(&self, switch: Switch) {
         let place = Switch::ALL.iter().position(|other| *other == switch).unwrap_or_default();
         self.switch.store(place as u8, Ordering::Relaxed);
     }
@@ -255,15 +235,15 @@ impl LimitOverrides {
     pub(super) fn sweep(&self, now: Timestamp) {
         self.blocked.retain(|_, until| now < *until);
     }
+}
 
-    /// Looks whether decisions have to look here.
-    pub(super) fn notice(&self) {
-        let is_any = self.block_us > 0
-            || self.switch() != Switch::On
-            || !self.keys.is_empty()
-            || self.has_patterns();
-        self.is_any.store(is_any, Ordering::Relaxed);
-    }
+/// A ruling of a limit of this definition; `None` if that does not have what it names.
+fn in_force(ruling: &Ruling, definition: &Definition) -> Option<InForce> {
+    Some(match ruling {
+        Ruling::Allow => InForce::Allow,
+        Ruling::Block => InForce::Block,
+        Ruling::Plan(name) => InForce::Plan(definition.plan(name)?),
+    })
 }
 
 impl<K: Eq + Hash, N: Ord + Copy> ByLength<K, N> {

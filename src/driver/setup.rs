@@ -5,40 +5,16 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, oneshot};
 
 use super::clock::{Ticker, TimeSource};
+use super::definition::LimitParts;
 use super::override_sync::OverrideSync;
 use super::{Command, Driver, LimitState, Listener, NodeState, PermitLimits, Query, Wish, log};
-use crate::algorithm::Rule;
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
-use crate::limit::{Limit, PermitTerms, Plan, Terms};
+use crate::limit::PermitTerms;
 use crate::store::{AnyStore, MemoryStore};
-use crate::sync::{Config, Engine, LimitConfig};
+use crate::sync::{Config, Engine};
 use crate::time::{Timestamp, micros};
-
-/// A limit with its numbers, and those of its plans.
-pub(crate) struct LimitParts<'a> {
-    pub(crate) limit: &'a Limit,
-    pub(crate) terms: Terms,
-    pub(crate) plans: Vec<(&'a str, Rule, Terms)>,
-}
-
-impl<'a> LimitParts<'a> {
-    /// The limit with the numbers that it and its plans have on a node, by `terms_of`.
-    pub(crate) fn new(
-        limit: &'a Limit,
-        terms_of: impl Fn(&Limit) -> Result<Terms, ConfigError>,
-    ) -> Result<Self, ConfigError> {
-        let plan = |plan: &'a Plan| Ok((&*plan.name, plan.rule, terms_of(&limit.under(plan))?));
-        let plans = limit.plans.iter().map(plan).collect::<Result<_, ConfigError>>()?;
-        Ok(Self { limit, terms: terms_of(limit)?, plans })
-    }
-
-    fn config(&self) -> LimitConfig {
-        let plans = self.plans.iter().map(|&(_, _, terms)| terms).collect();
-        LimitConfig { name: self.limit.name().into(), terms: self.terms, plans }
-    }
-}
 
 /// What a driver is built from, all of it validated.
 pub(crate) struct DriverParts<'a> {
@@ -145,9 +121,8 @@ fn limit_states(
     // All tables hash alike, so that a request of several limits hashes its key once.
     let seeds = random()?;
     let state = |(parts, index): (&LimitParts<'_>, u32)| {
-        let LimitParts { limit, terms, plans } = parts;
         let hasher = KeyHasher::new(seeds);
-        let state = LimitState::new(index, limit, terms, plans, hasher, budget, time);
+        let state = LimitState::new(index, parts, hasher, budget, time);
         state.map(Arc::new).ok_or_else(no_memory)
     };
     limits.iter().zip(0..).map(state).collect()

@@ -43,8 +43,16 @@ struct Charge {
 
 /// A question that the store or time has to answer. It borrows nothing, so that it can wait.
 pub(super) enum Open {
-    One { handle: Handle, cost: u32, is_unreported: bool, pinned: Option<Pinned> },
+    One(Box<AskedAlone>),
     Several(Box<Asked>),
+}
+
+/// What a limit is asked by itself.
+pub(super) struct AskedAlone {
+    handle: Handle,
+    cost: u32,
+    is_unreported: bool,
+    pinned: Option<Pinned>,
 }
 
 /// The key of a request whose response decides about the charge, pinned before it is asked, so that what goes back goes where
@@ -103,7 +111,8 @@ impl RateLimit {
     /// Waits for the answer.
     pub(super) async fn answer(&self, open: Open) -> Evaluation {
         match open {
-            Open::One { handle, cost, is_unreported, pinned } => {
+            Open::One(asked) => {
+                let AskedAlone { handle, cost, is_unreported, pinned } = *asked;
                 let decision =
                     if self.waits { handle.wait(cost).await } else { handle.ask_store(cost).await };
                 let decision = handle.after_rule(cost, decision);
@@ -126,7 +135,10 @@ impl RateLimit {
         let pinned = limit.may_return().then(|| (active.handle(&key), active.now()));
         match self.check(active, &key, cost) {
             Ok(Ok(decision)) => Ok(self.evaluation_of_one(decision, is_unreported, pinned)),
-            Ok(Err(handle)) => Err(Open::One { handle, cost, is_unreported, pinned }),
+            Ok(Err(handle)) => {
+                let asked = AskedAlone { handle, cost, is_unreported, pinned };
+                Err(Open::One(Box::new(asked)))
+            }
             Err(CheckError::CostTooHigh { limit, .. }) => {
                 Ok(Evaluation::refused(Refusal::CostTooHigh { limit }))
             }

@@ -17,6 +17,8 @@ pub(crate) struct LimitInfo {
     pub(crate) name: Box<str>,
     /// Of the plan, unless it is the limit's own quota.
     pub(crate) plan: Option<Box<str>>,
+    /// It came with an update of the limit.
+    pub(crate) is_update: bool,
     /// As it was configured.
     pub(crate) rule: Rule,
     pub(crate) terms: Terms,
@@ -58,7 +60,7 @@ impl LimitInfo {
     /// `origin_us` is when the node's clock began, in microseconds since 1970.
     pub(crate) fn intern(
         name: &str,
-        plan: Option<&str>,
+        (plan, is_update): (Option<&str>, bool),
         terms: &Terms,
         rule: Rule,
         origin_us: u64,
@@ -67,11 +69,11 @@ impl LimitInfo {
         // To the millisecond: a limiter that is built anew has mostly the same.
         let origin_us = origin_us - origin_us % 1000;
         let window_offset_us = match scale.curve {
-            Curve::FixedWindow => origin_us % scale.window_us() as u64,
+            Curve::FixedWindow => origin_us % terms.stored_scale.window_us() as u64,
             Curve::CalendarWindow => origin_us,
             _ => 0,
         };
-        let text = format!("{name:?} {plan:?} {rule:?} {terms:?} {window_offset_us}");
+        let text = format!("{name:?} {plan:?} {is_update} {rule:?} {terms:?} {window_offset_us}");
         let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
         let Interned { all, by_text } = infos.get_or_insert_default();
         by_text.entry(text).or_insert_with(|| {
@@ -79,6 +81,7 @@ impl LimitInfo {
                 number: all.len() as u32 + 1,
                 name: name.into(),
                 plan: plan.map(Into::into),
+                is_update,
                 rule,
                 terms: *terms,
                 scale,
@@ -111,7 +114,7 @@ mod tests {
             let limit = Limit::new(name, quota);
             std::ptr::from_ref(LimitInfo::intern(
                 name,
-                None,
+                (None, false),
                 &limit.validate().unwrap(),
                 quota.into(),
                 0,

@@ -87,6 +87,7 @@ impl Limit {
                           or numbers that are nearer to each other";
             self.invalid("plan", format!("{:?}", self.quota()), reason)
         })?;
+        terms.stored_scale = terms.scale;
         Ok(())
     }
 
@@ -115,21 +116,25 @@ impl Limit {
             if !names.insert(name) {
                 return Err(self.invalid("plan", name.clone(), "is defined twice"));
             }
-            let is_same = match (self.key_rule_of(self.rule)?, self.key_rule_of(*rule)?) {
-                (KeyRule::Turn(_), KeyRule::Turn(_)) => true,
-                (KeyRule::Window(own), KeyRule::Window(other)) => {
-                    (own.period_us, own.is_sliding, own.calendar)
-                        == (other.period_us, other.is_sliding, other.calendar)
-                }
-                (KeyRule::Log(own), KeyRule::Log(other)) => own.period_us == other.period_us,
-                _ => false,
-            };
-            if !is_same || self.rule.algorithm() != rule.algorithm() {
+            if self.rule.algorithm() != rule.algorithm() || !self.has_same_windows(*rule)? {
                 let reason = "a plan has the limit's algorithm, and the same windows";
                 return Err(self.invalid("plan", format!("{name} = {rule:?}"), reason));
             }
         }
         Ok(())
+    }
+
+    /// Whether `other` counts in the same windows, if in any.
+    pub(super) fn has_same_windows(&self, other: Rule) -> Result<bool, ConfigError> {
+        Ok(match (self.key_rule_of(self.rule)?, self.key_rule_of(other)?) {
+            (KeyRule::Turn(_), KeyRule::Turn(_)) => true,
+            (KeyRule::Window(own), KeyRule::Window(other)) => {
+                (own.period_us, own.is_sliding, own.calendar)
+                    == (other.period_us, other.is_sliding, other.calendar)
+            }
+            (KeyRule::Log(own), KeyRule::Log(other)) => own.period_us == other.period_us,
+            _ => false,
+        })
     }
 
     fn key_rule_of(&self, rule: Rule) -> Result<KeyRule, ConfigError> {

@@ -12,6 +12,8 @@ pub(super) const KEY_TICK_MIN_US: u64 = 2_000;
 pub(crate) struct Terms {
     /// The quota in the units that leases are counted in, which are those of all plans of the limit.
     pub scale: Scale,
+    /// The quota as the store is told it: the same, unless an update of the limit has to do with the units that it had.
+    pub stored_scale: Scale,
     /// A key's tick: the sync interval, or a quarter of the time to fill, whichever is shorter. By
     /// accuracy each key has a tick of its own, and this is the longest.
     pub tick_us: u64,

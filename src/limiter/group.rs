@@ -304,7 +304,7 @@ fn spend_lease<'a>(
     request: &Request<'_>,
 ) -> Option<(&'a LeaseBucket, u32, i64)> {
     let &Request { ref name, cost, now, .. } = request;
-    if limit.has_overrides() {
+    if limit.looks_further() {
         return None;
     }
     let Buckets::Leased(table) = &limit.state.buckets else { return None };

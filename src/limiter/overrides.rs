@@ -12,7 +12,7 @@ use crate::driver::{HeldRuling, InForce, OverrideQuery, Query};
 use crate::key::Key;
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
 use crate::store::overrides::Put;
-use crate::time::Timestamp;
+use crate::time::{Timestamp, micros};
 
 /// The overrides of a limiter's limits: of single keys, and of whole limits. Cheap to clone.
 ///
@@ -54,10 +54,11 @@ impl Overrides {
         if let Ruling::Plan(plan) = ruling
             && let Some(known) = self.shared.node.limits.iter().find(|known| *known.name == *limit)
         {
-            known.info_of(plan).map_err(|known| OverrideError::UnknownPlan {
+            let definition = known.definition();
+            definition.plan(plan).ok_or_else(|| OverrideError::UnknownPlan {
                 limit: limit.to_owned(),
                 name: plan.to_string(),
-                known,
+                known: definition.plan_names(),
             })?;
         }
         let record = set.record(limit, &self.shared.secret)?;
@@ -123,17 +124,17 @@ pub(super) struct LookedUp<'a> {
 }
 
 impl ActiveLimit {
-    /// Whether a decision has to look for overrides.
+    /// Whether a decision has to look for overrides, or for another definition of the limit.
     #[inline(always)]
-    pub(super) fn has_overrides(&self) -> bool {
-        self.state.overrides.is_any()
+    pub(super) fn looks_further(&self) -> bool {
+        self.definition.looks_further()
     }
 
     /// Decides about a request of `key` by overrides, or by the limit's rule.
     #[inline(always)]
     pub(super) fn decide_for<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         if let Some(name) = self.shared.secret.held_name(key)
-            && !self.has_overrides()
+            && !self.looks_further()
         {
             return self.decide(Target::key(name), cost);
         }
@@ -167,22 +168,22 @@ impl ActiveLimit {
         limit.after_rule(&name, cost, limit.decide_or_ask(Target::key(&name), cost).await)
     }
 
-    /// The limit under the plan that an override gives the key, or as it is.
+    /// The limit as it is at present, under the plan that an override gives the key, or else its own.
     pub(super) fn planned(&self, asked: LookedUp<'_>) -> Cow<'_, Self> {
-        let overrides = &self.state.overrides;
-        if !self.has_overrides() || !overrides.may_give_plans() {
-            return Cow::Borrowed(self);
+        let (limit, overrides) = (self.current(), &self.state.overrides);
+        if !self.looks_further() || !overrides.may_give_plans() {
+            return limit;
         }
         match overrides.plan(asked.name, asked.plain, self.state.clock.now()) {
-            Some(info) => self.under(info),
-            None => Cow::Borrowed(self),
+            Some(info) => Cow::Owned(limit.under(info).into_owned()),
+            None => limit,
         }
     }
 
     /// The same for a key that is not written yet.
     pub(super) fn planned_for<K: Key + ?Sized>(&self, key: &K) -> Cow<'_, Self> {
-        if !self.has_overrides() || !self.state.overrides.may_give_plans() {
-            return Cow::Borrowed(self);
+        if !self.looks_further() || !self.state.overrides.may_give_plans() {
+            return self.current();
         }
         let secret = &self.shared.secret;
         self.planned(LookedUp { name: &secret.name(key), plain: &secret.plain(key) })
@@ -190,7 +191,7 @@ impl ActiveLimit {
 
     /// The key's bytes before they are hashed, if they are and overrides may look for them.
     pub(crate) fn plain_for_overrides<K: Key + ?Sized>(&self, key: &K) -> Option<Arc<[u8]>> {
-        if self.has_overrides() { self.plain_of(key) } else { None }
+        if self.looks_further() { self.plain_of(key) } else { None }
     }
 
     /// The key's bytes before they are hashed, if they are.
@@ -209,7 +210,7 @@ impl ActiveLimit {
     /// What holds for a key of this name instead of the limit's rule.
     #[inline(always)]
     pub(super) fn overridden(&self, asked: LookedUp<'_>, cost: u32) -> Option<Decision> {
-        let held = if self.has_overrides() { self.find_by(asked, cost) } else { None };
+        let held = if self.looks_further() { self.find_by(asked, cost) } else { None };
         held.map(|held| self.by_override(held, cost))
     }
 
@@ -237,13 +238,13 @@ impl ActiveLimit {
 
     /// What holds for a key instead of the limit's rule.
     pub(super) fn override_of<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Option<Decision> {
-        let held = if self.has_overrides() { self.find_override(key, cost) } else { None };
+        let held = if self.looks_further() { self.find_override(key, cost) } else { None };
         held.map(|held| self.by_override(held, cost))
     }
 
     /// What becomes of a decision that the limit's rule made.
     pub(super) fn after_rule(&self, name: &[u8], cost: u32, decision: Decision) -> Decision {
-        if !self.has_overrides() {
+        if !self.looks_further() {
             return decision;
         }
         match (self.is_shadow(), decision.is_denied()) {
@@ -251,8 +252,10 @@ impl ActiveLimit {
             // Nobody waits in shadow mode.
             (true, false) => decision.after_delay(true),
             (false, true) => {
-                if decision.sure && cost > 0 {
-                    self.state.overrides.block(name, self.state.clock.now(), OVERRIDES_MAX);
+                let block_us = micros(self.definition.limit.block_for);
+                if decision.sure && cost > 0 && block_us > 0 {
+                    let until = self.state.clock.now().plus_micros(block_us);
+                    self.state.overrides.block(name, until, OVERRIDES_MAX);
                 }
                 decision
             }
@@ -262,7 +265,7 @@ impl ActiveLimit {
 
     /// Whether the limit is in shadow mode.
     pub(super) fn is_shadow(&self) -> bool {
-        self.has_overrides() && self.state.overrides.switch() == Switch::Shadow
+        self.looks_further() && self.state.overrides.switch() == Switch::Shadow
     }
 }
 
@@ -270,7 +273,7 @@ impl Handle {
     /// As [`ActiveLimit::decide_for`].
     #[inline(always)]
     pub(super) fn decide(&self, cost: u32) -> Decision {
-        if !self.limit.has_overrides() {
+        if !self.limit.looks_further() {
             return self.limit.decide(self.target(), cost);
         }
         let mut told = self.limit.undecided(cost);

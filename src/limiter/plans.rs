@@ -22,12 +22,13 @@ impl ActiveLimit {
     ///
     /// [`ConfigError::UnknownPlan`] if the limit was built without it.
     pub fn plan(&self, name: &str) -> Result<Self, ConfigError> {
-        let info = self.state.info_of(name).map_err(|known| ConfigError::UnknownPlan {
+        let definition = self.state.definition();
+        let info = definition.plan(name).ok_or_else(|| ConfigError::UnknownPlan {
             limit: self.name().to_owned(),
             name: name.to_owned(),
-            known,
+            known: definition.plan_names(),
         })?;
-        Ok(Self { info, plan: info.number, ..self.clone() })
+        Ok(Self { definition, info, plan: info.number, ..self.clone() })
     }
 
     /// The name of the plan that requests are asked by; `None` is the limit's own quota.
@@ -46,11 +47,12 @@ impl ActiveLimit {
     /// The limit under each of its plans.
     #[cfg(feature = "tower")]
     pub(crate) fn all_plans(&self) -> Vec<Self> {
-        self.state
-            .plans
-            .iter()
-            .map(|&info| Self { info, plan: info.number, ..self.clone() })
-            .collect()
+        let definition = self.state.definition();
+        let under = |info: &'static LimitInfo| {
+            let definition = definition.clone();
+            Self { definition, info, plan: info.number, ..self.clone() }
+        };
+        definition.plans.iter().copied().map(under).collect()
     }
 }
 

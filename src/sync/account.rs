@@ -503,8 +503,8 @@ impl Named {
         self.info.map_or(*limit, |info| Terms { credit: limit.credit, ..info.terms })
     }
 
-    /// Whether it is a plan, and not the limit's own quota.
+    /// Whether it is a plan or came with an update, and is not the quota that the limit was built with.
     fn is_plan(&self) -> bool {
-        self.info.is_some_and(|info| info.plan.is_some())
+        self.info.is_some_and(|info| info.plan.is_some() || info.is_update)
     }
 }

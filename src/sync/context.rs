@@ -56,6 +56,8 @@ pub(crate) struct LimitBooks {
     pub(crate) terms: Terms,
     /// Those of its plans.
     plans: Vec<Terms>,
+    /// The limit has had other terms.
+    is_updated: bool,
     /// The nodes that have it.
     pub(crate) nodes: Nodes,
     pub(crate) turnover: Turnover,
@@ -83,6 +85,7 @@ impl LimitBooks {
             name,
             terms,
             plans,
+            is_updated: false,
             nodes,
             turnover: Turnover::default(),
             counts: DecisionCounts::default(),
@@ -97,9 +100,16 @@ impl LimitBooks {
         }
     }
 
-    /// Whether its keys may have plans.
+    /// Whether its keys may come under another quota.
     pub(crate) fn has_plans(&self) -> bool {
-        !self.plans.is_empty()
+        !self.plans.is_empty() || self.is_updated
+    }
+
+    /// The limit has other terms from now on.
+    pub(crate) fn update(&mut self, terms: &Terms, plans: Vec<Terms>) {
+        self.terms = Terms { credit: self.terms.credit, ..*terms };
+        self.plans = plans;
+        self.is_updated = true;
     }
 
     /// Adds what was counted of its decisions beside what its buckets count.

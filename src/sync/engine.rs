@@ -231,6 +231,12 @@ impl Engine {
         self.context.limits[limit as usize].count(counts);
     }
 
+    /// A limit has other terms from now on; its accounts learn of them as callers ask.
+    pub(crate) fn update(&mut self, limit: u32, config: LimitConfig, now: Timestamp) {
+        self.context.limits[limit as usize].update(&config.terms, config.plans);
+        self.context.set_credit(now);
+    }
+
     /// One key of a limit was reset so often on this node, at most.
     pub(crate) fn note_resets(&mut self, limit: u32, resets: u32) {
         self.context.limits[limit as usize].resets = resets;

@@ -1,10 +1,19 @@
 use super::*;
+use crate::driver::LimitParts;
+use crate::limit::Limit;
+use crate::quota::Quota;
 
 const NOW: Timestamp = Timestamp::from_micros(1_000_000);
 
 fn set(overrides: &LimitOverrides, subject: Subject, setting: Setting, until: Timestamp) {
-    overrides.set(subject, setting, until, None);
-    overrides.notice();
+    overrides.set(subject, setting, until, None, &definition());
+}
+
+/// Of a limit without plans that is in shadow mode.
+fn definition() -> Definition {
+    let limit = Limit::new("api", Quota::per_second(1)).switch(Switch::Shadow);
+    let parts = LimitParts::new(&limit, |limit| limit.validate_on_node(true, None, 1));
+    parts.expect("it can be kept").define(None, 0)
 }
 
 #[cfg(feature = "http")]
@@ -15,8 +24,8 @@ fn network(text: &str) -> Subject {
 #[cfg(feature = "http")]
 #[test]
 fn key_wins_over_networks_and_these_over_prefixes_and_the_narrower_over_the_wider() {
-    let overrides = LimitOverrides::new(Switch::On, 0, Box::default());
-    assert!(!overrides.is_any());
+    let overrides = LimitOverrides::new(Switch::On);
+    assert!(!overrides.is_any(&definition()));
     let [allow, block] =
         [Ruling::Allow, Ruling::Block].map(|ruling| move || Setting::Keys(ruling.clone()));
     let ruling =
@@ -37,7 +46,7 @@ fn key_wins_over_networks_and_these_over_prefixes_and_the_narrower_over_the_wide
         let expected = if is_allowed { InForce::Allow } else { InForce::Block };
         assert_eq!(ruling(key), Some(expected), "{key} by the newest of its rules");
     }
-    assert!(overrides.is_any());
+    assert!(overrides.is_any(&definition()));
     assert_eq!(ruling("10.1.1.1"), Some(InForce::Block));
     assert_eq!(ruling("10.x"), Some(InForce::Allow), "no address");
     assert_eq!(ruling("bo"), None);
@@ -46,7 +55,7 @@ fn key_wins_over_networks_and_these_over_prefixes_and_the_narrower_over_the_wide
 
 #[test]
 fn override_ends_on_time_and_is_gone_when_it_is_removed() {
-    let overrides = LimitOverrides::new(Switch::On, 0, Box::default());
+    let overrides = LimitOverrides::new(Switch::On);
     let block = Setting::Keys(Ruling::Block);
     let end = NOW.plus_micros(10);
     let subjects = [
@@ -62,39 +71,39 @@ fn override_ends_on_time_and_is_gone_when_it_is_removed() {
         assert_eq!(overrides.find(key, key, end), None, "{subject:?}");
         set(&overrides, subject, Setting::Removed, Timestamp::ZERO);
         assert_eq!(overrides.find(key, key, NOW), None);
-        assert!(!overrides.is_any());
+        assert!(!overrides.is_any(&definition()));
     }
 }
 
 #[test]
 fn switch_goes_back_to_what_was_configured() {
-    let overrides = LimitOverrides::new(Switch::Shadow, 0, Box::default());
-    assert!(overrides.is_any());
+    let overrides = LimitOverrides::new(Switch::Shadow);
+    assert!(overrides.is_any(&definition()));
     set(&overrides, Subject::Limit, Setting::Limit(Switch::On), Timestamp::NEVER);
-    assert_eq!((overrides.switch(), overrides.is_any()), (Switch::On, false));
+    assert_eq!((overrides.switch(), overrides.is_any(&definition())), (Switch::On, false));
     set(&overrides, Subject::Limit, Setting::Removed, Timestamp::ZERO);
     assert_eq!(overrides.switch(), Switch::Shadow);
 }
 
 #[test]
 fn blocked_keys_are_at_most_so_many_and_those_that_are_over_make_room() {
-    let overrides = LimitOverrides::new(Switch::On, 10, Box::default());
+    let overrides = LimitOverrides::new(Switch::On);
     let is_blocked = |key: &[u8], at| overrides.find(key, key, at).is_some();
-    overrides.block(b"a", NOW, 2);
-    overrides.block(b"b", NOW, 2);
-    overrides.block(b"c", NOW, 2);
+    overrides.block(b"a", NOW.plus_micros(10), 2);
+    overrides.block(b"b", NOW.plus_micros(10), 2);
+    overrides.block(b"c", NOW.plus_micros(10), 2);
     assert!(is_blocked(b"a", NOW) && is_blocked(b"b", NOW) && !is_blocked(b"c", NOW));
-    overrides.block(b"a", NOW.plus_micros(5), 2);
+    overrides.block(b"a", NOW.plus_micros(15), 2);
     assert!(is_blocked(b"a", NOW.plus_micros(12)), "blocked anew");
     assert!(!is_blocked(b"b", NOW.plus_micros(12)), "over");
     overrides.sweep(NOW.plus_micros(12));
-    overrides.block(b"c", NOW.plus_micros(12), 2);
+    overrides.block(b"c", NOW.plus_micros(22), 2);
     assert!(is_blocked(b"c", NOW.plus_micros(12)), "the place of one that is over");
 }
 
 #[test]
 fn prefix_that_has_ended_does_not_hide_a_shorter_one() {
-    let overrides = LimitOverrides::new(Switch::On, 0, Box::default());
+    let overrides = LimitOverrides::new(Switch::On);
     let (allow, block) = (Setting::Keys(Ruling::Allow), Setting::Keys(Ruling::Block));
     set(&overrides, Subject::Prefix(b"bot".to_vec()), block, Timestamp::NEVER);
     set(&overrides, Subject::Prefix(b"bot-7".to_vec()), allow, NOW);

@@ -66,7 +66,7 @@ impl Pair {
 fn limit(rule: impl Into<Rule>) -> (&'static LimitInfo, &'static KeyRule) {
     let rule = rule.into();
     let terms = Limit::new("x", rule).exact().validate_exact(1).unwrap();
-    let info = LimitInfo::intern("x", None, &terms, rule, 0);
+    let info = LimitInfo::intern("x", (None, false), &terms, rule, 0);
     (info, info.key_rule.as_ref().unwrap())
 }
 

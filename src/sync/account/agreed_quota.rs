@@ -10,20 +10,14 @@
 //! gone. A node that is asked for a key anew insists too. So the plan that was named last holds on all nodes.
 
 use crate::limit::Terms;
-use crate::quota::{Curve, PERIOD_MAX, Scale, TOKENS_MAX};
+use crate::quota::{Scale, converted};
 use crate::sync::message::{Entry, Given, Held};
 use crate::time::Timestamp;
-
-/// The largest bucket in units of this node: they do not go on the wire, where less has room.
-const OWN_MAX: i64 = 1 << 58;
 
 /// Changes of plan are counted in so many bits of a version.
 const CHANGES_BITS: u32 = 27;
 /// The most changes of plan that are counted: one every 10 ms for 15 days. Then nobody insists any more.
 const CHANGES_MAX: i64 = (1 << CHANGES_BITS) - 1;
-
-/// The longest time that a token of any limit takes to flow in.
-const TOKEN_US_MAX: i64 = PERIOD_MAX.as_micros() as i64;
 
 /// While the store refuses a key, or holds another quota of a limit, an event says so once in this time.
 pub(crate) const REFUSAL_EVENTS_US: u64 = 60_000_000;
@@ -36,29 +30,6 @@ pub(crate) const fn definition(version: i64) -> i64 {
 /// How often the key's plan was changed under its definition.
 const fn changes(version: i64) -> i64 {
     version & CHANGES_MAX
-}
-
-/// `stored` in units of which `token` make a token. `None` if it is no quota, or one that these units cannot hold.
-fn own_scale(stored: Scale, token: i64) -> Option<Scale> {
-    let tokens = stored.burst / stored.token;
-    let Scale { rate, token: unit, .. } = stored;
-    let is_rate = rate > 0 && unit / rate <= TOKEN_US_MAX && rate / unit <= TOKENS_MAX as i64;
-    // Other numbers of the same algorithm: this node counts by its own.
-    let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
-    let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
-    let rate = converted(stored.rate, stored.token, token).max(1);
-    let own = Scale { rate, token, burst, curve: stored.curve };
-    // A window keeps its length, nearly.
-    let off_us = (own.window_us() - stored.window_us()).abs();
-    let is_kept = own.curve == Curve::Refill || off_us <= stored.window_us() / 100;
-    is_kept.then_some(own)
-}
-
-/// Units of which `from` make a token, in units of which `to` do, rounded down.
-fn converted(units: i64, from: i64, to: i64) -> i64 {
-    let units = i128::from(units) * i128::from(to);
-    let most = i128::from(OWN_MAX);
-    units.div_euclid(i128::from(from)).clamp(-most, most) as i64
 }
 
 /// The quota that this node and the store have agreed on for one key, or that this node insists on.
@@ -85,7 +56,7 @@ impl AgreedQuota {
         Self {
             // Nodes that do not know of a change give way to those that do.
             version: i64::from(terms.version) << CHANGES_BITS | i64::from(is_plan),
-            stored: terms.scale,
+            stored: terms.stored_scale,
             own: terms.scale,
             insists: true,
             again_from: Timestamp::NEVER,
@@ -97,10 +68,11 @@ impl AgreedQuota {
     /// Asks for the plan with these terms, if it is another one than that in force: returns whether it does. Of a newer
     /// definition this node knows no plans.
     pub(super) fn ask_for(&mut self, terms: &Terms) -> bool {
-        if self.stored == terms.scale || definition(self.version) > i64::from(terms.version) {
+        if self.stored == terms.stored_scale || definition(self.version) > i64::from(terms.version)
+        {
             return false;
         }
-        (self.stored, self.own) = (terms.scale, terms.scale);
+        (self.stored, self.own) = (terms.stored_scale, terms.scale);
         self.insist(self.version);
         true
     }
@@ -126,15 +98,15 @@ impl AgreedQuota {
         let is_newer = definition(version) > definition(self.version);
         let were_plans_changed = has_plans || changes(version.max(self.version)) > 0;
         let may_insist = were_plans_changed && changes(version) < CHANGES_MAX;
-        if self.insists && !is_newer && stored != named.scale && may_insist {
+        if self.insists && !is_newer && stored != named.stored_scale && may_insist {
             self.insist(version.max(self.version));
             return Some(Agreement::Insists);
         }
-        let is_ahead = version > self.version || stored == named.scale;
+        let is_ahead = version > self.version || stored == named.stored_scale;
         if is_older || !(is_ahead || were_plans_changed) {
             return None;
         }
-        self.own = own_scale(stored, self.own.token)?;
+        self.own = stored.in_own_units(self.own.token)?;
         (self.version, self.stored, self.insists) = (version, stored, false);
         self.again_from = now.plus_micros(REFUSAL_EVENTS_US);
         Some(Agreement::Follows)
@@ -142,7 +114,7 @@ impl AgreedQuota {
 
     /// Goes on with the quota `stored` of this `version`, if units of this node can hold it.
     pub(super) fn begin_with(&mut self, version: i64, stored: Scale) {
-        if let Some(own) = own_scale(stored, self.own.token) {
+        if let Some(own) = stored.in_own_units(self.own.token) {
             (self.version, self.stored, self.own) = (version, stored, own);
         }
     }
@@ -247,26 +219,5 @@ fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
         want_rate: convert(entry.want_rate),
         claim: entry.claim.map(convert),
         ..entry.clone()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A reply said that a newer quota had no refill: the key took it, and was never filled again.
-    #[test]
-    fn newer_quota_that_no_limit_can_have_is_not_adopted() {
-        let most = TOKENS_MAX as i64;
-        let adopts = |rate, token, burst| {
-            own_scale(Scale { rate, token, burst, curve: Curve::Refill }, 1000).is_some()
-        };
-        assert!(adopts(1, 1, 1) && adopts(1, 1, most));
-        assert!(!adopts(0, 1, 20_040_000), "no refill");
-        assert!(adopts(1, TOKEN_US_MAX, TOKEN_US_MAX) && !adopts(1, TOKEN_US_MAX + 1, 1 << 50));
-        assert!(adopts(most, 1, 1) && !adopts(most + 1, 1, 1));
-        assert!(!adopts(1, 10, 9), "no whole token");
-        assert!(!adopts(1, 1, -20));
-        assert!(!adopts(1, 1, most + 1));
     }
 }

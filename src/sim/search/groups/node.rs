@@ -272,7 +272,11 @@ impl Process {
                     }
                 }
                 Query::Kept { limit, tokens } => kept[limit as usize] += i64::from(tokens),
-                Query::Sure(_) | Query::Exact(_) | Query::Override(_) | Query::Reset(_) => {}
+                Query::Sure(_)
+                | Query::Exact(_)
+                | Query::Override(_)
+                | Query::Reset(_)
+                | Query::Updated(_) => {}
             }
         }
     }

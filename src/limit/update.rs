@@ -1,0 +1,93 @@
+//! Another definition in the place of a limit that runs.
+
+use super::{Limit, Mode, Terms};
+use crate::algorithm::KeyRule;
+use crate::error::ConfigError;
+
+/// What a limit is told whose units cannot hold a quota.
+const UNITS_REASON: &str = "a limit that runs cannot count this quota in the units that it has: choose a number that is nearer to the \
+                            present one, or build another limiter";
+
+/// What a limit's numbers on a node depend on, beside the limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeTerms {
+    pub has_store: bool,
+    pub max_nodes: Option<u32>,
+    /// The number of nodes until the store has counted them.
+    pub uncounted: u32,
+}
+
+impl NodeTerms {
+    /// The numbers of this limit.
+    pub(crate) fn of(&self, limit: &Limit) -> Result<Terms, ConfigError> {
+        let is_alone = !self.has_store || limit.mode == Mode::Local;
+        limit.validate_on_node(is_alone, self.max_nodes, self.uncounted)
+    }
+}
+
+impl Limit {
+    /// Checks that this can take the place of `running`: an update changes quotas, plans, version, credit, switch and block.
+    pub(crate) fn validate_update(&self, running: &Self) -> Result<(), ConfigError> {
+        let fixed = |field, value: String| {
+            let reason = "is not changed while the limit runs: build another limiter, or give the limit another name";
+            Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
+        };
+        if self.mode != running.mode {
+            return fixed("mode", format!("{:?}", self.mode));
+        }
+        if self.rule.algorithm() != running.rule.algorithm() {
+            return fixed("algorithm", self.rule.algorithm().to_owned());
+        }
+        if !self.has_same_windows(running.rule)? {
+            return fixed("period", format!("{:?}", self.quota().period()));
+        }
+        if self.sync != running.sync {
+            return fixed("sync", format!("{:?}", self.sync));
+        }
+        if self.outage != running.outage {
+            return fixed("outage", format!("{:?}", self.outage));
+        }
+        for (field, value, running) in
+            [("grace", self.grace, running.grace), ("max_wait", self.max_wait, running.max_wait)]
+        {
+            if value != running {
+                return fixed(field, format!("{value:?}"));
+            }
+        }
+        if self.max_waiting != running.max_waiting {
+            return fixed("max_waiting", self.max_waiting.to_string());
+        }
+        Ok(())
+    }
+
+    /// The numbers of this definition in the units that the limit has, which are those of the terms `running`.
+    pub(crate) fn in_units_of(
+        &self,
+        mut terms: Terms,
+        running: &Terms,
+    ) -> Result<Terms, ConfigError> {
+        let refused = || ConfigError::Limit {
+            limit: self.name.clone(),
+            field: "quota",
+            value: format!("{:?}", self.quota()),
+            reason: UNITS_REASON,
+        };
+        let is_leased = running.key_rule.is_none();
+        if let Some(KeyRule::Turn(rule)) = running.key_rule
+            && let Some(KeyRule::Turn(own)) = terms.key_rule
+        {
+            if terms.mode == Mode::Hybrid && own != rule {
+                // Nodes hold slots of one grid.
+                return Err(refused());
+            }
+            let nodes = terms.credit_rule.uncounted;
+            let own = KeyRule::Turn(own.at_rate(rule.scale().rate).ok_or_else(refused)?);
+            (terms.key_rule, terms.share) = (Some(own), terms.share.map(|_| own.share(nodes)));
+        }
+        if is_leased {
+            let own = terms.stored_scale.in_own_units(running.scale.token);
+            terms.scale = own.ok_or_else(refused)?;
+        }
+        Ok(terms)
+    }
+}
