@@ -307,8 +307,8 @@ impl Limit {
         self.credit(0)
     }
 
-    /// The version of this definition. Raise it when the quota changes: the store keeps the quota
-    /// of the highest version that it has seen, and refuses nodes that still hold an older one. Exact limits and leaky
+    /// The version of this definition. Raise it with the algorithm or with the period of windows; another quota needs none. The
+    /// highest version that the store has seen of a key holds, and nodes of an older one follow. Exact limits and leaky
     /// buckets have no versions: each request is decided by its node's quota. At most [`VERSION_MAX`].
     #[must_use]
     pub fn version(mut self, version: u32) -> Self {

@@ -18,6 +18,8 @@ struct Costs;
 struct Plans;
 #[doc = include_str!("../docs/OVERRIDES.md")]
 struct OverridesGuide;
+#[doc = include_str!("../docs/OPERATIONS.md")]
+struct Operations;
 #[doc = include_str!("../docs/HOWTO.md")]
 struct HowTo;
 #[doc = include_str!("../docs/TESTING.md")]

@@ -357,6 +357,12 @@ impl Scale {
         })
     }
 
+    /// Whether `other` is of the same algorithm, and of the same windows if it counts in any.
+    pub(crate) fn has_same_windows(&self, other: &Self) -> bool {
+        let is_even = self.curve == Curve::Refill || self.window_us() == other.window_us();
+        self.curve == other.curve && is_even
+    }
+
     /// What the store holds, in units of this node, of which `token` make a token. `None` if it is no quota, or one that these
     /// units cannot hold. A rate is rounded down.
     pub(crate) fn in_own_units(&self, token: i64) -> Option<Self> {

@@ -453,7 +453,7 @@ fn key_with_a_plan_by_override_is_blocked_after_a_denial_as_any_other() {
     assert_eq!(api.check("key").plan_name(), Some("large"));
 }
 
-/// Plans that change on 8 nodes that share a real Redis.
+/// Plans that change and limits that are updated on 8 nodes that share a real Redis.
 /// `TIDEGATE_PLANS_FLAP=10 cargo test --features testing --test plans redis -- --nocapture` prints what was admitted.
 #[cfg(feature = "redis")]
 #[allow(clippy::disallowed_methods, reason = "the server and its load are real")]
@@ -461,6 +461,8 @@ mod on_redis {
     use std::time::Instant;
 
     use tidegate::{Incidents, RedisStore, bound};
+
+    use tokio::sync::Mutex;
 
     use super::parts::RedisServer;
     use super::*;
@@ -475,21 +477,65 @@ mod on_redis {
     const REQUESTS: usize = 4;
     const READY_WITHIN: Duration = Duration::from_secs(20);
 
+    /// One load at a time: its rates are measured.
+    static ALONE: Mutex<()> = Mutex::const_new(());
+
+    /// How callers' quotas change.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Change {
+        /// They name another plan.
+        Plan,
+        /// The limit is updated on their node.
+        Update,
+    }
+
     struct Load {
+        nodes: Vec<Limiter>,
         /// Each node's limit, by its own quota and under the plan.
         limits: Vec<[ActiveLimit; 2]>,
+        change: Change,
+        /// Nodes whose limit was updated to the larger quota.
+        updated: Vec<bool>,
         begun: Instant,
         /// When each request was admitted, in seconds.
         admitted: Vec<f64>,
     }
 
     impl Load {
-        /// Makes requests for `time`; each node names the plan that `is_large` says at that time.
+        async fn new(server: &RedisServer, change: Change) -> Self {
+            let limit = Limit::new("api", FREE).plan("large", LARGE);
+            let (mut nodes, mut limits) = (Vec::new(), Vec::new());
+            for _ in 0..NODES {
+                let store = RedisStore::open(&server.url()).unwrap();
+                let builder = Limiter::builder().limit(limit.clone()).store(store);
+                let node = builder.build_ready(READY_WITHIN).await.unwrap();
+                let api = node.limit("api").unwrap();
+                limits.push([api.clone(), api.plan("large").unwrap()]);
+                nodes.push(node);
+            }
+            let (updated, admitted) = (vec![false; NODES], Vec::new());
+            Self { nodes, limits, change, updated, begun: Instant::now(), admitted }
+        }
+
+        /// The limit that callers of a node ask.
+        fn limit(&mut self, node: usize, is_large: bool) -> &ActiveLimit {
+            if self.change == Change::Plan {
+                return &self.limits[node][usize::from(is_large)];
+            }
+            if self.updated[node] != is_large {
+                self.updated[node] = is_large;
+                let quota = if is_large { LARGE } else { FREE };
+                self.nodes[node].update([Limit::new("api", quota).plan("large", LARGE)]).unwrap();
+            }
+            &self.limits[node][0]
+        }
+
+        /// Makes requests for `time`; each node has the larger quota when `is_large` says so.
         async fn run(&mut self, time: Duration, is_large: impl Fn(usize, Duration) -> bool) {
             let begun = Instant::now();
             while begun.elapsed() < time {
-                for (node, limits) in self.limits.iter().enumerate() {
-                    let limit = &limits[usize::from(is_large(node, begun.elapsed()))];
+                for node in 0..NODES {
+                    let limit = self.limit(node, is_large(node, begun.elapsed())).clone();
                     for _ in 0..REQUESTS {
                         if limit.check("key").is_allowed() {
                             self.admitted.push(self.begun.elapsed().as_secs_f64());
@@ -522,25 +568,27 @@ mod on_redis {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn nodes_on_redis_follow_plans_that_change_under_load() {
+        follow(Change::Plan).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nodes_on_redis_follow_updates_under_load() {
+        follow(Change::Update).await;
+    }
+
+    async fn follow(change: Change) {
+        let _alone = ALONE.lock().await;
         let server = RedisServer::start();
-        let limit = Limit::new("api", FREE).plan("large", LARGE);
-        let (mut nodes, mut limits) = (Vec::new(), Vec::new());
-        for _ in 0..NODES {
-            let store = RedisStore::open(&server.url()).unwrap();
-            let builder = Limiter::builder().limit(limit.clone()).store(store);
-            let node = builder.build_ready(READY_WITHIN).await.unwrap();
-            let api = node.limit("api").unwrap();
-            limits.push([api.clone(), api.plan("large").unwrap()]);
-            nodes.push(node);
-        }
-        let mut load = Load { limits, begun: Instant::now(), admitted: Vec::new() };
+        let mut load = Load::new(&server, change).await;
         let allowed = bound(&Limit::new("api", LARGE), NODES as u32, &Incidents::default());
 
         let seconds = std::env::var("TIDEGATE_PLANS_FLAP").ok().and_then(|text| text.parse().ok());
         let flaps = Duration::from_secs(seconds.unwrap_or(FLAP_SECONDS));
         load.run(flaps, |_, at| (at.as_millis() / 100).is_multiple_of(2)).await;
         let (beyond, rate) = (load.beyond_one_bucket(), load.rate(flaps.as_secs_f64()));
-        println!("changed each 100 ms: {rate:.0} a second, {beyond:.0} beyond one bucket");
+        println!(
+            "{change:?}, changed each 100 ms: {rate:.0} a second, {beyond:.0} beyond one bucket"
+        );
         assert!(beyond <= allowed, "{beyond} of {allowed}");
 
         // One node after the other, as a rolling deploy has it, and back.
@@ -553,7 +601,7 @@ mod on_redis {
         let lowered = load.rate(2.0);
         let beyond = load.beyond_one_bucket();
         println!(
-            "rolled out: {raised:.0} a second of 2000; rolled back: {lowered:.0} of 200; {beyond:.0} beyond one bucket"
+            "{change:?}, rolled out: {raised:.0} a second of 2000; rolled back: {lowered:.0} of 200; {beyond:.0} beyond one bucket"
         );
         assert!((1600.0..=2100.0).contains(&raised), "{raised}");
         assert!((150.0..=230.0).contains(&lowered), "{lowered}");

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use parts::{Record, RedisServer};
 use tidegate::{
-    ActiveLimit, Builder, ConfigError, DEFAULT_LANES, Event, Limit, Limiter, OutagePolicy, Quota,
-    RedisStore, StoreError, lane_of,
+    ActiveLimit, Builder, ConfigError, DEFAULT_LANES, Event, FixedWindow, Limit, Limiter,
+    OutagePolicy, Quota, RedisStore, Rule, StoreError, lane_of,
 };
 
 /// No server here hangs, so none is waited for so long; a new lane waits for two until it gives.
@@ -428,8 +428,9 @@ async fn until_kept(server: &RedisServer, limiter: &Limiter, burst: i64, version
     .await;
 }
 
+/// Nobody has to count versions: the node that was asked for the key anew last has its way, and the other is told.
 #[tokio::test]
-async fn a_node_with_another_quota_is_told_both_and_goes_on_by_its_policy() {
+async fn nodes_with_two_quotas_agree_on_the_one_that_was_asked_for_last() {
     let server = RedisServer::start();
     let heard = [Heard::default(), Heard::default()];
     let node = |quota, heard: &Heard| {
@@ -439,6 +440,39 @@ async fn a_node_with_another_quota_is_told_both_and_goes_on_by_its_policy() {
     let first = node(Quota::per_second(100), &heard[0]).await;
     until_kept(&server, &first, 100, 0).await;
     let second = node(Quota::per_second(200), &heard[1]).await;
+    until_kept(&server, &second, 200, 0).await;
+    let told = |event: &Event| match event {
+        Event::PlansDiffer { limit, named: None, stored_burst: 200, stored_per_second } => {
+            &**limit == "api" && (stored_per_second - 200.0).abs() < 0.1
+        }
+        _ => false,
+    };
+    until("PlansDiffer", || {
+        let _ = api(&first).check("user");
+        heard[0].any(told)
+    })
+    .await;
+    until("the first node is leased tokens", || {
+        let decision = api(&first).check("user");
+        decision.is_allowed() && decision.is_sure()
+    })
+    .await;
+    until_kept(&server, &first, 200, 0).await;
+    assert!(!heard[1].any(|event| matches!(event, Event::PlansDiffer { .. })));
+}
+
+#[tokio::test]
+async fn a_node_with_another_algorithm_is_told_both_and_goes_on_by_its_policy() {
+    let server = RedisServer::start();
+    let heard = [Heard::default(), Heard::default()];
+    let node = |rule: Rule, heard: &Heard| {
+        let limit = Limit::new("api", rule).outage(OutagePolicy::Open);
+        let limit = limit.sync_interval(Duration::from_millis(10));
+        ready(Limiter::builder().limit(limit).store(store(&server.url())).listen(heard.ear()))
+    };
+    let first = node(Quota::per_second(100).into(), &heard[0]).await;
+    until_kept(&server, &first, 100, 0).await;
+    let second = node(FixedWindow::per_second(200).into(), &heard[1]).await;
     let _ = api(&second).check("user");
     let told = |event: &Event| match event {
         Event::QuotaMismatch {
@@ -454,7 +488,7 @@ async fn a_node_with_another_quota_is_told_both_and_goes_on_by_its_policy() {
     until_open(&second, "user").await;
     let mismatch = |event: &Event| matches!(event, Event::QuotaMismatch { .. });
     until_kept(&server, &first, 100, 0).await;
-    assert!(!heard[0].any(mismatch), "the first node has the quota that is kept");
+    assert!(!heard[0].any(mismatch), "the first node has the algorithm that is kept");
 }
 
 #[tokio::test]

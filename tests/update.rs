@@ -349,5 +349,6 @@ fn threads_that_ask_while_a_limit_is_updated_get_one_of_its_quotas() {
         }
         threads.map(|thread| thread.join().unwrap()).into_iter().sum()
     });
-    assert_eq!(allowed, 499);
+    // Each change rounds what is left down to a unit.
+    assert!((498..=499).contains(&allowed), "{allowed}");
 }

@@ -88,14 +88,14 @@ fn log_other_quota(event: &Event) {
             stored_version,
             stored_burst,
             stored_per_second,
-            "the store keeps another quota under this limit's name: give all nodes the same quota, or raise the version of the right one"
+            "the store keeps a quota of a newer version, or another algorithm, under this limit's name: give all nodes the same limit, or raise the version of the right one"
         ),
         Event::PlansDiffer { limit, named, stored_burst, stored_per_second } => warn!(
             %limit,
             named = named.as_deref().unwrap_or("default"),
             stored_burst,
             stored_per_second,
-            "the store keeps a key under another plan than callers here name: its plan was changed just now, or two services name different plans for it"
+            "the store keeps a key under another quota than callers here ask for: the limit or the key's plan was changed just now, or two services disagree"
         ),
         _ => {}
     }

@@ -372,12 +372,11 @@ impl Account {
         version: i64,
         stored: Scale,
         limit: &Terms,
-        has_plans: bool,
         now: Timestamp,
     ) -> Option<Agreement> {
         let (own, before) = (self.in_own_units(entry), self.stored_scale());
         let named = self.named.terms(limit);
-        let agreement = self.quota.answer_refusal(version, stored, &named, has_plans, now)?;
+        let agreement = self.quota.answer_refusal(version, stored, &named, now)?;
         self.take_back(&own);
         self.lease.take_back(&own);
         if agreement == Agreement::Follows {

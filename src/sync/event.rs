@@ -145,8 +145,8 @@ pub enum Event {
         by: Duration,
     },
     /// The store keeps another quota under this limit's name. If it is of a newer version this node goes on
-    /// with it, until it is started anew with that version; else keys go on by their outage policy until both
-    /// agree. Told once a minute.
+    /// with it, until it is started anew with that version; if it is of another algorithm or period, keys go on by their outage
+    /// policy until both agree. Told once a minute.
     QuotaMismatch {
         /// The limit.
         limit: Arc<str>,
@@ -159,8 +159,8 @@ pub enum Event {
         /// The rate that the store keeps, in tokens per second.
         stored_per_second: f64,
     },
-    /// The store keeps a key under another plan than callers of this node name, and this node goes on with the store's:
-    /// another service names it, or the key's plan was changed just now. Told once a minute for each limit.
+    /// The store keeps a key under another plan, or another quota of the limit, than callers of this node ask for, and this node
+    /// goes on with the store's: the limit or the key's plan was changed just now, or two services disagree. Told once a minute for each limit.
     PlansDiffer {
         /// The limit.
         limit: Arc<str>,

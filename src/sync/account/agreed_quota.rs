@@ -91,19 +91,20 @@ impl AgreedQuota {
         version: i64,
         stored: Scale,
         named: &Terms,
-        has_plans: bool,
         now: Timestamp,
     ) -> Option<Agreement> {
         let is_older = definition(version) < definition(self.version);
         let is_newer = definition(version) > definition(self.version);
-        let were_plans_changed = has_plans || changes(version.max(self.version)) > 0;
-        let may_insist = were_plans_changed && changes(version) < CHANGES_MAX;
+        if !(is_newer || stored.has_same_windows(&named.stored_scale)) {
+            // Another algorithm needs another version.
+            return None;
+        }
+        let may_insist = changes(version) < CHANGES_MAX;
         if self.insists && !is_newer && stored != named.stored_scale && may_insist {
             self.insist(version.max(self.version));
             return Some(Agreement::Insists);
         }
-        let is_ahead = version > self.version || stored == named.stored_scale;
-        if is_older || !(is_ahead || were_plans_changed) {
+        if is_older {
             return None;
         }
         self.own = stored.in_own_units(self.own.token)?;

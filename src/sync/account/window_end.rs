@@ -174,7 +174,7 @@ mod tests {
         let before = account.lease.held.outstanding;
         let newer = SlidingWindow::per_second(500);
         let newer = Limit::new("x", newer).validate_hybrid(1).unwrap().scale;
-        let agreed = account.agree(&entry, NEWER, newer, &terms, false, at(400_000));
+        let agreed = account.agree(&entry, NEWER, newer, &terms, at(400_000));
         assert_eq!(agreed, Some(Agreement::Follows));
         let refilled = terms.scale.rate / 2 * (11_000_000 - STAMP_US);
         assert_eq!(account.lease.held.outstanding, before + refilled);
@@ -189,7 +189,7 @@ mod tests {
         let entry = report(&mut account, &terms, 1_000);
         account.lease.held.tag = 7;
         let newer = Limit::new("x", SlidingWindow::per_second(500)).validate_hybrid(1).unwrap();
-        let agreed = account.agree(&entry, NEWER, newer.scale, &terms, false, at(2_000));
+        let agreed = account.agree(&entry, NEWER, newer.scale, &terms, at(2_000));
         assert_eq!(agreed, Some(Agreement::Follows));
         assert_eq!(account.lease.held.tag, 0);
     }

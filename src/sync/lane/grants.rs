@@ -55,9 +55,9 @@ impl Lane {
     ) -> bool {
         let limit = self.accounts[slot].limit();
         let books = &mut context.limits[limit as usize];
-        let agreement = self.accounts.change(slot, |account| {
-            account.agree(entry, version, stored, &books.terms, books.has_plans(), now)
-        });
+        let agreement = self
+            .accounts
+            .change(slot, |account| account.agree(entry, version, stored, &books.terms, now));
         let Some(agreement) = agreement else { return false };
         if definition(version) > definition(entry.version) {
             books.newest = Some((version, stored));
