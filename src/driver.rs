@@ -12,6 +12,7 @@ use crate::bucket::{
 };
 use crate::error::{ConfigError, StoreError};
 use crate::overrides::Switch;
+use crate::quota::Scale;
 use crate::store::Store;
 use crate::sync::message::{InstanceId, Reply, Request};
 use crate::sync::{
@@ -381,6 +382,9 @@ impl Driver {
     /// Limits have other definitions.
     fn updated(&mut self, limits: Vec<(u32, LimitConfig)>, now: Timestamp) {
         for (limit, config) in limits {
+            let Scale { rate, token, burst, .. } = config.terms.scale;
+            let (burst, per_second) = (burst / token, rate as f64 * 1e6 / token as f64);
+            self.publish(&Event::Updated { limit: config.name.clone(), burst, per_second });
             self.engine.update(limit, config, now);
         }
         for event in self.overrides.apply_again(&self.node.limits) {

@@ -180,8 +180,7 @@ fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
     for limit in limits {
         let labels = with(labels, "limit", &limit.name);
         let (scale, unit) = (limit.terms.scale, limit.terms.scale.token as f64);
-        gauge!(LIMIT_RATE, labels.clone()).set(scale.rate as f64 * 1e6 / unit);
-        gauge!(LIMIT_BURST, labels.clone()).set(scale.burst as f64 / unit);
+        show_quota(scale.burst as f64 / unit, scale.rate as f64 * 1e6 / unit, &labels);
         gauge!(ON_POLICY, labels.clone()).set(0.0);
         for outcome in ["allowed", "denied", "shadow_denied"] {
             counter!(DECISIONS, with(&labels, "outcome", outcome)).increment(0);
@@ -194,6 +193,11 @@ fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
             counter!(name, labels.clone()).increment(0);
         }
     }
+}
+
+fn show_quota(burst: f64, per_second: f64, labels: &Labels) {
+    gauge!(LIMIT_RATE, labels.clone()).set(per_second);
+    gauge!(LIMIT_BURST, labels.clone()).set(burst);
 }
 
 fn show_switch(now: Switch, labels: &Labels) {
@@ -288,6 +292,9 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
             count_override_decisions(&labels(limit), *allowed, *denied);
         }
         Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
+        Event::Updated { limit, burst, per_second } => {
+            show_quota(*burst as f64, *per_second, &labels(limit));
+        }
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),
         Event::PlansDiffer { limit, .. } => counter!(PLANS_DIFFER, labels(limit)).increment(1),

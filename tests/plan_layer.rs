@@ -168,3 +168,21 @@ async fn exact_limit_is_asked_by_the_plan_with_and_without_waiting() {
         assert_eq!(admitted(&rate_limit, "own", None).await.0, 2, "waits: {waits}");
     }
 }
+
+/// A layer that was made before follows, and so does a plan that its requests name.
+#[tokio::test]
+async fn layer_follows_an_update_of_its_limit() {
+    let limit = |own, pro| {
+        Limit::new("api", Quota::per_hour(own)).plan("pro", Quota::per_hour(pro)).local()
+    };
+    let builder = Limiter::builder().limit(limit(2, 4)).clock(&ManualClock::new());
+    let limiter = builder.build().unwrap();
+    let rate_limit = layer(by_plan(limiter.limit("api").unwrap()));
+    assert_eq!(admitted(&rate_limit, "before", None).await.0, 2);
+    limiter.update([limit(3, 5)]).unwrap();
+    assert_eq!(admitted(&rate_limit, "before", None).await.0, 0, "no fresh burst");
+    let (own, fields) = admitted(&rate_limit, "new", None).await;
+    assert!(own == 3 && fields.starts_with("\"api\";q=3;w=3600 \"api\";r=0;"), "{own}: {fields}");
+    let (pro, fields) = admitted(&rate_limit, "newer", PRO).await;
+    assert!(pro == 5 && fields.starts_with("\"api\";q=5;w=3600 \"api\";r=0;"), "{pro}: {fields}");
+}

@@ -8,13 +8,14 @@ mod changing_quotas;
 #[path = "parts/virtual_nodes.rs"]
 mod virtual_nodes;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use changing_quotas::{Central, burst, raises, spend_all};
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, ConfigError, Decision, FixedWindow, LeakyBucket, Limit, Limiter, OutagePolicy,
-    Override, Quota, Rule, SlidingLog, Switch,
+    ActiveLimit, ConfigError, Decision, Event, FixedWindow, LeakyBucket, Limit, Limiter,
+    OutagePolicy, Override, Quota, Rule, SlidingLog, Switch,
 };
 use virtual_nodes::VirtualNodes;
 
@@ -351,4 +352,22 @@ fn threads_that_ask_while_a_limit_is_updated_get_one_of_its_quotas() {
     });
     // Each change rounds what is left down to a unit.
     assert!((498..=499).contains(&allowed), "{allowed}");
+}
+
+#[test]
+fn update_is_told_with_the_new_quota() {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let told = heard.clone();
+    let listen = move |event: &Event| {
+        if let Event::Updated { limit, burst, per_second } = event {
+            told.lock().unwrap().push((limit.to_string(), *burst, *per_second));
+        }
+    };
+    let of = |tokens| limit(Quota::per_second(tokens).burst(30)).local();
+    let builder = Limiter::builder().limit(of(10)).clock(&ManualClock::new()).listen(listen);
+    let limiter = builder.build().unwrap();
+    limiter.update([of(20)]).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(limiter.settle());
+    assert_eq!(*heard.lock().unwrap(), [("api".to_owned(), 30, 20.0)]);
 }

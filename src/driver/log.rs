@@ -57,6 +57,9 @@ fn log_outage_policy(limit: &str, policy: OutagePolicy, nodes: i64, store_was_re
 /// Logs those events that are about overrides.
 fn log_override_event(event: &Event) {
     match event {
+        Event::Updated { limit, burst, per_second } => {
+            info!(%limit, burst, per_second, "a limit was updated");
+        }
         Event::Switched { limit, switch } => {
             warn!(%limit, ?switch, "a limit is switched: on, in shadow mode, or off");
         }
@@ -123,6 +126,7 @@ fn log_limit_event(event: &Event) {
         | Event::OverrideDecisions { .. }
         // Logged above.
         | Event::Switched { .. }
+        | Event::Updated { .. }
         | Event::OverridesUnknown { .. }
         | Event::OverrideNotUnderstood { .. }
         | Event::NotGivenBack { .. }

@@ -85,13 +85,18 @@ pub(crate) struct Engine {
     pub(crate) context: Context,
 }
 
+/// A lane waits this long for what nodes know of a lost record.
+fn recovery_us(tick_us: u64, retry_us: u64) -> u64 {
+    5 * tick_us + 2 * retry_us
+}
+
 impl Engine {
     pub(crate) fn new(config: Config, now: Timestamp) -> Self {
         let terms = || config.limits.iter().map(|limit| limit.terms);
         let epoch_us = terms().map(|terms| terms.epoch_us).max().unwrap_or(0);
         let tick_us = terms().map(|terms| terms.tick_us).max().unwrap_or(0);
         let timings = Timings {
-            recovery_us: 5 * tick_us + 2 * config.retry_us,
+            recovery_us: recovery_us(tick_us, config.retry_us),
             lease_us: 2 * epoch_us,
             silence_us: SILENCE_MIN_US.max(SILENCE_BEYOND_TIMEOUT_US + config.retry_us),
             retry_us: config.retry_us,
@@ -233,6 +238,9 @@ impl Engine {
 
     /// A limit has other terms from now on; its accounts learn of them as callers ask.
     pub(crate) fn update(&mut self, limit: u32, config: LimitConfig, now: Timestamp) {
+        let timings = &mut self.context.timings;
+        timings.recovery_us =
+            timings.recovery_us.max(recovery_us(config.terms.tick_us, timings.retry_us));
         self.context.limits[limit as usize].update(&config.terms, config.plans);
         self.context.set_credit(now);
     }

@@ -159,6 +159,15 @@ pub enum Event {
         /// The rate that the store keeps, in tokens per second.
         stored_per_second: f64,
     },
+    /// A limit was [updated](crate::Limiter::update).
+    Updated {
+        /// The limit.
+        limit: Arc<str>,
+        /// Its own burst from now on, in tokens.
+        burst: i64,
+        /// Its own rate, in tokens per second.
+        per_second: f64,
+    },
     /// The store keeps a key under another plan, or another quota of the limit, than callers of this node ask for, and this node
     /// goes on with the store's: the limit or the key's plan was changed just now, or two services disagree. Told once a minute for each limit.
     PlansDiffer {
