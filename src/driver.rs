@@ -382,7 +382,7 @@ impl Driver {
     /// Limits have other definitions.
     fn updated(&mut self, limits: Vec<(u32, LimitConfig)>, now: Timestamp) {
         for (limit, config) in limits {
-            let Scale { rate, token, burst, .. } = config.terms.scale;
+            let Scale { rate, token, burst, .. } = config.terms.stored_scale;
             let (burst, per_second) = (burst / token, rate as f64 * 1e6 / token as f64);
             self.publish(&Event::Updated { limit: config.name.clone(), burst, per_second });
             self.engine.update(limit, config, now);

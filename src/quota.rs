@@ -357,10 +357,21 @@ impl Scale {
         })
     }
 
-    /// Whether `other` is of the same algorithm, and of the same windows if it counts in any.
+    /// Whether `other` is of the same algorithm, and of the same windows if it counts in any. Those of a calendar are nobody's
+    /// number: the rate only says about how long they last.
     pub(crate) fn has_same_windows(&self, other: &Self) -> bool {
-        let is_even = self.curve == Curve::Refill || self.window_us() == other.window_us();
-        self.curve == other.curve && is_even
+        let is_kept = match self.curve {
+            Curve::Refill | Curve::CalendarWindow => true,
+            _ => self.window_us() == other.window_us(),
+        };
+        self.curve == other.curve && is_kept
+    }
+
+    /// Whether the rate is within 1% of that of `exact`, which is in other units.
+    pub(crate) fn is_near(&self, exact: &Self) -> bool {
+        let own = i128::from(self.rate) * i128::from(exact.token);
+        let exact = i128::from(exact.rate) * i128::from(self.token);
+        (own - exact).abs() * 100 <= exact
     }
 
     /// What the store holds, in units of this node, of which `token` make a token. `None` if it is no quota, or one that these

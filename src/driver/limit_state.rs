@@ -268,10 +268,10 @@ impl LimitState {
         self.definition.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Puts this definition in the place of the present one.
+    /// Puts this definition in the place of the present one. One caller at a time.
     pub(crate) fn update(&self, parts: &LimitParts<'_>) {
+        let next = parts.define(Some(&self.definition()), self.origin_us);
         let present = &mut *self.definition.write().unwrap_or_else(PoisonError::into_inner);
-        let next = parts.define(Some(present), self.origin_us);
         next.set_looks_further(self.overrides.is_any(&next));
         present.set_replaced();
         *present = Arc::new(next);

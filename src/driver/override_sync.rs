@@ -275,11 +275,15 @@ impl OverrideSync {
     pub(super) fn apply_again(&self, limits: &[Arc<LimitState>]) -> Vec<Event> {
         let changes = Changes::new(limits, &self.secret);
         for limit in limits {
-            limit.overrides.set_switch(limit.definition().limit.switch);
+            // A switch that was set stays.
+            if !self.records.contains_key(&Subject::Limit.record(&limit.name)) {
+                limit.overrides.set_switch(limit.definition().limit.switch);
+            }
         }
         let mut events = Vec::new();
         for (name, record) in &self.records {
-            if !changes.make(name, &record.value, record.until) {
+            if !changes.make(name, &record.value, record.until) && events.is_empty() {
+                // One of them says enough: there may be thousands of a plan that is gone.
                 events.push(Event::OverrideNotUnderstood { record: shown(name) });
             }
         }

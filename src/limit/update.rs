@@ -54,6 +54,12 @@ impl Limit {
                 return fixed(field, format!("{value:?}"));
             }
         }
+        if self.version < running.version {
+            let (limit, value) = (self.name.clone(), self.version.to_string());
+            let reason =
+                "the version that runs is higher: an update may raise it, or leave it as it is";
+            return Err(ConfigError::Limit { limit, field: "version", value, reason });
+        }
         if self.max_waiting != running.max_waiting {
             return fixed("max_waiting", self.max_waiting.to_string());
         }
@@ -72,21 +78,23 @@ impl Limit {
             value: format!("{:?}", self.quota()),
             reason: UNITS_REASON,
         };
-        let is_leased = running.key_rule.is_none();
-        if let Some(KeyRule::Turn(rule)) = running.key_rule
+        // States on this node: the store has its own of an exact limit.
+        if let Some(KeyRule::Turn(here)) = running.share.or(running.key_rule)
             && let Some(KeyRule::Turn(own)) = terms.key_rule
         {
-            if terms.mode == Mode::Hybrid && own != rule {
+            if terms.mode == Mode::Hybrid && terms.key_rule != running.key_rule {
                 // Nodes hold slots of one grid.
                 return Err(refused());
             }
-            let nodes = terms.credit_rule.uncounted;
-            let own = KeyRule::Turn(own.at_rate(rule.scale().rate).ok_or_else(refused)?);
-            (terms.key_rule, terms.share) = (Some(own), terms.share.map(|_| own.share(nodes)));
+            let own_here = KeyRule::Turn(own.at_rate(here.scale().rate).ok_or_else(refused)?);
+            match &mut terms.share {
+                Some(share) => *share = own_here.share(terms.credit_rule.uncounted),
+                None => terms.key_rule = Some(own_here),
+            }
         }
-        if is_leased {
+        if running.key_rule.is_none() {
             let own = terms.stored_scale.in_own_units(running.scale.token);
-            terms.scale = own.ok_or_else(refused)?;
+            terms.scale = own.filter(|own| own.is_near(&terms.stored_scale)).ok_or_else(refused)?;
         }
         Ok(terms)
     }

@@ -62,6 +62,9 @@ impl Limiter {
             }
             let state = self.find(limit.name())?.state;
             let present = state.definition();
+            if *limit == present.limit {
+                continue;
+            }
             limit.validate_update(&present.limit)?;
             let terms_of =
                 |limit: &Limit| limit.in_units_of(node_terms.of(limit)?, &present.info.terms);

@@ -136,7 +136,7 @@ impl Account {
         terms: &Terms,
         now: Timestamp,
     ) -> Self {
-        let named = Named::by(&bucket);
+        let named = Named::by(&bucket, terms);
         let (terms, is_plan) = (named.terms(terms), named.is_plan());
         let Scale { token: unit, rate, .. } = terms.scale;
         let known = bucket.view_and_refill().0;
@@ -341,10 +341,12 @@ impl Account {
 
     /// Asks for the plan that callers name, if it is another one than before. Nothing is being reported.
     pub(crate) fn follow_callers(&mut self, limit: &Terms, now: Timestamp) {
-        if !self.is_plan_changed() && !self.quota.may_ask_again(now) {
+        // Keys for which there is no room name no plan: they follow the limit itself.
+        let is_updated = self.named.info.is_none() && self.named.own != limit.stored_scale;
+        if !self.is_plan_changed() && !self.quota.may_ask_again(now) && !is_updated {
             return;
         }
-        self.named = Named::by(&self.bucket);
+        self.named = Named::by(&self.bucket, limit);
         let (terms, before) = (self.named.terms(limit), self.stored_scale());
         if self.quota.ask_for(&terms) {
             self.leave_windows_of(before, now);
@@ -488,13 +490,15 @@ struct Named {
     number: u32,
     /// `None` if the limit's own terms hold.
     info: Option<&'static LimitInfo>,
+    /// The limit's own quota at that time.
+    own: Scale,
 }
 
 impl Named {
     /// The one that was named last.
-    fn by(bucket: &BucketRef) -> Self {
+    fn by(bucket: &BucketRef, limit: &Terms) -> Self {
         let number = bucket.plan();
-        Self { number, info: LimitInfo::of(number) }
+        Self { number, info: LimitInfo::of(number), own: limit.stored_scale }
     }
 
     /// Its terms, where these are the limit's.

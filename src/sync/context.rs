@@ -56,8 +56,8 @@ pub(crate) struct LimitBooks {
     pub(crate) terms: Terms,
     /// Those of its plans.
     plans: Vec<Terms>,
-    /// The limit has had other terms.
-    is_updated: bool,
+    /// Those that it and its plans had before updates: leases of them may live, and callers may hold plans that are gone.
+    earlier: Vec<Terms>,
     /// The nodes that have it.
     pub(crate) nodes: Nodes,
     pub(crate) turnover: Turnover,
@@ -85,7 +85,7 @@ impl LimitBooks {
             name,
             terms,
             plans,
-            is_updated: false,
+            earlier: Vec::new(),
             nodes,
             turnover: Turnover::default(),
             counts: DecisionCounts::default(),
@@ -102,14 +102,19 @@ impl LimitBooks {
 
     /// Whether its keys may come under another quota.
     pub(crate) fn has_plans(&self) -> bool {
-        !self.plans.is_empty() || self.is_updated
+        !self.plans.is_empty() || !self.earlier.is_empty()
     }
 
     /// The limit has other terms from now on.
     pub(crate) fn update(&mut self, terms: &Terms, plans: Vec<Terms>) {
-        self.terms = Terms { credit: self.terms.credit, ..*terms };
-        self.plans = plans;
-        self.is_updated = true;
+        let credit = self.terms.credit;
+        let before = std::mem::replace(&mut self.terms, Terms { credit, ..*terms });
+        for before in std::mem::replace(&mut self.plans, plans).into_iter().chain([before]) {
+            let is_known = |known: &Terms| known.stored_scale == before.stored_scale;
+            if !self.earlier.iter().any(is_known) {
+                self.earlier.push(before);
+            }
+        }
     }
 
     /// Adds what was counted of its decisions beside what its buckets count.
@@ -419,7 +424,8 @@ impl Context {
             if let Some(nodes) = nodes {
                 let incidents = self.known.incidents(limit.turnover, nodes, trouble);
                 let incidents = Incidents { resets: limit.resets, ..incidents };
-                for terms in limit.plans.iter().chain([&limit.terms]) {
+                let terms = limit.plans.iter().chain(&limit.earlier).chain([&limit.terms]);
+                for terms in terms {
                     limit.excess.raise(terms, nodes, &incidents);
                 }
             }

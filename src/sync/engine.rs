@@ -238,6 +238,8 @@ impl Engine {
 
     /// A limit has other terms from now on; its accounts learn of them as callers ask.
     pub(crate) fn update(&mut self, limit: u32, config: LimitConfig, now: Timestamp) {
+        // What was allowed until now stays in the bound.
+        self.excess();
         let timings = &mut self.context.timings;
         timings.recovery_us =
             timings.recovery_us.max(recovery_us(config.terms.tick_us, timings.retry_us));

@@ -30,12 +30,15 @@ pub(crate) fn spend_all(limit: &ActiveLimit) -> u32 {
 
 /// Each algorithm with a quota of 20 and a plan of 100, and what a key has of the plan that spent 5 of the 20: a bucket keeps
 /// what it has, a window what was spent in it.
-pub(crate) fn raises() -> [(&'static str, Rule, Rule, u32); 4] {
+pub(crate) fn raises() -> [(&'static str, Rule, Rule, u32); 5] {
     let day = 24 * HOUR;
+    let zone = |tokens| FixedWindow::per_day(tokens).zone("Europe/Berlin");
     let sliding = [SlidingWindow::new(20, day), SlidingWindow::new(100, day)];
     [
         ("token bucket", burst(20).into(), burst(100).into(), 15),
         ("fixed window", FixedWindow::new(20, day).into(), FixedWindow::new(100, day).into(), 95),
+        // Whose rates are rounded, each in another way.
+        ("days of a zone", zone(20).into(), zone(31).into(), 26),
         ("sliding window", sliding[0].into(), sliding[1].into(), 95),
         ("sliding log", SlidingLog::new(20, day).into(), SlidingLog::new(100, day).into(), 95),
     ]

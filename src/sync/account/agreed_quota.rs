@@ -68,12 +68,12 @@ impl AgreedQuota {
     /// Asks for the plan with these terms, if it is another one than that in force: returns whether it does. Of a newer
     /// definition this node knows no plans.
     pub(super) fn ask_for(&mut self, terms: &Terms) -> bool {
-        if self.stored == terms.stored_scale || definition(self.version) > i64::from(terms.version)
-        {
+        let (known, asked) = (definition(self.version), i64::from(terms.version));
+        if known > asked || known == asked && self.stored == terms.stored_scale {
             return false;
         }
         (self.stored, self.own) = (terms.stored_scale, terms.scale);
-        self.insist(self.version);
+        self.insist(self.version.max(asked << CHANGES_BITS));
         true
     }
 
