@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use crate::algorithm::Rule;
 use crate::driver::clock::TimeSource;
-#[cfg(any(test, feature = "testing"))]
-use crate::driver::manual::ManualClock;
+use crate::driver::plan_resolver::PlanResolver;
 use crate::driver::setup::DriverParts;
 use crate::driver::{Driver, LimitParts, Listener};
 use crate::error::ConfigError;
@@ -16,6 +15,8 @@ use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, NodeTerms, PermitTerms
 use crate::limiter::{ActiveLimit, Limiter, Shared, Waiting};
 use crate::store::AnyStore;
 use crate::sync::Event;
+
+mod resolver;
 
 /// The most keys that a limiter holds, over all its limits. A key takes about 142 bytes (78 of a local limit), and
 /// one of a hybrid limit about 700 more while it is asked for.
@@ -52,8 +53,9 @@ pub struct Builder {
     lanes: u32,
     max_nodes: Option<u32>,
     key_secret: Option<Vec<u8>>,
+    resolvers: Vec<PlanResolver>,
     listeners: Vec<Listener>,
-    time: Option<TimeSource>,
+    pub(crate) time: Option<TimeSource>,
 }
 
 impl Limiter {
@@ -68,6 +70,7 @@ impl Limiter {
             lanes: DEFAULT_LANES,
             max_nodes: None,
             key_secret: None,
+            resolvers: Vec::new(),
             listeners: Vec::new(),
             time: None,
         }
@@ -156,12 +159,6 @@ impl Builder {
         self
     }
 
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn manual_clock(mut self, clock: ManualClock) -> Self {
-        self.time = Some(TimeSource::Manual(clock));
-        self
-    }
-
     /// Starts the limiter. An unreachable store is no error: limits begin with their outage policy
     /// and the store is tried again and again, loudly.
     ///
@@ -216,6 +213,7 @@ impl Builder {
             max_nodes: self.max_nodes,
             time: self.time,
             secret: secret.clone(),
+            resolvers: self.resolvers,
             listeners: self.listeners,
         };
         let (driver, senders) = Driver::new(parts)?;

@@ -33,7 +33,9 @@ pub(crate) mod manual;
 mod override_sync;
 mod overrides;
 mod permits;
+pub(crate) mod plan_resolver;
 mod reset_counts;
+mod resolved_plans;
 pub(crate) mod setup;
 mod slot_keys;
 
@@ -48,6 +50,7 @@ use override_sync::OverrideSync;
 pub(crate) use overrides::{HeldRuling, InForce};
 use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
+use plan_resolver::ResolverTask;
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 
 /// How often decisions are told to the listeners, and room is looked for.
@@ -161,6 +164,17 @@ pub(crate) struct NodeState {
     pub(crate) time: TimeSource,
 }
 
+#[cfg(any(test, feature = "testing"))]
+impl NodeState {
+    /// Waits until nothing of permits and of plan resolvers is under way.
+    pub(crate) async fn settled(&self) {
+        self.permits.settled().await;
+        for plans in self.limits.iter().filter_map(|limit| limit.resolved_plans()) {
+            plans.settled().await;
+        }
+    }
+}
+
 /// Everything the loop owns.
 pub(crate) struct Driver {
     pub(crate) engine: Engine,
@@ -172,6 +186,7 @@ pub(crate) struct Driver {
     pub(crate) queries: mpsc::UnboundedReceiver<Query>,
     pub(crate) listeners: Vec<Listener>,
     overrides: OverrideSync,
+    resolvers: Vec<ResolverTask>,
 }
 
 /// An exchange that came to an end.
@@ -212,7 +227,7 @@ impl Exchanges {
 
 impl Driver {
     /// Runs until every handle to the limiter is gone.
-    pub(crate) fn run(self) -> impl Future<Output = ()> + Send {
+    pub(crate) fn run(mut self) -> impl Future<Output = ()> + Send {
         // Made here, so that callers hear of it too if the runtime ends before this runs.
         let mut permits = PermitTask {
             permits: self.node.permits.clone(),
@@ -225,6 +240,13 @@ impl Driver {
             tell_at: self.node.time.now().plus_micros(FLUSH_US),
         };
         async move {
+            // They end with this.
+            let mut resolvers = JoinSet::new();
+            for resolver in std::mem::take(&mut self.resolvers) {
+                let limit = self.node.limits[resolver.limit].clone();
+                let (time, listeners) = (self.node.time.clone(), self.listeners.clone());
+                resolvers.spawn(resolver.run(limit, time, listeners));
+            }
             tokio::select! {
                 () = permits.run() => {}
                 () = self.run_limits() => {}
@@ -573,6 +595,9 @@ impl Driver {
         for event in self.overrides.sweep(&self.node.limits, now) {
             self.publish(&event);
         }
+        for event in self.node.limits.iter().filter_map(|limit| plan_resolver::flush(limit, now)) {
+            self.publish(&event);
+        }
     }
 
     /// A call for a decision of a limit without leases ended.
@@ -632,6 +657,7 @@ mod tests {
             max_nodes: None,
             time: Some(TimeSource::Manual(ManualClock::new())),
             secret: KeySecret::new(b""),
+            resolvers: Vec::new(),
             listeners: Vec::new(),
         };
         let (mut driver, _senders) = Driver::new(parts).unwrap();

@@ -111,6 +111,9 @@ pub use algorithm::{
 pub use bound::{Excess, Incidents, bound};
 pub use builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};
 pub use decision::{Decision, Denied};
+pub use driver::plan_resolver::{
+    PLAN_RESOLVER_CALLS_MAX, PLAN_RESOLVER_PAUSE, PLAN_RESOLVER_TIMEOUT, PLAN_RESOLVER_WAITING_MAX,
+};
 pub use error::{AcquireError, CheckError, ConfigError, ShutdownError, StoreError};
 pub use key::{Hashed, KEY_BYTES_MAX, Key, KeyWriter, lane_of};
 pub use limit::{

@@ -142,7 +142,7 @@ impl Limiter {
     pub async fn settle(&self) {
         // A driver that has ended has nothing due any more.
         let _ = self.shared.ask(Wish::Settle, Duration::MAX).await;
-        self.shared.node.permits.settled().await;
+        self.shared.node.settled().await;
     }
 }
 

@@ -7,6 +7,7 @@ use metrics::{
     Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
+use crate::bound::Excess;
 use crate::driver::{LimitState, Listener, PermitKeys};
 use crate::overrides::Switch;
 use crate::sync::Event;
@@ -32,6 +33,8 @@ const LOST_RECORDS: &str = "tidegate_lost_records_total";
 const STORE_JUMPS: &str = "tidegate_store_clock_jumps_total";
 const MISMATCHES: &str = "tidegate_quota_mismatches_total";
 const PLANS_DIFFER: &str = "tidegate_plans_differ_total";
+const PLANS_RESOLVED: &str = "tidegate_plan_resolutions_total";
+const PLANS_NOT_ASKED: &str = "tidegate_plans_not_asked_total";
 const FOREIGN: &str = "tidegate_foreign_keys_total";
 const STALLS: &str = "tidegate_clock_stall_seconds";
 const MAX_KEYS: &str = "tidegate_max_keys";
@@ -160,6 +163,10 @@ fn describe_troubles() {
     describe_counter!(MISMATCHES, Unit::Count, "Times that the store kept another quota, by limit");
     let text = "Minutes in which keys had another plan in the store than callers named, by limit";
     describe_counter!(PLANS_DIFFER, Unit::Count, text);
+    let text = "Calls of the plan resolver, by limit and outcome (ok, unknown_plan, error)";
+    describe_counter!(PLANS_RESOLVED, Unit::Count, text);
+    let text = "Times that a key's plan could not be asked for, for lack of room, by limit";
+    describe_counter!(PLANS_NOT_ASKED, Unit::Count, text);
     describe_counter!(FOREIGN, Unit::Count, "Keys found to hold another program's value");
     describe_histogram!(
         STALLS,
@@ -187,6 +194,9 @@ fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
         }
         for outcome in ["allowed", "denied"] {
             counter!(OVERRIDES, with(&labels, "outcome", outcome)).increment(0);
+        }
+        if limit.resolved_plans().is_some() {
+            count_resolved_plans(&labels, [0; 3], 0);
         }
         show_switch(limit.overrides.switch(), &labels);
         for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES, PLANS_DIFFER] {
@@ -250,6 +260,21 @@ fn count_override_decisions(labels: &Labels, allowed: u64, denied: u64) {
     }
 }
 
+fn show_excess(excess: &Excess, labels: &Labels) {
+    if let Some(bound) = excess.bound_tokens {
+        gauge!(EXCESS_BOUND, labels.clone()).set(bound);
+    }
+    gauge!(EXCESS_OBSERVED, labels.clone()).set(excess.observed_tokens);
+}
+
+/// Counts calls of a plan resolver by outcome, and keys that were not asked for.
+fn count_resolved_plans(labels: &Labels, counts: [u64; 3], not_asked: u64) {
+    for (outcome, count) in ["ok", "unknown_plan", "error"].into_iter().zip(counts) {
+        counter!(PLANS_RESOLVED, with(labels, "outcome", outcome)).increment(count);
+    }
+    counter!(PLANS_NOT_ASKED, labels.clone()).increment(not_asked);
+}
+
 /// Counts decisions: allowed, denied, overflowed, unsure.
 fn count_decisions(
     labels: &Labels,
@@ -274,12 +299,7 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
             histogram!(DRIFT, labels(limit)).record(drift_tokens / *burst_tokens as f64);
             histogram!(VIEW_AGE, labels(limit)).record(age.as_secs_f64());
         }
-        Event::Excess { limit, excess } => {
-            if let Some(bound) = excess.bound_tokens {
-                gauge!(EXCESS_BOUND, labels(limit)).set(bound);
-            }
-            gauge!(EXCESS_OBSERVED, labels(limit)).set(excess.observed_tokens);
-        }
+        Event::Excess { limit, excess } => show_excess(excess, &labels(limit)),
         Event::Permits { limit, in_use, waiting, denied } => {
             gauge!(PERMITS_IN_USE, labels(limit)).set(*in_use as f64);
             gauge!(PERMITS_WAITING, labels(limit)).set(*waiting);
@@ -290,6 +310,9 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         }
         Event::OverrideDecisions { limit, allowed, denied } => {
             count_override_decisions(&labels(limit), *allowed, *denied);
+        }
+        Event::PlansResolved { limit, resolved, unknown, failed, not_asked } => {
+            count_resolved_plans(&labels(limit), [*resolved, *unknown, *failed], *not_asked);
         }
         Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
         Event::Updated { limit, burst, per_second } => {
@@ -303,6 +326,8 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::OutagePolicyEnded { limit } => gauge!(ON_POLICY, labels(limit)).set(0.0),
         Event::NotDecided { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::NoCredit { .. }
+        | Event::PlanResolverFailed { .. }
+        | Event::PlanNotKnown { .. }
         | Event::StoreUp { .. }
         | Event::OverridesUnknown { .. }
         | Event::OverrideNotUnderstood { .. }

@@ -44,8 +44,9 @@ use crate::time::micros;
 
 impl Builder {
     /// Lives by `clock` instead of the system's.
-    pub fn clock(self, clock: &ManualClock) -> Self {
-        self.manual_clock(clock.clone())
+    pub fn clock(mut self, clock: &ManualClock) -> Self {
+        self.time = Some(TimeSource::Manual(clock.clone()));
+        self
     }
 }
 

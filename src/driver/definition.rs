@@ -123,6 +123,11 @@ impl Definition {
         named(&self.plans, name)
     }
 
+    /// The highest cost that any of its plans can admit, in tokens.
+    pub(crate) fn cost_max_of_plans(&self) -> u32 {
+        self.plans.iter().map(|info| info.terms.cost_max).max().unwrap_or_default()
+    }
+
     /// The names of its plans, for those who asked for another.
     pub(crate) fn plan_names(&self) -> String {
         let names: Vec<&str> = self.plans.iter().filter_map(|info| info.plan.as_deref()).collect();

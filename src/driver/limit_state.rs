@@ -11,6 +11,7 @@ use super::clock::TimeSource;
 use super::definition::{Definition, LimitParts};
 use super::overrides::LimitOverrides;
 use super::reset_counts::ResetCounts;
+use super::resolved_plans::ResolvedPlans;
 use super::slot_keys::SlotKeys;
 use crate::algorithm::{Calendar, KeyRule, Rule, StateRule, WindowRule};
 use crate::bound::Excess;
@@ -56,6 +57,8 @@ pub(crate) struct LimitState {
     excess: Mutex<Excess>,
     /// What decisions look at before they look at the limit's rule.
     pub(crate) overrides: LimitOverrides,
+    /// If the limit has a resolver of plans.
+    resolved_plans: Option<ResolvedPlans>,
     pub(crate) resets: ResetCounts,
 }
 
@@ -223,6 +226,7 @@ impl LimitState {
             was_on_policy: AtomicBool::new(false),
             excess,
             overrides,
+            resolved_plans: None,
             resets: ResetCounts::default(),
         })
     }
@@ -272,7 +276,7 @@ impl LimitState {
     pub(crate) fn update(&self, parts: &LimitParts<'_>) {
         let next = parts.define(Some(&self.definition()), self.origin_us);
         let present = &mut *self.definition.write().unwrap_or_else(PoisonError::into_inner);
-        next.set_looks_further(self.overrides.is_any(&next));
+        next.set_looks_further(self.needs_further_look(&next));
         present.set_replaced();
         *present = Arc::new(next);
     }
@@ -280,7 +284,27 @@ impl LimitState {
     /// Lets decisions look at the overrides that there are now.
     pub(super) fn notice_overrides(&self) {
         let definition = self.definition.read().unwrap_or_else(PoisonError::into_inner);
-        definition.set_looks_further(self.overrides.is_any(&definition));
+        definition.set_looks_further(self.needs_further_look(&definition));
+    }
+
+    fn needs_further_look(&self, definition: &Definition) -> bool {
+        self.overrides.is_any(definition) || self.resolved_plans.is_some()
+    }
+
+    /// Lets decisions look at what a resolver names.
+    pub(super) fn resolve_plans(&mut self, plans: ResolvedPlans) {
+        self.resolved_plans = Some(plans);
+        self.notice_overrides();
+    }
+
+    /// What a resolver named, if the limit has one.
+    pub(crate) fn resolved_plans(&self) -> Option<&ResolvedPlans> {
+        self.resolved_plans.as_ref()
+    }
+
+    /// Whether keys may have other plans than callers name.
+    pub(crate) fn may_give_plans(&self) -> bool {
+        self.resolved_plans.is_some() || self.overrides.may_give_plans()
     }
 
     /// The quota whose keys take longest to fill.

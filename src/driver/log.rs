@@ -104,6 +104,21 @@ fn log_other_quota(event: &Event) {
     }
 }
 
+/// Logs that a resolver does not name plans that can be used.
+fn log_unresolved_plan(event: &Event) {
+    match event {
+        Event::PlanResolverFailed { limit, error } => {
+            warn!(%limit, error, "the plan resolver of a limit failed: keys keep the plan that is known");
+        }
+        Event::PlanNotKnown { limit, plan } => warn!(
+            %limit,
+            plan,
+            "the plan resolver of a limit named a plan that the limit does not have: the key has the default plan"
+        ),
+        _ => {}
+    }
+}
+
 /// Logs those events that are about one limit.
 fn log_limit_event(event: &Event) {
     match event {
@@ -122,7 +137,9 @@ fn log_limit_event(event: &Event) {
             warn!(limit = &**limit, "the store had lost a key's record: was it evicted or deleted?");
         }
         Event::QuotaMismatch { .. } | Event::PlansDiffer { .. } => log_other_quota(event),
+        Event::PlanResolverFailed { .. } | Event::PlanNotKnown { .. } => log_unresolved_plan(event),
         Event::Decisions { .. }
+        | Event::PlansResolved { .. }
         | Event::OverrideDecisions { .. }
         // Logged above.
         | Event::Switched { .. }

@@ -19,6 +19,8 @@ use crate::time::Timestamp;
 pub(crate) struct LimitOverrides {
     /// The place of the [`Switch`] in [`Switch::ALL`].
     switch: AtomicU8,
+    /// Whether there has ever been one of keys, or a key was blocked. A hint: publishes nothing.
+    may_rule: AtomicBool,
     /// Whether one has ever given a key another plan. A hint: publishes nothing.
     may_give_plans: AtomicBool,
     /// By what the limiter knows the keys by.
@@ -41,6 +43,16 @@ pub(crate) struct HeldRuling {
     pub(crate) until: Timestamp,
 }
 
+impl HeldRuling {
+    /// The plan that the key is under, if it says that.
+    pub(crate) fn plan(&self) -> Option<&'static LimitInfo> {
+        match self.ruling {
+            InForce::Plan(info) => Some(info),
+            InForce::Allow | InForce::Block => None,
+        }
+    }
+}
+
 /// A [`Ruling`] of a limit that has what it names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum InForce {
@@ -59,6 +71,7 @@ struct ByLength<K: Eq + Hash, N> {
 impl LimitOverrides {
     pub(crate) fn new(own_switch: Switch) -> Self {
         let overrides = Self {
+            may_rule: AtomicBool::new(false),
             may_give_plans: AtomicBool::new(false),
             switch: AtomicU8::new(0),
             keys: DashMap::new(),
@@ -89,6 +102,9 @@ impl LimitOverrides {
 
     /// What holds for a key at `now` instead of the limit's rule: by what it is known by, or by its plain bytes.
     pub(crate) fn find(&self, name: &[u8], plain: &[u8], now: Timestamp) -> Option<HeldRuling> {
+        if !self.may_rule.load(Ordering::Relaxed) {
+            return None;
+        }
         let holds = |held: &HeldRuling| now < held.until;
         let by_name = |keys: &DashMap<Box<[u8]>, HeldRuling>| keys.get(name).map(|held| *held);
         let by_key = by_name(&self.keys).filter(holds);
@@ -133,27 +149,8 @@ impl LimitOverrides {
         !self.prefixes.is_empty()
     }
 
-    /// The plan that a key is under at `now`, if an override gives it one.
-    pub(crate) fn plan(
-        &self,
-        name: &[u8],
-        plain: &[u8],
-        now: Timestamp,
-    ) -> Option<&'static LimitInfo> {
-        match self.find(name, plain, now)?.ruling {
-            InForce::Plan(info) => Some(info),
-            InForce::Allow | InForce::Block => None,
-        }
-    }
-
-    /// The highest cost that the plan of an override may admit, in tokens.
-    pub(crate) fn cost_max(&self, definition: &Definition) -> u32 {
-        let plans = if self.may_give_plans() { &*definition.plans } else { &[] };
-        plans.iter().map(|info| info.terms.cost_max).max().unwrap_or_default()
-    }
-
     /// Whether overrides may give keys other plans.
-    pub(crate) fn may_give_plans(&self) -> bool {
+    pub(super) fn may_give_plans(&self) -> bool {
         self.may_give_plans.load(Ordering::Relaxed)
     }
 
@@ -172,6 +169,7 @@ impl LimitOverrides {
     pub(crate) fn block(&self, name: &[u8], until: Timestamp, most: usize) {
         if self.blocked.len() < most || self.blocked.contains_key(name) {
             self.blocked.insert(name.into(), until);
+            self.may_rule.store(true, Ordering::Relaxed);
         }
     }
 
@@ -203,6 +201,7 @@ impl LimitOverrides {
             }
             Setting::Removed => (None, true),
         };
+        self.may_rule.fetch_or(held.is_some(), Ordering::Relaxed);
         if let Some(HeldRuling { ruling: InForce::Plan(_), .. }) = held {
             self.may_give_plans.store(true, Ordering::Relaxed);
         }

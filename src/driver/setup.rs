@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::clock::{Ticker, TimeSource};
 use super::definition::LimitParts;
 use super::override_sync::OverrideSync;
+use super::plan_resolver::{self, PlanResolver};
 use super::{Command, Driver, LimitState, Listener, NodeState, PermitLimits, Query, Wish, log};
 use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
 use crate::error::ConfigError;
@@ -28,6 +29,7 @@ pub(crate) struct DriverParts<'a> {
     pub(crate) time: Option<TimeSource>,
     /// What keys are hashed with.
     pub(crate) secret: KeySecret,
+    pub(crate) resolvers: Vec<PlanResolver>,
     pub(crate) listeners: Vec<Listener>,
 }
 
@@ -57,7 +59,9 @@ impl Driver {
             ),
         };
         let budget = Arc::new(KeyBudget::new(parts.max_keys, parts.limits.len()));
-        let limits = limit_states(&parts.limits, &budget, &time)?;
+        let mut limits = limit_states(&parts.limits, &budget, &time)?;
+        let resolvers = plan_resolver::open(parts.resolvers, &mut limits, parts.max_keys)?;
+        let limits = limits.into_iter().map(Arc::new).collect();
         let open = |store: AnyStore| {
             let (time, origin_us) = (time.clone(), time.origin_us());
             store.open(move || time.now(), origin_us)
@@ -95,6 +99,7 @@ impl Driver {
             queries: asked,
             listeners,
             overrides,
+            resolvers,
         };
         Ok((driver, Senders { commands, queries }))
     }
@@ -112,7 +117,7 @@ fn limit_states(
     limits: &[LimitParts<'_>],
     budget: &Arc<KeyBudget>,
     time: &TimeSource,
-) -> Result<Vec<Arc<LimitState>>, ConfigError> {
+) -> Result<Vec<LimitState>, ConfigError> {
     let no_memory = || ConfigError::Limiter {
         field: "max_keys",
         value: budget.max().to_string(),
@@ -122,8 +127,7 @@ fn limit_states(
     let seeds = random()?;
     let state = |(parts, index): (&LimitParts<'_>, u32)| {
         let hasher = KeyHasher::new(seeds);
-        let state = LimitState::new(index, parts, hasher, budget, time);
-        state.map(Arc::new).ok_or_else(no_memory)
+        LimitState::new(index, parts, hasher, budget, time).ok_or_else(no_memory)
     };
     limits.iter().zip(0..).map(state).collect()
 }

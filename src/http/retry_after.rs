@@ -156,8 +156,7 @@ mod tests {
     fn denied_clients_of_a_fixed_window_return_apart_and_those_of_other_limits_at_their_time() {
         let returns = |rule: Rule| -> [usize; 1000] {
             let clock = ManualClock::new();
-            let builder =
-                Limiter::builder().limit(Limit::new("a", rule)).manual_clock(clock.clone());
+            let builder = Limiter::builder().limit(Limit::new("a", rule)).clock(&clock);
             let limit = builder.build().unwrap().limit("a").unwrap();
             assert!(limit.check("key").is_allowed());
             let (retry, mut tenths) = (RetryAfter::default(), [0; 1000]);

@@ -10,6 +10,7 @@ use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
 use crate::driver::{HeldRuling, InForce, OverrideQuery, Query};
 use crate::key::Key;
+use crate::limit::LimitInfo;
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
 use crate::store::overrides::Put;
 use crate::time::{Timestamp, micros};
@@ -168,13 +169,13 @@ impl ActiveLimit {
         limit.after_rule(&name, cost, limit.decide_or_ask(Target::key(&name), cost).await)
     }
 
-    /// The limit as it is at present, under the plan that an override gives the key, or else its own.
+    /// The limit as it is at present, under the plan that an override or a resolver gives the key, or else its own.
     pub(super) fn planned(&self, asked: LookedUp<'_>) -> Cow<'_, Self> {
-        let (limit, overrides) = (self.current(), &self.state.overrides);
-        if !self.looks_further() || !overrides.may_give_plans() {
+        let limit = self.current();
+        if !self.looks_further() || !self.state.may_give_plans() {
             return limit;
         }
-        match overrides.plan(asked.name, asked.plain, self.state.clock.now()) {
+        match limit.plan_of(asked) {
             Some(info) => Cow::Owned(limit.under(info).into_owned()),
             None => limit,
         }
@@ -182,11 +183,21 @@ impl ActiveLimit {
 
     /// The same for a key that is not written yet.
     pub(super) fn planned_for<K: Key + ?Sized>(&self, key: &K) -> Cow<'_, Self> {
-        if !self.looks_further() || !self.state.overrides.may_give_plans() {
+        if !self.looks_further() || !self.state.may_give_plans() {
             return self.current();
         }
         let secret = &self.shared.secret;
         self.planned(LookedUp { name: &secret.name(key), plain: &secret.plain(key) })
+    }
+
+    /// The plan that an override gives a key, or a resolver, unless callers name one.
+    fn plan_of(&self, asked: LookedUp<'_>) -> Option<&'static LimitInfo> {
+        let (LookedUp { name, plain }, now) = (asked, self.state.clock.now());
+        if let Some(held) = self.state.overrides.find(name, plain, now) {
+            return held.plan();
+        }
+        let resolved = self.state.resolved_plans().filter(|_| self.info.plan.is_none())?;
+        resolved.find((name, plain), now, &self.definition)
     }
 
     /// The key's bytes before they are hashed, if they are and overrides may look for them.

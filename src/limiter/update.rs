@@ -100,12 +100,16 @@ impl ActiveLimit {
         if self.looks_further() { self.cost_max_at_present() } else { self.info.terms.cost_max }
     }
 
-    /// The same where overrides may give keys plans, or another definition is in the place of this one.
+    /// The same where overrides or a resolver may give keys plans, or another definition is in the place of this one.
     #[cold]
     #[inline(never)]
     fn cost_max_at_present(&self) -> u32 {
         let limit = self.current();
-        let by_override = limit.state.overrides.cost_max(&limit.definition);
-        by_override.max(limit.info.terms.cost_max)
+        let own = limit.info.terms.cost_max;
+        if limit.state.may_give_plans() {
+            own.max(limit.definition.cost_max_of_plans())
+        } else {
+            own
+        }
     }
 }

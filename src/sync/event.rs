@@ -37,6 +37,36 @@ pub enum Event {
         /// Denied.
         denied: u64,
     },
+    /// What the [plan resolver](crate::Builder::resolve_plans) of a limit has done since the last such event. Told once a second, if it
+    /// has done anything.
+    PlansResolved {
+        /// The limit.
+        limit: Arc<str>,
+        /// Answers that named the default plan, or a plan that the limit has.
+        resolved: u64,
+        /// Answers that named a plan that the limit does not have.
+        unknown: u64,
+        /// Calls that failed, panicked or took too long.
+        failed: u64,
+        /// How often a key had to be asked for and could not be: too many waited, or there was no room for its plan.
+        not_asked: u64,
+    },
+    /// The plan resolver of a limit failed, panicked or took too long: what is known of keys holds. Told once a minute for each
+    /// limit.
+    PlanResolverFailed {
+        /// The limit.
+        limit: Arc<str>,
+        /// Why.
+        error: String,
+    },
+    /// The plan resolver of a limit named a plan that the limit does not have: the key has the default plan. Told once a minute for
+    /// each limit.
+    PlanNotKnown {
+        /// The limit.
+        limit: Arc<str>,
+        /// The name.
+        plan: String,
+    },
     /// A limit is enforced from now on, or not.
     Switched {
         /// The limit.

@@ -17,7 +17,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn limiter(rule: impl Into<Rule>, max_waiting: u32) -> (ManualClock, Limiter, ActiveLimit) {
     let clock = ManualClock::new();
     let limit = Limit::new("x", rule).max_waiting(max_waiting);
-    let limiter = Limiter::builder().limit(limit).manual_clock(clock.clone()).build().unwrap();
+    let limiter = Limiter::builder().limit(limit).clock(&clock).build().unwrap();
     let limit = limiter.limit("x").unwrap();
     (clock, limiter, limit)
 }

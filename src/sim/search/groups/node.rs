@@ -85,7 +85,7 @@ impl Node {
         shown.advance(Duration::from_micros(local_us - shown.now().as_micros()));
         let builder = limits.iter().cloned().fold(Limiter::builder(), Builder::limit);
         let builder = builder.store(MemoryStore::new()).lanes(LANES).max_nodes(nodes);
-        let builder = builder.max_keys(KEYS_MAX).manual_clock(shown.clone());
+        let builder = builder.max_keys(KEYS_MAX).clock(&shown);
         let (limiter, mut driver) = builder.assemble().expect("good limits");
         // With a name and a seed that are drawn again in the same way.
         let limit = |limit: &Arc<LimitState>| LimitConfig {
