@@ -650,6 +650,23 @@ fn limiter_outside_a_runtime_asks_on_its_own_thread_and_ends_calls_when_it_ends(
 }
 
 #[test]
+fn calls_end_when_the_limiter_does_and_the_runtime_goes_on() {
+    let plans = Plans::new([("waits", Does::NeverAnswers)]);
+    let node = Node::new(&plans);
+    node.burst_of("waits");
+    node.run();
+    let Node { limiter, api, runtime, .. } = node;
+    assert_eq!(Arc::strong_count(&plans.calls), 3);
+    drop((limiter, api));
+    runtime.block_on(async {
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+    });
+    assert_eq!(Arc::strong_count(&plans.calls), 1);
+}
+
+#[test]
 fn decision_of_a_key_whose_plan_is_known_allocates_nothing() {
     let plans = Plans::new([("acme", PRO)]);
     let node = Node::new(&plans);
