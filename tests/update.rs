@@ -207,9 +207,9 @@ fn keys_without_room_follow_an_update_too() {
     let api = nodes.nodes[0].limit("api").unwrap();
     // The one key that there is room for keeps it.
     let _pinned = api.handle("pinned");
-    allowed(&nodes, 3, &[api.clone()]);
+    allowed(&nodes, 3, std::slice::from_ref(&api));
     nodes.nodes[0].update(of(50)).unwrap();
-    allowed(&nodes, 5, &[api.clone()]);
+    allowed(&nodes, 5, std::slice::from_ref(&api));
     let rate = allowed(&nodes, 10, &[api]);
     assert!((480..=520).contains(&rate), "{rate}");
 }
