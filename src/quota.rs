@@ -373,6 +373,13 @@ impl Scale {
         is_kept.then_some(own)
     }
 
+    /// Whether more tokens flow in by this rate: units that are too coarse for a slow one have it rounded up.
+    pub(crate) fn is_faster_than(&self, other: &Self) -> bool {
+        let [own, of_other] = [(self, other), (other, self)]
+            .map(|(one, other)| i128::from(one.rate) * i128::from(other.token));
+        own > of_other
+    }
+
     /// Whole tokens in `units`, rounded down.
     pub(crate) fn tokens(&self, units: i64) -> i64 {
         units.div_euclid(self.token)

@@ -86,6 +86,7 @@ impl Limit {
         }
         if is_leased {
             let own = terms.stored_scale.in_own_units(running.scale.token);
+            let own = own.filter(|own| !own.is_faster_than(&terms.stored_scale));
             terms.scale = own.ok_or_else(refused)?;
         }
         Ok(terms)

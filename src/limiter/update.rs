@@ -63,9 +63,8 @@ impl Limiter {
             let state = self.find(limit.name())?.state;
             let present = state.definition();
             limit.validate_update(&present.limit)?;
-            let terms_of =
-                |limit: &Limit| limit.in_units_of(node_terms.of(limit)?, &present.info.terms);
-            parts.push((state, LimitParts::new(limit, terms_of)?));
+            let running = Some(&present.info.terms);
+            parts.push((state, LimitParts::new(limit, *node_terms, running)?));
         }
         if let Some(missing) = running.iter().find(|limit| !names.contains(&*limit.name)) {
             return Err(ConfigError::MissingLimit(missing.name.to_string()));

@@ -15,7 +15,7 @@ use super::rng::Rng;
 use crate::bound::{Excess, Incidents};
 use crate::bucket::LimitCounts;
 use crate::error::StoreError;
-use crate::limit::{Credit, Mode, OutagePolicy, Terms};
+use crate::limit::{Credit, LimitInfo, Mode, OutagePolicy, Terms};
 use crate::quota::Scale;
 use crate::time::Timestamp;
 
@@ -56,6 +56,8 @@ pub(crate) struct LimitBooks {
     pub(crate) terms: Terms,
     /// Those of its plans.
     plans: Vec<Terms>,
+    /// Quotas that overrides have given its keys.
+    pub(crate) by_override: Vec<&'static LimitInfo>,
     /// The limit has had other terms.
     is_updated: bool,
     /// The nodes that have it.
@@ -85,6 +87,7 @@ impl LimitBooks {
             name,
             terms,
             plans,
+            by_override: Vec::new(),
             is_updated: false,
             nodes,
             turnover: Turnover::default(),
@@ -102,7 +105,7 @@ impl LimitBooks {
 
     /// Whether its keys may come under another quota.
     pub(crate) fn has_plans(&self) -> bool {
-        !self.plans.is_empty() || self.is_updated
+        !self.plans.is_empty() || !self.by_override.is_empty() || self.is_updated
     }
 
     /// The limit has other terms from now on.
@@ -419,7 +422,8 @@ impl Context {
             if let Some(nodes) = nodes {
                 let incidents = self.known.incidents(limit.turnover, nodes, trouble);
                 let incidents = Incidents { resets: limit.resets, ..incidents };
-                for terms in limit.plans.iter().chain([&limit.terms]) {
+                let by_override = limit.by_override.iter().map(|info| &info.terms);
+                for terms in limit.plans.iter().chain([&limit.terms]).chain(by_override) {
                     limit.excess.raise(terms, nodes, &incidents);
                 }
             }
