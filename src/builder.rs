@@ -204,7 +204,7 @@ impl Builder {
             limits: self
                 .limits
                 .iter()
-                .map(|limit| LimitParts::new(limit, |limit| node_terms.of(limit)))
+                .map(|limit| LimitParts::new(limit, node_terms, None))
                 .collect::<Result<_, _>>()?,
             permits: self.permit_terms()?,
             store: self.store,

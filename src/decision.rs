@@ -105,13 +105,13 @@ impl Decision {
         &self.limit.name
     }
 
-    /// The name of the [plan](crate::Limit::plan) that the caller or an override named; `None` is the limit's own quota. Where
-    /// nodes share the limit, another one may be in force for a while: docs/PLANS.md says when.
+    /// The name of the [plan](crate::Limit::plan) that the caller or an override named; `None` is the limit's own quota, or one
+    /// that an [override](crate::Override::quota) gives the key: [`quota`](Self::quota) tells which. Where nodes share the limit, another one may be in force for a while: docs/PLANS.md says when.
     pub fn plan_name(&self) -> Option<&'static str> {
-        self.limit.plan.as_deref()
+        self.limit.plan_name()
     }
 
-    /// The limit's quota, as it was configured: tokens, their period, and the burst. Of other algorithms than the token
+    /// The quota that decided, as it was configured, of the limit, its plan or an override: tokens, their period, and the burst. Of other algorithms than the token
     /// bucket the burst is what a key can spend at once.
     pub fn quota(&self) -> Quota {
         self.limit.rule.quota()

@@ -412,6 +412,7 @@ impl Driver {
         for event in self.overrides.apply_again(&self.node.limits) {
             self.publish(&event);
         }
+        self.tell_quotas();
     }
 
     fn ask_exact(&self, query: ExactQuery, calls: &mut ExactCalls) {
@@ -541,6 +542,14 @@ impl Driver {
         for event in self.overrides.ended(outcome, &self.node.limits, now) {
             self.publish(&event);
         }
+        self.tell_quotas();
+    }
+
+    /// Tells the engine which quotas overrides give keys.
+    fn tell_quotas(&mut self) {
+        for limit in &self.node.limits {
+            self.engine.add_quotas(limit.index, limit.overrides.take_new_quotas());
+        }
     }
 
     fn flush(&mut self) {
@@ -637,7 +646,7 @@ mod tests {
     use crate::driver::manual::ManualClock;
     use crate::driver::setup::DriverParts;
     use crate::key::KeySecret;
-    use crate::limit::Limit;
+    use crate::limit::{Limit, NodeTerms};
     use crate::quota::Quota;
 
     /// They stayed until their time was over: for ever, if somebody would have waited for ever.
@@ -647,6 +656,7 @@ mod tests {
         let parts = DriverParts {
             limits: vec![LimitParts {
                 limit: &limit,
+                node_terms: NodeTerms { has_store: false, max_nodes: None, uncounted: 1 },
                 terms: limit.validate_local().unwrap(),
                 plans: Vec::new(),
             }],

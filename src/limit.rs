@@ -10,13 +10,15 @@ use crate::time::micros;
 
 mod concurrency;
 mod info;
+mod override_quota;
 mod plans;
 mod terms;
 mod update;
 
 pub(crate) use concurrency::PermitTerms;
 pub use concurrency::{Concurrency, PERMITS_MAX};
-pub(crate) use info::LimitInfo;
+pub use info::OVERRIDE_QUOTAS_MAX;
+pub(crate) use info::{LimitInfo, QuotaOf};
 pub use plans::PLANS_MAX;
 pub(crate) use plans::Plan;
 pub(crate) use terms::{Credit, CreditRule, Pace, Terms};

@@ -242,7 +242,7 @@ impl ActiveLimit {
         now: Timestamp,
     ) -> SpendResult {
         let target = Target { key, place };
-        let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit());
+        let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit(self.info));
         let (plan, room) = (self.plan, if can_wait { Room::Any } else { Room::NotLast });
         let ask = Ask { cost, scale, first_credit, plan, can_wait };
         let newcomer = Newcomer { cost, key: NewKey { first_credit, plan }, room };
@@ -351,7 +351,7 @@ impl ActiveLimit {
         let limit = self.state.clone();
         // Keys of an exact limit are in the store, and so are the slots of a leaky bucket.
         let is_here = !self.is_decided_by_store() && self.slots().is_none();
-        let new = NewKey { first_credit: limit.first_credit(), plan: self.plan };
+        let new = NewKey { first_credit: limit.first_credit(self.info), plan: self.plan };
         let place = if is_here { limit.buckets.pin(key, new) } else { OVERFLOW };
         let key = Arc::new(PinnedKey { limit, place, key: key.into() });
         Handle { limit: self.clone(), key, plain: None }

@@ -4,19 +4,22 @@
 //!
 //! | name | value | holds for |
 //! |---|---|---|
-//! | `k:<limit>:<key>` | `allow`, `block` or `plan:<plan>` | this key |
+//! | `k:<limit>:<key>` | `allow`, `block`, `plan:<plan>` or `quota:<quota>` | this key |
 //! | `p:<limit>:<prefix>` | the same | keys that begin so |
 //! | `n:<limit>:<network>` | the same | keys that are addresses or networks in this one |
 //! | `s:<limit>` | `on`, `shadow` or `off` | the whole limit |
+//!
+//! A quota is written as `Quota`'s `Display` writes it: `quota:250000/h burst 1000`.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use crate::error::StoreError;
+use crate::error::{ConfigError, StoreError};
 use crate::key::{KEY_BYTES_MAX, Key, KeySecret};
 #[cfg(feature = "http")]
 use crate::network::Network;
+use crate::quota::Quota;
 
 /// The most overrides of a namespace, over all its limits.
 pub const OVERRIDES_MAX: usize = 100_000;
@@ -50,7 +53,8 @@ impl Switch {
     }
 }
 
-/// What holds for some keys of a limit instead of its rule: they are always allowed, or never, or under one of its plans.
+/// What holds for some keys of a limit instead of its rule: they are always allowed, or never, or under one of its plans, or
+/// have a quota of their own.
 ///
 /// Of several overrides that fit a key, that of the key itself wins, then that of the smallest network, then that of the
 /// longest prefix.
@@ -97,10 +101,14 @@ pub(crate) enum Ruling {
     Block,
     /// The keys are under this plan, whatever plan callers name.
     Plan(Box<str>),
+    /// The keys have this quota, whatever plan callers name.
+    Quota(Quota),
 }
 
 /// Before the name of a plan in a record.
 const PLAN: &str = "plan:";
+/// Before a quota in a record.
+const QUOTA: &str = "quota:";
 
 impl Ruling {
     /// As records have it.
@@ -109,6 +117,7 @@ impl Ruling {
             Self::Allow => "allow".into(),
             Self::Block => "block".into(),
             Self::Plan(name) => format!("{PLAN}{name}").into(),
+            Self::Quota(quota) => format!("{QUOTA}{quota}").into(),
         }
     }
 
@@ -117,8 +126,11 @@ impl Ruling {
             b"allow" => Some(Self::Allow),
             b"block" => Some(Self::Block),
             _ => {
-                let plan = str::from_utf8(text).ok()?.strip_prefix(PLAN)?;
-                Some(Self::Plan(plan.into()))
+                let text = str::from_utf8(text).ok()?;
+                match text.strip_prefix(QUOTA) {
+                    Some(quota) => quota.parse().ok().map(Self::Quota),
+                    None => Some(Self::Plan(text.strip_prefix(PLAN)?.into())),
+                }
             }
         }
     }
@@ -180,6 +192,47 @@ impl<'a> Override<'a> {
     /// Requests are limited by this [plan](crate::Limit::plan) of the limit, whatever plan callers name.
     pub fn plan(mut self, name: impl AsRef<str>) -> Self {
         self.ruling = Some(Ruling::Plan(name.as_ref().into()));
+        self
+    }
+
+    /// Each of the keys has this quota, whatever plan callers name. All else is the limit's: its algorithm above all.
+    ///
+    /// Of a limit that is a token bucket it may be any, where nodes share a hybrid one from some millionth of the limit's rate
+    /// up to 64 times its burst at least: docs/OVERRIDES.md has how to get more. Of windows and logs it has the limit's [period](Rule::quota)
+    /// and no burst. Of a [`LeakyBucket`](crate::LeakyBucket) it is another pace with the limit's queue, and has no burst;
+    /// where nodes share a hybrid one, none can be given. What cannot be kept is refused when it is set
+    /// ([`OverrideError::Quota`]).
+    ///
+    /// A key keeps what it has when its quota changes, by this, by another one, or when it ends: see
+    /// [`ActiveLimit::plan`](crate::ActiveLimit::plan).
+    ///
+    /// Cost: as of a plan, and some 2 kB for each different quota of a limit, for as long as the process lives, at most
+    /// [`OVERRIDE_QUOTAS_MAX`](crate::OVERRIDE_QUOTAS_MAX).
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// # runtime.block_on(async {
+    /// use tidegate::{Limit, Limiter, Override, Quota};
+    ///
+    /// let limiter = Limiter::builder().limit(Limit::new("api", Quota::per_second(10))).build()?;
+    /// let (api, overrides) = (limiter.limit("api")?, limiter.overrides());
+    ///
+    /// let quota = Quota::per_hour(250_000).burst(500);
+    /// overrides.set("api", Override::key("acme").quota(quota)).await?;
+    /// let decision = api.check("acme");
+    /// assert_eq!((decision.quota(), decision.remaining()), (quota, 499));
+    /// assert_eq!((decision.plan_name(), decision.is_override()), (None, false));
+    /// assert_eq!(api.check("other").burst(), 10);
+    ///
+    /// let error = overrides.set("api", Override::key("acme").quota(Quota::per_hour(0))).await;
+    /// let text = error.unwrap_err().to_string();
+    /// assert_eq!(text, "override of limit \"api\": quota.tokens = 0: must be 1 to 1000000000");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn quota(mut self, quota: Quota) -> Self {
+        self.ruling = Some(Ruling::Quota(quota));
         self
     }
 
@@ -314,8 +367,13 @@ pub enum OverrideError {
         /// The names there are.
         known: String,
     },
+    /// The limit cannot keep this quota for some keys. A [`ConfigError::Limit`] names the limit, the field and the value.
+    #[error("override of {0}")]
+    Quota(ConfigError),
     /// It is not said what holds for the keys.
-    #[error("override of limit {limit:?}: nothing is set: call allow(), block() or plan()")]
+    #[error(
+        "override of limit {limit:?}: nothing is set: call allow(), block(), plan() or quota()"
+    )]
     NothingSet {
         /// The limit's name.
         limit: String,
@@ -339,7 +397,10 @@ pub enum OverrideError {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::quota::TOKENS_MAX;
 
     #[test]
     fn record_that_was_written_is_read_as_it_was() {
@@ -355,7 +416,8 @@ mod tests {
             Subject::Network("2001:db8::/32".parse().unwrap()),
         ];
         for subject in subjects {
-            for ruling in [Ruling::Allow, Ruling::Block, Ruling::Plan("pro".into())] {
+            let quota = Ruling::Quota(Quota::per_hour(250_000).burst(7));
+            for ruling in [Ruling::Allow, Ruling::Block, Ruling::Plan("pro".into()), quota] {
                 let record = subject.record("a/b.c");
                 let text = ruling.text().into_owned();
                 let read = read_record(&record, text.as_bytes()).unwrap();
@@ -379,12 +441,41 @@ mod tests {
             ("x:api:key", "allow"),
             ("k:api:key", "on"),
             ("k:api:key", "Allow"),
+            ("k:api:key", "quota:"),
+            ("k:api:key", "quota:0/s"),
+            ("k:api:key", "quota:1/s burst 0"),
+            ("k:api:key", "quota:-1/s"),
+            ("k:api:key", "100/s"),
+            ("s:api", "quota:100/s"),
             ("n:api:10.0.0.1/8", "block"),
             ("n:api:\u{ff}", "block"),
             ("s:api", "allow"),
             ("s:api:", "on"),
         ] {
             assert_eq!(read_record(name.as_bytes(), value.as_bytes()), None, "{name} = {value}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn quota_that_was_written_is_read_as_it_was(
+            tokens in 1..=TOKENS_MAX, period_us in 1..=31_622_400_000_000_u64, burst in 1..=TOKENS_MAX,
+        ) {
+            let quota = Quota::new(tokens, Duration::from_micros(period_us)).burst(burst);
+            let ruling = Ruling::Quota(quota);
+            let expected = quota.validate("x").is_ok().then_some(ruling.clone());
+            prop_assert_eq!(Ruling::read(ruling.text().as_bytes()), expected);
+        }
+
+        #[test]
+        fn record_of_any_bytes_is_read_or_refused(
+            name in prop::collection::vec(any::<u8>(), 0..40),
+            value in "(quota:|plan:)?[0-9/a-z -]{0,20}",
+        ) {
+            if let Some((limit, subject, Setting::Keys(ruling))) = read_record(&name, value.as_bytes()) {
+                let again = (subject.record(limit), ruling.text().into_owned());
+                prop_assert_eq!(read_record(&again.0, again.1.as_bytes()), Some((limit, subject, Setting::Keys(ruling))));
+            }
         }
     }
 

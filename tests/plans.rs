@@ -9,6 +9,8 @@ mod changing_quotas;
 mod parts;
 #[path = "parts/virtual_nodes.rs"]
 mod virtual_nodes;
+#[path = "parts/ways.rs"]
+mod ways;
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -17,10 +19,11 @@ use std::time::Duration;
 use changing_quotas::{Central, alone, burst, raises, spend_all};
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, AsyncLimit, Builder, ConfigError, Decision, Event, FixedWindow, LeakyBucket,
-    Limit, Limiter, Override, OverrideError, Quota, Rule, SlidingLog,
+    ActiveLimit, AsyncLimit, Builder, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter,
+    Override, OverrideError, Quota, Rule, SlidingLog,
 };
 use virtual_nodes::VirtualNodes;
+use ways::ways;
 
 const NODES: usize = 4;
 const SECOND: Duration = Duration::from_secs(1);
@@ -332,42 +335,6 @@ fn plans_that_cannot_be_kept_name_field_and_value() {
     };
     assert_eq!(error, known);
     assert!(api.check_n("key", 11).is_err());
-}
-
-type Way<'a> = Box<dyn Fn() -> Decision + 'a>;
-
-/// Ways to ask about one request of `key`, and their names.
-fn ways<'a>(cluster: &'a Cluster, key: &'static str) -> Vec<(&'static str, Way<'a>)> {
-    let node = &cluster.nodes[0];
-    let api = node.limit("api").unwrap();
-    let group = node.group(["api"]).unwrap();
-    let handle = api.handle(key);
-    let (of_check, of_sure, of_schedule) = (api.clone(), api.clone(), api.clone());
-    let (of_ready, of_all, of_reserve, held) = (api.clone(), api.clone(), api, handle.clone());
-    let reserved = move || {
-        let reservation = cluster.wait(of_reserve.reserve(key, 1)).unwrap();
-        let decision = reservation.decision();
-        reservation.commit(1);
-        decision
-    };
-    vec![
-        ("check", Box::new(move || of_check.check(key))),
-        ("check_sure", Box::new(move || cluster.wait(of_sure.check_sure(key)))),
-        ("handle", Box::new(move || handle.check())),
-        ("handle, sure", Box::new(move || cluster.wait(held.check_sure()))),
-        ("schedule", Box::new(move || of_schedule.schedule(key))),
-        ("until_ready", Box::new(move || cluster.wait(of_ready.until_ready(key, SECOND)))),
-        ("group", Box::new(move || group.check(key))),
-        (
-            "group, sure",
-            Box::new(move || {
-                let group = node.group(["api"]).unwrap();
-                cluster.wait(async move { group.check_sure(key).await })
-            }),
-        ),
-        ("check_all", Box::new(move || cluster.wait(node.check_all([of_all.on(key)])).unwrap())),
-        ("reserve", Box::new(reserved)),
-    ]
 }
 
 #[test]

@@ -105,6 +105,19 @@ impl Rule {
         }
     }
 
+    /// The same rule with the tokens of another quota, and of a bucket with its period too. A leaky bucket has no other burst than
+    /// its own.
+    pub(crate) fn with_quota(mut self, quota: Quota) -> Self {
+        match &mut self {
+            Self::TokenBucket(own) => *own = quota,
+            Self::LeakyBucket(rule) => rule.quota = quota.burst(rule.quota.burst_tokens()),
+            Self::FixedWindow(rule) => rule.quota = quota,
+            Self::SlidingWindow(rule) => rule.quota = quota,
+            Self::SlidingLog(rule) => rule.quota = quota,
+        }
+        self
+    }
+
     /// The rule in the units that states of keys are kept in, checked. If the limit `shares_state`
     /// among its plans, their units of time are the same.
     pub(crate) fn key_rule(&self, limit: &str, shares_state: bool) -> Result<KeyRule, ConfigError> {

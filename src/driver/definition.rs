@@ -4,26 +4,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::algorithm::Rule;
 use crate::error::ConfigError;
-use crate::limit::{Limit, LimitInfo, Plan, Terms};
-use crate::quota::Scale;
+use crate::limit::{Limit, LimitInfo, NodeTerms, Plan, QuotaOf, Terms};
+use crate::quota::{Quota, Scale};
 use crate::sync::LimitConfig;
 
 /// A limit with its numbers, and those of its plans.
 pub(crate) struct LimitParts<'a> {
     pub(crate) limit: &'a Limit,
+    pub(crate) node_terms: NodeTerms,
     pub(crate) terms: Terms,
     pub(crate) plans: Vec<(&'a str, Rule, Terms)>,
 }
 
 impl<'a> LimitParts<'a> {
-    /// The limit with the numbers that it and its plans have on a node, by `terms_of`.
+    /// The limit with the numbers that it and its plans have on a node; if it takes the place of another, in the units of that
+    /// one's terms.
     pub(crate) fn new(
         limit: &'a Limit,
-        terms_of: impl Fn(&Limit) -> Result<Terms, ConfigError>,
+        node_terms: NodeTerms,
+        running: Option<&Terms>,
     ) -> Result<Self, ConfigError> {
+        let terms_of = |limit: &Limit| {
+            let terms = node_terms.of(limit)?;
+            running.map_or(Ok(terms), |running| limit.in_units_of(terms, running))
+        };
         let plan = |plan: &'a Plan| Ok((&*plan.name, plan.rule, terms_of(&limit.under(plan))?));
         let plans = limit.plans.iter().map(plan).collect::<Result<_, ConfigError>>()?;
-        Ok(Self { limit, terms: terms_of(limit)?, plans })
+        Ok(Self { limit, node_terms, terms: terms_of(limit)?, plans })
     }
 
     /// The definition in the place of `before`.
@@ -35,7 +42,8 @@ impl<'a> LimitParts<'a> {
         let info = intern(None, &self.terms, self.limit.rule());
         let plans = self.plans.iter().map(|(name, rule, terms)| intern(Some(name), terms, *rule));
         let plans = plans.collect();
-        Definition::new(self.limit.clone(), info, plans, before)
+        let kept = (self.node_terms, origin_us);
+        Definition::new(self.limit.clone(), kept, (info, plans), before)
     }
 
     pub(crate) fn config(&self) -> LimitConfig {
@@ -49,6 +57,9 @@ impl<'a> LimitParts<'a> {
 #[derive(Debug)]
 pub(crate) struct Definition {
     pub(crate) limit: Limit,
+    node_terms: NodeTerms,
+    /// When the node's clock began, in microseconds since 1970.
+    origin_us: u64,
     /// What decisions by the limit's own quota point to.
     pub(crate) info: &'static LimitInfo,
     /// The same for its plans.
@@ -67,17 +78,19 @@ impl Definition {
     /// `before`: in the place of that one.
     pub(super) fn new(
         limit: Limit,
-        info: &'static LimitInfo,
-        plans: Box<[&'static LimitInfo]>,
+        (node_terms, origin_us): (NodeTerms, u64),
+        (info, plans): (&'static LimitInfo, Box<[&'static LimitInfo]>),
         before: Option<&Self>,
     ) -> Self {
-        let is_removed = |known: &&LimitInfo| plans.iter().all(|plan| plan.plan != known.plan);
+        let is_removed = |known: &&LimitInfo| plans.iter().all(|plan| plan.of != known.of);
         let known = before.iter().flat_map(|before| before.plans.iter().chain(&before.removed));
         let removed = known.copied().filter(is_removed).collect();
         let scales = plans.iter().chain([&info]).map(|info| info.terms.scale);
         let slowest = scales.chain(before.map(|before| before.slowest)).max_by_key(Scale::fill_us);
         Self {
             limit,
+            node_terms,
+            origin_us,
             info,
             plans,
             removed,
@@ -109,13 +122,24 @@ impl Definition {
 
     /// What stands here in the place of an earlier definition's `info`.
     pub(crate) fn in_place_of(&self, info: &'static LimitInfo) -> &'static LimitInfo {
-        match &info.plan {
-            None => self.info,
-            Some(name) => {
+        match &info.of {
+            QuotaOf::Limit => self.info,
+            QuotaOf::Plan(name) => {
                 let plan = self.plan(name).or_else(|| named(&self.removed, name));
                 plan.unwrap_or(info)
             }
+            // Overrides say at each request what holds.
+            QuotaOf::Override => info,
         }
+    }
+
+    /// What decisions about keys point to that have this quota by override.
+    pub(crate) fn by_override(&self, quota: Quota) -> Result<&'static LimitInfo, ConfigError> {
+        let limit = self.limit.by_override(quota, self.node_terms.has_store)?;
+        let terms = limit.in_units_of(self.node_terms.of(&limit)?, &self.info.terms)?;
+        let (name, rule) = (limit.name(), limit.rule());
+        LimitInfo::intern_of_overrides(name, &terms, rule, self.origin_us)
+            .ok_or_else(|| limit.too_many_quotas(quota))
     }
 
     /// What decisions under the plan of this name point to.
@@ -130,11 +154,11 @@ impl Definition {
 
     /// The names of its plans, for those who asked for another.
     pub(crate) fn plan_names(&self) -> String {
-        let names: Vec<&str> = self.plans.iter().filter_map(|info| info.plan.as_deref()).collect();
+        let names: Vec<&str> = self.plans.iter().filter_map(|info| info.plan_name()).collect();
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     }
 }
 
 fn named(plans: &[&'static LimitInfo], name: &str) -> Option<&'static LimitInfo> {
-    plans.iter().find(|info| info.plan.as_deref() == Some(name)).copied()
+    plans.iter().find(|info| info.plan_name() == Some(name)).copied()
 }

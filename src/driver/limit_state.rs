@@ -19,7 +19,7 @@ use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, NewKey,
     OVERFLOW, Table, TableBucket, WindowBucket,
 };
-use crate::limit::{Credit, LimitInfo, Mode, OutagePolicy, Terms};
+use crate::limit::{Credit, LimitInfo, Mode, OutagePolicy, QuotaOf, Terms};
 use crate::quota::Scale;
 use crate::time::{Clock, Timestamp};
 
@@ -307,14 +307,21 @@ impl LimitState {
         self.resolved_plans.is_some() || self.overrides.may_give_plans()
     }
 
-    /// The quota whose keys take longest to fill.
+    /// The quota whose keys take longest to fill, of all that the limit has had.
     fn slowest(&self) -> Scale {
-        self.definition.read().unwrap_or_else(PoisonError::into_inner).slowest
+        let own = self.definition.read().unwrap_or_else(PoisonError::into_inner).slowest;
+        let by_override = self.overrides.slowest();
+        by_override.filter(|scale| scale.fill_us() > own.fill_us()).unwrap_or(own)
     }
 
-    /// What may be spent on a key that is new or full before the store answers, in tokens.
-    pub(crate) fn first_credit(&self) -> u32 {
-        self.first_credit.load(Ordering::Relaxed)
+    /// What may be spent on a key that is new or full before the store answers, in tokens. A key with a quota by override has no
+    /// more than that quota allows.
+    pub(crate) fn first_credit(&self, info: &LimitInfo) -> u32 {
+        let credit = self.first_credit.load(Ordering::Relaxed);
+        match info.of {
+            QuotaOf::Override => credit.min(info.terms.credit_rule.at(Some(self.nodes())).first),
+            QuotaOf::Limit | QuotaOf::Plan(_) => credit,
+        }
     }
 
     pub(crate) fn set_credit(&self, credit: Credit) {

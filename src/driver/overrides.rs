@@ -1,17 +1,18 @@
 //! Overrides of one limit on this node, which decisions look at before they look at the limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::hash::Hash;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use dashmap::DashMap;
 
 use super::definition::Definition;
-use crate::limit::LimitInfo;
+use crate::limit::{LimitInfo, QuotaOf};
 #[cfg(feature = "http")]
 use crate::network::Network;
 use crate::overrides::{Ruling, Setting, Subject, Switch};
+use crate::quota::Scale;
 use crate::time::Timestamp;
 
 /// What overrides a limit on this node. One task changes it, and any number of threads read.
@@ -21,8 +22,12 @@ pub(crate) struct LimitOverrides {
     switch: AtomicU8,
     /// Whether there has ever been one of keys, or a key was blocked. A hint: publishes nothing.
     may_rule: AtomicBool,
-    /// Whether one has ever given a key another plan. A hint: publishes nothing.
+    /// Whether one has ever given a key another plan, or a quota. A hint: publishes nothing.
     may_give_plans: AtomicBool,
+    /// Quotas that overrides have ever given keys.
+    quotas: Mutex<Quotas>,
+    /// The highest cost that one of them may admit, in tokens. A hint: publishes nothing.
+    cost_max: AtomicU32,
     /// By what the limiter knows the keys by.
     keys: DashMap<Box<[u8]>, HeldRuling>,
     /// Of these, by what their hashed forms are known by. An override of that form itself wins.
@@ -53,11 +58,23 @@ impl HeldRuling {
     }
 }
 
+/// Quotas that overrides have ever given keys of a limit.
+#[derive(Debug, Default)]
+struct Quotas {
+    /// Their numbers.
+    known: HashSet<u32>,
+    /// Those that the engine has not been told.
+    untold: Vec<&'static LimitInfo>,
+    /// That whose keys take longest to fill.
+    slowest: Option<Scale>,
+}
+
 /// A [`Ruling`] of a limit that has what it names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum InForce {
     Allow,
     Block,
+    /// A plan of the limit, or a quota.
     Plan(&'static LimitInfo),
 }
 
@@ -73,6 +90,8 @@ impl LimitOverrides {
         let overrides = Self {
             may_rule: AtomicBool::new(false),
             may_give_plans: AtomicBool::new(false),
+            quotas: Mutex::default(),
+            cost_max: AtomicU32::new(0),
             switch: AtomicU8::new(0),
             keys: DashMap::new(),
             hashed: DashMap::new(),
@@ -149,6 +168,39 @@ impl LimitOverrides {
         !self.prefixes.is_empty()
     }
 
+    /// The highest cost that a quota of an override may admit, in tokens.
+    pub(crate) fn cost_max(&self) -> u32 {
+        self.cost_max.load(Ordering::Relaxed)
+    }
+
+    /// Of all quotas that overrides have given keys, that whose keys take longest to fill.
+    pub(super) fn slowest(&self) -> Option<Scale> {
+        self.quotas().slowest
+    }
+
+    /// Quotas that overrides have given keys since the last time.
+    pub(super) fn take_new_quotas(&self) -> Vec<&'static LimitInfo> {
+        std::mem::take(&mut self.quotas().untold)
+    }
+
+    fn quotas(&self) -> MutexGuard<'_, Quotas> {
+        self.quotas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a plan or a quota before a key has it.
+    fn note(&self, info: &'static LimitInfo) {
+        if info.of == QuotaOf::Override {
+            let mut quotas = self.quotas();
+            if quotas.known.insert(info.number) {
+                quotas.untold.push(info);
+                let scales = quotas.slowest.into_iter().chain([info.terms.scale]);
+                quotas.slowest = scales.max_by_key(Scale::fill_us);
+            }
+            self.cost_max.fetch_max(info.terms.cost_max, Ordering::Relaxed);
+        }
+        self.may_give_plans.store(true, Ordering::Relaxed);
+    }
+
     /// Whether overrides may give keys other plans.
     pub(super) fn may_give_plans(&self) -> bool {
         self.may_give_plans.load(Ordering::Relaxed)
@@ -180,8 +232,8 @@ impl LimitOverrides {
 
     // ---- changes -----------------------------------------------------------------------------
 
-    /// Sets what holds for some keys, or for the limit. False if the limit does not have what the setting names: then it is
-    /// as if nothing were set.
+    /// Sets what holds for some keys, or for the limit. False if the limit does not have what the setting names, or cannot keep
+    /// it: then it is as if nothing were set.
     pub(super) fn set(
         &self,
         subject: Subject,
@@ -202,8 +254,8 @@ impl LimitOverrides {
             Setting::Removed => (None, true),
         };
         self.may_rule.fetch_or(held.is_some(), Ordering::Relaxed);
-        if let Some(HeldRuling { ruling: InForce::Plan(_), .. }) = held {
-            self.may_give_plans.store(true, Ordering::Relaxed);
+        if let Some(HeldRuling { ruling: InForce::Plan(info), .. }) = held {
+            self.note(info);
         }
         match (subject, held) {
             (Subject::Limit, _) => self.set_switch(definition.limit.switch),
@@ -236,12 +288,13 @@ impl LimitOverrides {
     }
 }
 
-/// A ruling of a limit of this definition; `None` if that does not have what it names.
+/// A ruling of a limit of this definition; `None` if that does not have what it names, or cannot keep it.
 fn in_force(ruling: &Ruling, definition: &Definition) -> Option<InForce> {
     Some(match ruling {
         Ruling::Allow => InForce::Allow,
         Ruling::Block => InForce::Block,
         Ruling::Plan(name) => InForce::Plan(definition.plan(name)?),
+        Ruling::Quota(quota) => InForce::Plan(definition.by_override(*quota).ok()?),
     })
 }
 

@@ -244,7 +244,7 @@ mod tests {
     use crate::bucket::{KeyBudget, KeyHasher};
     use crate::driver::definition::LimitParts;
     use crate::driver::manual::ManualClock;
-    use crate::limit::Limit;
+    use crate::limit::{Limit, NodeTerms};
     use crate::quota::Quota;
 
     #[test]
@@ -254,7 +254,8 @@ mod tests {
         let limit = |name| Limit::new(name, Quota::per_second(1)).plan("pro", Quota::per_second(2));
         let limits = [limit("with"), limit("without")];
         let parts = limits.each_ref().map(|limit| {
-            LimitParts::new(limit, |limit| limit.validate_on_node(true, None, 1)).unwrap()
+            let node = NodeTerms { has_store: false, max_nodes: None, uncounted: 1 };
+            LimitParts::new(limit, node, None).unwrap()
         });
         let mut states = [0, 1].map(|place: usize| {
             let hasher = KeyHasher::new([1, 2]);

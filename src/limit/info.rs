@@ -8,15 +8,19 @@ use super::Terms;
 use crate::algorithm::{Calendar, KeyRule, Rule};
 use crate::quota::{Curve, Scale};
 
+/// The most different quotas that overrides give keys in a process, over all its limiters and their limits, for as long as it
+/// lives. Each takes some 2 kB. One more is refused, and has no effect if another node set it.
+pub const OVERRIDE_QUOTAS_MAX: usize = 100_000;
+
 /// What a limit or one of its plans allows, where every decision can point to it.
 #[derive(PartialEq)]
 pub(crate) struct LimitInfo {
-    /// Which of all that the process ever made, 1 at least. Buckets have it of the plan that their key is under.
+    /// Which of all that the process ever made, 1 at least. Buckets have it of the plan that their key is under; a quota by
+    /// override counts as one.
     pub(crate) number: u32,
     /// Of the limit.
     pub(crate) name: Box<str>,
-    /// Of the plan, unless it is the limit's own quota.
-    pub(crate) plan: Option<Box<str>>,
+    pub(crate) of: QuotaOf,
     /// It came with an update of the limit.
     pub(crate) is_update: bool,
     /// As it was configured.
@@ -35,12 +39,23 @@ pub(crate) struct LimitInfo {
     pub(crate) window_offset_us: u64,
 }
 
+/// Whose quota it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum QuotaOf {
+    /// The limit's own.
+    Limit,
+    /// Of the plan of this name.
+    Plan(Box<str>),
+    /// Of keys to which overrides give it.
+    Override,
+}
+
 /// As it was configured.
 impl fmt::Debug for LimitInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, plan, rule, .. } = self;
+        let Self { name, of, rule, .. } = self;
         let info = &mut f.debug_struct("LimitInfo");
-        info.field("name", name).field("plan", plan).field("rule", rule).finish_non_exhaustive()
+        info.field("name", name).field("of", of).field("rule", rule).finish_non_exhaustive()
     }
 }
 
@@ -50,6 +65,31 @@ impl fmt::Debug for LimitInfo {
 struct Interned {
     all: Vec<&'static LimitInfo>,
     by_text: HashMap<String, &'static LimitInfo>,
+    /// How many of them are quotas of overrides.
+    of_overrides: usize,
+}
+
+impl Interned {
+    /// The one of this text, or else one that is made of `info`.
+    fn put(&mut self, (text, info): (String, LimitInfo)) -> &'static LimitInfo {
+        let Self { all, by_text, .. } = self;
+        by_text.entry(text).or_insert_with(|| {
+            let number = all.len() as u32 + 1;
+            let info: &'static LimitInfo = Box::leak(Box::new(LimitInfo { number, ..info }));
+            all.push(info);
+            info
+        })
+    }
+
+    /// The same of a quota of overrides. `None` if it is new, and there are [`OVERRIDE_QUOTAS_MAX`].
+    fn put_of_overrides(&mut self, new: (String, LimitInfo)) -> Option<&'static LimitInfo> {
+        let is_known = self.by_text.contains_key(&new.0);
+        if !is_known && self.of_overrides >= OVERRIDE_QUOTAS_MAX {
+            return None;
+        }
+        self.of_overrides += usize::from(!is_known);
+        Some(self.put(new))
+    }
 }
 
 static INFOS: Mutex<Option<Interned>> = Mutex::new(None);
@@ -65,6 +105,33 @@ impl LimitInfo {
         rule: Rule,
         origin_us: u64,
     ) -> &'static Self {
+        let of = plan.map_or(QuotaOf::Limit, |plan| QuotaOf::Plan(plan.into()));
+        let new = Self::new(name, (of, is_update), terms, rule, origin_us);
+        let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
+        infos.get_or_insert_default().put(new)
+    }
+
+    /// The only one of overrides of the limit of this name, with this rule. `None` if it is a new one, and the process has
+    /// [`OVERRIDE_QUOTAS_MAX`].
+    pub(crate) fn intern_of_overrides(
+        name: &str,
+        terms: &Terms,
+        rule: Rule,
+        origin_us: u64,
+    ) -> Option<&'static Self> {
+        let new = Self::new(name, (QuotaOf::Override, false), terms, rule, origin_us);
+        let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
+        infos.get_or_insert_default().put_of_overrides(new)
+    }
+
+    /// One without a number, and all that it says.
+    fn new(
+        name: &str,
+        (of, is_update): (QuotaOf, bool),
+        terms: &Terms,
+        rule: Rule,
+        origin_us: u64,
+    ) -> (String, Self) {
         let &Terms { scale, key_rule, share, calendar, .. } = terms;
         // To the millisecond: a limiter that is built anew has mostly the same.
         let origin_us = origin_us - origin_us % 1000;
@@ -73,26 +140,27 @@ impl LimitInfo {
             Curve::CalendarWindow => origin_us,
             _ => 0,
         };
-        let text = format!("{name:?} {plan:?} {is_update} {rule:?} {terms:?} {window_offset_us}");
-        let mut infos = INFOS.lock().unwrap_or_else(PoisonError::into_inner);
-        let Interned { all, by_text } = infos.get_or_insert_default();
-        by_text.entry(text).or_insert_with(|| {
-            let info: &'static Self = Box::leak(Box::new(Self {
-                number: all.len() as u32 + 1,
-                name: name.into(),
-                plan: plan.map(Into::into),
-                is_update,
-                rule,
-                terms: *terms,
-                scale,
-                key_rule,
-                here: share.or(key_rule),
-                calendar,
-                window_offset_us,
-            }));
-            all.push(info);
-            info
-        })
+        let text = format!("{name:?} {of:?} {is_update} {rule:?} {terms:?} {window_offset_us}");
+        let (name, here, terms) = (name.into(), share.or(key_rule), *terms);
+        let info = Self {
+            number: 0,
+            name,
+            of,
+            is_update,
+            rule,
+            terms,
+            scale,
+            key_rule,
+            here,
+            calendar,
+            window_offset_us,
+        };
+        (text, info)
+    }
+
+    /// The name of the plan whose quota it is.
+    pub(crate) fn plan_name(&self) -> Option<&str> {
+        if let QuotaOf::Plan(name) = &self.of { Some(name) } else { None }
     }
 
     /// That of this number.
@@ -126,5 +194,21 @@ mod tests {
         assert_ne!(info("api", ten), info("api", twenty));
         assert_ne!(info("api", ten), info("api", six_hundred), "the same rate, said otherwise");
         assert_ne!(info("api", ten), info("web", ten));
+    }
+
+    #[test]
+    fn quotas_of_overrides_are_at_most_so_many_and_those_that_are_there_stay() {
+        let new = |tokens| {
+            let quota = Quota::per_second(tokens);
+            let terms = Limit::new("api", quota).validate().unwrap();
+            LimitInfo::new("api", (QuotaOf::Override, false), &terms, quota.into(), 0)
+        };
+        let mut interned =
+            Interned { of_overrides: OVERRIDE_QUOTAS_MAX - 1, ..Interned::default() };
+        let last = interned.put_of_overrides(new(1)).unwrap();
+        assert_eq!(interned.put_of_overrides(new(2)), None);
+        assert!(std::ptr::eq(interned.put_of_overrides(new(1)).unwrap(), last));
+        let bytes = size_of::<LimitInfo>() + new(1).0.len();
+        assert!(bytes < 1500, "{bytes} bytes, and maps");
     }
 }

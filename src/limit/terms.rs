@@ -65,6 +65,11 @@ pub(crate) struct Credit {
 
 impl Credit {
     pub(crate) const NONE: Self = Self { known: 0, first: 0 };
+
+    /// The same, as far as a key's burst by another rule allows.
+    pub(crate) fn at_most(self, rule: &CreditRule) -> Self {
+        Self { known: self.known.min(rule.known), first: self.first }
+    }
 }
 
 /// How much credit a node gives a key, according to the number of nodes.

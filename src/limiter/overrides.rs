@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 
 use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
-use crate::driver::{HeldRuling, InForce, OverrideQuery, Query};
+use crate::driver::{Definition, HeldRuling, InForce, OverrideQuery, Query};
 use crate::key::Key;
-use crate::limit::LimitInfo;
+use crate::limit::{LimitInfo, QuotaOf};
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
 use crate::store::overrides::Put;
 use crate::time::{Timestamp, micros};
@@ -46,21 +46,14 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// [`OverrideError`]: the limit or the plan is not known, nothing is set, a prefix is too long, there are
-    /// [`OVERRIDES_MAX`] overrides, or the store did not take it.
+    /// [`OverrideError`]: the limit or the plan is not known, the limit cannot keep the quota, nothing is set, a prefix is too
+    /// long, there are [`OVERRIDES_MAX`] overrides, or the store did not take it.
     pub async fn set(&self, limit: &str, set: Override<'_>) -> Result<(), OverrideError> {
         let nothing = || OverrideError::NothingSet { limit: limit.to_owned() };
         let ruling = set.ruling().ok_or_else(nothing)?;
         let value = ruling.text();
-        if let Ruling::Plan(plan) = ruling
-            && let Some(known) = self.shared.node.limits.iter().find(|known| *known.name == *limit)
-        {
-            let definition = known.definition();
-            definition.plan(plan).ok_or_else(|| OverrideError::UnknownPlan {
-                limit: limit.to_owned(),
-                name: plan.to_string(),
-                known: definition.plan_names(),
-            })?;
+        if let Some(known) = self.shared.node.limits.iter().find(|known| *known.name == *limit) {
+            check(ruling, &known.definition())?;
         }
         let record = set.record(limit, &self.shared.secret)?;
         self.put(limit, record, value.as_bytes(), set.end()).await
@@ -112,6 +105,22 @@ impl Overrides {
         let query = Query::Override(OverrideQuery { put, done });
         self.shared.driver.queries.send(query).map_err(|_| OverrideError::Ended)?;
         outcome.await.unwrap_or(Err(OverrideError::Ended))
+    }
+}
+
+/// Checks that a limit of this definition has what the ruling names, or can keep it.
+fn check(ruling: &Ruling, definition: &Definition) -> Result<(), OverrideError> {
+    match ruling {
+        Ruling::Allow | Ruling::Block => Ok(()),
+        Ruling::Plan(plan) if definition.plan(plan).is_some() => Ok(()),
+        Ruling::Plan(plan) => Err(OverrideError::UnknownPlan {
+            limit: definition.limit.name().to_owned(),
+            name: plan.to_string(),
+            known: definition.plan_names(),
+        }),
+        Ruling::Quota(quota) => {
+            definition.by_override(*quota).map(|_| ()).map_err(OverrideError::Quota)
+        }
     }
 }
 
@@ -196,7 +205,7 @@ impl ActiveLimit {
         if let Some(held) = self.state.overrides.find(name, plain, now) {
             return held.plan();
         }
-        let resolved = self.state.resolved_plans().filter(|_| self.info.plan.is_none())?;
+        let resolved = self.state.resolved_plans().filter(|_| self.info.of == QuotaOf::Limit)?;
         resolved.find((name, plain), now, &self.definition)
     }
 

@@ -33,7 +33,7 @@ impl ActiveLimit {
 
     /// The name of the plan that requests are asked by; `None` is the limit's own quota.
     pub fn plan_name(&self) -> Option<&'static str> {
-        self.info.plan.as_deref()
+        self.info.plan_name()
     }
 
     /// The limit under another of its plans, or as it is.

@@ -119,7 +119,7 @@ impl ActiveLimit {
 
     fn pin(&self, name: &[u8]) -> Arc<PinnedKey> {
         let limit = self.state.clone();
-        let new = NewKey { first_credit: limit.first_credit(), plan: self.plan };
+        let new = NewKey { first_credit: limit.first_credit(self.info), plan: self.plan };
         let place = limit.buckets.pin(name, new);
         Arc::new(PinnedKey { limit, place, key: name.into() })
     }

@@ -176,7 +176,7 @@ impl ActiveLimit {
 
     /// What is told at once of a request.
     pub(super) fn ask_slots(&self, of: SlotsOf<'_>, wanted: Wanted, now: Timestamp) -> LocalAnswer {
-        let answer = self.look(of, wanted, Some(self.state.first_credit()), now);
+        let answer = self.look(of, wanted, Some(self.state.first_credit(self.info)), now);
         match self.share_of(answer, of.key, wanted) {
             Some(answer) => answer,
             None => self.told(of.slots, answer, wanted.cost),
@@ -186,7 +186,7 @@ impl ActiveLimit {
     /// The same, with the slot that the request has.
     pub(super) fn slot_at_once(&self, of: SlotsOf<'_>, wanted: Wanted) -> Slot {
         let now = self.precise_now();
-        let answer = self.look(of, wanted, Some(self.state.first_credit()), now);
+        let answer = self.look(of, wanted, Some(self.state.first_credit(self.info)), now);
         match self.share_of(answer, of.key, wanted) {
             // A share's slots are none of the store's.
             Some(answer) => {

@@ -66,9 +66,8 @@ impl Limiter {
                 continue;
             }
             limit.validate_update(&present.limit)?;
-            let terms_of =
-                |limit: &Limit| limit.in_units_of(node_terms.of(limit)?, &present.info.terms);
-            parts.push((state, LimitParts::new(limit, terms_of)?));
+            let running = Some(&present.info.terms);
+            parts.push((state, LimitParts::new(limit, *node_terms, running)?));
         }
         if let Some(missing) = running.iter().find(|limit| !names.contains(&*limit.name)) {
             return Err(ConfigError::MissingLimit(missing.name.to_string()));
@@ -105,7 +104,7 @@ impl ActiveLimit {
     #[inline(never)]
     fn cost_max_at_present(&self) -> u32 {
         let limit = self.current();
-        let own = limit.info.terms.cost_max;
+        let own = limit.info.terms.cost_max.max(limit.state.overrides.cost_max());
         if limit.state.may_give_plans() {
             own.max(limit.definition.cost_max_of_plans())
         } else {

@@ -23,7 +23,7 @@
 use std::sync::Arc;
 
 use crate::bucket::BucketRef;
-use crate::limit::{LimitInfo, Terms};
+use crate::limit::{LimitInfo, QuotaOf, Terms};
 use crate::quota::{Curve, Scale};
 use crate::sync::message::{Entry, Given};
 use crate::time::{Timestamp, micros};
@@ -361,9 +361,9 @@ impl Account {
         self.bucket.plan() != self.named.number
     }
 
-    /// The name of the plan that callers name; `None` is the limit's own quota.
+    /// The name of the plan that callers name; `None` is the limit's own quota, or one by override.
     pub(crate) fn plan_named(&self) -> Option<&'static str> {
-        self.named.info?.plan.as_deref()
+        self.named.info?.plan_name()
     }
 
     /// The store holds the quota `stored` of this `version`, and has refused `entry`, which is of another. Goes on with one of
@@ -503,11 +503,15 @@ impl Named {
 
     /// Its terms, where these are the limit's.
     fn terms(&self, limit: &Terms) -> Terms {
-        self.info.map_or(*limit, |info| Terms { credit: limit.credit, ..info.terms })
+        self.info.map_or(*limit, |info| {
+            let credit = limit.credit.at_most(&info.terms.credit_rule);
+            Terms { credit, ..info.terms }
+        })
     }
 
-    /// Whether it is a plan or came with an update, and is not the quota that the limit was built with.
+    /// Whether it is a plan, is given by an override or came with an update, and is not the quota that the limit was built
+    /// with.
     fn is_plan(&self) -> bool {
-        self.info.is_some_and(|info| info.plan.is_some() || info.is_update)
+        self.info.is_some_and(|info| info.of != QuotaOf::Limit || info.is_update)
     }
 }

@@ -15,7 +15,7 @@ use super::rng::Rng;
 use crate::bound::{Excess, Incidents};
 use crate::bucket::LimitCounts;
 use crate::error::StoreError;
-use crate::limit::{Credit, Mode, OutagePolicy, Terms};
+use crate::limit::{Credit, LimitInfo, Mode, OutagePolicy, Terms};
 use crate::quota::Scale;
 use crate::time::Timestamp;
 
@@ -58,6 +58,8 @@ pub(crate) struct LimitBooks {
     plans: Vec<Terms>,
     /// Those that it and its plans had before updates: leases of them may live, and callers may hold plans that are gone.
     earlier: Vec<Terms>,
+    /// Quotas that overrides have given its keys.
+    pub(crate) by_override: Vec<&'static LimitInfo>,
     /// The nodes that have it.
     pub(crate) nodes: Nodes,
     pub(crate) turnover: Turnover,
@@ -86,6 +88,7 @@ impl LimitBooks {
             terms,
             plans,
             earlier: Vec::new(),
+            by_override: Vec::new(),
             nodes,
             turnover: Turnover::default(),
             counts: DecisionCounts::default(),
@@ -102,7 +105,7 @@ impl LimitBooks {
 
     /// Whether its keys may come under another quota.
     pub(crate) fn has_plans(&self) -> bool {
-        !self.plans.is_empty() || !self.earlier.is_empty()
+        !(self.plans.is_empty() && self.by_override.is_empty() && self.earlier.is_empty())
     }
 
     /// The limit has other terms from now on.
@@ -424,8 +427,9 @@ impl Context {
             if let Some(nodes) = nodes {
                 let incidents = self.known.incidents(limit.turnover, nodes, trouble);
                 let incidents = Incidents { resets: limit.resets, ..incidents };
+                let by_override = limit.by_override.iter().map(|info| &info.terms);
                 let terms = limit.plans.iter().chain(&limit.earlier).chain([&limit.terms]);
-                for terms in terms {
+                for terms in terms.chain(by_override) {
                     limit.excess.raise(terms, nodes, &incidents);
                 }
             }

@@ -25,6 +25,7 @@ use crate::bound::Excess;
 use crate::bucket::{BucketRef, LimitCounts};
 use crate::error::StoreError;
 use crate::key::{OVERFLOW_NAME, lane_of};
+use crate::limit::LimitInfo;
 use crate::time::Timestamp;
 
 /// A lane that all nodes can reach is never silent for this long: a heartbeat with its jitter, and what
@@ -245,6 +246,11 @@ impl Engine {
             timings.recovery_us.max(recovery_us(config.terms.tick_us, timings.retry_us));
         self.context.limits[limit as usize].update(&config.terms, config.plans);
         self.context.set_credit(now);
+    }
+
+    /// Overrides give keys of a limit these quotas from now on.
+    pub(crate) fn add_quotas(&mut self, limit: u32, quotas: Vec<&'static LimitInfo>) {
+        self.context.limits[limit as usize].by_override.extend(quotas);
     }
 
     /// One key of a limit was reset so often on this node, at most.

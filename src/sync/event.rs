@@ -79,7 +79,8 @@ pub enum Event {
         /// Why.
         error: StoreError,
     },
-    /// The store has an override that this version does not understand. It has no effect here.
+    /// The store has an override that this version does not understand, or that the limit of this node cannot keep: a plan that
+    /// it does not have, say, or a quota. It has no effect here.
     OverrideNotUnderstood {
         /// Its kind and limit.
         record: String,
@@ -203,7 +204,8 @@ pub enum Event {
     PlansDiffer {
         /// The limit.
         limit: Arc<str>,
-        /// The plan that callers of this node name; `None` is the limit's own quota.
+        /// The plan that callers of this node or overrides name; `None` is the limit's own quota, or one that an override gives
+        /// the key.
         named: Option<Arc<str>>,
         /// The burst that the store keeps, in tokens.
         stored_burst: i64,

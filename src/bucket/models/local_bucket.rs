@@ -17,7 +17,7 @@ fn plan(tokens: u64) -> &'static LimitInfo {
     let quota = Quota::new(1, std::time::Duration::from_secs(24 * 3600)).burst(tokens);
     let limit = Limit::new("model", quota).local().plan("other", quota);
     let terms = limit.validate_on_node(true, None, 1).expect("it can be kept");
-    LimitInfo::intern("model", None, &terms, quota.into(), 0)
+    LimitInfo::intern("model", (None, false), &terms, quota.into(), 0)
 }
 
 fn take(bucket: &LocalBucket, cost: u32, plan: &'static LimitInfo) -> (bool, u64) {

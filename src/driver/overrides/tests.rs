@@ -1,6 +1,6 @@
 use super::*;
 use crate::driver::LimitParts;
-use crate::limit::Limit;
+use crate::limit::{Limit, NodeTerms};
 use crate::quota::Quota;
 
 const NOW: Timestamp = Timestamp::from_micros(1_000_000);
@@ -12,7 +12,8 @@ fn set(overrides: &LimitOverrides, subject: Subject, setting: Setting, until: Ti
 /// Of a limit without plans that is in shadow mode.
 fn definition() -> Definition {
     let limit = Limit::new("api", Quota::per_second(1)).switch(Switch::Shadow);
-    let parts = LimitParts::new(&limit, |limit| limit.validate_on_node(true, None, 1));
+    let node = NodeTerms { has_store: false, max_nodes: None, uncounted: 1 };
+    let parts = LimitParts::new(&limit, node, None);
     parts.expect("it can be kept").define(None, 0)
 }
 
@@ -109,4 +110,37 @@ fn prefix_that_has_ended_does_not_hide_a_shorter_one() {
     set(&overrides, Subject::Prefix(b"bot-7".to_vec()), allow, NOW);
     let ruling = overrides.find(b"bot-7", b"bot-7", NOW).map(|held| held.ruling);
     assert_eq!(ruling, Some(InForce::Block));
+}
+
+#[test]
+fn quota_is_one_for_all_keys_that_have_it_and_the_engine_is_told_once() {
+    let overrides = LimitOverrides::new(Switch::On);
+    let quota = |tokens| Setting::Keys(Ruling::Quota(Quota::per_hour(tokens)));
+    let given = |key: &[u8]| overrides.find(key, key, NOW).and_then(|held| held.plan());
+    for (key, tokens) in [("a", 500), ("b", 500), ("c", 600)] {
+        let subject = Subject::Key(key.into());
+        set(&overrides, subject, quota(tokens), Timestamp::NEVER);
+    }
+    let [a, b, c] = [b"a", b"b", b"c"].map(|key| given(key).expect("it has a quota"));
+    assert!(std::ptr::eq(a, b) && !std::ptr::eq(a, c));
+    assert_eq!(a.plan_name(), None);
+    assert_ne!(a.number, definition().info.number);
+    assert_eq!(overrides.cost_max(), 600);
+    let slowest = overrides.slowest().expect("there are two");
+    assert_eq!(slowest.fill_us(), c.terms.scale.fill_us());
+    let told: Vec<u32> = overrides.take_new_quotas().iter().map(|info| info.number).collect();
+    assert_eq!(told, [a.number, c.number]);
+    assert!(overrides.take_new_quotas().is_empty());
+}
+
+#[test]
+fn quota_that_the_limit_cannot_keep_is_as_if_nothing_were_set() {
+    let overrides = LimitOverrides::new(Switch::On);
+    let subject = || Subject::Prefix(b"a".to_vec());
+    set(&overrides, subject(), Setting::Keys(Ruling::Block), Timestamp::NEVER);
+    let quota = Ruling::Quota(Quota::per_second(0));
+    let until = Timestamp::NEVER;
+    assert!(!overrides.set(subject(), Setting::Keys(quota), until, None, &definition()));
+    assert_eq!(overrides.find(b"a", b"a", NOW), None);
+    assert!(!overrides.may_give_plans() && overrides.take_new_quotas().is_empty());
 }
