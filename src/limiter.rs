@@ -88,8 +88,7 @@ impl Limiter {
     /// its requests, with a store or without: [`async_limit`](Self::async_limit) has those.
     pub fn limit(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
         let limit = self.find(name)?;
-        let refused = || ConfigError::ExactLimit(name.to_owned());
-        if limit.state.needs_async { Err(refused()) } else { Ok(limit) }
+        if limit.state.needs_async { Err(ConfigError::ExactLimit(name.into())) } else { Ok(limit) }
     }
 
     fn find(&self, name: &str) -> Result<ActiveLimit, ConfigError> {

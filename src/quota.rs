@@ -367,11 +367,11 @@ impl Scale {
         self.curve == other.curve && is_kept
     }
 
-    /// Whether the rate is within 1% of that of `exact`, which is in other units.
-    pub(crate) fn is_near(&self, exact: &Self) -> bool {
-        let own = i128::from(self.rate) * i128::from(exact.token);
-        let exact = i128::from(exact.rate) * i128::from(self.token);
-        (own - exact).abs() * 100 <= exact
+    /// Whether more tokens flow in by this rate: units that are too coarse for a slow one have it rounded up.
+    pub(crate) fn is_faster_than(&self, other: &Self) -> bool {
+        let [own, of_other] = [(self, other), (other, self)]
+            .map(|(one, other)| i128::from(one.rate) * i128::from(other.token));
+        own > of_other
     }
 
     /// What the store holds, in units of this node, of which `token` make a token. `None` if it is no quota, or one that these

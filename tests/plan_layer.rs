@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use tidegate::http::{KeyOf, KeyedLimit, RateLimit, RateLimitLayer};
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{ActiveLimit, AsyncLimit, FixedWindow, Limit, Limiter, Quota};
+use tidegate::{ActiveLimit, AsyncLimit, FixedWindow, Limit, Limiter, Override, Quota};
 use tower::{Layer, ServiceExt, service_fn};
 
 const KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -72,6 +72,26 @@ async fn admitted(layer: &RateLimitLayer<String>, key: &str, plan: Option<&[u8]>
 
 fn left(limit: &ActiveLimit, key: &str) -> u64 {
     limit.check_n(key, 0).unwrap().remaining()
+}
+
+#[tokio::test]
+async fn header_fields_of_a_key_with_a_quota_by_override_show_that_quota() {
+    let limit = Limit::new("api", Quota::per_hour(2)).plan("pro", Quota::per_hour(4)).local();
+    let builder = Limiter::builder().limit(limit).clock(&ManualClock::new());
+    let limiter = builder.build().unwrap();
+    let layer = layer(by_plan(limiter.limit("api").unwrap()));
+    let set = Override::key("acme").quota(Quota::per_minute(7));
+    limiter.overrides().set("api", set).await.unwrap();
+    for plan in [None, PRO] {
+        let (status, fields) = ask(&layer, "acme", plan).await;
+        assert_eq!(status, StatusCode::OK);
+        assert!(fields.starts_with(r#""api";q=7;w=60 "#), "{fields}");
+    }
+    let (_, fields) = ask(&layer, "other", None).await;
+    assert!(fields.starts_with(r#""api";q=2;w=3600 "#), "{fields}");
+    limiter.overrides().remove("api", Override::key("acme")).await.unwrap();
+    let (_, fields) = ask(&layer, "acme", PRO).await;
+    assert!(fields.starts_with(r#""api";q=4;w=3600 "#), "{fields}");
 }
 
 #[tokio::test]

@@ -105,7 +105,8 @@ fn key_of_one_node_keeps_what_it_has_when_it_is_given_a_quota_and_when_that_goes
         assert_eq!(spend_all(&node.api), 0, "{name}: nothing is made");
         assert_eq!((node.left("other"), node.left("new")), (15, 20), "{name}: another key");
         node.set(Override::prefix("new").quota(large.quota()));
-        assert_eq!(node.left("new key"), 100, "{name}: a new key has all");
+        let all = large.quota().burst_tokens();
+        assert_eq!(node.left("new key"), all, "{name}: a new key has all");
     }
 }
 
@@ -114,13 +115,15 @@ fn key_keeps_what_its_own_quota_allows_of_it_when_its_override_ends_by_time() {
     for (name, own, large, _) in raises() {
         let node = OneNode::new(limit(own));
         node.set(Override::key("key").quota(large.quota()).lasting(10 * SECOND));
-        for _ in 0..60 {
+        let all = large.quota().burst_tokens() as u32;
+        let spent = all * 6 / 10;
+        for _ in 0..spent {
             assert!(node.api.check("key").is_allowed(), "{name}");
         }
-        assert_eq!(node.left("key"), 40, "{name}");
+        assert_eq!(node.left("key"), (all - spent).into(), "{name}");
         node.clock.advance(10 * SECOND);
         // A bucket keeps what it has, a window what was spent in it.
-        let left = if name == "token bucket" { 20 } else { 0 };
+        let left = if name == "token bucket" { 20 } else { 20_u32.saturating_sub(spent) };
         assert_eq!((spend_all(&node.api), spend_all(&node.api)), (left, 0), "{name}");
         assert_eq!(node.api.check("key").rule(), own, "{name}");
     }
@@ -268,6 +271,51 @@ fn key_that_nodes_share_gets_the_rate_of_its_override_within_two_seconds() {
     assert!((480..=520).contains(&again), "{again}: it was removed");
 }
 
+/// The account of the key was closed: a node that opens one takes its own quota to the store.
+#[test]
+fn quiet_key_has_its_quota_as_soon_as_a_node_is_asked_for_it() {
+    let day = 24 * HOUR;
+    let nodes = cluster(&limit(FixedWindow::new(20, day)));
+    let limits: Vec<_> = nodes.nodes.iter().map(|node| node.async_limit("api").unwrap()).collect();
+    for api in &limits {
+        assert!(nodes.wait(api.check_sure("key")).is_allowed());
+    }
+    nodes.pass(600 * SECOND, SECOND / 10);
+    set(&nodes, Override::key("key").quota(Quota::new(100, day)));
+    let mut allowed = 0;
+    for _ in 0..100 {
+        let asked = nodes.wait(limits[1].check_sure("key"));
+        allowed += u32::from(asked.is_allowed());
+        nodes.pass(SECOND / 50, STEP);
+    }
+    assert!((90..=96).contains(&allowed), "{allowed} of 96");
+}
+
+#[test]
+fn node_that_has_not_heard_of_a_quota_is_answered_by_the_store_all_the_same() {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let listen = heard.clone();
+    let limits = [limit(Quota::per_second(20))];
+    let nodes = VirtualNodes::new(NODES, &limits, |builder| {
+        let heard = listen.clone();
+        builder.listen(move |event: &Event| {
+            if let Event::QuotaMismatch { .. } = event {
+                heard.lock().unwrap().push(event.clone());
+            }
+        })
+    });
+    let given = Override::key("key").quota(Quota::per_second(400));
+    nodes.wait(nodes.nodes[0].overrides().set("api", given)).unwrap();
+    let [knows, unaware] = [0, 1].map(|node| nodes.nodes[node].async_limit("api").unwrap());
+    assert!(nodes.wait(knows.check_sure("key")).is_sure());
+    let decision = nodes.wait(unaware.check_sure("key"));
+    assert_eq!((decision.burst(), decision.is_sure()), (20, true), "it has not heard");
+    allowed(&nodes, "key", 3);
+    assert!(heard.lock().unwrap().is_empty(), "{heard:?}");
+    let rate = allowed(&nodes, "key", 5);
+    assert!((1950..=2010).contains(&rate), "{rate}");
+}
+
 #[test]
 fn keys_have_the_quota_of_their_override_whatever_way_they_are_asked() {
     let own = || limit(Quota::per_second(10));
@@ -320,12 +368,13 @@ fn all_nodes_hear_of_a_quota_within_two_seconds() {
 
 #[test]
 fn reservation_is_settled_by_the_quota_that_decided() {
-    for limit in [limit(burst(20)).exact(), limit(burst(20)).local()] {
-        let nodes = cluster(&limit);
+    for make in [Limit::exact, Limit::local] {
+        let nodes = cluster(&make(limit(burst(20))));
         let api = nodes.nodes[0].async_limit("api").unwrap();
         assert!(nodes.wait(api.reserve("key", 100)).is_err());
         set(&nodes, Override::key("key").quota(burst(100)));
         let reserved = nodes.wait(api.reserve("key", 100)).unwrap();
+        nodes.nodes[0].update([make(limit(burst(30)))]).unwrap();
         reserved.commit(40);
         nodes.pass(SECOND, STEP);
         let left = |key| nodes.wait(api.check_sure_n(key, 0)).unwrap().remaining();
@@ -359,6 +408,32 @@ fn new_key_has_no_more_first_credit_than_its_own_quota_allows() {
     assert!((1..=NODES as u32).contains(&admitted), "{admitted}");
 }
 
+#[test]
+fn key_has_no_more_credit_than_its_own_burst() {
+    let nodes = cluster(&limit(Quota::per_second(10_000)).credit(10));
+    set(&nodes, Override::prefix("small-").quota(Quota::per_minute(10).burst(1)));
+    // A burst, what flows in, and a token on each node.
+    let admitted = allowed(&nodes, "small-1", 6);
+    assert!((1..=2 + NODES as u32).contains(&admitted), "{admitted}");
+    let nodes = cluster(&limit(Quota::per_second(10_000)).credit(10));
+    set(&nodes, Override::prefix("small-").quota(Quota::per_second(1).burst(1)));
+    let admitted = allowed(&nodes, "small-1", 60);
+    assert!((58..=61 + NODES as u32).contains(&admitted), "{admitted}");
+}
+
+#[test]
+fn bound_of_the_excess_contains_what_a_reset_gives_a_key_with_a_quota() {
+    for limit in [limit(burst(20)), limit(burst(20)).local()] {
+        let nodes = cluster(&limit);
+        set(&nodes, Override::key("key").quota(burst(500)));
+        let api = nodes.nodes[0].limit("api").unwrap();
+        nodes.wait(api.reset("key")).unwrap();
+        nodes.pass(3 * SECOND, STEP);
+        let bound = api.excess().bound_tokens;
+        assert!(bound.is_some_and(|bound| bound >= 500.0), "{limit:?}: {bound:?}");
+    }
+}
+
 // ---- plans and updates -------------------------------------------------------------------------
 
 #[test]
@@ -383,6 +458,19 @@ fn update_of_the_limit_keeps_the_quota_of_an_override() {
     assert_eq!(node.api.check("other").burst(), 10);
     node.remove(Override::key("key"));
     assert_eq!((handle.check().burst(), spend_all(&node.api)), (10, 4), "no fresh burst");
+}
+
+#[test]
+fn what_an_update_changes_beside_the_quota_holds_for_keys_with_a_quota_too() {
+    let own = || limit(Quota::per_second(100));
+    let nodes = cluster(&own().credit(0));
+    set(&nodes, Override::prefix("a-").quota(Quota::per_second(500)));
+    let api = nodes.nodes[0].limit("api").unwrap();
+    assert!(api.check("a-1").is_denied() && api.check("other").is_denied(), "without credit");
+    nodes.nodes[0].update([own().credit(5)]).unwrap();
+    nodes.settle();
+    let credit = |key: &str| (0..20).filter(|_| api.check(key).is_allowed()).count();
+    assert_eq!((credit("a-2"), credit("another")), (5, 5));
 }
 
 #[test]

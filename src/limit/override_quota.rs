@@ -16,7 +16,6 @@ impl Limit {
     /// The limit as it is for keys that have this quota by override: with its algorithm, and without plans. `has_store`: on a
     /// node that has one.
     pub(crate) fn by_override(&self, quota: Quota, has_store: bool) -> Result<Self, ConfigError> {
-        quota.validate(&self.name)?;
         let is_shared = has_store && self.mode == Mode::Hybrid;
         if is_shared && matches!(self.rule, Rule::LeakyBucket(_)) {
             return Err(self.refused("quota", quota.to_string(), SLOTS_REASON));

@@ -94,7 +94,8 @@ impl Limit {
         }
         if running.key_rule.is_none() {
             let own = terms.stored_scale.in_own_units(running.scale.token);
-            terms.scale = own.filter(|own| own.is_near(&terms.stored_scale)).ok_or_else(refused)?;
+            let own = own.filter(|own| !own.is_faster_than(&terms.stored_scale));
+            terms.scale = own.ok_or_else(refused)?;
         }
         Ok(terms)
     }
