@@ -197,8 +197,8 @@ impl<'a> Override<'a> {
 
     /// Each of the keys has this quota, whatever plan callers name. All else is the limit's: its algorithm above all.
     ///
-    /// Of a limit that is a token bucket it may be any, where nodes share a hybrid one from some millionth of the limit's rate
-    /// up to 64 times its burst at least: docs/OVERRIDES.md has how to get more. Of windows and logs it has the limit's [period](Rule::quota)
+    /// A token bucket takes any quota. Where nodes share it: rates down to some millionth of the limit's, and bursts up to 64 times
+    /// that of the limit or its largest plan; docs/OVERRIDES.md has how to get more. Of windows and logs it has the limit's [period](Rule::quota)
     /// and no burst. Of a [`LeakyBucket`](crate::LeakyBucket) it is another pace with the limit's queue, and has no burst;
     /// where nodes share a hybrid one, none can be given. What cannot be kept is refused when it is set
     /// ([`OverrideError::Quota`]).

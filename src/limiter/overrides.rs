@@ -203,7 +203,8 @@ impl ActiveLimit {
     fn plan_of(&self, asked: LookedUp<'_>) -> Option<&'static LimitInfo> {
         let (LookedUp { name, plain }, now) = (asked, self.state.clock.now());
         if let Some(held) = self.state.overrides.find(name, plain, now) {
-            return held.plan();
+            // A plan that was updated since is found by its name.
+            return held.plan().map(|info| self.definition.in_place_of(info));
         }
         let resolved = self.state.resolved_plans().filter(|_| self.info.of == QuotaOf::Limit)?;
         resolved.find((name, plain), now, &self.definition)

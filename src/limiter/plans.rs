@@ -20,7 +20,7 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::UnknownPlan`] if the limit was built without it.
+    /// [`ConfigError::UnknownPlan`] if the limit has no such plan at present.
     pub fn plan(&self, name: &str) -> Result<Self, ConfigError> {
         let definition = self.state.definition();
         let info = definition.plan(name).ok_or_else(|| ConfigError::UnknownPlan {
@@ -61,7 +61,7 @@ impl AsyncLimit {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::UnknownPlan`] if the limit was built without it.
+    /// [`ConfigError::UnknownPlan`] if the limit has no such plan at present.
     pub fn plan(&self, name: &str) -> Result<Self, ConfigError> {
         self.0.plan(name).map(Self)
     }

@@ -18,13 +18,14 @@ impl Limiter {
     /// new quota and its debt explain. Keys of a plan that there is no more are limited by its last quota for as long as callers
     /// hold that plan.
     ///
-    /// It holds on this node as soon as this returns: for all that was asked of the limiter before too, so for
-    /// limits, plans, handles, groups and layers. These look for what is new at each decision from then on, which takes
-    /// some 50 ns; ask the limiter again where that counts. On the other nodes it does not hold until they are updated too: until
-    /// then each key is under the quota of the node that was asked for it anew last, as with [plans](ActiveLimit::plan).
-    /// Nobody has to count [versions](Limit::version).
+    /// Quotas, plans and `block_for` hold on this node when this returns, also for limits, plans, handles, groups and layers that
+    /// were asked for before; switch, credit and overrides a moment later, when the limiter's task has run. A layer learns of added
+    /// plans only when it is made anew. On the other nodes it does not hold until they are updated too: until then each key is
+    /// under the quota of the node that began to use the key last, as with [plans](ActiveLimit::plan). Nobody has to
+    /// count [versions](Limit::version). Concurrency limits are not part of it.
     ///
-    /// Cost: about 1 kB for each new quota, for as long as the process lives.
+    /// Cost: what was asked for before an update takes a lock and raises counters of owners at each decision from then on; ask the
+    /// limiter for it again to avoid that. Some 2 kB for each new quota, for as long as the process lives.
     ///
     /// # Errors
     ///
@@ -33,8 +34,9 @@ impl Limiter {
     /// - [`UnknownLimit`](ConfigError::UnknownLimit): the limiter was built without a limit of that name;
     ///   [`MissingLimit`](ConfigError::MissingLimit): one that it has is not among `limits`;
     ///   [`DuplicateLimit`](ConfigError::DuplicateLimit): a name comes twice.
-    /// - [`Limit`](ConfigError::Limit): a value cannot be kept, or the field is one that does not change while the limit runs.
-    ///   Quotas of hybrid leaky buckets do not.
+    /// - [`Limit`](ConfigError::Limit): a value cannot be kept, the units of the limit cannot hold a quota, a version is lower
+    ///   than the present one, or the field is one that does not change while the limit runs. The quota of a hybrid leaky bucket
+    ///   that nodes share does not.
     ///
     /// ```
     /// use tidegate::{Limit, Limiter, Quota};

@@ -53,7 +53,7 @@ mod waiting;
 mod window_end;
 
 use agreed_quota::AgreedQuota;
-pub(crate) use agreed_quota::{Agreement, REFUSAL_EVENTS_US, definition};
+pub(crate) use agreed_quota::{Agreement, REFUSAL_EVENTS_US, definition, is_changed};
 use arrivals::Arrivals;
 use callers::Callers;
 pub(crate) use callers::{CallerAnswer, Waiter};

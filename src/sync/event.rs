@@ -176,7 +176,7 @@ pub enum Event {
         by: Duration,
     },
     /// The store keeps another quota under this limit's name. If it is of a newer version this node goes on
-    /// with it, until it is started anew with that version; if it is of another algorithm or period, keys go on by their outage
+    /// with it, until it is started or updated with that version; if it is of another algorithm or period, keys go on by their outage
     /// policy until both agree. Told once a minute.
     QuotaMismatch {
         /// The limit.

@@ -27,6 +27,11 @@ pub(crate) const fn definition(version: i64) -> i64 {
     version >> CHANGES_BITS
 }
 
+/// Whether the quota of this version may be another than the one that the limit was built with.
+pub(crate) const fn is_changed(version: i64) -> bool {
+    changes(version) > 0
+}
+
 /// How often the key's plan was changed under its definition.
 const fn changes(version: i64) -> i64 {
     version & CHANGES_MAX

@@ -6,7 +6,7 @@ use super::flight::Flight;
 use super::{HEARTBEAT_US, Lane, is_same_window};
 use crate::limit::Terms;
 use crate::quota::Scale;
-use crate::sync::account::{Agreement, Installed, Outage, definition};
+use crate::sync::account::{Agreement, Installed, Outage, definition, is_changed};
 use crate::sync::context::Context;
 use crate::sync::event::Event;
 use crate::sync::message::{Entry, Given, Grant, Incarnation, Withheld};
@@ -60,7 +60,10 @@ impl Lane {
             .change(slot, |account| account.agree(entry, version, stored, &books.terms, now));
         let Some(agreement) = agreement else { return false };
         if definition(version) > definition(entry.version) {
-            books.newest = Some((version, stored));
+            // A changed one may be a plan's, or that of one key only.
+            if !is_changed(version) {
+                books.newest = Some((version, stored));
+            }
             context.refused(limit, entry, &Grant::OtherQuota { version, scale: stored }, now);
         } else if agreement == Agreement::Follows && entry.scale != stored {
             let named = self.accounts[slot].plan_named();
