@@ -198,7 +198,7 @@ impl<'a> Override<'a> {
     /// Each of the keys has this quota, whatever plan callers name. All else is the limit's: its algorithm above all.
     ///
     /// A token bucket takes any quota. Where nodes share it: rates down to some millionth of the limit's, and bursts up to 64 times
-    /// that of the limit or its largest plan; docs/OVERRIDES.md has how to get more. Of windows and logs it has the limit's [period](Rule::quota)
+    /// that of the limit or its largest plan; docs/OVERRIDES.md has how to get more. Of windows and logs it has the limit's [period](crate::Rule::quota)
     /// and no burst. Of a [`LeakyBucket`](crate::LeakyBucket) it is another pace with the limit's queue, and has no burst;
     /// where nodes share a hybrid one, none can be given. What cannot be kept is refused when it is set
     /// ([`OverrideError::Quota`]).
