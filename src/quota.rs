@@ -174,6 +174,9 @@ impl Quota {
 /// origin, in one word.
 const LOCAL_RATE_UNITS: u64 = 1 << 14;
 
+/// The units of refill in a microsecond that are aimed at there: more would use up the word in less than two centuries.
+const FINE_RATE_UNITS: u64 = 1 << 10;
+
 /// The units in which a quota's levels are counted, chosen so that refill is a whole number of
 /// units per microsecond: no fraction is ever rounded away. A full bucket has at most 2^52 units,
 /// so that Lua's doubles hold every level exactly.
@@ -214,9 +217,9 @@ impl Scale {
     fn local(tokens: u64, period_us: u64, burst: u64, shares_state: bool) -> Option<Self> {
         let divisor = gcd(tokens, period_us);
         let (rate, token) = match (tokens / divisor, period_us / divisor) {
-            // As many as fit, so that an update of the limit finds a unit too.
+            // Finer than need be, so that an update of the limit finds a unit too.
             (rate @ ..=LOCAL_RATE_UNITS, token) if !shares_state => {
-                let times = LOCAL_RATE_UNITS / rate;
+                let times = (FINE_RATE_UNITS / rate).max(1);
                 (rate * times, token * times)
             }
             _ => (LOCAL_RATE_UNITS, (LOCAL_RATE_UNITS * period_us).div_ceil(tokens)),
