@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use tidegate::testing::Fault;
 use tidegate::{
-    AsyncLimit, FixedWindow, Incidents, LeakyBucket, Limit, Limiter, Quota, ResetError, Rule,
-    SlidingLog, SlidingWindow, StoreError, bound,
+    AsyncLimit, FixedWindow, Incidents, LeakyBucket, Limit, Quota, ResetError, Rule, SlidingLog,
+    SlidingWindow, StoreError, bound,
 };
 use virtual_nodes::VirtualNodes;
 
@@ -388,7 +388,7 @@ fn limiter_whose_runtime_has_ended_resets_nothing_and_says_so() {
 mod on_redis {
     use std::time::Instant;
 
-    use tidegate::RedisStore;
+    use tidegate::{Limiter, RedisStore};
 
     use super::parts::redis_server::RedisServer;
     use super::*;
