@@ -67,16 +67,7 @@ impl Cluster {
 
     /// Spends what a key has on one node, and says how much that was.
     fn drain(&self, node: usize, plan: &str) -> u32 {
-        let limit = self.limit(node, plan);
-        let mut drained = 0;
-        // A node that has a lease does not ask for the last tokens, and gives the lease back after a while.
-        for _ in 0..3 {
-            while self.wait(limit.check_sure("key")).is_allowed() {
-                drained += 1;
-            }
-            self.pass(60 * SECOND, SECOND / 10);
-        }
-        drained
+        self.shared.drain(&self.limit(node, plan))
     }
 }
 

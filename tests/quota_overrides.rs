@@ -131,16 +131,7 @@ fn key_keeps_what_its_own_quota_allows_of_it_when_its_override_ends_by_time() {
 
 /// Spends what a key has, by a way that waits for the store.
 fn drain(nodes: &VirtualNodes, node: usize) -> u32 {
-    let limit = nodes.nodes[node].async_limit("api").unwrap();
-    let mut drained = 0;
-    // A node that has a lease does not ask for the last tokens, and gives the lease back after a while.
-    for _ in 0..3 {
-        while nodes.wait(limit.check_sure("key")).is_allowed() {
-            drained += 1;
-        }
-        nodes.pass(60 * SECOND, SECOND / 10);
-    }
-    drained
+    nodes.drain(&nodes.nodes[node].async_limit("api").unwrap())
 }
 
 #[test]
@@ -461,7 +452,7 @@ fn update_of_the_limit_keeps_the_quota_of_an_override() {
 }
 
 #[test]
-fn what_an_update_changes_beside_the_quota_holds_for_keys_with_a_quota_too() {
+fn keys_with_a_quota_of_their_own_follow_an_update_of_all_else() {
     let own = || limit(Quota::per_second(100));
     let nodes = cluster(&own().credit(0));
     set(&nodes, Override::prefix("a-").quota(Quota::per_second(500)));
@@ -533,7 +524,7 @@ fn quota_that_the_limit_cannot_keep_is_refused_by_limit_field_and_value() {
 }
 
 #[test]
-fn what_a_limit_can_keep_is_not_refused() {
+fn quotas_that_the_limit_can_keep_are_accepted() {
     for (limit, quota) in [
         (limit(Quota::per_second(100)), Quota::per_hour(250_000)),
         (limit(Quota::per_second(1000)), Quota::per_hour(10)),

@@ -302,7 +302,7 @@ async fn a_node_with_another_number_of_lanes_goes_on_by_its_policy() {
 }
 
 #[tokio::test]
-async fn a_record_that_was_lost_is_made_again_with_the_numbers_that_the_page_names() {
+async fn record_of_a_key_that_was_deleted_is_written_again_and_says_that_it_recovers() {
     let server = RedisServer::start();
     let limiter = ready(builder(store(&server.url()))).await;
     let name = name_of("user");
@@ -462,7 +462,7 @@ async fn nodes_with_two_quotas_agree_on_the_one_that_was_asked_for_last() {
 }
 
 #[tokio::test]
-async fn a_node_with_another_algorithm_is_told_both_and_goes_on_by_its_policy() {
+async fn node_with_another_algorithm_hears_of_a_quota_mismatch_and_follows_its_outage_policy() {
     let server = RedisServer::start();
     let heard = [Heard::default(), Heard::default()];
     let node = |rule: Rule, heard: &Heard| {

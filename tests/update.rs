@@ -70,17 +70,8 @@ fn key_of_one_node_keeps_what_it_has_after_an_update() {
 }
 
 /// Spends what a key has, by a way that waits for the store.
-fn drain(cluster: &VirtualNodes, node: usize) -> u32 {
-    let limit = cluster.nodes[node].async_limit("api").unwrap();
-    let mut drained = 0;
-    // A node that has a lease does not ask for the last tokens, and gives the lease back after a while.
-    for _ in 0..3 {
-        while cluster.wait(limit.check_sure("key")).is_allowed() {
-            drained += 1;
-        }
-        cluster.pass(60 * SECOND, SECOND / 10);
-    }
-    drained
+fn drain(nodes: &VirtualNodes, node: usize) -> u32 {
+    nodes.drain(&nodes.nodes[node].async_limit("api").unwrap())
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{Builder, Limit, Limiter};
+use tidegate::{AsyncLimit, Builder, Limit, Limiter};
 use tokio::runtime::Runtime;
 
 /// How far time goes on while somebody waits.
@@ -69,5 +69,19 @@ impl VirtualNodes {
                 }
             }
         })
+    }
+
+    /// Spends what `key` has of a limit, and says how much that was.
+    #[allow(dead_code, reason = "not all tests drain a key")]
+    pub(crate) fn drain(&self, limit: &AsyncLimit) -> u32 {
+        let mut drained = 0;
+        // A node that has a lease does not ask for the last tokens, and gives the lease back after a while.
+        for _ in 0..3 {
+            while self.wait(limit.check_sure("key")).is_allowed() {
+                drained += 1;
+            }
+            self.pass(Duration::from_secs(60), Duration::from_millis(100));
+        }
+        drained
     }
 }
