@@ -295,10 +295,13 @@ fn switch_and_block_are_updated_too() {
         runtime.block_on(limiter.settle());
     };
     assert_eq!(spend_all(&api), 1);
+    let handle = api.handle("handle");
+    assert!(handle.check().is_allowed());
     update(limit(burst(1)).switch(Switch::Shadow));
     assert!(api.check("key").is_allowed());
     update(limit(burst(1)).block_for(10 * SECOND));
     assert!(api.check("key").is_denied() && api.check("key").is_override(), "blocked");
+    assert!(handle.check().is_denied() && handle.check().is_override(), "blocked");
     clock.advance(11 * SECOND);
     update(limit(burst(1)));
     assert!(api.check("key").is_denied() && !api.check("key").is_override());

@@ -8,7 +8,7 @@ use crate::limit::{Limit, LimitInfo, NodeTerms, Plan, QuotaOf, Terms};
 use crate::quota::{Quota, Scale};
 use crate::sync::LimitConfig;
 
-/// A limit with its numbers, and those of its plans.
+/// What a [`Definition`] is made of: a limit as the user wrote it, and its numbers and those of its plans on a node.
 pub(crate) struct LimitParts<'a> {
     pub(crate) limit: &'a Limit,
     pub(crate) node_terms: NodeTerms,
@@ -17,16 +17,15 @@ pub(crate) struct LimitParts<'a> {
 }
 
 impl<'a> LimitParts<'a> {
-    /// The limit with the numbers that it and its plans have on a node; if it takes the place of another, in the units of that
-    /// one's terms.
+    /// The limit with the numbers that it and its plans have on a node; in an update, in the units of its `present` terms.
     pub(crate) fn new(
         limit: &'a Limit,
         node_terms: NodeTerms,
-        running: Option<&Terms>,
+        present: Option<&Terms>,
     ) -> Result<Self, ConfigError> {
         let terms_of = |limit: &Limit| {
             let terms = node_terms.of(limit)?;
-            running.map_or(Ok(terms), |running| limit.in_units_of(terms, running))
+            present.map_or(Ok(terms), |present| limit.in_units_of(terms, present))
         };
         let plan = |plan: &'a Plan| Ok((&*plan.name, plan.rule, terms_of(&limit.under(plan))?));
         let plans = limit.plans.iter().map(plan).collect::<Result<_, ConfigError>>()?;
@@ -68,7 +67,8 @@ pub(crate) struct Definition {
     removed: Box<[&'static LimitInfo]>,
     /// The quota whose keys take longest to fill, of all that the limit has had.
     pub(super) slowest: Scale,
-    /// Whether decisions have to look further: the limit has overrides, or another definition is in the place of this one.
+    /// Whether decisions have to look further: the limit has overrides, a switch, `block_for` or a resolver, or another
+    /// definition is in the place of this one.
     /// A hint: publishes nothing.
     looks_further: AtomicBool,
     is_replaced: AtomicBool,

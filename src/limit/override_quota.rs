@@ -18,7 +18,7 @@ impl Limit {
     pub(crate) fn by_override(&self, quota: Quota, has_store: bool) -> Result<Self, ConfigError> {
         let is_shared = has_store && self.mode == Mode::Hybrid;
         if is_shared && matches!(self.rule, Rule::LeakyBucket(_)) {
-            return Err(self.refused("quota", quota.to_string(), SLOTS_REASON));
+            return Err(self.invalid("quota", quota.to_string(), SLOTS_REASON));
         }
         let (own, burst) = (self.quota(), quota.burst_tokens());
         let has_no_burst = burst == quota.tokens();
@@ -27,12 +27,12 @@ impl Limit {
             Rule::LeakyBucket(_) => (!has_no_burst && burst != 1).then_some(LEAKY_BURST_REASON),
             _ if quota.period() != own.period() => {
                 let period = format!("{:?}", quota.period());
-                return Err(self.refused("quota.period", period, PERIOD_REASON));
+                return Err(self.invalid("quota.period", period, PERIOD_REASON));
             }
             _ => (!has_no_burst).then_some(WINDOW_BURST_REASON),
         };
         if let Some(reason) = refusal {
-            return Err(self.refused("quota.burst", burst.to_string(), reason));
+            return Err(self.invalid("quota.burst", burst.to_string(), reason));
         }
         let (rule, name) = (self.rule.with_quota(quota), self.name.clone());
         Ok(Self { rule, name, plans: Vec::new(), ..*self })
@@ -41,10 +41,6 @@ impl Limit {
     /// The process has had [`OVERRIDE_QUOTAS_MAX`] others.
     pub(crate) fn too_many_quotas(&self, quota: Quota) -> ConfigError {
         const { assert!(OVERRIDE_QUOTAS_MAX == 100_000, "the reason says so") };
-        self.refused("quota", quota.to_string(), TOO_MANY_REASON)
-    }
-
-    fn refused(&self, field: &'static str, value: String, reason: &'static str) -> ConfigError {
-        ConfigError::Limit { limit: self.name.clone(), field, value, reason }
+        self.invalid("quota", quota.to_string(), TOO_MANY_REASON)
     }
 }

@@ -141,7 +141,12 @@ impl Limit {
         rule.key_rule(&self.name, true)
     }
 
-    fn invalid(&self, field: &'static str, value: String, reason: &'static str) -> ConfigError {
+    pub(super) fn invalid(
+        &self,
+        field: &'static str,
+        value: String,
+        reason: &'static str,
+    ) -> ConfigError {
         ConfigError::Limit { limit: self.name.clone(), field, value, reason }
     }
 }

@@ -4,7 +4,6 @@ use super::{Limit, Mode, Terms};
 use crate::algorithm::KeyRule;
 use crate::error::ConfigError;
 
-/// What a limit is told whose units cannot hold a quota.
 const UNITS_REASON: &str = "a limit that runs cannot count this quota in the units that it has: choose a number that is nearer to the \
                             present one, or build another limiter";
 
@@ -26,63 +25,57 @@ impl NodeTerms {
 }
 
 impl Limit {
-    /// Checks that this can take the place of `running`: an update changes quotas, plans, version, credit, switch and block.
-    pub(crate) fn validate_update(&self, running: &Self) -> Result<(), ConfigError> {
+    /// Checks that this can take the place of `present`: an update changes quotas, plans, version, credit, switch and block.
+    pub(crate) fn validate_update(&self, present: &Self) -> Result<(), ConfigError> {
         let fixed = |field, value: String| {
             let reason = "is not changed while the limit runs: build another limiter, or give the limit another name";
-            Err(ConfigError::Limit { limit: self.name.clone(), field, value, reason })
+            Err(self.invalid(field, value, reason))
         };
-        if self.mode != running.mode {
+        if self.mode != present.mode {
             return fixed("mode", format!("{:?}", self.mode));
         }
-        if self.rule.algorithm() != running.rule.algorithm() {
+        if self.rule.algorithm() != present.rule.algorithm() {
             return fixed("algorithm", self.rule.algorithm().to_owned());
         }
-        if !self.has_same_windows(running.rule)? {
+        if !self.has_same_windows(present.rule)? {
             return fixed("period", format!("{:?}", self.quota().period()));
         }
-        if self.sync != running.sync {
+        if self.sync != present.sync {
             return fixed("sync", format!("{:?}", self.sync));
         }
-        if self.outage != running.outage {
+        if self.outage != present.outage {
             return fixed("outage", format!("{:?}", self.outage));
         }
-        for (field, value, running) in
-            [("grace", self.grace, running.grace), ("max_wait", self.max_wait, running.max_wait)]
+        for (field, value, of_present) in
+            [("grace", self.grace, present.grace), ("max_wait", self.max_wait, present.max_wait)]
         {
-            if value != running {
+            if value != of_present {
                 return fixed(field, format!("{value:?}"));
             }
         }
-        if self.version < running.version {
-            let (limit, value) = (self.name.clone(), self.version.to_string());
+        if self.version < present.version {
             let reason =
-                "the version that runs is higher: an update may raise it, or leave it as it is";
-            return Err(ConfigError::Limit { limit, field: "version", value, reason });
+                "the present version is higher: an update may raise it, or leave it as it is";
+            return Err(self.invalid("version", self.version.to_string(), reason));
         }
-        if self.max_waiting != running.max_waiting {
+        if self.max_waiting != present.max_waiting {
             return fixed("max_waiting", self.max_waiting.to_string());
         }
         Ok(())
     }
 
-    /// The numbers of this definition in the units that the limit has, which are those of the terms `running`.
+    /// The numbers of this definition in the units that the limit has, which are those of its `present` terms.
     pub(crate) fn in_units_of(
         &self,
         mut terms: Terms,
-        running: &Terms,
+        present: &Terms,
     ) -> Result<Terms, ConfigError> {
-        let refused = || ConfigError::Limit {
-            limit: self.name.clone(),
-            field: "quota",
-            value: format!("{:?}", self.quota()),
-            reason: UNITS_REASON,
-        };
+        let refused = || self.invalid("quota", format!("{:?}", self.quota()), UNITS_REASON);
         // States on this node: the store has its own of an exact limit.
-        if let Some(KeyRule::Turn(here)) = running.share.or(running.key_rule)
+        if let Some(KeyRule::Turn(here)) = present.share.or(present.key_rule)
             && let Some(KeyRule::Turn(own)) = terms.key_rule
         {
-            if terms.mode == Mode::Hybrid && terms.key_rule != running.key_rule {
+            if terms.mode == Mode::Hybrid && terms.key_rule != present.key_rule {
                 // Nodes hold slots of one grid.
                 return Err(refused());
             }
@@ -92,8 +85,8 @@ impl Limit {
                 None => terms.key_rule = Some(own_here),
             }
         }
-        if running.key_rule.is_none() {
-            let own = terms.stored_scale.in_own_units(running.scale.token);
+        if present.key_rule.is_none() {
+            let own = terms.stored_scale.in_own_units(present.scale.token);
             let own = own.filter(|own| !own.is_faster_than(&terms.stored_scale));
             terms.scale = own.ok_or_else(refused)?;
         }

@@ -232,7 +232,7 @@ impl ActiveLimit {
     #[inline(always)]
     pub(super) fn overridden(&self, asked: LookedUp<'_>, cost: u32) -> Option<Decision> {
         let held = if self.looks_further() { self.find_by(asked, cost) } else { None };
-        held.map(|held| self.by_override(held, cost))
+        held.map(|held| self.current().by_override(held, cost))
     }
 
     fn find_by(&self, asked: LookedUp<'_>, cost: u32) -> Option<HeldRuling> {
@@ -260,7 +260,7 @@ impl ActiveLimit {
     /// What holds for a key instead of the limit's rule.
     pub(super) fn override_of<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Option<Decision> {
         let held = if self.looks_further() { self.find_override(key, cost) } else { None };
-        held.map(|held| self.by_override(held, cost))
+        held.map(|held| self.current().by_override(held, cost))
     }
 
     /// What becomes of a decision that the limit's rule made.
@@ -273,7 +273,7 @@ impl ActiveLimit {
             // Nobody waits in shadow mode.
             (true, false) => decision.after_delay(true),
             (false, true) => {
-                let block_us = micros(self.definition.limit.block_for);
+                let block_us = micros(self.current().definition.limit.block_for);
                 if decision.sure && cost > 0 && block_us > 0 {
                     let until = self.state.clock.now().plus_micros(block_us);
                     self.state.overrides.block(name, until, OVERRIDES_MAX);

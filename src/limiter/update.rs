@@ -53,8 +53,8 @@ impl Limiter {
     /// # Ok::<(), tidegate::ConfigError>(())
     /// ```
     pub fn update(&self, limits: impl IntoIterator<Item = Limit>) -> Result<(), ConfigError> {
-        let (limits, running) = (Vec::from_iter(limits), &self.shared.node.limits);
-        // Nobody else updates between the look at what runs and the change.
+        let limits = Vec::from_iter(limits);
+        // Nobody else updates between the look at what is present and the change.
         let node_terms = self.shared.node_terms.lock().unwrap_or_else(PoisonError::into_inner);
         let mut names = HashSet::new();
         let mut parts = Vec::new();
@@ -68,10 +68,11 @@ impl Limiter {
                 continue;
             }
             limit.validate_update(&present.limit)?;
-            let running = Some(&present.info.terms);
-            parts.push((state, LimitParts::new(limit, *node_terms, running)?));
+            let parts_of_limit = LimitParts::new(limit, *node_terms, Some(&present.info.terms))?;
+            parts.push((state, parts_of_limit));
         }
-        if let Some(missing) = running.iter().find(|limit| !names.contains(&*limit.name)) {
+        let all = &self.shared.node.limits;
+        if let Some(missing) = all.iter().find(|limit| !names.contains(&*limit.name)) {
             return Err(ConfigError::MissingLimit(missing.name.to_string()));
         }
         for (state, parts) in &parts {
