@@ -6,9 +6,12 @@
 //! ```
 //!
 //! That runs it under callgrind, which counts what happens in [`decide_many`] alone. With the argument `leased` the
-//! limiter is the whole hybrid one, with a store, whose driver runs meanwhile; with `group` a decision is about three
+//! limiter is the whole hybrid one, with a store; with `group` a decision is about three
 //! limits of such a one; with an algorithm's name this node keeps
 //! the limit alone.
+//!
+//! The driver runs only until all keys have leases: how many reports fall among decisions would depend on the machine, and the
+//! first decision after each takes some hundred instructions more.
 #![allow(clippy::disallowed_methods, reason = "waits for a driver, which lives by the real clock")]
 
 use std::time::{Duration, Instant};
@@ -17,12 +20,13 @@ use tidegate::{
     ActiveLimit, FixedWindow, Group, LeakyBucket, Limit, Limiter, MemoryStore, Quota, Rule,
     SlidingLog, SlidingWindow,
 };
+use tokio::runtime::{Builder, Runtime};
 
 const KEYS: usize = 1_000;
 const ROUNDS: usize = 20;
 /// They take as long.
 const ROUNDS_OF_GROUP: usize = ROUNDS / 4;
-/// So many limiters are asked: a sync that falls among the decisions of one tells little then.
+/// So many limiters are asked.
 const TIMES: usize = 16;
 const LEASED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -80,36 +84,40 @@ fn denied_of_local(rule: Rule, keys: &[String]) -> usize {
 
 /// Decides about keys as soon as all of them have leases.
 fn denied_of_leased(keys: &[String]) -> usize {
-    let limiter = leased(&["bench"]);
+    let (limiter, runtime) = leased(&["bench"]);
     let limit = limiter.limit("bench").expect("it was built with it");
-    wait_for_leases(keys, |key| limit.check(key).is_sure());
+    wait_for_leases(&runtime, keys, |key| limit.check(key).is_sure());
     decide_many(&limit, keys, ROUNDS)
 }
 
 /// Decides about keys by three limits.
 fn denied_of_group(keys: &[String]) -> usize {
     const NAMES: [&str; 3] = ["second", "minute", "hour"];
-    let limiter = leased(&NAMES);
+    let (limiter, runtime) = leased(&NAMES);
     let group = limiter.group(NAMES).expect("it was built with them");
     let limits = group.limits();
-    wait_for_leases(keys, |key| limits.iter().all(|limit| limit.check(key).is_sure()));
+    wait_for_leases(&runtime, keys, |key| limits.iter().all(|limit| limit.check(key).is_sure()));
     decide_many_of_group(&group, keys, ROUNDS_OF_GROUP)
 }
 
-/// A limiter of limits that are plenty.
-fn leased(names: &[&str]) -> Limiter {
+/// A limiter of limits that are plenty, and where its driver runs: while somebody waits there.
+fn leased(names: &[&str]) -> (Limiter, Runtime) {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let entered = runtime.enter();
     let quota = Quota::per_second(1_000_000_000);
     // Under callgrind many more syncs fall among as many decisions.
     let limit = |name: &&str| Limit::new(*name, quota).sync_interval(Duration::from_secs(5));
     let builder = names.iter().map(limit).fold(Limiter::builder(), tidegate::Builder::limit);
-    builder.store(MemoryStore::new()).build().expect("good limits")
+    let limiter = builder.store(MemoryStore::new()).build().expect("good limits");
+    drop(entered);
+    (limiter, runtime)
 }
 
-fn wait_for_leases(keys: &[String], is_sure: impl Fn(&str) -> bool) {
+fn wait_for_leases(runtime: &Runtime, keys: &[String], is_sure: impl Fn(&str) -> bool) {
     let deadline = Instant::now() + LEASED_WITHIN;
     // All of them twice in a row, since the first decision after each sync tells the driver.
     while (0..2).any(|_| {
-        std::thread::sleep(Duration::from_millis(20));
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
         keys.iter().filter(|key| !is_sure(key)).count() > 0
     }) {
         assert!(Instant::now() < deadline, "no leases within {LEASED_WITHIN:?}");

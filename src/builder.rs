@@ -1,7 +1,7 @@
 //! From limits and a store to a running limiter.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::algorithm::Rule;
@@ -9,10 +9,10 @@ use crate::driver::clock::TimeSource;
 use crate::driver::plan_resolver::PlanResolver;
 use crate::driver::setup::DriverParts;
 use crate::driver::{Driver, LimitParts, Listener};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, NO_LIMITS};
 use crate::key::KeySecret;
 use crate::limit::{Concurrency, DEFAULT_MAX_NODES, Limit, NodeTerms, PermitTerms};
-use crate::limiter::{ActiveLimit, Limiter, Shared, Waiting};
+use crate::limiter::{ActiveLimit, Limiter, Shared};
 use crate::store::AnyStore;
 use crate::sync::Event;
 
@@ -221,15 +221,10 @@ impl Builder {
         #[cfg(feature = "metrics")]
         let labels = crate::metrics::limiter_labels(self.name.as_deref());
         #[cfg(feature = "metrics")]
-        let metrics = crate::metrics::listener(
-            labels.clone(),
-            &node.limits,
-            &node.permits.limits,
-            self.max_keys,
-        );
+        let metrics = crate::metrics::listener(labels.clone(), &node);
         #[cfg(feature = "metrics")]
         let driver = driver.listen(metrics);
-        let waiting = node.limits.iter().map(|_| Waiting::default()).collect();
+        let waiting = (0..node.limits.places()).map(|_| OnceLock::new()).collect();
         let shared = Shared {
             node,
             waiting,
@@ -265,7 +260,7 @@ impl Builder {
         let (keys, lanes) = (self.max_keys, self.lanes);
         let secret = self.key_secret.as_ref().map_or(KEY_SECRET_BYTES_MIN, Vec::len);
         for (is_valid, field, value, reason) in [
-            (limits > 0, "limits", "none".to_owned(), "give the limiter at least one limit"),
+            (limits > 0, "limits", "none".to_owned(), NO_LIMITS),
             ((1..=KEYS_MAX).contains(&keys), "max_keys", keys.to_string(), "must be 1 to 50000000"),
             ((1..=LANES_MAX).contains(&lanes), "lanes", lanes.to_string(), "must be 1 to 1024"),
             (

@@ -12,12 +12,11 @@ use crate::bucket::{
 };
 use crate::error::{ConfigError, StoreError};
 use crate::overrides::Switch;
-use crate::quota::Scale;
 use crate::store::Store;
 use crate::sync::message::{InstanceId, Reply, Request};
 use crate::sync::{
-    Engine, Event, Input, LimitConfig, OutageChange, Output, ResetOutcome, ResetWaiter, Settlement,
-    Touch, Waiter,
+    Engine, Event, Input, OutageChange, Output, ResetOutcome, ResetWaiter, Settlement, Touch,
+    Waiter,
 };
 use crate::time::{Clock, Timestamp, micros};
 
@@ -27,6 +26,7 @@ mod definition;
 mod evictor;
 mod exact;
 mod limit_state;
+mod limits;
 mod log;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod manual;
@@ -38,6 +38,7 @@ mod reset_counts;
 mod resolved_plans;
 pub(crate) mod setup;
 mod slot_keys;
+mod updates;
 
 use clock::TimeSource;
 pub(crate) use definition::{Definition, LimitParts};
@@ -45,6 +46,7 @@ use evictor::Evictor;
 use exact::{Ended, ExactCalls, outage_event};
 pub(crate) use exact::{ExactAnswer, ExactQuery};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
+pub(crate) use limits::Limits;
 pub(crate) use override_sync::OverrideQuery;
 use override_sync::OverrideSync;
 pub(crate) use overrides::{HeldRuling, InForce};
@@ -52,6 +54,7 @@ use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 use plan_resolver::ResolverTask;
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
+pub(crate) use updates::Updated;
 
 /// How often decisions are told to the listeners, and room is looked for.
 const FLUSH_US: u64 = 1_000_000;
@@ -114,8 +117,7 @@ pub(crate) enum Query {
     Exact(ExactQuery),
     Override(OverrideQuery),
     Reset(ResetQuery),
-    /// These limits have other definitions.
-    Updated(Vec<(u32, LimitConfig)>),
+    Updated(Updated),
     /// So many tokens of a limit were not given back.
     Kept {
         limit: u32,
@@ -154,7 +156,7 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
 
 /// What a limiter and its driver share.
 pub(crate) struct NodeState {
-    pub(crate) limits: Vec<Arc<LimitState>>,
+    pub(crate) limits: Limits,
     pub(crate) permits: Arc<PermitLimits>,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) notifications: NotificationQueue,
@@ -169,7 +171,7 @@ impl NodeState {
     /// Waits until nothing of permits and of plan resolvers is under way.
     pub(crate) async fn settled(&self) {
         self.permits.settled().await;
-        for plans in self.limits.iter().filter_map(|limit| limit.resolved_plans()) {
+        for plans in self.limits.all().filter_map(|limit| limit.resolved_plans()) {
             plans.settled().await;
         }
     }
@@ -243,7 +245,9 @@ impl Driver {
             // They end with this.
             let mut resolvers = JoinSet::new();
             for resolver in std::mem::take(&mut self.resolvers) {
-                let limit = self.node.limits[resolver.limit].clone();
+                let Some(limit) = self.node.limits.get(resolver.limit as u32).cloned() else {
+                    continue;
+                };
                 let (time, listeners) = (self.node.time.clone(), self.listeners.clone());
                 resolvers.spawn(resolver.run(limit, time, listeners));
             }
@@ -318,6 +322,11 @@ impl Driver {
         Ok(())
     }
 
+    /// A limit of this number, of which there is one.
+    fn limit(&self, index: u32) -> &Arc<LimitState> {
+        self.node.limits.get(index).expect("a number that was given is a limit's")
+    }
+
     fn now(&self) -> Timestamp {
         let now = self.node.time.now();
         self.clock.set(now);
@@ -343,7 +352,8 @@ impl Driver {
     fn drain_notifications(&mut self, now: Timestamp) -> bool {
         for _ in 0..MAX_QUEUED {
             let Some(note) = self.node.notifications.pop() else { return false };
-            if let Buckets::Leased(table) = &self.node.limits[note.limit as usize].buckets
+            self.adopt_limits(now);
+            if let Buckets::Leased(table) = &self.limit(note.limit).buckets
                 && let Some(touched) = touched(table, &note)
             {
                 self.engine.handle(now, touched);
@@ -359,6 +369,7 @@ impl Driver {
         let mut next = first.or_else(|| self.queries.try_recv().ok());
         while let Some(query) = next {
             next = self.queries.try_recv().ok();
+            self.adopt_limits(now);
             let StoreQuery { key, cost, within_us, done } = match query {
                 Query::Sure(query) => query,
                 Query::Settled(settled) => {
@@ -373,8 +384,8 @@ impl Driver {
                     self.reset(query, asked);
                     continue;
                 }
-                Query::Updated(limits) => {
-                    self.updated(limits, now);
+                Query::Updated(updated) => {
+                    self.updated(updated, now);
                     continue;
                 }
                 Query::Exact(query) => {
@@ -399,20 +410,6 @@ impl Driver {
                 self.engine.handle(now, Input::Wait { bucket, key, waiter });
             }
         }
-    }
-
-    /// Limits have other definitions.
-    fn updated(&mut self, limits: Vec<(u32, LimitConfig)>, now: Timestamp) {
-        for (limit, config) in limits {
-            let Scale { rate, token, burst, .. } = config.terms.stored_scale;
-            let (burst, per_second) = (burst / token, rate as f64 * 1e6 / token as f64);
-            self.publish(&Event::Updated { limit: config.name.clone(), burst, per_second });
-            self.engine.update(limit, config, now);
-        }
-        for event in self.overrides.apply_again(&self.node.limits) {
-            self.publish(&event);
-        }
-        self.tell_quotas();
     }
 
     fn ask_exact(&self, query: ExactQuery, calls: &mut ExactCalls) {
@@ -468,7 +465,7 @@ impl Driver {
                     }
                 }
                 Output::Credit { limit, credit } => {
-                    self.node.limits[limit as usize].set_credit(credit);
+                    self.limit(limit).set_credit(credit);
                 }
                 Output::Send { lane, attempt, request } => {
                     // Without a store there are no hybrid limits, and nothing is ever sent.
@@ -547,17 +544,18 @@ impl Driver {
 
     /// Tells the engine which quotas overrides give keys.
     fn tell_quotas(&mut self) {
-        for limit in &self.node.limits {
+        for limit in self.node.limits.first(self.engine.limits()) {
             self.engine.add_quotas(limit.index, limit.overrides.take_new_quotas());
         }
     }
 
     fn flush(&mut self) {
-        for limit in &self.node.limits {
+        self.adopt_limits(self.node.time.now());
+        for limit in self.node.limits.first(self.engine.limits()) {
             self.engine.counted(limit.index, limit.take_counts());
         }
         for event in self.engine.take_decisions(self.node.time.now()) {
-            self.publish(&self.with_shadow(event));
+            self.publish(&self.with_state(event));
         }
         self.flush_overrides();
         for event in self.engine.take_policy_changes(self.node.time.now()) {
@@ -571,29 +569,30 @@ impl Driver {
             nodes: gauges.nodes,
             lanes_down: gauges.lanes_down,
         });
-        for limit in &self.node.limits {
+        for limit in self.node.limits.first(self.engine.limits()) {
             self.engine.note_resets(limit.index, limit.resets.most());
         }
-        for (index, excess) in self.engine.excess().into_iter().enumerate() {
-            let limit = &self.node.limits[index];
+        for (index, excess) in (0..).zip(self.engine.excess()) {
+            let limit = self.limit(index);
             let excess = limit.with_policy(excess);
             limit.set_excess(excess);
-            limit.set_nodes(self.engine.nodes(index));
+            limit.set_nodes(self.engine.nodes(index as usize));
             self.publish(&Event::Excess { limit: limit.name.clone(), excess });
         }
     }
 
-    /// Decisions with the mode that their limit is in.
-    fn with_shadow(&self, mut event: Event) -> Event {
-        if let Event::Decisions { limit, is_shadow, .. } = &mut event {
-            let named = self.node.limits.iter().find(|other| other.name == *limit);
+    /// Decisions with the state that their limit is in.
+    fn with_state(&self, mut event: Event) -> Event {
+        if let Event::Decisions { limit, is_shadow, is_removed, .. } = &mut event {
+            let named = self.node.limits.all().find(|other| other.name == *limit);
             *is_shadow = named.is_some_and(|named| named.overrides.switch() == Switch::Shadow);
+            *is_removed = named.is_some_and(|named| named.is_removed());
         }
         event
     }
 
     fn flush_overrides(&mut self) {
-        for limit in &self.node.limits {
+        for limit in self.node.limits.all() {
             let [allowed, denied] = limit.overrides.take_counts();
             if allowed + denied > 0 {
                 let limit = limit.name.clone();
@@ -604,7 +603,7 @@ impl Driver {
         for event in self.overrides.sweep(&self.node.limits, now) {
             self.publish(&event);
         }
-        for event in self.node.limits.iter().filter_map(|limit| plan_resolver::flush(limit, now)) {
+        for event in self.node.limits.all().filter_map(|limit| plan_resolver::flush(limit, now)) {
             self.publish(&event);
         }
     }
@@ -616,21 +615,21 @@ impl Driver {
         match change {
             Some(change) => self.publish_outage(limit, change, calls),
             // Refusals are told now and then.
-            None => self.node.limits[limit as usize].set_on_policy(calls.is_on_policy(limit)),
+            None => self.limit(limit).set_on_policy(calls.is_on_policy(limit)),
         }
     }
 
     /// Tells what changes for such a limit.
     fn publish_outage(&self, limit: u32, change: OutageChange, calls: &ExactCalls) {
-        self.node.limits[limit as usize].set_on_policy(calls.is_on_policy(limit));
-        let LimitState { name, terms, .. } = &*self.node.limits[limit as usize];
+        self.limit(limit).set_on_policy(calls.is_on_policy(limit));
+        let LimitState { name, terms, .. } = &**self.limit(limit);
         let nodes = terms.credit_rule.uncounted.into();
         self.publish(&outage_event(name, terms.outage, nodes, change));
     }
 
     fn publish_kept(&self, limit: u32, tokens: u32) {
         if tokens > 0 {
-            let limit = self.node.limits[limit as usize].name.clone();
+            let limit = self.limit(limit).name.clone();
             self.publish(&Event::NotGivenBack { limit, tokens });
         }
     }

@@ -5,6 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What is wrong with a limiter that has none.
+pub(crate) const NO_LIMITS: &str = "give the limiter at least one limit";
+
 /// A value that was refused while a limit or a limiter was built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -42,10 +45,7 @@ pub enum ConfigError {
     /// Two limits carry the same name.
     #[error("limit {0:?} is defined twice: give each limit a name of its own")]
     DuplicateLimit(String),
-    /// An update leaves out a limit that the limiter has.
-    #[error("limit {0:?} runs and is missing from the update, which names all limits")]
-    MissingLimit(String),
-    /// A limit was asked for that the limiter was not built with.
+    /// A limit was asked for that the limiter does not have.
     #[error("limit {name:?} is not known; known are: {known}")]
     UnknownLimit {
         /// The name asked for.

@@ -1,7 +1,7 @@
 //! What users hold: a limiter, its limits, and handles of keys.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::algorithm::{Rule, StateRule};
@@ -56,9 +56,8 @@ pub struct Limiter {
 
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limits: Vec<&str> = self.shared.node.limits.iter().map(|limit| &*limit.name).collect();
         f.debug_struct("Limiter")
-            .field("limits", &limits)
+            .field("limits", &self.shared.node.limits.names())
             .field("keys", &self.shared.node.budget.used())
             .field("max_keys", &self.shared.node.budget.max())
             .finish()
@@ -73,8 +72,8 @@ pub(crate) struct Shared {
     pub(crate) secret: KeySecret,
     /// What the limits' numbers depend on, beside the limits. Held by whoever changes these.
     pub(crate) node_terms: Mutex<NodeTerms>,
-    /// Callers who wait, for each limit.
-    pub(crate) waiting: Box<[Waiting]>,
+    /// Callers who wait, by limit.
+    pub(crate) waiting: Box<[OnceLock<Box<Waiting>>]>,
     #[cfg(all(feature = "metrics", feature = "tower"))]
     pub(crate) labels: crate::metrics::Labels,
 }
@@ -84,7 +83,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::UnknownLimit`] if the limiter was built without it; [`ConfigError::ExactLimit`] if the store decides
+    /// [`ConfigError::UnknownLimit`] if the limiter does not have it; [`ConfigError::ExactLimit`] if the store decides
     /// its requests, with a store or without: [`async_limit`](Self::async_limit) has those.
     pub fn limit(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
         let limit = self.find(name)?;
@@ -92,11 +91,7 @@ impl Limiter {
     }
 
     fn find(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
-        let limits = &self.shared.node.limits;
-        let state = limits.iter().find(|limit| &*limit.name == name).ok_or_else(|| {
-            let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
-            ConfigError::UnknownLimit { name: name.to_owned(), known: known.join(", ") }
-        })?;
+        let state = self.shared.node.limits.named(name)?;
         let (definition, state, shared) = (state.definition(), state.clone(), self.shared.clone());
         let (info, plan) = (definition.info, definition.info.number);
         Ok(ActiveLimit { state, definition, info, plan, shared })

@@ -8,7 +8,7 @@ use metrics::{
 };
 
 use crate::bound::Excess;
-use crate::driver::{LimitState, Listener, PermitKeys};
+use crate::driver::{Limits, Listener, NodeState, PermitKeys};
 use crate::overrides::Switch;
 use crate::sync::Event;
 
@@ -40,6 +40,7 @@ const STALLS: &str = "tidegate_clock_stall_seconds";
 const MAX_KEYS: &str = "tidegate_max_keys";
 const LIMIT_RATE: &str = "tidegate_limit_rate_tokens_per_second";
 const LIMIT_BURST: &str = "tidegate_limit_burst_tokens";
+const REMOVED: &str = "tidegate_removed_limit_decisions_total";
 const NOT_GIVEN_BACK: &str = "tidegate_tokens_not_given_back_total";
 const OVERFLOWED: &str = "tidegate_overflow_decisions_total";
 const OVERRIDES: &str = "tidegate_override_decisions_total";
@@ -78,15 +79,10 @@ pub(crate) fn limiter_labels(name: Option<&str>) -> Labels {
 }
 
 /// Describes all metrics, shows those that can be known now, and returns the listener that records them.
-pub(crate) fn listener(
-    labels: Labels,
-    limits: &[Arc<LimitState>],
-    permits: &[Arc<PermitKeys>],
-    max_keys: usize,
-) -> Listener {
+pub(crate) fn listener(labels: Labels, node: &NodeState) -> Listener {
     describe();
-    show_at_start(limits, max_keys, &labels);
-    show_permits_at_start(permits, &labels);
+    show_at_start(&node.limits, node.budget.max(), &labels);
+    show_permits_at_start(&node.permits.limits, &labels);
     Arc::new(move |event| record(event, &labels))
 }
 
@@ -167,6 +163,8 @@ fn describe_troubles() {
     describe_counter!(PLANS_RESOLVED, Unit::Count, text);
     let text = "Times that a key's plan could not be asked for, for lack of room, by limit";
     describe_counter!(PLANS_NOT_ASKED, Unit::Count, text);
+    let text = "Decisions of limits that an update left out and callers still hold, by limit";
+    describe_counter!(REMOVED, Unit::Count, text);
     describe_counter!(FOREIGN, Unit::Count, "Keys found to hold another program's value");
     describe_histogram!(
         STALLS,
@@ -176,7 +174,7 @@ fn describe_troubles() {
 }
 
 /// Counters begin at 0: what appears with its first event cannot be told from what was always there.
-fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
+fn show_at_start(limits: &Limits, max_keys: usize, labels: &Labels) {
     gauge!(MAX_KEYS, labels.clone()).set(max_keys as f64);
     for name in [KEYS_SYNCED, EVICTIONS, LOSSES, STORE_JUMPS, FOREIGN] {
         counter!(name, labels.clone()).increment(0);
@@ -184,24 +182,27 @@ fn show_at_start(limits: &[Arc<LimitState>], max_keys: usize, labels: &Labels) {
     for outcome in ["ok", "error"] {
         counter!(SYNCS, with(labels, "outcome", outcome)).increment(0);
     }
-    for limit in limits {
+    for limit in limits.all() {
         let labels = with(labels, "limit", &limit.name);
         let (scale, unit) = (limit.terms.scale, limit.terms.scale.token as f64);
         show_quota(scale.burst as f64 / unit, scale.rate as f64 * 1e6 / unit, &labels);
         gauge!(ON_POLICY, labels.clone()).set(0.0);
-        for outcome in ["allowed", "denied", "shadow_denied"] {
-            counter!(DECISIONS, with(&labels, "outcome", outcome)).increment(0);
-        }
-        for outcome in ["allowed", "denied"] {
-            counter!(OVERRIDES, with(&labels, "outcome", outcome)).increment(0);
-        }
+        show_counters(&labels);
         if limit.resolved_plans().is_some() {
             count_resolved_plans(&labels, [0; 3], 0);
         }
         show_switch(limit.overrides.switch(), &labels);
-        for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES, PLANS_DIFFER] {
-            counter!(name, labels.clone()).increment(0);
-        }
+    }
+}
+
+/// Shows the counters of a limit.
+fn show_counters(labels: &Labels) {
+    for outcome in ["allowed", "denied", "shadow_denied"] {
+        counter!(DECISIONS, with(labels, "outcome", outcome)).increment(0);
+    }
+    count_override_decisions(labels, 0, 0);
+    for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES, PLANS_DIFFER, REMOVED] {
+        counter!(name, labels.clone()).increment(0);
     }
 }
 
@@ -275,26 +276,25 @@ fn count_resolved_plans(labels: &Labels, counts: [u64; 3], not_asked: u64) {
     counter!(PLANS_NOT_ASKED, labels.clone()).increment(not_asked);
 }
 
-/// Counts decisions: allowed, denied, overflowed, unsure.
-fn count_decisions(
-    labels: &Labels,
-    [allowed, denied, overflowed, unsure]: [u64; 4],
-    is_shadow: bool,
-) {
-    let denial = if is_shadow { "shadow_denied" } else { "denied" };
-    counter!(DECISIONS, with(labels, "outcome", "allowed")).increment(allowed);
-    counter!(DECISIONS, with(labels, "outcome", denial)).increment(denied);
-    counter!(OVERFLOWED, labels.clone()).increment(overflowed);
-    counter!(UNSURE, labels.clone()).increment(unsure);
+fn count_decisions(labels: &Labels, event: &Event) {
+    if let Event::Decisions { allowed, denied, unsure, overflowed, is_shadow, is_removed, .. } =
+        event
+    {
+        let denial = if *is_shadow { "shadow_denied" } else { "denied" };
+        counter!(DECISIONS, with(labels, "outcome", "allowed")).increment(*allowed);
+        counter!(DECISIONS, with(labels, "outcome", denial)).increment(*denied);
+        counter!(OVERFLOWED, labels.clone()).increment(*overflowed);
+        counter!(UNSURE, labels.clone()).increment(*unsure);
+        if *is_removed {
+            counter!(REMOVED, labels.clone()).increment(allowed + denied);
+        }
+    }
 }
 
 /// Records the events that are about one limit.
 fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
     match event {
-        Event::Decisions { limit, allowed, denied, unsure, overflowed, is_shadow } => {
-            let counted = [*allowed, *denied, *overflowed, *unsure];
-            count_decisions(&labels(limit), counted, *is_shadow);
-        }
+        Event::Decisions { limit, .. } => count_decisions(&labels(limit), event),
         Event::Viewed { limit, drift_tokens, burst_tokens, age } => {
             histogram!(DRIFT, labels(limit)).record(drift_tokens / *burst_tokens as f64);
             histogram!(VIEW_AGE, labels(limit)).record(age.as_secs_f64());
@@ -317,6 +317,8 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
         Event::Updated { limit, burst, per_second } => {
             show_quota(*burst as f64, *per_second, &labels(limit));
+            // The limit may be a new one.
+            show_counters(&labels(limit));
         }
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),
@@ -326,6 +328,7 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::OutagePolicyEnded { limit } => gauge!(ON_POLICY, labels(limit)).set(0.0),
         Event::NotDecided { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::NoCredit { .. }
+        | Event::Removed { .. }
         | Event::PlanResolverFailed { .. }
         | Event::PlanNotKnown { .. }
         | Event::StoreUp { .. }

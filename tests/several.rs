@@ -769,3 +769,43 @@ fn exact_limit_keeps_and_tells_of_charges_that_it_cannot_give_back() {
     cluster.pass(Duration::from_secs(1), Duration::from_millis(10));
     assert_eq!((kept(), left(&open)), (8, 10));
 }
+
+#[test]
+fn many_requests_are_decided_each_for_itself_in_the_time_of_one_round_trip() {
+    const ROUND_TRIP: Duration = Duration::from_millis(10);
+    let quota = Quota::per_hour(1).burst(2);
+    let limits = [Limit::new("shared", quota).strict(), Limit::new("exact", quota).exact()];
+    let cluster = Cluster::new(&limits);
+    cluster.store.set_round_trip(ROUND_TRIP);
+    let [shared, exact] =
+        ["shared", "exact"].map(|name| cluster.nodes[0].async_limit(name).unwrap());
+    let keys: Vec<String> = (0..50).map(|key| format!("key-{key}")).collect();
+    let mut requests: Vec<_> = keys.iter().map(|key| exact.on(key.as_str())).collect();
+    requests.extend([
+        shared.on("again").cost(2),
+        shared.on("again"),
+        shared.on("too much").cost(3),
+        exact.on("again").cost(2),
+    ]);
+    let began = cluster.clock.now();
+    let told = cluster.runtime.block_on(async {
+        let mut told = std::pin::pin!(cluster.nodes[0].check_each(requests));
+        loop {
+            tokio::select! {
+                biased;
+                told = &mut told => return told,
+                () = tokio::task::yield_now() => cluster.clock.advance(Duration::from_micros(10)),
+            }
+        }
+    });
+    let took = Duration::from_micros(cluster.clock.now().as_micros() - began.as_micros());
+    assert!((ROUND_TRIP..2 * ROUND_TRIP).contains(&took), "{took:?}");
+    let decisions: Vec<_> =
+        told.iter().map(|told| told.map(|decision| decision.is_allowed())).collect();
+    assert!(decisions[..50].iter().all(|decision| *decision == Ok(true)), "{decisions:?}");
+    assert!(told.iter().flatten().all(Decision::is_sure), "{told:?}");
+    let too_high = Err(CheckError::CostTooHigh { limit: "shared", cost: 3, max: 2 });
+    assert_eq!(decisions[50..], [Ok(true), Ok(false), too_high, Ok(true)]);
+    assert_eq!(told[53].unwrap().limit_name(), "exact");
+    assert!(cluster.wait(cluster.nodes[0].check_each([])).is_empty());
+}

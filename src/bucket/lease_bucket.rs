@@ -158,17 +158,20 @@ impl LeaseBucket {
         now: Timestamp,
         unit: impl Fn() -> i64,
     ) -> Option<SpendResult> {
-        let spent = self.spend(word, cost, now, &unit);
-        let may_deny = || cost == 1 && self.is_under(plan);
-        spent.or_else(|| if may_deny() { self.deny(word, now, unit()) } else { None })
+        // Loaded before the swap, which would make these loads wait.
+        let view_and_refill = self.view_and_refill();
+        if let Some(left) = self.spend(word, cost, now, &unit) {
+            return Some(SpendResult::new(Verdict::Allowed, true, left, view_and_refill));
+        }
+        if cost == 1 && self.is_under(plan) { self.deny(word, now, unit()) } else { None }
     }
 
-    /// Spends `cost` tokens of a lease if the engine need not be notified, and refill cannot have filled the bucket.
-    /// `None` if nothing was spent.
+    /// Spends `cost` tokens of a lease if the engine need not be notified, and refill cannot have filled the bucket. Returns the
+    /// tokens that are left; `None` if nothing was spent.
     ///
     /// `unit` tells the units in a token, if they matter.
     ///
-    /// Cost: nine loads, five of them for view and refill, and one compare-and-swap. After `fast_until_us`, five loads more.
+    /// Cost: two loads, and one compare-and-swap. After `fast_until_us`, five loads more.
     #[inline(always)]
     pub(crate) fn spend(
         &self,
@@ -176,21 +179,20 @@ impl LeaseBucket {
         cost: u32,
         now: Timestamp,
         unit: impl FnOnce() -> i64,
-    ) -> Option<SpendResult> {
-        // Loaded before the swap, which would make these loads wait.
-        let view_and_refill = self.view_and_refill();
-        if now.as_micros() >= self.fast_until_us.load(Ordering::Acquire)
-            && !self.is_below_depth(word, now, unit())
-        {
+    ) -> Option<u32> {
+        let is_fast = now.as_micros() < self.fast_until_us.load(Ordering::Acquire);
+        if !is_fast && !self.is_below_depth(word, now, unit()) {
             return None;
         }
         let spent = word.spend_unnoticed(cost, self.low.load(Ordering::Relaxed))?;
         self.swap(word, spent).ok()?;
         self.count_spent(cost);
-        Some(SpendResult::new(Verdict::Allowed, true, spent.tokens(), view_and_refill))
+        Some(word.tokens() - cost)
     }
 
-    /// Whether the lease lives, and refill cannot have filled the bucket by now.
+    /// Whether the lease lives, and refill cannot have filled the bucket by now. Cold, so that callers keep their values in
+    /// registers where it is not called.
+    #[cold]
     #[inline(never)]
     fn is_below_depth(&self, word: TokenWord, now: Timestamp, unit: i64) -> bool {
         self.is_live(now) && !self.may_be_full(word, now, unit)
@@ -439,14 +441,18 @@ impl LeaseBucket {
         SpendResult::new(verdict, is_sure, left, self.view_and_refill())
     }
 
+    /// What the store had at its last word, in tokens: a hint.
+    pub(crate) fn view_tokens(&self) -> i64 {
+        self.view_tokens.load(Ordering::Relaxed).into()
+    }
+
     /// The store's last word, and what flows in: a hint. Models do without: they would try all values of it.
     #[inline(always)]
     pub(crate) fn view_and_refill(&self) -> (View, Refill) {
         if cfg!(tidegate_models) {
             return (View::NONE, Refill::new(0, u64::MAX, 0));
         }
-        let tokens = self.view_tokens.load(Ordering::Relaxed);
-        let view = View::new(tokens.into(), self.view_ms.load(Ordering::Relaxed));
+        let view = View::new(self.view_tokens(), self.view_ms.load(Ordering::Relaxed));
         let rate = self.rate.load(Ordering::Relaxed);
         let minted_us = self.minted_us.load(Ordering::Relaxed);
         (view, Refill::new(rate, minted_us, self.ends_us.load(Ordering::Relaxed)))
@@ -509,7 +515,8 @@ impl TableBucket for LeaseBucket {
             return self.decide_under_plan(seen, ask, time);
         }
         let spent = self.spend(seen, ask.cost, now, || unit);
-        spent.or_else(|| self.decide(seen, ask, time))
+        let result = spent.map(|left| self.result(Verdict::Allowed, true, left));
+        result.or_else(|| self.decide(seen, ask, time))
     }
 
     /// Retires a key that has nothing pending, and no account in the engine: the store knows all of it.

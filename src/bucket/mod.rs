@@ -25,7 +25,7 @@ mod token_word;
 mod window_bucket;
 
 pub(crate) use bucket_ref::BucketRef;
-pub(crate) use key_hash::KeyHasher;
+pub(crate) use key_hash::{HashSeeds, KeyHasher};
 pub(crate) use lease_bucket::{Collected, Lease, LeaseBucket, OUTLIVES_REFILL, UNLIMITED_RATE};
 pub(crate) use local_bucket::LocalBucket;
 pub(crate) use log_bucket::LogBucket;
@@ -36,7 +36,7 @@ pub(crate) use notifications::{MAX_QUEUED, Notification, NotificationQueue};
 pub(crate) use spend_result::{Ask, LocalAnswer, LocalAsk, SpendResult, Verdict};
 pub use table::KEYS_MAX;
 pub(crate) use table::{
-    Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, ShortName, Table, TableBucket,
+    Evictable, Found, KeyBudget, LimitCounts, OVERFLOW, Room, Table, TableBucket,
 };
 pub(crate) use token_word::MAX_TOKENS;
 pub(crate) use window_bucket::WindowBucket;

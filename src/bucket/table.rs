@@ -108,8 +108,8 @@ pub(crate) enum Evictable {
 pub(crate) struct KeyBudget {
     used: AtomicUsize,
     max: usize,
-    /// Keys that each limit may hold at any time.
-    own_share: usize,
+    /// Limits that were there from the beginning.
+    limits: usize,
     /// Keys that limits may add beyond their shares.
     common: AtomicUsize,
     /// The most keys that one limit may hold.
@@ -126,7 +126,7 @@ impl KeyBudget {
         let common = max - own_share * limits;
         let (limit_max, marks_max) = (own_share + common, MARKS * (max / limits).max(1));
         let (used, common) = (AtomicUsize::new(0), AtomicUsize::new(common));
-        Self { used, max, own_share, common, limit_max, marks_max }
+        Self { used, max, limits, common, limit_max, marks_max }
     }
 
     /// Keys held now.
@@ -139,28 +139,39 @@ impl KeyBudget {
         self.max
     }
 
-    /// How many more keys a limit may add that has `held`.
-    fn room(&self, held: usize) -> usize {
-        self.own_share.saturating_sub(held) + self.common.load(Ordering::Relaxed)
+    /// The share of the limit with this number. One that was not there from the beginning gets a part of what is common and free:
+    /// the first a quarter, the others less, all of them together less than half.
+    fn share_of(&self, limit: u32) -> usize {
+        let own_share = self.max / 2 / self.limits;
+        let Some(added) = (limit as usize).checked_sub(self.limits) else { return own_share };
+        let share = (self.max - own_share * self.limits) / 2 / (added + 1) / (added + 2);
+        let less = |common: usize| Some(common.saturating_sub(share));
+        let common = self.common.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        common.map_or(0, |common| common.min(share))
+    }
+
+    /// How many more keys a limit with such a share may add that has `held`.
+    fn room(&self, share: usize, held: usize) -> usize {
+        share.saturating_sub(held) + self.common.load(Ordering::Relaxed)
     }
 
     /// Makes room for one key of a limit that has `held`.
-    fn take_room(&self, held: usize, room: Room) -> bool {
-        let left = self.room(held);
+    fn take_room(&self, share: usize, held: usize, room: Room) -> bool {
+        let left = self.room(share, held);
         if room == Room::NotLast && left <= (held + left) / LAST_ROOM {
             return false;
         }
         let less = |common: usize| common.checked_sub(1);
-        let has_room = held < self.own_share
+        let has_room = held < share
             || self.common.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
         self.used.fetch_add(has_room.into(), Ordering::Relaxed);
         has_room
     }
 
     /// Gives back the room of one key of a limit that has `held` without it.
-    fn release(&self, held: usize) {
+    fn release(&self, share: usize, held: usize) {
         self.used.fetch_sub(1, Ordering::Relaxed);
-        self.common.fetch_add((held >= self.own_share).into(), Ordering::Relaxed);
+        self.common.fetch_add((held >= share).into(), Ordering::Relaxed);
     }
 }
 
@@ -212,6 +223,8 @@ pub(crate) struct Table<B> {
     slabs: Box<[OnceLock<Box<[B; SLAB]>>]>,
     pub(super) long: LongKeys,
     budget: Arc<KeyBudget>,
+    /// Its part of that.
+    share: usize,
     writer: Mutex<Writer>,
     counters: [CachePadded<Counters>; STRIPES],
 }
@@ -258,6 +271,7 @@ impl<B: TableBucket> Table<B> {
             index: Index::new(keys)?,
             slabs: (0..places.div_ceil(SLAB)).map(|_| OnceLock::new()).collect(),
             long: LongKeys::new(places),
+            share: budget.share_of(limit),
             budget,
             writer: Mutex::new(Writer { free, marks, index, ..Writer::default() }),
             counters: Default::default(),
@@ -345,7 +359,7 @@ impl<B: TableBucket> Table<B> {
         if let Some(found) = self.find(key) {
             return found.place;
         }
-        if !self.budget.take_room(writer.index.entries, room) {
+        if !self.budget.take_room(self.share, writer.index.entries, room) {
             return OVERFLOW;
         }
         let place = writer.free.pop().unwrap_or_else(|| {
@@ -356,7 +370,7 @@ impl<B: TableBucket> Table<B> {
         if bucket.key().store(key, &self.long, &mut writer.long).is_none() {
             // There is no memory for so long a key.
             writer.free.push(place);
-            self.budget.release(writer.index.entries);
+            self.budget.release(self.share, writer.index.entries);
             return OVERFLOW;
         }
         let hash = self.hasher.hash(key, short_words(key));
@@ -377,7 +391,7 @@ impl<B: TableBucket> Table<B> {
     /// How many 64ths of what the limit could hold now are free.
     pub(crate) fn free_64ths(&self) -> usize {
         let held = self.writer().index.entries;
-        let room = self.budget.room(held);
+        let room = self.budget.room(self.share, held);
         64 * room / (held + room).max(1)
     }
 
@@ -387,13 +401,7 @@ impl<B: TableBucket> Table<B> {
     }
 
     /// Evicts keys that are not pinned, looking at `most` places. Returns how many. One that is not full leaves a mark.
-    pub(crate) fn evict(
-        &self,
-        most: u32,
-        now: Timestamp,
-        rule: &B::Rule,
-        what: Evictable,
-    ) -> usize {
+    pub(crate) fn evict(&self, most: u32, now: Timestamp, rule: &B::Rule, of: Evictable) -> usize {
         let mut evicted = 0;
         let most = most.min(self.writer().last);
         for looked_at in (0..most).step_by(EVICTION_SLICE as usize) {
@@ -407,7 +415,7 @@ impl<B: TableBucket> Table<B> {
                 if is_kept {
                     continue;
                 }
-                let Some(full_at) = bucket.try_retire(now, rule, what) else { continue };
+                let Some(full_at) = bucket.try_retire(now, rule, of) else { continue };
                 if full_at > now {
                     let key = bucket.key().load(&self.long);
                     writer.marks.add(self.hasher.hash(&key, short_words(&key)), full_at);
@@ -415,7 +423,7 @@ impl<B: TableBucket> Table<B> {
                 self.index.strike(place, &mut writer.index);
                 bucket.key().give_back(&mut writer.long);
                 writer.free.push(place);
-                self.budget.release(writer.index.entries);
+                self.budget.release(self.share, writer.index.entries);
                 evicted += 1;
             }
         }

@@ -11,7 +11,7 @@ use super::plan_checks::{self, SoundLimit};
 use super::reading::Reading;
 use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow};
 use crate::builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, NO_LIMITS};
 use crate::limit::{DEFAULT_MAX_WAIT, Limit, OutagePolicy, Plan, SyncPolicy};
 use crate::limiter::Limiter;
 use crate::quota::Quota;
@@ -22,10 +22,7 @@ const WORDS: [(&str, &str); 6] = [
     ("call exact() or local()", "set mode = \"exact\" or \"local\""),
     ("call strict() and use check_sure", "set strict = true and use check_sure"),
     ("choose Share, Open or Closed", "choose \"share\", \"open\" or \"closed\""),
-    (
-        "give the limiter at least one limit",
-        "add a limit, such as [limits.api] with quota = \"100/s\"",
-    ),
+    (NO_LIMITS, "add a limit, such as [limits.api] with quota = \"100/s\""),
     (
         "a plan has the limit's algorithm, and the same windows",
         "a plan has the same windows as its limit: give it tokens of the limit's period",

@@ -152,6 +152,12 @@ impl Definition {
         self.plans.iter().map(|info| info.terms.cost_max).max().unwrap_or_default()
     }
 
+    /// What the engine needs of it.
+    pub(super) fn config(&self) -> LimitConfig {
+        let plans = self.plans.iter().map(|plan| plan.terms).collect();
+        LimitConfig { name: self.limit.name().into(), terms: self.info.terms, plans }
+    }
+
     /// The names of its plans, for those who asked for another.
     pub(crate) fn plan_names(&self) -> String {
         let names: Vec<&str> = self.plans.iter().filter_map(|info| info.plan_name()).collect();

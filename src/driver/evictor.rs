@@ -1,8 +1,6 @@
 //! When idle keys are looked for, to make room for new ones.
 
-use std::sync::Arc;
-
-use super::limit_state::LimitState;
+use super::Limits;
 use crate::bucket::Evictable;
 use crate::time::Timestamp;
 
@@ -44,18 +42,13 @@ impl Evictor {
     }
 
     /// Looks, if it is time. All limits together hold `max_keys` at most. Returns how many keys were evicted.
-    pub(super) fn look(
-        &mut self,
-        limits: &[Arc<LimitState>],
-        max_keys: usize,
-        now: Timestamp,
-    ) -> usize {
+    pub(super) fn look(&mut self, limits: &Limits, max_keys: usize, now: Timestamp) -> usize {
         if now < self.next {
             return 0;
         }
         let mut evicted = 0;
         self.is_filling = false;
-        for limit in limits {
+        for limit in limits.all() {
             let free = limit.free_64ths();
             self.is_filling |= free < FILLING_BELOW;
             limit.forget_marks(now);

@@ -36,6 +36,8 @@ pub(crate) struct LimitState {
     /// As it was built: an update of the limit changes its quota, its credit and its version only.
     pub(crate) terms: Terms,
     definition: RwLock<Arc<Definition>>,
+    /// An update has left it out: who holds it goes on.
+    is_removed: AtomicBool,
     /// What decisions read the time from.
     pub(crate) clock: Clock,
     /// When that began, in microseconds since 1970.
@@ -215,6 +217,7 @@ impl LimitState {
             name: limit.name().into(),
             terms: *terms,
             definition: RwLock::new(Arc::new(definition)),
+            is_removed: AtomicBool::new(false),
             clock,
             origin_us: time.origin_us(),
             buckets,
@@ -279,6 +282,15 @@ impl LimitState {
         next.set_looks_further(self.needs_further_look(&next));
         present.set_replaced();
         *present = Arc::new(next);
+    }
+
+    /// Whether an update has left it out.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_removed(&self, is_removed: bool) {
+        self.is_removed.store(is_removed, Ordering::Relaxed);
     }
 
     /// Lets decisions look at the overrides that there are now.

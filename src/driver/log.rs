@@ -60,6 +60,7 @@ fn log_override_event(event: &Event) {
         Event::Updated { limit, burst, per_second } => {
             info!(%limit, burst, per_second, "a limit was updated");
         }
+        Event::Removed { limit } => info!(%limit, "an update left a limit out"),
         Event::Switched { limit, switch } => {
             warn!(%limit, ?switch, "a limit is switched: on, in shadow mode, or off");
         }
@@ -144,6 +145,7 @@ fn log_limit_event(event: &Event) {
         // Logged above.
         | Event::Switched { .. }
         | Event::Updated { .. }
+        | Event::Removed { .. }
         | Event::OverridesUnknown { .. }
         | Event::OverrideNotUnderstood { .. }
         | Event::NotGivenBack { .. }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 
-use super::LimitState;
+use super::Limits;
 use crate::error::StoreError;
 use crate::key::KeySecret;
 use crate::overrides::{End, OverrideError, Subject, Switch, read_record};
@@ -146,7 +146,7 @@ impl OverrideSync {
     pub(super) fn ended(
         &mut self,
         outcome: Outcome,
-        limits: &[Arc<LimitState>],
+        limits: &Limits,
         now: Timestamp,
     ) -> Vec<Event> {
         let outcome =
@@ -218,12 +218,7 @@ impl OverrideSync {
 
     // ---- what the store tells ----------------------------------------------------------------
 
-    fn learn(
-        &mut self,
-        reply: OverridesReply,
-        limits: &[Arc<LimitState>],
-        now: Timestamp,
-    ) -> Vec<Event> {
+    fn learn(&mut self, reply: OverridesReply, limits: &Limits, now: Timestamp) -> Vec<Event> {
         if reply.begins_anew {
             self.reading.number += 1;
             self.reading.is_under_way = true;
@@ -272,9 +267,9 @@ impl OverrideSync {
     }
 
     /// Limits have other definitions: what records say may be something else for these.
-    pub(super) fn apply_again(&self, limits: &[Arc<LimitState>]) -> Vec<Event> {
+    pub(super) fn apply_again(&self, limits: &Limits) -> Vec<Event> {
         let changes = Changes::new(limits, &self.secret);
-        for limit in limits {
+        for limit in limits.all() {
             // A switch that was set stays.
             if !self.records.contains_key(&Subject::Limit.record(&limit.name)) {
                 limit.overrides.set_switch(limit.definition().limit.switch);
@@ -318,8 +313,8 @@ impl OverrideSync {
     }
 
     /// Forgets what has ended, while nothing is asked of the store.
-    pub(super) fn sweep(&mut self, limits: &[Arc<LimitState>], now: Timestamp) -> Vec<Event> {
-        for limit in limits {
+    pub(super) fn sweep(&mut self, limits: &Limits, now: Timestamp) -> Vec<Event> {
+        for limit in limits.all() {
             limit.overrides.sweep(now);
         }
         if !self.records.values().any(|record| record.until <= now) {
@@ -334,17 +329,17 @@ impl OverrideSync {
 
 /// Changes of the limits' overrides.
 struct Changes<'a> {
-    limits: &'a [Arc<LimitState>],
+    limits: &'a Limits,
     secret: KeySecret,
     switches: Vec<Switch>,
 }
 
 impl<'a> Changes<'a> {
-    fn new(limits: &'a [Arc<LimitState>], secret: &KeySecret) -> Self {
+    fn new(limits: &'a Limits, secret: &KeySecret) -> Self {
         Self {
             limits,
             secret: secret.clone(),
-            switches: limits.iter().map(|limit| limit.overrides.switch()).collect(),
+            switches: limits.all().map(|limit| limit.overrides.switch()).collect(),
         }
     }
 
@@ -352,7 +347,7 @@ impl<'a> Changes<'a> {
     /// are others' business.
     fn make(&self, name: &[u8], value: &[u8], until: Timestamp) -> bool {
         let Some((limit, subject, setting)) = read_record(name, value) else { return false };
-        let Some(place) = self.limits.iter().position(|other| *other.name == *limit) else {
+        let Some(limit) = self.limits.all().find(|other| *other.name == *limit) else {
             return true;
         };
         // A key is also known hashed.
@@ -360,14 +355,13 @@ impl<'a> Changes<'a> {
             Subject::Key(name) => self.secret.hashed_name(name).map(|name| Box::from(&name[..])),
             _ => None,
         };
-        let limit = &self.limits[place];
         limit.overrides.set(subject, setting, until, hashed, &limit.definition())
     }
 
     /// Lets decisions look for what there is now. Returns an event for each limit whose switch has changed.
     fn end(self) -> Vec<Event> {
         let mut events = Vec::new();
-        for (limit, before) in self.limits.iter().zip(self.switches) {
+        for (limit, before) in self.limits.all().zip(self.switches) {
             limit.notice_overrides();
             let switch = limit.overrides.switch();
             if switch != before {

@@ -8,8 +8,8 @@ use super::clock::{Ticker, TimeSource};
 use super::definition::LimitParts;
 use super::override_sync::OverrideSync;
 use super::plan_resolver::{self, PlanResolver};
-use super::{Command, Driver, LimitState, Listener, NodeState, PermitLimits, Query, Wish, log};
-use crate::bucket::{KeyBudget, KeyHasher, NotificationQueue};
+use super::{Command, Driver, Limits, Listener, NodeState, PermitLimits, Query, Wish, log};
+use crate::bucket::{KeyBudget, NotificationQueue};
 use crate::error::ConfigError;
 use crate::key::KeySecret;
 use crate::limit::PermitTerms;
@@ -59,9 +59,10 @@ impl Driver {
             ),
         };
         let budget = Arc::new(KeyBudget::new(parts.max_keys, parts.limits.len()));
-        let mut limits = limit_states(&parts.limits, &budget, &time)?;
-        let resolvers = plan_resolver::open(parts.resolvers, &mut limits, parts.max_keys)?;
-        let limits = limits.into_iter().map(Arc::new).collect();
+        let limits = Limits::new(parts.limits.len(), random()?);
+        let mut states = limits.make(&parts.limits, &budget, &time)?;
+        let resolvers = plan_resolver::open(parts.resolvers, &mut states, parts.max_keys)?;
+        limits.add(states);
         let open = |store: AnyStore| {
             let (time, origin_us) = (time.clone(), time.origin_us());
             store.open(move || time.now(), origin_us)
@@ -110,26 +111,6 @@ impl Driver {
         self.listeners.push(listener);
         self
     }
-}
-
-/// The limits, each with an empty table.
-fn limit_states(
-    limits: &[LimitParts<'_>],
-    budget: &Arc<KeyBudget>,
-    time: &TimeSource,
-) -> Result<Vec<LimitState>, ConfigError> {
-    let no_memory = || ConfigError::Limiter {
-        field: "max_keys",
-        value: budget.max().to_string(),
-        reason: "there is no memory for so many keys in each limit",
-    };
-    // All tables hash alike, so that a request of several limits hashes its key once.
-    let seeds = random()?;
-    let state = |(parts, index): (&LimitParts<'_>, u32)| {
-        let hasher = KeyHasher::new(seeds);
-        LimitState::new(index, parts, hasher, budget, time).ok_or_else(no_memory)
-    };
-    limits.iter().zip(0..).map(state).collect()
 }
 
 /// Random numbers: the instance id, the seed of the jitter, and what keys are hashed with.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::together::{Part, Patience, USUAL, ask_for_decision, decide_at_once};
+use super::settle::Allowed;
+use super::together::{Part, Patience, USUAL, ask_for_decision, decide_at_once, fewer_left};
 use super::{ActiveLimit, Limiter, Target};
-use crate::bucket::{Found, LeaseBucket, ShortName, Verdict};
+use crate::bucket::{Found, LeaseBucket, OVERFLOW, Table, Verdict};
 use crate::decision::Decision;
 use crate::driver::Buckets;
 use crate::error::{CheckError, ConfigError};
@@ -39,6 +40,14 @@ use crate::time::Timestamp;
 pub struct Group {
     /// In the limiter's order, which is the same for all who spend from several.
     limits: Arc<[ActiveLimit]>,
+    /// The same limits, if all of them are leased; else none.
+    leased: Arc<[LeasedLimit]>,
+}
+
+/// A limit that is leased, and its table, at hand for the fast path.
+struct LeasedLimit {
+    table: Arc<Table<LeaseBucket>>,
+    limit: ActiveLimit,
 }
 
 impl fmt::Debug for Group {
@@ -59,7 +68,7 @@ impl Limiter {
         names: impl IntoIterator<Item = N>,
     ) -> Result<Group, ConfigError> {
         let limits = names.into_iter().map(|name| self.limit(name.as_ref()));
-        Ok(Group { limits: in_order(limits)? })
+        Ok(Group::new(in_order(limits)?))
     }
 
     /// The same for limits in any mode, [exact](crate::Mode::Exact) ones included.
@@ -73,7 +82,7 @@ impl Limiter {
         names: impl IntoIterator<Item = N>,
     ) -> Result<AsyncGroup, ConfigError> {
         let limits = names.into_iter().map(|name| self.find(name.as_ref()));
-        Ok(AsyncGroup(Group { limits: in_order(limits)? }))
+        Ok(AsyncGroup(Group::new(in_order(limits)?)))
     }
 }
 
@@ -147,6 +156,17 @@ impl AsyncGroup {
 }
 
 impl Group {
+    fn new(limits: Arc<[ActiveLimit]>) -> Self {
+        let leased = |limit: &ActiveLimit| match &limit.state.buckets {
+            Buckets::Leased(table) => {
+                Some(LeasedLimit { table: table.clone(), limit: limit.clone() })
+            }
+            Buckets::Alone(_) => None,
+        };
+        let leased: Option<Arc<[_]>> = limits.iter().map(leased).collect();
+        Self { limits, leased: leased.unwrap_or_default() }
+    }
+
     /// Decides about one request of `key` that costs one token of each limit. Never waits.
     ///
     /// A denial is that of the limit with the longest wait, and nothing is spent from the others. A concurrent request may
@@ -208,21 +228,33 @@ impl Group {
 
     #[inline(always)]
     fn decide<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
-        if let Some(name) = self.limits[0].shared.secret.held_name(key)
-            && let Some(decision) = self.decide_by_leases(name, cost)
-        {
-            return decision;
-        }
+        let held = self.limits[0].shared.secret.held_name(key);
+        let nowhere = || Err(self.leased.first());
+        let from = match held.map_or_else(nowhere, |name| self.decide_by_leases(name, cost)) {
+            Ok(decision) => return decision,
+            Err(from) => from,
+        };
         let mut told = self.limits[0].undecided(cost);
-        self.decide_by_parts(key, cost, &mut told);
+        self.decide_further(key, cost, from, &mut told);
         told
     }
 
-    /// Writes the decision where one look at each lease does not tell. It is written and not returned, so that a caller need not
-    /// build the parts of other decisions that it does not read.
+    /// Writes the decision where one look at the lease of the limit `from` did not tell, and was spent from those before it. It is
+    /// written and not returned, so that a caller need not build the parts of other decisions that it does not read.
     #[inline(never)]
-    fn decide_by_parts<K: Key + ?Sized>(&self, key: &K, cost: u32, told: &mut Decision) {
-        let (name, plain) = (self.name(key), self.plain(key));
+    fn decide_further<K: Key + ?Sized>(
+        &self,
+        key: &K,
+        cost: u32,
+        from: Option<&LeasedLimit>,
+        told: &mut Decision,
+    ) {
+        let name = self.name(key);
+        if let Some(decision) = self.decide_by_leases_and_notify(&name, cost, from) {
+            *told = decision;
+            return;
+        }
+        let plain = self.plain(key);
         let parts = self.parts((&name, plain.as_deref()), cost, Patience::None);
         // A group has a limit.
         if let Some(decision) = decide_at_once(&parts) {
@@ -232,7 +264,11 @@ impl Group {
 
     async fn decide_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let name = self.name(key);
-        if let Some(decision) = self.decide_by_leases(&name, cost) {
+        let from = match self.decide_by_leases(&name, cost) {
+            Ok(decision) => return decision,
+            Err(from) => from,
+        };
+        if let Some(decision) = self.decide_by_leases_and_notify(&name, cost, from) {
             return decision;
         }
         let plain = self.plain(key);
@@ -246,16 +282,60 @@ impl Group {
         self.limits.iter().find_map(|limit| limit.plain_for_overrides(key))
     }
 
+    /// Spends from leases of all limits, if one look at each bucket tells, and nobody has to hear of it, and decides as the limit
+    /// with the fewest tokens left. `Err` names the limit where that is not so: was spent from those before it.
     #[inline(always)]
-    fn decide_by_leases(&self, key: &[u8], cost: u32) -> Option<Decision> {
-        if cost == 0 {
-            return None;
-        }
-        let first = &self.limits[0].state;
-        let Buckets::Leased(table) = &first.buckets else { return None };
+    fn decide_by_leases(&self, key: &[u8], cost: u32) -> Result<Decision, Option<&LeasedLimit>> {
+        let first = self.leased.first().filter(|_| cost > 0);
+        let LeasedLimit { table, limit } = first.ok_or(None)?;
         // All tables of a limiter hash alike.
-        let request = Request { key, name: table.short_name(key)?, cost, now: first.clock.now() };
-        spend_leases(&self.limits, &request)
+        let (name, now) = (table.short_name(key).ok_or(first)?, limit.state.clock.now());
+        // Each limit has fewer tokens than that.
+        let (mut fewest, mut tightest) = (i64::MAX, limit.undecided(cost));
+        let mut rest = &*self.leased;
+        while let [leased, others @ ..] = rest {
+            let spent = leased.spend(leased.table.find_short(&name), cost, now);
+            let (bucket, left) = spent.ok_or(Some(leased))?;
+            let left_in_all = i64::from(left) + bucket.view_tokens();
+            if left_in_all < fewest {
+                let result = bucket.result(Verdict::Allowed, true, left);
+                let decision = leased.limit.lease_decision(&result, cost, now);
+                (fewest, tightest) = (left_in_all, decision);
+            }
+            rest = others;
+        }
+        Ok(tightest)
+    }
+
+    /// Goes on with the limit `from` where was spent from those before it: the first request after each report notifies the
+    /// engine. `None`, and nothing is spent, if a look at each bucket does not tell that all leases hold enough.
+    #[inline(never)]
+    fn decide_by_leases_and_notify(
+        &self,
+        key: &[u8],
+        cost: u32,
+        from: Option<&LeasedLimit>,
+    ) -> Option<Decision> {
+        let from = from.filter(|_| cost > 0)?.index();
+        let now = self.leased.first()?.limit.state.clock.now();
+        let mut tightest = None;
+        for (place, leased) in self.leased.iter().enumerate() {
+            let decision = if leased.index() < from {
+                leased.after_spending(key, cost, now)
+            } else {
+                match leased.spend_and_notify(key, cost, now) {
+                    Ok(decision) => Some(decision),
+                    Err(denied) => {
+                        for other in self.leased[..place].iter().rev() {
+                            other.unspend(key, cost, now);
+                        }
+                        return denied;
+                    }
+                }
+            };
+            tightest = tightest.into_iter().chain(decision).reduce(fewer_left);
+        }
+        tightest
     }
 
     fn parts<'a>(
@@ -268,59 +348,71 @@ impl Group {
     }
 }
 
-/// A request that one look at each bucket may decide.
-struct Request<'a> {
-    key: &'a [u8],
-    name: ShortName,
-    cost: u32,
-    now: Timestamp,
-}
+impl LeasedLimit {
+    fn index(&self) -> u32 {
+        self.limit.state.index
+    }
 
-/// Spends from leases of all limits, if one look at each bucket tells, and decides as the limit with the fewest tokens left.
-/// `None`, and nothing is spent, if that is not so.
-#[inline(always)]
-fn spend_leases(limits: &[ActiveLimit], request: &Request<'_>) -> Option<Decision> {
-    let (mut fewest, mut tightest) = (i64::MAX, None);
-    for (index, limit) in limits.iter().enumerate() {
-        let Some((bucket, left, left_in_all)) = spend_lease(limit, request) else {
-            for other in &limits[..index] {
-                unspend(other, request);
-            }
-            return None;
-        };
-        if left_in_all < fewest {
-            (fewest, tightest) = (left_in_all, Some((limit, bucket, left)));
+    /// Spends from the lease, if one look at the bucket tells, and nobody has to hear of it. Returns the bucket, and the tokens
+    /// that are left of the lease.
+    #[inline(always)]
+    fn spend<'a>(
+        &'a self,
+        found: Option<Found<'a, LeaseBucket>>,
+        cost: u32,
+        now: Timestamp,
+    ) -> Option<(&'a LeaseBucket, u32)> {
+        let Found { bucket, word, .. } = found.filter(|_| !self.limit.looks_further())?;
+        let left = bucket.spend(word, cost, now, || self.limit.state.terms.scale.token)?;
+        Some((bucket, left))
+    }
+
+    /// Spends from the lease, if that holds enough. If it does not, nothing is spent. A request that others were quicker than is
+    /// denied, and the denial is told.
+    fn spend_and_notify(
+        &self,
+        key: &[u8],
+        cost: u32,
+        now: Timestamp,
+    ) -> Result<Decision, Option<Decision>> {
+        let Self { table, limit } = self;
+        if let Some((bucket, left)) = self.spend(table.find(key), cost, now) {
+            // The first entry of the index that matched was not the key's.
+            let result = bucket.result(Verdict::Allowed, true, left);
+            return Ok(limit.lease_decision(&result, cost, now));
         }
+        let has_enough = |found: Found<'_, LeaseBucket>| {
+            found.bucket.has_leased(found.word, (cost, limit.plan), now)
+        };
+        if limit.looks_further() || !table.find(key).is_some_and(has_enough) {
+            return Err(None);
+        }
+        let result = limit.ask_leased(table, (key, OVERFLOW), cost, false, now);
+        let decision = limit.lease_decision(&result, cost, now);
+        if decision.is_denied() {
+            return Err(Some(decision));
+        }
+        if !decision.is_sure() {
+            limit.give_back(key, &Allowed { decision, asked: now }, cost);
+            return Err(None);
+        }
+        Ok(decision)
     }
-    let (limit, bucket, left) = tightest?;
-    let result = bucket.result(Verdict::Allowed, true, left);
-    Some(limit.lease_decision(&result, request.cost, request.now))
-}
 
-/// Spends from the lease of one limit. Returns what is left of it, and in all as far as one look tells.
-#[inline(always)]
-fn spend_lease<'a>(
-    limit: &'a ActiveLimit,
-    request: &Request<'_>,
-) -> Option<(&'a LeaseBucket, u32, i64)> {
-    let &Request { ref name, cost, now, .. } = request;
-    if limit.looks_further() {
-        return None;
+    /// What is told of a lease from which was just spent.
+    fn after_spending(&self, key: &[u8], cost: u32, now: Timestamp) -> Option<Decision> {
+        let Found { bucket, word, .. } = self.table.find(key)?;
+        let result = bucket.result(Verdict::Allowed, true, word.tokens());
+        Some(self.limit.lease_decision(&result, cost, now))
     }
-    let Buckets::Leased(table) = &limit.state.buckets else { return None };
-    let Found { bucket, word, .. } = table.find_short(name)?;
-    let result = bucket.spend(word, cost, now, || limit.state.terms.scale.token)?;
-    Some((bucket, result.left, i64::from(result.left) + result.view.tokens()))
-}
 
-/// Gives back what was just spent of a lease.
-#[cold]
-fn unspend(limit: &ActiveLimit, request: &Request<'_>) {
-    let &Request { key, ref name, cost, now } = request;
-    let Buckets::Leased(table) = &limit.state.buckets else { return };
-    let put_back =
-        |found: Found<'_, LeaseBucket>| found.bucket.put_back(cost, true, found.word.epoch(), now);
-    if !table.find_short(name).is_some_and(put_back) {
-        limit.settle(key, Settlement::Unused { tokens: cost, sure: true }, now);
+    /// Gives back what was just spent of the lease.
+    fn unspend(&self, key: &[u8], cost: u32, now: Timestamp) {
+        let put_back = |found: Found<'_, LeaseBucket>| {
+            found.bucket.put_back(cost, true, found.word.epoch(), now)
+        };
+        if !self.table.find(key).is_some_and(put_back) {
+            self.limit.settle(key, Settlement::Unused { tokens: cost, sure: true }, now);
+        }
     }
 }

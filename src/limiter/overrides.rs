@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
 use crate::driver::{Definition, HeldRuling, InForce, OverrideQuery, Query};
+use crate::error::ConfigError;
 use crate::key::Key;
 use crate::limit::{LimitInfo, QuotaOf};
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
@@ -52,7 +53,7 @@ impl Overrides {
         let nothing = || OverrideError::NothingSet { limit: limit.to_owned() };
         let ruling = set.ruling().ok_or_else(nothing)?;
         let value = ruling.text();
-        if let Some(known) = self.shared.node.limits.iter().find(|known| *known.name == *limit) {
+        if let Ok(known) = self.shared.node.limits.named(limit) {
             check(ruling, &known.definition())?;
         }
         let record = set.record(limit, &self.shared.secret)?;
@@ -94,10 +95,8 @@ impl Overrides {
         value: &[u8],
         end: End,
     ) -> Result<(), OverrideError> {
-        let limits = &self.shared.node.limits;
-        if !limits.iter().any(|known| *known.name == *limit) {
-            let known: Vec<&str> = limits.iter().map(|limit| &*limit.name).collect();
-            let (name, known) = (limit.to_owned(), known.join(", "));
+        if let Err(ConfigError::UnknownLimit { name, known }) = self.shared.node.limits.named(limit)
+        {
             return Err(OverrideError::UnknownLimit { name, known });
         }
         let put = Put { name, value: value.to_vec(), end, is_restored: false };

@@ -1,7 +1,9 @@
 //! A request that is to fit several limits: all of them are spent from, or none.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -14,7 +16,7 @@ use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
 use crate::error::CheckError;
 use crate::key::{Key, KeyName};
 
-/// A limit with the key of a request, for [`Limiter::check_all`].
+/// A limit with the key of a request, for [`Limiter::check_all`] and [`Limiter::check_each`].
 #[must_use]
 pub struct OnKey<'a> {
     limit: &'a ActiveLimit,
@@ -90,10 +92,69 @@ impl Limiter {
         asked.iter().try_for_each(|part| part.limit.validate_cost(part.cost))?;
         ask_for_decision(&asked).await.ok_or(CheckError::NoLimit)
     }
+
+    /// Decides about many requests, each for itself: what one of them is told does not depend on the others. The store is asked
+    /// about all that this node alone cannot be sure of at the same time, so that they wait for one round trip together.
+    ///
+    /// The decisions come in the order of the requests, each as by [`AsyncLimit::check_sure_n`]. [`check_all`](Self::check_all) is
+    /// for one request that is to fit several limits.
+    ///
+    /// Cost: an allocation for each request, beside what each of them takes.
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// # runtime.block_on(async {
+    /// use tidegate::{Limit, Limiter, Quota};
+    ///
+    /// let limiter = Limiter::builder().limit(Limit::new("mail", Quota::per_hour(3)).local()).build()?;
+    /// let mail = limiter.limit("mail")?;
+    /// let decisions = limiter.check_each([mail.on("ann"), mail.on("bob"), mail.on("ann").cost(5)]).await;
+    /// assert!(decisions[0]?.is_allowed() && decisions[1]?.is_allowed());
+    /// assert!(decisions[2].is_err(), "more than the limit ever allows");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError`] in the place of each request whose limit can never admit so high a cost.
+    ///
+    /// Dropping the future before it is ready may leave what the store was asked about spent.
+    pub async fn check_each<'a>(
+        &self,
+        requests: impl IntoIterator<Item = OnKey<'a>>,
+    ) -> Vec<Result<Decision, CheckError>> {
+        let requests: Vec<OnKey<'a>> = requests.into_iter().collect();
+        let mut asked: Vec<_> = requests.iter().map(|request| Box::pin(request.ask())).collect();
+        // The store is asked about all before one of them is waited for.
+        let begun = poll_fn(|context| {
+            let begun = asked.iter_mut().map(|asked| asked.as_mut().poll(context));
+            Poll::Ready(begun.collect::<Vec<_>>())
+        });
+        let mut decisions = Vec::with_capacity(requests.len());
+        for (begun, asked) in begun.await.into_iter().zip(asked) {
+            decisions.push(match begun {
+                Poll::Ready(decision) => decision,
+                Poll::Pending => asked.await,
+            });
+        }
+        decisions
+    }
+}
+
+impl OnKey<'_> {
+    /// Decides about the request by itself.
+    async fn ask(&self) -> Result<Decision, CheckError> {
+        let Self { limit, key, plain, cost } = self;
+        limit.validate_cost(*cost)?;
+        let (plain, patience) = (plain.as_deref(), Patience::Store);
+        Ok(Part { limit, key, plain, cost: *cost, patience }.ask().await)
+    }
 }
 
 impl ActiveLimit {
-    /// This limit with the key of a request, for [`Limiter::check_all`].
+    /// This limit with the key of a request, for [`Limiter::check_all`] and [`Limiter::check_each`].
     pub fn on<'a, K: Key + ?Sized>(&'a self, key: &'a K) -> OnKey<'a> {
         let (name, plain) = (self.shared.secret.name(key), self.plain_for_overrides(key));
         OnKey { limit: self, key: name, plain, cost: 1 }
@@ -101,7 +162,7 @@ impl ActiveLimit {
 }
 
 impl AsyncLimit {
-    /// This limit with the key of a request, for [`Limiter::check_all`].
+    /// This limit with the key of a request, for [`Limiter::check_all`] and [`Limiter::check_each`].
     pub fn on<'a, K: Key + ?Sized>(&'a self, key: &'a K) -> OnKey<'a> {
         self.0.on(key)
     }

@@ -131,7 +131,7 @@ impl<'a> Part<'a> {
     }
 
     /// Decides as far as the request may wait.
-    async fn ask(&self) -> Decision {
+    pub(super) async fn ask(&self) -> Decision {
         if let Some(decision) = self.overridden(self.cost) {
             return decision;
         }
@@ -268,7 +268,7 @@ impl Drop for Takes<'_, '_> {
     }
 }
 
-fn fewer_left(one: Decision, other: Decision) -> Decision {
+pub(super) fn fewer_left(one: Decision, other: Decision) -> Decision {
     if other.remaining() < one.remaining() { other } else { one }
 }
 

@@ -2,41 +2,52 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use super::{ActiveLimit, Limiter};
-use crate::driver::{LimitParts, Query};
-use crate::error::ConfigError;
+use crate::driver::{LimitParts, LimitState, Query, Updated};
+use crate::error::{ConfigError, NO_LIMITS};
 use crate::limit::Limit;
 
 impl Limiter {
-    /// Changes the limits while they run: each of `limits` takes the place of the one of its name. All of them or none.
+    /// Replaces the limits while they run. `limits` is the whole set from then on: those of a known name change, others are
+    /// added, and those that it leaves out are removed. All of that or nothing.
     ///
-    /// An update changes quotas, plans, [version](Limit::version), [credit](Limit::credit), [switch](Limit::switch) and
-    /// [`block_for`](Limit::block_for). A key keeps what it has, at most its new burst, and from then on gets the new rate;
-    /// windows keep what was spent in them. So no update gives a key a fresh burst, and none leaves it denied for longer than its
-    /// new quota and its debt explain. Keys of a plan that there is no more are limited by its last quota for as long as callers
-    /// hold that plan.
+    /// A limit of a known name changes its quota, plans, [version](Limit::version), [credit](Limit::credit),
+    /// [switch](Limit::switch) and [`block_for`](Limit::block_for). A key keeps what it has, at most its new burst, and from then
+    /// on gets the new rate; windows keep what was spent in them. So no update gives a key a fresh burst, and none leaves it
+    /// denied for longer than its new quota and its debt explain. Keys of a plan that there is no more are limited by its last
+    /// quota for as long as callers hold that plan.
+    ///
+    /// An added limit has what [`Builder::limit`](crate::Builder::limit) gives it, but for a
+    /// [resolver of plans](crate::Builder::resolve_plans), and but for its share of [`max_keys`](crate::Builder::max_keys), which
+    /// it has to itself while the limiter is full: the first that is added has an eighth of them, the tenth a 440th, as far
+    /// as nobody holds them by then. A limiter can add 1000 limits in its life.
+    ///
+    /// A removed limit is not found any more. Whoever holds it, or a handle, group or layer of it, goes on under its last
+    /// definition, which [`Event::Decisions`](crate::Event::Decisions) and the metric `tidegate_removed_limit_decisions_total`
+    /// tell; overrides still reach it. Its keys stay in memory until others need their room. An update that names it again
+    /// brings it back as it was left.
     ///
     /// Quotas, plans and `block_for` hold on this node when this returns, also for limits, plans, handles, groups and layers that
     /// were asked for before; switch, credit and overrides a moment later, when the limiter's task has run. A layer learns of added
-    /// plans only when it is made anew. On the other nodes it does not hold until they are updated too: until then each key is
-    /// under the quota of the node that began to use the key last, as with [plans](ActiveLimit::plan). Nobody has to
+    /// plans and limits only when it is made anew. On the other nodes it does not hold until they are updated too: until then each
+    /// key is under the quota of the node that began to use the key last, as with [plans](ActiveLimit::plan). Nobody has to
     /// count [versions](Limit::version). Concurrency limits are not part of it.
     ///
     /// Cost: what was asked for before an update takes a lock and raises counters of owners at each decision from then on; ask the
-    /// limiter for it again to avoid that. Some 2 kB for each new quota, for as long as the process lives.
+    /// limiter for it again to avoid that. Some 2 kB for each new quota, and what an empty limit takes for each added one, for as
+    /// long as the process or the limiter lives.
     ///
     /// # Errors
     ///
     /// A [`ConfigError`] names field and value, and nothing has changed:
     ///
-    /// - [`UnknownLimit`](ConfigError::UnknownLimit): the limiter was built without a limit of that name;
-    ///   [`MissingLimit`](ConfigError::MissingLimit): one that it has is not among `limits`;
-    ///   [`DuplicateLimit`](ConfigError::DuplicateLimit): a name comes twice.
+    /// - [`DuplicateLimit`](ConfigError::DuplicateLimit): a name comes twice, or is that of a concurrency limit.
     /// - [`Limit`](ConfigError::Limit): a value cannot be kept, the units of the limit cannot hold a quota, a version is lower
     ///   than the present one, or the field is one that does not change while the limit runs. The quota of a hybrid leaky bucket
-    ///   that nodes share does not.
+    ///   that nodes share does not. This holds for removed limits too: another limit takes another name.
+    /// - [`Limiter`](ConfigError::Limiter): no limit is left, or 1000 were added before.
     ///
     /// ```
     /// use tidegate::{Limit, Limiter, Quota};
@@ -46,42 +57,71 @@ impl Limiter {
     /// for _ in 0..70 {
     ///     assert!(api.check("user:42").is_allowed());
     /// }
-    /// limiter.update([Limit::new("api", Quota::per_second(20))])?;
+    /// limiter.update([
+    ///     Limit::new("api", Quota::per_second(20)),
+    ///     Limit::new("search", Quota::per_minute(10)),
+    /// ])?;
     /// assert_eq!((api.check("user:42").remaining(), api.check("new").remaining()), (19, 19));
+    /// assert!(limiter.limit("search")?.check("user:42").is_allowed());
     /// limiter.update([Limit::new("api", Quota::per_second(100))])?;
     /// assert!(api.check("user:42").remaining() < 20, "no fresh burst");
+    /// assert!(limiter.limit("search").is_err());
     /// # Ok::<(), tidegate::ConfigError>(())
     /// ```
     pub fn update(&self, limits: impl IntoIterator<Item = Limit>) -> Result<(), ConfigError> {
         let limits = Vec::from_iter(limits);
         // Nobody else updates between the look at what is present and the change.
         let node_terms = self.shared.node_terms.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut names = HashSet::new();
-        let mut parts = Vec::new();
+        let node = &self.shared.node;
+        let names = self.names_of_update(&limits)?;
+        let (mut changed, mut added) = (Vec::new(), Vec::new());
         for limit in &limits {
-            if !names.insert(limit.name()) {
-                return Err(ConfigError::DuplicateLimit(limit.name().to_owned()));
-            }
-            let state = self.find(limit.name())?.state;
-            let present = state.definition();
-            if *limit == present.limit {
+            let Some(state) = node.limits.all().find(|state| *state.name == *limit.name()) else {
+                added.push(LimitParts::new(limit, *node_terms, None)?);
                 continue;
+            };
+            let present = state.definition();
+            if *limit != present.limit || state.is_removed() {
+                limit.validate_update(&present.limit)?;
+                let parts = LimitParts::new(limit, *node_terms, Some(&present.info.terms))?;
+                changed.push((state, parts));
             }
-            limit.validate_update(&present.limit)?;
-            let parts_of_limit = LimitParts::new(limit, *node_terms, Some(&present.info.terms))?;
-            parts.push((state, parts_of_limit));
         }
-        let all = &self.shared.node.limits;
-        if let Some(missing) = all.iter().find(|limit| !names.contains(&*limit.name)) {
-            return Err(ConfigError::MissingLimit(missing.name.to_string()));
-        }
-        for (state, parts) in &parts {
+        let states = node.make_limits(&added)?;
+        // From here on nothing can fail.
+        for (state, parts) in &changed {
             state.update(parts);
+            state.set_removed(false);
         }
-        let configs = parts.iter().map(|(state, parts)| (state.index, parts.config())).collect();
+        let is_removed = |state: &&Arc<LimitState>| !names.contains(&*state.name);
+        let removed: Vec<u32> =
+            node.limits.present().filter(is_removed).map(|state| state.index).collect();
+        for index in &removed {
+            node.limits.get(*index).into_iter().for_each(|state| state.set_removed(true));
+        }
+        let changed = changed.iter().map(|(state, parts)| (state.index, parts.config())).collect();
+        let added = states.iter().map(|state| state.index).collect();
+        node.limits.add(states);
         // A limiter whose task has ended decides by what it holds.
-        let _ = self.shared.driver.queries.send(Query::Updated(configs));
+        let updated = Query::Updated(Updated { changed, added, removed });
+        let _ = self.shared.driver.queries.send(updated);
         Ok(())
+    }
+
+    /// The names of the limits of an update, each once.
+    fn names_of_update<'a>(&self, limits: &'a [Limit]) -> Result<HashSet<&'a str>, ConfigError> {
+        let permits = &self.shared.node.permits.limits;
+        let mut names = HashSet::new();
+        for name in limits.iter().map(Limit::name) {
+            if !names.insert(name) || permits.iter().any(|permits| *permits.name() == *name) {
+                return Err(ConfigError::DuplicateLimit(name.to_owned()));
+            }
+        }
+        if names.is_empty() && permits.is_empty() {
+            let reason = NO_LIMITS;
+            return Err(ConfigError::Limiter { field: "limits", value: "none".to_owned(), reason });
+        }
+        Ok(names)
     }
 }
 

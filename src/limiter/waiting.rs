@@ -205,7 +205,7 @@ impl ActiveLimit {
     }
 
     pub(super) fn waiting(&self) -> &Waiting {
-        &self.shared.waiting[self.state.index as usize]
+        self.shared.waiting[self.state.index as usize].get_or_init(Box::default)
     }
 
     pub(super) async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {

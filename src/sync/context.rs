@@ -144,6 +144,7 @@ impl LimitBooks {
             unsure,
             overflowed,
             is_shadow: false,
+            is_removed: false,
         })
     }
 

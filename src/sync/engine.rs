@@ -84,6 +84,8 @@ pub(crate) struct Gauges {
 pub(crate) struct Engine {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) context: Context,
+    /// Those that are configured, if they are.
+    max_nodes: Option<u32>,
 }
 
 /// A lane waits this long for what nodes know of a lost record.
@@ -107,7 +109,7 @@ impl Engine {
         let limits = config.limits.into_iter().map(books).collect();
         let context = Context::new(limits, config.lanes, timings, config.seed, now);
         let lanes = (0..config.lanes).map(|lane| Lane::new(lane, config.instance, now)).collect();
-        Self { lanes, context }
+        Self { lanes, context, max_nodes: config.max_nodes }
     }
 
     /// Takes in what happened at `now`.
@@ -237,15 +239,38 @@ impl Engine {
         self.context.limits[limit as usize].count(counts);
     }
 
+    /// How many limits there are.
+    pub(crate) fn limits(&self) -> u32 {
+        self.context.limits.len() as u32
+    }
+
+    /// A limit more, with the next number.
+    pub(crate) fn add(&mut self, config: LimitConfig, now: Timestamp) {
+        let terms = &config.terms;
+        self.raise_timings(terms.epoch_us, terms.tick_us);
+        let nodes = Nodes::new(self.max_nodes, self.context.timings.retry_us);
+        self.context.limits.push(LimitBooks::new(config, nodes));
+        self.context.set_credit(now);
+        if let Some(lane) = self.lanes.get_mut(NAMING_LANE as usize) {
+            lane.name_limits_soon(now, &self.context);
+            lane.advance(now, &mut self.context);
+        }
+    }
+
     /// A limit has other terms from now on; its accounts learn of them as callers ask.
     pub(crate) fn update(&mut self, limit: u32, config: LimitConfig, now: Timestamp) {
         // What was allowed until now stays in the bound.
         self.excess();
-        let timings = &mut self.context.timings;
-        timings.recovery_us =
-            timings.recovery_us.max(recovery_us(config.terms.tick_us, timings.retry_us));
+        self.raise_timings(config.terms.epoch_us, config.terms.tick_us);
         self.context.limits[limit as usize].update(&config.terms, config.plans);
         self.context.set_credit(now);
+    }
+
+    /// A limit's leases may live for two such epochs, and its nodes report once in a tick.
+    fn raise_timings(&mut self, epoch_us: u64, tick_us: u64) {
+        let timings = &mut self.context.timings;
+        timings.recovery_us = timings.recovery_us.max(recovery_us(tick_us, timings.retry_us));
+        timings.lease_us = timings.lease_us.max(2 * epoch_us);
     }
 
     /// Overrides give keys of a limit these quotas from now on.

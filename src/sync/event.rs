@@ -27,6 +27,8 @@ pub enum Event {
         overflowed: u64,
         /// The limit is in [shadow mode](crate::Switch::Shadow): those denied went on.
         is_shadow: bool,
+        /// An [update](crate::Limiter::update) has left the limit out, and callers still hold it.
+        is_removed: bool,
     },
     /// Requests since the last such event that an override decided about, or a limit that is [off](crate::Switch::Off).
     OverrideDecisions {
@@ -190,7 +192,7 @@ pub enum Event {
         /// The rate that the store keeps, in tokens per second.
         stored_per_second: f64,
     },
-    /// A limit was [updated](crate::Limiter::update).
+    /// A limit was added or changed by an [update](crate::Limiter::update).
     Updated {
         /// The limit.
         limit: Arc<str>,
@@ -198,6 +200,11 @@ pub enum Event {
         burst: i64,
         /// Its own rate, in tokens per second.
         per_second: f64,
+    },
+    /// An [update](crate::Limiter::update) has left a limit out.
+    Removed {
+        /// The limit.
+        limit: Arc<str>,
     },
     /// The store keeps a key under another plan, or another quota of the limit, than callers of this node ask for, and this node
     /// goes on with the store's: the limit or the key's plan was changed just now, or two services disagree. Told once a minute for each limit.

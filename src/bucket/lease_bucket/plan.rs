@@ -5,7 +5,7 @@ use crate::bucket::atomic::Ordering;
 use crate::bucket::new_key::NewKey;
 use crate::bucket::notifications::Urgency;
 use crate::bucket::spend_result::{Ask, SpendResult};
-use crate::time::Now;
+use crate::time::{Now, Timestamp};
 
 impl LeaseBucket {
     /// Whether this plan was named last for the key.
@@ -17,6 +17,17 @@ impl LeaseBucket {
     /// The plan that was named last for the key.
     pub(crate) fn plan(&self) -> u32 {
         self.plan.load(Ordering::Relaxed)
+    }
+
+    /// Whether a lease that lives holds `cost` tokens, under the plan that was named last.
+    pub(crate) fn has_leased(
+        &self,
+        word: TokenWord,
+        (cost, plan): (u32, u32),
+        now: Timestamp,
+    ) -> bool {
+        let is_leased = self.is_live(now) && self.is_under(plan);
+        is_leased && word.tokens() >= cost && !word.is_policy()
     }
 
     /// Decides for a caller who names another plan than the one before, and notifies the engine: what is leased can be

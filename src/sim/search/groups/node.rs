@@ -93,7 +93,7 @@ impl Node {
             terms: limit.terms,
             plans: Vec::new(),
         };
-        let limits = driver.node.limits.iter().map(limit).collect();
+        let limits = driver.node.limits.all().map(limit).collect();
         let config = Config {
             limits,
             lanes: LANES,
@@ -242,7 +242,8 @@ impl Node {
 impl Process {
     fn drain_notifications(&mut self, now: Timestamp) {
         while let Some(note) = self.driver.node.notifications.pop() {
-            if let Buckets::Leased(table) = &self.driver.node.limits[note.limit as usize].buckets
+            let limit = self.driver.node.limits.get(note.limit);
+            if let Some(Buckets::Leased(table)) = limit.map(|limit| &limit.buckets)
                 && let Some(touched) = touched(table, &note)
             {
                 self.driver.engine.handle(now, touched);
@@ -296,7 +297,9 @@ impl Process {
             match output {
                 Output::Send { attempt, request, .. } => sent.push((attempt, request)),
                 Output::Credit { limit, credit } => {
-                    self.driver.node.limits[limit as usize].set_credit(credit);
+                    if let Some(limit) = self.driver.node.limits.get(limit) {
+                        limit.set_credit(credit);
+                    }
                 }
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(done) = self.asked.remove(&ticket) {

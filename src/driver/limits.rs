@@ -1,0 +1,105 @@
+//! The limits of a node: those that it was built with, and those that updates add.
+
+use std::sync::{Arc, OnceLock};
+
+use super::clock::TimeSource;
+use super::definition::LimitParts;
+use super::limit_state::LimitState;
+use crate::bucket::{HashSeeds, KeyBudget, KeyHasher};
+use crate::error::ConfigError;
+
+/// So many limits can be added in a limiter's life.
+const ADDED_MAX: usize = 1000;
+
+/// The limits of a node, by their numbers. A number stays that of its limit, also of one that was removed: callers and the store
+/// may still have to do with it.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    places: Box<[OnceLock<Arc<LimitState>>]>,
+    /// All tables hash alike, so that a request of several limits hashes its key once.
+    seeds: HashSeeds,
+}
+
+impl Limits {
+    /// Places for `count` limits and for those that are added.
+    pub(super) fn new(count: usize, seeds: HashSeeds) -> Self {
+        Self { places: (0..count + ADDED_MAX).map(|_| OnceLock::new()).collect(), seeds }
+    }
+
+    /// How many can be had in all.
+    pub(crate) fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// All limits, removed ones included, in the order of their numbers.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<LimitState>> {
+        self.places.iter().map_while(OnceLock::get)
+    }
+
+    /// The first `count` limits: the engine may not know of more yet.
+    pub(super) fn first(&self, count: u32) -> impl Iterator<Item = &Arc<LimitState>> {
+        self.all().take(count as usize)
+    }
+
+    /// Those that are not removed.
+    pub(crate) fn present(&self) -> impl Iterator<Item = &Arc<LimitState>> {
+        self.all().filter(|limit| !limit.is_removed())
+    }
+
+    /// The limit of this name, if there is one that is not removed.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnknownLimit`] tells the names that there are.
+    pub(crate) fn named(&self, name: &str) -> Result<&Arc<LimitState>, ConfigError> {
+        self.present().find(|limit| &*limit.name == name).ok_or_else(|| ConfigError::UnknownLimit {
+            name: name.to_owned(),
+            known: self.names().join(", "),
+        })
+    }
+
+    /// The names of those that are not removed.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.present().map(|limit| &*limit.name).collect()
+    }
+
+    /// The limit of this number, if there is one.
+    pub(crate) fn get(&self, index: u32) -> Option<&Arc<LimitState>> {
+        self.places.get(index as usize)?.get()
+    }
+
+    /// Limits with the next numbers, each with an empty table: to be [added](Self::add) before others are made.
+    pub(super) fn make(
+        &self,
+        limits: &[LimitParts<'_>],
+        budget: &Arc<KeyBudget>,
+        time: &TimeSource,
+    ) -> Result<Vec<LimitState>, ConfigError> {
+        let first = self.all().count();
+        if first + limits.len() > self.places.len() {
+            return Err(ConfigError::Limiter {
+                field: "limits",
+                value: (first + limits.len()).to_string(),
+                reason: "a limiter can add 1000 limits in its life, removed ones included: build another one",
+            });
+        }
+        let no_memory = || ConfigError::Limiter {
+            field: "max_keys",
+            value: budget.max().to_string(),
+            reason: "there is no memory for so many keys in each limit",
+        };
+        let state = |(parts, index): (&LimitParts<'_>, usize)| {
+            let hasher = KeyHasher::new(self.seeds);
+            LimitState::new(index as u32, parts, hasher, budget, time).ok_or_else(no_memory)
+        };
+        limits.iter().zip(first..).map(state).collect()
+    }
+
+    /// Adds limits that were made. One caller at a time.
+    pub(crate) fn add(&self, limits: Vec<LimitState>) {
+        for limit in limits {
+            let place = &self.places[limit.index as usize];
+            place.get_or_init(|| Arc::new(limit));
+        }
+    }
+}
