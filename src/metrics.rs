@@ -186,7 +186,6 @@ fn show_at_start(limits: &Limits, max_keys: usize, labels: &Labels) {
         let labels = with(labels, "limit", &limit.name);
         let (scale, unit) = (limit.terms.scale, limit.terms.scale.token as f64);
         show_quota(scale.burst as f64 / unit, scale.rate as f64 * 1e6 / unit, &labels);
-        gauge!(ON_POLICY, labels.clone()).set(0.0);
         show_counters(&labels);
         if limit.resolved_plans().is_some() {
             count_resolved_plans(&labels, [0; 3], 0);
@@ -195,8 +194,15 @@ fn show_at_start(limits: &Limits, max_keys: usize, labels: &Labels) {
     }
 }
 
-/// Shows the counters of a limit.
+/// Shows a limit that has done nothing yet; an event follows if it is switched.
+fn show_added(labels: &Labels) {
+    show_switch(Switch::On, labels);
+    show_counters(labels);
+}
+
+/// Shows the counters of a limit, and that it is not on its outage policy.
 fn show_counters(labels: &Labels) {
+    gauge!(ON_POLICY, labels.clone()).set(0.0);
     for outcome in ["allowed", "denied", "shadow_denied"] {
         counter!(DECISIONS, with(labels, "outcome", outcome)).increment(0);
     }
@@ -315,10 +321,11 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
             count_resolved_plans(&labels(limit), [*resolved, *unknown, *failed], *not_asked);
         }
         Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
-        Event::Updated { limit, burst, per_second } => {
+        Event::Updated { limit, burst, per_second, is_added } => {
             show_quota(*burst as f64, *per_second, &labels(limit));
-            // The limit may be a new one.
-            show_counters(&labels(limit));
+            if *is_added {
+                show_added(&labels(limit));
+            }
         }
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),

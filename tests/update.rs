@@ -383,7 +383,7 @@ fn update_is_told_with_the_new_quota() {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let told = heard.clone();
     let listen = move |event: &Event| {
-        if let Event::Updated { limit, burst, per_second } = event {
+        if let Event::Updated { limit, burst, per_second, .. } = event {
             told.lock().unwrap().push((limit.to_string(), *burst, *per_second));
         }
     };

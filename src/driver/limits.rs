@@ -8,7 +8,7 @@ use super::limit_state::LimitState;
 use crate::bucket::{HashSeeds, KeyBudget, KeyHasher};
 use crate::error::ConfigError;
 
-/// So many limits can be added in a limiter's life.
+/// The most limits that can be added to a limiter.
 const ADDED_MAX: usize = 1000;
 
 /// The limits of a node, by their numbers. A number stays that of its limit, also of one that was removed: callers and the store
@@ -26,7 +26,7 @@ impl Limits {
         Self { places: (0..count + ADDED_MAX).map(|_| OnceLock::new()).collect(), seeds }
     }
 
-    /// How many can be had in all.
+    /// Room for so many limits.
     pub(crate) fn places(&self) -> usize {
         self.places.len()
     }
@@ -63,12 +63,21 @@ impl Limits {
         self.present().map(|limit| &*limit.name).collect()
     }
 
+    /// The limit of this name, removed or not.
+    pub(crate) fn ever_named(&self, name: &str) -> Option<&Arc<LimitState>> {
+        self.all().find(|limit| &*limit.name == name)
+    }
+
     /// The limit of this number, if there is one.
     pub(crate) fn get(&self, index: u32) -> Option<&Arc<LimitState>> {
         self.places.get(index as usize)?.get()
     }
 
     /// Limits with the next numbers, each with an empty table: to be [added](Self::add) before others are made.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Limiter`] if there are too many, or no memory for their keys.
     pub(super) fn make(
         &self,
         limits: &[LimitParts<'_>],
@@ -80,7 +89,7 @@ impl Limits {
             return Err(ConfigError::Limiter {
                 field: "limits",
                 value: (first + limits.len()).to_string(),
-                reason: "a limiter can add 1000 limits in its life, removed ones included: build another one",
+                reason: "no more than 1000 can be added to those that the limiter was built with, removed ones included: build another one",
             });
         }
         let no_memory = || ConfigError::Limiter {

@@ -57,10 +57,10 @@ fn log_outage_policy(limit: &str, policy: OutagePolicy, nodes: i64, store_was_re
 /// Logs those events that are about overrides.
 fn log_override_event(event: &Event) {
     match event {
-        Event::Updated { limit, burst, per_second } => {
+        Event::Updated { limit, burst, per_second, .. } => {
             info!(%limit, burst, per_second, "a limit was updated");
         }
-        Event::Removed { limit } => info!(%limit, "an update left a limit out"),
+        Event::Removed { limit } => info!(%limit, "a limit was removed"),
         Event::Switched { limit, switch } => {
             warn!(%limit, ?switch, "a limit is switched: on, in shadow mode, or off");
         }

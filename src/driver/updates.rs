@@ -2,6 +2,7 @@
 
 use super::{Driver, LimitParts, LimitState, NodeState};
 use crate::error::ConfigError;
+use crate::overrides::Switch;
 use crate::quota::Scale;
 use crate::sync::{Event, LimitConfig};
 use crate::time::Timestamp;
@@ -9,7 +10,7 @@ use crate::time::Timestamp;
 /// What an update has changed: limits by their numbers.
 #[derive(Debug)]
 pub(crate) struct Updated {
-    /// They have other definitions, or were removed before.
+    /// They have other definitions, or are back after they were removed.
     pub(crate) changed: Vec<(u32, LimitConfig)>,
     pub(crate) added: Vec<u32>,
     pub(crate) removed: Vec<u32>,
@@ -26,10 +27,15 @@ impl Driver {
     /// Limits were added, have other definitions, or were removed.
     pub(super) fn updated(&mut self, Updated { changed, added, removed }: Updated, now: Timestamp) {
         for index in added {
-            self.publish(&updated_event(&self.limit(index).definition().config()));
+            let limit = self.limit(index);
+            self.publish(&updated_event(&limit.definition().config(), true));
+            let (limit, switch) = (limit.name.clone(), limit.overrides.switch());
+            if switch != Switch::On {
+                self.publish(&Event::Switched { limit, switch });
+            }
         }
         for (index, config) in changed {
-            self.publish(&updated_event(&config));
+            self.publish(&updated_event(&config, false));
             self.engine.update(index, config, now);
         }
         for index in removed {
@@ -53,8 +59,8 @@ impl NodeState {
 }
 
 /// Tells of a limit's own quota.
-fn updated_event(LimitConfig { name, terms, .. }: &LimitConfig) -> Event {
+fn updated_event(LimitConfig { name, terms, .. }: &LimitConfig, is_added: bool) -> Event {
     let Scale { rate, token, burst, .. } = terms.stored_scale;
     let (burst, per_second) = (burst / token, rate as f64 * 1e6 / token as f64);
-    Event::Updated { limit: name.clone(), burst, per_second }
+    Event::Updated { limit: name.clone(), burst, per_second, is_added }
 }

@@ -13,6 +13,7 @@ use crate::decision::Decision;
 use crate::driver::Buckets;
 use crate::error::{CheckError, ConfigError};
 use crate::key::{Key, KeyName};
+use crate::quota::Curve;
 use crate::sync::Settlement;
 use crate::time::Timestamp;
 
@@ -169,8 +170,8 @@ impl Group {
 
     /// Decides about one request of `key` that costs one token of each limit. Never waits.
     ///
-    /// A denial is that of the limit with the longest wait, and nothing is spent from the others. A concurrent request may
-    /// briefly see tokens missing. If the request is allowed, the decision is that of the limit with the fewest tokens left.
+    /// A denial is that of the limit with the longest wait, or of one whose tokens another request took at the same time, and
+    /// nothing is spent from the others. A concurrent request may briefly see tokens missing. If the request is allowed, the decision is that of the limit with the fewest tokens left.
     ///
     /// A [`LeakyBucket`](crate::LeakyBucket) is asked last, since a slot passes even if it is not used: of two of them in one
     /// group, the first may lose a slot when the second denies. What an outage policy allowed is not given back either.
@@ -229,33 +230,33 @@ impl Group {
     #[inline(always)]
     fn decide<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let held = self.limits[0].shared.secret.held_name(key);
-        let nowhere = || Err(self.leased.first());
-        let from = match held.map_or_else(nowhere, |name| self.decide_by_leases(name, cost)) {
+        let at_first = || Err(self.leased.first().map(Undecided::at));
+        let undecided = match held.map_or_else(at_first, |name| self.decide_by_leases(name, cost)) {
             Ok(decision) => return decision,
-            Err(from) => from,
+            Err(undecided) => undecided,
         };
-        let mut told = self.limits[0].undecided(cost);
-        self.decide_further(key, cost, from, &mut told);
-        told
+        let mut decision = self.limits[0].undecided(cost);
+        self.decide_further(key, cost, undecided, &mut decision);
+        decision
     }
 
-    /// Writes the decision where one look at the lease of the limit `from` did not tell, and was spent from those before it. It is
-    /// written and not returned, so that a caller need not build the parts of other decisions that it does not read.
+    /// Writes the decision where the leases did not tell at the first look. It is written and not returned, so that a caller
+    /// need not build the parts of other decisions that it does not read.
     #[inline(never)]
     fn decide_further<K: Key + ?Sized>(
         &self,
         key: &K,
         cost: u32,
-        from: Option<&LeasedLimit>,
+        undecided: Option<Undecided<'_>>,
         told: &mut Decision,
     ) {
-        let name = self.name(key);
-        if let Some(decision) = self.decide_by_leases_and_notify(&name, cost, from) {
+        let (name, patience) = (self.name(key), Patience::None);
+        if let Some(decision) = self.decide_and_notify((&name, cost), undecided, patience) {
             *told = decision;
             return;
         }
         let plain = self.plain(key);
-        let parts = self.parts((&name, plain.as_deref()), cost, Patience::None);
+        let parts = self.parts((&name, plain.as_deref()), cost, patience);
         // A group has a limit.
         if let Some(decision) = decide_at_once(&parts) {
             *told = decision;
@@ -263,16 +264,16 @@ impl Group {
     }
 
     async fn decide_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
-        let name = self.name(key);
-        let from = match self.decide_by_leases(&name, cost) {
+        let (name, patience) = (self.name(key), Patience::Store);
+        let undecided = match self.decide_by_leases(&name, cost) {
             Ok(decision) => return decision,
-            Err(from) => from,
+            Err(undecided) => undecided,
         };
-        if let Some(decision) = self.decide_by_leases_and_notify(&name, cost, from) {
+        if let Some(decision) = self.decide_and_notify((&name, cost), undecided, patience) {
             return decision;
         }
         let plain = self.plain(key);
-        let parts = self.parts((&name, plain.as_deref()), cost, Patience::Store);
+        let parts = self.parts((&name, plain.as_deref()), cost, patience);
         let decision = ask_for_decision(&parts).await;
         decision.unwrap_or_else(|| self.limits[0].decide(Target::key(&name), cost))
     }
@@ -282,48 +283,47 @@ impl Group {
         self.limits.iter().find_map(|limit| limit.plain_for_overrides(key))
     }
 
-    /// Spends from leases of all limits, if one look at each bucket tells, and nobody has to hear of it, and decides as the limit
-    /// with the fewest tokens left. `Err` names the limit where that is not so: was spent from those before it.
+    /// Spends from each lease in turn, and decides as the limit with the fewest tokens left. `Err` names the first lease that
+    /// needs a longer look: those before it have been spent from.
     #[inline(always)]
-    fn decide_by_leases(&self, key: &[u8], cost: u32) -> Result<Decision, Option<&LeasedLimit>> {
+    fn decide_by_leases(&self, key: &[u8], cost: u32) -> Result<Decision, Option<Undecided<'_>>> {
         let first = self.leased.first().filter(|_| cost > 0);
         let LeasedLimit { table, limit } = first.ok_or(None)?;
         // All tables of a limiter hash alike.
-        let (name, now) = (table.short_name(key).ok_or(first)?, limit.state.clock.now());
+        let name = table.short_name(key).ok_or(first.map(Undecided::at))?;
+        let now = limit.state.clock.now();
         // Each limit has fewer tokens than that.
         let (mut fewest, mut tightest) = (i64::MAX, limit.undecided(cost));
         let mut rest = &*self.leased;
-        while let [leased, others @ ..] = rest {
-            let spent = leased.spend(leased.table.find_short(&name), cost, now);
-            let (bucket, left) = spent.ok_or(Some(leased))?;
+        while let [lease, others @ ..] = rest {
+            let spent = lease.spend(lease.table.find_short(&name), cost, now);
+            let (bucket, left) = spent.ok_or(Some(Undecided { lease, now }))?;
             let left_in_all = i64::from(left) + bucket.view_tokens();
             if left_in_all < fewest {
-                let result = bucket.result(Verdict::Allowed, true, left);
-                let decision = leased.limit.lease_decision(&result, cost, now);
-                (fewest, tightest) = (left_in_all, decision);
+                (fewest, tightest) = (left_in_all, lease.allowed(bucket, left, cost, now));
             }
             rest = others;
         }
         Ok(tightest)
     }
 
-    /// Goes on with the limit `from` where was spent from those before it: the first request after each report notifies the
-    /// engine. `None`, and nothing is spent, if a look at each bucket does not tell that all leases hold enough.
+    /// Goes on where [`decide_by_leases`](Self::decide_by_leases) ended, and notifies the engine: the first request after each
+    /// report has to. `None`, or a denial where another request was quicker, gives back what was spent: then a lease does not
+    /// hold enough.
     #[inline(never)]
-    fn decide_by_leases_and_notify(
+    fn decide_and_notify(
         &self,
-        key: &[u8],
-        cost: u32,
-        from: Option<&LeasedLimit>,
+        (key, cost): (&[u8], u32),
+        undecided: Option<Undecided<'_>>,
+        patience: Patience,
     ) -> Option<Decision> {
-        let from = from.filter(|_| cost > 0)?.index();
-        let now = self.leased.first()?.limit.state.clock.now();
+        let Undecided { lease: from, now } = undecided.filter(|_| cost > 0)?;
         let mut tightest = None;
-        for (place, leased) in self.leased.iter().enumerate() {
-            let decision = if leased.index() < from {
-                leased.after_spending(key, cost, now)
+        for (place, lease) in self.leased.iter().enumerate() {
+            let decision = if lease.index() < from.index() {
+                lease.after_spending(key, cost, now)
             } else {
-                match leased.spend_and_notify(key, cost, now) {
+                match lease.spend_and_notify(key, cost, now, patience) {
                     Ok(decision) => Some(decision),
                     Err(denied) => {
                         for other in self.leased[..place].iter().rev() {
@@ -348,6 +348,20 @@ impl Group {
     }
 }
 
+/// The first lease that did not tell at the first look, and when that was: what was taken of those before it was taken then.
+#[derive(Clone, Copy)]
+struct Undecided<'a> {
+    lease: &'a LeasedLimit,
+    now: Timestamp,
+}
+
+impl<'a> Undecided<'a> {
+    /// Nothing was looked at yet.
+    fn at(lease: &'a LeasedLimit) -> Self {
+        Self { lease, now: lease.limit.state.clock.now() }
+    }
+}
+
 impl LeasedLimit {
     fn index(&self) -> u32 {
         self.limit.state.index
@@ -367,19 +381,24 @@ impl LeasedLimit {
         Some((bucket, left))
     }
 
-    /// Spends from the lease, if that holds enough. If it does not, nothing is spent. A request that others were quicker than is
-    /// denied, and the denial is told.
+    #[inline(always)]
+    fn allowed(&self, bucket: &LeaseBucket, left: u32, cost: u32, now: Timestamp) -> Decision {
+        self.limit.lease_decision(&bucket.result(Verdict::Allowed, true, left), cost, now)
+    }
+
+    /// Spends from the lease, if that holds enough. If it does not, nothing is spent. `Err(Some)` is a denial: another request
+    /// took the tokens first.
     fn spend_and_notify(
         &self,
         key: &[u8],
         cost: u32,
         now: Timestamp,
+        patience: Patience,
     ) -> Result<Decision, Option<Decision>> {
         let Self { table, limit } = self;
         if let Some((bucket, left)) = self.spend(table.find(key), cost, now) {
-            // The first entry of the index that matched was not the key's.
-            let result = bucket.result(Verdict::Allowed, true, left);
-            return Ok(limit.lease_decision(&result, cost, now));
+            // The first look had found another key's entry.
+            return Ok(self.allowed(bucket, left, cost, now));
         }
         let has_enough = |found: Found<'_, LeaseBucket>| {
             found.bucket.has_leased(found.word, (cost, limit.plan), now)
@@ -387,31 +406,34 @@ impl LeasedLimit {
         if limit.looks_further() || !table.find(key).is_some_and(has_enough) {
             return Err(None);
         }
-        let result = limit.ask_leased(table, (key, OVERFLOW), cost, false, now);
+        let can_wait = patience != Patience::None;
+        let result = limit.ask_leased(table, (key, OVERFLOW), cost, can_wait, now);
         let decision = limit.lease_decision(&result, cost, now);
-        if decision.is_denied() {
-            return Err(Some(decision));
+        match result.verdict {
+            // The store may have more.
+            Verdict::Unsure => Err(None),
+            Verdict::Denied => Err(Some(decision)),
+            Verdict::Allowed if decision.is_sure() => Ok(decision),
+            Verdict::Allowed => {
+                limit.give_back(key, &Allowed { decision, asked: now }, cost);
+                Err(None)
+            }
         }
-        if !decision.is_sure() {
-            limit.give_back(key, &Allowed { decision, asked: now }, cost);
-            return Err(None);
-        }
-        Ok(decision)
     }
 
-    /// What is told of a lease from which was just spent.
+    /// The lease as it stands, from which this request has spent.
     fn after_spending(&self, key: &[u8], cost: u32, now: Timestamp) -> Option<Decision> {
         let Found { bucket, word, .. } = self.table.find(key)?;
-        let result = bucket.result(Verdict::Allowed, true, word.tokens());
-        Some(self.limit.lease_decision(&result, cost, now))
+        Some(self.allowed(bucket, word.tokens(), cost, now))
     }
 
-    /// Gives back what was just spent of the lease.
+    /// Gives back what was spent of the lease at `now`. Tokens of a window are not those of the next one.
     fn unspend(&self, key: &[u8], cost: u32, now: Timestamp) {
         let put_back = |found: Found<'_, LeaseBucket>| {
             found.bucket.put_back(cost, true, found.word.epoch(), now)
         };
-        if !self.table.find(key).is_some_and(put_back) {
+        let may_be_here = self.limit.state.terms.scale.curve == Curve::Refill;
+        if !(may_be_here && self.table.find(key).is_some_and(put_back)) {
             self.limit.settle(key, Settlement::Unused { tokens: cost, sure: true }, now);
         }
     }

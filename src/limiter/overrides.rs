@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
 use crate::driver::{Definition, HeldRuling, InForce, OverrideQuery, Query};
-use crate::error::ConfigError;
 use crate::key::Key;
 use crate::limit::{LimitInfo, QuotaOf};
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
@@ -53,7 +52,7 @@ impl Overrides {
         let nothing = || OverrideError::NothingSet { limit: limit.to_owned() };
         let ruling = set.ruling().ok_or_else(nothing)?;
         let value = ruling.text();
-        if let Ok(known) = self.shared.node.limits.named(limit) {
+        if let Some(known) = self.shared.node.limits.ever_named(limit) {
             check(ruling, &known.definition())?;
         }
         let record = set.record(limit, &self.shared.secret)?;
@@ -95,8 +94,9 @@ impl Overrides {
         value: &[u8],
         end: End,
     ) -> Result<(), OverrideError> {
-        if let Err(ConfigError::UnknownLimit { name, known }) = self.shared.node.limits.named(limit)
-        {
+        let limits = &self.shared.node.limits;
+        if limits.ever_named(limit).is_none() {
+            let (name, known) = (limit.to_owned(), limits.names().join(", "));
             return Err(OverrideError::UnknownLimit { name, known });
         }
         let put = Put { name, value: value.to_vec(), end, is_restored: false };

@@ -1,4 +1,4 @@
-//! A request that is to fit several limits: all of them are spent from, or none.
+//! Requests of several limits: all of them are spent from or none (`check_all`), or each by itself (`check_each`).
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,6 +15,9 @@ use crate::decision::Decision;
 use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
 use crate::error::CheckError;
 use crate::key::{Key, KeyName};
+
+/// The most requests that `check_each` has under way.
+const ASKED_AT_ONCE: usize = 256;
 
 /// A limit with the key of a request, for [`Limiter::check_all`] and [`Limiter::check_each`].
 #[must_use]
@@ -93,8 +96,9 @@ impl Limiter {
         ask_for_decision(&asked).await.ok_or(CheckError::NoLimit)
     }
 
-    /// Decides about many requests, each for itself: what one of them is told does not depend on the others. The store is asked
-    /// about all that this node alone cannot be sure of at the same time, so that they wait for one round trip together.
+    /// Decides about many requests in their order, each by itself: a denial of one takes nothing back from the others. Those of one
+    /// key share its tokens. Where this node alone cannot be sure, it asks the store about 256 of them at the same time, so that
+    /// these wait for about one round trip.
     ///
     /// The decisions come in the order of the requests, each as by [`AsyncLimit::check_sure_n`]. [`check_all`](Self::check_all) is
     /// for one request that is to fit several limits.
@@ -126,18 +130,22 @@ impl Limiter {
         requests: impl IntoIterator<Item = OnKey<'a>>,
     ) -> Vec<Result<Decision, CheckError>> {
         let requests: Vec<OnKey<'a>> = requests.into_iter().collect();
-        let mut asked: Vec<_> = requests.iter().map(|request| Box::pin(request.ask())).collect();
-        // The store is asked about all before one of them is waited for.
-        let begun = poll_fn(|context| {
-            let begun = asked.iter_mut().map(|asked| asked.as_mut().poll(context));
-            Poll::Ready(begun.collect::<Vec<_>>())
-        });
         let mut decisions = Vec::with_capacity(requests.len());
-        for (begun, asked) in begun.await.into_iter().zip(asked) {
-            decisions.push(match begun {
-                Poll::Ready(decision) => decision,
-                Poll::Pending => asked.await,
+        // A store that is asked too much at once does not answer in time.
+        for requests in requests.chunks(ASKED_AT_ONCE) {
+            let mut asked: Vec<_> =
+                requests.iter().map(|request| Box::pin(request.ask())).collect();
+            // The store is asked about all before one of them is waited for.
+            let begun = poll_fn(|context| {
+                let begun = asked.iter_mut().map(|asked| asked.as_mut().poll(context));
+                Poll::Ready(begun.collect::<Vec<_>>())
             });
+            for (begun, asked) in begun.await.into_iter().zip(asked) {
+                decisions.push(match begun {
+                    Poll::Ready(decision) => decision,
+                    Poll::Pending => asked.await,
+                });
+            }
         }
         decisions
     }

@@ -10,8 +10,8 @@ use crate::error::{ConfigError, NO_LIMITS};
 use crate::limit::Limit;
 
 impl Limiter {
-    /// Replaces the limits while they run. `limits` is the whole set from then on: those of a known name change, others are
-    /// added, and those that it leaves out are removed. All of that or nothing.
+    /// Takes a whole new set of limits while they run: those of a known name change, others are added, and those that are not among
+    /// them are removed. If one is refused, nothing changes.
     ///
     /// A limit of a known name changes its quota, plans, [version](Limit::version), [credit](Limit::credit),
     /// [switch](Limit::switch) and [`block_for`](Limit::block_for). A key keeps what it has, at most its new burst, and from then
@@ -19,25 +19,24 @@ impl Limiter {
     /// denied for longer than its new quota and its debt explain. Keys of a plan that there is no more are limited by its last
     /// quota for as long as callers hold that plan.
     ///
-    /// An added limit has what [`Builder::limit`](crate::Builder::limit) gives it, but for a
-    /// [resolver of plans](crate::Builder::resolve_plans), and but for its share of [`max_keys`](crate::Builder::max_keys), which
-    /// it has to itself while the limiter is full: the first that is added has an eighth of them, the tenth a 440th, as far
-    /// as nobody holds them by then. A limiter can add 1000 limits in its life.
+    /// An added limit has no [resolver of plans](crate::Builder::resolve_plans). Of [`max_keys`](crate::Builder::max_keys), half is
+    /// split evenly among the limits of the builder; an added limit has keys of the other half to itself, if they are free: the
+    /// first an eighth of `max_keys`, the tenth a 440th. No more than 1000 limits can be added to a limiter.
     ///
     /// A removed limit is not found any more. Whoever holds it, or a handle, group or layer of it, goes on under its last
     /// definition, which [`Event::Decisions`](crate::Event::Decisions) and the metric `tidegate_removed_limit_decisions_total`
-    /// tell; overrides still reach it. Its keys stay in memory until others need their room. An update that names it again
-    /// brings it back as it was left.
+    /// tell, and its overrides stay in force. Its keys stay in memory until others need their room. An update that names it again
+    /// brings it back: its keys have what they had.
     ///
     /// Quotas, plans and `block_for` hold on this node when this returns, also for limits, plans, handles, groups and layers that
-    /// were asked for before; switch, credit and overrides a moment later, when the limiter's task has run. A layer learns of added
-    /// plans and limits only when it is made anew. On the other nodes it does not hold until they are updated too: until then each
-    /// key is under the quota of the node that began to use the key last, as with [plans](ActiveLimit::plan). Nobody has to
-    /// count [versions](Limit::version). Concurrency limits are not part of it.
+    /// callers hold from before; switch, credit and overrides a moment later, when the limiter's task has run. Another thread may see
+    /// a part of an update while this runs. A layer learns of added plans and limits only when it is made anew. Other nodes keep
+    /// their limits until they are updated too: until then each key is under the quota of the node that began to use the key last,
+    /// as with [plans](ActiveLimit::plan). Nobody has to count [versions](Limit::version). Concurrency limits are not part of it.
     ///
-    /// Cost: what was asked for before an update takes a lock and raises counters of owners at each decision from then on; ask the
-    /// limiter for it again to avoid that. Some 2 kB for each new quota, and what an empty limit takes for each added one, for as
-    /// long as the process or the limiter lives.
+    /// Cost: what callers hold from before takes a lock and raises counters of owners at each decision from then on; ask the
+    /// limiter for it again to avoid that. Each new quota takes some 2 kB until the process ends, and each added limit takes what
+    /// an empty one does until the limiter is dropped.
     ///
     /// # Errors
     ///
@@ -47,7 +46,7 @@ impl Limiter {
     /// - [`Limit`](ConfigError::Limit): a value cannot be kept, the units of the limit cannot hold a quota, a version is lower
     ///   than the present one, or the field is one that does not change while the limit runs. The quota of a hybrid leaky bucket
     ///   that nodes share does not. This holds for removed limits too: another limit takes another name.
-    /// - [`Limiter`](ConfigError::Limiter): no limit is left, or 1000 were added before.
+    /// - [`Limiter`](ConfigError::Limiter): no limit is left, there are more than 1000 to be added, or no memory for their keys.
     ///
     /// ```
     /// use tidegate::{Limit, Limiter, Quota};
@@ -76,7 +75,7 @@ impl Limiter {
         let names = self.names_of_update(&limits)?;
         let (mut changed, mut added) = (Vec::new(), Vec::new());
         for limit in &limits {
-            let Some(state) = node.limits.all().find(|state| *state.name == *limit.name()) else {
+            let Some(state) = node.limits.ever_named(limit.name()) else {
                 added.push(LimitParts::new(limit, *node_terms, None)?);
                 continue;
             };
@@ -93,9 +92,9 @@ impl Limiter {
             state.update(parts);
             state.set_removed(false);
         }
-        let is_removed = |state: &&Arc<LimitState>| !names.contains(&*state.name);
+        let is_left_out = |state: &&Arc<LimitState>| !names.contains(&*state.name);
         let removed: Vec<u32> =
-            node.limits.present().filter(is_removed).map(|state| state.index).collect();
+            node.limits.present().filter(is_left_out).map(|state| state.index).collect();
         for index in &removed {
             node.limits.get(*index).into_iter().for_each(|state| state.set_removed(true));
         }

@@ -197,6 +197,8 @@ struct NodeCounts {
     by_lane: Vec<Option<i64>>,
     /// The highest count has changed: the nodes of each limit are to be counted anew.
     has_changed: bool,
+    /// The counts of all limits have stood once. One that is added later does not make joins of nodes unseen.
+    have_stood: bool,
 }
 
 impl Context {
@@ -216,7 +218,7 @@ impl Context {
             outputs: VecDeque::new(),
             accounts: Slab::new(),
             flood: Flood::default(),
-            node_counts: NodeCounts { by_lane, has_changed: false },
+            node_counts: NodeCounts { by_lane, has_changed: false, have_stood: false },
             known: Known::default(),
             losses: 0,
             all_down: false,
@@ -270,7 +272,8 @@ impl Context {
         let all = self.alive();
         let count = u32::try_from(all).unwrap_or(u32::MAX);
         let stood = self.shared().all(|limit| limit.nodes.have_stood());
-        if !self.known.nodes.count(count, stood) {
+        self.node_counts.have_stood |= stood;
+        if !self.known.nodes.count(count, self.node_counts.have_stood) {
             return;
         }
         self.node_counts.has_changed = true;

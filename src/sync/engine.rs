@@ -16,7 +16,7 @@ use super::account::{ResetWaiter, Settlement, Touch, Waiter};
 use super::context::{AccountId, Context, LimitBooks, LimitConfig, Output, Timings};
 use super::event::Event;
 use super::excess::LaneTrouble;
-use super::lane::{Lane, NAMING_LANE};
+use super::lane::{Lane, NAMING_LANE, pass_us};
 #[cfg(feature = "sim")]
 use super::message::Held;
 use super::message::{InstanceId, Reply};
@@ -248,7 +248,8 @@ impl Engine {
     pub(crate) fn add(&mut self, config: LimitConfig, now: Timestamp) {
         let terms = &config.terms;
         self.raise_timings(terms.epoch_us, terms.tick_us);
-        let nodes = Nodes::new(self.max_nodes, self.context.timings.retry_us);
+        let nodes = Nodes::new(self.max_nodes, self.context.timings.retry_us)
+            .joined_late(pass_us(&self.context));
         self.context.limits.push(LimitBooks::new(config, nodes));
         self.context.set_credit(now);
         if let Some(lane) = self.lanes.get_mut(NAMING_LANE as usize) {

@@ -27,7 +27,8 @@ pub enum Event {
         overflowed: u64,
         /// The limit is in [shadow mode](crate::Switch::Shadow): those denied went on.
         is_shadow: bool,
-        /// An [update](crate::Limiter::update) has left the limit out, and callers still hold it.
+        /// An [update](crate::Limiter::update) has removed the limit by the time that this is told. Decisions of the second
+        /// before are among them; later ones are those of callers who still hold it.
         is_removed: bool,
     },
     /// Requests since the last such event that an override decided about, or a limit that is [off](crate::Switch::Off).
@@ -200,8 +201,10 @@ pub enum Event {
         burst: i64,
         /// Its own rate, in tokens per second.
         per_second: f64,
+        /// It was added just now.
+        is_added: bool,
     },
-    /// An [update](crate::Limiter::update) has left a limit out.
+    /// An [update](crate::Limiter::update) has removed a limit.
     Removed {
         /// The limit.
         limit: Arc<str>,

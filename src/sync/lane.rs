@@ -42,8 +42,8 @@ use accounts::Accounts;
 use backlog::Backlog;
 use flight::{Flight, Next};
 use lane_time::LaneTime;
-pub(crate) use naming::NAMING_LANE;
-use naming::{Naming, pass_us};
+use naming::Naming;
+pub(crate) use naming::{NAMING_LANE, pass_us};
 use round_trips::RoundTrips;
 use silence::Silence;
 

@@ -47,6 +47,8 @@ pub(crate) struct Nodes {
     cautious_us: u64,
     /// The most nodes that there can be, from the configuration. It is used until the store has counted.
     configured: Option<i64>,
+    /// Time after which every other node has received a count that includes this one.
+    introduced_us: u64,
 }
 
 impl Nodes {
@@ -63,7 +65,14 @@ impl Nodes {
             lost_at: None,
             cautious_us: REPEATED_US + 2 * (CALLED_US + LOST_EXCHANGES * timeout_us),
             configured: configured.map(i64::from),
+            introduced_us: INTRODUCED_US,
         }
+    }
+
+    /// The same on a node that lives: the others, which name all limits in `pass_us`, count those of this one only when its turn
+    /// has come.
+    pub(crate) fn joined_late(self, pass_us: u64) -> Self {
+        Self { introduced_us: INTRODUCED_US + CALLED_US + pass_us, ..self }
     }
 
     /// The namespace has `all` nodes. Returns whether more of them may have the limit than before, or fewer.
@@ -156,7 +165,8 @@ impl Nodes {
         let Some(together) = rule.together else {
             return rule.at(self.stood.then_some(nodes));
         };
-        let introduced = self.joined.is_none_or(|joined| now >= joined.plus_micros(INTRODUCED_US));
+        let introduced =
+            self.joined.is_none_or(|joined| now >= joined.plus_micros(self.introduced_us));
         if introduced {
             return rule.at(Some(nodes));
         }

@@ -72,7 +72,7 @@ impl Naming {
 }
 
 /// The longest time between two batches that name the same limit, beside heartbeats, in microseconds.
-pub(super) fn pass_us(context: &Context) -> u64 {
+pub(crate) fn pass_us(context: &Context) -> u64 {
     batches(context) * NAMING_GAP_US
 }
 
