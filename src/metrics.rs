@@ -194,10 +194,13 @@ fn show_at_start(limits: &Limits, max_keys: usize, labels: &Labels) {
     }
 }
 
-/// Shows a limit that has done nothing yet; an event follows if it is switched.
-fn show_added(labels: &Labels) {
-    show_switch(Switch::On, labels);
-    show_counters(labels);
+/// Shows the quota of a limit; of one that was added, also that it has done nothing yet. An event follows if it is switched.
+fn show_updated(burst: f64, per_second: f64, is_added: bool, labels: &Labels) {
+    show_quota(burst, per_second, labels);
+    if is_added {
+        show_switch(Switch::On, labels);
+        show_counters(labels);
+    }
 }
 
 /// Shows the counters of a limit, and that it is not on its outage policy.
@@ -322,10 +325,7 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         }
         Event::Switched { limit, switch } => show_switch(*switch, &labels(limit)),
         Event::Updated { limit, burst, per_second, is_added } => {
-            show_quota(*burst as f64, *per_second, &labels(limit));
-            if *is_added {
-                show_added(&labels(limit));
-            }
+            show_updated(*burst as f64, *per_second, *is_added, &labels(limit));
         }
         Event::OutagePolicy { limit } => counter!(POLICIES, labels(limit)).increment(1),
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),
