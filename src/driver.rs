@@ -322,8 +322,9 @@ impl Driver {
         Ok(())
     }
 
-    /// A limit of this number, of which there is one.
+    /// The limit of a number that the engine, a notification or a caller holds.
     fn limit(&self, index: u32) -> &Arc<LimitState> {
+        // They hold numbers of limits that were added before, and no place is ever emptied.
         self.node.limits.get(index).expect("a number that was given is a limit's")
     }
 

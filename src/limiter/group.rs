@@ -171,7 +171,8 @@ impl Group {
     /// Decides about one request of `key` that costs one token of each limit. Never waits.
     ///
     /// A denial is that of the limit with the longest wait, or of one whose tokens another request took at the same time, and
-    /// nothing is spent from the others. A concurrent request may briefly see tokens missing. If the request is allowed, the decision is that of the limit with the fewest tokens left.
+    /// nothing is spent from the others. A concurrent request may briefly see tokens missing. If the request is allowed, the
+    /// decision is that of the limit with the fewest tokens left.
     ///
     /// A [`LeakyBucket`](crate::LeakyBucket) is asked last, since a slot passes even if it is not used: of two of them in one
     /// group, the first may lose a slot when the second denies. What an outage policy allowed is not given back either.
@@ -290,7 +291,7 @@ impl Group {
         let first = self.leased.first().filter(|_| cost > 0);
         let LeasedLimit { table, limit } = first.ok_or(None)?;
         // All tables of a limiter hash alike.
-        let name = table.short_name(key).ok_or(first.map(Undecided::at))?;
+        let name = table.short_name(key).ok_or_else(|| first.map(Undecided::at))?;
         let now = limit.state.clock.now();
         // Each limit has fewer tokens than that.
         let (mut fewest, mut tightest) = (i64::MAX, limit.undecided(cost));
