@@ -105,7 +105,7 @@ fn leased(names: &[&str]) -> (Limiter, Runtime) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let entered = runtime.enter();
     let quota = Quota::per_second(1_000_000_000);
-    // Under callgrind many more syncs fall among as many decisions.
+    // Leases live for longer than all of this takes.
     let limit = |name: &&str| Limit::new(*name, quota).sync_interval(Duration::from_secs(5));
     let builder = names.iter().map(limit).fold(Limiter::builder(), tidegate::Builder::limit);
     let limiter = builder.store(MemoryStore::new()).build().expect("good limits");

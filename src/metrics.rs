@@ -163,7 +163,7 @@ fn describe_troubles() {
     describe_counter!(PLANS_RESOLVED, Unit::Count, text);
     let text = "Times that a key's plan could not be asked for, for lack of room, by limit";
     describe_counter!(PLANS_NOT_ASKED, Unit::Count, text);
-    let text = "Decisions of limits that an update left out and callers still hold, by limit";
+    let text = "Decisions of limits that an update removed and callers still hold, by limit";
     describe_counter!(REMOVED, Unit::Count, text);
     describe_counter!(FOREIGN, Unit::Count, "Keys found to hold another program's value");
     describe_histogram!(
