@@ -205,7 +205,7 @@ impl ActiveLimit {
                         return self.local_decision(answer, cost, now);
                     }
                     AloneBuckets::Windows(local) => {
-                        let time = self.state.window_time(local.rule, now);
+                        let time = self.state.window_time(local, now);
                         target.ask_local(local, (self.info, self.plan), cost, 0, time)
                     }
                     _ => self.ask_alone(alone, target, cost, now),
@@ -429,7 +429,6 @@ impl<'a> Target<'a> {
         R: StateRule,
     {
         let ask = LocalAsk { cost, rule: local.rule_of(info), within_us, plan };
-        let now = now.plus_micros(local.offset_us);
         // `None` if the first look finds no bucket, or one that is retired, or if another thread is quicker.
         let first = self
             .find_first(&local.table)

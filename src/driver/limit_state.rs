@@ -13,7 +13,7 @@ use super::overrides::LimitOverrides;
 use super::reset_counts::ResetCounts;
 use super::resolved_plans::ResolvedPlans;
 use super::slot_keys::SlotKeys;
-use crate::algorithm::{Calendar, KeyRule, Rule, StateRule, WindowRule};
+use crate::algorithm::{Calendar, KeyRule, Rule, StateRule};
 use crate::bound::Excess;
 use crate::bucket::{
     Evictable, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, LocalBucket, LogBucket, NewKey,
@@ -126,7 +126,7 @@ pub(crate) struct LocalBuckets<B: TableBucket<Rule: StateRule>> {
     /// That of the limit; of windows and logs, all plans have the same times.
     pub(crate) rule: &'static B::Rule,
     /// Added to the node's time, in microseconds, so that windows begin at multiples of the period since 1970.
-    pub(crate) offset_us: u64,
+    offset_us: u64,
     decided: ThreadLocal<CachePadded<ThreadDecisions>>,
     /// What was taken of all threads' decisions.
     taken: ThreadDecisions,
@@ -171,7 +171,7 @@ impl<B: TableBucket<Rule: StateRule>> LocalBuckets<B> {
     }
 
     fn evict(&self, places: u32, now: Timestamp, what: Evictable) -> usize {
-        self.table.evict(places, now.plus_micros(self.offset_us), self.rule, what)
+        self.table.evict(places, now, self.rule, what)
     }
 
     /// Decisions since the last time. One thread calls this.
@@ -356,7 +356,7 @@ impl LimitState {
                 local.evict(places, now, what)
             }
             Buckets::Alone(AloneBuckets::Windows(local)) => {
-                local.evict(places, self.window_time(local.rule, now), what)
+                local.evict(places, self.window_time(local, now), what)
             }
             Buckets::Alone(AloneBuckets::Logs(local)) => local.evict(places, now, what),
         }
@@ -364,11 +364,15 @@ impl LimitState {
 
     /// The time that windows of this node live by.
     #[inline(always)]
-    pub(crate) fn window_time(&self, rule: &WindowRule, now: Timestamp) -> Timestamp {
+    pub(crate) fn window_time(
+        &self,
+        local: &LocalBuckets<WindowBucket>,
+        now: Timestamp,
+    ) -> Timestamp {
         let calendar_time = |calendar: &Calendar| {
             Timestamp::from_micros(calendar.calendar_us(now.as_micros() + self.origin_us))
         };
-        rule.calendar.map_or(now, calendar_time)
+        local.rule.calendar.map_or_else(|| now.plus_micros(local.offset_us), calendar_time)
     }
 
     /// Forgets marks of keys that must be full by now. Local keys have none.

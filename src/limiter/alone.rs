@@ -18,7 +18,6 @@ impl ActiveLimit {
         cost: u32,
         now: Timestamp,
     ) -> LocalAnswer {
-        let window_time = |rule| self.state.window_time(rule, now);
         match alone {
             AloneBuckets::Slots(slots, _) => {
                 self.ask_slots(SlotsOf { slots, key: target.key }, Wanted::new(cost, 0), now)
@@ -27,7 +26,8 @@ impl ActiveLimit {
                 target.ask_local(local, (self.info, self.plan), cost, 0, now)
             }
             AloneBuckets::Windows(local) => {
-                target.ask_local(local, (self.info, self.plan), cost, 0, window_time(local.rule))
+                let time = self.state.window_time(local, now);
+                target.ask_local(local, (self.info, self.plan), cost, 0, time)
             }
             AloneBuckets::Logs(local) => {
                 target.ask_local(local, (self.info, self.plan), cost, 0, now)

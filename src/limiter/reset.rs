@@ -187,7 +187,7 @@ impl ActiveLimit {
                 local.table.at(place).reset(local.rule, now);
             }
             AloneBuckets::Windows(local) => {
-                let now = self.state.window_time(local.rule, now).plus_micros(local.offset_us);
+                let now = self.state.window_time(local, now);
                 local.table.at(place).reset(local.rule, now);
             }
             AloneBuckets::Logs(local) => local.table.at(place).reset(),

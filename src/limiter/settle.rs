@@ -116,8 +116,7 @@ impl ActiveLimit {
                 }
             }
             AloneBuckets::Windows(local) => {
-                let decided = self.state.window_time(local.rule, decision.now);
-                let decided = decided.plus_micros(local.offset_us);
+                let decided = self.state.window_time(local, decision.now);
                 local.table.at(place).take_back(local.rule_of(self.info), tokens, decided);
             }
             AloneBuckets::Logs(local) => {
@@ -149,7 +148,7 @@ impl ActiveLimit {
                 local.table.at(place).charge(rule, plan, tokens, now);
             }
             AloneBuckets::Windows(local) => {
-                let now = self.state.window_time(local.rule, now).plus_micros(local.offset_us);
+                let now = self.state.window_time(local, now);
                 local.table.at(place).charge(local.rule_of(self.info), tokens, now);
             }
             AloneBuckets::Logs(local) => {
