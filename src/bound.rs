@@ -1,8 +1,8 @@
 //! How much can be admitted in excess, when so much goes wrong: docs/ACCURACY.md has the argument,
 //! and what is assumed.
 
-use crate::algorithm::{KeyRule, TurnRule};
-use crate::limit::{CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, Terms};
+use crate::algorithm::{KeyRule, Rule, TurnRule};
+use crate::limit::{Concurrency, CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, Terms};
 use crate::quota::Curve;
 
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
@@ -11,6 +11,8 @@ const FORGOTTEN_FULL_S: f64 = 60.0;
 const JOINS_MAX: u32 = 1000;
 /// After a loss of memory the store waits at most so long for leases that it no longer knows, in seconds.
 const LEASE_WAIT_MAX_S: f64 = 30.0;
+/// A permit's lease of 2 s, which is renewed each 0.9 s at the latest, survives jumps of clocks of so much, in seconds.
+const PERMIT_SLACK_S: f64 = 1.0;
 
 /// What went wrong since a key's bucket was last full: one entry or count for each event.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,7 +71,8 @@ pub struct Incidents {
 /// the incidents say, instance ids are unique, all nodes have one version of the limit, and where credit
 /// depends on the number of nodes they have heard from the store how many there are, which takes a
 /// second when one comes or goes, and there are no more than [`Builder::max_nodes`](crate::Builder::max_nodes) where it
-/// is set. A limit that cannot be kept has no bound.
+/// is set. A limit that cannot be kept has no bound. Of a limit with [plans](Limit::plan), `rate` and `burst` are the highest of
+/// its own quota and all plans, since a key can have the tokens of one and then the rate of another.
 ///
 /// ```
 /// use tidegate::{Incidents, Limit, Quota, bound};
@@ -82,23 +85,91 @@ pub struct Incidents {
 /// assert!(bound(&limit, 20, &death) > quiet);
 /// ```
 pub fn bound(limit: &Limit, nodes: u32, incidents: &Incidents) -> f64 {
-    let terms = match limit.mode {
-        Mode::Hybrid => limit.validate_hybrid(DEFAULT_MAX_NODES),
-        Mode::Local => limit.validate_local(),
-        Mode::Exact => limit.validate_exact(nodes),
+    let credit = limit.credit_rule();
+    let basis = |rule: Rule| {
+        let (limit, quota) = (limit.with_rule(rule), rule.quota());
+        let terms = match limit.mode {
+            Mode::Hybrid => limit.validate_hybrid(DEFAULT_MAX_NODES),
+            Mode::Local => limit.validate_local(),
+            Mode::Exact => limit.validate_exact(nodes),
+        };
+        let (rate, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
+        Some(Basis::new(&Terms { mode: limit.mode, ..terms.ok()? }, credit, rate, burst))
     };
-    let Ok(terms) = terms else { return f64::INFINITY };
-    let (quota, terms) = (limit.quota(), Terms { mode: limit.mode, ..terms });
-    let (rate, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
-    let basis = Basis::new(&terms, limit.credit_rule(), rate, burst);
-    basis.bound(nodes, incidents)
+    let all: Option<Vec<_>> = limit.rules().map(basis).collect();
+    match all {
+        Some(all) if limit.validate_plans(limit.mode == Mode::Local).is_ok() => {
+            bound_of_all(&all, nodes, incidents)
+        }
+        _ => f64::INFINITY,
+    }
 }
 
-/// [`bound`] of a limit whose terms are known.
-pub(crate) fn bound_of(terms: &Terms, nodes: u32, incidents: &Incidents) -> f64 {
-    let unit = terms.scale.token as f64;
-    let (rate, burst) = (terms.scale.rate as f64 * 1e6 / unit, terms.scale.burst as f64 / unit);
-    Basis::new(terms, terms.credit_rule, rate, burst).bound(nodes, incidents)
+/// [`bound`] of a limit whose terms are known, and those of its plans.
+pub(crate) fn bound_of<'a>(
+    terms: impl Iterator<Item = &'a Terms>,
+    nodes: u32,
+    incidents: &Incidents,
+) -> f64 {
+    let basis = |terms: &Terms| {
+        let unit = terms.scale.token as f64;
+        let (rate, burst) = (terms.scale.rate as f64 * 1e6 / unit, terms.scale.burst as f64 / unit);
+        Basis::new(terms, terms.credit_rule, rate, burst)
+    };
+    bound_of_all(&terms.map(basis).collect::<Vec<_>>(), nodes, incidents)
+}
+
+/// The bound of a key that can come under each of these, and have the tokens of one with the rate of another.
+fn bound_of_all(all: &[Basis], nodes: u32, incidents: &Incidents) -> f64 {
+    let most = |of: fn(&Basis) -> f64| all.iter().map(of).fold(0.0, f64::max);
+    let (rate, burst) = (most(|basis| basis.rate), most(|basis| basis.burst));
+    let bounds = all.iter().map(|basis| Basis { rate, burst, ..*basis }.bound(nodes, incidents));
+    bounds.fold(0.0, f64::max)
+}
+
+/// The most permits of a key that a cluster of `nodes` can have in use beyond the number of a concurrency limit at one time,
+/// with `incidents` since all of its permits were last given back. Infinite under [`OutagePolicy::Open`] with any outage, any
+/// node that was cut off or unanswered, or nodes whose clocks jumped by more than a second; and of a limit that cannot be kept. 0
+/// of a local limit.
+///
+/// docs/ACCURACY.md gives each term and its reason. Assumed is what [`bound`] assumes.
+///
+/// ```
+/// use tidegate::{Concurrency, Incidents, bound_of_permits};
+///
+/// let jobs = Concurrency::new("jobs", 10);
+/// let mut incidents = Incidents::default();
+/// assert_eq!(bound_of_permits(&jobs, 4, &incidents), 0.0);
+/// incidents.nodes_cut_off = 1;
+/// assert_eq!(bound_of_permits(&jobs, 4, &incidents), 10.0, "its jobs go on");
+/// ```
+pub fn bound_of_permits(limit: &Concurrency, nodes: u32, incidents: &Incidents) -> f64 {
+    let Ok(terms) = limit.validate(false, nodes.clamp(1, DEFAULT_MAX_NODES), 1) else {
+        return f64::INFINITY;
+    };
+    if limit.is_local {
+        return 0.0;
+    }
+    let Incidents { outages, nodes_cut_off, nodes_unanswered, .. } = *incidents;
+    let (store, clocks) = (&incidents.store_jumps_s, &incidents.clock_jumps_s);
+    let end_leases = store.iter().chain(clocks).sum::<f64>() > PERMIT_SLACK_S;
+    let counted = |jumps_s: &[f64]| if end_leases { jumps_s.len() as f64 } else { 0.0 };
+    let decided_by_policy =
+        outages > 0 || nodes_cut_off > 0 || nodes_unanswered > 0 || counted(clocks) > 0.0;
+    if limit.outage == OutagePolicy::Open && decided_by_policy {
+        return f64::INFINITY;
+    }
+    // What its holders still use, and the store gives again.
+    let given_again = [nodes_cut_off, outages, incidents.losses_of_memory, incidents.lost_records];
+    let given_again =
+        given_again.map(f64::from).iter().sum::<f64>() + counted(store) + counted(clocks);
+    // Nodes have no more by policy than their share, however often it begins.
+    let by_policy = match limit.outage {
+        OutagePolicy::Share if outages > 0 => nodes,
+        OutagePolicy::Share => nodes_unanswered,
+        _ => 0,
+    };
+    given_again * f64::from(limit.max) + f64::from(by_policy) * f64::from(terms.share)
 }
 
 /// What a running limiter knows of a limit's excess: see docs/ACCURACY.md for what it cannot know.
@@ -114,6 +185,7 @@ pub struct Excess {
 }
 
 /// What of a limit the bound depends on.
+#[derive(Clone, Copy)]
 struct Basis {
     mode: Mode,
     /// Tokens are given for windows.
@@ -122,6 +194,8 @@ struct Basis {
     rate: f64,
     /// Tokens.
     burst: f64,
+    /// Whether a key takes so long to fill that it begins full when nobody knows it after a loss.
+    is_slow: bool,
     /// The longest life of a lease, in seconds.
     lease_s: f64,
     /// The most slots of a leaky bucket that nodes can hold, where they share one.
@@ -146,6 +220,7 @@ impl Basis {
                 || matches!(terms.key_rule, Some(KeyRule::Window(_) | KeyRule::Log(_))),
             rate,
             burst,
+            is_slow: burst / rate > FORGOTTEN_FULL_S,
             lease_s: 2.0 * terms.epoch_us as f64 / 1e6,
             slots_ahead,
             credit,
@@ -240,8 +315,7 @@ impl Basis {
     /// What a loss of memory brings back although all nodes were heard: keys that nobody knows, and
     /// leases that last longer than the store waits.
     fn forgotten(&self) -> f64 {
-        let slow = self.burst / self.rate > FORGOTTEN_FULL_S;
-        let unknown = if slow { self.burst } else { 0.0 };
+        let unknown = if self.is_slow { self.burst } else { 0.0 };
         unknown + self.rate * (self.lease_s - LEASE_WAIT_MAX_S).max(0.0)
     }
 
@@ -363,6 +437,76 @@ mod tests {
         let closed = limit().exact().outage(OutagePolicy::Closed);
         assert_near(bound(&closed, 4, &incidents), 410.0);
         assert_near(bound(&limit().local(), 4, &incidents), 0.0);
+    }
+
+    #[test]
+    fn key_that_changes_plans_has_the_burst_of_one_and_the_rate_of_another() {
+        let plans = limit().plan("fast", Quota::per_second(2000).burst(50));
+        let incidents =
+            Incidents { resets: 1, clock_jumps_s: vec![0.01, 5.0], ..Incidents::default() };
+        assert_near(bound(&limit(), 4, &incidents), 100.0 + 10.0 + 100.0);
+        assert_near(bound(&plans, 4, &incidents), 100.0 + 20.0 + 100.0);
+        let wrong = limit().plan("window", FixedWindow::per_second(5));
+        assert!(bound(&wrong, 4, &incidents).is_infinite());
+    }
+
+    #[test]
+    fn credit_is_that_of_the_plan_with_the_smallest_burst() {
+        let limit = Limit::new("x", Quota::per_second(1000));
+        assert_near(bound(&limit, 4, &Incidents::default()), 60.0);
+        let small = limit.plan("small", Quota::per_second(8));
+        assert_near(bound(&small, 4, &Incidents::default()), 4.0);
+    }
+
+    /// A slow plan beside a quick one begins full after a loss.
+    #[test]
+    fn slow_plan_beside_a_quick_one_is_slow() {
+        let loss = Incidents { losses_of_memory: 1, ..Incidents::default() };
+        let slow = Quota::per_minute(1).burst(100);
+        assert_near(bound(&limit(), 4, &loss), 0.0);
+        assert_near(bound(&limit().plan("slow", slow), 4, &loss), 100.0);
+    }
+
+    #[test]
+    fn permits_are_given_again_where_their_holders_cannot_be_heard() {
+        let jobs = |policy| Concurrency::new("jobs", 10).outage(policy);
+        let quiet = Incidents { deaths: 3, joins: 3, ..Incidents::default() };
+        let cut_off = Incidents { nodes_cut_off: 2, ..Incidents::default() };
+        let outage = Incidents { outages: 2, nodes_unanswered: 1, ..Incidents::default() };
+        let unanswered = Incidents { nodes_unanswered: 2, ..Incidents::default() };
+        let forgotten = Incidents {
+            losses_of_memory: 1,
+            lost_records: 1,
+            store_jumps_s: vec![0.6, 0.6],
+            ..Incidents::default()
+        };
+        let stalled = Incidents { clock_jumps_s: vec![0.1, 1.0], ..Incidents::default() };
+        let both = Incidents {
+            store_jumps_s: vec![0.6],
+            clock_jumps_s: vec![0.6],
+            ..Incidents::default()
+        };
+        let short = Incidents { store_jumps_s: vec![0.5, 0.5], ..Incidents::default() };
+        let expected = [
+            (&quiet, 0.0, 0.0, 0.0),
+            (&cut_off, 20.0, 20.0, f64::INFINITY),
+            (&outage, 20.0, 20.0 + 4.0 * 2.0, f64::INFINITY),
+            (&unanswered, 0.0, 2.0 * 2.0, f64::INFINITY),
+            (&forgotten, 40.0, 40.0, 40.0),
+            (&stalled, 20.0, 20.0, f64::INFINITY),
+            (&both, 20.0, 20.0, f64::INFINITY),
+            (&short, 0.0, 0.0, 0.0),
+        ];
+        for (incidents, closed, share, open) in expected {
+            let bound_by = |policy| bound_of_permits(&jobs(policy), 4, incidents);
+            assert_near(bound_by(OutagePolicy::Closed), closed);
+            assert_near(bound_by(OutagePolicy::Share), share);
+            let by_open = bound_by(OutagePolicy::Open);
+            let is_infinite = by_open.is_infinite() && open.is_infinite();
+            assert!(is_infinite || (by_open - open).abs() < 1e-9, "{by_open}, not {open}");
+            assert!(bound_by(OutagePolicy::LastRate).is_infinite(), "it cannot be kept");
+            assert_near(bound_of_permits(&jobs(OutagePolicy::Open).local(), 4, incidents), 0.0);
+        }
     }
 
     #[test]

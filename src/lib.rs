@@ -108,7 +108,7 @@ mod time;
 pub use algorithm::{
     FixedWindow, LOG_TOKENS_MAX, LeakyBucket, Rule, SlidingLog, SlidingWindow, WINDOW_MIN,
 };
-pub use bound::{Excess, Incidents, bound};
+pub use bound::{Excess, Incidents, bound, bound_of_permits};
 pub use builder::{Builder, DEFAULT_LANES, DEFAULT_MAX_KEYS, KEYS_MAX, LANES_MAX, local};
 pub use decision::{Decision, Denied};
 pub use driver::plan_resolver::{

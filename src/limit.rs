@@ -572,9 +572,10 @@ impl Limit {
         Ok(())
     }
 
-    /// How much credit nodes give.
+    /// How much credit nodes give: that of the plan with the smallest burst, since nobody knows the plan of a key that is new.
     pub(crate) fn credit_rule(&self) -> CreditRule {
-        let burst = self.quota().burst_tokens();
+        let bursts = self.rules().map(|rule| rule.quota().burst_tokens());
+        let burst = bursts.min().unwrap_or_default();
         let least = |credit: u32| burst.min(u64::from(credit)) as u32;
         if let SyncPolicy::Accuracy { excess, .. } = self.sync {
             // What comes out even is not to be lost to the last bit of a float.

@@ -120,6 +120,50 @@ fn key_of_which_the_store_decides_keeps_what_it_has_under_another_plan() {
 }
 
 #[test]
+fn group_under_a_plan_asks_by_it_those_limits_that_have_it() {
+    let modes = [Limit::strict as fn(Limit) -> Limit, Limit::exact, Limit::local];
+    for ((name, own, large, left), mode) in
+        raises().into_iter().flat_map(|raise| modes.map(|mode| (raise, mode)))
+    {
+        let limits = [mode(limit(own, large)), mode(Limit::new("other", burst(200)))];
+        let nodes = VirtualNodes::new(1, &limits, |builder| builder);
+        let group = nodes.nodes[0].async_group(["other", "api"]).unwrap();
+        let under = group.plan("large").unwrap();
+        for _ in 0..5 {
+            assert!(nodes.wait(group.check_sure("key")).is_allowed(), "{name}");
+        }
+        let mut allowed = 0;
+        for _ in 0..2 {
+            nodes.pass(60 * SECOND, SECOND / 10);
+            while nodes.wait(under.check_sure("key")).is_allowed() {
+                allowed += 1;
+            }
+        }
+        assert_eq!(allowed, left, "{name}");
+        assert_eq!(nodes.wait(group.check_sure("key")).limit_name(), "api", "{name}");
+        let other = nodes.nodes[0].async_limit("other").unwrap();
+        assert_eq!(nodes.drain(&other), 200 - 5 - left, "{name}");
+        let unknown = group.plan("small").unwrap_err().to_string();
+        assert!(unknown.contains("small"), "{unknown}");
+    }
+}
+
+#[test]
+fn group_under_a_plan_decides_at_once_by_the_plans_burst() {
+    let limits = [limit(burst(20), burst(100)), Limit::new("other", burst(200))].map(Limit::local);
+    let nodes = VirtualNodes::new(1, &limits, |builder| builder);
+    let group = nodes.nodes[0].group(["api", "other"]).unwrap().plan("large").unwrap();
+    let decision = group.check("new");
+    assert_eq!(
+        (decision.plan_name(), decision.burst(), decision.remaining()),
+        (Some("large"), 100, 99)
+    );
+    assert!(group.check_n("new", 101).is_err(), "above the plan's burst");
+    assert!(group.check_n("new", 99).unwrap().is_allowed());
+    assert!(group.check("new").is_denied());
+}
+
+#[test]
 fn bucket_of_one_node_is_the_definition_while_its_plan_changes_at_random() {
     const PLANS: [(&str, u32, u32); 3] = [("", 100, 10), ("a", 7, 100), ("b", 2000, 50)];
     let quota =

@@ -34,8 +34,7 @@ impl Limit {
         if let Some(reason) = refusal {
             return Err(self.invalid("quota.burst", burst.to_string(), reason));
         }
-        let (rule, name) = (self.rule.with_quota(quota), self.name.clone());
-        Ok(Self { rule, name, plans: Vec::new(), ..*self })
+        Ok(self.with_rule(self.rule.with_quota(quota)))
     }
 
     /// The process has had [`OVERRIDE_QUOTAS_MAX`] others.

@@ -65,18 +65,22 @@ impl Limit {
         Self { rule: plan.rule, ..limit }
     }
 
+    /// Its own rule, and those of its plans.
+    pub(crate) fn rules(&self) -> impl Iterator<Item = Rule> {
+        [self.rule].into_iter().chain(self.plans.iter().map(|plan| plan.rule))
+    }
+
+    /// The same limit with another rule, and without plans.
+    pub(crate) fn with_rule(&self, rule: Rule) -> Self {
+        Self { rule, plans: Vec::new(), name: self.name.clone(), ..*self }
+    }
+
     /// Checks the plans, and changes the terms to units that all plans can be kept in.
     pub(super) fn fit_plans(&self, terms: &mut Terms, is_alone: bool) -> Result<(), ConfigError> {
         if !self.has_plans() {
             return Ok(());
         }
         self.validate_plans(is_alone)?;
-        // The plan with the smallest burst has the least credit, and nobody knows the plan of a key that is new.
-        let rules = self.plans.iter().map(|plan| plan.rule).chain([self.rule]);
-        if let Some(least) = rules.min_by_key(|rule| rule.quota().burst_tokens()) {
-            terms.credit_rule =
-                Self { rule: least, plans: Vec::new(), name: String::new(), ..*self }.credit_rule();
-        }
         if terms.mode != Mode::Hybrid {
             return Ok(());
         }
@@ -93,13 +97,10 @@ impl Limit {
 
     /// The quotas of the limit and of its plans, each in units of its own.
     fn leased_scales(&self) -> Result<Vec<Scale>, ConfigError> {
-        let rules = self.plans.iter().map(|plan| plan.rule).chain([self.rule]);
-        let bare = Self { plans: Vec::new(), name: self.name.clone(), ..*self };
-        let alone = |rule| Self { rule, ..bare.clone() };
-        rules.map(|rule| Ok(alone(rule).validate_hybrid(1)?.scale)).collect()
+        self.rules().map(|rule| Ok(self.with_rule(rule).validate_hybrid(1)?.scale)).collect()
     }
 
-    fn validate_plans(&self, is_alone: bool) -> Result<(), ConfigError> {
+    pub(crate) fn validate_plans(&self, is_alone: bool) -> Result<(), ConfigError> {
         if self.plans.len() > PLANS_MAX {
             return Err(self.invalid("plan", self.plans.len().to_string(), "at most 1000 plans"));
         }

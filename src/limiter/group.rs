@@ -154,6 +154,15 @@ impl AsyncGroup {
     ) -> Result<Decision, CheckError> {
         self.0.check_sure_n(key, cost).await
     }
+
+    /// The same limits, by the plan of this name those that have one: see [`Group::plan`].
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnknownPlan`] if none of them has it at present.
+    pub fn plan(&self, name: &str) -> Result<Self, ConfigError> {
+        self.0.plan(name).map(Self)
+    }
 }
 
 impl Group {
@@ -211,6 +220,32 @@ impl Group {
     ) -> Result<Decision, CheckError> {
         self.validate_cost(cost)?;
         Ok(self.decide_or_ask(key, cost).await)
+    }
+
+    /// The same limits, by the [plan](ActiveLimit::plan) of this name those that have one, and all others as they are. Ask for
+    /// it once and keep it.
+    ///
+    /// ```
+    /// use tidegate::{Limit, Limiter, Quota};
+    ///
+    /// let limiter = Limiter::builder()
+    ///     .limit(Limit::new("minute", Quota::per_minute(10)).plan("pro", Quota::per_minute(100)))
+    ///     .limit(Limit::new("day", Quota::per_day(1000)))
+    ///     .build()?;
+    /// let pro = limiter.group(["minute", "day"])?.plan("pro")?;
+    /// assert_eq!(pro.check("user:42").burst(), 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnknownPlan`] if none of the limits has it at present.
+    pub fn plan(&self, name: &str) -> Result<Self, ConfigError> {
+        let under = |limit: &ActiveLimit| limit.plan(name).unwrap_or_else(|_| limit.clone());
+        if self.limits.iter().all(|limit| limit.plan(name).is_err()) {
+            self.limits[0].plan(name)?;
+        }
+        Ok(Self::new(self.limits.iter().map(under).collect()))
     }
 
     /// The limits, in the order in which the limiter was given them.
@@ -294,18 +329,17 @@ impl Group {
         let name = table.short_name(key).ok_or_else(|| first.map(Undecided::at))?;
         let now = limit.state.clock.now();
         // Each limit has fewer tokens than that.
-        let (mut fewest, mut tightest) = (i64::MAX, limit.undecided(cost));
-        let mut rest = &*self.leased;
-        while let [lease, others @ ..] = rest {
+        let (mut fewest, mut tightest) = (i64::MAX, None);
+        for lease in &*self.leased {
             let spent = lease.spend(lease.table.find_short(&name), cost, now);
             let (bucket, left) = spent.ok_or(Some(Undecided { lease, now }))?;
             let left_in_all = i64::from(left) + bucket.view_tokens();
             if left_in_all < fewest {
-                (fewest, tightest) = (left_in_all, lease.allowed(bucket, left, cost, now));
+                (fewest, tightest) = (left_in_all, Some((lease, bucket, left)));
             }
-            rest = others;
         }
-        Ok(tightest)
+        let (lease, bucket, left) = tightest.ok_or(None)?;
+        Ok(lease.allowed(bucket, left, cost, now))
     }
 
     /// Goes on where [`decide_by_leases`](Self::decide_by_leases) ended, and notifies the engine: the first request after each

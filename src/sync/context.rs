@@ -433,9 +433,7 @@ impl Context {
                 let incidents = Incidents { resets: limit.resets, ..incidents };
                 let by_override = limit.by_override.iter().map(|info| &info.terms);
                 let terms = limit.plans.iter().chain(&limit.earlier).chain([&limit.terms]);
-                for terms in terms.chain(by_override) {
-                    limit.excess.raise(terms, nodes, &incidents);
-                }
+                limit.excess.raise(terms.chain(by_override), nodes, &incidents);
             }
         }
     }

@@ -184,7 +184,12 @@ impl ExcessBooks {
         self.debt = self.debt.max(-level);
     }
 
-    pub(crate) fn raise(&mut self, terms: &Terms, nodes: u32, incidents: &Incidents) {
+    pub(crate) fn raise<'a>(
+        &mut self,
+        terms: impl Iterator<Item = &'a Terms>,
+        nodes: u32,
+        incidents: &Incidents,
+    ) {
         let bound = bound_of(terms, nodes, incidents);
         self.bound = Some(self.bound.map_or(bound, |highest| highest.max(bound)));
     }
@@ -223,8 +228,8 @@ mod tests {
     fn bound_that_held_once_is_never_taken_back() {
         let mut books = ExcessBooks::default();
         assert_eq!(books.figures(&terms(2)).bound_tokens, None);
-        books.raise(&terms(2), 20, &Incidents::default());
-        books.raise(&terms(0), 20, &Incidents::default());
+        books.raise([&terms(2)].into_iter(), 20, &Incidents::default());
+        books.raise([&terms(0)].into_iter(), 20, &Incidents::default());
         let bound = books.figures(&terms(0)).bound_tokens.unwrap();
         assert!((bound - 40.0).abs() < 1e-6, "{bound}");
     }
@@ -244,7 +249,7 @@ mod tests {
         let mut trouble = LaneTrouble::default();
         trouble.lived_unanswered(8_000_000);
         let incidents = Known::default().incidents(Turnover::default(), 32, trouble);
-        let bound = bound_of(&terms(0), 32, &incidents);
+        let bound = bound_of([&terms(0)].into_iter(), 32, &incidents);
         // A sixteenth of the rate and of the burst, since it does not know of the others, and a token.
         assert!((bound - (8.0 * 62.5 + 6.25 + 1.0)).abs() < 1e-6, "{bound}");
     }
@@ -256,7 +261,7 @@ mod tests {
         trouble.lived_through(500_000, 25);
         let other = LaneTrouble { losses: 1, first_losses: 1, ..LaneTrouble::default() };
         let incidents = Known::default().incidents(Turnover::default(), 4, trouble.worst(other));
-        let bound = bound_of(&terms(1), 4, &incidents);
+        let bound = bound_of([&terms(1)].into_iter(), 4, &incidents);
         // Credit, and again for the loss; three seconds of a quarter of the rate, a quarter of the burst and
         // a token; the burst.
         let expected = 4.0 + 4.0 + (750.0 + 25.0 + 1.0) + 100.0;
