@@ -47,6 +47,7 @@ mod plans;
 mod reading;
 mod rule;
 mod secret;
+mod server;
 mod store;
 mod warnings;
 
@@ -56,6 +57,7 @@ pub use mistake::{ConfigFileError, Mistake};
 use node::Node;
 use reading::{Reading, Setting};
 pub use secret::SECRET_BYTES_MAX;
+pub use server::{DEFAULT_DRAIN, DEFAULT_HTTP, DRAIN_MAX, ServerConfig};
 use store::ConfiguredStore;
 
 /// The largest file that is read, in bytes.
@@ -77,6 +79,7 @@ pub struct Config {
     lanes: Option<u32>,
     max_nodes: Option<u32>,
     key_secret: Option<Vec<u8>>,
+    server: ServerConfig,
     warnings: Vec<Mistake>,
 }
 
@@ -91,6 +94,7 @@ impl fmt::Debug for Config {
             .field("lanes", &self.lanes)
             .field("max_nodes", &self.max_nodes)
             .field("key_secret", &key_secret)
+            .field("server", &self.server)
             .field("warnings", &self.warnings)
             .finish()
     }
@@ -196,6 +200,31 @@ impl Config {
         self.store.as_ref().map(ConfiguredStore::name)
     }
 
+    /// Where `tidegate serve` listens, and how it ends.
+    pub fn server(&self) -> &ServerConfig {
+        &self.server
+    }
+
+    /// The first field outside `limits` by which two configurations differ. A service that runs cannot change it.
+    pub fn fixed_field_that_differs(&self, other: &Self) -> Option<&'static str> {
+        let has_same_store = match (&self.store, &other.store) {
+            (Some(own), Some(other)) => own.is_same(other),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        [
+            ("name", self.name == other.name),
+            ("store", has_same_store),
+            ("max_keys", self.max_keys == other.max_keys),
+            ("lanes", self.lanes == other.lanes),
+            ("max_nodes", self.max_nodes == other.max_nodes),
+            ("key_secret", self.key_secret == other.key_secret),
+            ("server", self.server == other.server),
+        ]
+        .into_iter()
+        .find(|(_, is_same)| !is_same)
+        .map(|(field, _)| field)
+    }
+
     fn of_text(text: &str, file: &str, mut reading: Reading) -> Result<Self, ConfigFileError> {
         // A mark of the byte order is a blank to its left.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -232,6 +261,7 @@ impl Config {
             max_nodes: root.whole("max_nodes", reading).map(value),
             key_secret: root.secret("key_secret", reading).map(value),
             store: store.store,
+            server: server::read(root, reading),
             warnings: Vec::new(),
         };
         let table = root.table("limits", limits::EXAMPLE, reading);

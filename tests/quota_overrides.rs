@@ -120,7 +120,7 @@ fn key_keeps_what_its_own_quota_allows_of_it_when_its_override_ends_by_time() {
         for _ in 0..spent {
             assert!(node.api.check("key").is_allowed(), "{name}");
         }
-        assert_eq!(node.left("key"), (all - spent).into(), "{name}");
+        assert_eq!(node.left("key"), u64::from(all - spent), "{name}");
         node.clock.advance(10 * SECOND);
         // A bucket keeps what it has, a window what was spent in it.
         let left = if name == "token bucket" { 20 } else { 20_u32.saturating_sub(spent) };

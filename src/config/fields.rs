@@ -13,12 +13,24 @@ use super::secret::{self, Fault};
 use crate::quota::duration;
 
 /// The fields of the whole.
-pub(super) const ROOT: &[&str] =
-    &["name", "max_nodes", "max_keys", "lanes", "key_secret", "key_secret_file", "store", "limits"];
+pub(super) const ROOT: &[&str] = &[
+    "name",
+    "max_nodes",
+    "max_keys",
+    "lanes",
+    "key_secret",
+    "key_secret_file",
+    "store",
+    "limits",
+    "server",
+];
 
 /// The fields of the table `store`.
 pub(super) const STORE: &[&str] =
     &["redis", "redis_file", "user", "password", "password_file", "namespace", "timeout", "memory"];
+
+/// The fields of the table `server`.
+pub(super) const SERVER: &[&str] = &["http", "drain"];
 
 /// The fields of a limit. Overrides will be a list of the whole.
 pub(super) const LIMIT: &[&str] = &[
@@ -403,6 +415,7 @@ fn of_variable(place: &Place, fault: &Fault) -> Place {
 
 /// The table that has such a field.
 fn table_of_field(name: &str) -> Option<&'static str> {
-    let tables = [(ROOT, "the whole file"), (STORE, "[store]"), (LIMIT, OF_LIMIT)];
+    let tables =
+        [(ROOT, "the whole file"), (STORE, "[store]"), (SERVER, "[server]"), (LIMIT, OF_LIMIT)];
     tables.into_iter().find(|(fields, _)| fields.contains(&name)).map(|(_, table)| table)
 }

@@ -1,5 +1,8 @@
 //! The table `[store]`.
 
+#[cfg(feature = "redis")]
+use std::fmt;
+
 use super::fields::{Fields, STORE};
 use super::reading::{HIDDEN, Place, Reading, Setting};
 #[cfg(feature = "redis")]
@@ -15,16 +18,42 @@ const EXAMPLE: &str = "[store] with redis = \"redis://127.0.0.1:6379\"";
 pub(super) enum ConfiguredStore {
     Memory(MemoryStore),
     #[cfg(feature = "redis")]
-    Redis(RedisStore),
+    Redis(RedisStore, Credentials),
+}
+
+/// The address, the user and the password as they were read, to see whether they change.
+#[cfg(feature = "redis")]
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Credentials(String);
+
+#[cfg(feature = "redis")]
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("as configured")
+    }
 }
 
 impl ConfiguredStore {
+    /// Whether both are one store to whoever configures them.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Memory(_), Self::Memory(_)) => true,
+            #[cfg(feature = "redis")]
+            (Self::Redis(store, credentials), Self::Redis(other, others)) => {
+                // Shows all but secrets.
+                credentials == others && format!("{store:?}") == format!("{other:?}")
+            }
+            #[cfg(feature = "redis")]
+            _ => false,
+        }
+    }
+
     /// For people, without secrets.
     pub(super) fn name(&self) -> String {
         match self {
             Self::Memory(_) => "memory".to_owned(),
             #[cfg(feature = "redis")]
-            Self::Redis(store) => store.shown_address().to_owned(),
+            Self::Redis(store, _) => store.shown_address().to_owned(),
         }
     }
 }
@@ -34,7 +63,7 @@ impl From<ConfiguredStore> for AnyStore {
         match store {
             ConfiguredStore::Memory(store) => store.into(),
             #[cfg(feature = "redis")]
-            ConfiguredStore::Redis(store) => store.into(),
+            ConfiguredStore::Redis(store, _) => store.into(),
         }
     }
 }
@@ -131,6 +160,9 @@ fn open(redis: Redis, fields: &Fields<'_>, reading: &mut Reading) -> Option<Conf
     {
         reading.mistake(&password.place, "the address has a password too: remove one of them");
     }
+    let read = [&redis.address, &redis.user, &redis.password];
+    let read = read.map(|field| field.as_ref().map(|field| field.value.as_str()));
+    let credentials = Credentials(format!("{read:?}"));
     let opened = redis.address.and_then(|address| at_address(&address, fields, reading));
     let named = match &redis.namespace {
         Some(namespace) => named(opened, namespace, reading)?,
@@ -138,10 +170,11 @@ fn open(redis: Redis, fields: &Fields<'_>, reading: &mut Reading) -> Option<Conf
     };
     let timed = redis.timeout.map_or(named.clone(), |timeout| named.timeout(timeout.value));
     let user = redis.user.map(|user| user.value);
-    Some(ConfiguredStore::Redis(match redis.password {
+    let store = match redis.password {
         Some(password) => timed.credentials(move || (user.clone(), password.value.clone())),
         None => timed,
-    }))
+    };
+    Some(ConfiguredStore::Redis(store, credentials))
 }
 
 #[cfg(feature = "redis")]

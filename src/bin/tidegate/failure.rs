@@ -5,6 +5,8 @@ use crate::compare::CompareError;
 use crate::demo::DemoError;
 use crate::flags::InputError;
 use crate::output::OutputError;
+#[cfg(feature = "server")]
+use crate::serve::ServeError;
 use crate::simulate::SimulateError;
 use crate::sweep::SweepError;
 use crate::tune::TuneError;
@@ -98,6 +100,17 @@ impl From<CheckConfigError> for Failure {
             CheckConfigError::Output(error) => error.into(),
             usage @ CheckConfigError::Mistakes { .. } => Self::Usage(usage.to_string()),
             failed @ CheckConfigError::Unreadable(_) => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+#[cfg(feature = "server")]
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::File(error) => error.into(),
+            ServeError::Output(error) => error.into(),
+            failed => Self::Failed(failed.to_string()),
         }
     }
 }

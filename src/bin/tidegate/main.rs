@@ -18,6 +18,8 @@ mod failure;
 mod flags;
 mod output;
 mod progress;
+#[cfg(feature = "server")]
+mod serve;
 mod simulate;
 mod store;
 mod summary;
@@ -57,6 +59,9 @@ enum Command {
     Compare(compare::Options),
     /// Name every mistake of a configuration file
     CheckConfig(check_config::Options),
+    /// Decide for programs in any language, over HTTP
+    #[cfg(feature = "server")]
+    Serve(serve::Options),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -123,6 +128,8 @@ fn show(answer: &clap::Error) -> Result<(), Failure> {
 fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::DemoNode => warnings::keep(),
+        #[cfg(feature = "server")]
+        Command::Serve(_) => warnings::log(),
         _ => warnings::show(),
     }
     match command {
@@ -132,6 +139,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Tune(options) => tune::run(options)?,
         Command::Compare(options) => compare::run(options)?,
         Command::CheckConfig(options) => check_config::run(options)?,
+        #[cfg(feature = "server")]
+        Command::Serve(options) => serve::run(options)?,
         Command::Completions { shell } => output::write(&completions(*shell))?,
         Command::DemoNode => demo::process::run_node()?,
         Command::DemoRedis => demo::outage::run_redis()?,

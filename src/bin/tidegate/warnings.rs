@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -24,14 +25,25 @@ static SHOWN: AtomicBool = AtomicBool::new(true);
 /// Shows warnings, each once. With `RUST_LOG` set, shows what it asks for, each time.
 pub(crate) fn show() {
     if std::env::var_os("RUST_LOG").is_some() {
-        let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        return tracing_subscriber::fmt()
-            .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal() && !is_plain)
-            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-            .init();
+        return show_log(EnvFilter::from_default_env());
     }
     tracing_subscriber::registry().with(Warnings).init();
+}
+
+/// Shows what `RUST_LOG` asks for, or else all but what is for debugging: each time, with the time.
+#[cfg(feature = "server")]
+pub(crate) fn log() {
+    let usual = EnvFilter::builder().with_default_directive(Level::INFO.into());
+    show_log(usual.from_env_lossy());
+}
+
+fn show_log(filter: EnvFilter) {
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && !is_plain)
+        .with_env_filter(filter)
+        .init();
 }
 
 /// Keeps warnings for [`take`] and shows none.

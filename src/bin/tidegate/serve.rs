@@ -1,0 +1,266 @@
+//! `tidegate serve`: decides for programs in any language, over HTTP.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use clap::Args;
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tidegate::METRIC_BUCKETS;
+use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX};
+use tidegate::server::Service;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::check_config::{self, CheckConfigError};
+use crate::output::{self, OutputError};
+
+/// What is served without a file.
+const WITHOUT_FILE: &str = "[limits.default]\nquota = \"100/s\"\n";
+/// How often the file is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often metrics that nobody reads are tidied.
+const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+/// For how long a service that ends waits for the store to take what it spent.
+const REPORT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why the service did not start, or did not end in good order.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeError {
+    #[error(transparent)]
+    File(#[from] CheckConfigError),
+    #[error(transparent)]
+    Config(#[from] tidegate::ConfigError),
+    #[error("{address}: {error}: give another address by --http or [server] http")]
+    Listen { address: SocketAddr, error: std::io::Error },
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Metrics(#[from] BuildError),
+    #[error(transparent)]
+    Shutdown(#[from] tidegate::ShutdownError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate serve
+  curl -s http://127.0.0.1:8080/v1/check -d '{\"limit\": \"default\", \"key\": \"user:42\"}'
+  tidegate serve examples/tidegate.toml --http 127.0.0.1:9000
+
+Without a file it has one limit of 100 requests a second for each key, which it keeps alone. A change of
+the file comes into force within two seconds, and at SIGHUP at once; a broken file does not, and its mistakes
+are named. SIGTERM and SIGINT end the service once requests under way are answered. docs/SERVICE.md has the
+requests and their answers.";
+
+/// Decides for programs in any language, over HTTP.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The configuration, in TOML: docs/CONFIGURATION.md
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Where to listen, instead of the file's [server] http or 127.0.0.1:8080; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    http: Option<SocketAddr>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(options))
+}
+
+#[allow(clippy::disallowed_methods, reason = "the file is followed beside the service")]
+async fn serve(options: &Options) -> Result<(), ServeError> {
+    // Signals are heard from here on.
+    let (signals, hangup) = (EndSignals::new()?, signal(SignalKind::hangup())?);
+    let source = options.file.as_deref().map(Source::new);
+    let config = match &options.file {
+        Some(file) => check_config::load(file)?,
+        None => Config::from_toml(WITHOUT_FILE)
+            .map_err(|error| CheckConfigError::Unreadable(error.to_string()))?,
+    };
+    let metrics = metrics()?;
+    let (address, drain) = (options.http.unwrap_or(config.server().http), config.server().drain);
+    let listener =
+        TcpListener::bind(address).await.map_err(|error| ServeError::Listen { address, error })?;
+    let limiter = config.builder().build()?;
+    let began = beginning(&config, listener.local_addr()?, options.file.is_none());
+    let service = Service::new(config, limiter.clone());
+    if let Some(source) = source {
+        tokio::spawn(source.follow(service.clone(), hangup));
+    }
+    output::write(&began)?;
+    let router = service.router().merge(metrics_page(metrics));
+    signals.serve(listener, router, drain).await?;
+    service.refuse_checks();
+    limiter.shutdown(REPORT_WITHIN).await?;
+    tracing::info!("ended: what was spent is reported");
+    Ok(())
+}
+
+/// What is said when the service answers.
+fn beginning(config: &Config, address: SocketAddr, is_without_file: bool) -> String {
+    let limits: Vec<&str> = config.limits().iter().map(tidegate::Limit::name).collect();
+    let store = config.store_name().unwrap_or_else(|| "none: this process counts alone".to_owned());
+    let began = format!("listening on {address}\nlimits: {}\nstore: {store}\n", limits.join(", "));
+    if !is_without_file {
+        return began;
+    }
+    let limit = limits.concat();
+    format!(
+        "{began}\nTry:\n  curl -s http://{address}/v1/check -d '{{\"limit\": \"{limit}\", \"key\": \"user:42\"}}'\n\
+         \nThen write limits of your own to a file, and serve that: docs/CONFIGURATION.md\n"
+    )
+}
+
+/// How often the service was told to end.
+struct EndSignals(watch::Receiver<u32>);
+
+impl EndSignals {
+    #[allow(clippy::disallowed_methods, reason = "signals are heard beside the service")]
+    fn new() -> Result<Self, ServeError> {
+        let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+        let (ended, heard) = watch::channel(0);
+        tokio::spawn(async move {
+            let [terminate, interrupt] = &mut signals;
+            loop {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                ended.send_modify(|times| *times += 1);
+            }
+        });
+        Ok(Self(heard))
+    }
+
+    /// Waits until the service was told so often.
+    async fn told(&self, often: u32) {
+        let mut heard = self.0.clone();
+        // The sender lives as long as the runtime.
+        let _ = heard.wait_for(|times| *times >= often).await;
+    }
+
+    /// Serves until it is told to end, and then until requests under way are answered, for `drain` at most or until it is
+    /// told again.
+    #[allow(clippy::disallowed_methods, reason = "requests under way live by the real clock")]
+    async fn serve(
+        self,
+        listener: TcpListener,
+        router: Router,
+        drain: Duration,
+    ) -> std::io::Result<()> {
+        let until = Self(self.0.clone());
+        let served = axum::serve(listener, router)
+            .with_graceful_shutdown(async move { until.told(1).await });
+        let drain_is_over = async {
+            self.told(1).await;
+            tracing::info!("told to end: waits for requests that are under way");
+            tokio::select! {
+                () = tokio::time::sleep(drain) => {}
+                () = self.told(2) => {}
+            }
+        };
+        tokio::select! {
+            served = served.into_future() => served,
+            () = drain_is_over => {
+                tracing::warn!("requests were still under way: those whose bodies come now are refused");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The file that the configuration comes from.
+struct Source {
+    file: PathBuf,
+    /// Its bytes when the configuration was read from it last.
+    text: Option<Vec<u8>>,
+}
+
+impl Source {
+    fn new(file: &Path) -> Self {
+        Self { file: file.to_owned(), text: text_of(file) }
+    }
+
+    /// Brings each change of the file into force.
+    #[allow(clippy::disallowed_methods, reason = "files change by the real clock")]
+    async fn follow(mut self, service: Service, mut hangup: Signal) {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        let mut before = self.text.clone();
+        loop {
+            let is_told = tokio::select! {
+                _ = looks.tick() => false,
+                told = hangup.recv() => told.is_some(),
+            };
+            let text = text_of(&self.file);
+            // A file that is being written differs from look to look.
+            let has_settled = text != self.text && text == before;
+            if is_told || has_settled {
+                self.text.clone_from(&text);
+                self.reload(&service);
+            }
+            before = text;
+        }
+    }
+
+    fn reload(&self, service: &Service) {
+        let file = self.file.display();
+        let refused = match Config::load(&self.file) {
+            Ok(config) => {
+                for warning in config.warnings() {
+                    tracing::warn!("{warning}");
+                }
+                service.reload(config).err().map(|error| vec![error.to_string()])
+            }
+            Err(error @ ConfigFileError::Mistakes { .. }) => {
+                Some(error.mistakes().iter().map(ToString::to_string).collect())
+            }
+            Err(error) => Some(vec![error.to_string()]),
+        };
+        let result = if refused.is_some() { "refused" } else { "taken" };
+        metrics::counter!("tidegate_config_reloads_total", "result" => result).increment(1);
+        match refused {
+            None => tracing::info!("{file}: its limits are in force"),
+            Some(reasons) => {
+                for reason in reasons {
+                    tracing::error!("{file}: the limits before stay in force: {reason}");
+                }
+            }
+        }
+    }
+}
+
+/// The file's bytes; `None` if it cannot be read, or is too large to be a configuration.
+fn text_of(file: &Path) -> Option<Vec<u8>> {
+    let is_file = |file: std::fs::Metadata| file.is_file() && file.len() <= FILE_BYTES_MAX;
+    let is_read = std::fs::metadata(file).is_ok_and(is_file);
+    is_read.then(|| std::fs::read(file).ok()).flatten()
+}
+
+fn metrics() -> Result<PrometheusHandle, ServeError> {
+    let mut exporter = PrometheusBuilder::new();
+    for (name, bounds) in METRIC_BUCKETS {
+        exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)?;
+    }
+    Ok(exporter.install_recorder()?)
+}
+
+/// `GET /metrics`.
+#[allow(clippy::disallowed_methods, reason = "metrics are tidied by the real clock")]
+fn metrics_page(metrics: PrometheusHandle) -> Router {
+    let tidied = metrics.clone();
+    tokio::spawn(async move {
+        let mut looks = tokio::time::interval(METRICS_UPKEEP);
+        loop {
+            looks.tick().await;
+            tidied.run_upkeep();
+        }
+    });
+    Router::new().route("/metrics", get(async move || metrics.render()))
+}

@@ -1,0 +1,67 @@
+//! `GET /v1/limits`: the limits that the service has.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+
+use super::running::Running;
+use crate::algorithm::Rule;
+use crate::limit::{Limit, Mode};
+use crate::quota::Quota;
+
+#[derive(Serialize)]
+pub(super) struct Shown {
+    name: String,
+    algorithm: &'static str,
+    mode: Mode,
+    #[serde(flatten)]
+    quota: ShownQuota,
+    plans: Vec<ShownPlan>,
+}
+
+#[derive(Serialize)]
+struct ShownPlan {
+    name: String,
+    #[serde(flatten)]
+    quota: ShownQuota,
+}
+
+/// What a key gets.
+#[derive(Serialize)]
+struct ShownQuota {
+    quota: Quota,
+    /// What a key can spend at once, in tokens.
+    burst: u64,
+}
+
+impl From<Rule> for ShownQuota {
+    fn from(rule: Rule) -> Self {
+        let quota = rule.quota();
+        Self { quota: Quota::new(quota.tokens(), quota.period()), burst: quota.burst_tokens() }
+    }
+}
+
+impl Shown {
+    /// A limit by its definition, in the mode that it has in this process.
+    fn new(limit: &Limit, mode: Mode) -> Self {
+        let plan = |(name, rule): (&str, Rule)| ShownPlan { name: name.into(), quota: rule.into() };
+        Self {
+            name: limit.name().into(),
+            algorithm: limit.rule().algorithm(),
+            mode,
+            quota: limit.rule().into(),
+            plans: limit.plans().map(plan).collect(),
+        }
+    }
+}
+
+pub(super) async fn list(State(running): State<Arc<Running>>) -> Json<Vec<Shown>> {
+    let shown = |limit: &Limit| {
+        // A limit that was removed this moment has the mode that it is configured with.
+        let mode = running.limiter.async_limit(limit.name()).map_or(limit.mode, |it| it.mode());
+        Shown::new(limit, mode)
+    };
+    Json(running.config.load().limits().iter().map(shown).collect())
+}

@@ -1,0 +1,100 @@
+//! The service that decides for programs in any language, over HTTP.
+//!
+//! `tidegate serve` runs it; a service of your own can take its [`router`](Service::router). docs/SERVICE.md has the requests and
+//! their answers.
+//!
+//! ```
+//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+//! # let _entered = runtime.enter();
+//! use tidegate::config::Config;
+//! use tidegate::server::Service;
+//!
+//! let config = Config::from_toml("[limits.api]\nquota = \"600/min\"")?;
+//! let limiter = config.builder().build()?;
+//! let app: axum::Router = Service::new(config, limiter).router();
+//! # let _ = app;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+
+use crate::config::Config;
+use crate::limiter::Limiter;
+
+mod check;
+mod limits;
+mod problem;
+mod running;
+
+pub use check::CHECKS_MAX;
+pub use problem::BODY_BYTES_MAX;
+use problem::Problem;
+pub use running::ReloadError;
+use running::Running;
+
+/// For how long a question whether the service is ready waits for the store.
+const READY_WITHIN: Duration = Duration::from_millis(250);
+
+/// A limiter that answers over HTTP. Cheap to clone; all clones are one service.
+#[derive(Clone)]
+pub struct Service(Arc<Running>);
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("limiter", &self.0.limiter).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// A service of a limiter that was built from `config`.
+    pub fn new(config: Config, limiter: Limiter) -> Self {
+        Self(Arc::new(Running::new(config, limiter)))
+    }
+
+    /// The limits of `config` in place of those that the service has: see [`Limiter::update`]. No request waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`ReloadError`] if something else has changed too, or the limits cannot be changed like that: then nothing is changed.
+    pub fn reload(&self, config: Config) -> Result<(), ReloadError> {
+        self.0.reload(config)
+    }
+
+    /// Checks that come from now on are refused with status 503: call it before [`Limiter::shutdown`], after which what is spent
+    /// is lost.
+    pub fn refuse_checks(&self) {
+        self.0.refuse_checks();
+    }
+
+    /// What answers requests.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/v1/check", post(check::check))
+            .route("/v1/limits", get(limits::list))
+            .route("/health/live", get(async || "the service answers\n"))
+            .route("/health/ready", get(ready))
+            .fallback(problem::no_such_path)
+            .method_not_allowed_fallback(problem::no_such_method)
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .with_state(self.0.clone())
+    }
+}
+
+/// Whether the store has answered, if there is one.
+async fn ready(State(running): State<Arc<Running>>) -> Result<&'static str, Problem> {
+    let unready = |reason: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason);
+    if running.refuses_checks() {
+        return Err(unready("the service ends".to_owned()));
+    }
+    match running.limiter.ready(READY_WITHIN).await {
+        Ok(()) => Ok("the store answers, or there is none\n"),
+        Err(error) => Err(unready(format!("not ready: {error}"))),
+    }
+}
