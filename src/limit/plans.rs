@@ -105,9 +105,10 @@ impl Limit {
             return Err(self.invalid("plan", self.plans.len().to_string(), "at most 1000 plans"));
         }
         let nodes_share = self.mode == Mode::Hybrid && !is_alone;
-        if nodes_share && matches!(self.rule, Rule::LeakyBucket(_)) {
+        let has_one_grid = nodes_share && matches!(self.rule, Rule::LeakyBucket(_));
+        if let Some(plan) = self.plans.first().filter(|_| has_one_grid) {
             let reason = "slots that nodes share are of one grid, and have no plans: call exact() or local()";
-            return Err(self.invalid("plan", self.plans[0].name.clone(), reason));
+            return Err(self.invalid("plan", plan.name.clone(), reason));
         }
         let mut names = HashSet::new();
         for Plan { name, rule } in &self.plans {
