@@ -18,16 +18,16 @@ const EXAMPLE: &str = "[store] with redis = \"redis://127.0.0.1:6379\"";
 pub(super) enum ConfiguredStore {
     Memory(MemoryStore),
     #[cfg(feature = "redis")]
-    Redis(RedisStore, Credentials),
+    Redis(RedisStore, AsRead),
 }
 
-/// The address, the user and the password as they were read, to see whether they change.
+/// All fields of the table, secrets too, to see whether they change.
 #[cfg(feature = "redis")]
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Credentials(String);
+pub(super) struct AsRead(String);
 
 #[cfg(feature = "redis")]
-impl fmt::Debug for Credentials {
+impl fmt::Debug for AsRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("as configured")
     }
@@ -39,10 +39,7 @@ impl ConfiguredStore {
         match (self, other) {
             (Self::Memory(_), Self::Memory(_)) => true,
             #[cfg(feature = "redis")]
-            (Self::Redis(store, credentials), Self::Redis(other, others)) => {
-                // Shows all but secrets.
-                credentials == others && format!("{store:?}") == format!("{other:?}")
-            }
+            (Self::Redis(_, own), Self::Redis(_, other)) => own == other,
             #[cfg(feature = "redis")]
             _ => false,
         }
@@ -160,9 +157,10 @@ fn open(redis: Redis, fields: &Fields<'_>, reading: &mut Reading) -> Option<Conf
     {
         reading.mistake(&password.place, "the address has a password too: remove one of them");
     }
-    let read = [&redis.address, &redis.user, &redis.password];
-    let read = read.map(|field| field.as_ref().map(|field| field.value.as_str()));
-    let credentials = Credentials(format!("{read:?}"));
+    let texts = [&redis.address, &redis.user, &redis.password, &redis.namespace];
+    let texts = texts.map(|field| field.as_ref().map(|field| &field.value));
+    let timeout = redis.timeout.as_ref().map(|timeout| timeout.value);
+    let as_read = AsRead(format!("{texts:?} {timeout:?}"));
     let opened = redis.address.and_then(|address| at_address(&address, fields, reading));
     let named = match &redis.namespace {
         Some(namespace) => named(opened, namespace, reading)?,
@@ -174,7 +172,7 @@ fn open(redis: Redis, fields: &Fields<'_>, reading: &mut Reading) -> Option<Conf
         Some(password) => timed.credentials(move || (user.clone(), password.value.clone())),
         None => timed,
     };
-    Some(ConfiguredStore::Redis(store, credentials))
+    Some(ConfiguredStore::Redis(store, as_read))
 }
 
 #[cfg(feature = "redis")]

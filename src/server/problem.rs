@@ -1,7 +1,5 @@
 //! What is wrong with a request, as RFC 9457 (`application/problem+json`) writes it.
 
-use std::borrow::Cow;
-
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -32,7 +30,7 @@ struct Body<'a> {
 #[derive(Serialize)]
 struct Place<'a> {
     detail: &'a str,
-    pointer: Cow<'a, str>,
+    pointer: String,
 }
 
 impl Problem {
@@ -90,7 +88,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let Self { status, detail, pointer } = &self;
         let place =
-            pointer.as_ref().map(|pointer| Place { detail, pointer: format!("#{pointer}").into() });
+            pointer.as_ref().map(|pointer| Place { detail, pointer: format!("#{pointer}") });
         let body = Body {
             r#type: "about:blank",
             title: status.canonical_reason().unwrap_or_default(),

@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Arrival;
-use tidegate::{
-    AnyStore, ConfigError, Limiter, METRIC_BUCKETS, MemoryStore, RedisStore, StoreError,
-};
+use tidegate::{AnyStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError};
 
 use crate::advice;
 use crate::check_config::CheckConfigError;
+use crate::exporter::exporter;
 use crate::flags::InputError;
 use crate::output::{self, OutputError};
 use crate::store::{Store, namespace};
@@ -99,13 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<(), DemoError> {
     let runtime = runtime()?;
     let _entered = runtime.enter();
     if let Some(address) = &options.metrics {
-        let mut exporter = metrics_exporter_prometheus::PrometheusBuilder::new()
-            .with_http_listener(resolved(address)?);
-        for (name, bounds) in METRIC_BUCKETS {
-            let name = metrics_exporter_prometheus::Matcher::Full(name.to_owned());
-            exporter = exporter.set_buckets_for_metric(name, bounds)?;
-        }
-        exporter.install()?;
+        exporter()?.with_http_listener(resolved(address)?).install()?;
     }
     runs.iter().try_for_each(|run| play(run, &store, own_redis.as_ref(), &runtime))
 }

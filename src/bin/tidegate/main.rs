@@ -14,6 +14,7 @@ mod advice;
 mod check_config;
 mod compare;
 mod demo;
+mod exporter;
 mod failure;
 mod flags;
 mod output;

@@ -7,8 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use clap::Args;
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use tidegate::METRIC_BUCKETS;
+use metrics_exporter_prometheus::{BuildError, PrometheusHandle};
 use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX};
 use tidegate::server::Service;
 use tokio::net::TcpListener;
@@ -16,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::check_config::{self, CheckConfigError};
+use crate::exporter::exporter;
 use crate::output::{self, OutputError};
 
 /// What is served without a file.
@@ -84,7 +84,7 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
         None => Config::from_toml(WITHOUT_FILE)
             .map_err(|error| CheckConfigError::Unreadable(error.to_string()))?,
     };
-    let metrics = metrics()?;
+    let metrics = exporter()?.install_recorder()?;
     let (address, drain) = (options.http.unwrap_or(config.server().http), config.server().drain);
     let listener =
         TcpListener::bind(address).await.map_err(|error| ServeError::Listen { address, error })?;
@@ -241,14 +241,6 @@ fn text_of(file: &Path) -> Option<Vec<u8>> {
     let is_file = |file: std::fs::Metadata| file.is_file() && file.len() <= FILE_BYTES_MAX;
     let is_read = std::fs::metadata(file).is_ok_and(is_file);
     is_read.then(|| std::fs::read(file).ok()).flatten()
-}
-
-fn metrics() -> Result<PrometheusHandle, ServeError> {
-    let mut exporter = PrometheusBuilder::new();
-    for (name, bounds) in METRIC_BUCKETS {
-        exporter = exporter.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)?;
-    }
-    Ok(exporter.install_recorder()?)
 }
 
 /// `GET /metrics`.
