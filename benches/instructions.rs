@@ -24,17 +24,17 @@ use tokio::runtime::{Builder, Runtime};
 
 const KEYS: usize = 1_000;
 const ROUNDS: usize = 20;
-/// They take as long.
-const ROUNDS_OF_GROUP: usize = ROUNDS / 4;
+/// What keys spend at once before, in tokens. A lease holds about what was spent of late, and is to last for all rounds.
+const COST_BEFORE: u32 = 100;
 /// So many limiters are asked.
 const TIMES: usize = 16;
 const LEASED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Denied of so many rounds of decisions.
 #[inline(never)]
-fn decide_many(limit: &ActiveLimit, keys: &[String], rounds: usize) -> usize {
+fn decide_many(limit: &ActiveLimit, keys: &[String]) -> usize {
     let mut denied = 0;
-    for _ in 0..rounds {
+    for _ in 0..ROUNDS {
         for key in keys {
             denied += usize::from(limit.check(key.as_str()).is_denied());
         }
@@ -44,9 +44,9 @@ fn decide_many(limit: &ActiveLimit, keys: &[String], rounds: usize) -> usize {
 
 /// The same of decisions about several limits.
 #[inline(never)]
-fn decide_many_of_group(group: &Group, keys: &[String], rounds: usize) -> usize {
+fn decide_many_of_group(group: &Group, keys: &[String]) -> usize {
     let mut denied = 0;
-    for _ in 0..rounds {
+    for _ in 0..ROUNDS {
         for key in keys {
             denied += usize::from(group.check(key.as_str()).is_denied());
         }
@@ -58,7 +58,6 @@ fn main() {
     let keys: Vec<String> = (0..KEYS).map(|user| format!("user:{user:015}")).collect();
     let plenty = 1_000_000_000;
     let case = std::env::args().nth(1).unwrap_or_else(|| "leased".to_owned());
-    let rounds = if case == "group" { ROUNDS_OF_GROUP } else { ROUNDS };
     let denied_of: &dyn Fn(&[String]) -> usize = match &*case {
         "leased" => &denied_of_leased,
         "group" => &denied_of_group,
@@ -70,7 +69,7 @@ fn main() {
         other => panic!("{other}: leased, group, or an algorithm"),
     };
     let denied: usize = (0..TIMES).map(|_| denied_of(&keys)).sum();
-    println!("decisions {} denied {denied}", TIMES * rounds * KEYS);
+    println!("decisions {} denied {denied}", TIMES * ROUNDS * KEYS);
 }
 
 /// Decides about keys that have been asked for. A log has 100 entries by then.
@@ -79,15 +78,15 @@ fn denied_of_local(rule: Rule, keys: &[String]) -> usize {
     for _ in 0..100 {
         assert!(keys.iter().all(|key| limit.check(key.as_str()).is_allowed()));
     }
-    decide_many(&limit, keys, ROUNDS)
+    decide_many(&limit, keys)
 }
 
 /// Decides about keys as soon as all of them have leases.
 fn denied_of_leased(keys: &[String]) -> usize {
     let (limiter, runtime) = leased(&["bench"]);
     let limit = limiter.limit("bench").expect("it was built with it");
-    wait_for_leases(&runtime, keys, |key| limit.check(key).is_sure());
-    decide_many(&limit, keys, ROUNDS)
+    wait_for_leases(&runtime, keys, |key, cost| is_leased(&limit, key, cost));
+    decide_many(&limit, keys)
 }
 
 /// Decides about keys by three limits.
@@ -96,8 +95,10 @@ fn denied_of_group(keys: &[String]) -> usize {
     let (limiter, runtime) = leased(&NAMES);
     let group = limiter.group(NAMES).expect("it was built with them");
     let limits = group.limits();
-    wait_for_leases(&runtime, keys, |key| limits.iter().all(|limit| limit.check(key).is_sure()));
-    decide_many_of_group(&group, keys, ROUNDS_OF_GROUP)
+    wait_for_leases(&runtime, keys, |key, cost| {
+        limits.iter().all(|limit| is_leased(limit, key, cost))
+    });
+    decide_many_of_group(&group, keys)
 }
 
 /// A limiter of limits that are plenty, and where its driver runs: while somebody waits there.
@@ -113,12 +114,16 @@ fn leased(names: &[&str]) -> (Limiter, Runtime) {
     (limiter, runtime)
 }
 
-fn wait_for_leases(runtime: &Runtime, keys: &[String], is_sure: impl Fn(&str) -> bool) {
+fn is_leased(limit: &ActiveLimit, key: &str, cost: u32) -> bool {
+    limit.check_n(key, cost).is_ok_and(|decision| decision.is_sure())
+}
+
+fn wait_for_leases(runtime: &Runtime, keys: &[String], is_leased: impl Fn(&str, u32) -> bool) {
     let deadline = Instant::now() + LEASED_WITHIN;
-    // All of them twice in a row, since the first decision after each sync tells the driver.
-    while (0..2).any(|_| {
+    // Then once more for one token, since the first decision after each sync tells the driver.
+    while [COST_BEFORE, 1].into_iter().any(|cost| {
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
-        keys.iter().filter(|key| !is_sure(key)).count() > 0
+        keys.iter().filter(|key| !is_leased(key, cost)).count() > 0
     }) {
         assert!(Instant::now() < deadline, "no leases within {LEASED_WITHIN:?}");
     }

@@ -266,13 +266,14 @@ impl Group {
     #[inline(always)]
     fn decide<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let held = self.limits[0].shared.secret.held_name(key);
-        let at_first = || Err(self.leased.first().map(Undecided::at));
-        let undecided = match held.map_or_else(at_first, |name| self.decide_by_leases(name, cost)) {
-            Ok(decision) => return decision,
-            Err(undecided) => undecided,
+        let now = self.limits[0].state.clock.now();
+        let from = match held.map(|name| self.decide_by_leases(name, cost, now)) {
+            Some(Ok(decision)) => return decision,
+            Some(Err(from)) => from,
+            None => self.leased.first(),
         };
         let mut decision = self.limits[0].undecided(cost);
-        self.decide_further(key, cost, undecided, &mut decision);
+        self.decide_further(key, cost, (from, now), &mut decision);
         decision
     }
 
@@ -283,11 +284,11 @@ impl Group {
         &self,
         key: &K,
         cost: u32,
-        undecided: Option<Undecided<'_>>,
+        (from, now): (Option<&LeasedLimit>, Timestamp),
         told: &mut Decision,
     ) {
         let (name, patience) = (self.name(key), Patience::None);
-        if let Some(decision) = self.decide_and_notify((&name, cost), undecided, patience) {
+        if let Some(decision) = self.decide_and_notify((&name, cost), (from, now), patience) {
             *told = decision;
             return;
         }
@@ -301,11 +302,12 @@ impl Group {
 
     async fn decide_or_ask<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let (name, patience) = (self.name(key), Patience::Store);
-        let undecided = match self.decide_by_leases(&name, cost) {
+        let now = self.limits[0].state.clock.now();
+        let from = match self.decide_by_leases(&name, cost, now) {
             Ok(decision) => return decision,
-            Err(undecided) => undecided,
+            Err(from) => from,
         };
-        if let Some(decision) = self.decide_and_notify((&name, cost), undecided, patience) {
+        if let Some(decision) = self.decide_and_notify((&name, cost), (from, now), patience) {
             return decision;
         }
         let plain = self.plain(key);
@@ -322,24 +324,25 @@ impl Group {
     /// Spends from each lease in turn, and decides as the limit with the fewest tokens left. `Err` names the first lease that
     /// needs a longer look: those before it have been spent from.
     #[inline(always)]
-    fn decide_by_leases(&self, key: &[u8], cost: u32) -> Result<Decision, Option<Undecided<'_>>> {
-        let first = self.leased.first().filter(|_| cost > 0);
-        let LeasedLimit { table, limit } = first.ok_or(None)?;
+    fn decide_by_leases(
+        &self,
+        key: &[u8],
+        cost: u32,
+        now: Timestamp,
+    ) -> Result<Decision, Option<&LeasedLimit>> {
+        let (first, others) = self.leased.split_first().filter(|_| cost > 0).ok_or(None)?;
         // All tables of a limiter hash alike.
-        let name = table.short_name(key).ok_or_else(|| first.map(Undecided::at))?;
-        let now = limit.state.clock.now();
-        // Each limit has fewer tokens than that.
-        let (mut fewest, mut tightest) = (i64::MAX, None);
-        for lease in &*self.leased {
+        let name = first.table.short_name(key).ok_or(Some(first))?;
+        let spent = first.spend(first.table.find_short(&name), cost, now);
+        let mut tightest = spent.ok_or(Some(first))?;
+        for lease in others {
             let spent = lease.spend(lease.table.find_short(&name), cost, now);
-            let (bucket, left) = spent.ok_or(Some(Undecided { lease, now }))?;
-            let left_in_all = i64::from(left) + bucket.view_tokens();
-            if left_in_all < fewest {
-                (fewest, tightest) = (left_in_all, Some((lease, bucket, left)));
+            let spent = spent.ok_or(Some(lease))?;
+            if spent.left_in_all < tightest.left_in_all {
+                tightest = spent;
             }
         }
-        let (lease, bucket, left) = tightest.ok_or(None)?;
-        Ok(lease.allowed(bucket, left, cost, now))
+        Ok(tightest.lease.allowed(tightest.bucket, tightest.left, cost, now))
     }
 
     /// Goes on where [`decide_by_leases`](Self::decide_by_leases) ended, and notifies the engine: the first request after each
@@ -349,10 +352,10 @@ impl Group {
     fn decide_and_notify(
         &self,
         (key, cost): (&[u8], u32),
-        undecided: Option<Undecided<'_>>,
+        (from, now): (Option<&LeasedLimit>, Timestamp),
         patience: Patience,
     ) -> Option<Decision> {
-        let Undecided { lease: from, now } = undecided.filter(|_| cost > 0)?;
+        let from = from.filter(|_| cost > 0)?;
         let mut tightest = None;
         for (place, lease) in self.leased.iter().enumerate() {
             let decision = if lease.index() < from.index() {
@@ -383,18 +386,14 @@ impl Group {
     }
 }
 
-/// The first lease that did not tell at the first look, and when that was: what was taken of those before it was taken then.
-#[derive(Clone, Copy)]
-struct Undecided<'a> {
+/// What a request has spent from, and what is left.
+struct Spent<'a> {
     lease: &'a LeasedLimit,
-    now: Timestamp,
-}
-
-impl<'a> Undecided<'a> {
-    /// Nothing was looked at yet.
-    fn at(lease: &'a LeasedLimit) -> Self {
-        Self { lease, now: lease.limit.state.clock.now() }
-    }
+    bucket: &'a LeaseBucket,
+    /// Tokens of the lease.
+    left: u32,
+    /// Tokens of the lease, and of the store at its last word.
+    left_in_all: i64,
 }
 
 impl LeasedLimit {
@@ -402,18 +401,18 @@ impl LeasedLimit {
         self.limit.state.index
     }
 
-    /// Spends from the lease, if one look at the bucket tells, and nobody has to hear of it. Returns the bucket, and the tokens
-    /// that are left of the lease.
+    /// Spends from the lease, if one look at the bucket tells, and nobody has to hear of it.
     #[inline(always)]
     fn spend<'a>(
         &'a self,
         found: Option<Found<'a, LeaseBucket>>,
         cost: u32,
         now: Timestamp,
-    ) -> Option<(&'a LeaseBucket, u32)> {
+    ) -> Option<Spent<'a>> {
         let Found { bucket, word, .. } = found.filter(|_| !self.limit.looks_further())?;
         let left = bucket.spend(word, cost, now, || self.limit.state.terms.scale.token)?;
-        Some((bucket, left))
+        let left_in_all = i64::from(left) + bucket.view_tokens();
+        Some(Spent { lease: self, bucket, left, left_in_all })
     }
 
     #[inline(always)]
@@ -431,9 +430,9 @@ impl LeasedLimit {
         patience: Patience,
     ) -> Result<Decision, Option<Decision>> {
         let Self { table, limit } = self;
-        if let Some((bucket, left)) = self.spend(table.find(key), cost, now) {
+        if let Some(spent) = self.spend(table.find(key), cost, now) {
             // The first look had found another key's entry.
-            return Ok(self.allowed(bucket, left, cost, now));
+            return Ok(self.allowed(spent.bucket, spent.left, cost, now));
         }
         let has_enough = |found: Found<'_, LeaseBucket>| {
             found.bucket.has_leased(found.word, (cost, limit.plan), now)
