@@ -37,7 +37,9 @@ use crate::builder::Builder;
 use crate::limit::Limit;
 
 mod check;
+mod descriptor;
 mod document;
+mod domains;
 mod fields;
 mod limits;
 mod mistake;
@@ -51,13 +53,18 @@ mod server;
 mod store;
 mod warnings;
 
+#[cfg(feature = "server")]
+pub(crate) use descriptor::{Descriptor, DescriptorRule, Matched};
 use document::Document;
+pub(crate) use domains::Domain;
 use fields::Fields;
 pub use mistake::{ConfigFileError, Mistake};
 use node::Node;
 use reading::{Reading, Setting};
 pub use secret::SECRET_BYTES_MAX;
-pub use server::{DEFAULT_DRAIN, DEFAULT_HTTP, DRAIN_MAX, ServerConfig};
+pub use server::{
+    DEFAULT_DRAIN, DEFAULT_GRPC, DEFAULT_HTTP, DRAIN_MAX, ServerConfig, UnknownDomain,
+};
 use store::ConfiguredStore;
 
 /// The largest file that is read, in bytes.
@@ -74,6 +81,7 @@ const TEXT: &str = "text";
 pub struct Config {
     name: Option<String>,
     limits: Vec<Limit>,
+    domains: Vec<Domain>,
     store: Option<ConfiguredStore>,
     max_keys: Option<usize>,
     lanes: Option<u32>,
@@ -89,6 +97,7 @@ impl fmt::Debug for Config {
         f.debug_struct("Config")
             .field("name", &self.name)
             .field("limits", &self.limits)
+            .field("domains", &self.domains)
             .field("store", &self.store)
             .field("max_keys", &self.max_keys)
             .field("lanes", &self.lanes)
@@ -185,9 +194,15 @@ impl Config {
         }
     }
 
-    /// The limits in the order of the file.
+    /// The limits in the order of the file, and after them those of domains.
     pub fn limits(&self) -> &[Limit] {
         &self.limits
+    }
+
+    /// The domain of this name.
+    #[cfg(feature = "server")]
+    pub(crate) fn domain(&self, name: &str) -> Option<&Domain> {
+        self.domains.iter().find(|domain| domain.name == name)
     }
 
     /// What is allowed, and mostly a mistake, in the order of the file.
@@ -205,7 +220,7 @@ impl Config {
         &self.server
     }
 
-    /// The first field outside `limits` by which two configurations differ. A service that runs cannot change it.
+    /// The first field outside `limits` and `domains` by which two configurations differ. A service that runs cannot change it.
     pub fn fixed_field_that_differs(&self, other: &Self) -> Option<&'static str> {
         let has_same_store = match (&self.store, &other.store) {
             (Some(own), Some(other)) => own.is_same(other),
@@ -256,6 +271,7 @@ impl Config {
         let mut config = Self {
             name: root.text("name", reading).map(value),
             limits: Vec::new(),
+            domains: Vec::new(),
             max_keys: root.whole("max_keys", reading).map(value),
             lanes: root.whole("lanes", reading).map(value),
             max_nodes: root.whole("max_nodes", reading).map(value),
@@ -266,7 +282,8 @@ impl Config {
         };
         let table = root.table("limits", limits::EXAMPLE, reading);
         // What is no table is a mistake of its own.
-        let has_limits = root.has("limits") && !table.as_ref().is_some_and(Fields::is_empty);
+        let has_limits = root.has("limits") && !table.as_ref().is_some_and(Fields::is_empty)
+            || root.has("domains");
         let tables = table.map(|limits| limits.tables(limits::EXAMPLE, reading));
         let mut on_node = check::limiter(config.builder(), has_limits, root, reading);
         let node = warnings::Node {
@@ -285,6 +302,13 @@ impl Config {
                 warnings::limit(&read, &node, reading);
             }
             config.limits.push(read.limit);
+        }
+        let (domains, limits) = domains::read(root, &on_node, reading);
+        config.domains = domains;
+        config.limits.extend(limits);
+        if config.limits.is_empty() && root.has("domains") && reading.mistakes.is_empty() {
+            let remedy = "has no descriptor with a quota: add one, or a limit";
+            reading.mistake(&root.place("domains"), remedy);
         }
         config
     }

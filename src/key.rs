@@ -289,7 +289,7 @@ pub(crate) enum KeyName<'a> {
     Written(SmallVec<[u8; INLINE_BYTES]>),
 }
 
-#[cfg(feature = "tower")]
+#[cfg(any(feature = "tower", feature = "server"))]
 impl KeyName<'_> {
     /// The name with bytes of its own.
     pub(crate) fn into_owned(self) -> KeyName<'static> {

@@ -55,7 +55,7 @@
 //! | `config` | limits, store and secrets from TOML, with every mistake by line and column |
 //! | `sim` | a seeded simulator around the unchanged limiter |
 //! | `cli` | the `tidegate` binary |
-//! | `server` | `tidegate serve`: decisions for programs in any language, over HTTP; with all of `cli` |
+//! | `server` | `tidegate serve`: decisions for programs in any language, over HTTP, and for Envoy; with all of `cli` |
 //! | `testing` | a clock that tests drive and a store that tests script |
 //!
 //! # Guarantees
@@ -98,6 +98,8 @@ mod overrides;
 mod quota;
 #[cfg(feature = "retry")]
 pub mod retry;
+#[cfg(feature = "server")]
+mod rls;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "sim")]

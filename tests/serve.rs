@@ -48,7 +48,7 @@ impl Server {
 
     fn start_with(file: Option<&PathBuf>, is_store_away: bool) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", "127.0.0.1:0"])
+            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"])
             .args(file)
             .env("NO_COLOR", "1")
             .env_remove("RUST_LOG")
@@ -375,7 +375,7 @@ fn file_with_another_password_of_the_store_is_refused() {
 async fn service_that_refuses_checks_is_not_ready_and_charges_nothing() {
     let config = Config::from_toml("[limits.a]\nquota = \"5/s\"").unwrap();
     let limiter = config.builder().build().unwrap();
-    let service = Service::new(config, limiter.clone());
+    let service = Service::new(config, limiter.clone()).unwrap();
     let status = async |method: &str, path: &str| {
         let body = Body::from(r#"{"limit": "a", "key": "k"}"#);
         let request = Request::builder().method(method).uri(path).body(body).unwrap();

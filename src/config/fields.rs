@@ -22,6 +22,7 @@ pub(super) const ROOT: &[&str] = &[
     "key_secret_file",
     "store",
     "limits",
+    "domains",
     "server",
 ];
 
@@ -30,7 +31,8 @@ pub(super) const STORE: &[&str] =
     &["redis", "redis_file", "user", "password", "password_file", "namespace", "timeout", "memory"];
 
 /// The fields of the table `server`.
-pub(super) const SERVER: &[&str] = &["http", "drain"];
+pub(super) const SERVER: &[&str] =
+    &["http", "grpc", "drain", "unknown_domain", "shadow_domains", "limit_headers"];
 
 /// The fields of a limit. Overrides will be a list of the whole.
 pub(super) const LIMIT: &[&str] = &[
@@ -54,6 +56,10 @@ pub(super) const LIMIT: &[&str] = &[
     "block_for",
     "plans",
 ];
+
+/// The fields of a descriptor beside those of its limit.
+pub(super) const DESCRIPTOR: &[&str] =
+    &["unlimited", "deny", "share", "charge", "name", "replaces"];
 
 /// The fields of a plan: those of a rule, without the algorithm.
 pub(super) const PLAN: &[&str] = &["quota", "burst", "queue", "zone"];
@@ -114,16 +120,16 @@ pub(super) struct Fields<'n> {
     pub(super) path: String,
     /// Where its name is.
     pub(super) at: usize,
-    entries: &'n [Entry],
+    entries: Vec<&'n Entry>,
 }
 
 impl<'n> Fields<'n> {
     pub(super) fn of_root(root: &'n Node) -> Self {
-        let entries = match &root.value {
-            Value::Table(entries) => entries.as_slice(),
+        let entries: &[Entry] = match &root.value {
+            Value::Table(entries) => entries,
             _ => &[],
         };
-        Self { path: String::new(), at: root.at, entries }
+        Self { path: String::new(), at: root.at, entries: entries.iter().collect() }
     }
 
     /// A table in this one.
@@ -134,7 +140,7 @@ impl<'n> Fields<'n> {
     /// All tables in this one.
     pub(super) fn tables(&self, example: &str, reading: &mut Reading) -> Vec<(&'n str, Self)> {
         let mut tables = Vec::new();
-        for entry in self.entries {
+        for entry in &self.entries {
             if let Some(table) = self.table_of(entry, example, reading) {
                 tables.push((entry.name.as_str(), table));
             }
@@ -146,7 +152,7 @@ impl<'n> Fields<'n> {
         let path = join(&self.path, &entry.name);
         if let Value::Table(entries) = &entry.node.value {
             // A table that is written in one line begins with its name.
-            return Some(Self { path, at: entry.at, entries });
+            return Some(Self { path, at: entry.at, entries: entries.iter().collect() });
         }
         // An address of a store has a password, perhaps.
         let shown = if entry.name == "store" { HIDDEN } else { &entry.node.shown };
@@ -155,12 +161,20 @@ impl<'n> Fields<'n> {
         None
     }
 
+    /// The fields that are no tables, and the tables in this one.
+    pub(super) fn apart(self) -> (Self, Self) {
+        let is_table = |entry: &&Entry| matches!(entry.node.value, Value::Table(_));
+        let (tables, others) = self.entries.into_iter().partition(is_table);
+        let tables = Self { path: self.path.clone(), at: self.at, entries: tables };
+        (Self { path: self.path, at: self.at, entries: others }, tables)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     fn entry(&self, name: &str) -> Option<&'n Entry> {
-        self.entries.iter().find(|entry| entry.name == name)
+        self.entries.iter().copied().find(|entry| entry.name == name)
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -214,7 +228,7 @@ impl<'n> Fields<'n> {
             let is_harmless = match &entry.node.value {
                 Value::Text(_) => near.or(elsewhere.map(|_| name)).is_some_and(is_shown),
                 Value::Table(_) => !entry.node.shown.starts_with('{'),
-                Value::Other(_) => entry.node.shown.starts_with("[["),
+                Value::List(_) => entry.node.shown.starts_with("[["),
                 _ => near.or(elsewhere.map(|_| name)).is_none_or(is_shown),
             };
             let shown = if is_harmless { entry.node.shown.clone() } else { HIDDEN.to_owned() };
@@ -233,6 +247,27 @@ impl<'n> Fields<'n> {
             return None;
         };
         expanded(&place, text, reading)
+    }
+
+    /// A text, or a list of texts.
+    pub(super) fn texts(&self, name: &str, reading: &mut Reading) -> Vec<String> {
+        let Some(entry) = self.entry(name) else { return Vec::new() };
+        let nodes = match &entry.node.value {
+            Value::List(nodes) => nodes.iter().collect(),
+            _ => vec![&entry.node],
+        };
+        let mut texts = Vec::new();
+        for node in nodes {
+            match &node.value {
+                Value::Text(text) if !text.is_empty() => texts.push(text.clone()),
+                _ => {
+                    let place =
+                        Place { at: node.at, shown: node.shown.clone(), ..self.place(name) };
+                    reading.mistake(&place, "must be a text in quotes, or a list of such texts");
+                }
+            }
+        }
+        texts
     }
 
     /// What is not to be shown: the bytes of a field, or those of the file that the field `<name>_file` names.
@@ -415,7 +450,12 @@ fn of_variable(place: &Place, fault: &Fault) -> Place {
 
 /// The table that has such a field.
 fn table_of_field(name: &str) -> Option<&'static str> {
-    let tables =
-        [(ROOT, "the whole file"), (STORE, "[store]"), (SERVER, "[server]"), (LIMIT, OF_LIMIT)];
+    let tables = [
+        (ROOT, "the whole file"),
+        (STORE, "[store]"),
+        (SERVER, "[server]"),
+        (LIMIT, OF_LIMIT),
+        (DESCRIPTOR, "a descriptor"),
+    ];
     tables.into_iter().find(|(fields, _)| fields.contains(&name)).map(|(_, table)| table)
 }

@@ -24,6 +24,15 @@ pub(super) struct LimitRead<'n> {
 /// Reads a limit.
 pub(super) fn read<'n>(name: &str, fields: Fields<'n>, reading: &mut Reading) -> LimitRead<'n> {
     fields.refuse_unknown(LIMIT, reading);
+    read_known(name, fields, reading)
+}
+
+/// The same of a table that may have other fields too.
+pub(super) fn read_known<'n>(
+    name: &str,
+    fields: Fields<'n>,
+    reading: &mut Reading,
+) -> LimitRead<'n> {
     let algorithm = Algorithm::read(&fields, reading);
     let RuleRead { rule, common } = algorithm.rule(&fields, None, reading);
     let is_rule_known = rule.is_some();

@@ -24,6 +24,7 @@ pub(super) enum Value {
     Number(f64),
     Flag(bool),
     Table(Vec<Entry>),
+    List(Vec<Node>),
     /// What no field takes, by its name.
     Other(&'static str),
 }
@@ -43,6 +44,7 @@ impl Value {
             Self::Number(_) => "a number",
             Self::Flag(_) => "true or false",
             Self::Table(_) => "a table",
+            Self::List(_) => "a list",
             Self::Other(kind) => kind,
         }
     }
@@ -56,29 +58,35 @@ impl Node {
 }
 
 fn table_of_toml(text: &str, table: &DeTable<'_>) -> Value {
-    let entry = |(name, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
-        let (at, span) = (name.span().start, value.span());
-        let shown = shortened(text.get(span.clone()).unwrap_or_default());
-        let value = match value.get_ref() {
-            DeValue::String(text) => Value::Text(text.to_string()),
-            DeValue::Integer(whole) => match i128::from_str_radix(whole.as_str(), whole.radix()) {
-                Ok(whole) => Value::Whole(whole),
-                Err(_) => Value::Other("a number with too many digits"),
-            },
-            DeValue::Float(number) => match number.as_str().parse() {
-                Ok(number) => Value::Number(number),
-                Err(_) => Value::Other("no number"),
-            },
-            DeValue::Boolean(flag) => Value::Flag(*flag),
-            DeValue::Datetime(_) => Value::Other("a date or time"),
-            DeValue::Array(_) => Value::Other("a list"),
-            DeValue::Table(table) => table_of_toml(text, table),
-        };
-        Entry { name: name.get_ref().to_string(), at, node: Node { at: span.start, shown, value } }
+    let entry = |(name, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| Entry {
+        name: name.get_ref().to_string(),
+        at: name.span().start,
+        node: node_of_toml(text, value),
     };
     let mut entries: Vec<Entry> = table.iter().map(entry).collect();
     entries.sort_by_key(|entry| entry.at);
     Value::Table(entries)
+}
+
+fn node_of_toml(text: &str, value: &Spanned<DeValue<'_>>) -> Node {
+    let span = value.span();
+    let shown = shortened(text.get(span.clone()).unwrap_or_default());
+    let value = match value.get_ref() {
+        DeValue::String(text) => Value::Text(text.to_string()),
+        DeValue::Integer(whole) => match i128::from_str_radix(whole.as_str(), whole.radix()) {
+            Ok(whole) => Value::Whole(whole),
+            Err(_) => Value::Other("a number with too many digits"),
+        },
+        DeValue::Float(number) => match number.as_str().parse() {
+            Ok(number) => Value::Number(number),
+            Err(_) => Value::Other("no number"),
+        },
+        DeValue::Boolean(flag) => Value::Flag(*flag),
+        DeValue::Datetime(_) => Value::Other("a date or time"),
+        DeValue::Array(list) => Value::List(list.iter().map(|it| node_of_toml(text, it)).collect()),
+        DeValue::Table(table) => table_of_toml(text, table),
+    };
+    Node { at: span.start, shown, value }
 }
 
 /// The first line, not too long.
@@ -136,8 +144,11 @@ impl<'de> Visitor<'de> for AnyNode {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
-        while list.next_element::<Node>()?.is_some() {}
-        Ok(node("[...]".to_owned(), Value::Other("a list")))
+        let mut nodes = Vec::new();
+        while let Some(node) = list.next_element()? {
+            nodes.push(node);
+        }
+        Ok(node("[...]".to_owned(), Value::List(nodes)))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {

@@ -1,13 +1,17 @@
-//! The table `[server]`: where the service that decides for other programs listens, and how it ends.
+//! The table `[server]`: where the service that decides for other programs listens, what it answers, and how it ends.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
+
+use serde::Deserialize;
 
 use super::fields::{Fields, SERVER};
 use super::reading::Reading;
 
 /// Where the service listens if nobody says where: on this machine alone.
 pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+/// Where it listens for gRPC if nobody says where.
+pub const DEFAULT_GRPC: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
 /// For how long a service that is told to end waits for requests that are under way.
 pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 /// The longest that it can wait.
@@ -21,13 +25,39 @@ const EXAMPLE: &str = "[server] with http = \"127.0.0.1:8080\"";
 pub struct ServerConfig {
     /// Where it listens for HTTP.
     pub http: SocketAddr,
+    /// Where it listens for gRPC: Envoy's rate limit service.
+    pub grpc: SocketAddr,
     /// For how long it waits for requests that are under way when it is told to end.
     pub drain: Duration,
+    /// What is answered about a domain that is not configured.
+    pub unknown_domain: UnknownDomain,
+    /// Whether the limits of domains deny nothing: they decide and count, and statuses say what they decided.
+    pub shadow_domains: bool,
+    /// Whether answers about domains have header fields for the response.
+    pub limit_headers: bool,
+}
+
+/// What is answered about a domain that is not configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UnknownDomain {
+    /// Its requests go on.
+    #[default]
+    Allow,
+    /// Its requests are denied.
+    Deny,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { http: DEFAULT_HTTP, drain: DEFAULT_DRAIN }
+        Self {
+            http: DEFAULT_HTTP,
+            grpc: DEFAULT_GRPC,
+            drain: DEFAULT_DRAIN,
+            unknown_domain: UnknownDomain::default(),
+            shadow_domains: false,
+            limit_headers: false,
+        }
     }
 }
 
@@ -36,14 +66,16 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     let mut server = ServerConfig::default();
     let Some(fields) = root.table("server", EXAMPLE, reading) else { return server };
     fields.refuse_unknown(SERVER, reading);
-    if let Some(http) = fields.text("http", reading) {
-        match http.value.parse() {
-            Ok(address) => server.http = address,
-            Err(_) => reading.mistake(
-                &http.place,
-                "must be an address and a port, such as \"127.0.0.1:8080\" or \"[::]:8080\"",
-            ),
-        }
+    address("http", &mut server.http, &fields, reading);
+    address("grpc", &mut server.grpc, &fields, reading);
+    if let Some(unknown) = fields.word("unknown_domain", reading) {
+        server.unknown_domain = unknown.value;
+    }
+    if let Some(shadow) = fields.flag("shadow_domains", reading) {
+        server.shadow_domains = shadow.value;
+    }
+    if let Some(headers) = fields.flag("limit_headers", reading) {
+        server.limit_headers = headers.value;
     }
     if let Some(drain) = fields.duration("drain", reading) {
         if drain.value > DRAIN_MAX {
@@ -52,4 +84,17 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
         server.drain = drain.value;
     }
     server
+}
+
+/// An address, which is the default before.
+fn address(name: &str, address: &mut SocketAddr, fields: &Fields<'_>, reading: &mut Reading) {
+    let Some(text) = fields.text(name, reading) else { return };
+    if let Ok(parsed) = text.value.parse() {
+        *address = parsed;
+        return;
+    }
+    let port = address.port();
+    let remedy =
+        format!("must be an address and a port, such as \"127.0.0.1:{port}\" or \"[::]:{port}\"");
+    reading.mistake(&text.place, remedy);
 }

@@ -115,7 +115,7 @@ fn odd_queue(limit: &Limit, rule: Rule) -> Option<String> {
     }
 }
 
-fn without_effect(read: &LimitRead<'_>, reading: &mut Reading) {
+pub(super) fn without_effect(read: &LimitRead<'_>, reading: &mut Reading) {
     let (fields, mode): (&[&str], _) = match read.limit.mode {
         Mode::Exact => (&NOT_OF_EXACT, "exact"),
         Mode::Local => (&NOT_OF_LOCAL, "local"),

@@ -284,7 +284,7 @@ impl ActiveLimit {
     }
 
     /// Whether the limit is in shadow mode.
-    pub(super) fn is_shadow(&self) -> bool {
+    pub(crate) fn is_shadow(&self) -> bool {
         self.looks_further() && self.state.overrides.switch() == Switch::Shadow
     }
 }

@@ -63,5 +63,5 @@ pub(super) async fn list(State(running): State<Arc<Running>>) -> Json<Vec<Shown>
         let mode = running.limiter.async_limit(limit.name()).map_or(limit.mode, |it| it.mode());
         Shown::new(limit, mode)
     };
-    Json(running.config.load().limits().iter().map(shown).collect())
+    Json(running.in_force.load().config.limits().iter().map(shown).collect())
 }

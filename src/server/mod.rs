@@ -1,7 +1,7 @@
-//! The service that decides for programs in any language, over HTTP.
+//! The service that decides for programs in any language, over HTTP, and for Envoy, over gRPC.
 //!
-//! `tidegate serve` runs it; a service of your own can take its [`router`](Service::router). docs/SERVICE.md has the requests and
-//! their answers.
+//! `tidegate serve` runs it; a service of your own can take its [`router`](Service::router) and its
+//! [`grpc`](Service::grpc). docs/SERVICE.md has the requests and their answers, docs/ENVOY.md those of Envoy.
 //!
 //! ```
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -11,7 +11,7 @@
 //!
 //! let config = Config::from_toml("[limits.api]\nquota = \"600/min\"")?;
 //! let limiter = config.builder().build()?;
-//! let app: axum::Router = Service::new(config, limiter).router();
+//! let app: axum::Router = Service::new(config, limiter)?.router();
 //! # let _ = app;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -26,9 +26,11 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 
 use crate::config::Config;
+use crate::error::ConfigError;
 use crate::limiter::Limiter;
 
 mod check;
+mod envoy;
 mod limits;
 mod problem;
 mod running;
@@ -54,8 +56,12 @@ impl fmt::Debug for Service {
 
 impl Service {
     /// A service of a limiter that was built from `config`.
-    pub fn new(config: Config, limiter: Limiter) -> Self {
-        Self(Arc::new(Running::new(config, limiter)))
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::UnknownLimit`] if the limiter lacks one of its limits.
+    pub fn new(config: Config, limiter: Limiter) -> Result<Self, ConfigError> {
+        Ok(Self(Arc::new(Running::new(config, limiter)?)))
     }
 
     /// The limits of `config` in place of those that the service has: see [`Limiter::update`]. No request waits for it.
@@ -67,17 +73,34 @@ impl Service {
         self.0.reload(config)
     }
 
+    /// From now on the service says that it is not ready: call it when it is told to end, so that no more is sent to it. What
+    /// comes is decided all the same.
+    pub fn announce_end(&self) {
+        self.0.announce_end();
+    }
+
     /// Checks that come from now on are refused with status 503: call it before [`Limiter::shutdown`], after which what is spent
     /// is lost.
     pub fn refuse_checks(&self) {
         self.0.refuse_checks();
     }
 
-    /// What answers requests.
+    /// What answers requests over gRPC: Envoy's rate limit service, version 3, and the health service. Serve it with HTTP/2.
+    ///
+    /// # Panics
+    ///
+    /// If it is called outside of a tokio runtime.
+    pub fn grpc(&self) -> Router {
+        envoy::grpc(&self.0)
+    }
+
+    /// What answers requests over HTTP.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/v1/check", post(check::check))
             .route("/v1/limits", get(limits::list))
+            .route("/json", post(envoy::json))
+            .route("/healthcheck", get(ready))
             .route("/health/live", get(async || "the service answers\n"))
             .route("/health/ready", get(ready))
             .fallback(problem::no_such_path)
@@ -90,7 +113,7 @@ impl Service {
 /// Whether the store has answered, if there is one.
 async fn ready(State(running): State<Arc<Running>>) -> Result<&'static str, Problem> {
     let unready = |reason: String| Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason);
-    if running.refuses_checks() {
+    if *running.ends().borrow() || running.refuses_checks() {
         return Err(unready("the service ends".to_owned()));
     }
     match running.limiter.ready(READY_WITHIN).await {

@@ -4,18 +4,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::error::ConfigError;
 use crate::limiter::Limiter;
+use crate::rls::DomainLimits;
 
 pub(super) struct Running {
     pub(super) limiter: Limiter,
-    /// That which is in force.
-    pub(super) config: ArcSwap<Config>,
+    /// The configuration that is in force.
+    pub(super) in_force: ArcSwap<DomainLimits>,
     /// Held by whoever changes it.
     reloads: Mutex<()>,
     refuses_checks: AtomicBool,
+    ends: watch::Sender<bool>,
 }
 
 /// Why a configuration does not come into force while the service runs.
@@ -31,19 +34,30 @@ pub enum ReloadError {
 }
 
 impl Running {
-    pub(super) fn new(config: Config, limiter: Limiter) -> Self {
-        let config = ArcSwap::from_pointee(config);
-        Self { limiter, config, reloads: Mutex::new(()), refuses_checks: AtomicBool::new(false) }
+    pub(super) fn new(config: Config, limiter: Limiter) -> Result<Self, ConfigError> {
+        let in_force = ArcSwap::from_pointee(DomainLimits::new(config, &limiter)?);
+        let (reloads, refuses_checks) = (Mutex::new(()), AtomicBool::new(false));
+        Ok(Self { limiter, in_force, reloads, refuses_checks, ends: watch::Sender::new(false) })
     }
 
     pub(super) fn reload(&self, config: Config) -> Result<(), ReloadError> {
         let _reloads = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(field) = self.config.load().fixed_field_that_differs(&config) {
+        if let Some(field) = self.in_force.load().config.fixed_field_that_differs(&config) {
             return Err(ReloadError::Fixed(field));
         }
         self.limiter.update(config.limits().iter().cloned())?;
-        self.config.store(Arc::new(config));
+        // Whoever still asks by the configuration before has the limits of that.
+        self.in_force.store(Arc::new(DomainLimits::new(config, &self.limiter)?));
         Ok(())
+    }
+
+    pub(super) fn announce_end(&self) {
+        self.ends.send_replace(true);
+    }
+
+    /// Whether the end was announced.
+    pub(super) fn ends(&self) -> watch::Receiver<bool> {
+        self.ends.subscribe()
     }
 
     pub(super) fn refuse_checks(&self) {

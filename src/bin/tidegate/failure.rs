@@ -2,6 +2,8 @@
 
 use crate::check_config::CheckConfigError;
 use crate::compare::CompareError;
+#[cfg(feature = "server")]
+use crate::convert::ConvertError;
 use crate::demo::DemoError;
 use crate::flags::InputError;
 use crate::output::OutputError;
@@ -111,6 +113,17 @@ impl From<ServeError> for Failure {
             ServeError::File(error) => error.into(),
             ServeError::Output(error) => error.into(),
             failed => Self::Failed(failed.to_string()),
+        }
+    }
+}
+
+#[cfg(feature = "server")]
+impl From<ConvertError> for Failure {
+    fn from(error: ConvertError) -> Self {
+        match error {
+            ConvertError::Output(error) => error.into(),
+            usage @ ConvertError::Mistakes { .. } => Self::Usage(usage.to_string()),
+            failed @ ConvertError::Unreadable { .. } => Self::Failed(failed.to_string()),
         }
     }
 }

@@ -13,6 +13,8 @@ use clap::{Command as ClapCommand, CommandFactory, FromArgMatches, Parser, Subco
 mod advice;
 mod check_config;
 mod compare;
+#[cfg(feature = "server")]
+mod convert;
 mod demo;
 mod exporter;
 mod failure;
@@ -60,9 +62,12 @@ enum Command {
     Compare(compare::Options),
     /// Name every mistake of a configuration file
     CheckConfig(check_config::Options),
-    /// Decide for programs in any language, over HTTP
+    /// Decide for programs in any language, over HTTP, and for Envoy
     #[cfg(feature = "server")]
     Serve(serve::Options),
+    /// Write the configuration of Envoy's rate limit service as one of tidegate
+    #[cfg(feature = "server")]
+    Convert(convert::Options),
     /// Print a completion script for a shell
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -142,6 +147,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::CheckConfig(options) => check_config::run(options)?,
         #[cfg(feature = "server")]
         Command::Serve(options) => serve::run(options)?,
+        #[cfg(feature = "server")]
+        Command::Convert(options) => convert::run(options)?,
         Command::Completions { shell } => output::write(&completions(*shell))?,
         Command::DemoNode => demo::process::run_node()?,
         Command::DemoRedis => demo::outage::run_redis()?,

@@ -1,4 +1,4 @@
-//! `tidegate serve`: decides for programs in any language, over HTTP.
+//! `tidegate serve`: decides for programs in any language, over HTTP, and for Envoy.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
+use axum::serve::ListenerExt;
 use clap::Args;
 use metrics_exporter_prometheus::{BuildError, PrometheusHandle};
 use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX};
@@ -34,8 +35,8 @@ pub(crate) enum ServeError {
     File(#[from] CheckConfigError),
     #[error(transparent)]
     Config(#[from] tidegate::ConfigError),
-    #[error("{address}: {error}: give another address by --http or [server] http")]
-    Listen { address: SocketAddr, error: std::io::Error },
+    #[error("{address}: {error}: give another address by --{flag} or [server] {flag}")]
+    Listen { address: SocketAddr, error: std::io::Error, flag: &'static str },
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error(transparent)]
@@ -50,14 +51,14 @@ const EXAMPLES: &str = "\
 Examples:
   tidegate serve
   curl -s http://127.0.0.1:8080/v1/check -d '{\"limit\": \"default\", \"key\": \"user:42\"}'
-  tidegate serve examples/tidegate.toml --http 127.0.0.1:9000
+  tidegate serve examples/tidegate.toml --http 127.0.0.1:9000 --grpc 127.0.0.1:9001
 
 Without a file it has one limit of 100 requests a second for each key, which it keeps alone. A change of
 the file comes into force within two seconds, and at SIGHUP at once; a broken file does not, and its mistakes
 are named. SIGTERM and SIGINT end the service once requests under way are answered. docs/SERVICE.md has the
-requests and their answers.";
+requests and their answers, docs/ENVOY.md those of Envoy, which come over gRPC.";
 
-/// Decides for programs in any language, over HTTP.
+/// Decides for programs in any language, over HTTP, and for Envoy.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
@@ -67,6 +68,9 @@ pub(crate) struct Options {
     /// Where to listen, instead of the file's [server] http or 127.0.0.1:8080; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT")]
     http: Option<SocketAddr>,
+    /// Where to listen for Envoy, instead of the file's [server] grpc or 127.0.0.1:8081; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    grpc: Option<SocketAddr>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), ServeError> {
@@ -85,37 +89,56 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
             .map_err(|error| CheckConfigError::Unreadable(error.to_string()))?,
     };
     let metrics = exporter()?.install_recorder()?;
-    let (address, drain) = (options.http.unwrap_or(config.server().http), config.server().drain);
-    let listener =
-        TcpListener::bind(address).await.map_err(|error| ServeError::Listen { address, error })?;
+    let (server, drain) = (config.server(), config.server().drain);
+    let http = listen("http", options.http.unwrap_or(server.http)).await?;
+    let grpc = listen("grpc", options.grpc.unwrap_or(server.grpc)).await?;
     let limiter = config.builder().build()?;
-    let began = beginning(&config, listener.local_addr()?, options.file.is_none());
-    let service = Service::new(config, limiter.clone());
+    let began = beginning(&config, (&http, &grpc), options.file.is_none())?;
+    let service = Service::new(config, limiter.clone())?;
     if let Some(source) = source {
         tokio::spawn(source.follow(service.clone(), hangup));
     }
     output::write(&began)?;
+    let announced = async {
+        signals.told(1).await;
+        service.announce_end();
+        Ok(())
+    };
     let router = service.router().merge(metrics_page(metrics));
-    signals.serve(listener, router, drain).await?;
+    let served = signals.serve(http, router, drain);
+    tokio::try_join!(served, signals.serve(grpc, service.grpc(), drain), announced)?;
     service.refuse_checks();
     limiter.shutdown(REPORT_WITHIN).await?;
     tracing::info!("ended: what was spent is reported");
     Ok(())
 }
 
+async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, ServeError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|error| ServeError::Listen { address, error, flag })
+}
+
 /// What is said when the service answers.
-fn beginning(config: &Config, address: SocketAddr, is_without_file: bool) -> String {
+fn beginning(
+    config: &Config,
+    (http, grpc): (&TcpListener, &TcpListener),
+    is_without_file: bool,
+) -> std::io::Result<String> {
+    let (address, grpc) = (http.local_addr()?, grpc.local_addr()?);
     let limits: Vec<&str> = config.limits().iter().map(tidegate::Limit::name).collect();
     let store = config.store_name().unwrap_or_else(|| "none: this process counts alone".to_owned());
-    let began = format!("listening on {address}\nlimits: {}\nstore: {store}\n", limits.join(", "));
+    let limits_line = limits.join(", ");
+    let began = format!(
+        "listening on {address}\nfor Envoy on {grpc}\nlimits: {limits_line}\nstore: {store}\n"
+    );
     if !is_without_file {
-        return began;
+        return Ok(began);
     }
     let limit = limits.concat();
-    format!(
+    Ok(format!(
         "{began}\nTry:\n  curl -s http://{address}/v1/check -d '{{\"limit\": \"{limit}\", \"key\": \"user:42\"}}'\n\
          \nThen write limits of your own to a file, and serve that: docs/CONFIGURATION.md\n"
-    )
+    ))
 }
 
 /// How often the service was told to end.
@@ -150,12 +173,16 @@ impl EndSignals {
     /// told again.
     #[allow(clippy::disallowed_methods, reason = "requests under way live by the real clock")]
     async fn serve(
-        self,
+        &self,
         listener: TcpListener,
         router: Router,
         drain: Duration,
     ) -> std::io::Result<()> {
         let until = Self(self.0.clone());
+        // Small answers are not kept back for larger ones.
+        let listener = listener.tap_io(|connection| {
+            let _ = connection.set_nodelay(true);
+        });
         let served = axum::serve(listener, router)
             .with_graceful_shutdown(async move { until.told(1).await });
         let drain_is_over = async {

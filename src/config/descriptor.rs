@@ -1,0 +1,208 @@
+//! The descriptors of a domain, and which of them a request means: as users of Envoy's rate limit service know them.
+
+#![cfg_attr(not(feature = "server"), allow(dead_code, reason = "only the service is asked"))]
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+/// Any characters, in a value.
+pub(super) const WILDCARD: char = '*';
+
+/// The descriptors of one level.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Level(BTreeMap<String, OfKey>);
+
+/// Those of one key.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct OfKey {
+    values: BTreeMap<String, Descriptor>,
+    /// Those whose values have wildcards, in the order of the file.
+    patterns: Vec<(String, Descriptor)>,
+    /// The one of all other values.
+    any: Option<Box<Descriptor>>,
+}
+
+/// What holds for requests whose entries lead here.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Descriptor {
+    /// None: they have no limit.
+    pub(crate) rule: Option<DescriptorRule>,
+    /// By which others replace it.
+    pub(crate) name: Option<String>,
+    /// The names of those that do not count where this one does.
+    pub(crate) replaces: Vec<String>,
+    /// All values of its pattern are one.
+    pub(crate) is_shared: bool,
+    pub(super) level: Level,
+}
+
+/// What a descriptor's requests get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DescriptorRule {
+    Unlimited,
+    Deny,
+    Limit {
+        /// Its name in the limiter.
+        limit: String,
+        /// It is charged though another limit denies the request.
+        is_always_charged: bool,
+    },
+}
+
+/// The descriptor that a request means.
+#[derive(Debug)]
+pub(crate) struct Matched<'a> {
+    pub(crate) descriptor: &'a Descriptor,
+    /// The values that tell its keys apart.
+    pub(crate) values: SmallVec<[&'a str; 4]>,
+}
+
+impl Level {
+    /// Adds a descriptor. `false` if there is one of this key and value, or of all values of the key.
+    pub(super) fn add(&mut self, key: &str, value: &str, descriptor: Descriptor) -> bool {
+        let of_key = self.0.entry(key.to_owned()).or_default();
+        let is_new = match value {
+            "" => of_key.any.is_none(),
+            value => {
+                !of_key.values.contains_key(value)
+                    && of_key.patterns.iter().all(|(pattern, _)| pattern != value)
+            }
+        };
+        if is_new {
+            match value {
+                "" => of_key.any = Some(Box::new(descriptor)),
+                value if value.contains(WILDCARD) => {
+                    of_key.patterns.push((value.to_owned(), descriptor));
+                }
+                value => {
+                    of_key.values.insert(value.to_owned(), descriptor);
+                }
+            }
+        }
+        is_new
+    }
+
+    /// The descriptor to which entries lead, one level each: that of the very value, else the first pattern that fits, else
+    /// that of all values. There is no way back: if it does not lead on, there is none.
+    pub(crate) fn find<'a>(
+        &'a self,
+        entries: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Option<Matched<'a>> {
+        let (mut level, mut matched) = (self, None);
+        let mut values = SmallVec::new();
+        for (key, value) in entries {
+            let of_key = level.0.get(key)?;
+            let fits = |(pattern, _): &&(String, Descriptor)| fits(pattern, value);
+            let descriptor = if let Some(descriptor) = of_key.values.get(value) {
+                descriptor
+            } else if let Some((pattern, descriptor)) = of_key.patterns.iter().find(fits) {
+                values.push(if descriptor.is_shared { pattern } else { value });
+                descriptor
+            } else {
+                values.push(value);
+                of_key.any.as_deref()?
+            };
+            level = &descriptor.level;
+            matched = Some(descriptor);
+        }
+        matched.map(|descriptor| Matched { descriptor, values })
+    }
+}
+
+/// Whether a value is that of a pattern, in which each wildcard stands for any characters, or for none.
+fn fits(pattern: &str, value: &str) -> bool {
+    let mut parts = pattern.split(WILDCARD);
+    // There always is a first part.
+    let Some(mut left) = parts.next().and_then(|first| value.strip_prefix(first)) else {
+        return false;
+    };
+    let mut parts = parts.peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return left.ends_with(part);
+        }
+        match left.find(part) {
+            Some(at) => left = &left[at + part.len()..],
+            None => return false,
+        }
+    }
+    left.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(descriptors: &[(&str, &str)]) -> Level {
+        let mut level = Level::default();
+        for (place, (key, value)) in descriptors.iter().enumerate() {
+            let descriptor = Descriptor { name: Some(place.to_string()), ..Default::default() };
+            assert!(level.add(key, value, descriptor), "{key}={value}");
+        }
+        level
+    }
+
+    fn found<'a>(level: &'a Level, key: &'a str, value: &'a str) -> Option<&'a str> {
+        level.find([(key, value)]).and_then(|it| it.descriptor.name.as_deref())
+    }
+
+    #[test]
+    fn a_pattern_is_anchored_and_its_wildcards_stand_for_any_characters_or_none() {
+        let fitting = [
+            ("*", ""),
+            ("*", "a/b"),
+            ("value*", "value"),
+            ("/api/*/action", "/api//action"),
+            ("/api/*/action", "/api/a/b/action"),
+            ("*a*", "a"),
+            ("a*a", "aa"),
+            ("a**b", "ab"),
+            ("a*ba", "aba"),
+            ("a*b*c", "abbc"),
+        ];
+        for (pattern, value) in fitting {
+            assert!(fits(pattern, value), "{pattern} {value}");
+        }
+        let others = [
+            ("value*", "xvalue"),
+            ("value*", "valu"),
+            ("/api/*/action", "/api/action"),
+            ("a*a", "a"),
+            ("a*b", "abc"),
+            ("*a", "ab"),
+            ("a*b*c", "acb"),
+        ];
+        for (pattern, value) in others {
+            assert!(!fits(pattern, value), "{pattern} {value}");
+        }
+    }
+
+    #[test]
+    fn the_very_value_comes_first_then_patterns_in_their_order_then_all_values() {
+        let level = level(&[("k", "ab*"), ("k", "a*"), ("k", "abc"), ("k", ""), ("a", "x")]);
+        for (value, expected) in [("abc", "2"), ("abd", "0"), ("a", "1"), ("zz", "3"), ("", "3")] {
+            assert_eq!(found(&level, "k", value), Some(expected), "{value}");
+        }
+        assert_eq!((found(&level, "a", "y"), found(&level, "b", "x")), (None, None));
+    }
+
+    #[test]
+    fn there_is_no_way_back_and_no_descriptor_of_no_entries() {
+        let mut of_x = Descriptor::default();
+        assert!(of_x.level.add("m", "GET", Descriptor::default()));
+        let mut of_any = Descriptor::default();
+        assert!(of_any.level.add("m", "", Descriptor::default()));
+        let mut level = Level::default();
+        assert!(level.add("p", "x", of_x) && level.add("p", "", of_any));
+        assert!(!level.add("p", "x", Descriptor::default()), "twice");
+        assert!(!level.add("p", "", Descriptor::default()), "twice");
+        let is_found = |entries: &[(&'static str, &'static str)]| {
+            level.find(entries.iter().copied()).is_some()
+        };
+        assert!(is_found(&[("p", "x"), ("m", "GET")]) && is_found(&[("p", "y"), ("m", "POST")]));
+        assert!(!is_found(&[("p", "x"), ("m", "POST")]), "a sibling would fit");
+        assert!(!is_found(&[]));
+        assert!(!is_found(&[("p", "x"), ("m", "GET"), ("n", "1")]), "too many");
+    }
+}

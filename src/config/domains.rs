@@ -1,0 +1,192 @@
+//! The tables `[domains.<name>]`: the descriptors of requests that Envoy asks about, each with its limit.
+//!
+//! A descriptor is a table whose name is `key=value`, or `key` for all values. It has the fields of a limit, and the
+//! descriptors of further entries are tables in it.
+
+use hmac_sha256::Hash;
+
+use super::check;
+use super::descriptor::{Descriptor, DescriptorRule, Level, WILDCARD};
+use super::fields::{DESCRIPTOR, Fields, LIMIT};
+use super::limits;
+use super::reading::Reading;
+use super::warnings;
+use crate::builder::Builder;
+use crate::limit::{Limit, NAME_BYTES_MAX};
+
+/// A domain for those who have none.
+const EXAMPLE: &str = "[domains.web.remote_address] with quota = \"10/s\"";
+
+/// The descriptors of a domain.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Domain {
+    pub(crate) name: String,
+    pub(crate) level: Level,
+}
+
+/// What is read of all domains.
+pub(super) struct Domains<'r, 'a> {
+    pub(super) all: Vec<Domain>,
+    /// Those of descriptors.
+    pub(super) limits: Vec<Limit>,
+    builder: &'r Builder,
+    reading: &'r mut Reading<'a>,
+}
+
+/// Reads the table `[domains]` of the whole. Limits are checked on the node that `builder` describes.
+pub(super) fn read(
+    root: &Fields<'_>,
+    builder: &Builder,
+    reading: &mut Reading<'_>,
+) -> (Vec<Domain>, Vec<Limit>) {
+    let Some(table) = root.table("domains", EXAMPLE, reading) else {
+        return (Vec::new(), Vec::new());
+    };
+    let tables = table.tables(EXAMPLE, reading);
+    let mut domains = Domains { all: Vec::new(), limits: Vec::new(), builder, reading };
+    for (name, fields) in tables {
+        let level = domains.level(&[name.to_owned()], &fields);
+        domains.all.push(Domain { name: name.to_owned(), level });
+    }
+    (domains.all, domains.limits)
+}
+
+impl Domains<'_, '_> {
+    /// The descriptors in a table that has nothing else; `path` leads there.
+    fn level(&mut self, path: &[String], fields: &Fields<'_>) -> Level {
+        let mut level = Level::default();
+        for (name, fields) in fields.tables(EXAMPLE, self.reading) {
+            let place = fields.place_of_name(name);
+            let (key, value) = name.split_once('=').unwrap_or((name, ""));
+            if key.is_empty() {
+                let remedy = "has no key: write it as key=value, or key for all values";
+                self.reading.mistake(&place, remedy);
+            }
+            let path = [path, &[part_of_name(key, value)]].concat();
+            let descriptor = self.descriptor(&path, value, fields);
+            if !level.add(key, value, descriptor) {
+                self.reading.mistake(&place, "is there twice: remove one of them");
+            }
+        }
+        level
+    }
+
+    fn descriptor(&mut self, path: &[String], value: &str, fields: Fields<'_>) -> Descriptor {
+        let (own, inner) = fields.apart();
+        let known = [LIMIT, DESCRIPTOR].concat();
+        own.refuse_unknown(&known, self.reading);
+        let is_shared = own.flag("share", self.reading).is_some_and(|share| share.value);
+        if is_shared && !value.contains(WILDCARD) {
+            let remedy = "is for a value with a wildcard, such as \"files/*\": remove it";
+            self.reading.mistake(&own.place("share"), remedy);
+        }
+        let name = own.text("name", self.reading).map(|name| name.value);
+        let replaces = own.texts("replaces", self.reading);
+        if name.as_ref().is_some_and(|name| replaces.contains(name)) {
+            self.reading.mistake(&own.place("replaces"), "is its own name: remove it");
+        }
+        let rule = self.rule(path, own);
+        let level = self.level(path, &inner);
+        Descriptor { rule, name, replaces, is_shared, level }
+    }
+
+    fn rule(&mut self, path: &[String], own: Fields<'_>) -> Option<DescriptorRule> {
+        let is_unlimited = own.flag("unlimited", self.reading).is_some_and(|flag| flag.value);
+        let denies = own.flag("deny", self.reading).is_some_and(|flag| flag.value);
+        let charge = own.text("charge", self.reading);
+        let is_always_charged = charge.as_ref().is_some_and(|charge| charge.value == "always");
+        if let Some(charge) = charge.filter(|_| !is_always_charged) {
+            let remedy = "must be \"always\": then it is charged though another limit denies";
+            self.reading.mistake(&charge.place, remedy);
+        }
+        let of_limit = LIMIT.iter().find(|field| own.has(field));
+        match (is_unlimited, denies, of_limit) {
+            (true, true, _) => {
+                let remedy = "is unlimited too: remove one of them";
+                self.reading.mistake(&own.place("deny"), remedy);
+                None
+            }
+            (true, _, Some(field)) | (_, true, Some(field)) => {
+                let other = if is_unlimited { "unlimited" } else { "deny" };
+                let remedy = format!("has no effect beside {other} = true: remove one of them");
+                self.reading.mistake(&own.place(field), remedy);
+                None
+            }
+            (true, false, None) => Some(DescriptorRule::Unlimited),
+            (false, true, None) => Some(DescriptorRule::Deny),
+            (false, false, None) => {
+                for field in ["charge", "name", "replaces"].iter().filter(|field| own.has(field)) {
+                    let remedy = "is for a descriptor with a quota: add one, or remove this";
+                    self.reading.mistake(&own.place(field), remedy);
+                }
+                None
+            }
+            (false, false, Some(_)) => {
+                let before = self.reading.mistakes.len();
+                let limit = name_of_limit(path);
+                let read = limits::read_known(&limit, own, self.reading);
+                check::limit(&read, self.builder, self.reading);
+                if self.reading.mistakes.len() == before {
+                    warnings::without_effect(&read, self.reading);
+                }
+                self.limits.push(read.limit);
+                Some(DescriptorRule::Limit { limit, is_always_charged })
+            }
+        }
+    }
+}
+
+/// A descriptor in the name of its limit.
+fn part_of_name(key: &str, value: &str) -> String {
+    if value.is_empty() { key.to_owned() } else { format!("{key}={value}") }
+}
+
+/// The name of a descriptor's limit: the path to it, as `domain/key.value/key`. Where that is too long, or has characters that
+/// no name has, a part of the path's hash tells it from others.
+fn name_of_limit(path: &[String]) -> String {
+    let is_plain = |char: char| char.is_ascii_alphanumeric() || char == '_' || char == '-';
+    let plain = |part: &String| {
+        let mut halves = part.splitn(2, '=');
+        halves.all(|half| !half.is_empty() && half.chars().all(is_plain))
+    };
+    let name = path.join("/");
+    let spelled = name.replace('=', ".");
+    if path.iter().all(plain) && spelled.len() <= NAME_BYTES_MAX {
+        return spelled;
+    }
+    let hash = Hash::hash(name.as_bytes());
+    let hash = hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first));
+    let hash = format!("{hash:016x}");
+    let known = |char: char| if is_plain(char) || char == '/' { char } else { '_' };
+    let length = NAME_BYTES_MAX - 1 - hash.len();
+    let known: String = spelled.chars().map(known).take(length).collect();
+    format!("{known}-{hash}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(path: &[&str]) -> String {
+        name_of_limit(&path.iter().map(|&part| part.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_limit_is_named_by_its_path_and_by_a_hash_where_that_is_no_name() {
+        assert_eq!(named(&["mongo_cps", "database=users"]), "mongo_cps/database.users");
+        assert_eq!(named(&["web", "a", "b=c"]), "web/a/b.c");
+        let odd = ["path=/api/*/action", "path=/api/+/action", "a.b", "a=b=c", "ü"];
+        let mut names: Vec<String> = odd.iter().map(|part| named(&["web", part])).collect();
+        names.push(named(&["web", &"a".repeat(100)]));
+        names.push(named(&["web", &"a".repeat(101)]));
+        for name in &names {
+            let limit = Limit::new(name, crate::quota::Quota::per_second(1));
+            assert!(check::empty().limit(limit).validate().is_ok(), "{name}");
+        }
+        let all = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all, "{names:?}");
+        assert!(named(&["web", "a=b.c"]) != named(&["web", "a.b=c"]));
+    }
+}

@@ -1,0 +1,305 @@
+//! What is asked and what is answered, as values, as JSON and as protobuf.
+
+use std::fmt;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3::HeaderValue;
+use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response as pb_response;
+use envoy_types::pb::google::protobuf::Duration as PbDuration;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Remaining requests of what has no limit.
+const UNLIMITED: u32 = u32::MAX;
+
+/// Requests that fit all limits of their descriptors, or none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct RateLimitRequest {
+    pub(crate) domain: String,
+    pub(crate) descriptors: Vec<Descriptor>,
+    /// Requests; 0 is one.
+    #[serde(alias = "hits_addend", deserialize_with = "whole")]
+    pub(crate) hits_addend: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct Descriptor {
+    pub(crate) entries: Vec<Entry>,
+    /// A limit of the request's own.
+    pub(crate) limit: Option<OwnLimit>,
+    /// Instead of those of the whole; 0 looks without counting.
+    #[serde(alias = "hits_addend", deserialize_with = "some_whole")]
+    pub(crate) hits_addend: Option<u64>,
+    /// The hits go back.
+    #[serde(alias = "is_negative_hits")]
+    pub(crate) is_negative_hits: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) value: String,
+}
+
+/// It is refused, so only that it is there matters.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct OwnLimit {}
+
+/// What is answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Answer {
+    pub(crate) overall_code: Code,
+    /// One for each descriptor, in order.
+    pub(crate) statuses: Vec<Status>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) response_headers_to_add: Vec<Header>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub(crate) enum Code {
+    #[default]
+    Ok,
+    OverLimit,
+}
+
+/// How one descriptor stands. The default is that of one without a limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Status {
+    pub(crate) code: Code,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) current_limit: Option<CurrentLimit>,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) limit_remaining: u32,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
+    pub(crate) duration_until_reset: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CurrentLimit {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) name: String,
+    pub(crate) requests_per_unit: u32,
+    /// Left out if the period is none of these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unit: Option<Unit>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub(crate) enum Unit {
+    Second,
+    Minute,
+    Hour,
+    Day,
+    Week,
+    Month,
+    Year,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Header {
+    pub(crate) key: &'static str,
+    pub(crate) value: String,
+}
+
+impl Unit {
+    const ALL: [(Self, u64, pb_response::rate_limit::Unit); 7] = [
+        (Self::Second, 1, pb_response::rate_limit::Unit::Second),
+        (Self::Minute, 60, pb_response::rate_limit::Unit::Minute),
+        (Self::Hour, 3600, pb_response::rate_limit::Unit::Hour),
+        (Self::Day, 86_400, pb_response::rate_limit::Unit::Day),
+        (Self::Week, 7 * 86_400, pb_response::rate_limit::Unit::Week),
+        (Self::Month, 30 * 86_400, pb_response::rate_limit::Unit::Month),
+        (Self::Year, 365 * 86_400, pb_response::rate_limit::Unit::Year),
+    ];
+
+    /// The unit that is so long, if there is one.
+    pub(crate) fn of(period: Duration) -> Option<Self> {
+        let is_it = |(_, seconds, _): &&(Self, u64, _)| period == Duration::from_secs(*seconds);
+        Self::ALL.iter().find(is_it).map(|(unit, ..)| *unit)
+    }
+
+    fn in_protobuf(self) -> pb_response::rate_limit::Unit {
+        let of_unit = Self::ALL.iter().find(|(unit, ..)| *unit == self);
+        of_unit.map_or(pb_response::rate_limit::Unit::Unknown, |(.., unit)| *unit)
+    }
+}
+
+impl Status {
+    /// That of a descriptor that is never denied.
+    pub(crate) fn unlimited() -> Self {
+        Self { limit_remaining: UNLIMITED, ..Self::default() }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+#[allow(clippy::ref_option, reason = "serde passes references")]
+fn seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{}s", time.unwrap_or_default().as_secs()))
+}
+
+fn some_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    deserializer.deserialize_any(WholeVisitor)
+}
+
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    some_whole(deserializer).map(Option::unwrap_or_default)
+}
+
+/// A whole number, which JSON of protobuf may write as a text, or null.
+struct WholeVisitor;
+
+impl Visitor<'_> for WholeVisitor {
+    type Value = Option<u64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number, 0 or more")
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Option<u64>, E> {
+        Ok(Some(number))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Option<u64>, E> {
+        let wrong = |_| E::invalid_value(serde::de::Unexpected::Str(text), &self);
+        text.parse().map(Some).map_err(wrong)
+    }
+
+    fn visit_unit<E>(self) -> Result<Option<u64>, E> {
+        Ok(None)
+    }
+}
+
+impl From<pb::RateLimitRequest> for RateLimitRequest {
+    fn from(request: pb::RateLimitRequest) -> Self {
+        let descriptors = request.descriptors.into_iter().map(|descriptor| Descriptor {
+            entries: descriptor
+                .entries
+                .into_iter()
+                .map(|entry| Entry { key: entry.key, value: entry.value })
+                .collect(),
+            limit: descriptor.limit.map(|_| OwnLimit {}),
+            hits_addend: descriptor.hits_addend.map(|hits| hits.value),
+            is_negative_hits: descriptor.is_negative_hits,
+        });
+        Self {
+            domain: request.domain,
+            descriptors: descriptors.collect(),
+            hits_addend: request.hits_addend.into(),
+        }
+    }
+}
+
+impl From<Code> for i32 {
+    fn from(code: Code) -> Self {
+        match code {
+            Code::Ok => pb_response::Code::Ok.into(),
+            Code::OverLimit => pb_response::Code::OverLimit.into(),
+        }
+    }
+}
+
+impl From<Status> for pb_response::DescriptorStatus {
+    fn from(status: Status) -> Self {
+        let current_limit = status.current_limit.map(|limit| pb_response::RateLimit {
+            name: limit.name,
+            requests_per_unit: limit.requests_per_unit,
+            unit: limit.unit.map_or(0, |unit| unit.in_protobuf().into()),
+        });
+        let reset = status.duration_until_reset.map(|time| PbDuration {
+            seconds: time.as_secs().try_into().unwrap_or(i64::MAX),
+            nanos: 0,
+        });
+        Self {
+            code: status.code.into(),
+            current_limit,
+            limit_remaining: status.limit_remaining,
+            duration_until_reset: reset,
+            quota: None,
+        }
+    }
+}
+
+impl From<Answer> for pb::RateLimitResponse {
+    fn from(answer: Answer) -> Self {
+        let header = |Header { key, value }| HeaderValue {
+            key: key.to_owned(),
+            value,
+            raw_value: Vec::new(),
+        };
+        Self {
+            overall_code: answer.overall_code.into(),
+            statuses: answer.statuses.into_iter().map(Into::into).collect(),
+            response_headers_to_add: answer
+                .response_headers_to_add
+                .into_iter()
+                .map(header)
+                .collect(),
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_that_of_protobuf_in_both_spellings() {
+        let camel = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],
+            "hitsAddend":"7","isNegativeHits":true}],"hitsAddend":3}"#;
+        let snake = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],
+            "hits_addend":7,"is_negative_hits":true}],"hits_addend":"3"}"#;
+        let expected = RateLimitRequest {
+            domain: "d".to_owned(),
+            descriptors: vec![Descriptor {
+                entries: vec![Entry { key: "k".to_owned(), value: "v".to_owned() }],
+                limit: None,
+                hits_addend: Some(7),
+                is_negative_hits: true,
+            }],
+            hits_addend: 3,
+        };
+        for text in [camel, snake] {
+            assert_eq!(serde_json::from_str::<RateLimitRequest>(text).unwrap(), expected);
+        }
+        assert!(serde_json::from_str::<RateLimitRequest>(r#"{"domains":"d"}"#).is_err());
+        let answer = Answer {
+            overall_code: Code::OverLimit,
+            statuses: vec![
+                Status::default(),
+                Status {
+                    code: Code::OverLimit,
+                    current_limit: Some(CurrentLimit {
+                        name: String::new(),
+                        requests_per_unit: 10,
+                        unit: Some(Unit::Second),
+                    }),
+                    limit_remaining: 0,
+                    duration_until_reset: Some(Duration::from_secs(20)),
+                },
+            ],
+            response_headers_to_add: Vec::new(),
+        };
+        assert_eq!(
+            serde_json::to_value(&answer).unwrap(),
+            serde_json::json!({"overallCode": "OVER_LIMIT", "statuses": [
+                {"code": "OK"},
+                {"code": "OVER_LIMIT", "currentLimit": {"requestsPerUnit": 10, "unit": "SECOND"},
+                 "durationUntilReset": "20s"}
+            ]})
+        );
+    }
+}

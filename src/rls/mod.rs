@@ -1,0 +1,10 @@
+//! Envoy's rate limit service, version 3: requests of a domain with descriptors, which the limits of a configuration's
+//! `[domains]` decide about.
+//!
+//! What is asked and answered is here without its transport, gRPC or JSON.
+
+mod decide;
+mod messages;
+
+pub(crate) use decide::{DomainLimits, Refusal};
+pub(crate) use messages::{Answer, Code, RateLimitRequest};

@@ -1,0 +1,568 @@
+//! Envoy's rate limit service: configurations of envoyproxy/ratelimit are converted, loaded and asked.
+//!
+//! What each row expects is what that service answers, read off its documentation and its own code, with
+//! `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`: a request that is denied charges nothing.
+#![cfg(feature = "server")]
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
+use serde_json::{Value, json};
+use tidegate::config::Config;
+use tidegate::server::Service;
+use tidegate::testing::ManualClock;
+use tower::ServiceExt;
+
+/// A file that is removed when this is dropped.
+struct TempFile(PathBuf);
+
+impl TempFile {
+    fn new(text: &str) -> Self {
+        static FILES: AtomicU32 = AtomicU32::new(0);
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tidegate-envoy-{}-{number}.yaml", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::write(&path, text).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn convert(files: &[&str], flags: &[&str]) -> Output {
+    let files: Vec<TempFile> = files.iter().map(|text| TempFile::new(text)).collect();
+    Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .arg("convert")
+        .args(files.iter().map(|file| &file.0))
+        .args(flags)
+        .output()
+        .unwrap()
+}
+
+/// The configuration as it is converted.
+fn converted(files: &[&str], flags: &[&str]) -> String {
+    let output = convert(files, flags);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a conversion says that is refused.
+fn refused(files: &[&str], flags: &[&str]) -> String {
+    let output = convert(files, flags);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(output.stdout.is_empty());
+    said
+}
+
+/// Many calls with what the last of them is answered.
+///
+/// A call is `domain (key,value)(key,value) & (key,value)`, and an answer `OK 4 & OVER 0`: for each descriptor its code and what
+/// is left, or `none` without a limit.
+type Step = (u32, &'static str, &'static str);
+
+fn body(call: &str) -> Value {
+    let (domain, descriptors) = call.split_once(' ').unwrap();
+    let descriptor = |text: &str| {
+        let entries = text.trim().trim_start_matches('(').trim_end_matches(')').split(")(");
+        let entries = entries.map(|entry| {
+            let (key, value) = entry.split_once(',').unwrap();
+            json!({"key": key, "value": value})
+        });
+        json!({"entries": entries.collect::<Vec<_>>()})
+    };
+    let descriptors: Vec<Value> = descriptors.split('&').map(descriptor).collect();
+    json!({"domain": domain, "descriptors": descriptors})
+}
+
+fn shown(answer: &Value) -> String {
+    let status = |status: &Value| {
+        let code = if status["code"] == "OVER_LIMIT" { "OVER" } else { "OK" };
+        let left = status["limitRemaining"].as_u64().unwrap_or(0);
+        if status["currentLimit"].is_null() && left == 0 && code == "OK" {
+            return "none".to_owned();
+        }
+        format!("{code} {left}")
+    };
+    let statuses = answer["statuses"].as_array().unwrap();
+    statuses.iter().map(status).collect::<Vec<_>>().join(" & ")
+}
+
+/// A service on a clock that stands still.
+fn service(toml: &str) -> Service {
+    let config = Config::from_toml(toml).unwrap_or_else(|error| panic!("{error}\n{toml}"));
+    let limiter = config.builder().clock(&ManualClock::new()).build().unwrap();
+    Service::new(config, limiter).unwrap()
+}
+
+async fn ask(service: &Service, body: &Value) -> (u16, Value) {
+    let request = Request::post("/json").body(Body::from(body.to_string())).unwrap();
+    let response = service.router().oneshot(request).await.unwrap();
+    let status = response.status().as_u16();
+    let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    (status, serde_json::from_slice(&body).unwrap())
+}
+
+async fn play(name: &str, toml: &str, steps: &[Step]) {
+    let service = service(toml);
+    for (times, call, expected) in steps {
+        let mut answer = (0, Value::Null);
+        for time in 1..=*times {
+            answer = ask(&service, &body(call)).await;
+            assert!(time == *times || answer.0 == 200, "{name}: {call}: {time}: {answer:?}");
+        }
+        assert_eq!(shown(&answer.1), *expected, "{name}: {call}: {}", answer.1);
+        let is_over = expected.contains("OVER");
+        assert_eq!(answer.0, if is_over { 429 } else { 200 }, "{name}: {call}");
+    }
+}
+
+/// The rows of the examples: name, file, steps.
+const ROWS: &[(&str, &str, &[Step])] = &[
+    (
+        "1 values of one key",
+        "domain: mongo_cps\ndescriptors:\n  - key: database\n    value: users\n    rate_limit: {unit: second, requests_per_unit: 500}\n  - key: database\n    value: default\n    rate_limit: {unit: second, requests_per_unit: 500}\n",
+        &[
+            (500, "mongo_cps (database,users)", "OK 0"),
+            (1, "mongo_cps (database,users)", "OVER 0"),
+            (1, "mongo_cps (database,default)", "OK 499"),
+            (1, "mongo_cps (database,other)", "none"),
+            (1, "zz (database,users)", "none"),
+        ],
+    ),
+    (
+        "2 nested",
+        MESSAGING,
+        &[
+            (5, "messaging (message_type,marketing)(to_number,1)", "OK 0"),
+            (1, "messaging (message_type,marketing)(to_number,1)", "OVER 0"),
+            (5, "messaging (message_type,marketing)(to_number,2)", "OK 0"),
+            (100, "messaging (to_number,1)", "OK 0"),
+            (1, "messaging (to_number,1)", "OVER 0"),
+            (1, "messaging (message_type,marketing)", "none"),
+            (1, "messaging (message_type,other)(to_number,1)", "none"),
+        ],
+    ),
+    (
+        "3 two descriptors in one call",
+        MESSAGING,
+        &[
+            (5, "messaging (message_type,marketing)(to_number,1) & (to_number,1)", "OK 0 & OK 95"),
+            (
+                1,
+                "messaging (message_type,marketing)(to_number,1) & (to_number,1)",
+                "OVER 0 & OK 95",
+            ),
+        ],
+    ),
+    (
+        "4 a value that is denied",
+        PER_IP,
+        &[
+            (10, "edge_proxy_per_ip (remote_address,50.0.0.1)", "OK 0"),
+            (1, "edge_proxy_per_ip (remote_address,50.0.0.1)", "OVER 0"),
+            (1, "edge_proxy_per_ip (remote_address,50.0.0.2)", "OK 9"),
+            (1, "edge_proxy_per_ip (remote_address,50.0.0.5)", "OVER 0"),
+        ],
+    ),
+    (
+        "5 depth",
+        "domain: example4\ndescriptors:\n  - key: key\n    value: value\n    rate_limit: {unit: second, requests_per_unit: 300}\n",
+        &[
+            (1, "example4 (key,value)(subkey,subvalue)", "none"),
+            (1, "example4 (key,value)", "OK 299"),
+        ],
+    ),
+    (
+        "6 depth",
+        "domain: example4\ndescriptors:\n  - key: key\n    value: value\n    descriptors:\n      - key: subkey\n        rate_limit: {unit: second, requests_per_unit: 300}\n",
+        &[
+            (1, "example4 (key,value)(subkey,subvalue)", "OK 299"),
+            (1, "example4 (key,value)", "none"),
+            (1, "example4 (key,other)(subkey,x)", "none"),
+            (1, "example4 (key,value)(subkey,subvalue)(third,x)", "none"),
+            (1, "example4 (subkey,subvalue)(key,value)", "none"),
+        ],
+    ),
+    (
+        "7 unlimited",
+        "domain: internal\ndescriptors:\n  - key: ldap\n    rate_limit: {unlimited: true}\n  - key: azure\n    rate_limit: {unit: minute, requests_per_unit: 100}\n",
+        &[
+            (1, "internal (ldap,x)", "OK 4294967295"),
+            (1, "internal (azure,x)", "OK 99"),
+            (1, "internal (zz,x)", "none"),
+        ],
+    ),
+    (
+        "8 shadow",
+        "domain: example6\ndescriptors:\n  - key: service\n    descriptors:\n      - key: user\n        value: user-a\n        rate_limit: {unit: second, requests_per_unit: 10}\n        shadow_mode: true\n      - key: user\n        value: user-b\n        rate_limit: {unit: second, requests_per_unit: 20}\n",
+        &[
+            (10, "example6 (service,auth-service)(user,user-a)", "OK 0"),
+            (30, "example6 (service,auth-service)(user,user-a)", "OK 0"),
+            (20, "example6 (service,auth-service)(user,user-b)", "OK 0"),
+            (1, "example6 (service,auth-service)(user,user-b)", "OVER 0"),
+            (1, "example6 (service,auth-service)(user,user-c)", "none"),
+            (1, "example6 (service,s2)(user,user-b)", "OK 19"),
+        ],
+    ),
+    (
+        "9 replaces",
+        "domain: example7\ndescriptors:\n  - key: key_1\n    value: value_1\n    descriptors:\n      - key: user\n        value: bkthomps\n        rate_limit: {unit: second, requests_per_unit: 5, name: specific_limit}\n  - key: key_2\n    value: value_2\n    descriptors:\n      - key: user\n        value: bkthomps\n        rate_limit:\n          unit: second\n          requests_per_unit: 10\n          replaces:\n            - name: specific_limit\n",
+        &[
+            (4, "example7 (key_1,value_1)(user,bkthomps)", "OK 1"),
+            (
+                9,
+                "example7 (key_1,value_1)(user,bkthomps) & (key_2,value_2)(user,bkthomps)",
+                "none & OK 1",
+            ),
+            (
+                1,
+                "example7 (key_2,value_2)(user,bkthomps) & (key_1,value_1)(user,bkthomps)",
+                "OK 0 & none",
+            ),
+            (
+                1,
+                "example7 (key_2,value_2)(user,bkthomps) & (key_1,value_1)(user,bkthomps)",
+                "OVER 0 & none",
+            ),
+            (1, "example7 (key_2,value_2)(user,bkthomps)", "OVER 0"),
+            (1, "example7 (key_1,value_1)(user,bkthomps)", "OK 0"),
+            (1, "example7 (key_1,value_1)(user,bkthomps)", "OVER 0"),
+        ],
+    ),
+    (
+        "10 a value beside all values",
+        "domain: example8\ndescriptors:\n  - key: key1\n    rate_limit: {unit: minute, requests_per_unit: 10}\n    detailed_metric: true\n  - key: key1\n    value: value1\n    rate_limit: {unit: minute, requests_per_unit: 20}\n",
+        &[
+            (1, "example8 (key1,a)", "OK 9"),
+            (1, "example8 (key1,b)", "OK 9"),
+            (1, "example8 (key1,value1)", "OK 19"),
+        ],
+    ),
+    (
+        "11 a wildcard at the end",
+        "domain: example9\ndescriptors:\n  - key: key1\n    value: value*\n    rate_limit: {unit: minute, requests_per_unit: 20}\n",
+        &[
+            (1, "example9 (key1,value1)", "OK 19"),
+            (1, "example9 (key1,value2)", "OK 19"),
+            (1, "example9 (key1,valueXYZ)", "OK 19"),
+            (1, "example9 (key1,value)", "OK 19"),
+            (1, "example9 (key1,xvalue)", "none"),
+            (1, "example9 (key1,valu)", "none"),
+        ],
+    ),
+    (
+        "12 a wildcard within",
+        "domain: example9\ndescriptors:\n  - key: path\n    value: /api/*/action\n    rate_limit: {unit: minute, requests_per_unit: 20}\n",
+        &[
+            (1, "example9 (path,/api/123/action)", "OK 19"),
+            (1, "example9 (path,/api/user-id/action)", "OK 19"),
+            (1, "example9 (path,/api//action)", "OK 19"),
+            (1, "example9 (path,/api/a/b/action)", "OK 19"),
+            (1, "example9 (path,/api/123/other)", "none"),
+            (1, "example9 (path,/api/action)", "none"),
+        ],
+    ),
+    (
+        "13 two wildcards",
+        "domain: example9\ndescriptors:\n  - key: route\n    value: /api/*/resource/*/action\n    rate_limit: {unit: minute, requests_per_unit: 20}\n",
+        &[
+            (1, "example9 (route,/api/v1/resource/123/action)", "OK 19"),
+            (1, "example9 (route,/api/v2/resource/456/action)", "OK 19"),
+            (1, "example9 (route,/api/v1/resource/action)", "none"),
+        ],
+    ),
+    (
+        "14 three keys without values",
+        "domain: example10\ndescriptors:\n  - key: route\n    value_to_metric: true\n    descriptors:\n      - key: http_method\n        value_to_metric: true\n        descriptors:\n          - key: subject_id\n            rate_limit: {unit: minute, requests_per_unit: 60}\n",
+        &[
+            (1, "example10 (route,api)(http_method,GET)(subject_id,123)", "OK 59"),
+            (1, "example10 (route,web)(http_method,POST)(subject_id,456)", "OK 59"),
+            (1, "example10 (route,api)(http_method,GET)(subject_id,123)", "OK 58"),
+        ],
+    ),
+    (
+        "15 a wildcard between",
+        "domain: example10_wildcard\ndescriptors:\n  - key: user\n    value_to_metric: true\n    descriptors:\n      - key: action\n        value: read*\n        value_to_metric: true\n        descriptors:\n          - key: resource\n            rate_limit: {unit: minute, requests_per_unit: 100}\n",
+        &[(1, "example10_wildcard (user,alice)(action,readfile)(resource,documents)", "OK 99")],
+    ),
+    (
+        "16 values that share",
+        "domain: example11\ndescriptors:\n  - key: files\n    value: files/*\n    rate_limit: {unit: hour, requests_per_unit: 10}\n    share_threshold: true\n  - key: files_no_share\n    value: files_no_share/*\n    rate_limit: {unit: hour, requests_per_unit: 10}\n",
+        &[
+            (5, "example11 (files,files/a.pdf)", "OK 5"),
+            (5, "example11 (files,files/b.csv)", "OK 0"),
+            (1, "example11 (files,files/c.txt)", "OVER 0"),
+            (10, "example11 (files_no_share,files_no_share/a.pdf)", "OK 0"),
+            (1, "example11 (files_no_share,files_no_share/a.pdf)", "OVER 0"),
+            (1, "example11 (files_no_share,files_no_share/b.csv)", "OK 9"),
+        ],
+    ),
+    (
+        "17 values that share, with another key",
+        "domain: example11_metrics\ndescriptors:\n  - key: route\n    value: api/*\n    share_threshold: true\n    value_to_metric: true\n    descriptors:\n      - key: method\n        rate_limit: {unit: minute, requests_per_unit: 60}\n",
+        &[
+            (1, "example11_metrics (route,api/v1)(method,GET)", "OK 59"),
+            (1, "example11_metrics (route,api/v2)(method,GET)", "OK 58"),
+        ],
+    ),
+    (
+        "18 two limits in one call",
+        "domain: rl\ndescriptors:\n  - key: one_per_day\n    rate_limit: {unit: minute, requests_per_unit: 1}\n  - key: two\n    rate_limit: {unit: minute, requests_per_unit: 2}\n",
+        &[
+            (1, "rl (one_per_day,something)", "OK 0"),
+            (1, "rl (one_per_day,something) & (two,x)", "OVER 0 & OK 2"),
+        ],
+    ),
+    (
+        "23 precedence",
+        "domain: d\ndescriptors:\n  - key: k\n    value: a*\n    rate_limit: {unit: hour, requests_per_unit: 1}\n  - key: k\n    value: ab*\n    rate_limit: {unit: hour, requests_per_unit: 2}\n  - key: k\n    value: abc\n    rate_limit: {unit: hour, requests_per_unit: 3}\n  - key: k\n    rate_limit: {unit: hour, requests_per_unit: 4}\n  - key: k\n    value: none\n",
+        &[
+            (1, "d (k,abc)", "OK 2"),
+            (1, "d (k,abd)", "OK 0"),
+            (1, "d (k,a)", "OK 0"),
+            (1, "d (k,zz)", "OK 3"),
+            (1, "d (k,)", "OK 3"),
+            (1, "d (k,none)", "none"),
+        ],
+    ),
+    (
+        "24 no way back",
+        "domain: d\ndescriptors:\n  - key: p\n    value: x\n    descriptors:\n      - key: m\n        value: GET\n        rate_limit: {unit: hour, requests_per_unit: 1}\n  - key: p\n    descriptors:\n      - key: m\n        rate_limit: {unit: hour, requests_per_unit: 2}\n",
+        &[
+            (1, "d (p,x)(m,GET)", "OK 0"),
+            (1, "d (p,x)(m,POST)", "none"),
+            (1, "d (p,y)(m,POST)", "OK 1"),
+        ],
+    ),
+    (
+        "25 a limit between",
+        "domain: d\ndescriptors:\n  - key: p\n    rate_limit: {unit: hour, requests_per_unit: 7}\n    descriptors:\n      - key: m\n        rate_limit: {unit: hour, requests_per_unit: 2}\n",
+        &[(1, "d (p,x)", "OK 6"), (1, "d (p,x)(m,1)", "OK 1"), (1, "d (p,x)(z,1)", "none")],
+    ),
+];
+
+const MESSAGING: &str = "domain: messaging\ndescriptors:\n  - key: message_type\n    value: marketing\n    descriptors:\n      - key: to_number\n        rate_limit: {unit: day, requests_per_unit: 5}\n  - key: to_number\n    rate_limit: {unit: day, requests_per_unit: 100}\n";
+const PER_IP: &str = "domain: edge_proxy_per_ip\ndescriptors:\n  - key: remote_address\n    rate_limit: {unit: second, requests_per_unit: 10}\n  - key: remote_address\n    value: 50.0.0.5\n    rate_limit: {unit: second, requests_per_unit: 0}\n";
+const THREE_AN_HOUR: &str =
+    "domain: d\ndescriptors:\n  - key: c\n    rate_limit: {unit: hour, requests_per_unit: 3}\n";
+
+#[tokio::test]
+async fn each_example_is_converted_and_decided_as_its_service_does() {
+    for (name, yaml, steps) in ROWS {
+        play(name, &converted(&[yaml], &[]), steps).await;
+    }
+}
+
+#[tokio::test]
+async fn files_of_one_domain_are_joined_only_when_told() {
+    let more = "domain: edge_proxy_per_ip\ndescriptors:\n  - key: n\n    rate_limit: {unit: day, requests_per_unit: 1}\n";
+    assert!(refused(&[PER_IP, more], &[]).contains("give --merge-domains"));
+    let toml = converted(&[PER_IP, more], &["--merge-domains"]);
+    play("19", &toml, &[(1, "edge_proxy_per_ip (n,1)", "OK 0")]).await;
+    let again = "domain: edge_proxy_per_ip\ndescriptors:\n  - key: remote_address\n    descriptors:\n      - key: x\n";
+    let said = refused(&[PER_IP, again], &["--merge-domains"]);
+    assert!(said.contains("3: mistake: remote_address is in another file too"), "{said}");
+}
+
+#[tokio::test]
+async fn all_domains_in_shadow_mode_deny_nothing_and_say_what_they_would() {
+    let toml = format!("{}\n[server]\nshadow_domains = true\n", converted(&[THREE_AN_HOUR], &[]));
+    let service = service(&toml);
+    for expected in ["OK 2", "OK 1", "OK 0", "OVER 0"] {
+        let (status, answer) = ask(&service, &body("d (c,x)")).await;
+        assert_eq!((status, shown(&answer)), (200, expected.to_owned()), "{answer}");
+        assert_eq!(answer["overallCode"], "OK");
+    }
+}
+
+#[tokio::test]
+async fn header_fields_are_those_of_the_limit_with_the_fewest_left() {
+    let toml = format!("{}\n[server]\nlimit_headers = true\n", converted(&[THREE_AN_HOUR], &[]));
+    let service = service(&toml);
+    for left in ["2", "1", "0", "0"] {
+        let (_, answer) = ask(&service, &body("d (c,x)")).await;
+        let headers = answer["responseHeadersToAdd"].as_array().unwrap();
+        let named = |name: &str| {
+            let header = headers.iter().find(|header| header["key"] == name).unwrap();
+            header["value"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(
+            (named("RateLimit-Limit"), named("RateLimit-Remaining")),
+            ("3".to_owned(), left.to_owned())
+        );
+        let reset: u64 = named("RateLimit-Reset").parse().unwrap();
+        assert!((1..=3600).contains(&reset), "{reset}");
+    }
+    let (_, answer) = ask(&service, &body("d (z,x)")).await;
+    assert!(answer["responseHeadersToAdd"].is_null(), "{answer}");
+}
+
+#[tokio::test]
+async fn what_has_no_counterpart_is_reported_and_the_rest_is_written() {
+    let yaml = "domain: quotas\ndescriptors:\n  - key: service\n    value: service_1\n    rate_limit: {unit: minute, requests_per_unit: 1}\n    quota_mode: true\n  - key: service\n    value: service_2\n    rate_limit: {unit: minute, requests_per_unit: 2, shadow_mode: true}\n    metadata: {a: b}\n";
+    let output = convert(&[yaml], &[]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    for (line, note) in [
+        (3, "quota_mode: has no counterpart"),
+        (9, "shadow_mode: has no effect in a rate_limit"),
+        (10, "metadata: has no counterpart"),
+    ] {
+        assert!(said.contains(&format!(":{line}: note: {note}")), "{note}: {said}");
+    }
+    let toml = String::from_utf8(output.stdout).unwrap();
+    play("22", &toml, &[(1, "quotas (service,service_1)", "OK 0")]).await;
+}
+
+#[test]
+fn files_that_the_service_rejects_are_refused_by_line() {
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+    let of = |descriptor: &str| format!("domain: d\ndescriptors:\n  - {descriptor}\n");
+    let cases = [
+        (String::new(), "1: mistake: the file is empty"),
+        ("descriptors: []\n".to_owned(), "1: mistake: domain: is missing"),
+        ("domain: [\n".to_owned(), "mistake: is no YAML"),
+        ("- a\n".to_owned(), "1: mistake: a file must be a map"),
+        (of("value: x"), "3: mistake: key: is missing"),
+        (of("{key: k, rate_limits: 1}"), "3: mistake: rate_limits: is no field"),
+        (of("{key: k, 5: 1}"), "3: mistake: a name of a field must be a text"),
+        (of("x"), "3: mistake: a descriptor must be a map"),
+        (of("{key: 1.5}"), "3: mistake: key: 1.5: put a number"),
+        (of("{key: k, rate_limit: {requests_per_unit: 1}}"), "3: mistake: unit: is missing"),
+        (
+            of("{key: k, rate_limit: {unit: moon, requests_per_unit: 1}}"),
+            "unit: moon: must be one of",
+        ),
+        (
+            of("{key: k, rate_limit: {unit: day, unlimited: true}}"),
+            "unit: is given beside unlimited",
+        ),
+        (
+            of("{key: k, rate_limit: {unit: day, requests_per_unit: -1}}"),
+            "requests_per_unit: -1: must",
+        ),
+        (
+            of("{key: k, rate_limit: {unit: day, requests_per_unit: 4294967295}}"),
+            "at most 1000000000 here",
+        ),
+        (of(&format!("{{key: k, {limit}}}\n  - {{key: k}}")), "4: mistake: k: is there twice"),
+        (
+            of(
+                "{key: k, rate_limit: {unit: day, requests_per_unit: 1, name: a, replaces: [{name: a}]}}",
+            ),
+            "3: mistake: replaces: a: is its own name",
+        ),
+        (
+            of("{key: k, rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: }]}}"),
+            "3: mistake: replaces: an item has no name",
+        ),
+        (
+            of(&format!("{{key: k, value: v, share_threshold: true, {limit}}}")),
+            "share_threshold: is for",
+        ),
+    ];
+    for (yaml, mistake) in cases {
+        let said = refused(&[&yaml], &[]);
+        assert!(said.contains(mistake), "{yaml}: {said}");
+    }
+}
+
+#[test]
+fn scalars_are_taken_as_they_are_written_and_names_of_fields_are_keys_too() {
+    let yaml = "domain: 5\ndescriptors:\n  - key: quota\n    value: yes\n    rate_limit: &a {unit: WEEK, requests_per_unit: 0x10}\n  - key: quota\n    value: ~\n    rate_limit: {unit: year, requests_per_unit: 7}\n  - key: \"a\\\"b\\n\"\n    value: 2026-01-01\n    rate_limit: {unit: month, requests_per_unit: 7}\n";
+    assert!(refused(&[yaml], &[]).contains("0x10"));
+    let toml = converted(
+        &[&yaml.replace("0x10", "16")],
+        &["--algorithm", "token-bucket", "--mode", "exact"],
+    );
+    let config = Config::from_toml(&toml).unwrap_or_else(|error| panic!("{error}\n{toml}"));
+    let rules: Vec<String> =
+        config.limits().iter().map(|limit| format!("{:?}", limit.rule())).collect();
+    assert_eq!(rules.len(), 3, "{toml}");
+    assert!(
+        toml.contains("[domains.5.\"quota=yes\"]") && toml.contains("[domains.5.\"quota=\"]"),
+        "{toml}"
+    );
+    assert!(toml.contains("quota = \"16/7d\"") && toml.contains("mode = \"exact\""), "{toml}");
+}
+
+#[tokio::test]
+async fn costs_looks_and_requests_that_are_not_decided() {
+    let toml = "[domains.d.c]\nquota = \"10/h\"\nalgorithm = \"fixed-window\"\n";
+    let service = service(toml);
+    let entry = json!({"entries": [{"key": "c", "value": "x"}]});
+    let with = |descriptor: Value, hits: Value| json!({"domain": "d", "descriptors": [descriptor], "hits_addend": hits});
+    let hits = |hits: Value| {
+        let mut descriptor = entry.clone();
+        descriptor["hitsAddend"] = hits;
+        descriptor
+    };
+    let steps = [
+        (with(entry.clone(), json!(4)), 200, "OK 6"),
+        // A denial charges nothing.
+        (with(entry.clone(), json!(7)), 429, "OVER 0"),
+        (with(hits(json!(0)), json!(7)), 200, "OK 6"),
+        (with(hits(json!("2")), json!(7)), 200, "OK 4"),
+        // More than it ever admits.
+        (with(entry.clone(), json!(11)), 429, "OVER 0"),
+        (with(hits(json!(1_000_000_000_u64)), json!(1)), 429, "OVER 0"),
+        // One key twice pays twice.
+        (
+            json!({"domain": "d", "descriptors": [entry, entry], "hitsAddend": 2}),
+            200,
+            "OK 0 & OK 0",
+        ),
+        (with(hits(json!(0)), json!(7)), 200, "OK 0"),
+    ];
+    for (body, status, expected) in steps {
+        let answer = ask(&service, &body).await;
+        assert_eq!((answer.0, &*shown(&answer.1)), (status, expected), "{body}: {}", answer.1);
+    }
+    let mut own = entry.clone();
+    own["limit"] = json!({"requestsPerUnit": 1, "unit": "MINUTE"});
+    let mut negative = hits(json!(1));
+    negative["isNegativeHits"] = json!(true);
+    for (body, status) in [
+        (json!({"domain": "", "descriptors": [entry]}), 400),
+        (json!({"domain": "d"}), 400),
+        (with(own, json!(1)), 501),
+        (with(negative, json!(1)), 501),
+        (json!({"domain": "d", "descriptor": []}), 422),
+    ] {
+        let answer = ask(&service, &body).await;
+        assert_eq!(answer.0, status, "{body}: {}", answer.1);
+    }
+}
+
+#[tokio::test]
+async fn a_descriptor_is_charged_always_only_if_it_says_so() {
+    let toml = "[domains.d.c]\nquota = \"2/h\"\n[domains.d.all]\nquota = \"9/h\"\ncharge = \"always\"\n[domains.d.rest]\nquota = \"9/h\"\n";
+    let call = "d (c,x) & (all,x) & (rest,x)";
+    play(
+        "always",
+        toml,
+        &[
+            (2, call, "OK 0 & OK 7 & OK 7"),
+            (1, call, "OVER 0 & OK 6 & OK 7"),
+            (1, call, "OVER 0 & OK 5 & OK 7"),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn an_unknown_domain_is_denied_if_the_file_says_so() {
+    let toml = "[domains.d.c]\nquota = \"2/h\"\n[server]\nunknown_domain = \"deny\"\n";
+    let (status, answer) = ask(&service(toml), &body("other (c,x)")).await;
+    assert_eq!((status, &answer["overallCode"]), (429, &json!("OVER_LIMIT")));
+}
