@@ -374,11 +374,8 @@ impl ActiveLimit {
 
     #[inline(always)]
     fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
-        let max = self.cost_max();
-        if cost <= max {
-            return Ok(());
-        }
-        Err(CheckError::CostTooHigh { limit: &self.info.name, cost, max })
+        let (limit, max) = (self.name(), self.cost_max());
+        if cost <= max { Ok(()) } else { Err(CheckError::CostTooHigh { limit, cost, max }) }
     }
 }
 

@@ -73,7 +73,7 @@ impl Domains<'_, '_> {
 
     fn descriptor(&mut self, path: &[String], value: &str, fields: Fields<'_>) -> Descriptor {
         let (own, inner) = fields.apart();
-        let known = [LIMIT, DESCRIPTOR].concat();
+        let known: Vec<&str> = of_limit().chain(DESCRIPTOR.iter().copied()).collect();
         own.refuse_unknown(&known, self.reading);
         let is_shared = own.flag("share", self.reading).is_some_and(|share| share.value);
         if is_shared && !value.contains(WILDCARD) {
@@ -85,7 +85,7 @@ impl Domains<'_, '_> {
         if name.as_ref().is_some_and(|name| replaces.contains(name)) {
             self.reading.mistake(&own.place("replaces"), "is its own name: remove it");
         }
-        let rule = self.rule(path, own);
+        let rule = self.rule(path, own.without("plans"));
         let level = self.level(path, &inner);
         Descriptor { rule, name, replaces, is_shared, level }
     }
@@ -99,7 +99,7 @@ impl Domains<'_, '_> {
             let remedy = "must be \"always\": then it is charged though another limit denies";
             self.reading.mistake(&charge.place, remedy);
         }
-        let of_limit = LIMIT.iter().find(|field| own.has(field));
+        let of_limit = of_limit().find(|field| own.has(field));
         match (is_unlimited, denies, of_limit) {
             (true, true, _) => {
                 let remedy = "is unlimited too: remove one of them";
@@ -134,6 +134,11 @@ impl Domains<'_, '_> {
             }
         }
     }
+}
+
+/// The fields of a limit that a descriptor has. A table `plans` is the descriptor of that key.
+fn of_limit() -> impl Iterator<Item = &'static str> {
+    LIMIT.iter().copied().filter(|field| *field != "plans")
 }
 
 /// A descriptor in the name of its limit.

@@ -169,6 +169,11 @@ impl<'n> Fields<'n> {
         (Self { path: self.path, at: self.at, entries: others }, tables)
     }
 
+    pub(super) fn without(mut self, name: &str) -> Self {
+        self.entries.retain(|entry| entry.name != name);
+        self
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -158,10 +158,7 @@ pub(crate) enum Together {
 }
 
 /// None was charged.
-#[cfg_attr(
-    not(any(feature = "tower", feature = "server")),
-    expect(dead_code, reason = "layers and the service tell of each limit")
-)]
+#[allow(dead_code, reason = "layers and the service tell of each limit")]
 pub(crate) struct TogetherDenied {
     /// The place of the part with the longest wait, and its decision.
     pub(crate) by: usize,
