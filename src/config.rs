@@ -303,7 +303,7 @@ impl Config {
             }
             config.limits.push(read.limit);
         }
-        let (domains, limits) = domains::read(root, &on_node, reading);
+        let (domains, limits) = domains::read(root, &config.limits, &on_node, reading);
         config.domains = domains;
         config.limits.extend(limits);
         if config.limits.is_empty() && root.has("domains") && reading.mistakes.is_empty() {

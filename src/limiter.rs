@@ -93,8 +93,8 @@ impl Limiter {
     fn find(&self, name: &str) -> Result<ActiveLimit, ConfigError> {
         let state = self.shared.node.limits.named(name)?;
         let (definition, state, shared) = (state.definition(), state.clone(), self.shared.clone());
-        let (info, plan) = (definition.info, definition.info.number);
-        Ok(ActiveLimit { state, definition, info, plan, shared })
+        let (info, max_wait_us) = (definition.info, state.terms.max_wait_us);
+        Ok(ActiveLimit { state, definition, info, plan: info.number, max_wait_us, shared })
     }
 
     /// Waits until every lane of the store has answered and gives leases: what a readiness probe
@@ -157,6 +157,8 @@ pub struct ActiveLimit {
     info: &'static LimitInfo,
     /// The number of that, at hand for the fast path.
     plan: u32,
+    /// How long it waits for the store.
+    max_wait_us: u64,
     pub(crate) shared: Arc<Shared>,
 }
 

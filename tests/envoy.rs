@@ -452,6 +452,10 @@ fn files_that_the_service_rejects_are_refused_by_line() {
             "requests_per_unit: -1: must",
         ),
         (
+            of("{key: k, rate_limit: {unit: day, requests_per_unit: 010}}"),
+            "requests_per_unit: 010: must",
+        ),
+        (
             of("{key: k, rate_limit: {unit: day, requests_per_unit: 4294967295}}"),
             "at most 1000000000 here",
         ),
@@ -533,6 +537,7 @@ async fn costs_looks_and_requests_that_are_not_decided() {
     let mut negative = hits(json!(1));
     negative["isNegativeHits"] = json!(true);
     for (body, status) in [
+        (json!({"domain": "d", "descriptors": vec![entry.clone(); 1001]}), 400),
         (json!({"domain": "", "descriptors": [entry]}), 400),
         (json!({"domain": "d"}), 400),
         (with(own, json!(1)), 501),
@@ -565,4 +570,92 @@ async fn an_unknown_domain_is_denied_if_the_file_says_so() {
     let toml = "[domains.d.c]\nquota = \"2/h\"\n[server]\nunknown_domain = \"deny\"\n";
     let (status, answer) = ask(&service(toml), &body("other (c,x)")).await;
     assert_eq!((status, &answer["overallCode"]), (429, &json!("OVER_LIMIT")));
+}
+
+#[tokio::test]
+async fn a_limit_in_shadow_mode_that_could_never_admit_the_hits_keeps_no_other_from_being_charged()
+{
+    let toml = "[domains.d.c]\nquota = \"10/h\"\nswitch = \"shadow\"\n[domains.d.all]\nquota = \"30/h\"\n\
+                [domains.d.off]\nquota = \"10/h\"\nswitch = \"off\"\n";
+    let service = service(toml);
+    for (times, expected) in
+        [(1, "OK 10 & OK 19 & OK 10"), (2, "OK 10 & OK 8 & OK 10"), (3, "OK 10 & OVER 0 & OK 10")]
+    {
+        let mut body = body("d (c,x) & (all,x) & (off,x)");
+        body["hitsAddend"] = json!(11);
+        let (status, answer) = ask(&service, &body).await;
+        assert_eq!(shown(&answer), expected, "{times}: {answer}");
+        assert_eq!(status, if times == 3 { 429 } else { 200 });
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_domain_is_denied_by_no_service_in_shadow_mode() {
+    let toml = "[domains.d.c]\nquota = \"2/h\"\n[server]\nunknown_domain = \"deny\"\nshadow_domains = true\n";
+    let (status, answer) = ask(&service(toml), &body("other (c,x)")).await;
+    assert_eq!((status, shown(&answer)), (200, "OVER 0".to_owned()));
+}
+
+#[tokio::test]
+async fn a_look_at_an_exact_limit_asks_the_store() {
+    let toml = "[store]\nmemory = true\n[domains.d.c]\nquota = \"10/h\"\nmode = \"exact\"\n";
+    let config = Config::from_toml(toml).unwrap();
+    let limiter = config.builder().build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let mut look = body("d (c,x)");
+    look["descriptors"][0]["hitsAddend"] = json!(0);
+    for (body, expected) in [(body("d (c,x)"), "OK 9"), (look.clone(), "OK 9"), (look, "OK 9")] {
+        assert_eq!(shown(&ask(&service, &body).await.1), expected);
+    }
+}
+
+#[test]
+fn a_dollar_in_a_name_is_no_variable() {
+    let yaml = "domain: d\ndescriptors:\n  - key: ${A}\n    rate_limit: {unit: day, requests_per_unit: 1, name: $x}\n  \
+                - key: b\n    rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: $x}]}\n";
+    let toml = converted(&[yaml], &[]);
+    assert!(Config::from_toml_with(&toml, |_| None).is_ok(), "{toml}");
+}
+
+/// A store that takes connections and never answers.
+fn silent_store() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    #[allow(clippy::disallowed_methods, reason = "a server of the test's own")]
+    std::thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());
+    port
+}
+
+/// A request of the key x of d/c over gRPC, whose caller waits for 100 ms.
+fn hurried() -> Request<Body> {
+    let message = b"\x0a\x01d\x12\x08\x0a\x06\x0a\x01c\x12\x01x";
+    let frame = [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat();
+    Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+        .header("content-type", "application/grpc")
+        .header("grpc-timeout", "100m")
+        .body(Body::from(frame))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn who_asks_over_grpc_has_an_answer_before_the_deadline_though_the_store_is_silent() {
+    for (mode, outage, overall) in
+        [("hybrid", "open", 1), ("exact", "open", 1), ("exact", "closed", 2)]
+    {
+        let port = silent_store();
+        let toml = format!(
+            "[store]\nredis = \"redis://127.0.0.1:{port}\"\ntimeout = \"10s\"\n[domains.d.c]\nquota = \"10/h\"\n\
+             mode = \"{mode}\"\noutage = \"{outage}\"\nmax_wait = \"10s\"\n"
+        );
+        let config = Config::from_toml(&toml).unwrap();
+        let limiter = config.builder().build().unwrap();
+        let service = Service::new(config, limiter).unwrap();
+        let response = tokio::time::timeout(std::time::Duration::from_secs(5), async {
+            let response = service.grpc().oneshot(hurried()).await.unwrap();
+            to_bytes(response.into_body(), usize::MAX).await.unwrap()
+        });
+        let answer = response.await.unwrap_or_else(|_| panic!("{mode}: no answer"));
+        // A frame, and in it the overall code.
+        assert_eq!(answer[5..7], [8, overall], "{mode} {outage}: {answer:?}");
+    }
 }

@@ -5,6 +5,8 @@
 
 use hmac_sha256::Hash;
 
+use std::collections::BTreeSet;
+
 use super::check;
 use super::descriptor::{Descriptor, DescriptorRule, Level, WILDCARD};
 use super::fields::{DESCRIPTOR, Fields, LIMIT};
@@ -14,7 +16,7 @@ use super::warnings;
 use crate::builder::Builder;
 use crate::limit::{Limit, NAME_BYTES_MAX};
 
-/// A domain for those who have none.
+/// A domain, in messages.
 const EXAMPLE: &str = "[domains.web.remote_address] with quota = \"10/s\"";
 
 /// The descriptors of a domain.
@@ -29,13 +31,17 @@ pub(super) struct Domains<'r, 'a> {
     pub(super) all: Vec<Domain>,
     /// Those of descriptors.
     pub(super) limits: Vec<Limit>,
+    /// Names that limits have.
+    names: BTreeSet<String>,
     builder: &'r Builder,
     reading: &'r mut Reading<'a>,
 }
 
 /// Reads the table `[domains]` of the whole. Limits are checked on the node that `builder` describes.
+/// `others` are the limits beside domains.
 pub(super) fn read(
     root: &Fields<'_>,
+    others: &[Limit],
     builder: &Builder,
     reading: &mut Reading<'_>,
 ) -> (Vec<Domain>, Vec<Limit>) {
@@ -43,7 +49,8 @@ pub(super) fn read(
         return (Vec::new(), Vec::new());
     };
     let tables = table.tables(EXAMPLE, reading);
-    let mut domains = Domains { all: Vec::new(), limits: Vec::new(), builder, reading };
+    let names = others.iter().map(|limit| limit.name().to_owned()).collect();
+    let mut domains = Domains { all: Vec::new(), limits: Vec::new(), names, builder, reading };
     for (name, fields) in tables {
         let level = domains.level(&[name.to_owned()], &fields);
         domains.all.push(Domain { name: name.to_owned(), level });
@@ -100,6 +107,10 @@ impl Domains<'_, '_> {
             self.reading.mistake(&charge.place, remedy);
         }
         let of_limit = of_limit().find(|field| own.has(field));
+        if of_limit.is_none() && own.has("charge") {
+            let remedy = "has no effect without a quota: add one, or remove it";
+            self.reading.mistake(&own.place("charge"), remedy);
+        }
         match (is_unlimited, denies, of_limit) {
             (true, true, _) => {
                 let remedy = "is unlimited too: remove one of them";
@@ -115,8 +126,8 @@ impl Domains<'_, '_> {
             (true, false, None) => Some(DescriptorRule::Unlimited),
             (false, true, None) => Some(DescriptorRule::Deny),
             (false, false, None) => {
-                for field in ["charge", "name", "replaces"].iter().filter(|field| own.has(field)) {
-                    let remedy = "is for a descriptor with a quota: add one, or remove this";
+                for field in ["name", "replaces"].iter().filter(|field| own.has(field)) {
+                    let remedy = "has no effect without quota, unlimited or deny: add one of them";
                     self.reading.mistake(&own.place(field), remedy);
                 }
                 None
@@ -124,6 +135,10 @@ impl Domains<'_, '_> {
             (false, false, Some(_)) => {
                 let before = self.reading.mistakes.len();
                 let limit = name_of_limit(path);
+                if !self.names.insert(limit.clone()) {
+                    let remedy = format!("has the name of another limit, {limit:?}: change that");
+                    self.reading.mistake(&own.place_of_name(&limit), remedy);
+                }
                 let read = limits::read_known(&limit, own, self.reading);
                 check::limit(&read, self.builder, self.reading);
                 if self.reading.mistakes.len() == before {
@@ -159,7 +174,9 @@ fn name_of_limit(path: &[String]) -> String {
     if path.iter().all(plain) && spelled.len() <= NAME_BYTES_MAX {
         return spelled;
     }
-    let hash = Hash::hash(name.as_bytes());
+    // So that no two paths are one text.
+    let told_apart: String = path.iter().map(|part| format!("{}:{part}", part.len())).collect();
+    let hash = Hash::hash(told_apart.as_bytes());
     let hash = hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first));
     let hash = format!("{hash:016x}");
     let known = |char: char| if is_plain(char) || char == '/' { char } else { '_' };
@@ -192,6 +209,7 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), all, "{names:?}");
-        assert!(named(&["web", "a=b.c"]) != named(&["web", "a.b=c"]));
+        assert_ne!(named(&["web", "a=b.c"]), named(&["web", "a.b=c"]));
+        assert_ne!(named(&["web", "path=/a", "b"]), named(&["web", "path=/a/b"]));
     }
 }

@@ -263,13 +263,13 @@ impl<'n> Fields<'n> {
         };
         let mut texts = Vec::new();
         for node in nodes {
+            let place = Place { at: node.at, shown: node.shown.clone(), ..self.place(name) };
             match &node.value {
-                Value::Text(text) if !text.is_empty() => texts.push(text.clone()),
-                _ => {
-                    let place =
-                        Place { at: node.at, shown: node.shown.clone(), ..self.place(name) };
-                    reading.mistake(&place, "must be a text in quotes, or a list of such texts");
+                Value::Text(text) if !text.is_empty() => {
+                    let text = expanded(&place, text, reading);
+                    texts.extend(text.map(|text| text.value));
                 }
+                _ => reading.mistake(&place, "must be a text in quotes, or a list of such texts"),
             }
         }
         texts

@@ -145,6 +145,13 @@ impl AsyncLimit {
         self.0.until_ready_n(key, cost, within).await
     }
 
+    /// The same limit, which waits for the store so long at most.
+    #[cfg(feature = "server")]
+    pub(crate) fn within(&self, wait: Duration) -> Self {
+        let max_wait_us = self.0.max_wait_us.min(crate::time::micros(wait));
+        Self(ActiveLimit { max_wait_us, ..self.0.clone() })
+    }
+
     #[cfg(feature = "server")]
     pub(crate) fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
         self.0.validate_cost(cost)
@@ -195,7 +202,8 @@ impl ActiveLimit {
     pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let slot_within_us = if self.takes_slots_ahead() { slot_within_us } else { 0 };
         let charge = Charge { cost, slot_within_us, deed: Deed::Ask };
-        let asked = self.send_exact(key, charge, self.state.terms.max_wait_us);
+        let may_wait = self.max_wait_us > 0;
+        let asked = if may_wait { self.send_exact(key, charge, self.max_wait_us) } else { None };
         let answer = match asked {
             Some(answer) => answer.await.ok(),
             None => None,

@@ -187,7 +187,7 @@ impl Handle {
 
     /// Asks the store for the answer to a request. `None` if the limit does not wait, or nobody would answer.
     pub(super) fn send_query(&self, cost: u32) -> Option<oneshot::Receiver<StoreAnswer>> {
-        let within_us = self.limit.state.terms.max_wait_us;
+        let within_us = self.limit.max_wait_us;
         let (done, answer) = oneshot::channel();
         let query = StoreQuery { key: self.key.clone(), cost, within_us, done };
         let queries = &self.limit.shared.driver.queries;

@@ -249,7 +249,7 @@ impl ActiveLimit {
 
     /// Decides, and asks the store if this node alone cannot be sure. Of callers who wait one asks for all.
     pub(super) async fn ask_for_slot(&self, of: SlotsOf<'_>, cost: u32, within_us: u64) -> Slot {
-        let max_wait_us = self.state.terms.max_wait_us;
+        let max_wait_us = self.max_wait_us;
         let wanted = Wanted::new(cost, within_us);
         if max_wait_us == 0 || cost == 0 || self.state.is_on_policy() {
             return self.slot_at_once(of, wanted);
@@ -299,7 +299,7 @@ impl ActiveLimit {
         let deed = Deed::Ask;
         let charge = Charge { cost: ask.tokens(), slot_within_us: within_us, deed };
         let mut asked = Asked { of, now, ask, answer: None };
-        asked.answer = self.send_exact(of.key, charge, self.state.terms.max_wait_us);
+        asked.answer = self.send_exact(of.key, charge, self.max_wait_us);
         let answer = match &mut asked.answer {
             Some(answer) => answer.await.ok(),
             None => None,

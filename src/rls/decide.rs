@@ -1,11 +1,13 @@
 //! What the limits of a domain say of a request.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::messages::{
     Answer, Code, CurrentLimit, Descriptor as Asked, Header, RateLimitRequest, Status, Unit,
@@ -19,7 +21,10 @@ use crate::limiter::settle::Allowed;
 use crate::limiter::together::{Part, Patience, Together, ask_all};
 use crate::limiter::{AsyncLimit, Limiter};
 
-/// A configuration with the limits of its domains, which a request looks up without the limiter.
+/// The most descriptors in one request.
+const DESCRIPTORS_MAX: usize = 1000;
+
+/// A configuration with its limits, which a request finds without asking the limiter for them.
 pub(crate) struct DomainLimits {
     pub(crate) config: Config,
     limits: HashMap<String, AsyncLimit>,
@@ -39,13 +44,12 @@ pub(crate) enum Refusal {
     NoDomain,
     #[error("descriptors: there is none: a request needs one")]
     NoDescriptor,
+    #[error("descriptors: there are {0}: at most {DESCRIPTORS_MAX}")]
+    TooManyDescriptors(usize),
     #[error("descriptors[{0}].limit: a limit of the request's own is not supported: configure it")]
     OwnLimit(usize),
     #[error("descriptors[{0}].is_negative_hits: hits cannot be given back yet")]
     NegativeHits(usize),
-    /// An exact limit has no answer without the store.
-    #[error("the store did not answer in time")]
-    Late,
 }
 
 /// What holds for one descriptor of a request.
@@ -65,15 +69,9 @@ struct Limited<'a> {
     key: KeyName<'static>,
     /// The key before it is hashed, if overrides look for that.
     plain: Option<Arc<[u8]>>,
-    hits: Hits,
+    /// 0 looks, and charges nothing.
+    hits: u32,
     is_always_charged: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hits {
-    Charge(u32),
-    /// Nothing is counted.
-    Look,
 }
 
 /// The values of a key: as a tuple of them.
@@ -105,17 +103,21 @@ impl DomainLimits {
         Ok(Self { config, limits })
     }
 
-    /// Decides about a request, and waits for the store for so long at most.
+    /// Decides about a request, and waits for the store until the deadline at most.
     pub(crate) async fn answer(
         &self,
         request: &RateLimitRequest,
-        within: Option<Duration>,
+        deadline: Option<Instant>,
     ) -> Result<Answer, Refusal> {
         if request.domain.is_empty() {
             return Err(Refusal::NoDomain);
         }
-        if request.descriptors.is_empty() {
+        let descriptors = request.descriptors.len();
+        if descriptors == 0 {
             return Err(Refusal::NoDescriptor);
+        }
+        if descriptors > DESCRIPTORS_MAX {
+            return Err(Refusal::TooManyDescriptors(descriptors));
         }
         if let Some(place) = request.descriptors.iter().position(|it| it.limit.is_some()) {
             return Err(Refusal::OwnLimit(place));
@@ -128,20 +130,26 @@ impl DomainLimits {
                 UnknownDomain::Allow => Code::Ok,
                 UnknownDomain::Deny => Code::OverLimit,
             };
-            let statuses = vec![Status { code, ..Status::default() }; request.descriptors.len()];
-            return Ok(Answer { overall_code: code, statuses, ..Answer::default() });
+            return Ok(self.told(vec![Status { code, ..Status::default() }; descriptors]));
         };
         let matched: Vec<_> = request.descriptors.iter().map(|it| matched(domain, it)).collect();
         let rulings: Vec<_> = self.rulings(request, &matched);
-        let statuses = statuses(&rulings, within).await?;
+        Ok(self.told(statuses(&rulings, deadline).await))
+    }
+
+    fn told(&self, statuses: Vec<Status>) -> Answer {
+        let server = self.config.server();
         let is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
-        let denies = is_over && !self.config.server().shadow_domains;
-        let has_headers = self.config.server().limit_headers;
-        Ok(Answer {
+        let denies = is_over && !server.shadow_domains;
+        Answer {
             overall_code: if denies { Code::OverLimit } else { Code::Ok },
-            response_headers_to_add: if has_headers { headers(&statuses) } else { Vec::new() },
+            response_headers_to_add: if server.limit_headers {
+                headers(&statuses)
+            } else {
+                Vec::new()
+            },
             statuses,
-        })
+        }
     }
 
     fn rulings<'a>(
@@ -185,13 +193,10 @@ fn matched<'a>(domain: &'a crate::config::Domain, asked: &'a Asked) -> Option<Ma
     domain.level.find(asked.entries.iter().map(|entry| (&*entry.key, &*entry.value)))
 }
 
-fn hits(request: &RateLimitRequest, asked: &Asked) -> Hits {
+fn hits(request: &RateLimitRequest, asked: &Asked) -> u32 {
+    let hits = asked.hits_addend.unwrap_or_else(|| request.hits_addend.max(1));
     // More than any limit admits at once.
-    let tokens = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
-    match asked.hits_addend {
-        Some(0) => Hits::Look,
-        hits => Hits::Charge(tokens(hits.unwrap_or_else(|| request.hits_addend.max(1)))),
-    }
+    hits.try_into().unwrap_or(u32::MAX)
 }
 
 /// What is charged of one key.
@@ -203,9 +208,20 @@ struct Charge<'r, 'a> {
 }
 
 impl Charge<'_, '_> {
-    fn part(&self, patience: Patience) -> Part<'_> {
-        let Limited { limit, key, plain, .. } = self.limited;
-        Part { limit: &limit.0, key, plain: plain.as_deref(), cost: self.cost, patience }
+    /// The limit and the key.
+    fn of(&self) -> (&str, &[u8]) {
+        (self.limited.limit.name(), &self.limited.key)
+    }
+
+    /// Whether the limit can ever admit it, or does not decide.
+    fn is_possible(&self) -> bool {
+        let is_free = |look: Decision| look.is_override() && look.is_allowed();
+        self.limited.limit.validate_cost(self.cost).is_ok()
+            || look(self.limited).is_some_and(is_free)
+    }
+
+    fn is_shadow(&self) -> bool {
+        self.limited.limit.0.is_shadow()
     }
 }
 
@@ -217,82 +233,83 @@ struct Standing {
 }
 
 /// Charges all limits, or those alone that are always charged, and tells how each descriptor stands.
-async fn statuses(
-    rulings: &[Ruling<'_>],
-    within: Option<Duration>,
-) -> Result<Vec<Status>, Refusal> {
-    let (always, others): (Vec<_>, Vec<_>) =
-        charges(rulings).into_iter().partition(|charge| charge.limited.is_always_charged);
+async fn statuses(rulings: &[Ruling<'_>], deadline: Option<Instant>) -> Vec<Status> {
     let mut statuses: Vec<Status> = Vec::with_capacity(rulings.len());
     for ruling in rulings {
         statuses.push(match ruling {
             Ruling::Free => Status::default(),
             Ruling::Unlimited => Status::unlimited(),
             Ruling::Deny => Status { code: Code::OverLimit, ..Status::default() },
-            // Charges are told below.
-            Ruling::Limited(limited) => {
-                status(limited.limit, Standing { is_over: false, decision: look(limited) })
+            Ruling::Limited(limited) if limited.hits == 0 => {
+                let limit = waiting(limited.limit, deadline);
+                let decision = limit.check_sure_n(&limited.values, 0).await.ok();
+                status(limited.limit, Standing { is_over: false, decision })
             }
+            // It is told below.
+            Ruling::Limited(_) => Status::default(),
         });
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
-    for charge in &always {
-        let standing = charge_all(std::slice::from_ref(charge), within).await?;
-        is_over |= standing[0].is_over;
-        tell(charge, standing[0], &mut statuses);
+    // A limit in shadow mode keeps no other from being charged.
+    let (charges, shadows): (Vec<_>, Vec<_>) = charges(rulings)
+        .into_iter()
+        .partition(|charge| charge.is_possible() || !charge.is_shadow());
+    tell(&shadows, &looks(&shadows), &mut statuses);
+    let (always, others): (Vec<_>, Vec<_>) =
+        charges.into_iter().partition(|charge| charge.limited.is_always_charged);
+    for charge in always {
+        let charge = [charge];
+        let standings = charge_all(&charge, deadline).await;
+        is_over |= standings.iter().any(|standing| standing.is_over);
+        tell(&charge, &standings, &mut statuses);
     }
-    let standings = if is_over { looks(&others) } else { charge_all(&others, within).await? };
-    for (charge, standing) in others.iter().zip(standings) {
-        tell(charge, standing, &mut statuses);
-    }
-    Ok(statuses)
+    let standings = if is_over { looks(&others) } else { charge_all(&others, deadline).await };
+    tell(&others, &standings, &mut statuses);
+    statuses
 }
 
-/// What is to be charged, each key once.
-fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
-    let mut charges: Vec<Charge<'r, 'a>> = Vec::new();
-    for (place, ruling) in rulings.iter().enumerate() {
-        let Ruling::Limited(limited) = ruling else { continue };
-        let Hits::Charge(tokens) = limited.hits else { continue };
-        let is_same = |charge: &&mut Charge<'_, '_>| {
-            std::ptr::eq(charge.limited.limit, limited.limit) && *charge.limited.key == *limited.key
-        };
-        if let Some(charge) = charges.iter_mut().find(is_same) {
-            charge.cost = charge.cost.saturating_add(tokens);
-            charge.places.push(place);
-        } else {
-            charges.push(Charge { limited, cost: tokens, places: SmallVec::from_elem(place, 1) });
+/// The limit, which waits for the store until the deadline at most.
+fn waiting(limit: &AsyncLimit, deadline: Option<Instant>) -> Cow<'_, AsyncLimit> {
+    match deadline {
+        None => Cow::Borrowed(limit),
+        Some(deadline) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            Cow::Owned(limit.within(left))
         }
     }
+}
+
+/// What is to be charged, each key once, in an order that is the same for all who charge these limits.
+fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
+    let charge = |(place, ruling): (usize, &'r Ruling<'a>)| match ruling {
+        Ruling::Limited(limited) if limited.hits > 0 => {
+            Some(Charge { limited, cost: limited.hits, places: SmallVec::from_elem(place, 1) })
+        }
+        _ => None,
+    };
+    let mut charges: Vec<Charge<'r, 'a>> = rulings.iter().enumerate().filter_map(charge).collect();
+    charges.sort_by(|one, other| one.of().cmp(&other.of()));
+    charges.dedup_by(|next, charge| {
+        let is_same = next.of() == charge.of();
+        if is_same {
+            charge.cost = charge.cost.saturating_add(next.cost);
+            charge.places.append(&mut next.places);
+        }
+        is_same
+    });
     charges
 }
 
 /// All of them are charged, or none.
-async fn charge_all(
-    charges: &[Charge<'_, '_>],
-    within: Option<Duration>,
-) -> Result<Vec<Standing>, Refusal> {
-    let is_possible =
-        |charge: &Charge<'_, '_>| charge.limited.limit.validate_cost(charge.cost).is_ok();
-    if !charges.iter().all(is_possible) {
-        return Ok(looks(charges));
+async fn charge_all(charges: &[Charge<'_, '_>], deadline: Option<Instant>) -> Vec<Standing> {
+    if !charges.iter().all(Charge::is_possible) {
+        return looks(charges);
     }
-    let parts = |patience| {
-        let parts = charges.iter().map(|charge| charge.part(patience));
-        parts.collect::<SmallVec<[Part<'_>; 4]>>()
-    };
-    let patient = parts(Patience::Store);
-    let together = match within {
-        None => ask_all(&patient).await,
-        Some(within) => match in_time(within, ask_all(&patient)).await {
-            Some(together) => together,
-            None if charges.iter().any(|charge| charge.limited.limit.mode() == Mode::Exact) => {
-                return Err(Refusal::Late);
-            }
-            None => ask_all(&parts(Patience::None)).await,
-        },
-    };
-    Ok(match together {
+    let limits: SmallVec<[Cow<'_, AsyncLimit>; 4]> =
+        charges.iter().map(|charge| waiting(charge.limited.limit, deadline)).collect();
+    let both = charges.iter().zip(&limits);
+    let parts: SmallVec<[Part<'_>; 4]> = both.map(|(charge, limit)| part(charge, limit)).collect();
+    match ask_all(&parts).await {
         Together::Allowed(all) => {
             let standing = |Allowed { decision, .. }: Allowed| Standing {
                 is_over: false,
@@ -302,27 +319,28 @@ async fn charge_all(
         }
         Together::Denied(denied) => {
             let both = charges.iter().zip(denied.looks).enumerate();
-            both.map(|(place, (charge, look))| {
-                let lacks = look.is_some_and(|look| is_short(&look, charge.cost));
-                Standing { is_over: place == denied.by || lacks, decision: look }
-            })
-            .collect()
+            let standing =
+                |(place, (charge, look)): (usize, (&Charge<'_, '_>, Option<Decision>))| {
+                    let lacks = look.is_some_and(|look| is_short(&look, charge.cost));
+                    Standing { is_over: place == denied.by || lacks, decision: look }
+                };
+            both.map(standing).collect()
         }
-    })
+    }
 }
 
-#[allow(clippy::disallowed_methods, reason = "who asks waits by the real clock")]
-async fn in_time<T>(within: Duration, future: impl Future<Output = T>) -> Option<T> {
-    tokio::time::timeout(within, future).await.ok()
+fn part<'r>(charge: &'r Charge<'_, '_>, limit: &'r Cow<'_, AsyncLimit>) -> Part<'r> {
+    let Limited { key, plain, .. } = charge.limited;
+    let (plain, patience) = (plain.as_deref(), Patience::Store);
+    Part { limit: &limit.0, key, plain, cost: charge.cost, patience }
 }
 
 /// How charges stand that are not made.
 fn looks(charges: &[Charge<'_, '_>]) -> Vec<Standing> {
-    let look = |Charge { limited, cost, .. }: &Charge<'_, '_>| {
-        let decision = look(limited);
-        let is_possible = limited.limit.validate_cost(*cost).is_ok();
-        let lacks = decision.is_some_and(|decision| is_short(&decision, *cost));
-        Standing { is_over: !is_possible || lacks, decision }
+    let look = |charge: &Charge<'_, '_>| {
+        let decision = look(charge.limited);
+        let lacks = decision.is_some_and(|decision| is_short(&decision, charge.cost));
+        Standing { is_over: !charge.is_possible() || lacks, decision }
     };
     charges.iter().map(look).collect()
 }
@@ -339,10 +357,12 @@ fn look(limited: &Limited<'_>) -> Option<Decision> {
     is_known.then(|| limited.limit.0.check_n(&limited.values, 0).ok()).flatten()
 }
 
-/// Writes how a charge ended into the statuses of its descriptors.
-fn tell(charge: &Charge<'_, '_>, standing: Standing, statuses: &mut [Status]) {
-    for place in &charge.places {
-        statuses[*place] = status(charge.limited.limit, standing);
+/// Writes how charges ended into the statuses of their descriptors.
+fn tell(charges: &[Charge<'_, '_>], standings: &[Standing], statuses: &mut [Status]) {
+    for (charge, standing) in charges.iter().zip(standings) {
+        for place in &charge.places {
+            statuses[*place] = status(charge.limited.limit, *standing);
+        }
     }
 }
 
@@ -357,7 +377,6 @@ fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Statu
     Status {
         code: if is_over { Code::OverLimit } else { Code::Ok },
         current_limit: Some(CurrentLimit {
-            name: String::new(),
             requests_per_unit: u32::try_from(quota.tokens()).unwrap_or(u32::MAX),
             unit: Unit::of(quota.period()),
         }),

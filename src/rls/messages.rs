@@ -10,7 +10,7 @@ use envoy_types::pb::google::protobuf::Duration as PbDuration;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Remaining requests of what has no limit.
+/// Remaining requests of what is unlimited.
 const UNLIMITED: u32 = u32::MAX;
 
 /// Requests that fit all limits of their descriptors, or none.
@@ -84,8 +84,6 @@ pub(crate) struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CurrentLimit {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) name: String,
     pub(crate) requests_per_unit: u32,
     /// Left out if the period is none of these.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -214,7 +212,7 @@ impl From<Code> for i32 {
 impl From<Status> for pb_response::DescriptorStatus {
     fn from(status: Status) -> Self {
         let current_limit = status.current_limit.map(|limit| pb_response::RateLimit {
-            name: limit.name,
+            name: String::new(),
             requests_per_unit: limit.requests_per_unit,
             unit: limit.unit.map_or(0, |unit| unit.in_protobuf().into()),
         });
@@ -283,7 +281,6 @@ mod tests {
                 Status {
                     code: Code::OverLimit,
                     current_limit: Some(CurrentLimit {
-                        name: String::new(),
                         requests_per_unit: 10,
                         unit: Some(Unit::Second),
                     }),

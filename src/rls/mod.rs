@@ -1,7 +1,7 @@
 //! Envoy's rate limit service, version 3: requests of a domain with descriptors, which the limits of a configuration's
 //! `[domains]` decide about.
 //!
-//! What is asked and answered is here without its transport, gRPC or JSON.
+//! `server/envoy.rs` carries them over gRPC and HTTP.
 
 mod decide;
 mod messages;

@@ -1,6 +1,6 @@
 //! Envoy's rate limit service over gRPC, and the same as JSON at `POST /json`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -13,21 +13,23 @@ use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::service::Routes;
 use tonic::{Request, Response as GrpcResponse, Status, async_trait};
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use super::check::parsed;
-use super::problem::Problem;
+use super::problem::{BODY_BYTES_MAX, Problem};
 use super::running::Running;
 use crate::rls::{Answer, Code, RateLimitRequest, Refusal};
 
 /// What Envoy asks the health service about.
 const HEALTH_NAME: &str = "ratelimit";
-/// The answer leaves so long before who asks gives up.
-const ANSWER_BEFORE: Duration = Duration::from_millis(5);
-/// How long one look waits until the store is ready.
-const LOOK: Duration = Duration::from_secs(1);
+/// How long before the caller's deadline the answer is ready.
+const DEADLINE_MARGIN: Duration = Duration::from_millis(5);
+/// How long the service waits for the store at a time, and between two times, until it is ready.
+const READY_POLL: Duration = Duration::from_millis(100);
 /// The most digits of a time in gRPC.
 const TIMEOUT_DIGITS_MAX: usize = 8;
 
@@ -40,15 +42,16 @@ impl RateLimitService for Envoy {
         request: Request<pb::RateLimitRequest>,
     ) -> Result<GrpcResponse<pb::RateLimitResponse>, Status> {
         let timeout = request.metadata().get("grpc-timeout");
-        let timeout = timeout.and_then(|timeout| timeout.to_str().ok()).and_then(time);
-        let within = timeout.map(|timeout| timeout.saturating_sub(ANSWER_BEFORE));
+        let timeout = timeout.and_then(|timeout| timeout.to_str().ok()).and_then(parse_timeout);
+        let deadline = timeout.and_then(|timeout| {
+            Instant::now().checked_add(timeout.saturating_sub(DEADLINE_MARGIN))
+        });
         if self.0.refuses_checks() {
             return Err(Status::unavailable("the service ends"));
         }
         let request = request.into_inner().into();
-        match self.0.in_force.load_full().answer(&request, within).await {
+        match self.0.in_force.load_full().answer(&request, deadline).await {
             Ok(answer) => Ok(GrpcResponse::new(answer.into())),
-            Err(refusal @ Refusal::Late) => Err(Status::deadline_exceeded(refusal.to_string())),
             Err(refusal @ (Refusal::OwnLimit(_) | Refusal::NegativeHits(_))) => {
                 Err(Status::unimplemented(refusal.to_string()))
             }
@@ -58,7 +61,7 @@ impl RateLimitService for Envoy {
 }
 
 /// A time as gRPC writes it: digits and a unit.
-fn time(text: &str) -> Option<Duration> {
+fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let is_number =
         digits.len() <= TIMEOUT_DIGITS_MAX && digits.bytes().all(|it| it.is_ascii_digit());
@@ -78,26 +81,36 @@ fn time(text: &str) -> Option<Duration> {
 #[allow(clippy::disallowed_methods, reason = "the service's health is followed beside it")]
 pub(super) fn grpc(running: &Arc<Running>) -> Router {
     let (reporter, health) = health_reporter();
-    tokio::spawn(follow_health(running.clone(), reporter));
-    let service = RateLimitServiceServer::new(Envoy(running.clone()));
+    tokio::spawn(follow_health(Arc::downgrade(running), running.ends(), reporter));
+    let service = RateLimitServiceServer::new(Envoy(running.clone()))
+        .max_decoding_message_size(BODY_BYTES_MAX);
     Routes::new(service).add_service(health).prepare().into_axum_router()
 }
 
-/// Healthy from the store's first answer until the end is announced.
-async fn follow_health(running: Arc<Running>, reporter: HealthReporter) {
+/// `ratelimit` is healthy from the store's first answer until the end is announced.
+#[allow(clippy::disallowed_methods, reason = "a store is asked by the real clock")]
+async fn follow_health(
+    running: Weak<Running>,
+    mut ends: watch::Receiver<bool>,
+    reporter: HealthReporter,
+) {
     use tonic_health::ServingStatus::{NotServing, Serving};
     reporter.set_service_status(HEALTH_NAME, NotServing).await;
-    let mut ends = running.ends();
     let ready = async {
-        while running.limiter.ready(LOOK).await.is_err() {}
-        reporter.set_service_status(HEALTH_NAME, Serving).await;
+        while let Some(running) = running.upgrade() {
+            if running.limiter.ready(READY_POLL).await.is_ok() {
+                return reporter.set_service_status(HEALTH_NAME, Serving).await;
+            }
+            drop(running);
+            tokio::time::sleep(READY_POLL).await;
+        }
     };
-    let has_ended = tokio::select! {
-        () = ready => false,
-        _ = ends.wait_for(|ends| *ends) => true,
-    };
-    // The sender lives as long as `running` does, which is here.
-    if !has_ended && ends.wait_for(|ends| *ends).await.is_ok() {
+    tokio::select! {
+        () = ready => {}
+        _ = ends.wait_for(|ends| *ends) => return,
+    }
+    // An error: the service is gone.
+    if ends.wait_for(|ends| *ends).await.is_ok() {
         reporter.set_service_status(HEALTH_NAME, NotServing).await;
     }
 }
@@ -115,9 +128,10 @@ pub(super) async fn json(
     let answer = running.in_force.load_full().answer(&request, None).await;
     let answer: Answer = answer.map_err(|refusal| {
         let status = match refusal {
-            Refusal::Late => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::OwnLimit(_) | Refusal::NegativeHits(_) => StatusCode::NOT_IMPLEMENTED,
-            Refusal::NoDomain | Refusal::NoDescriptor => StatusCode::BAD_REQUEST,
+            Refusal::NoDomain | Refusal::NoDescriptor | Refusal::TooManyDescriptors(_) => {
+                StatusCode::BAD_REQUEST
+            }
         };
         Problem::new(status, refusal.to_string())
     })?;
@@ -134,10 +148,10 @@ mod tests {
 
     #[test]
     fn times_are_digits_and_a_unit() {
-        assert_eq!(time("20m"), Some(Duration::from_millis(20)));
-        assert_eq!(time("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(parse_timeout("20m"), Some(Duration::from_millis(20)));
+        assert_eq!(parse_timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
         for wrong in ["", "m", "20", "20x", "-1S", "123456789S", "1.5S", "1µ"] {
-            assert_eq!(time(wrong), None, "{wrong}");
+            assert_eq!(parse_timeout(wrong), None, "{wrong}");
         }
     }
 }

@@ -44,7 +44,7 @@ use running::Running;
 /// For how long a question whether the service is ready waits for the store.
 const READY_WITHIN: Duration = Duration::from_millis(250);
 
-/// A limiter that answers over HTTP. Cheap to clone; all clones are one service.
+/// A limiter that answers over HTTP and gRPC. Cheap to clone; all clones are one service.
 #[derive(Clone)]
 pub struct Service(Arc<Running>);
 
@@ -79,7 +79,7 @@ impl Service {
         self.0.announce_end();
     }
 
-    /// Checks that come from now on are refused with status 503: call it before [`Limiter::shutdown`], after which what is spent
+    /// Checks that come from now on are refused, with status 503 or `UNAVAILABLE`: call it before [`Limiter::shutdown`], after which what is spent
     /// is lost.
     pub fn refuse_checks(&self) {
         self.0.refuse_checks();

@@ -65,7 +65,7 @@ enum Command {
     /// Decide for programs in any language, over HTTP, and for Envoy
     #[cfg(feature = "server")]
     Serve(serve::Options),
-    /// Write the configuration of Envoy's rate limit service as one of tidegate
+    /// Write a configuration of envoyproxy/ratelimit as one of tidegate
     #[cfg(feature = "server")]
     Convert(convert::Options),
     /// Print a completion script for a shell

@@ -255,6 +255,12 @@ impl Descriptor {
         Some(Self { line, key, value, limit, is_shadow, is_shared, descriptors })
     }
 
+    /// Whether it or one below it has a quota.
+    pub(super) fn has_quota(&self) -> bool {
+        let quota = self.limit.as_ref().map(|limit| &limit.quota);
+        matches!(quota, Some(Quota::Some(_))) || self.descriptors.iter().any(Self::has_quota)
+    }
+
     pub(super) fn is_same(&self, other: &Self) -> bool {
         (&self.key, &self.value) == (&other.key, &other.value)
     }
@@ -318,8 +324,11 @@ fn quota(fields: &Fields<'_>, reading: &mut Reading) -> Option<Quota> {
             0
         }
         Some((line, text)) => {
-            let Ok(requests) = text.parse::<u32>() else {
-                let mistake = format!("requests_per_unit: {text}: must be from 0 to 4294967295");
+            // With a zero before it, YAML has it in eights.
+            let is_octal = text.len() > 1 && text.starts_with('0');
+            let Some(requests) = text.parse::<u32>().ok().filter(|_| !is_octal) else {
+                let must = "must be a number from 0 to 4294967295, without zeros before it";
+                let mistake = format!("requests_per_unit: {text}: {must}");
                 reading.mistake(line, mistake);
                 return None;
             };

@@ -1,4 +1,4 @@
-//! `tidegate convert`: the configuration of Envoy's rate limit service as one of tidegate.
+//! `tidegate convert`: a configuration of envoyproxy/ratelimit as one of tidegate.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -29,10 +29,10 @@ Examples:
   tidegate convert config/*.yaml --merge-domains --mode exact > tidegate.toml
   tidegate serve tidegate.toml
 
-What has no counterpart is named on standard error as FILE:LINE, and so is each mistake: then nothing is written. docs/ENVOY.md
+The file has the limits. For processes that share them add a table [store]: docs/CONFIGURATION.md. What has no counterpart is named on standard error as FILE:LINE, and so is each mistake: then nothing is written. docs/ENVOY.md
 has a table of all fields and settings.";
 
-/// Write the configuration of Envoy's rate limit service as one of tidegate.
+/// Write a configuration of envoyproxy/ratelimit as one of tidegate.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
@@ -46,7 +46,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME", default_value = "fixed-window",
         value_parser = ["token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"])]
     algorithm: String,
-    /// Who decides about all limits: this process and the store, the store, or each process alone
+    /// Where all limits are decided: here and in the store (hybrid), in the store (exact), or here alone (local)
     #[arg(long, value_name = "NAME", default_value = "hybrid", value_parser = ["hybrid", "exact", "local"])]
     mode: String,
 }
@@ -66,6 +66,11 @@ pub(crate) fn run(options: &Options) -> Result<(), ConvertError> {
     }
     if mistakes > 0 {
         return Err(ConvertError::Mistakes { mistakes });
+    }
+    if !domains.iter().any(|domain| domain.descriptors.iter().any(Descriptor::has_quota)) {
+        output::note(
+            "note: no descriptor has a quota: add a limit, such as [limits.api], before it is served",
+        );
     }
     Ok(output::write(&written(&domains, options))?)
 }
@@ -140,12 +145,17 @@ fn fields(descriptor: &Descriptor, options: &Options, text: &mut String) {
         }
     }
     if let Some(name) = &limit.name {
-        field("name", quoted(name));
+        field("name", quoted_text(name));
     }
     if !limit.replaces.is_empty() {
-        let names: Vec<String> = limit.replaces.iter().map(|name| quoted(name)).collect();
+        let names: Vec<String> = limit.replaces.iter().map(|name| quoted_text(name)).collect();
         field("replaces", format!("[{}]", names.join(", ")));
     }
+}
+
+/// A text in which a dollar is a dollar, and no variable.
+fn quoted_text(text: &str) -> String {
+    quoted(&text.replace('$', "$$"))
 }
 
 /// A name in TOML.

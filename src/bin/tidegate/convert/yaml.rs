@@ -1,4 +1,4 @@
-//! YAML as the rate limit service of Envoy's project reads it: scalars as they are written.
+//! YAML as envoyproxy/ratelimit reads it: scalars as they are written.
 
 use saphyr::{MarkedYaml, ScalarStyle, YamlData, YamlLoader};
 use saphyr_parser::Parser;
