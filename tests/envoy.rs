@@ -424,11 +424,21 @@ async fn what_has_no_counterpart_is_reported_and_the_rest_is_written() {
     play("22", &toml, &[(1, "quotas (service,service_1)", "OK 0")]).await;
 }
 
+/// A file of one descriptor.
+fn of(descriptor: &str) -> String {
+    format!("domain: d\ndescriptors:\n  - {descriptor}\n")
+}
+
+fn are_refused(cases: &[(String, &str)]) {
+    for (yaml, mistake) in cases {
+        let said = refused(&[yaml], &[]);
+        assert!(said.contains(mistake), "{yaml}: {said}");
+    }
+}
+
 #[test]
 fn files_that_the_service_rejects_are_refused_by_line() {
-    let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
-    let of = |descriptor: &str| format!("domain: d\ndescriptors:\n  - {descriptor}\n");
-    let cases = [
+    are_refused(&[
         (String::new(), "1: mistake: the file is empty"),
         ("descriptors: []\n".to_owned(), "1: mistake: domain: is missing"),
         ("domain: [\n".to_owned(), "mistake: is no YAML"),
@@ -438,6 +448,13 @@ fn files_that_the_service_rejects_are_refused_by_line() {
         (of("{key: k, 5: 1}"), "3: mistake: a name of a field must be a text"),
         (of("x"), "3: mistake: a descriptor must be a map"),
         (of("{key: 1.5}"), "3: mistake: key: 1.5: put a number"),
+    ]);
+}
+
+#[test]
+fn limits_that_the_service_rejects_are_refused_by_line() {
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+    are_refused(&[
         (of("{key: k, rate_limit: {requests_per_unit: 1}}"), "3: mistake: unit: is missing"),
         (
             of("{key: k, rate_limit: {unit: moon, requests_per_unit: 1}}"),
@@ -474,11 +491,7 @@ fn files_that_the_service_rejects_are_refused_by_line() {
             of(&format!("{{key: k, value: v, share_threshold: true, {limit}}}")),
             "share_threshold: is for",
         ),
-    ];
-    for (yaml, mistake) in cases {
-        let said = refused(&[&yaml], &[]);
-        assert!(said.contains(mistake), "{yaml}: {said}");
-    }
+    ]);
 }
 
 #[test]

@@ -175,8 +175,9 @@ fn name_of_limit(path: &[String]) -> String {
         return spelled;
     }
     // So that no two paths are one text.
-    let told_apart: String = path.iter().map(|part| format!("{}:{part}", part.len())).collect();
-    let hash = Hash::hash(told_apart.as_bytes());
+    let told_apart: Vec<String> =
+        path.iter().map(|part| format!("{}:{part}", part.len())).collect();
+    let hash = Hash::hash(told_apart.concat().as_bytes());
     let hash = hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first));
     let hash = format!("{hash:016x}");
     let known = |char: char| if is_plain(char) || char == '/' { char } else { '_' };

@@ -237,7 +237,6 @@ async fn statuses(rulings: &[Ruling<'_>], deadline: Option<Instant>) -> Vec<Stat
     let mut statuses: Vec<Status> = Vec::with_capacity(rulings.len());
     for ruling in rulings {
         statuses.push(match ruling {
-            Ruling::Free => Status::default(),
             Ruling::Unlimited => Status::unlimited(),
             Ruling::Deny => Status { code: Code::OverLimit, ..Status::default() },
             Ruling::Limited(limited) if limited.hits == 0 => {
@@ -245,8 +244,8 @@ async fn statuses(rulings: &[Ruling<'_>], deadline: Option<Instant>) -> Vec<Stat
                 let decision = limit.check_sure_n(&limited.values, 0).await.ok();
                 status(limited.limit, Standing { is_over: false, decision })
             }
-            // It is told below.
-            Ruling::Limited(_) => Status::default(),
+            // Those that are charged are told below.
+            Ruling::Free | Ruling::Limited(_) => Status::default(),
         });
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
@@ -329,7 +328,7 @@ async fn charge_all(charges: &[Charge<'_, '_>], deadline: Option<Instant>) -> Ve
     }
 }
 
-fn part<'r>(charge: &'r Charge<'_, '_>, limit: &'r Cow<'_, AsyncLimit>) -> Part<'r> {
+fn part<'r>(charge: &'r Charge<'_, '_>, limit: &'r AsyncLimit) -> Part<'r> {
     let Limited { key, plain, .. } = charge.limited;
     let (plain, patience) = (plain.as_deref(), Patience::Store);
     Part { limit: &limit.0, key, plain, cost: charge.cost, patience }
