@@ -672,3 +672,16 @@ async fn who_asks_over_grpc_has_an_answer_before_the_deadline_though_the_store_i
         assert_eq!(answer[5..7], [8, overall], "{mode} {outage}: {answer:?}");
     }
 }
+
+#[tokio::test]
+async fn the_limits_of_the_example_are_those_that_its_envoy_asks_about() {
+    let toml = include_str!("../examples/envoy/tidegate.toml");
+    let envoy = include_str!("../examples/envoy/envoy.yaml");
+    assert!(envoy.contains("domain: web") && envoy.contains("descriptor_key: api_key"));
+    let steps = [
+        (20, "web (api_key,alice)", "OK 0"),
+        (1, "web (api_key,alice)", "OVER 0"),
+        (21, "web (api_key,internal)", "OK 979"),
+    ];
+    play("the example", toml, &steps).await;
+}
