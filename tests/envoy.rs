@@ -409,7 +409,7 @@ async fn header_fields_are_those_of_the_limit_with_the_fewest_left() {
 }
 
 #[tokio::test]
-async fn what_has_no_counterpart_is_reported_and_the_rest_is_written() {
+async fn conversion_reports_fields_without_a_counterpart_and_writes_the_rest() {
     let yaml = "domain: quotas\ndescriptors:\n  - key: service\n    value: service_1\n    rate_limit: {unit: minute, requests_per_unit: 1}\n    quota_mode: true\n  - key: service\n    value: service_2\n    rate_limit: {unit: minute, requests_per_unit: 2, shadow_mode: true}\n    metadata: {a: b}\n";
     let output = convert(&[yaml], &[]);
     let said = String::from_utf8(output.stderr).unwrap();
@@ -563,7 +563,7 @@ async fn costs_looks_and_requests_that_are_not_decided() {
 }
 
 #[tokio::test]
-async fn a_descriptor_is_charged_always_only_if_it_says_so() {
+async fn descriptor_is_charged_despite_a_denial_only_with_charge_always() {
     let toml = "[domains.d.c]\nquota = \"2/h\"\n[domains.d.all]\nquota = \"9/h\"\ncharge = \"always\"\n[domains.d.rest]\nquota = \"9/h\"\n";
     let call = "d (c,x) & (all,x) & (rest,x)";
     play(
@@ -586,8 +586,7 @@ async fn an_unknown_domain_is_denied_if_the_file_says_so() {
 }
 
 #[tokio::test]
-async fn a_limit_in_shadow_mode_that_could_never_admit_the_hits_keeps_no_other_from_being_charged()
-{
+async fn shadow_limit_smaller_than_the_hits_does_not_keep_other_limits_from_being_charged() {
     let toml = "[domains.d.c]\nquota = \"10/h\"\nswitch = \"shadow\"\n[domains.d.all]\nquota = \"30/h\"\n\
                 [domains.d.off]\nquota = \"10/h\"\nswitch = \"off\"\n";
     let service = service(toml);
@@ -610,7 +609,7 @@ async fn an_unknown_domain_is_denied_by_no_service_in_shadow_mode() {
 }
 
 #[tokio::test]
-async fn a_look_at_an_exact_limit_asks_the_store() {
+async fn look_at_an_exact_limit_asks_the_store() {
     let toml = "[store]\nmemory = true\n[domains.d.c]\nquota = \"10/h\"\nmode = \"exact\"\n";
     let config = Config::from_toml(toml).unwrap();
     let limiter = config.builder().build().unwrap();
@@ -623,7 +622,7 @@ async fn a_look_at_an_exact_limit_asks_the_store() {
 }
 
 #[test]
-fn a_dollar_in_a_name_is_no_variable() {
+fn dollar_in_a_converted_name_is_no_variable() {
     let yaml = "domain: d\ndescriptors:\n  - key: ${A}\n    rate_limit: {unit: day, requests_per_unit: 1, name: $x}\n  \
                 - key: b\n    rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: $x}]}\n";
     let toml = converted(&[yaml], &[]);
@@ -651,7 +650,7 @@ fn hurried() -> Request<Body> {
 }
 
 #[tokio::test]
-async fn who_asks_over_grpc_has_an_answer_before_the_deadline_though_the_store_is_silent() {
+async fn grpc_request_is_answered_before_its_deadline_while_the_store_is_silent() {
     for (mode, outage, overall) in
         [("hybrid", "open", 1), ("exact", "open", 1), ("exact", "closed", 2)]
     {

@@ -83,7 +83,7 @@ impl Level {
         is_new
     }
 
-    /// The descriptor to which entries lead, one level each: that of the very value, else the first pattern that fits, else
+    /// The descriptor to which entries lead, one level each: that of the exact value, else the first pattern that fits, else
     /// that of all values. There is no way back: if it does not lead on, there is none.
     pub(crate) fn find<'a>(
         &'a self,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_anchored_and_its_wildcards_stand_for_any_characters_or_none() {
+    fn pattern_fits_the_whole_value_and_its_wildcards_any_characters_or_none() {
         let fitting = [
             ("*", ""),
             ("*", "a/b"),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_very_value_comes_first_then_patterns_in_their_order_then_all_values() {
+    fn exact_value_is_found_before_patterns_and_the_first_pattern_before_all_values() {
         let level = level(&[("k", "ab*"), ("k", "a*"), ("k", "abc"), ("k", ""), ("a", "x")]);
         for (value, expected) in [("abc", "2"), ("abd", "0"), ("a", "1"), ("zz", "3"), ("", "3")] {
             assert_eq!(found(&level, "k", value), Some(expected), "{value}");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_way_back_and_no_descriptor_of_no_entries() {
+    fn entries_that_lead_nowhere_find_no_descriptor_of_a_sibling() {
         let mut of_x = Descriptor::default();
         assert!(of_x.level.add("m", "GET", Descriptor::default()));
         let mut of_any = Descriptor::default();

@@ -3,9 +3,9 @@
 //! A descriptor is a table whose name is `key=value`, or `key` for all values. It has the fields of a limit, and the
 //! descriptors of further entries are tables in it.
 
-use hmac_sha256::Hash;
-
 use std::collections::BTreeSet;
+
+use hmac_sha256::Hash;
 
 use super::check;
 use super::descriptor::{Descriptor, DescriptorRule, Level, WILDCARD};
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_named_by_its_path_and_by_a_hash_where_that_is_no_name() {
+    fn limit_of_a_descriptor_is_named_by_its_path_and_else_by_a_hash() {
         assert_eq!(named(&["mongo_cps", "database=users"]), "mongo_cps/database.users");
         assert_eq!(named(&["web", "a", "b=c"]), "web/a/b.c");
         let odd = ["path=/api/*/action", "path=/api/+/action", "a.b", "a=b=c", "ü"];

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_that_of_protobuf_in_both_spellings() {
+    fn json_is_that_of_protobuf_in_both_spellings() -> Result<(), serde_json::Error> {
         let camel = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],
             "hitsAddend":"7","isNegativeHits":true}],"hitsAddend":3}"#;
         let snake = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],
@@ -271,7 +271,7 @@ mod tests {
             hits_addend: 3,
         };
         for text in [camel, snake] {
-            assert_eq!(serde_json::from_str::<RateLimitRequest>(text).unwrap(), expected);
+            assert_eq!(serde_json::from_str::<RateLimitRequest>(text)?, expected);
         }
         assert!(serde_json::from_str::<RateLimitRequest>(r#"{"domains":"d"}"#).is_err());
         let answer = Answer {
@@ -291,12 +291,13 @@ mod tests {
             response_headers_to_add: Vec::new(),
         };
         assert_eq!(
-            serde_json::to_value(&answer).unwrap(),
+            serde_json::to_value(&answer)?,
             serde_json::json!({"overallCode": "OVER_LIMIT", "statuses": [
                 {"code": "OK"},
                 {"code": "OVER_LIMIT", "currentLimit": {"requestsPerUnit": 10, "unit": "SECOND"},
                  "durationUntilReset": "20s"}
             ]})
         );
+        Ok(())
     }
 }

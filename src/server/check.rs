@@ -124,10 +124,7 @@ pub(super) async fn check(
     State(running): State<Arc<Running>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
-    if running.refuses_checks() {
-        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service ends"));
-    }
-    let body = body.map_err(|rejection| Problem::of_body(&rejection))?;
+    let body = taken(&running, body)?;
     let is_list = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     let checks: Vec<Check> = if is_list { parsed(&body)? } else { vec![parsed(&body)?] };
     if checks.len() > CHECKS_MAX {
@@ -152,6 +149,17 @@ pub(super) async fn check(
         [answer] if !is_list => Ok(Json(answer).into_response()),
         answers => Ok(Json(answers).into_response()),
     }
+}
+
+/// The body, if requests are still decided.
+pub(super) fn taken(
+    running: &Running,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Bytes, Problem> {
+    if running.refuses_checks() {
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service ends"));
+    }
+    body.map_err(|rejection| Problem::of_body(&rejection))
 }
 
 pub(super) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {

@@ -19,7 +19,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response as GrpcResponse, Status, async_trait};
 use tonic_health::server::{HealthReporter, health_reporter};
 
-use super::check::parsed;
+use super::check::{parsed, taken};
 use super::problem::{BODY_BYTES_MAX, Problem};
 use super::running::Running;
 use crate::rls::{Answer, Code, RateLimitRequest, Refusal};
@@ -120,11 +120,7 @@ pub(super) async fn json(
     State(running): State<Arc<Running>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
-    if running.refuses_checks() {
-        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service ends"));
-    }
-    let body = body.map_err(|rejection| Problem::of_body(&rejection))?;
-    let request: RateLimitRequest = parsed(&body)?;
+    let request: RateLimitRequest = parsed(&taken(&running, body)?)?;
     let answer = running.in_force.load_full().answer(&request, None).await;
     let answer: Answer = answer.map_err(|refusal| {
         let status = match refusal {

@@ -29,8 +29,9 @@ Examples:
   tidegate convert config/*.yaml --merge-domains --mode exact > tidegate.toml
   tidegate serve tidegate.toml
 
-The file has the limits. For processes that share them add a table [store]: docs/CONFIGURATION.md. What has no counterpart is named on standard error as FILE:LINE, and so is each mistake: then nothing is written. docs/ENVOY.md
-has a table of all fields and settings.";
+The file has the limits. For processes that share them add a table [store]: docs/CONFIGURATION.md.
+What has no counterpart is named on standard error as FILE:LINE, and so is each mistake: then nothing
+is written. docs/ENVOY.md has a table of all fields and settings.";
 
 /// Write a configuration of envoyproxy/ratelimit as one of tidegate.
 #[derive(Args)]
