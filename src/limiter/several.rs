@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -81,15 +82,14 @@ impl Limiter {
         let mut parts: SmallVec<[OnKey<'a>; USUAL]> = parts.into_iter().collect();
         parts.sort_by(|a, b| (a.limit.state.index, &*a.key).cmp(&(b.limit.state.index, &*b.key)));
         let mut asked = SmallVec::<[Part<'_>; USUAL]>::new();
-        for OnKey { limit, key, plain, cost } in &parts {
+        for part in parts.iter().map(OnKey::part) {
             let same = |last: &&mut Part<'_>| {
-                Arc::ptr_eq(&last.limit.state, &limit.state) && last.key == &**key
+                Arc::ptr_eq(&last.limit.state, &part.limit.state) && last.key == part.key
             };
             if let Some(last) = asked.last_mut().filter(same) {
-                last.cost = last.cost.saturating_add(*cost);
+                last.cost = last.cost.saturating_add(part.cost);
             } else {
-                let (plain, patience) = (plain.as_deref(), Patience::Store);
-                asked.push(Part { limit, key, plain, cost: *cost, patience });
+                asked.push(part);
             }
         }
         asked.iter().try_for_each(|part| part.limit.validate_cost(part.cost))?;
@@ -103,7 +103,7 @@ impl Limiter {
     /// The decisions come in the order of the requests, each as by [`AsyncLimit::check_sure_n`]. [`check_all`](Self::check_all) is
     /// for one request that is to fit several limits.
     ///
-    /// Cost: an allocation for each request, beside what each of them takes.
+    /// Cost: what each of them takes, and an allocation for each that the store is asked about.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -133,17 +133,18 @@ impl Limiter {
         let mut decisions = Vec::with_capacity(requests.len());
         // A store that is asked too much at once does not answer in time.
         for requests in requests.chunks(ASKED_AT_ONCE) {
-            let mut asked: Vec<_> =
-                requests.iter().map(|request| Box::pin(request.ask())).collect();
-            // The store is asked about all before one of them is waited for.
-            let begun = poll_fn(|context| {
-                let begun = asked.iter_mut().map(|asked| asked.as_mut().poll(context));
-                Poll::Ready(begun.collect::<Vec<_>>())
-            });
-            for (begun, asked) in begun.await.into_iter().zip(asked) {
+            let mut begun = Vec::with_capacity(requests.len());
+            for request in requests {
+                begun.push(match request.decide_if_no_wait() {
+                    Some(decided) => Ok(decided),
+                    None => begin(Box::pin(request.ask())).await,
+                });
+            }
+            // The store has been asked about all of them.
+            for begun in begun {
                 decisions.push(match begun {
-                    Poll::Ready(decision) => decision,
-                    Poll::Pending => asked.await,
+                    Ok(decided) => decided,
+                    Err(asked) => asked.await,
                 });
             }
         }
@@ -151,13 +152,33 @@ impl Limiter {
     }
 }
 
+/// Lets a future go on as far as it gets without waiting. `Err` gives it back if that is not the end.
+async fn begin<F: Future + Unpin>(mut asked: F) -> Result<F::Output, F> {
+    match poll_fn(|context| Poll::Ready(Pin::new(&mut asked).poll(context))).await {
+        Poll::Ready(answer) => Ok(answer),
+        Poll::Pending => Err(asked),
+    }
+}
+
 impl OnKey<'_> {
+    fn part(&self) -> Part<'_> {
+        let Self { limit, key, plain, cost } = self;
+        let (plain, patience) = (plain.as_deref(), Patience::Store);
+        Part { limit, key, plain, cost: *cost, patience }
+    }
+
+    /// Decides, unless the request has to wait.
+    fn decide_if_no_wait(&self) -> Option<Result<Decision, CheckError>> {
+        match self.limit.validate_cost(self.cost) {
+            Ok(()) => self.part().decide_if_no_wait().map(Ok),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
     /// Decides about the request by itself.
     async fn ask(&self) -> Result<Decision, CheckError> {
-        let Self { limit, key, plain, cost } = self;
-        limit.validate_cost(*cost)?;
-        let (plain, patience) = (plain.as_deref(), Patience::Store);
-        Ok(Part { limit, key, plain, cost: *cost, patience }.ask().await)
+        self.limit.validate_cost(self.cost)?;
+        Ok(self.part().ask().await)
     }
 }
 

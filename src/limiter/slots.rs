@@ -238,7 +238,6 @@ impl ActiveLimit {
     }
 
     /// A denial, if the queue is longer than a request may wait by what this node knows.
-    #[cfg(feature = "tower")]
     pub(super) fn deny_if_sure(&self, of: SlotsOf<'_>, cost: u32) -> Option<Decision> {
         let now = self.precise_now();
         // A request that may have a slot ahead has to wait for it.

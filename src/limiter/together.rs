@@ -113,8 +113,7 @@ impl<'a> Part<'a> {
     }
 
     /// Decides, unless the request has to wait.
-    #[cfg(feature = "tower")]
-    fn decide_if_no_wait(&self) -> Option<Decision> {
+    pub(super) fn decide_if_no_wait(&self) -> Option<Decision> {
         self.overridden(self.cost).or_else(|| {
             let decision = self.planned().decide_if_no_wait(self.key, self.cost)?;
             Some(self.limit.after_rule(self.key, self.cost, decision))

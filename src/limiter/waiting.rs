@@ -310,7 +310,9 @@ impl ActiveLimit {
         let decision = decision.map(|decision| limit.after_rule(&name, cost, decision));
         Ok(decision.ok_or_else(|| limit.hold(&name)))
     }
+}
 
+impl ActiveLimit {
     /// Decides, unless the request has to wait.
     pub(super) fn decide_if_no_wait(&self, key: &[u8], cost: u32) -> Option<Decision> {
         if self.is_decided_by_store() {
@@ -324,9 +326,7 @@ impl ActiveLimit {
         let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
         if has_to_wait { None } else { self.decide_if_sure(target, cost) }
     }
-}
 
-impl ActiveLimit {
     /// How long a request of this limit may wait for its slot.
     pub(super) fn queue(&self) -> Duration {
         match (&self.state.buckets, self.info.rule) {

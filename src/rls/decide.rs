@@ -103,6 +103,10 @@ impl DomainLimits {
         Ok(Self { config, limits })
     }
 
+    pub(crate) fn limit(&self, name: &str) -> Option<&AsyncLimit> {
+        self.limits.get(name)
+    }
+
     /// Decides about a request, and waits for the store until the deadline at most.
     pub(crate) async fn answer(
         &self,
@@ -203,6 +207,8 @@ fn hits(request: &RateLimitRequest, asked: &Asked) -> u32 {
 struct Charge<'r, 'a> {
     limited: &'r Limited<'a>,
     cost: u32,
+    /// Whether the limit can ever admit it, or does not decide.
+    is_possible: bool,
     /// The descriptors that it is of.
     places: SmallVec<[usize; 1]>,
 }
@@ -213,11 +219,10 @@ impl Charge<'_, '_> {
         (self.limited.limit.name(), &self.limited.key)
     }
 
-    /// Whether the limit can ever admit it, or does not decide.
-    fn is_possible(&self) -> bool {
+    fn find_whether_possible(&mut self) {
         let is_free = |look: Decision| look.is_override() && look.is_allowed();
-        self.limited.limit.validate_cost(self.cost).is_ok()
-            || look(self.limited).is_some_and(is_free)
+        self.is_possible = self.limited.limit.validate_cost(self.cost).is_ok()
+            || look(self.limited).is_some_and(is_free);
     }
 
     fn is_shadow(&self) -> bool {
@@ -250,20 +255,19 @@ async fn statuses(rulings: &[Ruling<'_>], deadline: Option<Instant>) -> Vec<Stat
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
     // A limit in shadow mode keeps no other from being charged.
-    let (charges, shadows): (Vec<_>, Vec<_>) = charges(rulings)
-        .into_iter()
-        .partition(|charge| charge.is_possible() || !charge.is_shadow());
+    let mut charges = charges(rulings);
+    let shadows = charges.extract_if(.., |charge| !charge.is_possible && charge.is_shadow());
+    let shadows: Vec<_> = shadows.collect();
     tell(&shadows, &looks(&shadows), &mut statuses);
-    let (always, others): (Vec<_>, Vec<_>) =
-        charges.into_iter().partition(|charge| charge.limited.is_always_charged);
-    for charge in always {
+    let always = charges.extract_if(.., |charge| charge.limited.is_always_charged);
+    for charge in always.collect::<Vec<_>>() {
         let charge = [charge];
         let standings = charge_all(&charge, deadline).await;
         is_over |= standings.iter().any(|standing| standing.is_over);
         tell(&charge, &standings, &mut statuses);
     }
-    let standings = if is_over { looks(&others) } else { charge_all(&others, deadline).await };
-    tell(&others, &standings, &mut statuses);
+    let standings = if is_over { looks(&charges) } else { charge_all(&charges, deadline).await };
+    tell(&charges, &standings, &mut statuses);
     statuses
 }
 
@@ -282,7 +286,8 @@ fn waiting(limit: &AsyncLimit, deadline: Option<Instant>) -> Cow<'_, AsyncLimit>
 fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
     let charge = |(place, ruling): (usize, &'r Ruling<'a>)| match ruling {
         Ruling::Limited(limited) if limited.hits > 0 => {
-            Some(Charge { limited, cost: limited.hits, places: SmallVec::from_elem(place, 1) })
+            let (cost, places) = (limited.hits, SmallVec::from_elem(place, 1));
+            Some(Charge { limited, cost, is_possible: false, places })
         }
         _ => None,
     };
@@ -296,12 +301,13 @@ fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
         }
         is_same
     });
+    charges.iter_mut().for_each(Charge::find_whether_possible);
     charges
 }
 
 /// All of them are charged, or none.
 async fn charge_all(charges: &[Charge<'_, '_>], deadline: Option<Instant>) -> Vec<Standing> {
-    if !charges.iter().all(Charge::is_possible) {
+    if !charges.iter().all(|charge| charge.is_possible) {
         return looks(charges);
     }
     let limits: SmallVec<[Cow<'_, AsyncLimit>; 4]> =
@@ -339,7 +345,7 @@ fn looks(charges: &[Charge<'_, '_>]) -> Vec<Standing> {
     let look = |charge: &Charge<'_, '_>| {
         let decision = look(charge.limited);
         let lacks = decision.is_some_and(|decision| is_short(&decision, charge.cost));
-        Standing { is_over: !charge.is_possible() || lacks, decision }
+        Standing { is_over: !charge.is_possible || lacks, decision }
     };
     charges.iter().map(look).collect()
 }

@@ -1,6 +1,8 @@
 //! `POST /v1/check`: one decision, or many.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,29 +13,33 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::problem::Problem;
 use super::running::Running;
 use crate::decision::Decision;
 use crate::error::{CheckError, ConfigError};
-use crate::limiter::{AsyncLimit, Limiter};
+use crate::limiter::AsyncLimit;
+use crate::rls::DomainLimits;
 
 /// The most checks in one request.
 pub const CHECKS_MAX: usize = 1000;
 
-/// What is asked.
-struct Check(Fields);
+/// What is asked, as far as possible without a copy of the body.
+struct Check<'b>(Fields<'b>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields {
-    limit: String,
-    key: String,
+struct Fields<'b> {
+    #[serde(borrow)]
+    limit: Cow<'b, str>,
+    #[serde(borrow)]
+    key: Cow<'b, str>,
     #[serde(default = "one_token")]
     cost: u32,
-    plan: Option<String>,
+    #[serde(borrow)]
+    plan: Option<Cow<'b, str>>,
 }
 
 fn one_token() -> u32 {
@@ -41,22 +47,22 @@ fn one_token() -> u32 {
 }
 
 /// From an object. A list of its values would be taken too, if this was derived.
-impl<'de> Deserialize<'de> for Check {
+impl<'de: 'b, 'b> Deserialize<'de> for Check<'b> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor).map(Self)
+        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
     }
 }
 
-struct ObjectVisitor;
+struct ObjectVisitor<'b>(PhantomData<&'b str>);
 
-impl<'de> Visitor<'de> for ObjectVisitor {
-    type Value = Fields;
+impl<'de: 'b, 'b> Visitor<'de> for ObjectVisitor<'b> {
+    type Value = Fields<'b>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with limit and key")
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Fields, M::Error> {
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Fields<'b>, M::Error> {
         Fields::deserialize(MapAccessDeserializer::new(map))
     }
 }
@@ -97,17 +103,24 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-impl Check {
+impl Check<'_> {
     /// The limit that is asked, which can admit the cost.
-    fn limit(&self, limiter: &Limiter) -> Result<AsyncLimit, Problem> {
+    fn limit<'a>(
+        &self,
+        running: &Running,
+        in_force: &'a DomainLimits,
+    ) -> Result<Cow<'a, AsyncLimit>, Problem> {
         let Self(Fields { limit: name, plan, cost, .. }) = self;
         let unknown = |status, field| {
             move |error: ConfigError| Problem::new(status, error.to_string()).at(field)
         };
-        let mut limit =
-            limiter.async_limit(name).map_err(unknown(StatusCode::NOT_FOUND, "limit"))?;
+        let found = in_force.limit(name).map(Cow::Borrowed);
+        // Those that were not configured, or are no more.
+        let found = found.map_or_else(|| running.limiter.async_limit(name).map(Cow::Owned), Ok);
+        let mut limit = found.map_err(unknown(StatusCode::NOT_FOUND, "limit"))?;
         if let Some(plan) = plan {
-            limit = limit.plan(plan).map_err(unknown(StatusCode::UNPROCESSABLE_ENTITY, "plan"))?;
+            let planned = limit.plan(plan);
+            limit = Cow::Owned(planned.map_err(unknown(StatusCode::UNPROCESSABLE_ENTITY, "plan"))?);
         }
         limit.validate_cost(*cost).map_err(|error| wrong_cost(&error))?;
         Ok(limit)
@@ -126,19 +139,20 @@ pub(super) async fn check(
 ) -> Result<Response, Problem> {
     let body = taken(&running, body)?;
     let is_list = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
-    let checks: Vec<Check> = if is_list { parsed(&body)? } else { vec![parsed(&body)?] };
+    let checks: Vec<Check<'_>> = if is_list { parsed(&body)? } else { vec![parsed(&body)?] };
     if checks.len() > CHECKS_MAX {
         let detail = format!("the list has {} checks: at most {CHECKS_MAX}", checks.len());
         return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
     }
     let in_list =
         |place, problem: Problem| if is_list { problem.in_element(place) } else { problem };
+    let in_force = running.in_force.load_full();
     let asked = checks.iter().enumerate().map(|(place, check)| {
-        check.limit(&running.limiter).map_err(|problem| in_list(place, problem))
+        check.limit(&running, &in_force).map_err(|problem| in_list(place, problem))
     });
-    let limits = asked.collect::<Result<Vec<AsyncLimit>, _>>()?;
+    let limits = asked.collect::<Result<Vec<_>, _>>()?;
     let requests = limits.iter().zip(&checks);
-    let requests = requests.map(|(limit, Check(it))| limit.on(it.key.as_str()).cost(it.cost));
+    let requests = requests.map(|(limit, Check(it))| limit.on(&*it.key).cost(it.cost));
     let decisions = running.limiter.check_each(requests).await;
     // A reload that lowers a burst at this moment is the only reason for an error, after others of the list were decided.
     let answers = decisions.iter().zip(&checks).enumerate().map(|(place, (decision, check))| {
@@ -162,7 +176,12 @@ pub(super) fn taken(
     body.map_err(|rejection| Problem::of_body(&rejection))
 }
 
-pub(super) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(super) fn parsed<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, Problem> {
+    serde_json::from_slice(body).or_else(|_| parsed_or_where(body))
+}
+
+/// Parses once more, and notes where it is: that takes longer.
+fn parsed_or_where<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json);
     let value = value.map_err(|error| Problem::of_json(&error))?;
