@@ -31,8 +31,16 @@ pub(super) const STORE: &[&str] =
     &["redis", "redis_file", "user", "password", "password_file", "namespace", "timeout", "memory"];
 
 /// The fields of the table `server`.
-pub(super) const SERVER: &[&str] =
-    &["http", "grpc", "drain", "unknown_domain", "shadow_domains", "limit_headers"];
+pub(super) const SERVER: &[&str] = &[
+    "http",
+    "grpc",
+    "token",
+    "token_file",
+    "drain",
+    "unknown_domain",
+    "shadow_domains",
+    "limit_headers",
+];
 
 /// The fields of a limit. Overrides will be a list of the whole.
 pub(super) const LIMIT: &[&str] = &[
@@ -68,7 +76,7 @@ pub(super) const PLAN: &[&str] = &["quota", "burst", "queue", "zone"];
 const OF_LIMIT: &str = "a limit";
 
 /// Fields whose values are never shown.
-const SECRET: &[&str] = &["key_secret", "password", "redis"];
+const SECRET: &[&str] = &["key_secret", "password", "redis", "token"];
 
 /// A name may differ from a field's in so many letters and still be taken for it.
 const LETTERS_WRONG_MAX: usize = 2;
@@ -297,6 +305,17 @@ impl<'n> Fields<'n> {
                 None
             }
         }
+    }
+
+    /// A secret that has to be a text.
+    pub(super) fn secret_text(&self, name: &str, reading: &mut Reading) -> Option<Setting<String>> {
+        let Setting { value, place } = self.secret(name, reading)?;
+        let place = Place { shown: HIDDEN.to_owned(), ..place };
+        let Ok(value) = String::from_utf8(value) else {
+            reading.mistake(&place, "is no text: write it as UTF-8");
+            return None;
+        };
+        Some(Setting { value, place })
     }
 
     /// A number, or a text that variables make one.

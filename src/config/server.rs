@@ -1,12 +1,14 @@
 //! The table `[server]`: where the service that decides for other programs listens, what it answers, and how it ends.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::fields::{Fields, SERVER};
-use super::reading::Reading;
+use super::reading::{HIDDEN, Reading};
 
 /// Where the service listens if nobody says where: on this machine alone.
 pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -16,6 +18,9 @@ pub const DEFAULT_GRPC: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALH
 pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 /// The longest that it can wait.
 pub const DRAIN_MAX: Duration = Duration::from_secs(300);
+
+/// How many characters a token has.
+const TOKEN_CHARS: RangeInclusive<usize> = 16..=512;
 
 const EXAMPLE: &str = "[server] with http = \"127.0.0.1:8080\"";
 
@@ -27,6 +32,8 @@ pub struct ServerConfig {
     pub http: SocketAddr,
     /// Where it listens for gRPC: Envoy's rate limit service.
     pub grpc: SocketAddr,
+    /// What requests have to show that change overrides or ask about single keys. Without one there are no such requests.
+    pub token: Option<Token>,
     /// For how long it waits for requests that are under way when it is told to end.
     pub drain: Duration,
     /// What is answered about a domain that is not configured.
@@ -35,6 +42,24 @@ pub struct ServerConfig {
     pub shadow_domains: bool,
     /// Whether answers about domains have header fields for the response.
     pub limit_headers: bool,
+}
+
+/// What requests have to show. It is not printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Token").field(&HIDDEN).finish()
+    }
+}
+
+impl Token {
+    /// Whether this was shown. How long it takes does not depend on where the two differ.
+    #[cfg(feature = "server")]
+    pub(crate) fn is(&self, shown: &str) -> bool {
+        subtle::ConstantTimeEq::ct_eq(self.0.as_bytes(), shown.as_bytes()).into()
+    }
 }
 
 /// What is answered about a domain that is not configured.
@@ -53,6 +78,7 @@ impl Default for ServerConfig {
         Self {
             http: DEFAULT_HTTP,
             grpc: DEFAULT_GRPC,
+            token: None,
             drain: DEFAULT_DRAIN,
             unknown_domain: UnknownDomain::default(),
             shadow_domains: false,
@@ -68,6 +94,13 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     fields.refuse_unknown(SERVER, reading);
     address("http", &mut server.http, &fields, reading);
     address("grpc", &mut server.grpc, &fields, reading);
+    if let Some(token) = fields.secret_text("token", reading) {
+        let is_long_enough = TOKEN_CHARS.contains(&token.value.len());
+        if !is_long_enough || !token.value.bytes().all(|byte| byte.is_ascii_graphic()) {
+            reading.mistake(&token.place, "must be 16 to 512 letters, digits and marks of ASCII");
+        }
+        server.token = Some(Token(token.value));
+    }
     if let Some(unknown) = fields.word("unknown_domain", reading) {
         server.unknown_domain = unknown.value;
     }

@@ -115,9 +115,9 @@ struct Redis {
 
 fn read_redis(fields: &Fields<'_>, reading: &mut Reading) -> Option<ConfiguredStore> {
     let redis = Redis {
-        address: secret_text(fields, "redis", reading),
+        address: fields.secret_text("redis", reading),
         user: fields.text("user", reading),
-        password: secret_text(fields, "password", reading),
+        password: fields.secret_text("password", reading),
         namespace: fields.text("namespace", reading),
         timeout: fields.duration("timeout", reading),
     };
@@ -126,17 +126,6 @@ fn read_redis(fields: &Fields<'_>, reading: &mut Reading) -> Option<ConfiguredSt
         reading.mistake(&fields.place("user"), remedy);
     }
     open(redis, fields, reading)
-}
-
-/// A secret that has to be a text.
-fn secret_text(fields: &Fields<'_>, name: &str, reading: &mut Reading) -> Option<Setting<String>> {
-    let Setting { value, place } = fields.secret(name, reading)?;
-    let place = Place { shown: HIDDEN.to_owned(), ..place };
-    let Ok(value) = String::from_utf8(value) else {
-        reading.mistake(&place, "is no text: write it as UTF-8");
-        return None;
-    };
-    Some(Setting { value, place })
 }
 
 #[cfg(not(feature = "redis"))]

@@ -31,15 +31,15 @@ struct Check<'b>(Fields<'b>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields<'b> {
+pub(super) struct Fields<'b> {
     #[serde(borrow)]
-    limit: Cow<'b, str>,
+    pub(super) limit: Cow<'b, str>,
     #[serde(borrow)]
-    key: Cow<'b, str>,
+    pub(super) key: Cow<'b, str>,
     #[serde(default = "one_token")]
-    cost: u32,
+    pub(super) cost: u32,
     #[serde(borrow)]
-    plan: Option<Cow<'b, str>>,
+    pub(super) plan: Option<Cow<'b, str>>,
 }
 
 fn one_token() -> u32 {
@@ -69,7 +69,7 @@ impl<'de: 'b, 'b> Visitor<'de> for ObjectVisitor<'b> {
 
 /// What is answered.
 #[derive(Serialize)]
-struct Answer {
+pub(super) struct Answer {
     allowed: bool,
     limit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(decision: &Decision, cost: u32) -> Self {
+    pub(super) fn new(decision: &Decision, cost: u32) -> Self {
         Self {
             allowed: decision.is_allowed(),
             limit: decision.limit_name(),
@@ -103,14 +103,14 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-impl Check<'_> {
+impl Fields<'_> {
     /// The limit that is asked, which can admit the cost.
-    fn limit<'a>(
+    pub(super) fn limit<'a>(
         &self,
         running: &Running,
         in_force: &'a DomainLimits,
     ) -> Result<Cow<'a, AsyncLimit>, Problem> {
-        let Self(Fields { limit: name, plan, cost, .. }) = self;
+        let Self { limit: name, plan, cost, .. } = self;
         let unknown = |status, field| {
             move |error: ConfigError| Problem::new(status, error.to_string()).at(field)
         };
@@ -127,7 +127,7 @@ impl Check<'_> {
     }
 }
 
-fn wrong_cost(error: &CheckError) -> Problem {
+pub(super) fn wrong_cost(error: &CheckError) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()).at("cost")
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn check(
         |place, problem: Problem| if is_list { problem.in_element(place) } else { problem };
     let in_force = running.in_force.load_full();
     let asked = checks.iter().enumerate().map(|(place, check)| {
-        check.limit(&running, &in_force).map_err(|problem| in_list(place, problem))
+        check.0.limit(&running, &in_force).map_err(|problem| in_list(place, problem))
     });
     let limits = asked.collect::<Result<Vec<_>, _>>()?;
     let requests = limits.iter().zip(&checks);

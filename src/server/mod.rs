@@ -23,7 +23,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
-use axum::routing::{get, post};
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post, put};
 
 use crate::config::Config;
 use crate::error::ConfigError;
@@ -31,9 +32,12 @@ use crate::limiter::Limiter;
 
 mod check;
 mod envoy;
+mod keys;
 mod limits;
+mod overrides;
 mod problem;
 mod running;
+mod token;
 
 pub use check::CHECKS_MAX;
 pub use problem::BODY_BYTES_MAX;
@@ -96,7 +100,16 @@ impl Service {
 
     /// What answers requests over HTTP.
     pub fn router(&self) -> Router {
+        let with_token = Router::new()
+            .route("/v1/limits/{limit}/keys", get(keys::show))
+            .route("/v1/limits/{limit}/overrides", put(overrides::set).delete(overrides::remove))
+            .route(
+                "/v1/limits/{limit}/switch",
+                put(overrides::switch).delete(overrides::switch_back),
+            )
+            .route_layer(from_fn_with_state(self.0.clone(), token::demand));
         Router::new()
+            .merge(with_token)
             .route("/v1/check", post(check::check))
             .route("/v1/limits", get(limits::list))
             .route("/json", post(envoy::json))

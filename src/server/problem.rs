@@ -1,6 +1,6 @@
 //! What is wrong with a request, as RFC 9457 (`application/problem+json`) writes it.
 
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -58,6 +58,11 @@ impl Problem {
             _ => rejection.body_text(),
         };
         Self::new(rejection.status(), detail)
+    }
+
+    /// What follows the path is not what it has to be.
+    pub(super) fn of_query(rejection: &QueryRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
     }
 
     /// The body is not what it has to be: no JSON (400), or other JSON (422).

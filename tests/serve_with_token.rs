@@ -1,0 +1,210 @@
+//! Requests of the service that need its token: how keys stand, overrides, switches.
+#![cfg(feature = "server")]
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+#![allow(clippy::disallowed_methods, reason = "nodes hear of overrides by the real clock")]
+
+mod parts;
+
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::Request;
+use http_body_util::BodyExt;
+use parts::RedisServer;
+use serde_json::{Value, json};
+use tidegate::config::Config;
+use tidegate::server::Service;
+use tower::ServiceExt;
+
+const TOKEN: &str = "correct-horse-battery";
+/// For what happens soon.
+const SOON: Duration = Duration::from_secs(20);
+
+const LIMITS: &str = r#"
+[server]
+token = "correct-horse-battery"
+
+[limits.api]
+quota = "5/d"
+max_wait = "5s"
+
+[limits.api.plans.pro]
+quota = "50/d"
+
+[limits."mail/out"]
+quota = "5/d"
+mode = "local"
+"#;
+
+/// A service whose store, if it has one, has answered.
+async fn service(text: &str) -> Service {
+    let config = Config::from_toml(text).unwrap();
+    let limiter = config.builder().build().unwrap();
+    limiter.ready(SOON).await.unwrap();
+    Service::new(config, limiter).unwrap()
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: Value,
+}
+
+async fn ask_with(token: Option<&str>, service: &Service, asked: &str, body: &Value) -> Answer {
+    let (method, path) = asked.split_once(' ').unwrap();
+    let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+    let mut request = Request::builder().method(method).uri(path);
+    if let Some(token) = token {
+        request = request.header("authorization", token);
+    }
+    let answer = service.router().oneshot(request.body(body).unwrap()).await.unwrap();
+    let (status, head) = (answer.status().as_u16(), format!("{:?}", answer.headers()));
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    Answer { status, head, body: serde_json::from_slice(&body).unwrap_or_default() }
+}
+
+async fn ask(service: &Service, asked: &str, body: Value) -> Answer {
+    ask_with(Some(&format!("Bearer {TOKEN}")), service, asked, &body).await
+}
+
+async fn check(service: &Service, key: &str) -> Value {
+    ask_with(None, service, "POST /v1/check", &json!({"limit": "api", "key": key})).await.body
+}
+
+#[tokio::test]
+async fn pages_of_single_keys_and_changes_need_the_token() {
+    let (with, without) = (service(LIMITS).await, service("[limits.api]\nquota = \"5/d\"").await);
+    let asked = [
+        "GET /v1/limits/api/keys?key=a",
+        "PUT /v1/limits/api/overrides?key=a",
+        "DELETE /v1/limits/api/overrides?key=a",
+        "PUT /v1/limits/api/switch",
+        "DELETE /v1/limits/api/switch",
+    ];
+    let wrong = ["Bearer correct-horse-batterx", "Bearer correct-horse", "Basic Y29ycmVjdA==", "x"];
+    for asked in asked {
+        let body = json!({"set": "block"});
+        assert_eq!(ask_with(None, &with, asked, &body).await.status, 401, "{asked}");
+        for shown in wrong {
+            let answer = ask_with(Some(shown), &with, asked, &body).await;
+            assert_eq!(answer.status, 401, "{asked}: {shown}");
+            assert!(answer.head.contains("\"www-authenticate\": \"Bearer\""), "{}", answer.head);
+        }
+        let answer = ask(&without, asked, body).await;
+        assert_eq!(answer.status, 403, "{asked}, and none is configured");
+    }
+    assert_eq!(check(&with, "a").await["remaining"], json!(4), "nothing was blocked");
+    assert_eq!(ask_with(None, &with, "GET /v1/limits", &Value::Null).await.status, 200);
+}
+
+#[tokio::test]
+async fn token_of_a_configuration_is_not_shown() {
+    let config = Config::from_toml(LIMITS).unwrap();
+    assert!(config.server().token.is_some() && !format!("{config:?}").contains(TOKEN));
+}
+
+#[tokio::test]
+async fn key_stands_where_its_tokens_are() {
+    let service = service(LIMITS).await;
+    ask_with(None, &service, "POST /v1/check", &json!({"limit": "mail/out", "key": "ö b"})).await;
+    let stands = ask(&service, "GET /v1/limits/mail%2Fout/keys?key=%C3%B6+b", Value::Null).await;
+    let expected = json!({
+        "allowed": true, "limit": "mail/out", "cost": 0, "burst": 5, "remaining": 4, "retry_after_ms": 0,
+        "reset_after_ms": stands.body["reset_after_ms"], "sure": true, "override": false, "here": 4, "store": 0,
+    });
+    assert_eq!((stands.status, &stands.body), (200, &expected));
+
+    let redis = RedisServer::start();
+    let text = format!("{LIMITS}[store]\nredis = \"{}\"\n", redis.url());
+    let shared = self::service(&text).await;
+    assert_eq!(check(&shared, "a").await["sure"], json!(true));
+    let stands = ask(&shared, "GET /v1/limits/api/keys?key=a", Value::Null).await.body;
+    let tokens = |name: &str| stands[name].as_u64().unwrap();
+    assert_eq!(tokens("here") + tokens("store"), 4, "{stands}");
+    let pro = ask(&shared, "GET /v1/limits/api/keys?key=b&plan=pro", Value::Null).await.body;
+    assert_eq!((&pro["burst"], &pro["plan"]), (&json!(50), &json!("pro")), "{pro}");
+}
+
+#[tokio::test]
+async fn override_holds_here_at_once_and_on_another_process_soon() {
+    let redis = RedisServer::start();
+    let text = format!("{LIMITS}[store]\nredis = \"{}\"\n", redis.url());
+    let (one, other) = (service(&text).await, service(&text).await);
+    for (keys, key) in
+        [("key=ann", "ann"), ("prefix=bob%3A", "bob:1"), ("network=10.0.0.0%2F8", "10.1.2.3")]
+    {
+        let path = format!("/v1/limits/api/overrides?{keys}");
+        let body = json!({"set": "block", "lasting_ms": 3_600_000});
+        assert_eq!(ask(&one, &format!("PUT {path}"), body).await.status, 204, "{keys}");
+        let blocked = check(&one, key).await;
+        assert_eq!(blocked["allowed"], json!(false), "{keys}: {blocked}");
+        let wait_ms = blocked["retry_after_ms"].as_u64().unwrap();
+        assert!((3_590_000..=3_600_000).contains(&wait_ms), "{keys}: {blocked}");
+        let stands = format!("GET /v1/limits/api/keys?key={key}");
+        let deadline = Instant::now() + SOON;
+        for service in [&one, &other] {
+            while ask(service, &stands, Value::Null).await.body["override"] != json!(true) {
+                assert!(Instant::now() < deadline, "{keys}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        assert_eq!(check(&other, key).await["allowed"], json!(false), "{keys}");
+        assert_eq!(ask(&one, &format!("DELETE {path}"), Value::Null).await.status, 204);
+        assert_eq!(check(&one, key).await["allowed"], json!(true), "{keys}: removed");
+    }
+}
+
+#[tokio::test]
+async fn override_gives_a_plan_or_a_quota_and_a_switch_lets_all_pass() {
+    let service = service(LIMITS).await;
+    for (set, burst) in [(json!({"plan": "pro"}), 50), (json!({"quota": "7/d"}), 7)] {
+        let body = json!({"set": set});
+        assert_eq!(ask(&service, "PUT /v1/limits/api/overrides?key=a", body).await.status, 204);
+        assert_eq!(check(&service, "a").await["burst"], json!(burst), "{set}");
+    }
+    for _ in 0..5 {
+        assert_eq!(check(&service, "b").await["allowed"], json!(true));
+    }
+    assert_eq!(check(&service, "b").await["allowed"], json!(false));
+    for (switch, allowed) in [("off", true), ("on", false), ("shadow", true)] {
+        let body = json!({"switch": switch});
+        assert_eq!(ask(&service, "PUT /v1/limits/api/switch", body).await.status, 204);
+        assert_eq!(check(&service, "b").await["allowed"], json!(allowed), "{switch}");
+    }
+    assert_eq!(ask(&service, "DELETE /v1/limits/api/switch", Value::Null).await.status, 204);
+    assert_eq!(check(&service, "b").await["allowed"], json!(false), "as it was configured");
+}
+
+#[tokio::test]
+async fn wrong_changes_are_problems_and_change_nothing() {
+    let service = service(LIMITS).await;
+    let block = || json!({"set": "block"});
+    let cases = [
+        ("PUT /v1/limits/ipa/overrides?key=a", block(), 404),
+        ("PUT /v1/limits/api/overrides", block(), 422),
+        ("PUT /v1/limits/api/overrides?key=a&prefix=a", block(), 422),
+        ("PUT /v1/limits/api/overrides?kye=a", block(), 400),
+        ("PUT /v1/limits/api/overrides?network=10.0.0.1%2F8", block(), 422),
+        ("PUT /v1/limits/api/overrides?key=a", json!("block"), 422),
+        ("PUT /v1/limits/api/overrides?key=a", json!({"set": "blokc"}), 422),
+        ("PUT /v1/limits/api/overrides?key=a", json!({"set": "block", "lasting": 1}), 422),
+        ("PUT /v1/limits/api/overrides?key=a", json!({"set": "block", "lasting_ms": 0}), 422),
+        ("PUT /v1/limits/api/overrides?key=a", json!({"set": {"plan": "por"}}), 422),
+        ("PUT /v1/limits/api/overrides?key=a", json!({"set": {"quota": "0/s"}}), 422),
+        ("PUT /v1/limits/api/overrides?key=a", Value::Null, 400),
+        ("PUT /v1/limits/api/switch", json!({"switch": "of"}), 422),
+        ("PUT /v1/limits/ipa/switch", json!({"switch": "off"}), 404),
+        ("DELETE /v1/limits/ipa/overrides?key=a", Value::Null, 404),
+        ("GET /v1/limits/ipa/keys?key=a", Value::Null, 404),
+        ("GET /v1/limits/api/keys", Value::Null, 400),
+        ("GET /v1/limits/api/keys?key=a&plan=por", Value::Null, 422),
+        ("GET /v1/limits/api/overrides?key=a", Value::Null, 405),
+    ];
+    for (asked, body, status) in cases {
+        let answer = ask(&service, asked, body.clone()).await;
+        assert_eq!(answer.status, status, "{asked} {body}: {}", answer.body);
+        assert!(answer.head.contains("application/problem+json"), "{asked}: {}", answer.head);
+        assert!(!answer.body["detail"].as_str().unwrap().is_empty(), "{asked} {body}");
+    }
+    assert_eq!(check(&service, "a").await["remaining"], json!(4));
+}
