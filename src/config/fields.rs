@@ -36,6 +36,8 @@ pub(super) const SERVER: &[&str] = &[
     "grpc",
     "token",
     "token_file",
+    "request_timeout",
+    "access_log",
     "drain",
     "unknown_domain",
     "shadow_domains",

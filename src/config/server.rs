@@ -14,6 +14,11 @@ use super::reading::{HIDDEN, Reading};
 pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// Where it listens for gRPC if nobody says where.
 pub const DEFAULT_GRPC: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
+/// How long a request over HTTP may take, with its body.
+pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// What it can be set to.
+pub const REQUEST_TIMEOUTS: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(300);
 /// For how long a service that is told to end waits for requests that are under way.
 pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 /// The longest that it can wait.
@@ -34,6 +39,10 @@ pub struct ServerConfig {
     pub grpc: SocketAddr,
     /// What requests have to show that change overrides or ask about single keys. Without one there are no such requests.
     pub token: Option<Token>,
+    /// How long a request over HTTP may take, from its head to the answer's.
+    pub request_timeout: Duration,
+    /// Whether each request over HTTP is logged.
+    pub access_log: bool,
     /// For how long it waits for requests that are under way when it is told to end.
     pub drain: Duration,
     /// What is answered about a domain that is not configured.
@@ -79,6 +88,8 @@ impl Default for ServerConfig {
             http: DEFAULT_HTTP,
             grpc: DEFAULT_GRPC,
             token: None,
+            request_timeout: DEFAULT_REQUEST_TIMEOUT,
+            access_log: false,
             drain: DEFAULT_DRAIN,
             unknown_domain: UnknownDomain::default(),
             shadow_domains: false,
@@ -100,6 +111,15 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
             reading.mistake(&token.place, "must be 16 to 512 letters, digits and marks of ASCII");
         }
         server.token = Some(Token(token.value));
+    }
+    if let Some(timeout) = fields.duration("request_timeout", reading) {
+        if !REQUEST_TIMEOUTS.contains(&timeout.value) {
+            reading.mistake(&timeout.place, "must be 10ms to 5min");
+        }
+        server.request_timeout = timeout.value;
+    }
+    if let Some(log) = fields.flag("access_log", reading) {
+        server.access_log = log.value;
     }
     if let Some(unknown) = fields.word("unknown_domain", reading) {
         server.unknown_domain = unknown.value;

@@ -4,7 +4,9 @@
 use std::fmt;
 
 use super::fields::{Fields, STORE};
-use super::reading::{HIDDEN, Place, Reading, Setting};
+#[cfg(feature = "redis")]
+use super::reading::{HIDDEN, Place};
+use super::reading::{Reading, Setting};
 #[cfg(feature = "redis")]
 use crate::error::{ConfigError, StoreError};
 #[cfg(feature = "redis")]

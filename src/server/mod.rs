@@ -36,6 +36,7 @@ mod keys;
 mod limits;
 mod overrides;
 mod problem;
+mod requests;
 mod running;
 mod token;
 
@@ -119,6 +120,8 @@ impl Service {
             .fallback(problem::no_such_path)
             .method_not_allowed_fallback(problem::no_such_method)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .layer(from_fn_with_state(self.0.clone(), requests::in_time))
+            .layer(from_fn_with_state(self.0.clone(), requests::logged))
             .with_state(self.0.clone())
     }
 }
