@@ -8,6 +8,7 @@
 //! store.
 #![allow(clippy::disallowed_methods, reason = "a server lives by the real clock")]
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -38,10 +39,12 @@ const LIMITS: &str =
 
 /// A check as the service reads it.
 #[derive(Deserialize)]
-struct Check {
-    limit: String,
+struct Check<'b> {
+    #[serde(borrow)]
+    limit: Cow<'b, str>,
     #[allow(dead_code, reason = "it is read, and nothing depends on it")]
-    key: String,
+    #[serde(borrow)]
+    key: Cow<'b, str>,
     #[serde(default = "one_token")]
     cost: u32,
 }
@@ -52,9 +55,9 @@ fn one_token() -> u32 {
 
 /// An answer as the service writes it.
 #[derive(Serialize)]
-struct Answer {
+struct Answer<'b> {
     allowed: bool,
-    limit: String,
+    limit: Cow<'b, str>,
     cost: u32,
     burst: u64,
     remaining: u64,
@@ -63,8 +66,8 @@ struct Answer {
     sure: bool,
 }
 
-impl From<Check> for Answer {
-    fn from(Check { limit, cost, .. }: Check) -> Self {
+impl<'b> From<Check<'b>> for Answer<'b> {
+    fn from(Check { limit, cost, .. }: Check<'b>) -> Self {
         Self {
             allowed: true,
             limit,
@@ -108,11 +111,11 @@ impl RateLimitService for AtOnce {
 async fn allow(body: Bytes) -> Result<Response, StatusCode> {
     let wrong = |_| StatusCode::BAD_REQUEST;
     if body.first() == Some(&b'[') {
-        let checks: Vec<Check> = serde_json::from_slice(&body).map_err(wrong)?;
-        let answers: Vec<Answer> = checks.into_iter().map(Answer::from).collect();
+        let checks: Vec<Check<'_>> = serde_json::from_slice(&body).map_err(wrong)?;
+        let answers: Vec<Answer<'_>> = checks.into_iter().map(Answer::from).collect();
         return Ok(Json(answers).into_response());
     }
-    let check: Check = serde_json::from_slice(&body).map_err(wrong)?;
+    let check: Check<'_> = serde_json::from_slice(&body).map_err(wrong)?;
     Ok(Json(Answer::from(check)).into_response())
 }
 
@@ -133,14 +136,14 @@ async fn serve(which: &str) -> Result<(), Box<dyn Error>> {
     let listen = async || TcpListener::bind("127.0.0.1:0").await;
     let (for_http, for_grpc) = (listen().await?, listen().await?);
     println!("listening on {} {}", for_http.local_addr()?, for_grpc.local_addr()?);
-    let at_once = |listener: TcpListener| {
+    let without_delay = |listener: TcpListener| {
         listener.tap_io(|connection| {
             let _ = connection.set_nodelay(true);
         })
     };
     tokio::try_join!(
-        axum::serve(at_once(for_http), http).into_future(),
-        axum::serve(at_once(for_grpc), grpc).into_future(),
+        axum::serve(without_delay(for_http), http).into_future(),
+        axum::serve(without_delay(for_grpc), grpc).into_future(),
     )?;
     Ok(())
 }

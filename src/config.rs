@@ -63,8 +63,8 @@ use node::Node;
 use reading::{Reading, Setting};
 pub use secret::SECRET_BYTES_MAX;
 pub use server::{
-    DEFAULT_DRAIN, DEFAULT_GRPC, DEFAULT_HTTP, DEFAULT_REQUEST_TIMEOUT, DRAIN_MAX,
-    REQUEST_TIMEOUTS, ServerConfig, Token, UnknownDomain,
+    BODY_TIMEOUTS, DEFAULT_BODY_TIMEOUT, DEFAULT_DRAIN, DEFAULT_GRPC, DEFAULT_HTTP, DRAIN_MAX,
+    ServerConfig, Token, UnknownDomain,
 };
 use store::ConfiguredStore;
 

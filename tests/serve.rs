@@ -389,11 +389,10 @@ async fn service_that_refuses_checks_is_not_ready_and_charges_nothing() {
     assert_eq!(limiter.limit("a").unwrap().check_n("k", 0).unwrap().remaining(), 4);
 }
 
-/// The answer to a request whose body does not come, and the log.
 #[test]
 fn request_whose_body_does_not_come_is_answered_in_time_and_logged() {
     let text =
-        "[server]\nrequest_timeout = \"100ms\"\naccess_log = true\n[limits.a]\nquota = \"5/s\"\n";
+        "[server]\nbody_timeout = \"100ms\"\naccess_log = true\n[limits.a]\nquota = \"5/s\"\n";
     let mut server = Server::start(Some(&file("slow", text)));
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
@@ -403,9 +402,10 @@ fn request_whose_body_does_not_come_is_answered_in_time_and_logged() {
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains("application/problem+json"), "{answer}");
     assert_eq!(server.ask("GET", "/v1/limits?key=secret", "").status, 200);
+    assert_eq!(server.ask("GET", "/metrics", "").status, 200);
     server.signal("TERM");
     let (_, log) = server.ended();
-    for part in ["POST /v1/check 408 ", "GET /v1/limits 200 "] {
+    for part in ["POST /v1/check 408 ", "GET /v1/limits 200 ", "GET /metrics 200 "] {
         assert!(log.contains(part), "{part}: {log}");
     }
     assert!(!log.contains("secret"), "{log}");

@@ -104,13 +104,14 @@ async fn token_of_a_configuration_is_not_shown() {
 }
 
 #[tokio::test]
-async fn key_stands_where_its_tokens_are() {
+async fn state_of_a_key_has_tokens_here_and_in_the_store() {
     let service = service(LIMITS).await;
     ask_with(None, &service, "POST /v1/check", &json!({"limit": "mail/out", "key": "ö b"})).await;
     let stands = ask(&service, "GET /v1/limits/mail%2Fout/keys?key=%C3%B6+b", Value::Null).await;
     let expected = json!({
         "allowed": true, "limit": "mail/out", "cost": 0, "burst": 5, "remaining": 4, "retry_after_ms": 0,
-        "reset_after_ms": stands.body["reset_after_ms"], "sure": true, "override": false, "here": 4, "store": 0,
+        "reset_after_ms": stands.body["reset_after_ms"], "sure": true, "fixed": false, "here": 4, "store": null,
+        "store_age_ms": null,
     });
     assert_eq!((stands.status, &stands.body), (200, &expected));
 
@@ -119,10 +120,12 @@ async fn key_stands_where_its_tokens_are() {
     let shared = self::service(&text).await;
     assert_eq!(check(&shared, "a").await["sure"], json!(true));
     let stands = ask(&shared, "GET /v1/limits/api/keys?key=a", Value::Null).await.body;
-    let tokens = |name: &str| stands[name].as_u64().unwrap();
-    assert_eq!(tokens("here") + tokens("store"), 4, "{stands}");
+    let number = |name: &str| stands[name].as_u64().unwrap();
+    assert_eq!(number("here") + number("store"), 4, "{stands}");
+    assert!(number("store_age_ms") < 60_000, "{stands}");
     let pro = ask(&shared, "GET /v1/limits/api/keys?key=b&plan=pro", Value::Null).await.body;
     assert_eq!((&pro["burst"], &pro["plan"]), (&json!(50), &json!("pro")), "{pro}");
+    assert_eq!((&pro["store"], &pro["store_age_ms"]), (&Value::Null, &Value::Null), "{pro}");
 }
 
 #[tokio::test]
@@ -143,7 +146,7 @@ async fn override_holds_here_at_once_and_on_another_process_soon() {
         let stands = format!("GET /v1/limits/api/keys?key={key}");
         let deadline = Instant::now() + SOON;
         for service in [&one, &other] {
-            while ask(service, &stands, Value::Null).await.body["override"] != json!(true) {
+            while ask(service, &stands, Value::Null).await.body["fixed"] != json!(true) {
                 assert!(Instant::now() < deadline, "{keys}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -161,7 +164,13 @@ async fn override_gives_a_plan_or_a_quota_and_a_switch_lets_all_pass() {
         let body = json!({"set": set});
         assert_eq!(ask(&service, "PUT /v1/limits/api/overrides?key=a", body).await.status, 204);
         assert_eq!(check(&service, "a").await["burst"], json!(burst), "{set}");
+        let state = ask(&service, "GET /v1/limits/api/keys?key=a", Value::Null).await.body;
+        assert_eq!((&state["burst"], &state["fixed"]), (&json!(burst), &json!(false)), "{state}");
     }
+    let allow = json!({"set": "allow"});
+    assert_eq!(ask(&service, "PUT /v1/limits/api/overrides?key=c", allow).await.status, 204);
+    let state = ask(&service, "GET /v1/limits/api/keys?key=c", Value::Null).await.body;
+    assert_eq!((&state["allowed"], &state["fixed"]), (&json!(true), &json!(true)), "{state}");
     for _ in 0..5 {
         assert_eq!(check(&service, "b").await["allowed"], json!(true));
     }
@@ -179,32 +188,59 @@ async fn override_gives_a_plan_or_a_quota_and_a_switch_lets_all_pass() {
 async fn wrong_changes_are_problems_and_change_nothing() {
     let service = service(LIMITS).await;
     let block = || json!({"set": "block"});
+    let of_key = "PUT /v1/limits/api/overrides?key=a";
     let cases = [
-        ("PUT /v1/limits/ipa/overrides?key=a", block(), 404),
-        ("PUT /v1/limits/api/overrides", block(), 422),
-        ("PUT /v1/limits/api/overrides?key=a&prefix=a", block(), 422),
-        ("PUT /v1/limits/api/overrides?kye=a", block(), 400),
-        ("PUT /v1/limits/api/overrides?network=10.0.0.1%2F8", block(), 422),
-        ("PUT /v1/limits/api/overrides?key=a", json!("block"), 422),
-        ("PUT /v1/limits/api/overrides?key=a", json!({"set": "blokc"}), 422),
-        ("PUT /v1/limits/api/overrides?key=a", json!({"set": "block", "lasting": 1}), 422),
-        ("PUT /v1/limits/api/overrides?key=a", json!({"set": "block", "lasting_ms": 0}), 422),
-        ("PUT /v1/limits/api/overrides?key=a", json!({"set": {"plan": "por"}}), 422),
-        ("PUT /v1/limits/api/overrides?key=a", json!({"set": {"quota": "0/s"}}), 422),
-        ("PUT /v1/limits/api/overrides?key=a", Value::Null, 400),
-        ("PUT /v1/limits/api/switch", json!({"switch": "of"}), 422),
-        ("PUT /v1/limits/ipa/switch", json!({"switch": "off"}), 404),
-        ("DELETE /v1/limits/ipa/overrides?key=a", Value::Null, 404),
-        ("GET /v1/limits/ipa/keys?key=a", Value::Null, 404),
-        ("GET /v1/limits/api/keys", Value::Null, 400),
-        ("GET /v1/limits/api/keys?key=a&plan=por", Value::Null, 422),
-        ("GET /v1/limits/api/overrides?key=a", Value::Null, 405),
+        ("PUT /v1/limits/ipa/overrides?key=a", block(), 404, ""),
+        ("PUT /v1/limits/api/overrides", block(), 400, ""),
+        ("PUT /v1/limits/api/overrides?key=a&prefix=a", block(), 400, ""),
+        ("PUT /v1/limits/api/overrides?kye=a", block(), 400, ""),
+        ("PUT /v1/limits/api/overrides?key=%FF", block(), 400, ""),
+        ("PUT /v1/limits/api/overrides?network=10.0.0.1%2F8", block(), 400, ""),
+        (of_key, json!("block"), 422, "#"),
+        (of_key, json!(["block", 7]), 422, "#"),
+        (of_key, json!({"set": "blokc"}), 422, "#/set"),
+        (of_key, json!({"set": "block", "lasting": 1}), 422, "#/lasting"),
+        (of_key, json!({"set": "block", "lasting_ms": 0}), 422, "#/lasting_ms"),
+        (of_key, json!({"set": "block", "lasting_ms": 1_u64 << 53}), 422, "#/lasting_ms"),
+        (of_key, json!({"set": {"plan": "por"}}), 422, "#/set/plan"),
+        (of_key, json!({"set": {"quota": "0/s"}}), 422, "#/set/quota"),
+        (of_key, json!({"set": {"quota": "5/100000000d"}}), 422, "#/set/quota"),
+        (of_key, Value::Null, 400, "#"),
+        ("PUT /v1/limits/api/switch", json!({"switch": "of"}), 422, "#/switch"),
+        ("PUT /v1/limits/api/switch", json!(["off"]), 422, "#"),
+        ("PUT /v1/limits/api/switch?key=a", json!({"switch": "off"}), 400, ""),
+        ("DELETE /v1/limits/api/switch?key=a", Value::Null, 400, ""),
+        ("PUT /v1/limits/ipa/switch", json!({"switch": "off"}), 404, ""),
+        ("DELETE /v1/limits/ipa/overrides?key=a", Value::Null, 404, ""),
+        ("GET /v1/limits/ipa/keys?key=a", Value::Null, 404, ""),
+        ("GET /v1/limits/%FF/keys?key=a", Value::Null, 400, ""),
+        ("GET /v1/limits/api/keys", Value::Null, 400, ""),
+        ("GET /v1/limits/api/keys?key=a&plan=por", Value::Null, 422, ""),
+        ("GET /v1/limits/api/overrides?key=a", Value::Null, 405, ""),
     ];
-    for (asked, body, status) in cases {
+    for (asked, body, status, pointer) in cases {
         let answer = ask(&service, asked, body.clone()).await;
         assert_eq!(answer.status, status, "{asked} {body}: {}", answer.body);
         assert!(answer.head.contains("application/problem+json"), "{asked}: {}", answer.head);
         assert!(!answer.body["detail"].as_str().unwrap().is_empty(), "{asked} {body}");
+        let shown = answer.body["errors"][0]["pointer"].as_str().unwrap_or_default();
+        assert_eq!(shown, pointer, "{asked} {body}: {}", answer.body);
     }
     assert_eq!(check(&service, "a").await["remaining"], json!(4));
+}
+
+#[tokio::test]
+async fn limit_that_a_reload_removed_is_not_found() {
+    let service = service(LIMITS).await;
+    let without = LIMITS.replace("[limits.\"mail/out\"]", "[limits.mail]");
+    service.reload(Config::from_toml(&without).unwrap()).unwrap();
+    for asked in [
+        "GET /v1/limits/mail%2Fout/keys?key=a",
+        "PUT /v1/limits/mail%2Fout/overrides?key=a",
+        "DELETE /v1/limits/mail%2Fout/overrides?key=a",
+        "PUT /v1/limits/mail%2Fout/switch",
+    ] {
+        let body = json!({"set": "block", "switch": "off"});
+        assert_eq!(ask(&service, asked, body).await.status, 404, "{asked}");
+    }
 }

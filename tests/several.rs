@@ -770,6 +770,23 @@ fn exact_limit_keeps_and_tells_of_charges_that_it_cannot_give_back() {
     assert_eq!((kept(), left(&open)), (8, 10));
 }
 
+/// The queue of a leaky bucket that nodes share is full of requests that are held. A check is not held: it waits longer than they
+/// do, in a list too.
+#[test]
+fn request_of_a_list_waits_for_a_full_queue_as_one_by_itself_does() {
+    let rule = LeakyBucket::per_second(1).queue(Duration::from_secs(10));
+    let cluster = Cluster::new(&[Limit::new("shared", rule)]);
+    let limit = cluster.nodes[0].async_limit("shared").unwrap();
+    for _ in 0..11 {
+        assert!(cluster.wait(limit.schedule("key")).is_allowed());
+    }
+    let alone = cluster.wait(limit.check_sure("key"));
+    let in_list = cluster.wait(cluster.nodes[0].check_each([limit.on("key")]))[0].unwrap();
+    assert!(alone.is_denied() && in_list.is_denied(), "{alone:?} {in_list:?}");
+    let waits = [alone, in_list].map(|decision| decision.retry_after());
+    assert!(waits[0] > Duration::from_secs(9) && waits[0] == waits[1], "{waits:?}");
+}
+
 #[test]
 fn many_requests_are_decided_each_for_itself_in_the_time_of_one_round_trip() {
     const ROUND_TRIP: Duration = Duration::from_millis(10);

@@ -36,7 +36,7 @@ pub(super) const SERVER: &[&str] = &[
     "grpc",
     "token",
     "token_file",
-    "request_timeout",
+    "body_timeout",
     "access_log",
     "drain",
     "unknown_domain",
@@ -164,8 +164,9 @@ impl<'n> Fields<'n> {
             // A table that is written in one line begins with its name.
             return Some(Self { path, at: entry.at, entries: entries.iter().collect() });
         }
-        // An address of a store has a password, perhaps.
-        let shown = if entry.name == "store" { HIDDEN } else { &entry.node.shown };
+        // An address of a store has a password, perhaps, and a server a token.
+        let has_secrets = ["store", "server"].contains(&&*entry.name);
+        let shown = if has_secrets { HIDDEN } else { &entry.node.shown };
         let place = Place { at: entry.node.at, field: path, shown: shown.to_owned() };
         reading.mistake(&place, format!("must be a table, such as {example}"));
         None

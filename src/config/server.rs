@@ -14,10 +14,10 @@ use super::reading::{HIDDEN, Reading};
 pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// Where it listens for gRPC if nobody says where.
 pub const DEFAULT_GRPC: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
-/// How long a request over HTTP may take, with its body.
-pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// What it can be set to.
-pub const REQUEST_TIMEOUTS: RangeInclusive<Duration> =
+/// How long the body of a request over HTTP may take to come.
+pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// The shortest and the longest that it can be set to.
+pub const BODY_TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(300);
 /// For how long a service that is told to end waits for requests that are under way.
 pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
@@ -37,10 +37,10 @@ pub struct ServerConfig {
     pub http: SocketAddr,
     /// Where it listens for gRPC: Envoy's rate limit service.
     pub grpc: SocketAddr,
-    /// What requests have to show that change overrides or ask about single keys. Without one there are no such requests.
+    /// What requests have to show that change overrides or ask about single keys. Without one they get 403.
     pub token: Option<Token>,
-    /// How long a request over HTTP may take, from its head to the answer's.
-    pub request_timeout: Duration,
+    /// How long the body of a request over HTTP may take to come.
+    pub body_timeout: Duration,
     /// Whether each request over HTTP is logged.
     pub access_log: bool,
     /// For how long it waits for requests that are under way when it is told to end.
@@ -88,7 +88,7 @@ impl Default for ServerConfig {
             http: DEFAULT_HTTP,
             grpc: DEFAULT_GRPC,
             token: None,
-            request_timeout: DEFAULT_REQUEST_TIMEOUT,
+            body_timeout: DEFAULT_BODY_TIMEOUT,
             access_log: false,
             drain: DEFAULT_DRAIN,
             unknown_domain: UnknownDomain::default(),
@@ -106,17 +106,20 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     address("http", &mut server.http, &fields, reading);
     address("grpc", &mut server.grpc, &fields, reading);
     if let Some(token) = fields.secret_text("token", reading) {
-        let is_long_enough = TOKEN_CHARS.contains(&token.value.len());
-        if !is_long_enough || !token.value.bytes().all(|byte| byte.is_ascii_graphic()) {
-            reading.mistake(&token.place, "must be 16 to 512 letters, digits and marks of ASCII");
+        let has_valid_length = TOKEN_CHARS.contains(&token.value.len());
+        if !has_valid_length || !token.value.bytes().all(|byte| byte.is_ascii_graphic()) {
+            reading.mistake(
+                &token.place,
+                "must be 16 to 512 printable ASCII characters without spaces",
+            );
         }
         server.token = Some(Token(token.value));
     }
-    if let Some(timeout) = fields.duration("request_timeout", reading) {
-        if !REQUEST_TIMEOUTS.contains(&timeout.value) {
+    if let Some(timeout) = fields.duration("body_timeout", reading) {
+        if !BODY_TIMEOUTS.contains(&timeout.value) {
             reading.mistake(&timeout.place, "must be 10ms to 5min");
         }
-        server.request_timeout = timeout.value;
+        server.body_timeout = timeout.value;
     }
     if let Some(log) = fields.flag("access_log", reading) {
         server.access_log = log.value;

@@ -96,9 +96,9 @@ impl Limiter {
         ask_for_decision(&asked).await.ok_or(CheckError::NoLimit)
     }
 
-    /// Decides about many requests in their order, each by itself: a denial of one takes nothing back from the others. Those of one
-    /// key share its tokens. Where this node alone cannot be sure, it asks the store about 256 of them at the same time, so that
-    /// these wait for about one round trip.
+    /// Decides about many requests, each by itself: a denial of one takes nothing back from the others. Those of one key share
+    /// its tokens; which of them is charged first is not said. Where this node alone cannot be sure, it asks the store about up to
+    /// 256 of them at the same time, so that these wait for about one round trip.
     ///
     /// The decisions come in the order of the requests, each as by [`AsyncLimit::check_sure_n`]. [`check_all`](Self::check_all) is
     /// for one request that is to fit several limits.
@@ -137,7 +137,7 @@ impl Limiter {
             for request in requests {
                 begun.push(match request.decide_if_no_wait() {
                     Some(decided) => Ok(decided),
-                    None => begin(Box::pin(request.ask())).await,
+                    None => poll_once(Box::pin(request.ask())).await,
                 });
             }
             // The store has been asked about all of them.
@@ -152,8 +152,8 @@ impl Limiter {
     }
 }
 
-/// Lets a future go on as far as it gets without waiting. `Err` gives it back if that is not the end.
-async fn begin<F: Future + Unpin>(mut asked: F) -> Result<F::Output, F> {
+/// Polls once, so that the store is asked before the next request is decided. `Err` gives the future back.
+async fn poll_once<F: Future + Unpin>(mut asked: F) -> Result<F::Output, F> {
     match poll_fn(|context| Poll::Ready(Pin::new(&mut asked).poll(context))).await {
         Poll::Ready(answer) => Ok(answer),
         Poll::Pending => Err(asked),
@@ -167,17 +167,18 @@ impl OnKey<'_> {
         Part { limit, key, plain, cost: *cost, patience }
     }
 
-    /// Decides, unless the request has to wait.
+    /// Decides, unless the request has to wait. Slots that nodes share are asked for as by [`ask`](Self::ask), for a request
+    /// that is not held.
     fn decide_if_no_wait(&self) -> Option<Result<Decision, CheckError>> {
         match self.limit.validate_cost(self.cost) {
+            Ok(()) if self.limit.slots().is_some() => None,
             Ok(()) => self.part().decide_if_no_wait().map(Ok),
             Err(error) => Some(Err(error)),
         }
     }
 
-    /// Decides about the request by itself.
+    /// Decides about the request by itself. Its limit can admit the cost.
     async fn ask(&self) -> Result<Decision, CheckError> {
-        self.limit.validate_cost(self.cost)?;
         Ok(self.part().ask().await)
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -19,7 +17,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response as GrpcResponse, Status, async_trait};
 use tonic_health::server::{HealthReporter, health_reporter};
 
-use super::check::{parsed, taken};
+use super::extract::Body;
 use super::problem::{BODY_BYTES_MAX, Problem};
 use super::running::Running;
 use crate::rls::{Answer, Code, RateLimitRequest, Refusal};
@@ -118,9 +116,9 @@ async fn follow_health(
 /// `POST /json`.
 pub(super) async fn json(
     State(running): State<Arc<Running>>,
-    body: Result<Bytes, BytesRejection>,
+    body: Body,
 ) -> Result<Response, Problem> {
-    let request: RateLimitRequest = parsed(&taken(&running, body)?)?;
+    let request: RateLimitRequest = body.parse()?;
     let answer = running.in_force.load_full().answer(&request, None).await;
     let answer: Answer = answer.map_err(|refusal| {
         let status = match refusal {

@@ -1,64 +1,73 @@
 //! `GET /v1/limits/{limit}/keys`: how a key stands.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
-use super::check::{Answer, Fields, wrong_cost};
+use super::check::{Answer, millis, wrong_cost};
+use super::extract::{LimitName, Parameters};
 use super::problem::Problem;
 use super::running::Running;
-use crate::decision::{Decision, Source};
+use crate::decision::{Decision, Held, Source, View};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct KeyQuery {
     key: String,
     plan: Option<String>,
 }
 
 /// How a key stands, and where its tokens are.
 #[derive(Serialize)]
-pub(super) struct Standing {
+pub(super) struct KeyState {
     #[serde(flatten)]
     answer: Answer,
-    /// Whether an override decides about the key.
-    r#override: bool,
+    /// Whether it is allowed or denied whatever tokens it has.
+    fixed: bool,
     /// Tokens that this process holds.
     here: u64,
-    /// Tokens that the store had at its last word.
-    store: u64,
+    /// Tokens that the store had at its last word. `None` if this process has not heard of the key.
+    store: Option<u64>,
+    /// How old that word is.
+    store_age_ms: Option<u64>,
 }
 
-impl Standing {
+impl KeyState {
     fn new(decision: &Decision) -> Self {
         let remaining = decision.remaining();
         let (here, store) = match &decision.source {
-            Source::Local(_) => (remaining, 0),
-            Source::Store(_) => (0, remaining),
+            Source::Local(_) => (remaining, None),
+            Source::Store(_) => (0, Some((remaining, Duration::ZERO))),
             Source::Lease(held) => {
-                let store = u64::try_from(held.view.tokens()).unwrap_or(0).min(remaining);
-                (remaining - store, store)
+                let age = held.view.age(decision.now);
+                let store = u64::try_from(held.view.tokens()).unwrap_or(0);
+                let alone = Source::Lease(Held { view: View::NONE, ..*held });
+                let here = Decision { source: alone, ..*decision }.remaining();
+                (here, age.map(|age| (store, age)))
             }
-            Source::Override(_) => (0, 0),
+            Source::Override(_) => (0, None),
         };
-        let answer = Answer::new(decision, 0);
-        Self { answer, r#override: decision.is_override(), here, store }
+        Self {
+            answer: Answer::new(decision, 0),
+            fixed: decision.is_override(),
+            here,
+            store: store.map(|(tokens, _)| tokens),
+            store_age_ms: store.map(|(_, age)| millis(age)),
+        }
     }
 }
 
 pub(super) async fn show(
     State(running): State<Arc<Running>>,
-    Path(limit): Path<String>,
-    asked: Result<Query<Asked>, QueryRejection>,
-) -> Result<Json<Standing>, Problem> {
-    let Query(Asked { key, plan }) = asked.map_err(|rejection| Problem::of_query(&rejection))?;
+    LimitName(name): LimitName,
+    Parameters(KeyQuery { key, plan }): Parameters<KeyQuery>,
+) -> Result<Json<KeyState>, Problem> {
     let in_force = running.in_force.load_full();
-    let fields =
-        Fields { limit: limit.into(), key: key.into(), cost: 0, plan: plan.map(Into::into) };
-    let limit = fields.limit(&running, &in_force)?;
-    let decision = limit.check_sure_n(&*fields.key, 0).await.map_err(|error| wrong_cost(&error))?;
-    Ok(Json(Standing::new(&decision)))
+    let limit = running.limit(&in_force, &name, plan.as_deref()).map_err(Problem::outside)?;
+    let decision =
+        limit.check_sure_n(&key, 0).await.map_err(|error| wrong_cost(&error).outside())?;
+    Ok(Json(KeyState::new(&decision)))
 }

@@ -30,13 +30,14 @@ use crate::config::Config;
 use crate::error::ConfigError;
 use crate::limiter::Limiter;
 
+mod access_log;
 mod check;
 mod envoy;
+mod extract;
 mod keys;
 mod limits;
 mod overrides;
 mod problem;
-mod requests;
 mod running;
 mod token;
 
@@ -60,7 +61,8 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// A service of a limiter that was built from `config`.
+    /// A service of a limiter that was built from `config`. Change its limits by [`reload`](Self::reload) alone: the service
+    /// has them at hand.
     ///
     /// # Errors
     ///
@@ -101,6 +103,11 @@ impl Service {
 
     /// What answers requests over HTTP.
     pub fn router(&self) -> Router {
+        self.router_with(Router::new())
+    }
+
+    /// The same with pages of your own, which are logged as its own are.
+    pub fn router_with(&self, pages: Router) -> Router {
         let with_token = Router::new()
             .route("/v1/limits/{limit}/keys", get(keys::show))
             .route("/v1/limits/{limit}/overrides", put(overrides::set).delete(overrides::remove))
@@ -111,6 +118,7 @@ impl Service {
             .route_layer(from_fn_with_state(self.0.clone(), token::demand));
         Router::new()
             .merge(with_token)
+            .merge(pages.with_state(()))
             .route("/v1/check", post(check::check))
             .route("/v1/limits", get(limits::list))
             .route("/json", post(envoy::json))
@@ -120,8 +128,7 @@ impl Service {
             .fallback(problem::no_such_path)
             .method_not_allowed_fallback(problem::no_such_method)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-            .layer(from_fn_with_state(self.0.clone(), requests::in_time))
-            .layer(from_fn_with_state(self.0.clone(), requests::logged))
+            .layer(from_fn_with_state(self.0.clone(), access_log::log))
             .with_state(self.0.clone())
     }
 }

@@ -4,23 +4,25 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
 
-use super::check::{parsed, taken};
+use super::extract::{Body, LimitName, NoParameters, Object, Parameters};
 use super::problem::Problem;
 use super::running::Running;
+use crate::limiter::Overrides;
 use crate::network::Network;
 use crate::overrides::{Override, OverrideError, Switch};
 use crate::quota::Quota;
 
+/// A hundred years.
+const LASTING_MS_MAX: u64 = 100 * 365 * 24 * 3_600_000;
+
 /// The keys that an override is for: one of these.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Keys {
+pub(super) struct KeysQuery {
     key: Option<String>,
     prefix: Option<String>,
     network: Option<String>,
@@ -28,15 +30,15 @@ pub(super) struct Keys {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Body {
-    set: Ruling,
+struct SetBody {
+    set: Setting,
     lasting_ms: Option<NonZeroU64>,
 }
 
 /// What holds for the keys.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Ruling {
+enum Setting {
     Allow,
     Block,
     Plan(String),
@@ -49,90 +51,99 @@ struct SwitchBody {
     switch: Switch,
 }
 
-type Asked = Result<Query<Keys>, QueryRejection>;
-type AsBytes = Result<Bytes, BytesRejection>;
-
 /// What is told when it is done.
 type Done = Result<StatusCode, Problem>;
 
-impl Keys {
-    fn of(asked: Asked) -> Result<Override<'static>, Problem> {
-        let Query(keys) = asked.map_err(|rejection| Problem::of_query(&rejection))?;
-        match keys {
+impl KeysQuery {
+    fn keys(self) -> Result<Override<'static>, Problem> {
+        let wrong = |detail: String| Problem::new(StatusCode::BAD_REQUEST, detail);
+        match self {
             Self { key: Some(key), prefix: None, network: None } => Ok(Override::key(key)),
             Self { key: None, prefix: Some(prefix), network: None } => Ok(Override::prefix(prefix)),
             Self { key: None, prefix: None, network: Some(network) } => {
                 let network: Result<Network, _> = network.parse();
-                network.map(Override::network).map_err(|error| unprocessable(error.to_string()))
+                network.map(Override::network).map_err(|error| wrong(error.to_string()))
             }
-            _ => Err(unprocessable("name the keys by one of key, prefix and network")),
+            _ => Err(wrong("name the keys by one of key, prefix and network".to_owned())),
         }
     }
 }
 
-fn unprocessable(detail: impl Into<String>) -> Problem {
-    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+/// The overrides of a limiter that has such a limit at present.
+fn overrides(running: &Running, limit: &str) -> Result<Overrides, Problem> {
+    running.limit(&running.in_force.load(), limit, None).map_err(Problem::outside)?;
+    Ok(running.limiter.overrides())
 }
 
 pub(super) async fn set(
     State(running): State<Arc<Running>>,
-    Path(limit): Path<String>,
-    asked: Asked,
-    body: AsBytes,
+    LimitName(limit): LimitName,
+    Parameters(query): Parameters<KeysQuery>,
+    body: Body,
 ) -> Done {
-    let keys = Keys::of(asked)?;
-    let body = taken(&running, body)?;
-    let Body { set, lasting_ms } = parsed(&body)?;
-    let ruled = match set {
-        Ruling::Allow => keys.allow(),
-        Ruling::Block => keys.block(),
-        Ruling::Plan(name) => keys.plan(name),
-        Ruling::Quota(quota) => keys.quota(quota),
+    let overrides = overrides(&running, &limit)?;
+    let keys = query.keys()?;
+    let Object(SetBody { set, lasting_ms }) = body.parse()?;
+    let set = match set {
+        Setting::Allow => keys.allow(),
+        Setting::Block => keys.block(),
+        Setting::Plan(name) => keys.plan(name),
+        Setting::Quota(quota) => keys.quota(quota),
     };
-    let lasting = match lasting_ms {
-        Some(millis) => ruled.lasting(Duration::from_millis(millis.get())),
-        None => ruled,
+    let set = match lasting_ms.map(NonZeroU64::get) {
+        None => set,
+        Some(millis @ ..=LASTING_MS_MAX) => set.lasting(Duration::from_millis(millis)),
+        Some(millis) => {
+            let detail = format!("lasting_ms: {millis}: must be 1 to {LASTING_MS_MAX}");
+            return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at("lasting_ms"));
+        }
     };
-    done(running.limiter.overrides().set(&limit, lasting).await)
+    done(overrides.set(&limit, set).await)
 }
 
 pub(super) async fn remove(
     State(running): State<Arc<Running>>,
-    Path(limit): Path<String>,
-    asked: Asked,
+    LimitName(limit): LimitName,
+    Parameters(query): Parameters<KeysQuery>,
 ) -> Done {
-    done(running.limiter.overrides().remove(&limit, Keys::of(asked)?).await)
+    done(overrides(&running, &limit)?.remove(&limit, query.keys()?).await)
 }
 
 pub(super) async fn switch(
     State(running): State<Arc<Running>>,
-    Path(limit): Path<String>,
-    body: AsBytes,
+    LimitName(limit): LimitName,
+    Parameters(NoParameters {}): Parameters<NoParameters>,
+    body: Body,
 ) -> Done {
-    let body = taken(&running, body)?;
-    let SwitchBody { switch } = parsed(&body)?;
-    done(running.limiter.overrides().switch(&limit, switch).await)
+    let overrides = overrides(&running, &limit)?;
+    let Object(SwitchBody { switch }) = body.parse()?;
+    done(overrides.switch(&limit, switch).await)
 }
 
 pub(super) async fn switch_back(
     State(running): State<Arc<Running>>,
-    Path(limit): Path<String>,
+    LimitName(limit): LimitName,
+    Parameters(NoParameters {}): Parameters<NoParameters>,
 ) -> Done {
-    done(running.limiter.overrides().switch_back(&limit).await)
+    done(overrides(&running, &limit)?.switch_back(&limit).await)
 }
 
 fn done(result: Result<(), OverrideError>) -> Done {
     let problem = |error: OverrideError| {
-        let status = match error {
-            OverrideError::UnknownLimit { .. } => StatusCode::NOT_FOUND,
-            OverrideError::UnknownPlan { .. }
-            | OverrideError::Quota(_)
-            | OverrideError::NothingSet { .. }
-            | OverrideError::PrefixTooLong { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-            OverrideError::TooMany => StatusCode::CONFLICT,
-            OverrideError::Store(_) | OverrideError::Ended => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        Problem::new(status, error.to_string())
+        let of = |status| Problem::new(status, error.to_string());
+        match &error {
+            OverrideError::UnknownLimit { .. } => of(StatusCode::NOT_FOUND),
+            OverrideError::UnknownPlan { .. } => {
+                of(StatusCode::UNPROCESSABLE_ENTITY).at("plan").within("set")
+            }
+            OverrideError::Quota(_) => {
+                of(StatusCode::UNPROCESSABLE_ENTITY).at("quota").within("set")
+            }
+            OverrideError::NothingSet { .. } => of(StatusCode::UNPROCESSABLE_ENTITY).at("set"),
+            OverrideError::PrefixTooLong { .. } => of(StatusCode::BAD_REQUEST),
+            OverrideError::TooMany => of(StatusCode::CONFLICT),
+            OverrideError::Store(_) | OverrideError::Ended => of(StatusCode::SERVICE_UNAVAILABLE),
+        }
     };
     result.map(|()| StatusCode::NO_CONTENT).map_err(problem)
 }

@@ -1,6 +1,8 @@
 //! What is wrong with a request, as RFC 9457 (`application/problem+json`) writes it.
 
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use std::fmt;
+
+use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -43,10 +45,15 @@ impl Problem {
         Self { pointer: Some(format!("/{}", escaped(field))), ..self }
     }
 
-    /// The body is a list, and the problem is in the element at this place.
-    pub(super) fn in_element(self, place: usize) -> Self {
+    /// What holds the problem is in this field of the body, or at this place of a list.
+    pub(super) fn within(self, place: impl fmt::Display) -> Self {
         let within = self.pointer.unwrap_or_default();
         Self { pointer: Some(format!("/{place}{within}")), ..self }
+    }
+
+    /// The problem is not in the body.
+    pub(super) fn outside(self) -> Self {
+        Self { pointer: None, ..self }
     }
 
     /// The body cannot be read.
@@ -60,11 +67,6 @@ impl Problem {
         Self::new(rejection.status(), detail)
     }
 
-    /// What follows the path is not what it has to be.
-    pub(super) fn of_query(rejection: &QueryRejection) -> Self {
-        Self::new(rejection.status(), rejection.body_text())
-    }
-
     /// The body is not what it has to be: no JSON (400), or other JSON (422).
     pub(super) fn of_json(error: &serde_path_to_error::Error<serde_json::Error>) -> Self {
         let status = if error.inner().is_data() {
@@ -76,8 +78,10 @@ impl Problem {
         for segment in error.path() {
             match segment {
                 Segment::Seq { index } => pointer = format!("{pointer}/{index}"),
-                Segment::Map { key } => pointer = format!("{pointer}/{}", escaped(key)),
-                Segment::Enum { .. } | Segment::Unknown => {}
+                Segment::Map { key: name } | Segment::Enum { variant: name } => {
+                    pointer = format!("{pointer}/{}", escaped(name));
+                }
+                Segment::Unknown => {}
             }
         }
         Self { status, detail: error.inner().to_string(), pointer: Some(pointer) }

@@ -1,14 +1,17 @@
 //! What all requests of a service share.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use axum::http::StatusCode;
 use tokio::sync::watch;
 
+use super::problem::Problem;
 use crate::config::Config;
 use crate::error::ConfigError;
-use crate::limiter::Limiter;
+use crate::limiter::{AsyncLimit, Limiter};
 use crate::rls::DomainLimits;
 
 pub(super) struct Running {
@@ -49,6 +52,25 @@ impl Running {
         // Whoever still asks by the configuration before has the limits of that.
         self.in_force.store(Arc::new(DomainLimits::new(config, &self.limiter)?));
         Ok(())
+    }
+
+    /// The limit called `name`, under a plan of it if one is named.
+    pub(super) fn limit<'a>(
+        &self,
+        in_force: &'a DomainLimits,
+        name: &str,
+        plan: Option<&str>,
+    ) -> Result<Cow<'a, AsyncLimit>, Problem> {
+        let unknown = |status, field| {
+            move |error: ConfigError| Problem::new(status, error.to_string()).at(field)
+        };
+        let found = in_force.limit(name).map(Cow::Borrowed);
+        // A limiter can have more limits than its configuration, and else says which there are.
+        let found = found.map_or_else(|| self.limiter.async_limit(name).map(Cow::Owned), Ok);
+        let limit = found.map_err(unknown(StatusCode::NOT_FOUND, "limit"))?;
+        let Some(plan) = plan else { return Ok(limit) };
+        let planned = limit.plan(plan).map(Cow::Owned);
+        planned.map_err(unknown(StatusCode::UNPROCESSABLE_ENTITY, "plan"))
     }
 
     pub(super) fn announce_end(&self) {

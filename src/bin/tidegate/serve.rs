@@ -104,7 +104,7 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
         service.announce_end();
         Ok(())
     };
-    let router = service.router().merge(metrics_page(metrics));
+    let router = service.router_with(metrics_page(metrics));
     let served = signals.serve(http, router, drain);
     tokio::try_join!(served, signals.serve(grpc, service.grpc(), drain), announced)?;
     service.refuse_checks();
