@@ -28,7 +28,7 @@ start() {
         pids+=($!)
         deadline=$((SECONDS + READY_S))
         while kill -0 $! 2>/dev/null && ((SECONDS < deadline)); do
-            if grep -q -- "$ready" "$work/$name.log"; then
+            if grep -qs -- "$ready" "$work/$name.log"; then
                 printf -v "port_of_$name" '%s' "$number"
                 return
             fi
@@ -38,4 +38,10 @@ start() {
     done
     cat "$work/$name.log" >&2
     fail "$name did not start"
+}
+
+# The program that tests have, which is built by now.
+tidegate_program() {
+    cargo test --locked --profile dev --all-features --test envoy --no-run --message-format json |
+        sed -n '/"kind":\["bin"\]/s/.*"executable":"\([^"]*\)".*/\1/p'
 }
