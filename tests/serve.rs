@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::Request;
+use http_body_util::BodyExt;
 use parts::RedisServer;
 use serde_json::{Value, json};
 use tidegate::config::Config;
@@ -276,7 +277,8 @@ fn wrong_requests_are_problems_that_name_the_place_in_the_body() {
     assert_eq!(server.ask("GET", "/v1/check", "").status, 405);
     assert_eq!(server.ask("GET", "/nothing", "").status, 404);
     // Nothing of all this was charged.
-    assert_eq!(server.check(&json!({"limit": "api", "key": "a"})).json()["remaining"], json!(4));
+    let whole = r#"{"limit": "api", "key": "a", "cost": 1.0}"#;
+    assert_eq!(server.ask("POST", "/v1/check", whole).json()["remaining"], json!(4));
 }
 
 #[test]
@@ -301,6 +303,36 @@ fn pages_show_limits_health_and_metrics() {
         let metrics = server.ask("GET", "/metrics", "").body;
         metrics.contains("tidegate_decisions_total{") && metrics.contains("limit=\"api\"")
     });
+}
+
+/// Each page of docs/SERVICE.md under /v1 is described, and nothing else.
+#[tokio::test]
+async fn description_has_the_pages_and_the_token() {
+    let config = Config::from_toml("[limits.a]\nquota = \"5/s\"").unwrap();
+    let limiter = config.builder().build().unwrap();
+    let router = Service::new(config, limiter).unwrap().router();
+    let request = Request::builder().uri("/v1/openapi.json").body(Body::empty()).unwrap();
+    let body = router.oneshot(request).await.unwrap().into_body().collect().await.unwrap();
+    let described: Value = serde_json::from_slice(&body.to_bytes()).unwrap();
+    let mut pages: Vec<String> = Vec::new();
+    for (path, methods) in described["paths"].as_object().unwrap() {
+        for (method, page) in methods.as_object().unwrap() {
+            let lock = if page["security"].is_null() { "" } else { " with the token" };
+            pages.push(format!("{} {path}{lock}", method.to_uppercase()));
+        }
+    }
+    pages.sort();
+    let of_limit = |asked: &str| {
+        let (method, page) = asked.split_once(' ').unwrap();
+        format!("{method} /v1/limits/{{limit}}/{page} with the token")
+    };
+    let mut expected: Vec<String> =
+        ["GET keys", "PUT overrides", "DELETE overrides", "PUT switch", "DELETE switch"]
+            .map(of_limit)
+            .to_vec();
+    expected.extend(["GET /v1/limits", "POST /v1/check"].map(String::from));
+    expected.sort();
+    assert_eq!(pages, expected);
 }
 
 #[test]

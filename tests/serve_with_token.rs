@@ -202,6 +202,8 @@ async fn wrong_changes_are_problems_and_change_nothing() {
         (of_key, json!({"set": "block", "lasting": 1}), 422, "#/lasting"),
         (of_key, json!({"set": "block", "lasting_ms": 0}), 422, "#/lasting_ms"),
         (of_key, json!({"set": "block", "lasting_ms": 1_u64 << 53}), 422, "#/lasting_ms"),
+        (of_key, json!({"set": "block", "lasting_ms": 1.5}), 422, "#/lasting_ms"),
+        (of_key, json!({"set": "block", "lasting_ms": null}), 422, "#/lasting_ms"),
         (of_key, json!({"set": {"plan": "por"}}), 422, "#/set/plan"),
         (of_key, json!({"set": {"quota": "0/s"}}), 422, "#/set/quota"),
         (of_key, json!({"set": {"quota": "5/100000000d"}}), 422, "#/set/quota"),

@@ -9,9 +9,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-use super::extract::{Body, Object};
-use super::problem::Problem;
+use super::extract::{Body, Object, whole};
+use super::problem::{Problem, ProblemBody};
 use super::running::Running;
 use crate::decision::Decision;
 use crate::error::CheckError;
@@ -22,16 +23,39 @@ use crate::rls::DomainLimits;
 pub const CHECKS_MAX: usize = 1000;
 
 /// What is asked.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Check<'b> {
+pub(super) struct Check<'b> {
+    /// The limit's name.
     #[serde(borrow)]
     limit: Cow<'b, str>,
+    /// Whose tokens are spent.
     #[serde(borrow)]
     key: Cow<'b, str>,
-    #[serde(default = "one_token")]
+    /// Tokens; 0 spends nothing.
+    #[serde(default = "one_token", deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     cost: u32,
+    /// The plan that the key has, or else the limit's own quota.
     plan: Option<Cow<'b, str>>,
+}
+
+/// One check, or a list of them.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it describes what is read as it comes")]
+pub(super) enum Checks<'b> {
+    One(Check<'b>),
+    Many(Vec<Check<'b>>),
+}
+
+/// The answer to one check, or to each of a list, in order.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it describes what is written as it comes")]
+pub(super) enum Answers {
+    One(Answer),
+    Many(Vec<Answer>),
 }
 
 fn one_token() -> u32 {
@@ -39,17 +63,24 @@ fn one_token() -> u32 {
 }
 
 /// What is answered.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(super) struct Answer {
+    /// Whether the request may go on; then the cost is spent.
     allowed: bool,
     limit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     plan: Option<&'static str>,
     cost: u32,
+    /// The most tokens that a key can have.
     burst: u64,
+    /// Tokens that the key has left in the cluster, as far as this process knows.
     remaining: u64,
+    /// 0, or for how long to wait before the request is worth repeating, in milliseconds.
     retry_after_ms: u64,
+    /// Until the key has all its tokens if nobody spends, in milliseconds.
     reset_after_ms: u64,
+    /// Whether it is more than a guess.
     sure: bool,
 }
 
@@ -91,8 +122,24 @@ pub(super) fn wrong_cost(error: &CheckError) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()).at("cost")
 }
 
+/// Decides about one request, or about each of a list.
+///
 /// Decides about the one request that the body is, or about each of those that it lists. If one of them is wrong, none is
 /// decided.
+#[utoipa::path(
+    post,
+    path = "/v1/check",
+    request_body = Checks<'_>,
+    responses(
+        (status = 200, body = Answers),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The body is no JSON."),
+        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
+        (status = 408, body = ProblemBody, content_type = "application/problem+json", description = "The body did not come in time."),
+        (status = 413, body = ProblemBody, content_type = "application/problem+json", description = "The body is too large, or the list too long."),
+        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "A field is wrong, or the cost can never be admitted."),
+        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The service ends."),
+    ),
+)]
 pub(super) async fn check(
     State(running): State<Arc<Running>>,
     body: Body,

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::problem::Problem;
@@ -80,6 +80,39 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
         T::deserialize(MapAccessDeserializer::new(map))
     }
 }
+
+/// A whole number, also one that is written with a point: JSON does not tell 1 from 1.0.
+pub(super) fn whole<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
+    deserializer: D,
+) -> Result<N, D::Error> {
+    deserializer.deserialize_any(WholeVisitor(PhantomData))
+}
+
+struct WholeVisitor<N>(PhantomData<N>);
+
+impl<N: TryFrom<u64>> Visitor<'_> for WholeVisitor<N> {
+    type Value = N;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number that is not too large")
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<N, E> {
+        let wrong = |_| E::invalid_value(Unexpected::Unsigned(number), &self);
+        number.try_into().map_err(wrong)
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is whole")]
+    fn visit_f64<E: Error>(self, number: f64) -> Result<N, E> {
+        if number.fract() == 0.0 && (0.0..=LARGEST_EXACT).contains(&number) {
+            return self.visit_u64(number as u64);
+        }
+        Err(E::invalid_value(Unexpected::Float(number), &self))
+    }
+}
+
+/// 2^53: all whole numbers up to it are exact.
+const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// The name of a limit in a path.
 pub(super) struct LimitName(pub(super) String);

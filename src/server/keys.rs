@@ -6,22 +6,25 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use super::check::{Answer, millis, wrong_cost};
 use super::extract::{LimitName, Parameters};
-use super::problem::Problem;
+use super::problem::{Problem, ProblemBody};
 use super::running::Running;
 use crate::decision::{Decision, Held, Source, View};
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct KeyQuery {
     key: String,
+    #[param(nullable = false)]
     plan: Option<String>,
 }
 
 /// How a key stands, and where its tokens are.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(super) struct KeyState {
     #[serde(flatten)]
     answer: Answer,
@@ -60,6 +63,21 @@ impl KeyState {
     }
 }
 
+/// How a key stands, and where its tokens are. Nothing is charged.
+#[utoipa::path(
+    get,
+    path = "/v1/limits/{limit}/keys",
+    params(("limit" = String, Path, description = "The limit's name."), KeyQuery),
+    security(("token" = [])),
+    responses(
+        (status = 200, body = KeyState),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
+        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
+        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
+        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "The limit has no such plan."),
+    ),
+)]
 pub(super) async fn show(
     State(running): State<Arc<Running>>,
     LimitName(name): LimitName,

@@ -5,23 +5,27 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::running::Running;
 use crate::algorithm::Rule;
 use crate::limit::{Limit, Mode};
 use crate::quota::Quota;
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Limit)]
 pub(super) struct Shown {
     name: String,
     algorithm: &'static str,
+    #[schema(value_type = String)]
     mode: Mode,
     #[serde(flatten)]
     quota: ShownQuota,
     plans: Vec<ShownPlan>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Plan)]
 struct ShownPlan {
     name: String,
     #[serde(flatten)]
@@ -29,8 +33,10 @@ struct ShownPlan {
 }
 
 /// What a key gets.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Quota)]
 struct ShownQuota {
+    #[schema(value_type = String, example = "600/min")]
     quota: Quota,
     /// What a key can spend at once, in tokens.
     burst: u64,
@@ -57,6 +63,8 @@ impl Shown {
     }
 }
 
+/// The limits in force.
+#[utoipa::path(get, path = "/v1/limits", responses((status = 200, body = Vec<Shown>)))]
 pub(super) async fn list(State(running): State<Arc<Running>>) -> Json<Vec<Shown>> {
     let shown = |limit: &Limit| {
         // A limit that was removed this moment has the mode that it is configured with.

@@ -36,6 +36,7 @@ mod envoy;
 mod extract;
 mod keys;
 mod limits;
+mod openapi;
 mod overrides;
 mod problem;
 mod running;
@@ -121,6 +122,7 @@ impl Service {
             .merge(pages.with_state(()))
             .route("/v1/check", post(check::check))
             .route("/v1/limits", get(limits::list))
+            .route("/v1/openapi.json", get(openapi::show))
             .route("/json", post(envoy::json))
             .route("/healthcheck", get(ready))
             .route("/health/live", get(async || "the service answers\n"))

@@ -1,15 +1,16 @@
 //! Overrides of keys, and switches of limits.
 
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Body, LimitName, NoParameters, Object, Parameters};
-use super::problem::Problem;
+use super::extract::{Body, LimitName, NoParameters, Object, Parameters, whole};
+use super::problem::{Problem, ProblemBody};
 use super::running::Running;
 use crate::limiter::Overrides;
 use crate::network::Network;
@@ -20,35 +21,59 @@ use crate::quota::Quota;
 const LASTING_MS_MAX: u64 = 100 * 365 * 24 * 3_600_000;
 
 /// The keys that an override is for: one of these.
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct KeysQuery {
+    #[param(nullable = false)]
     key: Option<String>,
+    /// For keys that begin with it.
+    #[param(nullable = false)]
     prefix: Option<String>,
+    /// For keys that are addresses in it.
+    #[param(nullable = false, example = "10.0.0.0/8")]
     network: Option<String>,
 }
 
-#[derive(Deserialize)]
+/// What holds for the keys, and for how long.
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Override)]
 struct SetBody {
     set: Setting,
-    lasting_ms: Option<NonZeroU64>,
+    /// In milliseconds; for ever without it.
+    #[serde(default, deserialize_with = "lasting")]
+    #[schema(value_type = Option<u64>, nullable = false, minimum = 1, maximum = 3_153_600_000_000_u64)]
+    lasting_ms: Option<Duration>,
 }
 
 /// What holds for the keys.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum Setting {
     Allow,
     Block,
     Plan(String),
+    #[schema(value_type = String)]
     Quota(Quota),
 }
 
-#[derive(Deserialize)]
+/// How the limit is from now on.
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Switch)]
 struct SwitchBody {
+    /// on, shadow or off.
+    #[schema(value_type = String, pattern = "^(on|shadow|off)$")]
     switch: Switch,
+}
+
+fn lasting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let millis: u64 = whole(deserializer)?;
+    if !(1..=LASTING_MS_MAX).contains(&millis) {
+        return Err(D::Error::custom(format!("{millis}: must be 1 to {LASTING_MS_MAX}")));
+    }
+    Ok(Some(Duration::from_millis(millis)))
 }
 
 /// What is told when it is done.
@@ -75,6 +100,26 @@ fn overrides(running: &Running, limit: &str) -> Result<Overrides, Problem> {
     Ok(running.limiter.overrides())
 }
 
+/// Sets what holds for some keys, in place of what was set for them.
+#[utoipa::path(
+    put,
+    path = "/v1/limits/{limit}/overrides",
+    params(("limit" = String, Path, description = "The limit's name."), KeysQuery),
+    request_body = SetBody,
+    security(("token" = [])),
+    responses(
+        (status = 204, description = "Done."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
+        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
+        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
+        (status = 409, body = ProblemBody, content_type = "application/problem+json", description = "There are too many overrides."),
+        (status = 408, body = ProblemBody, content_type = "application/problem+json", description = "The body did not come in time."),
+        (status = 413, body = ProblemBody, content_type = "application/problem+json", description = "The body is too large."),
+        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "A field is wrong."),
+        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+    ),
+)]
 pub(super) async fn set(
     State(running): State<Arc<Running>>,
     LimitName(limit): LimitName,
@@ -90,17 +135,29 @@ pub(super) async fn set(
         Setting::Plan(name) => keys.plan(name),
         Setting::Quota(quota) => keys.quota(quota),
     };
-    let set = match lasting_ms.map(NonZeroU64::get) {
+    let set = match lasting_ms {
+        Some(time) => set.lasting(time),
         None => set,
-        Some(millis @ ..=LASTING_MS_MAX) => set.lasting(Duration::from_millis(millis)),
-        Some(millis) => {
-            let detail = format!("lasting_ms: {millis}: must be 1 to {LASTING_MS_MAX}");
-            return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at("lasting_ms"));
-        }
     };
     done(overrides.set(&limit, set).await)
 }
 
+/// Removes what was set for exactly these keys.
+#[utoipa::path(
+    delete,
+    path = "/v1/limits/{limit}/overrides",
+    params(("limit" = String, Path, description = "The limit's name."), KeysQuery),
+    security(("token" = [])),
+    responses(
+        (status = 204, description = "Done."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
+        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
+        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
+        (status = 409, body = ProblemBody, content_type = "application/problem+json", description = "There are too many overrides."),
+        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+    ),
+)]
 pub(super) async fn remove(
     State(running): State<Arc<Running>>,
     LimitName(limit): LimitName,
@@ -109,6 +166,25 @@ pub(super) async fn remove(
     done(overrides(&running, &limit)?.remove(&limit, query.keys()?).await)
 }
 
+/// Switches a limit on, to shadow mode, or off.
+#[utoipa::path(
+    put,
+    path = "/v1/limits/{limit}/switch",
+    params(("limit" = String, Path, description = "The limit's name.")),
+    request_body = SwitchBody,
+    security(("token" = [])),
+    responses(
+        (status = 204, description = "Done."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
+        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
+        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
+        (status = 408, body = ProblemBody, content_type = "application/problem+json", description = "The body did not come in time."),
+        (status = 413, body = ProblemBody, content_type = "application/problem+json", description = "The body is too large."),
+        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "A field is wrong."),
+        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+    ),
+)]
 pub(super) async fn switch(
     State(running): State<Arc<Running>>,
     LimitName(limit): LimitName,
@@ -120,6 +196,21 @@ pub(super) async fn switch(
     done(overrides.switch(&limit, switch).await)
 }
 
+/// Lets a limit be as it was configured.
+#[utoipa::path(
+    delete,
+    path = "/v1/limits/{limit}/switch",
+    params(("limit" = String, Path, description = "The limit's name.")),
+    security(("token" = [])),
+    responses(
+        (status = 204, description = "Done."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
+        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
+        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
+        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+    ),
+)]
 pub(super) async fn switch_back(
     State(running): State<Arc<Running>>,
     LimitName(limit): LimitName,

@@ -7,6 +7,7 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_path_to_error::Segment;
+use utoipa::ToSchema;
 
 /// The largest body of a request, in bytes.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
@@ -19,17 +20,21 @@ pub(super) struct Problem {
     pointer: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Body<'a> {
+/// As it is written.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(super) struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
     detail: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    #[schema(value_type = Option<Vec<Place<'_>>>, nullable = false)]
     errors: &'a [Place<'a>],
 }
 
-#[derive(Serialize)]
+/// Where in the body it is.
+#[derive(Serialize, ToSchema)]
 struct Place<'a> {
     detail: &'a str,
     pointer: String,
@@ -98,7 +103,7 @@ impl IntoResponse for Problem {
         let Self { status, detail, pointer } = &self;
         let place =
             pointer.as_ref().map(|pointer| Place { detail, pointer: format!("#{pointer}") });
-        let body = Body {
+        let body = ProblemBody {
             r#type: "about:blank",
             title: status.canonical_reason().unwrap_or_default(),
             status: status.as_u16(),
