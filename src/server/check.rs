@@ -34,13 +34,13 @@ pub(super) struct Check<'b> {
     key: Cow<'b, str>,
     /// Tokens; 0 spends nothing.
     #[serde(default = "one_token", deserialize_with = "whole")]
-    #[schema(minimum = 0)]
+    #[schema(minimum = 0, default = 1)]
     cost: u32,
     /// The plan that the key has, or else the limit's own quota.
     plan: Option<Cow<'b, str>>,
 }
 
-/// One check, or a list of them.
+/// One check, or a list of them, at most 1000.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "it describes what is read as it comes")]

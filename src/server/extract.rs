@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, Error, MapAccess, Unexpected, Visitor};
+use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::problem::Problem;
@@ -51,7 +51,8 @@ impl Body {
     fn parse_or_say_where<'b, T: Deserialize<'b>>(&'b self) -> Result<T, Problem> {
         let mut json = serde_json::Deserializer::from_slice(&self.0);
         let value = serde_path_to_error::deserialize(&mut json);
-        let value = value.map_err(|error| Problem::of_json(&error))?;
+        let is_json = || serde_json::from_slice::<IgnoredAny>(&self.0).is_ok();
+        let value = value.map_err(|error| Problem::of_json(&error, is_json()))?;
         // Nothing may follow.
         json.end().map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
         Ok(value)

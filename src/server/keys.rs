@@ -32,9 +32,11 @@ pub(super) struct KeyState {
     fixed: bool,
     /// Tokens that this process holds.
     here: u64,
-    /// Tokens that the store had at its last word. `None` if this process has not heard of the key.
+    /// Tokens that the store had at its last word; null if it has not spoken of the key to this process.
+    #[schema(required)]
     store: Option<u64>,
-    /// How old that word is.
+    /// How old that word is, in milliseconds.
+    #[schema(required)]
     store_age_ms: Option<u64>,
 }
 
@@ -71,7 +73,7 @@ impl KeyState {
     security(("token" = [])),
     responses(
         (status = 200, body = KeyState),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path or what follows it cannot be read."),
         (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
         (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
         (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),

@@ -27,8 +27,8 @@ const LASTING_MS_MAX: u64 = 100 * 365 * 24 * 3_600_000;
 pub(super) struct KeysQuery {
     #[param(nullable = false)]
     key: Option<String>,
-    /// For keys that begin with it.
-    #[param(nullable = false)]
+    /// For keys that begin with it: at most 512 bytes.
+    #[param(nullable = false, max_length = 512)]
     prefix: Option<String>,
     /// For keys that are addresses in it.
     #[param(nullable = false, example = "10.0.0.0/8")]
@@ -109,7 +109,7 @@ fn overrides(running: &Running, limit: &str) -> Result<Overrides, Problem> {
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
         (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
         (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
         (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
@@ -150,11 +150,10 @@ pub(super) async fn set(
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
         (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
         (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
         (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
-        (status = 409, body = ProblemBody, content_type = "application/problem+json", description = "There are too many overrides."),
         (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
     ),
 )]
@@ -175,7 +174,7 @@ pub(super) async fn remove(
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
         (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
         (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
         (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
@@ -204,7 +203,7 @@ pub(super) async fn switch(
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it or the body cannot be read."),
+        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
         (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
         (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
         (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),

@@ -73,12 +73,12 @@ impl Problem {
     }
 
     /// The body is not what it has to be: no JSON (400), or other JSON (422).
-    pub(super) fn of_json(error: &serde_path_to_error::Error<serde_json::Error>) -> Self {
-        let status = if error.inner().is_data() {
-            StatusCode::UNPROCESSABLE_ENTITY
-        } else {
-            StatusCode::BAD_REQUEST
-        };
+    pub(super) fn of_json(
+        error: &serde_path_to_error::Error<serde_json::Error>,
+        is_json: bool,
+    ) -> Self {
+        let status =
+            if is_json { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::BAD_REQUEST };
         let mut pointer = String::new();
         for segment in error.path() {
             match segment {
