@@ -27,11 +27,11 @@ const ROUNDS: usize = 20;
 /// What keys spend at once before, in tokens. A lease holds about what was spent of late, and is to last for all rounds,
 /// also where the driver has not renewed it since: on a busy machine 100 tokens sometimes left fewer than 20.
 const COST_BEFORE: u32 = 4000;
-/// So many limiters are asked.
+/// Limiters that are asked.
 const TIMES: usize = 16;
 const LEASED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Denied of so many rounds of decisions.
+/// Denied decisions of all rounds.
 #[inline(never)]
 fn decide_many(limit: &ActiveLimit, keys: &[String]) -> usize {
     let mut denied = 0;

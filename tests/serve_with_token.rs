@@ -1,7 +1,7 @@
 //! Requests of the service that need its token: how keys stand, overrides, switches.
 #![cfg(feature = "server")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
-#![allow(clippy::disallowed_methods, reason = "nodes hear of overrides by the real clock")]
+#![allow(clippy::disallowed_methods, reason = "nodes pull overrides by the real clock")]
 
 mod parts;
 

@@ -16,7 +16,7 @@ pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALH
 pub const DEFAULT_GRPC: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
 /// How long the body of a request over HTTP may take to come.
 pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// The shortest and the longest that it can be set to.
+/// The shortest and the longest body timeout.
 pub const BODY_TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(300);
 /// For how long a service that is told to end waits for requests that are under way.
@@ -37,7 +37,7 @@ pub struct ServerConfig {
     pub http: SocketAddr,
     /// Where it listens for gRPC: Envoy's rate limit service.
     pub grpc: SocketAddr,
-    /// What requests have to show that change overrides or ask about single keys. Without one they get 403.
+    /// The bearer token of requests that change overrides or ask about single keys. Without one they get 403.
     pub token: Option<Token>,
     /// How long the body of a request over HTTP may take to come.
     pub body_timeout: Duration,
@@ -53,7 +53,7 @@ pub struct ServerConfig {
     pub limit_headers: bool,
 }
 
-/// What requests have to show. It is not printed.
+/// A bearer token. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -64,10 +64,10 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Whether this was shown. How long it takes does not depend on where the two differ.
+    /// Whether the two are equal, in constant time for tokens of one length.
     #[cfg(feature = "server")]
-    pub(crate) fn is(&self, shown: &str) -> bool {
-        subtle::ConstantTimeEq::ct_eq(self.0.as_bytes(), shown.as_bytes()).into()
+    pub(crate) fn is(&self, other: &str) -> bool {
+        subtle::ConstantTimeEq::ct_eq(self.0.as_bytes(), other.as_bytes()).into()
     }
 }
 

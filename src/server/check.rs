@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::extract::{Body, Object, whole};
-use super::problem::{Problem, ProblemBody};
+use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
 use super::running::Running;
 use crate::decision::Decision;
 use crate::error::CheckError;
@@ -122,22 +122,14 @@ pub(super) fn wrong_cost(error: &CheckError) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()).at("cost")
 }
 
-/// Decides about one request, or about each of a list.
-///
-/// Decides about the one request that the body is, or about each of those that it lists. If one of them is wrong, none is
-/// decided.
+/// Decides about one request, or about each of a list by itself. If one of a list is wrong, none is decided.
 #[utoipa::path(
     post,
     path = "/v1/check",
     request_body = Checks<'_>,
     responses(
         (status = 200, body = Answers),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The body is no JSON."),
-        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
-        (status = 408, body = ProblemBody, content_type = "application/problem+json", description = "The body did not come in time."),
-        (status = 413, body = ProblemBody, content_type = "application/problem+json", description = "The body is too large, or the list too long."),
-        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "A field is wrong, or the cost can never be admitted."),
-        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The service ends."),
+        (status = 404, body = ProblemBody, content_type = PROBLEM_JSON, description = "There is no such limit."),
     ),
 )]
 pub(super) async fn check(

@@ -10,7 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::check::{Answer, millis, wrong_cost};
 use super::extract::{LimitName, Parameters};
-use super::problem::{Problem, ProblemBody};
+use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
 use super::running::Running;
 use crate::decision::{Decision, Held, Source, View};
 
@@ -73,11 +73,7 @@ impl KeyState {
     security(("token" = [])),
     responses(
         (status = 200, body = KeyState),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path or what follows it cannot be read."),
-        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
-        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
-        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
-        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "The limit has no such plan."),
+        (status = 422, body = ProblemBody, content_type = PROBLEM_JSON, description = "The limit has no such plan."),
     ),
 )]
 pub(super) async fn show(

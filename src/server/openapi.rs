@@ -1,17 +1,17 @@
 //! `GET /v1/openapi.json`: what these pages take and answer, generated from their code.
 
 use axum::Json;
+use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{Content, OpenApi as Description, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
+use super::problem::{PROBLEM_JSON, ProblemBody};
 use super::{check, keys, limits, overrides};
 
 #[derive(OpenApi)]
 #[openapi(
-    info(
-        title = "tidegate",
-        description = "Rate limits for programs in any language.",
-    ),
+    info(title = "tidegate", description = "Rate limits for programs in any language."),
     paths(
         check::check,
         limits::list,
@@ -21,21 +21,64 @@ use super::{check, keys, limits, overrides};
         overrides::switch,
         overrides::switch_back,
     ),
-    modifiers(&Token),
+    components(schemas(ProblemBody<'static>)),
+    modifiers(&Token, &Problems),
 )]
-struct Description;
+struct Pages;
 
 /// The token of the service.
 struct Token;
 
 impl Modify for Token {
-    fn modify(&self, description: &mut utoipa::openapi::OpenApi) {
+    fn modify(&self, description: &mut Description) {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         let components = description.components.get_or_insert_default();
         components.add_security_scheme("token", SecurityScheme::Http(bearer));
     }
 }
 
-pub(super) async fn show() -> Json<utoipa::openapi::OpenApi> {
-    Json(Description::openapi())
+/// What all pages answer that have a body, or need the token.
+struct Problems;
+
+const WITH_TOKEN: &[(u16, &str)] = &[
+    (400, "The path or the query is malformed."),
+    (401, "The token is missing or wrong."),
+    (403, "No token is configured."),
+    (404, "There is no such limit."),
+];
+const WITH_BODY: &[(u16, &str)] = &[
+    (400, "The body is no JSON, or the query is malformed."),
+    (408, "The body did not come in time."),
+    (413, "The body is too large, or the list too long."),
+    (422, "A field is wrong, or its value can never be taken."),
+    (503, "The service ends."),
+];
+
+impl Modify for Problems {
+    fn modify(&self, description: &mut Description) {
+        for PathItem { get, put, post, delete, .. } in description.paths.paths.values_mut() {
+            for operation in [get, put, post, delete].into_iter().flatten() {
+                if operation.request_body.is_some() {
+                    add(operation, WITH_BODY);
+                }
+                if operation.security.is_some() {
+                    add(operation, WITH_TOKEN);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the problems that the page does not have by itself.
+fn add(operation: &mut Operation, problems: &[(u16, &str)]) {
+    for (status, text) in problems {
+        let problem = Content::new(Some(Ref::from_schema_name("Problem")));
+        let response = ResponseBuilder::new().description(*text).content(PROBLEM_JSON, problem);
+        let responses = &mut operation.responses.responses;
+        responses.entry(status.to_string()).or_insert_with(|| response.build().into());
+    }
+}
+
+pub(super) async fn show() -> Json<Description> {
+    Json(Pages::openapi())
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Body, LimitName, NoParameters, Object, Parameters, whole};
-use super::problem::{Problem, ProblemBody};
+use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
 use super::running::Running;
 use crate::limiter::Overrides;
 use crate::network::Network;
@@ -109,15 +109,8 @@ fn overrides(running: &Running, limit: &str) -> Result<Overrides, Problem> {
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
-        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
-        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
-        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
-        (status = 409, body = ProblemBody, content_type = "application/problem+json", description = "There are too many overrides."),
-        (status = 408, body = ProblemBody, content_type = "application/problem+json", description = "The body did not come in time."),
-        (status = 413, body = ProblemBody, content_type = "application/problem+json", description = "The body is too large."),
-        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "A field is wrong."),
-        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+        (status = 409, body = ProblemBody, content_type = PROBLEM_JSON, description = "There are too many overrides."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store did not take it, or the service ends."),
     ),
 )]
 pub(super) async fn set(
@@ -150,11 +143,7 @@ pub(super) async fn set(
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
-        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
-        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
-        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
-        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store did not take it, or the service ends."),
     ),
 )]
 pub(super) async fn remove(
@@ -174,14 +163,7 @@ pub(super) async fn remove(
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
-        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
-        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
-        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
-        (status = 408, body = ProblemBody, content_type = "application/problem+json", description = "The body did not come in time."),
-        (status = 413, body = ProblemBody, content_type = "application/problem+json", description = "The body is too large."),
-        (status = 422, body = ProblemBody, content_type = "application/problem+json", description = "A field is wrong."),
-        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store did not take it, or the service ends."),
     ),
 )]
 pub(super) async fn switch(
@@ -203,11 +185,7 @@ pub(super) async fn switch(
     security(("token" = [])),
     responses(
         (status = 204, description = "Done."),
-        (status = 400, body = ProblemBody, content_type = "application/problem+json", description = "The path, what follows it, or the body if there is one cannot be read."),
-        (status = 401, body = ProblemBody, content_type = "application/problem+json", description = "The token is missing or wrong."),
-        (status = 403, body = ProblemBody, content_type = "application/problem+json", description = "No token is configured."),
-        (status = 404, body = ProblemBody, content_type = "application/problem+json", description = "There is no such limit."),
-        (status = 503, body = ProblemBody, content_type = "application/problem+json", description = "The store did not take it, or the service ends."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store did not take it, or the service ends."),
     ),
 )]
 pub(super) async fn switch_back(

@@ -12,6 +12,9 @@ use utoipa::ToSchema;
 /// The largest body of a request, in bytes.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 
+/// The type of a body that says so.
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+
 /// What is wrong with a request.
 pub(super) struct Problem {
     status: StatusCode,
@@ -112,7 +115,7 @@ impl IntoResponse for Problem {
         };
         // Strings and numbers can be written.
         let body = serde_json::to_vec(&body).unwrap_or_default();
-        let kind = HeaderValue::from_static("application/problem+json");
+        let kind = HeaderValue::from_static(PROBLEM_JSON);
         (*status, [(header::CONTENT_TYPE, kind)], body).into_response()
     }
 }

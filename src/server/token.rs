@@ -13,7 +13,7 @@ use headers::authorization::{Authorization, Bearer};
 use super::problem::Problem;
 use super::running::Running;
 
-/// Lets a request go on that shows the configured token.
+/// Lets a request go on that has the configured token.
 pub(super) async fn demand(
     State(running): State<Arc<Running>>,
     request: Request,
@@ -24,11 +24,11 @@ pub(super) async fn demand(
         let detail = "there is no token: set token or token_file in the table [server]";
         return Problem::new(StatusCode::FORBIDDEN, detail).into_response();
     };
-    let shown = request.headers().typed_get::<Authorization<Bearer>>();
-    if shown.is_some_and(|shown| token.is(shown.token())) {
+    let sent = request.headers().typed_get::<Authorization<Bearer>>();
+    if sent.is_some_and(|sent| token.is(sent.token())) {
         return next.run(request).await;
     }
-    let detail = "the header field authorization has to be Bearer and the token of the service";
+    let detail = "send the header field Authorization: Bearer TOKEN, with the token of the service";
     let problem = Problem::new(StatusCode::UNAUTHORIZED, detail);
     ([(WWW_AUTHENTICATE, "Bearer")], problem).into_response()
 }
