@@ -4,8 +4,8 @@
 //! benches/service
 //! ```
 //!
-//! Both parse requests and write answers alike, on servers of one kind. The service has limits that are plenty, without a
-//! store.
+//! Over HTTP both are pages of one server. Both parse requests and write answers of the same fields. The service has limits that are
+//! plenty, without a store.
 #![allow(clippy::disallowed_methods, reason = "a server lives by the real clock")]
 
 use std::borrow::Cow;
@@ -119,19 +119,15 @@ async fn allow(body: Bytes) -> Result<Response, StatusCode> {
     Ok(Json(Answer::from(check)).into_response())
 }
 
-fn at_once() -> (Router, Router) {
-    let grpc = Routes::new(RateLimitServiceServer::new(AtOnce)).prepare().into_axum_router();
-    (Router::new().route("/v1/check", post(allow)), grpc)
-}
-
 async fn serve(which: &str) -> Result<(), Box<dyn Error>> {
-    let (http, grpc) = if which == "service" {
-        let config = Config::from_toml(LIMITS)?;
-        let limiter = config.builder().build()?;
-        let service = Service::new(config, limiter)?;
-        (service.router(), service.grpc())
+    let config = Config::from_toml(LIMITS)?;
+    let limiter = config.builder().build()?;
+    let service = Service::new(config, limiter)?;
+    let http = service.router_with(Router::new().route("/at-once", post(allow)));
+    let grpc = if which == "service" {
+        service.grpc()
     } else {
-        at_once()
+        Routes::new(RateLimitServiceServer::new(AtOnce)).prepare().into_axum_router()
     };
     let listen = async || TcpListener::bind("127.0.0.1:0").await;
     let (for_http, for_grpc) = (listen().await?, listen().await?);

@@ -1,24 +1,14 @@
 //! A line in the log for each request over HTTP, by choice.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::running::Running;
-
 /// Logs the request when it is answered: without what follows the `?`, where keys are.
 #[allow(clippy::disallowed_methods, reason = "clients live by the real clock")]
-pub(super) async fn log(
-    State(running): State<Arc<Running>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if !running.in_force.load().config.server().access_log {
-        return next.run(request).await;
-    }
+pub(super) async fn log(request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let began = Instant::now();
     let answer = next.run(request).await;

@@ -23,7 +23,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post, put};
 
 use crate::config::Config;
@@ -117,7 +117,7 @@ impl Service {
                 put(overrides::switch).delete(overrides::switch_back),
             )
             .route_layer(from_fn_with_state(self.0.clone(), token::demand));
-        Router::new()
+        let router = Router::new()
             .merge(with_token)
             .merge(pages.with_state(()))
             .route("/v1/check", post(check::check))
@@ -130,8 +130,10 @@ impl Service {
             .fallback(problem::no_such_path)
             .method_not_allowed_fallback(problem::no_such_method)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-            .layer(from_fn_with_state(self.0.clone(), access_log::log))
-            .with_state(self.0.clone())
+            .with_state(self.0.clone());
+        // No reload changes it.
+        let is_logged = self.0.in_force.load().config.server().access_log;
+        if is_logged { router.layer(from_fn(access_log::log)) } else { router }
     }
 }
 
