@@ -34,6 +34,8 @@ mod override_sync;
 mod overrides;
 mod permits;
 pub(crate) mod plan_resolver;
+#[cfg(feature = "server")]
+mod reservations;
 mod reset_counts;
 mod resolved_plans;
 pub(crate) mod setup;
@@ -53,6 +55,8 @@ pub(crate) use overrides::{HeldRuling, InForce};
 use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 use plan_resolver::ResolverTask;
+#[cfg(feature = "server")]
+pub(crate) use reservations::ReservationQuery;
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 pub(crate) use updates::Updated;
 
@@ -118,6 +122,8 @@ pub(crate) enum Query {
     Override(OverrideQuery),
     Reset(ResetQuery),
     Updated(Updated),
+    #[cfg(feature = "server")]
+    Reservation(ReservationQuery),
     /// So many tokens of a limit were not given back.
     Kept {
         limit: u32,
@@ -139,6 +145,8 @@ struct OpenQueries {
     open: HashMap<u64, oneshot::Sender<StoreAnswer>>,
     resets: HashMap<u64, oneshot::Sender<ResetOutcome>>,
     exact: ExactCalls,
+    #[cfg(feature = "server")]
+    reservations: reservations::ReservationCalls,
 }
 
 /// A notification as the engine takes it in. `None` if the key has been evicted meanwhile; the calling thread is the
@@ -391,6 +399,11 @@ impl Driver {
                 }
                 Query::Exact(query) => {
                     self.ask_exact(query, &mut asked.exact);
+                    continue;
+                }
+                #[cfg(feature = "server")]
+                Query::Reservation(query) => {
+                    asked.reservations.begin(query, self.store.as_ref());
                     continue;
                 }
                 Query::Kept { limit, tokens } => {

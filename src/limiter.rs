@@ -24,6 +24,8 @@ mod alone;
 mod async_limit;
 mod concurrency;
 mod group;
+#[cfg(feature = "server")]
+pub(crate) mod kept;
 mod overrides;
 mod plans;
 mod reservation;
@@ -42,7 +44,6 @@ pub use overrides::Overrides;
 pub use reservation::{Reservation, ReserveError};
 pub use reset::{RESET_WAIT, ResetError};
 pub use several::OnKey;
-pub(crate) use waiting::Waiting;
 
 /// A node: its limits, their buckets, and the task that keeps them in step with the store.
 ///
@@ -73,7 +74,7 @@ pub(crate) struct Shared {
     /// What the limits' numbers depend on, beside the limits. Held by whoever changes these.
     pub(crate) node_terms: Mutex<NodeTerms>,
     /// Callers who wait, by limit.
-    pub(crate) waiting: Box<[OnceLock<Box<Waiting>>]>,
+    pub(crate) waiting: Box<[OnceLock<Box<waiting::Waiting>>]>,
     #[cfg(all(feature = "metrics", feature = "tower"))]
     pub(crate) labels: crate::metrics::Labels,
 }

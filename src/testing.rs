@@ -33,11 +33,15 @@ use crate::builder::Builder;
 use crate::driver::clock::TimeSource;
 use crate::error::StoreError;
 use crate::store::exact::ExactRequest;
+#[cfg(feature = "server")]
+use crate::store::exchange::Reserving;
 use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
 use crate::store::overrides::OverridesRequest;
 use crate::store::permits::PermitRequest;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
+#[cfg(feature = "server")]
+use crate::store::reservations::ReservationRequest;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::Request;
 use crate::time::micros;
@@ -210,6 +214,25 @@ impl Store for ScriptedStore {
             };
             self.travel().await;
             reply
+        })
+    }
+
+    #[cfg(feature = "server")]
+    fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
+        Box::pin(async move {
+            let lost = Err(StoreError::TimedOut(self.timeout()));
+            match self.next_fault() {
+                None => self.memory.reservations(request).await,
+                Some(Fault::RequestLost) => lost,
+                Some(Fault::ReplyLost) => {
+                    self.memory.reservations(request).await?;
+                    lost
+                }
+                Some(Fault::Duplicated) => {
+                    self.memory.reservations(request.clone()).await?;
+                    self.memory.reservations(request).await
+                }
+            }
         })
     }
 

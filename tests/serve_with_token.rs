@@ -7,18 +7,11 @@ mod parts;
 
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
-use axum::http::Request;
-use http_body_util::BodyExt;
 use parts::RedisServer;
+use parts::service::{SOON, TOKEN, ask, ask_with, service};
 use serde_json::{Value, json};
 use tidegate::config::Config;
 use tidegate::server::Service;
-use tower::ServiceExt;
-
-const TOKEN: &str = "correct-horse-battery";
-/// For what happens soon.
-const SOON: Duration = Duration::from_secs(20);
 
 const LIMITS: &str = r#"
 [server]
@@ -35,37 +28,6 @@ quota = "50/d"
 quota = "5/d"
 mode = "local"
 "#;
-
-/// A service whose store, if it has one, has answered.
-async fn service(text: &str) -> Service {
-    let config = Config::from_toml(text).unwrap();
-    let limiter = config.builder().build().unwrap();
-    limiter.ready(SOON).await.unwrap();
-    Service::new(config, limiter).unwrap()
-}
-
-struct Answer {
-    status: u16,
-    head: String,
-    body: Value,
-}
-
-async fn ask_with(token: Option<&str>, service: &Service, asked: &str, body: &Value) -> Answer {
-    let (method, path) = asked.split_once(' ').unwrap();
-    let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
-    let mut request = Request::builder().method(method).uri(path);
-    if let Some(token) = token {
-        request = request.header("authorization", token);
-    }
-    let answer = service.router().oneshot(request.body(body).unwrap()).await.unwrap();
-    let (status, head) = (answer.status().as_u16(), format!("{:?}", answer.headers()));
-    let body = answer.into_body().collect().await.unwrap().to_bytes();
-    Answer { status, head, body: serde_json::from_slice(&body).unwrap_or_default() }
-}
-
-async fn ask(service: &Service, asked: &str, body: Value) -> Answer {
-    ask_with(Some(&format!("Bearer {TOKEN}")), service, asked, &body).await
-}
 
 async fn check(service: &Service, key: &str) -> Value {
     ask_with(None, service, "POST /v1/check", &json!({"limit": "api", "key": key})).await.body
@@ -117,7 +79,7 @@ async fn state_of_a_key_has_tokens_here_and_in_the_store() {
 
     let redis = RedisServer::start();
     let text = format!("{LIMITS}[store]\nredis = \"{}\"\n", redis.url());
-    let shared = self::service(&text).await;
+    let shared = parts::service::service(&text).await;
     assert_eq!(check(&shared, "a").await["sure"], json!(true));
     let stands = ask(&shared, "GET /v1/limits/api/keys?key=a", Value::Null).await.body;
     let number = |name: &str| stands[name].as_u64().unwrap();

@@ -9,9 +9,13 @@ use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::{Quota, TOKENS_MAX};
 use crate::store::exact::ExactRequest;
+#[cfg(feature = "server")]
+use crate::store::exchange::Reserving;
 use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
 use crate::store::overrides::OverridesRequest;
 use crate::store::permits::PermitRequest;
+#[cfg(feature = "server")]
+use crate::store::reservations::ReservationRequest;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
 use crate::testing::ManualClock;
@@ -202,6 +206,11 @@ impl Store for HostileStore {
 
     fn permits(&self, request: PermitRequest) -> Permitting<'_> {
         self.memory.permits(request)
+    }
+
+    #[cfg(feature = "server")]
+    fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
+        self.memory.reservations(request)
     }
 
     fn timeout(&self) -> Duration {

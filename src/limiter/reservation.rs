@@ -19,10 +19,10 @@ use crate::key::Key;
 #[must_use = "a reservation that is dropped gives its tokens back"]
 pub struct Reservation {
     /// Pinned before it was asked, so that what goes back goes where it was taken.
-    handle: Handle,
-    allowed: Allowed,
+    pub(super) handle: Handle,
+    pub(super) allowed: Allowed,
     /// Not settled yet.
-    open: u32,
+    pub(super) open: u32,
 }
 
 /// Without the key, which may be secret.

@@ -75,14 +75,14 @@ impl ActiveLimit {
     }
 
     /// Calls the store without waiting for its answer.
-    fn tell_store(&self, key: &[u8], cost: u32, deed: Deed) {
+    pub(super) fn tell_store(&self, key: &[u8], cost: u32, deed: Deed) {
         let max_wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
         let charge = Charge { cost, slot_within_us: 0, deed };
         // Once the limiter's task has ended with its runtime, nothing is charged or given back any more.
         let _ = self.send_exact(key, charge, max_wait_us);
     }
 
-    fn not_given_back(&self, tokens: u32) {
+    pub(super) fn not_given_back(&self, tokens: u32) {
         let kept = Query::Kept { limit: self.state.index, tokens };
         let _ = self.shared.driver.queries.send(kept);
     }
@@ -164,7 +164,12 @@ impl ActiveLimit {
         self.settle_pinned(&self.hold(key).key, settlement, asked);
     }
 
-    fn settle_pinned(&self, key: &Arc<PinnedKey>, settlement: Settlement, decided: Timestamp) {
+    pub(super) fn settle_pinned(
+        &self,
+        key: &Arc<PinnedKey>,
+        settlement: Settlement,
+        decided: Timestamp,
+    ) {
         let settled = SettledRequest { key: key.clone(), settlement, decided };
         // Once the limiter's task has ended with its runtime, nothing is charged or given back any more.
         let _ = self.shared.driver.queries.send(Query::Settled(settled));

@@ -39,6 +39,7 @@ mod limits;
 mod openapi;
 mod overrides;
 mod problem;
+mod reservations;
 mod running;
 mod token;
 
@@ -110,6 +111,9 @@ impl Service {
     /// The same with pages of your own, which are logged as its own are.
     pub fn router_with(&self, pages: Router) -> Router {
         let with_token = Router::new()
+            .route("/v1/reserve", post(reservations::reserve))
+            .route("/v1/commit", post(reservations::commit))
+            .route("/v1/refund", post(reservations::refund))
             .route("/v1/limits/{limit}/keys", get(keys::show))
             .route("/v1/limits/{limit}/overrides", put(overrides::set).delete(overrides::remove))
             .route(

@@ -7,13 +7,16 @@ use utoipa::openapi::{Content, OpenApi as Description, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
-use super::{check, keys, limits, overrides};
+use super::{check, keys, limits, overrides, reservations};
 
 #[derive(OpenApi)]
 #[openapi(
     info(title = "tidegate", description = "Rate limits for programs in any language."),
     paths(
         check::check,
+        reservations::reserve,
+        reservations::commit,
+        reservations::refund,
         limits::list,
         keys::show,
         overrides::set,

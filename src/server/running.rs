@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use tokio::sync::watch;
 
 use super::problem::Problem;
+use super::reservations::OpenReservations;
 use crate::config::Config;
 use crate::error::ConfigError;
 use crate::limiter::{AsyncLimit, Limiter};
@@ -18,6 +19,7 @@ pub(super) struct Running {
     pub(super) limiter: Limiter,
     /// The configuration that is in force.
     pub(super) in_force: ArcSwap<DomainLimits>,
+    pub(super) open: OpenReservations,
     /// Held by whoever changes it.
     reloads: Mutex<()>,
     refuses_checks: AtomicBool,
@@ -40,7 +42,8 @@ impl Running {
     pub(super) fn new(config: Config, limiter: Limiter) -> Result<Self, ConfigError> {
         let in_force = ArcSwap::from_pointee(DomainLimits::new(config, &limiter)?);
         let (reloads, refuses_checks) = (Mutex::new(()), AtomicBool::new(false));
-        Ok(Self { limiter, in_force, reloads, refuses_checks, ends: watch::Sender::new(false) })
+        let (open, ends) = (OpenReservations::default(), watch::Sender::new(false));
+        Ok(Self { limiter, in_force, open, reloads, refuses_checks, ends })
     }
 
     pub(super) fn reload(&self, config: Config) -> Result<(), ReloadError> {

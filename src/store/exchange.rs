@@ -8,6 +8,8 @@ use std::time::Duration;
 use super::exact::{ExactReply, ExactRequest};
 use super::overrides::{OverridesReply, OverridesRequest};
 use super::permits::PermitRequest;
+#[cfg(feature = "server")]
+use super::reservations::{ReservationRequest, TakenRecord};
 use crate::error::StoreError;
 use crate::sync::PermitReply;
 use crate::sync::message::{Reply, Request};
@@ -27,6 +29,11 @@ pub(crate) type Overriding<'a> =
 pub(crate) type Permitting<'a> =
     Pin<Box<dyn Future<Output = Result<PermitReply, StoreError>> + Send + 'a>>;
 
+/// A reservation under way to the store or from it.
+#[cfg(feature = "server")]
+pub(crate) type Reserving<'a> =
+    Pin<Box<dyn Future<Output = Result<Option<TakenRecord>, StoreError>> + Send + 'a>>;
+
 /// One place that applies batches, each at most once, and decides about requests of exact limits.
 pub(crate) trait Store: Send + Sync + 'static {
     /// Sends one batch and waits for its reply, which may come long after [`timeout`](Self::timeout). After
@@ -42,6 +49,10 @@ pub(crate) trait Store: Send + Sync + 'static {
     /// Takes in what a node says about its permits of a key. After an error it is unknown whether it was: the caller says what
     /// is then, with a higher number.
     fn permits(&self, request: PermitRequest) -> Permitting<'_>;
+
+    /// Keeps what is needed to settle a reservation, or gives it away, once. After an error it is unknown whether it did.
+    #[cfg(feature = "server")]
+    fn reservations(&self, request: ReservationRequest) -> Reserving<'_>;
 
     /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;

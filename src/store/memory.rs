@@ -5,10 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::exact::{ExactModel, ExactRequest};
+#[cfg(feature = "server")]
+use super::exchange::Reserving;
 use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
 use super::model::Model;
 use super::overrides::{OverridesModel, OverridesRequest};
 use super::permits::{PermitModel, PermitRequest};
+#[cfg(feature = "server")]
+use super::reservations::{ReservationModel, ReservationRequest};
 use crate::sync::message::Request;
 use crate::time::Timestamp;
 
@@ -26,6 +30,8 @@ pub struct MemoryStore {
     overrides: Arc<Mutex<OverridesModel>>,
     /// What concurrency limits have.
     permits: Arc<Mutex<Permits>>,
+    #[cfg(feature = "server")]
+    reservations: Arc<Mutex<ReservationModel>>,
     /// When the clocks' origin was, in microseconds since 1970: the same for all who have the store.
     origin_us: Arc<OnceLock<u64>>,
     now: Option<NowFn>,
@@ -81,6 +87,10 @@ impl MemoryStore {
         *self.lock_exact() = Exact::default();
         *self.lock_overrides() = OverridesModel::default();
         *self.lock_permits() = Permits::default();
+        #[cfg(feature = "server")]
+        {
+            *self.lock_reservations() = ReservationModel::default();
+        }
     }
 
     /// How often nodes have called it, all clones together: batches, single decisions and messages about permits.
@@ -122,6 +132,11 @@ impl MemoryStore {
     fn lock_permits(&self) -> std::sync::MutexGuard<'_, Permits> {
         self.permits.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    #[cfg(feature = "server")]
+    fn lock_reservations(&self) -> std::sync::MutexGuard<'_, ReservationModel> {
+        self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Store for MemoryStore {
@@ -161,6 +176,11 @@ impl Store for MemoryStore {
             }
             permits.model.receive(&request, now_us)
         })
+    }
+
+    #[cfg(feature = "server")]
+    fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
+        Box::pin(async move { Ok(self.lock_reservations().call(request, self.unix_us())) })
     }
 
     fn timeout(&self) -> Duration {

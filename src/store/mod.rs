@@ -14,6 +14,8 @@ pub(crate) mod redis;
 #[cfg(all(test, feature = "redis"))]
 #[path = "../../tests/parts/redis_server.rs"]
 pub(crate) mod redis_server;
+#[cfg(feature = "server")]
+pub(crate) mod reservations;
 
 pub use any::AnyStore;
 pub(crate) use exchange::Store;

@@ -7,6 +7,8 @@ pub(crate) mod charged;
 pub(crate) mod proxy;
 pub(crate) mod record;
 pub(crate) mod redis_server;
+#[cfg(feature = "server")]
+pub(crate) mod service;
 
 #[cfg(feature = "redis")]
 pub(crate) use charged::charged_to;

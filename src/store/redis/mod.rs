@@ -11,6 +11,8 @@ mod fault;
 mod link;
 pub(crate) mod overrides;
 pub(crate) mod permits;
+#[cfg(feature = "server")]
+mod reservations;
 
 use std::fmt;
 use std::future::Future;
@@ -22,9 +24,13 @@ use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
 use super::exact::ExactRequest;
+#[cfg(feature = "server")]
+use super::exchange::Reserving;
 use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
 use super::overrides::OverridesRequest;
 use super::permits::PermitRequest;
+#[cfg(feature = "server")]
+use super::reservations::ReservationRequest;
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -55,7 +61,7 @@ impl Code {
 /// The server's user needs these commands on the keys `tg2:{<namespace>/*`: EVALSHA, EVAL, TIME,
 /// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE; for exact limits of a
 /// [`SlidingLog`](crate::SlidingLog) also LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH; for [overrides](crate::Overrides) HGET, HSET, HDEL, HLEN,
-/// EXISTS, DEL, ZRANGEBYSCORE; and HELLO to have its version checked.
+/// EXISTS, DEL, ZRANGEBYSCORE; for reservations over HTTP DEL; and HELLO to have its version checked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -255,6 +261,11 @@ impl Store for RedisStore {
 
     fn permits(&self, request: PermitRequest) -> Permitting<'_> {
         Box::pin(async move { within(Self::TIMEOUT_MAX, permits::receive(self, &request)).await })
+    }
+
+    #[cfg(feature = "server")]
+    fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
+        Box::pin(async move { within(Self::TIMEOUT_MAX, reservations::call(self, &request)).await })
     }
 
     fn timeout(&self) -> Duration {

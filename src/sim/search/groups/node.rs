@@ -278,6 +278,8 @@ impl Process {
                 | Query::Override(_)
                 | Query::Reset(_)
                 | Query::Updated(_) => {}
+                #[cfg(feature = "server")]
+                Query::Reservation(_) => {}
             }
         }
     }

@@ -1,0 +1,281 @@
+//! `POST /v1/reserve`, `/v1/commit` and `/v1/refund`: costs that are known later.
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use tokio::time::Instant;
+use utoipa::ToSchema;
+
+use super::check::{Answer, wrong_cost};
+use super::extract::{Body, Object, whole};
+use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
+use super::running::Running;
+use crate::decision::Decision;
+use crate::limiter::kept::SettledReservation;
+use crate::limiter::{Reservation, ReserveError};
+use crate::store::reservations::ReservationId;
+
+/// The most open reservations of a process that only this process can settle.
+const OPEN_MAX: usize = 100_000;
+/// How long a reservation is open, unless the request says.
+const TIME_TO_LIVE: Duration = Duration::from_secs(600);
+/// A day.
+const TTL_MS_MAX: u64 = 24 * 3_600_000;
+/// For how long an answer waits until a reservation is settled.
+const SETTLED_WITHIN: Duration = Duration::from_secs(1);
+
+/// What is reserved.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Reserve<'b> {
+    /// The limit's name.
+    #[serde(borrow)]
+    limit: Cow<'b, str>,
+    /// Whose tokens are reserved.
+    #[serde(borrow)]
+    key: Cow<'b, str>,
+    /// What the request may cost, in tokens.
+    #[serde(deserialize_with = "whole")]
+    #[schema(minimum = 0)]
+    cost: u32,
+    /// The plan that the key has, or else the limit's own quota.
+    plan: Option<Cow<'b, str>>,
+    /// For how long it can be settled, in milliseconds; after that the tokens stay spent.
+    #[serde(rename = "ttl_ms", default = "ten_minutes", deserialize_with = "time_to_live")]
+    #[schema(value_type = u64, minimum = 1, maximum = 86_400_000, default = 600_000)]
+    time_to_live: Duration,
+}
+
+/// What a request that was allowed cost in the end.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Commit {
+    #[serde(deserialize_with = "id")]
+    #[schema(value_type = String, pattern = "^[0-9a-f]{32}$")]
+    reservation: ReservationId,
+    /// In tokens: less than was reserved gives the rest back, and more is charged whatever the key has left.
+    #[serde(deserialize_with = "whole")]
+    #[schema(minimum = 0)]
+    cost: u32,
+}
+
+/// A request that cost nothing in the end.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Refund {
+    #[serde(deserialize_with = "id")]
+    #[schema(value_type = String, pattern = "^[0-9a-f]{32}$")]
+    reservation: ReservationId,
+}
+
+/// What a check is answered, and what was reserved.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Reserved {
+    #[serde(flatten)]
+    answer: Answer,
+    /// What to commit; null if the request is denied.
+    #[schema(required)]
+    reservation: Option<String>,
+}
+
+/// How a reservation was settled.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Settled {
+    limit: String,
+    /// Tokens that had been reserved.
+    reserved: u32,
+    /// Tokens that are charged in their place.
+    cost: u32,
+}
+
+fn ten_minutes() -> Duration {
+    TIME_TO_LIVE
+}
+
+fn time_to_live<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let millis: u64 = whole(deserializer)?;
+    if !(1..=TTL_MS_MAX).contains(&millis) {
+        return Err(D::Error::custom(format!("{millis}: must be 1 to {TTL_MS_MAX}")));
+    }
+    Ok(Duration::from_millis(millis))
+}
+
+fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReservationId, D::Error> {
+    let text = Cow::<str>::deserialize(deserializer)?;
+    text.parse().map_err(D::Error::custom)
+}
+
+/// Reservations that only this process can settle: of limits that it counts alone.
+#[derive(Default)]
+pub(super) struct OpenReservations(Mutex<ByEnd>);
+
+#[derive(Default)]
+struct ByEnd {
+    open: HashMap<ReservationId, (Reservation, Instant)>,
+    ends: BTreeSet<(Instant, ReservationId)>,
+}
+
+impl OpenReservations {
+    /// Keeps one. It comes back, and its tokens with it, if there are too many.
+    fn keep(&self, id: ReservationId, reservation: Reservation, time_to_live: Duration) -> bool {
+        let mut all = self.lock();
+        let has_room = all.open.len() < OPEN_MAX;
+        if has_room {
+            let ends = Instant::now() + time_to_live;
+            all.ends.insert((ends, id));
+            all.open.insert(id, (reservation, ends));
+        }
+        has_room
+    }
+
+    fn take(&self, id: ReservationId) -> Option<Reservation> {
+        let mut all = self.lock();
+        let (reservation, ends) = all.open.remove(&id)?;
+        all.ends.remove(&(ends, id));
+        Some(reservation)
+    }
+
+    /// Those that are open. Of others the tokens stay spent.
+    fn lock(&self) -> MutexGuard<'_, ByEnd> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        while let Some((_, id)) = all.ends.first().copied().filter(|(ends, _)| *ends <= now) {
+            all.ends.pop_first();
+            if let Some((reservation, _)) = all.open.remove(&id) {
+                reservation.stay_spent();
+            }
+        }
+        all
+    }
+}
+
+/// Decides about a request, and reserves what it may cost.
+#[utoipa::path(
+    post,
+    path = "/v1/reserve",
+    request_body = Reserve<'_>,
+    security(("token" = [])),
+    responses(
+        (status = 200, body = Reserved),
+        (status = 404, body = ProblemBody, content_type = PROBLEM_JSON, description = "There is no such limit."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "Nothing was reserved: the store did not take it, too many are open, or the service ends."),
+    ),
+)]
+pub(super) async fn reserve(
+    State(running): State<Arc<Running>>,
+    body: Body,
+) -> Result<Json<Reserved>, Problem> {
+    let Object(asked): Object<Reserve<'_>> = body.parse()?;
+    let in_force = running.in_force.load_full();
+    let limit = running.limit(&in_force, &asked.limit, asked.plan.as_deref())?;
+    let told = |decision: &Decision, id: Option<ReservationId>| {
+        let answer = Answer::new(decision, asked.cost);
+        Ok(Json(Reserved { answer, reservation: id.map(|id| id.to_string()) }))
+    };
+    let reservation = match limit.reserve(&*asked.key, asked.cost).await {
+        Ok(reservation) => reservation,
+        Err(ReserveError::Denied(denied)) => return told(&denied.decision(), None),
+        Err(ReserveError::Check(error)) => return Err(wrong_cost(&error)),
+        Err(error @ ReserveError::LeakyBucket { .. }) => {
+            return Err(
+                Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()).at("limit")
+            );
+        }
+    };
+    let decision = reservation.decision();
+    let unreserved = |reason: String| {
+        let detail = format!("nothing was reserved: {reason}");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    };
+    if !reservation.is_of_this_process() {
+        let kept = reservation.keep(asked.time_to_live).await;
+        return told(&decision, Some(kept.map_err(|error| unreserved(error.to_string()))?));
+    }
+    let id = ReservationId::random().map_err(|error| unreserved(error.to_string()))?;
+    if running.open.keep(id, reservation, asked.time_to_live) {
+        told(&decision, Some(id))
+    } else {
+        Err(unreserved(format!("{OPEN_MAX} reservations are open")))
+    }
+}
+
+/// Settles a reservation, once: the request cost this.
+#[utoipa::path(
+    post,
+    path = "/v1/commit",
+    request_body = Commit,
+    security(("token" = [])),
+    responses(
+        (status = 200, body = Settled),
+        (status = 404, body = ProblemBody, content_type = PROBLEM_JSON, description = "There is no such open reservation."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store has not answered: it may be settled yet. Or the service ends."),
+    ),
+)]
+pub(super) async fn commit(
+    State(running): State<Arc<Running>>,
+    body: Body,
+) -> Result<Json<Settled>, Problem> {
+    let Object(Commit { reservation, cost }) = body.parse()?;
+    settle(running, reservation, cost).await
+}
+
+/// Settles a reservation, once: the request cost nothing.
+#[utoipa::path(
+    post,
+    path = "/v1/refund",
+    request_body = Refund,
+    security(("token" = [])),
+    responses(
+        (status = 200, body = Settled),
+        (status = 404, body = ProblemBody, content_type = PROBLEM_JSON, description = "There is no such open reservation."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store has not answered: it may be settled yet. Or the service ends."),
+    ),
+)]
+pub(super) async fn refund(
+    State(running): State<Arc<Running>>,
+    body: Body,
+) -> Result<Json<Settled>, Problem> {
+    let Object(Refund { reservation }) = body.parse()?;
+    settle(running, reservation, 0).await
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "what the store gives away is settled, also if the client has left"
+)]
+async fn settle(
+    running: Arc<Running>,
+    id: ReservationId,
+    cost: u32,
+) -> Result<Json<Settled>, Problem> {
+    let told = |limit: String, reserved| Ok(Json(Settled { limit, reserved, cost }));
+    if let Some(reservation) = running.open.take(id) {
+        let (limit, reserved) = (reservation.limit_name().to_owned(), reservation.estimate());
+        reservation.commit(cost);
+        return told(limit, reserved);
+    }
+    let unknown = || {
+        let detail = format!("{id} is no open reservation: it was settled, or its time is over");
+        Problem::new(StatusCode::NOT_FOUND, detail).at("reservation")
+    };
+    let unsettled = |reason: String| {
+        let detail = format!("it may be settled yet: {reason}");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    };
+    let limiter = running.limiter.clone();
+    let settled = tokio::spawn(async move { limiter.settle_kept(id, cost).await });
+    match tokio::time::timeout(SETTLED_WITHIN, settled).await {
+        Ok(Ok(Ok(Some(SettledReservation { limit, estimate })))) => told(limit, estimate),
+        Ok(Ok(Ok(None))) => Err(unknown()),
+        Ok(Ok(Err(error))) => Err(unsettled(error.to_string())),
+        Ok(Err(error)) => Err(unsettled(error.to_string())),
+        Err(_) => Err(unsettled(format!("no answer from the store within {SETTLED_WITHIN:?}"))),
+    }
+}

@@ -1,0 +1,23 @@
+//! Reservations that any process settles.
+
+use std::sync::LazyLock;
+
+use super::exact::named;
+use super::{Code, RedisStore};
+use crate::error::StoreError;
+use crate::store::reservations::{ReservationRequest, TakenRecord};
+
+const TEXT: &str = include_str!("../../../lua/reservation.lua");
+
+static CODE: LazyLock<Code> = LazyLock::new(|| Code::new(TEXT.to_owned()));
+
+pub(super) async fn call(
+    store: &RedisStore,
+    request: &ReservationRequest,
+) -> Result<Option<TakenRecord>, StoreError> {
+    // Redis Cluster spreads these keys over all slots.
+    let keys = [format!("tg2:{{{}/rs:{}}}", store.namespace, request.id()).into_bytes()];
+    let [time_to_live, record] = request.arguments();
+    let reply = store.call(&CODE, &keys, &[&time_to_live, &record]).await;
+    ReservationRequest::decode(&reply.map_err(|error| named(error, &keys[0]))?)
+}

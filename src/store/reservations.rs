@@ -1,0 +1,217 @@
+//! Reservations that any process settles, once, as `lua/reservation.lua` keeps them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+#[cfg(feature = "redis")]
+use crate::error::StoreError;
+use crate::time::micros;
+
+/// The bytes of a number of a reply.
+#[cfg(feature = "redis")]
+const NUMBER_BYTES: usize = 8;
+
+/// What a reservation is known by: nobody guesses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ReservationId(pub(crate) u128);
+
+/// What the store is asked.
+#[derive(Clone, Debug)]
+pub(crate) enum ReservationRequest {
+    /// To keep what is needed to settle it.
+    Keep { id: ReservationId, record: Vec<u8>, time_to_live: Duration },
+    /// To give that away.
+    Take { id: ReservationId },
+}
+
+/// What was kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TakenRecord {
+    pub(crate) record: Vec<u8>,
+    /// For how long it was kept, by the store's clock.
+    pub(crate) age: Duration,
+}
+
+/// 32 hexadecimal digits.
+impl fmt::Display for ReservationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// A text that is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a reservation has 32 hexadecimal digits")]
+pub(crate) struct ReservationIdError;
+
+impl FromStr for ReservationId {
+    type Err = ReservationIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_written_so = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = is_written_so.then(|| u128::from_str_radix(text, 16).ok()).flatten();
+        number.map(Self).ok_or(ReservationIdError)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl ReservationRequest {
+    pub(crate) fn id(&self) -> ReservationId {
+        let (Self::Keep { id, .. } | Self::Take { id }) = self;
+        *id
+    }
+
+    /// The script's ARGV.
+    pub(crate) fn arguments(&self) -> [Vec<u8>; 2] {
+        match self {
+            Self::Keep { record, time_to_live, .. } => {
+                let millis = time_to_live.as_millis().max(1);
+                [millis.to_string().into_bytes(), record.clone()]
+            }
+            Self::Take { .. } => [b"0".to_vec(), Vec::new()],
+        }
+    }
+
+    /// Reads the script's reply.
+    pub(crate) fn decode(reply: &[u8]) -> Result<Option<TakenRecord>, StoreError> {
+        if reply.is_empty() {
+            return Ok(None);
+        }
+        let wrong =
+            || StoreError::Reply { field: "reservation", value: format!("{} bytes", reply.len()) };
+        let (age, record) = reply.split_first_chunk::<NUMBER_BYTES>().ok_or_else(wrong)?;
+        let age_us = f64::from_le_bytes(*age);
+        if !(0.0..=(1_u64 << 53) as f64).contains(&age_us) {
+            return Err(wrong());
+        }
+        let age = Duration::from_micros(age_us as u64);
+        Ok(Some(TakenRecord { record: record.to_vec(), age }))
+    }
+}
+
+/// What is kept of one.
+#[derive(Debug)]
+struct Kept {
+    record: Vec<u8>,
+    since_us: u64,
+    ends_us: u64,
+}
+
+/// The script's reference, and its records.
+#[derive(Debug, Default)]
+pub(crate) struct ReservationModel {
+    kept: HashMap<ReservationId, Kept>,
+    by_end: BTreeSet<(u64, ReservationId)>,
+}
+
+impl ReservationModel {
+    /// Does what the script does at `now_us` since 1970.
+    pub(crate) fn call(&mut self, request: ReservationRequest, now_us: u64) -> Option<TakenRecord> {
+        while let Some((_, id)) = self.by_end.first().filter(|(ends_us, _)| *ends_us <= now_us) {
+            let id = *id;
+            self.take(id);
+        }
+        match request {
+            ReservationRequest::Keep { id, record, time_to_live } => {
+                self.take(id);
+                let ends_us = now_us.saturating_add(micros(time_to_live));
+                self.by_end.insert((ends_us, id));
+                self.kept.insert(id, Kept { record, since_us: now_us, ends_us });
+                None
+            }
+            ReservationRequest::Take { id } => {
+                let Kept { record, since_us, .. } = self.take(id)?;
+                let age = Duration::from_micros(now_us.saturating_sub(since_us));
+                Some(TakenRecord { record, age })
+            }
+        }
+    }
+
+    fn take(&mut self, id: ReservationId) -> Option<Kept> {
+        let kept = self.kept.remove(&id)?;
+        self.by_end.remove(&(kept.ends_us, id));
+        Some(kept)
+    }
+}
+
+#[cfg(all(test, feature = "redis"))]
+#[allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+mod tests {
+    use std::thread::sleep;
+
+    use redis::Script;
+
+    use super::*;
+    use crate::store::redis_server::RedisServer;
+
+    const TEXT: &str = include_str!("../../lua/reservation.lua");
+
+    /// Asks the script and the model, and compares whether there is one and what was kept.
+    fn ask(
+        connection: &mut redis::Connection,
+        model: &mut ReservationModel,
+        request: &ReservationRequest,
+        now_us: u64,
+    ) -> Option<TakenRecord> {
+        let [first, second] = request.arguments();
+        let script = Script::new(TEXT);
+        let mut call = script.prepare_invoke();
+        call.key(request.id().to_string()).arg(first).arg(second);
+        let reply: Vec<u8> = call.invoke(connection).unwrap();
+        let reply = ReservationRequest::decode(&reply).unwrap();
+        let expected = model.call(request.clone(), now_us);
+        let record = |taken: &Option<TakenRecord>| taken.as_ref().map(|it| it.record.clone());
+        assert_eq!(record(&reply), record(&expected), "{request:?}");
+        reply
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the server's clock is the real one")]
+    fn record_is_taken_once_and_not_after_its_time_by_script_and_model() {
+        let server = RedisServer::start();
+        let connection = &mut redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        let model = &mut ReservationModel::default();
+        let [one, other] = [ReservationId(7), ReservationId(u128::MAX)];
+        let keep = |id, record: &[u8], time_to_live| {
+            let record = record.to_vec();
+            ReservationRequest::Keep { id, record, time_to_live }
+        };
+        let take = |id| ReservationRequest::Take { id };
+        let (short, long) = (Duration::from_millis(60), Duration::from_secs(60));
+        assert_eq!(ask(connection, model, &take(one), 0), None, "none was kept");
+        ask(connection, model, &keep(one, b"\0\xff{}", long), 0);
+        ask(connection, model, &keep(other, b"", short), 0);
+        let taken = ask(connection, model, &take(one), 1_000).unwrap();
+        assert!(taken.age < Duration::from_secs(10), "{taken:?}");
+        assert_eq!(ask(connection, model, &take(one), 2_000), None, "it was taken");
+        sleep(2 * short);
+        assert_eq!(ask(connection, model, &take(other), 120_000), None, "its time is over");
+        assert!(model.kept.is_empty() && model.by_end.is_empty());
+        ask(connection, model, &keep(other, b"x", long), 130_000);
+        sleep(short);
+        let taken = ask(connection, model, &take(other), 190_000).unwrap();
+        assert!(taken.age >= short, "{taken:?}");
+        let foreign = redis::cmd("SET").arg(one.to_string()).arg("theirs").query(connection);
+        let _: () = foreign.unwrap();
+        let script = Script::new(TEXT);
+        let mut call = script.key(one.to_string());
+        let refused = call.arg(0).arg("").invoke::<Vec<u8>>(connection).unwrap_err();
+        assert!(refused.to_string().contains("FOREIGN"), "{refused}");
+    }
+
+    #[test]
+    fn numbers_are_32_hexadecimal_digits_and_replies_are_checked() {
+        let id = ReservationId(0xab);
+        assert_eq!(id.to_string(), format!("{:0>32}", "ab"));
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for wrong in ["", "ab", &format!("+{:0>31}", "ab"), &"é".repeat(16), &"g".repeat(32)] {
+            assert_eq!(wrong.parse::<ReservationId>(), Err(ReservationIdError), "{wrong}");
+        }
+        for wrong in [&[0; 7][..], &f64::NAN.to_le_bytes(), &(-1.0_f64).to_le_bytes()] {
+            let error = ReservationRequest::decode(wrong).unwrap_err();
+            assert!(matches!(error, StoreError::Reply { field: "reservation", .. }), "{error}");
+        }
+    }
+}
