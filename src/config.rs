@@ -57,6 +57,8 @@ mod warnings;
 pub(crate) use descriptor::{Descriptor, DescriptorRule, Matched};
 use document::Document;
 pub(crate) use domains::Domain;
+#[cfg(feature = "server")]
+pub(crate) use domains::OF_REQUESTS;
 use fields::Fields;
 pub use mistake::{ConfigFileError, Mistake};
 use node::Node;
@@ -171,8 +173,8 @@ impl Config {
     /// All builders of a configuration, and of its clones, share its store.
     pub fn builder(&self) -> Builder {
         let mut builder = check::empty();
-        for limit in &self.limits {
-            builder = builder.limit(limit.clone());
+        for limit in self.all_limits() {
+            builder = builder.limit(limit);
         }
         if let Some(name) = &self.name {
             builder = builder.name(name);
@@ -198,6 +200,14 @@ impl Config {
     /// The limits in the order of the file, and after them those of domains.
     pub fn limits(&self) -> &[Limit] {
         &self.limits
+    }
+
+    /// These, and what descriptors need beside theirs.
+    pub(crate) fn all_limits(&self) -> impl Iterator<Item = Limit> {
+        let limits = self.limits.iter().cloned();
+        #[cfg(feature = "server")]
+        let limits = limits.chain((!self.domains.is_empty()).then(domains::of_requests));
+        limits
     }
 
     /// The domain of this name.

@@ -22,6 +22,8 @@ use crate::time::{Now, Timestamp, micros};
 
 mod alone;
 mod async_limit;
+#[cfg(feature = "server")]
+mod by_request;
 mod concurrency;
 mod group;
 #[cfg(feature = "server")]
@@ -345,12 +347,9 @@ impl ActiveLimit {
     }
 
     fn hold(&self, key: &[u8]) -> Handle {
-        let limit = self.state.clone();
         // Keys of an exact limit are in the store, and so are the slots of a leaky bucket.
         let is_here = !self.is_decided_by_store() && self.slots().is_none();
-        let new = NewKey { first_credit: limit.first_credit(self.info), plan: self.plan };
-        let place = if is_here { limit.buckets.pin(key, new) } else { OVERFLOW };
-        let key = Arc::new(PinnedKey { limit, place, key: key.into() });
+        let key = if is_here { self.pin(key) } else { self.without_place(key) };
         Handle { limit: self.clone(), key, plain: None }
     }
 

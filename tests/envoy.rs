@@ -4,14 +4,19 @@
 //! `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`: a request that is denied charges nothing.
 #![cfg(feature = "server")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+#![allow(clippy::disallowed_methods, reason = "nodes hear of each other by the real clock")]
+
+mod parts;
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
+use parts::RedisServer;
 use serde_json::{Value, json};
 use tidegate::config::Config;
 use tidegate::server::Service;
@@ -94,7 +99,7 @@ fn shown(answer: &Value) -> String {
         }
         format!("{code} {left}")
     };
-    let statuses = answer["statuses"].as_array().unwrap();
+    let statuses = answer["statuses"].as_array().unwrap_or_else(|| panic!("{answer}"));
     statuses.iter().map(status).collect::<Vec<_>>().join(" & ")
 }
 
@@ -545,20 +550,155 @@ async fn costs_looks_and_requests_that_are_not_decided() {
         let answer = ask(&service, &body).await;
         assert_eq!((answer.0, &*shown(&answer.1)), (status, expected), "{body}: {}", answer.1);
     }
-    let mut own = entry.clone();
-    own["limit"] = json!({"requestsPerUnit": 1, "unit": "MINUTE"});
-    let mut negative = hits(json!(1));
-    negative["isNegativeHits"] = json!(true);
     for (body, status) in [
         (json!({"domain": "d", "descriptors": vec![entry.clone(); 1001]}), 400),
         (json!({"domain": "", "descriptors": [entry]}), 400),
         (json!({"domain": "d"}), 400),
-        (with(own, json!(1)), 501),
-        (with(negative, json!(1)), 501),
         (json!({"domain": "d", "descriptor": []}), 422),
     ] {
         let answer = ask(&service, &body).await;
         assert_eq!(answer.0, status, "{body}: {}", answer.1);
+    }
+}
+
+/// A request of one descriptor of `domain`, with its own limit.
+fn with_own_limit(domain: &str, value: &str, limit: &Value) -> Value {
+    let entries = json!([{"key": "c", "value": value}]);
+    json!({"domain": domain, "descriptors": [{"entries": entries, "limit": limit}]})
+}
+
+/// A step with a limit of the request's own: the entry's value, the limit, and the status with what is told.
+type OwnStep = (&'static str, Value, u16, &'static str);
+
+#[tokio::test]
+async fn own_limit_of_a_request_holds_instead_of_the_configured_one() {
+    let toml = "[domains.d.c]\nquota = \"1/h\"\nswitch = \"shadow\"\n\
+                [domains.d.\"c=free\"]\nunlimited = true\n[domains.d.\"c=none\"]\n";
+    let service = service(toml);
+    let of = |requests: u64, unit: &str| json!({"requestsPerUnit": requests, "unit": unit});
+    let steps: [OwnStep; 12] = [
+        ("x", of(2, "MINUTE"), 200, "OK 1"),
+        ("x", of(2, "MINUTE"), 200, "OK 0"),
+        // No shadow mode of a rule applies.
+        ("x", of(2, "MINUTE"), 429, "OVER 0"),
+        ("free", of(1, "SECOND"), 200, "OK 0"),
+        ("free", of(1, "SECOND"), 429, "OVER 0"),
+        ("none", json!({"requests_per_unit": "1", "unit": 3}), 200, "OK 0"),
+        ("zero", of(0, "DAY"), 429, "OVER 0"),
+        ("year", of(1_000_000_000, "YEAR"), 200, "OK 999999999"),
+        ("month", of(1, "MONTH"), 200, "OK 0"),
+        ("second", of(1_000_003, "SECOND"), 200, "OK 1000002"),
+        ("week", of(7, "WEEK"), 200, "OK 6"),
+        ("day", of(1, "DAY"), 200, "OK 0"),
+    ];
+    for (value, limit, status, expected) in steps {
+        let body = with_own_limit("d", value, &limit);
+        let answer = ask(&service, &body).await;
+        assert_eq!((answer.0, &*shown(&answer.1)), (status, expected), "{body}: {}", answer.1);
+    }
+    let current = ask(&service, &with_own_limit("d", "y", &of(9, "HOUR"))).await.1;
+    let expected = json!({"requestsPerUnit": 9, "unit": "HOUR"});
+    assert_eq!(current["statuses"][0]["currentLimit"], expected, "{current}");
+    // Not in a domain that is not known; and what is no limit is none.
+    let unknown = ask(&service, &with_own_limit("e", "x", &of(1, "HOUR"))).await;
+    assert_eq!((unknown.0, &*shown(&unknown.1)), (200, "none"));
+    for (limit, status) in [
+        (json!({"requestsPerUnit": 1}), 400),
+        (of(1, "UNKNOWN"), 400),
+        (json!({"requestsPerUnit": 1, "unit": 7}), 400),
+        (of(1_000_000_001, "HOUR"), 400),
+        // Its units would be off by more than a thousandth.
+        (of(999_999_999, "SECOND"), 400),
+        (of(1, "FORTNIGHT"), 422),
+        (json!({"requestsPerUnit": -1, "unit": "HOUR"}), 422),
+        (json!({"requests": 1}), 422),
+    ] {
+        let answer = ask(&service, &with_own_limit("d", "z", &limit)).await;
+        assert_eq!(answer.0, status, "{limit}: {}", answer.1);
+    }
+    // The limits that are configured are what the service says it has.
+    let names = format!("{service:?}");
+    assert!(names.contains("limits-of-requests"), "{names}");
+    let clash = "[limits.limits-of-requests]\nquota = \"1/s\"\n[domains.d.c]\nquota = \"1/s\"";
+    let clash = Config::from_toml(clash).unwrap_err().to_string();
+    assert!(clash.contains("domains") && clash.contains("rename"), "{clash}");
+}
+
+#[tokio::test]
+async fn own_limits_and_negative_hits_hold_for_all_processes() {
+    let redis = RedisServer::start();
+    let toml = "max_nodes = 2\n[domains.d.c]\nquota = \"10/d\"\nmax_wait = \"5s\"\n\
+                [domains.d.log]\nquota = \"10/d\"\nalgorithm = \"sliding-log\"\nmax_wait = \"5s\"\n\
+                [domains.d.exact]\nquota = \"10/d\"\nmode = \"exact\"\nmax_wait = \"5s\"\n";
+    let toml = format!("{toml}[store]\nredis = \"{}\"\n", redis.url());
+    let (one, other) = (parts::service::service(&toml).await, parts::service::service(&toml).await);
+    let day = json!({"requestsPerUnit": 3, "unit": "DAY"});
+    let own = with_own_limit("d", "x", &day);
+    for (process, status, expected) in [
+        (&one, 200, "OK 2"),
+        (&other, 200, "OK 1"),
+        (&one, 200, "OK 0"),
+        (&other, 429, "OVER 0"),
+        (&one, 429, "OVER 0"),
+    ] {
+        let answer = ask(process, &own).await;
+        assert_eq!((answer.0, &*shown(&answer.1)), (status, expected), "{}", answer.1);
+    }
+    for key in ["c", "log", "exact"] {
+        let of = |hits: u32, is_negative: bool| {
+            let entries = json!([{"key": key, "value": "x"}]);
+            json!({"domain": "d", "descriptors": [
+                {"entries": entries, "hitsAddend": hits, "isNegativeHits": is_negative}]})
+        };
+        assert_eq!(ask(&one, &of(10, false)).await.0, 200, "{key}");
+        assert_eq!(ask(&other, &of(1, false)).await.0, 429, "{key}");
+        assert_eq!(ask(&other, &of(4, true)).await.0, 200, "{key}");
+        let deadline = Instant::now() + parts::service::SOON;
+        // The store hears of it with the next report.
+        while ask(&one, &of(4, false)).await.0 != 200 {
+            assert!(Instant::now() < deadline, "{key}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        for process in [&one, &other] {
+            assert_eq!(ask(process, &of(1, false)).await.0, 429, "{key}: no more went back");
+        }
+    }
+}
+
+#[tokio::test]
+async fn negative_hits_go_back_as_far_as_hits_were_spent() {
+    for (algorithm, goes_back) in [
+        ("token-bucket", true),
+        ("fixed-window", true),
+        ("sliding-window", true),
+        ("sliding-log", false),
+        ("leaky-bucket", false),
+    ] {
+        let toml = format!("[domains.d.c]\nquota = \"10/h\"\nalgorithm = \"{algorithm}\"\n");
+        let service = service(&toml);
+        let of = |hits: u32, is_negative: bool| {
+            let entries = json!([{"key": "c", "value": "x"}]);
+            let descriptor =
+                json!({"entries": entries, "hitsAddend": hits, "isNegativeHits": is_negative});
+            json!({"domain": "d", "descriptors": [descriptor]})
+        };
+        if !goes_back {
+            assert_eq!(ask(&service, &of(1, true)).await.0, 501, "{algorithm}");
+            continue;
+        }
+        for (hits, is_negative, status, expected) in [
+            (3, true, 200, "OK 10"),
+            (7, false, 200, "OK 3"),
+            (2, true, 200, "OK 5"),
+            (0, true, 200, "OK 5"),
+            (6, false, 429, "OVER 0"),
+            (9, true, 200, "OK 10"),
+            (10, false, 200, "OK 0"),
+        ] {
+            let answer = ask(&service, &of(hits, is_negative)).await;
+            let told = (answer.0, shown(&answer.1));
+            assert_eq!(told, (status, expected.to_owned()), "{algorithm}, {hits}: {}", answer.1);
+        }
     }
 }
 
@@ -633,7 +773,6 @@ fn dollar_in_a_converted_name_is_no_variable() {
 fn silent_store() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    #[allow(clippy::disallowed_methods, reason = "a server of the test's own")]
     std::thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());
     port
 }

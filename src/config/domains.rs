@@ -15,9 +15,21 @@ use super::reading::Reading;
 use super::warnings;
 use crate::builder::Builder;
 use crate::limit::{Limit, NAME_BYTES_MAX};
+#[cfg(feature = "server")]
+use crate::quota::Quota;
 
 /// A domain, in messages.
 const EXAMPLE: &str = "[domains.web.remote_address] with quota = \"10/s\"";
+
+/// The limit whose keys have the quotas that requests bring with them.
+#[cfg(feature = "server")]
+pub(crate) const OF_REQUESTS: &str = "limits-of-requests";
+
+/// That limit. Requests say its quotas, of which other nodes hear only by the store: so that decides.
+#[cfg(feature = "server")]
+pub(crate) fn of_requests() -> Limit {
+    Limit::new(OF_REQUESTS, Quota::per_second(1)).exact()
+}
 
 /// The descriptors of a domain.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +61,11 @@ pub(super) fn read(
         return (Vec::new(), Vec::new());
     };
     let tables = table.tables(EXAMPLE, reading);
+    #[cfg(feature = "server")]
+    if others.iter().any(|limit| limit.name() == OF_REQUESTS) {
+        let remedy = format!("needs the limit's name {OF_REQUESTS:?} for itself: rename that");
+        reading.mistake(&root.place("domains"), remedy);
+    }
     let names = others.iter().map(|limit| limit.name().to_owned()).collect();
     let mut domains = Domains { all: Vec::new(), limits: Vec::new(), names, builder, reading };
     for (name, fields) in tables {

@@ -188,7 +188,7 @@ impl LimitOverrides {
     }
 
     /// Notes a plan or a quota before a key has it.
-    fn note(&self, info: &'static LimitInfo) {
+    pub(crate) fn note(&self, info: &'static LimitInfo) {
         if info.of == QuotaOf::Override {
             let mut quotas = self.quotas();
             if quotas.known.insert(info.number) {

@@ -117,11 +117,17 @@ impl ActiveLimit {
         Ok(())
     }
 
-    fn pin(&self, name: &[u8]) -> Arc<PinnedKey> {
+    /// The key at a place of its own, if there is room.
+    pub(super) fn pin(&self, name: &[u8]) -> Arc<PinnedKey> {
         let limit = self.state.clone();
         let new = NewKey { first_credit: limit.first_credit(self.info), plan: self.plan };
         let place = limit.buckets.pin(name, new);
         Arc::new(PinnedKey { limit, place, key: name.into() })
+    }
+
+    /// A key that has no bucket here.
+    pub(super) fn without_place(&self, name: &[u8]) -> Arc<PinnedKey> {
+        Arc::new(PinnedKey { limit: self.state.clone(), place: OVERFLOW, key: name.into() })
     }
 
     /// Pins the key at a place of its own. While there is no room, idle keys are evicted.

@@ -3,16 +3,19 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dashmap::DashMap;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::messages::{
-    Answer, Code, CurrentLimit, Descriptor as Asked, Header, RateLimitRequest, Status, Unit,
+    Answer, Code, CurrentLimit, Descriptor as Asked, Header, OwnLimit, RateLimitRequest, Status,
+    Unit,
 };
-use crate::config::{Config, Descriptor, DescriptorRule, Matched, UnknownDomain};
+use crate::config::{Config, Descriptor, DescriptorRule, Matched, OF_REQUESTS, UnknownDomain};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::{Key, KeyName, KeyWriter};
@@ -20,6 +23,7 @@ use crate::limit::{Limit, Mode};
 use crate::limiter::settle::Allowed;
 use crate::limiter::together::{Part, Patience, Together, ask_all};
 use crate::limiter::{AsyncLimit, Limiter};
+use crate::quota::Quota;
 
 /// The most descriptors in one request.
 const DESCRIPTORS_MAX: usize = 1000;
@@ -28,12 +32,56 @@ const DESCRIPTORS_MAX: usize = 1000;
 pub(crate) struct DomainLimits {
     pub(crate) config: Config,
     limits: HashMap<String, AsyncLimit>,
+    own: OwnLimits,
 }
 
 /// Without the keys of the limiter.
 impl fmt::Debug for DomainLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DomainLimits").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// Limits that requests bring with them, by what they say.
+struct OwnLimits {
+    /// That whose keys have their quotas; None if the limiter was built without it.
+    limit: Option<AsyncLimit>,
+    known: DashMap<OwnLimit, AsyncLimit>,
+}
+
+impl OwnLimits {
+    fn new(limiter: &Limiter) -> Self {
+        Self { limit: limiter.async_limit(OF_REQUESTS).ok(), known: DashMap::new() }
+    }
+
+    /// What holds for a descriptor with such a limit. Its domain and all its entries are its key.
+    fn ruling<'a>(
+        &self,
+        own: OwnLimit,
+        request: &'a RateLimitRequest,
+        asked: &'a Asked,
+    ) -> Result<Ruling<'a>, String> {
+        if own.requests_per_unit == 0 {
+            return Ok(Ruling::Deny);
+        }
+        let entries = asked.entries.iter().flat_map(|entry| [&*entry.key, &*entry.value]);
+        let values = Values(iter::once(&*request.domain).chain(entries).collect());
+        let limit = Cow::Owned(self.limit(own)?);
+        Ok(Ruling::Limited(Limited::new(limit, values, request, asked)))
+    }
+
+    fn limit(&self, own: OwnLimit) -> Result<AsyncLimit, String> {
+        if let Some(known) = self.known.get(&own) {
+            return Ok(known.clone());
+        }
+        let Some(unit) = own.unit else {
+            return Err("unit: is not known: name one".to_owned());
+        };
+        let limit = self.limit.as_ref().ok_or("the service was built without such limits")?;
+        let quota = Quota::new(own.requests_per_unit, unit.period());
+        let limit = limit.with_quota(quota).map_err(|error| error.to_string())?;
+        self.known.insert(own, limit.clone());
+        Ok(limit)
     }
 }
 
@@ -46,10 +94,12 @@ pub(crate) enum Refusal {
     NoDescriptor,
     #[error("descriptors: there are {0}: at most {DESCRIPTORS_MAX}")]
     TooManyDescriptors(usize),
-    #[error("descriptors[{0}].limit: a limit of the request's own is not supported: configure it")]
-    OwnLimit(usize),
-    #[error("descriptors[{0}].is_negative_hits: hits cannot be given back yet")]
-    NegativeHits(usize),
+    #[error("descriptors[{place}].limit: {reason}")]
+    OwnLimit { place: usize, reason: String },
+    #[error(
+        "descriptors[{place}].is_negative_hits: {limit} keeps when each token was spent: commit a reservation"
+    )]
+    NegativeHits { place: usize, limit: &'static str },
 }
 
 /// What holds for one descriptor of a request.
@@ -63,7 +113,7 @@ enum Ruling<'a> {
 }
 
 struct Limited<'a> {
-    limit: &'a AsyncLimit,
+    limit: Cow<'a, AsyncLimit>,
     values: Values<'a>,
     /// What the limiter knows them by.
     key: KeyName<'static>,
@@ -71,7 +121,32 @@ struct Limited<'a> {
     plain: Option<Arc<[u8]>>,
     /// 0 looks, and charges nothing.
     hits: u32,
+    /// They go back.
+    is_negative: bool,
     is_always_charged: bool,
+}
+
+impl<'a> Limited<'a> {
+    fn new(
+        limit: Cow<'a, AsyncLimit>,
+        values: Values<'a>,
+        request: &RateLimitRequest,
+        asked: &Asked,
+    ) -> Self {
+        Self {
+            key: limit.0.shared.secret.name(&values).into_owned(),
+            plain: limit.0.plain_for_overrides(&values),
+            limit,
+            values,
+            hits: hits(request, asked),
+            is_negative: asked.is_negative_hits,
+            is_always_charged: false,
+        }
+    }
+
+    fn is_charged(&self) -> bool {
+        self.hits > 0 && !self.is_negative
+    }
 }
 
 /// The values of a key: as a tuple of them.
@@ -100,7 +175,7 @@ impl DomainLimits {
             limiter.async_limit(name).map(|limit| (name.to_owned(), limit))
         };
         let limits = config.limits().iter().map(named).collect::<Result<_, _>>()?;
-        Ok(Self { config, limits })
+        Ok(Self { config, limits, own: OwnLimits::new(limiter) })
     }
 
     pub(crate) fn limit(&self, name: &str) -> Option<&AsyncLimit> {
@@ -123,12 +198,6 @@ impl DomainLimits {
         if descriptors > DESCRIPTORS_MAX {
             return Err(Refusal::TooManyDescriptors(descriptors));
         }
-        if let Some(place) = request.descriptors.iter().position(|it| it.limit.is_some()) {
-            return Err(Refusal::OwnLimit(place));
-        }
-        if let Some(place) = request.descriptors.iter().position(|it| it.is_negative_hits) {
-            return Err(Refusal::NegativeHits(place));
-        }
         let Some(domain) = self.config.domain(&request.domain) else {
             let code = match self.config.server().unknown_domain {
                 UnknownDomain::Allow => Code::Ok,
@@ -137,8 +206,8 @@ impl DomainLimits {
             return Ok(self.told(vec![Status { code, ..Status::default() }; descriptors]));
         };
         let matched: Vec<_> = request.descriptors.iter().map(|it| matched(domain, it)).collect();
-        let rulings: Vec<_> = self.rulings(request, &matched);
-        Ok(self.told(statuses(&rulings, deadline).await))
+        let rulings = self.rulings(request, &matched)?;
+        Ok(self.told(statuses(&rulings, deadline).await?))
     }
 
     fn told(&self, statuses: Vec<Status>) -> Answer {
@@ -158,36 +227,34 @@ impl DomainLimits {
 
     fn rulings<'a>(
         &'a self,
-        request: &RateLimitRequest,
+        request: &'a RateLimitRequest,
         matched: &[Option<Matched<'a>>],
-    ) -> Vec<Ruling<'a>> {
+    ) -> Result<Vec<Ruling<'a>>, Refusal> {
         let ruled = |it: &&Matched<'a>| it.descriptor.rule.is_some();
         let replaced: Vec<&String> =
             matched.iter().flatten().filter(ruled).flat_map(|it| &it.descriptor.replaces).collect();
-        let both = matched.iter().zip(&request.descriptors);
-        let ruling = |(matched, asked): (&Option<Matched<'a>>, &Asked)| {
-            let Some(Matched { descriptor, values }) = matched else { return Ruling::Free };
+        let both = matched.iter().zip(&request.descriptors).enumerate();
+        let ruling = |(place, (matched, asked)): (usize, (&Option<Matched<'a>>, &'a Asked))| {
+            // No rule applies then, and none is replaced.
+            if let Some(own) = asked.limit {
+                let ruled = self.own.ruling(own, request, asked);
+                return ruled.map_err(|reason| Refusal::OwnLimit { place, reason });
+            }
+            let Some(Matched { descriptor, values }) = matched else { return Ok(Ruling::Free) };
             let Descriptor { rule, name, .. } = *descriptor;
             if name.as_ref().is_some_and(|name| replaced.contains(&name)) {
-                return Ruling::Free;
+                return Ok(Ruling::Free);
             }
-            match rule {
+            Ok(match rule {
                 None => Ruling::Free,
                 Some(DescriptorRule::Unlimited) => Ruling::Unlimited,
                 Some(DescriptorRule::Deny) => Ruling::Deny,
                 Some(DescriptorRule::Limit { limit, is_always_charged }) => {
-                    let limit = &self.limits[limit];
-                    let values = Values(values.clone());
-                    Ruling::Limited(Limited {
-                        limit,
-                        key: limit.0.shared.secret.name(&values).into_owned(),
-                        plain: limit.0.plain_for_overrides(&values),
-                        values,
-                        hits: hits(request, asked),
-                        is_always_charged: *is_always_charged,
-                    })
+                    let limit = Cow::Borrowed(&self.limits[limit]);
+                    let limited = Limited::new(limit, Values(values.clone()), request, asked);
+                    Ruling::Limited(Limited { is_always_charged: *is_always_charged, ..limited })
                 }
-            }
+            })
         };
         both.map(ruling).collect()
     }
@@ -238,16 +305,20 @@ struct Standing {
 }
 
 /// Charges all limits, or those alone that are always charged, and tells how each descriptor stands.
-async fn statuses(rulings: &[Ruling<'_>], deadline: Option<Instant>) -> Vec<Status> {
+async fn statuses(
+    rulings: &[Ruling<'_>],
+    deadline: Option<Instant>,
+) -> Result<Vec<Status>, Refusal> {
+    give_back(rulings)?;
     let mut statuses: Vec<Status> = Vec::with_capacity(rulings.len());
     for ruling in rulings {
         statuses.push(match ruling {
             Ruling::Unlimited => Status::unlimited(),
             Ruling::Deny => Status { code: Code::OverLimit, ..Status::default() },
-            Ruling::Limited(limited) if limited.hits == 0 => {
-                let limit = waiting(limited.limit, deadline);
+            Ruling::Limited(limited) if !limited.is_charged() => {
+                let limit = waiting(&limited.limit, deadline);
                 let decision = limit.check_sure_n(&limited.values, 0).await.ok();
-                status(limited.limit, Standing { is_over: false, decision })
+                status(&limited.limit, Standing { is_over: false, decision })
             }
             // Those that are charged are told below.
             Ruling::Free | Ruling::Limited(_) => Status::default(),
@@ -268,7 +339,26 @@ async fn statuses(rulings: &[Ruling<'_>], deadline: Option<Instant>) -> Vec<Stat
     }
     let standings = if is_over { looks(&charges) } else { charge_all(&charges, deadline).await };
     tell(&charges, &standings, &mut statuses);
-    statuses
+    Ok(statuses)
+}
+
+/// Gives hits back, before anything is charged. One that cannot is found before the first goes back.
+fn give_back(rulings: &[Ruling<'_>]) -> Result<(), Refusal> {
+    for (place, ruling) in rulings.iter().enumerate() {
+        if let Ruling::Limited(Limited { limit, is_negative: true, .. }) = ruling
+            && !limit.can_give_back()
+        {
+            return Err(Refusal::NegativeHits { place, limit: limit.name() });
+        }
+    }
+    for ruling in rulings {
+        if let Ruling::Limited(Limited { limit, key, hits, is_negative: true, .. }) = ruling
+            && *hits > 0
+        {
+            limit.give_back(key, *hits);
+        }
+    }
+    Ok(())
 }
 
 /// The limit, which waits for the store until the deadline at most.
@@ -285,7 +375,7 @@ fn waiting(limit: &AsyncLimit, deadline: Option<Instant>) -> Cow<'_, AsyncLimit>
 /// What is to be charged, each key once, in an order that is the same for all who charge these limits.
 fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
     let charge = |(place, ruling): (usize, &'r Ruling<'a>)| match ruling {
-        Ruling::Limited(limited) if limited.hits > 0 => {
+        Ruling::Limited(limited) if limited.is_charged() => {
             let (cost, places) = (limited.hits, SmallVec::from_elem(place, 1));
             Some(Charge { limited, cost, is_possible: false, places })
         }
@@ -311,7 +401,7 @@ async fn charge_all(charges: &[Charge<'_, '_>], deadline: Option<Instant>) -> Ve
         return looks(charges);
     }
     let limits: SmallVec<[Cow<'_, AsyncLimit>; 4]> =
-        charges.iter().map(|charge| waiting(charge.limited.limit, deadline)).collect();
+        charges.iter().map(|charge| waiting(&charge.limited.limit, deadline)).collect();
     let both = charges.iter().zip(&limits);
     let parts: SmallVec<[Part<'_>; 4]> = both.map(|(charge, limit)| part(charge, limit)).collect();
     match ask_all(&parts).await {
@@ -366,7 +456,7 @@ fn look(limited: &Limited<'_>) -> Option<Decision> {
 fn tell(charges: &[Charge<'_, '_>], standings: &[Standing], statuses: &mut [Status]) {
     for (charge, standing) in charges.iter().zip(standings) {
         for place in &charge.places {
-            statuses[*place] = status(charge.limited.limit, *standing);
+            statuses[*place] = status(&charge.limited.limit, *standing);
         }
     }
 }

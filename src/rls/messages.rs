@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response as pb_response;
 use envoy_types::pb::google::protobuf::Duration as PbDuration;
-use serde::de::{Error, Visitor};
+use serde::de::{Error, IntoDeserializer, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Remaining requests of what is unlimited.
@@ -45,9 +45,16 @@ pub(crate) struct Entry {
     pub(crate) value: String,
 }
 
-/// It is refused, so only that it is there matters.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct OwnLimit {}
+/// A limit that a request brings with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct OwnLimit {
+    #[serde(alias = "requests_per_unit", deserialize_with = "whole")]
+    pub(crate) requests_per_unit: u64,
+    /// None: it is not known.
+    #[serde(deserialize_with = "unit")]
+    pub(crate) unit: Option<Unit>,
+}
 
 /// What is answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -90,7 +97,7 @@ pub(crate) struct CurrentLimit {
     pub(crate) unit: Option<Unit>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub(crate) enum Unit {
     Second,
@@ -123,6 +130,17 @@ impl Unit {
     pub(crate) fn of(period: Duration) -> Option<Self> {
         let is_it = |(_, seconds, _): &&(Self, u64, _)| period == Duration::from_secs(*seconds);
         Self::ALL.iter().find(is_it).map(|(unit, ..)| *unit)
+    }
+
+    pub(crate) fn period(self) -> Duration {
+        let of_unit = Self::ALL.iter().find(|(unit, ..)| *unit == self);
+        Duration::from_secs(of_unit.map_or(1, |(_, seconds, _)| *seconds))
+    }
+
+    /// That of a request's own limit, as protobuf numbers them: there are no weeks. None for 0, which is no unit.
+    fn of_request(number: u64) -> Option<Self> {
+        let units = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Month, Self::Year];
+        units.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
     }
 
     fn in_protobuf(self) -> pb_response::rate_limit::Unit {
@@ -180,6 +198,36 @@ impl Visitor<'_> for WholeVisitor {
     }
 }
 
+fn unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Unit>, D::Error> {
+    deserializer.deserialize_any(UnitVisitor)
+}
+
+/// The name of a unit, or its number, or null.
+struct UnitVisitor;
+
+impl Visitor<'_> for UnitVisitor {
+    type Value = Option<Unit>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR")
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Option<Unit>, E> {
+        Ok(Unit::of_request(number))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Option<Unit>, E> {
+        match text {
+            "UNKNOWN" => Ok(None),
+            name => Unit::deserialize(name.into_deserializer()).map(Some),
+        }
+    }
+
+    fn visit_unit<E>(self) -> Result<Option<Unit>, E> {
+        Ok(None)
+    }
+}
+
 impl From<pb::RateLimitRequest> for RateLimitRequest {
     fn from(request: pb::RateLimitRequest) -> Self {
         let descriptors = request.descriptors.into_iter().map(|descriptor| Descriptor {
@@ -188,7 +236,10 @@ impl From<pb::RateLimitRequest> for RateLimitRequest {
                 .into_iter()
                 .map(|entry| Entry { key: entry.key, value: entry.value })
                 .collect(),
-            limit: descriptor.limit.map(|_| OwnLimit {}),
+            limit: descriptor.limit.map(|limit| OwnLimit {
+                requests_per_unit: limit.requests_per_unit.into(),
+                unit: limit.unit.try_into().ok().and_then(Unit::of_request),
+            }),
             hits_addend: descriptor.hits_addend.map(|hits| hits.value),
             is_negative_hits: descriptor.is_negative_hits,
         });

@@ -50,7 +50,7 @@ impl RateLimitService for Envoy {
         let request = request.into_inner().into();
         match self.0.in_force.load_full().answer(&request, deadline).await {
             Ok(answer) => Ok(GrpcResponse::new(answer.into())),
-            Err(refusal @ (Refusal::OwnLimit(_) | Refusal::NegativeHits(_))) => {
+            Err(refusal @ Refusal::NegativeHits { .. }) => {
                 Err(Status::unimplemented(refusal.to_string()))
             }
             Err(refusal) => Err(Status::invalid_argument(refusal.to_string())),
@@ -122,10 +122,11 @@ pub(super) async fn json(
     let answer = running.in_force.load_full().answer(&request, None).await;
     let answer: Answer = answer.map_err(|refusal| {
         let status = match refusal {
-            Refusal::OwnLimit(_) | Refusal::NegativeHits(_) => StatusCode::NOT_IMPLEMENTED,
-            Refusal::NoDomain | Refusal::NoDescriptor | Refusal::TooManyDescriptors(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Refusal::NegativeHits { .. } => StatusCode::NOT_IMPLEMENTED,
+            Refusal::NoDomain
+            | Refusal::NoDescriptor
+            | Refusal::TooManyDescriptors(_)
+            | Refusal::OwnLimit { .. } => StatusCode::BAD_REQUEST,
         };
         Problem::new(status, refusal.to_string())
     })?;

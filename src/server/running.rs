@@ -51,7 +51,7 @@ impl Running {
         if let Some(field) = self.in_force.load().config.fixed_field_that_differs(&config) {
             return Err(ReloadError::Fixed(field));
         }
-        self.limiter.update(config.limits().iter().cloned())?;
+        self.limiter.update(config.all_limits())?;
         // Whoever still asks by the configuration before has the limits of that.
         self.in_force.store(Arc::new(DomainLimits::new(config, &self.limiter)?));
         Ok(())
