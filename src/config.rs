@@ -65,8 +65,9 @@ use node::Node;
 use reading::{Reading, Setting};
 pub use secret::SECRET_BYTES_MAX;
 pub use server::{
-    BODY_TIMEOUTS, DEFAULT_BODY_TIMEOUT, DEFAULT_DRAIN, DEFAULT_GRPC, DEFAULT_HTTP, DRAIN_MAX,
-    ServerConfig, Token, UnknownDomain,
+    BODY_TIMEOUTS, DEFAULT_BODY_TIMEOUT, DEFAULT_DRAIN, DEFAULT_GRPC, DEFAULT_HEAD_TIMEOUT,
+    DEFAULT_HTTP, DEFAULT_MAX_CONNECTIONS, DRAIN_MAX, HEAD_TIMEOUTS, ListenAddress,
+    ListenAddressError, MAX_CONNECTIONS, ServerConfig, TlsFiles, Token, UnknownDomain,
 };
 use store::ConfiguredStore;
 

@@ -6,10 +6,10 @@
 mod parts;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,141 +17,11 @@ use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
 use parts::RedisServer;
+use parts::serving::{SOON, Server, ask, file};
 use serde_json::{Value, json};
 use tidegate::config::Config;
 use tidegate::server::Service;
 use tower::ServiceExt;
-
-/// For what happens soon.
-const SOON: Duration = Duration::from_secs(20);
-
-/// A process of the service. It is killed when this is dropped.
-struct Server {
-    process: Child,
-    address: String,
-    /// What it said when it began.
-    began: String,
-    log: Option<ChildStderr>,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Server {
-    /// With the text of a configuration, or without a file.
-    fn start(file: Option<&PathBuf>) -> Self {
-        Self::start_with(file, false)
-    }
-
-    fn start_with(file: Option<&PathBuf>, is_store_away: bool) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"])
-            .args(file)
-            .env("NO_COLOR", "1")
-            .env_remove("RUST_LOG")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = BufReader::new(process.stdout.take().unwrap());
-        let mut began = String::new();
-        while !began.contains("store: ") {
-            assert!(said.read_line(&mut began).unwrap() > 0, "it ended: {began}");
-        }
-        if file.is_none() {
-            while !began.contains("CONFIGURATION") {
-                assert!(said.read_line(&mut began).unwrap() > 0, "it ended: {began}");
-            }
-        }
-        let address = began.lines().next().unwrap().strip_prefix("listening on ").unwrap();
-        let server =
-            Self { address: address.to_owned(), began, log: process.stderr.take(), process };
-        if !is_store_away {
-            server.wait_until("ready", |it| it.ask("GET", "/health/ready", "").status == 200);
-        }
-        server
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
-    }
-
-    /// Waits until it has ended, and says what it logged.
-    fn ended(&mut self) -> (ExitStatus, String) {
-        let deadline = Instant::now() + SOON;
-        let status = loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "it does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        let mut log = String::new();
-        self.log.take().unwrap().read_to_string(&mut log).unwrap();
-        (status, log)
-    }
-
-    fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
-        ask(&self.address, method, path, body).unwrap()
-    }
-
-    fn check(&self, body: &Value) -> Answer {
-        self.ask("POST", "/v1/check", &body.to_string())
-    }
-
-    /// Looks until something is so.
-    fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + SOON;
-        while !is_so(self) {
-            assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
-    }
-}
-
-/// One request over a connection of its own. An error if the service is gone, or its answer is not whole.
-fn ask(address: &str, method: &str, path: &str, body: &str) -> std::io::Result<Answer> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(SOON))?;
-    let length = body.len();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-    )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let broken = || std::io::Error::other(format!("not whole: {text:?}"));
-    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(broken)?;
-    let status =
-        head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(broken)?;
-    Ok(Answer { status, head: head.to_lowercase(), body: body.to_owned() })
-}
-
-/// A configuration file of a test's own.
-fn file(test: &str, text: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("serve-{test}.toml"));
-    fs::write(&path, text).unwrap();
-    path
-}
 
 const LIMITS: &str = r#"
 [limits.api]
@@ -331,6 +201,8 @@ async fn description_has_the_pages_and_the_token() {
             .map(of_limit)
             .to_vec();
     expected.extend(["GET /v1/limits", "POST /v1/check"].map(String::from));
+    let settled = ["reserve", "commit", "refund"];
+    expected.extend(settled.map(|page| format!("POST /v1/{page} with the token")));
     expected.sort();
     assert_eq!(pages, expected);
 }

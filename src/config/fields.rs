@@ -34,6 +34,11 @@ pub(super) const STORE: &[&str] =
 pub(super) const SERVER: &[&str] = &[
     "http",
     "grpc",
+    "tls_cert",
+    "tls_key",
+    "client_ca",
+    "max_connections",
+    "head_timeout",
     "token",
     "token_file",
     "body_timeout",

@@ -3,17 +3,28 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::fields::{Fields, SERVER};
-use super::reading::{HIDDEN, Reading};
+use super::reading::{HIDDEN, Reading, Setting};
 
 /// Where the service listens if nobody says where: on this machine alone.
-pub const DEFAULT_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+pub const DEFAULT_HTTP: ListenAddress = local(8080);
 /// Where it listens for gRPC if nobody says where.
-pub const DEFAULT_GRPC: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
+pub const DEFAULT_GRPC: ListenAddress = local(8081);
+/// How many connections it has at most, over all that it listens to.
+pub const DEFAULT_MAX_CONNECTIONS: u32 = 10_000;
+/// The fewest and the most of them.
+pub const MAX_CONNECTIONS: RangeInclusive<u32> = 1..=1_000_000;
+/// How long a connection over HTTP waits for the head of a request.
+pub const DEFAULT_HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// The shortest and the longest head timeout.
+pub const HEAD_TIMEOUTS: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(3600);
 /// How long the body of a request over HTTP may take to come.
 pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The shortest and the longest body timeout.
@@ -29,14 +40,73 @@ const TOKEN_CHARS: RangeInclusive<usize> = 16..=512;
 
 const EXAMPLE: &str = "[server] with http = \"127.0.0.1:8080\"";
 
+/// Where a service listens: an address and a port, or a socket in the file system, written as `unix:/run/tidegate.sock`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// An address and a port.
+    Tcp(SocketAddr),
+    /// A path.
+    Unix(PathBuf),
+}
+
+const fn local(port: u16) -> ListenAddress {
+    ListenAddress::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A text that is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "must be an address and a port, such as \"127.0.0.1:8080\" or \"[::]:8080\", or \"unix:\" and a path"
+)]
+pub struct ListenAddressError;
+
+impl FromStr for ListenAddress {
+    type Err = ListenAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err(ListenAddressError),
+            Some(path) => Ok(Self::Unix(path.into())),
+            None => text.parse().map(Self::Tcp).map_err(|_| ListenAddressError),
+        }
+    }
+}
+
+/// The files of TLS, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, and those between it and an authority.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authorities, of which clients must show a certificate.
+    pub client_ca: Option<PathBuf>,
+}
+
 /// Where the service listens, and how it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerConfig {
     /// Where it listens for HTTP.
-    pub http: SocketAddr,
+    pub http: ListenAddress,
     /// Where it listens for gRPC: Envoy's rate limit service.
-    pub grpc: SocketAddr,
+    pub grpc: ListenAddress,
+    /// TLS at addresses, for HTTP and gRPC; sockets have none.
+    pub tls: Option<TlsFiles>,
+    /// How many connections it has at most, over all that it listens to. More are closed at once.
+    pub max_connections: u32,
+    /// How long a connection over HTTP/1 waits for the head of a request, the next one too, and how long any takes to send its first
+    /// request.
+    pub head_timeout: Duration,
     /// The bearer token of requests that change overrides or ask about single keys. Without one they get 403.
     pub token: Option<Token>,
     /// How long the body of a request over HTTP may take to come.
@@ -87,6 +157,9 @@ impl Default for ServerConfig {
         Self {
             http: DEFAULT_HTTP,
             grpc: DEFAULT_GRPC,
+            tls: None,
+            max_connections: DEFAULT_MAX_CONNECTIONS,
+            head_timeout: DEFAULT_HEAD_TIMEOUT,
             token: None,
             body_timeout: DEFAULT_BODY_TIMEOUT,
             access_log: false,
@@ -105,6 +178,11 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     fields.refuse_unknown(SERVER, reading);
     address("http", &mut server.http, &fields, reading);
     address("grpc", &mut server.grpc, &fields, reading);
+    server.tls = tls(&fields, reading);
+    let most = fields.whole("max_connections", reading);
+    within(most, MAX_CONNECTIONS, "must be 1 to 1000000", &mut server.max_connections, reading);
+    let timeout = fields.duration("head_timeout", reading);
+    within(timeout, HEAD_TIMEOUTS, "must be 10ms to 1h", &mut server.head_timeout, reading);
     if let Some(token) = fields.secret_text("token", reading) {
         let has_valid_length = TOKEN_CHARS.contains(&token.value.len());
         if !has_valid_length || !token.value.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -115,12 +193,8 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
         }
         server.token = Some(Token(token.value));
     }
-    if let Some(timeout) = fields.duration("body_timeout", reading) {
-        if !BODY_TIMEOUTS.contains(&timeout.value) {
-            reading.mistake(&timeout.place, "must be 10ms to 5min");
-        }
-        server.body_timeout = timeout.value;
-    }
+    let timeout = fields.duration("body_timeout", reading);
+    within(timeout, BODY_TIMEOUTS, "must be 10ms to 5min", &mut server.body_timeout, reading);
     if let Some(log) = fields.flag("access_log", reading) {
         server.access_log = log.value;
     }
@@ -133,24 +207,67 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     if let Some(headers) = fields.flag("limit_headers", reading) {
         server.limit_headers = headers.value;
     }
-    if let Some(drain) = fields.duration("drain", reading) {
-        if drain.value > DRAIN_MAX {
-            reading.mistake(&drain.place, "must be at most 5min");
-        }
-        server.drain = drain.value;
-    }
+    let drain = fields.duration("drain", reading);
+    let drains = Duration::ZERO..=DRAIN_MAX;
+    within(drain, drains, "must be at most 5min", &mut server.drain, reading);
     server
 }
 
-/// An address, which is the default before.
-fn address(name: &str, address: &mut SocketAddr, fields: &Fields<'_>, reading: &mut Reading) {
-    let Some(text) = fields.text(name, reading) else { return };
-    if let Ok(parsed) = text.value.parse() {
-        *address = parsed;
-        return;
+/// A value that is in a range.
+fn within<T: PartialOrd>(
+    setting: Option<Setting<T>>,
+    range: RangeInclusive<T>,
+    must: &str,
+    value: &mut T,
+    reading: &mut Reading,
+) {
+    let Some(setting) = setting else { return };
+    if !range.contains(&setting.value) {
+        reading.mistake(&setting.place, must);
     }
-    let port = address.port();
-    let remedy =
-        format!("must be an address and a port, such as \"127.0.0.1:{port}\" or \"[::]:{port}\"");
-    reading.mistake(&text.place, remedy);
+    *value = setting.value;
+}
+
+/// An address, which is the default before.
+fn address(name: &str, address: &mut ListenAddress, fields: &Fields<'_>, reading: &mut Reading) {
+    let Some(text) = fields.text(name, reading) else { return };
+    match text.value.parse() {
+        Ok(ListenAddress::Unix(path)) => {
+            *address = ListenAddress::Unix(reading.folder.join(path));
+        }
+        Ok(parsed) => *address = parsed,
+        Err(error) => reading.mistake(&text.place, ListenAddressError::to_string(&error)),
+    }
+}
+
+/// The files of TLS: the certificate has a key, and that of clients is asked for where there is TLS.
+fn tls(fields: &Fields<'_>, reading: &mut Reading) -> Option<TlsFiles> {
+    let [cert, key, client_ca] =
+        ["tls_cert", "tls_key", "client_ca"].map(|field| file(field, fields, reading));
+    match (cert, key) {
+        (Some(cert), Some(key)) => return Some(TlsFiles { cert, key, client_ca }),
+        (Some(_), None) if !fields.has("tls_key") => {
+            reading.mistake(&fields.place("tls_cert"), "needs tls_key too: add it");
+        }
+        (None, Some(_)) if !fields.has("tls_cert") => {
+            reading.mistake(&fields.place("tls_key"), "needs tls_cert too: add it");
+        }
+        (None, None) if client_ca.is_some() => {
+            let remedy = "has no effect without tls_cert and tls_key: add them, or remove it";
+            reading.mistake(&fields.place("client_ca"), remedy);
+        }
+        _ => {}
+    }
+    None
+}
+
+/// A file that is there; its path begins at the configuration's folder.
+fn file(field: &str, fields: &Fields<'_>, reading: &mut Reading) -> Option<PathBuf> {
+    let text = fields.text(field, reading)?;
+    let path = reading.folder.join(Path::new(&text.value));
+    if let Err(error) = std::fs::File::open(&path) {
+        reading.mistake(&text.place, format!("cannot be read: {error}"));
+        return None;
+    }
+    Some(path)
 }

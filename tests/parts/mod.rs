@@ -9,6 +9,8 @@ pub(crate) mod record;
 pub(crate) mod redis_server;
 #[cfg(feature = "server")]
 pub(crate) mod service;
+#[cfg(feature = "server")]
+pub(crate) mod serving;
 
 #[cfg(feature = "redis")]
 pub(crate) use charged::charged_to;

@@ -1,23 +1,26 @@
 //! `tidegate serve`: decides for programs in any language, over HTTP, and for Envoy.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use axum::serve::ListenerExt;
+use axum_server::Control;
+use axum_server::tls_rustls::RustlsConfig;
 use clap::Args;
 use metrics_exporter_prometheus::{BuildError, PrometheusHandle};
-use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX};
+use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX, ListenAddress, TlsFiles};
 use tidegate::server::Service;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::check_config::{self, CheckConfigError};
 use crate::exporter::exporter;
 use crate::output::{self, OutputError};
+
+mod listener;
+
+use listener::{ListenError, Listener, Rules};
 
 /// What is served without a file.
 const WITHOUT_FILE: &str = "[limits.default]\nquota = \"100/s\"\n";
@@ -35,8 +38,8 @@ pub(crate) enum ServeError {
     File(#[from] CheckConfigError),
     #[error(transparent)]
     Config(#[from] tidegate::ConfigError),
-    #[error("{address}: {error}: give another address by --{flag} or [server] {flag}")]
-    Listen { address: SocketAddr, error: std::io::Error, flag: &'static str },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error(transparent)]
@@ -65,12 +68,12 @@ pub(crate) struct Options {
     /// The configuration, in TOML: docs/CONFIGURATION.md
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Where to listen, instead of the file's [server] http or 127.0.0.1:8080; port 0 takes a free one
+    /// Where to listen, instead of the file's [server] http or 127.0.0.1:8080; port 0 takes a free one, and unix:PATH a socket
     #[arg(long, value_name = "ADDRESS:PORT")]
-    http: Option<SocketAddr>,
-    /// Where to listen for Envoy, instead of the file's [server] grpc or 127.0.0.1:8081; port 0 takes a free one
+    http: Option<ListenAddress>,
+    /// Where to listen for Envoy, instead of the file's [server] grpc or 127.0.0.1:8081
     #[arg(long, value_name = "ADDRESS:PORT")]
-    grpc: Option<SocketAddr>,
+    grpc: Option<ListenAddress>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), ServeError> {
@@ -90,41 +93,46 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
     };
     let metrics = exporter()?.install_recorder()?;
     let (server, drain) = (config.server(), config.server().drain);
-    let http = listen("http", options.http.unwrap_or(server.http)).await?;
-    let grpc = listen("grpc", options.grpc.unwrap_or(server.grpc)).await?;
+    let http = Listener::bind("http", options.http.as_ref().unwrap_or(&server.http)).await?;
+    let grpc = Listener::bind("grpc", options.grpc.as_ref().unwrap_or(&server.grpc)).await?;
+    let rules = Rules::new(server)?;
+    let certificates = rules.certificates().zip(server.tls.clone());
     let limiter = config.builder().build()?;
     let began = beginning(&config, (&http, &grpc), options.file.is_none())?;
     let service = Service::new(config, limiter.clone())?;
     if let Some(source) = source {
-        tokio::spawn(source.follow(service.clone(), hangup));
+        tokio::spawn(source.follow(service.clone(), hangup, certificates));
     }
     output::write(&began)?;
-    let announced = async {
+    let control = Control::new();
+    let router = service.router_with(metrics_page(metrics));
+    let both = async {
+        let both =
+            (http.serve(router, &rules, &control), grpc.serve(service.grpc(), &rules, &control));
+        tokio::try_join!(both.0, both.1)
+    };
+    let drained = async {
         signals.told(1).await;
         service.announce_end();
-        Ok(())
+        signals.drain(&control, drain).await;
     };
-    let router = service.router_with(metrics_page(metrics));
-    let served = signals.serve(http, router, drain);
-    tokio::try_join!(served, signals.serve(grpc, service.grpc(), drain), announced)?;
+    tokio::select! {
+        served = both => drop(served?),
+        () = drained => tracing::warn!("requests were still under way: those whose bodies come now are refused"),
+    }
     service.refuse_checks();
     limiter.shutdown(REPORT_WITHIN).await?;
     tracing::info!("ended: what was spent is reported");
     Ok(())
 }
 
-async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, ServeError> {
-    let listener = TcpListener::bind(address).await;
-    listener.map_err(|error| ServeError::Listen { address, error, flag })
-}
-
 /// What is said when the service answers.
 fn beginning(
     config: &Config,
-    (http, grpc): (&TcpListener, &TcpListener),
+    (http, grpc): (&Listener, &Listener),
     is_without_file: bool,
 ) -> std::io::Result<String> {
-    let (address, grpc) = (http.local_addr()?, grpc.local_addr()?);
+    let (address, grpc) = (http.address()?, grpc.address()?);
     let limits: Vec<&str> = config.limits().iter().map(tidegate::Limit::name).collect();
     let store = config.store_name().unwrap_or_else(|| "none: this process counts alone".to_owned());
     let limits_line = limits.join(", ");
@@ -135,8 +143,12 @@ fn beginning(
         return Ok(began);
     }
     let limit = limits.concat();
+    let asked = match address {
+        ListenAddress::Tcp(address) => format!("http://{address}"),
+        ListenAddress::Unix(path) => format!("--unix-socket {} http://localhost", path.display()),
+    };
     Ok(format!(
-        "{began}\nTry:\n  curl -s http://{address}/v1/check -d '{{\"limit\": \"{limit}\", \"key\": \"user:42\"}}'\n\
+        "{began}\nTry:\n  curl -s {asked}/v1/check -d '{{\"limit\": \"{limit}\", \"key\": \"user:42\"}}'\n\
          \nThen write limits of your own to a file, and serve that: docs/CONFIGURATION.md\n"
     ))
 }
@@ -169,36 +181,14 @@ impl EndSignals {
         let _ = heard.wait_for(|times| *times >= often).await;
     }
 
-    /// Serves until it is told to end, and then until requests under way are answered, for `drain` at most or until it is
-    /// told again.
+    /// Tells the listeners to end, and returns when `drain` is over or the service was told again.
     #[allow(clippy::disallowed_methods, reason = "requests under way live by the real clock")]
-    async fn serve(
-        &self,
-        listener: TcpListener,
-        router: Router,
-        drain: Duration,
-    ) -> std::io::Result<()> {
-        let until = Self(self.0.clone());
-        // Small answers are not kept back for larger ones.
-        let listener = listener.tap_io(|connection| {
-            let _ = connection.set_nodelay(true);
-        });
-        let served = axum::serve(listener, router)
-            .with_graceful_shutdown(async move { until.told(1).await });
-        let drain_is_over = async {
-            self.told(1).await;
-            tracing::info!("told to end: waits for requests that are under way");
-            tokio::select! {
-                () = tokio::time::sleep(drain) => {}
-                () = self.told(2) => {}
-            }
-        };
+    async fn drain(&self, control: &Control, drain: Duration) {
+        tracing::info!("told to end: waits for requests that are under way");
+        control.graceful_shutdown(None);
         tokio::select! {
-            served = served.into_future() => served,
-            () = drain_is_over => {
-                tracing::warn!("requests were still under way: those whose bodies come now are refused");
-                Ok(())
-            }
+            () = tokio::time::sleep(drain) => {}
+            () = self.told(2) => {}
         }
     }
 }
@@ -217,7 +207,12 @@ impl Source {
 
     /// Brings each change of the file into force.
     #[allow(clippy::disallowed_methods, reason = "files change by the real clock")]
-    async fn follow(mut self, service: Service, mut hangup: Signal) {
+    async fn follow(
+        mut self,
+        service: Service,
+        mut hangup: Signal,
+        certificates: Option<(RustlsConfig, TlsFiles)>,
+    ) {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         let mut before = self.text.clone();
         loop {
@@ -225,6 +220,12 @@ impl Source {
                 _ = looks.tick() => false,
                 told = hangup.recv() => told.is_some(),
             };
+            if let Some((certificates, files)) = certificates.as_ref().filter(|_| is_told) {
+                match listener::renew(certificates, files) {
+                    Ok(()) => tracing::info!("certificates were read anew"),
+                    Err(error) => tracing::error!("the certificates before stay in force: {error}"),
+                }
+            }
             let text = text_of(&self.file);
             // A file that is being written differs from look to look.
             let has_settled = text != self.text && text == before;

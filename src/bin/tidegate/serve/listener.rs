@@ -1,0 +1,269 @@
+//! Where the service listens: addresses and sockets, TLS, and what a connection may take.
+
+use std::future::{Ready, ready};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net as unix;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum_server::accept::{Accept, DefaultAcceptor, NoDelayAcceptor};
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use axum_server::{Address, Control, Handle, Server};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ServerConfig as TlsConfig, WebPkiClientVerifier};
+use tidegate::config::{ListenAddress, ServerConfig, TlsFiles};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower_service::Service;
+
+/// How often a client of HTTP/2 that is silent is asked whether it is still there.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Why nobody is listened to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListenError {
+    #[error("{address}: {error}: give another address by --{flag} or [server] {flag}")]
+    Bind { address: ListenAddress, error: io::Error, flag: &'static str },
+    #[error("[server] {field} = {path:?}: {reason}")]
+    Tls { field: &'static str, path: PathBuf, reason: String },
+    #[error("[server] tls_cert and tls_key: {0}")]
+    Pair(rustls::Error),
+}
+
+/// An address that is listened at.
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    /// Its file is removed when this is dropped.
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a socket.
+pub(crate) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    pub(crate) async fn bind(
+        flag: &'static str,
+        address: &ListenAddress,
+    ) -> Result<Self, ListenError> {
+        let bound = match address {
+            ListenAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            ListenAddress::Unix(path) => bind_unix(path),
+        };
+        bound.map_err(|error| ListenError::Bind { address: address.clone(), error, flag })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> io::Result<ListenAddress> {
+        Ok(match self {
+            Self::Tcp(listener) => ListenAddress::Tcp(listener.local_addr()?),
+            Self::Unix(_, SocketFile(path)) => ListenAddress::Unix(path.clone()),
+        })
+    }
+
+    /// Answers until `control` is told to end, and then what is under way.
+    pub(crate) async fn serve(
+        self,
+        router: Router,
+        rules: &Rules,
+        control: &Control,
+    ) -> io::Result<()> {
+        let service = router.into_make_service();
+        match (self, &rules.tls) {
+            (Self::Tcp(listener), None) => {
+                let server = Server::<SocketAddr>::from_listener(listener)
+                    .acceptor(rules.counted(NoDelayAcceptor));
+                rules.applied_to(server, control).serve(service).await
+            }
+            (Self::Tcp(listener), Some(tls)) => {
+                let acceptor =
+                    RustlsAcceptor::new(tls.clone()).handshake_timeout(rules.head_timeout);
+                let acceptor = acceptor.acceptor(rules.counted(NoDelayAcceptor));
+                let server = Server::<SocketAddr>::from_listener(listener).acceptor(acceptor);
+                rules.applied_to(server, control).serve(service).await
+            }
+            (Self::Unix(listener, _file), _) => {
+                let server = Server::<unix::SocketAddr>::from_listener(listener)
+                    .acceptor(rules.counted(DefaultAcceptor));
+                rules.applied_to(server, control).serve(service).await
+            }
+        }
+    }
+}
+
+/// A socket at this path, in place of one that a process left behind which has ended.
+fn bind_unix(path: &Path) -> io::Result<Listener> {
+    let is_left_behind = || {
+        let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+        let answers = unix::UnixStream::connect(path);
+        is_socket && answers.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    let bound = UnixListener::bind(path).or_else(|error| {
+        if error.kind() != io::ErrorKind::AddrInUse || !is_left_behind() {
+            return Err(error);
+        }
+        std::fs::remove_file(path)?;
+        UnixListener::bind(path)
+    });
+    bound.map(|listener| Listener::Unix(listener, SocketFile(path.to_owned())))
+}
+
+/// What holds for all connections.
+pub(crate) struct Rules {
+    tls: Option<RustlsConfig>,
+    head_timeout: Duration,
+    /// One for each connection that there may be.
+    places: Arc<Semaphore>,
+}
+
+impl Rules {
+    pub(crate) fn new(server: &ServerConfig) -> Result<Self, ListenError> {
+        let tls = server.tls.as_ref().map(tls_config).transpose()?;
+        Ok(Self {
+            tls: tls.map(|tls| RustlsConfig::from_config(Arc::new(tls))),
+            head_timeout: server.head_timeout,
+            places: Arc::new(Semaphore::new(server.max_connections as usize)),
+        })
+    }
+
+    /// What reads the files of certificates anew, if there are any.
+    pub(crate) fn certificates(&self) -> Option<RustlsConfig> {
+        self.tls.clone()
+    }
+
+    fn applied_to<A: Address, Acceptor>(
+        &self,
+        server: Server<A, Acceptor>,
+        control: &Control,
+    ) -> Server<A, Acceptor> {
+        let handle = Handle::with_control(control.clone());
+        let mut server = server.handle(handle).first_request_timeout(self.head_timeout);
+        let builder = server.http_builder();
+        builder.http1().header_read_timeout(self.head_timeout);
+        builder.http2().keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
+        server
+    }
+
+    fn counted<A>(&self, acceptor: A) -> CountedAcceptor<A> {
+        CountedAcceptor { acceptor, places: self.places.clone() }
+    }
+}
+
+/// Takes the certificates of the files for connections that come from now on.
+pub(crate) fn renew(certificates: &RustlsConfig, files: &TlsFiles) -> Result<(), ListenError> {
+    certificates.reload_from_config(Arc::new(tls_config(files)?));
+    Ok(())
+}
+
+fn tls_config(files: &TlsFiles) -> Result<TlsConfig, ListenError> {
+    let of = |field, path: &Path| {
+        let path = path.to_owned();
+        move |reason: String| ListenError::Tls { field, path, reason }
+    };
+    let chain = certificates_of("tls_cert", &files.cert)?;
+    let key = PrivateKeyDer::from_pem_file(&files.key);
+    let key =
+        key.map_err(|error| of("tls_key", &files.key)(format!("has no private key: {error}")))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = TlsConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(ListenError::Pair)?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let wrong = of("client_ca", path);
+            let mut roots = rustls::RootCertStore::empty();
+            let authorities = certificates_of("client_ca", path)?;
+            let added = authorities.into_iter().try_for_each(|authority| roots.add(authority));
+            let verifier = added
+                .map_err(|error| error.to_string())
+                .and_then(|()| {
+                    let verifier =
+                        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                            .build();
+                    verifier.map_err(|error| error.to_string())
+                })
+                .map_err(wrong)?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(ListenError::Pair)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn certificates_of(
+    field: &'static str,
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, ListenError> {
+    let wrong = |reason: String| ListenError::Tls { field, path: path.to_owned(), reason };
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(certificates) if certificates.is_empty() => {
+            Err(wrong("has no certificate in PEM: put one there".to_owned()))
+        }
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+/// Lets connections in as long as there are places.
+#[derive(Clone)]
+struct CountedAcceptor<A> {
+    acceptor: A,
+    places: Arc<Semaphore>,
+}
+
+impl<I, A> Accept<I, Router> for CountedAcceptor<A>
+where
+    A: Accept<I, Router, Stream = I, Service = Router, Future = Ready<io::Result<(I, Router)>>>,
+{
+    type Stream = I;
+    type Service = Placed;
+    type Future = Ready<io::Result<(I, Placed)>>;
+
+    fn accept(&self, stream: I, service: Router) -> Self::Future {
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            metrics::counter!("tidegate_connections_refused_total").increment(1);
+            return ready(Err(io::Error::other("there are max_connections already")));
+        };
+        let accepted = self.acceptor.accept(stream, service).into_inner();
+        ready(accepted.map(|(stream, router)| (stream, Placed { router, _place: Arc::new(place) })))
+    }
+}
+
+/// The service of one connection, which has its place.
+#[derive(Clone)]
+struct Placed {
+    router: Router,
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl<R> Service<R> for Placed
+where
+    Router: Service<R>,
+{
+    type Response = <Router as Service<R>>::Response;
+    type Error = <Router as Service<R>>::Error;
+    type Future = <Router as Service<R>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.router.poll_ready(context)
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        self.router.call(request)
+    }
+}
