@@ -58,7 +58,7 @@ pub(crate) use descriptor::{Descriptor, DescriptorRule, Matched};
 use document::Document;
 pub(crate) use domains::Domain;
 #[cfg(feature = "server")]
-pub(crate) use domains::OF_REQUESTS;
+pub(crate) use domains::REQUEST_LIMITS;
 use fields::Fields;
 pub use mistake::{ConfigFileError, Mistake};
 use node::Node;
@@ -203,11 +203,11 @@ impl Config {
         &self.limits
     }
 
-    /// These, and what descriptors need beside theirs.
+    /// The configured limits, and that of the quotas that requests bring, if there are domains.
     pub(crate) fn all_limits(&self) -> impl Iterator<Item = Limit> {
         let limits = self.limits.iter().cloned();
         #[cfg(feature = "server")]
-        let limits = limits.chain((!self.domains.is_empty()).then(domains::of_requests));
+        let limits = limits.chain((!self.domains.is_empty()).then(domains::request_limits));
         limits
     }
 

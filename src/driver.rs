@@ -56,7 +56,7 @@ use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 use plan_resolver::ResolverTask;
 #[cfg(feature = "server")]
-pub(crate) use reservations::ReservationQuery;
+pub(crate) use reservations::{ReservationQuery, random_bytes};
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 pub(crate) use updates::Updated;
 

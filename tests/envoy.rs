@@ -616,9 +616,48 @@ async fn own_limit_of_a_request_holds_instead_of_the_configured_one() {
         let answer = ask(&service, &with_own_limit("d", "z", &limit)).await;
         assert_eq!(answer.0, status, "{limit}: {}", answer.1);
     }
-    // The limits that are configured are what the service says it has.
-    let names = format!("{service:?}");
-    assert!(names.contains("limits-of-requests"), "{names}");
+}
+
+#[tokio::test]
+async fn limits_of_requests_are_none_of_the_file_and_count_each_for_itself() {
+    let toml = "[domains.d.c]\nquota = \"1/h\"\n";
+    let clock = ManualClock::new();
+    let config = Config::from_toml(toml).unwrap();
+    let limiter = config.builder().clock(&clock).build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let of = |requests: u64, unit: &str| json!({"requestsPerUnit": requests, "unit": unit});
+    let ask_for = |limit: Value| {
+        let (service, body) = (&service, with_own_limit("d", "x", &limit));
+        async move { ask(service, &body).await.0 }
+    };
+    // Another limit of the same entries, which fills sooner, does not fill this one.
+    for status in [200, 200, 200, 429] {
+        assert_eq!(ask_for(of(3, "DAY")).await, status);
+    }
+    assert_eq!(ask_for(of(10, "SECOND")).await, 200);
+    clock.advance(Duration::from_secs(5));
+    assert_eq!(ask_for(of(10, "SECOND")).await, 200);
+    assert_eq!(ask_for(of(3, "DAY")).await, 429);
+    // Nor can it be asked under another quota by its name.
+    let body = json!({"limit": "limits-of-requests", "key": "x", "cost": 0}).to_string();
+    let request = Request::post("/v1/check").body(Body::from(body)).unwrap();
+    assert_eq!(service.router().oneshot(request).await.unwrap().status(), 404);
+    assert!(format!("{service:?}").contains("limits-of-requests"));
+    let request = Request::get("/v1/limits").body(Body::empty()).unwrap();
+    let listed = service.router().oneshot(request).await.unwrap().into_body();
+    let listed = String::from_utf8(to_bytes(listed, usize::MAX).await.unwrap().to_vec()).unwrap();
+    assert!(listed.contains("d/c") && !listed.contains("limits-of-requests"), "{listed}");
+    // What a rule replaces that does not apply is not replaced.
+    let toml = "[domains.d.a]\nquota = \"5/h\"\nname = \"a\"\n\
+                [domains.d.b]\nquota = \"5/h\"\nreplaces = \"a\"\n";
+    let service = self::service(toml);
+    let of = |key: &str| json!({"entries": [{"key": key, "value": "x"}]});
+    let mut replacing = of("b");
+    let both = json!({"domain": "d", "descriptors": [of("a"), replacing]});
+    assert_eq!(shown(&ask(&service, &both).await.1), "none & OK 4");
+    replacing["limit"] = json!({"requestsPerUnit": 9, "unit": "HOUR"});
+    let both = json!({"domain": "d", "descriptors": [of("a"), replacing]});
+    assert_eq!(shown(&ask(&service, &both).await.1), "OK 4 & OK 8");
     let clash = "[limits.limits-of-requests]\nquota = \"1/s\"\n[domains.d.c]\nquota = \"1/s\"";
     let clash = Config::from_toml(clash).unwrap_err().to_string();
     assert!(clash.contains("domains") && clash.contains("rename"), "{clash}");
@@ -700,6 +739,27 @@ async fn negative_hits_go_back_as_far_as_hits_were_spent() {
             assert_eq!(told, (status, expected.to_owned()), "{algorithm}, {hits}: {}", answer.1);
         }
     }
+}
+
+#[tokio::test]
+async fn negative_hits_of_a_sliding_window_are_at_most_those_of_the_present_one() {
+    let toml = "[domains.d.c]\nquota = \"10/h\"\nalgorithm = \"sliding-window\"\n";
+    let clock = ManualClock::new();
+    let config = Config::from_toml(toml).unwrap();
+    let limiter = config.builder().clock(&clock).build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let of = |hits: u32, is_negative: bool| {
+        let entries = json!([{"key": "c", "value": "x"}]);
+        let descriptor =
+            json!({"entries": entries, "hitsAddend": hits, "isNegativeHits": is_negative});
+        json!({"domain": "d", "descriptors": [descriptor]})
+    };
+    assert_eq!(ask(&service, &of(4, false)).await.0, 200);
+    clock.advance(Duration::from_secs(3600));
+    let before = shown(&ask(&service, &of(2, false)).await.1);
+    let after = shown(&ask(&service, &of(5, true)).await.1);
+    let left = |shown: &str| shown.strip_prefix("OK ").unwrap().parse::<u32>().unwrap();
+    assert_eq!(left(&after), left(&before) + 2, "{before}, {after}");
 }
 
 #[tokio::test]

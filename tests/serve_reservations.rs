@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use parts::service::{SOON, ask, ask_with, service};
 use parts::{RedisServer, charged_to};
 use serde_json::{Value, json};
+use tidegate::config::Config;
 use tidegate::server::Service;
+use tidegate::testing::{Fault, ManualClock, ScriptedStore};
 
 /// Every algorithm of which something can be reserved, shared and exact, and one limit of each process alone.
 const LIMITS: &str = r#"
@@ -20,50 +22,50 @@ max_nodes = 2
 token = "correct-horse-battery"
 
 [limits.bucket]
-quota = "100/d"
+quota = "100/365d"
 max_wait = "5s"
 
 [limits.window]
-quota = "100/d"
+quota = "100/365d"
 algorithm = "fixed-window"
 max_wait = "5s"
 
 [limits.sliding]
-quota = "100/d"
+quota = "100/365d"
 algorithm = "sliding-window"
 max_wait = "5s"
 
 [limits.log]
-quota = "100/d"
+quota = "100/365d"
 algorithm = "sliding-log"
 max_wait = "5s"
 
 [limits.exact-bucket]
-quota = "100/d"
+quota = "100/365d"
 mode = "exact"
 max_wait = "5s"
 
 [limits.exact-window]
-quota = "100/d"
+quota = "100/365d"
 algorithm = "fixed-window"
 mode = "exact"
 max_wait = "5s"
 
 [limits.exact-log]
-quota = "100/d"
+quota = "100/365d"
 algorithm = "sliding-log"
 mode = "exact"
 max_wait = "5s"
 
 [limits.exact-log.plans.pro]
-quota = "200/d"
+quota = "200/365d"
 
 [limits.alone]
-quota = "100/d"
+quota = "100/365d"
 mode = "local"
 
 [limits.queue]
-quota = "100/d"
+quota = "100/365d"
 algorithm = "leaky-bucket"
 "#;
 
@@ -104,13 +106,24 @@ async fn stands_at(service: &Service, limit: &str, key: &str, remaining: u64) {
     }
 }
 
+/// Settles, and asks again while the store does not answer in time.
+async fn settle(service: &Service, asked: &str, body: &Value) -> (u16, Value) {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let answer = ask(service, asked, body.clone()).await;
+        if answer.status != 503 || Instant::now() > deadline {
+            return (answer.status, answer.body);
+        }
+    }
+}
+
 #[tokio::test]
 async fn reservation_is_settled_by_another_process_in_each_algorithm_and_mode() {
     let redis = RedisServer::start();
     let text = format!("{LIMITS}[store]\nredis = \"{}\"\n", redis.url());
     let (one, other) = (service(&text).await, service(&text).await);
     // What it costs, what is told, and what is left of 100 tokens.
-    for (key, settle, cost, left) in [
+    for (key, asked, cost, left) in [
         ("less", "POST /v1/commit", Some(10), 90),
         ("more", "POST /v1/commit", Some(55), 45),
         ("same", "POST /v1/commit", Some(40), 60),
@@ -123,13 +136,13 @@ async fn reservation_is_settled_by_another_process_in_each_algorithm_and_mode() 
             if let Some(cost) = cost {
                 body["cost"] = json!(cost);
             }
-            let settled = ask(&other, settle, body.clone()).await;
+            let settled = settle(&other, asked, &body).await;
             let expected = json!({"limit": limit, "reserved": 40, "cost": cost.unwrap_or(0)});
-            assert_eq!((settled.status, settled.body), (200, expected), "{limit}, {key}");
+            assert_eq!(settled, (200, expected), "{limit}, {key}");
             for process in [&one, &other] {
-                let again = ask(process, settle, body.clone()).await;
-                assert_eq!(again.status, 404, "{limit}, {key}: {}", again.body);
-                assert_eq!(again.body["errors"][0]["pointer"], json!("#/reservation"));
+                let (status, again) = settle(process, asked, &body).await;
+                assert_eq!(status, 404, "{limit}, {key}: {again}");
+                assert_eq!(again["errors"][0]["pointer"], json!("#/reservation"));
             }
             if ["bucket", "window", "sliding"].contains(&limit) {
                 is_charged(&redis, limit, key, 100 - left).await;
@@ -158,7 +171,7 @@ async fn reservation_that_many_settle_at_once_is_settled_once() {
             let elsewhere = number % 2 == 0 && limit != "alone";
             let process = if elsewhere { other.clone() } else { one.clone() };
             let body = body.clone();
-            asked.spawn(async move { ask(&process, "POST /v1/commit", body).await.status });
+            asked.spawn(async move { settle(&process, "POST /v1/commit", &body).await.0 });
         }
         let mut statuses = asked.join_all().await;
         statuses.sort_unstable();
@@ -208,7 +221,9 @@ async fn nothing_is_reserved_where_the_store_does_not_keep_it() {
     stands_at(&service, "bucket", "k", 90).await;
     redis.stop();
     let answer = ask(&service, "POST /v1/reserve", body).await;
-    assert!(answer.status == 503 || answer.body["reservation"].is_null(), "{}", answer.body);
+    // Or the limit's outage policy denies it.
+    let is_denied = answer.status == 200 && answer.body["allowed"] == json!(false);
+    assert!(answer.status == 503 || is_denied, "{}", answer.body);
     let unsettled =
         ask(&service, "POST /v1/refund", json!({"reservation": reserved["reservation"]}));
     assert_eq!(unsettled.await.status, 503);
@@ -216,6 +231,45 @@ async fn nothing_is_reserved_where_the_store_does_not_keep_it() {
     let alone = reserve(&service, json!({"limit": "alone", "key": "k", "cost": 10})).await;
     let body = json!({"reservation": alone["reservation"]});
     assert_eq!(ask(&service, "POST /v1/refund", body).await.status, 200);
+}
+
+#[tokio::test]
+async fn settlement_whose_reply_is_lost_is_made_once() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let ticking = clock.clone();
+    tokio::spawn(async move {
+        loop {
+            ticking.advance(Duration::from_millis(1));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    let text = "[server]\ntoken = \"correct-horse-battery\"\n[limits.exact]\nquota = \"100/365d\"\n\
+                mode = \"exact\"\nmax_wait = \"5s\"\n[store]\nmemory = true\n";
+    let config = Config::from_toml(text).unwrap();
+    let limiter = config.builder().store(store.clone()).clock(&clock).build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let reserved = reserve(&service, json!({"limit": "exact", "key": "k", "cost": 40})).await;
+    store.fail(Fault::ReplyLost);
+    let body = json!({"reservation": reserved["reservation"], "cost": 10});
+    let expected = json!({"limit": "exact", "reserved": 40, "cost": 10});
+    assert_eq!(settle(&service, "POST /v1/commit", &body).await, (200, expected));
+    assert_eq!(settle(&service, "POST /v1/commit", &body).await.0, 404);
+    stands_at(&service, "exact", "k", 90).await;
+}
+
+#[tokio::test]
+async fn process_without_the_limit_leaves_a_reservation_to_others() {
+    let redis = RedisServer::start();
+    let text = format!("{LIMITS}[store]\nredis = \"{}\"\n", redis.url());
+    let (one, other) =
+        (service(&text).await, service(&text.replace("limits.bucket", "limits.b")).await);
+    let reserved = reserve(&one, json!({"limit": "bucket", "key": "k", "cost": 40})).await;
+    let body = json!({"reservation": reserved["reservation"], "cost": 10});
+    let refused = ask(&other, "POST /v1/commit", body.clone()).await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    assert_eq!(settle(&one, "POST /v1/commit", &body).await.0, 200);
+    is_charged(&redis, "bucket", "k", 10).await;
 }
 
 #[tokio::test]

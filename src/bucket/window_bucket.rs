@@ -103,6 +103,14 @@ impl WindowBucket {
         }
     }
 
+    /// Takes back `tokens` of the window that it is now, or what was spent in it. The caller has pinned the key.
+    #[cfg(feature = "server")]
+    pub(crate) fn take_back_at_most(&self, rule: &WindowRule, tokens: u32, now: Timestamp) {
+        let spent = Spent::of(TableBucket::load(self));
+        // One that is retired meanwhile, or that others take back from, gives nothing back.
+        self.take_back(rule, tokens.min(spent.tokens), now);
+    }
+
     /// Spends `tokens`, whatever the limit. The caller has pinned the key.
     pub(crate) fn charge(&self, rule: &WindowRule, tokens: u32, now: Timestamp) {
         loop {

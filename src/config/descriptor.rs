@@ -43,8 +43,8 @@ pub(crate) enum DescriptorRule {
     Unlimited,
     Deny,
     Limit {
-        /// Its name in the limiter.
-        limit: String,
+        /// Its place among the limits of the configuration.
+        limit: usize,
         /// It is charged though another limit denies the request.
         is_always_charged: bool,
     },

@@ -4,6 +4,8 @@
 //! descriptors of further entries are tables in it.
 
 use std::collections::BTreeSet;
+#[cfg(feature = "server")]
+use std::time::Duration;
 
 use hmac_sha256::Hash;
 
@@ -23,12 +25,16 @@ const EXAMPLE: &str = "[domains.web.remote_address] with quota = \"10/s\"";
 
 /// The limit whose keys have the quotas that requests bring with them.
 #[cfg(feature = "server")]
-pub(crate) const OF_REQUESTS: &str = "limits-of-requests";
+pub(crate) const REQUEST_LIMITS: &str = "limits-of-requests";
+
+/// How long its requests wait for the store, if Envoy does not say.
+#[cfg(feature = "server")]
+const REQUEST_LIMITS_WAIT: Duration = Duration::from_secs(1);
 
 /// That limit. Requests say its quotas, of which other nodes hear only by the store: so that decides.
 #[cfg(feature = "server")]
-pub(crate) fn of_requests() -> Limit {
-    Limit::new(OF_REQUESTS, Quota::per_second(1)).exact()
+pub(crate) fn request_limits() -> Limit {
+    Limit::new(REQUEST_LIMITS, Quota::per_second(1)).exact().max_wait(REQUEST_LIMITS_WAIT)
 }
 
 /// The descriptors of a domain.
@@ -43,6 +49,8 @@ pub(super) struct Domains<'r, 'a> {
     pub(super) all: Vec<Domain>,
     /// Those of descriptors.
     pub(super) limits: Vec<Limit>,
+    /// How many there are beside domains.
+    others: usize,
     /// Names that limits have.
     names: BTreeSet<String>,
     builder: &'r Builder,
@@ -62,12 +70,13 @@ pub(super) fn read(
     };
     let tables = table.tables(EXAMPLE, reading);
     #[cfg(feature = "server")]
-    if others.iter().any(|limit| limit.name() == OF_REQUESTS) {
-        let remedy = format!("needs the limit's name {OF_REQUESTS:?} for itself: rename that");
+    if others.iter().any(|limit| limit.name() == REQUEST_LIMITS) {
+        let remedy = format!("needs the limit's name {REQUEST_LIMITS:?} for itself: rename that");
         reading.mistake(&root.place("domains"), remedy);
     }
     let names = others.iter().map(|limit| limit.name().to_owned()).collect();
-    let mut domains = Domains { all: Vec::new(), limits: Vec::new(), names, builder, reading };
+    let (all, limits, others) = (Vec::new(), Vec::new(), others.len());
+    let mut domains = Domains { all, limits, others, names, builder, reading };
     for (name, fields) in tables {
         let level = domains.level(&[name.to_owned()], &fields);
         domains.all.push(Domain { name: name.to_owned(), level });
@@ -161,10 +170,18 @@ impl Domains<'_, '_> {
                 if self.reading.mistakes.len() == before {
                     warnings::without_effect(&read, self.reading);
                 }
-                self.limits.push(read.limit);
+                let limit = self.add(read.limit);
                 Some(DescriptorRule::Limit { limit, is_always_charged })
             }
         }
+    }
+}
+
+impl Domains<'_, '_> {
+    /// Adds a limit, and returns its place among all.
+    fn add(&mut self, limit: Limit) -> usize {
+        self.limits.push(limit);
+        self.others + self.limits.len() - 1
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::reading::{HIDDEN, Reading, Setting};
 pub const DEFAULT_HTTP: ListenAddress = local(8080);
 /// Where it listens for gRPC if nobody says where.
 pub const DEFAULT_GRPC: ListenAddress = local(8081);
-/// How many connections it has at most, over all that it listens to.
+/// How many connections it has at most, for HTTP and for gRPC each.
 pub const DEFAULT_MAX_CONNECTIONS: u32 = 10_000;
 /// The fewest and the most of them.
 pub const MAX_CONNECTIONS: RangeInclusive<u32> = 1..=1_000_000;
@@ -102,12 +102,12 @@ pub struct ServerConfig {
     pub grpc: ListenAddress,
     /// TLS at addresses, for HTTP and gRPC; sockets have none.
     pub tls: Option<TlsFiles>,
-    /// How many connections it has at most, over all that it listens to. More are closed at once.
+    /// How many connections it has at most, for HTTP and for gRPC each. More are closed at once.
     pub max_connections: u32,
     /// How long a connection over HTTP/1 waits for the head of a request, the next one too, and how long any takes to send its first
     /// request.
     pub head_timeout: Duration,
-    /// The bearer token of requests that change overrides or ask about single keys. Without one they get 403.
+    /// The bearer token of requests that change overrides, reserve tokens or ask about single keys. Without one they get 403.
     pub token: Option<Token>,
     /// How long the body of a request over HTTP may take to come.
     pub body_timeout: Duration,
@@ -261,13 +261,8 @@ fn tls(fields: &Fields<'_>, reading: &mut Reading) -> Option<TlsFiles> {
     None
 }
 
-/// A file that is there; its path begins at the configuration's folder.
+/// A file, whose path begins at the configuration's folder. Whoever serves reads it.
 fn file(field: &str, fields: &Fields<'_>, reading: &mut Reading) -> Option<PathBuf> {
     let text = fields.text(field, reading)?;
-    let path = reading.folder.join(Path::new(&text.value));
-    if let Err(error) = std::fs::File::open(&path) {
-        reading.mistake(&text.place, format!("cannot be read: {error}"));
-        return None;
-    }
-    Some(path)
+    Some(reading.folder.join(text.value))
 }

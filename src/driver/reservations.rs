@@ -14,12 +14,16 @@ const CALLS_MAX: usize = 10_000;
 
 impl ReservationId {
     /// One that nobody guesses.
-    #[allow(clippy::disallowed_methods, reason = "the driver reads the system's random source")]
     pub(crate) fn random() -> Result<Self, getrandom::Error> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes)?;
-        Ok(Self(u128::from_ne_bytes(bytes)))
+        random_bytes().map(|bytes| Self(u128::from_ne_bytes(bytes)))
     }
+}
+
+#[allow(clippy::disallowed_methods, reason = "the driver reads the system's random source")]
+pub(crate) fn random_bytes() -> Result<[u8; 16], getrandom::Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// What the store answers.

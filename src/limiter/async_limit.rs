@@ -152,6 +152,12 @@ impl AsyncLimit {
         Self(ActiveLimit { max_wait_us, ..self.0.clone() })
     }
 
+    /// Its place among the limits that the limiter ever had.
+    #[cfg(feature = "server")]
+    pub(crate) fn place(&self) -> u32 {
+        self.0.state.index
+    }
+
     #[cfg(feature = "server")]
     pub(crate) fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
         self.0.validate_cost(cost)

@@ -1,10 +1,11 @@
 //! What requests bring themselves: a quota, and tokens of other requests that go back.
 
+use super::overrides::LookedUp;
 use super::settle::Allowed;
 use super::{AsyncLimit, Target};
 use crate::algorithm::Rule;
 use crate::bucket::OVERFLOW;
-use crate::driver::Buckets;
+use crate::driver::{AloneBuckets, Buckets};
 use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::store::exact::{Deed, SpentAt};
@@ -31,25 +32,38 @@ impl AsyncLimit {
     }
 
     /// Gives back `tokens` of requests that nobody remembers: up to what was spent, in the present window where there are
-    /// any. Only where they [can go back](Self::can_give_back).
-    pub(crate) fn give_back(&self, key: &[u8], tokens: u32) {
-        let limit = self.0.current();
+    /// any. Only where they [can go back](Self::can_give_back). `plain` is the key before it was hashed, if that matters.
+    pub(crate) fn give_back(&self, key: &[u8], plain: Option<&[u8]>, tokens: u32) {
+        let asked = LookedUp { name: key, plain: plain.unwrap_or(key) };
+        if self.0.overridden(asked, 0).is_some_and(|decision| decision.is_allowed()) {
+            // Nothing is charged.
+            return;
+        }
+        let limit = self.0.planned(asked);
         let (handle, now) = (limit.hold(key), limit.now());
         if limit.is_decided_by_store() {
             let at_us = now.as_micros().saturating_add(limit.state.origin_us);
             return limit.tell_store(key, tokens, Deed::Return(SpentAt { at_us, ahead: 0 }));
         }
+        let place = handle.key.place;
         // A key without a place shares another bucket.
-        if handle.key.place == OVERFLOW {
+        if place == OVERFLOW {
             return;
         }
-        if matches!(limit.state.buckets, Buckets::Leased(_)) {
-            let settlement = Settlement::Unused { tokens, sure: true };
-            return limit.settle_pinned(&handle.key, settlement, now);
+        match &limit.state.buckets {
+            Buckets::Leased(_) => {
+                // Some of it may be what an outage policy allowed.
+                let settlement = Settlement::unused(tokens, false);
+                limit.settle_pinned(&handle.key, settlement, now);
+            }
+            Buckets::Alone(AloneBuckets::Windows(local)) => {
+                let decided = limit.state.window_time(local, now);
+                local.table.at(place).take_back_at_most(local.rule_of(limit.info), tokens, decided);
+            }
+            Buckets::Alone(_) => {
+                let decision = limit.decide(Target::key(key), 0);
+                limit.give_back_pinned(&handle.key, &Allowed { decision, asked: now }, tokens);
+            }
         }
-        let decision = limit.decide(Target::key(key), 0);
-        let spent = decision.burst().saturating_sub(decision.remaining());
-        let tokens = tokens.min(u32::try_from(spent).unwrap_or(u32::MAX));
-        limit.give_back_pinned(&handle.key, &Allowed { decision, asked: now }, tokens);
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::settle::Allowed;
-use super::together::{Part, Patience, USUAL, ask_for_decision, decide_at_once, fewer_left};
+use super::several::{ask_for_decision, decide_at_once};
+use super::together::{Part, Patience, USUAL, fewer_left};
 use super::{ActiveLimit, Limiter, Target};
 use crate::bucket::{Found, LeaseBucket, OVERFLOW, Table, Verdict};
 use crate::decision::Decision;
@@ -468,7 +469,7 @@ impl LeasedLimit {
         };
         let may_be_here = self.limit.state.terms.scale.curve == Curve::Refill;
         if !(may_be_here && self.table.find(key).is_some_and(put_back)) {
-            self.limit.settle(key, Settlement::Unused { tokens: cost, sure: true }, now);
+            self.limit.settle(key, Settlement::unused(cost, true), now);
         }
     }
 }

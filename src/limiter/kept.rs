@@ -6,36 +6,72 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::overrides::LookedUp;
+use super::async_limit::Charge;
 use super::settle::Allowed;
 use super::slots::BACKGROUND_WAIT_US;
-use super::{ActiveLimit, Limiter, Reservation, Shared};
+use super::{ActiveLimit, Handle, Limiter, Reservation, Shared};
 use crate::algorithm::Standing;
 use crate::bucket::OVERFLOW;
 use crate::decision::{Decision, Source};
-use crate::driver::{Buckets, Query, ReservationQuery};
+use crate::driver::{Buckets, Query, ReservationQuery, Wish, random_bytes};
 use crate::error::StoreError;
+use crate::limit::QuotaOf;
+use crate::quota::Quota;
 use crate::store::exact::{Deed, SpentAt};
 use crate::store::reservations::{ReservationId, ReservationRequest, TakenRecord};
 use crate::sync::Settlement;
-use crate::time::micros;
+use crate::time::{Timestamp, micros};
 
-/// What is kept, as JSON.
+/// How often the store is asked for a record, and after how long again the first time.
+const TRIES_MAX: u32 = 5;
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// What the store keeps, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct SettlementRecord {
     limit: String,
-    plan: Option<String>,
+    by: DecidedBy,
     /// What the limiter knows the key by.
     key: Vec<u8>,
     estimate: u32,
     /// How long before it was kept the request was asked, at most.
     before_us: u64,
-    spent: Spent,
+    /// For how long it was to be kept.
+    ttl_us: u64,
+    spent: SpentFrom,
+}
+
+/// Which quota of the limit decided.
+#[derive(Debug, Serialize, Deserialize)]
+enum DecidedBy {
+    Limit,
+    Plan(String),
+    /// Of an override.
+    Quota {
+        tokens: u64,
+        period_us: u64,
+        burst: u64,
+    },
+}
+
+impl DecidedBy {
+    fn of(decision: &Decision) -> Self {
+        let quota = decision.quota();
+        match &decision.limit.of {
+            QuotaOf::Limit => Self::Limit,
+            QuotaOf::Plan(name) => Self::Plan(name.to_string()),
+            QuotaOf::Override => Self::Quota {
+                tokens: quota.tokens(),
+                period_us: micros(quota.period()),
+                burst: quota.burst_tokens(),
+            },
+        }
+    }
 }
 
 /// What the estimate was spent from.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum Spent {
+enum SpentFrom {
     /// Nothing was charged.
     Nothing,
     /// A lease.
@@ -52,7 +88,7 @@ pub(crate) struct SettledReservation {
     pub(crate) estimate: u32,
 }
 
-impl Spent {
+impl SpentFrom {
     fn of(decision: &Decision) -> Self {
         match decision.source {
             _ if decision.took_nothing() => Self::Nothing,
@@ -87,30 +123,51 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// That of the store, or none in time: then its tokens have gone back.
+    /// That of the store, or that it did not answer in time: then its tokens go back, as of a reservation that is dropped.
     pub(crate) async fn keep(self, time_to_live: Duration) -> Result<ReservationId, StoreError> {
-        let within = Duration::from_micros(BACKGROUND_WAIT_US);
-        let limit = &self.handle.limit;
+        let Handle { limit, key, .. } = &self.handle;
         let Allowed { decision, asked } = &self.allowed;
-        let kept = Kept {
+        let (sent, within_us) =
+            (limit.now(), limit.state.terms.max_wait_us.max(BACKGROUND_WAIT_US));
+        let record = SettlementRecord {
             limit: limit.name().to_owned(),
-            plan: decision.plan_name().map(str::to_owned),
-            key: self.handle.key.key.to_vec(),
+            by: DecidedBy::of(decision),
+            key: key.key.to_vec(),
             estimate: self.open,
-            before_us: limit.now().micros_since(*asked).saturating_add(BACKGROUND_WAIT_US),
-            spent: Spent::of(decision),
+            before_us: sent.micros_since(*asked).saturating_add(within_us),
+            ttl_us: micros(time_to_live),
+            spent: SpentFrom::of(decision),
         };
         let id = ReservationId::random().map_err(|error| unusable(&error))?;
-        let record = serde_json::to_vec(&kept).map_err(|error| unusable(&error))?;
-        let request = ReservationRequest::Keep { id, record, time_to_live };
-        let answer = limit.shared.ask_about_reservation(request);
+        let request = record.to_keep(id, time_to_live)?;
+        let within = Duration::from_micros(within_us);
         tokio::select! {
             biased;
-            answer = answer => answer?,
+            answer = limit.shared.ask_about_reservation(request) => answer?,
             _ = limit.sleep(within) => return Err(StoreError::TimedOut(within)),
         };
+        // The process may have been held up.
+        if limit.now().micros_since(sent) > within_us {
+            return Err(StoreError::TimedOut(within));
+        }
+        if matches!(record.spent, SpentFrom::Lease) {
+            // So that the store hears of it before another process gives some of it back.
+            let settlement = Settlement::unused(0, true);
+            limit.settle_pinned(key, settlement, *asked);
+        }
         self.stay_spent();
         Ok(id)
+    }
+}
+
+impl SettlementRecord {
+    fn to_keep(
+        &self,
+        id: ReservationId,
+        time_to_live: Duration,
+    ) -> Result<ReservationRequest, StoreError> {
+        let record = serde_json::to_vec(self).map_err(|error| unusable(&error))?;
+        Ok(ReservationRequest::Keep { id, record, time_to_live })
     }
 }
 
@@ -134,8 +191,9 @@ impl Shared {
 
 impl Limiter {
     /// Settles a reservation that any process has handed to the store: it cost `actual` tokens. `None` if there is none: it
-    /// was settled, or its time is over. Dropping the future before it is ready may leave its tokens spent.
-    pub(crate) async fn settle_kept(
+    /// was settled, or its time is over. Where a reply is lost the store is asked again. Dropping the future before it is ready
+    /// may leave its tokens spent.
+    pub(crate) async fn settle_reservation(
         &self,
         id: ReservationId,
         actual: u32,
@@ -144,46 +202,108 @@ impl Limiter {
         if !self.shared.node_terms.lock().unwrap_or_else(PoisonError::into_inner).has_store {
             return Ok(None);
         }
-        let request = ReservationRequest::Take { id };
-        let Some(taken) = self.shared.ask_about_reservation(request).await? else {
-            return Ok(None);
+        let taker = random_bytes().map_err(|error| unusable(&error))?;
+        let mut tries = 0;
+        let (now, taken) = loop {
+            let now = self.shared.node.time.now();
+            tries += 1;
+            match self.shared.ask_about_reservation(ReservationRequest::Take { id, taker }).await {
+                Ok(taken) => break (now, taken),
+                Err(error) if tries >= TRIES_MAX => return Err(error),
+                Err(_) => {
+                    let _ = self.shared.ask(Wish::Time, TRY_AGAIN_AFTER * tries).await;
+                }
+            }
         };
-        let kept: Kept = serde_json::from_slice(&taken.record).map_err(|error| unusable(&error))?;
-        // Of a limit that was removed nothing is to be settled.
-        if let Ok(limit) = self.find(&kept.limit) {
-            limit.settle_kept(&kept, actual, taken.age);
-        }
-        Ok(Some(SettledReservation { limit: kept.limit, estimate: kept.estimate }))
+        let Some(TakenRecord { record, age }) = taken else { return Ok(None) };
+        let record: SettlementRecord =
+            serde_json::from_slice(&record).map_err(|error| unusable(&error))?;
+        let Ok(limit) = self.find(&record.limit) else {
+            // Another process may have it: of a file that this one has not read yet, say.
+            self.put_back(id, record, age).await?;
+            return Err(StoreError::Server("the process does not have its limit".to_owned()));
+        };
+        limit.apply(&record, actual, (now, age)).await?;
+        let SettlementRecord { limit, estimate, .. } = record;
+        Ok(Some(SettledReservation { limit, estimate }))
+    }
+
+    /// Lets another process settle it in the time that is left.
+    async fn put_back(
+        &self,
+        id: ReservationId,
+        record: SettlementRecord,
+        age: Duration,
+    ) -> Result<(), StoreError> {
+        let age_us = micros(age);
+        let left = Duration::from_micros(record.ttl_us.saturating_sub(age_us).max(1000));
+        let record = SettlementRecord {
+            before_us: record.before_us.saturating_add(age_us),
+            ttl_us: micros(left),
+            ..record
+        };
+        self.shared.ask_about_reservation(record.to_keep(id, left)?).await.map(|_| ())
     }
 }
 
 impl ActiveLimit {
-    fn settle_kept(&self, kept: &Kept, actual: u32, age: Duration) {
-        let named = kept.plan.as_deref().and_then(|plan| self.plan(plan).ok());
-        let key = &*kept.key;
-        let planned = self.planned(LookedUp { name: key, plain: key });
-        let limit = named.as_ref().unwrap_or(&planned);
+    /// Gives back and charges what is left to be of a reservation that had this age then.
+    async fn apply(
+        &self,
+        record: &SettlementRecord,
+        actual: u32,
+        (then, age): (Timestamp, Duration),
+    ) -> Result<(), StoreError> {
+        let definition = self.state.definition();
+        let info = match &record.by {
+            DecidedBy::Limit => Some(definition.info),
+            DecidedBy::Plan(name) => definition.plan(name),
+            DecidedBy::Quota { tokens, period_us, burst } => {
+                let quota = Quota::new(*tokens, Duration::from_micros(*period_us)).burst(*burst);
+                definition.by_override(quota).ok()
+            }
+        };
+        let limit = self.under(info.unwrap_or(definition.info));
         let (unused, beyond) =
-            (kept.estimate.saturating_sub(actual), actual.saturating_sub(kept.estimate));
-        let handle = limit.hold(key);
+            (record.estimate.saturating_sub(actual), actual.saturating_sub(record.estimate));
+        let handle = limit.hold(&record.key);
         // A key without a place shares another bucket.
         let is_leased =
             matches!(limit.state.buckets, Buckets::Leased(_)) && handle.key.place != OVERFLOW;
-        match kept.spent {
-            Spent::Nothing => return,
-            _ if unused == 0 => {}
-            Spent::Store { at_us, ahead } if limit.is_decided_by_store() => {
-                limit.tell_store(key, unused, Deed::Return(SpentAt { at_us, ahead }));
+        match record.spent {
+            SpentFrom::Nothing => return Ok(()),
+            SpentFrom::Store { at_us, ahead } if limit.is_decided_by_store() => {
+                if unused > 0 {
+                    let deed = Deed::Return(SpentAt { at_us, ahead });
+                    limit.tell_and_wait(&record.key, unused, deed).await?;
+                }
+                if beyond > 0 {
+                    limit.tell_and_wait(&record.key, beyond, Deed::Charge).await?;
+                }
+                return Ok(());
             }
-            Spent::Lease if is_leased => {
-                let age_us = micros(age).saturating_add(kept.before_us);
-                let asked = limit.now().minus_micros(age_us);
-                let settlement = Settlement::Unused { tokens: unused, sure: true };
-                limit.settle_pinned(&handle.key, settlement, asked);
+            _ if unused == 0 => {}
+            SpentFrom::Lease if is_leased => {
+                let before_us = micros(age).saturating_add(record.before_us);
+                let settlement = Settlement::unused_anywhere(unused, before_us);
+                limit.settle_pinned(&handle.key, settlement, then);
             }
             // The limit may be of another mode by now.
-            Spent::Credit | Spent::Lease | Spent::Store { .. } => limit.not_given_back(unused),
+            SpentFrom::Credit | SpentFrom::Lease | SpentFrom::Store { .. } => {
+                limit.not_given_back(unused);
+            }
         }
         limit.charge_pinned(&handle.key, beyond);
+        Ok(())
+    }
+
+    /// Tells the store of an exact limit, and waits until it has taken it.
+    async fn tell_and_wait(&self, key: &[u8], cost: u32, deed: Deed) -> Result<(), StoreError> {
+        let max_wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
+        let charge = Charge { cost, slot_within_us: 0, deed };
+        let within = Duration::from_micros(max_wait_us);
+        let silent = || StoreError::TimedOut(within);
+        let answer = self.send_exact(key, charge, max_wait_us).ok_or_else(silent)?;
+        answer.await.map(|_| ()).map_err(|_| silent())
     }
 }

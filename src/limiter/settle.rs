@@ -51,7 +51,7 @@ impl ActiveLimit {
         match &self.state.buckets {
             Buckets::Leased(_) => {
                 if !self.put_back(&key.key, allowed, tokens) {
-                    let settlement = Settlement::Unused { tokens, sure: decision.sure };
+                    let settlement = Settlement::unused(tokens, decision.sure);
                     self.settle_pinned(key, settlement, *asked);
                 }
             }

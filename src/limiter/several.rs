@@ -9,7 +9,7 @@ use std::task::Poll;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::together::{Part, Patience, USUAL, ask_for_decision};
+use super::together::{Part, Patience, USUAL, ask_all, decide_all, fewer_left};
 use super::{ActiveLimit, AsyncLimit, Handle, Limiter};
 use crate::bucket::{OVERFLOW, Verdict};
 use crate::decision::Decision;
@@ -181,6 +181,44 @@ impl OnKey<'_> {
     async fn ask(&self) -> Result<Decision, CheckError> {
         Ok(self.part().ask().await)
     }
+}
+
+/// The decision of all parts, where the store is asked if need be. `None` of no parts.
+pub(super) async fn ask_for_decision(parts: &[Part<'_>]) -> Option<Decision> {
+    if parts.iter().any(|part| part.cost > 0) {
+        return ask_all(parts).await.decision();
+    }
+    // Nothing is to be spent.
+    let mut all: Option<Decision> = None;
+    for part in parts {
+        let look = match part.look() {
+            Some(look) => look,
+            None => part.ask().await,
+        };
+        all = Some(all.map_or(look, |one| less_allowed(one, look)));
+    }
+    all
+}
+
+/// The same at once, where the store decides none.
+pub(super) fn decide_at_once(parts: &[Part<'_>]) -> Option<Decision> {
+    if parts.iter().any(|part| part.cost > 0) {
+        return decide_all(parts).decision();
+    }
+    parts.iter().filter_map(Part::look).reduce(less_allowed)
+}
+
+fn less_allowed(one: Decision, other: Decision) -> Decision {
+    match (one.allowed, other.allowed) {
+        (true, true) => fewer_left(one, other),
+        (false, false) => longer_wait(one, other),
+        (true, false) => other,
+        (false, true) => one,
+    }
+}
+
+fn longer_wait(one: Decision, other: Decision) -> Decision {
+    if other.retry_after() > one.retry_after() { other } else { one }
 }
 
 impl ActiveLimit {

@@ -69,7 +69,7 @@ impl<'a> Part<'a> {
     }
 
     /// How the key stands, as a decision about the cost that spends nothing. `None` if only the store knows.
-    fn look(&self) -> Option<Decision> {
+    pub(super) fn look(&self) -> Option<Decision> {
         if let Some(decision) = self.overridden(0) {
             return Some(Decision { cost: self.cost.max(1), ..decision });
         }
@@ -186,13 +186,37 @@ struct Takes<'a, 'k> {
     denied: Option<(usize, Decision)>,
 }
 
+/// Parts, each with its place.
+type Parts<'k> = SmallVec<[(usize, Part<'k>); USUAL]>;
+
 /// How parts stand, as far as this node knows.
 type Looks = SmallVec<[Option<Decision>; USUAL]>;
 
 impl<'a, 'k> Takes<'a, 'k> {
+    fn new(parts: &'a [Part<'k>]) -> Self {
+        Self { parts, taken: SmallVec::with_capacity(parts.len()), denied: None }
+    }
+
+    /// Decides about those that are still to be decided, stage by stage, until one is denied. `None` if one has to wait.
+    fn take_each(
+        &mut self,
+        stages: &[Stage],
+        decide: impl Fn(&Part<'k>) -> Option<Decision>,
+    ) -> Option<()> {
+        for (index, part) in
+            stages.iter().flat_map(|stage| self.open(*stage)).collect::<Parts<'k>>()
+        {
+            if self.denied.is_none() {
+                let asked = part.asked_at();
+                self.add(index, asked, decide(&part)?);
+            }
+        }
+        Some(())
+    }
+
     /// Decides first about the part of which a look says that it denies, and longest: for sure, if the store could be asked.
     fn begin(parts: &'a [Part<'k>], looks: &Looks) -> Self {
-        let mut takes = Self { parts, taken: SmallVec::new(), denied: None };
+        let mut takes = Self::new(parts);
         let denial = |((index, part), look): ((usize, &Part<'_>), &Option<Decision>)| {
             let look = look.filter(Decision::is_denied)?;
             let is_known = look.is_sure() || part.patience == Patience::None;
@@ -224,7 +248,7 @@ impl<'a, 'k> Takes<'a, 'k> {
     }
 
     /// The parts of a stage that are still to be decided.
-    fn open(&self, stage: Stage) -> SmallVec<[(usize, Part<'k>); USUAL]> {
+    fn open(&self, stage: Stage) -> Parts<'k> {
         let is_open = |index| !self.taken.iter().any(|(taken, _)| *taken == index);
         let parts = self.parts.iter().copied().enumerate();
         parts.filter(|(index, part)| part.stage() == stage && is_open(*index)).collect()
@@ -271,21 +295,11 @@ pub(super) fn fewer_left(one: Decision, other: Decision) -> Decision {
     if other.remaining() < one.remaining() { other } else { one }
 }
 
-fn longer_wait(one: Decision, other: Decision) -> Decision {
-    if other.retry_after() > one.retry_after() { other } else { one }
-}
-
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
     let mut takes = Takes::begin(parts, &parts.iter().map(Part::look).collect());
-    for stage in [Stage::Here, Stage::Slot] {
-        for (index, part) in takes.open(stage) {
-            if takes.denied.is_none() {
-                let asked = part.asked_at();
-                takes.add(index, asked, part.decide());
-            }
-        }
-    }
+    // None has to wait.
+    let _ = takes.take_each(&[Stage::Here, Stage::Slot], |part| Some(part.decide()));
     takes.end()
 }
 
@@ -298,24 +312,27 @@ pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
     if takes.denied.is_none() && both.any(|(part, look)| part.has_to_wait(look.as_ref())) {
         return None;
     }
-    for stage in [Stage::Here, Stage::Store, Stage::Slot] {
-        for (index, part) in takes.open(stage) {
-            if takes.denied.is_none() {
-                let asked = part.asked_at();
-                let decision = match part.patience {
-                    Patience::None if !part.limit.is_decided_by_store() => part.decide(),
-                    _ => part.decide_if_no_wait()?,
-                };
-                takes.add(index, asked, decision);
-            }
-        }
-    }
+    takes.take_each(&[Stage::Here, Stage::Store, Stage::Slot], |part| match part.patience {
+        Patience::None if !part.limit.is_decided_by_store() => Some(part.decide()),
+        _ => part.decide_if_no_wait(),
+    })?;
+    Some(takes.end())
+}
+
+/// Decides at once, if this node is sure of each part. `None`, and nothing is spent, if it is not.
+fn decide_here(parts: &[Part<'_>]) -> Option<Together> {
+    let is_here = |part: &Part<'_>| part.stage() == Stage::Here;
+    let mut takes = parts.iter().all(is_here).then(|| Takes::new(parts))?;
+    takes.take_each(&[Stage::Here], Part::decide_if_no_wait)?;
     Some(takes.end())
 }
 
 /// Decides, and asks the store where this node is not sure, about all of these at once, before anything else is taken; then
 /// about exact limits, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
+    if let Some(decided) = decide_here(parts) {
+        return decided;
+    }
     let looks: Looks = parts.iter().map(Part::look).collect();
     let mut takes = Takes::begin(parts, &looks);
     let mut asked = SmallVec::<[_; USUAL]>::new();
@@ -340,38 +357,4 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
         }
     }
     takes.end()
-}
-
-/// The decision of all parts, where the store is asked if need be. `None` of no parts.
-pub(super) async fn ask_for_decision(parts: &[Part<'_>]) -> Option<Decision> {
-    if parts.iter().any(|part| part.cost > 0) {
-        return ask_all(parts).await.decision();
-    }
-    // Nothing is to be spent.
-    let mut all: Option<Decision> = None;
-    for part in parts {
-        let look = match part.look() {
-            Some(look) => look,
-            None => part.ask().await,
-        };
-        all = Some(all.map_or(look, |one| less_allowed(one, look)));
-    }
-    all
-}
-
-/// The same at once, where the store decides none.
-pub(super) fn decide_at_once(parts: &[Part<'_>]) -> Option<Decision> {
-    if parts.iter().any(|part| part.cost > 0) {
-        return decide_all(parts).decision();
-    }
-    parts.iter().filter_map(Part::look).reduce(less_allowed)
-}
-
-fn less_allowed(one: Decision, other: Decision) -> Decision {
-    match (one.allowed, other.allowed) {
-        (true, true) => fewer_left(one, other),
-        (false, false) => longer_wait(one, other),
-        (true, false) => other,
-        (false, true) => one,
-    }
 }

@@ -15,7 +15,7 @@ use super::messages::{
     Answer, Code, CurrentLimit, Descriptor as Asked, Header, OwnLimit, RateLimitRequest, Status,
     Unit,
 };
-use crate::config::{Config, Descriptor, DescriptorRule, Matched, OF_REQUESTS, UnknownDomain};
+use crate::config::{Config, Descriptor, DescriptorRule, Matched, REQUEST_LIMITS, UnknownDomain};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::{Key, KeyName, KeyWriter};
@@ -31,8 +31,11 @@ const DESCRIPTORS_MAX: usize = 1000;
 /// A configuration with its limits, which a request finds without asking the limiter for them.
 pub(crate) struct DomainLimits {
     pub(crate) config: Config,
-    limits: HashMap<String, AsyncLimit>,
-    own: OwnLimits,
+    /// In the order of the configuration.
+    limits: Vec<AsyncLimit>,
+    places: HashMap<&'static str, usize>,
+    limiter: Limiter,
+    own: Arc<OwnLimits>,
 }
 
 /// Without the keys of the limiter.
@@ -42,45 +45,45 @@ impl fmt::Debug for DomainLimits {
     }
 }
 
-/// Limits that requests bring with them, by what they say.
-struct OwnLimits {
-    /// That whose keys have their quotas; None if the limiter was built without it.
-    limit: Option<AsyncLimit>,
-    known: DashMap<OwnLimit, AsyncLimit>,
-}
+/// Limits that requests have brought with them, by what they say.
+#[derive(Default)]
+pub(crate) struct OwnLimits(DashMap<OwnLimit, AsyncLimit>);
 
 impl OwnLimits {
-    fn new(limiter: &Limiter) -> Self {
-        Self { limit: limiter.async_limit(OF_REQUESTS).ok(), known: DashMap::new() }
-    }
+    /// The most of them: each takes memory until the process ends, and a part of the quotas that overrides can give.
+    pub(crate) const MAX: usize = 10_000;
 
     /// What holds for a descriptor with such a limit. Its domain and all its entries are its key.
     fn ruling<'a>(
         &self,
         own: OwnLimit,
-        request: &'a RateLimitRequest,
-        asked: &'a Asked,
+        limiter: &Limiter,
+        (request, asked): (&'a RateLimitRequest, &'a Asked),
     ) -> Result<Ruling<'a>, String> {
         if own.requests_per_unit == 0 {
             return Ok(Ruling::Deny);
         }
         let entries = asked.entries.iter().flat_map(|entry| [&*entry.key, &*entry.value]);
-        let values = Values(iter::once(&*request.domain).chain(entries).collect());
-        let limit = Cow::Owned(self.limit(own)?);
+        let values = iter::once(&*request.domain).chain(entries).collect();
+        let values = Values { values, own: Some(own) };
+        let limit = Cow::Owned(self.limit(own, limiter)?);
         Ok(Ruling::Limited(Limited::new(limit, values, request, asked)))
     }
 
-    fn limit(&self, own: OwnLimit) -> Result<AsyncLimit, String> {
-        if let Some(known) = self.known.get(&own) {
+    fn limit(&self, own: OwnLimit, limiter: &Limiter) -> Result<AsyncLimit, String> {
+        if let Some(known) = self.0.get(&own) {
             return Ok(known.clone());
         }
         let Some(unit) = own.unit else {
             return Err("unit: is not known: name one".to_owned());
         };
-        let limit = self.limit.as_ref().ok_or("the service was built without such limits")?;
+        if self.0.len() >= Self::MAX {
+            return Err(format!("the process has had {} other limits of requests", Self::MAX));
+        }
         let quota = Quota::new(own.requests_per_unit, unit.period());
-        let limit = limit.with_quota(quota).map_err(|error| error.to_string())?;
-        self.known.insert(own, limit.clone());
+        let limit = limiter.async_limit(REQUEST_LIMITS).and_then(|limit| limit.with_quota(quota));
+        let limit = limit.map_err(|error| error.to_string())?;
+        self.0.insert(own, limit.clone());
         Ok(limit)
     }
 }
@@ -150,16 +153,25 @@ impl<'a> Limited<'a> {
 }
 
 /// The values of a key: as a tuple of them.
-#[derive(Clone)]
-struct Values<'a>(SmallVec<[&'a str; 4]>);
+struct Values<'a> {
+    values: SmallVec<[&'a str; 4]>,
+    /// The first part then: each such limit counts for itself.
+    own: Option<OwnLimit>,
+}
 
 impl Key for Values<'_> {
     fn write(&self, writer: &mut KeyWriter<'_>) {
-        if let [value] = &*self.0 {
+        if let ([value], None) = (&*self.values, self.own) {
             return value.write(writer);
         }
-        for (place, value) in self.0.iter().enumerate() {
-            if place > 0 {
+        if let Some(own) = self.own {
+            let OwnLimit { requests_per_unit, unit } = own;
+            requests_per_unit.write(writer);
+            writer.push(b"/");
+            unit.map_or(0, |unit| unit.period().as_secs()).write(writer);
+        }
+        for (place, value) in self.values.iter().enumerate() {
+            if place > 0 || self.own.is_some() {
                 writer.push(b":");
             }
             writer.push_part_of(|part| value.write(part));
@@ -169,17 +181,19 @@ impl Key for Values<'_> {
 
 impl DomainLimits {
     /// The limits of a configuration that the limiter has.
-    pub(crate) fn new(config: Config, limiter: &Limiter) -> Result<Self, ConfigError> {
-        let named = |limit: &Limit| {
-            let name = limit.name();
-            limiter.async_limit(name).map(|limit| (name.to_owned(), limit))
-        };
-        let limits = config.limits().iter().map(named).collect::<Result<_, _>>()?;
-        Ok(Self { config, limits, own: OwnLimits::new(limiter) })
+    pub(crate) fn new(
+        config: Config,
+        limiter: &Limiter,
+        own: Arc<OwnLimits>,
+    ) -> Result<Self, ConfigError> {
+        let named = |limit: &Limit| limiter.async_limit(limit.name());
+        let limits = config.limits().iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        let places = limits.iter().map(AsyncLimit::name).zip(0..).collect();
+        Ok(Self { config, limits, places, limiter: limiter.clone(), own })
     }
 
     pub(crate) fn limit(&self, name: &str) -> Option<&AsyncLimit> {
-        self.limits.get(name)
+        self.places.get(name).map(|place| &self.limits[*place])
     }
 
     /// Decides about a request, and waits for the store until the deadline at most.
@@ -206,7 +220,7 @@ impl DomainLimits {
             return Ok(self.told(vec![Status { code, ..Status::default() }; descriptors]));
         };
         let matched: Vec<_> = request.descriptors.iter().map(|it| matched(domain, it)).collect();
-        let rulings = self.rulings(request, &matched)?;
+        let rulings = self.rulings(request, matched)?;
         Ok(self.told(statuses(&rulings, deadline).await?))
     }
 
@@ -228,20 +242,22 @@ impl DomainLimits {
     fn rulings<'a>(
         &'a self,
         request: &'a RateLimitRequest,
-        matched: &[Option<Matched<'a>>],
+        matched: Vec<Option<Matched<'a>>>,
     ) -> Result<Vec<Ruling<'a>>, Refusal> {
-        let ruled = |it: &&Matched<'a>| it.descriptor.rule.is_some();
-        let replaced: Vec<&String> =
-            matched.iter().flatten().filter(ruled).flat_map(|it| &it.descriptor.replaces).collect();
-        let both = matched.iter().zip(&request.descriptors).enumerate();
-        let ruling = |(place, (matched, asked)): (usize, (&Option<Matched<'a>>, &'a Asked))| {
-            // No rule applies then, and none is replaced.
+        // The rule of a descriptor that brings its own limit does not apply.
+        let by_rule = matched.iter().zip(&request.descriptors).filter(|(_, it)| it.limit.is_none());
+        let found = by_rule.filter_map(|(matched, _)| Some(matched.as_ref()?.descriptor));
+        let ruled = found.filter(|descriptor| descriptor.rule.is_some());
+        let replaced: Vec<&String> = ruled.flat_map(|descriptor| &descriptor.replaces).collect();
+        let both = matched.into_iter().zip(&request.descriptors).enumerate();
+        let ruling = |(place, (matched, asked)): (usize, (Option<Matched<'a>>, &'a Asked))| {
+            // Its rule does not apply, and cannot be replaced.
             if let Some(own) = asked.limit {
-                let ruled = self.own.ruling(own, request, asked);
+                let ruled = self.own.ruling(own, &self.limiter, (request, asked));
                 return ruled.map_err(|reason| Refusal::OwnLimit { place, reason });
             }
             let Some(Matched { descriptor, values }) = matched else { return Ok(Ruling::Free) };
-            let Descriptor { rule, name, .. } = *descriptor;
+            let Descriptor { rule, name, .. } = descriptor;
             if name.as_ref().is_some_and(|name| replaced.contains(&name)) {
                 return Ok(Ruling::Free);
             }
@@ -250,8 +266,8 @@ impl DomainLimits {
                 Some(DescriptorRule::Unlimited) => Ruling::Unlimited,
                 Some(DescriptorRule::Deny) => Ruling::Deny,
                 Some(DescriptorRule::Limit { limit, is_always_charged }) => {
-                    let limit = Cow::Borrowed(&self.limits[limit]);
-                    let limited = Limited::new(limit, Values(values.clone()), request, asked);
+                    let limit = Cow::Borrowed(&self.limits[*limit]);
+                    let limited = Limited::new(limit, Values { values, own: None }, request, asked);
                     Ruling::Limited(Limited { is_always_charged: *is_always_charged, ..limited })
                 }
             })
@@ -282,8 +298,8 @@ struct Charge<'r, 'a> {
 
 impl Charge<'_, '_> {
     /// The limit and the key.
-    fn of(&self) -> (&str, &[u8]) {
-        (self.limited.limit.name(), &self.limited.key)
+    fn of(&self) -> (u32, &[u8]) {
+        (self.limited.limit.place(), &self.limited.key)
     }
 
     fn find_whether_possible(&mut self) {
@@ -352,10 +368,9 @@ fn give_back(rulings: &[Ruling<'_>]) -> Result<(), Refusal> {
         }
     }
     for ruling in rulings {
-        if let Ruling::Limited(Limited { limit, key, hits, is_negative: true, .. }) = ruling
-            && *hits > 0
-        {
-            limit.give_back(key, *hits);
+        if let Ruling::Limited(limited @ Limited { is_negative: true, hits: 1.., .. }) = ruling {
+            let Limited { limit, key, plain, hits, .. } = limited;
+            limit.give_back(key, plain.as_deref(), *hits);
         }
     }
     Ok(())

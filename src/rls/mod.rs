@@ -6,5 +6,5 @@
 mod decide;
 mod messages;
 
-pub(crate) use decide::{DomainLimits, Refusal};
+pub(crate) use decide::{DomainLimits, OwnLimits, Refusal};
 pub(crate) use messages::{Answer, Code, RateLimitRequest};

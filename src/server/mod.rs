@@ -36,6 +36,7 @@ mod envoy;
 mod extract;
 mod keys;
 mod limits;
+mod open_reservations;
 mod openapi;
 mod overrides;
 mod problem;
@@ -92,6 +93,12 @@ impl Service {
     /// is lost.
     pub fn refuse_checks(&self) {
         self.0.refuse_checks();
+    }
+
+    /// Waits until all reservations are settled that are being settled: call it before [`Limiter::shutdown`].
+    pub async fn settled(&self) {
+        // The sender is here.
+        let _ = self.0.settling.subscribe().wait_for(|settling| *settling == 0).await;
     }
 
     /// What answers requests over gRPC: Envoy's rate limit service, version 3, and the health service. Serve it with HTTP/2.

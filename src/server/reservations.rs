@@ -1,8 +1,7 @@
 //! `POST /v1/reserve`, `/v1/commit` and `/v1/refund`: costs that are known later.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -10,23 +9,21 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
-use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::check::{Answer, wrong_cost};
 use super::extract::{Body, Object, whole};
+use super::open_reservations::OPEN_MAX;
 use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
 use super::running::Running;
 use crate::decision::Decision;
+use crate::limiter::ReserveError;
 use crate::limiter::kept::SettledReservation;
-use crate::limiter::{Reservation, ReserveError};
 use crate::store::reservations::ReservationId;
 
-/// The most open reservations of a process that only this process can settle.
-const OPEN_MAX: usize = 100_000;
 /// How long a reservation is open, unless the request says.
 const TIME_TO_LIVE: Duration = Duration::from_secs(600);
-/// A day.
+/// The longest that it can be open: a day.
 const TTL_MS_MAX: u64 = 24 * 3_600_000;
 /// For how long an answer waits until a reservation is settled.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
@@ -112,50 +109,6 @@ fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReservationId, D::Er
     text.parse().map_err(D::Error::custom)
 }
 
-/// Reservations that only this process can settle: of limits that it counts alone.
-#[derive(Default)]
-pub(super) struct OpenReservations(Mutex<ByEnd>);
-
-#[derive(Default)]
-struct ByEnd {
-    open: HashMap<ReservationId, (Reservation, Instant)>,
-    ends: BTreeSet<(Instant, ReservationId)>,
-}
-
-impl OpenReservations {
-    /// Keeps one. It comes back, and its tokens with it, if there are too many.
-    fn keep(&self, id: ReservationId, reservation: Reservation, time_to_live: Duration) -> bool {
-        let mut all = self.lock();
-        let has_room = all.open.len() < OPEN_MAX;
-        if has_room {
-            let ends = Instant::now() + time_to_live;
-            all.ends.insert((ends, id));
-            all.open.insert(id, (reservation, ends));
-        }
-        has_room
-    }
-
-    fn take(&self, id: ReservationId) -> Option<Reservation> {
-        let mut all = self.lock();
-        let (reservation, ends) = all.open.remove(&id)?;
-        all.ends.remove(&(ends, id));
-        Some(reservation)
-    }
-
-    /// Those that are open. Of others the tokens stay spent.
-    fn lock(&self) -> MutexGuard<'_, ByEnd> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        while let Some((_, id)) = all.ends.first().copied().filter(|(ends, _)| *ends <= now) {
-            all.ends.pop_first();
-            if let Some((reservation, _)) = all.open.remove(&id) {
-                reservation.stay_spent();
-            }
-        }
-        all
-    }
-}
-
 /// Decides about a request, and reserves what it may cost.
 #[utoipa::path(
     post,
@@ -199,7 +152,7 @@ pub(super) async fn reserve(
         return told(&decision, Some(kept.map_err(|error| unreserved(error.to_string()))?));
     }
     let id = ReservationId::random().map_err(|error| unreserved(error.to_string()))?;
-    if running.open.keep(id, reservation, asked.time_to_live) {
+    if running.open_reservations.keep(id, reservation, asked.time_to_live) {
         told(&decision, Some(id))
     } else {
         Err(unreserved(format!("{OPEN_MAX} reservations are open")))
@@ -256,7 +209,7 @@ async fn settle(
     cost: u32,
 ) -> Result<Json<Settled>, Problem> {
     let told = |limit: String, reserved| Ok(Json(Settled { limit, reserved, cost }));
-    if let Some(reservation) = running.open.take(id) {
+    if let Some(reservation) = running.open_reservations.take(id) {
         let (limit, reserved) = (reservation.limit_name().to_owned(), reservation.estimate());
         reservation.commit(cost);
         return told(limit, reserved);
@@ -269,13 +222,31 @@ async fn settle(
         let detail = format!("it may be settled yet: {reason}");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let limiter = running.limiter.clone();
-    let settled = tokio::spawn(async move { limiter.settle_kept(id, cost).await });
-    match tokio::time::timeout(SETTLED_WITHIN, settled).await {
-        Ok(Ok(Ok(Some(SettledReservation { limit, estimate })))) => told(limit, estimate),
-        Ok(Ok(Ok(None))) => Err(unknown()),
-        Ok(Ok(Err(error))) => Err(unsettled(error.to_string())),
-        Ok(Err(error)) => Err(unsettled(error.to_string())),
-        Err(_) => Err(unsettled(format!("no answer from the store within {SETTLED_WITHIN:?}"))),
+    let settling = Settling::begin(running);
+    let settled = tokio::spawn(async move {
+        settling.0.limiter.settle_reservation(id, cost).await.map_err(|error| error.to_string())
+    });
+    let in_time = tokio::time::timeout(SETTLED_WITHIN, settled).await;
+    let ended = in_time.map_err(|_| unsettled(format!("no answer within {SETTLED_WITHIN:?}")))?;
+    let settled = ended.map_err(|error| unsettled(error.to_string()))?;
+    match settled.map_err(unsettled)? {
+        Some(SettledReservation { limit, estimate }) => told(limit, estimate),
+        None => Err(unknown()),
+    }
+}
+
+/// One that is being settled: the service does not end before.
+struct Settling(Arc<Running>);
+
+impl Settling {
+    fn begin(running: Arc<Running>) -> Self {
+        running.settling.send_modify(|settling| *settling += 1);
+        Self(running)
+    }
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        self.0.settling.send_modify(|settling| *settling -= 1);
     }
 }

@@ -8,18 +8,21 @@ use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 use tokio::sync::watch;
 
+use super::open_reservations::OpenReservations;
 use super::problem::Problem;
-use super::reservations::OpenReservations;
-use crate::config::Config;
+use crate::config::{Config, REQUEST_LIMITS};
 use crate::error::ConfigError;
 use crate::limiter::{AsyncLimit, Limiter};
-use crate::rls::DomainLimits;
+use crate::rls::{DomainLimits, OwnLimits};
 
 pub(super) struct Running {
     pub(super) limiter: Limiter,
     /// The configuration that is in force.
     pub(super) in_force: ArcSwap<DomainLimits>,
-    pub(super) open: OpenReservations,
+    own_limits: Arc<OwnLimits>,
+    pub(super) open_reservations: OpenReservations,
+    /// Reservations of the store that are being settled.
+    pub(super) settling: watch::Sender<usize>,
     /// Held by whoever changes it.
     reloads: Mutex<()>,
     refuses_checks: AtomicBool,
@@ -40,10 +43,20 @@ pub enum ReloadError {
 
 impl Running {
     pub(super) fn new(config: Config, limiter: Limiter) -> Result<Self, ConfigError> {
-        let in_force = ArcSwap::from_pointee(DomainLimits::new(config, &limiter)?);
+        let own_limits = Arc::<OwnLimits>::default();
+        let in_force = DomainLimits::new(config, &limiter, own_limits.clone())?;
+        let in_force = ArcSwap::from_pointee(in_force);
         let (reloads, refuses_checks) = (Mutex::new(()), AtomicBool::new(false));
-        let (open, ends) = (OpenReservations::default(), watch::Sender::new(false));
-        Ok(Self { limiter, in_force, open, reloads, refuses_checks, ends })
+        Ok(Self {
+            limiter,
+            in_force,
+            own_limits,
+            open_reservations: OpenReservations::default(),
+            settling: watch::Sender::new(0),
+            reloads,
+            refuses_checks,
+            ends: watch::Sender::new(false),
+        })
     }
 
     pub(super) fn reload(&self, config: Config) -> Result<(), ReloadError> {
@@ -53,7 +66,11 @@ impl Running {
         }
         self.limiter.update(config.all_limits())?;
         // Whoever still asks by the configuration before has the limits of that.
-        self.in_force.store(Arc::new(DomainLimits::new(config, &self.limiter)?));
+        self.in_force.store(Arc::new(DomainLimits::new(
+            config,
+            &self.limiter,
+            self.own_limits.clone(),
+        )?));
         Ok(())
     }
 
@@ -67,6 +84,11 @@ impl Running {
         let unknown = |status, field| {
             move |error: ConfigError| Problem::new(status, error.to_string()).at(field)
         };
+        if name == REQUEST_LIMITS {
+            let detail = "is for limits that requests of Envoy bring: its keys have no other quota";
+            let problem = Problem::new(StatusCode::NOT_FOUND, format!("limit {name:?} {detail}"));
+            return Err(problem.at("limit"));
+        }
         let found = in_force.limit(name).map(Cow::Borrowed);
         // A limiter can have more limits than its configuration, and else says which there are.
         let found = found.map_or_else(|| self.limiter.async_limit(name).map(Cow::Owned), Ok);

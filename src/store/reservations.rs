@@ -22,9 +22,17 @@ pub(crate) struct ReservationId(pub(crate) u128);
 pub(crate) enum ReservationRequest {
     /// To keep what is needed to settle it.
     Keep { id: ReservationId, record: Vec<u8>, time_to_live: Duration },
-    /// To give that away.
-    Take { id: ReservationId },
+    /// To give that away, to one taker alone.
+    Take { id: ReservationId, taker: Taker },
 }
+
+/// Who takes it: random bytes, so that who got no reply can ask again.
+pub(crate) type Taker = [u8; 16];
+
+/// For how long a taker can ask again.
+pub(crate) const TAKEN_AGAIN: Duration = Duration::from_secs(60);
+/// The age of a record from the future, after a clock went back: nothing of a window goes back.
+const AGES_US: u64 = 1 << 52;
 
 /// What was kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +49,7 @@ impl fmt::Display for ReservationId {
     }
 }
 
-/// A text that is none.
+/// A text that is no reservation's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a reservation has 32 hexadecimal digits")]
 pub(crate) struct ReservationIdError;
@@ -59,19 +67,20 @@ impl FromStr for ReservationId {
 #[cfg(feature = "redis")]
 impl ReservationRequest {
     pub(crate) fn id(&self) -> ReservationId {
-        let (Self::Keep { id, .. } | Self::Take { id }) = self;
+        let (Self::Keep { id, .. } | Self::Take { id, .. }) = self;
         *id
     }
 
     /// The script's ARGV.
-    pub(crate) fn arguments(&self) -> [Vec<u8>; 2] {
-        match self {
+    pub(crate) fn arguments(&self) -> [Vec<u8>; 3] {
+        let (time_to_live, bytes) = match self {
             Self::Keep { record, time_to_live, .. } => {
-                let millis = time_to_live.as_millis().max(1);
-                [millis.to_string().into_bytes(), record.clone()]
+                (time_to_live.as_millis().max(1), record.clone())
             }
-            Self::Take { .. } => [b"0".to_vec(), Vec::new()],
-        }
+            Self::Take { taker, .. } => (0, taker.to_vec()),
+        };
+        let text = |millis: u128| millis.to_string().into_bytes();
+        [text(time_to_live), bytes, text(TAKEN_AGAIN.as_millis())]
     }
 
     /// Reads the script's reply.
@@ -91,18 +100,19 @@ impl ReservationRequest {
     }
 }
 
-/// What is kept of one.
+/// What is stored of one.
 #[derive(Debug)]
-struct Kept {
+struct StoredRecord {
     record: Vec<u8>,
     since_us: u64,
     ends_us: u64,
+    taker: Option<Taker>,
 }
 
 /// The script's reference, and its records.
 #[derive(Debug, Default)]
 pub(crate) struct ReservationModel {
-    kept: HashMap<ReservationId, Kept>,
+    stored: HashMap<ReservationId, StoredRecord>,
     by_end: BTreeSet<(u64, ReservationId)>,
 }
 
@@ -111,28 +121,43 @@ impl ReservationModel {
     pub(crate) fn call(&mut self, request: ReservationRequest, now_us: u64) -> Option<TakenRecord> {
         while let Some((_, id)) = self.by_end.first().filter(|(ends_us, _)| *ends_us <= now_us) {
             let id = *id;
-            self.take(id);
+            self.remove(id);
         }
         match request {
             ReservationRequest::Keep { id, record, time_to_live } => {
-                self.take(id);
+                self.remove(id);
                 let ends_us = now_us.saturating_add(micros(time_to_live));
-                self.by_end.insert((ends_us, id));
-                self.kept.insert(id, Kept { record, since_us: now_us, ends_us });
+                self.store(id, StoredRecord { record, since_us: now_us, ends_us, taker: None });
                 None
             }
-            ReservationRequest::Take { id } => {
-                let Kept { record, since_us, .. } = self.take(id)?;
-                let age = Duration::from_micros(now_us.saturating_sub(since_us));
-                Some(TakenRecord { record, age })
+            ReservationRequest::Take { id, taker } => {
+                let stored = self.remove(id)?;
+                let (record, since_us, is_his) = (
+                    stored.record.clone(),
+                    stored.since_us,
+                    stored.taker.is_none_or(|it| it == taker),
+                );
+                let ends_us = match stored.taker {
+                    None => now_us.saturating_add(micros(TAKEN_AGAIN)),
+                    Some(_) => stored.ends_us,
+                };
+                let taker = stored.taker.or(Some(taker));
+                self.store(id, StoredRecord { ends_us, taker, ..stored });
+                let age_us = now_us.checked_sub(since_us).unwrap_or(AGES_US);
+                is_his.then(|| TakenRecord { record, age: Duration::from_micros(age_us) })
             }
         }
     }
 
-    fn take(&mut self, id: ReservationId) -> Option<Kept> {
-        let kept = self.kept.remove(&id)?;
-        self.by_end.remove(&(kept.ends_us, id));
-        Some(kept)
+    fn store(&mut self, id: ReservationId, stored: StoredRecord) {
+        self.by_end.insert((stored.ends_us, id));
+        self.stored.insert(id, stored);
+    }
+
+    fn remove(&mut self, id: ReservationId) -> Option<StoredRecord> {
+        let stored = self.stored.remove(&id)?;
+        self.by_end.remove(&(stored.ends_us, id));
+        Some(stored)
     }
 }
 
@@ -155,10 +180,9 @@ mod tests {
         request: &ReservationRequest,
         now_us: u64,
     ) -> Option<TakenRecord> {
-        let [first, second] = request.arguments();
         let script = Script::new(TEXT);
         let mut call = script.prepare_invoke();
-        call.key(request.id().to_string()).arg(first).arg(second);
+        call.key(request.id().to_string()).arg(&request.arguments());
         let reply: Vec<u8> = call.invoke(connection).unwrap();
         let reply = ReservationRequest::decode(&reply).unwrap();
         let expected = model.call(request.clone(), now_us);
@@ -178,26 +202,33 @@ mod tests {
             let record = record.to_vec();
             ReservationRequest::Keep { id, record, time_to_live }
         };
-        let take = |id| ReservationRequest::Take { id };
+        let take_as = |id, taker| ReservationRequest::Take { id, taker: [taker; 16] };
+        let take = |id| take_as(id, 1);
         let (short, long) = (Duration::from_millis(60), Duration::from_secs(60));
         assert_eq!(ask(connection, model, &take(one), 0), None, "none was kept");
         ask(connection, model, &keep(one, b"\0\xff{}", long), 0);
         ask(connection, model, &keep(other, b"", short), 0);
         let taken = ask(connection, model, &take(one), 1_000).unwrap();
         assert!(taken.age < Duration::from_secs(10), "{taken:?}");
-        assert_eq!(ask(connection, model, &take(one), 2_000), None, "it was taken");
+        assert_eq!(ask(connection, model, &take_as(one, 2), 2_000), None, "another has taken it");
+        let again = ask(connection, model, &take(one), 3_000).unwrap();
+        assert_eq!(again.record, taken.record, "the reply was lost");
         sleep(2 * short);
         assert_eq!(ask(connection, model, &take(other), 120_000), None, "its time is over");
-        assert!(model.kept.is_empty() && model.by_end.is_empty());
         ask(connection, model, &keep(other, b"x", long), 130_000);
         sleep(short);
         let taken = ask(connection, model, &take(other), 190_000).unwrap();
         assert!(taken.age >= short, "{taken:?}");
+        assert!(model.call(take(other), 190_000 + micros(TAKEN_AGAIN)).is_none(), "too late");
+        assert!(model.stored.len() <= 1 && model.by_end.len() <= 1, "{model:?}");
+        model.call(keep(other, b"x", long), 200_000);
+        let age = model.call(take(other), 100_000).unwrap().age;
+        assert_eq!(age, Duration::from_micros(AGES_US), "a clock that went back");
         let foreign = redis::cmd("SET").arg(one.to_string()).arg("theirs").query(connection);
         let _: () = foreign.unwrap();
         let script = Script::new(TEXT);
         let mut call = script.key(one.to_string());
-        let refused = call.arg(0).arg("").invoke::<Vec<u8>>(connection).unwrap_err();
+        let refused = call.arg(0).arg("").arg(1).invoke::<Vec<u8>>(connection).unwrap_err();
         assert!(refused.to_string().contains("FOREIGN"), "{refused}");
     }
 

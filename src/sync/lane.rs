@@ -241,7 +241,8 @@ impl Lane {
         context: &mut Context,
     ) {
         let terms = self.terms(slot, context);
-        let decided_us = self.same_window_us(&terms, decided, now);
+        let ago_us = now.micros_since(decided).saturating_add(settlement.before_us());
+        let decided_us = self.same_window_us(&terms, ago_us, now);
         let kept = self
             .accounts
             .change(slot, |account| account.settle(settlement, decided, decided_us, now, &terms));
@@ -252,13 +253,13 @@ impl Lane {
         self.enter_policy_if_unanswered(slot, now, context);
     }
 
-    /// The lane's time at `decided`, at the earliest. `None` if the window of then has ended, or if that is not known.
-    fn same_window_us(&self, terms: &Terms, decided: Timestamp, now: Timestamp) -> Option<i64> {
+    /// The lane's time so long ago, at the earliest. `None` if the window of then has ended, or if that is not known.
+    fn same_window_us(&self, terms: &Terms, ago_us: u64, now: Timestamp) -> Option<i64> {
         let Some(time) = self.replies.time else {
             return (terms.scale.curve == Curve::Refill).then_some(0);
         };
         let now_us = time.least(now).max(0);
-        let decided_us = now_us.saturating_sub_unsigned(now.micros_since(decided)).max(0);
+        let decided_us = now_us.saturating_sub_unsigned(ago_us).max(0);
         is_same_window(terms, decided_us, now_us).then_some(decided_us)
     }
 

@@ -1,5 +1,8 @@
 //! A service in this process, and requests of it.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+#![allow(clippy::disallowed_methods, reason = "a process lives by the real clock")]
+
 use std::time::Duration;
 
 use axum::body::Body;

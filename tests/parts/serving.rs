@@ -1,5 +1,8 @@
 //! `tidegate serve` as a process, and requests of it.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail the test")]
+#![allow(clippy::disallowed_methods, reason = "a process lives by the real clock")]
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -96,6 +96,7 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
     let http = Listener::bind("http", options.http.as_ref().unwrap_or(&server.http)).await?;
     let grpc = Listener::bind("grpc", options.grpc.as_ref().unwrap_or(&server.grpc)).await?;
     let rules = Rules::new(server)?;
+    listener::raise_open_files(server);
     let certificates = rules.certificates().zip(server.tls.clone());
     let limiter = config.builder().build()?;
     let began = beginning(&config, (&http, &grpc), options.file.is_none())?;
@@ -106,21 +107,22 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
     output::write(&began)?;
     let control = Control::new();
     let router = service.router_with(metrics_page(metrics));
-    let both = async {
-        let both =
-            (http.serve(router, &rules, &control), grpc.serve(service.grpc(), &rules, &control));
-        tokio::try_join!(both.0, both.1)
-    };
+    let http_served = http.serve(router, &rules, &control);
+    let grpc_served = grpc.serve(service.grpc(), &rules, &control);
+    let served = async { tokio::try_join!(http_served, grpc_served) };
     let drained = async {
         signals.told(1).await;
         service.announce_end();
         signals.drain(&control, drain).await;
     };
     tokio::select! {
-        served = both => drop(served?),
+        served = served => drop(served?),
         () = drained => tracing::warn!("requests were still under way: those whose bodies come now are refused"),
     }
     service.refuse_checks();
+    if tokio::time::timeout(REPORT_WITHIN, service.settled()).await.is_err() {
+        tracing::warn!("reservations are still being settled: their tokens may stay spent");
+    }
     limiter.shutdown(REPORT_WITHIN).await?;
     tracing::info!("ended: what was spent is reported");
     Ok(())
@@ -221,7 +223,11 @@ impl Source {
                 told = hangup.recv() => told.is_some(),
             };
             if let Some((certificates, files)) = certificates.as_ref().filter(|_| is_told) {
-                match listener::renew(certificates, files) {
+                let renewed = listener::renew(certificates, files);
+                let result = if renewed.is_ok() { "taken" } else { "refused" };
+                metrics::counter!("tidegate_certificate_reloads_total", "result" => result)
+                    .increment(1);
+                match renewed {
                     Ok(()) => tracing::info!("certificates were read anew"),
                     Err(error) => tracing::error!("the certificates before stay in force: {error}"),
                 }

@@ -61,7 +61,7 @@ impl Code {
 /// The server's user needs these commands on the keys `tg2:{<namespace>/*`: EVALSHA, EVAL, TIME,
 /// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE; for exact limits of a
 /// [`SlidingLog`](crate::SlidingLog) also LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH; for [overrides](crate::Overrides) HGET, HSET, HDEL, HLEN,
-/// EXISTS, DEL, ZRANGEBYSCORE; for reservations over HTTP DEL; and HELLO to have its version checked.
+/// EXISTS, DEL, ZRANGEBYSCORE; and HELLO to have its version checked.
 ///
 /// ```
 /// use std::time::Duration;

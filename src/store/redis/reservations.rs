@@ -17,7 +17,7 @@ pub(super) async fn call(
 ) -> Result<Option<TakenRecord>, StoreError> {
     // Redis Cluster spreads these keys over all slots.
     let keys = [format!("tg2:{{{}/rs:{}}}", store.namespace, request.id()).into_bytes()];
-    let [time_to_live, record] = request.arguments();
-    let reply = store.call(&CODE, &keys, &[&time_to_live, &record]).await;
+    let arguments = request.arguments();
+    let reply = store.call(&CODE, &keys, &arguments.each_ref().map(Vec::as_slice)).await;
     ReservationRequest::decode(&reply.map_err(|error| named(error, &keys[0]))?)
 }

@@ -9,9 +9,40 @@ use crate::time::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settlement {
     /// So many of its tokens were not used. If the decision was sure, no outage policy made it.
-    Unused { tokens: u32, sure: bool },
+    Unused { tokens: u32, sure: bool, of: Spender },
     /// It cost so many tokens more.
     Beyond(u32),
+}
+
+/// Who spent tokens that go back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spender {
+    /// This node, when the request was decided.
+    Here,
+    /// Another one, perhaps, so long before.
+    #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service settles them"))]
+    Anywhere { before_us: u64 },
+}
+
+impl Settlement {
+    /// So many tokens of a request that was decided here were not used.
+    pub(crate) fn unused(tokens: u32, sure: bool) -> Self {
+        Self::Unused { tokens, sure, of: Spender::Here }
+    }
+
+    /// So many tokens were not used of a request that another node decided, perhaps, so long before.
+    #[cfg(feature = "server")]
+    pub(crate) fn unused_anywhere(tokens: u32, before_us: u64) -> Self {
+        Self::Unused { tokens, sure: true, of: Spender::Anywhere { before_us } }
+    }
+
+    /// How long before the request was decided its tokens were spent.
+    pub(crate) fn before_us(self) -> u64 {
+        match self {
+            Self::Unused { of: Spender::Anywhere { before_us }, .. } => before_us,
+            _ => 0,
+        }
+    }
 }
 
 impl Account {
@@ -33,9 +64,11 @@ impl Account {
                 self.spending.owes = true;
                 0
             }
-            (Settlement::Unused { tokens, sure }, _) if !sure && self.is_of_policy(decided) => {
+            (Settlement::Unused { tokens, sure, .. }, _) if !sure && self.is_of_policy(decided) => {
                 tokens
             }
+            // What this node has not reported yet was not spent by that request.
+            (Settlement::Unused { tokens, of: Spender::Anywhere { .. }, .. }, None) => tokens,
             (Settlement::Unused { tokens, .. }, from_us) => {
                 self.refund(tokens, decided, from_us, now)
             }
@@ -75,5 +108,46 @@ impl Account {
     /// Whether an outage policy may have made a decision then that was not sure.
     fn is_of_policy(&self, decided: Timestamp) -> bool {
         self.policy.is_some() || decided < self.spending.policy_left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::Cluster;
+    use super::*;
+    use crate::algorithm::FixedWindow;
+    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table};
+    use crate::limit::Limit;
+
+    fn at(us: u64) -> Timestamp {
+        Timestamp::from_micros(us)
+    }
+
+    /// A reservation of a window that has ended took 30 tokens of the present one off the report, and they were spent twice.
+    #[test]
+    fn tokens_of_an_ended_window_that_another_node_spent_are_not_taken_off_this_nodes_report() {
+        let limit = Limit::new("x", FixedWindow::per_second(1000)).credit(10);
+        let terms = limit.validate_hybrid(1).unwrap();
+        let budget = Arc::new(KeyBudget::new(10, 1));
+        let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
+        let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(10)));
+        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        let key = b"key"[..].into();
+        let mut account = Account::new(bucket, key, 0, cluster, &terms, at(1_000));
+        let ask = Ask {
+            cost: 10,
+            scale: terms.scale,
+            first_credit: 10,
+            plan: NewKey::NO_PLAN,
+            can_wait: false,
+        };
+        assert!(account.bucket.decide(ask, at(2_000)).is_allowed());
+        let of = Spender::Anywhere { before_us: 5_000_000 };
+        let unused = Settlement::Unused { tokens: 40, sure: true, of };
+        assert_eq!(account.settle(unused, at(3_000), None, at(3_000), &terms), 40);
+        account.collect(at(4_000), true);
+        assert_eq!(account.spending.tokens(), 10, "they are still to be reported");
     }
 }

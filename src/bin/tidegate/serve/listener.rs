@@ -3,28 +3,35 @@
 use std::future::{Ready, ready};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net as unix;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum_server::accept::{Accept, DefaultAcceptor, NoDelayAcceptor};
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use axum_server::{Address, Control, Handle, Server};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig as TlsConfig, WebPkiClientVerifier};
 use tidegate::config::{ListenAddress, ServerConfig, TlsFiles};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_service::Service;
 
 /// How often a client of HTTP/2 that is silent is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Files that are no connections of clients.
+const OTHER_FILES: u64 = 100;
+/// How long a socket may take to show that somebody listens at it.
+const ASKED_WITHIN: Duration = Duration::from_secs(1);
+/// How often the log says that no connections are accepted.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Why nobody is listened to.
 #[derive(Debug, thiserror::Error)]
@@ -32,9 +39,9 @@ pub(crate) enum ListenError {
     #[error("{address}: {error}: give another address by --{flag} or [server] {flag}")]
     Bind { address: ListenAddress, error: io::Error, flag: &'static str },
     #[error("[server] {field} = {path:?}: {reason}")]
-    Tls { field: &'static str, path: PathBuf, reason: String },
+    File { field: &'static str, path: PathBuf, reason: String },
     #[error("[server] tls_cert and tls_key: {0}")]
-    Pair(rustls::Error),
+    Tls(rustls::Error),
 }
 
 /// An address that is listened at.
@@ -44,12 +51,29 @@ pub(crate) enum Listener {
     Unix(UnixListener, SocketFile),
 }
 
-/// The file of a socket.
-pub(crate) struct SocketFile(PathBuf);
+/// Device, number there, and when it was changed last: numbers are given again.
+type FileIdentity = (u64, u64, i64, i64);
 
+/// The file of a socket.
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// By what it is told from another one at its path.
+    identity: Option<FileIdentity>,
+}
+
+impl SocketFile {
+    fn identity(path: &Path) -> Option<FileIdentity> {
+        let file = std::fs::symlink_metadata(path).ok()?;
+        Some((file.dev(), file.ino(), file.ctime(), file.ctime_nsec()))
+    }
+}
+
+/// Another service may listen at the path by now, while this one still answers what was under way.
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        if self.identity.is_some() && Self::identity(&self.path) == self.identity {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -60,7 +84,7 @@ impl Listener {
     ) -> Result<Self, ListenError> {
         let bound = match address {
             ListenAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
-            ListenAddress::Unix(path) => bind_unix(path),
+            ListenAddress::Unix(path) => bind_unix(path).await,
         };
         bound.map_err(|error| ListenError::Bind { address: address.clone(), error, flag })
     }
@@ -69,7 +93,7 @@ impl Listener {
     pub(crate) fn address(&self) -> io::Result<ListenAddress> {
         Ok(match self {
             Self::Tcp(listener) => ListenAddress::Tcp(listener.local_addr()?),
-            Self::Unix(_, SocketFile(path)) => ListenAddress::Unix(path.clone()),
+            Self::Unix(_, file) => ListenAddress::Unix(file.path.clone()),
         })
     }
 
@@ -104,28 +128,33 @@ impl Listener {
 }
 
 /// A socket at this path, in place of one that a process left behind which has ended.
-fn bind_unix(path: &Path) -> io::Result<Listener> {
-    let is_left_behind = || {
-        let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
-        let answers = unix::UnixStream::connect(path);
-        is_socket && answers.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-    };
-    let bound = UnixListener::bind(path).or_else(|error| {
-        if error.kind() != io::ErrorKind::AddrInUse || !is_left_behind() {
-            return Err(error);
+async fn bind_unix(path: &Path) -> io::Result<Listener> {
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_behind(path).await => {
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)?
         }
-        std::fs::remove_file(path)?;
-        UnixListener::bind(path)
-    });
-    bound.map(|listener| Listener::Unix(listener, SocketFile(path.to_owned())))
+        bound => bound?,
+    };
+    let file = SocketFile { path: path.to_owned(), identity: SocketFile::identity(path) };
+    Ok(Listener::Unix(listener, file))
+}
+
+/// Whether nobody listens at a socket. One that does not answer in time has a listener that is busy.
+#[allow(clippy::disallowed_methods, reason = "another process lives by the real clock")]
+async fn is_left_behind(path: &Path) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+    let asked = tokio::time::timeout(ASKED_WITHIN, UnixStream::connect(path));
+    let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    is_socket && asked.await.is_ok_and(|answer| answer.as_ref().is_err_and(is_refused))
 }
 
 /// What holds for all connections.
 pub(crate) struct Rules {
     tls: Option<RustlsConfig>,
     head_timeout: Duration,
-    /// One for each connection that there may be.
-    places: Arc<Semaphore>,
+    /// How many connections each listener has at most.
+    max_connections: usize,
 }
 
 impl Rules {
@@ -134,11 +163,11 @@ impl Rules {
         Ok(Self {
             tls: tls.map(|tls| RustlsConfig::from_config(Arc::new(tls))),
             head_timeout: server.head_timeout,
-            places: Arc::new(Semaphore::new(server.max_connections as usize)),
+            max_connections: server.max_connections as usize,
         })
     }
 
-    /// What reads the files of certificates anew, if there are any.
+    /// Whose certificates can be [renewed](renew), if there is TLS.
     pub(crate) fn certificates(&self) -> Option<RustlsConfig> {
         self.tls.clone()
     }
@@ -149,7 +178,11 @@ impl Rules {
         control: &Control,
     ) -> Server<A, Acceptor> {
         let handle = Handle::with_control(control.clone());
-        let mut server = server.handle(handle).first_request_timeout(self.head_timeout);
+        let warned = Mutex::new(None);
+        let mut server = server
+            .handle(handle)
+            .first_request_timeout(self.head_timeout)
+            .accept_error_handler(move |from, error| refused(from.is_some(), error, &warned));
         let builder = server.http_builder();
         builder.http1().header_read_timeout(self.head_timeout);
         builder.http2().keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
@@ -157,7 +190,35 @@ impl Rules {
     }
 
     fn counted<A>(&self, acceptor: A) -> CountedAcceptor<A> {
-        CountedAcceptor { acceptor, places: self.places.clone() }
+        CountedAcceptor { acceptor, places: Arc::new(Semaphore::new(self.max_connections)) }
+    }
+}
+
+/// Lets the process open as many files as connections take, if the system allows it.
+pub(crate) fn raise_open_files(server: &ServerConfig) {
+    let wanted = 2 * u64::from(server.max_connections) + OTHER_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    let is_enough = |files: Option<u64>| files.is_none_or(|files| files >= wanted);
+    if is_enough(limit.current) {
+        return;
+    }
+    let current = limit.maximum.map_or(wanted, |most| most.min(wanted));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
+    if raised.is_err() || !is_enough(Some(current)) {
+        tracing::warn!("the process may open {current} files, and max_connections need {wanted}");
+    }
+}
+
+/// Counts a connection that was not let in: strangers may cause any number of them. That none can be accepted, because there are
+/// too many open files say, is told once a minute.
+#[allow(clippy::disallowed_methods, reason = "a log lives by the real clock")]
+fn refused(is_accepted: bool, error: &io::Error, warned: &Mutex<Option<Instant>>) {
+    tracing::debug!("a connection was not let in: {error}");
+    metrics::counter!("tidegate_connections_refused_total").increment(1);
+    let mut warned = warned.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_accepted && warned.is_none_or(|last| last.elapsed() >= WARN_INTERVAL) {
+        *warned = Some(Instant::now());
+        tracing::warn!("no connections are accepted: {error}");
     }
 }
 
@@ -170,7 +231,7 @@ pub(crate) fn renew(certificates: &RustlsConfig, files: &TlsFiles) -> Result<(),
 fn tls_config(files: &TlsFiles) -> Result<TlsConfig, ListenError> {
     let of = |field, path: &Path| {
         let path = path.to_owned();
-        move |reason: String| ListenError::Tls { field, path, reason }
+        move |reason: String| ListenError::File { field, path, reason }
     };
     let chain = certificates_of("tls_cert", &files.cert)?;
     let key = PrivateKeyDer::from_pem_file(&files.key);
@@ -179,7 +240,7 @@ fn tls_config(files: &TlsFiles) -> Result<TlsConfig, ListenError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = TlsConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(ListenError::Pair)?;
+        .map_err(ListenError::Tls)?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(path) => {
@@ -199,7 +260,7 @@ fn tls_config(files: &TlsFiles) -> Result<TlsConfig, ListenError> {
             builder.with_client_cert_verifier(verifier)
         }
     };
-    let mut config = builder.with_single_cert(chain, key).map_err(ListenError::Pair)?;
+    let mut config = builder.with_single_cert(chain, key).map_err(ListenError::Tls)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
@@ -208,7 +269,7 @@ fn certificates_of(
     field: &'static str,
     path: &Path,
 ) -> Result<Vec<CertificateDer<'static>>, ListenError> {
-    let wrong = |reason: String| ListenError::Tls { field, path: path.to_owned(), reason };
+    let wrong = |reason: String| ListenError::File { field, path: path.to_owned(), reason };
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
         Ok(certificates) if certificates.is_empty() => {
@@ -236,7 +297,6 @@ where
 
     fn accept(&self, stream: I, service: Router) -> Self::Future {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
-            metrics::counter!("tidegate_connections_refused_total").increment(1);
             return ready(Err(io::Error::other("there are max_connections already")));
         };
         let accepted = self.acceptor.accept(stream, service).into_inner();
