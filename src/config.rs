@@ -54,6 +54,8 @@ mod store;
 mod warnings;
 
 #[cfg(feature = "server")]
+pub(crate) use descriptor::MetricKey;
+#[cfg(feature = "server")]
 pub(crate) use descriptor::{Descriptor, DescriptorRule, Matched};
 use document::Document;
 pub(crate) use domains::Domain;
@@ -66,8 +68,9 @@ use reading::{Reading, Setting};
 pub use secret::SECRET_BYTES_MAX;
 pub use server::{
     BODY_TIMEOUTS, DEFAULT_BODY_TIMEOUT, DEFAULT_DRAIN, DEFAULT_GRPC, DEFAULT_HEAD_TIMEOUT,
-    DEFAULT_HTTP, DEFAULT_MAX_CONNECTIONS, DRAIN_MAX, HEAD_TIMEOUTS, ListenAddress,
-    ListenAddressError, MAX_CONNECTIONS, ServerConfig, TlsFiles, Token, UnknownDomain,
+    DEFAULT_HTTP, DEFAULT_MAX_CONNECTIONS, DEFAULT_NEAR_LIMIT_RATIO, DRAIN_MAX, HEAD_TIMEOUTS,
+    ListenAddress, ListenAddressError, MAX_CONNECTIONS, Ratio, ServerConfig, TlsFiles, Token,
+    UnknownDomain,
 };
 use store::ConfiguredStore;
 

@@ -391,6 +391,88 @@ async fn all_domains_in_shadow_mode_deny_nothing_and_say_what_they_would() {
     }
 }
 
+/// What is counted of an example: its row, calls, and lines of the metrics.
+const METRICS: &[(&str, &[&str], &[&str])] = &[
+    (
+        "8 shadow",
+        &["example6 (service,s)(user,user-a)"; 12],
+        &[
+            "total_hits{domain=\"example6\",key1=\"service\",key2=\"user_user-a\"} 12",
+            "within_limit{domain=\"example6\",key1=\"service\",key2=\"user_user-a\"} 10",
+            "near_limit{domain=\"example6\",key1=\"service\",key2=\"user_user-a\"} 2",
+            "over_limit{domain=\"example6\",key1=\"service\",key2=\"user_user-a\"} 2",
+            "shadow_mode{domain=\"example6\",key1=\"service\",key2=\"user_user-a\"} 2",
+        ],
+    ),
+    (
+        "10 ",
+        &["example8 (key1,a)", "example8 (key1,b)", "example8 (key1,value1)"],
+        &[
+            "total_hits{domain=\"example8\",key1=\"key1_a\"} 1",
+            "total_hits{domain=\"example8\",key1=\"key1_b\"} 1",
+            "total_hits{domain=\"example8\",key1=\"key1_value1\"} 1",
+        ],
+    ),
+    (
+        "11 ",
+        &["example9 (key1,value1)", "example9 (key1,value2)"],
+        &["total_hits{domain=\"example9\",key1=\"key1_value*\"} 2"],
+    ),
+    (
+        "14 ",
+        &["example10 (route,api)(http_method,GET)(subject_id,123)"],
+        &[
+            "total_hits{domain=\"example10\",key1=\"route_api\",key2=\"http_method_GET.subject_id\"} 1",
+        ],
+    ),
+    (
+        "15 ",
+        &["example10_wildcard (user,alice)(action,readfile)(resource,documents)"],
+        &[
+            "total_hits{domain=\"example10_wildcard\",key1=\"user_alice\",key2=\"action_readfile.resource\"} 1",
+        ],
+    ),
+    (
+        "17 ",
+        &[
+            "example11_metrics (route,api/v1)(method,GET)",
+            "example11_metrics (route,api/v2)(method,GET)",
+        ],
+        &["total_hits{domain=\"example11_metrics\",key1=\"route_api/*\",key2=\"method\"} 2"],
+    ),
+];
+
+#[tokio::test]
+async fn metrics_have_the_names_that_users_of_the_converted_service_graph() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    for (row, calls, lines) in METRICS {
+        let (name, yaml, _) = ROWS.iter().find(|(name, ..)| name.starts_with(row)).unwrap();
+        let toml = converted(&[*yaml], &[]);
+        let service = service(&format!("{toml}\n[server]\nratelimit_metrics = true\n"));
+        for call in *calls {
+            assert!(ask(&service, &body(call)).await.0 < 500, "{name}: {call}");
+        }
+        let told = handle.render();
+        for line in *lines {
+            let line = format!("\nratelimit_service_rate_limit_{line}\n");
+            assert!(told.contains(&line), "{name}: {line}: {told}");
+        }
+        // Without the option there are none.
+        let before = told.lines().filter(|line| line.contains("ratelimit_")).count();
+        let without = self::service(&toml);
+        ask(&without, &body(calls[0])).await;
+        let after = handle.render();
+        assert_eq!(after.lines().filter(|line| line.contains("ratelimit_")).count(), before);
+    }
+    let told = handle.render();
+    assert!(
+        told.contains("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 21\n"),
+        "{told}"
+    );
+}
+
 #[tokio::test]
 async fn header_fields_are_those_of_the_limit_with_the_fewest_left() {
     let toml = format!("{}\n[server]\nlimit_headers = true\n", converted(&[THREE_AN_HOUR], &[]));

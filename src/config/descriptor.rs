@@ -34,6 +34,9 @@ pub(crate) struct Descriptor {
     pub(crate) replaces: Vec<String>,
     /// All values of its pattern are one.
     pub(crate) is_shared: bool,
+    /// Its metrics have all values of a request, or the value of its own level.
+    pub(super) has_detailed_metric: bool,
+    pub(super) has_value_in_metric: bool,
     pub(super) level: Level,
 }
 
@@ -56,6 +59,35 @@ pub(crate) struct Matched<'a> {
     pub(crate) descriptor: &'a Descriptor,
     /// The values that tell its keys apart.
     pub(crate) values: SmallVec<[&'a str; 4]>,
+}
+
+/// An entry as metrics name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MetricKey<'a> {
+    Key(&'a str),
+    Value(&'a str, &'a str),
+}
+
+/// How a value leads to a descriptor.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    Value,
+    Pattern(&'a str),
+    Any,
+}
+
+impl OfKey {
+    /// The descriptor of a value: that of exactly it, else of the first pattern that fits, else of all values.
+    fn find(&self, value: &str) -> Option<(&Descriptor, Way<'_>)> {
+        if let Some(descriptor) = self.values.get(value) {
+            return Some((descriptor, Way::Value));
+        }
+        let fits = |(pattern, _): &&(String, Descriptor)| fits(pattern, value);
+        if let Some((pattern, descriptor)) = self.patterns.iter().find(fits) {
+            return Some((descriptor, Way::Pattern(pattern)));
+        }
+        self.any.as_deref().map(|descriptor| (descriptor, Way::Any))
+    }
 }
 
 impl Level {
@@ -92,21 +124,44 @@ impl Level {
         let (mut level, mut matched) = (self, None);
         let mut values = SmallVec::new();
         for (key, value) in entries {
-            let of_key = level.0.get(key)?;
-            let fits = |(pattern, _): &&(String, Descriptor)| fits(pattern, value);
-            let descriptor = if let Some(descriptor) = of_key.values.get(value) {
-                descriptor
-            } else if let Some((pattern, descriptor)) = of_key.patterns.iter().find(fits) {
-                values.push(if descriptor.is_shared { pattern } else { value });
-                descriptor
-            } else {
-                values.push(value);
-                of_key.any.as_deref()?
-            };
+            let (descriptor, way) = level.0.get(key)?.find(value)?;
+            match way {
+                Way::Value => {}
+                Way::Pattern(pattern) if descriptor.is_shared => values.push(pattern),
+                Way::Pattern(_) | Way::Any => values.push(value),
+            }
             level = &descriptor.level;
             matched = Some(descriptor);
         }
         matched.map(|descriptor| Matched { descriptor, values })
+    }
+
+    /// How metrics name the entries that lead to a descriptor: by the values and patterns of the file, and where it says so by
+    /// those of the request.
+    #[cfg(feature = "server")]
+    pub(crate) fn metric_keys<'a>(
+        &'a self,
+        entries: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Option<Vec<MetricKey<'a>>> {
+        let (mut level, mut is_detailed) = (self, false);
+        let (mut keys, mut detailed) = (Vec::new(), Vec::new());
+        for (key, value) in entries {
+            let (descriptor, way) = level.0.get(key)?.find(value)?;
+            let shown = |value| MetricKey::Value(key, value);
+            let has_value = descriptor.has_value_in_metric;
+            keys.push(match way {
+                Way::Pattern(pattern) if descriptor.is_shared || !has_value => shown(pattern),
+                Way::Any if !has_value => MetricKey::Key(key),
+                Way::Value | Way::Pattern(_) | Way::Any => shown(value),
+            });
+            detailed.push(match way {
+                Way::Pattern(pattern) if descriptor.is_shared => shown(pattern),
+                _ => shown(value),
+            });
+            is_detailed = descriptor.has_detailed_metric;
+            level = &descriptor.level;
+        }
+        Some(if is_detailed { detailed } else { keys })
     }
 }
 

@@ -118,9 +118,19 @@ impl Domains<'_, '_> {
         if name.as_ref().is_some_and(|name| replaces.contains(name)) {
             self.reading.mistake(&own.place("replaces"), "is its own name: remove it");
         }
+        let [has_detailed_metric, has_value_in_metric] = ["detailed_metric", "value_to_metric"]
+            .map(|field| own.flag(field, self.reading).is_some_and(|flag| flag.value));
         let rule = self.rule(path, own.without("plans"));
         let level = self.level(path, &inner);
-        Descriptor { rule, name, replaces, is_shared, level }
+        Descriptor {
+            rule,
+            name,
+            replaces,
+            is_shared,
+            has_detailed_metric,
+            has_value_in_metric,
+            level,
+        }
     }
 
     fn rule(&mut self, path: &[String], own: Fields<'_>) -> Option<DescriptorRule> {

@@ -47,6 +47,8 @@ pub(super) const SERVER: &[&str] = &[
     "unknown_domain",
     "shadow_domains",
     "limit_headers",
+    "ratelimit_metrics",
+    "near_limit_ratio",
 ];
 
 /// The fields of a limit. Overrides will be a list of the whole.
@@ -73,8 +75,16 @@ pub(super) const LIMIT: &[&str] = &[
 ];
 
 /// The fields of a descriptor beside those of its limit.
-pub(super) const DESCRIPTOR: &[&str] =
-    &["unlimited", "deny", "share", "charge", "name", "replaces"];
+pub(super) const DESCRIPTOR: &[&str] = &[
+    "unlimited",
+    "deny",
+    "share",
+    "charge",
+    "name",
+    "replaces",
+    "detailed_metric",
+    "value_to_metric",
+];
 
 /// The fields of a plan: those of a rule, without the algorithm.
 pub(super) const PLAN: &[&str] = &["quota", "burst", "queue", "zone"];

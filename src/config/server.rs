@@ -35,6 +35,9 @@ pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 /// The longest that it can wait.
 pub const DRAIN_MAX: Duration = Duration::from_secs(300);
 
+/// The part of a limit beyond which hits are near it, unless it is set.
+pub const DEFAULT_NEAR_LIMIT_RATIO: f64 = 0.8;
+
 /// How many characters a token has.
 const TOKEN_CHARS: RangeInclusive<usize> = 16..=512;
 
@@ -121,6 +124,23 @@ pub struct ServerConfig {
     pub shadow_domains: bool,
     /// Whether answers about domains have header fields for the response.
     pub limit_headers: bool,
+    /// The part of a limit beyond which hits are near it, if metrics about domains are to have the names of
+    /// envoyproxy/ratelimit too.
+    pub near_limit_ratio: Option<Ratio>,
+}
+
+/// A part of a whole, 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio(f64);
+
+/// It is never NaN.
+impl Eq for Ratio {}
+
+impl Ratio {
+    /// As a number.
+    pub fn get(self) -> f64 {
+        self.0
+    }
 }
 
 /// A bearer token. `Debug` hides it.
@@ -167,6 +187,7 @@ impl Default for ServerConfig {
             unknown_domain: UnknownDomain::default(),
             shadow_domains: false,
             limit_headers: false,
+            near_limit_ratio: None,
         }
     }
 }
@@ -207,10 +228,25 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     if let Some(headers) = fields.flag("limit_headers", reading) {
         server.limit_headers = headers.value;
     }
+    server.near_limit_ratio = near_limit_ratio(&fields, reading);
     let drain = fields.duration("drain", reading);
     let drains = Duration::ZERO..=DRAIN_MAX;
     within(drain, drains, "must be at most 5min", &mut server.drain, reading);
     server
+}
+
+/// That of the metrics by other names, if they are wanted.
+fn near_limit_ratio(fields: &Fields<'_>, reading: &mut Reading) -> Option<Ratio> {
+    let is_wanted = fields.flag("ratelimit_metrics", reading).is_some_and(|flag| flag.value);
+    let ratio = fields.decimal("near_limit_ratio", reading);
+    let place = fields.place("near_limit_ratio");
+    let ratio = ratio.map_or(DEFAULT_NEAR_LIMIT_RATIO, |ratio| ratio.value);
+    if !(0.0..=1.0).contains(&ratio) {
+        reading.mistake(&place, "must be 0 to 1");
+    } else if !is_wanted && fields.has("near_limit_ratio") {
+        reading.mistake(&place, "has no effect without ratelimit_metrics = true: add it");
+    }
+    is_wanted.then_some(Ratio(ratio))
 }
 
 /// A value that is in a range.

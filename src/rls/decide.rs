@@ -15,6 +15,7 @@ use super::messages::{
     Answer, Code, CurrentLimit, Descriptor as Asked, Header, OwnLimit, RateLimitRequest, Status,
     Unit,
 };
+use super::metrics::{Counted, DescriptorMetrics};
 use crate::config::{Config, Descriptor, DescriptorRule, Matched, REQUEST_LIMITS, UnknownDomain};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -36,6 +37,7 @@ pub(crate) struct DomainLimits {
     places: HashMap<&'static str, usize>,
     limiter: Limiter,
     own: Arc<OwnLimits>,
+    metrics: Option<Arc<DescriptorMetrics>>,
 }
 
 /// Without the keys of the limiter.
@@ -185,11 +187,12 @@ impl DomainLimits {
         config: Config,
         limiter: &Limiter,
         own: Arc<OwnLimits>,
+        metrics: Option<Arc<DescriptorMetrics>>,
     ) -> Result<Self, ConfigError> {
         let named = |limit: &Limit| limiter.async_limit(limit.name());
         let limits = config.limits().iter().map(named).collect::<Result<Vec<_>, _>>()?;
         let places = limits.iter().map(AsyncLimit::name).zip(0..).collect();
-        Ok(Self { config, limits, places, limiter: limiter.clone(), own })
+        Ok(Self { config, limits, places, limiter: limiter.clone(), own, metrics })
     }
 
     pub(crate) fn limit(&self, name: &str) -> Option<&AsyncLimit> {
@@ -198,6 +201,21 @@ impl DomainLimits {
 
     /// Decides about a request, and waits for the store until the deadline at most.
     pub(crate) async fn answer(
+        &self,
+        request: &RateLimitRequest,
+        deadline: Option<Instant>,
+    ) -> Result<Answer, Refusal> {
+        let answer = self.decide(request, deadline).await;
+        if self.metrics.is_some() {
+            DescriptorMetrics::request();
+            if answer.is_err() {
+                DescriptorMetrics::refused();
+            }
+        }
+        answer
+    }
+
+    async fn decide(
         &self,
         request: &RateLimitRequest,
         deadline: Option<Instant>,
@@ -221,7 +239,18 @@ impl DomainLimits {
         };
         let matched: Vec<_> = request.descriptors.iter().map(|it| matched(domain, it)).collect();
         let rulings = self.rulings(request, matched)?;
-        Ok(self.told(statuses(&rulings, deadline).await?))
+        let statuses = statuses(&rulings, deadline).await?;
+        if let Some(metrics) = &self.metrics {
+            for ((asked, ruling), status) in request.descriptors.iter().zip(&rulings).zip(&statuses)
+            {
+                let hits = hits(request, asked);
+                let is_counted = matches!(ruling, Ruling::Deny | Ruling::Limited(_));
+                if is_counted && !asked.is_negative_hits {
+                    metrics.count(domain, &Counted { asked, hits, status });
+                }
+            }
+        }
+        Ok(self.told(statuses))
     }
 
     fn told(&self, statuses: Vec<Status>) -> Answer {
@@ -499,6 +528,7 @@ fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Statu
         duration_until_reset: Some(Duration::from_secs(
             reset.as_secs() + u64::from(reset.subsec_nanos() > 0),
         )),
+        is_shadow_denied: decision.is_shadow_denied(),
     }
 }
 

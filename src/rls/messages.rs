@@ -86,6 +86,9 @@ pub(crate) struct Status {
     pub(crate) limit_remaining: u32,
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub(crate) duration_until_reset: Option<Duration>,
+    /// A limit in shadow mode would have denied it.
+    #[serde(skip)]
+    pub(crate) is_shadow_denied: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -337,6 +340,7 @@ mod tests {
                     }),
                     limit_remaining: 0,
                     duration_until_reset: Some(Duration::from_secs(20)),
+                    is_shadow_denied: false,
                 },
             ],
             response_headers_to_add: Vec::new(),

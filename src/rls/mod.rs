@@ -5,6 +5,8 @@
 
 mod decide;
 mod messages;
+mod metrics;
 
 pub(crate) use decide::{DomainLimits, OwnLimits, Refusal};
 pub(crate) use messages::{Answer, Code, RateLimitRequest};
+pub(crate) use metrics::DescriptorMetrics;

@@ -83,6 +83,11 @@ impl Service {
         self.0.reload(config)
     }
 
+    /// Whether its metrics have the names of envoyproxy/ratelimit too.
+    pub fn has_ratelimit_metrics(&self) -> bool {
+        self.0.in_force.load().config.server().near_limit_ratio.is_some()
+    }
+
     /// From now on the service says that it is not ready: call it when it is told to end, so that no more is sent to it. What
     /// comes is decided all the same.
     pub fn announce_end(&self) {

@@ -13,13 +13,14 @@ use super::problem::Problem;
 use crate::config::{Config, REQUEST_LIMITS};
 use crate::error::ConfigError;
 use crate::limiter::{AsyncLimit, Limiter};
-use crate::rls::{DomainLimits, OwnLimits};
+use crate::rls::{DescriptorMetrics, DomainLimits, OwnLimits};
 
 pub(super) struct Running {
     pub(super) limiter: Limiter,
     /// The configuration that is in force.
     pub(super) in_force: ArcSwap<DomainLimits>,
     own_limits: Arc<OwnLimits>,
+    metrics: Option<Arc<DescriptorMetrics>>,
     pub(super) open_reservations: OpenReservations,
     /// Reservations of the store that are being settled.
     pub(super) settling: watch::Sender<usize>,
@@ -44,13 +45,16 @@ pub enum ReloadError {
 impl Running {
     pub(super) fn new(config: Config, limiter: Limiter) -> Result<Self, ConfigError> {
         let own_limits = Arc::<OwnLimits>::default();
-        let in_force = DomainLimits::new(config, &limiter, own_limits.clone())?;
+        let near_limit_ratio = config.server().near_limit_ratio;
+        let metrics = near_limit_ratio.map(|ratio| Arc::new(DescriptorMetrics::new(ratio.get())));
+        let in_force = DomainLimits::new(config, &limiter, own_limits.clone(), metrics.clone())?;
         let in_force = ArcSwap::from_pointee(in_force);
         let (reloads, refuses_checks) = (Mutex::new(()), AtomicBool::new(false));
         Ok(Self {
             limiter,
             in_force,
             own_limits,
+            metrics,
             open_reservations: OpenReservations::default(),
             settling: watch::Sender::new(0),
             reloads,
@@ -70,6 +74,7 @@ impl Running {
             config,
             &self.limiter,
             self.own_limits.clone(),
+            self.metrics.clone(),
         )?));
         Ok(())
     }

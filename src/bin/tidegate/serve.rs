@@ -24,6 +24,9 @@ use listener::{ListenError, Listener, Rules};
 
 /// What is served without a file.
 const WITHOUT_FILE: &str = "[limits.default]\nquota = \"100/s\"\n";
+/// How users of envoyproxy/ratelimit know how often the file was taken, or not.
+const CONFIG_LOAD_SUCCESS: &str = "ratelimit_service_config_load_success";
+const CONFIG_LOAD_ERROR: &str = "ratelimit_service_config_load_error";
 /// How often the file is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often metrics that nobody reads are tidied.
@@ -259,6 +262,10 @@ impl Source {
         };
         let result = if refused.is_some() { "refused" } else { "taken" };
         metrics::counter!("tidegate_config_reloads_total", "result" => result).increment(1);
+        if service.has_ratelimit_metrics() {
+            let name = if refused.is_some() { CONFIG_LOAD_ERROR } else { CONFIG_LOAD_SUCCESS };
+            metrics::counter!(name).increment(1);
+        }
         match refused {
             None => tracing::info!("{file}: its limits are in force"),
             Some(reasons) => {

@@ -20,7 +20,7 @@ const LIMIT: [&str; 5] = ["unit", "requests_per_unit", "unlimited", "name", "rep
 const METADATA: &str = "metadata";
 
 /// Fields of a table of ours: a descriptor of that name is written otherwise.
-const OURS: [&str; 10] = [
+const OURS: [&str; 12] = [
     "quota",
     "algorithm",
     "mode",
@@ -31,6 +31,8 @@ const OURS: [&str; 10] = [
     "name",
     "replaces",
     "charge",
+    "detailed_metric",
+    "value_to_metric",
 ];
 /// The most tokens of a quota.
 const TOKENS_MAX: u64 = 1_000_000_000;
@@ -66,7 +68,8 @@ pub(super) struct Descriptor {
     value: String,
     pub(super) limit: Option<Limit>,
     pub(super) is_shadow: bool,
-    pub(super) is_shared: bool,
+    /// Fields of ours that are true.
+    pub(super) flags: Vec<&'static str>,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
@@ -234,13 +237,10 @@ impl Descriptor {
         if is_shared && !value.contains('*') {
             reading.mistake(line, "share_threshold: is for a value with *");
         }
-        for name in ["detailed_metric", "value_to_metric"] {
-            if reading.flag(fields, name) {
-                let note =
-                    "has no counterpart: metrics have the limit's name, and no value of a request";
-                reading.note(line, format!("{name}: {note}"));
-            }
-        }
+        let mut flags = if is_shared { vec!["share"] } else { Vec::new() };
+        flags.extend(
+            ["detailed_metric", "value_to_metric"].iter().filter(|name| reading.flag(fields, name)),
+        );
         if reading.flag(fields, "quota_mode") {
             let note = "has no counterpart: each descriptor over its limit denies the request";
             reading.note(line, format!("quota_mode: {note}"));
@@ -252,7 +252,7 @@ impl Descriptor {
                 "shadow_mode: a quota of 0 that denies nothing is written as unlimited",
             );
         }
-        Some(Self { line, key, value, limit, is_shadow, is_shared, descriptors })
+        Some(Self { line, key, value, limit, is_shadow, flags, descriptors })
     }
 
     /// Whether it or one below it has a quota.

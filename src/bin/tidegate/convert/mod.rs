@@ -127,8 +127,8 @@ fn fields(descriptor: &Descriptor, options: &Options, text: &mut String) {
     let mut field = |name: &str, value: String| {
         let _ = writeln!(text, "{name} = {value}");
     };
-    if descriptor.is_shared {
-        field("share", "true".to_owned());
+    for name in &descriptor.flags {
+        field(name, "true".to_owned());
     }
     let Some(limit) = &descriptor.limit else { return };
     match &limit.quota {
