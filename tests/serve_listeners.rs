@@ -186,6 +186,7 @@ fn socket_is_listened_at_in_place_of_one_left_behind_and_goes_with_the_service()
     let deadline = Instant::now() + SOON;
     while std::os::unix::net::UnixStream::connect(&socket).is_ok() {
         assert!(Instant::now() < deadline, "it takes no more connections");
+        std::thread::sleep(Duration::from_millis(20));
     }
     let mut successor = Server::start_at(&address, Some(&path));
     slow.write_all(b"{\"limit\":\"api\",\"key\":\"user\"}").unwrap();

@@ -251,9 +251,11 @@ async fn settlement_whose_reply_is_lost_is_made_once() {
     let service = Service::new(config, limiter).unwrap();
     let reserved = reserve(&service, json!({"limit": "exact", "key": "k", "cost": 40})).await;
     store.fail(Fault::ReplyLost);
+    let before = clock.now();
     let body = json!({"reservation": reserved["reservation"], "cost": 10});
     let expected = json!({"limit": "exact", "reserved": 40, "cost": 10});
     assert_eq!(settle(&service, "POST /v1/commit", &body).await, (200, expected));
+    assert!(clock.now().micros_since(before) >= 100_000, "it was asked again");
     assert_eq!(settle(&service, "POST /v1/commit", &body).await.0, 404);
     stands_at(&service, "exact", "k", 90).await;
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::async_limit::Charge;
+use super::overrides::LookedUp;
 use super::settle::Allowed;
 use super::slots::BACKGROUND_WAIT_US;
 use super::{ActiveLimit, Handle, Limiter, Reservation, Shared};
@@ -18,13 +19,15 @@ use crate::error::StoreError;
 use crate::limit::QuotaOf;
 use crate::quota::Quota;
 use crate::store::exact::{Deed, SpentAt};
-use crate::store::reservations::{ReservationId, ReservationRequest, TakenRecord};
+use crate::store::reservations::{ReservationId, ReservationRequest, TAKEN_AGAIN, TakenRecord};
 use crate::sync::Settlement;
 use crate::time::{Timestamp, micros};
 
-/// How often the store is asked for a record, and after how long again the first time.
-const TRIES_MAX: u32 = 5;
+/// After how long the store is asked again that did not answer, at first and at most, and for how long in all: its last answer
+/// may take ten seconds more.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(100);
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(5);
+const ASKED_FOR: Duration = TAKEN_AGAIN.saturating_sub(Duration::from_secs(15));
 
 /// What the store keeps, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
@@ -136,7 +139,11 @@ impl Reservation {
             estimate: self.open,
             before_us: sent.micros_since(*asked).saturating_add(within_us),
             ttl_us: micros(time_to_live),
-            spent: SpentFrom::of(decision),
+            spent: match SpentFrom::of(decision) {
+                // Another key's bucket was spent from, which all share that have no room.
+                SpentFrom::Lease if key.place == OVERFLOW => SpentFrom::Credit,
+                spent => spent,
+            },
         };
         let id = ReservationId::random().map_err(|error| unusable(&error))?;
         let request = record.to_keep(id, time_to_live)?;
@@ -203,18 +210,8 @@ impl Limiter {
             return Ok(None);
         }
         let taker = random_bytes().map_err(|error| unusable(&error))?;
-        let mut tries = 0;
-        let (now, taken) = loop {
-            let now = self.shared.node.time.now();
-            tries += 1;
-            match self.shared.ask_about_reservation(ReservationRequest::Take { id, taker }).await {
-                Ok(taken) => break (now, taken),
-                Err(error) if tries >= TRIES_MAX => return Err(error),
-                Err(_) => {
-                    let _ = self.shared.ask(Wish::Time, TRY_AGAIN_AFTER * tries).await;
-                }
-            }
-        };
+        let request = ReservationRequest::Take { id, taker };
+        let (now, taken) = self.ask_until_answered(request).await?;
         let Some(TakenRecord { record, age }) = taken else { return Ok(None) };
         let record: SettlementRecord =
             serde_json::from_slice(&record).map_err(|error| unusable(&error))?;
@@ -242,7 +239,28 @@ impl Limiter {
             ttl_us: micros(left),
             ..record
         };
-        self.shared.ask_about_reservation(record.to_keep(id, left)?).await.map(|_| ())
+        self.ask_until_answered(record.to_keep(id, left)?).await.map(|_| ())
+    }
+
+    /// Asks the store until it answers, for as long as who took a record can take it again. Returns also when it was asked last.
+    async fn ask_until_answered(
+        &self,
+        request: ReservationRequest,
+    ) -> Result<(Timestamp, Option<TakenRecord>), StoreError> {
+        let began = self.shared.node.time.now();
+        let mut wait = TRY_AGAIN_AFTER;
+        loop {
+            let now = self.shared.node.time.now();
+            let error = match self.shared.ask_about_reservation(request.clone()).await {
+                Ok(taken) => return Ok((now, taken)),
+                Err(error) => error,
+            };
+            let is_late = now.micros_since(began) + micros(wait) > micros(ASKED_FOR);
+            if is_late || self.shared.ask(Wish::Time, wait).await.is_none() {
+                return Err(error);
+            }
+            wait = (2 * wait).min(TRY_AGAIN_MAX);
+        }
     }
 }
 
@@ -255,7 +273,9 @@ impl ActiveLimit {
         (then, age): (Timestamp, Duration),
     ) -> Result<(), StoreError> {
         let definition = self.state.definition();
+        // Leases are under the quota that the key has now: that of then would be told to the others.
         let info = match &record.by {
+            _ if !self.is_decided_by_store() => None,
             DecidedBy::Limit => Some(definition.info),
             DecidedBy::Plan(name) => definition.plan(name),
             DecidedBy::Quota { tokens, period_us, burst } => {
@@ -263,10 +283,14 @@ impl ActiveLimit {
                 definition.by_override(quota).ok()
             }
         };
-        let limit = self.under(info.unwrap_or(definition.info));
+        let key = &*record.key;
+        let limit = match info {
+            Some(info) => self.under(info),
+            None => self.planned(LookedUp { name: key, plain: key }),
+        };
         let (unused, beyond) =
             (record.estimate.saturating_sub(actual), actual.saturating_sub(record.estimate));
-        let handle = limit.hold(&record.key);
+        let handle = limit.hold(key);
         // A key without a place shares another bucket.
         let is_leased =
             matches!(limit.state.buckets, Buckets::Leased(_)) && handle.key.place != OVERFLOW;
@@ -275,12 +299,8 @@ impl ActiveLimit {
             SpentFrom::Store { at_us, ahead } if limit.is_decided_by_store() => {
                 if unused > 0 {
                     let deed = Deed::Return(SpentAt { at_us, ahead });
-                    limit.tell_and_wait(&record.key, unused, deed).await?;
+                    limit.tell_and_wait(key, unused, deed).await?;
                 }
-                if beyond > 0 {
-                    limit.tell_and_wait(&record.key, beyond, Deed::Charge).await?;
-                }
-                return Ok(());
             }
             _ if unused == 0 => {}
             SpentFrom::Lease if is_leased => {
@@ -292,6 +312,9 @@ impl ActiveLimit {
             SpentFrom::Credit | SpentFrom::Lease | SpentFrom::Store { .. } => {
                 limit.not_given_back(unused);
             }
+        }
+        if limit.is_decided_by_store() && beyond > 0 {
+            return limit.tell_and_wait(key, beyond, Deed::Charge).await;
         }
         limit.charge_pinned(&handle.key, beyond);
         Ok(())

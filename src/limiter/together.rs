@@ -69,7 +69,7 @@ impl<'a> Part<'a> {
     }
 
     /// How the key stands, as a decision about the cost that spends nothing. `None` if only the store knows.
-    pub(super) fn look(&self) -> Option<Decision> {
+    pub(crate) fn look(&self) -> Option<Decision> {
         if let Some(decision) = self.overridden(0) {
             return Some(Decision { cost: self.cost.max(1), ..decision });
         }
@@ -130,7 +130,7 @@ impl<'a> Part<'a> {
     }
 
     /// Decides as far as the request may wait.
-    pub(super) async fn ask(&self) -> Decision {
+    pub(crate) async fn ask(&self) -> Decision {
         if let Some(decision) = self.overridden(self.cost) {
             return decision;
         }
@@ -319,20 +319,9 @@ pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
     Some(takes.end())
 }
 
-/// Decides at once, if this node is sure of each part. `None`, and nothing is spent, if it is not.
-fn decide_here(parts: &[Part<'_>]) -> Option<Together> {
-    let is_here = |part: &Part<'_>| part.stage() == Stage::Here;
-    let mut takes = parts.iter().all(is_here).then(|| Takes::new(parts))?;
-    takes.take_each(&[Stage::Here], Part::decide_if_no_wait)?;
-    Some(takes.end())
-}
-
 /// Decides, and asks the store where this node is not sure, about all of these at once, before anything else is taken; then
 /// about exact limits, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
-    if let Some(decided) = decide_here(parts) {
-        return decided;
-    }
     let looks: Looks = parts.iter().map(Part::look).collect();
     let mut takes = Takes::begin(parts, &looks);
     let mut asked = SmallVec::<[_; USUAL]>::new();

@@ -20,7 +20,7 @@ use crate::config::{Config, Descriptor, DescriptorRule, Matched, REQUEST_LIMITS,
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::{Key, KeyName, KeyWriter};
-use crate::limit::{Limit, Mode};
+use crate::limit::Limit;
 use crate::limiter::settle::Allowed;
 use crate::limiter::together::{Part, Patience, Together, ask_all};
 use crate::limiter::{AsyncLimit, Limiter};
@@ -69,7 +69,7 @@ impl OwnLimits {
         let values = iter::once(&*request.domain).chain(entries).collect();
         let values = Values { values, own: Some(own) };
         let limit = Cow::Owned(self.limit(own, limiter)?);
-        Ok(Ruling::Limited(Limited::new(limit, values, request, asked)))
+        Ok(Ruling::Limited(Limited::new(limit, &values, request, asked)))
     }
 
     fn limit(&self, own: OwnLimit, limiter: &Limiter) -> Result<AsyncLimit, String> {
@@ -119,8 +119,7 @@ enum Ruling<'a> {
 
 struct Limited<'a> {
     limit: Cow<'a, AsyncLimit>,
-    values: Values<'a>,
-    /// What the limiter knows them by.
+    /// What the limiter knows its values by.
     key: KeyName<'static>,
     /// The key before it is hashed, if overrides look for that.
     plain: Option<Arc<[u8]>>,
@@ -134,19 +133,29 @@ struct Limited<'a> {
 impl<'a> Limited<'a> {
     fn new(
         limit: Cow<'a, AsyncLimit>,
-        values: Values<'a>,
+        values: &Values<'_>,
         request: &RateLimitRequest,
         asked: &Asked,
     ) -> Self {
         Self {
-            key: limit.0.shared.secret.name(&values).into_owned(),
-            plain: limit.0.plain_for_overrides(&values),
+            key: limit.0.shared.secret.name(values).into_owned(),
+            plain: limit.0.plain_for_overrides(values),
             limit,
-            values,
             hits: hits(request, asked),
             is_negative: asked.is_negative_hits,
             is_always_charged: false,
         }
+    }
+
+    /// What `limit` is asked for, which is this one or waits for less long.
+    fn part<'r>(&'r self, limit: &'r AsyncLimit, cost: u32) -> Part<'r> {
+        let (plain, patience) = (self.plain.as_deref(), Patience::Store);
+        Part { limit: &limit.0, key: &self.key, plain, cost, patience }
+    }
+
+    /// How the key stands; `None` if only the store knows.
+    fn look(&self) -> Option<Decision> {
+        self.part(&self.limit, 0).look()
     }
 
     fn is_charged(&self) -> bool {
@@ -296,7 +305,8 @@ impl DomainLimits {
                 Some(DescriptorRule::Deny) => Ruling::Deny,
                 Some(DescriptorRule::Limit { limit, is_always_charged }) => {
                     let limit = Cow::Borrowed(&self.limits[*limit]);
-                    let limited = Limited::new(limit, Values { values, own: None }, request, asked);
+                    let limited =
+                        Limited::new(limit, &Values { values, own: None }, request, asked);
                     Ruling::Limited(Limited { is_always_charged: *is_always_charged, ..limited })
                 }
             })
@@ -334,7 +344,22 @@ impl Charge<'_, '_> {
     fn find_whether_possible(&mut self) {
         let is_free = |look: Decision| look.is_override() && look.is_allowed();
         self.is_possible = self.limited.limit.validate_cost(self.cost).is_ok()
-            || look(self.limited).is_some_and(is_free);
+            || self.limited.look().is_some_and(is_free);
+    }
+
+    /// Whether a look says that so much would be denied.
+    fn lacks(&self, look: Option<Decision>) -> bool {
+        look.is_some_and(|look| {
+            let is_free = look.took_nothing() && look.is_allowed();
+            !is_free && (look.is_denied() || look.remaining() < u64::from(self.cost))
+        })
+    }
+
+    /// Writes how it ended into the statuses of its descriptors.
+    fn tell(&self, standing: Standing, statuses: &mut [Status]) {
+        for place in &self.places {
+            statuses[*place] = status(&self.limited.limit, standing);
+        }
     }
 
     fn is_shadow(&self) -> bool {
@@ -362,8 +387,8 @@ async fn statuses(
             Ruling::Deny => Status { code: Code::OverLimit, ..Status::default() },
             Ruling::Limited(limited) if !limited.is_charged() => {
                 let limit = waiting(&limited.limit, deadline);
-                let decision = limit.check_sure_n(&limited.values, 0).await.ok();
-                status(&limited.limit, Standing { is_over: false, decision })
+                let decision = limited.part(&limit, 0).ask().await;
+                status(&limited.limit, Standing { is_over: false, decision: Some(decision) })
             }
             // Those that are charged are told below.
             Ruling::Free | Ruling::Limited(_) => Status::default(),
@@ -374,16 +399,16 @@ async fn statuses(
     let mut charges = charges(rulings);
     let shadows = charges.extract_if(.., |charge| !charge.is_possible && charge.is_shadow());
     let shadows: Vec<_> = shadows.collect();
-    tell(&shadows, &looks(&shadows), &mut statuses);
+    tell_looks(&shadows, &mut statuses);
     let always = charges.extract_if(.., |charge| charge.limited.is_always_charged);
     for charge in always.collect::<Vec<_>>() {
-        let charge = [charge];
-        let standings = charge_all(&charge, deadline).await;
-        is_over |= standings.iter().any(|standing| standing.is_over);
-        tell(&charge, &standings, &mut statuses);
+        is_over |= !charge_all(&[charge], deadline, &mut statuses).await;
     }
-    let standings = if is_over { looks(&charges) } else { charge_all(&charges, deadline).await };
-    tell(&charges, &standings, &mut statuses);
+    if is_over {
+        tell_looks(&charges, &mut statuses);
+    } else {
+        charge_all(&charges, deadline, &mut statuses).await;
+    }
     Ok(statuses)
 }
 
@@ -439,70 +464,47 @@ fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
     charges
 }
 
-/// All of them are charged, or none.
-async fn charge_all(charges: &[Charge<'_, '_>], deadline: Option<Instant>) -> Vec<Standing> {
+/// All of them are charged, or none. False if one is over its limit.
+async fn charge_all(
+    charges: &[Charge<'_, '_>],
+    deadline: Option<Instant>,
+    statuses: &mut [Status],
+) -> bool {
     if !charges.iter().all(|charge| charge.is_possible) {
-        return looks(charges);
+        return tell_looks(charges, statuses);
     }
     let limits: SmallVec<[Cow<'_, AsyncLimit>; 4]> =
         charges.iter().map(|charge| waiting(&charge.limited.limit, deadline)).collect();
     let both = charges.iter().zip(&limits);
-    let parts: SmallVec<[Part<'_>; 4]> = both.map(|(charge, limit)| part(charge, limit)).collect();
+    let parts: SmallVec<[Part<'_>; 4]> =
+        both.map(|(charge, limit)| charge.limited.part(limit, charge.cost)).collect();
     match ask_all(&parts).await {
         Together::Allowed(all) => {
-            let standing = |Allowed { decision, .. }: Allowed| Standing {
-                is_over: false,
-                decision: Some(decision),
-            };
-            all.into_iter().map(standing).collect()
+            for (charge, Allowed { decision, .. }) in charges.iter().zip(all) {
+                charge.tell(Standing { is_over: false, decision: Some(decision) }, statuses);
+            }
+            true
         }
         Together::Denied(denied) => {
-            let both = charges.iter().zip(denied.looks).enumerate();
-            let standing =
-                |(place, (charge, look)): (usize, (&Charge<'_, '_>, Option<Decision>))| {
-                    let lacks = look.is_some_and(|look| is_short(&look, charge.cost));
-                    Standing { is_over: place == denied.by || lacks, decision: look }
-                };
-            both.map(standing).collect()
+            for (place, (charge, decision)) in charges.iter().zip(denied.looks).enumerate() {
+                let is_over = place == denied.by || charge.lacks(decision);
+                charge.tell(Standing { is_over, decision }, statuses);
+            }
+            false
         }
     }
 }
 
-fn part<'r>(charge: &'r Charge<'_, '_>, limit: &'r AsyncLimit) -> Part<'r> {
-    let Limited { key, plain, .. } = charge.limited;
-    let (plain, patience) = (plain.as_deref(), Patience::Store);
-    Part { limit: &limit.0, key, plain, cost: charge.cost, patience }
-}
-
-/// How charges stand that are not made.
-fn looks(charges: &[Charge<'_, '_>]) -> Vec<Standing> {
-    let look = |charge: &Charge<'_, '_>| {
-        let decision = look(charge.limited);
-        let lacks = decision.is_some_and(|decision| is_short(&decision, charge.cost));
-        Standing { is_over: !charge.is_possible || lacks, decision }
-    };
-    charges.iter().map(look).collect()
-}
-
-/// Whether a look says that so much would be denied.
-fn is_short(look: &Decision, cost: u32) -> bool {
-    let is_free = look.took_nothing() && look.is_allowed();
-    !is_free && (look.is_denied() || look.remaining() < u64::from(cost))
-}
-
-/// How the key stands; `None` if only the store knows.
-fn look(limited: &Limited<'_>) -> Option<Decision> {
-    let is_known = limited.limit.mode() != Mode::Exact;
-    is_known.then(|| limited.limit.0.check_n(&limited.values, 0).ok()).flatten()
-}
-
-/// Writes how charges ended into the statuses of their descriptors.
-fn tell(charges: &[Charge<'_, '_>], standings: &[Standing], statuses: &mut [Status]) {
-    for (charge, standing) in charges.iter().zip(standings) {
-        for place in &charge.places {
-            statuses[*place] = status(&charge.limited.limit, *standing);
-        }
+/// Tells how charges stand that are not made. False if one is over its limit.
+fn tell_looks(charges: &[Charge<'_, '_>], statuses: &mut [Status]) -> bool {
+    let mut fits = true;
+    for charge in charges {
+        let decision = charge.limited.look();
+        let is_over = !charge.is_possible || charge.lacks(decision);
+        fits &= !is_over;
+        charge.tell(Standing { is_over, decision }, statuses);
     }
+    fits
 }
 
 fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Status {

@@ -26,7 +26,7 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(600);
 /// The longest that it can be open: a day.
 const TTL_MS_MAX: u64 = 24 * 3_600_000;
 /// For how long an answer waits until a reservation is settled.
-const SETTLED_WITHIN: Duration = Duration::from_secs(1);
+const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is reserved.
 #[derive(Deserialize, ToSchema)]
@@ -223,6 +223,10 @@ async fn settle(
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
     let settling = Settling::begin(running);
+    // From here on the service waits for it.
+    if settling.0.refuses_checks() {
+        return Err(unsettled("the service ends".to_owned()));
+    }
     let settled = tokio::spawn(async move {
         settling.0.limiter.settle_reservation(id, cost).await.map_err(|error| error.to_string())
     });

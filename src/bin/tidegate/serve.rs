@@ -13,6 +13,7 @@ use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX, ListenAddress, T
 use tidegate::server::Service;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
 use crate::check_config::{self, CheckConfigError};
 use crate::exporter::exporter;
@@ -123,10 +124,12 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
         () = drained => tracing::warn!("requests were still under way: those whose bodies come now are refused"),
     }
     service.refuse_checks();
-    if tokio::time::timeout(REPORT_WITHIN, service.settled()).await.is_err() {
+    let deadline = Instant::now() + REPORT_WITHIN;
+    // Half of it is for what is spent.
+    if timeout_at(deadline - REPORT_WITHIN / 2, service.settled()).await.is_err() {
         tracing::warn!("reservations are still being settled: their tokens may stay spent");
     }
-    limiter.shutdown(REPORT_WITHIN).await?;
+    limiter.shutdown(deadline.saturating_duration_since(Instant::now())).await?;
     tracing::info!("ended: what was spent is reported");
     Ok(())
 }

@@ -30,7 +30,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const OTHER_FILES: u64 = 100;
 /// How long a socket may take to show that somebody listens at it.
 const ASKED_WITHIN: Duration = Duration::from_secs(1);
-/// How often the log says that no connections are accepted.
+/// How often the log says that connections could not be accepted.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Why nobody is listened to.
@@ -51,7 +51,7 @@ pub(crate) enum Listener {
     Unix(UnixListener, SocketFile),
 }
 
-/// Device, number there, and when it was changed last: numbers are given again.
+/// Device, number there, and when it was made: numbers are given again.
 type FileIdentity = (u64, u64, i64, i64);
 
 /// The file of a socket.
@@ -64,7 +64,7 @@ pub(crate) struct SocketFile {
 impl SocketFile {
     fn identity(path: &Path) -> Option<FileIdentity> {
         let file = std::fs::symlink_metadata(path).ok()?;
-        Some((file.dev(), file.ino(), file.ctime(), file.ctime_nsec()))
+        Some((file.dev(), file.ino(), file.mtime(), file.mtime_nsec()))
     }
 }
 
@@ -204,8 +204,10 @@ pub(crate) fn raise_open_files(server: &ServerConfig) {
     }
     let current = limit.maximum.map_or(wanted, |most| most.min(wanted));
     let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
-    if raised.is_err() || !is_enough(Some(current)) {
-        tracing::warn!("the process may open {current} files, and max_connections need {wanted}");
+    let open = if raised.is_ok() { Some(current) } else { limit.current };
+    if !is_enough(open) {
+        let open = open.unwrap_or_default();
+        tracing::warn!("the process may open {open} files, and max_connections needs {wanted}");
     }
 }
 
@@ -218,7 +220,7 @@ fn refused(is_accepted: bool, error: &io::Error, warned: &Mutex<Option<Instant>>
     let mut warned = warned.lock().unwrap_or_else(PoisonError::into_inner);
     if !is_accepted && warned.is_none_or(|last| last.elapsed() >= WARN_INTERVAL) {
         *warned = Some(Instant::now());
-        tracing::warn!("no connections are accepted: {error}");
+        tracing::warn!("a connection could not be accepted: {error}");
     }
 }
 
