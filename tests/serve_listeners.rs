@@ -265,3 +265,36 @@ fn connection_whose_head_does_not_come_in_time_is_closed() {
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     assert_eq!(server.ask("GET", "/health/live", "").status, 200);
 }
+
+#[test]
+fn client_address_that_asks_too_often_is_refused_and_health_is_not() {
+    let server =
+        Server::start(Some(&file("clients", &format!("{LIMITS}client_quota = \"3/d\"\n"))));
+    let check = serde_json::json!({"limit": "api", "key": "a"});
+    for _ in 0..3 {
+        assert_eq!(server.check(&check).status, 200);
+    }
+    let refused = server.check(&check);
+    assert_eq!(refused.status, 429, "{refused:?}");
+    for part in ["retry-after: ", "application/problem+json"] {
+        assert!(refused.head.contains(part), "{refused:?}");
+    }
+    assert_eq!(server.ask("GET", "/v1/limits", "").status, 429);
+    assert_eq!(server.ask("GET", "/health/live", "").status, 200);
+    assert_eq!(server.ask("GET", "/nowhere", "").status, 404);
+    let metrics = server.ask("GET", "/metrics", "");
+    assert!(
+        metrics.status == 200 && metrics.body.contains("limit=\"clients\""),
+        "{}",
+        metrics.body
+    );
+    // Clients of a socket are one.
+    let folder = folder("clients");
+    let socket = format!("unix:{}", folder.join("tidegate.sock").display());
+    let path = file("clients-unix", &format!("{LIMITS}client_quota = \"1/d\"\n"));
+    let _server = Server::start_at(&socket, Some(&path));
+    let limits =
+        "-o /dev/null -w %{http_code} --unix-socket tidegate.sock http://localhost/v1/limits";
+    assert_eq!(curl(&folder, limits).as_deref(), Ok("200"));
+    assert_eq!(curl(&folder, limits).as_deref(), Ok("429"));
+}

@@ -39,6 +39,7 @@ pub(super) const SERVER: &[&str] = &[
     "client_ca",
     "max_connections",
     "head_timeout",
+    "client_quota",
     "token",
     "token_file",
     "body_timeout",

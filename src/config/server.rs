@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::fields::{Fields, SERVER};
 use super::reading::{HIDDEN, Reading, Setting};
+use crate::quota::Quota;
 
 /// Where the service listens if nobody says where: on this machine alone.
 pub const DEFAULT_HTTP: ListenAddress = local(8080);
@@ -112,6 +113,8 @@ pub struct ServerConfig {
     pub head_timeout: Duration,
     /// The bearer token of requests that change overrides, reserve tokens or ask about single keys. Without one they get 403.
     pub token: Option<Token>,
+    /// How many requests over HTTP each client address may make; health and metrics are not counted.
+    pub client_quota: Option<Quota>,
     /// How long the body of a request over HTTP may take to come.
     pub body_timeout: Duration,
     /// Whether each request over HTTP is logged.
@@ -181,6 +184,7 @@ impl Default for ServerConfig {
             max_connections: DEFAULT_MAX_CONNECTIONS,
             head_timeout: DEFAULT_HEAD_TIMEOUT,
             token: None,
+            client_quota: None,
             body_timeout: DEFAULT_BODY_TIMEOUT,
             access_log: false,
             drain: DEFAULT_DRAIN,
@@ -213,6 +217,12 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
             );
         }
         server.token = Some(Token(token.value));
+    }
+    if let Some(quota) = fields.text("client_quota", reading) {
+        match quota.value.parse::<Quota>() {
+            Ok(parsed) => server.client_quota = Some(parsed),
+            Err(_) => reading.mistake(&quota.place, "must be a quota, such as \"100/s\""),
+        }
     }
     let timeout = fields.duration("body_timeout", reading);
     within(timeout, BODY_TIMEOUTS, "must be 10ms to 5min", &mut server.body_timeout, reading);

@@ -32,6 +32,7 @@ use crate::limiter::Limiter;
 
 mod access_log;
 mod check;
+mod client_limit;
 mod envoy;
 mod extract;
 mod keys;
@@ -115,7 +116,8 @@ impl Service {
         envoy::grpc(&self.0)
     }
 
-    /// What answers requests over HTTP.
+    /// What answers requests over HTTP. With a [`client_quota`](crate::config::ServerConfig::client_quota) it has to know where
+    /// connections come from: serve it by `into_make_service_with_connect_info::<SocketAddr>`.
     pub fn router(&self) -> Router {
         self.router_with(Router::new())
     }
@@ -133,13 +135,19 @@ impl Service {
                 put(overrides::switch).delete(overrides::switch_back),
             )
             .route_layer(from_fn_with_state(self.0.clone(), token::demand));
-        let router = Router::new()
+        let limited = Router::new()
             .merge(with_token)
-            .merge(pages.with_state(()))
             .route("/v1/check", post(check::check))
             .route("/v1/limits", get(limits::list))
             .route("/v1/openapi.json", get(openapi::show))
-            .route("/json", post(envoy::json))
+            .route("/json", post(envoy::json));
+        let limited = match &self.0.client_limit {
+            Some(limit) => limited.route_layer(limit.clone()),
+            None => limited,
+        };
+        let router = Router::new()
+            .merge(limited)
+            .merge(pages.with_state(()))
             .route("/healthcheck", get(ready))
             .route("/health/live", get(async || "the service answers\n"))
             .route("/health/ready", get(ready))

@@ -43,6 +43,7 @@ impl Modify for Token {
 /// What all pages answer that have a body, or need the token.
 struct Problems;
 
+const EVERYWHERE: &[(u16, &str)] = &[(429, "The client's address has used up its quota.")];
 const WITH_TOKEN: &[(u16, &str)] = &[
     (400, "The path or the query is malformed."),
     (401, "The token is missing or wrong."),
@@ -61,6 +62,7 @@ impl Modify for Problems {
     fn modify(&self, description: &mut Description) {
         for PathItem { get, put, post, delete, .. } in description.paths.paths.values_mut() {
             for operation in [get, put, post, delete].into_iter().flatten() {
+                add(operation, EVERYWHERE);
                 if operation.request_body.is_some() {
                     add(operation, WITH_BODY);
                 }

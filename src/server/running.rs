@@ -8,10 +8,12 @@ use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 use tokio::sync::watch;
 
+use super::client_limit;
 use super::open_reservations::OpenReservations;
 use super::problem::Problem;
 use crate::config::{Config, REQUEST_LIMITS};
 use crate::error::ConfigError;
+use crate::http::RateLimitLayer;
 use crate::limiter::{AsyncLimit, Limiter};
 use crate::rls::{DescriptorMetrics, DomainLimits, OwnLimits};
 
@@ -19,6 +21,8 @@ pub(super) struct Running {
     pub(super) limiter: Limiter,
     /// The configuration that is in force.
     pub(super) in_force: ArcSwap<DomainLimits>,
+    /// No reload changes it.
+    pub(super) client_limit: Option<RateLimitLayer<axum::body::Body>>,
     own_limits: Arc<OwnLimits>,
     metrics: Option<Arc<DescriptorMetrics>>,
     pub(super) open_reservations: OpenReservations,
@@ -44,6 +48,7 @@ pub enum ReloadError {
 
 impl Running {
     pub(super) fn new(config: Config, limiter: Limiter) -> Result<Self, ConfigError> {
+        let client_limit = config.server().client_quota.map(client_limit::layer).transpose()?;
         let own_limits = Arc::<OwnLimits>::default();
         let near_limit_ratio = config.server().near_limit_ratio;
         let metrics = near_limit_ratio.map(|ratio| Arc::new(DescriptorMetrics::new(ratio.get())));
@@ -53,6 +58,7 @@ impl Running {
         Ok(Self {
             limiter,
             in_force,
+            client_limit,
             own_limits,
             metrics,
             open_reservations: OpenReservations::default(),

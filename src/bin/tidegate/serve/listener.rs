@@ -2,7 +2,7 @@
 
 use std::future::{Ready, ready};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net as unix;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use axum::Router;
+use axum::extract::ConnectInfo;
+use axum::{Extension, Router};
 use axum_server::accept::{Accept, DefaultAcceptor, NoDelayAcceptor};
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use axum_server::{Address, Control, Handle, Server};
@@ -104,11 +105,11 @@ impl Listener {
         rules: &Rules,
         control: &Control,
     ) -> io::Result<()> {
-        let service = router.into_make_service();
         match (self, &rules.tls) {
             (Self::Tcp(listener), None) => {
                 let server = Server::<SocketAddr>::from_listener(listener)
                     .acceptor(rules.counted(NoDelayAcceptor));
+                let service = router.into_make_service_with_connect_info::<SocketAddr>();
                 rules.applied_to(server, control).serve(service).await
             }
             (Self::Tcp(listener), Some(tls)) => {
@@ -116,9 +117,13 @@ impl Listener {
                     RustlsAcceptor::new(tls.clone()).handshake_timeout(rules.head_timeout);
                 let acceptor = acceptor.acceptor(rules.counted(NoDelayAcceptor));
                 let server = Server::<SocketAddr>::from_listener(listener).acceptor(acceptor);
+                let service = router.into_make_service_with_connect_info::<SocketAddr>();
                 rules.applied_to(server, control).serve(service).await
             }
             (Self::Unix(listener, _file), _) => {
+                // Who comes by a socket is on this machine.
+                let client = ConnectInfo(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+                let service = router.layer(Extension(client)).into_make_service();
                 let server = Server::<unix::SocketAddr>::from_listener(listener)
                     .acceptor(rules.counted(DefaultAcceptor));
                 rules.applied_to(server, control).serve(service).await
@@ -289,43 +294,41 @@ struct CountedAcceptor<A> {
     places: Arc<Semaphore>,
 }
 
-impl<I, A> Accept<I, Router> for CountedAcceptor<A>
+impl<I, S, A> Accept<I, S> for CountedAcceptor<A>
 where
-    A: Accept<I, Router, Stream = I, Service = Router, Future = Ready<io::Result<(I, Router)>>>,
+    A: Accept<I, S, Stream = I, Service = S, Future = Ready<io::Result<(I, S)>>>,
 {
     type Stream = I;
-    type Service = Placed;
-    type Future = Ready<io::Result<(I, Placed)>>;
+    type Service = Placed<S>;
+    type Future = Ready<io::Result<(I, Placed<S>)>>;
 
-    fn accept(&self, stream: I, service: Router) -> Self::Future {
+    fn accept(&self, stream: I, service: S) -> Self::Future {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             return ready(Err(io::Error::other("there are max_connections already")));
         };
         let accepted = self.acceptor.accept(stream, service).into_inner();
-        ready(accepted.map(|(stream, router)| (stream, Placed { router, _place: Arc::new(place) })))
+        let placed = |service| Placed { service, _place: Arc::new(place) };
+        ready(accepted.map(|(stream, service)| (stream, placed(service))))
     }
 }
 
 /// The service of one connection, which has its place.
 #[derive(Clone)]
-struct Placed {
-    router: Router,
+struct Placed<S> {
+    service: S,
     _place: Arc<OwnedSemaphorePermit>,
 }
 
-impl<R> Service<R> for Placed
-where
-    Router: Service<R>,
-{
-    type Response = <Router as Service<R>>::Response;
-    type Error = <Router as Service<R>>::Error;
-    type Future = <Router as Service<R>>::Future;
+impl<R, S: Service<R>> Service<R> for Placed<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.router.poll_ready(context)
+        self.service.poll_ready(context)
     }
 
     fn call(&mut self, request: R) -> Self::Future {
-        self.router.call(request)
+        self.service.call(request)
     }
 }
