@@ -282,12 +282,7 @@ fn client_address_that_asks_too_often_is_refused_and_health_is_not() {
     assert_eq!(server.ask("GET", "/v1/limits", "").status, 429);
     assert_eq!(server.ask("GET", "/health/live", "").status, 200);
     assert_eq!(server.ask("GET", "/nowhere", "").status, 404);
-    let metrics = server.ask("GET", "/metrics", "");
-    assert!(
-        metrics.status == 200 && metrics.body.contains("limit=\"clients\""),
-        "{}",
-        metrics.body
-    );
+    assert_eq!(server.ask("GET", "/metrics", "").status, 200);
     // Clients of a socket are one.
     let folder = folder("clients");
     let socket = format!("unix:{}", folder.join("tidegate.sock").display());

@@ -25,6 +25,9 @@ token = "correct-horse-battery"
 quota = "100/365d"
 max_wait = "5s"
 
+[limits.bucket.plans.pro]
+quota = "200/365d"
+
 [limits.window]
 quota = "100/365d"
 algorithm = "fixed-window"
@@ -258,6 +261,29 @@ async fn settlement_whose_reply_is_lost_is_made_once() {
     assert!(clock.now().micros_since(before) >= 100_000, "it was asked again");
     assert_eq!(settle(&service, "POST /v1/commit", &body).await.0, 404);
     stands_at(&service, "exact", "k", 90).await;
+}
+
+/// The process that settled told the others that the key is under the limit's own quota.
+#[tokio::test]
+async fn reservation_of_a_plan_that_another_process_settles_leaves_the_key_under_it() {
+    let redis = RedisServer::start();
+    let text = format!("{LIMITS}[store]\nredis = \"{}\"\n", redis.url());
+    let (one, other) = (service(&text).await, service(&text).await);
+    let body = json!({"limit": "bucket", "key": "k", "cost": 150, "plan": "pro"});
+    let reserved = reserve(&one, body).await;
+    let body = json!({"reservation": reserved["reservation"], "cost": 10});
+    assert_eq!(settle(&other, "POST /v1/commit", &body).await.0, 200);
+    is_charged(&redis, "bucket", "k", 10).await;
+    // Some syncs later too.
+    let until = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until {
+        let body = json!({"limit": "bucket", "key": "k", "cost": 0, "plan": "pro"});
+        let stands = ask_with(None, &one, "POST /v1/check", &body).await.body;
+        assert_eq!(stands["burst"], json!(200), "{stands}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let body = json!({"limit": "bucket", "key": "k", "cost": 180, "plan": "pro"});
+    assert_eq!(ask_with(None, &one, "POST /v1/check", &body).await.body["allowed"], json!(true));
 }
 
 #[tokio::test]

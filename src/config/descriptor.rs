@@ -63,9 +63,12 @@ pub(crate) struct Matched<'a> {
 
 /// An entry as metrics name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MetricKey<'a> {
-    Key(&'a str),
-    Value(&'a str, &'a str),
+pub(crate) struct MetricKey<'a> {
+    pub(crate) key: &'a str,
+    /// Empty: its values are not told apart.
+    pub(crate) value: &'a str,
+    /// The value is one of the request, of which there may be any number.
+    pub(crate) is_of_request: bool,
 }
 
 /// How a value leads to a descriptor.
@@ -147,16 +150,19 @@ impl Level {
         let (mut keys, mut detailed) = (Vec::new(), Vec::new());
         for (key, value) in entries {
             let (descriptor, way) = level.0.get(key)?.find(value)?;
-            let shown = |value| MetricKey::Value(key, value);
+            let of_file = |value| MetricKey { key, value, is_of_request: false };
+            let of_request = MetricKey { key, value, is_of_request: true };
             let has_value = descriptor.has_value_in_metric;
             keys.push(match way {
-                Way::Pattern(pattern) if descriptor.is_shared || !has_value => shown(pattern),
-                Way::Any if !has_value => MetricKey::Key(key),
-                Way::Value | Way::Pattern(_) | Way::Any => shown(value),
+                Way::Value => of_file(value),
+                Way::Pattern(pattern) if descriptor.is_shared || !has_value => of_file(pattern),
+                Way::Any if !has_value => of_file(""),
+                Way::Pattern(_) | Way::Any => of_request,
             });
             detailed.push(match way {
-                Way::Pattern(pattern) if descriptor.is_shared => shown(pattern),
-                _ => shown(value),
+                Way::Value => of_file(value),
+                Way::Pattern(pattern) if descriptor.is_shared => of_file(pattern),
+                Way::Pattern(_) | Way::Any => of_request,
             });
             is_detailed = descriptor.has_detailed_metric;
             level = &descriptor.level;

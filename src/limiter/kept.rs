@@ -1,5 +1,6 @@
 //! Reservations that any process settles, once: the store keeps what is needed for that.
 
+use std::borrow::Cow;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -239,7 +240,8 @@ impl Limiter {
             ttl_us: micros(left),
             ..record
         };
-        self.ask_until_answered(record.to_keep(id, left)?).await.map(|_| ())
+        // Once: another may have taken it since.
+        self.shared.ask_about_reservation(record.to_keep(id, left)?).await.map(|_| ())
     }
 
     /// Asks the store until it answers, for as long as who took a record can take it again. Returns also when it was asked last.
@@ -255,8 +257,10 @@ impl Limiter {
                 Ok(taken) => return Ok((now, taken)),
                 Err(error) => error,
             };
-            let is_late = now.micros_since(began) + micros(wait) > micros(ASKED_FOR);
-            if is_late || self.shared.ask(Wish::Time, wait).await.is_none() {
+            let gone_us = self.shared.node.time.now().micros_since(began);
+            if gone_us + micros(wait) > micros(ASKED_FOR)
+                || self.shared.ask(Wish::Time, wait).await.is_none()
+            {
                 return Err(error);
             }
             wait = (2 * wait).min(TRY_AGAIN_MAX);
@@ -273,20 +277,21 @@ impl ActiveLimit {
         (then, age): (Timestamp, Duration),
     ) -> Result<(), StoreError> {
         let definition = self.state.definition();
-        // Leases are under the quota that the key has now: that of then would be told to the others.
-        let info = match &record.by {
-            _ if !self.is_decided_by_store() => None,
-            DecidedBy::Limit => Some(definition.info),
+        let key = &*record.key;
+        let named = match &record.by {
             DecidedBy::Plan(name) => definition.plan(name),
-            DecidedBy::Quota { tokens, period_us, burst } => {
+            // The store goes by what decided. Nodes that share leases would hear of a quota that the key may not have any more.
+            DecidedBy::Quota { tokens, period_us, burst } if self.is_decided_by_store() => {
                 let quota = Quota::new(*tokens, Duration::from_micros(*period_us)).burst(*burst);
                 definition.by_override(quota).ok()
             }
+            DecidedBy::Limit | DecidedBy::Quota { .. } => None,
         };
-        let key = &*record.key;
-        let limit = match info {
-            Some(info) => self.under(info),
-            None => self.planned(LookedUp { name: key, plain: key }),
+        let named = self.under(named.unwrap_or(definition.info));
+        let limit = if self.is_decided_by_store() {
+            named
+        } else {
+            Cow::Owned(named.planned(LookedUp { name: key, plain: key }).into_owned())
         };
         let (unused, beyond) =
             (record.estimate.saturating_sub(actual), actual.saturating_sub(record.estimate));

@@ -250,12 +250,13 @@ impl DomainLimits {
         let rulings = self.rulings(request, matched)?;
         let statuses = statuses(&rulings, deadline).await?;
         if let Some(metrics) = &self.metrics {
+            let is_charged = statuses.iter().all(|status| status.code == Code::Ok);
             for ((asked, ruling), status) in request.descriptors.iter().zip(&rulings).zip(&statuses)
             {
                 let hits = hits(request, asked);
                 let is_counted = matches!(ruling, Ruling::Deny | Ruling::Limited(_));
                 if is_counted && !asked.is_negative_hits {
-                    metrics.count(domain, &Counted { asked, hits, status });
+                    metrics.count(domain, &Counted { asked, hits, status, is_charged });
                 }
             }
         }
@@ -508,12 +509,14 @@ fn tell_looks(charges: &[Charge<'_, '_>], statuses: &mut [Status]) -> bool {
 }
 
 fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Status {
+    let is_shadow = limit.0.is_shadow();
+    let is_shadow_denied = is_over && is_shadow || decision.is_some_and(|it| it.is_shadow_denied());
+    let is_over = is_over && !is_shadow_denied;
     let Some(decision) = decision else {
         let code = if is_over { Code::OverLimit } else { Code::Ok };
-        return Status { code, ..Status::default() };
+        return Status { code, is_shadow_denied, ..Status::default() };
     };
     let quota = decision.quota();
-    let is_over = is_over && !decision.is_shadow_denied() && !limit.0.is_shadow();
     let reset = decision.reset_after();
     Status {
         code: if is_over { Code::OverLimit } else { Code::Ok },
@@ -530,7 +533,7 @@ fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Statu
         duration_until_reset: Some(Duration::from_secs(
             reset.as_secs() + u64::from(reset.subsec_nanos() > 0),
         )),
-        is_shadow_denied: decision.is_shadow_denied(),
+        is_shadow_denied,
     }
 }
 

@@ -1,13 +1,15 @@
 //! Metrics of descriptors by the names that users of envoyproxy/ratelimit graph.
 
 use std::collections::HashSet;
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::messages::{Code, Descriptor as Asked, Status};
 use crate::config::{Domain, MetricKey};
 
-/// The most different labels: those of further ones are counted as [`OTHERS`].
+/// The most different labels with values of requests, and their longest, in bytes: others are counted as [`OTHERS`].
 const LABELS_MAX: usize = 10_000;
+const LABEL_BYTES_MAX: usize = 256;
 /// Values that are too many.
 const OTHERS: &str = "others";
 
@@ -16,7 +18,7 @@ const OTHERS: &str = "others";
 pub(crate) struct DescriptorMetrics {
     /// Hits beyond this part of a limit are near it.
     near_limit_ratio: f64,
-    /// The labels that there are.
+    /// The labels with values of requests.
     known: Mutex<HashSet<Arc<[String]>>>,
 }
 
@@ -25,6 +27,8 @@ pub(super) struct Counted<'a> {
     pub(super) asked: &'a Asked,
     pub(super) hits: u32,
     pub(super) status: &'a Status,
+    /// Whether the request is charged.
+    pub(super) is_charged: bool,
 }
 
 impl DescriptorMetrics {
@@ -46,7 +50,7 @@ impl DescriptorMetrics {
 
     /// Counts a descriptor that has a limit.
     pub(super) fn count(&self, domain: &Domain, counted: &Counted<'_>) {
-        let Counted { asked, hits, status } = *counted;
+        let Counted { asked, hits, status, is_charged } = *counted;
         let Some(labels) = self.labels(domain, asked) else { return };
         let add = |name: &'static str, hits: u32| {
             if hits > 0 {
@@ -54,7 +58,7 @@ impl DescriptorMetrics {
             }
         };
         let is_over = status.code == Code::OverLimit || status.is_shadow_denied;
-        let near = if is_over { 0 } else { self.near(status, hits) };
+        let near = if is_over || !is_charged { 0 } else { self.near(status, hits) };
         add("ratelimit_service_rate_limit_total_hits", hits);
         add("ratelimit_service_rate_limit_over_limit", if is_over { hits } else { 0 });
         add("ratelimit_service_rate_limit_within_limit", if is_over { 0 } else { hits });
@@ -72,20 +76,20 @@ impl DescriptorMetrics {
         used.saturating_sub(far).min(hits)
     }
 
-    /// The domain, the first key, and all others as one.
+    /// The domain and the first two entries: those below add up.
     fn labels(&self, domain: &Domain, asked: &Asked) -> Option<Vec<(&'static str, String)>> {
         let entries = asked.entries.iter().map(|entry| (&*entry.key, &*entry.value));
         let keys = match asked.limit {
-            Some(_) => entries.map(|(key, value)| named(key, value)).collect(),
-            None => domain.level.metric_keys(entries)?.iter().map(MetricKey::name).collect(),
+            Some(_) => {
+                entries.map(|(key, value)| MetricKey { key, value, is_of_request: true }).collect()
+            }
+            None => domain.level.metric_keys(entries)?,
         };
-        let keys: Vec<String> = keys;
-        let (first, others) = keys.split_first()?;
-        let mut values = vec![sanitized(&domain.name), sanitized(first)];
-        if !others.is_empty() {
-            values.push(others.iter().map(|key| sanitized(key)).collect::<Vec<_>>().join("."));
-        }
-        if !self.is_known(&values) {
+        let keys = &keys[..keys.len().min(2)];
+        let mut values = vec![sanitized(&domain.name)];
+        values.extend(keys.iter().map(named));
+        let is_of_request = keys.iter().any(|key| key.is_of_request);
+        if is_of_request && !self.is_known(&values) {
             values[1..].fill(OTHERS.to_owned());
         }
         Some(["domain", "key1", "key2"].into_iter().zip(values).collect())
@@ -97,7 +101,8 @@ impl DescriptorMetrics {
         if known.contains(values) {
             return true;
         }
-        let has_room = known.len() < LABELS_MAX;
+        let is_short = values.iter().all(|value| value.len() <= LABEL_BYTES_MAX);
+        let has_room = is_short && known.len() < LABELS_MAX;
         if has_room {
             known.insert(values.into());
         }
@@ -105,28 +110,25 @@ impl DescriptorMetrics {
     }
 }
 
-impl MetricKey<'_> {
-    fn name(&self) -> String {
-        match self {
-            Self::Key(key) => (*key).to_owned(),
-            Self::Value(key, value) => named(key, value),
-        }
-    }
+fn named(MetricKey { key, value, .. }: &MetricKey<'_>) -> String {
+    sanitized(&if value.is_empty() { (*key).to_owned() } else { format!("{key}_{value}") })
 }
 
-fn named(key: &str, value: &str) -> String {
-    if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
-}
-
-/// Without colons and bars, and without the dots of an IPv4 address.
+/// Without colons and bars, and without the dots of IPv4 addresses.
 fn sanitized(text: &str) -> String {
-    let is_address = |part: &str| part.parse::<std::net::Ipv4Addr>().is_ok();
-    let text = text.replace([':', '|'], "_");
-    match text.rsplit_once('_') {
-        Some((key, value)) if is_address(value) => format!("{key}_{}", value.replace('.', "_")),
-        _ if is_address(&text) => text.replace('.', "_"),
-        _ => text,
+    let mut clean = String::with_capacity(text.len());
+    let is_of_address = |char: char| char.is_ascii_digit() || char == '.';
+    for part in text.split_inclusive(|char| !is_of_address(char)) {
+        let digits = part.trim_end_matches(|char| !is_of_address(char));
+        let rest = &part[digits.len()..];
+        if digits.parse::<Ipv4Addr>().is_ok() {
+            clean.push_str(&digits.replace('.', "_"));
+        } else {
+            clean.push_str(digits);
+        }
+        clean.push_str(&rest.replace([':', '|'], "_"));
     }
+    clean
 }
 
 #[cfg(test)]
@@ -154,6 +156,7 @@ mod tests {
         for (text, expected) in [
             ("remote_address_10.0.0.1", "remote_address_10_0_0_1"),
             ("10.0.0.1", "10_0_0_1"),
+            ("masked_remote_address_10.0.0.0/24", "masked_remote_address_10_0_0_0/24"),
             ("path_a.b", "path_a.b"),
             ("a:b|c", "a_b_c"),
         ] {
@@ -168,6 +171,7 @@ mod tests {
             assert!(metrics.is_known(&[number.to_string()]));
         }
         assert!(!metrics.is_known(&["one more".to_owned()]));
+        assert!(!DescriptorMetrics::new(0.8).is_known(&["x".repeat(LABEL_BYTES_MAX + 1)]));
         assert!(metrics.is_known(&["7".to_owned()]));
     }
 }

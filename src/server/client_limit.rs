@@ -9,7 +9,7 @@ use crate::limiter::Limiter;
 use crate::quota::Quota;
 
 /// In metrics.
-const LIMITER: &str = "service";
+const LIMITER: &str = "tidegate-serve";
 const LIMIT: &str = "clients";
 
 /// What refuses requests of a client address that has made so many.
