@@ -1,9 +1,11 @@
 //! `GET /v1/openapi.json`: what these pages take and answer, generated from their code.
 
 use axum::Json;
+use serde_json::json;
+use utoipa::openapi::link::Link;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Content, OpenApi as Description, Ref, ResponseBuilder};
+use utoipa::openapi::{Content, OpenApi as Description, Ref, RefOr, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
@@ -25,7 +27,7 @@ use super::{check, keys, limits, overrides, reservations};
         overrides::switch_back,
     ),
     components(schemas(ProblemBody<'static>)),
-    modifiers(&Token, &Problems),
+    modifiers(&Token, &Problems, &Links),
 )]
 struct Pages;
 
@@ -70,6 +72,27 @@ impl Modify for Problems {
                     add(operation, WITH_TOKEN);
                 }
             }
+        }
+    }
+}
+
+/// What a reservation is for.
+struct Links;
+
+impl Modify for Links {
+    fn modify(&self, description: &mut Description) {
+        let reserve = description.paths.paths.get_mut("/v1/reserve");
+        let reserved = reserve
+            .and_then(|path| path.post.as_mut())
+            .and_then(|operation| operation.responses.responses.get_mut("200"));
+        let Some(RefOr::T(reserved)) = reserved else { return };
+        let reservation = "$response.body#/reservation";
+        for (operation, body) in [
+            ("commit", json!({"reservation": reservation, "cost": 1})),
+            ("refund", json!({"reservation": reservation})),
+        ] {
+            let link = Link::builder().operation_id(operation).request_body(Some(body)).build();
+            reserved.links.insert(operation.to_owned(), link.into());
         }
     }
 }
