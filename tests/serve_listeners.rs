@@ -104,6 +104,10 @@ fn tls_is_spoken_with_clients_of_the_authority_and_certificates_are_read_anew_at
     };
     let answer = curl(&folder, &(with("one", "client") + &live));
     assert_eq!(answer.as_deref(), Ok("the service answers\n"));
+    for version in ["--tls-max 1.2 ", "--tlsv1.3 "] {
+        let answer = curl(&folder, &(with("one", "client") + version + &live));
+        assert!(answer.is_ok(), "{version}: {answer:?}");
+    }
     assert!(curl(&folder, &format!("--cacert one.crt {live}")).is_err(), "no certificate");
     assert!(curl(&folder, &(with("one", "stranger") + &live)).is_err(), "another authority");
     assert_eq!(curl(&folder, &(with("other", "client") + &live)), Err(60), "not trusted");

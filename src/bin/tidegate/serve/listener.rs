@@ -216,8 +216,8 @@ pub(crate) fn raise_open_files(server: &ServerConfig) {
     }
 }
 
-/// Counts a connection that was not let in: strangers may cause any number of them. That none can be accepted, because there are
-/// too many open files say, is told once a minute.
+/// Counts a connection that was not let in. The log has those alone that could not be accepted, and one of them a minute: of
+/// others strangers may cause any number.
 #[allow(clippy::disallowed_methods, reason = "a log lives by the real clock")]
 fn refused(is_accepted: bool, error: &io::Error, warned: &Mutex<Option<Instant>>) {
     tracing::debug!("a connection was not let in: {error}");
