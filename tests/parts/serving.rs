@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::service::TOKEN;
+
 /// For what happens soon.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
@@ -95,6 +97,12 @@ impl Server {
         ask(&self.address, method, path, body).unwrap()
     }
 
+    /// The same with the token of tests.
+    pub(crate) fn ask_with_token(&self, path: &str, body: &Value) -> Answer {
+        let token = format!("authorization: Bearer {TOKEN}\r\n");
+        ask_with(&self.address, "POST", path, &token, &body.to_string()).unwrap()
+    }
+
     pub(crate) fn check(&self, body: &Value) -> Answer {
         self.ask("POST", "/v1/check", &body.to_string())
     }
@@ -124,12 +132,23 @@ impl Answer {
 
 /// One request over a connection of its own. An error if the service is gone, or its answer is not whole.
 pub(crate) fn ask(address: &str, method: &str, path: &str, body: &str) -> std::io::Result<Answer> {
+    ask_with(address, method, path, "", body)
+}
+
+/// The same with more fields of the head.
+fn ask_with(
+    address: &str,
+    method: &str,
+    path: &str,
+    fields: &str,
+    body: &str,
+) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(SOON))?;
     let length = body.len();
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{fields}content-length: {length}\r\n\r\n{body}"
     )?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
