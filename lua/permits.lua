@@ -2,8 +2,10 @@
 -- holds. What is said is state and no increment, so that a message may come twice, late or never.
 --
 -- KEYS[1]    the key's record
--- ARGV[1]    12 numbers, and 16 bytes: the node's instance. All numbers are whole, and are written as little-endian doubles
---            from 0 to 2^53:
+-- KEYS[2]    permits that no node renews, until their time ends or lua/timed-permits.lua gives them back: a sorted set, as that
+--            has it. Nodes have what these leave of the limit
+-- ARGV[1]    12 numbers; 16 bytes: the node's instance; and for permits that no node is to renew any more their number, of 16
+--            bytes, and 2 numbers. All numbers are whole, and are written as little-endian doubles from 0 to 2^53:
 --         sequence              a message whose number is not above that of the node's last one changes nothing
 --         in_use, want          permits that callers of the node hold, and those that it wants in all
 --         least                 fewer than this in addition are of no use
@@ -14,17 +16,22 @@
 --         slice_us              how long a node may keep a permit beyond its even part while another node waits
 --         poll_min_us, poll_max_us   bounds of the time after which a node that waits asks again
 --         keep_us               added to the time after which the record is forgotten
+--         permits, time_us      so many, which the node has held, are kept for so long. They are not in use any more, and are
+--                               kept all or none: none if the node does not hold them all by its record
 --
--- Reply      a bulk string of 5 numbers: what this node holds now; what all nodes hold; how many permits this node is to give
---            back, as they come free, though callers wait there, and in how many microseconds that begins; when to ask again
+-- Reply      a bulk string of 6 numbers: what this node holds now; what all hold; how many permits this node is to give
+--            back, as they come free, though callers wait there, and in how many microseconds that begins; when to ask again;
+--            how many permits are kept that no node renews
 -- Record     'P1', and for each node its instance and 9 numbers: sequence, held, want; until_us: when they are free; since_us:
 --            when it began to wait, or got a permit last; asked_us: its last message; above_us: since when it has more than its
 --            even part, or 0; give, give_us: permits that it was told to give back, and from when on
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
 -- Expiry     when the last node's permits are free
--- Cost       O(m log m) for m nodes that have the key. Calls: GET, TIME, SET.
+-- Cost       O(m log m) for m nodes that have the key. Calls: GET, TIME, ZCARD, SET; where there are permits that no node renews
+--            ZREMRANGEBYSCORE and ZCARD, and where some are kept ZADD for each, PTTL and PEXPIRE.
 
 local MAGIC, NODE, NODE_BYTES = 'P1', '<c16ddddddddd', 16 + 9 * 8
+local TIMED, TIMED_AT, TIMED_BYTES = '<c16dd', 113, 16 + 2 * 8
 local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
 
 local sequence, in_use, want, least, waits, most, lease_us, place_us, slice_us, poll_min_us, poll_max_us, keep_us =
@@ -57,6 +64,32 @@ if not me then
   nodes[#nodes + 1] = me
 end
 local is_new = sequence > me.sequence
+
+local function text(number)
+  return ('%.0f'):format(number)
+end
+
+local timed, kept = call('ZCARD', KEYS[2]), 0
+if timed > 0 then
+  call('ZREMRANGEBYSCORE', KEYS[2], '-inf', text(now))
+  timed = call('ZCARD', KEYS[2])
+end
+if is_new then
+  local added = {}
+  for at = TIMED_AT, #ARGV[1], TIMED_BYTES do
+    local number, permits, time_us = struct.unpack(TIMED, ARGV[1], at)
+    added[#added + 1] = { number = number, permits = permits, time_us = time_us }
+    kept = kept + permits
+  end
+  if in_use + kept > me.held then added, kept = {}, 0 end
+  for _, one in ipairs(added) do
+    for place = 0, one.permits - 1 do call('ZADD', KEYS[2], text(now + one.time_us), one.number .. place) end
+    local ends_ms = ceil((one.time_us + keep_us) / 1000)
+    if call('PTTL', KEYS[2]) < ends_ms then call('PEXPIRE', KEYS[2], text(ends_ms)) end
+  end
+  timed = timed + kept
+end
+most = max(most - timed, 0)
 
 local function is_waiting(node)
   return node.want > node.held and now - node.asked_us <= place_us
@@ -145,4 +178,4 @@ if before == 0 then
   poll_us = max(min(floor(waited_us / 8), poll_max_us), poll_min_us)
   if due_us and due_us > now then poll_us = max(min(poll_us, due_us - now), poll_min_us) end
 end
-return struct.pack('<ddddd', me.held, held_by_all, me.give, max(me.give_us - now, 0), poll_us)
+return struct.pack('<dddddd', me.held, held_by_all + timed, me.give, max(me.give_us - now, 0), poll_us, kept)

@@ -34,9 +34,10 @@ use std::path::Path;
 use serde::{Deserialize, Deserializer};
 
 use crate::builder::Builder;
-use crate::limit::Limit;
+use crate::limit::{Concurrency, Limit};
 
 mod check;
+mod concurrency;
 mod descriptor;
 mod document;
 mod domains;
@@ -88,6 +89,7 @@ const TEXT: &str = "text";
 pub struct Config {
     name: Option<String>,
     limits: Vec<Limit>,
+    concurrency: Vec<Concurrency>,
     domains: Vec<Domain>,
     store: Option<ConfiguredStore>,
     max_keys: Option<usize>,
@@ -104,6 +106,7 @@ impl fmt::Debug for Config {
         f.debug_struct("Config")
             .field("name", &self.name)
             .field("limits", &self.limits)
+            .field("concurrency", &self.concurrency)
             .field("domains", &self.domains)
             .field("store", &self.store)
             .field("max_keys", &self.max_keys)
@@ -180,6 +183,9 @@ impl Config {
         for limit in self.all_limits() {
             builder = builder.limit(limit);
         }
+        for limit in &self.concurrency {
+            builder = builder.concurrency(limit.clone());
+        }
         if let Some(name) = &self.name {
             builder = builder.name(name);
         }
@@ -204,6 +210,11 @@ impl Config {
     /// The limits in the order of the file, and after them those of domains.
     pub fn limits(&self) -> &[Limit] {
         &self.limits
+    }
+
+    /// The concurrency limits in the order of the file.
+    pub fn concurrency_limits(&self) -> &[Concurrency] {
+        &self.concurrency
     }
 
     /// The configured limits, and that of the quotas that requests bring, if there are domains.
@@ -248,6 +259,7 @@ impl Config {
             ("lanes", self.lanes == other.lanes),
             ("max_nodes", self.max_nodes == other.max_nodes),
             ("key_secret", self.key_secret == other.key_secret),
+            ("concurrency", self.concurrency == other.concurrency),
             ("server", self.server == other.server),
         ]
         .into_iter()
@@ -286,6 +298,7 @@ impl Config {
         let mut config = Self {
             name: root.text("name", reading).map(value),
             limits: Vec::new(),
+            concurrency: Vec::new(),
             domains: Vec::new(),
             max_keys: root.whole("max_keys", reading).map(value),
             lanes: root.whole("lanes", reading).map(value),
@@ -298,6 +311,7 @@ impl Config {
         let table = root.table("limits", limits::EXAMPLE, reading);
         // What is no table is a mistake of its own.
         let has_limits = root.has("limits") && !table.as_ref().is_some_and(Fields::is_empty)
+            || root.has("concurrency")
             || root.has("domains");
         let tables = table.map(|limits| limits.tables(limits::EXAMPLE, reading));
         let mut on_node = check::limiter(config.builder(), has_limits, root, reading);
@@ -321,6 +335,7 @@ impl Config {
         let (domains, limits) = domains::read(root, &config.limits, &on_node, reading);
         config.domains = domains;
         config.limits.extend(limits);
+        config.concurrency = concurrency::read(root, &config.limits, reading);
         if config.limits.is_empty() && root.has("domains") && reading.mistakes.is_empty() {
             let remedy = "has no descriptor with a quota: add one, or a limit";
             reading.mistake(&root.place("domains"), remedy);

@@ -35,7 +35,7 @@ mod overrides;
 mod permits;
 pub(crate) mod plan_resolver;
 #[cfg(feature = "server")]
-mod reservations;
+mod records;
 mod reset_counts;
 mod resolved_plans;
 pub(crate) mod setup;
@@ -56,7 +56,7 @@ use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 use plan_resolver::ResolverTask;
 #[cfg(feature = "server")]
-pub(crate) use reservations::{ReservationQuery, random_bytes};
+pub(crate) use records::{RecordQuery, random_bytes};
 pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
 pub(crate) use updates::Updated;
 
@@ -123,7 +123,7 @@ pub(crate) enum Query {
     Reset(ResetQuery),
     Updated(Updated),
     #[cfg(feature = "server")]
-    Reservation(ReservationQuery),
+    Record(RecordQuery),
     /// So many tokens of a limit were not given back.
     Kept {
         limit: u32,
@@ -146,7 +146,7 @@ struct OpenQueries {
     resets: HashMap<u64, oneshot::Sender<ResetOutcome>>,
     exact: ExactCalls,
     #[cfg(feature = "server")]
-    reservations: reservations::ReservationCalls,
+    records: records::RecordCalls,
 }
 
 /// A notification as the engine takes it in. `None` if the key has been evicted meanwhile; the calling thread is the
@@ -402,8 +402,8 @@ impl Driver {
                     continue;
                 }
                 #[cfg(feature = "server")]
-                Query::Reservation(query) => {
-                    asked.reservations.begin(query, self.store.as_ref());
+                Query::Record(query) => {
+                    asked.records.begin(query, self.store.as_ref());
                     continue;
                 }
                 Query::Kept { limit, tokens } => {

@@ -33,15 +33,17 @@ use crate::builder::Builder;
 use crate::driver::clock::TimeSource;
 use crate::error::StoreError;
 use crate::store::exact::ExactRequest;
-#[cfg(feature = "server")]
-use crate::store::exchange::Reserving;
 use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
+#[cfg(feature = "server")]
+use crate::store::exchange::{Reserving, TimedPermitting};
 use crate::store::overrides::OverridesRequest;
 use crate::store::permits::PermitRequest;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 #[cfg(feature = "server")]
 use crate::store::reservations::ReservationRequest;
+#[cfg(feature = "server")]
+use crate::store::timed_permits::TimedPermitRequest;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::Request;
 use crate::time::micros;
@@ -143,47 +145,47 @@ impl ScriptedStore {
         let mut script = self.lock();
         if script.away { Some(Fault::RequestLost) } else { script.next.pop_front() }
     }
+
+    /// Makes a call, to which the next fault happens, if there is one.
+    async fn scripted<T, F>(&self, call: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let lost = Err(StoreError::TimedOut(self.timeout()));
+        match self.next_fault() {
+            None => call().await,
+            Some(Fault::RequestLost) => lost,
+            Some(Fault::ReplyLost) => {
+                call().await?;
+                lost
+            }
+            Some(Fault::Duplicated) => {
+                call().await?;
+                call().await
+            }
+        }
+    }
+
+    /// The same about a single request, which takes its time.
+    async fn question<T, F>(&self, call: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        self.lock().questions += 1;
+        self.travel().await;
+        let reply = self.scripted(call).await;
+        self.travel().await;
+        reply
+    }
 }
 
 impl Store for ScriptedStore {
     fn exchange(&self, request: Arc<Request>) -> Exchange<'_> {
-        Box::pin(async move {
-            let lost = Err(StoreError::TimedOut(self.timeout()));
-            match self.next_fault() {
-                None => self.memory.exchange(request).await,
-                Some(Fault::RequestLost) => lost,
-                Some(Fault::ReplyLost) => {
-                    self.memory.exchange(request).await?;
-                    lost
-                }
-                Some(Fault::Duplicated) => {
-                    self.memory.exchange(request.clone()).await?;
-                    self.memory.exchange(request).await
-                }
-            }
-        })
+        Box::pin(self.scripted(move || self.memory.exchange(request.clone())))
     }
 
     fn decide(&self, request: ExactRequest) -> Deciding<'_> {
-        Box::pin(async move {
-            let lost = Err(StoreError::TimedOut(self.timeout()));
-            self.lock().questions += 1;
-            self.travel().await;
-            let reply = match self.next_fault() {
-                None => self.memory.decide(request).await,
-                Some(Fault::RequestLost) => lost,
-                Some(Fault::ReplyLost) => {
-                    self.memory.decide(request).await?;
-                    lost
-                }
-                Some(Fault::Duplicated) => {
-                    self.memory.decide(request.clone()).await?;
-                    self.memory.decide(request).await
-                }
-            };
-            self.travel().await;
-            reply
-        })
+        Box::pin(self.question(move || self.memory.decide(request.clone())))
     }
 
     fn overrides(&self, request: OverridesRequest) -> Overriding<'_> {
@@ -196,44 +198,17 @@ impl Store for ScriptedStore {
     }
 
     fn permits(&self, request: PermitRequest) -> Permitting<'_> {
-        Box::pin(async move {
-            let lost = Err(StoreError::TimedOut(self.timeout()));
-            self.lock().questions += 1;
-            self.travel().await;
-            let reply = match self.next_fault() {
-                None => self.memory.permits(request).await,
-                Some(Fault::RequestLost) => lost,
-                Some(Fault::ReplyLost) => {
-                    self.memory.permits(request).await?;
-                    lost
-                }
-                Some(Fault::Duplicated) => {
-                    self.memory.permits(request.clone()).await?;
-                    self.memory.permits(request).await
-                }
-            };
-            self.travel().await;
-            reply
-        })
+        Box::pin(self.question(move || self.memory.permits(request.clone())))
     }
 
     #[cfg(feature = "server")]
     fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
-        Box::pin(async move {
-            let lost = Err(StoreError::TimedOut(self.timeout()));
-            match self.next_fault() {
-                None => self.memory.reservations(request).await,
-                Some(Fault::RequestLost) => lost,
-                Some(Fault::ReplyLost) => {
-                    self.memory.reservations(request).await?;
-                    lost
-                }
-                Some(Fault::Duplicated) => {
-                    self.memory.reservations(request.clone()).await?;
-                    self.memory.reservations(request).await
-                }
-            }
-        })
+        Box::pin(self.scripted(move || self.memory.reservations(request.clone())))
+    }
+
+    #[cfg(feature = "server")]
+    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
+        Box::pin(self.scripted(move || self.memory.timed_permits(request.clone())))
     }
 
     fn timeout(&self) -> Duration {

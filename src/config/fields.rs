@@ -22,6 +22,7 @@ pub(super) const ROOT: &[&str] = &[
     "key_secret_file",
     "store",
     "limits",
+    "concurrency",
     "domains",
     "server",
 ];
@@ -74,6 +75,9 @@ pub(super) const LIMIT: &[&str] = &[
     "block_for",
     "plans",
 ];
+
+/// The fields of a concurrency limit.
+pub(super) const CONCURRENCY: &[&str] = &["max", "local", "outage", "max_wait", "max_waiting"];
 
 /// The fields of a descriptor beside those of its limit.
 pub(super) const DESCRIPTOR: &[&str] = &[
@@ -498,6 +502,7 @@ fn table_of_field(name: &str) -> Option<&'static str> {
         (STORE, "[store]"),
         (SERVER, "[server]"),
         (LIMIT, OF_LIMIT),
+        (CONCURRENCY, "a concurrency limit"),
         (DESCRIPTOR, "a descriptor"),
     ];
     tables.into_iter().find(|(fields, _)| fields.contains(&name)).map(|(_, table)| table)

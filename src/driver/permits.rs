@@ -15,10 +15,12 @@ use crate::error::{AcquireError, StoreError};
 use crate::limit::PermitTerms;
 use crate::store::Store;
 use crate::store::permits::PermitRequest;
+#[cfg(feature = "server")]
+use crate::sync::TimedPermit;
 use crate::sync::message::InstanceId;
 use crate::sync::{
-    Event, OutageChange, PermitAsk, PermitCounts, PermitKey, PermitMessage, PermitOutput,
-    PermitReply, Permits,
+    Event, OutageChange, PermitAsk, PermitCounts, PermitKey, PermitMessage, PermitNumber,
+    PermitOutput, PermitReply, Permits,
 };
 use crate::time::{Timestamp, micros};
 
@@ -86,6 +88,8 @@ pub(crate) struct PermitKeys {
 struct State {
     permits: Permits,
     callers: HashMap<u64, oneshot::Sender<PermitAnswer>>,
+    /// Those who wait until the store keeps permits.
+    keeping: HashMap<PermitNumber, oneshot::Sender<Result<(), StoreError>>>,
     sends: VecDeque<(PermitKey, PermitMessage)>,
     changes: Vec<OutageChange>,
     /// Until when the task sleeps.
@@ -121,7 +125,69 @@ impl fmt::Debug for HeldPermit {
 impl Drop for HeldPermit {
     fn drop(&mut self) {
         let Self { keys, key, cost } = self;
-        keys.act(|state, now| state.permits.release(key, *cost, now));
+        if *cost > 0 {
+            keys.act(|state, now| state.permits.release(key, *cost, now));
+        }
+    }
+}
+
+#[cfg(feature = "server")]
+impl HeldPermit {
+    /// The limit's name, and the key as the store knows it.
+    pub(crate) fn name(&self) -> (Arc<str>, PermitKey) {
+        (self.keys.terms.name.clone(), self.key.clone())
+    }
+
+    /// Whether nodes share the limit.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.keys.is_shared()
+    }
+
+    /// The longest that callers wait for the store.
+    pub(crate) fn max_wait(&self) -> Duration {
+        Duration::from_micros(self.keys.terms.max_wait_us)
+    }
+
+    /// Has the store keep it for so long, for whoever has the number.
+    pub(crate) fn keep(mut self, number: PermitNumber, time_to_live: Duration) -> PendingKeep {
+        let (keys, key) = (self.keys.clone(), self.key.clone());
+        let permits = std::mem::take(&mut self.cost);
+        let timed = TimedPermit { number, permits, time_us: micros(time_to_live) };
+        let (done, answer) = oneshot::channel();
+        keys.act(|state, now| {
+            state.permits.keep(&key, timed, now);
+            state.keeping.insert(number, done);
+        });
+        PendingKeep { keys, key, number, answer }
+    }
+}
+
+/// Permits that the store is to keep. Dropped before it was asked, they go back.
+#[cfg(feature = "server")]
+pub(crate) struct PendingKeep {
+    keys: Arc<PermitKeys>,
+    key: PermitKey,
+    number: PermitNumber,
+    answer: oneshot::Receiver<Result<(), StoreError>>,
+}
+
+#[cfg(feature = "server")]
+impl PendingKeep {
+    pub(crate) async fn answer(mut self) -> Result<(), StoreError> {
+        let ended = || StoreError::Unreachable("the limiter's task has ended".to_owned());
+        (&mut self.answer).await.unwrap_or_else(|_| Err(ended()))
+    }
+}
+
+#[cfg(feature = "server")]
+impl Drop for PendingKeep {
+    fn drop(&mut self) {
+        let Self { keys, key, number, .. } = self;
+        keys.act(|state, now| {
+            if state.keeping.remove(number).is_some() || state.has_ended {
+                state.permits.cancel_keep(key, *number, now);
+            }
+        });
     }
 }
 
@@ -156,6 +222,7 @@ impl PermitKeys {
         let state = State {
             permits: Permits::new(terms.clone(), seed),
             callers: HashMap::new(),
+            keeping: HashMap::new(),
             sends: VecDeque::new(),
             changes: Vec::new(),
             wake_at: Timestamp::ZERO,
@@ -170,6 +237,12 @@ impl PermitKeys {
 
     pub(crate) fn max(&self) -> u32 {
         self.terms.max
+    }
+
+    /// Whether nodes share the limit.
+    #[cfg(feature = "server")]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.terms.is_shared
     }
 
     /// Asks for permits; the answer may be there already.
@@ -208,6 +281,11 @@ impl PermitKeys {
                 match output {
                     PermitOutput::Send { key, message } => state.sends.push_back((key, message)),
                     PermitOutput::Outage(change) => state.changes.push(change),
+                    PermitOutput::Kept { number, outcome } => {
+                        if let Some(done) = state.keeping.remove(&number) {
+                            let _ = done.send(outcome);
+                        }
+                    }
                     PermitOutput::Decided { ticket, key, cost, outcome } => {
                         let answer = outcome.map(|()| self.held(key, cost));
                         decided.push((state.callers.remove(&ticket), answer));
@@ -216,6 +294,7 @@ impl PermitKeys {
             }
             if state.has_ended {
                 state.callers.clear();
+                state.keeping.clear();
             }
             let is_due = state.permits.poll_timeout() < state.wake_at;
             (done, is_due || !state.sends.is_empty() || !state.changes.is_empty())
@@ -327,7 +406,7 @@ impl PermitTask {
     fn send(&mut self, index: usize, limit: &PermitKeys, key: PermitKey, message: PermitMessage) {
         // Without a store no limit is shared, and nothing is ever sent.
         let Some(store) = self.store.clone() else { return };
-        let (instance, time) = (self.instance, self.time.clone());
+        let (instance, time, sequence) = (self.instance, self.time.clone(), message.sequence);
         let request =
             PermitRequest { limit: limit.terms.name.clone(), key: key.clone(), instance, message };
         let longest_us = limit.terms.max_wait_us.max(micros(store.timeout()));
@@ -341,7 +420,7 @@ impl PermitTask {
                 }
             }
         });
-        self.places.insert(call.id(), (index, key, message.sequence));
+        self.places.insert(call.id(), (index, key, sequence));
     }
 
     fn ended(&mut self, ended: Ended) {

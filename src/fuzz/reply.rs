@@ -9,13 +9,15 @@ use crate::limit::Limit;
 use crate::limiter::{ActiveLimit, Limiter};
 use crate::quota::{Quota, TOKENS_MAX};
 use crate::store::exact::ExactRequest;
-#[cfg(feature = "server")]
-use crate::store::exchange::Reserving;
 use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
+#[cfg(feature = "server")]
+use crate::store::exchange::{Reserving, TimedPermitting};
 use crate::store::overrides::OverridesRequest;
 use crate::store::permits::PermitRequest;
 #[cfg(feature = "server")]
 use crate::store::reservations::ReservationRequest;
+#[cfg(feature = "server")]
+use crate::store::timed_permits::TimedPermitRequest;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
 use crate::testing::ManualClock;
@@ -211,6 +213,11 @@ impl Store for HostileStore {
     #[cfg(feature = "server")]
     fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
         self.memory.reservations(request)
+    }
+
+    #[cfg(feature = "server")]
+    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
+        self.memory.timed_permits(request)
     }
 
     fn timeout(&self) -> Duration {

@@ -101,6 +101,11 @@ impl Concurrency {
         &self.name
     }
 
+    /// The most permits of a key.
+    pub fn max(&self) -> u32 {
+        self.max
+    }
+
     /// Checks everything once. `nodes` share the limit in an outage; no node has more than `max_keys` keys in use.
     pub(crate) fn validate(
         &self,

@@ -30,7 +30,7 @@ use crate::time::micros;
 /// ```
 #[derive(Clone)]
 pub struct ConcurrencyLimit {
-    keys: Arc<PermitKeys>,
+    pub(super) keys: Arc<PermitKeys>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -43,9 +43,10 @@ impl fmt::Debug for ConcurrencyLimit {
 /// A permit, or several. It goes back when it is dropped, also by a panic. This node renews it for as long as it is held.
 #[must_use = "a permit goes back when it is dropped"]
 pub struct Permit {
-    held: HeldPermit,
+    pub(super) held: HeldPermit,
     /// Keeps the task alive that renews it. Dropped last.
-    _shared: Arc<Shared>,
+    #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "it is kept alive"))]
+    pub(super) shared: Arc<Shared>,
 }
 
 impl fmt::Debug for Permit {
@@ -142,7 +143,7 @@ impl ConcurrencyLimit {
     async fn ask<K: Key + ?Sized>(&self, key: &K, ask: PermitAsk) -> Result<Permit, AcquireError> {
         let pending = self.keys.acquire(&self.shared.secret.name(key), ask)?;
         let held = pending.answer().await?;
-        Ok(Permit { held, _shared: self.shared.clone() })
+        Ok(Permit { held, shared: self.shared.clone() })
     }
 
     /// The limit's name.

@@ -15,12 +15,13 @@ use super::{ActiveLimit, Handle, Limiter, Reservation, Shared};
 use crate::algorithm::Standing;
 use crate::bucket::OVERFLOW;
 use crate::decision::{Decision, Source};
-use crate::driver::{Buckets, Query, ReservationQuery, Wish, random_bytes};
+use crate::driver::{Buckets, Query, RecordQuery, Wish, random_bytes};
 use crate::error::StoreError;
 use crate::limit::QuotaOf;
 use crate::quota::Quota;
 use crate::store::exact::{Deed, SpentAt};
-use crate::store::reservations::{ReservationId, ReservationRequest, TAKEN_AGAIN, TakenRecord};
+use crate::store::record_id::RecordId;
+use crate::store::reservations::{ReservationRequest, TAKEN_AGAIN, TakenRecord};
 use crate::sync::Settlement;
 use crate::time::{Timestamp, micros};
 
@@ -128,7 +129,7 @@ impl Reservation {
     /// # Errors
     ///
     /// That of the store, or that it did not answer in time: then its tokens go back, as of a reservation that is dropped.
-    pub(crate) async fn keep(self, time_to_live: Duration) -> Result<ReservationId, StoreError> {
+    pub(crate) async fn keep(self, time_to_live: Duration) -> Result<RecordId, StoreError> {
         let Handle { limit, key, .. } = &self.handle;
         let Allowed { decision, asked } = &self.allowed;
         let (sent, within_us) =
@@ -146,7 +147,7 @@ impl Reservation {
                 spent => spent,
             },
         };
-        let id = ReservationId::random().map_err(|error| unusable(&error))?;
+        let id = RecordId::random().map_err(|error| unusable(&error))?;
         let request = record.to_keep(id, time_to_live)?;
         let within = Duration::from_micros(within_us);
         tokio::select! {
@@ -171,7 +172,7 @@ impl Reservation {
 impl SettlementRecord {
     fn to_keep(
         &self,
-        id: ReservationId,
+        id: RecordId,
         time_to_live: Duration,
     ) -> Result<ReservationRequest, StoreError> {
         let record = serde_json::to_vec(self).map_err(|error| unusable(&error))?;
@@ -180,7 +181,7 @@ impl SettlementRecord {
 }
 
 /// What cannot be is told as what the store said.
-fn unusable(error: &impl std::fmt::Display) -> StoreError {
+pub(super) fn unusable(error: &impl std::fmt::Display) -> StoreError {
     StoreError::Reply { field: "reservation", value: error.to_string() }
 }
 
@@ -189,11 +190,41 @@ impl Shared {
         &self,
         request: ReservationRequest,
     ) -> Result<Option<TakenRecord>, StoreError> {
+        self.ask_about_record(|done| RecordQuery::Reservation(request, done)).await
+    }
+
+    /// Asks the store about a record that any process can end.
+    async fn ask_about_record<T>(
+        &self,
+        query: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> RecordQuery,
+    ) -> Result<T, StoreError> {
         let (done, answer) = oneshot::channel();
         let ended = || StoreError::Unreachable("the limiter's task has ended".to_owned());
-        let query = Query::Reservation(ReservationQuery { request, done });
-        self.driver.queries.send(query).map_err(|_| ended())?;
+        self.driver.queries.send(Query::Record(query(done))).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
+    }
+
+    /// Asks the store until it answers, for as long as who took a record can take it again. Returns also when it was asked last.
+    pub(super) async fn until_answered<T>(
+        &self,
+        query: impl Fn(oneshot::Sender<Result<T, StoreError>>) -> RecordQuery,
+    ) -> Result<(Timestamp, T), StoreError> {
+        let began = self.node.time.now();
+        let mut wait = TRY_AGAIN_AFTER;
+        loop {
+            let now = self.node.time.now();
+            let error = match self.ask_about_record(&query).await {
+                Ok(answer) => return Ok((now, answer)),
+                Err(error) => error,
+            };
+            let gone_us = self.node.time.now().micros_since(began);
+            if gone_us + micros(wait) > micros(ASKED_FOR)
+                || self.ask(Wish::Time, wait).await.is_none()
+            {
+                return Err(error);
+            }
+            wait = (2 * wait).min(TRY_AGAIN_MAX);
+        }
     }
 }
 
@@ -203,7 +234,7 @@ impl Limiter {
     /// may leave its tokens spent.
     pub(crate) async fn settle_reservation(
         &self,
-        id: ReservationId,
+        id: RecordId,
         actual: u32,
     ) -> Result<Option<SettledReservation>, StoreError> {
         // Without a store none was ever handed over.
@@ -212,7 +243,8 @@ impl Limiter {
         }
         let taker = random_bytes().map_err(|error| unusable(&error))?;
         let request = ReservationRequest::Take { id, taker };
-        let (now, taken) = self.ask_until_answered(request).await?;
+        let query = |done| RecordQuery::Reservation(request.clone(), done);
+        let (now, taken) = self.shared.until_answered(query).await?;
         let Some(TakenRecord { record, age }) = taken else { return Ok(None) };
         let record: SettlementRecord =
             serde_json::from_slice(&record).map_err(|error| unusable(&error))?;
@@ -229,7 +261,7 @@ impl Limiter {
     /// Lets another process settle it in the time that is left.
     async fn put_back(
         &self,
-        id: ReservationId,
+        id: RecordId,
         record: SettlementRecord,
         age: Duration,
     ) -> Result<(), StoreError> {
@@ -242,29 +274,6 @@ impl Limiter {
         };
         // Once: another may have taken it since.
         self.shared.ask_about_reservation(record.to_keep(id, left)?).await.map(|_| ())
-    }
-
-    /// Asks the store until it answers, for as long as who took a record can take it again. Returns also when it was asked last.
-    async fn ask_until_answered(
-        &self,
-        request: ReservationRequest,
-    ) -> Result<(Timestamp, Option<TakenRecord>), StoreError> {
-        let began = self.shared.node.time.now();
-        let mut wait = TRY_AGAIN_AFTER;
-        loop {
-            let now = self.shared.node.time.now();
-            let error = match self.shared.ask_about_reservation(request.clone()).await {
-                Ok(taken) => return Ok((now, taken)),
-                Err(error) => error,
-            };
-            let gone_us = self.shared.node.time.now().micros_since(began);
-            if gone_us + micros(wait) > micros(ASKED_FOR)
-                || self.shared.ask(Wish::Time, wait).await.is_none()
-            {
-                return Err(error);
-            }
-            wait = (2 * wait).min(TRY_AGAIN_MAX);
-        }
     }
 }
 

@@ -37,10 +37,13 @@ mod envoy;
 mod extract;
 mod keys;
 mod limits;
+mod open_permits;
 mod open_reservations;
 mod openapi;
 mod overrides;
+mod permits;
 mod problem;
+mod records;
 mod reservations;
 mod running;
 mod token;
@@ -101,10 +104,10 @@ impl Service {
         self.0.refuse_checks();
     }
 
-    /// Waits until all reservations are settled that are being settled: call it before [`Limiter::shutdown`].
+    /// Waits until all reservations are settled that are being settled, and permits released: call it before [`Limiter::shutdown`].
     pub async fn settled(&self) {
         // The sender is here.
-        let _ = self.0.settling.subscribe().wait_for(|settling| *settling == 0).await;
+        let _ = self.0.ending.subscribe().wait_for(|ending| *ending == 0).await;
     }
 
     /// What answers requests over gRPC: Envoy's rate limit service, version 3, and the health service. Serve it with HTTP/2.
@@ -128,6 +131,8 @@ impl Service {
             .route("/v1/reserve", post(reservations::reserve))
             .route("/v1/commit", post(reservations::commit))
             .route("/v1/refund", post(reservations::refund))
+            .route("/v1/acquire", post(permits::acquire))
+            .route("/v1/release", post(permits::release))
             .route("/v1/limits/{limit}/keys", get(keys::show))
             .route("/v1/limits/{limit}/overrides", put(overrides::set).delete(overrides::remove))
             .route(
@@ -139,6 +144,7 @@ impl Service {
             .merge(with_token)
             .route("/v1/check", post(check::check))
             .route("/v1/limits", get(limits::list))
+            .route("/v1/concurrency", get(permits::list))
             .route("/v1/openapi.json", get(openapi::show))
             .route("/json", post(envoy::json));
         let limited = match &self.0.client_limit {

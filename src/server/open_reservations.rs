@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::limiter::Reservation;
-use crate::store::reservations::ReservationId;
+use crate::store::record_id::RecordId;
 
 /// The most of them.
 pub(super) const OPEN_MAX: usize = 100_000;
@@ -18,15 +18,15 @@ pub(super) struct OpenReservations(Mutex<ByEnd>);
 
 #[derive(Default)]
 struct ByEnd {
-    open: HashMap<ReservationId, (Reservation, Instant)>,
-    ends: BTreeSet<(Instant, ReservationId)>,
+    open: HashMap<RecordId, (Reservation, Instant)>,
+    ends: BTreeSet<(Instant, RecordId)>,
 }
 
 impl OpenReservations {
     /// Keeps one. `false` if there are too many: it is dropped, and gives its tokens back.
     pub(super) fn keep(
         &self,
-        id: ReservationId,
+        id: RecordId,
         reservation: Reservation,
         time_to_live: Duration,
     ) -> bool {
@@ -40,7 +40,7 @@ impl OpenReservations {
         has_room
     }
 
-    pub(super) fn take(&self, id: ReservationId) -> Option<Reservation> {
+    pub(super) fn take(&self, id: RecordId) -> Option<Reservation> {
         let mut all = self.lock();
         let (reservation, ends) = all.open.remove(&id)?;
         all.ends.remove(&(ends, id));

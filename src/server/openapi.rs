@@ -1,7 +1,7 @@
 //! `GET /v1/openapi.json`: what these pages take and answer, generated from their code.
 
 use axum::Json;
-use serde_json::json;
+use serde_json::{Value, json};
 use utoipa::openapi::link::Link;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -9,7 +9,7 @@ use utoipa::openapi::{Content, OpenApi as Description, Ref, RefOr, ResponseBuild
 use utoipa::{Modify, OpenApi};
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
-use super::{check, keys, limits, overrides, reservations};
+use super::{check, keys, limits, overrides, permits, reservations};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -19,6 +19,9 @@ use super::{check, keys, limits, overrides, reservations};
         reservations::reserve,
         reservations::commit,
         reservations::refund,
+        permits::acquire,
+        permits::release,
+        permits::list,
         limits::list,
         keys::show,
         overrides::set,
@@ -76,25 +79,34 @@ impl Modify for Problems {
     }
 }
 
-/// What a reservation is for.
+/// What reservations and permits are for.
 struct Links;
 
 impl Modify for Links {
     fn modify(&self, description: &mut Description) {
-        let reserve = description.paths.paths.get_mut("/v1/reserve");
-        let reserved = reserve
-            .and_then(|path| path.post.as_mut())
-            .and_then(|operation| operation.responses.responses.get_mut("200"));
-        let Some(RefOr::T(reserved)) = reserved else { return };
         let reservation = "$response.body#/reservation";
-        for (operation, body) in [
-            ("commit", json!({"reservation": reservation, "cost": 1})),
-            ("refund", json!({"reservation": reservation})),
-        ] {
-            let link = Link::builder().operation_id(operation).request_body(Some(body)).build();
-            reserved.links.insert(operation.to_owned(), link.into());
-        }
+        link(
+            description,
+            ("/v1/reserve", "commit"),
+            json!({"reservation": reservation, "cost": 1}),
+        );
+        link(description, ("/v1/reserve", "refund"), json!({"reservation": reservation}));
+        let [limit, key] = ["limit", "key"].map(|field| format!("$request.body#/{field}"));
+        let permit = "$response.body#/permit";
+        let released = json!({"limit": limit, "key": key, "permit": permit});
+        link(description, ("/v1/acquire", "release"), released);
     }
+}
+
+/// Says that what the page at a path answers is for an operation, which is asked so.
+fn link(description: &mut Description, (path, operation): (&str, &str), body: Value) {
+    let page = description.paths.paths.get_mut(path);
+    let answered = page
+        .and_then(|page| page.post.as_mut())
+        .and_then(|page| page.responses.responses.get_mut("200"));
+    let Some(RefOr::T(answered)) = answered else { return };
+    let link = Link::builder().operation_id(operation).request_body(Some(body)).build();
+    answered.links.insert(operation.to_owned(), link.into());
 }
 
 /// Adds the problems that the page does not have by itself.

@@ -7,26 +7,19 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::check::{Answer, wrong_cost};
 use super::extract::{Body, Object, whole};
 use super::open_reservations::OPEN_MAX;
 use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
+use super::records::{Ending, SETTLED_WITHIN, TIME_TO_LIVE, record_id, time_to_live};
 use super::running::Running;
 use crate::decision::Decision;
 use crate::limiter::ReserveError;
 use crate::limiter::kept::SettledReservation;
-use crate::store::reservations::ReservationId;
-
-/// How long a reservation is open, unless the request says.
-const TIME_TO_LIVE: Duration = Duration::from_secs(600);
-/// The longest that it can be open: a day.
-const TTL_MS_MAX: u64 = 24 * 3_600_000;
-/// For how long an answer waits until a reservation is settled.
-const SETTLED_WITHIN: Duration = Duration::from_secs(5);
+use crate::store::record_id::RecordId;
 
 /// What is reserved.
 #[derive(Deserialize, ToSchema)]
@@ -54,9 +47,9 @@ pub(super) struct Reserve<'b> {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Commit {
-    #[serde(deserialize_with = "id")]
+    #[serde(deserialize_with = "record_id")]
     #[schema(value_type = String, pattern = "^[0-9a-f]{32}$")]
-    reservation: ReservationId,
+    reservation: RecordId,
     /// In tokens: less than was reserved gives the rest back, and more is charged whatever the key has left.
     #[serde(deserialize_with = "whole")]
     #[schema(minimum = 0)]
@@ -67,9 +60,9 @@ pub(super) struct Commit {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Refund {
-    #[serde(deserialize_with = "id")]
+    #[serde(deserialize_with = "record_id")]
     #[schema(value_type = String, pattern = "^[0-9a-f]{32}$")]
-    reservation: ReservationId,
+    reservation: RecordId,
 }
 
 /// What a check is answered, and what was reserved.
@@ -96,19 +89,6 @@ fn ten_minutes() -> Duration {
     TIME_TO_LIVE
 }
 
-fn time_to_live<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let millis: u64 = whole(deserializer)?;
-    if !(1..=TTL_MS_MAX).contains(&millis) {
-        return Err(D::Error::custom(format!("{millis}: must be 1 to {TTL_MS_MAX}")));
-    }
-    Ok(Duration::from_millis(millis))
-}
-
-fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReservationId, D::Error> {
-    let text = Cow::<str>::deserialize(deserializer)?;
-    text.parse().map_err(D::Error::custom)
-}
-
 /// Decides about a request, and reserves what it may cost.
 #[utoipa::path(
     post,
@@ -128,7 +108,7 @@ pub(super) async fn reserve(
     let Object(asked): Object<Reserve<'_>> = body.parse()?;
     let in_force = running.in_force.load_full();
     let limit = running.limit(&in_force, &asked.limit, asked.plan.as_deref())?;
-    let told = |decision: &Decision, id: Option<ReservationId>| {
+    let told = |decision: &Decision, id: Option<RecordId>| {
         let answer = Answer::new(decision, asked.cost);
         Ok(Json(Reserved { answer, reservation: id.map(|id| id.to_string()) }))
     };
@@ -151,7 +131,7 @@ pub(super) async fn reserve(
         let kept = reservation.keep(asked.time_to_live).await;
         return told(&decision, Some(kept.map_err(|error| unreserved(error.to_string()))?));
     }
-    let id = ReservationId::random().map_err(|error| unreserved(error.to_string()))?;
+    let id = RecordId::random().map_err(|error| unreserved(error.to_string()))?;
     if running.open_reservations.keep(id, reservation, asked.time_to_live) {
         told(&decision, Some(id))
     } else {
@@ -203,11 +183,7 @@ pub(super) async fn refund(
     clippy::disallowed_methods,
     reason = "what the store gives away is settled, also if the client has left"
 )]
-async fn settle(
-    running: Arc<Running>,
-    id: ReservationId,
-    cost: u32,
-) -> Result<Json<Settled>, Problem> {
+async fn settle(running: Arc<Running>, id: RecordId, cost: u32) -> Result<Json<Settled>, Problem> {
     let told = |limit: String, reserved| Ok(Json(Settled { limit, reserved, cost }));
     if let Some(reservation) = running.open_reservations.take(id) {
         let (limit, reserved) = (reservation.limit_name().to_owned(), reservation.estimate());
@@ -222,13 +198,13 @@ async fn settle(
         let detail = format!("it may be settled yet: {reason}");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let settling = Settling::begin(running);
+    let ending = Ending::begin(running);
     // From here on the service waits for it.
-    if settling.0.refuses_checks() {
+    if ending.refuses_checks() {
         return Err(unsettled("the service ends".to_owned()));
     }
     let settled = tokio::spawn(async move {
-        settling.0.limiter.settle_reservation(id, cost).await.map_err(|error| error.to_string())
+        ending.limiter.settle_reservation(id, cost).await.map_err(|error| error.to_string())
     });
     let in_time = tokio::time::timeout(SETTLED_WITHIN, settled).await;
     let ended = in_time.map_err(|_| unsettled(format!("no answer within {SETTLED_WITHIN:?}")))?;
@@ -236,21 +212,5 @@ async fn settle(
     match settled.map_err(unsettled)? {
         Some(SettledReservation { limit, estimate }) => told(limit, estimate),
         None => Err(unknown()),
-    }
-}
-
-/// One that is being settled: the service does not end before.
-struct Settling(Arc<Running>);
-
-impl Settling {
-    fn begin(running: Arc<Running>) -> Self {
-        running.settling.send_modify(|settling| *settling += 1);
-        Self(running)
-    }
-}
-
-impl Drop for Settling {
-    fn drop(&mut self) {
-        self.0.settling.send_modify(|settling| *settling -= 1);
     }
 }

@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use tokio::sync::watch;
 
 use super::client_limit;
+use super::open_permits::OpenPermits;
 use super::open_reservations::OpenReservations;
 use super::problem::Problem;
 use crate::config::{Config, REQUEST_LIMITS};
@@ -26,8 +27,9 @@ pub(super) struct Running {
     own_limits: Arc<OwnLimits>,
     metrics: Option<Arc<DescriptorMetrics>>,
     pub(super) open_reservations: OpenReservations,
-    /// Reservations of the store that are being settled.
-    pub(super) settling: watch::Sender<usize>,
+    pub(super) open_permits: OpenPermits,
+    /// Records of the store that are being ended.
+    pub(super) ending: watch::Sender<usize>,
     /// Held by whoever changes it.
     reloads: Mutex<()>,
     refuses_checks: AtomicBool,
@@ -62,7 +64,8 @@ impl Running {
             own_limits,
             metrics,
             open_reservations: OpenReservations::default(),
-            settling: watch::Sender::new(0),
+            open_permits: OpenPermits::default(),
+            ending: watch::Sender::new(0),
             reloads,
             refuses_checks,
             ends: watch::Sender::new(false),

@@ -10,6 +10,8 @@ use super::overrides::{OverridesReply, OverridesRequest};
 use super::permits::PermitRequest;
 #[cfg(feature = "server")]
 use super::reservations::{ReservationRequest, TakenRecord};
+#[cfg(feature = "server")]
+use super::timed_permits::TimedPermitRequest;
 use crate::error::StoreError;
 use crate::sync::PermitReply;
 use crate::sync::message::{Reply, Request};
@@ -34,6 +36,11 @@ pub(crate) type Permitting<'a> =
 pub(crate) type Reserving<'a> =
     Pin<Box<dyn Future<Output = Result<Option<TakenRecord>, StoreError>> + Send + 'a>>;
 
+/// Permits that no node renews, on their way back: how many there were.
+#[cfg(feature = "server")]
+pub(crate) type TimedPermitting<'a> =
+    Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
+
 /// One place that applies batches, each at most once, and decides about requests of exact limits.
 pub(crate) trait Store: Send + Sync + 'static {
     /// Sends one batch and waits for its reply, which may come long after [`timeout`](Self::timeout). After
@@ -53,6 +60,10 @@ pub(crate) trait Store: Send + Sync + 'static {
     /// Keeps what is needed to settle a reservation, or gives it away, once. After an error it is unknown whether it did.
     #[cfg(feature = "server")]
     fn reservations(&self, request: ReservationRequest) -> Reserving<'_>;
+
+    /// Gives back permits that no node renews. After an error it is unknown whether they came free.
+    #[cfg(feature = "server")]
+    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_>;
 
     /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;

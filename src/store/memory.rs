@@ -5,14 +5,16 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::exact::{ExactModel, ExactRequest};
-#[cfg(feature = "server")]
-use super::exchange::Reserving;
 use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
+#[cfg(feature = "server")]
+use super::exchange::{Reserving, TimedPermitting};
 use super::model::Model;
 use super::overrides::{OverridesModel, OverridesRequest};
 use super::permits::{PermitModel, PermitRequest};
 #[cfg(feature = "server")]
 use super::reservations::{ReservationModel, ReservationRequest};
+#[cfg(feature = "server")]
+use super::timed_permits::TimedPermitRequest;
 use crate::sync::message::Request;
 use crate::time::Timestamp;
 
@@ -181,6 +183,14 @@ impl Store for MemoryStore {
     #[cfg(feature = "server")]
     fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
         Box::pin(async move { Ok(self.lock_reservations().call(request, self.unix_us())) })
+    }
+
+    #[cfg(feature = "server")]
+    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
+        Box::pin(async move {
+            let now_us = self.unix_us();
+            Ok(self.lock_permits().model.give_back(&request, now_us))
+        })
     }
 
     fn timeout(&self) -> Duration {

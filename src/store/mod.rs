@@ -9,6 +9,8 @@ mod memory;
 pub(crate) mod model;
 pub(crate) mod overrides;
 pub(crate) mod permits;
+#[cfg(feature = "server")]
+pub(crate) mod record_id;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(all(test, feature = "redis"))]
@@ -16,6 +18,7 @@ pub(crate) mod redis;
 pub(crate) mod redis_server;
 #[cfg(feature = "server")]
 pub(crate) mod reservations;
+pub(crate) mod timed_permits;
 
 pub use any::AnyStore;
 pub(crate) use exchange::Store;

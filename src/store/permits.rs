@@ -4,9 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::exact::KEEP_US;
+#[cfg(feature = "server")]
+use super::timed_permits::TimedPermitRequest;
+use super::timed_permits::TimedPermits;
 use crate::error::StoreError;
 use crate::sync::message::InstanceId;
-use crate::sync::{MESSAGE_NUMBERS, PermitKey, PermitMessage, PermitReply, REPLY_NUMBERS};
+use crate::sync::{
+    MESSAGE_NUMBERS, PermitKey, PermitMessage, PermitReply, REPLY_NUMBERS, TimedPermit,
+};
 
 #[cfg(test)]
 mod cluster;
@@ -30,6 +35,11 @@ impl PermitRequest {
         let numbers = self.message.numbers(keep_us);
         let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         bytes.extend(self.instance);
+        for TimedPermit { number, permits, time_us } in &self.message.timed {
+            bytes.extend(number);
+            bytes.extend(f64::from(*permits).to_le_bytes());
+            bytes.extend((*time_us as f64).to_le_bytes());
+        }
         bytes
     }
 
@@ -116,13 +126,15 @@ struct Lacks {
 struct PermitRecord {
     nodes: Vec<NodePermits>,
     ends_us: i64,
+    /// Those that no node renews.
+    timed: TimedPermits,
 }
 
 impl PermitRecord {
     fn receive(
         &mut self,
         instance: InstanceId,
-        numbers: Numbers,
+        (numbers, timed): (Numbers, &[TimedPermit]),
         now: i64,
     ) -> [f64; REPLY_NUMBERS] {
         let before = self.nodes.clone();
@@ -134,6 +146,11 @@ impl PermitRecord {
         }
         let mut me = self.nodes[place];
         let is_new = numbers.sequence > me.sequence;
+        let not_in_use = if is_new { me.held - numbers.in_use } else { 0 };
+        let kept = self.keep(timed, not_in_use, now);
+        // Nodes have what these leave.
+        let timed = i64::from(self.timed.count(now));
+        let numbers = Numbers { most: (numbers.most - timed).max(0), ..numbers };
         if is_new {
             me.report(numbers, now);
             self.nodes[place] = me;
@@ -151,7 +168,20 @@ impl PermitRecord {
         }
         let poll_us = me.poll_us(lacks, numbers, now);
         let give_in_us = (me.give_us - now).max(0);
-        [me.held, held_by_all, me.give, give_in_us, poll_us].map(|number| number as f64)
+        let held_by_all = held_by_all + timed;
+        [me.held, held_by_all, me.give, give_in_us, poll_us, kept].map(|number| number as f64)
+    }
+
+    /// Keeps permits that a node has held, all or none. Returns how many.
+    fn keep(&mut self, timed: &[TimedPermit], held: i64, now: i64) -> i64 {
+        let permits: i64 = timed.iter().map(|one| i64::from(one.permits)).sum();
+        if permits > held {
+            return 0;
+        }
+        for one in timed {
+            self.timed.keep(one.number, one.permits, now + one.time_us as i64);
+        }
+        permits
     }
 
     /// Forgets nodes whose lease has ended. A clock that went back makes no lease longer.
@@ -298,12 +328,23 @@ impl PermitModel {
     fn reply(&mut self, request: &PermitRequest, time_us: u64) -> [f64; REPLY_NUMBERS] {
         let name = (request.limit.clone(), request.key.clone());
         let record = self.records.entry(name).or_default();
-        record.receive(request.instance, request.message.numbers(KEEP_US).into(), time_us as i64)
+        let PermitRequest { instance, message, .. } = request;
+        let said = (message.numbers(KEEP_US).into(), &*message.timed);
+        record.receive(*instance, said, time_us as i64)
+    }
+
+    /// Gives back permits that no node renews, at `time_us` since 1970. Returns how many there were.
+    #[cfg(feature = "server")]
+    pub(crate) fn give_back(&mut self, request: &TimedPermitRequest, time_us: u64) -> u32 {
+        let name = (request.limit.clone(), request.key.clone());
+        let record = self.records.get_mut(&name);
+        record.map_or(0, |record| record.timed.give_back(request.number, time_us as i64))
     }
 
     /// Forgets what counts no more.
     pub(crate) fn expire(&mut self, time_us: u64) {
-        self.records.retain(|_, record| record.ends_us > time_us as i64);
+        let now = time_us as i64;
+        self.records.retain(|_, record| record.ends_us > now || record.timed.count(now) > 0);
     }
 
     /// Records held.

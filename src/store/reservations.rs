@@ -1,10 +1,9 @@
 //! Reservations that any process settles, once, as `lua/reservation.lua` keeps them.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
+use super::record_id::RecordId;
 #[cfg(feature = "redis")]
 use crate::error::StoreError;
 use crate::time::micros;
@@ -13,17 +12,13 @@ use crate::time::micros;
 #[cfg(feature = "redis")]
 const NUMBER_BYTES: usize = 8;
 
-/// What a reservation is known by: nobody guesses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ReservationId(pub(crate) u128);
-
 /// What the store is asked.
 #[derive(Clone, Debug)]
 pub(crate) enum ReservationRequest {
     /// To keep what is needed to settle it.
-    Keep { id: ReservationId, record: Vec<u8>, time_to_live: Duration },
+    Keep { id: RecordId, record: Vec<u8>, time_to_live: Duration },
     /// To give that away, to one taker alone.
-    Take { id: ReservationId, taker: Taker },
+    Take { id: RecordId, taker: Taker },
 }
 
 /// Who takes it: random bytes, so that who got no reply can ask again.
@@ -42,31 +37,9 @@ pub(crate) struct TakenRecord {
     pub(crate) age: Duration,
 }
 
-/// 32 hexadecimal digits.
-impl fmt::Display for ReservationId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-/// A text that is no reservation's number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a reservation has 32 hexadecimal digits")]
-pub(crate) struct ReservationIdError;
-
-impl FromStr for ReservationId {
-    type Err = ReservationIdError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let is_written_so = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = is_written_so.then(|| u128::from_str_radix(text, 16).ok()).flatten();
-        number.map(Self).ok_or(ReservationIdError)
-    }
-}
-
 #[cfg(feature = "redis")]
 impl ReservationRequest {
-    pub(crate) fn id(&self) -> ReservationId {
+    pub(crate) fn id(&self) -> RecordId {
         let (Self::Keep { id, .. } | Self::Take { id, .. }) = self;
         *id
     }
@@ -112,8 +85,8 @@ struct StoredRecord {
 /// The script's reference, and its records.
 #[derive(Debug, Default)]
 pub(crate) struct ReservationModel {
-    stored: HashMap<ReservationId, StoredRecord>,
-    by_end: BTreeSet<(u64, ReservationId)>,
+    stored: HashMap<RecordId, StoredRecord>,
+    by_end: BTreeSet<(u64, RecordId)>,
 }
 
 impl ReservationModel {
@@ -149,12 +122,12 @@ impl ReservationModel {
         }
     }
 
-    fn store(&mut self, id: ReservationId, stored: StoredRecord) {
+    fn store(&mut self, id: RecordId, stored: StoredRecord) {
         self.by_end.insert((stored.ends_us, id));
         self.stored.insert(id, stored);
     }
 
-    fn remove(&mut self, id: ReservationId) -> Option<StoredRecord> {
+    fn remove(&mut self, id: RecordId) -> Option<StoredRecord> {
         let stored = self.stored.remove(&id)?;
         self.by_end.remove(&(stored.ends_us, id));
         Some(stored)
@@ -197,7 +170,7 @@ mod tests {
         let server = RedisServer::start();
         let connection = &mut redis::Client::open(server.url()).unwrap().get_connection().unwrap();
         let model = &mut ReservationModel::default();
-        let [one, other] = [ReservationId(7), ReservationId(u128::MAX)];
+        let [one, other] = [RecordId(7), RecordId(u128::MAX)];
         let keep = |id, record: &[u8], time_to_live| {
             let record = record.to_vec();
             ReservationRequest::Keep { id, record, time_to_live }
@@ -233,13 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_32_hexadecimal_digits_and_replies_are_checked() {
-        let id = ReservationId(0xab);
-        assert_eq!(id.to_string(), format!("{:0>32}", "ab"));
-        assert_eq!(id.to_string().parse(), Ok(id));
-        for wrong in ["", "ab", &format!("+{:0>31}", "ab"), &"é".repeat(16), &"g".repeat(32)] {
-            assert_eq!(wrong.parse::<ReservationId>(), Err(ReservationIdError), "{wrong}");
-        }
+    fn malformed_replies_are_errors() {
         for wrong in [&[0; 7][..], &f64::NAN.to_le_bytes(), &(-1.0_f64).to_le_bytes()] {
             let error = ReservationRequest::decode(wrong).unwrap_err();
             assert!(matches!(error, StoreError::Reply { field: "reservation", .. }), "{error}");

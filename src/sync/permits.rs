@@ -23,7 +23,9 @@ mod key;
 mod message;
 
 use key::{Caller, Flight, KeyPermits};
-pub(crate) use message::{LEASE_US, MESSAGE_NUMBERS, PermitMessage, PermitReply, REPLY_NUMBERS};
+pub(crate) use message::{
+    LEASE_US, MESSAGE_NUMBERS, PermitMessage, PermitNumber, PermitReply, REPLY_NUMBERS, TimedPermit,
+};
 
 /// A lease ends here so much earlier than in the store: clocks run apart, and threads are held up.
 const MARGIN_US: u64 = 30_000;
@@ -52,6 +54,8 @@ pub(crate) enum PermitOutput {
     Send { key: PermitKey, message: PermitMessage },
     /// Tell a caller: it holds what it asked for, or why not.
     Decided { ticket: u64, key: PermitKey, cost: u32, outcome: Result<(), AcquireError> },
+    /// Tell who asked that the store keep permits: it does, or why not. They are not in use here any more.
+    Kept { number: PermitNumber, outcome: Result<(), StoreError> },
     /// Tell of an outage.
     Outage(OutageChange),
 }
@@ -197,6 +201,32 @@ impl Permits {
         self.put(key, state, now);
     }
 
+    /// The store is to keep permits that a caller holds: see [`PermitOutput::Kept`].
+    #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service asks for it"))]
+    pub(crate) fn keep(&mut self, key: &PermitKey, timed: TimedPermit, now: Timestamp) {
+        let mut state = self.take(key);
+        state.to_keep.push(timed);
+        state.has_news = true;
+        self.put(key, state, now);
+    }
+
+    /// Nobody waits for it any more: permits go back that the store was not asked to keep yet. Returns whether they did.
+    #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service asks for it"))]
+    pub(crate) fn cancel_keep(
+        &mut self,
+        key: &PermitKey,
+        number: PermitNumber,
+        now: Timestamp,
+    ) -> bool {
+        let waiting = self.keys.get_mut(key).map(|state| &mut state.to_keep);
+        let cancelled =
+            waiting.and_then(|all| all.extract_if(.., |one| one.number == number).next());
+        if let Some(TimedPermit { permits, .. }) = cancelled {
+            self.release(key, permits, now);
+        }
+        cancelled.is_some()
+    }
+
     /// The store answered a message, or it did not.
     pub(crate) fn answered(
         &mut self,
@@ -217,11 +247,13 @@ impl Permits {
                 self.note_outage(Ok(()), flight.sent, now);
                 let renew_us = self.rng.jitter(RENEW_US);
                 let poll_us = self.rng.jitter(reply.poll_us);
-                state.install(reply, flight, now, (poll_us, renew_us));
+                self.kept(&flight, || if reply.kept > 0 { Ok(()) } else { Err(not_held()) });
+                state.install(reply, &flight, now, (poll_us, renew_us));
                 self.serve_after_reply(key, &mut state, flight.last_ticket, now);
             }
             Err(error) => {
                 self.tried = now;
+                self.kept(&flight, || Err(error.clone()));
                 state.has_news = true;
                 state.backoff.failed(now, RETRY_FIRST_US, RETRY_MAX_US);
                 let is_foreign = matches!(error, StoreError::ForeignKey { .. });
@@ -235,6 +267,13 @@ impl Permits {
             }
         }
         self.put(key, state, now);
+    }
+
+    /// Tells how it ended that the store was asked to keep permits.
+    fn kept(&mut self, flight: &Flight, outcome: impl Fn() -> Result<(), StoreError>) {
+        for TimedPermit { number, .. } in &flight.message.timed {
+            self.outputs.push_back(PermitOutput::Kept { number: *number, outcome: outcome() });
+        }
     }
 
     /// Does what is due.
@@ -367,12 +406,12 @@ impl Permits {
             return;
         }
         let asks = |caller: &Caller| is_over(caller) && caller.ask.within_us.is_none();
-        if let Some(flight) = state.flight
+        if let Some(sent) = state.flight.as_ref().map(|flight| flight.sent)
             && state.queue.iter().any(asks)
             && self.is_silent(now)
         {
             let waited = Duration::from_micros(self.terms.max_wait_us);
-            self.note_outage(Err(StoreError::TimedOut(waited)), flight.sent, now);
+            self.note_outage(Err(StoreError::TimedOut(waited)), sent, now);
             self.serve(key, state, now);
         }
         let queue = std::mem::take(&mut state.queue);
@@ -471,14 +510,21 @@ impl Permits {
         }
         self.tried = now;
         let message = state.message(self.last_sequence, self.terms.max);
+        let kept: u32 = message.timed.iter().map(|one| one.permits).sum();
+        self.counts.in_use = self.counts.in_use.saturating_sub(kept.into());
         let last_ticket = state.queue.back().map_or(0, |caller| caller.ticket);
-        state.flight = Some(Flight { message, sent: now, last_ticket });
+        state.flight = Some(Flight { message: message.clone(), sent: now, last_ticket });
         (state.allowed, state.has_news, state.is_in_line) = (state.in_use, false, false);
         if message.want > 0 {
             state.known_until = now.plus_micros(LEASE_US + self.terms.max_wait_us);
         }
         self.outputs.push_back(PermitOutput::Send { key: key.clone(), message });
     }
+}
+
+/// By the store's record others may have them by now, or an outage policy gave them.
+fn not_held() -> StoreError {
+    StoreError::Server("this process does not hold the permits by the store's record".to_owned())
 }
 
 #[cfg(test)]
@@ -509,7 +555,7 @@ mod tests {
                         let lost = Err(StoreError::TimedOut(Duration::from_millis(50)));
                         permits.answered(&key, message.sequence, lost, at(now + 51));
                     }
-                    PermitOutput::Outage(_) => {}
+                    PermitOutput::Outage(_) | PermitOutput::Kept { .. } => {}
                 }
             }
         }

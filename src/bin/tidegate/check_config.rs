@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use tidegate::config::{Config, ConfigFileError, Mistake};
-use tidegate::{Limit, Quota, Rule};
+use tidegate::{Concurrency, Limit, Quota, Rule};
 
 use crate::output::{self, OutputError};
 
@@ -50,6 +50,7 @@ struct Report<'a> {
     schema_version: u32,
     file: String,
     limits: Vec<LimitLine<'a>>,
+    concurrency: Vec<ConcurrencyLine<'a>>,
     store: Option<String>,
     mistakes: Vec<MistakeLine<'a>>,
     warnings: Vec<MistakeLine<'a>>,
@@ -61,6 +62,12 @@ struct LimitLine<'a> {
     algorithm: &'static str,
     quota: Quota,
     plans: Vec<PlanLine<'a>>,
+}
+
+#[derive(Serialize)]
+struct ConcurrencyLine<'a> {
+    name: &'a str,
+    max: u32,
 }
 
 #[derive(Serialize)]
@@ -104,6 +111,7 @@ pub(crate) fn run(options: &Options) -> Result<(), CheckConfigError> {
         schema_version: SCHEMA_VERSION,
         file: options.file.display().to_string(),
         limits: config.limits().iter().map(limit_line).collect(),
+        concurrency: config.concurrency_limits().iter().map(concurrency_line).collect(),
         store: config.store_name(),
         mistakes: Vec::new(),
         warnings: mistake_lines(config.warnings()),
@@ -126,6 +134,7 @@ fn tell(options: &Options, error: &ConfigFileError) -> Result<(), CheckConfigErr
             schema_version: SCHEMA_VERSION,
             file: file.display().to_string(),
             limits: Vec::new(),
+            concurrency: Vec::new(),
             store: None,
             mistakes: mistake_lines(error.mistakes()),
             warnings: mistake_lines(error.warnings()),
@@ -154,6 +163,10 @@ fn mistake_lines(mistakes: &[Mistake]) -> Vec<MistakeLine<'_>> {
     lines.collect()
 }
 
+fn concurrency_line(limit: &Concurrency) -> ConcurrencyLine<'_> {
+    ConcurrencyLine { name: limit.name(), max: limit.max() }
+}
+
 fn limit_line(limit: &Limit) -> LimitLine<'_> {
     let plans = limit.plans().map(|(name, rule)| PlanLine { name, quota: quota(rule) });
     LimitLine {
@@ -175,7 +188,13 @@ fn quota(rule: Rule) -> Quota {
 fn summary(report: &Report<'_>) -> String {
     let limits: Vec<String> = report.limits.iter().map(limit_summary).collect();
     let store = report.store.as_deref().unwrap_or("none: each node is alone");
-    format!("{}: limits {}; store {store}\n", report.file, limits.join(", "))
+    let permits: Vec<String> =
+        report.concurrency.iter().map(|it| format!("{} ({})", it.name, it.max)).collect();
+    let kinds = [("limits", limits), ("concurrency limits", permits)];
+    let named = kinds.iter().filter(|(_, names)| !names.is_empty());
+    let named = named.map(|(kind, names)| format!("{kind} {}", names.join(", ")));
+    let parts: Vec<String> = named.chain([format!("store {store}")]).collect();
+    format!("{}: {}\n", report.file, parts.join("; "))
 }
 
 fn limit_summary(limit: &LimitLine<'_>) -> String {

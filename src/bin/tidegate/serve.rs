@@ -143,10 +143,13 @@ fn beginning(
     let (address, grpc) = (http.address()?, grpc.address()?);
     let limits: Vec<&str> = config.limits().iter().map(tidegate::Limit::name).collect();
     let store = config.store_name().unwrap_or_else(|| "none: this process counts alone".to_owned());
-    let limits_line = limits.join(", ");
-    let began = format!(
-        "listening on {address}\nfor Envoy on {grpc}\nlimits: {limits_line}\nstore: {store}\n"
-    );
+    let addresses = format!("listening on {address}\nfor Envoy on {grpc}\n");
+    let permits: Vec<&str> =
+        config.concurrency_limits().iter().map(tidegate::Concurrency::name).collect();
+    let kinds = [("limits", &limits), ("concurrency limits", &permits)];
+    let named = kinds.into_iter().filter(|(_, names)| !names.is_empty());
+    let named = named.map(|(kind, names)| format!("{kind}: {}\n", names.join(", ")));
+    let began = addresses + &named.collect::<Vec<_>>().concat() + &format!("store: {store}\n");
     if !is_without_file {
         return Ok(began);
     }

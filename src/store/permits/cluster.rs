@@ -8,18 +8,46 @@ use std::collections::{BTreeMap, HashMap};
 use super::{PermitModel, PermitRequest};
 use crate::error::StoreError;
 use crate::limit::{Concurrency, OutagePolicy};
-use crate::sync::{PermitAsk, PermitKey, PermitMessage, PermitOutput, PermitReply, Permits};
+#[cfg(feature = "server")]
+use crate::store::timed_permits::TimedPermitRequest;
+#[cfg(feature = "server")]
+use crate::sync::TimedPermit;
+use crate::sync::{
+    PermitAsk, PermitKey, PermitMessage, PermitNumber, PermitOutput, PermitReply, Permits,
+};
 use crate::time::Timestamp;
 
 const NODES: usize = 4;
 /// A call that takes longer has failed.
 const TIMEOUT_US: u64 = 100_000;
 const LEASE_US: u64 = 2_000_000;
+/// By then a message that was late is overtaken.
+#[cfg(feature = "server")]
+const TOLD_AFTER_US: u64 = 1_000_000;
 
 /// Something on its way.
+#[derive(Clone)]
 enum Parcel {
-    Request { node: usize, message: PermitMessage, is_answered: bool },
-    Answer { node: usize, sequence: u64, result: Result<PermitReply, StoreError> },
+    Request {
+        node: usize,
+        message: PermitMessage,
+        is_answered: bool,
+    },
+    Answer {
+        node: usize,
+        sequence: u64,
+        result: Result<PermitReply, StoreError>,
+    },
+    #[cfg(feature = "server")]
+    GiveBack(PermitNumber),
+}
+
+/// A permit that no node renews.
+struct TimedHeld {
+    number: PermitNumber,
+    cost: u32,
+    /// As that which it was: see [`Held`].
+    is_orphan: bool,
 }
 
 /// A permit that a caller holds.
@@ -45,11 +73,14 @@ struct World {
     lease_ends: [u64; NODES],
     last_heard: [u64; NODES],
     held: Vec<Held>,
+    /// Permits that the store is asked to keep, and those that it keeps.
+    to_keep: Vec<TimedHeld>,
+    timed: Vec<TimedHeld>,
     /// Those who wait for an answer, and whether they wait for their turn.
     open: [HashMap<u64, bool>; NODES],
     last_served: [u64; NODES],
     answers: HashMap<(usize, u64), bool>,
-    figures: [u32; 4],
+    figures: [u32; 6],
 }
 
 impl World {
@@ -72,10 +103,12 @@ impl World {
             lease_ends: [0; NODES],
             last_heard: [0; NODES],
             held: Vec::new(),
+            to_keep: Vec::new(),
+            timed: Vec::new(),
             open: Default::default(),
             last_served: [0; NODES],
             answers: HashMap::new(),
-            figures: [0; 4],
+            figures: [0; 6],
         }
     }
 
@@ -89,10 +122,11 @@ impl World {
     }
 
     /// What happens to a message that a node sends.
-    fn send(&mut self, node: usize, message: PermitMessage) {
+    fn send(&mut self, node: usize, message: &PermitMessage) {
         let quick = self.random.u64(100..3000);
         let fate = if self.is_sound { 100 } else { self.random.u32(..100) };
-        let request = |is_answered| Parcel::Request { node, message, is_answered };
+        let sequence = message.sequence;
+        let request = |is_answered| Parcel::Request { node, message: message.clone(), is_answered };
         let is_cut = self.now < self.cut_until[node];
         match fate {
             _ if is_cut => {}
@@ -110,7 +144,7 @@ impl World {
             _ => self.post(quick, request(true)),
         }
         if is_cut || fate < 24 {
-            let (sequence, lost) = (message.sequence, StoreError::Unreachable(String::new()));
+            let lost = StoreError::Unreachable(String::new());
             self.post(TIMEOUT_US, Parcel::Answer { node, sequence, result: Err(lost) });
         }
     }
@@ -122,20 +156,24 @@ impl World {
                 self.nodes[node].answered(&key, sequence, result, now);
                 self.drain(node);
             }
+            #[cfg(feature = "server")]
+            Parcel::GiveBack(number) => {
+                let (limit, key) = ("x".into(), self.key.clone());
+                self.store.give_back(&TimedPermitRequest { limit, key, number }, self.now);
+            }
             Parcel::Request { node, message, is_answered } => {
                 let (limit, key) = ("x".into(), self.key.clone());
-                let instance = [node as u8; 16];
+                let (instance, sequence) = ([node as u8; 16], message.sequence);
                 let request = PermitRequest { limit, key, instance, message };
                 let reply = self.store.receive(&request, self.now).unwrap();
                 // A message that others have overtaken renews nothing.
-                if message.sequence > self.last_heard[node] {
-                    self.last_heard[node] = message.sequence;
+                if sequence > self.last_heard[node] {
+                    self.last_heard[node] = sequence;
                     self.lease_ends[node] = self.now + LEASE_US;
                 }
                 if is_answered {
                     let back = self.random.u64(100..3000);
-                    let (sequence, result) = (message.sequence, Ok(reply));
-                    self.post(back, Parcel::Answer { node, sequence, result });
+                    self.post(back, Parcel::Answer { node, sequence, result: Ok(reply) });
                 }
             }
         }
@@ -144,8 +182,9 @@ impl World {
     fn drain(&mut self, node: usize) {
         while let Some(output) = self.nodes[node].poll_output() {
             match output {
-                PermitOutput::Send { message, .. } => self.send(node, message),
+                PermitOutput::Send { message, .. } => self.send(node, &message),
                 PermitOutput::Outage(_) => self.figures[3] += 1,
+                PermitOutput::Kept { number, outcome } => self.kept(number, outcome.is_ok()),
                 PermitOutput::Decided { ticket, cost, outcome, .. } => {
                     let waits = self.open[node].remove(&ticket).expect("it was not answered yet");
                     self.answers.insert((node, ticket), outcome.is_ok());
@@ -163,10 +202,56 @@ impl World {
         }
     }
 
+    /// Whoever asked for it is told that the store keeps a permit; or that it may not, and has it given back.
+    fn kept(&mut self, number: PermitNumber, is_kept: bool) {
+        let place = self.to_keep.iter().position(|held| held.number == number).unwrap();
+        let held = self.to_keep.swap_remove(place);
+        if is_kept {
+            self.figures[4] += 1;
+            self.timed.push(held);
+        } else {
+            self.figures[5] += 1;
+            #[cfg(feature = "server")]
+            self.post(TOLD_AFTER_US, Parcel::GiveBack(number));
+        }
+        self.check();
+    }
+
+    /// Has the store keep a permit of a caller.
+    #[cfg(feature = "server")]
+    fn keep(&mut self, place: usize) {
+        let Held { node, cost, is_orphan } = self.held.swap_remove(place);
+        let (key, number, now) =
+            (self.key.clone(), self.random.u128(..).to_le_bytes(), self.time());
+        self.to_keep.push(TimedHeld { number, cost, is_orphan });
+        let timed = TimedPermit { number, permits: cost, time_us: 1_000_000_000 };
+        self.nodes[node].keep(&key, timed, now);
+        let is_left = self.random.u32(..10) == 0;
+        if is_left && self.nodes[node].cancel_keep(&key, number, now) {
+            self.to_keep.pop();
+        }
+        self.drain(node);
+    }
+
+    /// Gives back a permit that no node renews.
+    #[cfg(feature = "server")]
+    fn release_timed(&mut self, place: usize) {
+        let TimedHeld { number, .. } = self.timed.swap_remove(place);
+        let quick = self.random.u64(100..3000);
+        self.post(quick, Parcel::GiveBack(number));
+    }
+
+    /// All permits that somebody holds.
+    fn in_flight(&self) -> u32 {
+        let timed = self.timed.iter().map(|held| held.cost);
+        timed.chain(self.held.iter().map(|held| held.cost)).sum()
+    }
+
     /// The definition.
     fn check(&self) {
-        let lasting = self.held.iter().filter(|held| !held.is_orphan);
-        let in_flight: u32 = lasting.map(|held| held.cost).sum();
+        let lasting = self.held.iter().filter(|held| !held.is_orphan).map(|held| held.cost);
+        let timed = self.timed.iter().filter(|held| !held.is_orphan).map(|held| held.cost);
+        let in_flight: u32 = lasting.chain(timed).sum();
         assert!(in_flight <= self.max, "{in_flight} of {} at {}", self.max, self.now);
     }
 
@@ -240,6 +325,16 @@ impl World {
                 self.cut_until[node] = self.now + self.random.u64(..8_000_000);
                 self.figures[2] += 1;
             }
+            #[cfg(feature = "server")]
+            60..70 if !self.held.is_empty() => {
+                let place = self.random.usize(..self.held.len());
+                self.keep(place);
+            }
+            #[cfg(feature = "server")]
+            70..80 if !self.timed.is_empty() => {
+                let place = self.random.usize(..self.timed.len());
+                self.release_timed(place);
+            }
             60..95 if !self.held.is_empty() => {
                 let place = self.random.usize(..self.held.len());
                 self.release(place);
@@ -261,7 +356,7 @@ impl World {
                 self.pass(self.now + 20_000);
             }
             let (node, cost) = (self.random.usize(..NODES), self.random.u32(1..=self.max));
-            let in_flight: u32 = self.held.iter().map(|held| held.cost).sum();
+            let in_flight = self.in_flight();
             let ticket = self.acquire(node, cost, None).expect("it is asked");
             self.pass(self.now + 50_000);
             let expected = in_flight + cost <= self.max;
@@ -273,7 +368,7 @@ impl World {
 
 #[test]
 fn nodes_hold_no_more_than_the_limit_whatever_is_lost_late_or_doubled() {
-    let mut figures = [0; 4];
+    let mut figures = [0; 6];
     for seed in 0..600 {
         let mut world = World::new(seed);
         for step in 0..400 {
@@ -291,13 +386,22 @@ fn nodes_hold_no_more_than_the_limit_whatever_is_lost_late_or_doubled() {
         while !world.held.is_empty() {
             world.release(0);
         }
+        #[cfg(feature = "server")]
+        while !world.timed.is_empty() {
+            world.release_timed(0);
+        }
         world.is_sound = true;
         world.pass(world.now + 4_000_000);
         assert!(world.nodes.iter().all(Permits::is_empty), "seed {seed}: nothing is left");
+        assert!(world.to_keep.is_empty(), "seed {seed}: all have been told");
+        let ticket = world.acquire(0, world.max, None).expect("it is asked");
+        world.pass(world.now + 50_000);
+        assert!(world.answers[&(0, ticket)], "seed {seed}: all permits are free");
         for (sum, figure) in figures.iter_mut().zip(world.figures) {
             *sum += figure;
         }
     }
-    println!("{figures:?}: granted, denied, cut off, outages");
-    assert!(figures.iter().all(|&figure| figure > 300), "{figures:?}");
+    println!("{figures:?}: granted, denied, cut off, outages, kept by the store, and not");
+    let most = if cfg!(feature = "server") { 6 } else { 4 };
+    assert!(figures[..most].iter().all(|&figure| figure > 300), "{figures:?}");
 }

@@ -8,6 +8,8 @@ use super::*;
 use crate::store::redis::exact::KEEP_BY_GIVEN_TIME_US;
 use crate::store::redis::permits::script_by_given_time;
 use crate::store::redis_server::RedisServer;
+#[cfg(feature = "server")]
+use crate::sync::PermitNumber;
 
 const OPERATIONS: u64 = 30_000;
 const BEGIN_US: u64 = 1_700_000_000_000_000;
@@ -33,7 +35,8 @@ impl Pair {
     fn tell(&mut self, request: &PermitRequest, time_us: u64) -> PermitReply {
         let key = request.key.to_vec();
         let mut call = self.script.prepare_invoke();
-        call.key(&key).arg(request.bytes(KEEP_BY_GIVEN_TIME_US)).arg(time_us);
+        call.key(&key).key(timed(&request.key));
+        call.arg(request.bytes(KEEP_BY_GIVEN_TIME_US)).arg(time_us);
         let reply: Vec<u8> = call.invoke(&mut self.connection).unwrap();
         let (reply, _) = reply.as_chunks::<8>();
         let reply: Vec<f64> = reply.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
@@ -42,6 +45,19 @@ impl Pair {
         let record: Vec<u8> = redis::cmd("GET").arg(&key).query(&mut self.connection).unwrap();
         assert_eq!(record, self.record(request), "{request:?} at {time_us}");
         PermitReply::read(&expected).unwrap()
+    }
+
+    /// Gives back permits that no node renews, by both.
+    #[cfg(feature = "server")]
+    fn give_back(&mut self, key: u8, number: PermitNumber, time_us: u64) -> u32 {
+        let script = crate::store::redis::permits::timed_script_by_given_time();
+        let mut call = script.prepare_invoke();
+        let reply: Vec<u8> =
+            call.key(timed(&[key])).arg(&number).arg(time_us).invoke(&mut self.connection).unwrap();
+        let request = TimedPermitRequest { limit: "x".into(), key: [key][..].into(), number };
+        let expected = self.model.give_back(&request, time_us);
+        assert_eq!(TimedPermitRequest::decode(&reply), Ok(expected), "{request:?} at {time_us}");
+        expected
     }
 
     /// The model's record as the script writes it.
@@ -67,6 +83,11 @@ impl Pair {
     }
 }
 
+/// Where the permits of a key are that no node renews.
+fn timed(key: &[u8]) -> Vec<u8> {
+    [key, b":timed"].concat()
+}
+
 fn request(key: u8, node: u8, message: PermitMessage) -> PermitRequest {
     PermitRequest { limit: "x".into(), key: [key][..].into(), instance: [node; 16], message }
 }
@@ -77,6 +98,7 @@ fn random_messages_through_model_and_script_give_equal_replies_and_records() {
     for (seed, nodes) in [(1, 4), (2, 4), (3, 17)] {
         let (mut pair, mut random) = (Pair::new(), fastrand::Rng::with_seed(seed));
         let (mut now, mut sequence, mut granted, mut given) = (BEGIN_US, 0, 0, 0_u64);
+        let (mut last_number, mut kept, mut back) = (0_u128, 0, 0);
         for _ in 0..OPERATIONS {
             now = match random.u32(..100) {
                 0..20 => now,
@@ -91,6 +113,13 @@ fn random_messages_through_model_and_script_give_equal_replies_and_records() {
             let max = *random.choice(&[1, 3, 10, 10, 10, 100]).unwrap();
             let in_use = random.u32(..=max / 2);
             let want = in_use + random.u32(..=max);
+            let to_keep = if random.u32(..4) == 0 { random.usize(..3) } else { 0 };
+            let timed = (0..to_keep).map(|_| {
+                last_number += 1;
+                let (permits, time_us) = (random.u32(1..4), random.u64(1..5_000_000));
+                TimedPermit { number: last_number.to_le_bytes(), permits, time_us }
+            });
+            let timed = timed.collect();
             let message = PermitMessage {
                 sequence: (1_000 + sequence).saturating_sub(late),
                 in_use,
@@ -98,12 +127,20 @@ fn random_messages_through_model_and_script_give_equal_replies_and_records() {
                 least: random.u32(..3),
                 waits: random.bool(),
                 max,
+                timed,
             };
             let reply = pair.tell(&request(random.u8(..3), random.u8(..nodes), message), now);
             granted += u64::from(reply.held.saturating_sub(in_use));
             given += u64::from(reply.give);
+            kept += reply.kept;
+            #[cfg(feature = "server")]
+            if random.u32(..8) == 0 {
+                let number = last_number.saturating_sub(random.u128(..16)).to_le_bytes();
+                back += pair.give_back(random.u8(..3), number, now);
+            }
         }
-        println!("{granted} granted, {given} to give back");
+        println!("{granted} granted, {given} to give back, {kept} kept, {back} given back");
+        assert!(kept > 500 && (back > 50 || cfg!(not(feature = "server"))), "{kept} {back}");
         assert!(granted > OPERATIONS / 20 && given > OPERATIONS / 50, "{granted} {given}");
     }
 }
@@ -113,17 +150,24 @@ struct Teller {
     pair: Pair,
     sequence: u64,
     max: u32,
+    /// What the next message has the store keep.
+    timed: Vec<TimedPermit>,
 }
 
 impl Teller {
     fn new(max: u32) -> Self {
-        Self { pair: Pair::new(), sequence: 0, max }
+        Self { pair: Pair::new(), sequence: 0, max, timed: Vec::new() }
+    }
+
+    fn keep(&mut self, number: u8, permits: u32, time_us: u64) {
+        self.timed.push(TimedPermit { number: [number; 16], permits, time_us });
     }
 
     fn tell(&mut self, node: u8, in_use: u32, want: u32, waits: bool, now: u64) -> PermitReply {
         self.sequence += 1;
         let (sequence, max) = (self.sequence, self.max);
-        let message = PermitMessage { sequence, in_use, want, least: 1, waits, max };
+        let timed = std::mem::take(&mut self.timed);
+        let message = PermitMessage { sequence, in_use, want, least: 1, waits, max, timed };
         self.pair.tell(&request(0, node, message), BEGIN_US + now)
     }
 }
@@ -195,6 +239,31 @@ fn lower_limit_applies_at_once_and_stops_nobody() {
     assert_eq!(teller.tell(1, 3, 6, false, 6).held, 5);
 }
 
+#[cfg(feature = "server")]
+#[test]
+fn permits_that_no_node_renews_count_until_they_are_given_back_or_their_time_is_over() {
+    let mut teller = Teller::new(4);
+    assert_eq!(teller.tell(1, 0, 3, false, 0).held, 3);
+    teller.keep(7, 2, 60_000_000);
+    let told = teller.tell(1, 1, 1, false, 1);
+    assert_eq!((told.kept, told.held, told.held_by_all), (2, 1, 3));
+    assert_eq!(teller.tell(2, 0, 4, false, 2).held, 1, "nodes have what they leave");
+    // Also when the node is silent.
+    assert_eq!(teller.tell(2, 1, 4, false, 2 * LEASE_US).held, 2);
+    assert_eq!(teller.pair.give_back(0, [7; 16], BEGIN_US + 2 * LEASE_US), 2);
+    assert_eq!(teller.pair.give_back(0, [7; 16], BEGIN_US + 2 * LEASE_US), 0, "once");
+    assert_eq!(teller.tell(2, 2, 4, false, 2 * LEASE_US + 1).held, 4);
+    teller.keep(8, 4, 1_000);
+    let told = teller.tell(2, 0, 0, false, 2 * LEASE_US + 2);
+    assert_eq!((told.kept, told.held_by_all), (4, 4));
+    assert_eq!(teller.tell(1, 0, 4, false, 2 * LEASE_US + 1_001).held, 0);
+    assert_eq!(teller.tell(1, 0, 4, false, 2 * LEASE_US + 1_002).held, 4, "their time is over");
+    // A node that does not hold them, by the record, keeps nothing.
+    teller.keep(9, 1, 60_000_000);
+    assert_eq!(teller.tell(2, 0, 0, false, 2 * LEASE_US + 1_003).kept, 0);
+    assert_eq!(teller.pair.give_back(0, [9; 16], BEGIN_US + 2 * LEASE_US + 1_004), 0);
+}
+
 #[test]
 fn malformed_reply_about_permits_is_an_error_with_field_and_value() {
     let numbers = |numbers: &[f64]| -> Vec<u8> {
@@ -202,12 +271,13 @@ fn malformed_reply_about_permits_is_an_error_with_field_and_value() {
     };
     for reply in [
         Vec::new(),
-        vec![0; 39],
-        numbers(&[1.0, 1.0, 0.0, 0.0]),
-        numbers(&[-1.0, 1.0, 0.0, 0.0, 2000.0]),
-        numbers(&[0.5, 1.0, 0.0, 0.0, 2000.0]),
-        numbers(&[f64::NAN, 1.0, 0.0, 0.0, 2000.0]),
-        numbers(&[1e10, 1.0, 0.0, 0.0, 2000.0]),
+        vec![0; 47],
+        numbers(&[1.0, 1.0, 0.0, 0.0, 2000.0]),
+        numbers(&[-1.0, 1.0, 0.0, 0.0, 2000.0, 0.0]),
+        numbers(&[0.5, 1.0, 0.0, 0.0, 2000.0, 0.0]),
+        numbers(&[f64::NAN, 1.0, 0.0, 0.0, 2000.0, 0.0]),
+        numbers(&[1e10, 1.0, 0.0, 0.0, 2000.0, 0.0]),
+        numbers(&[1.0, 1.0, 0.0, 0.0, 2000.0, 1e10]),
     ] {
         let error = PermitRequest::decode(&reply).unwrap_err();
         assert!(matches!(error, StoreError::Reply { field: "permits", .. }), "{error}");

@@ -24,13 +24,15 @@ use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use self::link::{Failure, Given, Line, Link};
 use super::exact::ExactRequest;
-#[cfg(feature = "server")]
-use super::exchange::Reserving;
 use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
+#[cfg(feature = "server")]
+use super::exchange::{Reserving, TimedPermitting};
 use super::overrides::OverridesRequest;
 use super::permits::PermitRequest;
 #[cfg(feature = "server")]
 use super::reservations::ReservationRequest;
+#[cfg(feature = "server")]
+use super::timed_permits::TimedPermitRequest;
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -266,6 +268,11 @@ impl Store for RedisStore {
     #[cfg(feature = "server")]
     fn reservations(&self, request: ReservationRequest) -> Reserving<'_> {
         Box::pin(async move { within(Self::TIMEOUT_MAX, reservations::call(self, &request)).await })
+    }
+
+    #[cfg(feature = "server")]
+    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
+        Box::pin(async move { within(Self::TIMEOUT_MAX, permits::give_back(self, &request)).await })
     }
 
     fn timeout(&self) -> Duration {

@@ -9,15 +9,24 @@ use super::{Code, RedisStore};
 use crate::error::StoreError;
 use crate::store::exact::KEEP_US;
 use crate::store::permits::PermitRequest;
+#[cfg(feature = "server")]
+use crate::store::timed_permits::TimedPermitRequest;
 use crate::sync::PermitReply;
 
 const TEXT: &str = include_str!("../../../lua/permits.lua");
+#[cfg(feature = "server")]
+const TIMED_TEXT: &str = include_str!("../../../lua/timed-permits.lua");
 
 static CODE: LazyLock<Code> = LazyLock::new(|| Code::new(TEXT.to_owned()));
+#[cfg(feature = "server")]
+static TIMED_CODE: LazyLock<Code> = LazyLock::new(|| Code::new(TIMED_TEXT.to_owned()));
 
 /// The same, with the time as `ARGV[2]`.
 #[cfg(any(test, feature = "testing"))]
 static CODE_BY_GIVEN_TIME: LazyLock<Code> = LazyLock::new(|| Code::new(by_given_time(TEXT)));
+#[cfg(all(feature = "server", any(test, feature = "testing")))]
+static TIMED_CODE_BY_GIVEN_TIME: LazyLock<Code> =
+    LazyLock::new(|| Code::new(by_given_time(TIMED_TEXT)));
 
 /// The script, with the time as `ARGV[2]`.
 #[cfg(test)]
@@ -25,11 +34,17 @@ pub(crate) fn script_by_given_time() -> redis::Script {
     redis::Script::new(&by_given_time(TEXT))
 }
 
+/// That which gives permits back that no node renews, with the time as `ARGV[2]`.
+#[cfg(all(test, feature = "server"))]
+pub(crate) fn timed_script_by_given_time() -> redis::Script {
+    redis::Script::new(&by_given_time(TIMED_TEXT))
+}
+
 pub(super) async fn receive(
     store: &RedisStore,
     request: &PermitRequest,
 ) -> Result<PermitReply, StoreError> {
-    let keys = [key(store, request)];
+    let keys = keys(&store.namespace, &request.limit, &request.key);
     #[cfg(any(test, feature = "testing"))]
     if let Some(clock) = &store.clock {
         let now = clock.now().as_micros().to_string();
@@ -41,10 +56,31 @@ pub(super) async fn receive(
     PermitRequest::decode(&reply.map_err(|error| named(error, &keys[0]))?)
 }
 
-/// `tg2:{<namespace>/cc:<limit>:<key>}`: Redis Cluster spreads these keys over all slots.
-fn key(store: &RedisStore, request: &PermitRequest) -> Vec<u8> {
-    let mut whole = format!("tg2:{{{}/cc:{}:", store.namespace, request.limit).into_bytes();
-    whole.extend_from_slice(&request.key);
-    whole.push(b'}');
-    whole
+/// Gives back permits that no node renews.
+#[cfg(feature = "server")]
+pub(super) async fn give_back(
+    store: &RedisStore,
+    request: &TimedPermitRequest,
+) -> Result<u32, StoreError> {
+    let [_, timed] = keys(&store.namespace, &request.limit, &request.key);
+    #[cfg(any(test, feature = "testing"))]
+    if let Some(clock) = &store.clock {
+        let now = clock.now().as_micros().to_string();
+        let arguments = [&request.number[..], now.as_bytes()];
+        let reply =
+            store.call(&TIMED_CODE_BY_GIVEN_TIME, std::slice::from_ref(&timed), &arguments).await;
+        return TimedPermitRequest::decode(&reply.map_err(|error| named(error, &timed))?);
+    }
+    let reply = store.call(&TIMED_CODE, std::slice::from_ref(&timed), &[&request.number]).await;
+    TimedPermitRequest::decode(&reply.map_err(|error| named(error, &timed))?)
+}
+
+/// The record of nodes, `tg2:{<namespace>/cc:<limit>:<key>}`, and the set of permits that none of them renews, which has the same
+/// name and `:timed` behind it. Redis Cluster spreads keys over all slots.
+fn keys(namespace: &str, limit: &str, key: &[u8]) -> [Vec<u8>; 2] {
+    let mut nodes = format!("tg2:{{{namespace}/cc:{limit}:").into_bytes();
+    nodes.extend_from_slice(key);
+    nodes.push(b'}');
+    let timed = [&*nodes, b":timed"].concat();
+    [nodes, timed]
 }

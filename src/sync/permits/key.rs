@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::message::{LEASE_US, PermitMessage, PermitReply};
+use super::message::{LEASE_US, PermitMessage, PermitReply, TimedPermit};
 use super::{MARGIN_US, PermitAsk};
 use crate::sync::backoff::Backoff;
 use crate::time::Timestamp;
@@ -17,7 +17,7 @@ pub(super) struct Caller {
 }
 
 /// A message under way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Flight {
     pub(super) message: PermitMessage,
     pub(super) sent: Timestamp,
@@ -40,6 +40,8 @@ pub(super) struct KeyPermits {
     /// In the order in which they came.
     pub(super) queue: VecDeque<Caller>,
     pub(super) flight: Option<Flight>,
+    /// Permits in use that the next message asks the store to keep.
+    pub(super) to_keep: Vec<TimedPermit>,
     /// The store is to be told something now.
     pub(super) has_news: bool,
     /// The store keeps a place for this node in the line of nodes.
@@ -64,6 +66,7 @@ impl Default for KeyPermits {
             held_by_all: 0,
             queue: VecDeque::new(),
             flight: None,
+            to_keep: Vec::new(),
             has_news: false,
             is_in_line: false,
             give: (0, Timestamp::ZERO),
@@ -95,7 +98,7 @@ impl KeyPermits {
     pub(super) fn install(
         &mut self,
         reply: PermitReply,
-        flight: Flight,
+        flight: &Flight,
         now: Timestamp,
         (poll_us, renew_us): (u64, u64),
     ) {
@@ -110,8 +113,10 @@ impl KeyPermits {
             (now.plus_micros(poll_us), flight.sent.plus_micros(renew_us));
     }
 
-    /// What the store is to know now.
-    pub(super) fn message(&self, sequence: u64, max: u32) -> PermitMessage {
+    /// What the store is to know now. Permits that it is to keep are in use no more.
+    pub(super) fn message(&mut self, sequence: u64, max: u32) -> PermitMessage {
+        let timed = std::mem::take(&mut self.to_keep);
+        self.in_use -= timed.iter().map(|one| one.permits).sum::<u32>();
         let costs = || self.queue.iter().map(|caller| caller.ask.cost);
         let wanted = costs().fold(self.in_use, u32::saturating_add);
         PermitMessage {
@@ -121,6 +126,7 @@ impl KeyPermits {
             least: costs().min().unwrap_or_default(),
             waits: self.has_waiting(),
             max,
+            timed,
         }
     }
 

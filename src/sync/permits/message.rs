@@ -16,12 +16,12 @@ const POLL_MAX_US: u64 = 20_000;
 /// The numbers of a message, as the script has them.
 pub(crate) const MESSAGE_NUMBERS: usize = 12;
 /// The numbers of a reply.
-pub(crate) const REPLY_NUMBERS: usize = 5;
+pub(crate) const REPLY_NUMBERS: usize = 6;
 /// Numbers beyond this are no reply.
 const NUMBER_MAX: f64 = (1_u64 << 53) as f64;
 
 /// The state of one key on one node. It is no increment, so that the store may get it twice, late or never.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PermitMessage {
     /// The store ignores a message whose number is not higher than that of the last one.
     pub(crate) sequence: u64,
@@ -35,6 +35,19 @@ pub(crate) struct PermitMessage {
     pub(crate) waits: bool,
     /// The limit, as this node has it.
     pub(crate) max: u32,
+    /// Permits that were in use here, and that the store is to keep.
+    pub(crate) timed: Vec<TimedPermit>,
+}
+
+/// What permits are known by that no node renews. Nobody guesses it.
+pub(crate) type PermitNumber = [u8; 16];
+
+/// Permits that no node renews: they are held until they are given back by their number, or until their time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TimedPermit {
+    pub(crate) number: PermitNumber,
+    pub(crate) permits: u32,
+    pub(crate) time_us: u64,
 }
 
 /// What the store says about a key.
@@ -50,6 +63,8 @@ pub(crate) struct PermitReply {
     pub(crate) give_in_us: u64,
     /// When to ask again, while callers wait here.
     pub(crate) poll_us: u64,
+    /// How many permits of the message the store keeps: all, or none.
+    pub(crate) kept: u32,
 }
 
 impl PermitMessage {
@@ -78,9 +93,13 @@ impl PermitReply {
         let wrong = || StoreError::Reply { field: "permits", value: format!("{numbers:?}") };
         let is_natural =
             |number: &f64| (0.0..=NUMBER_MAX).contains(number) && number.fract() == 0.0;
-        let &[held, held_by_all, give, give_in_us, poll_us] = numbers else { return Err(wrong()) };
+        let &[held, held_by_all, give, give_in_us, poll_us, kept] = numbers else {
+            return Err(wrong());
+        };
         let is_count = |number: f64| number <= u32::MAX.into();
-        if !numbers.iter().all(is_natural) || ![held, held_by_all, give].into_iter().all(is_count) {
+        if !numbers.iter().all(is_natural)
+            || ![held, held_by_all, give, kept].into_iter().all(is_count)
+        {
             return Err(wrong());
         }
         Ok(Self {
@@ -89,6 +108,7 @@ impl PermitReply {
             give: give as u32,
             give_in_us: give_in_us as u64,
             poll_us: (poll_us as u64).clamp(POLL_MIN_US, POLL_MAX_US),
+            kept: kept as u32,
         })
     }
 }

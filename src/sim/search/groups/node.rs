@@ -279,7 +279,7 @@ impl Process {
                 | Query::Reset(_)
                 | Query::Updated(_) => {}
                 #[cfg(feature = "server")]
-                Query::Reservation(_) => {}
+                Query::Record(_) => {}
             }
         }
     }

@@ -1,0 +1,274 @@
+//! `POST /v1/acquire` and `/v1/release`: permits that are held while the work is under way. `GET /v1/concurrency`: their limits.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use tokio::sync::oneshot;
+use utoipa::ToSchema;
+
+use super::extract::{Body, Object, whole};
+use super::open_permits::OPEN_MAX;
+use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
+use super::records::{Ending, SETTLED_WITHIN, TIME_TO_LIVE, record_id, time_to_live};
+use super::running::Running;
+use crate::error::{AcquireError, StoreError};
+use crate::limiter::{ConcurrencyLimit, Permit};
+use crate::store::record_id::RecordId;
+
+/// The most permits of one request.
+const COST_MAX: u32 = 1000;
+/// The longest that a request can wait for its turn.
+const WAIT_MS_MAX: u64 = 60_000;
+
+/// What is wanted.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Acquire<'b> {
+    /// The concurrency limit's name.
+    #[serde(borrow)]
+    limit: Cow<'b, str>,
+    /// Whose permits are taken.
+    #[serde(borrow)]
+    key: Cow<'b, str>,
+    /// How many permits: all or none.
+    #[serde(default = "one", deserialize_with = "cost")]
+    #[schema(minimum = 1, maximum = 1000, default = 1)]
+    cost: u32,
+    /// For how long they are held unless they are released, in milliseconds.
+    #[serde(rename = "ttl_ms", default = "ten_minutes", deserialize_with = "time_to_live")]
+    #[schema(value_type = u64, minimum = 1, maximum = 86_400_000, default = 600_000)]
+    time_to_live: Duration,
+    /// How long to wait for one permit, in milliseconds; several cannot be waited for.
+    #[serde(rename = "wait_ms", default, deserialize_with = "wait")]
+    #[schema(value_type = u64, minimum = 0, maximum = 60_000, default = 0)]
+    wait: Duration,
+}
+
+/// What is not needed any more.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Release<'b> {
+    /// As it was acquired.
+    #[serde(borrow)]
+    limit: Cow<'b, str>,
+    /// As it was acquired.
+    #[serde(borrow)]
+    key: Cow<'b, str>,
+    #[serde(deserialize_with = "record_id")]
+    #[schema(value_type = String, pattern = "^[0-9a-f]{32}$")]
+    permit: RecordId,
+}
+
+/// Whether there were so many.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Acquired {
+    allowed: bool,
+    limit: String,
+    cost: u32,
+    /// The most permits of a key.
+    max: u32,
+    /// What to release; null if the request is denied.
+    #[schema(required)]
+    permit: Option<String>,
+}
+
+/// What came free.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Released {
+    limit: String,
+    /// How many permits.
+    cost: u32,
+}
+
+/// A concurrency limit.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Shown {
+    name: String,
+    /// The most permits of a key.
+    max: u32,
+    /// Whether each process keeps it alone.
+    local: bool,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn ten_minutes() -> Duration {
+    TIME_TO_LIVE
+}
+
+fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let cost: u32 = whole(deserializer)?;
+    if (1..=COST_MAX).contains(&cost) {
+        return Ok(cost);
+    }
+    Err(D::Error::custom(format!("{cost}: must be 1 to {COST_MAX}")))
+}
+
+fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let millis: u64 = whole(deserializer)?;
+    if millis <= WAIT_MS_MAX {
+        return Ok(Duration::from_millis(millis));
+    }
+    Err(D::Error::custom(format!("{millis}: must be 0 to {WAIT_MS_MAX}")))
+}
+
+fn named(running: &Running, name: &str) -> Result<ConcurrencyLimit, Problem> {
+    let unknown = |error: crate::error::ConfigError| {
+        Problem::new(StatusCode::NOT_FOUND, error.to_string()).at("limit")
+    };
+    running.limiter.concurrency(name).map_err(unknown)
+}
+
+fn not_acquired(reason: impl std::fmt::Display) -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("nothing was acquired: {reason}"))
+}
+
+/// Takes permits, if so many are free, or one within a time.
+#[utoipa::path(
+    post,
+    path = "/v1/acquire",
+    request_body = Acquire<'_>,
+    security(("token" = [])),
+    responses(
+        (status = 200, body = Acquired),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "Nothing was acquired: the store did not answer in time, too many wait or hold permits, or the service ends."),
+    ),
+)]
+pub(super) async fn acquire(
+    State(running): State<Arc<Running>>,
+    body: Body,
+) -> Result<Json<Acquired>, Problem> {
+    let Object(asked): Object<Acquire<'_>> = body.parse()?;
+    let limit = named(&running, &asked.limit)?;
+    let wrong = |field| {
+        move |detail: String| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at(field)
+    };
+    let acquired = if asked.wait.is_zero() {
+        limit.acquire_n(&*asked.key, asked.cost).await
+    } else if asked.cost == 1 {
+        limit.acquire_within(&*asked.key, asked.wait).await
+    } else {
+        let detail = format!("is for one permit, and the cost is {}", asked.cost);
+        return Err(wrong("wait_ms")(detail));
+    };
+    let told = |id: Option<RecordId>| {
+        let (limit, cost, max) = (limit.name().to_owned(), asked.cost, limit.max());
+        let permit = id.map(|id| id.to_string());
+        Ok(Json(Acquired { allowed: permit.is_some(), limit, cost, max, permit }))
+    };
+    match acquired {
+        Ok(permit) if permit.is_of_this_process() => {
+            told(Some(hold_here(&running, permit, asked.time_to_live)?))
+        }
+        Ok(permit) => {
+            let id = hand_over(running, &limit, (&asked.key, permit), asked.time_to_live).await;
+            told(Some(id.map_err(not_acquired)?))
+        }
+        Err(AcquireError::Denied { .. } | AcquireError::TimedOut { .. }) => told(None),
+        Err(error @ AcquireError::Cost { .. }) => Err(wrong("cost")(error.to_string())),
+        Err(error) => Err(not_acquired(error)),
+    }
+}
+
+/// Keeps a permit of a limit that no process shares.
+fn hold_here(running: &Running, permit: Permit, ttl: Duration) -> Result<RecordId, Problem> {
+    let id = RecordId::random().map_err(not_acquired)?;
+    if running.open_permits.keep(id, permit, ttl) {
+        return Ok(id);
+    }
+    Err(not_acquired(format!("{OPEN_MAX} are held")))
+}
+
+/// Hands a permit to the store. If the client leaves meanwhile, it is given back.
+#[allow(clippy::disallowed_methods, reason = "what the store keeps is given back by somebody")]
+async fn hand_over(
+    running: Arc<Running>,
+    limit: &ConcurrencyLimit,
+    (key, permit): (&str, Permit),
+    time_to_live: Duration,
+) -> Result<RecordId, StoreError> {
+    let (limit, key, ending) = (limit.clone(), key.to_owned(), Ending::begin(running));
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        let kept = permit.keep(time_to_live).await;
+        if let Err(Ok(id)) = tell.send(kept) {
+            // Otherwise it comes free when its time is over.
+            let _ = limit.give_back(&*key, id).await;
+        }
+        drop(ending);
+    });
+    told.await.unwrap_or_else(|_| Err(StoreError::Server("the service ends".to_owned())))
+}
+
+/// Gives back permits, of which any process may have given the number.
+#[utoipa::path(
+    post,
+    path = "/v1/release",
+    request_body = Release<'_>,
+    security(("token" = [])),
+    responses(
+        (status = 200, body = Released),
+        (status = 404, body = ProblemBody, content_type = PROBLEM_JSON, description = "There is no such limit, or no such permit of the key."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store has not answered: it may be released yet. Or the service ends."),
+    ),
+)]
+#[allow(clippy::disallowed_methods, reason = "it goes on if the client leaves")]
+pub(super) async fn release(
+    State(running): State<Arc<Running>>,
+    body: Body,
+) -> Result<Json<Released>, Problem> {
+    let Object(Release { limit, key, permit }) = body.parse()?;
+    let limit = named(&running, &limit)?;
+    let name = limit.name().to_owned();
+    let released = |cost| Ok(Json(Released { limit: name, cost }));
+    let unknown = || {
+        let detail =
+            format!("{permit} is no permit of the key: it was released, or its time is over");
+        Problem::new(StatusCode::NOT_FOUND, detail).at("permit")
+    };
+    if !limit.is_shared() {
+        let stored = limit.stored_name(&*key);
+        let cost = running.open_permits.give_back(permit, limit.name(), &stored);
+        return cost.map_or_else(|| Err(unknown()), released);
+    }
+    let unsettled = |reason: String| {
+        let detail = format!("it may be released yet: {reason}");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    };
+    let ending = Ending::begin(running);
+    if ending.refuses_checks() {
+        return Err(unsettled("the service ends".to_owned()));
+    }
+    let key = key.into_owned();
+    let giving_back = tokio::spawn(async move {
+        let given_back = limit.give_back(&*key, permit).await;
+        drop(ending);
+        given_back.map_err(|error| error.to_string())
+    });
+    let in_time = tokio::time::timeout(SETTLED_WITHIN, giving_back).await;
+    let ended = in_time.map_err(|_| unsettled(format!("no answer within {SETTLED_WITHIN:?}")))?;
+    let given_back = ended.map_err(|error| unsettled(error.to_string()))?;
+    match given_back.map_err(unsettled)? {
+        0 => Err(unknown()),
+        cost => released(cost),
+    }
+}
+
+/// The concurrency limits.
+#[utoipa::path(get, path = "/v1/concurrency", responses((status = 200, body = Vec<Shown>)))]
+pub(super) async fn list(State(running): State<Arc<Running>>) -> Json<Vec<Shown>> {
+    let shown = |limit: ConcurrencyLimit| Shown {
+        name: limit.name().to_owned(),
+        max: limit.max(),
+        local: !limit.is_shared(),
+    };
+    Json(running.limiter.concurrency_limits().map(shown).collect())
+}

@@ -1,0 +1,58 @@
+//! What requests about records have in common that any process can end: reservations and permits.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use super::extract::whole;
+use super::running::Running;
+use crate::store::record_id::RecordId;
+
+/// How long a record is open, unless the request says.
+pub(super) const TIME_TO_LIVE: Duration = Duration::from_secs(600);
+/// The longest that it can be open: a day.
+const TTL_MS_MAX: u64 = 24 * 3_600_000;
+/// For how long an answer waits until a record has ended.
+pub(super) const SETTLED_WITHIN: Duration = Duration::from_secs(5);
+
+pub(super) fn time_to_live<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Duration, D::Error> {
+    let millis: u64 = whole(deserializer)?;
+    if !(1..=TTL_MS_MAX).contains(&millis) {
+        return Err(D::Error::custom(format!("{millis}: must be 1 to {TTL_MS_MAX}")));
+    }
+    Ok(Duration::from_millis(millis))
+}
+
+pub(super) fn record_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RecordId, D::Error> {
+    let text = Cow::<str>::deserialize(deserializer)?;
+    text.parse().map_err(D::Error::custom)
+}
+
+/// One that is being ended: the service does not end before.
+pub(super) struct Ending(Arc<Running>);
+
+impl Ending {
+    pub(super) fn begin(running: Arc<Running>) -> Self {
+        running.ending.send_modify(|ending| *ending += 1);
+        Self(running)
+    }
+}
+
+impl std::ops::Deref for Ending {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.0
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.ending.send_modify(|ending| *ending -= 1);
+    }
+}
