@@ -35,8 +35,6 @@ mod reset;
 pub(crate) mod settle;
 mod several;
 mod slots;
-#[cfg(feature = "server")]
-mod timed_permits;
 pub(crate) mod together;
 mod update;
 mod waiting;

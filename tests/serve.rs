@@ -200,9 +200,9 @@ async fn description_has_the_pages_and_the_token() {
         ["GET keys", "PUT overrides", "DELETE overrides", "PUT switch", "DELETE switch"]
             .map(of_limit)
             .to_vec();
-    expected.extend(["GET /v1/limits", "POST /v1/check"].map(String::from));
-    let settled = ["reserve", "commit", "refund"];
-    expected.extend(settled.map(|page| format!("POST /v1/{page} with the token")));
+    expected.extend(["GET /v1/limits", "GET /v1/concurrency", "POST /v1/check"].map(String::from));
+    let of_records = ["reserve", "commit", "refund", "acquire", "release"];
+    expected.extend(of_records.map(|page| format!("POST /v1/{page} with the token")));
     expected.sort();
     assert_eq!(pages, expected);
 }

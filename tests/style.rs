@@ -42,7 +42,6 @@ const PARTS: [&str; 25] = [
     "limiter/reset",
     "limiter/settle",
     "limiter/several",
-    "limiter/timed_permits",
     "limiter/together",
     "limiter/alone",
     "limiter/waiting",
@@ -51,6 +50,7 @@ const PARTS: [&str; 25] = [
     "limiter/overrides",
     "limiter/plans",
     "limiter/concurrency",
+    "limiter/concurrency/timed",
     "limiter/update",
 ];
 /// The floors that do not count, as files or folders of src.

@@ -11,6 +11,9 @@ use crate::key::Key;
 use crate::sync::{PermitAsk, PermitCounts};
 use crate::time::micros;
 
+#[cfg(feature = "server")]
+mod timed;
+
 /// At most `n` permits of a key are held at one time, over all nodes. Cheap to clone.
 ///
 /// ```
