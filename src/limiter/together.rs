@@ -120,12 +120,20 @@ impl<'a> Part<'a> {
         })
     }
 
+    /// Decides at once what this node decides, unless the store is to be asked.
+    fn decide_at_once(&self) -> Option<Decision> {
+        match self.patience {
+            Patience::None if !self.limit.is_decided_by_store() => Some(self.decide()),
+            _ => self.decide_if_no_wait(),
+        }
+    }
+
     /// Whether the request has to wait, where this is what a look says.
     #[cfg(feature = "tower")]
-    fn has_to_wait(&self, look: Option<&Decision>) -> bool {
+    fn has_to_wait(&self, look: Option<Glance>) -> bool {
         let Some(look) = look else { return true };
         let is_held = || self.is_held() && self.planned().decide(self.target(), 0).is_denied();
-        let asks_store = || !look.is_sure() || self.limit.slots().is_some();
+        let asks_store = || !look.is_sure || self.limit.slots().is_some();
         self.patience != Patience::None && (asks_store() || is_held())
     }
 
@@ -146,6 +154,21 @@ impl<'a> Part<'a> {
             _ => limit.decide_or_ask(self.target(), self.cost).await,
         };
         limit.after_rule(self.key, self.cost, decision)
+    }
+}
+
+/// What matters of a look before anything is taken.
+#[derive(Clone, Copy)]
+struct Glance {
+    is_sure: bool,
+    /// How long to wait where it denies.
+    denied_for: Option<Duration>,
+}
+
+impl From<Decision> for Glance {
+    fn from(look: Decision) -> Self {
+        let denied_for = look.is_denied().then(|| look.retry_after());
+        Self { is_sure: look.is_sure(), denied_for }
     }
 }
 
@@ -182,19 +205,26 @@ impl Together {
 struct Takes<'a, 'k> {
     parts: &'a [Part<'k>],
     taken: SmallVec<[(usize, Allowed); USUAL]>,
+    /// Which parts were decided.
+    is_decided: SmallVec<[bool; USUAL]>,
     /// The first denial.
     denied: Option<(usize, Decision)>,
 }
 
-/// Parts, each with its place.
-type Parts<'k> = SmallVec<[(usize, Part<'k>); USUAL]>;
-
 /// How parts stand, as far as this node knows.
 type Looks = SmallVec<[Option<Decision>; USUAL]>;
 
+/// What matters of that before anything is taken.
+type Glances = SmallVec<[Option<Glance>; USUAL]>;
+
+fn glances(parts: &[Part<'_>]) -> Glances {
+    parts.iter().map(|part| part.look().map(Glance::from)).collect()
+}
+
 impl<'a, 'k> Takes<'a, 'k> {
     fn new(parts: &'a [Part<'k>]) -> Self {
-        Self { parts, taken: SmallVec::with_capacity(parts.len()), denied: None }
+        let is_decided = SmallVec::from_elem(false, parts.len());
+        Self { parts, taken: SmallVec::with_capacity(parts.len()), is_decided, denied: None }
     }
 
     /// Decides about those that are still to be decided, stage by stage, until one is denied. `None` if one has to wait.
@@ -203,25 +233,26 @@ impl<'a, 'k> Takes<'a, 'k> {
         stages: &[Stage],
         decide: impl Fn(&Part<'k>) -> Option<Decision>,
     ) -> Option<()> {
-        for (index, part) in
-            stages.iter().flat_map(|stage| self.open(*stage)).collect::<Parts<'k>>()
-        {
-            if self.denied.is_none() {
-                let asked = part.asked_at();
-                self.add(index, asked, decide(&part)?);
+        let parts = self.parts;
+        for stage in stages {
+            for (index, part) in parts.iter().enumerate() {
+                if self.denied.is_none() && self.is_open(index, *stage) {
+                    let asked = part.asked_at();
+                    self.add(index, asked, decide(part)?);
+                }
             }
         }
         Some(())
     }
 
     /// Decides first about the part of which a look says that it denies, and longest: for sure, if the store could be asked.
-    fn begin(parts: &'a [Part<'k>], looks: &Looks) -> Self {
+    fn begin(parts: &'a [Part<'k>], looks: &Glances) -> Self {
         let mut takes = Self::new(parts);
-        let denial = |((index, part), look): ((usize, &Part<'_>), &Option<Decision>)| {
-            let look = look.filter(Decision::is_denied)?;
-            let is_known = look.is_sure() || part.patience == Patience::None;
+        let denial = |((index, part), look): ((usize, &Part<'_>), &Option<Glance>)| {
+            let Glance { is_sure, denied_for } = (*look)?;
+            let is_known = is_sure || part.patience == Patience::None;
             // A request that is held must not take its slot yet.
-            (is_known && !part.is_held()).then(|| (index, look.retry_after()))
+            denied_for.filter(|_| is_known && !part.is_held()).map(|wait| (index, wait))
         };
         let denials = parts.iter().enumerate().zip(looks).filter_map(denial);
         if let Some((index, _)) = denials.max_by_key(|(_, wait)| *wait) {
@@ -240,6 +271,7 @@ impl<'a, 'k> Takes<'a, 'k> {
     }
 
     fn add(&mut self, index: usize, asked: Timestamp, decision: Decision) {
+        self.is_decided[index] = true;
         if decision.is_denied() {
             self.denied.get_or_insert((index, decision));
         } else {
@@ -247,11 +279,9 @@ impl<'a, 'k> Takes<'a, 'k> {
         }
     }
 
-    /// The parts of a stage that are still to be decided.
-    fn open(&self, stage: Stage) -> Parts<'k> {
-        let is_open = |index| !self.taken.iter().any(|(taken, _)| *taken == index);
-        let parts = self.parts.iter().copied().enumerate();
-        parts.filter(|(index, part)| part.stage() == stage && is_open(*index)).collect()
+    /// Whether a part is of this stage and is still to be decided.
+    fn is_open(&self, index: usize, stage: Stage) -> bool {
+        !self.is_decided[index] && self.parts[index].stage() == stage
     }
 
     /// What all of them say.
@@ -297,7 +327,7 @@ pub(super) fn fewer_left(one: Decision, other: Decision) -> Decision {
 
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
-    let mut takes = Takes::begin(parts, &parts.iter().map(Part::look).collect());
+    let mut takes = Takes::begin(parts, &glances(parts));
     // None has to wait.
     let _ = takes.take_each(&[Stage::Here, Stage::Slot], |part| Some(part.decide()));
     takes.end()
@@ -306,28 +336,26 @@ pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
 /// Decides at once, if the request has nothing to wait for. `None`, and nothing is spent, if it has: [ask](ask_all).
 #[cfg(feature = "tower")]
 pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
-    let looks: Looks = parts.iter().map(Part::look).collect();
+    let looks = glances(parts);
     let mut takes = Takes::begin(parts, &looks);
     let mut both = parts.iter().zip(&looks);
-    if takes.denied.is_none() && both.any(|(part, look)| part.has_to_wait(look.as_ref())) {
+    if takes.denied.is_none() && both.any(|(part, look)| part.has_to_wait(*look)) {
         return None;
     }
-    takes.take_each(&[Stage::Here, Stage::Store, Stage::Slot], |part| match part.patience {
-        Patience::None if !part.limit.is_decided_by_store() => Some(part.decide()),
-        _ => part.decide_if_no_wait(),
-    })?;
+    takes.take_each(&[Stage::Here, Stage::Store, Stage::Slot], Part::decide_at_once)?;
     Some(takes.end())
 }
 
 /// Decides, and asks the store where this node is not sure, about all of these at once, before anything else is taken; then
 /// about exact limits, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
-    let looks: Looks = parts.iter().map(Part::look).collect();
+    let looks = glances(parts);
     let mut takes = Takes::begin(parts, &looks);
     let mut asked = SmallVec::<[_; USUAL]>::new();
-    for (index, part) in takes.open(Stage::Here) {
-        let is_unsure = looks[index].is_some_and(|look| !look.is_sure());
-        if takes.denied.is_none() && part.patience != Patience::None && is_unsure {
+    for (index, part) in parts.iter().enumerate() {
+        let is_unsure = looks[index].is_some_and(|look| !look.is_sure);
+        let may_ask = is_unsure && part.patience != Patience::None;
+        if may_ask && takes.denied.is_none() && takes.is_open(index, Stage::Here) {
             let (handle, now) = (part.planned().hold(part.key), part.asked_at());
             let answer = handle.send_query(part.cost);
             asked.push((index, now, part.cost, handle, answer));
@@ -338,10 +366,15 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
         takes.add(index, now, decision);
     }
     for stage in [Stage::Here, Stage::Store, Stage::Slot] {
-        for (index, part) in takes.open(stage) {
-            if takes.denied.is_none() {
+        for (index, part) in parts.iter().enumerate() {
+            if takes.denied.is_none() && takes.is_open(index, stage) {
                 let asked = part.asked_at();
-                takes.add(index, asked, part.ask().await);
+                let at_once = if stage == Stage::Here { part.decide_at_once() } else { None };
+                let decision = match at_once {
+                    Some(decision) => decision,
+                    None => part.ask().await,
+                };
+                takes.add(index, asked, decision);
             }
         }
     }

@@ -19,7 +19,7 @@ use super::metrics::{Counted, DescriptorMetrics};
 use crate::config::{Config, Descriptor, DescriptorRule, Matched, REQUEST_LIMITS, UnknownDomain};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::key::{Key, KeyName, KeyWriter};
+use crate::key::{Key, KeyWriter};
 use crate::limit::Limit;
 use crate::limiter::settle::Allowed;
 use crate::limiter::together::{Part, Patience, Together, ask_all};
@@ -28,6 +28,8 @@ use crate::quota::Quota;
 
 /// The most descriptors in one request.
 const DESCRIPTORS_MAX: usize = 1000;
+/// Most keys have no more.
+const KEY_BYTES: usize = 32;
 
 /// A configuration with its limits, which a request finds without asking the limiter for them.
 pub(crate) struct DomainLimits {
@@ -120,7 +122,7 @@ enum Ruling<'a> {
 struct Limited<'a> {
     limit: Cow<'a, AsyncLimit>,
     /// What the limiter knows its values by.
-    key: KeyName<'static>,
+    key: SmallVec<[u8; KEY_BYTES]>,
     /// The key before it is hashed, if overrides look for that.
     plain: Option<Arc<[u8]>>,
     /// 0 looks, and charges nothing.
@@ -138,7 +140,7 @@ impl<'a> Limited<'a> {
         asked: &Asked,
     ) -> Self {
         Self {
-            key: limit.0.shared.secret.name(values).into_owned(),
+            key: SmallVec::from_slice(&limit.0.shared.secret.name(values)),
             plain: limit.0.plain_for_overrides(values),
             limit,
             hits: hits(request, asked),
@@ -312,7 +314,11 @@ impl DomainLimits {
                 }
             })
         };
-        both.map(ruling).collect()
+        let mut rulings = Vec::with_capacity(request.descriptors.len());
+        for descriptor in both {
+            rulings.push(ruling(descriptor)?);
+        }
+        Ok(rulings)
     }
 }
 
@@ -452,7 +458,7 @@ fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
         _ => None,
     };
     let mut charges: Vec<Charge<'r, 'a>> = rulings.iter().enumerate().filter_map(charge).collect();
-    charges.sort_by(|one, other| one.of().cmp(&other.of()));
+    charges.sort_unstable_by(|one, other| one.of().cmp(&other.of()));
     charges.dedup_by(|next, charge| {
         let is_same = next.of() == charge.of();
         if is_same {
