@@ -2,10 +2,10 @@
 -- holds. What is said is state and no increment, so that a message may come twice, late or never.
 --
 -- KEYS[1]    the key's record
--- KEYS[2]    permits that no node renews, until their time ends or lua/timed-permits.lua gives them back: a sorted set, as that
---            has it. Nodes have what these leave of the limit
--- ARGV[1]    12 numbers; 16 bytes: the node's instance; and for permits that no node is to renew any more their number, of 16
---            bytes, and 2 numbers. All numbers are whole, and are written as little-endian doubles from 0 to 2^53:
+-- KEYS[2]    timed permits, a sorted set as lua/timed-permits.lua has it: no node renews them, and each counts until it is released
+--            or its time ends. Nodes have what they leave of the limit
+-- ARGV[1]    12 numbers; 16 bytes: the node's instance; and for each lot of permits that are to be timed permits from now on 16
+--            bytes, its id, and 2 numbers. Numbers are whole, and are written as little-endian doubles from 0 to 2^53:
 --         sequence              a message whose number is not above that of the node's last one changes nothing
 --         in_use, want          permits that callers of the node hold, and those that it wants in all
 --         least                 fewer than this in addition are of no use
@@ -16,19 +16,21 @@
 --         slice_us              how long a node may keep a permit beyond its even part while another node waits
 --         poll_min_us, poll_max_us   bounds of the time after which a node that waits asks again
 --         keep_us               added to the time after which the record is forgotten
---         permits, time_us      so many, which the node has held, are kept for so long. They are not in use any more, and are
---                               kept all or none: none if the node does not hold them all by its record
+--         permits, time_us      permits that the node hands over, and their time to live. They are not in `in_use` any more.
+--                               All lots are taken over, or none: if the node does not hold them all by its record, or more
+--                               than the limit is held
 --
 -- Reply      a bulk string of 6 numbers: what this node holds now; what all hold; how many permits this node is to give
 --            back, as they come free, though callers wait there, and in how many microseconds that begins; when to ask again;
---            how many permits are kept that no node renews
+--            how many permits were taken over
 -- Record     'P1', and for each node its instance and 9 numbers: sequence, held, want; until_us: when they are free; since_us:
 --            when it began to wait, or got a permit last; asked_us: its last message; above_us: since when it has more than its
 --            even part, or 0; give, give_us: permits that it was told to give back, and from when on
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
--- Expiry     when the last node's permits are free
--- Cost       O(m log m) for m nodes that have the key. Calls: GET, TIME, ZCARD, SET; where there are permits that no node renews
---            ZREMRANGEBYSCORE and ZCARD, and where some are kept ZADD for each, PTTL and PEXPIRE.
+-- Expiry     the record when the last node's permits are free, the set when the last of its permits ends
+-- Cost       O(m log m) for m nodes that have the key, and O(log n) for each permit that is taken over or has ended, of n timed
+--            ones. Calls: GET, TIME, ZCARD, SET; where there are timed permits ZREMRANGEBYSCORE and ZCARD, and where some are
+--            taken over ZADD for each, PTTL and PEXPIRE.
 
 local MAGIC, NODE, NODE_BYTES = 'P1', '<c16ddddddddd', 16 + 9 * 8
 local TIMED, TIMED_AT, TIMED_BYTES = '<c16dd', 113, 16 + 2 * 8
@@ -69,27 +71,32 @@ local function text(number)
   return ('%.0f'):format(number)
 end
 
-local timed, kept = call('ZCARD', KEYS[2]), 0
+local timed, taken_over = call('ZCARD', KEYS[2]), 0
 if timed > 0 then
   call('ZREMRANGEBYSCORE', KEYS[2], '-inf', text(now))
   timed = call('ZCARD', KEYS[2])
 end
 if is_new then
-  local added = {}
+  local lots, longest_us = {}, 0
   for at = TIMED_AT, #ARGV[1], TIMED_BYTES do
-    local number, permits, time_us = struct.unpack(TIMED, ARGV[1], at)
-    added[#added + 1] = { number = number, permits = permits, time_us = time_us }
-    kept = kept + permits
+    local id, permits, time_us = struct.unpack(TIMED, ARGV[1], at)
+    lots[#lots + 1] = { id = id, permits = permits, time_us = time_us }
+    taken_over, longest_us = taken_over + permits, max(longest_us, time_us)
   end
-  if in_use + kept > me.held then added, kept = {}, 0 end
-  for _, one in ipairs(added) do
-    for place = 0, one.permits - 1 do call('ZADD', KEYS[2], text(now + one.time_us), one.number .. place) end
-    local ends_ms = ceil((one.time_us + keep_us) / 1000)
-    if call('PTTL', KEYS[2]) < ends_ms then call('PEXPIRE', KEYS[2], text(ends_ms)) end
+  local held = 0
+  for _, node in ipairs(nodes) do held = held + node.held end
+  -- What the record does not have down for the node, others may hold; and beyond the limit an outage policy gave some.
+  if in_use + taken_over > me.held or held + timed > most then lots, taken_over = {}, 0 end
+  if taken_over > 0 then
+    local left_ms, ends_ms = call('PTTL', KEYS[2]), ceil((longest_us + keep_us) / 1000)
+    for _, lot in ipairs(lots) do
+      for place = 0, lot.permits - 1 do call('ZADD', KEYS[2], text(now + lot.time_us), lot.id .. place) end
+    end
+    if left_ms < ends_ms then call('PEXPIRE', KEYS[2], text(ends_ms)) end
   end
-  timed = timed + kept
+  timed = timed + taken_over
 end
-most = max(most - timed, 0)
+local for_nodes = max(most - timed, 0)
 
 local function is_waiting(node)
   return node.want > node.held and now - node.asked_us <= place_us
@@ -102,14 +109,14 @@ if is_new then
 end
 
 -- The even part: the most that each node can have if all have what they want up to there.
-local wants, free, held_by_all = {}, most, 0
+local wants, free, held_by_all = {}, for_nodes, 0
 for index, node in ipairs(nodes) do
   wants[index] = is_waiting(node) and node.want or node.held
   free, held_by_all = free - node.held, held_by_all + node.held
 end
 free = max(free, 0)
 table.sort(wants)
-local level, rest = most, most
+local level, rest = for_nodes, for_nodes
 for index, wanted in ipairs(wants) do
   local part = max(floor(rest / (#wants - index + 1)), 0)
   if wanted > part then
@@ -178,4 +185,4 @@ if before == 0 then
   poll_us = max(min(floor(waited_us / 8), poll_max_us), poll_min_us)
   if due_us and due_us > now then poll_us = max(min(poll_us, due_us - now), poll_min_us) end
 end
-return struct.pack('<dddddd', me.held, held_by_all + timed, me.give, max(me.give_us - now, 0), poll_us, kept)
+return struct.pack('<dddddd', me.held, held_by_all + timed, me.give, max(me.give_us - now, 0), poll_us, taken_over)

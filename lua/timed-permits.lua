@@ -1,10 +1,11 @@
--- Gives permits back that no node renews, of one key of a concurrency limit. lua/permits.lua keeps and counts them.
+-- Releases timed permits of one key of a concurrency limit: permits that no node renews. lua/permits.lua takes them over from
+-- nodes, and counts them.
 --
--- KEYS[1]    a sorted set. A member is the permits' number and, as text, a place from 0 up: one for each permit; its score is
---            when its time ends, in microseconds since 1970 by the server's clock
--- ARGV[1]    the number: 16 bytes
+-- KEYS[1]    a sorted set. A member is the id of a lot and, as text, a place from 0 up: one for each permit; its score is when its
+--            time ends, in microseconds since 1970 by the server's clock
+-- ARGV[1]    the id: 16 bytes
 --
--- Reply      a bulk string, a little-endian double: how many permits there were, and are free now
+-- Reply      a bulk string, a little-endian double: how many permits of the lot there were, and are free now
 -- Errors     WRONGTYPE: the key holds another program's value
 -- Cost       O(n log m) for n permits of m. Calls: TIME, ZREMRANGEBYSCORE, ZREM for each permit and once more.
 

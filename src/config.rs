@@ -335,7 +335,8 @@ impl Config {
         let (domains, limits) = domains::read(root, &config.limits, &on_node, reading);
         config.domains = domains;
         config.limits.extend(limits);
-        config.concurrency = concurrency::read(root, &config.limits, reading);
+        let limits: Vec<Limit> = config.all_limits().collect();
+        config.concurrency = concurrency::read(root, &limits, reading);
         if config.limits.is_empty() && root.has("domains") && reading.mistakes.is_empty() {
             let remedy = "has no descriptor with a quota: add one, or a limit";
             reading.mistake(&root.place("domains"), remedy);

@@ -24,7 +24,7 @@ mod alone;
 mod async_limit;
 #[cfg(feature = "server")]
 mod by_request;
-mod concurrency;
+pub(crate) mod concurrency;
 mod group;
 #[cfg(feature = "server")]
 pub(crate) mod kept;

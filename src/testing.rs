@@ -35,7 +35,7 @@ use crate::error::StoreError;
 use crate::store::exact::ExactRequest;
 use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
 #[cfg(feature = "server")]
-use crate::store::exchange::{Reserving, TimedPermitting};
+use crate::store::exchange::{Releasing, Reserving};
 use crate::store::overrides::OverridesRequest;
 use crate::store::permits::PermitRequest;
 #[cfg(feature = "redis")]
@@ -43,7 +43,7 @@ use crate::store::redis::RedisStore;
 #[cfg(feature = "server")]
 use crate::store::reservations::ReservationRequest;
 #[cfg(feature = "server")]
-use crate::store::timed_permits::TimedPermitRequest;
+use crate::store::timed_permits::TimedPermitRelease;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::Request;
 use crate::time::micros;
@@ -207,8 +207,8 @@ impl Store for ScriptedStore {
     }
 
     #[cfg(feature = "server")]
-    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
-        Box::pin(self.scripted(move || self.memory.timed_permits(request.clone())))
+    fn release(&self, request: TimedPermitRelease) -> Releasing<'_> {
+        Box::pin(self.scripted(move || self.memory.release(request.clone())))
     }
 
     fn timeout(&self) -> Duration {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parts::RedisServer;
 use parts::service::{SOON, ask, ask_with, service};
+use parts::serving::{Server, file, post_with_token};
 use serde_json::{Value, json};
 use tidegate::config::Config;
 use tidegate::server::Service;
@@ -74,6 +75,34 @@ async fn permit_is_released_by_another_process_once_and_the_next_caller_gets_it(
             assert_eq!((status, &again["errors"][0]["pointer"]), (404, &json!("#/permit")));
         }
     }
+}
+
+/// A message about another caller was under way when a permit was to be handed over, and it waited for the next renewal: with the
+/// limit's own patience of 50 ms that was too late.
+#[tokio::test]
+async fn permit_is_handed_over_at_once_while_others_ask() {
+    let redis = RedisServer::start();
+    let text = with_redis(&redis).replace("max_wait = \"5s\"\n", "").replace("max = 2", "max = 1");
+    let service = service(&text).await;
+    let mut acquired_in_all = 0;
+    for _ in 0..50 {
+        let mut asked = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let service = service.clone();
+            asked.spawn(async move {
+                let body = json!({"limit": "jobs", "key": "k"});
+                ask(&service, "POST /v1/acquire", body).await
+            });
+        }
+        for answer in asked.join_all().await {
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            if !answer.body["permit"].is_null() {
+                acquired_in_all += 1;
+                assert_eq!(release(&service, "jobs", "k", &answer.body).await.0, 200);
+            }
+        }
+    }
+    assert!(acquired_in_all > 25, "{acquired_in_all}");
 }
 
 #[tokio::test]
@@ -209,6 +238,53 @@ async fn nothing_is_acquired_where_the_store_does_not_keep_it_and_nothing_stays_
         };
         assert_eq!(release(&service, "jobs", "k", &acquired).await.0, 200);
     }
+}
+
+/// The commands that docs/REDIS.md names.
+const COMMANDS: &str = "+evalsha +eval +time +get +getrange +mget +type +set +setrange +zadd +zrem +zcard +zremrangebyscore \
+                        +pexpire +hello +pttl";
+
+#[tokio::test]
+async fn user_of_redis_with_the_commands_of_the_documents_holds_permits_and_without_one_of_them_none_stays_taken()
+ {
+    let redis = RedisServer::start();
+    let user = ["ACL", "SETUSER", "me", "on", ">pw", "~tg2:{tidegate/*", "-@all"];
+    redis.command(&user.into_iter().chain(COMMANDS.split_whitespace()).collect::<Vec<_>>());
+    let text = with_redis(&redis).replace("redis://", "redis://me:pw@");
+    let service = service(&text).await;
+    let both = json!({"limit": "jobs", "key": "k", "cost": 2});
+    let held = acquire(&service, &both).await;
+    assert_eq!(release(&service, "jobs", "k", &held).await.0, 200);
+    redis.command(&["ACL", "SETUSER", "me", "-pttl"]);
+    assert_eq!(ask(&service, "POST /v1/acquire", both.clone()).await.status, 503);
+    assert_eq!(redis.command(&["EXISTS", "tg2:{tidegate/cc:jobs:k}:timed"]), "0");
+    redis.command(&["ACL", "SETUSER", "me", "+pttl"]);
+    let deadline = Instant::now() + SOON;
+    while acquire(&service, &both).await["permit"].is_null() {
+        assert!(Instant::now() < deadline, "they stay taken");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn process_that_holds_permits_ends_at_once_and_callers_who_wait_are_told() {
+    let mut server = Server::start(Some(&file("permits-end", LIMITS)));
+    let body = json!({"limit": "alone", "key": "k", "cost": 2});
+    let held = server.ask_with_token("/v1/acquire", &body);
+    assert!(held.json()["permit"].is_string(), "{held:?}");
+    let address = server.address.clone();
+    let waiting = std::thread::spawn(move || {
+        let body = json!({"limit": "alone", "key": "k", "wait_ms": 60_000});
+        post_with_token(&address, "/v1/acquire", &body).unwrap()
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    let began = Instant::now();
+    server.signal("TERM");
+    let waited = waiting.join().unwrap();
+    assert_eq!(waited.status, 503, "{waited:?}");
+    let (status, log) = server.ended();
+    assert!(status.success(), "{status}: {log}");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ fn limit(name: &str, fields: &Fields<'_>, reading: &mut Reading) -> Concurrency 
     limit
 }
 
-/// A check ends at the first mistake: what it is about is set to what is sound, and the check is made again.
+/// `validate` stops at the first mistake: it is named, the field set to a sound value, and all validated again.
 fn check(mut limit: Concurrency, fields: &Fields<'_>, reading: &mut Reading) {
     loop {
         let Err(ConfigError::Limit { field, reason, .. }) = limit.validate(false, 1, 1) else {

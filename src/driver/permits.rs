@@ -19,8 +19,8 @@ use crate::store::permits::PermitRequest;
 use crate::sync::TimedPermit;
 use crate::sync::message::InstanceId;
 use crate::sync::{
-    Event, OutageChange, PermitAsk, PermitCounts, PermitKey, PermitMessage, PermitNumber,
-    PermitOutput, PermitReply, Permits,
+    Event, OutageChange, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage, PermitOutput,
+    PermitReply, Permits,
 };
 use crate::time::{Timestamp, micros};
 
@@ -88,8 +88,8 @@ pub(crate) struct PermitKeys {
 struct State {
     permits: Permits,
     callers: HashMap<u64, oneshot::Sender<PermitAnswer>>,
-    /// Those who wait until the store keeps permits.
-    keeping: HashMap<PermitNumber, oneshot::Sender<Result<(), StoreError>>>,
+    /// Those who wait until the store has taken over permits.
+    handing_over: HashMap<PermitId, oneshot::Sender<Result<(), StoreError>>>,
     sends: VecDeque<(PermitKey, PermitMessage)>,
     changes: Vec<OutageChange>,
     /// Until when the task sleeps.
@@ -138,56 +138,55 @@ impl HeldPermit {
         (self.keys.terms.name.clone(), self.key.clone())
     }
 
-    /// Whether nodes share the limit.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.keys.is_shared()
-    }
-
     /// The longest that callers wait for the store.
     pub(crate) fn max_wait(&self) -> Duration {
         Duration::from_micros(self.keys.terms.max_wait_us)
     }
 
-    /// Has the store keep it for so long, for whoever has the number.
-    pub(crate) fn keep(mut self, number: PermitNumber, time_to_live: Duration) -> PendingKeep {
+    /// Hands it over to the store, for whoever has the id.
+    pub(crate) fn hand_over(mut self, id: PermitId, time_to_live: Duration) -> PendingHandOver {
         let (keys, key) = (self.keys.clone(), self.key.clone());
         let permits = std::mem::take(&mut self.cost);
-        let timed = TimedPermit { number, permits, time_us: micros(time_to_live) };
+        let timed = TimedPermit { id, permits, time_us: micros(time_to_live) };
         let (done, answer) = oneshot::channel();
         keys.act(|state, now| {
-            state.permits.keep(&key, timed, now);
-            state.keeping.insert(number, done);
+            state.permits.hand_over(&key, timed, now);
+            state.handing_over.insert(id, done);
         });
-        PendingKeep { keys, key, number, answer }
+        PendingHandOver { keys, key, id, answer }
     }
 }
 
-/// Permits that the store is to keep. Dropped before it was asked, they go back.
+/// Permits on their way to the store. Dropped before a message has them, they go back.
 #[cfg(feature = "server")]
-pub(crate) struct PendingKeep {
+pub(crate) struct PendingHandOver {
     keys: Arc<PermitKeys>,
     key: PermitKey,
-    number: PermitNumber,
+    id: PermitId,
     answer: oneshot::Receiver<Result<(), StoreError>>,
 }
 
 #[cfg(feature = "server")]
-impl PendingKeep {
-    pub(crate) async fn answer(mut self) -> Result<(), StoreError> {
+impl PendingHandOver {
+    pub(crate) async fn answer(&mut self) -> Result<(), StoreError> {
         let ended = || StoreError::Unreachable("the limiter's task has ended".to_owned());
         (&mut self.answer).await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// Whether the permits went back, since no message has had them.
+    pub(crate) fn cancel(&mut self) -> bool {
+        let Self { keys, key, id, .. } = self;
+        keys.act(|state, now| {
+            state.handing_over.remove(id);
+            state.permits.cancel_hand_over(key, *id, now)
+        })
     }
 }
 
 #[cfg(feature = "server")]
-impl Drop for PendingKeep {
+impl Drop for PendingHandOver {
     fn drop(&mut self) {
-        let Self { keys, key, number, .. } = self;
-        keys.act(|state, now| {
-            if state.keeping.remove(number).is_some() || state.has_ended {
-                state.permits.cancel_keep(key, *number, now);
-            }
-        });
+        self.cancel();
     }
 }
 
@@ -222,7 +221,7 @@ impl PermitKeys {
         let state = State {
             permits: Permits::new(terms.clone(), seed),
             callers: HashMap::new(),
-            keeping: HashMap::new(),
+            handing_over: HashMap::new(),
             sends: VecDeque::new(),
             changes: Vec::new(),
             wake_at: Timestamp::ZERO,
@@ -281,8 +280,8 @@ impl PermitKeys {
                 match output {
                     PermitOutput::Send { key, message } => state.sends.push_back((key, message)),
                     PermitOutput::Outage(change) => state.changes.push(change),
-                    PermitOutput::Kept { number, outcome } => {
-                        if let Some(done) = state.keeping.remove(&number) {
+                    PermitOutput::HandedOver { id, outcome } => {
+                        if let Some(done) = state.handing_over.remove(&id) {
                             let _ = done.send(outcome);
                         }
                     }
@@ -294,7 +293,7 @@ impl PermitKeys {
             }
             if state.has_ended {
                 state.callers.clear();
-                state.keeping.clear();
+                state.handing_over.clear();
             }
             let is_due = state.permits.poll_timeout() < state.wake_at;
             (done, is_due || !state.sends.is_empty() || !state.changes.is_empty())

@@ -9,7 +9,7 @@ use crate::error::StoreError;
 use crate::store::Store;
 use crate::store::record_id::RecordId;
 use crate::store::reservations::{ReservationRequest, TakenRecord};
-use crate::store::timed_permits::TimedPermitRequest;
+use crate::store::timed_permits::TimedPermitRelease;
 
 /// The most calls under way.
 const CALLS_MAX: usize = 10_000;
@@ -35,7 +35,7 @@ type Done<T> = oneshot::Sender<Result<T, StoreError>>;
 #[derive(Debug)]
 pub(crate) enum RecordQuery {
     Reservation(ReservationRequest, Done<Option<TakenRecord>>),
-    Permits(TimedPermitRequest, Done<u32>),
+    Permit(TimedPermitRelease, Done<u32>),
 }
 
 impl RecordQuery {
@@ -44,14 +44,14 @@ impl RecordQuery {
     fn refuse(self, error: StoreError) {
         match self {
             Self::Reservation(_, done) => drop(done.send(Err(error))),
-            Self::Permits(_, done) => drop(done.send(Err(error))),
+            Self::Permit(_, done) => drop(done.send(Err(error))),
         }
     }
 
     async fn ask(self, store: Arc<dyn Store>) {
         match self {
             Self::Reservation(request, done) => drop(done.send(store.reservations(request).await)),
-            Self::Permits(request, done) => drop(done.send(store.timed_permits(request).await)),
+            Self::Permit(request, done) => drop(done.send(store.release(request).await)),
         }
     }
 }

@@ -11,13 +11,13 @@ use crate::quota::{Quota, TOKENS_MAX};
 use crate::store::exact::ExactRequest;
 use crate::store::exchange::{Deciding, Exchange, Overriding, Permitting};
 #[cfg(feature = "server")]
-use crate::store::exchange::{Reserving, TimedPermitting};
+use crate::store::exchange::{Releasing, Reserving};
 use crate::store::overrides::OverridesRequest;
 use crate::store::permits::PermitRequest;
 #[cfg(feature = "server")]
 use crate::store::reservations::ReservationRequest;
 #[cfg(feature = "server")]
-use crate::store::timed_permits::TimedPermitRequest;
+use crate::store::timed_permits::TimedPermitRelease;
 use crate::store::{AnyStore, MemoryStore, Store};
 use crate::sync::message::{BatchVerdict, Grant, Receipt, Reply, Request};
 use crate::testing::ManualClock;
@@ -216,8 +216,8 @@ impl Store for HostileStore {
     }
 
     #[cfg(feature = "server")]
-    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
-        self.memory.timed_permits(request)
+    fn release(&self, request: TimedPermitRelease) -> Releasing<'_> {
+        self.memory.release(request)
     }
 
     fn timeout(&self) -> Duration {

@@ -13,6 +13,8 @@ use crate::time::micros;
 
 #[cfg(feature = "server")]
 mod timed;
+#[cfg(feature = "server")]
+pub(crate) use timed::NotHandedOver;
 
 /// At most `n` permits of a key are held at one time, over all nodes. Cheap to clone.
 ///

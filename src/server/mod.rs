@@ -104,10 +104,12 @@ impl Service {
         self.0.refuse_checks();
     }
 
-    /// Waits until all reservations are settled that are being settled, and permits released: call it before [`Limiter::shutdown`].
+    /// Gives back the permits that this process alone holds, and waits until reservations and permits are settled and released
+    /// that are being: call it after [`refuse_checks`](Self::refuse_checks), and before [`Limiter::shutdown`].
     pub async fn settled(&self) {
+        self.0.open_permits.clear();
         // The sender is here.
-        let _ = self.0.ending.subscribe().wait_for(|ending| *ending == 0).await;
+        let _ = self.0.unfinished.subscribe().wait_for(|unfinished| *unfinished == 0).await;
     }
 
     /// What answers requests over gRPC: Envoy's rate limit service, version 3, and the health service. Serve it with HTTP/2.

@@ -15,14 +15,16 @@ use utoipa::ToSchema;
 use super::extract::{Body, Object, whole};
 use super::open_permits::OPEN_MAX;
 use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
-use super::records::{Ending, SETTLED_WITHIN, TIME_TO_LIVE, record_id, time_to_live};
+use super::records::{SETTLED_WITHIN, TIME_TO_LIVE, Unfinished, record_id, time_to_live};
 use super::running::Running;
-use crate::error::{AcquireError, StoreError};
+use crate::error::{AcquireError, ConfigError};
+use crate::limiter::concurrency::NotHandedOver;
 use crate::limiter::{ConcurrencyLimit, Permit};
 use crate::store::record_id::RecordId;
+use crate::sync::HANDED_OVER_MAX;
 
 /// The most permits of one request.
-const COST_MAX: u32 = 1000;
+const COST_MAX: u32 = HANDED_OVER_MAX;
 /// The longest that a request can wait for its turn.
 const WAIT_MS_MAX: u64 = 60_000;
 
@@ -121,9 +123,8 @@ fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error
 }
 
 fn named(running: &Running, name: &str) -> Result<ConcurrencyLimit, Problem> {
-    let unknown = |error: crate::error::ConfigError| {
-        Problem::new(StatusCode::NOT_FOUND, error.to_string()).at("limit")
-    };
+    let unknown =
+        |error: ConfigError| Problem::new(StatusCode::NOT_FOUND, error.to_string()).at("limit");
     running.limiter.concurrency(name).map_err(unknown)
 }
 
@@ -151,64 +152,87 @@ pub(super) async fn acquire(
     let wrong = |field| {
         move |detail: String| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).at(field)
     };
-    let acquired = if asked.wait.is_zero() {
-        limit.acquire_n(&*asked.key, asked.cost).await
-    } else if asked.cost == 1 {
-        limit.acquire_within(&*asked.key, asked.wait).await
-    } else {
+    if !asked.wait.is_zero() && asked.cost > 1 {
         let detail = format!("is for one permit, and the cost is {}", asked.cost);
         return Err(wrong("wait_ms")(detail));
+    }
+    let mut ends = running.ends();
+    let acquired = tokio::select! {
+        biased;
+        acquired = ask(&limit, &asked) => acquired,
+        _ = ends.wait_for(|ends| *ends) => return Err(not_acquired("the service ends")),
     };
-    let told = |id: Option<RecordId>| {
+    let answer = |id: Option<RecordId>| {
         let (limit, cost, max) = (limit.name().to_owned(), asked.cost, limit.max());
         let permit = id.map(|id| id.to_string());
         Ok(Json(Acquired { allowed: permit.is_some(), limit, cost, max, permit }))
     };
     match acquired {
-        Ok(permit) if permit.is_of_this_process() => {
-            told(Some(hold_here(&running, permit, asked.time_to_live)?))
-        }
         Ok(permit) => {
-            let id = hand_over(running, &limit, (&asked.key, permit), asked.time_to_live).await;
-            told(Some(id.map_err(not_acquired)?))
+            let id = if limit.is_shared() {
+                hand_over(running, &limit, (&asked.key, permit), asked.time_to_live).await
+            } else {
+                hold_here(&running, permit, asked.time_to_live)
+            };
+            answer(Some(id.map_err(not_acquired)?))
         }
-        Err(AcquireError::Denied { .. } | AcquireError::TimedOut { .. }) => told(None),
+        Err(AcquireError::Denied { .. } | AcquireError::TimedOut { .. }) => answer(None),
         Err(error @ AcquireError::Cost { .. }) => Err(wrong("cost")(error.to_string())),
         Err(error) => Err(not_acquired(error)),
     }
 }
 
-/// Keeps a permit of a limit that no process shares.
-fn hold_here(running: &Running, permit: Permit, ttl: Duration) -> Result<RecordId, Problem> {
-    let id = RecordId::random().map_err(not_acquired)?;
-    if running.open_permits.keep(id, permit, ttl) {
-        return Ok(id);
+async fn ask(limit: &ConcurrencyLimit, asked: &Acquire<'_>) -> Result<Permit, AcquireError> {
+    let Acquire { key, cost, wait, .. } = asked;
+    if wait.is_zero() {
+        limit.acquire_n(&**key, *cost).await
+    } else {
+        limit.acquire_within(&**key, *wait).await
     }
-    Err(not_acquired(format!("{OPEN_MAX} are held")))
 }
 
-/// Hands a permit to the store. If the client leaves meanwhile, it is given back.
-#[allow(clippy::disallowed_methods, reason = "what the store keeps is given back by somebody")]
+/// Holds a permit of a limit that no process shares.
+fn hold_here(
+    running: &Running,
+    permit: Permit,
+    time_to_live: Duration,
+) -> Result<RecordId, String> {
+    let id = RecordId::random().map_err(|error| error.to_string())?;
+    let is_held = !running.refuses_checks() && running.open_permits.hold(id, permit, time_to_live);
+    is_held.then_some(id).ok_or_else(|| format!("{OPEN_MAX} are held, or the service ends"))
+}
+
+/// Hands a permit over to the store. If the client leaves meanwhile, it is released.
+#[allow(clippy::disallowed_methods, reason = "somebody releases what the store has")]
 async fn hand_over(
     running: Arc<Running>,
     limit: &ConcurrencyLimit,
     (key, permit): (&str, Permit),
     time_to_live: Duration,
-) -> Result<RecordId, StoreError> {
-    let (limit, key, ending) = (limit.clone(), key.to_owned(), Ending::begin(running));
-    let (tell, told) = oneshot::channel();
+) -> Result<RecordId, String> {
+    let ends = || "the service ends".to_owned();
+    let unfinished = Unfinished::begin(running).ok_or_else(ends)?;
+    let (limit, key) = (limit.clone(), key.to_owned());
+    let (sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
-        let kept = permit.keep(time_to_live).await;
-        if let Err(Ok(id)) = tell.send(kept) {
-            // Otherwise it comes free when its time is over.
-            let _ = limit.give_back(&*key, id).await;
+        let handed_over = permit.hand_over(time_to_live).await;
+        let (outcome, lost) = match handed_over {
+            Ok(id) => (Ok(id), None),
+            Err(NotHandedOver { error, may_be_there }) => (Err(error.to_string()), may_be_there),
+        };
+        let unread = sender.send(outcome);
+        // Otherwise they come free when their time is over.
+        let Ok(_releasing) = unfinished.releasing.try_acquire() else { return };
+        if let Some(lost) = lost {
+            unfinished.limiter.release_later(lost).await;
+        } else if let Err(Ok(id)) = unread {
+            let _ = limit.release(&*key, id).await;
         }
-        drop(ending);
     });
-    told.await.unwrap_or_else(|_| Err(StoreError::Server("the service ends".to_owned())))
+    receiver.await.unwrap_or_else(|_| Err(ends()))
 }
 
-/// Gives back permits, of which any process may have given the number.
+/// Releases permits, whichever process gave them.
 #[utoipa::path(
     post,
     path = "/v1/release",
@@ -236,27 +260,25 @@ pub(super) async fn release(
     };
     if !limit.is_shared() {
         let stored = limit.stored_name(&*key);
-        let cost = running.open_permits.give_back(permit, limit.name(), &stored);
+        let cost = running.open_permits.release(permit, limit.name(), &stored);
         return cost.map_or_else(|| Err(unknown()), released);
     }
     let unsettled = |reason: String| {
         let detail = format!("it may be released yet: {reason}");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let ending = Ending::begin(running);
-    if ending.refuses_checks() {
-        return Err(unsettled("the service ends".to_owned()));
-    }
+    let ends = || unsettled("the service ends".to_owned());
+    let unfinished = Unfinished::begin(running).ok_or_else(ends)?;
     let key = key.into_owned();
-    let giving_back = tokio::spawn(async move {
-        let given_back = limit.give_back(&*key, permit).await;
-        drop(ending);
-        given_back.map_err(|error| error.to_string())
+    let releasing = tokio::spawn(async move {
+        let free = limit.release(&*key, permit).await;
+        drop(unfinished);
+        free.map_err(|error| error.to_string())
     });
-    let in_time = tokio::time::timeout(SETTLED_WITHIN, giving_back).await;
+    let in_time = tokio::time::timeout(SETTLED_WITHIN, releasing).await;
     let ended = in_time.map_err(|_| unsettled(format!("no answer within {SETTLED_WITHIN:?}")))?;
-    let given_back = ended.map_err(|error| unsettled(error.to_string()))?;
-    match given_back.map_err(unsettled)? {
+    let free = ended.map_err(|error| unsettled(error.to_string()))?;
+    match free.map_err(unsettled)? {
         0 => Err(unknown()),
         cost => released(cost),
     }

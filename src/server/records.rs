@@ -1,4 +1,4 @@
-//! What requests about records have in common that any process can end: reservations and permits.
+//! What requests about reservations and permits have in common: records of the store that any process can end.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,17 +33,20 @@ pub(super) fn record_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Re
     text.parse().map_err(D::Error::custom)
 }
 
-/// One that is being ended: the service does not end before.
-pub(super) struct Ending(Arc<Running>);
+/// Work on a record of the store: the service waits for it before it ends.
+pub(super) struct Unfinished(Arc<Running>);
 
-impl Ending {
-    pub(super) fn begin(running: Arc<Running>) -> Self {
-        running.ending.send_modify(|ending| *ending += 1);
-        Self(running)
+impl Unfinished {
+    /// `None` if the service ends already.
+    pub(super) fn begin(running: Arc<Running>) -> Option<Self> {
+        running.unfinished.send_modify(|unfinished| *unfinished += 1);
+        // From here on the service waits for it.
+        let unfinished = Self(running);
+        (!unfinished.refuses_checks()).then_some(unfinished)
     }
 }
 
-impl std::ops::Deref for Ending {
+impl std::ops::Deref for Unfinished {
     type Target = Running;
 
     fn deref(&self) -> &Running {
@@ -51,8 +54,8 @@ impl std::ops::Deref for Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for Unfinished {
     fn drop(&mut self) {
-        self.0.ending.send_modify(|ending| *ending -= 1);
+        self.0.unfinished.send_modify(|unfinished| *unfinished -= 1);
     }
 }

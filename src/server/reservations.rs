@@ -14,7 +14,7 @@ use super::check::{Answer, wrong_cost};
 use super::extract::{Body, Object, whole};
 use super::open_reservations::OPEN_MAX;
 use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
-use super::records::{Ending, SETTLED_WITHIN, TIME_TO_LIVE, record_id, time_to_live};
+use super::records::{SETTLED_WITHIN, TIME_TO_LIVE, Unfinished, record_id, time_to_live};
 use super::running::Running;
 use crate::decision::Decision;
 use crate::limiter::ReserveError;
@@ -198,13 +198,10 @@ async fn settle(running: Arc<Running>, id: RecordId, cost: u32) -> Result<Json<S
         let detail = format!("it may be settled yet: {reason}");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let ending = Ending::begin(running);
-    // From here on the service waits for it.
-    if ending.refuses_checks() {
-        return Err(unsettled("the service ends".to_owned()));
-    }
+    let ends = || unsettled("the service ends".to_owned());
+    let unfinished = Unfinished::begin(running).ok_or_else(ends)?;
     let settled = tokio::spawn(async move {
-        ending.limiter.settle_reservation(id, cost).await.map_err(|error| error.to_string())
+        unfinished.limiter.settle_reservation(id, cost).await.map_err(|error| error.to_string())
     });
     let in_time = tokio::time::timeout(SETTLED_WITHIN, settled).await;
     let ended = in_time.map_err(|_| unsettled(format!("no answer within {SETTLED_WITHIN:?}")))?;

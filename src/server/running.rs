@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use axum::http::StatusCode;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::client_limit;
 use super::open_permits::OpenPermits;
@@ -18,6 +18,9 @@ use crate::http::RateLimitLayer;
 use crate::limiter::{AsyncLimit, Limiter};
 use crate::rls::{DescriptorMetrics, DomainLimits, OwnLimits};
 
+/// The most tasks that release permits which the store may have: what is beyond comes free when its time is over.
+const RELEASING_MAX: usize = 1000;
+
 pub(super) struct Running {
     pub(super) limiter: Limiter,
     /// The configuration that is in force.
@@ -28,8 +31,10 @@ pub(super) struct Running {
     metrics: Option<Arc<DescriptorMetrics>>,
     pub(super) open_reservations: OpenReservations,
     pub(super) open_permits: OpenPermits,
-    /// Records of the store that are being ended.
-    pub(super) ending: watch::Sender<usize>,
+    /// How many are [`Unfinished`](super::records::Unfinished).
+    pub(super) unfinished: watch::Sender<usize>,
+    /// Bounds those that release what the store may have.
+    pub(super) releasing: Semaphore,
     /// Held by whoever changes it.
     reloads: Mutex<()>,
     refuses_checks: AtomicBool,
@@ -65,7 +70,8 @@ impl Running {
             metrics,
             open_reservations: OpenReservations::default(),
             open_permits: OpenPermits::default(),
-            ending: watch::Sender::new(0),
+            unfinished: watch::Sender::new(0),
+            releasing: Semaphore::new(RELEASING_MAX),
             reloads,
             refuses_checks,
             ends: watch::Sender::new(false),

@@ -11,7 +11,7 @@ use super::permits::PermitRequest;
 #[cfg(feature = "server")]
 use super::reservations::{ReservationRequest, TakenRecord};
 #[cfg(feature = "server")]
-use super::timed_permits::TimedPermitRequest;
+use super::timed_permits::TimedPermitRelease;
 use crate::error::StoreError;
 use crate::sync::PermitReply;
 use crate::sync::message::{Reply, Request};
@@ -36,10 +36,9 @@ pub(crate) type Permitting<'a> =
 pub(crate) type Reserving<'a> =
     Pin<Box<dyn Future<Output = Result<Option<TakenRecord>, StoreError>> + Send + 'a>>;
 
-/// Permits that no node renews, on their way back: how many there were.
+/// Timed permits that are being released: how many there were.
 #[cfg(feature = "server")]
-pub(crate) type TimedPermitting<'a> =
-    Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
+pub(crate) type Releasing<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
 
 /// One place that applies batches, each at most once, and decides about requests of exact limits.
 pub(crate) trait Store: Send + Sync + 'static {
@@ -61,9 +60,9 @@ pub(crate) trait Store: Send + Sync + 'static {
     #[cfg(feature = "server")]
     fn reservations(&self, request: ReservationRequest) -> Reserving<'_>;
 
-    /// Gives back permits that no node renews. After an error it is unknown whether they came free.
+    /// Releases timed permits. After an error it is unknown whether they came free.
     #[cfg(feature = "server")]
-    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_>;
+    fn release(&self, request: TimedPermitRelease) -> Releasing<'_>;
 
     /// An exchange that takes longer counts as failed, though its reply is still welcome.
     fn timeout(&self) -> Duration;

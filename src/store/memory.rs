@@ -7,14 +7,14 @@ use std::time::Duration;
 use super::exact::{ExactModel, ExactRequest};
 use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
 #[cfg(feature = "server")]
-use super::exchange::{Reserving, TimedPermitting};
+use super::exchange::{Releasing, Reserving};
 use super::model::Model;
 use super::overrides::{OverridesModel, OverridesRequest};
 use super::permits::{PermitModel, PermitRequest};
 #[cfg(feature = "server")]
 use super::reservations::{ReservationModel, ReservationRequest};
 #[cfg(feature = "server")]
-use super::timed_permits::TimedPermitRequest;
+use super::timed_permits::TimedPermitRelease;
 use crate::sync::message::Request;
 use crate::time::Timestamp;
 
@@ -186,10 +186,10 @@ impl Store for MemoryStore {
     }
 
     #[cfg(feature = "server")]
-    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
+    fn release(&self, request: TimedPermitRelease) -> Releasing<'_> {
         Box::pin(async move {
             let now_us = self.unix_us();
-            Ok(self.lock_permits().model.give_back(&request, now_us))
+            Ok(self.lock_permits().model.release(&request, now_us))
         })
     }
 

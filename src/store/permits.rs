@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::exact::KEEP_US;
 #[cfg(feature = "server")]
-use super::timed_permits::TimedPermitRequest;
+use super::timed_permits::TimedPermitRelease;
 use super::timed_permits::TimedPermits;
 use crate::error::StoreError;
 use crate::sync::message::InstanceId;
@@ -35,8 +35,8 @@ impl PermitRequest {
         let numbers = self.message.numbers(keep_us);
         let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         bytes.extend(self.instance);
-        for TimedPermit { number, permits, time_us } in &self.message.timed {
-            bytes.extend(number);
+        for TimedPermit { id, permits, time_us } in &self.message.timed {
+            bytes.extend(id);
             bytes.extend(f64::from(*permits).to_le_bytes());
             bytes.extend((*time_us as f64).to_le_bytes());
         }
@@ -146,8 +146,10 @@ impl PermitRecord {
         }
         let mut me = self.nodes[place];
         let is_new = numbers.sequence > me.sequence;
-        let not_in_use = if is_new { me.held - numbers.in_use } else { 0 };
-        let kept = self.keep(timed, not_in_use, now);
+        let held: i64 = self.nodes.iter().map(|node| node.held).sum();
+        let fits = held + i64::from(self.timed.count(now)) <= numbers.most;
+        let free_to_go = if is_new && fits { me.held - numbers.in_use } else { 0 };
+        let taken_over = self.take_over(timed, free_to_go, now);
         // Nodes have what these leave.
         let timed = i64::from(self.timed.count(now));
         let numbers = Numbers { most: (numbers.most - timed).max(0), ..numbers };
@@ -169,17 +171,17 @@ impl PermitRecord {
         let poll_us = me.poll_us(lacks, numbers, now);
         let give_in_us = (me.give_us - now).max(0);
         let held_by_all = held_by_all + timed;
-        [me.held, held_by_all, me.give, give_in_us, poll_us, kept].map(|number| number as f64)
+        [me.held, held_by_all, me.give, give_in_us, poll_us, taken_over].map(|number| number as f64)
     }
 
-    /// Keeps permits that a node has held, all or none. Returns how many.
-    fn keep(&mut self, timed: &[TimedPermit], held: i64, now: i64) -> i64 {
+    /// Takes over permits of a node that holds so many beside those in use: all or none. Returns how many.
+    fn take_over(&mut self, timed: &[TimedPermit], held: i64, now: i64) -> i64 {
         let permits: i64 = timed.iter().map(|one| i64::from(one.permits)).sum();
         if permits > held {
             return 0;
         }
         for one in timed {
-            self.timed.keep(one.number, one.permits, now + one.time_us as i64);
+            self.timed.add(one.id, one.permits, now + one.time_us as i64);
         }
         permits
     }
@@ -333,12 +335,12 @@ impl PermitModel {
         record.receive(*instance, said, time_us as i64)
     }
 
-    /// Gives back permits that no node renews, at `time_us` since 1970. Returns how many there were.
+    /// Releases timed permits, at `time_us` since 1970. Returns how many there were.
     #[cfg(feature = "server")]
-    pub(crate) fn give_back(&mut self, request: &TimedPermitRequest, time_us: u64) -> u32 {
+    pub(crate) fn release(&mut self, request: &TimedPermitRelease, time_us: u64) -> u32 {
         let name = (request.limit.clone(), request.key.clone());
         let record = self.records.get_mut(&name);
-        record.map_or(0, |record| record.timed.give_back(request.number, time_us as i64))
+        record.map_or(0, |record| record.timed.release(request.id, time_us as i64))
     }
 
     /// Forgets what counts no more.

@@ -1,24 +1,26 @@
-//! Permits that no node renews: `lua/permits.lua` keeps them, and `lua/timed-permits.lua` gives them back.
+//! Timed permits, which no node renews: `lua/permits.lua` takes them over, and `lua/timed-permits.lua` releases them.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-#[cfg(feature = "redis")]
+#[cfg(all(feature = "server", feature = "redis"))]
 use crate::error::StoreError;
-use crate::sync::{PermitKey, PermitNumber};
+use crate::sync::PermitId;
+#[cfg(feature = "server")]
+use crate::sync::PermitKey;
 
-/// Permits that are to come free.
+/// Timed permits that are to come free.
+#[cfg(feature = "server")]
 #[derive(Clone, Debug)]
-pub(crate) struct TimedPermitRequest {
+pub(crate) struct TimedPermitRelease {
     /// The concurrency limit's name.
-    pub(crate) limit: Arc<str>,
+    pub(crate) limit: std::sync::Arc<str>,
     pub(crate) key: PermitKey,
-    pub(crate) number: PermitNumber,
+    pub(crate) id: PermitId,
 }
 
-impl TimedPermitRequest {
+#[cfg(all(feature = "server", feature = "redis"))]
+impl TimedPermitRelease {
     /// Reads the script's reply: how many permits came free.
-    #[cfg(feature = "redis")]
     pub(crate) fn decode(reply: &[u8]) -> Result<u32, StoreError> {
         let number = reply.try_into().map(f64::from_le_bytes).ok();
         let is_count = |number: &f64| (0.0..=u32::MAX.into()).contains(number);
@@ -29,9 +31,9 @@ impl TimedPermitRequest {
     }
 }
 
-/// The permits of one key that no node renews: how many each number has, and until when.
+/// The timed permits of one key: how many each id has, and until when.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TimedPermits(HashMap<PermitNumber, (u32, i64)>);
+pub(super) struct TimedPermits(HashMap<PermitId, (u32, i64)>);
 
 impl TimedPermits {
     /// How many there are, without those whose time is over: these are forgotten.
@@ -40,27 +42,27 @@ impl TimedPermits {
         self.0.values().map(|(permits, _)| permits).sum()
     }
 
-    pub(super) fn keep(&mut self, number: PermitNumber, permits: u32, ends_us: i64) {
-        self.0.insert(number, (permits, ends_us));
+    pub(super) fn add(&mut self, id: PermitId, permits: u32, ends_us: i64) {
+        self.0.insert(id, (permits, ends_us));
     }
 
     /// Returns how many there were.
-    #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service gives them back"))]
-    pub(super) fn give_back(&mut self, number: PermitNumber, now: i64) -> u32 {
+    #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service releases them"))]
+    pub(super) fn release(&mut self, id: PermitId, now: i64) -> u32 {
         self.count(now);
-        self.0.remove(&number).map_or(0, |(permits, _)| permits)
+        self.0.remove(&id).map_or(0, |(permits, _)| permits)
     }
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(all(test, feature = "server", feature = "redis"))]
 mod tests {
     use super::*;
 
     #[test]
     fn malformed_reply_about_timed_permits_is_an_error() {
-        assert_eq!(TimedPermitRequest::decode(&3.0_f64.to_le_bytes()), Ok(3));
+        assert_eq!(TimedPermitRelease::decode(&3.0_f64.to_le_bytes()), Ok(3));
         for wrong in [&[0; 7][..], &f64::NAN.to_le_bytes(), &(-1.0_f64).to_le_bytes()] {
-            let error = TimedPermitRequest::decode(wrong).err();
+            let error = TimedPermitRelease::decode(wrong).err();
             let is_named = matches!(error, Some(StoreError::Reply { field: "timed permits", .. }));
             assert!(is_named, "{error:?}");
         }

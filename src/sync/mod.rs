@@ -26,7 +26,7 @@ pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;
 pub(crate) use exact_outage::{ExactOutage, OutageChange};
 pub(crate) use permits::{
-    MESSAGE_NUMBERS, PermitAsk, PermitCounts, PermitKey, PermitMessage, PermitNumber, PermitOutput,
-    PermitReply, Permits, REPLY_NUMBERS, TimedPermit,
+    HANDED_OVER_MAX, MESSAGE_NUMBERS, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage,
+    PermitOutput, PermitReply, Permits, REPLY_NUMBERS, TimedPermit,
 };
 pub(crate) use slots::{HeldSlots, SlotAnswer, SlotAsk, SlotGrant};

@@ -7,7 +7,8 @@
 //! Why no more than `max` are in use while leases hold: the store never has fewer permits down for this node than `allowed`,
 //! and callers get one only while `in_use < allowed`. A message says what is in use, `allowed` is set to that as it is sent,
 //! and only the reply to the last message that was sent raises it. Messages that come late or twice are ignored by their
-//! number.
+//! number. Permits that are handed over to the store leave `in_use` in the message that says so: the store takes them over in
+//! the same moment, if it has them down for this node, or they are nobody's.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,7 +25,8 @@ mod message;
 
 use key::{Caller, Flight, KeyPermits};
 pub(crate) use message::{
-    LEASE_US, MESSAGE_NUMBERS, PermitMessage, PermitNumber, PermitReply, REPLY_NUMBERS, TimedPermit,
+    HANDED_OVER_MAX, LEASE_US, MESSAGE_NUMBERS, PermitId, PermitMessage, PermitReply,
+    REPLY_NUMBERS, TimedPermit,
 };
 
 /// A lease ends here so much earlier than in the store: clocks run apart, and threads are held up.
@@ -54,8 +56,8 @@ pub(crate) enum PermitOutput {
     Send { key: PermitKey, message: PermitMessage },
     /// Tell a caller: it holds what it asked for, or why not.
     Decided { ticket: u64, key: PermitKey, cost: u32, outcome: Result<(), AcquireError> },
-    /// Tell who asked that the store keep permits: it does, or why not. They are not in use here any more.
-    Kept { number: PermitNumber, outcome: Result<(), StoreError> },
+    /// Tell who handed over permits whether the store took them, or why not. They are not in use here any more.
+    HandedOver { id: PermitId, outcome: Result<(), StoreError> },
     /// Tell of an outage.
     Outage(OutageChange),
 }
@@ -201,26 +203,25 @@ impl Permits {
         self.put(key, state, now);
     }
 
-    /// The store is to keep permits that a caller holds: see [`PermitOutput::Kept`].
+    /// Hands permits that a caller holds over to the store: see [`PermitOutput::HandedOver`].
     #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service asks for it"))]
-    pub(crate) fn keep(&mut self, key: &PermitKey, timed: TimedPermit, now: Timestamp) {
+    pub(crate) fn hand_over(&mut self, key: &PermitKey, timed: TimedPermit, now: Timestamp) {
         let mut state = self.take(key);
-        state.to_keep.push(timed);
+        state.to_hand_over.push(timed);
         state.has_news = true;
         self.put(key, state, now);
     }
 
-    /// Nobody waits for it any more: permits go back that the store was not asked to keep yet. Returns whether they did.
+    /// Nobody waits for the hand-over any more: the permits go back if no message has it yet. Returns whether they did.
     #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service asks for it"))]
-    pub(crate) fn cancel_keep(
+    pub(crate) fn cancel_hand_over(
         &mut self,
         key: &PermitKey,
-        number: PermitNumber,
+        id: PermitId,
         now: Timestamp,
     ) -> bool {
-        let waiting = self.keys.get_mut(key).map(|state| &mut state.to_keep);
-        let cancelled =
-            waiting.and_then(|all| all.extract_if(.., |one| one.number == number).next());
+        let waiting = self.keys.get_mut(key).map(|state| &mut state.to_hand_over);
+        let cancelled = waiting.and_then(|all| all.extract_if(.., |one| one.id == id).next());
         if let Some(TimedPermit { permits, .. }) = cancelled {
             self.release(key, permits, now);
         }
@@ -247,13 +248,15 @@ impl Permits {
                 self.note_outage(Ok(()), flight.sent, now);
                 let renew_us = self.rng.jitter(RENEW_US);
                 let poll_us = self.rng.jitter(reply.poll_us);
-                self.kept(&flight, || if reply.kept > 0 { Ok(()) } else { Err(not_held()) });
+                self.handed_over(&flight, || {
+                    if reply.taken_over > 0 { Ok(()) } else { Err(not_held()) }
+                });
                 state.install(reply, &flight, now, (poll_us, renew_us));
                 self.serve_after_reply(key, &mut state, flight.last_ticket, now);
             }
             Err(error) => {
                 self.tried = now;
-                self.kept(&flight, || Err(error.clone()));
+                self.handed_over(&flight, || Err(error.clone()));
                 state.has_news = true;
                 state.backoff.failed(now, RETRY_FIRST_US, RETRY_MAX_US);
                 let is_foreign = matches!(error, StoreError::ForeignKey { .. });
@@ -269,10 +272,10 @@ impl Permits {
         self.put(key, state, now);
     }
 
-    /// Tells how it ended that the store was asked to keep permits.
-    fn kept(&mut self, flight: &Flight, outcome: impl Fn() -> Result<(), StoreError>) {
-        for TimedPermit { number, .. } in &flight.message.timed {
-            self.outputs.push_back(PermitOutput::Kept { number: *number, outcome: outcome() });
+    /// Tells how hand-overs ended.
+    fn handed_over(&mut self, flight: &Flight, outcome: impl Fn() -> Result<(), StoreError>) {
+        for TimedPermit { id, .. } in &flight.message.timed {
+            self.outputs.push_back(PermitOutput::HandedOver { id: *id, outcome: outcome() });
         }
     }
 
@@ -510,8 +513,8 @@ impl Permits {
         }
         self.tried = now;
         let message = state.message(self.last_sequence, self.terms.max);
-        let kept: u32 = message.timed.iter().map(|one| one.permits).sum();
-        self.counts.in_use = self.counts.in_use.saturating_sub(kept.into());
+        let handed_over: u32 = message.timed.iter().map(|one| one.permits).sum();
+        self.counts.in_use = self.counts.in_use.saturating_sub(handed_over.into());
         let last_ticket = state.queue.back().map_or(0, |caller| caller.ticket);
         state.flight = Some(Flight { message: message.clone(), sent: now, last_ticket });
         (state.allowed, state.has_news, state.is_in_line) = (state.in_use, false, false);
@@ -555,7 +558,7 @@ mod tests {
                         let lost = Err(StoreError::TimedOut(Duration::from_millis(50)));
                         permits.answered(&key, message.sequence, lost, at(now + 51));
                     }
-                    PermitOutput::Outage(_) | PermitOutput::Kept { .. } => {}
+                    PermitOutput::Outage(_) | PermitOutput::HandedOver { .. } => {}
                 }
             }
         }

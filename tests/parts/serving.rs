@@ -99,8 +99,7 @@ impl Server {
 
     /// The same with the token of tests.
     pub(crate) fn ask_with_token(&self, path: &str, body: &Value) -> Answer {
-        let token = format!("authorization: Bearer {TOKEN}\r\n");
-        ask_with(&self.address, "POST", path, &token, &body.to_string()).unwrap()
+        post_with_token(&self.address, path, body).unwrap()
     }
 
     pub(crate) fn check(&self, body: &Value) -> Answer {
@@ -133,6 +132,12 @@ impl Answer {
 /// One request over a connection of its own. An error if the service is gone, or its answer is not whole.
 pub(crate) fn ask(address: &str, method: &str, path: &str, body: &str) -> std::io::Result<Answer> {
     ask_with(address, method, path, "", body)
+}
+
+/// The same with the token of tests.
+pub(crate) fn post_with_token(address: &str, path: &str, body: &Value) -> std::io::Result<Answer> {
+    let token = format!("authorization: Bearer {TOKEN}\r\n");
+    ask_with(address, "POST", path, &token, &body.to_string())
 }
 
 /// The same with more fields of the head.

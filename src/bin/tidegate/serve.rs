@@ -127,7 +127,9 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
     let deadline = Instant::now() + REPORT_WITHIN;
     // Half of it is for what is spent.
     if timeout_at(deadline - REPORT_WITHIN / 2, service.settled()).await.is_err() {
-        tracing::warn!("reservations are still being settled: their tokens may stay spent");
+        tracing::warn!(
+            "reservations and permits are still being settled: they may stay spent or held"
+        );
     }
     limiter.shutdown(deadline.saturating_duration_since(Instant::now())).await?;
     tracing::info!("ended: what was spent is reported");

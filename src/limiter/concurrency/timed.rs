@@ -1,4 +1,4 @@
-//! Permits that any process gives back: the store keeps them until then, or until their time is over.
+//! Timed permits: the store has them until any process releases them by their id, or until their time is over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,43 +8,52 @@ use crate::driver::{RecordQuery, Wish};
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::store::record_id::RecordId;
-use crate::store::timed_permits::TimedPermitRequest;
+use crate::store::timed_permits::TimedPermitRelease;
 
-/// By then the store has been told what this node has in use, and takes no message any more that was sent before.
-const TOLD_AFTER: Duration = Duration::from_secs(1);
+/// The pauses before permits are released that the store may have. A message that was late comes to it after the first,
+/// perhaps, and before the end of the second: the limiter waits for an answer for ten seconds at most.
+const RELEASED_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(14)];
+
+/// Why the store did not take over a permit.
+pub(crate) struct NotHandedOver {
+    pub(crate) error: StoreError,
+    /// It may have taken it all the same.
+    pub(crate) may_be_there: Option<TimedPermitRelease>,
+}
 
 impl Permit {
-    /// Whether no other process can give it back: no node shares the limit.
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        !self.held.is_shared()
-    }
-
     /// The limit's name, and the key as the store knows it.
     pub(crate) fn name(&self) -> (Arc<str>, Arc<[u8]>) {
         self.held.name()
     }
 
-    /// Hands it to the store, for any process to give back. After that time it comes free.
+    /// Hands it over to the store, for any process to release. After that time it comes free.
     ///
     /// # Errors
     ///
-    /// That of the store, or that it did not answer in time: then it goes back, as one that is dropped.
-    pub(crate) async fn keep(self, time_to_live: Duration) -> Result<RecordId, StoreError> {
+    /// [`NotHandedOver`] has the store's error, or says that it did not answer in time: then this process holds it no more.
+    pub(crate) async fn hand_over(self, time_to_live: Duration) -> Result<RecordId, NotHandedOver> {
         let Self { held, shared } = self;
-        let id = RecordId::random().map_err(|error| StoreError::Server(error.to_string()))?;
-        let ((limit, key), number) = (held.name(), id.0.to_be_bytes());
+        let no_number = |error: getrandom::Error| {
+            let error = StoreError::Server(error.to_string());
+            NotHandedOver { error, may_be_there: None }
+        };
+        let id = RecordId::random().map_err(no_number)?;
+        let (limit, key) = held.name();
         let within = held.max_wait();
-        let kept = held.keep(number, time_to_live);
+        let release = TimedPermitRelease { limit, key, id: id.0.to_be_bytes() };
+        let mut pending = held.hand_over(release.id, time_to_live);
         let outcome = tokio::select! {
             biased;
-            outcome = kept.answer() => outcome,
+            outcome = pending.answer() => outcome,
             _ = shared.ask(Wish::Time, within) => Err(StoreError::TimedOut(within)),
         };
-        if outcome.is_err() {
-            // The store may have it all the same.
-            shared.give_back_later(TimedPermitRequest { limit, key, number });
-        }
-        outcome.map(|()| id)
+        let is_cancelled = outcome.is_err() && pending.cancel();
+        let lost = |error| {
+            let may_be_there = (!is_cancelled).then_some(release);
+            NotHandedOver { error, may_be_there }
+        };
+        outcome.map(|()| id).map_err(lost)
     }
 }
 
@@ -53,6 +62,16 @@ impl Limiter {
     pub(crate) fn concurrency_limits(&self) -> impl Iterator<Item = ConcurrencyLimit> {
         let limits = self.shared.node.permits.limits.iter();
         limits.map(|keys| ConcurrencyLimit { keys: keys.clone(), shared: self.shared.clone() })
+    }
+
+    /// Releases what the store may have taken over. What it takes later comes free when its time is over.
+    pub(crate) async fn release_later(&self, lost: TimedPermitRelease) {
+        for pause in RELEASED_AFTER {
+            self.shared.ask(Wish::Time, pause).await;
+            if self.shared.release(lost.clone()).await.is_ok_and(|permits| permits > 0) {
+                return;
+            }
+        }
     }
 }
 
@@ -67,35 +86,21 @@ impl ConcurrencyLimit {
         (*self.shared.secret.name(key)).into()
     }
 
-    /// Gives back permits of `key` that the store keeps. Returns how many came free: none if they were given back before, or
-    /// their time is over. Where a reply is lost the store is asked again.
-    pub(crate) async fn give_back<K: Key + ?Sized>(
+    /// Releases timed permits of `key`. Returns how many came free: none if they were released before, or their time is over.
+    /// Where a reply is lost the store is asked again.
+    pub(crate) async fn release<K: Key + ?Sized>(
         &self,
         key: &K,
         id: RecordId,
     ) -> Result<u32, StoreError> {
-        let request = TimedPermitRequest {
-            limit: self.name().into(),
-            key: self.stored_name(key),
-            number: id.0.to_be_bytes(),
-        };
-        self.shared.give_back_permits(request).await
+        let (limit, key, id) = (self.name().into(), self.stored_name(key), id.0.to_be_bytes());
+        self.shared.release(TimedPermitRelease { limit, key, id }).await
     }
 }
 
 impl Shared {
-    async fn give_back_permits(&self, request: TimedPermitRequest) -> Result<u32, StoreError> {
-        let query = |done| RecordQuery::Permits(request.clone(), done);
+    async fn release(&self, release: TimedPermitRelease) -> Result<u32, StoreError> {
+        let query = |done| RecordQuery::Permit(release.clone(), done);
         self.until_answered(query).await.map(|(_, permits)| permits)
-    }
-
-    #[allow(clippy::disallowed_methods, reason = "nobody waits for it")]
-    fn give_back_later(self: &Arc<Self>, request: TimedPermitRequest) {
-        let shared = self.clone();
-        tokio::spawn(async move {
-            shared.ask(Wish::Time, TOLD_AFTER).await;
-            // Otherwise they come free when their time is over.
-            let _ = shared.give_back_permits(request).await;
-        });
     }
 }

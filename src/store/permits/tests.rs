@@ -9,7 +9,7 @@ use crate::store::redis::exact::KEEP_BY_GIVEN_TIME_US;
 use crate::store::redis::permits::script_by_given_time;
 use crate::store::redis_server::RedisServer;
 #[cfg(feature = "server")]
-use crate::sync::PermitNumber;
+use crate::sync::PermitId;
 
 const OPERATIONS: u64 = 30_000;
 const BEGIN_US: u64 = 1_700_000_000_000_000;
@@ -47,16 +47,16 @@ impl Pair {
         PermitReply::read(&expected).unwrap()
     }
 
-    /// Gives back permits that no node renews, by both.
+    /// Releases timed permits, by both.
     #[cfg(feature = "server")]
-    fn give_back(&mut self, key: u8, number: PermitNumber, time_us: u64) -> u32 {
+    fn release(&mut self, key: u8, id: PermitId, time_us: u64) -> u32 {
         let script = crate::store::redis::permits::timed_script_by_given_time();
         let mut call = script.prepare_invoke();
         let reply: Vec<u8> =
-            call.key(timed(&[key])).arg(&number).arg(time_us).invoke(&mut self.connection).unwrap();
-        let request = TimedPermitRequest { limit: "x".into(), key: [key][..].into(), number };
-        let expected = self.model.give_back(&request, time_us);
-        assert_eq!(TimedPermitRequest::decode(&reply), Ok(expected), "{request:?} at {time_us}");
+            call.key(timed(&[key])).arg(&id).arg(time_us).invoke(&mut self.connection).unwrap();
+        let request = TimedPermitRelease { limit: "x".into(), key: [key][..].into(), id };
+        let expected = self.model.release(&request, time_us);
+        assert_eq!(TimedPermitRelease::decode(&reply), Ok(expected), "{request:?} at {time_us}");
         expected
     }
 
@@ -83,7 +83,7 @@ impl Pair {
     }
 }
 
-/// Where the permits of a key are that no node renews.
+/// Where the timed permits of a key are.
 fn timed(key: &[u8]) -> Vec<u8> {
     [key, b":timed"].concat()
 }
@@ -92,13 +92,24 @@ fn request(key: u8, node: u8, message: PermitMessage) -> PermitRequest {
     PermitRequest { limit: "x".into(), key: [key][..].into(), instance: [node; 16], message }
 }
 
+/// Permits that a node hands over, or none.
+fn lots(random: &mut fastrand::Rng, last_id: &mut u128) -> Vec<TimedPermit> {
+    let lots = if random.bool() { random.usize(..4) } else { 0 };
+    let lot = |_| {
+        *last_id += 1;
+        let (permits, time_us) = (random.u32(1..4), random.u64(1..5_000_000));
+        TimedPermit { id: last_id.to_le_bytes(), permits, time_us }
+    };
+    (0..lots).map(lot).collect()
+}
+
 /// Nodes with limits of their own tell random states, some of them late or twice, by a clock that jumps now and then.
 #[test]
 fn random_messages_through_model_and_script_give_equal_replies_and_records() {
     for (seed, nodes) in [(1, 4), (2, 4), (3, 17)] {
         let (mut pair, mut random) = (Pair::new(), fastrand::Rng::with_seed(seed));
         let (mut now, mut sequence, mut granted, mut given) = (BEGIN_US, 0, 0, 0_u64);
-        let (mut last_number, mut kept, mut back) = (0_u128, 0, 0);
+        let (mut last_id, mut taken_over, mut back) = (0_u128, 0, 0);
         for _ in 0..OPERATIONS {
             now = match random.u32(..100) {
                 0..20 => now,
@@ -113,13 +124,7 @@ fn random_messages_through_model_and_script_give_equal_replies_and_records() {
             let max = *random.choice(&[1, 3, 10, 10, 10, 100]).unwrap();
             let in_use = random.u32(..=max / 2);
             let want = in_use + random.u32(..=max);
-            let to_keep = if random.u32(..4) == 0 { random.usize(..3) } else { 0 };
-            let timed = (0..to_keep).map(|_| {
-                last_number += 1;
-                let (permits, time_us) = (random.u32(1..4), random.u64(1..5_000_000));
-                TimedPermit { number: last_number.to_le_bytes(), permits, time_us }
-            });
-            let timed = timed.collect();
+            let timed = lots(&mut random, &mut last_id);
             let message = PermitMessage {
                 sequence: (1_000 + sequence).saturating_sub(late),
                 in_use,
@@ -132,15 +137,20 @@ fn random_messages_through_model_and_script_give_equal_replies_and_records() {
             let reply = pair.tell(&request(random.u8(..3), random.u8(..nodes), message), now);
             granted += u64::from(reply.held.saturating_sub(in_use));
             given += u64::from(reply.give);
-            kept += reply.kept;
+            taken_over += reply.taken_over;
             #[cfg(feature = "server")]
-            if random.u32(..8) == 0 {
-                let number = last_number.saturating_sub(random.u128(..16)).to_le_bytes();
-                back += pair.give_back(random.u8(..3), number, now);
+            if random.u32(..3) == 0 {
+                let id = last_id.saturating_sub(random.u128(..16)).to_le_bytes();
+                back += pair.release(random.u8(..3), id, now);
             }
         }
-        println!("{granted} granted, {given} to give back, {kept} kept, {back} given back");
-        assert!(kept > 500 && (back > 50 || cfg!(not(feature = "server"))), "{kept} {back}");
+        println!(
+            "{granted} granted, {given} to give back, {taken_over} taken_over, {back} given back"
+        );
+        assert!(
+            taken_over > 500 && (back > 50 || cfg!(not(feature = "server"))),
+            "{taken_over} {back}"
+        );
         assert!(granted > OPERATIONS / 20 && given > OPERATIONS / 50, "{granted} {given}");
     }
 }
@@ -150,7 +160,7 @@ struct Teller {
     pair: Pair,
     sequence: u64,
     max: u32,
-    /// What the next message has the store keep.
+    /// What the next message hands over.
     timed: Vec<TimedPermit>,
 }
 
@@ -159,8 +169,8 @@ impl Teller {
         Self { pair: Pair::new(), sequence: 0, max, timed: Vec::new() }
     }
 
-    fn keep(&mut self, number: u8, permits: u32, time_us: u64) {
-        self.timed.push(TimedPermit { number: [number; 16], permits, time_us });
+    fn hand_over(&mut self, id: u8, permits: u32, time_us: u64) {
+        self.timed.push(TimedPermit { id: [id; 16], permits, time_us });
     }
 
     fn tell(&mut self, node: u8, in_use: u32, want: u32, waits: bool, now: u64) -> PermitReply {
@@ -195,7 +205,7 @@ fn free_permit_is_kept_for_the_node_that_waits_for_longest_while_it_asks() {
     assert_eq!(teller.tell(3, 0, 1, true, 4000).held, 0, "it came later");
     assert_eq!(teller.tell(4, 0, 1, false, 5000).held, 0, "it does not wait");
     let mut later = teller.tell(3, 0, 1, true, 100_000);
-    assert_eq!(later.held, 0, "the place is kept for 100 ms");
+    assert_eq!(later.held, 0, "the place is taken_over for 100 ms");
     later = teller.tell(3, 0, 1, true, 101_001);
     assert_eq!(later.held, 1, "the other does not ask any more");
 }
@@ -207,7 +217,7 @@ fn node_that_holds_more_than_its_part_is_told_to_give_back_what_another_lacks() 
     assert_eq!(teller.tell(2, 0, 3, true, 1000).held, 0);
     let told = teller.tell(1, 10, 10, true, 2000);
     assert_eq!((told.give, told.give_in_us), (3, 0), "it wants no more than three");
-    assert_eq!(teller.tell(1, 7, 10, true, 3000).held, 7, "they are kept for the other");
+    assert_eq!(teller.tell(1, 7, 10, true, 3000).held, 7, "they are taken_over for the other");
     assert_eq!(teller.tell(2, 0, 3, true, 4000).held, 3);
     assert_eq!(teller.tell(1, 7, 10, true, 5000).give, 0);
 }
@@ -244,24 +254,24 @@ fn lower_limit_applies_at_once_and_stops_nobody() {
 fn permits_that_no_node_renews_count_until_they_are_given_back_or_their_time_is_over() {
     let mut teller = Teller::new(4);
     assert_eq!(teller.tell(1, 0, 3, false, 0).held, 3);
-    teller.keep(7, 2, 60_000_000);
+    teller.hand_over(7, 2, 60_000_000);
     let told = teller.tell(1, 1, 1, false, 1);
-    assert_eq!((told.kept, told.held, told.held_by_all), (2, 1, 3));
+    assert_eq!((told.taken_over, told.held, told.held_by_all), (2, 1, 3));
     assert_eq!(teller.tell(2, 0, 4, false, 2).held, 1, "nodes have what they leave");
     // Also when the node is silent.
     assert_eq!(teller.tell(2, 1, 4, false, 2 * LEASE_US).held, 2);
-    assert_eq!(teller.pair.give_back(0, [7; 16], BEGIN_US + 2 * LEASE_US), 2);
-    assert_eq!(teller.pair.give_back(0, [7; 16], BEGIN_US + 2 * LEASE_US), 0, "once");
+    assert_eq!(teller.pair.release(0, [7; 16], BEGIN_US + 2 * LEASE_US), 2);
+    assert_eq!(teller.pair.release(0, [7; 16], BEGIN_US + 2 * LEASE_US), 0, "once");
     assert_eq!(teller.tell(2, 2, 4, false, 2 * LEASE_US + 1).held, 4);
-    teller.keep(8, 4, 1_000);
+    teller.hand_over(8, 4, 1_000);
     let told = teller.tell(2, 0, 0, false, 2 * LEASE_US + 2);
-    assert_eq!((told.kept, told.held_by_all), (4, 4));
+    assert_eq!((told.taken_over, told.held_by_all), (4, 4));
     assert_eq!(teller.tell(1, 0, 4, false, 2 * LEASE_US + 1_001).held, 0);
     assert_eq!(teller.tell(1, 0, 4, false, 2 * LEASE_US + 1_002).held, 4, "their time is over");
     // A node that does not hold them, by the record, keeps nothing.
-    teller.keep(9, 1, 60_000_000);
-    assert_eq!(teller.tell(2, 0, 0, false, 2 * LEASE_US + 1_003).kept, 0);
-    assert_eq!(teller.pair.give_back(0, [9; 16], BEGIN_US + 2 * LEASE_US + 1_004), 0);
+    teller.hand_over(9, 1, 60_000_000);
+    assert_eq!(teller.tell(2, 0, 0, false, 2 * LEASE_US + 1_003).taken_over, 0);
+    assert_eq!(teller.pair.release(0, [9; 16], BEGIN_US + 2 * LEASE_US + 1_004), 0);
 }
 
 #[test]

@@ -26,13 +26,13 @@ use self::link::{Failure, Given, Line, Link};
 use super::exact::ExactRequest;
 use super::exchange::{Deciding, Exchange, Overriding, Permitting, Store};
 #[cfg(feature = "server")]
-use super::exchange::{Reserving, TimedPermitting};
+use super::exchange::{Releasing, Reserving};
 use super::overrides::OverridesRequest;
 use super::permits::PermitRequest;
 #[cfg(feature = "server")]
 use super::reservations::ReservationRequest;
 #[cfg(feature = "server")]
-use super::timed_permits::TimedPermitRequest;
+use super::timed_permits::TimedPermitRelease;
 use crate::error::{ConfigError, StoreError};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -63,7 +63,7 @@ impl Code {
 /// The server's user needs these commands on the keys `tg2:{<namespace>/*`: EVALSHA, EVAL, TIME,
 /// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE; for exact limits of a
 /// [`SlidingLog`](crate::SlidingLog) also LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH; for [overrides](crate::Overrides) HGET, HSET, HDEL, HLEN,
-/// EXISTS, DEL, ZRANGEBYSCORE; and HELLO to have its version checked.
+/// EXISTS, DEL, ZRANGEBYSCORE; for permits of the service over HTTP PTTL; and HELLO to have its version checked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -271,8 +271,8 @@ impl Store for RedisStore {
     }
 
     #[cfg(feature = "server")]
-    fn timed_permits(&self, request: TimedPermitRequest) -> TimedPermitting<'_> {
-        Box::pin(async move { within(Self::TIMEOUT_MAX, permits::give_back(self, &request)).await })
+    fn release(&self, request: TimedPermitRelease) -> Releasing<'_> {
+        Box::pin(async move { within(Self::TIMEOUT_MAX, permits::release(self, &request)).await })
     }
 
     fn timeout(&self) -> Duration {

@@ -10,7 +10,7 @@ use crate::error::StoreError;
 use crate::store::exact::KEEP_US;
 use crate::store::permits::PermitRequest;
 #[cfg(feature = "server")]
-use crate::store::timed_permits::TimedPermitRequest;
+use crate::store::timed_permits::TimedPermitRelease;
 use crate::sync::PermitReply;
 
 const TEXT: &str = include_str!("../../../lua/permits.lua");
@@ -34,7 +34,7 @@ pub(crate) fn script_by_given_time() -> redis::Script {
     redis::Script::new(&by_given_time(TEXT))
 }
 
-/// That which gives permits back that no node renews, with the time as `ARGV[2]`.
+/// That which releases timed permits, with the time as `ARGV[2]`.
 #[cfg(all(test, feature = "server"))]
 pub(crate) fn timed_script_by_given_time() -> redis::Script {
     redis::Script::new(&by_given_time(TIMED_TEXT))
@@ -56,26 +56,26 @@ pub(super) async fn receive(
     PermitRequest::decode(&reply.map_err(|error| named(error, &keys[0]))?)
 }
 
-/// Gives back permits that no node renews.
+/// Releases timed permits.
 #[cfg(feature = "server")]
-pub(super) async fn give_back(
+pub(super) async fn release(
     store: &RedisStore,
-    request: &TimedPermitRequest,
+    request: &TimedPermitRelease,
 ) -> Result<u32, StoreError> {
     let [_, timed] = keys(&store.namespace, &request.limit, &request.key);
     #[cfg(any(test, feature = "testing"))]
     if let Some(clock) = &store.clock {
         let now = clock.now().as_micros().to_string();
-        let arguments = [&request.number[..], now.as_bytes()];
+        let arguments = [&request.id[..], now.as_bytes()];
         let reply =
             store.call(&TIMED_CODE_BY_GIVEN_TIME, std::slice::from_ref(&timed), &arguments).await;
-        return TimedPermitRequest::decode(&reply.map_err(|error| named(error, &timed))?);
+        return TimedPermitRelease::decode(&reply.map_err(|error| named(error, &timed))?);
     }
-    let reply = store.call(&TIMED_CODE, std::slice::from_ref(&timed), &[&request.number]).await;
-    TimedPermitRequest::decode(&reply.map_err(|error| named(error, &timed))?)
+    let reply = store.call(&TIMED_CODE, std::slice::from_ref(&timed), &[&request.id]).await;
+    TimedPermitRelease::decode(&reply.map_err(|error| named(error, &timed))?)
 }
 
-/// The record of nodes, `tg2:{<namespace>/cc:<limit>:<key>}`, and the set of permits that none of them renews, which has the same
+/// The record of nodes, `tg2:{<namespace>/cc:<limit>:<key>}`, and the set of timed permits, which has the same
 /// name and `:timed` behind it. Redis Cluster spreads keys over all slots.
 fn keys(namespace: &str, limit: &str, key: &[u8]) -> [Vec<u8>; 2] {
     let mut nodes = format!("tg2:{{{namespace}/cc:{limit}:").into_bytes();

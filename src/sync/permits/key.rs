@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::message::{LEASE_US, PermitMessage, PermitReply, TimedPermit};
+use super::message::{HANDED_OVER_MAX, LEASE_US, PermitMessage, PermitReply, TimedPermit};
 use super::{MARGIN_US, PermitAsk};
 use crate::sync::backoff::Backoff;
 use crate::time::Timestamp;
@@ -40,8 +40,8 @@ pub(super) struct KeyPermits {
     /// In the order in which they came.
     pub(super) queue: VecDeque<Caller>,
     pub(super) flight: Option<Flight>,
-    /// Permits in use that the next message asks the store to keep.
-    pub(super) to_keep: Vec<TimedPermit>,
+    /// Permits in use that the next message hands over to the store.
+    pub(super) to_hand_over: Vec<TimedPermit>,
     /// The store is to be told something now.
     pub(super) has_news: bool,
     /// The store keeps a place for this node in the line of nodes.
@@ -66,7 +66,7 @@ impl Default for KeyPermits {
             held_by_all: 0,
             queue: VecDeque::new(),
             flight: None,
-            to_keep: Vec::new(),
+            to_hand_over: Vec::new(),
             has_news: false,
             is_in_line: false,
             give: (0, Timestamp::ZERO),
@@ -113,9 +113,9 @@ impl KeyPermits {
             (now.plus_micros(poll_us), flight.sent.plus_micros(renew_us));
     }
 
-    /// What the store is to know now. Permits that it is to keep are in use no more.
+    /// What the store is to know now. Permits that are handed over are in use no more.
     pub(super) fn message(&mut self, sequence: u64, max: u32) -> PermitMessage {
-        let timed = std::mem::take(&mut self.to_keep);
+        let timed = self.next_lots();
         self.in_use -= timed.iter().map(|one| one.permits).sum::<u32>();
         let costs = || self.queue.iter().map(|caller| caller.ask.cost);
         let wanted = costs().fold(self.in_use, u32::saturating_add);
@@ -128,6 +128,18 @@ impl KeyPermits {
             max,
             timed,
         }
+    }
+
+    /// The permits that are handed over next: no more than the store takes over in a moment.
+    fn next_lots(&mut self) -> Vec<TimedPermit> {
+        let mut permits = 0;
+        let fits = |lot: &&TimedPermit| {
+            permits += lot.permits;
+            permits <= HANDED_OVER_MAX
+        };
+        // One lot is never more than that.
+        let lots = self.to_hand_over.iter().take_while(fits).count();
+        self.to_hand_over.drain(..lots).collect()
     }
 
     /// Whether the store has been asked for such a caller, or will be with the next poll.
@@ -147,7 +159,8 @@ impl KeyPermits {
         // Some came free, or an outage policy gave some.
         let is_wrong = self.allowed != self.in_use;
         let leaves_line = self.is_in_line && !self.has_waiting();
-        let due = if self.has_news || is_wrong || leaves_line {
+        let hands_over = !self.to_hand_over.is_empty();
+        let due = if self.has_news || is_wrong || leaves_line || hands_over {
             Timestamp::ZERO
         } else if !self.queue.is_empty() {
             self.poll_at.min(self.renew_at)

@@ -13,6 +13,9 @@ const SLICE_US: u64 = 100_000;
 const POLL_MIN_US: u64 = 2_000;
 const POLL_MAX_US: u64 = 20_000;
 
+/// The most permits that one message hands over, and that have one id.
+pub(crate) const HANDED_OVER_MAX: u32 = 1000;
+
 /// The numbers of a message, as the script has them.
 pub(crate) const MESSAGE_NUMBERS: usize = 12;
 /// The numbers of a reply.
@@ -35,17 +38,17 @@ pub(crate) struct PermitMessage {
     pub(crate) waits: bool,
     /// The limit, as this node has it.
     pub(crate) max: u32,
-    /// Permits that were in use here, and that the store is to keep.
+    /// Permits that are handed over to the store. They are not in `in_use` any more.
     pub(crate) timed: Vec<TimedPermit>,
 }
 
-/// What permits are known by that no node renews. Nobody guesses it.
-pub(crate) type PermitNumber = [u8; 16];
+/// The id of timed permits, random so that it cannot be guessed.
+pub(crate) type PermitId = [u8; 16];
 
-/// Permits that no node renews: they are held until they are given back by their number, or until their time is over.
+/// Timed permits: no node renews them, and they count until they are released by their id, or their time ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimedPermit {
-    pub(crate) number: PermitNumber,
+    pub(crate) id: PermitId,
     pub(crate) permits: u32,
     pub(crate) time_us: u64,
 }
@@ -63,8 +66,8 @@ pub(crate) struct PermitReply {
     pub(crate) give_in_us: u64,
     /// When to ask again, while callers wait here.
     pub(crate) poll_us: u64,
-    /// How many permits of the message the store keeps: all, or none.
-    pub(crate) kept: u32,
+    /// How many permits of the message the store took over: all, or none.
+    pub(crate) taken_over: u32,
 }
 
 impl PermitMessage {
@@ -93,12 +96,12 @@ impl PermitReply {
         let wrong = || StoreError::Reply { field: "permits", value: format!("{numbers:?}") };
         let is_natural =
             |number: &f64| (0.0..=NUMBER_MAX).contains(number) && number.fract() == 0.0;
-        let &[held, held_by_all, give, give_in_us, poll_us, kept] = numbers else {
+        let &[held, held_by_all, give, give_in_us, poll_us, taken_over] = numbers else {
             return Err(wrong());
         };
         let is_count = |number: f64| number <= u32::MAX.into();
         if !numbers.iter().all(is_natural)
-            || ![held, held_by_all, give, kept].into_iter().all(is_count)
+            || ![held, held_by_all, give, taken_over].into_iter().all(is_count)
         {
             return Err(wrong());
         }
@@ -108,7 +111,7 @@ impl PermitReply {
             give: give as u32,
             give_in_us: give_in_us as u64,
             poll_us: (poll_us as u64).clamp(POLL_MIN_US, POLL_MAX_US),
-            kept: kept as u32,
+            taken_over: taken_over as u32,
         })
     }
 }
