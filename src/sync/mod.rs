@@ -25,8 +25,10 @@ pub(crate) use context::{LimitConfig, Output};
 pub(crate) use engine::{Config, Engine, Input};
 pub use event::Event;
 pub(crate) use exact_outage::{ExactOutage, OutageChange};
+#[cfg(feature = "server")]
+pub(crate) use permits::HANDED_OVER_MAX;
 pub(crate) use permits::{
-    HANDED_OVER_MAX, MESSAGE_NUMBERS, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage,
-    PermitOutput, PermitReply, Permits, REPLY_NUMBERS, TimedPermit,
+    MESSAGE_NUMBERS, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage, PermitOutput,
+    PermitReply, Permits, REPLY_NUMBERS, TimedPermit,
 };
 pub(crate) use slots::{HeldSlots, SlotAnswer, SlotAsk, SlotGrant};

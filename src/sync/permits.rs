@@ -24,9 +24,10 @@ mod key;
 mod message;
 
 use key::{Caller, Flight, KeyPermits};
+#[cfg(feature = "server")]
+pub(crate) use message::HANDED_OVER_MAX;
 pub(crate) use message::{
-    HANDED_OVER_MAX, LEASE_US, MESSAGE_NUMBERS, PermitId, PermitMessage, PermitReply,
-    REPLY_NUMBERS, TimedPermit,
+    LEASE_US, MESSAGE_NUMBERS, PermitId, PermitMessage, PermitReply, REPLY_NUMBERS, TimedPermit,
 };
 
 /// A lease ends here so much earlier than in the store: clocks run apart, and threads are held up.

@@ -43,6 +43,7 @@ enum Parcel {
 }
 
 /// A timed permit, or one that is to be.
+#[cfg_attr(not(feature = "server"), allow(dead_code, reason = "no permit is handed over"))]
 struct TimedHeld {
     node: usize,
     id: PermitId,

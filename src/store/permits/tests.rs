@@ -109,7 +109,9 @@ fn random_messages_through_model_and_script_give_equal_replies_and_records() {
     for (seed, nodes) in [(1, 4), (2, 4), (3, 17)] {
         let (mut pair, mut random) = (Pair::new(), fastrand::Rng::with_seed(seed));
         let (mut now, mut sequence, mut granted, mut given) = (BEGIN_US, 0, 0, 0_u64);
-        let (mut last_id, mut taken_over, mut back) = (0_u128, 0, 0);
+        let (mut last_id, mut taken_over) = (0_u128, 0);
+        #[cfg_attr(not(feature = "server"), allow(unused_mut, reason = "none is released"))]
+        let mut back = 0;
         for _ in 0..OPERATIONS {
             now = match random.u32(..100) {
                 0..20 => now,
@@ -169,6 +171,7 @@ impl Teller {
         Self { pair: Pair::new(), sequence: 0, max, timed: Vec::new() }
     }
 
+    #[cfg(feature = "server")]
     fn hand_over(&mut self, id: u8, permits: u32, time_us: u64) {
         self.timed.push(TimedPermit { id: [id; 16], permits, time_us });
     }
