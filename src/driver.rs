@@ -52,6 +52,8 @@ pub(crate) use limits::Limits;
 pub(crate) use override_sync::OverrideQuery;
 use override_sync::OverrideSync;
 pub(crate) use overrides::{HeldRuling, InForce};
+#[cfg(feature = "server")]
+pub(crate) use permits::PendingHandOver;
 use permits::PermitTask;
 pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 use plan_resolver::ResolverTask;

@@ -173,12 +173,15 @@ impl PendingHandOver {
         (&mut self.answer).await.unwrap_or_else(|_| Err(ended()))
     }
 
-    /// Whether the permits went back, since no message has had them.
+    /// Whether the permits went back, since no message has had them. Otherwise there is an answer yet.
     pub(crate) fn cancel(&mut self) -> bool {
         let Self { keys, key, id, .. } = self;
         keys.act(|state, now| {
-            state.handing_over.remove(id);
-            state.permits.cancel_hand_over(key, *id, now)
+            let is_cancelled = state.permits.cancel_hand_over(key, *id, now);
+            if is_cancelled || state.has_ended {
+                state.handing_over.remove(id);
+            }
+            is_cancelled
         })
     }
 }
@@ -187,6 +190,7 @@ impl PendingHandOver {
 impl Drop for PendingHandOver {
     fn drop(&mut self) {
         self.cancel();
+        self.keys.act(|state, _| state.handing_over.remove(&self.id));
     }
 }
 

@@ -107,7 +107,7 @@ impl Service {
     /// Gives back the permits that this process alone holds, and waits until reservations and permits are settled and released
     /// that are being: call it after [`refuse_checks`](Self::refuse_checks), and before [`Limiter::shutdown`].
     pub async fn settled(&self) {
-        self.0.open_permits.clear();
+        self.0.open_permits.close();
         // The sender is here.
         let _ = self.0.unfinished.subscribe().wait_for(|unfinished| *unfinished == 0).await;
     }

@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
@@ -160,7 +161,9 @@ pub(super) async fn acquire(
     let acquired = tokio::select! {
         biased;
         acquired = ask(&limit, &asked) => acquired,
-        _ = ends.wait_for(|ends| *ends) => return Err(not_acquired("the service ends")),
+        _ = ends.wait_for(|ends| *ends), if !asked.wait.is_zero() => {
+            return Err(not_acquired("the service ends"));
+        }
     };
     let answer = |id: Option<RecordId>| {
         let (limit, cost, max) = (limit.name().to_owned(), asked.cost, limit.max());
@@ -212,24 +215,47 @@ async fn hand_over(
 ) -> Result<RecordId, String> {
     let ends = || "the service ends".to_owned();
     let unfinished = Unfinished::begin(running).ok_or_else(ends)?;
-    let (limit, key) = (limit.clone(), key.to_owned());
     let (sender, receiver) = oneshot::channel();
+    let (limit, key) = (limit.clone(), key.to_owned());
+    let mut handing_over = HandingOver { limit: limit.clone(), key: key.clone(), receiver };
     tokio::spawn(async move {
-        let handed_over = permit.hand_over(time_to_live).await;
-        let (outcome, lost) = match handed_over {
+        let (outcome, lost) = match permit.hand_over(time_to_live).await {
             Ok(id) => (Ok(id), None),
-            Err(NotHandedOver { error, may_be_there }) => (Err(error.to_string()), may_be_there),
+            Err(NotHandedOver { error, lost }) => (Err(error.to_string()), lost),
         };
         let unread = sender.send(outcome);
         // Otherwise they come free when their time is over.
         let Ok(_releasing) = unfinished.releasing.try_acquire() else { return };
         if let Some(lost) = lost {
-            unfinished.limiter.release_later(lost).await;
+            unfinished.limiter.release_lost(lost, unfinished.ends()).await;
         } else if let Err(Ok(id)) = unread {
-            let _ = limit.release(&*key, id).await;
+            release_unread(&limit, &key, id).await;
         }
     });
-    receiver.await.unwrap_or_else(|_| Err(ends()))
+    (&mut handing_over.receiver).await.unwrap_or_else(|_| Err(ends()))
+}
+
+/// A request whose permit is handed over. If its client leaves when the answer is there already, nobody reads it.
+struct HandingOver {
+    limit: ConcurrencyLimit,
+    key: String,
+    receiver: oneshot::Receiver<Result<RecordId, String>>,
+}
+
+impl Drop for HandingOver {
+    #[allow(clippy::disallowed_methods, reason = "nobody waits for it")]
+    fn drop(&mut self) {
+        self.receiver.close();
+        if let (Ok(Ok(id)), Ok(runtime)) = (self.receiver.try_recv(), Handle::try_current()) {
+            let (limit, key) = (self.limit.clone(), std::mem::take(&mut self.key));
+            runtime.spawn(async move { release_unread(&limit, &key, id).await });
+        }
+    }
+}
+
+async fn release_unread(limit: &ConcurrencyLimit, key: &str, id: RecordId) {
+    // Otherwise it comes free when its time is over.
+    let _ = tokio::time::timeout(SETTLED_WITHIN, limit.release(key, id)).await;
 }
 
 /// Releases permits, whichever process gave them.
@@ -271,13 +297,13 @@ pub(super) async fn release(
     let unfinished = Unfinished::begin(running).ok_or_else(ends)?;
     let key = key.into_owned();
     let releasing = tokio::spawn(async move {
-        let free = limit.release(&*key, permit).await;
+        // Not for longer: whoever hears nothing asks again.
+        let free = tokio::time::timeout(SETTLED_WITHIN, limit.release(&*key, permit)).await;
         drop(unfinished);
-        free.map_err(|error| error.to_string())
+        let silent = |_| format!("no answer within {SETTLED_WITHIN:?}");
+        free.map_err(silent)?.map_err(|error| error.to_string())
     });
-    let in_time = tokio::time::timeout(SETTLED_WITHIN, releasing).await;
-    let ended = in_time.map_err(|_| unsettled(format!("no answer within {SETTLED_WITHIN:?}")))?;
-    let free = ended.map_err(|error| unsettled(error.to_string()))?;
+    let free = releasing.await.map_err(|error| unsettled(error.to_string()))?;
     match free.map_err(unsettled)? {
         0 => Err(unknown()),
         cost => released(cost),

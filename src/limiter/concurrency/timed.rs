@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::{ConcurrencyLimit, Limiter, Permit, Shared};
-use crate::driver::{RecordQuery, Wish};
+use crate::driver::{PendingHandOver, RecordQuery, Wish};
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::store::record_id::RecordId;
 use crate::store::timed_permits::TimedPermitRelease;
 
-/// The pauses before permits are released that the store may have. A message that was late comes to it after the first,
+/// The pauses before permits are released that the store may have taken over. A message that was late comes to it after the first,
 /// perhaps, and before the end of the second: the limiter waits for an answer for ten seconds at most.
 const RELEASED_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(14)];
 
@@ -18,7 +20,14 @@ const RELEASED_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_se
 pub(crate) struct NotHandedOver {
     pub(crate) error: StoreError,
     /// It may have taken it all the same.
-    pub(crate) may_be_there: Option<TimedPermitRelease>,
+    pub(crate) lost: Option<LostPermit>,
+}
+
+/// A permit that the store has, perhaps.
+pub(crate) struct LostPermit {
+    release: TimedPermitRelease,
+    /// Its answer is still to come.
+    pending: Option<PendingHandOver>,
 }
 
 impl Permit {
@@ -36,24 +45,27 @@ impl Permit {
         let Self { held, shared } = self;
         let no_number = |error: getrandom::Error| {
             let error = StoreError::Server(error.to_string());
-            NotHandedOver { error, may_be_there: None }
+            NotHandedOver { error, lost: None }
         };
         let id = RecordId::random().map_err(no_number)?;
         let (limit, key) = held.name();
         let within = held.max_wait();
         let release = TimedPermitRelease { limit, key, id: id.0.to_be_bytes() };
         let mut pending = held.hand_over(release.id, time_to_live);
-        let outcome = tokio::select! {
+        let error = tokio::select! {
             biased;
-            outcome = pending.answer() => outcome,
-            _ = shared.ask(Wish::Time, within) => Err(StoreError::TimedOut(within)),
+            outcome = pending.answer() => match outcome {
+                Ok(()) => return Ok(id),
+                Err(error) => {
+                    let lost = Some(LostPermit { release, pending: None });
+                    return Err(NotHandedOver { error, lost });
+                }
+            },
+            _ = shared.ask(Wish::Time, within) => StoreError::TimedOut(within),
         };
-        let is_cancelled = outcome.is_err() && pending.cancel();
-        let lost = |error| {
-            let may_be_there = (!is_cancelled).then_some(release);
-            NotHandedOver { error, may_be_there }
-        };
-        outcome.map(|()| id).map_err(lost)
+        let is_cancelled = pending.cancel();
+        let lost = || LostPermit { release, pending: Some(pending) };
+        Err(NotHandedOver { error, lost: (!is_cancelled).then(lost) })
     }
 }
 
@@ -64,11 +76,21 @@ impl Limiter {
         limits.map(|keys| ConcurrencyLimit { keys: keys.clone(), shared: self.shared.clone() })
     }
 
-    /// Releases what the store may have taken over. What it takes later comes free when its time is over.
-    pub(crate) async fn release_later(&self, lost: TimedPermitRelease) {
-        for pause in RELEASED_AFTER {
-            self.shared.ask(Wish::Time, pause).await;
-            if self.shared.release(lost.clone()).await.is_ok_and(|permits| permits > 0) {
+    /// Releases what the store may have taken over, without the pauses if the service ends. What it takes later comes free when its
+    /// time is over.
+    pub(crate) async fn release_lost(&self, lost: LostPermit, mut ends: watch::Receiver<bool>) {
+        let LostPermit { release, pending } = lost;
+        let is_known = match pending {
+            Some(mut pending) => pending.answer().await.is_ok(),
+            None => false,
+        };
+        let pauses = if is_known { &[Duration::ZERO] } else { &RELEASED_AFTER[..] };
+        for pause in pauses {
+            tokio::select! {
+                _ = self.shared.ask(Wish::Time, *pause) => {}
+                _ = ends.wait_for(|ends| *ends) => {}
+            }
+            if self.shared.release(release.clone()).await.is_ok_and(|permits| permits > 0) {
                 return;
             }
         }
