@@ -469,10 +469,18 @@ async fn metrics_have_the_names_that_users_of_the_converted_service_graph() {
         assert_eq!(after, before, "{name}");
     }
     let told = handle.render();
-    assert!(
-        told.contains("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 21\n"),
-        "{told}"
-    );
+    for name in ["total_requests", "response_time_seconds_count"] {
+        let line = format!("ratelimit_service_{name}{{grpc_method=\"ShouldRateLimit\"}} 21\n");
+        assert!(told.contains(&line), "{line}: {told}");
+    }
+    // Row 20.
+    assert!(!told.contains("global_shadow_mode"), "{told}");
+    let options = "\n[server]\nratelimit_metrics = true\nshadow_domains = true\n";
+    let service = service(&(converted(&[THREE_AN_HOUR], &[]) + options));
+    for _ in 0..4 {
+        assert_eq!(ask(&service, &body("d (c,x)")).await.0, 200);
+    }
+    assert!(handle.render().contains("\nratelimit_service_global_shadow_mode 1\n"));
 }
 
 #[tokio::test]

@@ -216,9 +216,10 @@ impl DomainLimits {
         request: &RateLimitRequest,
         deadline: Option<Instant>,
     ) -> Result<Answer, Refusal> {
+        let began = self.metrics.as_ref().map(|_| Instant::now());
         let answer = self.decide(request, deadline).await;
-        if self.metrics.is_some() {
-            DescriptorMetrics::request();
+        if let Some(began) = began {
+            DescriptorMetrics::request(began.elapsed());
             if answer.is_err() {
                 DescriptorMetrics::refused();
             }
@@ -269,6 +270,9 @@ impl DomainLimits {
         let server = self.config.server();
         let is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
         let denies = is_over && !server.shadow_domains;
+        if is_over && !denies && self.metrics.is_some() {
+            DescriptorMetrics::shadowed();
+        }
         Answer {
             overall_code: if denies { Code::OverLimit } else { Code::Ok },
             response_headers_to_add: if server.limit_headers {

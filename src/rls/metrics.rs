@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::messages::{Code, Descriptor as Asked, Status};
 use crate::config::{Domain, MetricKey};
@@ -36,10 +37,17 @@ impl DescriptorMetrics {
         Self { near_limit_ratio, known: Mutex::default() }
     }
 
-    /// A request, whatever it is answered.
-    pub(super) fn request() {
+    /// A request, whatever it is answered, and how long that took.
+    pub(super) fn request(took: Duration) {
         let method = [("grpc_method", "ShouldRateLimit")];
         metrics::counter!("ratelimit_service_total_requests", &method).increment(1);
+        let times = metrics::histogram!("ratelimit_service_response_time_seconds", &method);
+        times.record(took.as_secs_f64());
+    }
+
+    /// A request that would be denied, if domains were not in shadow mode.
+    pub(super) fn shadowed() {
+        metrics::counter!("ratelimit_service_global_shadow_mode").increment(1);
     }
 
     /// A request that is not decided.

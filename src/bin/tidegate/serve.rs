@@ -8,7 +8,7 @@ use axum::routing::get;
 use axum_server::Control;
 use axum_server::tls_rustls::RustlsConfig;
 use clap::Args;
-use metrics_exporter_prometheus::{BuildError, PrometheusHandle};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusHandle};
 use tidegate::config::{Config, ConfigFileError, FILE_BYTES_MAX, ListenAddress, TlsFiles};
 use tidegate::server::Service;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -28,6 +28,10 @@ const WITHOUT_FILE: &str = "[limits.default]\nquota = \"100/s\"\n";
 /// How users of envoyproxy/ratelimit know how often the file was taken, or not.
 const CONFIG_LOAD_SUCCESS: &str = "ratelimit_service_config_load_success";
 const CONFIG_LOAD_ERROR: &str = "ratelimit_service_config_load_error";
+/// How they know how long it takes to answer, and bounds of its buckets, in seconds.
+const RESPONSE_TIMES: &str = "ratelimit_service_response_time_seconds";
+const RESPONSE_TIME_BOUNDS: [f64; 12] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0];
 /// How often the file is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often metrics that nobody reads are tidied.
@@ -95,7 +99,9 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
         None => Config::from_toml(WITHOUT_FILE)
             .map_err(|error| CheckConfigError::Unreadable(error.to_string()))?,
     };
-    let metrics = exporter()?.install_recorder()?;
+    let response_times = Matcher::Full(RESPONSE_TIMES.to_owned());
+    let exporter = exporter()?.set_buckets_for_metric(response_times, &RESPONSE_TIME_BOUNDS)?;
+    let metrics = exporter.install_recorder()?;
     let (server, drain) = (config.server(), config.server().drain);
     let http = Listener::bind("http", options.http.as_ref().unwrap_or(&server.http)).await?;
     let grpc = Listener::bind("grpc", options.grpc.as_ref().unwrap_or(&server.grpc)).await?;
