@@ -19,6 +19,7 @@ use tonic_health::server::{HealthReporter, health_reporter};
 
 use super::extract::Body;
 use super::problem::{BODY_BYTES_MAX, Problem};
+use super::reflection;
 use super::running::Running;
 use crate::rls::{Answer, Code, RateLimitRequest, Refusal};
 
@@ -82,7 +83,19 @@ pub(super) fn grpc(running: &Arc<Running>) -> Router {
     tokio::spawn(follow_health(Arc::downgrade(running), running.ends(), reporter));
     let service = RateLimitServiceServer::new(Envoy(running.clone()))
         .max_decoding_message_size(BODY_BYTES_MAX);
-    Routes::new(service).add_service(health).prepare().into_axum_router()
+    let routes = Routes::new(service).add_service(health);
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_file_descriptor_set(reflection::files())
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1();
+    let routes = match reflection {
+        Ok(reflection) => routes.add_service(reflection),
+        Err(error) => {
+            tracing::error!("the service does not say over gRPC what it has: {error}");
+            routes
+        }
+    };
+    routes.prepare().into_axum_router()
 }
 
 /// `ratelimit` is healthy from the store's first answer until the end is announced.

@@ -44,6 +44,7 @@ mod overrides;
 mod permits;
 mod problem;
 mod records;
+mod reflection;
 mod reservations;
 mod running;
 mod token;
