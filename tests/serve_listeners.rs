@@ -12,7 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use hyper_util::rt::TokioIo;
 use parts::serving::{SOON, Server, ask, file};
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 const LIMITS: &str = "[limits.api]\nquota = \"5/d\"\n[server]\n";
 
@@ -206,6 +211,30 @@ fn socket_is_listened_at_in_place_of_one_left_behind_and_goes_with_the_service()
     let said = refusal(&["--http", &address]);
     assert!(said.contains("in use"), "{said}");
     assert_eq!(fs::read_to_string(&socket).unwrap(), "mine");
+}
+
+#[tokio::test]
+async fn grpc_is_answered_at_a_socket() {
+    let socket = folder("unix-grpc").join("grpc.sock");
+    let address = format!("unix:{}", socket.display());
+    let path = file("unix-grpc", LIMITS);
+    let mut server = Server::start_at_both("127.0.0.1:0", &address, Some(&path));
+    assert_eq!(grpc_address(&server), address);
+    let place = socket.clone();
+    let connect = tower::service_fn(move |_: tonic::codegen::http::Uri| {
+        let place = place.clone();
+        async move { tokio::net::UnixStream::connect(place).await.map(TokioIo::new) }
+    });
+    // Nobody looks at its name.
+    let endpoint = Endpoint::from_static("http://localhost");
+    let channel = endpoint.connect_with_connector(connect).await.unwrap();
+    let mut health = HealthClient::new(channel);
+    let asked = HealthCheckRequest { service: String::new() };
+    let answer = health.check(asked).await.unwrap().into_inner();
+    assert_eq!(answer.status(), ServingStatus::Serving);
+    drop(health);
+    server.signal("TERM");
+    assert!(server.ended().0.success() && !socket.exists());
 }
 
 /// What comes over a connection until it is closed.

@@ -1,6 +1,6 @@
 //! Timed permits, which no node renews: `lua/permits.lua` takes them over, and `lua/timed-permits.lua` releases them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 #[cfg(all(feature = "server", feature = "redis"))]
 use crate::error::StoreError;
@@ -33,24 +33,41 @@ impl TimedPermitRelease {
 
 /// The timed permits of one key: how many each id has, and until when.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TimedPermits(HashMap<PermitId, (u32, i64)>);
+pub(super) struct TimedPermits {
+    by_id: HashMap<PermitId, (u32, i64)>,
+    by_end: BTreeSet<(i64, PermitId)>,
+    /// How many there are in all.
+    permits: u32,
+}
 
 impl TimedPermits {
     /// How many there are, without those whose time is over: these are forgotten.
     pub(super) fn count(&mut self, now: i64) -> u32 {
-        self.0.retain(|_, (_, ends_us)| *ends_us > now);
-        self.0.values().map(|(permits, _)| permits).sum()
+        while let Some((_, id)) = self.by_end.first().filter(|(ends_us, _)| *ends_us <= now) {
+            let id = *id;
+            self.remove(id);
+        }
+        self.permits
     }
 
     pub(super) fn add(&mut self, id: PermitId, permits: u32, ends_us: i64) {
-        self.0.insert(id, (permits, ends_us));
+        self.by_id.insert(id, (permits, ends_us));
+        self.by_end.insert((ends_us, id));
+        self.permits += permits;
     }
 
     /// Returns how many there were.
     #[cfg_attr(not(feature = "server"), allow(dead_code, reason = "the service releases them"))]
     pub(super) fn release(&mut self, id: PermitId, now: i64) -> u32 {
         self.count(now);
-        self.0.remove(&id).map_or(0, |(permits, _)| permits)
+        self.remove(id)
+    }
+
+    fn remove(&mut self, id: PermitId) -> u32 {
+        let Some((permits, ends_us)) = self.by_id.remove(&id) else { return 0 };
+        self.by_end.remove(&(ends_us, id));
+        self.permits -= permits;
+        permits
     }
 }
 

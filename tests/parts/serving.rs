@@ -49,8 +49,13 @@ impl Server {
 
     /// One that answers over HTTP there. It may not be ready yet.
     pub(crate) fn start_at(http: &str, file: Option<&PathBuf>) -> Self {
+        Self::start_at_both(http, "127.0.0.1:0", file)
+    }
+
+    /// The same with an address for gRPC.
+    pub(crate) fn start_at_both(http: &str, grpc: &str, file: Option<&PathBuf>) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", http, "--grpc", "127.0.0.1:0"])
+            .args(["serve", "--http", http, "--grpc", grpc])
             .args(file)
             .env("NO_COLOR", "1")
             .env_remove("RUST_LOG")
