@@ -127,7 +127,7 @@ pub(crate) enum Query {
     #[cfg(feature = "server")]
     Record(RecordQuery),
     /// So many tokens of a limit were not given back.
-    Kept {
+    NotGivenBack {
         limit: u32,
         tokens: u32,
     },
@@ -408,8 +408,8 @@ impl Driver {
                     asked.records.begin(query, self.store.as_ref());
                     continue;
                 }
-                Query::Kept { limit, tokens } => {
-                    self.publish_kept(limit, tokens);
+                Query::NotGivenBack { limit, tokens } => {
+                    self.publish_not_given_back(limit, tokens);
                     continue;
                 }
             };
@@ -435,7 +435,7 @@ impl Driver {
             if let Some(change) = change {
                 self.publish_outage(limit, change, calls);
             }
-            self.publish_kept(limit, returns);
+            self.publish_not_given_back(limit, returns);
         }
     }
 
@@ -626,8 +626,10 @@ impl Driver {
 
     /// A call for a decision of a limit without leases ended.
     fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
-        let Some(Ended { limit, change, kept }) = calls.ended(outcome, self.now()) else { return };
-        self.publish_kept(limit, kept);
+        let Some(Ended { limit, change, not_given_back }) = calls.ended(outcome, self.now()) else {
+            return;
+        };
+        self.publish_not_given_back(limit, not_given_back);
         match change {
             Some(change) => self.publish_outage(limit, change, calls),
             // Refusals are told now and then.
@@ -643,7 +645,7 @@ impl Driver {
         self.publish(&outage_event(name, terms.outage, nodes, change));
     }
 
-    fn publish_kept(&self, limit: u32, tokens: u32) {
+    fn publish_not_given_back(&self, limit: u32, tokens: u32) {
         if tokens > 0 {
             let limit = self.limit(limit).name.clone();
             self.publish(&Event::NotGivenBack { limit, tokens });

@@ -27,7 +27,7 @@ mod by_request;
 pub(crate) mod concurrency;
 mod group;
 #[cfg(feature = "server")]
-pub(crate) mod kept;
+pub(crate) mod handed_over;
 mod overrides;
 mod plans;
 mod reservation;

@@ -37,7 +37,7 @@ const PARTS: [&str; 25] = [
     "bucket/local_bucket/settle",
     "limiter/by_request",
     "limiter/group",
-    "limiter/kept",
+    "limiter/handed_over",
     "limiter/reservation",
     "limiter/reset",
     "limiter/settle",

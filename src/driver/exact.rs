@@ -54,7 +54,7 @@ pub(super) struct Ended {
     pub(super) limit: u32,
     pub(super) change: Option<OutageChange>,
     /// Tokens that did not go back.
-    pub(super) kept: u32,
+    pub(super) not_given_back: u32,
 }
 
 /// The calls that are under way.
@@ -125,10 +125,10 @@ impl ExactCalls {
             Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
         };
         let Begun { limit, at, returns } = self.begun.remove(&call)?;
-        let kept = if outcome == Ok(true) { 0 } else { returns };
+        let not_given_back = if outcome == Ok(true) { 0 } else { returns };
         let outage = self.outages.entry(limit).or_default();
         let change = outage.ended(outcome.map(|_| ()), at, now);
-        Some(Ended { limit, change, kept })
+        Some(Ended { limit, change, not_given_back })
     }
 }
 

@@ -83,8 +83,8 @@ impl ActiveLimit {
     }
 
     pub(super) fn not_given_back(&self, tokens: u32) {
-        let kept = Query::Kept { limit: self.state.index, tokens };
-        let _ = self.shared.driver.queries.send(kept);
+        let not_given_back = Query::NotGivenBack { limit: self.state.index, tokens };
+        let _ = self.shared.driver.queries.send(not_given_back);
     }
 
     /// Puts tokens of a token bucket's lease back, if the engine has not collected them. Tokens of a window are not those of

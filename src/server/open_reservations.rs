@@ -23,8 +23,8 @@ struct ByEnd {
 }
 
 impl OpenReservations {
-    /// Keeps one. `false` if there are too many: it is dropped, and gives its tokens back.
-    pub(super) fn keep(
+    /// Holds one. `false` if there are too many: it is dropped, and gives its tokens back.
+    pub(super) fn hold(
         &self,
         id: RecordId,
         reservation: Reservation,

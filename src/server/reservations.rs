@@ -18,7 +18,7 @@ use super::records::{SETTLED_WITHIN, TIME_TO_LIVE, Unfinished, record_id, time_t
 use super::running::Running;
 use crate::decision::Decision;
 use crate::limiter::ReserveError;
-use crate::limiter::kept::SettledReservation;
+use crate::limiter::handed_over::SettledReservation;
 use crate::store::record_id::RecordId;
 
 /// What is reserved.
@@ -128,11 +128,11 @@ pub(super) async fn reserve(
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
     if !reservation.is_of_this_process() {
-        let kept = reservation.keep(asked.time_to_live).await;
-        return told(&decision, Some(kept.map_err(|error| unreserved(error.to_string()))?));
+        let handed_over = reservation.hand_over(asked.time_to_live).await;
+        return told(&decision, Some(handed_over.map_err(|error| unreserved(error.to_string()))?));
     }
     let id = RecordId::random().map_err(|error| unreserved(error.to_string()))?;
-    if running.open_reservations.keep(id, reservation, asked.time_to_live) {
+    if running.open_reservations.hold(id, reservation, asked.time_to_live) {
         told(&decision, Some(id))
     } else {
         Err(unreserved(format!("{OPEN_MAX} reservations are open")))

@@ -246,16 +246,16 @@ impl Ledger {
     }
 
     /// Tokens charged beyond what was allowed and what was told not to have gone back.
-    fn beyond(&self, kept: i64) -> i64 {
-        self.charged - kept - self.allowed
+    fn beyond(&self, not_given_back: i64) -> i64 {
+        self.charged - not_given_back - self.allowed
     }
 
     /// Whether it adds up, where so many tokens were told not to be given back.
-    fn is_right(&self, kept: RangeInclusive<i64>) -> bool {
+    fn is_right(&self, not_given_back: RangeInclusive<i64>) -> bool {
         // What was told not to have gone back was perhaps not reported either.
-        let unreported = self.may_keep.min(*kept.start());
-        self.beyond(*kept.start()) >= -self.may_miss - unreported
-            && self.beyond(*kept.end()) <= self.may_keep
+        let unreported = self.may_keep.min(*not_given_back.start());
+        self.beyond(*not_given_back.start()) >= -self.may_miss - unreported
+            && self.beyond(*not_given_back.end()) <= self.may_keep
     }
 }
 
@@ -267,7 +267,7 @@ struct Sums {
     allowed: i64,
     charged: i64,
     /// Told by the event `NotGivenBack`.
-    kept: i64,
+    not_given_back: i64,
     missing: i64,
     left_over: i64,
     /// Of limits of nodes, and those of them that nothing excuses.
@@ -281,18 +281,18 @@ impl Sums {
         self.denied_by.iter_mut().zip(other.denied_by).for_each(|(sum, denied)| *sum += denied);
         self.allowed += other.allowed;
         self.charged += other.charged;
-        self.kept += other.kept;
+        self.not_given_back += other.not_given_back;
         self.missing += other.missing;
         self.left_over += other.left_over;
         self.ledgers += other.ledgers;
         self.exact += other.exact;
     }
 
-    fn add_ledger(&mut self, ledger: &Ledger, kept: i64) {
-        let beyond = ledger.beyond(kept);
+    fn add_ledger(&mut self, ledger: &Ledger, not_given_back: i64) {
+        let beyond = ledger.beyond(not_given_back);
         self.allowed += ledger.allowed;
         self.charged += ledger.charged;
-        self.kept += kept;
+        self.not_given_back += not_given_back;
         self.missing += (-beyond).max(0);
         self.left_over += beyond.max(0);
         self.ledgers += 1;
@@ -328,21 +328,26 @@ fn judge(cluster: &Cluster, is_calm: bool) -> Result<Sums, String> {
     let mut sums = Sums::default();
     let mut of_nodes: BTreeMap<(usize, usize), Ledger> = BTreeMap::new();
     for ((node, key, tier), ledger) in ledgers(cluster) {
-        let kept = cluster.nodes[node].kept[tier];
-        if !ledger.is_right(0..=kept) {
+        let not_given_back = cluster.nodes[node].not_given_back[tier];
+        if !ledger.is_right(0..=not_given_back) {
             let name = cluster.limits[tier].name();
-            return Err(format!("{name} of key {key} on node {node}: {ledger:?}, {kept} kept"));
+            return Err(format!(
+                "{name} of key {key} on node {node}: {ledger:?}, {not_given_back} not given back"
+            ));
         }
         of_nodes.entry((node, tier)).or_default().merge(&ledger);
     }
     for ((node, tier), ledger) in of_nodes {
-        let kept = cluster.nodes[node].kept[tier];
+        let not_given_back = cluster.nodes[node].not_given_back[tier];
         let (name, rule) = (cluster.limits[tier].name(), cluster.limits[tier].rule());
         let must_give_back = is_calm && matches!(rule, Rule::TokenBucket(_));
-        if !ledger.is_right(kept..=kept) || must_give_back && kept > 0 {
-            return Err(format!("{name} on node {node}: {ledger:?}, {kept} kept"));
+        if !ledger.is_right(not_given_back..=not_given_back) || must_give_back && not_given_back > 0
+        {
+            return Err(format!(
+                "{name} on node {node}: {ledger:?}, {not_given_back} not given back"
+            ));
         }
-        sums.add_ledger(&ledger, kept);
+        sums.add_ledger(&ledger, not_given_back);
     }
     let of_all = cluster.outcomes.iter().filter(|outcome| outcome.request.wanted == Wanted::All);
     for outcome in of_all {
@@ -380,7 +385,7 @@ fn groups_leave_no_partial_charge_whatever_goes_wrong() {
         sums.requests,
         sums.allowed,
         sums.charged,
-        sums.kept,
+        sums.not_given_back,
         sums.missing,
         sums.left_over,
         sums.exact,

@@ -64,7 +64,7 @@ pub(super) struct Node {
     /// When the last batch that each lane answered was sent first.
     answered_us: [u64; LANES as usize],
     /// Tokens of each limit that it told were not given back.
-    pub(super) kept: [i64; TIERS],
+    pub(super) not_given_back: [i64; TIERS],
     /// What was decided in these times may not have been reported.
     pub(super) unreported: Vec<Range<u64>>,
     /// What was reported in these times may be forgotten, and told again.
@@ -124,7 +124,7 @@ impl Node {
             cut_until_us: 0,
             sent: [(0, now_us); LANES as usize],
             answered_us: [now_us; LANES as usize],
-            kept: [0; TIERS],
+            not_given_back: [0; TIERS],
             unreported: Vec::new(),
             forgotten: Vec::new(),
         }
@@ -212,19 +212,19 @@ impl Node {
 
     /// Does what is due, and all that follows from it at once.
     pub(super) fn run(&mut self, now_us: u64, sent: &mut Vec<(u64, Arc<Batch>)>) -> Vec<Decided> {
-        let mut kept = [0; TIERS];
+        let mut not_given_back = [0; TIERS];
         let mut decided = Vec::new();
         if let Some((process, now)) = self.process(now_us) {
             loop {
                 process.poll_open();
-                process.advance(now, sent, &mut kept);
+                process.advance(now, sent, &mut not_given_back);
                 decided.append(&mut process.decided);
                 if !process.poll_open() && process.driver.queries.is_empty() {
                     break;
                 }
             }
         }
-        self.kept.iter_mut().zip(kept).for_each(|(sum, tokens)| *sum += tokens);
+        self.not_given_back.iter_mut().zip(not_given_back).for_each(|(sum, tokens)| *sum += tokens);
         decided
     }
 
@@ -252,7 +252,7 @@ impl Process {
     }
 
     /// Hands in what callers ask, and what they give back.
-    fn drain_queries(&mut self, now: Timestamp, kept: &mut [i64; TIERS]) {
+    fn drain_queries(&mut self, now: Timestamp, not_given_back: &mut [i64; TIERS]) {
         while let Ok(query) = self.driver.queries.try_recv() {
             match query {
                 Query::Sure(StoreQuery { key, cost, within_us, done }) if !done.is_closed() => {
@@ -272,7 +272,9 @@ impl Process {
                         self.driver.engine.handle(now, settle);
                     }
                 }
-                Query::Kept { limit, tokens } => kept[limit as usize] += i64::from(tokens),
+                Query::NotGivenBack { limit, tokens } => {
+                    not_given_back[limit as usize] += i64::from(tokens);
+                }
                 Query::Sure(_)
                 | Query::Exact(_)
                 | Query::Override(_)
@@ -288,10 +290,10 @@ impl Process {
         &mut self,
         now: Timestamp,
         sent: &mut Vec<(u64, Arc<Batch>)>,
-        kept: &mut [i64; TIERS],
+        not_given_back: &mut [i64; TIERS],
     ) {
         self.drain_notifications(now);
-        self.drain_queries(now, kept);
+        self.drain_queries(now, not_given_back);
         if self.driver.engine.poll_timeout() <= now {
             self.driver.engine.handle(now, Input::Timeout);
         }
@@ -311,7 +313,7 @@ impl Process {
                 }
                 Output::Event(Event::NotGivenBack { limit, tokens }) => {
                     if let Some(tier) = NAMES.iter().position(|name| **name == *limit) {
-                        kept[tier] += i64::from(tokens);
+                        not_given_back[tier] += i64::from(tokens);
                     }
                 }
                 Output::Event(_) | Output::Reset { .. } => {}

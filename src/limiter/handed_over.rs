@@ -124,12 +124,12 @@ impl Reservation {
         self.open = 0;
     }
 
-    /// Hands it to the store, for any process to settle. After that time its tokens stay spent.
+    /// Hands it over to the store, for any process to settle. After that time its tokens stay spent.
     ///
     /// # Errors
     ///
     /// That of the store, or that it did not answer in time: then its tokens go back, as of a reservation that is dropped.
-    pub(crate) async fn keep(self, time_to_live: Duration) -> Result<RecordId, StoreError> {
+    pub(crate) async fn hand_over(self, time_to_live: Duration) -> Result<RecordId, StoreError> {
         let Handle { limit, key, .. } = &self.handle;
         let Allowed { decision, asked } = &self.allowed;
         let (sent, within_us) =
