@@ -45,8 +45,8 @@ mod updates;
 use clock::TimeSource;
 pub(crate) use definition::{Definition, LimitParts};
 use evictor::Evictor;
-use exact::{Ended, ExactCalls, outage_event};
 pub(crate) use exact::{ExactAnswer, ExactQuery};
+use exact::{ExactCalls, outage_event};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 pub(crate) use limits::Limits;
 pub(crate) use override_sync::OverrideQuery;
@@ -626,14 +626,12 @@ impl Driver {
 
     /// A call for a decision of a limit without leases ended.
     fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
-        let Some(Ended { limit, change, not_given_back }) = calls.ended(outcome, self.now()) else {
-            return;
-        };
-        self.publish_not_given_back(limit, not_given_back);
-        match change {
-            Some(change) => self.publish_outage(limit, change, calls),
+        let Some(ended) = calls.ended(outcome, self.now()) else { return };
+        self.publish_not_given_back(ended.limit, ended.not_given_back);
+        match ended.change {
+            Some(change) => self.publish_outage(ended.limit, change, calls),
             // Refusals are told now and then.
-            None => self.limit(limit).set_on_policy(calls.is_on_policy(limit)),
+            None => self.limit(ended.limit).set_on_policy(calls.is_on_policy(ended.limit)),
         }
     }
 
