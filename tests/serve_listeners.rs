@@ -213,7 +213,7 @@ fn socket_is_listened_at_in_place_of_one_left_behind_and_goes_with_the_service()
     assert_eq!(fs::read_to_string(&socket).unwrap(), "mine");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn grpc_is_answered_at_a_socket() {
     let socket = folder("unix-grpc").join("grpc.sock");
     let address = format!("unix:{}", socket.display());
@@ -234,7 +234,9 @@ async fn grpc_is_answered_at_a_socket() {
     assert_eq!(answer.status(), ServingStatus::Serving);
     drop(health);
     server.signal("TERM");
-    assert!(server.ended().0.success() && !socket.exists());
+    let (status, log) = server.ended();
+    assert!(status.success() && !socket.exists());
+    assert!(!log.contains("still under way"), "{log}");
 }
 
 /// What comes over a connection until it is closed.

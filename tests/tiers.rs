@@ -72,22 +72,22 @@ fn spend_and_compare(
     }
     let (mut lines, mut wrong) = (Vec::new(), Vec::new());
     for (tier, tier_name) in NAMES.into_iter().enumerate() {
-        let kept = seen.kept[tier].load(Ordering::Relaxed);
+        let not_given_back = seen.not_given_back[tier].load(Ordering::Relaxed);
         let (mut all_used, mut all_charged) = (0, 0);
         for (key, used) in used.iter().enumerate() {
             let (key, used) = (key_name(key), used[tier]);
             let charged = charged_of(tier_name, &key);
             (all_used, all_charged) = (all_used + used, all_charged + charged);
-            if !(used..=used + kept).contains(&charged) {
+            if !(used..=used + not_given_back).contains(&charged) {
                 wrong.push(format!("{tier_name} of {key}: {charged} charged, {used} used"));
             }
         }
         let denied = 100.0 * seen.denied_by(tier);
         lines.push(format!(
-            "{tier_name} denied {denied:.1}%, {all_charged} charged, {all_used} used, {kept} not given back"
+            "{tier_name} denied {denied:.1}%, {all_charged} charged, {all_used} used, {not_given_back} not given back"
         ));
-        if all_charged != all_used + kept {
-            wrong.push(format!("{tier_name}: {all_charged} charged, {all_used} used, {kept} kept"));
+        if all_charged != all_used + not_given_back {
+            wrong.push(format!("{tier_name}: {all_charged} charged, {all_used} used, {not_given_back} not given back"));
         }
     }
     let requests = seen.requests.load(Ordering::Relaxed);
@@ -101,7 +101,7 @@ struct Seen {
     requests: AtomicU64,
     denied: [AtomicU64; TIERS],
     /// Tokens that nodes told were not given back.
-    kept: [AtomicU64; TIERS],
+    not_given_back: [AtomicU64; TIERS],
 }
 
 impl Seen {
@@ -138,7 +138,7 @@ fn start(store: AnyStore, seen: &Arc<Seen>) -> Limiter {
     let builder = builder.store(store).lanes(4).max_nodes(NODES as u32);
     let listener = move |event: &Event| {
         if let Event::NotGivenBack { limit, tokens } = event {
-            seen.kept[tier_of(limit)].fetch_add((*tokens).into(), Ordering::Relaxed);
+            seen.not_given_back[tier_of(limit)].fetch_add((*tokens).into(), Ordering::Relaxed);
         }
     };
     builder.listen(listener).build().unwrap()

@@ -39,9 +39,9 @@ struct SettlementRecord {
     /// What the limiter knows the key by.
     key: Vec<u8>,
     estimate: u32,
-    /// How long before it was kept the request was asked, at most.
+    /// How long before it was handed over the request was asked, at most.
     before_us: u64,
-    /// For how long it was to be kept.
+    /// For how long it was to be there.
     ttl_us: u64,
     spent: SpentFrom,
 }

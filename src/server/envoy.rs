@@ -83,18 +83,18 @@ pub(super) fn grpc(running: &Arc<Running>) -> Router {
     tokio::spawn(follow_health(Arc::downgrade(running), running.ends(), reporter));
     let service = RateLimitServiceServer::new(Envoy(running.clone()))
         .max_decoding_message_size(BODY_BYTES_MAX);
-    let routes = Routes::new(service).add_service(health);
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_file_descriptor_set(reflection::files())
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1();
-    let routes = match reflection {
-        Ok(reflection) => routes.add_service(reflection),
-        Err(error) => {
-            tracing::error!("the service does not say over gRPC what it has: {error}");
-            routes
+    let health = health.max_decoding_message_size(BODY_BYTES_MAX);
+    let mut routes = Routes::new(service).add_service(health);
+    match (reflection::builder().build_v1(), reflection::builder().build_v1alpha()) {
+        (Ok(newer), Ok(older)) => {
+            routes = routes
+                .add_service(newer.max_decoding_message_size(BODY_BYTES_MAX))
+                .add_service(older.max_decoding_message_size(BODY_BYTES_MAX));
         }
-    };
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!("the service does not say over gRPC what it has: {error}");
+        }
+    }
     routes.prepare().into_axum_router()
 }
 

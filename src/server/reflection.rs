@@ -8,6 +8,8 @@ use prost_types::{
     FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto, ServiceDescriptorProto,
 };
 
+use tonic_reflection::server::Builder;
+
 const UNITS: [&str; 8] = ["UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR", "WEEK"];
 const DURATION: &str = "google/protobuf/duration.proto";
 const WRAPPERS: &str = "google/protobuf/wrappers.proto";
@@ -16,8 +18,15 @@ const UNIT: &str = "envoy/type/v3/ratelimit_unit.proto";
 const DESCRIPTORS: &str = "envoy/extensions/common/ratelimit/v3/ratelimit.proto";
 const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
 
+/// What tells of Envoy's rate limit service and of the health service.
+pub(super) fn builder() -> Builder<'static> {
+    Builder::configure()
+        .register_file_descriptor_set(files())
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
 /// The files of Envoy's rate limit service, and those that they need.
-pub(super) fn files() -> FileDescriptorSet {
+fn files() -> FileDescriptorSet {
     let duration =
         message("Duration", [of("seconds", 1, Type::Int64), of("nanos", 2, Type::Int32)]);
     let number = message("UInt64Value", [of("value", 1, Type::Uint64)]);

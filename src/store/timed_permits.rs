@@ -51,6 +51,7 @@ impl TimedPermits {
     }
 
     pub(super) fn add(&mut self, id: PermitId, permits: u32, ends_us: i64) {
+        self.remove(id);
         self.by_id.insert(id, (permits, ends_us));
         self.by_end.insert((ends_us, id));
         self.permits += permits;
