@@ -277,7 +277,10 @@ fn process_that_holds_permits_ends_at_once_and_callers_who_wait_are_told() {
         let body = json!({"limit": "alone", "key": "k", "wait_ms": 60_000});
         post_with_token(&address, "/v1/acquire", &body).unwrap()
     });
-    std::thread::sleep(Duration::from_millis(200));
+    server.wait_until("a caller waits", |it| {
+        let metrics = it.ask("GET", "/metrics", "").body;
+        metrics.contains("tidegate_permit_waiting_callers{limit=\"alone\"} 1")
+    });
     let began = Instant::now();
     server.signal("TERM");
     let waited = waiting.join().unwrap();
@@ -285,6 +288,15 @@ fn process_that_holds_permits_ends_at_once_and_callers_who_wait_are_told() {
     let (status, log) = server.ended();
     assert!(status.success(), "{status}: {log}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn changed_concurrency_limits_are_refused_by_a_reload() {
+    let service = service(LIMITS).await;
+    let changed = Config::from_toml(&LIMITS.replace("max = 2", "max = 3")).unwrap();
+    let refused = service.reload(changed).unwrap_err().to_string();
+    assert!(refused.starts_with("concurrency is not changed while"), "{refused}");
+    assert_eq!(service.reload(Config::from_toml(LIMITS).unwrap()), Ok(()));
 }
 
 #[tokio::test]

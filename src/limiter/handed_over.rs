@@ -181,7 +181,7 @@ impl SettlementRecord {
 }
 
 /// What cannot be is told as what the store said.
-pub(super) fn unusable(error: &impl std::fmt::Display) -> StoreError {
+fn unusable(error: &impl std::fmt::Display) -> StoreError {
     StoreError::Reply { field: "reservation", value: error.to_string() }
 }
 
