@@ -201,7 +201,7 @@ fn hold_here(
     time_to_live: Duration,
 ) -> Result<RecordId, String> {
     let id = RecordId::random().map_err(|error| error.to_string())?;
-    let is_held = !running.refuses_checks() && running.open_permits.hold(id, permit, time_to_live);
+    let is_held = running.open_permits.hold(id, permit, time_to_live);
     is_held.then_some(id).ok_or_else(|| format!("{OPEN_MAX} are held, or the service ends"))
 }
 
