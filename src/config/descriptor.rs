@@ -53,12 +53,14 @@ pub(crate) enum DescriptorRule {
     },
 }
 
+/// The values that tell a descriptor's keys apart.
+pub(crate) type PathValues<'v> = SmallVec<[&'v str; 4]>;
+
 /// The descriptor that a request means.
 #[derive(Debug)]
-pub(crate) struct Matched<'a> {
+pub(crate) struct Matched<'a, 'v> {
     pub(crate) descriptor: &'a Descriptor,
-    /// The values that tell its keys apart.
-    pub(crate) values: SmallVec<[&'a str; 4]>,
+    pub(crate) values: PathValues<'v>,
 }
 
 /// An entry as metrics name it.
@@ -118,12 +120,21 @@ impl Level {
         is_new
     }
 
+    /// Whether any of them, or of those in them, replaces others.
+    pub(super) fn has_replacements(&self) -> bool {
+        self.0.values().any(|OfKey { values, patterns, any }| {
+            let patterns = patterns.iter().map(|(_, descriptor)| descriptor);
+            let mut all = values.values().chain(patterns).chain(any.as_deref());
+            all.any(|it| !it.replaces.is_empty() || it.level.has_replacements())
+        })
+    }
+
     /// The descriptor to which entries lead, one level each: that of the exact value, else the first pattern that fits, else
     /// that of all values. There is no way back: if it does not lead on, there is none.
-    pub(crate) fn find<'a>(
+    pub(crate) fn find<'a: 'v, 'v>(
         &'a self,
-        entries: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Option<Matched<'a>> {
+        entries: impl IntoIterator<Item = (&'v str, &'v str)>,
+    ) -> Option<Matched<'a, 'v>> {
         let (mut level, mut matched) = (self, None);
         let mut values = SmallVec::new();
         for (key, value) in entries {

@@ -42,6 +42,8 @@ pub(crate) fn request_limits() -> Limit {
 pub(crate) struct Domain {
     pub(crate) name: String,
     pub(crate) level: Level,
+    /// Whether any of its descriptors replaces others.
+    pub(crate) has_replacements: bool,
 }
 
 /// What is read of all domains.
@@ -79,7 +81,8 @@ pub(super) fn read(
     let mut domains = Domains { all, limits, others, names, builder, reading };
     for (name, fields) in tables {
         let level = domains.level(&[name.to_owned()], &fields);
-        domains.all.push(Domain { name: name.to_owned(), level });
+        let has_replacements = level.has_replacements();
+        domains.all.push(Domain { name: name.to_owned(), level, has_replacements });
     }
     (domains.all, domains.limits)
 }

@@ -15,7 +15,8 @@ use crate::error::CheckError;
 use crate::key::{KeyName, WrittenKey};
 use crate::limit::Mode;
 use crate::limiter::settle::{Allowed, Spent};
-use crate::limiter::together::{Part, Patience, Together, TogetherDenied, ask_all, decide_if_sure};
+use crate::limiter::together::part::{Part, Patience};
+use crate::limiter::together::{Together, TogetherDenied, ask_all, decide_if_sure};
 use crate::limiter::{ActiveLimit, Handle};
 use crate::time::Timestamp;
 
@@ -231,7 +232,7 @@ impl RateLimit {
         let TogetherDenied { by, decision, looks } = match together {
             Together::Denied(denied) => denied,
             Together::Allowed(all) => {
-                for (place, (asked, allowed)) in asked.into_iter().zip(all).enumerate() {
+                for (asked, (place, allowed)) in asked.into_iter().zip(all) {
                     let AskedLimit { index: limit, cost: tokens, pinned, .. } = asked;
                     if let Some(handle) = pinned {
                         let spent = Spent { handle, allowed, tokens };

@@ -145,13 +145,6 @@ impl AsyncLimit {
         self.0.until_ready_n(key, cost, within).await
     }
 
-    /// The same limit, which waits for the store so long at most.
-    #[cfg(feature = "server")]
-    pub(crate) fn within(&self, wait: Duration) -> Self {
-        let max_wait_us = self.0.max_wait_us.min(crate::time::micros(wait));
-        Self(ActiveLimit { max_wait_us, ..self.0.clone() })
-    }
-
     /// Its place among the limits that the limiter ever had.
     #[cfg(feature = "server")]
     pub(crate) fn place(&self) -> u32 {
@@ -190,6 +183,12 @@ pub(super) struct Charge {
 }
 
 impl ActiveLimit {
+    /// The same limit, which waits for the store so long at most.
+    #[cfg(feature = "server")]
+    pub(super) fn within(&self, wait: Duration) -> Self {
+        Self { max_wait_us: self.max_wait_us.min(crate::time::micros(wait)), ..self.clone() }
+    }
+
     /// Whether the store decides.
     pub(super) fn is_decided_by_store(&self) -> bool {
         self.state.terms.mode == Mode::Exact

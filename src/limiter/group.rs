@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::settle::Allowed;
 use super::several::{ask_for_decision, decide_at_once};
-use super::together::{Part, Patience, USUAL, fewer_left};
+use super::together::part::{Part, Patience, USUAL, fewer_left};
 use super::{ActiveLimit, Limiter, Target};
 use crate::bucket::{Found, LeaseBucket, OVERFLOW, Table, Verdict};
 use crate::decision::Decision;

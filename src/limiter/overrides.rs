@@ -178,9 +178,14 @@ impl ActiveLimit {
     }
 
     /// The limit as it is at present, under the plan that an override or a resolver gives the key, or else its own.
+    #[inline]
     pub(super) fn planned(&self, asked: LookedUp<'_>) -> Cow<'_, Self> {
+        if self.looks_further() { self.planned_further(asked) } else { Cow::Borrowed(self) }
+    }
+
+    fn planned_further(&self, asked: LookedUp<'_>) -> Cow<'_, Self> {
         let limit = self.current();
-        if !self.looks_further() || !self.state.may_give_plans() {
+        if !self.state.may_give_plans() {
             return limit;
         }
         match limit.plan_of(asked) {
@@ -210,6 +215,7 @@ impl ActiveLimit {
     }
 
     /// The key's bytes before they are hashed, if they are and overrides may look for them.
+    #[inline]
     pub(crate) fn plain_for_overrides<K: Key + ?Sized>(&self, key: &K) -> Option<Arc<[u8]>> {
         if self.looks_further() { self.plain_of(key) } else { None }
     }
@@ -263,10 +269,12 @@ impl ActiveLimit {
     }
 
     /// What becomes of a decision that the limit's rule made.
+    #[inline]
     pub(super) fn after_rule(&self, name: &[u8], cost: u32, decision: Decision) -> Decision {
-        if !self.looks_further() {
-            return decision;
-        }
+        if self.looks_further() { self.after_rule_further(name, cost, decision) } else { decision }
+    }
+
+    fn after_rule_further(&self, name: &[u8], cost: u32, decision: Decision) -> Decision {
         match (self.is_shadow(), decision.is_denied()) {
             (true, true) => decision.shadowed(true),
             // Nobody waits in shadow mode.

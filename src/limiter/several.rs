@@ -9,13 +9,20 @@ use std::task::Poll;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::together::{Part, Patience, USUAL, ask_all, decide_all, fewer_left};
+use super::together::part::{Part, Patience, USUAL, fewer_left};
+use super::together::{ask_all, decide_all};
 use super::{ActiveLimit, AsyncLimit, Handle, Limiter};
 use crate::bucket::{OVERFLOW, Verdict};
 use crate::decision::Decision;
 use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
 use crate::error::CheckError;
 use crate::key::{Key, KeyName};
+
+/// One for each of several requests.
+type Decisions = Vec<Result<Decision, CheckError>>;
+
+/// A request that waits for the store, and its place among several.
+type Waiting<'a> = (usize, OnKey<'a>);
 
 /// The most requests that `check_each` has under way.
 const ASKED_AT_ONCE: usize = 256;
@@ -129,27 +136,39 @@ impl Limiter {
         &self,
         requests: impl IntoIterator<Item = OnKey<'a>>,
     ) -> Vec<Result<Decision, CheckError>> {
-        let requests: Vec<OnKey<'a>> = requests.into_iter().collect();
-        let mut decisions = Vec::with_capacity(requests.len());
+        let (mut decisions, waiting) = decide_or_wait(requests);
         // A store that is asked too much at once does not answer in time.
-        for requests in requests.chunks(ASKED_AT_ONCE) {
-            let mut begun = Vec::with_capacity(requests.len());
-            for request in requests {
-                begun.push(match request.decide_if_no_wait() {
-                    Some(decided) => Ok(decided),
-                    None => poll_once(Box::pin(request.ask())).await,
-                });
+        for waiting in waiting.chunks(ASKED_AT_ONCE) {
+            let mut begun = Vec::with_capacity(waiting.len());
+            for (place, request) in waiting {
+                begun.push((*place, poll_once(Box::pin(request.ask())).await));
             }
             // The store has been asked about all of them.
-            for begun in begun {
-                decisions.push(match begun {
+            for (place, begun) in begun {
+                decisions[place] = match begun {
                     Ok(decided) => decided,
                     Err(asked) => asked.await,
-                });
+                };
             }
         }
         decisions
     }
+}
+
+/// Decides about those that have nothing to wait for. The others have a place among the decisions, and are returned too.
+fn decide_or_wait<'a>(
+    requests: impl IntoIterator<Item = OnKey<'a>>,
+) -> (Decisions, Vec<Waiting<'a>>) {
+    let requests = requests.into_iter();
+    let (mut decisions, mut waiting) = (Vec::with_capacity(requests.size_hint().0), Vec::new());
+    for (place, request) in requests.enumerate() {
+        decisions.push(request.decide_if_no_wait().unwrap_or_else(|| {
+            let undecided = request.limit.undecided(request.cost);
+            waiting.push((place, request));
+            Ok(undecided)
+        }));
+    }
+    (decisions, waiting)
 }
 
 /// Polls once, so that the store is asked before the next request is decided. `Err` gives the future back.

@@ -112,6 +112,7 @@ impl Drop for SlotWaiter<'_> {
 
 impl ActiveLimit {
     /// The slots of a leaky bucket that nodes share.
+    #[inline]
     pub(super) fn slots(&self) -> Option<&SlotKeys> {
         match &self.state.buckets {
             Buckets::Alone(AloneBuckets::Slots(slots, _)) => Some(slots),

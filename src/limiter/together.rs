@@ -1,181 +1,18 @@
 //! Limits that decide together about a request: all of them are spent from, or none.
 
-use std::borrow::Cow;
-use std::time::Duration;
-
 use smallvec::SmallVec;
 
-use super::overrides::LookedUp;
+use self::part::{Glance, Part, Patience, Stage, USUAL, fewer_left};
 use super::settle::Allowed;
-use super::{ActiveLimit, Target};
-use crate::algorithm::Rule;
-use crate::decision::{Decision, Source};
+use crate::decision::Decision;
 use crate::time::Timestamp;
 
-/// Most requests have at most so many limits.
-pub(super) const USUAL: usize = 4;
-
-/// How far a request may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// Not at all, unless the store decides about it.
-    None,
-    /// For the store, where this node is not sure.
-    Store,
-    /// For its slot too.
-    Slot,
-}
-
-/// What one limit is asked for.
-#[derive(Clone, Copy)]
-pub(crate) struct Part<'a> {
-    pub(crate) limit: &'a ActiveLimit,
-    pub(crate) key: &'a [u8],
-    /// The key before it was hashed, if that matters.
-    pub(crate) plain: Option<&'a [u8]>,
-    pub(crate) cost: u32,
-    pub(crate) patience: Patience,
-}
-
-/// When a part is decided: what goes back by itself or at once is taken first.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Here,
-    Store,
-    Slot,
-}
-
-impl<'a> Part<'a> {
-    fn target(&self) -> Target<'a> {
-        Target::key(self.key)
-    }
-
-    fn asked_at(&self) -> Timestamp {
-        self.limit.state.clock.now()
-    }
-
-    fn stage(&self) -> Stage {
-        match self.limit.rule() {
-            // Its slots pass, and mostly cannot be given back.
-            Rule::LeakyBucket(_) => Stage::Slot,
-            _ if self.limit.is_decided_by_store() => Stage::Store,
-            _ => Stage::Here,
-        }
-    }
-
-    /// Whether the request is held until its slot.
-    fn is_held(&self) -> bool {
-        self.patience == Patience::Slot && self.stage() == Stage::Slot
-    }
-
-    /// How the key stands, as a decision about the cost that spends nothing. `None` if only the store knows.
-    pub(crate) fn look(&self) -> Option<Decision> {
-        if let Some(decision) = self.overridden(0) {
-            return Some(Decision { cost: self.cost.max(1), ..decision });
-        }
-        if self.limit.is_decided_by_store() {
-            return None;
-        }
-        let limit = self.planned();
-        let look = if self.is_held() {
-            limit.decide_within(self.target(), 0, u64::MAX)
-        } else {
-            limit.decide(self.target(), 0)
-        };
-        // What nodes hold elsewhere is not known for sure, and a slot is for a request of any cost.
-        let is_counted = matches!(look.source, Source::Local(_)) && self.stage() != Stage::Slot;
-        let lacks = is_counted && look.remaining() < self.cost.into();
-        let look = Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look };
-        Some(look.shadowed(self.limit.is_shadow()))
-    }
-
-    /// What holds for the key instead of the limit's rule.
-    fn overridden(&self, cost: u32) -> Option<Decision> {
-        self.limit.overridden(self.looked_up(), cost)
-    }
-
-    fn looked_up(&self) -> LookedUp<'a> {
-        LookedUp { name: self.key, plain: self.plain.unwrap_or(self.key) }
-    }
-
-    /// The limit under the plan that an override gives the key, or as it is.
-    fn planned(&self) -> Cow<'a, ActiveLimit> {
-        self.limit.planned(self.looked_up())
-    }
-
-    /// Decides without waiting, where the store does not decide.
-    fn decide(&self) -> Decision {
-        let by_rule = || {
-            let decision = self.planned().decide(self.target(), self.cost);
-            self.limit.after_rule(self.key, self.cost, decision)
-        };
-        self.overridden(self.cost).unwrap_or_else(by_rule)
-    }
-
-    /// Decides, unless the request has to wait.
-    pub(super) fn decide_if_no_wait(&self) -> Option<Decision> {
-        self.overridden(self.cost).or_else(|| {
-            let decision = self.planned().decide_if_no_wait(self.key, self.cost)?;
-            Some(self.limit.after_rule(self.key, self.cost, decision))
-        })
-    }
-
-    /// Decides at once what this node decides, unless the store is to be asked.
-    fn decide_at_once(&self) -> Option<Decision> {
-        match self.patience {
-            Patience::None if !self.limit.is_decided_by_store() => Some(self.decide()),
-            _ => self.decide_if_no_wait(),
-        }
-    }
-
-    /// Whether the request has to wait, where this is what a look says.
-    #[cfg(feature = "tower")]
-    fn has_to_wait(&self, look: Option<Glance>) -> bool {
-        let Some(look) = look else { return true };
-        let is_held = || self.is_held() && self.planned().decide(self.target(), 0).is_denied();
-        let asks_store = || !look.is_sure || self.limit.slots().is_some();
-        self.patience != Patience::None && (asks_store() || is_held())
-    }
-
-    /// Decides as far as the request may wait.
-    pub(crate) async fn ask(&self) -> Decision {
-        if let Some(decision) = self.overridden(self.cost) {
-            return decision;
-        }
-        let limit = self.planned();
-        let queue = limit.queue();
-        let decision = match self.patience {
-            Patience::Slot if queue > Duration::ZERO && !limit.is_shadow() => {
-                limit.wait(self.key, self.cost, queue).await
-            }
-            Patience::None if !limit.is_decided_by_store() => {
-                limit.decide(self.target(), self.cost)
-            }
-            _ => limit.decide_or_ask(self.target(), self.cost).await,
-        };
-        limit.after_rule(self.key, self.cost, decision)
-    }
-}
-
-/// What matters of a look before anything is taken.
-#[derive(Clone, Copy)]
-struct Glance {
-    is_sure: bool,
-    /// How long to wait where it denies.
-    denied_for: Option<Duration>,
-}
-
-impl From<Decision> for Glance {
-    fn from(look: Decision) -> Self {
-        let denied_for = look.is_denied().then(|| look.retry_after());
-        Self { is_sure: look.is_sure(), denied_for }
-    }
-}
+pub(crate) mod part;
 
 /// What several limits say of a request.
 pub(crate) enum Together {
-    /// All were charged: what each of them allowed, in order.
-    Allowed(SmallVec<[Allowed; USUAL]>),
+    /// All were charged: the place of each part and what it was allowed, in order.
+    Allowed(SmallVec<[(usize, Allowed); USUAL]>),
     Denied(TogetherDenied),
 }
 
@@ -194,7 +31,7 @@ impl Together {
     pub(super) fn decision(self) -> Option<Decision> {
         match self {
             Self::Allowed(all) => {
-                all.into_iter().map(|allowed| allowed.decision).reduce(fewer_left)
+                all.into_iter().map(|(_, allowed)| allowed.decision).reduce(fewer_left)
             }
             Self::Denied(denied) => Some(denied.decision),
         }
@@ -205,8 +42,8 @@ impl Together {
 struct Takes<'a, 'k> {
     parts: &'a [Part<'k>],
     taken: SmallVec<[(usize, Allowed); USUAL]>,
-    /// Which parts were decided.
-    is_decided: SmallVec<[bool; USUAL]>,
+    /// When each part is decided; `None` if it was.
+    open: SmallVec<[Option<Stage>; USUAL]>,
     /// The first denial.
     denied: Option<(usize, Decision)>,
 }
@@ -218,13 +55,13 @@ type Looks = SmallVec<[Option<Decision>; USUAL]>;
 type Glances = SmallVec<[Option<Glance>; USUAL]>;
 
 fn glances(parts: &[Part<'_>]) -> Glances {
-    parts.iter().map(|part| part.look().map(Glance::from)).collect()
+    parts.iter().map(Part::glance).collect()
 }
 
 impl<'a, 'k> Takes<'a, 'k> {
     fn new(parts: &'a [Part<'k>]) -> Self {
-        let is_decided = SmallVec::from_elem(false, parts.len());
-        Self { parts, taken: SmallVec::with_capacity(parts.len()), is_decided, denied: None }
+        let open = parts.iter().map(|part| Some(part.stage())).collect();
+        Self { parts, taken: SmallVec::with_capacity(parts.len()), open, denied: None }
     }
 
     /// Decides about those that are still to be decided, stage by stage, until one is denied. `None` if one has to wait.
@@ -270,8 +107,9 @@ impl<'a, 'k> Takes<'a, 'k> {
         takes
     }
 
+    #[inline(always)]
     fn add(&mut self, index: usize, asked: Timestamp, decision: Decision) {
-        self.is_decided[index] = true;
+        self.open[index] = None;
         if decision.is_denied() {
             self.denied.get_or_insert((index, decision));
         } else {
@@ -279,17 +117,33 @@ impl<'a, 'k> Takes<'a, 'k> {
         }
     }
 
+    /// Decides about those that this node decides, unless the store is to be asked about them, until one is denied.
+    fn take_at_once(&mut self) {
+        let parts = self.parts;
+        for (index, part) in parts.iter().enumerate() {
+            if self.denied.is_none() && self.is_open(index, Stage::Here) {
+                let asked = part.asked_at();
+                if let Some(decision) = part.decide_at_once() {
+                    self.add(index, asked, decision);
+                }
+            }
+        }
+    }
+
     /// Whether a part is of this stage and is still to be decided.
     fn is_open(&self, index: usize, stage: Stage) -> bool {
-        !self.is_decided[index] && self.parts[index].stage() == stage
+        self.open[index] == Some(stage)
     }
 
     /// What all of them say.
     fn end(mut self) -> Together {
         let Some((mut by, mut decision)) = self.denied else {
             let mut taken = std::mem::take(&mut self.taken);
-            taken.sort_unstable_by_key(|(index, _)| *index);
-            return Together::Allowed(taken.into_iter().map(|(_, allowed)| allowed).collect());
+            // Mostly they are.
+            if !taken.is_sorted_by_key(|(index, _)| *index) {
+                taken.sort_unstable_by_key(|(index, _)| *index);
+            }
+            return Together::Allowed(taken);
         };
         // Before anybody looks again.
         self.give_back();
@@ -321,10 +175,6 @@ impl Drop for Takes<'_, '_> {
     }
 }
 
-pub(super) fn fewer_left(one: Decision, other: Decision) -> Decision {
-    if other.remaining() < one.remaining() { other } else { one }
-}
-
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
     let mut takes = Takes::begin(parts, &glances(parts));
@@ -352,11 +202,11 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
     let looks = glances(parts);
     let mut takes = Takes::begin(parts, &looks);
     let mut asked = SmallVec::<[_; USUAL]>::new();
-    for (index, part) in parts.iter().enumerate() {
-        let is_unsure = looks[index].is_some_and(|look| !look.is_sure);
+    for (index, (part, look)) in parts.iter().zip(&looks).enumerate() {
+        let is_unsure = look.is_some_and(|look| !look.is_sure);
         let may_ask = is_unsure && part.patience != Patience::None;
         if may_ask && takes.denied.is_none() && takes.is_open(index, Stage::Here) {
-            let (handle, now) = (part.planned().hold(part.key), part.asked_at());
+            let (handle, now) = (part.asking().hold(part.key), part.asked_at());
             let answer = handle.send_query(part.cost);
             asked.push((index, now, part.cost, handle, answer));
         }
@@ -365,15 +215,15 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
         let decision = handle.after_rule(cost, handle.answered(answer, cost).await);
         takes.add(index, now, decision);
     }
+    takes.take_at_once();
+    if takes.open.iter().all(Option::is_none) {
+        return takes.end();
+    }
     for stage in [Stage::Here, Stage::Store, Stage::Slot] {
         for (index, part) in parts.iter().enumerate() {
             if takes.denied.is_none() && takes.is_open(index, stage) {
                 let asked = part.asked_at();
-                let at_once = if stage == Stage::Here { part.decide_at_once() } else { None };
-                let decision = match at_once {
-                    Some(decision) => decision,
-                    None => part.ask().await,
-                };
+                let decision = part.ask().await;
                 takes.add(index, asked, decision);
             }
         }

@@ -314,6 +314,7 @@ impl ActiveLimit {
 
 impl ActiveLimit {
     /// Decides, unless the request has to wait.
+    #[inline(always)]
     pub(super) fn decide_if_no_wait(&self, key: &[u8], cost: u32) -> Option<Decision> {
         if self.is_decided_by_store() {
             return None;
@@ -328,6 +329,7 @@ impl ActiveLimit {
     }
 
     /// How long a request of this limit may wait for its slot.
+    #[inline]
     pub(super) fn queue(&self) -> Duration {
         match (&self.state.buckets, self.info.rule) {
             (Buckets::Alone(_), Rule::LeakyBucket(rule)) => rule.longest_wait(),

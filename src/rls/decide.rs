@@ -1,28 +1,33 @@
 //! What the limits of a domain say of a request.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::BuildHasher;
 use std::iter;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
+use foldhash::fast::FixedState;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::messages::{
-    Answer, Code, CurrentLimit, Descriptor as Asked, Header, OwnLimit, RateLimitRequest, Status,
-    Unit,
+    Answer, Code, CurrentLimit, Descriptor as Asked, Entry, Header, OwnLimit, RateLimitRequest,
+    Status, Unit,
 };
 use super::metrics::{Counted, DescriptorMetrics};
-use crate::config::{Config, Descriptor, DescriptorRule, Matched, REQUEST_LIMITS, UnknownDomain};
+use crate::config::{
+    Config, DescriptorRule, Domain, Matched, PathValues, REQUEST_LIMITS, UnknownDomain,
+};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::{Key, KeyWriter};
 use crate::limit::Limit;
 use crate::limiter::settle::Allowed;
-use crate::limiter::together::{Part, Patience, Together, ask_all};
+use crate::limiter::together::part::{Part, Patience};
+use crate::limiter::together::{Together, ask_all};
 use crate::limiter::{AsyncLimit, Limiter};
 use crate::quota::Quota;
 
@@ -36,7 +41,7 @@ pub(crate) struct DomainLimits {
     pub(crate) config: Config,
     /// In the order of the configuration.
     limits: Vec<AsyncLimit>,
-    places: HashMap<&'static str, usize>,
+    places: HashMap<&'static str, usize, FixedState>,
     limiter: Limiter,
     own: Arc<OwnLimits>,
     metrics: Option<Arc<DescriptorMetrics>>,
@@ -51,30 +56,27 @@ impl fmt::Debug for DomainLimits {
 
 /// Limits that requests have brought with them, by what they say.
 #[derive(Default)]
-pub(crate) struct OwnLimits(DashMap<OwnLimit, AsyncLimit>);
+pub(crate) struct OwnLimits(DashMap<OwnLimit, Arc<AsyncLimit>>);
 
 impl OwnLimits {
     /// The most of them: each takes memory until the process ends, and a part of the quotas that overrides can give.
     pub(crate) const MAX: usize = 10_000;
 
-    /// What holds for a descriptor with such a limit. Its domain and all its entries are its key.
-    fn ruling<'a>(
+    /// What a descriptor with such a limit is asked for. Its domain and all its entries are its key.
+    fn limited<'a>(
         &self,
         own: OwnLimit,
         limiter: &Limiter,
-        (request, asked): (&'a RateLimitRequest, &'a Asked),
-    ) -> Result<Ruling<'a>, String> {
-        if own.requests_per_unit == 0 {
-            return Ok(Ruling::Deny);
-        }
+        domain: &str,
+        (place, asked): (usize, &Asked<'_>),
+    ) -> Result<Limited<'a>, String> {
         let entries = asked.entries.iter().flat_map(|entry| [&*entry.key, &*entry.value]);
-        let values = iter::once(&*request.domain).chain(entries).collect();
-        let values = Values { values, own: Some(own) };
-        let limit = Cow::Owned(self.limit(own, limiter)?);
-        Ok(Ruling::Limited(Limited::new(limit, &values, request, asked)))
+        let values = iter::once(domain).chain(entries).collect();
+        let limit = LimitOf::Request(self.limit(own, limiter)?);
+        Ok(Limited::new(limit, &Values { values, own: Some(own) }, (place, asked)))
     }
 
-    fn limit(&self, own: OwnLimit, limiter: &Limiter) -> Result<AsyncLimit, String> {
+    fn limit(&self, own: OwnLimit, limiter: &Limiter) -> Result<Arc<AsyncLimit>, String> {
         if let Some(known) = self.0.get(&own) {
             return Ok(known.clone());
         }
@@ -86,7 +88,7 @@ impl OwnLimits {
         }
         let quota = Quota::new(own.requests_per_unit, unit.period());
         let limit = limiter.async_limit(REQUEST_LIMITS).and_then(|limit| limit.with_quota(quota));
-        let limit = limit.map_err(|error| error.to_string())?;
+        let limit = Arc::new(limit.map_err(|error| error.to_string())?);
         self.0.insert(own, limit.clone());
         Ok(limit)
     }
@@ -109,18 +111,36 @@ pub(crate) enum Refusal {
     NegativeHits { place: usize, limit: &'static str },
 }
 
-/// What holds for one descriptor of a request.
-#[allow(clippy::large_enum_variant, reason = "most descriptors have a limit")]
-enum Ruling<'a> {
-    /// It has no limit, or another one stands in its place.
-    Free,
-    Unlimited,
-    Deny,
-    Limited(Limited<'a>),
+/// What holds for the descriptors of a request.
+struct Rulings<'a> {
+    /// How each of them stands; those that have a limit do not yet.
+    statuses: Vec<Status>,
+    /// Those that have a limit.
+    limited: Vec<Limited<'a>>,
 }
 
+/// The limit of a descriptor: of the file, or one that the request has brought.
+enum LimitOf<'a> {
+    File(&'a AsyncLimit),
+    Request(Arc<AsyncLimit>),
+}
+
+impl Deref for LimitOf<'_> {
+    type Target = AsyncLimit;
+
+    fn deref(&self) -> &AsyncLimit {
+        match self {
+            Self::File(limit) => limit,
+            Self::Request(limit) => limit,
+        }
+    }
+}
+
+/// A descriptor that has a limit.
 struct Limited<'a> {
-    limit: Cow<'a, AsyncLimit>,
+    /// Its place in the request.
+    place: usize,
+    limit: LimitOf<'a>,
     /// What the limiter knows its values by.
     key: SmallVec<[u8; KEY_BYTES]>,
     /// The key before it is hashed, if overrides look for that.
@@ -133,31 +153,28 @@ struct Limited<'a> {
 }
 
 impl<'a> Limited<'a> {
-    fn new(
-        limit: Cow<'a, AsyncLimit>,
-        values: &Values<'_>,
-        request: &RateLimitRequest,
-        asked: &Asked,
-    ) -> Self {
+    #[inline]
+    fn new(limit: LimitOf<'a>, values: &Values<'_>, (place, asked): (usize, &Asked<'_>)) -> Self {
         Self {
+            place,
             key: SmallVec::from_slice(&limit.0.shared.secret.name(values)),
             plain: limit.0.plain_for_overrides(values),
             limit,
-            hits: hits(request, asked),
+            hits: asked.hits,
             is_negative: asked.is_negative_hits,
             is_always_charged: false,
         }
     }
 
-    /// What `limit` is asked for, which is this one or waits for less long.
-    fn part<'r>(&'r self, limit: &'r AsyncLimit, cost: u32) -> Part<'r> {
-        let (plain, patience) = (self.plain.as_deref(), Patience::Store);
-        Part { limit: &limit.0, key: &self.key, plain, cost, patience }
+    /// What the limit is asked for.
+    fn part(&self, cost: u32, patience: Patience) -> Part<'_> {
+        let plain = self.plain.as_deref();
+        Part { limit: &self.limit.0, key: &self.key, plain, cost, patience }
     }
 
     /// How the key stands; `None` if only the store knows.
     fn look(&self) -> Option<Decision> {
-        self.part(&self.limit, 0).look()
+        self.part(0, Patience::None).look()
     }
 
     fn is_charged(&self) -> bool {
@@ -167,15 +184,22 @@ impl<'a> Limited<'a> {
 
 /// The values of a key: as a tuple of them.
 struct Values<'a> {
-    values: SmallVec<[&'a str; 4]>,
+    values: PathValues<'a>,
     /// The first part then: each such limit counts for itself.
     own: Option<OwnLimit>,
 }
 
 impl Key for Values<'_> {
+    fn held_bytes(&self) -> Option<&[u8]> {
+        match (&*self.values, self.own) {
+            ([value], None) => value.held_bytes(),
+            _ => None,
+        }
+    }
+
     fn write(&self, writer: &mut KeyWriter<'_>) {
-        if let ([value], None) = (&*self.values, self.own) {
-            return value.write(writer);
+        if let Some(held) = self.held_bytes() {
+            return writer.push(held);
         }
         if let Some(own) = self.own {
             let OwnLimit { requests_per_unit, unit } = own;
@@ -213,7 +237,7 @@ impl DomainLimits {
     /// Decides about a request, and waits for the store until the deadline at most.
     pub(crate) async fn answer(
         &self,
-        request: &RateLimitRequest,
+        request: &RateLimitRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Answer, Refusal> {
         let began = self.metrics.as_ref().map(|_| Instant::now());
@@ -229,7 +253,7 @@ impl DomainLimits {
 
     async fn decide(
         &self,
-        request: &RateLimitRequest,
+        request: &RateLimitRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Answer, Refusal> {
         if request.domain.is_empty() {
@@ -242,24 +266,19 @@ impl DomainLimits {
         if descriptors > DESCRIPTORS_MAX {
             return Err(Refusal::TooManyDescriptors(descriptors));
         }
-        let Some(domain) = self.config.domain(&request.domain) else {
+        let Some(domain) = self.config.domain(request.domain) else {
             let code = match self.config.server().unknown_domain {
                 UnknownDomain::Allow => Code::Ok,
                 UnknownDomain::Deny => Code::OverLimit,
             };
             return Ok(self.told(vec![Status { code, ..Status::default() }; descriptors]));
         };
-        let matched: Vec<_> = request.descriptors.iter().map(|it| matched(domain, it)).collect();
-        let rulings = self.rulings(request, matched)?;
-        let statuses = statuses(&rulings, deadline).await?;
+        let statuses = statuses(self.rulings(domain, request)?, deadline).await?;
         if let Some(metrics) = &self.metrics {
             let is_charged = statuses.iter().all(|status| status.code == Code::Ok);
-            for ((asked, ruling), status) in request.descriptors.iter().zip(&rulings).zip(&statuses)
-            {
-                let hits = hits(request, asked);
-                let is_counted = matches!(ruling, Ruling::Deny | Ruling::Limited(_));
-                if is_counted && !asked.is_negative_hits {
-                    metrics.count(domain, &Counted { asked, hits, status, is_charged });
+            for (asked, status) in request.descriptors.iter().zip(&statuses) {
+                if status.is_limited && !asked.is_negative_hits {
+                    metrics.count(domain, &Counted { asked, status, is_charged });
                 }
             }
         }
@@ -286,54 +305,81 @@ impl DomainLimits {
 
     fn rulings<'a>(
         &'a self,
-        request: &'a RateLimitRequest,
-        matched: Vec<Option<Matched<'a>>>,
-    ) -> Result<Vec<Ruling<'a>>, Refusal> {
-        // The rule of a descriptor that brings its own limit does not apply.
-        let by_rule = matched.iter().zip(&request.descriptors).filter(|(_, it)| it.limit.is_none());
-        let found = by_rule.filter_map(|(matched, _)| Some(matched.as_ref()?.descriptor));
-        let ruled = found.filter(|descriptor| descriptor.rule.is_some());
-        let replaced: Vec<&String> = ruled.flat_map(|descriptor| &descriptor.replaces).collect();
-        let both = matched.into_iter().zip(&request.descriptors).enumerate();
-        let ruling = |(place, (matched, asked)): (usize, (Option<Matched<'a>>, &'a Asked))| {
-            // Its rule does not apply, and cannot be replaced.
+        domain: &'a Domain,
+        request: &RateLimitRequest<'_>,
+    ) -> Result<Rulings<'a>, Refusal> {
+        let RateLimitRequest { domain: name, descriptors } = request;
+        let (replaced, all) = (replaced(domain, descriptors), descriptors.len());
+        let (mut statuses, mut limited) = (Vec::with_capacity(all), Vec::with_capacity(all));
+        for (place, asked) in descriptors.iter().enumerate() {
+            // The rule of a descriptor that brings its own limit does not apply, and cannot be replaced.
             if let Some(own) = asked.limit {
-                let ruled = self.own.ruling(own, &self.limiter, (request, asked));
-                return ruled.map_err(|reason| Refusal::OwnLimit { place, reason });
-            }
-            let Some(Matched { descriptor, values }) = matched else { return Ok(Ruling::Free) };
-            let Descriptor { rule, name, .. } = descriptor;
-            if name.as_ref().is_some_and(|name| replaced.contains(&name)) {
-                return Ok(Ruling::Free);
-            }
-            Ok(match rule {
-                None => Ruling::Free,
-                Some(DescriptorRule::Unlimited) => Ruling::Unlimited,
-                Some(DescriptorRule::Deny) => Ruling::Deny,
-                Some(DescriptorRule::Limit { limit, is_always_charged }) => {
-                    let limit = Cow::Borrowed(&self.limits[*limit]);
-                    let limited =
-                        Limited::new(limit, &Values { values, own: None }, request, asked);
-                    Ruling::Limited(Limited { is_always_charged: *is_always_charged, ..limited })
+                let is_denied = own.requests_per_unit == 0;
+                statuses.push(if is_denied { Status::denied() } else { Status::default() });
+                if !is_denied {
+                    let found = self.own.limited(own, &self.limiter, name, (place, asked));
+                    limited.push(found.map_err(|reason| Refusal::OwnLimit { place, reason })?);
                 }
-            })
-        };
-        let mut rulings = Vec::with_capacity(request.descriptors.len());
-        for descriptor in both {
-            rulings.push(ruling(descriptor)?);
+                continue;
+            }
+            statuses.push(match rule(matched(domain, asked.entries), &replaced) {
+                None => Status::default(),
+                Some((DescriptorRule::Unlimited, _)) => Status::unlimited(),
+                Some((DescriptorRule::Deny, _)) => Status::denied(),
+                Some((DescriptorRule::Limit { limit, is_always_charged }, values)) => {
+                    let limit = LimitOf::File(&self.limits[*limit]);
+                    let values = Values { values, own: None };
+                    let mut found = Limited::new(limit, &values, (place, asked));
+                    found.is_always_charged = *is_always_charged;
+                    limited.push(found);
+                    Status::default()
+                }
+            });
         }
-        Ok(rulings)
+        Ok(Rulings { statuses, limited })
     }
 }
 
-fn matched<'a>(domain: &'a crate::config::Domain, asked: &'a Asked) -> Option<Matched<'a>> {
-    domain.level.find(asked.entries.iter().map(|entry| (&*entry.key, &*entry.value)))
+fn matched<'a: 'v, 'v>(domain: &'a Domain, entries: &'v [Entry]) -> Option<Matched<'a, 'v>> {
+    domain.level.find(entries.iter().map(|entry| (&*entry.key, &*entry.value)))
 }
 
-fn hits(request: &RateLimitRequest, asked: &Asked) -> u32 {
-    let hits = asked.hits_addend.unwrap_or_else(|| request.hits_addend.max(1));
-    // More than any limit admits at once.
-    hits.try_into().unwrap_or(u32::MAX)
+/// The rule of a descriptor, and the values that tell its keys apart. `None` if it has none, or another one replaces it.
+fn rule<'a, 'v>(
+    matched: Option<Matched<'a, 'v>>,
+    replaced: &[&String],
+) -> Option<(&'a DescriptorRule, PathValues<'v>)> {
+    let Matched { descriptor, values } = matched?;
+    let is_replaced = descriptor.name.as_ref().is_some_and(|name| replaced.contains(&name));
+    descriptor.rule.as_ref().filter(|_| !is_replaced).map(|rule| (rule, values))
+}
+
+/// The names of the descriptors in whose place others of the request count.
+fn replaced<'a>(domain: &'a Domain, descriptors: &'a [Asked<'_>]) -> Vec<&'a String> {
+    if !domain.has_replacements {
+        return Vec::new();
+    }
+    let by_rule = descriptors.iter().filter(|asked| asked.limit.is_none());
+    let found = by_rule.filter_map(|asked| Some(matched(domain, asked.entries)?.descriptor));
+    found.filter(|it| it.rule.is_some()).flat_map(|it| &it.replaces).collect()
+}
+
+/// A descriptor that is charged, and the hash of its key. By that they are sorted, and only those that have the same one by
+/// limit and key.
+struct Charged<'r, 'a> {
+    hash: u64,
+    limited: &'r Limited<'a>,
+}
+
+impl<'r, 'a> Charged<'r, 'a> {
+    fn new(limited: &'r Limited<'a>) -> Self {
+        Self { hash: FixedState::default().hash_one(&*limited.key), limited }
+    }
+
+    /// The limit and the key.
+    fn of(&self) -> (u32, &'r [u8]) {
+        (self.limited.limit.place(), &self.limited.key)
+    }
 }
 
 /// What is charged of one key.
@@ -342,20 +388,18 @@ struct Charge<'r, 'a> {
     cost: u32,
     /// Whether the limit can ever admit it, or does not decide.
     is_possible: bool,
-    /// The descriptors that it is of.
-    places: SmallVec<[usize; 1]>,
+    /// The descriptors that have the key.
+    of: &'r [Charged<'r, 'a>],
 }
 
-impl Charge<'_, '_> {
-    /// The limit and the key.
-    fn of(&self) -> (u32, &[u8]) {
-        (self.limited.limit.place(), &self.limited.key)
-    }
-
-    fn find_whether_possible(&mut self) {
+impl<'r, 'a> Charge<'r, 'a> {
+    fn new(of: &'r [Charged<'r, 'a>]) -> Self {
+        let limited = of[0].limited;
+        let cost = of.iter().fold(0, |cost: u32, it| cost.saturating_add(it.limited.hits));
         let is_free = |look: Decision| look.is_override() && look.is_allowed();
-        self.is_possible = self.limited.limit.validate_cost(self.cost).is_ok()
-            || self.limited.look().is_some_and(is_free);
+        let is_possible =
+            limited.limit.validate_cost(cost).is_ok() || limited.look().is_some_and(is_free);
+        Self { limited, cost, is_possible, of }
     }
 
     /// Whether a look says that so much would be denied.
@@ -368,8 +412,9 @@ impl Charge<'_, '_> {
 
     /// Writes how it ended into the statuses of its descriptors.
     fn tell(&self, standing: Standing, statuses: &mut [Status]) {
-        for place in &self.places {
-            statuses[*place] = status(&self.limited.limit, standing);
+        let status = status(&self.limited.limit, standing);
+        for charged in self.of {
+            statuses[charged.limited.place] = status;
         }
     }
 
@@ -386,28 +431,18 @@ struct Standing {
 }
 
 /// Charges all limits, or those alone that are always charged, and tells how each descriptor stands.
-async fn statuses(
-    rulings: &[Ruling<'_>],
-    deadline: Option<Instant>,
-) -> Result<Vec<Status>, Refusal> {
-    give_back(rulings)?;
-    let mut statuses: Vec<Status> = Vec::with_capacity(rulings.len());
-    for ruling in rulings {
-        statuses.push(match ruling {
-            Ruling::Unlimited => Status::unlimited(),
-            Ruling::Deny => Status { code: Code::OverLimit, ..Status::default() },
-            Ruling::Limited(limited) if !limited.is_charged() => {
-                let limit = waiting(&limited.limit, deadline);
-                let decision = limited.part(&limit, 0).ask().await;
-                status(&limited.limit, Standing { is_over: false, decision: Some(decision) })
-            }
-            // Those that are charged are told below.
-            Ruling::Free | Ruling::Limited(_) => Status::default(),
-        });
+async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec<Status>, Refusal> {
+    let Rulings { mut statuses, limited } = rulings;
+    give_back(&limited)?;
+    for limited in limited.iter().filter(|limited| !limited.is_charged()) {
+        let decision = limited.part(0, patience(deadline)).ask().await;
+        let standing = Standing { is_over: false, decision: Some(decision) };
+        statuses[limited.place] = status(&limited.limit, standing);
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
     // A limit in shadow mode keeps no other from being charged.
-    let mut charges = charges(rulings);
+    let charged = sorted(&limited);
+    let mut charges = charges(&charged);
     let shadows = charges.extract_if(.., |charge| !charge.is_possible && charge.is_shadow());
     let shadows: Vec<_> = shadows.collect();
     tell_looks(&shadows, &mut statuses);
@@ -424,54 +459,47 @@ async fn statuses(
 }
 
 /// Gives hits back, before anything is charged. One that cannot is found before the first goes back.
-fn give_back(rulings: &[Ruling<'_>]) -> Result<(), Refusal> {
-    for (place, ruling) in rulings.iter().enumerate() {
-        if let Ruling::Limited(Limited { limit, is_negative: true, .. }) = ruling
-            && !limit.can_give_back()
-        {
-            return Err(Refusal::NegativeHits { place, limit: limit.name() });
+fn give_back(all: &[Limited<'_>]) -> Result<(), Refusal> {
+    for Limited { place, limit, .. } in all.iter().filter(|limited| limited.is_negative) {
+        if !limit.can_give_back() {
+            return Err(Refusal::NegativeHits { place: *place, limit: limit.name() });
         }
     }
-    for ruling in rulings {
-        if let Ruling::Limited(limited @ Limited { is_negative: true, hits: 1.., .. }) = ruling {
-            let Limited { limit, key, plain, hits, .. } = limited;
-            limit.give_back(key, plain.as_deref(), *hits);
+    for limited in all {
+        if let Limited { limit, key, plain, hits: 1.., is_negative: true, .. } = limited {
+            limit.give_back(key, plain.as_deref(), limited.hits);
         }
     }
     Ok(())
 }
 
-/// The limit, which waits for the store until the deadline at most.
-fn waiting(limit: &AsyncLimit, deadline: Option<Instant>) -> Cow<'_, AsyncLimit> {
-    match deadline {
-        None => Cow::Borrowed(limit),
-        Some(deadline) => {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Cow::Owned(limit.within(left))
-        }
-    }
+/// For the store until the deadline at most.
+fn patience(deadline: Option<Instant>) -> Patience {
+    deadline.map_or(Patience::Store, |deadline| {
+        Patience::StoreFor(deadline.saturating_duration_since(Instant::now()))
+    })
 }
 
-/// What is to be charged, each key once, in an order that is the same for all who charge these limits.
-fn charges<'r, 'a>(rulings: &'r [Ruling<'a>]) -> Vec<Charge<'r, 'a>> {
-    let charge = |(place, ruling): (usize, &'r Ruling<'a>)| match ruling {
-        Ruling::Limited(limited) if limited.is_charged() => {
-            let (cost, places) = (limited.hits, SmallVec::from_elem(place, 1));
-            Some(Charge { limited, cost, is_possible: false, places })
+/// The descriptors that are charged, those of one key together, in an order that is the same for all who charge these keys.
+fn sorted<'r, 'a>(limited: &'r [Limited<'a>]) -> Vec<Charged<'r, 'a>> {
+    let mut sorted = Vec::with_capacity(limited.len());
+    sorted.extend(limited.iter().filter(|limited| limited.is_charged()).map(Charged::new));
+    sorted.sort_unstable_by_key(|charged| charged.hash);
+    for same in sorted.chunk_by_mut(|one, other| one.hash == other.hash) {
+        if same.len() > 1 {
+            same.sort_unstable_by_key(Charged::of);
         }
-        _ => None,
+    }
+    sorted
+}
+
+/// What is to be charged, each key once.
+fn charges<'r, 'a>(charged: &'r [Charged<'r, 'a>]) -> Vec<Charge<'r, 'a>> {
+    let is_same = |one: &Charged<'_, '_>, other: &Charged<'_, '_>| {
+        one.hash == other.hash && one.of() == other.of()
     };
-    let mut charges: Vec<Charge<'r, 'a>> = rulings.iter().enumerate().filter_map(charge).collect();
-    charges.sort_unstable_by(|one, other| one.of().cmp(&other.of()));
-    charges.dedup_by(|next, charge| {
-        let is_same = next.of() == charge.of();
-        if is_same {
-            charge.cost = charge.cost.saturating_add(next.cost);
-            charge.places.append(&mut next.places);
-        }
-        is_same
-    });
-    charges.iter_mut().for_each(Charge::find_whether_possible);
+    let mut charges = Vec::with_capacity(charged.len());
+    charges.extend(charged.chunk_by(is_same).map(Charge::new));
     charges
 }
 
@@ -484,14 +512,12 @@ async fn charge_all(
     if !charges.iter().all(|charge| charge.is_possible) {
         return tell_looks(charges, statuses);
     }
-    let limits: SmallVec<[Cow<'_, AsyncLimit>; 4]> =
-        charges.iter().map(|charge| waiting(&charge.limited.limit, deadline)).collect();
-    let both = charges.iter().zip(&limits);
-    let parts: SmallVec<[Part<'_>; 4]> =
-        both.map(|(charge, limit)| charge.limited.part(limit, charge.cost)).collect();
+    let patience = patience(deadline);
+    let parts: Vec<Part<'_>> =
+        charges.iter().map(|charge| charge.limited.part(charge.cost, patience)).collect();
     match ask_all(&parts).await {
         Together::Allowed(all) => {
-            for (charge, Allowed { decision, .. }) in charges.iter().zip(all) {
+            for (charge, (_, Allowed { decision, .. })) in charges.iter().zip(all) {
                 charge.tell(Standing { is_over: false, decision: Some(decision) }, statuses);
             }
             true
@@ -524,11 +550,12 @@ fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Statu
     let is_over = is_over && !is_shadow_denied;
     let Some(decision) = decision else {
         let code = if is_over { Code::OverLimit } else { Code::Ok };
-        return Status { code, is_shadow_denied, ..Status::default() };
+        return Status { code, is_shadow_denied, is_limited: true, ..Status::default() };
     };
     let quota = decision.quota();
     let reset = decision.reset_after();
     Status {
+        is_limited: true,
         code: if is_over { Code::OverLimit } else { Code::Ok },
         current_limit: Some(CurrentLimit {
             requests_per_unit: u32::try_from(quota.tokens()).unwrap_or(u32::MAX),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
+pub(crate) use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response as pb_response;
 use envoy_types::pb::google::protobuf::Duration as PbDuration;
@@ -14,35 +15,52 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 const UNLIMITED: u32 = u32::MAX;
 
 /// Requests that fit all limits of their descriptors, or none.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct RateLimitRequest {
-    pub(crate) domain: String,
-    pub(crate) descriptors: Vec<Descriptor>,
-    /// Requests; 0 is one.
-    #[serde(alias = "hits_addend", deserialize_with = "whole")]
-    pub(crate) hits_addend: u64,
+#[derive(Debug)]
+pub(crate) struct RateLimitRequest<'a> {
+    pub(crate) domain: &'a str,
+    pub(crate) descriptors: Vec<Descriptor<'a>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct Descriptor {
-    pub(crate) entries: Vec<Entry>,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor<'a> {
+    pub(crate) entries: &'a [Entry],
     /// A limit of the request's own.
     pub(crate) limit: Option<OwnLimit>,
-    /// Instead of those of the whole; 0 looks without counting.
-    #[serde(alias = "hits_addend", deserialize_with = "some_whole")]
-    pub(crate) hits_addend: Option<u64>,
+    /// 0 looks, and charges nothing.
+    pub(crate) hits: u32,
     /// The hits go back.
-    #[serde(alias = "is_negative_hits")]
     pub(crate) is_negative_hits: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+/// The same as JSON.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct JsonRequest {
+    domain: String,
+    descriptors: Vec<JsonDescriptor>,
+    /// Requests; 0 is one.
+    #[serde(alias = "hits_addend", deserialize_with = "whole")]
+    hits_addend: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct JsonDescriptor {
+    #[serde(deserialize_with = "entries")]
+    entries: Vec<Entry>,
+    limit: Option<OwnLimit>,
+    /// Instead of those of the whole; 0 looks without counting.
+    #[serde(alias = "hits_addend", deserialize_with = "some_whole")]
+    hits_addend: Option<u64>,
+    #[serde(alias = "is_negative_hits")]
+    is_negative_hits: bool,
+}
+
+#[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Entry {
-    pub(crate) key: String,
-    pub(crate) value: String,
+struct JsonEntry {
+    key: String,
+    value: String,
 }
 
 /// A limit that a request brings with it.
@@ -76,7 +94,7 @@ pub(crate) enum Code {
 }
 
 /// How one descriptor stands. The default is that of one without a limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Status {
     pub(crate) code: Code,
@@ -89,9 +107,12 @@ pub(crate) struct Status {
     /// A limit in shadow mode would have denied it.
     #[serde(skip)]
     pub(crate) is_shadow_denied: bool,
+    /// It has a limit, or is always denied.
+    #[serde(skip)]
+    pub(crate) is_limited: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CurrentLimit {
     pub(crate) requests_per_unit: u32,
@@ -153,6 +174,11 @@ impl Unit {
 }
 
 impl Status {
+    /// That of a descriptor that is always denied.
+    pub(crate) fn denied() -> Self {
+        Self { code: Code::OverLimit, is_limited: true, ..Self::default() }
+    }
+
     /// That of a descriptor that is never denied.
     pub(crate) fn unlimited() -> Self {
         Self { limit_remaining: UNLIMITED, ..Self::default() }
@@ -231,26 +257,41 @@ impl Visitor<'_> for UnitVisitor {
     }
 }
 
-impl From<pb::RateLimitRequest> for RateLimitRequest {
-    fn from(request: pb::RateLimitRequest) -> Self {
-        let descriptors = request.descriptors.into_iter().map(|descriptor| Descriptor {
-            entries: descriptor
-                .entries
-                .into_iter()
-                .map(|entry| Entry { key: entry.key, value: entry.value })
-                .collect(),
+fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Entry>, D::Error> {
+    let entries = Vec::<JsonEntry>::deserialize(deserializer)?;
+    Ok(entries.into_iter().map(|JsonEntry { key, value }| Entry { key, value }).collect())
+}
+
+/// The hits of a descriptor, in whose place those of the whole are where it has none. 0 of the whole is one.
+fn hits(own: Option<u64>, of_all: u64) -> u32 {
+    // More than any limit admits at once.
+    own.unwrap_or(of_all.max(1)).try_into().unwrap_or(u32::MAX)
+}
+
+impl<'a> From<&'a pb::RateLimitRequest> for RateLimitRequest<'a> {
+    fn from(request: &'a pb::RateLimitRequest) -> Self {
+        let descriptors = request.descriptors.iter().map(|descriptor| Descriptor {
+            entries: &descriptor.entries,
             limit: descriptor.limit.map(|limit| OwnLimit {
                 requests_per_unit: limit.requests_per_unit.into(),
                 unit: limit.unit.try_into().ok().and_then(Unit::of_request),
             }),
-            hits_addend: descriptor.hits_addend.map(|hits| hits.value),
+            hits: hits(descriptor.hits_addend.map(|hits| hits.value), request.hits_addend.into()),
             is_negative_hits: descriptor.is_negative_hits,
         });
-        Self {
-            domain: request.domain,
-            descriptors: descriptors.collect(),
-            hits_addend: request.hits_addend.into(),
-        }
+        Self { domain: &request.domain, descriptors: descriptors.collect() }
+    }
+}
+
+impl<'a> From<&'a JsonRequest> for RateLimitRequest<'a> {
+    fn from(request: &'a JsonRequest) -> Self {
+        let descriptors = request.descriptors.iter().map(|descriptor| Descriptor {
+            entries: &descriptor.entries,
+            limit: descriptor.limit,
+            hits: hits(descriptor.hits_addend, request.hits_addend),
+            is_negative_hits: descriptor.is_negative_hits,
+        });
+        Self { domain: &request.domain, descriptors: descriptors.collect() }
     }
 }
 
@@ -314,20 +355,15 @@ mod tests {
             "hitsAddend":"7","isNegativeHits":true}],"hitsAddend":3}"#;
         let snake = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],
             "hits_addend":7,"is_negative_hits":true}],"hits_addend":"3"}"#;
-        let expected = RateLimitRequest {
-            domain: "d".to_owned(),
-            descriptors: vec![Descriptor {
-                entries: vec![Entry { key: "k".to_owned(), value: "v".to_owned() }],
-                limit: None,
-                hits_addend: Some(7),
-                is_negative_hits: true,
-            }],
-            hits_addend: 3,
-        };
+        let entries = [Entry { key: "k".to_owned(), value: "v".to_owned() }];
+        let expected =
+            Descriptor { entries: &entries, limit: None, hits: 7, is_negative_hits: true };
         for text in [camel, snake] {
-            assert_eq!(serde_json::from_str::<RateLimitRequest>(text)?, expected);
+            let json: JsonRequest = serde_json::from_str(text)?;
+            let request = RateLimitRequest::from(&json);
+            assert_eq!((request.domain, &*request.descriptors), ("d", &[expected][..]));
         }
-        assert!(serde_json::from_str::<RateLimitRequest>(r#"{"domains":"d"}"#).is_err());
+        assert!(serde_json::from_str::<JsonRequest>(r#"{"domains":"d"}"#).is_err());
         let answer = Answer {
             overall_code: Code::OverLimit,
             statuses: vec![
@@ -341,6 +377,7 @@ mod tests {
                     limit_remaining: 0,
                     duration_until_reset: Some(Duration::from_secs(20)),
                     is_shadow_denied: false,
+                    is_limited: true,
                 },
             ],
             response_headers_to_add: Vec::new(),

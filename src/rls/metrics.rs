@@ -25,8 +25,7 @@ pub(crate) struct DescriptorMetrics {
 
 /// What a descriptor was charged, or would have been.
 pub(super) struct Counted<'a> {
-    pub(super) asked: &'a Asked,
-    pub(super) hits: u32,
+    pub(super) asked: &'a Asked<'a>,
     pub(super) status: &'a Status,
     /// Whether the request is charged.
     pub(super) is_charged: bool,
@@ -58,7 +57,8 @@ impl DescriptorMetrics {
 
     /// Counts a descriptor that has a limit.
     pub(super) fn count(&self, domain: &Domain, counted: &Counted<'_>) {
-        let Counted { asked, hits, status, is_charged } = *counted;
+        let Counted { asked, status, is_charged } = *counted;
+        let hits = asked.hits;
         let Some(labels) = self.labels(domain, asked) else { return };
         let add = |name: &'static str, hits: u32| {
             if hits > 0 {
@@ -85,7 +85,7 @@ impl DescriptorMetrics {
     }
 
     /// The domain and the first two entries: those below add up.
-    fn labels(&self, domain: &Domain, asked: &Asked) -> Option<Vec<(&'static str, String)>> {
+    fn labels(&self, domain: &Domain, asked: &Asked<'_>) -> Option<Vec<(&'static str, String)>> {
         let entries = asked.entries.iter().map(|entry| (&*entry.key, &*entry.value));
         let keys = match asked.limit {
             Some(_) => {

@@ -8,5 +8,5 @@ mod messages;
 mod metrics;
 
 pub(crate) use decide::{DomainLimits, OwnLimits, Refusal};
-pub(crate) use messages::{Answer, Code, RateLimitRequest};
+pub(crate) use messages::{Answer, Code, JsonRequest, RateLimitRequest};
 pub(crate) use metrics::DescriptorMetrics;

@@ -102,7 +102,8 @@ impl Answer {
 
 /// Rounded up, so that a client does not come back too early.
 pub(super) fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    let of_second = u64::from(time.subsec_nanos().div_ceil(1_000_000));
+    time.as_secs().saturating_mul(1000).saturating_add(of_second)
 }
 
 impl Check<'_> {

@@ -21,7 +21,7 @@ use super::extract::Body;
 use super::problem::{BODY_BYTES_MAX, Problem};
 use super::reflection;
 use super::running::Running;
-use crate::rls::{Answer, Code, RateLimitRequest, Refusal};
+use crate::rls::{Answer, Code, JsonRequest, RateLimitRequest, Refusal};
 
 /// What Envoy asks the health service about.
 const HEALTH_NAME: &str = "ratelimit";
@@ -48,7 +48,8 @@ impl RateLimitService for Envoy {
         if self.0.refuses_checks() {
             return Err(Status::unavailable("the service ends"));
         }
-        let request = request.into_inner().into();
+        let request = request.into_inner();
+        let request = RateLimitRequest::from(&request);
         match self.0.in_force.load_full().answer(&request, deadline).await {
             Ok(answer) => Ok(GrpcResponse::new(answer.into())),
             Err(refusal @ Refusal::NegativeHits { .. }) => {
@@ -131,7 +132,8 @@ pub(super) async fn json(
     State(running): State<Arc<Running>>,
     body: Body,
 ) -> Result<Response, Problem> {
-    let request: RateLimitRequest = body.parse()?;
+    let request: JsonRequest = body.parse()?;
+    let request = RateLimitRequest::from(&request);
     let answer = running.in_force.load_full().answer(&request, None).await;
     let answer: Answer = answer.map_err(|refusal| {
         let status = match refusal {
