@@ -944,13 +944,14 @@ fn silent_store() -> u16 {
     port
 }
 
-/// A request of the key x of d/c over gRPC, whose caller waits for 100 ms.
-fn hurried() -> Request<Body> {
-    let message = b"\x0a\x01d\x12\x08\x0a\x06\x0a\x01c\x12\x01x";
+/// A request over gRPC of the value x of each of these keys of the domain d, whose caller waits so long.
+fn hurried(keys: &[u8], timeout: &str) -> Request<Body> {
+    let of = |key: &u8| [b"\x12\x08\x0a\x06\x0a\x01", &[*key][..], b"\x12\x01x"].concat();
+    let message = [b"\x0a\x01d".to_vec(), keys.iter().flat_map(of).collect()].concat();
     let frame = [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat();
     Request::post("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
         .header("content-type", "application/grpc")
-        .header("grpc-timeout", "100m")
+        .header("grpc-timeout", timeout)
         .body(Body::from(frame))
         .unwrap()
 }
@@ -969,13 +970,35 @@ async fn grpc_request_is_answered_before_its_deadline_while_the_store_is_silent(
         let limiter = config.builder().build().unwrap();
         let service = Service::new(config, limiter).unwrap();
         let response = tokio::time::timeout(std::time::Duration::from_secs(5), async {
-            let response = service.grpc().oneshot(hurried()).await.unwrap();
+            let response = service.grpc().oneshot(hurried(b"c", "100m")).await.unwrap();
             to_bytes(response.into_body(), usize::MAX).await.unwrap()
         });
         let answer = response.await.unwrap_or_else(|_| panic!("{mode}: no answer"));
         // A frame, and in it the overall code.
         assert_eq!(answer[5..7], [8, overall], "{mode} {outage}: {answer:?}");
     }
+}
+
+#[tokio::test]
+async fn deadline_of_a_request_is_that_of_all_its_exact_limits_together() {
+    let port = silent_store();
+    let keys = b"abcdef";
+    let limit = |key: &u8| {
+        format!(
+            "[domains.d.{}]\nquota = \"10/h\"\nmode = \"exact\"\noutage = \"open\"\nmax_wait = \"10s\"\n",
+            char::from(*key)
+        )
+    };
+    let store = format!("[store]\nredis = \"redis://127.0.0.1:{port}\"\ntimeout = \"10s\"\n");
+    let toml = store + &keys.iter().map(limit).collect::<String>();
+    let config = Config::from_toml(&toml).unwrap();
+    let limiter = config.builder().build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let asked = Instant::now();
+    let response = service.grpc().oneshot(hurried(keys, "1S")).await.unwrap();
+    to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    // Each of the six could wait for a second.
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
 }
 
 #[tokio::test]

@@ -260,6 +260,20 @@ mod tests {
     }
 
     #[test]
+    fn replacements_are_found_behind_values_patterns_and_all_values() {
+        for value in ["x", "x*", ""] {
+            let replacing = || Descriptor { replaces: vec!["a".to_owned()], ..Default::default() };
+            let (mut inner, mut outer, mut flat) =
+                (Level::default(), Level::default(), Level::default());
+            assert!(inner.add("k", value, replacing()) && flat.add("k", value, replacing()));
+            let of_inner = Descriptor { level: inner, ..Default::default() };
+            assert!(outer.add("k", value, of_inner));
+            assert!(flat.has_replacements() && outer.has_replacements(), "{value:?}");
+            assert!(!level(&[("k", value)]).has_replacements(), "{value:?}");
+        }
+    }
+
+    #[test]
     fn entries_that_lead_nowhere_find_no_descriptor_of_a_sibling() {
         let mut of_x = Descriptor::default();
         assert!(of_x.level.add("m", "GET", Descriptor::default()));

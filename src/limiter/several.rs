@@ -21,8 +21,8 @@ use crate::key::{Key, KeyName};
 /// One for each of several requests.
 type Decisions = Vec<Result<Decision, CheckError>>;
 
-/// A request that waits for the store, and its place among several.
-type Waiting<'a> = (usize, OnKey<'a>);
+/// A request that the store is to be asked about, and its place among several.
+type Undecided<'a> = (usize, OnKey<'a>);
 
 /// The most requests that `check_each` has under way.
 const ASKED_AT_ONCE: usize = 256;
@@ -158,7 +158,7 @@ impl Limiter {
 /// Decides about those that have nothing to wait for. The others have a place among the decisions, and are returned too.
 fn decide_or_wait<'a>(
     requests: impl IntoIterator<Item = OnKey<'a>>,
-) -> (Decisions, Vec<Waiting<'a>>) {
+) -> (Decisions, Vec<Undecided<'a>>) {
     let requests = requests.into_iter();
     let (mut decisions, mut waiting) = (Vec::with_capacity(requests.size_hint().0), Vec::new());
     for (place, request) in requests.enumerate() {
@@ -171,7 +171,7 @@ fn decide_or_wait<'a>(
     (decisions, waiting)
 }
 
-/// Polls once, so that the store is asked before the next request is decided. `Err` gives the future back.
+/// Polls once, so that the store is asked before it is asked about the next request. `Err` gives the future back.
 async fn poll_once<F: Future + Unpin>(mut asked: F) -> Result<F::Output, F> {
     match poll_fn(|context| Poll::Ready(Pin::new(&mut asked).poll(context))).await {
         Poll::Ready(answer) => Ok(answer),

@@ -117,19 +117,6 @@ impl<'a, 'k> Takes<'a, 'k> {
         }
     }
 
-    /// Decides about those that this node decides, unless the store is to be asked about them, until one is denied.
-    fn take_at_once(&mut self) {
-        let parts = self.parts;
-        for (index, part) in parts.iter().enumerate() {
-            if self.denied.is_none() && self.is_open(index, Stage::Here) {
-                let asked = part.asked_at();
-                if let Some(decision) = part.decide_at_once() {
-                    self.add(index, asked, decision);
-                }
-            }
-        }
-    }
-
     /// Whether a part is of this stage and is still to be decided.
     fn is_open(&self, index: usize, stage: Stage) -> bool {
         self.open[index] == Some(stage)
@@ -196,8 +183,8 @@ pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
     Some(takes.end())
 }
 
-/// Decides, and asks the store where this node is not sure, about all of these at once, before anything else is taken; then
-/// about exact limits, one after the other.
+/// Decides, and asks the store where this node is not sure. Where a look says so, it asks about all of these at once, before
+/// anything else is taken; a look tells about one token. About exact limits it asks last, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
     let looks = glances(parts);
     let mut takes = Takes::begin(parts, &looks);
@@ -215,15 +202,17 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
         let decision = handle.after_rule(cost, handle.answered(answer, cost).await);
         takes.add(index, now, decision);
     }
-    takes.take_at_once();
-    if takes.open.iter().all(Option::is_none) {
-        return takes.end();
-    }
+    // Up to the first that has to wait: mostly all of them.
+    let _ = takes.take_each(&[Stage::Here], Part::decide_at_once);
     for stage in [Stage::Here, Stage::Store, Stage::Slot] {
         for (index, part) in parts.iter().enumerate() {
             if takes.denied.is_none() && takes.is_open(index, stage) {
                 let asked = part.asked_at();
-                let decision = part.ask().await;
+                let at_once = if stage == Stage::Here { part.decide_at_once() } else { None };
+                let decision = match at_once {
+                    Some(decision) => decision,
+                    None => part.ask().await,
+                };
                 takes.add(index, asked, decision);
             }
         }

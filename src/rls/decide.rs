@@ -277,7 +277,7 @@ impl DomainLimits {
         if let Some(metrics) = &self.metrics {
             let is_charged = statuses.iter().all(|status| status.code == Code::Ok);
             for (asked, status) in request.descriptors.iter().zip(&statuses) {
-                if status.is_limited && !asked.is_negative_hits {
+                if status.is_counted && !asked.is_negative_hits {
                     metrics.count(domain, &Counted { asked, status, is_charged });
                 }
             }
@@ -364,21 +364,21 @@ fn replaced<'a>(domain: &'a Domain, descriptors: &'a [Asked<'_>]) -> Vec<&'a Str
     found.filter(|it| it.rule.is_some()).flat_map(|it| &it.replaces).collect()
 }
 
-/// A descriptor that is charged, and the hash of its key. By that they are sorted, and only those that have the same one by
-/// limit and key.
+/// A descriptor that is charged. They are sorted by limit and the hash of the key, and only those that have the same by the key.
 struct Charged<'r, 'a> {
-    hash: u64,
+    /// The limit's place among those of the limiter, and the hash of the key.
+    order: (u32, u64),
     limited: &'r Limited<'a>,
 }
 
 impl<'r, 'a> Charged<'r, 'a> {
     fn new(limited: &'r Limited<'a>) -> Self {
-        Self { hash: FixedState::default().hash_one(&*limited.key), limited }
+        let hash = FixedState::default().hash_one(&*limited.key);
+        Self { order: (limited.limit.place(), hash), limited }
     }
 
-    /// The limit and the key.
-    fn of(&self) -> (u32, &'r [u8]) {
-        (self.limited.limit.place(), &self.limited.key)
+    fn key(&self) -> &'r [u8] {
+        &self.limited.key
     }
 }
 
@@ -388,18 +388,18 @@ struct Charge<'r, 'a> {
     cost: u32,
     /// Whether the limit can ever admit it, or does not decide.
     is_possible: bool,
-    /// The descriptors that have the key.
-    of: &'r [Charged<'r, 'a>],
+    /// Those that have the key.
+    descriptors: &'r [Charged<'r, 'a>],
 }
 
 impl<'r, 'a> Charge<'r, 'a> {
-    fn new(of: &'r [Charged<'r, 'a>]) -> Self {
-        let limited = of[0].limited;
-        let cost = of.iter().fold(0, |cost: u32, it| cost.saturating_add(it.limited.hits));
+    fn new(descriptors: &'r [Charged<'r, 'a>]) -> Self {
+        let limited = descriptors[0].limited;
+        let cost = descriptors.iter().fold(0, |cost: u32, it| cost.saturating_add(it.limited.hits));
         let is_free = |look: Decision| look.is_override() && look.is_allowed();
         let is_possible =
             limited.limit.validate_cost(cost).is_ok() || limited.look().is_some_and(is_free);
-        Self { limited, cost, is_possible, of }
+        Self { limited, cost, is_possible, descriptors }
     }
 
     /// Whether a look says that so much would be denied.
@@ -413,7 +413,7 @@ impl<'r, 'a> Charge<'r, 'a> {
     /// Writes how it ended into the statuses of its descriptors.
     fn tell(&self, standing: Standing, statuses: &mut [Status]) {
         let status = status(&self.limited.limit, standing);
-        for charged in self.of {
+        for charged in self.descriptors {
             statuses[charged.limited.place] = status;
         }
     }
@@ -475,28 +475,23 @@ fn give_back(all: &[Limited<'_>]) -> Result<(), Refusal> {
 
 /// For the store until the deadline at most.
 fn patience(deadline: Option<Instant>) -> Patience {
-    deadline.map_or(Patience::Store, |deadline| {
-        Patience::StoreFor(deadline.saturating_duration_since(Instant::now()))
-    })
+    deadline.map_or(Patience::Store, Patience::StoreUntil)
 }
 
-/// The descriptors that are charged, those of one key together, in an order that is the same for all who charge these keys.
+/// The descriptors that are charged, those of one key together, in an order that is the same for all requests.
 fn sorted<'r, 'a>(limited: &'r [Limited<'a>]) -> Vec<Charged<'r, 'a>> {
     let mut sorted = Vec::with_capacity(limited.len());
     sorted.extend(limited.iter().filter(|limited| limited.is_charged()).map(Charged::new));
-    sorted.sort_unstable_by_key(|charged| charged.hash);
-    for same in sorted.chunk_by_mut(|one, other| one.hash == other.hash) {
-        if same.len() > 1 {
-            same.sort_unstable_by_key(Charged::of);
-        }
-    }
+    sorted.sort_unstable_by(|one, other| {
+        one.order.cmp(&other.order).then_with(|| one.key().cmp(other.key()))
+    });
     sorted
 }
 
 /// What is to be charged, each key once.
 fn charges<'r, 'a>(charged: &'r [Charged<'r, 'a>]) -> Vec<Charge<'r, 'a>> {
     let is_same = |one: &Charged<'_, '_>, other: &Charged<'_, '_>| {
-        one.hash == other.hash && one.of() == other.of()
+        one.order == other.order && one.key() == other.key()
     };
     let mut charges = Vec::with_capacity(charged.len());
     charges.extend(charged.chunk_by(is_same).map(Charge::new));
@@ -550,12 +545,12 @@ fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Statu
     let is_over = is_over && !is_shadow_denied;
     let Some(decision) = decision else {
         let code = if is_over { Code::OverLimit } else { Code::Ok };
-        return Status { code, is_shadow_denied, is_limited: true, ..Status::default() };
+        return Status { code, is_shadow_denied, is_counted: true, ..Status::default() };
     };
     let quota = decision.quota();
     let reset = decision.reset_after();
     Status {
-        is_limited: true,
+        is_counted: true,
         code: if is_over { Code::OverLimit } else { Code::Ok },
         current_limit: Some(CurrentLimit {
             requests_per_unit: u32::try_from(quota.tokens()).unwrap_or(u32::MAX),

@@ -34,7 +34,12 @@ pub(crate) struct Descriptor<'a> {
 
 /// The same as JSON.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+#[serde(
+    default,
+    deny_unknown_fields,
+    rename_all = "camelCase",
+    expecting = "an object of domain and descriptors"
+)]
 pub(crate) struct JsonRequest {
     domain: String,
     descriptors: Vec<JsonDescriptor>,
@@ -44,7 +49,7 @@ pub(crate) struct JsonRequest {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase", expecting = "an object of entries")]
 struct JsonDescriptor {
     #[serde(deserialize_with = "entries")]
     entries: Vec<Entry>,
@@ -57,7 +62,7 @@ struct JsonDescriptor {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "an object of key and value")]
 struct JsonEntry {
     key: String,
     value: String,
@@ -107,9 +112,9 @@ pub(crate) struct Status {
     /// A limit in shadow mode would have denied it.
     #[serde(skip)]
     pub(crate) is_shadow_denied: bool,
-    /// It has a limit, or is always denied.
+    /// Metrics count it: it has a limit, or is always denied.
     #[serde(skip)]
-    pub(crate) is_limited: bool,
+    pub(crate) is_counted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -176,7 +181,7 @@ impl Unit {
 impl Status {
     /// That of a descriptor that is always denied.
     pub(crate) fn denied() -> Self {
-        Self { code: Code::OverLimit, is_limited: true, ..Self::default() }
+        Self { code: Code::OverLimit, is_counted: true, ..Self::default() }
     }
 
     /// That of a descriptor that is never denied.
@@ -377,7 +382,7 @@ mod tests {
                     limit_remaining: 0,
                     duration_until_reset: Some(Duration::from_secs(20)),
                     is_shadow_denied: false,
-                    is_limited: true,
+                    is_counted: true,
                 },
             ],
             response_headers_to_add: Vec::new(),

@@ -22,9 +22,9 @@ pub(crate) enum Patience {
     None,
     /// For the store, where this node is not sure, as long as the limit says.
     Store,
-    /// The same, and so long at most.
+    /// The same, and until then at most.
     #[cfg(feature = "server")]
-    StoreFor(Duration),
+    StoreUntil(tokio::time::Instant),
     /// For its slot too.
     Slot,
 }
@@ -118,11 +118,14 @@ impl<'a> Part<'a> {
         self.limit.planned(self.looked_up())
     }
 
-    /// The same limit as the store is asked about it.
+    /// The limit that the store is asked about, which waits no longer than the patience lasts.
     pub(super) fn asking(&self) -> Cow<'a, ActiveLimit> {
         match self.patience {
             #[cfg(feature = "server")]
-            Patience::StoreFor(wait) => Cow::Owned(self.planned().within(wait)),
+            Patience::StoreUntil(deadline) => {
+                let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+                Cow::Owned(self.planned().within(left))
+            }
             Patience::None | Patience::Store | Patience::Slot => self.planned(),
         }
     }
@@ -220,7 +223,7 @@ impl ActiveLimit {
                 let read =
                     |found: Found<'_, LeaseBucket>| found.bucket.try_decide(found.word, ask, now);
                 let read = target.find_first(table).and_then(read);
-                return read.is_some_and(|read| read.is_allowed() && read.is_sure);
+                return read.is_some_and(|read| read.left > 0 && read.is_sure);
             }
         };
         let (of, now) = ((self.info, self.plan), self.precise_now());
