@@ -103,6 +103,39 @@ fn list_of_checks_is_decided_in_order_and_not_at_all_if_one_is_wrong() {
 }
 
 #[test]
+fn request_that_is_to_fit_all_limits_spends_from_each_or_none() {
+    let server = Server::start(Some(&file("all", LIMITS)));
+    let ask = |body: &Value| server.ask("POST", "/v1/check-all", &body.to_string());
+    let part =
+        |limit: &str, key: &str, cost: u32| json!({"limit": limit, "key": key, "cost": cost});
+    let both = json!([part("login", "ann", 1), part("api", "ann", 2)]);
+    // The limit that denies, or else the one with the fewest tokens left.
+    for (allowed, limit, remaining) in [(true, "login", 2), (true, "api", 1), (false, "api", 1)] {
+        let answer = ask(&both).json();
+        let told = (&answer["allowed"], &answer["limit"], &answer["remaining"]);
+        assert_eq!(told, (&json!(allowed), &json!(limit), &json!(remaining)), "{answer}");
+    }
+    // Nothing was spent of the other one.
+    let look = ask(&json!([part("login", "ann", 0)])).json();
+    let told = (&look["limit"], &look["cost"], &look["remaining"]);
+    assert_eq!(told, (&json!("login"), &json!(0), &json!(1)), "{look}");
+    let many: Vec<Value> = (0..1001).map(|key| part("api", &key.to_string(), 1)).collect();
+    for (body, status, pointer) in [
+        (json!([]), 422, "#"),
+        (part("api", "ann", 1), 422, "#"),
+        (json!([part("api", "cy", 3), part("api", "cy", 3)]), 422, "#"),
+        (json!([part("api", "cy", 1), part("api", "cy", 6)]), 422, "#/1/cost"),
+        (json!([part("api", "cy", 1), part("ipa", "cy", 1)]), 404, "#/1/limit"),
+        (json!(many), 413, ""),
+    ] {
+        let answer = ask(&body);
+        let shown = answer.json()["errors"][0]["pointer"].clone();
+        assert_eq!((answer.status, shown.as_str().unwrap_or_default()), (status, pointer));
+    }
+    assert_eq!(server.check(&part("api", "cy", 5)).json()["allowed"], json!(true), "nothing spent");
+}
+
+#[test]
 fn wrong_requests_are_problems_that_name_the_place_in_the_body() {
     let server = Server::start(Some(&file("wrong", LIMITS)));
     let cases = [
@@ -196,11 +229,18 @@ async fn description_has_the_pages_and_the_token() {
         let (method, page) = asked.split_once(' ').unwrap();
         format!("{method} /v1/limits/{{limit}}/{page} with the token")
     };
-    let mut expected: Vec<String> =
-        ["GET keys", "PUT overrides", "DELETE overrides", "PUT switch", "DELETE switch"]
-            .map(of_limit)
-            .to_vec();
-    expected.extend(["GET /v1/limits", "GET /v1/concurrency", "POST /v1/check"].map(String::from));
+    let mut expected: Vec<String> = [
+        "GET keys",
+        "DELETE keys",
+        "PUT overrides",
+        "DELETE overrides",
+        "PUT switch",
+        "DELETE switch",
+    ]
+    .map(of_limit)
+    .to_vec();
+    let open = ["GET /v1/limits", "GET /v1/concurrency", "POST /v1/check", "POST /v1/check-all"];
+    expected.extend(open.map(String::from));
     let of_records = ["reserve", "commit", "refund", "acquire", "release"];
     expected.extend(of_records.map(|page| format!("POST /v1/{page} with the token")));
     expected.sort();

@@ -38,6 +38,7 @@ async fn pages_of_single_keys_and_changes_need_the_token() {
     let (with, without) = (service(LIMITS).await, service("[limits.api]\nquota = \"5/d\"").await);
     let asked = [
         "GET /v1/limits/api/keys?key=a",
+        "DELETE /v1/limits/api/keys?key=a",
         "PUT /v1/limits/api/overrides?key=a",
         "DELETE /v1/limits/api/overrides?key=a",
         "PUT /v1/limits/api/switch",
@@ -117,6 +118,36 @@ async fn override_holds_here_at_once_and_on_another_process_soon() {
         assert_eq!(ask(&one, &format!("DELETE {path}"), Value::Null).await.status, 204);
         assert_eq!(check(&one, key).await["allowed"], json!(true), "{keys}: removed");
     }
+}
+
+#[tokio::test]
+async fn key_that_is_reset_begins_anew_here_and_at_another_process() {
+    let redis = RedisServer::start();
+    let exact = "[limits.exact]\nquota = \"5/d\"\nmode = \"exact\"\n";
+    let text = format!("{LIMITS}{exact}[store]\nredis = \"{}\"\n", redis.url());
+    let (one, other) = (service(&text).await, service(&text).await);
+    for _ in 0..5 {
+        assert_eq!(check(&one, "ann").await["allowed"], json!(true));
+    }
+    for service in [&one, &other] {
+        assert_eq!(check(service, "ann").await["allowed"], json!(false));
+    }
+    let reset = ask(&one, "DELETE /v1/limits/api/keys?key=ann", Value::Null).await;
+    assert_eq!((reset.status, &reset.body), (204, &Value::Null));
+    assert_eq!(check(&one, "ann").await["allowed"], json!(true));
+    let deadline = Instant::now() + SOON;
+    while check(&other, "ann").await["allowed"] != json!(true) {
+        assert!(Instant::now() < deadline, "it stays denied at the other process");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for (path, status) in [("ipa/keys?key=a", 404), ("api/keys", 400), ("api/keys?key=a&x=1", 400)]
+    {
+        let answer = ask(&one, &format!("DELETE /v1/limits/{path}"), Value::Null).await;
+        assert_eq!(answer.status, status, "{path}");
+    }
+    redis.stop();
+    let answer = ask(&one, "DELETE /v1/limits/exact/keys?key=ann", Value::Null).await;
+    assert_eq!(answer.status, 503, "{}", answer.body);
 }
 
 #[tokio::test]

@@ -49,6 +49,12 @@ pub(super) enum Checks<'b> {
     Many(Vec<Check<'b>>),
 }
 
+/// Limits that one request is to fit, each for a key.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "it describes what is read as it comes")]
+#[schema(min_items = 1, max_items = 1000)]
+pub(super) struct AllChecks<'b>(Vec<Check<'b>>);
+
 /// The answer to one check, or to each of a list, in order.
 #[derive(ToSchema)]
 #[serde(untagged)]
@@ -119,6 +125,22 @@ impl Check<'_> {
     }
 }
 
+/// The limits of checks, of which there are not too many.
+fn limits_of<'a>(
+    checks: &[Object<Check<'_>>],
+    (running, in_force): (&Running, &'a DomainLimits),
+    in_list: impl Fn(usize, Problem) -> Problem,
+) -> Result<Vec<Cow<'a, AsyncLimit>>, Problem> {
+    if checks.len() > CHECKS_MAX {
+        let detail = format!("the list has {} checks: at most {CHECKS_MAX}", checks.len());
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+    }
+    let limits = checks.iter().enumerate().map(|(place, Object(check))| {
+        check.limit(running, in_force).map_err(|problem| in_list(place, problem))
+    });
+    limits.collect()
+}
+
 pub(super) fn wrong_cost(error: &CheckError) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()).at("cost")
 }
@@ -139,16 +161,9 @@ pub(super) async fn check(
 ) -> Result<Response, Problem> {
     let is_list = body.is_list();
     let checks: Vec<Object<Check<'_>>> = if is_list { body.parse()? } else { vec![body.parse()?] };
-    if checks.len() > CHECKS_MAX {
-        let detail = format!("the list has {} checks: at most {CHECKS_MAX}", checks.len());
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
-    }
     let in_list = |place, problem: Problem| if is_list { problem.within(place) } else { problem };
     let in_force = running.in_force.load_full();
-    let asked = checks.iter().enumerate().map(|(place, Object(check))| {
-        check.limit(&running, &in_force).map_err(|problem| in_list(place, problem))
-    });
-    let limits = asked.collect::<Result<Vec<_>, _>>()?;
+    let limits = limits_of(&checks, (&running, &in_force), in_list)?;
     let requests = limits.iter().zip(&checks);
     let requests = requests.map(|(limit, Object(it))| limit.on(&*it.key).cost(it.cost));
     let decisions = running.limiter.check_each(requests).await;
@@ -161,4 +176,32 @@ pub(super) async fn check(
         [answer] if !is_list => Ok(Json(answer).into_response()),
         answers => Ok(Json(answers).into_response()),
     }
+}
+
+/// Decides about one request that is to fit all of these limits: each is charged, or none. The answer is that of the limit that
+/// denies it, or else of the one with the fewest tokens left.
+#[utoipa::path(
+    post,
+    path = "/v1/check-all",
+    request_body = AllChecks<'_>,
+    responses(
+        (status = 200, body = Answer),
+        (status = 404, body = ProblemBody, content_type = PROBLEM_JSON, description = "There is no such limit."),
+    ),
+)]
+pub(super) async fn check_all(
+    State(running): State<Arc<Running>>,
+    body: Body,
+) -> Result<Json<Answer>, Problem> {
+    let checks: Vec<Object<Check<'_>>> = body.parse()?;
+    let in_force = running.in_force.load_full();
+    let in_list = |place, problem: Problem| problem.within(place);
+    let limits = limits_of(&checks, (&running, &in_force), in_list)?;
+    let parts = limits.iter().zip(&checks);
+    let parts = parts.map(|(limit, Object(it))| limit.on(&*it.key).cost(it.cost));
+    // Each cost fits: those of one limit and key together do not, or there is none.
+    let decision = running.limiter.check_all(parts).await;
+    let decision = decision.map_err(|error| wrong_cost(&error).of_body())?;
+    let is_look = checks.iter().all(|Object(check)| check.cost == 0);
+    Ok(Json(Answer::new(&decision, if is_look { 0 } else { decision.cost() })))
 }

@@ -33,7 +33,7 @@ impl FromRequest<Arc<Running>> for Body {
         if running.refuses_checks() {
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the service ends"));
         }
-        body.map(Self).map_err(|rejection| Problem::of_body(&rejection))
+        body.map(Self).map_err(|rejection| Problem::of_rejection(&rejection))
     }
 }
 

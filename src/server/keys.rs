@@ -1,10 +1,11 @@
-//! `GET /v1/limits/{limit}/keys`: how a key stands.
+//! `/v1/limits/{limit}/keys`: how a key stands, and how it begins anew.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -13,6 +14,7 @@ use super::extract::{LimitName, Parameters};
 use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
 use super::running::Running;
 use crate::decision::{Decision, Held, Source, View};
+use crate::limiter::ResetError;
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -21,6 +23,13 @@ pub(super) struct KeyQuery {
     key: String,
     #[param(nullable = false)]
     plan: Option<String>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ResetQuery {
+    key: String,
 }
 
 /// How a key stands, and where its tokens are.
@@ -86,4 +95,35 @@ pub(super) async fn show(
     let decision =
         limit.check_sure_n(&key, 0).await.map_err(|error| wrong_cost(&error).outside())?;
     Ok(Json(KeyState::new(&decision)))
+}
+
+/// Lets a key be as if it had never been used, in all processes that share the limit.
+#[utoipa::path(
+    delete,
+    path = "/v1/limits/{limit}/keys",
+    params(("limit" = String, Path, description = "The limit's name."), ResetQuery),
+    security(("token" = [])),
+    responses(
+        (status = 204, description = "Done."),
+        (status = 409, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store refuses the key: it has another quota of the limit, or another program's value."),
+        (status = 503, body = ProblemBody, content_type = PROBLEM_JSON, description = "The store did not take it in time, or this process has no room for the key."),
+    ),
+)]
+pub(super) async fn reset(
+    State(running): State<Arc<Running>>,
+    LimitName(name): LimitName,
+    Parameters(ResetQuery { key }): Parameters<ResetQuery>,
+) -> Result<StatusCode, Problem> {
+    let in_force = running.in_force.load_full();
+    let limit = running.limit(&in_force, &name, None).map_err(Problem::outside)?;
+    limit.reset(&key).await.map_err(|error| {
+        let status = match error {
+            ResetError::Refused { .. } => StatusCode::CONFLICT,
+            ResetError::Store { .. }
+            | ResetError::TooManyKeys { .. }
+            | ResetError::Ended { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Problem::new(status, error.to_string())
+    })?;
+    Ok(StatusCode::NO_CONTENT)
 }

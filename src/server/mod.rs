@@ -136,7 +136,7 @@ impl Service {
             .route("/v1/refund", post(reservations::refund))
             .route("/v1/acquire", post(permits::acquire))
             .route("/v1/release", post(permits::release))
-            .route("/v1/limits/{limit}/keys", get(keys::show))
+            .route("/v1/limits/{limit}/keys", get(keys::show).delete(keys::reset))
             .route("/v1/limits/{limit}/overrides", put(overrides::set).delete(overrides::remove))
             .route(
                 "/v1/limits/{limit}/switch",
@@ -146,6 +146,7 @@ impl Service {
         let limited = Router::new()
             .merge(with_token)
             .route("/v1/check", post(check::check))
+            .route("/v1/check-all", post(check::check_all))
             .route("/v1/limits", get(limits::list))
             .route("/v1/concurrency", get(permits::list))
             .route("/v1/openapi.json", get(openapi::show))

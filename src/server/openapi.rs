@@ -16,6 +16,7 @@ use super::{check, keys, limits, overrides, permits, reservations};
     info(title = "tidegate", description = "Rate limits for programs in any language."),
     paths(
         check::check,
+        check::check_all,
         reservations::reserve,
         reservations::commit,
         reservations::refund,
@@ -24,6 +25,7 @@ use super::{check, keys, limits, overrides, permits, reservations};
         permits::list,
         limits::list,
         keys::show,
+        keys::reset,
         overrides::set,
         overrides::remove,
         overrides::switch,

@@ -59,13 +59,18 @@ impl Problem {
         Self { pointer: Some(format!("/{place}{within}")), ..self }
     }
 
+    /// The problem is the body as a whole.
+    pub(super) fn of_body(self) -> Self {
+        Self { pointer: Some(String::new()), ..self }
+    }
+
     /// The problem is not in the body.
     pub(super) fn outside(self) -> Self {
         Self { pointer: None, ..self }
     }
 
     /// The body cannot be read.
-    pub(super) fn of_body(rejection: &BytesRejection) -> Self {
+    pub(super) fn of_rejection(rejection: &BytesRejection) -> Self {
         let detail = match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => {
                 format!("the body has more than {BODY_BYTES_MAX} bytes")
