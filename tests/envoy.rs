@@ -484,6 +484,27 @@ async fn metrics_have_the_names_that_users_of_the_converted_service_graph() {
 }
 
 #[tokio::test]
+async fn hits_that_are_always_charged_are_near_their_limit_though_another_one_denies() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let toml = "[server]\nratelimit_metrics = true\n[domains.e.always]\nquota = \"10/h\"\ncharge = \"always\"\n\
+                [domains.e.other]\nquota = \"10/h\"\n[domains.e.never]\ndeny = true\n";
+    let service = service(toml);
+    for left in (0..10).rev() {
+        let (status, answer) = ask(&service, &body("e (always,x) & (other,x) & (never,x)")).await;
+        assert_eq!((status, shown(&answer)), (429, format!("OK {left} & OK 10 & OVER 0")));
+    }
+    let told = handle.render();
+    for (name, key, hits) in [("near", "always", 2), ("near", "other", 0), ("within", "other", 10)]
+    {
+        let name = format!("ratelimit_service_rate_limit_{name}_limit");
+        let line = format!("{name}{{domain=\"e\",key1=\"{key}\"}} {hits}\n");
+        assert_eq!(told.contains(&line), hits > 0, "{line}: {told}");
+    }
+}
+
+#[tokio::test]
 async fn header_fields_are_those_of_the_limit_with_the_fewest_left() {
     let toml = format!("{}\n[server]\nlimit_headers = true\n", converted(&[THREE_AN_HOUR], &[]));
     let service = service(&toml);

@@ -185,8 +185,8 @@ pub(super) struct Charge {
 impl ActiveLimit {
     /// The same limit, which waits for the store so long at most.
     #[cfg(feature = "server")]
-    pub(super) fn within(&self, wait: Duration) -> Self {
-        Self { max_wait_us: self.max_wait_us.min(crate::time::micros(wait)), ..self.clone() }
+    pub(super) fn within(self, wait: Duration) -> Self {
+        Self { max_wait_us: self.max_wait_us.min(crate::time::micros(wait)), ..self }
     }
 
     /// Whether the store decides.

@@ -136,14 +136,14 @@ impl Limiter {
         &self,
         requests: impl IntoIterator<Item = OnKey<'a>>,
     ) -> Vec<Result<Decision, CheckError>> {
-        let (mut decisions, waiting) = decide_or_wait(requests);
+        let (mut decisions, waiting) = decide_ready(requests);
         // A store that is asked too much at once does not answer in time.
         for waiting in waiting.chunks(ASKED_AT_ONCE) {
             let mut begun = Vec::with_capacity(waiting.len());
             for (place, request) in waiting {
                 begun.push((*place, poll_once(Box::pin(request.ask())).await));
             }
-            // The store has been asked about all of them.
+            // The store has been asked about all of this chunk.
             for (place, begun) in begun {
                 decisions[place] = match begun {
                     Ok(decided) => decided,
@@ -156,7 +156,7 @@ impl Limiter {
 }
 
 /// Decides about those that have nothing to wait for. The others have a place among the decisions, and are returned too.
-fn decide_or_wait<'a>(
+fn decide_ready<'a>(
     requests: impl IntoIterator<Item = OnKey<'a>>,
 ) -> (Decisions, Vec<Undecided<'a>>) {
     let requests = requests.into_iter();
@@ -171,7 +171,7 @@ fn decide_or_wait<'a>(
     (decisions, waiting)
 }
 
-/// Polls once, so that the store is asked before it is asked about the next request. `Err` gives the future back.
+/// Polls once: the store is asked about this request before it is asked about the next one. `Err` gives the future back.
 async fn poll_once<F: Future + Unpin>(mut asked: F) -> Result<F::Output, F> {
     match poll_fn(|context| Poll::Ready(Pin::new(&mut asked).poll(context))).await {
         Poll::Ready(answer) => Ok(answer),

@@ -42,7 +42,7 @@ impl Together {
 struct Takes<'a, 'k> {
     parts: &'a [Part<'k>],
     taken: SmallVec<[(usize, Allowed); USUAL]>,
-    /// When each part is decided; `None` if it was.
+    /// The stage of each part that is still to be decided.
     open: SmallVec<[Option<Stage>; USUAL]>,
     /// The first denial.
     denied: Option<(usize, Decision)>,
@@ -82,16 +82,16 @@ impl<'a, 'k> Takes<'a, 'k> {
         Some(())
     }
 
-    /// Decides first about the part of which a look says that it denies, and longest: for sure, if the store could be asked.
-    fn begin(parts: &'a [Part<'k>], looks: &Glances) -> Self {
+    /// Decides first about the part with the longest denial that is known: for sure, if the store could be asked.
+    fn begin(parts: &'a [Part<'k>], glances: &Glances) -> Self {
         let mut takes = Self::new(parts);
-        let denial = |((index, part), look): ((usize, &Part<'_>), &Option<Glance>)| {
-            let Glance { is_sure, denied_for } = (*look)?;
+        let denial = |((index, part), glance): ((usize, &Part<'_>), &Option<Glance>)| {
+            let Glance { is_sure, denied_for } = (*glance)?;
             let is_known = is_sure || part.patience == Patience::None;
             // A request that is held must not take its slot yet.
             denied_for.filter(|_| is_known && !part.is_held()).map(|wait| (index, wait))
         };
-        let denials = parts.iter().enumerate().zip(looks).filter_map(denial);
+        let denials = parts.iter().enumerate().zip(glances).filter_map(denial);
         if let Some((index, _)) = denials.max_by_key(|(_, wait)| *wait) {
             let (part, asked) = (&parts[index], parts[index].asked_at());
             // Decided, so that it counts. By now it may be allowed, or no override holds any more: then the store is asked.
@@ -126,10 +126,7 @@ impl<'a, 'k> Takes<'a, 'k> {
     fn end(mut self) -> Together {
         let Some((mut by, mut decision)) = self.denied else {
             let mut taken = std::mem::take(&mut self.taken);
-            // Mostly they are.
-            if !taken.is_sorted_by_key(|(index, _)| *index) {
-                taken.sort_unstable_by_key(|(index, _)| *index);
-            }
+            taken.sort_unstable_by_key(|(index, _)| *index);
             return Together::Allowed(taken);
         };
         // Before anybody looks again.
@@ -173,24 +170,24 @@ pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
 /// Decides at once, if the request has nothing to wait for. `None`, and nothing is spent, if it has: [ask](ask_all).
 #[cfg(feature = "tower")]
 pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
-    let looks = glances(parts);
-    let mut takes = Takes::begin(parts, &looks);
-    let mut both = parts.iter().zip(&looks);
-    if takes.denied.is_none() && both.any(|(part, look)| part.has_to_wait(*look)) {
+    let glances = glances(parts);
+    let mut takes = Takes::begin(parts, &glances);
+    let mut both = parts.iter().zip(&glances);
+    if takes.denied.is_none() && both.any(|(part, glance)| part.has_to_wait(*glance)) {
         return None;
     }
     takes.take_each(&[Stage::Here, Stage::Store, Stage::Slot], Part::decide_at_once)?;
     Some(takes.end())
 }
 
-/// Decides, and asks the store where this node is not sure. Where a look says so, it asks about all of these at once, before
-/// anything else is taken; a look tells about one token. About exact limits it asks last, one after the other.
+/// Decides, and asks the store where this node is not sure: first, and at once, about all parts of which a glance says so (it
+/// tells about one token); then about those that turn out to be so, about exact limits and about slots, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
-    let looks = glances(parts);
-    let mut takes = Takes::begin(parts, &looks);
+    let glances = glances(parts);
+    let mut takes = Takes::begin(parts, &glances);
     let mut asked = SmallVec::<[_; USUAL]>::new();
-    for (index, (part, look)) in parts.iter().zip(&looks).enumerate() {
-        let is_unsure = look.is_some_and(|look| !look.is_sure);
+    for (index, (part, glance)) in parts.iter().zip(&glances).enumerate() {
+        let is_unsure = glance.is_some_and(|glance| !glance.is_sure);
         let may_ask = is_unsure && part.patience != Patience::None;
         if may_ask && takes.denied.is_none() && takes.is_open(index, Stage::Here) {
             let (handle, now) = (part.asking().hold(part.key), part.asked_at());

@@ -177,7 +177,7 @@ impl<'a> Limited<'a> {
         self.part(0, Patience::None).look()
     }
 
-    fn is_charged(&self) -> bool {
+    fn has_hits_to_charge(&self) -> bool {
         self.hits > 0 && !self.is_negative
     }
 }
@@ -185,7 +185,7 @@ impl<'a> Limited<'a> {
 /// The values of a key: as a tuple of them.
 struct Values<'a> {
     values: PathValues<'a>,
-    /// The first part then: each such limit counts for itself.
+    /// A limit of the request's own. The key begins with it, so that each such limit counts for itself.
     own: Option<OwnLimit>,
 }
 
@@ -275,10 +275,9 @@ impl DomainLimits {
         };
         let statuses = statuses(self.rulings(domain, request)?, deadline).await?;
         if let Some(metrics) = &self.metrics {
-            let is_charged = statuses.iter().all(|status| status.code == Code::Ok);
             for (asked, status) in request.descriptors.iter().zip(&statuses) {
                 if status.is_counted && !asked.is_negative_hits {
-                    metrics.count(domain, &Counted { asked, status, is_charged });
+                    metrics.count(domain, &Counted { asked, status });
                 }
             }
         }
@@ -364,14 +363,14 @@ fn replaced<'a>(domain: &'a Domain, descriptors: &'a [Asked<'_>]) -> Vec<&'a Str
     found.filter(|it| it.rule.is_some()).flat_map(|it| &it.replaces).collect()
 }
 
-/// A descriptor that is charged. They are sorted by limit and the hash of the key, and only those that have the same by the key.
-struct Charged<'r, 'a> {
-    /// The limit's place among those of the limiter, and the hash of the key.
+/// A descriptor that is to be charged. They are sorted by limit, hash of the key, and key.
+struct ToCharge<'r, 'a> {
+    /// The limit's place in the limiter, and the hash of the key.
     order: (u32, u64),
     limited: &'r Limited<'a>,
 }
 
-impl<'r, 'a> Charged<'r, 'a> {
+impl<'r, 'a> ToCharge<'r, 'a> {
     fn new(limited: &'r Limited<'a>) -> Self {
         let hash = FixedState::default().hash_one(&*limited.key);
         Self { order: (limited.limit.place(), hash), limited }
@@ -389,11 +388,11 @@ struct Charge<'r, 'a> {
     /// Whether the limit can ever admit it, or does not decide.
     is_possible: bool,
     /// Those that have the key.
-    descriptors: &'r [Charged<'r, 'a>],
+    descriptors: &'r [ToCharge<'r, 'a>],
 }
 
 impl<'r, 'a> Charge<'r, 'a> {
-    fn new(descriptors: &'r [Charged<'r, 'a>]) -> Self {
+    fn new(descriptors: &'r [ToCharge<'r, 'a>]) -> Self {
         let limited = descriptors[0].limited;
         let cost = descriptors.iter().fold(0, |cost: u32, it| cost.saturating_add(it.limited.hits));
         let is_free = |look: Decision| look.is_override() && look.is_allowed();
@@ -411,8 +410,8 @@ impl<'r, 'a> Charge<'r, 'a> {
     }
 
     /// Writes how it ended into the statuses of its descriptors.
-    fn tell(&self, standing: Standing, statuses: &mut [Status]) {
-        let status = status(&self.limited.limit, standing);
+    fn tell(&self, outcome: Outcome, statuses: &mut [Status]) {
+        let status = status(&self.limited.limit, outcome);
         for charged in self.descriptors {
             statuses[charged.limited.place] = status;
         }
@@ -425,8 +424,9 @@ impl<'r, 'a> Charge<'r, 'a> {
 
 /// How a charge ended.
 #[derive(Clone, Copy)]
-struct Standing {
+struct Outcome {
     is_over: bool,
+    is_charged: bool,
     decision: Option<Decision>,
 }
 
@@ -434,10 +434,10 @@ struct Standing {
 async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec<Status>, Refusal> {
     let Rulings { mut statuses, limited } = rulings;
     give_back(&limited)?;
-    for limited in limited.iter().filter(|limited| !limited.is_charged()) {
+    for limited in limited.iter().filter(|limited| !limited.has_hits_to_charge()) {
         let decision = limited.part(0, patience(deadline)).ask().await;
-        let standing = Standing { is_over: false, decision: Some(decision) };
-        statuses[limited.place] = status(&limited.limit, standing);
+        let outcome = Outcome { is_over: false, is_charged: false, decision: Some(decision) };
+        statuses[limited.place] = status(&limited.limit, outcome);
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
     // A limit in shadow mode keeps no other from being charged.
@@ -479,9 +479,9 @@ fn patience(deadline: Option<Instant>) -> Patience {
 }
 
 /// The descriptors that are charged, those of one key together, in an order that is the same for all requests.
-fn sorted<'r, 'a>(limited: &'r [Limited<'a>]) -> Vec<Charged<'r, 'a>> {
+fn sorted<'r, 'a>(limited: &'r [Limited<'a>]) -> Vec<ToCharge<'r, 'a>> {
     let mut sorted = Vec::with_capacity(limited.len());
-    sorted.extend(limited.iter().filter(|limited| limited.is_charged()).map(Charged::new));
+    sorted.extend(limited.iter().filter(|limited| limited.has_hits_to_charge()).map(ToCharge::new));
     sorted.sort_unstable_by(|one, other| {
         one.order.cmp(&other.order).then_with(|| one.key().cmp(other.key()))
     });
@@ -489,8 +489,8 @@ fn sorted<'r, 'a>(limited: &'r [Limited<'a>]) -> Vec<Charged<'r, 'a>> {
 }
 
 /// What is to be charged, each key once.
-fn charges<'r, 'a>(charged: &'r [Charged<'r, 'a>]) -> Vec<Charge<'r, 'a>> {
-    let is_same = |one: &Charged<'_, '_>, other: &Charged<'_, '_>| {
+fn charges<'r, 'a>(charged: &'r [ToCharge<'r, 'a>]) -> Vec<Charge<'r, 'a>> {
+    let is_same = |one: &ToCharge<'_, '_>, other: &ToCharge<'_, '_>| {
         one.order == other.order && one.key() == other.key()
     };
     let mut charges = Vec::with_capacity(charged.len());
@@ -513,14 +513,16 @@ async fn charge_all(
     match ask_all(&parts).await {
         Together::Allowed(all) => {
             for (charge, (_, Allowed { decision, .. })) in charges.iter().zip(all) {
-                charge.tell(Standing { is_over: false, decision: Some(decision) }, statuses);
+                let outcome =
+                    Outcome { is_over: false, is_charged: true, decision: Some(decision) };
+                charge.tell(outcome, statuses);
             }
             true
         }
         Together::Denied(denied) => {
             for (place, (charge, decision)) in charges.iter().zip(denied.looks).enumerate() {
                 let is_over = place == denied.by || charge.lacks(decision);
-                charge.tell(Standing { is_over, decision }, statuses);
+                charge.tell(Outcome { is_over, is_charged: false, decision }, statuses);
             }
             false
         }
@@ -534,12 +536,12 @@ fn tell_looks(charges: &[Charge<'_, '_>], statuses: &mut [Status]) -> bool {
         let decision = charge.limited.look();
         let is_over = !charge.is_possible || charge.lacks(decision);
         fits &= !is_over;
-        charge.tell(Standing { is_over, decision }, statuses);
+        charge.tell(Outcome { is_over, is_charged: false, decision }, statuses);
     }
     fits
 }
 
-fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Status {
+fn status(limit: &AsyncLimit, Outcome { is_over, is_charged, decision }: Outcome) -> Status {
     let is_shadow = limit.0.is_shadow();
     let is_shadow_denied = is_over && is_shadow || decision.is_some_and(|it| it.is_shadow_denied());
     let is_over = is_over && !is_shadow_denied;
@@ -551,6 +553,7 @@ fn status(limit: &AsyncLimit, Standing { is_over, decision }: Standing) -> Statu
     let reset = decision.reset_after();
     Status {
         is_counted: true,
+        is_charged,
         code: if is_over { Code::OverLimit } else { Code::Ok },
         current_limit: Some(CurrentLimit {
             requests_per_unit: u32::try_from(quota.tokens()).unwrap_or(u32::MAX),

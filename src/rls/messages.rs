@@ -98,7 +98,7 @@ pub(crate) enum Code {
     OverLimit,
 }
 
-/// How one descriptor stands. The default is that of one without a limit.
+/// How one descriptor stands. The default is that of one without a limit, or that is not decided yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Status {
@@ -112,6 +112,9 @@ pub(crate) struct Status {
     /// A limit in shadow mode would have denied it.
     #[serde(skip)]
     pub(crate) is_shadow_denied: bool,
+    /// It was charged.
+    #[serde(skip)]
+    pub(crate) is_charged: bool,
     /// Metrics count it: it has a limit, or is always denied.
     #[serde(skip)]
     pub(crate) is_counted: bool,
@@ -267,7 +270,7 @@ fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Entry>, D::
     Ok(entries.into_iter().map(|JsonEntry { key, value }| Entry { key, value }).collect())
 }
 
-/// The hits of a descriptor, in whose place those of the whole are where it has none. 0 of the whole is one.
+/// The hits of a descriptor: its own, or else those of the request, of which 0 is one.
 fn hits(own: Option<u64>, of_all: u64) -> u32 {
     // More than any limit admits at once.
     own.unwrap_or(of_all.max(1)).try_into().unwrap_or(u32::MAX)
@@ -382,6 +385,7 @@ mod tests {
                     limit_remaining: 0,
                     duration_until_reset: Some(Duration::from_secs(20)),
                     is_shadow_denied: false,
+                    is_charged: false,
                     is_counted: true,
                 },
             ],

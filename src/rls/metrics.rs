@@ -27,8 +27,6 @@ pub(crate) struct DescriptorMetrics {
 pub(super) struct Counted<'a> {
     pub(super) asked: &'a Asked<'a>,
     pub(super) status: &'a Status,
-    /// Whether the request is charged.
-    pub(super) is_charged: bool,
 }
 
 impl DescriptorMetrics {
@@ -57,7 +55,7 @@ impl DescriptorMetrics {
 
     /// Counts a descriptor that has a limit.
     pub(super) fn count(&self, domain: &Domain, counted: &Counted<'_>) {
-        let Counted { asked, status, is_charged } = *counted;
+        let Counted { asked, status } = *counted;
         let hits = asked.hits;
         let Some(labels) = self.labels(domain, asked) else { return };
         let add = |name: &'static str, hits: u32| {
@@ -66,7 +64,7 @@ impl DescriptorMetrics {
             }
         };
         let is_over = status.code == Code::OverLimit || status.is_shadow_denied;
-        let near = if is_over || !is_charged { 0 } else { self.near(status, hits) };
+        let near = if is_over || !status.is_charged { 0 } else { self.near(status, hits) };
         add("ratelimit_service_rate_limit_total_hits", hits);
         add("ratelimit_service_rate_limit_over_limit", if is_over { hits } else { 0 });
         add("ratelimit_service_rate_limit_within_limit", if is_over { 0 } else { hits });

@@ -124,7 +124,7 @@ impl<'a> Part<'a> {
             #[cfg(feature = "server")]
             Patience::StoreUntil(deadline) => {
                 let left = deadline.saturating_duration_since(tokio::time::Instant::now());
-                Cow::Owned(self.planned().within(left))
+                Cow::Owned(self.planned().into_owned().within(left))
             }
             Patience::None | Patience::Store | Patience::Slot => self.planned(),
         }
@@ -168,10 +168,10 @@ impl<'a> Part<'a> {
 
     /// Whether the request has to wait, where this is what a look says.
     #[cfg(feature = "tower")]
-    pub(super) fn has_to_wait(&self, look: Option<Glance>) -> bool {
-        let Some(look) = look else { return true };
+    pub(super) fn has_to_wait(&self, glance: Option<Glance>) -> bool {
+        let Some(glance) = glance else { return true };
         let is_held = || self.is_held() && self.planned().decide(self.target(), 0).is_denied();
-        let asks_store = || !look.is_sure || self.limit.slots().is_some();
+        let asks_store = || !glance.is_sure || self.limit.slots().is_some();
         self.patience != Patience::None && (asks_store() || is_held())
     }
 
