@@ -246,7 +246,8 @@ impl Config {
         &self.server
     }
 
-    /// The first field outside `limits` and `domains` by which two configurations differ. A service that runs cannot change it.
+    /// The first field outside `limits` and `domains` by which two configurations differ, and that a service which runs cannot
+    /// change. Of `server` it can change `token`, `body_timeout`, `unknown_domain`, `shadow_domains` and `limit_headers`.
     pub fn fixed_field_that_differs(&self, other: &Self) -> Option<&'static str> {
         let has_same_store = match (&self.store, &other.store) {
             (Some(own), Some(other)) => own.is_same(other),
@@ -260,7 +261,7 @@ impl Config {
             ("max_nodes", self.max_nodes == other.max_nodes),
             ("key_secret", self.key_secret == other.key_secret),
             ("concurrency", self.concurrency == other.concurrency),
-            ("server", self.server == other.server),
+            ("server", self.server.fixed() == other.server.fixed()),
         ]
         .into_iter()
         .find(|(_, is_same)| !is_same)

@@ -11,7 +11,7 @@ use parts::RedisServer;
 use parts::service::{SOON, TOKEN, ask, ask_with, service};
 use serde_json::{Value, json};
 use tidegate::config::Config;
-use tidegate::server::Service;
+use tidegate::server::{ReloadError, Service};
 
 const LIMITS: &str = r#"
 [server]
@@ -226,6 +226,34 @@ async fn wrong_changes_are_problems_and_change_nothing() {
         assert_eq!(shown, pointer, "{asked} {body}: {}", answer.body);
     }
     assert_eq!(check(&service, "a").await["remaining"], json!(4));
+}
+
+#[tokio::test]
+async fn reload_changes_the_token_and_how_domains_are_answered_but_no_address() {
+    let service = service(&format!("{LIMITS}[domains.d.c]\ndeny = true\n")).await;
+    let envoy = async |domain: &str| {
+        let entries = json!([{"key": "c", "value": "x"}]);
+        let body = json!({"domain": domain, "descriptors": [{"entries": entries}]});
+        ask_with(None, &service, "POST /json", &body).await
+    };
+    assert_eq!([envoy("d").await.status, envoy("e").await.status], [429, 200]);
+    let server = "[server]\ntoken = \"another-token-of-the-service\"\nshadow_domains = true\n\
+                  unknown_domain = \"deny\"\nlimit_headers = true\nbody_timeout = \"2s\"\n";
+    let rest = LIMITS.split_once("-battery\"\n").unwrap().1;
+    let text = format!("{server}{rest}[domains.d.c]\nquota = \"5/h\"\n");
+    service.reload(Config::from_toml(&text).unwrap()).unwrap();
+    let answer = envoy("d").await.body;
+    assert_eq!(answer["responseHeadersToAdd"][1]["value"], json!("4"), "{answer}");
+    let unknown = envoy("e").await;
+    let told = &unknown.body["statuses"][0]["code"];
+    assert_eq!((unknown.status, told), (200, &json!("OVER_LIMIT")), "all go on");
+    let keys = "GET /v1/limits/api/keys?key=a";
+    assert_eq!(ask(&service, keys, Value::Null).await.status, 401, "the token before");
+    let with = Some("Bearer another-token-of-the-service");
+    assert_eq!(ask_with(with, &service, keys, &Value::Null).await.status, 200);
+    let elsewhere = text.replace("[server]\n", "[server]\nhttp = \"127.0.0.1:1\"\n");
+    let refused = service.reload(Config::from_toml(&elsewhere).unwrap()).unwrap_err();
+    assert_eq!(refused, ReloadError::Fixed("server"));
 }
 
 #[tokio::test]

@@ -196,6 +196,16 @@ impl Default for ServerConfig {
     }
 }
 
+impl ServerConfig {
+    /// What a service does not change while it runs; all else is the default.
+    pub(super) fn fixed(&self) -> Self {
+        let Self { token, body_timeout, unknown_domain, shadow_domains, limit_headers, .. } =
+            Self::default();
+        let own = self.clone();
+        Self { token, body_timeout, unknown_domain, shadow_domains, limit_headers, ..own }
+    }
+}
+
 /// Reads the table `[server]` of the whole.
 pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     let mut server = ServerConfig::default();

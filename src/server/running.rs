@@ -45,7 +45,7 @@ pub(super) struct Running {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
-    /// A field other than limits and domains differs from that with which the service began.
+    /// A [field](Config::fixed_field_that_differs) differs from that with which the service began.
     #[error("{0} is not changed while the service runs: restart it, or set what it was")]
     Fixed(&'static str),
     /// The limits cannot be changed like that.
