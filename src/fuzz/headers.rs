@@ -28,7 +28,7 @@ const FIELDS: [&str; 12] = [
 /// Reads `bytes` as lines of header fields, each behind a byte that names its field, and as a network and a quota.
 ///
 /// Whatever a client writes, the address that the trusted proxy appends is the client's. What is read of a network or a
-/// quota reads the same when it is written.
+/// quota reads the same when it is written. A key that is an address is in each network around it.
 pub fn headers(bytes: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in bytes.split(|&byte| byte == b'\n') {
@@ -57,10 +57,25 @@ pub fn headers(bytes: &[u8]) {
         Ok(network) => assert_eq!(network.to_string().parse(), Ok(network)),
         Err(error) => assert!(error.to_string().contains("network = "), "{error}"),
     }
+    addresses_are_in_the_networks_around_them(bytes, text);
     match text.parse::<Quota>() {
         Ok(quota) => assert_eq!(quota.to_string().parse(), Ok(quota), "{text:?}"),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
+}
+
+/// A key that is an address is found by each network that has it.
+fn addresses_are_in_the_networks_around_them(key: &[u8], text: &str) {
+    let (Some(network), Ok(address)) = (Network::of_key(key), text.parse::<IpAddr>()) else {
+        return;
+    };
+    let bits = network.prefix_len();
+    assert_eq!(Network::new(address.to_canonical(), bits), Ok(network));
+    for prefix in 0..=bits {
+        let around = network.within(prefix).expect("it is wider");
+        assert!(around.contains(address), "{around} {address}");
+    }
+    assert_eq!(network.within(bits + 1), None);
 }
 
 /// The client is whom the trusted proxy reports at the end of the line, whatever stands before.

@@ -140,11 +140,17 @@ impl HostileStore {
         self.script.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// The reply's bytes, spoiled as the script says next.
-    fn spoiled(&self, mut reply: Vec<u8>) -> Vec<u8> {
+    /// The reply's bytes, spoiled as the script says next, and what the store leaves out of what it has read.
+    fn spoiled(&self, mut reply: Vec<u8>) -> (Vec<u8>, Lacks) {
         let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = Bytes(&script);
-        let changes = bytes.byte() % 8;
+        let first = bytes.byte();
+        let (changes, lacks) = (first % 8, first / 8);
+        let lacks = match lacks {
+            30 => Lacks::NodesOfALimit,
+            31 => Lacks::Grant,
+            _ => Lacks::Nothing,
+        };
         for _ in 0..changes {
             // A grant has 57 bytes, or 81, of which the first is its status.
             let grant = HEAD_BYTES + bytes.below(4) * [57, 81][bytes.below(2)];
@@ -174,8 +180,16 @@ impl HostileStore {
         }
         let left = bytes.0.to_vec();
         *script = left;
-        reply
+        (reply, lacks)
     }
+}
+
+/// What a store leaves out that does not speak by bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lacks {
+    Nothing,
+    NodesOfALimit,
+    Grant,
 }
 
 impl Store for HostileStore {
@@ -188,12 +202,21 @@ impl Store for HostileStore {
             if self.is_sound() {
                 return Ok(reply);
             }
-            let answered = self.spoiled(sound);
-            let reply = Reply::decode(&answered, &request.entries, request.limits.len())?;
+            let (answered, lacks) = self.spoiled(sound);
+            let mut reply = Reply::decode(&answered, &request.entries, request.limits.len())?;
             let again = reply.encode(Receipt::default(), &request.entries);
             let decoded = Reply::decode(&again, &request.entries, request.limits.len());
             assert_eq!(decoded.as_ref(), Ok(&reply), "what was read is written");
             self.note_newer_quotas(&request, &reply);
+            match &mut reply {
+                Reply { limit_nodes, .. } if lacks == Lacks::NodesOfALimit => {
+                    limit_nodes.pop();
+                }
+                Reply { verdict: BatchVerdict::Applied(grants), .. } if lacks == Lacks::Grant => {
+                    grants.pop();
+                }
+                _ => {}
+            }
             Ok(reply)
         })
     }
