@@ -196,7 +196,7 @@ impl<'a> Part<'a> {
 }
 
 /// What matters of a look before anything is taken.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Glance {
     pub(super) is_sure: bool,
     /// How long to wait where it denies.
@@ -261,3 +261,6 @@ impl Target<'_> {
 pub(in crate::limiter) fn fewer_left(one: Decision, other: Decision) -> Decision {
     if other.remaining() < one.remaining() { other } else { one }
 }
+
+#[cfg(test)]
+mod tests;
