@@ -275,10 +275,10 @@ impl Scale {
         Self { rate, token, burst, curve: Curve::CalendarWindow }
     }
 
-    /// The length of a window: a millisecond at least, whatever a node sends, so that few of them have to pass. Of a token
-    /// bucket, the time to fill, rounded down.
+    /// The length of a window: a millisecond at least, whatever a node or the store sends, also no rate, so that few of them have
+    /// to pass. Of a token bucket, the time to fill, rounded down.
     pub(crate) fn window_us(&self) -> i64 {
-        (self.burst / self.rate).max(WINDOW_LEAST_US)
+        self.burst.checked_div(self.rate).unwrap_or(0).max(WINDOW_LEAST_US)
     }
 
     /// The length of the slots in which the store remembers when a sliding log was charged.

@@ -62,7 +62,7 @@ mod tests {
     use crate::algorithm::{FixedWindow, SlidingWindow};
     use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table, Verdict};
     use crate::limit::{Limit, Terms};
-    use crate::quota::Quota;
+    use crate::quota::{Curve, Quota, Scale};
     use crate::sync::message::{Entry, Given};
 
     /// When the store answered, by its clock: half a second before the end of a window.
@@ -180,6 +180,20 @@ mod tests {
         assert_eq!(account.lease.held.outstanding, before + refilled);
         assert_eq!((account.lease.held.rate, account.lease.rate()), (0, 0));
         assert_eq!(account.lease_ends(), Some(account.lease.ends), "no window of its plan ends");
+    }
+
+    /// Found by fuzzing: it ended the limiter's task.
+    #[test]
+    fn quota_of_the_store_that_has_windows_and_no_rate_is_not_agreed_on() {
+        let (mut account, terms) = leased();
+        let entry = report(&mut account, &terms, 400_000);
+        for curve in [Curve::FixedWindow, Curve::SlidingWindow, Curve::SlidingLog] {
+            let none = Scale { rate: 0, token: 1, burst: 0, curve };
+            for version in [0, entry.version, NEWER] {
+                assert_eq!(account.agree(&entry, version, none, &terms, at(400_000)), None);
+            }
+        }
+        assert_eq!(account.quota.scale(), terms.scale);
     }
 
     #[test]
