@@ -135,6 +135,28 @@ fn request_that_is_to_fit_all_limits_spends_from_each_or_none() {
     assert_eq!(server.check(&part("api", "cy", 5)).json()["allowed"], json!(true), "nothing spent");
 }
 
+#[tokio::test]
+async fn exact_limits_of_one_request_wait_together_no_longer_than_one_of_them() {
+    // It takes connections and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let limit = |number: u32| {
+        format!("[limits.l{number}]\nquota = \"5/h\"\nmode = \"exact\"\nmax_wait = \"1s\"\n")
+    };
+    let limits: String = (0..6).map(limit).collect();
+    let text =
+        format!("[store]\nredis = \"redis://127.0.0.1:{port}\"\ntimeout = \"10s\"\n{limits}");
+    let config = Config::from_toml(&text).unwrap();
+    let limiter = config.builder().build().unwrap();
+    let router = Service::new(config, limiter).unwrap().router();
+    let checks: Vec<Value> =
+        (0..6).map(|number| json!({"limit": format!("l{number}"), "key": "a"})).collect();
+    let request = Request::post("/v1/check-all").body(Body::from(json!(checks).to_string()));
+    let asked = Instant::now();
+    assert_eq!(router.oneshot(request.unwrap()).await.unwrap().status(), 200);
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+}
+
 #[test]
 fn wrong_requests_are_problems_that_name_the_place_in_the_body() {
     let server = Server::start(Some(&file("wrong", LIMITS)));

@@ -254,6 +254,11 @@ async fn reload_changes_the_token_and_how_domains_are_answered_but_no_address() 
     let elsewhere = text.replace("[server]\n", "[server]\nhttp = \"127.0.0.1:1\"\n");
     let refused = service.reload(Config::from_toml(&elsewhere).unwrap()).unwrap_err();
     assert_eq!(refused, ReloadError::Fixed("server"));
+    assert_eq!(
+        ask_with(with, &service, keys, &Value::Null).await.status,
+        200,
+        "all stays as it was"
+    );
 }
 
 #[tokio::test]

@@ -145,6 +145,12 @@ impl AsyncLimit {
         self.0.until_ready_n(key, cost, within).await
     }
 
+    /// How long it waits for the store at most.
+    #[cfg(feature = "server")]
+    pub(crate) fn max_wait(&self) -> Duration {
+        Duration::from_micros(self.0.max_wait_us)
+    }
+
     /// Its place among the limits that the limiter ever had.
     #[cfg(feature = "server")]
     pub(crate) fn place(&self) -> u32 {

@@ -86,10 +86,21 @@ impl Limiter {
         &self,
         parts: impl IntoIterator<Item = OnKey<'a>>,
     ) -> Result<Decision, CheckError> {
+        self.check_all_with(parts, Patience::Store).await
+    }
+
+    /// The same with another patience.
+    #[allow(clippy::unused_self, reason = "limits are those of the limiter")]
+    pub(crate) async fn check_all_with<'a>(
+        &self,
+        parts: impl IntoIterator<Item = OnKey<'a>>,
+        patience: Patience,
+    ) -> Result<Decision, CheckError> {
         let mut parts: SmallVec<[OnKey<'a>; USUAL]> = parts.into_iter().collect();
         parts.sort_by(|a, b| (a.limit.state.index, &*a.key).cmp(&(b.limit.state.index, &*b.key)));
         let mut asked = SmallVec::<[Part<'_>; USUAL]>::new();
         for part in parts.iter().map(OnKey::part) {
+            let part = Part { patience, ..part };
             let same = |last: &&mut Part<'_>| {
                 Arc::ptr_eq(&last.limit.state, &part.limit.state) && last.key == part.key
             };

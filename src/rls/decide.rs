@@ -434,6 +434,11 @@ struct Outcome {
 async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec<Status>, Refusal> {
     let Rulings { mut statuses, limited } = rulings;
     give_back(&limited)?;
+    // All together wait no longer than one of them would.
+    let deadline = deadline.or_else(|| {
+        let max_wait = limited.iter().map(|limited| limited.limit.max_wait()).max()?;
+        Instant::now().checked_add(max_wait)
+    });
     for limited in limited.iter().filter(|limited| !limited.has_hits_to_charge()) {
         let decision = limited.part(0, patience(deadline)).ask().await;
         let outcome = Outcome { is_over: false, is_charged: false, decision: Some(decision) };

@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::extract::{Body, Object, whole};
@@ -17,7 +18,11 @@ use super::running::Running;
 use crate::decision::Decision;
 use crate::error::CheckError;
 use crate::limiter::AsyncLimit;
+use crate::limiter::together::part::Patience;
 use crate::rls::DomainLimits;
+
+/// The longest that a request to fit several limits waits for the store.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The most checks in one request.
 pub const CHECKS_MAX: usize = 1000;
@@ -199,8 +204,11 @@ pub(super) async fn check_all(
     let limits = limits_of(&checks, (&running, &in_force), in_list)?;
     let parts = limits.iter().zip(&checks);
     let parts = parts.map(|(limit, Object(it))| limit.on(&*it.key).cost(it.cost));
+    // All together wait no longer than one of them would.
+    let max_wait = limits.iter().map(|limit| limit.max_wait()).max().unwrap_or_default();
+    let patience = Patience::StoreUntil(Instant::now() + max_wait.min(MAX_WAIT));
     // Each cost fits: those of one limit and key together do not, or there is none.
-    let decision = running.limiter.check_all(parts).await;
+    let decision = running.limiter.check_all_with(parts, patience).await;
     let decision = decision.map_err(|error| wrong_cost(&error).of_body())?;
     let is_look = checks.iter().all(|Object(check)| check.cost == 0);
     Ok(Json(Answer::new(&decision, if is_look { 0 } else { decision.cost() })))

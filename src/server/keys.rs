@@ -14,6 +14,7 @@ use super::extract::{LimitName, Parameters};
 use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
 use super::running::Running;
 use crate::decision::{Decision, Held, Source, View};
+use crate::error::StoreError;
 use crate::limiter::ResetError;
 
 #[derive(Deserialize, IntoParams)]
@@ -118,7 +119,10 @@ pub(super) async fn reset(
     let limit = running.limit(&in_force, &name, None).map_err(Problem::outside)?;
     limit.reset(&key).await.map_err(|error| {
         let status = match error {
-            ResetError::Refused { .. } => StatusCode::CONFLICT,
+            ResetError::Refused { .. }
+            | ResetError::Store { error: StoreError::ForeignKey { .. }, .. } => {
+                StatusCode::CONFLICT
+            }
             ResetError::Store { .. }
             | ResetError::TooManyKeys { .. }
             | ResetError::Ended { .. } => StatusCode::SERVICE_UNAVAILABLE,

@@ -79,7 +79,8 @@ impl Service {
         Ok(Self(Arc::new(Running::new(config, limiter)?)))
     }
 
-    /// The limits of `config` in place of those that the service has: see [`Limiter::update`]. No request waits for it.
+    /// The limits and domains of `config` in place of those that the service has ([`Limiter::update`]), and what else
+    /// [can change](Config::fixed_field_that_differs). No request waits for it.
     ///
     /// # Errors
     ///

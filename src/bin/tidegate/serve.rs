@@ -284,7 +284,9 @@ impl Source {
             None => tracing::info!("{file}: its limits are in force"),
             Some(reasons) => {
                 for reason in reasons {
-                    tracing::error!("{file}: the limits before stay in force: {reason}");
+                    tracing::error!(
+                        "{file}: all stays as it was, the limits before in force: {reason}"
+                    );
                 }
             }
         }
