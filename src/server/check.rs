@@ -1,4 +1,4 @@
-//! `POST /v1/check`: one decision, or many.
+//! `POST /v1/check` and `/v1/check-all`: one decision, many, or one by several limits.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::limiter::together::part::Patience;
 use crate::rls::DomainLimits;
 
 /// The longest that a request to fit several limits waits for the store.
-const MAX_WAIT: Duration = Duration::from_secs(60);
+const STORE_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The most checks in one request.
 pub const CHECKS_MAX: usize = 1000;
@@ -206,7 +206,7 @@ pub(super) async fn check_all(
     let parts = parts.map(|(limit, Object(it))| limit.on(&*it.key).cost(it.cost));
     // All together wait no longer than one of them would.
     let max_wait = limits.iter().map(|limit| limit.max_wait()).max().unwrap_or_default();
-    let patience = Patience::StoreUntil(Instant::now() + max_wait.min(MAX_WAIT));
+    let patience = Patience::StoreUntil(Instant::now() + max_wait.min(STORE_WAIT_MAX));
     // Each cost fits: those of one limit and key together do not, or there is none.
     let decision = running.limiter.check_all_with(parts, patience).await;
     let decision = decision.map_err(|error| wrong_cost(&error).of_body())?;
