@@ -15,13 +15,13 @@ use crate::overrides::Switch;
 use crate::store::Store;
 use crate::sync::message::{InstanceId, Reply, Request};
 use crate::sync::{
-    Engine, Event, Input, OutageChange, Output, ResetOutcome, ResetWaiter, Settlement, Touch,
-    Waiter,
+    Engine, Event, Input, Output, ResetOutcome, ResetWaiter, Settlement, Touch, Waiter,
 };
 use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
 mod counter;
+mod decided;
 mod definition;
 mod evictor;
 mod exact;
@@ -45,8 +45,8 @@ mod updates;
 use clock::TimeSource;
 pub(crate) use definition::{Definition, LimitParts};
 use evictor::Evictor;
+use exact::ExactCalls;
 pub(crate) use exact::{ExactAnswer, ExactQuery};
-use exact::{ExactCalls, outage_event};
 pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, PinnedKey};
 pub(crate) use limits::Limits;
 pub(crate) use override_sync::OverrideQuery;
@@ -59,7 +59,7 @@ pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 use plan_resolver::ResolverTask;
 #[cfg(feature = "server")]
 pub(crate) use records::{RecordQuery, random_bytes};
-pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, grant_of};
+pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, SlotRequest, SlotView};
 pub(crate) use updates::Updated;
 
 /// How often decisions are told to the listeners, and room is looked for.
@@ -621,32 +621,6 @@ impl Driver {
         }
         for event in self.node.limits.all().filter_map(|limit| plan_resolver::flush(limit, now)) {
             self.publish(&event);
-        }
-    }
-
-    /// A call for a decision of a limit without leases ended.
-    fn decided(&self, outcome: exact::Outcome, calls: &mut ExactCalls) {
-        let Some(ended) = calls.ended(outcome, self.now()) else { return };
-        self.publish_not_given_back(ended.limit, ended.not_given_back);
-        match ended.change {
-            Some(change) => self.publish_outage(ended.limit, change, calls),
-            // Refusals are told now and then.
-            None => self.limit(ended.limit).set_on_policy(calls.is_on_policy(ended.limit)),
-        }
-    }
-
-    /// Tells what changes for such a limit.
-    fn publish_outage(&self, limit: u32, change: OutageChange, calls: &ExactCalls) {
-        self.limit(limit).set_on_policy(calls.is_on_policy(limit));
-        let LimitState { name, terms, .. } = &**self.limit(limit);
-        let nodes = terms.credit_rule.uncounted.into();
-        self.publish(&outage_event(name, terms.outage, nodes, change));
-    }
-
-    fn publish_not_given_back(&self, limit: u32, tokens: u32) {
-        if tokens > 0 {
-            let limit = self.limit(limit).name.clone();
-            self.publish(&Event::NotGivenBack { limit, tokens });
         }
     }
 

@@ -17,6 +17,8 @@ const UNSURE: &str = "tidegate_unsure_decisions_total";
 const SYNCS: &str = "tidegate_syncs_total";
 const KEYS_SYNCED: &str = "tidegate_keys_synced_total";
 const SYNC_SECONDS: &str = "tidegate_sync_duration_seconds";
+const STORE_DECISIONS: &str = "tidegate_store_decisions_total";
+const STORE_DECISION_SECONDS: &str = "tidegate_store_decision_duration_seconds";
 const PENDING: &str = "tidegate_pending_tokens";
 const VIEW_AGE: &str = "tidegate_view_age_seconds";
 const DRIFT: &str = "tidegate_drift_ratio";
@@ -50,6 +52,9 @@ const PERMITS_IN_USE: &str = "tidegate_permits_in_use";
 const PERMITS_WAITING: &str = "tidegate_permit_waiting_callers";
 const PERMITS_DENIED: &str = "tidegate_permits_denied_total";
 
+const ROUND_TRIP_BUCKETS: &[f64] =
+    &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
+
 /// Bounds of the buckets of each histogram that this crate records, for an exporter that has to be told: without
 /// them most exporters show summaries, which cannot be added over nodes. Times are in seconds, drift is a part of
 /// the burst.
@@ -63,8 +68,9 @@ const PERMITS_DENIED: &str = "tidegate_permits_denied_total";
 /// }
 /// # Ok::<(), metrics_exporter_prometheus::BuildError>(())
 /// ```
-pub const METRIC_BUCKETS: [(&str, &[f64]); 4] = [
-    (SYNC_SECONDS, &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]),
+pub const METRIC_BUCKETS: [(&str, &[f64]); 5] = [
+    (SYNC_SECONDS, ROUND_TRIP_BUCKETS),
+    (STORE_DECISION_SECONDS, ROUND_TRIP_BUCKETS),
     (VIEW_AGE, &[0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]),
     (
         DRIFT,
@@ -144,10 +150,13 @@ fn describe() {
     describe_gauge!(NODES, Unit::Count, "Nodes of the namespace that are alive, 0 while unknown");
     describe_counter!(EVICTIONS, Unit::Count, "Idle keys forgotten to make room");
     describe_gauge!(STORE_UP, "1 while every lane of the store answers, else 0");
-    describe_troubles();
+    describe_more();
 }
 
-fn describe_troubles() {
+fn describe_more() {
+    let text = "Calls of the store about limits without leases, by limit and outcome (ok, error)";
+    describe_counter!(STORE_DECISIONS, Unit::Count, text);
+    describe_histogram!(STORE_DECISION_SECONDS, Unit::Seconds, "Time of those calls, by limit");
     describe_gauge!(PERMITS_IN_USE, Unit::Count, "Permits in use on this node, by limit");
     describe_gauge!(PERMITS_WAITING, Unit::Count, "Callers who wait for a permit, by limit");
     describe_counter!(PERMITS_DENIED, Unit::Count, "Callers who got no permit, by limit");
@@ -210,6 +219,9 @@ fn show_counters(labels: &Labels) {
         counter!(DECISIONS, with(labels, "outcome", outcome)).increment(0);
     }
     count_override_decisions(labels, 0, 0);
+    for outcome in ["ok", "error"] {
+        counter!(STORE_DECISIONS, with(labels, "outcome", outcome)).increment(0);
+    }
     for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES, PLANS_DIFFER, REMOVED] {
         counter!(name, labels.clone()).increment(0);
     }
@@ -285,6 +297,14 @@ fn count_resolved_plans(labels: &Labels, counts: [u64; 3], not_asked: u64) {
     counter!(PLANS_NOT_ASKED, labels.clone()).increment(not_asked);
 }
 
+fn count_store_decision(labels: &Labels, event: &Event) {
+    if let Event::StoreDecided { took, error, .. } = event {
+        let outcome = if error.is_none() { "ok" } else { "error" };
+        counter!(STORE_DECISIONS, with(labels, "outcome", outcome)).increment(1);
+        histogram!(STORE_DECISION_SECONDS, labels.clone()).record(took.as_secs_f64());
+    }
+}
+
 fn count_decisions(labels: &Labels, event: &Event) {
     if let Event::Decisions { allowed, denied, unsure, overflowed, is_shadow, is_removed, .. } =
         event
@@ -317,6 +337,7 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::NotGivenBack { limit, tokens } => {
             counter!(NOT_GIVEN_BACK, labels(limit)).increment((*tokens).into());
         }
+        Event::StoreDecided { limit, .. } => count_store_decision(&labels(limit), event),
         Event::OverrideDecisions { limit, allowed, denied } => {
             count_override_decisions(&labels(limit), *allowed, *denied);
         }
@@ -331,9 +352,10 @@ fn count_limit_event(event: &Event, labels: impl Fn(&Arc<str>) -> Labels) {
         Event::QuotaMismatch { limit, .. } => counter!(MISMATCHES, labels(limit)).increment(1),
         Event::PlansDiffer { limit, .. } => counter!(PLANS_DIFFER, labels(limit)).increment(1),
         Event::RecordLost { limit } => counter!(LOST_RECORDS, labels(limit)).increment(1),
-        Event::OutagePolicyBegan { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
+        Event::OutagePolicyBegan { limit, .. } | Event::NotDecided { limit, .. } => {
+            gauge!(ON_POLICY, labels(limit)).set(1.0);
+        }
         Event::OutagePolicyEnded { limit } => gauge!(ON_POLICY, labels(limit)).set(0.0),
-        Event::NotDecided { limit, .. } => gauge!(ON_POLICY, labels(limit)).set(1.0),
         Event::NoCredit { .. }
         | Event::Removed { .. }
         | Event::PlanResolverFailed { .. }

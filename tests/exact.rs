@@ -283,6 +283,48 @@ async fn outage_policy_decides_while_the_store_is_away() {
     }
 }
 
+#[tokio::test]
+async fn each_call_about_an_exact_limit_is_told_with_its_time_and_outcome() {
+    let events = Events::default();
+    let (store, clock, limit) =
+        scripted(Limit::new("x", FixedWindow::per_hour(3)).exact(), &events);
+    let calls = || {
+        let of = |is_answered: bool| {
+            events.count(|event| match event {
+                Event::StoreDecided { limit, error, .. } => {
+                    assert_eq!(&**limit, "x");
+                    error.is_none() == is_answered
+                }
+                _ => false,
+            })
+        };
+        [of(true), of(false)]
+    };
+    for _ in 0..5 {
+        assert!(limit.check_sure("a").await.is_sure());
+    }
+    assert_eq!(calls(), [5, 0]);
+    store.set_away(true);
+    // One call finds out that the store is away, one looks again, and the others do not begin.
+    for _ in 0..5 {
+        assert!(!limit.check_sure("a").await.is_sure());
+    }
+    assert_eq!(calls(), [5, 2]);
+    store.set_away(false);
+    store.set_round_trip(Duration::from_millis(7));
+    clock.advance(PAUSE);
+    let (asked, clock) = (limit.clone(), clock.clone());
+    let decision = tokio::spawn(async move { asked.check_sure("a").await });
+    for _ in 0..100 {
+        clock.advance(Duration::from_millis(1));
+        tokio::task::yield_now().await;
+    }
+    assert!(decision.await.unwrap().is_sure());
+    let took_ms =
+        |event: &Event| matches!(event, Event::StoreDecided { took, .. } if took.as_millis() >= 7);
+    assert_eq!((calls(), events.count(took_ms)), ([6, 2], 1));
+}
+
 /// Each decision of an exact limit was told as one about a key without room.
 #[tokio::test]
 async fn decisions_of_an_exact_limit_are_told_once_and_by_what_they_were() {

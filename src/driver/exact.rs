@@ -55,6 +55,8 @@ pub(super) struct Ended {
     pub(super) change: Option<OutageChange>,
     /// Tokens that did not go back.
     pub(super) not_given_back: u32,
+    pub(super) took: Duration,
+    pub(super) error: Option<StoreError>,
 }
 
 /// The calls that are under way.
@@ -127,8 +129,9 @@ impl ExactCalls {
         let Begun { limit, at, returns } = self.begun.remove(&call)?;
         let not_given_back = if outcome == Ok(true) { 0 } else { returns };
         let outage = self.outages.entry(limit).or_default();
+        let (took, error) = (Duration::from_micros(now.micros_since(at)), outcome.clone().err());
         let change = outage.ended(outcome.map(|_| ()), at, now);
-        Some(Ended { limit, change, not_given_back })
+        Some(Ended { limit, change, not_given_back, took, error })
     }
 }
 

@@ -141,6 +141,7 @@ fn log_limit_event(event: &Event) {
         Event::PlanResolverFailed { .. } | Event::PlanNotKnown { .. } => log_unresolved_plan(event),
         Event::Decisions { .. }
         | Event::PlansResolved { .. }
+        | Event::StoreDecided { .. }
         | Event::OverrideDecisions { .. }
         // Logged above.
         | Event::Switched { .. }

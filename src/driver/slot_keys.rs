@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 
 use super::exact::ExactAnswer;
 use crate::algorithm::{Standing, Turn, TurnRule};
-use crate::sync::{HeldSlots, SlotAsk, SlotGrant};
+use crate::store::exact::Deed;
+use crate::sync::{HeldSlots, SlotAnswer, SlotAsk, SlotGrant};
 use crate::time::Timestamp;
 
 /// Keys are looked through for idle ones when there are so many, or twice as many as were left the last time.
@@ -32,13 +33,96 @@ pub(crate) struct SlotKey {
     pub(crate) waited_for: u32,
 }
 
+/// A request of some tokens that may wait for its slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotRequest {
+    pub(crate) cost: u32,
+    pub(crate) within_us: u64,
+    /// It has been looked at before.
+    pub(crate) is_again: bool,
+}
+
+impl SlotRequest {
+    pub(crate) fn new(cost: u32, within_us: u64) -> Self {
+        Self { cost, within_us, is_again: false }
+    }
+}
+
+/// How the node stands that looks at a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotView {
+    pub(crate) now: Timestamp,
+    pub(crate) tick_us: u64,
+    /// Nodes that share the limit.
+    pub(crate) nodes: u32,
+    /// The outage policy decides.
+    pub(crate) is_on_policy: bool,
+}
+
 impl SlotKey {
+    /// What this node alone can say of a request, with so many tokens of credit on a key that nobody uses; without, the
+    /// caller asks the store where it is not sure. What the store is to be asked for though nobody waits, `ask` sends.
+    pub(crate) fn look(
+        &mut self,
+        rule: &TurnRule,
+        request: SlotRequest,
+        credit: Option<u32>,
+        view: SlotView,
+        ask: impl FnOnce(SlotAsk) -> Option<AskedStore>,
+    ) -> SlotAnswer {
+        let SlotRequest { cost, within_us, is_again } = request;
+        let SlotView { now, tick_us, nodes, is_on_policy } = view;
+        self.collect(rule, now, tick_us);
+        if !is_again {
+            self.held.count(cost);
+        }
+        let mut answer = self.held.decide(rule, cost, within_us, now);
+        if let SlotAnswer::Unsure { turn, is_idle: true } = answer
+            && (cost > 0 && credit.unwrap_or(0) > 0 && self.held.owed() == 0)
+            && !is_on_policy
+        {
+            self.held.spend_on_credit(rule, cost, now);
+            answer = SlotAnswer::OnCredit(turn);
+        }
+        if self.asked.is_none() && now >= self.ask_from {
+            let wanted = self.held.wanted(rule, now, tick_us, nodes);
+            // What nobody asks for is looked at once a tick, and whether the store is back; a queue that denies,
+            // once a second.
+            let is_unknown = match answer {
+                SlotAnswer::Unsure { .. } => credit.is_some(),
+                SlotAnswer::Denied(_) => self.held.is_old(now),
+                _ => false,
+            };
+            let look = SlotAsk { owed: 0, own: 0, ahead: 0 };
+            let look = (is_unknown || is_on_policy).then_some(look);
+            if wanted.is_none() && look.is_some() {
+                self.ask_from = now.plus_micros(tick_us);
+            }
+            self.asked = wanted.or(look).and_then(|wanted| Some((wanted, ask(wanted)?)));
+        }
+        answer
+    }
+
+    /// What the store does about what nobody waits for: it charges what is spent.
+    pub(crate) fn deed_of(ask: SlotAsk) -> Deed {
+        if ask.owed > 0 { Deed::Charge } else { Deed::Ask }
+    }
+
+    /// What a caller asks the store for who asks for those behind it too.
+    pub(crate) fn wanted_for_all(&self, rule: &TurnRule, cost: u32, view: SlotView) -> SlotAsk {
+        let SlotView { now, tick_us, nodes, .. } = view;
+        let tokens = (cost, self.waited_for.saturating_sub(cost));
+        let ask = self.held.wanted_for(rule, tokens, now, tick_us, nodes);
+        // What is owed may be on its way.
+        SlotAsk { owed: if self.asked.is_some() { 0 } else { ask.owed }, ..ask }
+    }
+
     /// Takes in the store's answer, if there is one. After a failure the store is left alone for `pause_us`.
     pub(crate) fn collect(&mut self, rule: &TurnRule, now: Timestamp, pause_us: u64) {
         let Some((asked, answer)) = &mut self.asked else { return };
         match answer.try_recv() {
             Ok(answer) => {
-                if let Some(grant) = grant_of(&answer) {
+                if let Some(grant) = answer.slot_grant() {
                     self.held.install(rule, *asked, grant);
                 }
             }
@@ -51,12 +135,14 @@ impl SlotKey {
     }
 }
 
-/// What an answer says of a key's slots. The store has decided half way between question and answer.
-pub(crate) fn grant_of(answer: &ExactAnswer) -> Option<SlotGrant> {
-    let Standing::Turn(_, Turn { ahead, .. }) = answer.reply.standing else { return None };
-    let round_trip_us = answer.answered.micros_since(answer.asked);
-    let at = answer.asked.plus_micros(round_trip_us / 2);
-    Some(SlotGrant { is_allowed: answer.reply.is_allowed, at, ahead, round_trip_us })
+impl ExactAnswer {
+    /// What it says of a key's slots. The store has decided half way between question and answer.
+    pub(crate) fn slot_grant(&self) -> Option<SlotGrant> {
+        let Standing::Turn(_, Turn { ahead, .. }) = self.reply.standing else { return None };
+        let round_trip_us = self.answered.micros_since(self.asked);
+        let at = self.asked.plus_micros(round_trip_us / 2);
+        Some(SlotGrant { is_allowed: self.reply.is_allowed, at, ahead, round_trip_us })
+    }
 }
 
 /// The keys that are not idle.
@@ -77,7 +163,7 @@ impl fmt::Debug for SlotKeys {
 }
 
 impl SlotKeys {
-    pub(super) fn new(rule: &'static TurnRule, most: usize) -> Self {
+    pub(crate) fn new(rule: &'static TurnRule, most: usize) -> Self {
         let sweep_at = AtomicUsize::new(SWEEP_LEAST.min(most));
         Self { rule, keys: DashMap::new(), most, sweep_at, swept_us: AtomicU64::new(0) }
     }

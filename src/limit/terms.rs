@@ -7,6 +7,12 @@ use crate::quota::Scale;
 /// The shortest tick of a key, however fast its burst is spent.
 pub(super) const KEY_TICK_MIN_US: u64 = 2_000;
 
+/// A node holds no more slots of a leaky bucket than it needs in so long: where requests stop, what is held passes unused.
+pub(crate) const SLOTS_AHEAD_US: u64 = 250_000;
+
+/// The least that the store has for an answer that no caller waits for.
+const BACKGROUND_WAIT_US: u64 = 250_000;
+
 /// A limit's numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Terms {
@@ -51,6 +57,11 @@ impl Terms {
     /// The tick of a key that nothing is known of yet.
     pub(crate) fn first_tick_us(&self) -> u64 {
         self.pace.map_or(self.tick_us, |pace| pace.first_us())
+    }
+
+    /// How long the store has for an answer that no caller waits for, in microseconds.
+    pub(crate) fn background_wait_us(&self) -> u64 {
+        self.max_wait_us.max(BACKGROUND_WAIT_US)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Decisions by states of keys that this node alone has, one arm for each algorithm.
 
-use super::slots::{SlotsOf, Wanted};
+use super::slots::SlotsOf;
 use super::{ActiveLimit, Target};
 use crate::algorithm::TurnRule;
 use crate::bucket::LocalAnswer;
 use crate::decision::Decision;
-use crate::driver::{AloneBuckets, Buckets};
+use crate::driver::{AloneBuckets, Buckets, SlotRequest};
 use crate::time::Timestamp;
 
 impl ActiveLimit {
@@ -20,7 +20,7 @@ impl ActiveLimit {
     ) -> LocalAnswer {
         match alone {
             AloneBuckets::Slots(slots, _) => {
-                self.ask_slots(SlotsOf { slots, key: target.key }, Wanted::new(cost, 0), now)
+                self.ask_slots(SlotsOf { slots, key: target.key }, SlotRequest::new(cost, 0), now)
             }
             AloneBuckets::Turns(local) => {
                 target.ask_local(local, (self.info, self.plan), cost, 0, now)
@@ -40,7 +40,7 @@ impl ActiveLimit {
         match self.slots() {
             Some(slots) => {
                 let of = SlotsOf { slots, key: target.key };
-                self.slot_at_once(of, Wanted::new(cost, within_us)).decision
+                self.slot_at_once(of, SlotRequest::new(cost, within_us)).decision
             }
             None => self.decide_alone_within(target, cost, within_us),
         }

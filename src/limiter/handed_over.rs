@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 use super::async_limit::Charge;
 use super::overrides::LookedUp;
 use super::settle::Allowed;
-use super::slots::BACKGROUND_WAIT_US;
 use super::{ActiveLimit, Handle, Limiter, Reservation, Shared};
 use crate::algorithm::Standing;
 use crate::bucket::OVERFLOW;
@@ -132,8 +131,7 @@ impl Reservation {
     pub(crate) async fn hand_over(self, time_to_live: Duration) -> Result<RecordId, StoreError> {
         let Handle { limit, key, .. } = &self.handle;
         let Allowed { decision, asked } = &self.allowed;
-        let (sent, within_us) =
-            (limit.now(), limit.state.terms.max_wait_us.max(BACKGROUND_WAIT_US));
+        let (sent, within_us) = (limit.now(), limit.state.terms.background_wait_us());
         let record = SettlementRecord {
             limit: limit.name().to_owned(),
             by: DecidedBy::of(decision),
@@ -336,7 +334,7 @@ impl ActiveLimit {
 
     /// Tells the store of an exact limit, and waits until it has taken it.
     async fn tell_and_wait(&self, key: &[u8], cost: u32, deed: Deed) -> Result<(), StoreError> {
-        let max_wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
+        let max_wait_us = self.state.terms.background_wait_us();
         let charge = Charge { cost, slot_within_us: 0, deed };
         let within = Duration::from_micros(max_wait_us);
         let silent = || StoreError::TimedOut(within);

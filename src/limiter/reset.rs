@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::async_limit::Charge;
-use super::slots::BACKGROUND_WAIT_US;
 use super::{ActiveLimit, AsyncLimit};
 use crate::bucket::{NewKey, OVERFLOW};
 use crate::driver::{AloneBuckets, Buckets, PinnedKey, Query, ResetQuery, SlotKey};
@@ -165,7 +164,7 @@ impl ActiveLimit {
     /// Of a limit of which the store decides, or gives the slots.
     async fn reset_in_store(&self, name: &[u8]) -> Result<(), ResetError> {
         let charge = Charge { cost: 0, slot_within_us: 0, deed: Deed::Reset };
-        let max_wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
+        let max_wait_us = self.state.terms.background_wait_us();
         let Some(answer) = self.send_exact(name, charge, max_wait_us) else {
             return Err(ResetError::Ended { limit: self.name() });
         };

@@ -6,7 +6,6 @@ use super::ActiveLimit;
 #[cfg(feature = "tower")]
 use super::Handle;
 use super::async_limit::Charge;
-use super::slots::BACKGROUND_WAIT_US;
 use crate::algorithm::{Standing, Taken};
 use crate::bucket::{Found, LeaseBucket, OVERFLOW};
 use crate::decision::{Decision, Source};
@@ -76,7 +75,7 @@ impl ActiveLimit {
 
     /// Calls the store without waiting for its answer.
     pub(super) fn tell_store(&self, key: &[u8], cost: u32, deed: Deed) {
-        let max_wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
+        let max_wait_us = self.state.terms.background_wait_us();
         let charge = Charge { cost, slot_within_us: 0, deed };
         // Once the limiter's task has ended with its runtime, nothing is charged or given back any more.
         let _ = self.send_exact(key, charge, max_wait_us);

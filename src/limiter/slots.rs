@@ -8,13 +8,12 @@ use super::waiting::LineEntry;
 use crate::algorithm::{Standing, Turn};
 use crate::bucket::LocalAnswer;
 use crate::decision::{Decision, Source};
-use crate::driver::{AloneBuckets, AskedStore, Buckets, SlotKey, SlotKeys, grant_of};
+use crate::driver::{
+    AloneBuckets, AskedStore, Buckets, ExactAnswer, SlotKey, SlotKeys, SlotRequest, SlotView,
+};
 use crate::store::exact::Deed;
 use crate::sync::{HeldSlots, SlotAnswer, SlotAsk};
 use crate::time::Timestamp;
-
-/// How long the store has for an answer that no caller waits for.
-pub(super) const BACKGROUND_WAIT_US: u64 = 250_000;
 
 /// A decision, and when the slot begins that the store gave for it, in units of the limit's rule.
 pub(super) struct Slot {
@@ -27,21 +26,6 @@ pub(super) struct Slot {
 pub(super) struct SlotsOf<'a> {
     pub(super) slots: &'a SlotKeys,
     pub(super) key: &'a [u8],
-}
-
-/// A request of some tokens that may wait for its slot.
-#[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    cost: u32,
-    within_us: u64,
-    /// It has been looked at before.
-    is_again: bool,
-}
-
-impl Wanted {
-    pub(super) fn new(cost: u32, within_us: u64) -> Self {
-        Self { cost, within_us, is_again: false }
-    }
 }
 
 /// A slot ahead. Unless it is used, it is given back.
@@ -120,63 +104,43 @@ impl ActiveLimit {
         }
     }
 
-    /// What this node alone can say, with so many tokens of credit on a key that nobody uses; without, the caller asks the
-    /// store where it is not sure.
+    fn view(&self, now: Timestamp) -> SlotView {
+        let (nodes, is_on_policy) = (self.state.nodes(), self.state.is_on_policy());
+        SlotView { now, tick_us: self.state.terms.tick_us, nodes, is_on_policy }
+    }
+
+    /// What this node alone can say: see [`SlotKey::look`].
     fn look(
         &self,
         of: SlotsOf<'_>,
-        wanted: Wanted,
+        request: SlotRequest,
         credit: Option<u32>,
         now: Timestamp,
     ) -> SlotAnswer {
-        let Wanted { cost, within_us, is_again } = wanted;
-        let (rule, tick_us) = (of.slots.rule, self.state.terms.tick_us);
-        let is_on_policy = self.state.is_on_policy();
-        let answer = of.slots.with(of.key, now, |entry| {
-            entry.collect(rule, now, tick_us);
-            if !is_again {
-                entry.held.count(cost);
-            }
-            let mut answer = entry.held.decide(rule, cost, within_us, now);
-            if let SlotAnswer::Unsure { turn, is_idle: true } = answer
-                && (cost > 0 && credit.unwrap_or(0) > 0 && entry.held.owed() == 0)
-                && !is_on_policy
-            {
-                entry.held.spend_on_credit(rule, cost, now);
-                answer = SlotAnswer::OnCredit(turn);
-            }
-            if entry.asked.is_none() && now >= entry.ask_from {
-                let wanted = entry.held.wanted(rule, now, tick_us, self.state.nodes());
-                // What nobody asks for is looked at once a tick, and whether the store is back; a queue that denies,
-                // once a second.
-                let is_unknown = match answer {
-                    SlotAnswer::Unsure { .. } => credit.is_some(),
-                    SlotAnswer::Denied(_) => entry.held.is_old(now),
-                    _ => false,
-                };
-                let look = SlotAsk { owed: 0, own: 0, ahead: 0 };
-                let look = (is_unknown || is_on_policy).then_some(look);
-                if wanted.is_none() && look.is_some() {
-                    entry.ask_from = now.plus_micros(tick_us);
-                }
-                entry.asked = wanted.or(look).and_then(|ask| self.ask_ahead(of.key, ask));
-            }
-            answer
-        });
-        let turn = Turn { ahead: 0, delay: 0, max_delay: rule.max_delay(within_us) };
-        answer.unwrap_or(SlotAnswer::Unsure { turn, is_idle: false })
+        let (rule, view) = (of.slots.rule, self.view(now));
+        let ask = |ask| self.ask_ahead(of.key, ask);
+        let look = |entry: &mut SlotKey| entry.look(rule, request, credit, view, ask);
+        let max_delay = rule.max_delay(request.within_us);
+        let turn = Turn { ahead: 0, delay: 0, max_delay };
+        let no_room = SlotAnswer::Unsure { turn, is_idle: false };
+        of.slots.with(of.key, now, look).unwrap_or(no_room)
     }
 
     /// Asks the store for slots that nobody waits for yet.
-    fn ask_ahead(&self, key: &[u8], ask: SlotAsk) -> Option<(SlotAsk, AskedStore)> {
-        let deed = if ask.owed > 0 { Deed::Charge } else { Deed::Ask };
-        let charge = Charge { cost: ask.tokens(), slot_within_us: u64::MAX, deed };
-        let wait_us = self.state.terms.max_wait_us.max(BACKGROUND_WAIT_US);
-        self.send_exact(key, charge, wait_us).map(|answer| (ask, answer))
+    fn ask_ahead(&self, key: &[u8], ask: SlotAsk) -> Option<AskedStore> {
+        let charge =
+            Charge { cost: ask.tokens(), slot_within_us: u64::MAX, deed: SlotKey::deed_of(ask) };
+        let wait_us = self.state.terms.background_wait_us();
+        self.send_exact(key, charge, wait_us)
     }
 
     /// What is told at once of a request.
-    pub(super) fn ask_slots(&self, of: SlotsOf<'_>, wanted: Wanted, now: Timestamp) -> LocalAnswer {
+    pub(super) fn ask_slots(
+        &self,
+        of: SlotsOf<'_>,
+        wanted: SlotRequest,
+        now: Timestamp,
+    ) -> LocalAnswer {
         let answer = self.look(of, wanted, Some(self.state.first_credit(self.info)), now);
         match self.share_of(answer, of.key, wanted) {
             Some(answer) => answer,
@@ -185,7 +149,7 @@ impl ActiveLimit {
     }
 
     /// The same, with the slot that the request has.
-    pub(super) fn slot_at_once(&self, of: SlotsOf<'_>, wanted: Wanted) -> Slot {
+    pub(super) fn slot_at_once(&self, of: SlotsOf<'_>, wanted: SlotRequest) -> Slot {
         let now = self.precise_now();
         let answer = self.look(of, wanted, Some(self.state.first_credit(self.info)), now);
         match self.share_of(answer, of.key, wanted) {
@@ -199,7 +163,7 @@ impl ActiveLimit {
     }
 
     /// What the outage policy says of a request that this node has no slot for, if it decides.
-    fn share_of(&self, answer: SlotAnswer, key: &[u8], wanted: Wanted) -> Option<LocalAnswer> {
+    fn share_of(&self, answer: SlotAnswer, key: &[u8], wanted: SlotRequest) -> Option<LocalAnswer> {
         let is_unknown = matches!(answer, SlotAnswer::Unsure { .. });
         if !is_unknown || !self.state.is_on_policy() {
             return None;
@@ -242,7 +206,7 @@ impl ActiveLimit {
     pub(super) fn deny_if_sure(&self, of: SlotsOf<'_>, cost: u32) -> Option<Decision> {
         let now = self.precise_now();
         // A request that may have a slot ahead has to wait for it.
-        let answer = self.look(of, Wanted::new(0, u64::MAX), None, now);
+        let answer = self.look(of, SlotRequest::new(0, u64::MAX), None, now);
         let is_denied = matches!(answer, SlotAnswer::Denied(_));
         is_denied.then(|| self.slot(of.slots, answer, cost, now).decision)
     }
@@ -250,7 +214,7 @@ impl ActiveLimit {
     /// Decides, and asks the store if this node alone cannot be sure. Of callers who wait one asks for all.
     pub(super) async fn ask_for_slot(&self, of: SlotsOf<'_>, cost: u32, within_us: u64) -> Slot {
         let max_wait_us = self.max_wait_us;
-        let wanted = Wanted::new(cost, within_us);
+        let wanted = SlotRequest::new(cost, within_us);
         if max_wait_us == 0 || cost == 0 || self.state.is_on_policy() {
             return self.slot_at_once(of, wanted);
         }
@@ -268,7 +232,7 @@ impl ActiveLimit {
             biased;
             first = line.lock() => first,
             _ = self.sleep(Duration::from_micros(max_wait_us)) => {
-                return self.slot_at_once(of, Wanted { is_again: true, ..wanted });
+                return self.slot_at_once(of, SlotRequest { is_again: true, ..wanted });
             }
         };
         // Who came before may have brought slots for all, in the time that this caller had.
@@ -276,7 +240,7 @@ impl ActiveLimit {
             u64::MAX => u64::MAX,
             within_us => within_us.saturating_sub(self.now().micros_since(begun)),
         };
-        let wanted = Wanted { cost, within_us, is_again: true };
+        let wanted = SlotRequest { cost, within_us, is_again: true };
         if let Some(slot) = self.look_if_sure(of, wanted) {
             return slot;
         }
@@ -284,16 +248,16 @@ impl ActiveLimit {
     }
 
     /// Asks the store, `for_others` too.
-    async fn ask_store_for_slot(&self, of: SlotsOf<'_>, wanted: Wanted, for_others: bool) -> Slot {
-        let Wanted { cost, within_us, .. } = wanted;
-        let (rule, now, tick_us) = (of.slots.rule, self.now(), self.state.terms.tick_us);
+    async fn ask_store_for_slot(
+        &self,
+        of: SlotsOf<'_>,
+        wanted: SlotRequest,
+        for_others: bool,
+    ) -> Slot {
+        let SlotRequest { cost, within_us, .. } = wanted;
+        let (rule, now) = (of.slots.rule, self.now());
         let alone = SlotAsk { owed: 0, own: cost, ahead: 0 };
-        let together = |entry: &mut SlotKey| {
-            let tokens = (cost, entry.waited_for.saturating_sub(cost));
-            let ask = entry.held.wanted_for(rule, tokens, now, tick_us, self.state.nodes());
-            // What is owed may be on its way.
-            SlotAsk { owed: if entry.asked.is_some() { 0 } else { ask.owed }, ..ask }
-        };
+        let together = |entry: &mut SlotKey| entry.wanted_for_all(rule, cost, self.view(now));
         let ask = if for_others { of.slots.with(of.key, now, together) } else { None };
         let ask = ask.unwrap_or(alone);
         let deed = Deed::Ask;
@@ -305,7 +269,7 @@ impl ActiveLimit {
             None => None,
         };
         asked.answer = None;
-        let Some(grant) = answer.as_ref().and_then(grant_of) else {
+        let Some(grant) = answer.as_ref().and_then(ExactAnswer::slot_grant) else {
             // A share's slots are none of the store's.
             let decision = self.by_outage_policy(of.key, cost, within_us);
             return Slot { decision, start: None };
@@ -315,20 +279,12 @@ impl ActiveLimit {
         let installed = of.slots.with(of.key, now, |entry| entry.held.install(rule, ask, grant));
         let alone = || HeldSlots::default().install(rule, ask, grant);
         let start = installed.unwrap_or_else(alone);
-        let max_delay = rule.max_delay(within_us);
-        let ahead = (rule.units_at(grant.at) + grant.ahead).saturating_sub(rule.units_at(now));
-        let answer = match start {
-            Some(start) => {
-                let delay = start.saturating_sub(rule.units_at(now));
-                SlotAnswer::Allowed(Turn { ahead, delay, max_delay })
-            }
-            None => SlotAnswer::Denied(Turn { ahead, delay: 0, max_delay }),
-        };
+        let answer = grant.told(rule, start, within_us, now);
         self.slot(of.slots, answer, cost, now)
     }
 
     /// A decision that needs no word of the store.
-    fn look_if_sure(&self, of: SlotsOf<'_>, wanted: Wanted) -> Option<Slot> {
+    fn look_if_sure(&self, of: SlotsOf<'_>, wanted: SlotRequest) -> Option<Slot> {
         let now = self.precise_now();
         let answer = self.look(of, wanted, None, now);
         let is_sure = !matches!(answer, SlotAnswer::Unsure { .. });

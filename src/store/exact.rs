@@ -176,7 +176,7 @@ type Name = (&'static str, &'static str, Arc<[u8]>);
 type Records<R> = HashMap<Name, (R, u64)>;
 
 /// The scripts' reference, and its records.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ExactModel {
     turns: Records<turn::TurnRecord>,
     windows: Records<window::WindowRecord>,
@@ -212,6 +212,12 @@ impl ExactModel {
         self.turns.retain(|_, (_, ends_us)| *ends_us > time_us);
         self.windows.retain(|_, (_, ends_us)| *ends_us > time_us);
         self.logs.retain(|_, (_, ends_us)| *ends_us > time_us);
+    }
+
+    /// Loses a key's record.
+    #[cfg(feature = "sim")]
+    pub(crate) fn lose(&mut self, key: &[u8]) {
+        self.turns.retain(|(_, _, name), _| **name != *key);
     }
 
     /// Records held.

@@ -40,6 +40,16 @@ pub enum Event {
         /// Denied.
         denied: u64,
     },
+    /// The store was asked about a request of a limit without leases: an exact one, or a leaky bucket that nodes share. Told of
+    /// each such call, reservations and resets among them.
+    StoreDecided {
+        /// The limit.
+        limit: Arc<str>,
+        /// How long the call took.
+        took: Duration,
+        /// Why there was no answer.
+        error: Option<StoreError>,
+    },
     /// What the [plan resolver](crate::Builder::resolve_plans) of a limit has done since the last such event. Told once a second, if it
     /// has done anything.
     PlansResolved {

@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 
 use crate::algorithm::{Turn, TurnRule};
+use crate::limit::SLOTS_AHEAD_US;
 use crate::time::Timestamp;
 
 /// What is owed is remembered for so long after its slot, if nobody asks for the key.
@@ -19,6 +20,13 @@ const HEARD_US: u64 = 1_000_000;
 const DEMAND_US: u64 = 1_000_000;
 /// The most tokens that a node takes ahead in one question.
 const AHEAD_MAX: u64 = 1 << 20;
+
+/// The slots that all nodes together may hold beside those that callers wait for, in units: those of half the queue or of
+/// [`SLOTS_AHEAD_US`], whichever is less, or those of a tick.
+fn slots_ahead(rule: &TurnRule, tick_us: u64) -> u64 {
+    let units = |us: u64| us.saturating_mul(rule.scale().rate as u64);
+    (rule.max_delay(u64::MAX) / 2).min(units(SLOTS_AHEAD_US)).max(units(tick_us))
+}
 
 /// Free slots, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +117,27 @@ pub(crate) struct SlotGrant {
     pub(crate) ahead: u64,
     /// How long question and answer took, in microseconds.
     pub(crate) round_trip_us: u64,
+}
+
+impl SlotGrant {
+    /// What a caller is told that may wait `within_us`, whose own slot begins at `start`, if one was given.
+    pub(crate) fn told(
+        &self,
+        rule: &TurnRule,
+        start: Option<u64>,
+        within_us: u64,
+        now: Timestamp,
+    ) -> SlotAnswer {
+        let (max_delay, now) = (rule.max_delay(within_us), rule.units_at(now));
+        let ahead = (rule.units_at(self.at) + self.ahead).saturating_sub(now);
+        match start {
+            Some(start) => {
+                let delay = start.saturating_sub(now);
+                SlotAnswer::Allowed(Turn { ahead, delay, max_delay })
+            }
+            None => SlotAnswer::Denied(Turn { ahead, delay: 0, max_delay }),
+        }
+    }
 }
 
 impl HeldSlots {
@@ -225,15 +254,15 @@ impl HeldSlots {
         self.next.map_or(0, |next| next.saturating_sub(rule.units_at(now)))
     }
 
-    /// Tokens to take ahead: half of what is asked for in the time of the queue, less what is held; at most this node's part
-    /// of a tick's slots, or of half the longest queue if that is more.
+    /// Tokens to take ahead: what is asked for in half the time of the queue, or in [`SLOTS_AHEAD_US`] if that is less, without
+    /// what is held; at most this node's part of the slots of that time, or of a tick if that is longer.
     fn ahead(&self, rule: &TurnRule, now: Timestamp, tick_us: u64, nodes: u32) -> u32 {
         let (token, queue) = (rule.units_of(1), self.queue(rule, now));
         let held: u64 = self.spans.iter().map(|span| (span.end - span.next) / token).sum();
-        let expected = (self.demand.rate * rule.micros(queue) as f64 / 2.0) as u64;
-        let in_tick = rule.scale().rate as u64 * tick_us;
-        let longest = rule.max_delay(u64::MAX) / 2;
-        let part = in_tick.max(longest).div_ceil(token.saturating_mul(nodes.max(1).into()));
+        let soon_us = (rule.micros(queue) / 2).min(SLOTS_AHEAD_US);
+        let expected = (self.demand.rate * soon_us as f64) as u64;
+        let slots = slots_ahead(rule, tick_us);
+        let part = slots.div_ceil(token.saturating_mul(nodes.max(1).into()));
         expected.saturating_sub(held).min(part).min(AHEAD_MAX) as u32
     }
 
