@@ -1,22 +1,25 @@
-//! The algorithms that nodes lease from a ledger.
+//! The algorithms that nodes share.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::scenario::by_name;
-use crate::algorithm::{FixedWindow, Rule, SlidingLog, SlidingWindow};
+use crate::algorithm::{FixedWindow, LeakyBucket, Rule, SlidingLog, SlidingWindow};
 use crate::quota::Quota;
 
-/// An algorithm that nodes lease from a ledger.
+/// An algorithm that nodes share.
 ///
-/// A window has the burst's tokens, and lasts as long as the rate takes for them.
+/// A window has the burst's tokens, and lasts as long as the rate takes for them. The queue of a leaky bucket has room for
+/// the burst's tokens, the one whose slot is now among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
     /// Refill at the rate, up to the burst.
     #[default]
     TokenBucket,
+    /// Slots at the rate, for which requests wait.
+    LeakyBucket,
     /// All tokens again at each window's end.
     FixedWindow,
     /// What was spent in the window before counts less and less.
@@ -27,13 +30,23 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 4] =
+    pub const ALL: [Self; 5] = [
+        Self::TokenBucket,
+        Self::LeakyBucket,
+        Self::FixedWindow,
+        Self::SlidingWindow,
+        Self::SlidingLog,
+    ];
+
+    /// Those that nodes lease from a ledger: all but leaky buckets, of which they hold slots.
+    pub const LEASED: [Self; 4] =
         [Self::TokenBucket, Self::FixedWindow, Self::SlidingWindow, Self::SlidingLog];
 
     /// As flags have it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::TokenBucket => "token-bucket",
+            Self::LeakyBucket => "leaky-bucket",
             Self::FixedWindow => "fixed-window",
             Self::SlidingWindow => "sliding-window",
             Self::SlidingLog => "sliding-log",
@@ -47,9 +60,7 @@ impl Algorithm {
 
     /// How long a window lasts that has a quota's burst.
     pub fn window(quota: &Quota) -> Duration {
-        let period_us = u128::from(quota.burst_tokens()) * quota.period().as_micros();
-        let window_us = period_us / u128::from(quota.tokens().max(1));
-        Duration::from_micros(u64::try_from(window_us).unwrap_or(u64::MAX))
+        time_of(quota, quota.burst_tokens())
     }
 
     /// Its rule with a quota's burst and rate.
@@ -57,11 +68,22 @@ impl Algorithm {
         let (burst, window) = (quota.burst_tokens(), Self::window(quota));
         match self {
             Self::TokenBucket => (*quota).into(),
+            Self::LeakyBucket => {
+                let queue = time_of(quota, burst.saturating_sub(1));
+                LeakyBucket::new(quota.tokens(), quota.period()).queue(queue).into()
+            }
             Self::FixedWindow => FixedWindow::new(burst, window).into(),
             Self::SlidingWindow => SlidingWindow::new(burst, window).into(),
             Self::SlidingLog => SlidingLog::new(burst, window).into(),
         }
     }
+}
+
+/// How long the rate takes for so many tokens.
+fn time_of(quota: &Quota, tokens: u64) -> Duration {
+    let time_us = u128::from(tokens) * quota.period().as_micros();
+    let time_us = time_us / u128::from(quota.tokens().max(1));
+    Duration::from_micros(u64::try_from(time_us).unwrap_or(u64::MAX))
 }
 
 impl std::str::FromStr for Algorithm {

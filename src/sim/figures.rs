@@ -22,6 +22,8 @@ pub struct Decided {
     pub sure: bool,
     /// Whether the caller had to wait for the store.
     pub waited: bool,
+    /// How long the request then waits for its slot, in microseconds; only of a leaky bucket.
+    pub delay_us: u64,
 }
 
 /// What happened within one [`SLOT_US`], in tokens.
@@ -47,7 +49,8 @@ pub struct Figures {
     /// The same ratio of the requests that came while the store could be reached; the ideal bucket
     /// runs over all of them.
     pub admitted_vs_ideal_reachable_pct: f64,
-    /// How far the bucket of what was really admitted fell below zero: the worst key's tokens.
+    /// How far the bucket of what was really admitted fell below zero: the worst key's tokens. Of a leaky bucket how much
+    /// too early a request began by one queue, in the tokens of that time.
     pub excess_tokens: f64,
     /// The same in % of the burst.
     pub excess_pct_of_burst: f64,

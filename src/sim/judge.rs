@@ -10,8 +10,10 @@ use super::figures::{Decided, Figures, SLOT_US, Slot};
 use crate::algorithm::Rule;
 
 mod meter;
+mod starts;
 
 use meter::{Definition, Meter};
+use starts::Starts;
 
 /// The most entries of a timeline, some 28 hours; the last one takes whatever comes later.
 pub const SLOTS_MAX: u64 = 1_000_000;
@@ -21,6 +23,10 @@ const TOKENS_ERROR: f64 = 1e-6;
 
 /// With less than this part of the burst at hand, a denial is not called wrong.
 const WRONG_DENIAL_BURST_PART: f64 = 0.05;
+
+/// Nodes know to a part of a round trip when the store's slots begin: an excess lasts where a request begins more than this
+/// part of a slot too early.
+const EARLY_TOKENS: f64 = 0.5;
 
 /// A node's share of a window says something from this many tokens on: chance alone then rarely
 /// takes half of it.
@@ -53,6 +59,8 @@ impl Figures {
 struct KeyTally {
     ideal_meter: Meter,
     real_meter: Meter,
+    /// Only those of a leaky bucket wait.
+    starts: Starts,
     ideal: u64,
     admitted: u64,
     requests: u32,
@@ -71,6 +79,7 @@ impl KeyTally {
         Self {
             ideal_meter: full.clone(),
             real_meter: full,
+            starts: Starts::default(),
             ideal: 0,
             admitted: 0,
             requests: 0,
@@ -87,15 +96,53 @@ impl KeyTally {
         let (now_s, rate) = (at_us as f64 / 1e6, definition.rate_per_second());
         let half_s = self.real_meter.reaches_s(definition.burst() / 2.0, rate);
         self.above_half_s += now_s - half_s.clamp(self.real_meter.at_us() as f64 / 1e6, now_s);
-        if let Some(since_s) = self.in_excess_since_s {
-            let repaid_s = self.real_meter.reaches_s(0.0, rate);
-            self.longest_excess_s = self.longest_excess_s.max(repaid_s.min(now_s) - since_s);
-            if repaid_s <= now_s {
-                self.in_excess_since_s = None;
-            }
+        if !definition.is_queue() {
+            self.repay(self.real_meter.reaches_s(0.0, rate), now_s);
         }
         self.ideal_meter.pass(definition, at_us);
         self.real_meter.pass(definition, at_us);
+    }
+
+    /// What was in excess is repaid at `repaid_s`, and it is `now_s`.
+    fn repay(&mut self, repaid_s: f64, now_s: f64) {
+        let Some(since_s) = self.in_excess_since_s else { return };
+        self.longest_excess_s = self.longest_excess_s.max(repaid_s.min(now_s) - since_s);
+        if repaid_s <= now_s {
+            self.in_excess_since_s = None;
+        }
+    }
+
+    /// Spends what was admitted. Returns the tokens that were not there.
+    fn admit(&mut self, one: &Decided, definition: &Definition) -> f64 {
+        self.admitted += u64::from(one.cost);
+        self.real_meter.spend(one.cost.into());
+        if definition.is_queue() {
+            self.starts.add(one.at_us + one.delay_us, one.cost);
+            return 0.0;
+        }
+        let excess = (-self.real_meter.level()).max(0.0);
+        if excess > TOKENS_ERROR {
+            self.in_excess_since_s.get_or_insert(one.at_us as f64 / 1e6);
+        }
+        excess
+    }
+
+    /// Lets requests begin that have waited for their slots until `now_us`. Returns by how many tokens the worst is too
+    /// early.
+    fn begin_until(&mut self, now_us: u64, definition: &Definition) -> f64 {
+        let (mut excess, rate) = (0.0_f64, definition.rate_per_second());
+        while let Some(start) = self.starts.next(now_us, rate) {
+            self.repay(start.due_s, start.at_s);
+            let early = (start.due_s - start.at_s) * rate;
+            if early > TOKENS_ERROR {
+                excess = excess.max(early);
+            }
+            if early > EARLY_TOKENS {
+                self.in_excess_since_s.get_or_insert(start.at_s);
+            }
+        }
+        self.repay(self.starts.repaid_s(), now_us as f64 / 1e6);
+        excess
     }
 }
 
@@ -241,22 +288,22 @@ impl Judge {
         key.requests = key.requests.saturating_add(1);
         self.first_requests += u64::from(is_first);
         key.pass(one.at_us, &definition);
+        let mut excess = key.begin_until(one.at_us, &definition);
+        let least = definition.least(cost);
         if one.allowed {
-            key.admitted += u64::from(one.cost);
-            key.real_meter.spend(cost);
-            if key.real_meter.level() < -TOKENS_ERROR {
-                self.excess_tokens = self.excess_tokens.max(-key.real_meter.level());
-                key.in_excess_since_s.get_or_insert(one.at_us as f64 / 1e6);
-            }
+            excess = excess.max(key.admit(one, &definition));
         } else {
             key.denied_requests += 1;
-            let telling = cost.max(WRONG_DENIAL_BURST_PART * definition.burst());
+            let telling = least.max(WRONG_DENIAL_BURST_PART * definition.burst());
             if key.real_meter.level() + TOKENS_ERROR >= telling {
                 self.wrong_denials += 1;
                 self.wrong_first_denials += u64::from(is_first);
             }
         }
-        if key.ideal_meter.level() + TOKENS_ERROR < cost {
+        if excess > TOKENS_ERROR {
+            self.excess_tokens = self.excess_tokens.max(excess);
+        }
+        if key.ideal_meter.level() + TOKENS_ERROR < least {
             return 0;
         }
         key.ideal_meter.spend(cost);
@@ -283,6 +330,10 @@ impl Judge {
         let end_us = (seconds * 1e6) as u64;
         if end_us >= self.window_ends_us {
             self.close_window(end_us);
+        }
+        let definition = self.definition;
+        for key in self.keys.iter_mut().flatten() {
+            self.excess_tokens = self.excess_tokens.max(key.begin_until(u64::MAX, &definition));
         }
         let planned = (seconds * 1e6 / SLOT_US as f64).ceil() as u64;
         let slots = planned.clamp(1, SLOTS_MAX).max(self.timeline.len() as u64) as usize;
@@ -365,7 +416,7 @@ mod tests {
 
     /// A request of one token on key 0 of node 0, surely allowed or denied.
     fn one(at_us: u64, allowed: bool) -> Decided {
-        Decided { at_us, node: 0, key: 0, cost: 1, allowed, sure: true, waited: false }
+        Decided { at_us, node: 0, key: 0, cost: 1, allowed, sure: true, waited: false, delay_us: 0 }
     }
 
     fn assert_near(value: f64, expected: f64) {

@@ -12,6 +12,7 @@ use super::faults::{Fault, Planned, excess_bound};
 use super::setup::{Form, Network, Setup};
 use super::workload::Arrival;
 use super::world::World;
+use crate::algorithm::Rule;
 use crate::bound::Excess;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, OutagePolicy, SyncPolicy};
 use crate::quota::Quota;
@@ -21,6 +22,7 @@ mod constructed;
 mod groups;
 mod limits;
 mod overlap;
+mod slots;
 mod windows;
 
 /// Cases of the short form.
@@ -131,7 +133,8 @@ impl Case {
         let seen = self.setup.limits_of(1).zip(judges).map(|(limit, judge)| {
             let setup = Setup { limit: limit.clone(), ..self.setup.clone() };
             let bound = if sure { 0.0 } else { excess_bound(&self.faults, &setup) };
-            (judge.excess_tokens(), bound)
+            let excess = judge.clone().figures(1.0).excess_tokens;
+            (excess, bound + slots::uncounted_tokens(&setup, &self.arrivals))
         });
         let beyond = |(excess, bound): &(f64, f64)| excess - bound;
         let (excess, bound) = seen

@@ -5,6 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::setup::ServiceTime;
+use crate::error::StoreError;
+use crate::store::exact::{ExactModel, ExactReply, ExactRequest};
 use crate::store::model::{Key, Model};
 use crate::sync::message::{InstanceId, Reply, Request};
 
@@ -17,9 +19,23 @@ const CLOCK_BEGINS_US: i64 = 1_700_000_000_000_000;
 pub(super) struct Delivery {
     /// The node that waits for the reply; none if it has given up.
     pub(super) node: Option<usize>,
-    /// The attempt that the reply belongs to.
-    pub(super) attempt: u64,
-    pub(super) request: Arc<Request>,
+    pub(super) call: Call,
+}
+
+/// What the store is asked.
+#[derive(Clone, Debug)]
+pub(super) enum Call {
+    /// To take in a batch, in the attempt that the reply belongs to.
+    Sync { attempt: u64, request: Arc<Request> },
+    /// For slots of a key; the node knows the call by its number.
+    Slots { number: u64, request: ExactRequest },
+}
+
+/// What the store remembers: what nodes lease from, and the slots of leaky buckets.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    leased: Model,
+    slots: ExactModel,
 }
 
 /// One life of a key's record, which expires when it has become useless.
@@ -36,7 +52,7 @@ pub(super) struct RecordLife {
 /// The model, and what it lives through.
 #[derive(Debug)]
 pub(super) struct SimulatedStore {
-    model: Model,
+    memory: Memory,
     /// The store's clock less the world's, in microseconds.
     ahead_us: i64,
     /// Until then requests are executed later, and not answered.
@@ -50,15 +66,15 @@ pub(super) struct SimulatedStore {
     queue: VecDeque<Delivery>,
     /// The last batch of each node and lane that was applied, to recognise resends.
     applied: HashMap<(InstanceId, u32), i64>,
-    saved: Option<Model>,
+    saved: Option<Memory>,
     /// Replicas that will take over, the first first.
-    replicas: VecDeque<Model>,
+    replicas: VecDeque<Memory>,
 }
 
 impl SimulatedStore {
     pub(super) fn new(service: Option<ServiceTime>) -> Self {
         Self {
-            model: Model::default(),
+            memory: Memory::default(),
             ahead_us: CLOCK_BEGINS_US,
             hung_until_us: 0,
             gone_until_us: 0,
@@ -79,7 +95,17 @@ impl SimulatedStore {
     /// One call of the script.
     pub(super) fn sync(&mut self, request: &Request, world_us: u64) -> Reply {
         let time_us = self.clock_us(world_us);
-        self.model.sync(request, time_us)
+        self.memory.leased.sync(request, time_us)
+    }
+
+    /// One decision about slots.
+    pub(super) fn decide(
+        &mut self,
+        request: &ExactRequest,
+        world_us: u64,
+    ) -> Result<ExactReply, StoreError> {
+        let time_us = self.clock_us(world_us) as u64;
+        self.memory.slots.decide(request, time_us)
     }
 
     // ---- the queue ---------------------------------------------------------------------------
@@ -102,7 +128,7 @@ impl SimulatedStore {
     /// When the first of the queue is served if its service begins now, or when the store goes on.
     pub(super) fn first_served_us(&self, world_us: u64) -> Option<u64> {
         let first = self.queue.front()?;
-        Some(world_us.max(self.paused_until_us()) + self.service_us(&first.request))
+        Some(world_us.max(self.paused_until_us()) + self.service_us(&first.call))
     }
 
     /// Whether the store stands still, so that what would be served now has to wait.
@@ -115,10 +141,13 @@ impl SimulatedStore {
         self.queue.pop_front()
     }
 
-    /// How long the store takes for `request`, in microseconds.
-    pub(super) fn service_us(&self, request: &Request) -> u64 {
-        let resent = self.is_resent(request);
-        self.service.map_or(0, |service| service.of_call(request.entries.len(), resent))
+    /// How long the store takes for a call, in microseconds.
+    pub(super) fn service_us(&self, call: &Call) -> u64 {
+        let (keys, resent) = match call {
+            Call::Sync { request, .. } => (request.entries.len(), self.is_resent(request)),
+            Call::Slots { .. } => (1, false),
+        };
+        self.service.map_or(0, |service| service.of_call(keys, resent))
     }
 
     /// Whether a batch was applied before.
@@ -149,12 +178,12 @@ impl SimulatedStore {
     }
 
     pub(super) fn forget(&mut self) {
-        self.model = Model::default();
+        self.memory = Memory::default();
         self.applied.clear();
     }
 
     pub(super) fn save(&mut self) {
-        self.saved = Some(self.model.clone());
+        self.saved = Some(self.memory.clone());
     }
 
     /// Comes back as the last snapshot has it. Returns whether there is one.
@@ -164,7 +193,7 @@ impl SimulatedStore {
     }
 
     pub(super) fn replica_falls_behind(&mut self) {
-        self.replicas.push_back(self.model.clone());
+        self.replicas.push_back(self.memory.clone());
     }
 
     /// The first replica takes over. Returns whether there is one.
@@ -173,9 +202,9 @@ impl SimulatedStore {
         self.come_back(replica, world_us)
     }
 
-    fn come_back(&mut self, model: Option<Model>, world_us: u64) -> bool {
-        let Some(model) = model else { return false };
-        self.model = model;
+    fn come_back(&mut self, memory: Option<Memory>, world_us: u64) -> bool {
+        let Some(memory) = memory else { return false };
+        self.memory = memory;
         self.applied.clear();
         self.expire(world_us);
         true
@@ -184,7 +213,8 @@ impl SimulatedStore {
     /// Deletes one key's record.
     pub(super) fn lose(&mut self, key: u32) {
         let name = key.to_le_bytes();
-        self.model.keys.retain(|(_, key), _| key[..] != name);
+        self.memory.leased.keys.retain(|(_, key), _| key[..] != name);
+        self.memory.slots.lose(&name);
     }
 
     /// Steps the clock. On a step ahead the records whose time is over by then are deleted.
@@ -197,8 +227,9 @@ impl SimulatedStore {
 
     /// Redis deletes an expired record when it is asked for; the model does so now and then only.
     fn expire(&mut self, world_us: u64) {
-        let time_ms = self.clock_us(world_us) / 1000;
-        self.model.keys.retain(|_, key| key.until_ms > time_ms);
+        let time_us = self.clock_us(world_us);
+        self.memory.leased.keys.retain(|_, key| key.until_ms > time_us / 1000);
+        self.memory.slots.expire(time_us as u64);
     }
 
     // ---- its books ---------------------------------------------------------------------------
@@ -206,24 +237,24 @@ impl SimulatedStore {
     /// The record of a key of `limit`, if the store has one.
     pub(super) fn record_of(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<RecordLife> {
         let Key { charged, birth_us, until_ms, .. } =
-            *self.model.keys.get(&(limit.clone(), key.clone()))?;
+            *self.memory.leased.keys.get(&(limit.clone(), key.clone()))?;
         Some(RecordLife { charged: charged as u64, birth_us, until_us: 1000 * until_ms })
     }
 
     /// The record of a key.
     pub(super) fn record(&self, limit: &Arc<str>, key: &Arc<[u8]>) -> Option<&Key> {
-        self.model.keys.get(&(limit.clone(), key.clone()))
+        self.memory.leased.keys.get(&(limit.clone(), key.clone()))
     }
 
     /// How many nodes have the limit, by the last count.
     #[cfg(test)]
     pub(super) fn limit_nodes(&self, limit: &str) -> usize {
-        self.model.limit_nodes.get(&(0, limit.into())).map_or(0, HashMap::len)
+        self.memory.leased.limit_nodes.get(&(0, limit.into())).map_or(0, HashMap::len)
     }
 
     /// Tokens charged to all keys.
     #[cfg(test)]
     pub(super) fn charged(&self) -> u64 {
-        self.model.keys.values().map(|key| key.charged as u64).sum()
+        self.memory.leased.keys.values().map(|key| key.charged as u64).sum()
     }
 }

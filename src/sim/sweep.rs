@@ -154,11 +154,12 @@ impl Cell {
     }
 
     /// The cell with another algorithm; `None` where it is not judged: with windows shorter than 20 ticks, or 100 of a log,
-    /// and where the store's clock steps, by which windows begin.
+    /// where the store's clock steps, by which windows begin, and of a leaky bucket, of which nothing is leased.
     #[must_use]
     pub fn with_algorithm(self, algorithm: Algorithm) -> Option<Self> {
         let ticks = match algorithm {
             Algorithm::TokenBucket => return Some(Self { algorithm, ..self }),
+            Algorithm::LeakyBucket => return None,
             Algorithm::FixedWindow | Algorithm::SlidingWindow => WINDOW_TICKS_MIN,
             Algorithm::SlidingLog => LOG_TICKS_MIN,
         };

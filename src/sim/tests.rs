@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::faults::{Fault, Planned};
+use super::faults::{Fault, Planned, excess_bound};
 use super::figures::{Decided, Figures};
 use super::run;
 use super::setup::{Form, Network, Setup};
@@ -17,6 +17,7 @@ mod bursts;
 mod earlier_protocol;
 mod far;
 mod faults;
+mod slots;
 
 const SECOND_US: u64 = 1_000_000;
 /// Floating-point error of the judge, in tokens.

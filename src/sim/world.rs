@@ -24,11 +24,13 @@ mod faults;
 mod ledger;
 mod network;
 mod node;
+mod slots;
 mod timeline;
 
 use ledger::Ledger;
 pub(super) use node::Node;
 use node::Waiting;
+use slots::{KeyAt, NodeSlots};
 #[cfg(all(test, feature = "redis"))]
 pub(super) use timeline::StoreCall;
 use timeline::{Happening, Timeline};
@@ -58,6 +60,17 @@ pub(super) struct World {
     timeline: Timeline,
     tickets: u64,
     rng: fastrand::Rng,
+}
+
+/// What the caller of a request is told.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    allowed: bool,
+    sure: bool,
+    /// It had to wait for the store.
+    waited: bool,
+    /// It waits so long for its slot, in the world's time.
+    delay_us: u64,
 }
 
 /// The world begins here, so that no timestamp is 0.
@@ -152,6 +165,8 @@ impl World {
             })
             .collect();
         let terms: Vec<Terms> = limits.iter().map(|limit| limit.terms).collect();
+        let rules = self.setup.limits_of(place).zip(&terms);
+        let slots = rules.map(|(limit, terms)| NodeSlots::of(limit, terms)).collect();
         let config = Config {
             limits,
             lanes: self.setup.lanes,
@@ -166,7 +181,7 @@ impl World {
             BEGIN_US + self.rng.u64(0..1_000_000_000),
             self.rng.i64(-error..=error),
         );
-        self.nodes.push(Node::new(config, terms, clock, place, self.now_us));
+        self.nodes.push(Node::new(config, (terms, slots), clock, place, self.now_us));
         self.places[usize::from(place)] = index;
         let now = clock.now(self.now_us);
         self.nodes[index].engine.handle(now, Input::Timeout);
@@ -233,6 +248,7 @@ impl World {
         let index = match &happening {
             Happening::Arrival { place, .. } => self.places[usize::from(*place)],
             Happening::Answer { node, .. }
+            | Happening::Slots { node, .. }
             | Happening::Timer { node }
             | Happening::Resumption { node } => *node,
             Happening::Delivery(delivery) => return self.deliver(delivery.clone()),
@@ -249,18 +265,12 @@ impl World {
         if self.now_us < self.nodes[index].paused_until_us {
             return self.nodes[index].missed.push_back(happening);
         }
-        let now = self.nodes[index].clock.now(self.now_us);
         match happening {
             Happening::Arrival { key, cost, .. } => self.ask(index, key, cost),
             Happening::Answer { lane, attempt, result, leases_alive, .. } => {
-                if let Some(tokens) = self.nodes[index].engine.in_flight(lane, attempt) {
-                    self.traffic.leases_alive += leases_alive;
-                    self.acknowledge(index, lane, tokens, &result);
-                    self.drain_notifications(index, now);
-                    self.nodes[index].engine.handle(now, Input::Answer { lane, attempt, result });
-                    self.pump(index);
-                }
+                self.receive(index, (lane, attempt), result, leases_alive);
             }
+            Happening::Slots { what, .. } => self.slots_happen(index, what),
             Happening::Timer { .. } => {
                 // A timer that was replaced by an earlier one has no effect.
                 if self.nodes[index].timer_us <= self.now_us {
@@ -288,12 +298,16 @@ impl World {
         let name = key.to_le_bytes();
         let limit = self.setup.limit_of(key);
         let node = &mut self.nodes[index];
+        let denied = Told { allowed: false, sure: true, waited: false, delay_us: 0 };
         let (scale, first) = (node.terms[limit].scale, node.credits[limit].first);
         let buckets = &node.buckets[limit];
         let now = node.clock.reading(self.now_us);
         if cost > node.terms[limit].cost_max {
             // The caller's error: it counts as denied.
-            return self.record(index, key, cost, false, true, false);
+            return self.record(index, key, cost, denied);
+        }
+        if node.slots[limit].is_some() {
+            return self.ask_for_slot(KeyAt { node: index, limit, key }, cost);
         }
         let place = buckets.find_or_insert(&name, NewKey::with_credit(first), Room::Any).place;
         let bucket = BucketRef::new(buckets, place);
@@ -309,7 +323,8 @@ impl World {
             node.notifications.push(Notification { limit, place, at: now.cached, news });
         }
         self.note_bucket(index, key, &bucket);
-        self.record(index, key, cost, result.is_allowed(), result.is_sure, false);
+        let told = Told { allowed: result.is_allowed(), sure: result.is_sure, ..denied };
+        self.record(index, key, cost, told);
         // The driver sleeps on unless it is woken.
         if result.news.urgency == Urgency::Now || result.news.spilled > 0 {
             self.pump(index);
@@ -335,20 +350,17 @@ impl World {
         self.pump(index);
     }
 
-    fn record(
-        &mut self,
-        index: usize,
-        key: u32,
-        cost: u32,
-        allowed: bool,
-        sure: bool,
-        waited: bool,
-    ) {
-        self.spend(index, key, u64::from(allowed) * u64::from(cost));
+    fn record(&mut self, index: usize, key: u32, cost: u32, told: Told) {
+        let Told { allowed, sure, waited, delay_us } = told;
+        let limit = self.setup.limit_of(key);
+        // The ledger has what is leased.
+        if self.nodes[index].slots[limit].is_none() {
+            self.spend(index, key, u64::from(allowed) * u64::from(cost));
+        }
         let node = &self.nodes[index];
         let at_us = self.now_us.saturating_sub(self.origin_us);
-        let one = Decided { at_us, node: node.place, key, cost, allowed, sure, waited };
-        match self.setup.limit_of(key) {
+        let one = Decided { at_us, node: node.place, key, cost, allowed, sure, waited, delay_us };
+        match limit {
             0 => self.judge.record(&one),
             other => self.other_judges[other - 1].record(&one),
         }
@@ -376,7 +388,8 @@ impl World {
                 }
                 Output::Decided { ticket, allowed, sure } => {
                     if let Some(Waiting { key, cost }) = self.nodes[index].waiting.remove(&ticket) {
-                        self.record(index, key, cost, allowed, sure, true);
+                        let told = Told { allowed, sure, waited: true, delay_us: 0 };
+                        self.record(index, key, cost, told);
                     }
                 }
                 Output::Event(event) => self.count_event(&event),

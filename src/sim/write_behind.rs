@@ -184,8 +184,16 @@ impl WriteBehind {
             self.nodes[usize::from(node)].insert(key, view);
         }
         // Never sure: what a node believes is not set aside for it.
-        let (sure, waited) = (false, false);
-        self.judge.record(&Decided { at_us, node, key, cost, allowed, sure, waited });
+        self.judge.record(&Decided {
+            at_us,
+            node,
+            key,
+            cost,
+            allowed,
+            sure: false,
+            waited: false,
+            delay_us: 0,
+        });
     }
 
     fn run_until(&mut self, until_us: u64) {

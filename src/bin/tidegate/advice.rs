@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::sim::Setup;
+use tidegate::sim::{Algorithm, Setup};
 
 use crate::flags::{LimitSpec, LoadFlags};
 use crate::output;
@@ -60,6 +60,9 @@ fn few_tokens(limit: &LimitSpec, nodes: u16) -> Option<String> {
 }
 
 fn idle_interval(limit: &LimitSpec) -> Option<String> {
+    if limit.algorithm == Algorithm::LeakyBucket {
+        return None;
+    }
     let tick_s = Setup::new(limit.limit(), 1, 0).tick_s().ok()?;
     let interval_s = limit.interval_us as f64 / 1e6;
     (limit.accuracy.is_none() && tick_s < interval_s).then(|| {

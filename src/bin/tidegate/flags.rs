@@ -116,8 +116,10 @@ pub(crate) struct TraceFlags {
 pub(crate) struct LoadFlags {
     #[command(flatten)]
     pub(crate) cluster: ClusterFlags,
-    /// The algorithm. A window has the burst's tokens, and lasts as long as the rate takes for them
-    #[arg(long, default_value = Algorithm::TokenBucket.name(), value_parser = algorithm_parser())]
+    /// The algorithm. A window has the burst's tokens, and lasts as long as the rate takes for them; a leaky bucket has a
+    /// queue of so many, and requests wait in it
+    #[arg(long, default_value = Algorithm::TokenBucket.name(),
+          value_parser = algorithm_parser(Algorithm::ALL))]
     pub(crate) algorithm: Algorithm,
     /// Offered load as a multiple of the rate, instead of the scenario's own
     #[arg(long, conflicts_with = "trace")]
@@ -179,9 +181,11 @@ pub(crate) fn policy_parser() -> impl TypedValueParser<Value = Policy> {
     one_of(Policy::ALL.map(Policy::name))
 }
 
-/// Reads an algorithm by its name.
-pub(crate) fn algorithm_parser() -> impl TypedValueParser<Value = Algorithm> {
-    one_of(Algorithm::ALL.map(Algorithm::name))
+/// Reads one of these algorithms by its name.
+pub(crate) fn algorithm_parser<const N: usize>(
+    algorithms: [Algorithm; N],
+) -> impl TypedValueParser<Value = Algorithm> {
+    one_of(algorithms.map(Algorithm::name))
 }
 
 /// Reads a form by its name.

@@ -61,7 +61,8 @@ pub(crate) struct Options {
     form: Form,
     /// The algorithm of all cells. A window has the burst's tokens, and lasts as long as the rate takes for them: cells
     /// whose windows are shorter than 20 ticks, or 100 of a log, are left out, and so are steps of the store's clock
-    #[arg(long, default_value = Algorithm::TokenBucket.name(), value_parser = algorithm_parser())]
+    #[arg(long, default_value = Algorithm::TokenBucket.name(),
+          value_parser = algorithm_parser(Algorithm::LEASED))]
     algorithm: Algorithm,
     /// Only these scenarios, such as under,herd
     #[arg(long, value_delimiter = ',', long_help = scenario_help(),

@@ -58,8 +58,10 @@ The exit status is 1 if no choice keeps to what is tolerated.";
 pub(crate) struct Options {
     #[command(flatten)]
     cluster: ClusterFlags,
-    /// The algorithm. A window has the burst's tokens, and lasts as long as the rate takes for them
-    #[arg(long, default_value = Algorithm::TokenBucket.name(), value_parser = algorithm_parser())]
+    /// The algorithm. A window has the burst's tokens, and lasts as long as the rate takes for them; a leaky bucket has a
+    /// queue of so many, and requests wait in it
+    #[arg(long, default_value = Algorithm::TokenBucket.name(),
+          value_parser = algorithm_parser(Algorithm::ALL))]
     algorithm: Algorithm,
     /// Round trip between node and store
     #[arg(long, default_value = "1ms", value_parser = duration, allow_hyphen_values = true)]
@@ -156,7 +158,7 @@ impl Options {
         );
         let algorithm = match self.algorithm {
             Algorithm::TokenBucket => String::new(),
-            windows => windows.title() + ", ",
+            other => other.title() + ", ",
         };
         format!(
             "{algorithm}{nodes} nodes, {rate}, burst {burst}, round trip {rtt:?}: worst of {load}"

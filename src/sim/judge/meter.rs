@@ -11,6 +11,8 @@ pub(super) struct Definition {
     rate_per_second: f64,
     burst: f64,
     windows: Option<Windows>,
+    /// Requests take slots one after the other, and wait for them.
+    is_queue: bool,
 }
 
 /// Windows of so many microseconds, of which one begins at each multiple less `offset_us` of the run's time.
@@ -30,10 +32,10 @@ enum Kind {
 
 impl Definition {
     pub(super) fn bucket(rate_per_second: f64, burst: f64) -> Self {
-        Self { rate_per_second, burst, windows: None }
+        Self { rate_per_second, burst, windows: None, is_queue: false }
     }
 
-    /// The run began at `origin_us` of the time by which windows begin.
+    /// That of a leaky bucket has for its burst what its queue has room for, and the request whose slot is now. The run began at `origin_us` of the time by which windows begin.
     pub(super) fn of(rule: Rule, origin_us: u64) -> Self {
         let quota = rule.quota();
         let kind = match rule {
@@ -45,7 +47,22 @@ impl Definition {
         let period_us = quota.period().as_micros() as u64;
         let windows = kind.map(|kind| Windows { kind, period_us, offset_us: origin_us });
         let (rate_per_second, burst) = (quota.tokens_per_second(), quota.burst_tokens() as f64);
-        Self { rate_per_second, burst, windows }
+        let (burst, is_queue) = match rule {
+            Rule::LeakyBucket(rule) => {
+                (rule.longest_wait().as_secs_f64() * rate_per_second + 1.0, true)
+            }
+            _ => (burst, false),
+        };
+        Self { rate_per_second, burst, windows, is_queue }
+    }
+
+    pub(super) fn is_queue(&self) -> bool {
+        self.is_queue
+    }
+
+    /// The least that a key must have for a request: in a queue any request may have the last slot.
+    pub(super) fn least(&self, cost: f64) -> f64 {
+        if self.is_queue { 1.0 } else { cost }
     }
 
     pub(super) fn burst(&self) -> f64 {

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::super::clock::NodeClock;
+use super::slots::{NodeSlots, SlotCalls};
 use super::timeline::Happening;
 use crate::bucket::{BucketRef, KeyBudget, KeyHasher, LeaseBucket, NotificationQueue, Table};
 use crate::limit::{Credit, Terms};
@@ -29,6 +30,9 @@ pub(in crate::sim) struct Node {
     pub(in crate::sim) engine: Engine,
     /// The buckets of each limit.
     pub(super) buckets: Vec<Arc<Table<LeaseBucket>>>,
+    /// The slots of each limit that is a leaky bucket.
+    pub(super) slots: Vec<Option<NodeSlots>>,
+    pub(super) slot_calls: SlotCalls,
     /// What a new key of each limit may spend before the store answers.
     pub(super) credits: Vec<Credit>,
     /// The terms of each limit.
@@ -63,7 +67,7 @@ impl Node {
     /// A node that is made of `config` and starts at `now_us` in `place`.
     pub(super) fn new(
         config: Config,
-        terms: Vec<Terms>,
+        (terms, slots): (Vec<Terms>, Vec<Option<NodeSlots>>),
         clock: NodeClock,
         place: u16,
         now_us: u64,
@@ -77,6 +81,8 @@ impl Node {
         Self {
             engine: Engine::new(config, clock.now(now_us)),
             buckets: (0..terms.len() as u32).map(table).collect(),
+            slots,
+            slot_calls: SlotCalls::default(),
             credits: terms.iter().map(|terms| terms.credit).collect(),
             terms,
             notifications: NotificationQueue::new(NOTIFICATIONS),
@@ -106,6 +112,8 @@ impl Node {
             Config { limits, lanes, instance: [0; 16], seed: 0, retry_us: 0, max_nodes: None };
         self.engine = Engine::new(nothing, Timestamp::ZERO);
         self.buckets.clear();
+        self.slots.clear();
+        self.slot_calls = SlotCalls::default();
         self.asked.clear();
         self.missed.clear();
         self.notifications = NotificationQueue::new(0);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::super::faults::Fault;
 use super::super::store::Delivery;
+use super::slots::SlotHappening;
 use crate::error::StoreError;
 use crate::sync::message::Reply;
 #[cfg(all(test, feature = "redis"))]
@@ -39,6 +40,11 @@ pub(super) enum Happening {
         result: Result<Reply, StoreError>,
         /// Leases in it that have not ended by now.
         leases_alive: u64,
+    },
+    /// Something about slots of leaky buckets.
+    Slots {
+        node: usize,
+        what: SlotHappening,
     },
     Timer {
         node: usize,

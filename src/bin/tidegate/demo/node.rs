@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tidegate::sim::figures::Decided;
 use tidegate::sim::workload::Arrival;
-use tidegate::{AnyStore, Event, Excess, Limit, Limiter};
+use tidegate::{AnyStore, Event, Excess, Limit, Limiter, Rule};
 
 use super::DemoError;
 use crate::warnings;
@@ -76,6 +76,14 @@ impl Traffic {
             Event::Synced { keys, error, took, .. } => {
                 self.store_calls += 1;
                 self.keys_synced += *keys as u64;
+                self.store_errors += u64::from(error.is_some());
+                if error.is_none() {
+                    self.took_us.push(took.as_micros() as u64);
+                }
+            }
+            Event::StoreDecided { took, error, .. } => {
+                self.store_calls += 1;
+                self.keys_synced += 1;
                 self.store_errors += u64::from(error.is_some());
                 if error.is_none() {
                     self.took_us.push(took.as_micros() as u64);
@@ -195,11 +203,16 @@ pub(crate) fn drive<'a>(
         wait_until(load.start + Duration::from_micros(arrival.at_us));
         let key = &load.keys[arrival.key as usize];
         let began = Instant::now();
-        let answer = limit.check_n(key, arrival.cost);
+        // Requests of a leaky bucket wait for their slots.
+        let answer = match limit.rule() {
+            Rule::LeakyBucket(_) => limit.schedule_n(key, arrival.cost),
+            _ => limit.check_n(key, arrival.cost),
+        };
         let took = began.elapsed();
         // A cost above the burst is an error of the caller: it counts as denied.
-        let (allowed, sure) =
-            answer.map_or((false, true), |decision| (decision.is_allowed(), decision.is_sure()));
+        let (allowed, sure, delay) = answer.map_or((false, true, Duration::ZERO), |decision| {
+            (decision.is_allowed(), decision.is_sure(), decision.delay())
+        });
         live.offered.fetch_add(u64::from(arrival.cost), Ordering::Relaxed);
         if allowed {
             live.admitted.fetch_add(u64::from(arrival.cost), Ordering::Relaxed);
@@ -213,6 +226,7 @@ pub(crate) fn drive<'a>(
             allowed,
             sure,
             waited: false,
+            delay_us: delay.as_micros() as u64,
         });
     }
     Ok(driven)

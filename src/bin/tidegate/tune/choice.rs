@@ -123,7 +123,8 @@ pub(crate) fn reason(points: &[Point], bounds: &Bounds, longest_tick_s: f64) -> 
     let longer = if *interval_ms as f64 >= longest_ms {
         format!(
             " A longer interval changes little: a busy key of this limit is synced each \
-             {longest_ms:.0} ms, a quarter of the time that its burst takes to fill."
+             {longest_ms:.0} ms, a quarter of the time that its burst takes to fill, or that a \
+             leaky bucket's slot lasts."
         )
     } else {
         String::new()
