@@ -2,9 +2,7 @@
 //! and what is assumed.
 
 use crate::algorithm::{KeyRule, Rule, TurnRule};
-use crate::limit::{
-    Concurrency, CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, SLOTS_AHEAD_US, Terms,
-};
+use crate::limit::{Concurrency, CreditRule, DEFAULT_MAX_NODES, Limit, Mode, OutagePolicy, Terms};
 use crate::quota::Curve;
 
 /// Keys that take longer to fill, in seconds, begin full when nobody knows them after a loss.
@@ -211,9 +209,8 @@ impl Basis {
         let slots_ahead = match terms.key_rule {
             Some(KeyRule::Turn(rule @ TurnRule::LeakyBucket { .. })) => {
                 let queue_s = rule.micros(rule.max_delay(u64::MAX)) as f64 / 1e6;
-                // Beyond the queue each node takes its part of the slots of so long.
-                let ahead_s = (queue_s / 2.0).min(SLOTS_AHEAD_US as f64 / 1e6);
-                Some(rate * (queue_s + ahead_s.max(terms.tick_us as f64 / 1e6)))
+                // The question that reaches the queue's end is about so many slots at most.
+                Some(rate * (queue_s + (queue_s / 2.0).max(terms.tick_us as f64 / 1e6)))
             }
             _ => None,
         };

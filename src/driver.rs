@@ -21,7 +21,6 @@ use crate::time::{Clock, Timestamp, micros};
 
 pub(crate) mod clock;
 mod counter;
-mod decided;
 mod definition;
 mod evictor;
 mod exact;
@@ -40,6 +39,7 @@ mod reset_counts;
 mod resolved_plans;
 pub(crate) mod setup;
 mod slot_keys;
+mod store_decisions;
 mod updates;
 
 use clock::TimeSource;
@@ -59,7 +59,7 @@ pub(crate) use permits::{HeldPermit, PermitKeys, PermitLimits};
 use plan_resolver::ResolverTask;
 #[cfg(feature = "server")]
 pub(crate) use records::{RecordQuery, random_bytes};
-pub(crate) use slot_keys::{AskedStore, SlotKey, SlotKeys, SlotRequest, SlotView};
+pub(crate) use slot_keys::{AskedStore, SlotContext, SlotKey, SlotKeys, SlotRequest};
 pub(crate) use updates::Updated;
 
 /// How often decisions are told to the listeners, and room is looked for.

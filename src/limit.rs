@@ -21,7 +21,7 @@ pub use info::OVERRIDE_QUOTAS_MAX;
 pub(crate) use info::{LimitInfo, QuotaOf};
 pub use plans::PLANS_MAX;
 pub(crate) use plans::Plan;
-pub(crate) use terms::{Credit, CreditRule, Pace, SLOTS_AHEAD_US, Terms};
+pub(crate) use terms::{Credit, CreditRule, Pace, Terms};
 use terms::{KEY_TICK_MIN_US, epoch_us};
 pub(crate) use update::NodeTerms;
 

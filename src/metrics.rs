@@ -150,10 +150,10 @@ fn describe() {
     describe_gauge!(NODES, Unit::Count, "Nodes of the namespace that are alive, 0 while unknown");
     describe_counter!(EVICTIONS, Unit::Count, "Idle keys forgotten to make room");
     describe_gauge!(STORE_UP, "1 while every lane of the store answers, else 0");
-    describe_more();
+    describe_limit_metrics();
 }
 
-fn describe_more() {
+fn describe_limit_metrics() {
     let text = "Calls of the store about limits without leases, by limit and outcome (ok, error)";
     describe_counter!(STORE_DECISIONS, Unit::Count, text);
     describe_histogram!(STORE_DECISION_SECONDS, Unit::Seconds, "Time of those calls, by limit");

@@ -326,7 +326,10 @@ fn each_algorithm_that_nodes_lease_is_played_and_judged_by_its_own_definition() 
         assert!(excess <= 1e-6 && (90.0..=100.0).contains(&pct), "{algorithm}: {excess}, {pct}");
     }
     check(&[
-        row("simulate --algorithm leaky-bucket", 2, "'leaky-bucket' for '--algorithm"),
+        row("sweep --algorithm leaky-bucket", 2, "'leaky-bucket' for '--algorithm"),
+        row("simulate --algorithm leaky-bucket --burst 0", 2, "'0' for '--burst'"),
+        row("simulate --algorithm leaky-bucket --accuracy 5%", 2, "'5%' for '--accuracy'"),
+        row("tune --algorithm leaky-bucket --rate 1/h --burst 10000", 2, "'10000' for '--burst'"),
         row(
             "simulate --algorithm sliding-log --policy write-behind",
             2,
@@ -334,6 +337,23 @@ fn each_algorithm_that_nodes_lease_is_played_and_judged_by_its_own_definition() 
         ),
         row("demo --algorithm fixed-window --burst 5 --rate 100/s", 2, "'50ms' for '--burst'"),
     ]);
+}
+
+#[test]
+fn leaky_bucket_is_played_by_its_queue() {
+    let load = "--algorithm leaky-bucket --rate 50/s --burst 25 --nodes 4 --seconds 10";
+    let line = format!("simulate {load} --form async --policy strict --json");
+    let report: serde_json::Value = serde_json::from_slice(&run(&line).stdout).expect("JSON");
+    assert_eq!(report["algorithm"], "leaky-bucket");
+    let [excess, ideal, pct] = ["excess_tokens", "ideal", "admitted_vs_ideal_pct"]
+        .map(|name| report[name].as_f64().unwrap_or_else(|| panic!("{report}")));
+    // Ten seconds' slots, and what the queue promises beyond them.
+    assert!((515.0..=526.0).contains(&ideal), "{ideal}");
+    assert!(excess <= 0.12 && (95.0..=100.5).contains(&pct), "{excess}, {pct}");
+    // Callers who do not wait for the store keep no queue.
+    let line = format!("tune {load} --seeds 1 --json").replace("--seconds 10", "");
+    let report: serde_json::Value = serde_json::from_slice(&run(&line).stdout).expect("JSON");
+    assert_eq!(report["recommended"]["form"], "async");
 }
 
 #[test]
@@ -685,7 +705,7 @@ fn demo_runs_each_limit_of_a_file_and_names_those_that_it_cannot_show() {
                  [limits.day]\nalgorithm = \"fixed-window\"\nquota = \"40/min\"\n\
                  [limits.login]\nquota = \"5/min\"\nmode = \"exact\"\n\
                  [limits.here]\nquota = \"5/min\"\nmode = \"local\"\n\
-                 [limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\n\
+                 [limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\nqueue = \"600ms\"\n\
                  [limits.bill]\nalgorithm = \"fixed-window\"\nquota = \"9/month\"\nzone = \"Europe/Berlin\"\n";
     file("demo.toml", sound);
     let output = run("demo --config demo.toml --seconds 1 --json");
@@ -695,17 +715,20 @@ fn demo_runs_each_limit_of_a_file_and_names_those_that_it_cannot_show() {
         .iter()
         .map(|line| serde_json::from_str(line).expect("a report a line"))
         .collect();
-    let [api, day] = &reports[..] else { panic!("two limits can be shown: {reports:?}") };
+    let [api, day, mail] = &reports[..] else { panic!("three limits can be shown: {reports:?}") };
     assert_eq!((&api["limit"], &api["burst"]), (&"api".into(), &20.into()));
     assert_eq!((&api["interval_ms"], &api["rate"]), (&serde_json::Value::Null, &50.into()));
     assert_eq!((&day["limit"], &day["algorithm"]), (&"day".into(), &"fixed-window".into()));
     assert_eq!((&day["rate"], &day["period_s"]), (&40.into(), &60.into()));
+    // Six wait behind the one whose slot is now.
+    assert_eq!((&mail["algorithm"], &mail["burst"]), (&"leaky-bucket".into(), &7.into()));
+    let admitted = mail["admitted"].as_u64().expect("a number");
+    assert!((5..=10 + 7 + 4).contains(&admitted), "{admitted} of 10 a second");
     let admitted = day["admitted"].as_u64().expect("a number");
     assert!(admitted <= 40 + 10, "{admitted} of 40 in a window");
     for (limit, reason) in [
         ("login", "the store decides each request"),
         ("here", "each node is alone"),
-        ("mail", "requests of a leaky bucket wait"),
         ("bill", "the windows of its zone"),
     ] {
         let told = format!("note: limit {limit:?} is not shown: {reason}");

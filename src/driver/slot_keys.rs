@@ -50,7 +50,7 @@ impl SlotRequest {
 
 /// How the node stands that looks at a key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotView {
+pub(crate) struct SlotContext {
     pub(crate) now: Timestamp,
     pub(crate) tick_us: u64,
     /// Nodes that share the limit.
@@ -67,11 +67,11 @@ impl SlotKey {
         rule: &TurnRule,
         request: SlotRequest,
         credit: Option<u32>,
-        view: SlotView,
+        context: SlotContext,
         ask: impl FnOnce(SlotAsk) -> Option<AskedStore>,
     ) -> SlotAnswer {
         let SlotRequest { cost, within_us, is_again } = request;
-        let SlotView { now, tick_us, nodes, is_on_policy } = view;
+        let SlotContext { now, tick_us, nodes, is_on_policy } = context;
         self.collect(rule, now, tick_us);
         if !is_again {
             self.held.count(cost);
@@ -109,8 +109,13 @@ impl SlotKey {
     }
 
     /// What a caller asks the store for who asks for those behind it too.
-    pub(crate) fn wanted_for_all(&self, rule: &TurnRule, cost: u32, view: SlotView) -> SlotAsk {
-        let SlotView { now, tick_us, nodes, .. } = view;
+    pub(crate) fn wanted_for_all(
+        &self,
+        rule: &TurnRule,
+        cost: u32,
+        context: SlotContext,
+    ) -> SlotAsk {
+        let SlotContext { now, tick_us, nodes, .. } = context;
         let tokens = (cost, self.waited_for.saturating_sub(cost));
         let ask = self.held.wanted_for(rule, tokens, now, tick_us, nodes);
         // What is owed may be on its way.

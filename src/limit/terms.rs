@@ -7,9 +7,6 @@ use crate::quota::Scale;
 /// The shortest tick of a key, however fast its burst is spent.
 pub(super) const KEY_TICK_MIN_US: u64 = 2_000;
 
-/// A node holds no more slots of a leaky bucket than it needs in so long: where requests stop, what is held passes unused.
-pub(crate) const SLOTS_AHEAD_US: u64 = 250_000;
-
 /// The least that the store has for an answer that no caller waits for.
 const BACKGROUND_WAIT_US: u64 = 250_000;
 

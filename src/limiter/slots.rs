@@ -9,7 +9,7 @@ use crate::algorithm::{Standing, Turn};
 use crate::bucket::LocalAnswer;
 use crate::decision::{Decision, Source};
 use crate::driver::{
-    AloneBuckets, AskedStore, Buckets, ExactAnswer, SlotKey, SlotKeys, SlotRequest, SlotView,
+    AloneBuckets, AskedStore, Buckets, ExactAnswer, SlotContext, SlotKey, SlotKeys, SlotRequest,
 };
 use crate::store::exact::Deed;
 use crate::sync::{HeldSlots, SlotAnswer, SlotAsk};
@@ -104,9 +104,9 @@ impl ActiveLimit {
         }
     }
 
-    fn view(&self, now: Timestamp) -> SlotView {
+    fn slot_context(&self, now: Timestamp) -> SlotContext {
         let (nodes, is_on_policy) = (self.state.nodes(), self.state.is_on_policy());
-        SlotView { now, tick_us: self.state.terms.tick_us, nodes, is_on_policy }
+        SlotContext { now, tick_us: self.state.terms.tick_us, nodes, is_on_policy }
     }
 
     /// What this node alone can say: see [`SlotKey::look`].
@@ -117,9 +117,9 @@ impl ActiveLimit {
         credit: Option<u32>,
         now: Timestamp,
     ) -> SlotAnswer {
-        let (rule, view) = (of.slots.rule, self.view(now));
+        let (rule, context) = (of.slots.rule, self.slot_context(now));
         let ask = |ask| self.ask_ahead(of.key, ask);
-        let look = |entry: &mut SlotKey| entry.look(rule, request, credit, view, ask);
+        let look = |entry: &mut SlotKey| entry.look(rule, request, credit, context, ask);
         let max_delay = rule.max_delay(request.within_us);
         let turn = Turn { ahead: 0, delay: 0, max_delay };
         let no_room = SlotAnswer::Unsure { turn, is_idle: false };
@@ -257,7 +257,8 @@ impl ActiveLimit {
         let SlotRequest { cost, within_us, .. } = wanted;
         let (rule, now) = (of.slots.rule, self.now());
         let alone = SlotAsk { owed: 0, own: cost, ahead: 0 };
-        let together = |entry: &mut SlotKey| entry.wanted_for_all(rule, cost, self.view(now));
+        let together =
+            |entry: &mut SlotKey| entry.wanted_for_all(rule, cost, self.slot_context(now));
         let ask = if for_others { of.slots.with(of.key, now, together) } else { None };
         let ask = ask.unwrap_or(alone);
         let deed = Deed::Ask;

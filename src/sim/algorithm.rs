@@ -60,7 +60,17 @@ impl Algorithm {
 
     /// How long a window lasts that has a quota's burst.
     pub fn window(quota: &Quota) -> Duration {
-        time_of(quota, quota.burst_tokens())
+        let window_us = micros_of(quota, quota.burst_tokens()) / u128::from(quota.tokens().max(1));
+        Duration::from_micros(u64::try_from(window_us).unwrap_or(u64::MAX))
+    }
+
+    /// The burst of its rule: [`rule`](Self::rule) with this burst gives the same queue or windows.
+    pub fn burst_of(rule: Rule) -> u64 {
+        let quota = rule.quota();
+        let Rule::LeakyBucket(queue) = rule else { return quota.burst_tokens() };
+        let waiting = queue.longest_wait().as_micros() * u128::from(quota.tokens());
+        let waiting = waiting / quota.period().as_micros().max(1);
+        u64::try_from(waiting).unwrap_or(u64::MAX).saturating_add(1)
     }
 
     /// Its rule with a quota's burst and rate.
@@ -69,7 +79,9 @@ impl Algorithm {
         match self {
             Self::TokenBucket => (*quota).into(),
             Self::LeakyBucket => {
-                let queue = time_of(quota, burst.saturating_sub(1));
+                let queue_us = micros_of(quota, burst.saturating_sub(1));
+                let queue_us = queue_us.div_ceil(u128::from(quota.tokens().max(1)));
+                let queue = Duration::from_micros(u64::try_from(queue_us).unwrap_or(u64::MAX));
                 LeakyBucket::new(quota.tokens(), quota.period()).queue(queue).into()
             }
             Self::FixedWindow => FixedWindow::new(burst, window).into(),
@@ -79,11 +91,9 @@ impl Algorithm {
     }
 }
 
-/// How long the rate takes for so many tokens.
-fn time_of(quota: &Quota, tokens: u64) -> Duration {
-    let time_us = u128::from(tokens) * quota.period().as_micros();
-    let time_us = time_us / u128::from(quota.tokens().max(1));
-    Duration::from_micros(u64::try_from(time_us).unwrap_or(u64::MAX))
+/// How long the rate takes for so many tokens, in microseconds times the tokens of a period.
+fn micros_of(quota: &Quota, tokens: u64) -> u128 {
+    u128::from(tokens) * quota.period().as_micros()
 }
 
 impl std::str::FromStr for Algorithm {

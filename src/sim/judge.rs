@@ -24,8 +24,8 @@ const TOKENS_ERROR: f64 = 1e-6;
 /// With less than this part of the burst at hand, a denial is not called wrong.
 const WRONG_DENIAL_BURST_PART: f64 = 0.05;
 
-/// Nodes know to a part of a round trip when the store's slots begin: an excess lasts where a request begins more than this
-/// part of a slot too early.
+/// Nodes know to a part of a round trip when slots begin: only requests that begin earlier than by this part of a slot count
+/// towards the longest excess.
 const EARLY_TOKENS: f64 = 0.5;
 
 /// A node's share of a window says something from this many tokens on: chance alone then rarely
@@ -59,7 +59,7 @@ impl Figures {
 struct KeyTally {
     ideal_meter: Meter,
     real_meter: Meter,
-    /// Only those of a leaky bucket wait.
+    /// Empty but of a leaky bucket.
     starts: Starts,
     ideal: u64,
     admitted: u64,
@@ -130,6 +130,9 @@ impl KeyTally {
     /// Lets requests begin that have waited for their slots until `now_us`. Returns by how many tokens the worst is too
     /// early.
     fn begin_until(&mut self, now_us: u64, definition: &Definition) -> f64 {
+        if !definition.is_queue() {
+            return 0.0;
+        }
         let (mut excess, rate) = (0.0_f64, definition.rate_per_second());
         while let Some(start) = self.starts.next(now_us, rate) {
             self.repay(start.due_s, start.at_s);

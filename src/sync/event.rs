@@ -40,8 +40,8 @@ pub enum Event {
         /// Denied.
         denied: u64,
     },
-    /// The store was asked about a request of a limit without leases: an exact one, or a leaky bucket that nodes share. Told of
-    /// each such call, reservations and resets among them.
+    /// A call of the store about a limit without leases has ended: an exact one, or a leaky bucket that nodes share. Told of
+    /// each such call, those that no caller awaits among them: what goes back, resets, slots ahead.
     StoreDecided {
         /// The limit.
         limit: Arc<str>,

@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 
 use crate::algorithm::{Turn, TurnRule};
-use crate::limit::SLOTS_AHEAD_US;
 use crate::time::Timestamp;
 
 /// What is owed is remembered for so long after its slot, if nobody asks for the key.
@@ -21,11 +20,19 @@ const DEMAND_US: u64 = 1_000_000;
 /// The most tokens that a node takes ahead in one question.
 const AHEAD_MAX: u64 = 1 << 20;
 
-/// The slots that all nodes together may hold beside those that callers wait for, in units: those of half the queue or of
-/// [`SLOTS_AHEAD_US`], whichever is less, or those of a tick.
-fn slots_ahead(rule: &TurnRule, tick_us: u64) -> u64 {
-    let units = |us: u64| us.saturating_mul(rule.scale().rate as u64);
-    (rule.max_delay(u64::MAX) / 2).min(units(SLOTS_AHEAD_US)).max(units(tick_us))
+/// A node holds no more slots than it needs in so long: where requests stop, what is held passes unused.
+const AHEAD_US: u64 = 250_000;
+
+/// The most slots that one question is about beside the caller's own, in units: those of half the queue, or of a tick.
+fn most_asked(rule: &TurnRule, tick_us: u64) -> u64 {
+    (rule.max_delay(u64::MAX) / 2).max(tick_us.saturating_mul(rule.scale().rate as u64))
+}
+
+/// The slots that all nodes together may hold for requests to come, in units: [`most_asked`], but no more than those of
+/// [`AHEAD_US`], or of a tick.
+fn most_ahead(rule: &TurnRule, tick_us: u64) -> u64 {
+    let soon = AHEAD_US.max(tick_us).saturating_mul(rule.scale().rate as u64);
+    most_asked(rule, tick_us).min(soon)
 }
 
 /// Free slots, one after the other.
@@ -243,9 +250,12 @@ impl HeldSlots {
         nodes: u32,
     ) -> SlotAsk {
         let ahead = others.saturating_add(self.ahead(rule, now, tick_us, nodes));
-        // Others may wait too: no more than what can begin within the queue.
+        // Others may wait too: no more than what can begin within the queue. By an older view the store may be asked for as
+        // much again.
         let room = rule.max_delay(u64::MAX).saturating_sub(self.queue(rule, now));
-        let room = (room / rule.units_of(1)).saturating_sub(own.into()).min(u32::MAX.into());
+        let room = (room / rule.units_of(1)).saturating_sub(own.into());
+        let most = (most_asked(rule, tick_us) / rule.units_of(1)).max(1);
+        let room = room.min(most).min(u32::MAX.into());
         SlotAsk { owed: self.owed, own, ahead: ahead.min(room as u32) }
     }
 
@@ -254,14 +264,14 @@ impl HeldSlots {
         self.next.map_or(0, |next| next.saturating_sub(rule.units_at(now)))
     }
 
-    /// Tokens to take ahead: what is asked for in half the time of the queue, or in [`SLOTS_AHEAD_US`] if that is less, without
+    /// Tokens to take ahead: what is asked for in half the time of the queue, or in [`AHEAD_US`] if that is less, without
     /// what is held; at most this node's part of the slots of that time, or of a tick if that is longer.
     fn ahead(&self, rule: &TurnRule, now: Timestamp, tick_us: u64, nodes: u32) -> u32 {
         let (token, queue) = (rule.units_of(1), self.queue(rule, now));
         let held: u64 = self.spans.iter().map(|span| (span.end - span.next) / token).sum();
-        let soon_us = (rule.micros(queue) / 2).min(SLOTS_AHEAD_US);
+        let soon_us = (rule.micros(queue) / 2).min(AHEAD_US);
         let expected = (self.demand.rate * soon_us as f64) as u64;
-        let slots = slots_ahead(rule, tick_us);
+        let slots = most_ahead(rule, tick_us);
         let part = slots.div_ceil(token.saturating_mul(nodes.max(1).into()));
         expected.saturating_sub(held).min(part).min(AHEAD_MAX) as u32
     }

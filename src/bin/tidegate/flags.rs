@@ -269,7 +269,31 @@ impl LimitSpec {
 
     /// Refuses a limit that cannot be kept, by flag and value.
     pub(crate) fn validate(&self) -> Result<(), InputError> {
+        if self.algorithm == Algorithm::LeakyBucket {
+            self.validate_queue()?;
+        }
         Setup::new(self.limit(), 1, 0).tick_s().map_err(InputError::of_config)?;
+        Ok(())
+    }
+}
+
+impl LimitSpec {
+    /// A leaky bucket's queue is what its burst has room for.
+    fn validate_queue(&self) -> Result<(), InputError> {
+        if self.burst == 0 {
+            return Err(InputError::flag("--burst", &self.burst, "must be 1 at least"));
+        }
+        if let Some(part) = self.accuracy {
+            let reason =
+                "a leaky bucket's nodes take slots, which no accuracy says when to ask for";
+            return Err(InputError::flag("--accuracy", &Part(part), reason));
+        }
+        let tick = Setup::new(self.limit(), 1, 0).tick_s();
+        let is_queue = |error: &ConfigError| matches!(error, ConfigError::Limit { field, .. } if *field == "queue");
+        if tick.as_ref().err().is_some_and(is_queue) {
+            let reason = "the queue of so many tokens would be longer than 366 days";
+            return Err(InputError::flag("--burst", &self.burst, reason));
+        }
         Ok(())
     }
 }

@@ -35,7 +35,7 @@ impl Definition {
         Self { rate_per_second, burst, windows: None, is_queue: false }
     }
 
-    /// That of a leaky bucket has for its burst what its queue has room for, and the request whose slot is now. The run began at `origin_us` of the time by which windows begin.
+    /// The burst of a leaky bucket is what its queue has room for, and the request whose slot is now. The run began at `origin_us` of the time by which windows begin.
     pub(super) fn of(rule: Rule, origin_us: u64) -> Self {
         let quota = rule.quota();
         let kind = match rule {

@@ -56,8 +56,43 @@ pub(super) fn uncounted_tokens(setup: &Setup, arrivals: &[Arrival]) -> f64 {
 }
 
 #[test]
-fn leaky_buckets_without_faults_begin_what_one_queue_does_and_the_credit_of_all_nodes() {
+fn leaky_buckets_without_faults_exceed_one_queue_by_the_credit_at_most() {
     assert_holds("leaky buckets, no faults", |seed| queues(seed, false));
+}
+
+/// A case in which crowds come to few nodes that know of a queue: on each node one caller asks for all. Once the store
+/// forgets what it gave a crowd.
+fn crowds(seed: u64) -> Case {
+    let mut case = queues(seed, false);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    case.setup.form = Form::Async;
+    case.setup.nodes = rng.u16(1..=4);
+    case.setup.network = Network::new(Duration::from_secs_f64(scaled(&mut rng, 0.0002, 0.005)));
+    let trip_us = case.setup.network.rtt.as_micros() as u64;
+    let nodes = u64::from(case.setup.nodes);
+    let crowds = rng.u64(2..6);
+    let request =
+        |at_us, number: u64| Arrival { at_us, node: (number % nodes) as u16, key: 0, cost: 1 };
+    case.arrivals.clear();
+    for crowd in 0..crowds {
+        let at_us = case.until_us * crowd / crowds;
+        let first = (0..10 * nodes).map(|number| request(at_us + 10 * number, number));
+        let size = rng.u64(50..1500);
+        case.arrivals.extend(first);
+        case.arrivals.extend((0..size).map(|number| request(at_us + 10 * trip_us, number)));
+        // Those that go on.
+        let rest = (1..500).map(|number| request(at_us + 10 * trip_us + 4000 * number, number));
+        case.arrivals.extend(rest.filter(|one| one.at_us < at_us + case.until_us / crowds));
+    }
+    let crowd = rng.u64(0..crowds);
+    let forgets_us = case.until_us * crowd / crowds + 14 * trip_us;
+    case.faults = vec![Planned { at_us: forgets_us, fault: Fault::StoreForgets }];
+    case
+}
+
+#[test]
+fn leaky_buckets_keep_their_bound_where_callers_come_in_crowds() {
+    assert_holds("leaky buckets, crowds", crowds);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! slot was promised begins though its node dies.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -12,15 +13,12 @@ use super::super::store::Call;
 use super::timeline::Happening;
 use super::{Told, World};
 use crate::algorithm::{KeyRule, TurnRule};
-use crate::driver::{ExactAnswer, SlotKey, SlotKeys, SlotRequest, SlotView};
+use crate::driver::{ExactAnswer, SlotContext, SlotKey, SlotKeys, SlotRequest};
 use crate::error::StoreError;
 use crate::limit::{Limit, LimitInfo, OutagePolicy, Terms};
 use crate::store::exact::{Deed, ExactReply, ExactRequest};
 use crate::sync::{ExactOutage, SlotAnswer, SlotAsk};
 use crate::time::Timestamp;
-
-/// Keys that a node holds at most.
-const KEYS_MAX: usize = 2_000_000;
 
 /// The slots of a limit on a node.
 pub(super) struct NodeSlots {
@@ -43,7 +41,7 @@ impl NodeSlots {
         Some(Self {
             info,
             key_rule,
-            keys: SlotKeys::new(rule, KEYS_MAX),
+            keys: SlotKeys::new(rule, usize::MAX),
             outage: ExactOutage::default(),
             shares: HashMap::new(),
             lines: HashMap::new(),
@@ -52,7 +50,7 @@ impl NodeSlots {
 
     /// Does something with a key.
     fn with<T>(&self, key: u32, now: Timestamp, does: impl FnOnce(&mut SlotKey) -> T) -> T {
-        self.keys.with(&key.to_le_bytes(), now, does).expect("room for all keys")
+        self.keys.with(&key.to_le_bytes(), now, does).expect("there is room for any number")
     }
 
     /// What the share of a node says of a request, by the outage policy. Returns how long it waits, if it is allowed.
@@ -66,10 +64,15 @@ impl NodeSlots {
         match (terms.outage, &terms.share) {
             (OutagePolicy::Open, _) => Some(0),
             (OutagePolicy::Share, Some(KeyRule::Turn(share))) => {
-                let (now, cost) = (share.units_at(now), request.cost.max(1));
+                // What a share cannot count it denies. A cost of 0 takes nothing.
+                if !KeyRule::Turn(*share).can_count(request.cost) {
+                    return None;
+                }
                 let state = self.shares.entry(key).or_default();
+                let (now, cost) = (share.units_at(now), request.cost.max(1));
                 let (next, turn) = share.decide(*state, now, cost, request.within_us);
-                *state = next?;
+                let next = next?;
+                *state = if request.cost > 0 { next } else { *state };
                 Some(share.micros(turn.delay))
             }
             _ => None,
@@ -110,6 +113,8 @@ pub(super) type SlotCalls = HashMap<u64, SlotCall>;
 pub(super) struct SlotCall {
     at: KeyAt,
     began: Timestamp,
+    /// How long the store has for it.
+    wait_us: u64,
     asker: Asker,
 }
 
@@ -139,13 +144,13 @@ impl World {
         self.nodes[at.node].slots[at.limit].as_mut().expect("the limit is a leaky bucket")
     }
 
-    fn slot_view(&mut self, at: KeyAt) -> SlotView {
+    fn slot_context(&mut self, at: KeyAt) -> SlotContext {
         let node = &self.nodes[at.node];
         let (terms, now) = (&node.terms[at.limit], node.clock.now(self.now_us));
         let nodes = node.engine.nodes(at.limit).unwrap_or(terms.credit_rule.uncounted);
         let tick_us = terms.tick_us;
         let is_on_policy = self.slots(at).outage.is_on_policy();
-        SlotView { now, tick_us, nodes, is_on_policy }
+        SlotContext { now, tick_us, nodes, is_on_policy }
     }
 
     /// Something about slots happens on a node.
@@ -162,7 +167,7 @@ impl World {
     /// A request of a leaky bucket, which may wait for its slot as long as the queue is.
     pub(super) fn ask_for_slot(&mut self, at: KeyAt, cost: u32) {
         let request = SlotRequest::new(cost, u64::MAX);
-        let SlotView { now, is_on_policy, .. } = self.slot_view(at);
+        let SlotContext { now, is_on_policy, .. } = self.slot_context(at);
         if self.setup.form == Form::Check || cost == 0 || is_on_policy {
             return self.slot_at_once(at, request, false);
         }
@@ -178,7 +183,7 @@ impl World {
             let _ = self.ask_store_for_slot(at, request, ask, false);
             return;
         }
-        slots.with(at.key, now, |entry| entry.waited_for += cost);
+        slots.with(at.key, now, |entry| entry.waited_for = entry.waited_for.saturating_add(cost));
         let line = slots.lines.entry(at.key).or_default();
         line.push_back(Caller { number, request, since: now });
         if line.len() == 1 {
@@ -192,15 +197,15 @@ impl World {
 
     /// What the node alone can say. What the key wants of the store is asked for.
     fn look(&mut self, at: KeyAt, request: SlotRequest, credit: Option<u32>) -> SlotAnswer {
-        let (view, slots) = (self.slot_view(at), self.slots(at));
+        let (context, slots) = (self.slot_context(at), self.slots(at));
         let (rule, mut asked) = (slots.keys.rule, None);
         let ask = |ask| {
             let (done, answer) = oneshot::channel();
             asked = Some((ask, done));
             Some(answer)
         };
-        let answer =
-            slots.with(at.key, view.now, |entry| entry.look(rule, request, credit, view, ask));
+        let answer = slots
+            .with(at.key, context.now, |entry| entry.look(rule, request, credit, context, ask));
         if let Some((ask, done)) = asked {
             let wait_us = self.nodes[at.node].terms[at.limit].background_wait_us();
             let (cost, deed) = (ask.tokens(), SlotKey::deed_of(ask));
@@ -215,14 +220,14 @@ impl World {
         let credit = self.nodes[at.node].credits[at.limit].first;
         let answer = self.look(at, request, Some(credit));
         let is_unsure = matches!(answer, SlotAnswer::Unsure { .. });
-        if is_unsure && self.slot_view(at).is_on_policy {
+        if is_unsure && self.slot_context(at).is_on_policy {
             return self.tell_by_policy(at, request, waited);
         }
         self.tell_slot(at, request, answer, waited);
     }
 
     fn tell_by_policy(&mut self, at: KeyAt, request: SlotRequest, waited: bool) {
-        let (now, terms) = (self.slot_view(at).now, self.nodes[at.node].terms[at.limit]);
+        let (now, terms) = (self.slot_context(at).now, self.nodes[at.node].terms[at.limit]);
         let delay_us = self.slots(at).by_policy(at.key, request, &terms, now);
         self.tell(at, request, (delay_us, false), waited);
     }
@@ -267,17 +272,18 @@ impl World {
         while let Some(&Caller { request, since, .. }) =
             self.slots(at).lines.get(&at.key).and_then(VecDeque::front)
         {
-            let view = self.slot_view(at);
+            let context = self.slot_context(at);
             let within_us = match request.within_us {
                 u64::MAX => u64::MAX,
-                within_us => within_us.saturating_sub(view.now.micros_since(since)),
+                within_us => within_us.saturating_sub(context.now.micros_since(since)),
             };
             let request = SlotRequest { within_us, is_again: true, ..request };
             if !self.tell_if_sure(at, request, true) {
-                let (view, slots) = (self.slot_view(at), self.slots(at));
+                let (context, slots) = (self.slot_context(at), self.slots(at));
                 let rule = slots.keys.rule;
-                let wanted = |entry: &mut SlotKey| entry.wanted_for_all(rule, request.cost, view);
-                let ask = slots.with(at.key, view.now, wanted);
+                let wanted =
+                    |entry: &mut SlotKey| entry.wanted_for_all(rule, request.cost, context);
+                let ask = slots.with(at.key, context.now, wanted);
                 if self.ask_store_for_slot(at, request, ask, true) {
                     return;
                 }
@@ -295,8 +301,10 @@ impl World {
     }
 
     fn no_longer_waits(&mut self, at: KeyAt, request: SlotRequest) {
-        let now = self.slot_view(at).now;
-        self.slots(at).with(at.key, now, |entry| entry.waited_for -= request.cost);
+        let now = self.slot_context(at).now;
+        self.slots(at).with(at.key, now, |entry| {
+            entry.waited_for = entry.waited_for.saturating_sub(request.cost);
+        });
     }
 
     /// A caller has stood in its line for as long as it may; the first asks the store, which has a time of its own.
@@ -334,7 +342,7 @@ impl World {
     /// Calls the store. Returns whether it is called: not while it is away.
     fn call_for_slots(&mut self, at: KeyAt, charge: &Charge, asker: Asker) -> bool {
         let &Charge { cost, within_us, deed, wait_us } = charge;
-        let (began, slots) = (self.slot_view(at).now, self.slots(at));
+        let (began, slots) = (self.slot_context(at).now, self.slots(at));
         if !slots.outage.may_call(began, wait_us) {
             return false;
         }
@@ -347,7 +355,7 @@ impl World {
         self.tickets += 1;
         let number = self.tickets;
         let node = &mut self.nodes[at.node];
-        node.slot_calls.insert(number, SlotCall { at, began, asker });
+        node.slot_calls.insert(number, SlotCall { at, began, wait_us, asker });
         let ends_us = node.clock.world_us(began.plus_micros(wait_us));
         let what = SlotHappening::CallEnds { number };
         self.plan(ends_us, Happening::Slots { node: at.node, what });
@@ -363,8 +371,8 @@ impl World {
         reply: Result<ExactReply, StoreError>,
     ) {
         let Some(call) = self.nodes[node].slot_calls.remove(&number) else { return };
-        let SlotCall { at, began, asker } = call;
-        let now = self.slot_view(at).now;
+        let SlotCall { at, began, asker, .. } = call;
+        let now = self.slot_context(at).now;
         let outage = &mut self.slots(at).outage;
         let reply = match reply {
             Ok(reply) => reply,
@@ -397,8 +405,8 @@ impl World {
     /// A call has had its time.
     fn slot_call_times_out(&mut self, node: usize, number: u64) {
         let Some(call) = self.nodes[node].slot_calls.remove(&number) else { return };
-        let SlotCall { at, began, asker } = call;
-        let (now, waited) = (self.slot_view(at).now, self.setup.network.timeout);
+        let SlotCall { at, began, wait_us, asker } = call;
+        let (now, waited) = (self.slot_context(at).now, Duration::from_micros(wait_us));
         self.slots(at).outage.ended(Err(StoreError::TimedOut(waited)), began, now);
         self.traffic.store_errors += 1;
         self.slot_call_failed(at, &asker);

@@ -49,7 +49,7 @@ fn run_of(options: &Options, limit: &Limit) -> Result<Result<Options, &'static s
             let mut run = options.clone();
             let flags = &mut run.load;
             (flags.algorithm, flags.cluster.rate) = (algorithm, Rate::of_quota(&quota));
-            flags.cluster.burst = burst_of(limit.rule());
+            flags.cluster.burst = Algorithm::burst_of(limit.rule());
             match limit.sync_policy() {
                 SyncPolicy::Interval(interval) => flags.interval = interval,
                 SyncPolicy::Accuracy { excess, .. } => flags.accuracy = Some(Part(excess)),
@@ -60,19 +60,6 @@ fn run_of(options: &Options, limit: &Limit) -> Result<Result<Options, &'static s
             Ok(run)
         }
     })
-}
-
-/// The most that a key can spend at once; of a leaky bucket what its queue has room for, and one whose slot is now.
-fn burst_of(rule: Rule) -> u64 {
-    let quota = rule.quota();
-    match rule {
-        Rule::LeakyBucket(queue) => {
-            let waiting = queue.longest_wait().as_micros() * u128::from(quota.tokens())
-                / quota.period().as_micros().max(1);
-            u64::try_from(waiting).unwrap_or(u64::MAX).saturating_add(1)
-        }
-        _ => quota.burst_tokens(),
-    }
 }
 
 fn is_of_a_zone(rule: Rule) -> bool {
