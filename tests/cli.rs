@@ -706,6 +706,7 @@ fn demo_runs_each_limit_of_a_file_and_names_those_that_it_cannot_show() {
                  [limits.login]\nquota = \"5/min\"\nmode = \"exact\"\n\
                  [limits.here]\nquota = \"5/min\"\nmode = \"local\"\n\
                  [limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\nqueue = \"600ms\"\n\
+                 [limits.post]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\naccuracy = 0.05\n\
                  [limits.bill]\nalgorithm = \"fixed-window\"\nquota = \"9/month\"\nzone = \"Europe/Berlin\"\n";
     file("demo.toml", sound);
     let output = run("demo --config demo.toml --seconds 1 --json");
@@ -715,11 +716,12 @@ fn demo_runs_each_limit_of_a_file_and_names_those_that_it_cannot_show() {
         .iter()
         .map(|line| serde_json::from_str(line).expect("a report a line"))
         .collect();
-    let [api, day, mail] = &reports[..] else { panic!("three limits can be shown: {reports:?}") };
+    let [api, day, mail, post] = &reports[..] else { panic!("four can be shown: {reports:?}") };
     assert_eq!((&api["limit"], &api["burst"]), (&"api".into(), &20.into()));
     assert_eq!((&api["interval_ms"], &api["rate"]), (&serde_json::Value::Null, &50.into()));
     assert_eq!((&day["limit"], &day["algorithm"]), (&"day".into(), &"fixed-window".into()));
     assert_eq!((&day["rate"], &day["period_s"]), (&40.into(), &60.into()));
+    assert_eq!((&post["limit"], &post["burst"]), (&"post".into(), &1.into()));
     // Six wait behind the one whose slot is now.
     assert_eq!((&mail["algorithm"], &mail["burst"]), (&"leaky-bucket".into(), &7.into()));
     let admitted = mail["admitted"].as_u64().expect("a number");

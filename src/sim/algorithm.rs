@@ -64,7 +64,7 @@ impl Algorithm {
         Duration::from_micros(u64::try_from(window_us).unwrap_or(u64::MAX))
     }
 
-    /// The burst of its rule: [`rule`](Self::rule) with this burst gives the same queue or windows.
+    /// The burst that has such a rule: of a leaky bucket the whole slots of its queue, and the one that is now.
     pub fn burst_of(rule: Rule) -> u64 {
         let quota = rule.quota();
         let Rule::LeakyBucket(queue) = rule else { return quota.burst_tokens() };

@@ -6,6 +6,7 @@ use super::clock::TICKER_PERIOD_US;
 use super::scenario::{AWAKE_SECONDS, SUSPENDED_SECONDS};
 use super::setup::{Network, Setup};
 use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
+use crate::algorithm::Rule;
 use crate::bound::{Incidents, bound};
 use crate::limit::DEFAULT_MAX_NODES;
 use crate::time::{CLOCK_AGE_MAX_US, micros};
@@ -212,7 +213,10 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
 /// The most that may be admitted in excess, in tokens, where this is planned: what the product says
 /// of its limit.
 pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
-    let incidents = incidents(faults, setup);
+    let mut incidents = incidents(faults, setup);
+    if matches!(setup.limit.rule(), Rule::LeakyBucket(_)) && may_miss_answers(faults, setup) {
+        incidents.outages = incidents.outages.max(1);
+    }
     bound(&setup.limit, u32::from(setup.nodes) + incidents.joins, &incidents)
 }
 
@@ -336,6 +340,19 @@ fn count_starts(incidents: &mut Incidents, faults: &[Planned], setup: &Setup) {
             _ => {}
         }
     }
+}
+
+/// Whether a call about slots of a leaky bucket may be without an answer in time: then the outage policy decides at once.
+fn may_miss_answers(faults: &[Planned], setup: &Setup) -> bool {
+    let Network { rtt, rtt_by_node, .. } = setup.network;
+    let rtt = rtt_by_node.into_iter().flatten().chain([rtt]).max().unwrap_or_default();
+    let is_silent = |planned: &Planned| {
+        planned.store_absence().is_some() || matches!(planned.fault, Fault::NodeCutOff { .. })
+    };
+    3 * rtt / 2 >= setup.limit.max_wait
+        || setup.service.is_some()
+        || !setup.network.is_clean()
+        || faults.iter().any(is_silent)
 }
 
 /// What goes wrong in a world of which this is planned, as the bound counts it.

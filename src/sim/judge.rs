@@ -142,6 +142,8 @@ impl KeyTally {
             }
             if early > EARLY_TOKENS {
                 self.in_excess_since_s.get_or_insert(start.at_s);
+            } else {
+                self.repay(start.at_s, start.at_s);
             }
         }
         self.repay(self.starts.repaid_s(), now_us as f64 / 1e6);

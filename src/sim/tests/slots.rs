@@ -104,6 +104,28 @@ fn outage_policy_decides_while_the_store_hangs() {
     assert!(admitted(&world, 7 * SECOND_US, 12 * SECOND_US) < 1.0);
 }
 
+/// A store that hung for a second was none of the bound's outages.
+#[test]
+fn call_without_an_answer_in_time_is_an_outage_of_a_leaky_bucket() {
+    let share = waiting(queue(24), 4, 1);
+    let closed = waiting(queue(24).outage(OutagePolicy::Closed), 4, 1);
+    let lossy = |setup: &Setup| Setup {
+        network: Network { reply_loss: 0.01, ..setup.network },
+        ..setup.clone()
+    };
+    let hang = [at(5 * SECOND_US, Fault::StoreHangs { for_us: SECOND_US })];
+    for (setup, faults) in [(lossy(&closed), &[][..]), (closed.clone(), &hang[..])] {
+        let seen = figures(lived(&setup, Scenario::OverUniform, 20.0, faults)).excess_tokens;
+        let most = excess_bound(faults, &setup);
+        assert!(most.is_finite() && seen <= most + EARLY, "{seen} of {most}");
+    }
+    assert!(excess_bound(&[], &share).is_finite());
+    assert!(
+        excess_bound(&[], &lossy(&share)).is_infinite()
+            && excess_bound(&hang, &share).is_infinite()
+    );
+}
+
 #[test]
 fn same_seed_gives_the_same_run_of_a_leaky_bucket() {
     let setup = Setup { clock_error_ppm: 200, ..waiting(queue(24), 6, 9) };

@@ -52,7 +52,10 @@ fn run_of(options: &Options, limit: &Limit) -> Result<Result<Options, &'static s
             flags.cluster.burst = Algorithm::burst_of(limit.rule());
             match limit.sync_policy() {
                 SyncPolicy::Interval(interval) => flags.interval = interval,
-                SyncPolicy::Accuracy { excess, .. } => flags.accuracy = Some(Part(excess)),
+                // Of a leaky bucket it says nothing.
+                SyncPolicy::Accuracy { excess, .. } if algorithm != Algorithm::LeakyBucket => {
+                    flags.accuracy = Some(Part(excess));
+                }
                 _ => {}
             }
             run.limit = Some(limit.clone());
