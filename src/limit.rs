@@ -240,7 +240,8 @@ impl Limit {
     }
 
     /// Short for [`sync`](Self::sync) with [`SyncPolicy::Accuracy`] without a ceiling: the cluster
-    /// admits at most `excess`, a part of the burst, too much. One percent is 0.01.
+    /// admits at most `excess`, a part of the burst, too much. One percent is 0.01. It has no effect on a
+    /// [`LeakyBucket`](crate::LeakyBucket), which is not synced.
     ///
     /// ```
     /// use tidegate::{Incidents, Limit, Quota, bound};
@@ -433,10 +434,19 @@ impl Limit {
         })
     }
 
+    /// When keys are synced. Those of a leaky bucket are not: no accuracy says when nodes ask for slots, nor how much credit
+    /// there is.
+    fn sync_in_force(&self) -> SyncPolicy {
+        match (self.rule, self.sync) {
+            (Rule::LeakyBucket(_), SyncPolicy::Accuracy { .. }) => SyncPolicy::default(),
+            (_, sync) => sync,
+        }
+    }
+
     /// The longest tick, before what a key's burst allows; and by accuracy, how ticks follow traffic, at most
     /// `spent_us` long.
     fn interval_and_pace(&self, spent_us: u64) -> (Duration, Option<Pace>) {
-        match self.sync {
+        match self.sync_in_force() {
             SyncPolicy::Interval(interval) => (interval, None),
             SyncPolicy::Accuracy { excess, key_syncs_per_second_max: ceiling } => {
                 let longest = if ceiling.is_some() { CEILING_TICK_MAX } else { ACCURACY_TICK_MAX };
@@ -577,7 +587,7 @@ impl Limit {
         let bursts = self.rules().map(|rule| rule.quota().burst_tokens());
         let burst = bursts.min().unwrap_or_default();
         let least = |credit: u32| burst.min(u64::from(credit)) as u32;
-        if let SyncPolicy::Accuracy { excess, .. } = self.sync {
+        if let SyncPolicy::Accuracy { excess, .. } = self.sync_in_force() {
             // What comes out even is not to be lost to the last bit of a float.
             let together = Some((excess * burst as f64 + 1e-9) as u64);
             let known = least(self.credit.unwrap_or(ACCURACY_CREDIT_MAX));

@@ -227,6 +227,9 @@ fn odd_limit_is_warned_of_by_its_line() {
     let warning =
         "4:11 | limits.api.version | 2 | has no effect on a limit whose mode is exact: remove it";
     assert_eq!(warned(&format!("{exact}{memory}")), [warning]);
+    let queue = "[limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\naccuracy = 0.05";
+    let warning = "4:12 | limits.mail.accuracy | 0.05 | has no effect on a leaky-bucket: remove it";
+    assert_eq!(warned(&format!("{queue}{memory}")), [warning]);
     for text in [
         "[limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\nqueue = \"100ms\"",
         "[limits.mail]\nalgorithm = \"leaky-bucket\"\nquota = \"10/s\"\nqueue = \"2s\"\nmax_waiting = 20",

@@ -25,6 +25,8 @@ const NOT_OF_EXACT: [&str; 7] = [
     "grace",
     "version",
 ];
+/// Settings without effect on leaky buckets that nodes share.
+const NOT_OF_QUEUES: [&str; 2] = ["accuracy", "key_syncs_per_second_max"];
 /// Settings without effect on limits that each node keeps alone.
 const NOT_OF_LOCAL: [&str; 9] = [
     "sync_interval",
@@ -116,13 +118,14 @@ fn odd_queue(limit: &Limit, rule: Rule) -> Option<String> {
 }
 
 pub(super) fn without_effect(read: &LimitRead<'_>, reading: &mut Reading) {
-    let (fields, mode): (&[&str], _) = match read.limit.mode {
-        Mode::Exact => (&NOT_OF_EXACT, "exact"),
-        Mode::Local => (&NOT_OF_LOCAL, "local"),
-        Mode::Hybrid => return,
+    let (fields, kind): (&[&str], _) = match (read.limit.mode, read.limit.rule) {
+        (Mode::Exact, _) => (&NOT_OF_EXACT, "limit whose mode is exact"),
+        (Mode::Local, _) => (&NOT_OF_LOCAL, "limit whose mode is local"),
+        (Mode::Hybrid, Rule::LeakyBucket(_)) => (&NOT_OF_QUEUES, "leaky-bucket"),
+        (Mode::Hybrid, _) => return,
     };
     for name in fields.iter().filter(|name| read.fields.has(name)) {
-        let remedy = format!("has no effect on a limit whose mode is {mode}: remove it");
+        let remedy = format!("has no effect on a {kind}: remove it");
         reading.warn(&read.fields.place(name), remedy);
     }
 }
