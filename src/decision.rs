@@ -181,7 +181,7 @@ impl Decision {
         }
     }
 
-    /// The same after the wait for its tokens. It is a denial if they were not used.
+    /// The same after the wait for its tokens. It is a denial if it was one, or if they were not used.
     pub(crate) fn after_delay(self, is_used: bool) -> Self {
         let mut source = self.source;
         if let Source::Local(Standing::Turn(_, turn)) | Source::Store(Standing::Turn(_, turn)) =
@@ -189,7 +189,8 @@ impl Decision {
         {
             *turn = Turn { delay: 0, max_delay: 0, ..*turn };
         }
-        Self { allowed: is_used, sure: self.sure && is_used, source, ..self }
+        let allowed = self.allowed && is_used;
+        Self { allowed, sure: self.sure && is_used, source, ..self }
     }
 
     /// A denial of `cost` tokens by those who came before, where the key's own state is this.

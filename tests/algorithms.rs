@@ -1121,6 +1121,29 @@ fn slot_of_a_caller_who_goes_away_is_the_next_ones() {
     });
 }
 
+/// The slot that a caller gave back was preferred to those that the store has before it: all were denied for 50 s.
+#[test]
+fn slot_that_was_promised_before_a_reset_does_not_hide_the_free_ones() {
+    let limit = Limit::new("x", LeakyBucket::per_second(1).queue(Duration::from_secs(60)));
+    let (cluster, limits) = queue_on(1, &limit);
+    let limit = cluster.limiters[0].async_limit("x").unwrap();
+    cluster.runtime.block_on(async {
+        for _ in 0..50 {
+            assert!(limit.schedule("key").await.is_allowed());
+        }
+        let mut waiting = Box::pin(limits[0].until_ready("key", Duration::from_secs(60)));
+        tokio::select! {
+            biased;
+            decision = &mut waiting => panic!("{decision:?}"),
+            () = cluster.limiters[0].settle() => {}
+        }
+        limits[0].reset("key").await.unwrap();
+        drop(waiting);
+        let decision = limit.check_sure("key").await;
+        assert!(decision.is_allowed(), "{decision:?}");
+    });
+}
+
 /// Who asked for others took their slots away when it went before the answer.
 #[test]
 fn slots_of_those_in_line_are_theirs_though_the_one_who_asked_goes_away() {

@@ -549,6 +549,24 @@ fn group_with_a_leaky_bucket_that_nodes_share_asks_the_store_for_a_slot() {
     assert_eq!(cluster.drain("hour", 3), 100 - allowed);
 }
 
+/// The look before a decision asked the store, so that the credit which the decision took was not charged: every second
+/// request was denied.
+#[test]
+fn group_gives_a_quiet_leaky_bucket_that_nodes_share_its_slot_each_time() {
+    let pace = Limit::new("pace", LeakyBucket::per_second(10));
+    let cluster = Cluster::new(&[pace, Limit::new("hour", Quota::per_hour(100))]);
+    let group = cluster.nodes[2].group(["pace", "hour"]).unwrap();
+    let pace = cluster.nodes[2].limit("pace").unwrap();
+    let (mut of_group, mut after_looks) = (0, 0);
+    for _ in 0..20 {
+        of_group += u64::from(group.check("key").is_allowed());
+        assert!(pace.check_n("other", 0).unwrap().is_allowed());
+        after_looks += u64::from(pace.check("other").is_allowed());
+        cluster.pass(Duration::from_secs(1), Duration::from_millis(20));
+    }
+    assert_eq!((of_group, after_looks), (20, 20));
+}
+
 /// What a lease had allowed before an outage was not given back after it; what the policy had allowed was, once the account
 /// was closed.
 #[test]

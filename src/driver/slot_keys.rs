@@ -27,8 +27,10 @@ pub(crate) struct SlotKey {
     pub(crate) held: HeldSlots,
     /// What the store was asked for, and where it answers.
     pub(crate) asked: Option<(SlotAsk, AskedStore)>,
-    /// Nothing is asked that nobody waits for before: after a failure, or after a question that takes nothing.
-    pub(crate) ask_from: Timestamp,
+    /// After a failure: nothing is asked before that nobody waits for.
+    ask_from: Timestamp,
+    /// No question that takes nothing is asked before.
+    look_from: Timestamp,
     /// Tokens that callers wait for, one of whom asks for all.
     pub(crate) waited_for: u32,
 }
@@ -83,6 +85,8 @@ impl SlotKey {
         {
             self.held.spend_on_credit(rule, cost, now);
             answer = SlotAnswer::OnCredit(turn);
+            // What takes nothing is not to keep the charge waiting.
+            self.asked.take_if(|(asked, _)| asked.tokens() == 0);
         }
         if self.asked.is_none() && now >= self.ask_from {
             let wanted = self.held.wanted(rule, now, tick_us, nodes);
@@ -94,9 +98,10 @@ impl SlotKey {
                 _ => false,
             };
             let look = SlotAsk { owed: 0, own: 0, ahead: 0 };
-            let look = (is_unknown || is_on_policy).then_some(look);
-            if wanted.is_none() && look.is_some() {
-                self.ask_from = now.plus_micros(tick_us);
+            let is_due = (is_unknown || is_on_policy) && now >= self.look_from;
+            let look = is_due.then_some(look);
+            if wanted.is_none() && is_due {
+                self.look_from = now.plus_micros(tick_us);
             }
             self.asked = wanted.or(look).and_then(|wanted| Some((wanted, ask(wanted)?)));
         }

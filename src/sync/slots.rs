@@ -167,8 +167,12 @@ impl HeldSlots {
         let token = rule.units_of(1);
         self.spans.retain(|span| span.end >= span.next.max(now) + token);
         let start = |span: &Span| span.next.max(now);
-        let found = self.spans.iter().position(|span| span.end >= start(span) + units);
         let known = self.next.unwrap_or(0).max(now);
+        // Slots of before a reset, or a loss of the store, may lie far behind those that it gives now.
+        let trip = self.round_trip_us.unwrap_or(0).saturating_mul(rule.scale().rate as u64);
+        let is_next = |span: &Span| start(span) <= known.saturating_add(trip);
+        let fits = |span: &Span| span.end >= start(span) + units && is_next(span);
+        let found = self.spans.iter().position(fits);
         let begins = found.map_or(known, |index| start(&self.spans[index]));
         let turn = Turn { ahead: begins - now, delay: 0, max_delay };
         if begins - now > max_delay {
@@ -286,14 +290,17 @@ impl HeldSlots {
     ) -> Option<u64> {
         let SlotGrant { is_allowed, ahead, at, round_trip_us } = grant;
         let end = rule.units_at(at) + ahead;
+        if is_allowed {
+            self.owed -= asked.owed.min(self.owed);
+        }
         if at >= self.heard {
-            // Answers may be taken in in another order than the store gave them.
-            (self.next, self.round_trip_us, self.heard) = (Some(end), Some(round_trip_us), at);
+            // Answers may be taken in in another order than the store gave them. What is owed comes before the next slot.
+            let next = end + rule.units_of(self.owed.into());
+            (self.next, self.round_trip_us, self.heard) = (Some(next), Some(round_trip_us), at);
         }
         if !is_allowed {
             return None;
         }
-        self.owed -= asked.owed.min(self.owed);
         let next = end.saturating_sub(rule.units_of(asked.ahead.into()));
         if end > next {
             let at = self.spans.partition_point(|other| other.next < next);
