@@ -50,6 +50,7 @@ impl NodeSlots {
 
     /// Does something with a key.
     fn with<T>(&self, key: u32, now: Timestamp, does: impl FnOnce(&mut SlotKey) -> T) -> T {
+        // They have room for `usize::MAX`: see `of`.
         self.keys.with(&key.to_le_bytes(), now, does).expect("there is room for any number")
     }
 
@@ -141,6 +142,7 @@ struct Charge {
 
 impl World {
     fn slots(&mut self, at: KeyAt) -> &mut NodeSlots {
+        // `World::ask` makes a `KeyAt` only where this is `Some`, and dead nodes are asked nothing.
         self.nodes[at.node].slots[at.limit].as_mut().expect("the limit is a leaky bucket")
     }
 
